@@ -29,7 +29,7 @@ from slept_steps import slept_steps
 
 from dataserver.cli.jobs import open_job
 from dataserver.planning.planner import explain
-from trainclient.topology.places import Topology
+from trainclient.topology.process_grid import Topology
 
 Data = dict[str, Any]
 WITHIN = 0.03

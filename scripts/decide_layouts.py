@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from dataserver.planning.job.fields import ModelSize
-from trainclient.orchestrate.blocks import execution_block
 from trainclient.orchestrate.choice import Choice, NoLayoutError, Problem
 from trainclient.orchestrate.cluster import Cluster, cluster
+from trainclient.orchestrate.job_execution import execution_block
 from trainclient.orchestrate.networks import Network, read_network
 from trainclient.orchestrate.rescoring import simulated_ns
 from trainclient.orchestrate.solving import solvers_of

@@ -15,7 +15,7 @@ from demo_processes import Processes, python
 from demo_progress import Display
 from slept_steps import read_job, slept_steps
 
-from trainclient.topology.places import Topology
+from trainclient.topology.process_grid import Topology
 
 STAGES = ("shards", "index", "plan", "servers", "training", "measuring", "ending")
 BIN = Path(sys.executable).parent

@@ -35,16 +35,16 @@ from torch.utils._pytree import tree_leaves
 import trainclient.upload
 from dataserver.planning.simulation import Operation
 from trainclient.client import Batch
-from trainclient.exchange.messages import Header
+from trainclient.exchange.message_header import MessageHeader
 from trainclient.program.runner import ChunkRunner
-from trainclient.topology.groups import process_groups
-from trainclient.topology.places import Topology
+from trainclient.topology.process_grid import Topology
+from trainclient.topology.process_groups import process_groups
 from trainclient.training.config import TrainConfig, validate_config
-from trainclient.training.frames import is_ours
+from trainclient.training.jobs import Jobs, prepare
 from trainclient.training.loop import Trainer
-from trainclient.training.preparing import Jobs, prepare
 from trainclient.training.signals import StopSignals
 from trainclient.training.sinks import MetricsWriter
+from trainclient.training.stack import is_ours
 from trainclient.training.streams import Streams
 
 UPLOADS: Final = Path(trainclient.upload.__file__)
@@ -148,7 +148,7 @@ def on_meta() -> Iterator[None]:
         stack.enter_context(patch("trainclient.training.models.initialise"))
         stack.enter_context(patch("trainclient.models.attention.flash_applies", _is_meta))
         stack.enter_context(patch("torch.optim.AdamW.step"))
-        stack.enter_context(patch("trainclient.exchange.messages.decode", _all_valid))
+        stack.enter_context(patch("trainclient.exchange.message_header.decode", _all_valid))
         yield
 
 
@@ -158,9 +158,9 @@ def _is_meta(device: torch.device, *rest: object) -> bool:
     return device == META
 
 
-def _all_valid(stamp: Tensor, expected: Header) -> Tensor:
+def _all_valid(encoded: Tensor, expected: MessageHeader) -> Tensor:
     """What a message without values says of its items."""
-    del stamp
+    del encoded
     return torch.ones(expected.num_valid, dtype=torch.bool)
 
 
@@ -197,7 +197,7 @@ def count_step(config: TrainConfig, jobs: Jobs, servers: str) -> dict[str, Count
         trainer._optimizer._fused = True  # as it is on a GPU
         for runner in trainer._machine.runners:
             label_passes(runner, launches)
-        with Streams.open(servers, jobs.training, groups.place, trainer.tensors) as streams, launches:
+        with Streams.open(servers, jobs.training, groups.process, trainer.tensors) as streams, launches:
             trainer.run(streams, StopSignals(1), MetricsWriter())
     return launches.found
 

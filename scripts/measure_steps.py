@@ -31,8 +31,8 @@ from trainclient.program.assembly import assemble
 from trainclient.program.clock import Stopwatch
 from trainclient.program.interpreter import Interpreter
 from trainclient.program.runner import LossWeights
-from trainclient.topology.groups import Groups, process_groups
-from trainclient.topology.places import Topology
+from trainclient.topology.process_grid import Topology
+from trainclient.topology.process_groups import Groups, process_groups
 from trainclient.training.streams import Streams
 
 TIMEOUT_S = 120.0
@@ -59,12 +59,12 @@ class InStep(Stopwatch):
 def measure(job: Job, groups: Groups, servers: str, steps: int, scale: int) -> Iterator[float]:
     """Seconds of each of the first `steps` steps, from the moment that all processes begin to the end of the last."""
     topology = Topology.of(job.spec)
-    groups = replace(groups, place=topology.places[groups.rank])  # jobs differ in the policies of their modules
-    place = groups.place
-    sites = [Site(job.spec, chunk.module, WIDTH, chunk.number, chunk.count) for chunk in place.chunks]
+    groups = replace(groups, process=topology.processes[groups.rank])  # jobs differ in the policies of their modules
+    process = groups.process
+    sites = [Site(job.spec, chunk.module, WIDTH, chunk.number, chunk.count) for chunk in process.chunks]
     modules = [(site, sleeping_module(site, scale)) for site in sites]
-    clock = InStep(groups) if groups.rank in topology.in_step else Stopwatch(groups.device)
-    machine = assemble(job.spec, topology, place, modules, groups.channels, LossWeights(), clock)
+    clock = InStep(groups) if groups.rank in topology.lockstep_ranks else Stopwatch(groups.device)
+    machine = assemble(job.spec, topology, process, modules, groups.communicators, LossWeights(), clock)
     for batches in list(_fetch(job, groups, servers, machine.tensors, steps)):
         yield _run(machine.interpreter, batches, groups)
 
@@ -73,7 +73,7 @@ def _fetch(
     job: Job, groups: Groups, servers: str, tensors: Mapping[str, Sequence[str]], steps: int
 ) -> Iterator[list[list[Batch]]]:
     """The microbatches of each module of this process, step by step."""
-    with Streams.open(servers, job, groups.place, tensors) as streams:
+    with Streams.open(servers, job, groups.process, tensors) as streams:
         several = streams.batches(groups)
         while streams.step < min(steps, streams.num_steps):
             yield [_step(batches) for batches in several]

@@ -15,7 +15,7 @@ from dataserver.planning.costs.model import backward_ns, forward_ns
 from dataserver.planning.job.fields import Modality
 from dataserver.planning.layouts.grouped.options import GroupedOptions
 from trainclient.client import Batch
-from trainclient.exchange.grouped import Sharers
+from trainclient.exchange.view_groups import SequenceViewGroup
 from trainclient.models.contrastive import SiglipRows
 from trainclient.modules import Features, Output, Rows, Site, Target, TrainedModule, View
 
@@ -57,7 +57,11 @@ class Sleeping(TrainedModule):
         self._scale = scale
 
     def run(
-        self, sizes: Tensor, rows: int, received: Rows | None = None, sharers: Sharers | None = None
+        self,
+        sizes: Tensor,
+        rows: int,
+        received: Rows | None = None,
+        sequence_group: SequenceViewGroup | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Sleep the forward time of a microbatch now, and its backward time in the backward pass.
 
@@ -72,8 +76,8 @@ class Sleeping(TrainedModule):
         """
         cost = self._site.module.cost
         items = forward_ns(cost, sizes.numpy().astype("int64")).sum()
-        if sharers is not None and self._site.module.sp == 1:  # else the cost is that of a share
-            items = (items + self._exchange_ns(int(sizes.sum()), sharers.size)) // sharers.size
+        if sequence_group is not None and self._site.module.sp == 1:  # else the cost is that of a share
+            items = (items + self._exchange_ns(int(sizes.sum()), sequence_group.size)) // sequence_group.size
         forward = (cost.microbatch_ns + items) // self._site.num_chunks
         seconds = (int(time_ns) * self._scale / 1e9 for time_ns in (forward, backward_ns(cost, forward)))
         anchor, values = self.network.weight, None if received is None else received.values
@@ -110,17 +114,19 @@ class SleepingBackbone(Sleeping):
         """Embeddings, or tokens, of which a share stands for all."""
         if self._site.chunk:
             return int(view.tensors["cu_lengths"][-1])
-        if view.sharers is not None and not view.sharers.leads:
+        if view.sequence_group is not None and not view.sequence_group.is_leader:
             return 0
         return len(view.tensors["embedding_slots"])
 
     def forward(self, view: View, rows: Rows | None) -> Output:
         """See `TrainedModule`."""
         cu_lengths, slots = view.tensors["cu_lengths"], view.tensors["condition_slots"]
-        if view.sharers is not None and not view.sharers.leads:
+        if view.sequence_group is not None and not view.sequence_group.is_leader:
             slots = slots[:0]
         is_last = self._site.chunk == self._site.num_chunks - 1
-        values, loss = self.run(cu_lengths.diff(), len(slots) if is_last else int(cu_lengths[-1]), rows, view.sharers)
+        values, loss = self.run(
+            cu_lengths.diff(), len(slots) if is_last else int(cu_lengths[-1]), rows, view.sequence_group
+        )
         if not is_last:
             return Output(Rows(values, torch.ones(len(view.items), dtype=torch.bool), cu_lengths.to(torch.int64)))
         offsets = torch.arange(0, len(slots) + 1, max(1, self._site.job.stream.generation.query_tokens))

@@ -161,7 +161,7 @@ KEPT: dict[str, dict[str, Any]] = {
         "PLENTY_BYTES": 1024 * MIB,
         "LEAST_SHARE": 5,
     },
-    "trainclient/exchange/links.py": {"MAX_UNTAKEN": 8},
+    "trainclient/exchange/message_queue.py": {"MAX_UNTAKEN": 8},
     "trainclient/stream/buffers.py": {"MAPPED_BYTES": MIB, "SPARE_TAKES": 32},
     "trainclient/stream/borrowing.py": {"MAX_BLOCKS": 256},
     "trainclient/stream/handoff.py": {"MAX_READY": 16},

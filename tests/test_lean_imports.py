@@ -35,7 +35,7 @@ def loaded(code: str) -> set[str]:
         ("import trainclient.__main__", set()),
         ("import trainclient.cli", STREAMING | {"tyro", "rich"}),
         ("import trainclient.stream.reader, trainclient.stream.jobs", STREAMING),
-        ("import trainclient.adapters.whole_rank", STREAMING),
+        ("import trainclient.adapters.full_model", STREAMING),
         ("import dataserver.planning.planner", {"numpy", "pydantic"}),
         ("import dataserver.cli.plan", SERVING | {"tyro", "rich"}),
     ],

@@ -13,9 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, _common_utils
 
 from trainclient import torch_compat
-from trainclient.exchange.waiting import Waits
+from trainclient.exchange.wait_times import Waits
+from trainclient.sharding.dtensors import local
 from trainclient.sharding.fsdp import ShardedNetwork
-from trainclient.sharding.parts import local
 from trainclient.torch_compat import Stager, fitted_varlen
 from trainclient.training.gradients import scatter_gradients
 

@@ -19,7 +19,7 @@ from trainclient.flags import parse
 from trainclient.report import USER_ERROR, report
 from trainclient.stream.errors import ClientError
 from trainclient.training.config import Config, TrainConfig, checked, describe, load_config, validated
-from trainclient.training.preparing import prepare
+from trainclient.training.jobs import prepare
 
 COMMANDS = """usage: trainclient train --job JOB.yaml --servers HOST:PORT,... [OPTIONS]
        trainclient export --checkpoint FOLDER --module NAME --output FOLDER [OPTIONS]
@@ -32,7 +32,7 @@ train        runs beside the GPUs: trains the modules of a job on what its data 
 export       writes a module of a checkpoint as a folder that transformers loads
 checkpoints  lists what a folder of checkpoints has, who wrote it, and whether it is whole
 orchestrate  chooses the layout and the degrees of a job for a model, a cluster and sizes of samples
-profile      measures what the modules of a model cost on the GPU at hand, for orchestrate
+profile      time the modules of a model on the GPU at hand, for orchestrate
 memory       prints what the modules of a job take of a device: the fields `memory` of the job
 `trainclient COMMAND --help` lists the options.
 """
@@ -194,5 +194,5 @@ def _export(arguments: Sequence[str]) -> int:
         return report("trainclient", error, USER_ERROR)
     sys.stdout.write(f"{config.module} is in {config.output}\n")
     if left:
-        sys.stdout.write(f"left out, since such a model has no place for them: {', '.join(left)}\n")
+        sys.stdout.write(f"left out, since such a model has no parameters for them: {', '.join(left)}\n")
     return 0

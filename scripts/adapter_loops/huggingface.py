@@ -16,8 +16,8 @@ from adapter_loops.job import SERVED, job
 from adapter_loops.measuring import BATCH, RANKS, ROWS, STEPS, WORKERS, Meter
 from adapter_loops.samples import Images, lengths, sample
 from adapter_loops.tiny_vlm import TinyVLM, collate, inputs, time_loaders
+from trainclient.adapters.full_model import FullModelStream
 from trainclient.adapters.huggingface import ServedTrainer
-from trainclient.adapters.whole_rank import WholeRankStream
 from trainclient.allocator import keep_freed_memory
 
 REBALANCED = "+rebalanced"
@@ -60,7 +60,7 @@ def served(server: str, out: Path) -> None:
     """Train through the adapter."""
     keep_freed_memory()
     given = arguments(out)
-    with WholeRankStream(server, job(), rank=given.process_index, world_size=given.world_size) as stream:
+    with FullModelStream(server, job(), rank=given.process_index, world_size=given.world_size) as stream:
         model = TinyVLM(Meter(out, lambda: stream.wait_s, job, inputs, arguments, served))
         ServedTrainer(model, given, stream=stream, inputs=inputs).train()
 

@@ -16,8 +16,8 @@ from adapter_loops.job import SERVED, job
 from adapter_loops.measuring import BATCH, RANKS, ROWS, STEPS, WORKERS, Meter
 from adapter_loops.samples import sample
 from adapter_loops.tiny_vlm import TinyVLM, collate, inputs, time_loaders
+from trainclient.adapters.full_model import FullModelMicrobatch, FullModelStream
 from trainclient.adapters.lightning import ServedData, ServedModule
-from trainclient.adapters.whole_rank import WholeMicrobatch, WholeRankStream
 from trainclient.allocator import keep_freed_memory
 
 
@@ -80,7 +80,7 @@ class Served(ServedModule):
         """The cheapest."""
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    def loss_of(self, microbatch: WholeMicrobatch, text_tokens: int) -> Tensor:
+    def loss_of(self, microbatch: FullModelMicrobatch, text_tokens: int) -> Tensor:
         """The loss."""
         del text_tokens
         found: Tensor = self.model(**inputs(microbatch, self.device))["loss"]
@@ -91,7 +91,7 @@ def served(server: str, out: Path) -> None:
     """Train through the adapter."""
     keep_freed_memory()
     runner = trainer()
-    with WholeRankStream(server, job(), rank=runner.global_rank, world_size=runner.world_size) as stream:
+    with FullModelStream(server, job(), rank=runner.global_rank, world_size=runner.world_size) as stream:
         model = TinyVLM(Meter(out, lambda: stream.wait_s, job, inputs, trainer, Served, served))
         runner.fit(Served(model), ServedData(stream))
 

@@ -24,9 +24,9 @@ from torch.overrides import TorchFunctionMode
 from adapter_loops.job import SERVED, full_job, job
 from adapter_loops.measuring import RANKS, ROWS, SEQ_LEN, STEPS, WORKERS, Load, Meter
 from adapter_loops.samples import IMAGE, Sample, sample
+from trainclient.adapters.full_model import FullModelStream
 from trainclient.adapters.megatron import MegatronBatches, ServedIterator
 from trainclient.adapters.qwen2_vl import Qwen2VLInputs
-from trainclient.adapters.whole_rank import WholeRankStream
 from trainclient.allocator import keep_freed_memory
 
 BUFFER = 100
@@ -156,7 +156,7 @@ def packed(samples: list[Sample]) -> dict[str, Any]:
     }
 
 
-def served(stream: WholeRankStream) -> Iterator[dict[str, Any]]:
+def served(stream: FullModelStream) -> Iterator[dict[str, Any]]:
     """Batches of the adapter."""
     batches = MegatronBatches(stream, SEQ_LEN, modality="images", encoder="vit", image_token=IMAGE)
     return ServedIterator(stream, batches, num_microbatches=lambda: ROWS)
@@ -201,7 +201,7 @@ def main() -> None:
     if loader == SERVED:
         keep_freed_memory()
         model = Model(Meter(Path(out), lambda: waited[0], job, full_job, served, forward_step))
-        with WholeRankStream(server, full_job(), rank=int(os.environ["RANK"]), world_size=RANKS) as stream:
+        with FullModelStream(server, full_job(), rank=int(os.environ["RANK"]), world_size=RANKS) as stream:
             train(model, Timed(served(stream), waited))
     else:
         model = Model(Meter(Path(out), lambda: waited[0], sample, tokens_of, packed, energon, forward_step))

@@ -11,7 +11,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from adapter_loops.measuring import Load, Meter
 from adapter_loops.samples import IMAGE, Sample
-from trainclient.adapters.whole_rank import WholeMicrobatch
+from trainclient.adapters.full_model import FullModelMicrobatch
 
 
 class TinyVLM(nn.Module):
@@ -54,7 +54,7 @@ def collate(samples: list[Sample]) -> dict[str, Tensor]:
     }
 
 
-def inputs(microbatch: WholeMicrobatch, device: torch.device) -> dict[str, Any]:
+def inputs(microbatch: FullModelMicrobatch, device: torch.device) -> dict[str, Any]:
     """Arguments of the model: sequences are packed."""
     tensors = microbatch.tensors
     ids = tensors["token_ids"].astype(np.int64)

@@ -7,7 +7,7 @@ from typing import Any
 
 from dataserver.planning.job.fields import MODELS, ModelSize
 from trainclient.orchestrate.memory import ENCODER_BLOCK
-from trainclient.orchestrate.memory import kept_bytes as bytes_of_row
+from trainclient.orchestrate.memory import saved_bytes as bytes_of_row
 
 BYTES_OF_PARAMETER = 18
 """In bfloat16: weights, gradients, float32 copies and moments."""
@@ -71,7 +71,7 @@ def job(
     size: Size,
     devices: int,
     steps: int,
-    kept_bytes: int | None = None,
+    saved_bytes: int | None = None,
     recomputed: Sequence[str] = (),
     microbatch: int = MICROBATCH,
 ) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def job(
         size: of the modules.
         devices: how many.
         steps: after which the job ends.
-        kept_bytes: memory for what it keeps; a step is cut into as many rounds as that takes. By default it keeps the
+        saved_bytes: memory for what it keeps; a step is cut into as many rounds as that takes. By default it keeps the
             images of the whole step.
         recomputed: names of modules that compute their blocks again.
         microbatch: sequences of one.
@@ -89,9 +89,9 @@ def job(
     modules: list[dict[str, Any]] = [{"name": "vision", "kind": "encoder"}, {"name": "llm", "kind": "backbone"}]
     for module in modules:
         module |= {"dp": devices, "recompute": module["name"] in recomputed}
-    if kept_bytes is not None:
+    if saved_bytes is not None:
         unit = bytes_of_row(ENCODER_BLOCK, MODELS["encoder"][size.encoder], 1, "vision" in recomputed)
-        modules[0]["memory"] = {"room_bytes": kept_bytes, "step_bytes": kept_bytes, "unit_bytes": round(unit)}
+        modules[0]["memory"] = {"room_bytes": saved_bytes, "step_bytes": saved_bytes, "unit_bytes": round(unit)}
     return {
         "stream": {
             "datasets": [{"name": "pairs"}],

@@ -17,7 +17,7 @@ from on_gpu.preset import SMALL, Size
 from on_gpu.processes import Ended, run_bounded
 from on_gpu.telling import Given, Told, given, spread
 from trainclient.modules.work import forward_flops
-from trainclient.training.peaks import peak_flops
+from trainclient.training.peak_flops import peak_flops
 
 WARM_UP = 2
 STEPS = 6

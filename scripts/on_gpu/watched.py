@@ -22,11 +22,11 @@ from typing import Any, Final
 import torch
 
 from trainclient.cli import main
-from trainclient.topology.groups import Groups
+from trainclient.topology.process_groups import Groups
 from trainclient.training import loop
 from trainclient.training.config import ProfileConfig
-from trainclient.training.frames import is_ours
 from trainclient.training.profiling import StepProfiler
+from trainclient.training.stack import is_ours
 
 WATCH: Final = "DISTTRAIN_WATCH"
 COUNTERS: Final = (

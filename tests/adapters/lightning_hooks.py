@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
+from trainclient.adapters.full_model import FullModelMicrobatch, FullModelStream
 from trainclient.adapters.lightning import ServedData, ServedModule
-from trainclient.adapters.whole_rank import WholeMicrobatch, WholeRankStream
 
 SERVER, FOLDER = sys.argv[1], Path(sys.argv[2])
 SHORT, LONG = 4, 6
@@ -34,7 +34,7 @@ class StopError(Exception):
 class Tiny(ServedModule):
     """Notes the step of each microbatch; its schedule goes by the Trainer's estimate, which asks for loaders early."""
 
-    def __init__(self, raises: Callable[[WholeMicrobatch], bool] = lambda _: False) -> None:
+    def __init__(self, raises: Callable[[FullModelMicrobatch], bool] = lambda _: False) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.text, self.raises, self.used = nn.Embedding(300, 8), raises, list[int]()
@@ -44,7 +44,7 @@ class Tiny(ServedModule):
         assert self.trainer.estimated_stepping_batches in (1, SHORT, LONG)
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 2)]
 
-    def loss_of(self, microbatch: WholeMicrobatch, text_tokens: int) -> Tensor:
+    def loss_of(self, microbatch: FullModelMicrobatch, text_tokens: int) -> Tensor:
         self.used.append(microbatch.backbone.step)
         if self.raises(microbatch):
             raise StopError
@@ -66,7 +66,7 @@ def fit(
     job = text_job()
     job["execution"]["end"] = {"steps": steps}
     trainer = Trainer(accelerator="cpu", devices=1, callbacks=list(callbacks), **{**QUIET, "max_epochs": 1, **options})
-    with WholeRankStream(SERVER, job, rank=0, world_size=1) as stream:
+    with FullModelStream(SERVER, job, rank=0, world_size=1) as stream:
         data = kind(stream)
         if "val_check_interval" in options:
             data.val_dataloader = lambda: DataLoader([0, 1])
@@ -136,12 +136,12 @@ def again_in_one_process() -> None:
     job, failed = text_job(), list[int]()
     job["execution"]["end"] = {"steps": LONG}
 
-    def once(microbatch: WholeMicrobatch) -> bool:
+    def once(microbatch: FullModelMicrobatch) -> bool:
         failed.append(microbatch.backbone.step)
         return len(failed) == 2
 
     module = Tiny(once)
-    with WholeRankStream(SERVER, job, rank=0, world_size=1) as stream:
+    with FullModelStream(SERVER, job, rank=0, world_size=1) as stream:
         data = ServedData(stream)
         trainer = Trainer(accelerator="cpu", devices=1, max_epochs=1, **QUIET)
         with suppress(StopError):

@@ -14,9 +14,9 @@ from megatron.core.models.mimo.model.base import MimoModel
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
+from trainclient.adapters.full_model import FullModelStream
 from trainclient.adapters.megatron import MegatronBatches, ServedIterator
 from trainclient.adapters.qwen2_vl import Qwen2VLInputs
-from trainclient.adapters.whole_rank import WholeRankStream
 
 JobOf = Callable[[int], dict[str, Any]]
 
@@ -34,7 +34,7 @@ def train_on(model: MimoModel, batch: dict[str, Any], targets: int) -> float:
     return float(loss)
 
 
-def lacking(ranks: int) -> dict[str, Any]:
+def shortfall(ranks: int) -> dict[str, Any]:
     """Five of its eight sequences have images: in a microbatch one of two ranks has a grey one in their place."""
     job = mixed_job(ranks, {"steps": 1})
     for dataset, weight in zip(job["stream"]["datasets"], ("0.65", "0.35"), strict=True):
@@ -48,21 +48,21 @@ def served(model: MimoModel, server: str, job_of: JobOf, ranks: int) -> float:
     for rank in range(ranks):
         parallel_state.get_data_parallel_rank = lambda rank=rank: rank  # one process stands for all
         parallel_state.get_data_parallel_world_size = lambda: ranks
-        with WholeRankStream(server, job_of(ranks), rank=rank, world_size=ranks) as stream:
+        with FullModelStream(server, job_of(ranks), rank=rank, world_size=ranks) as stream:
             targets = next(iter(stream)).text_tokens
             batches = MegatronBatches(stream, TOKENS, "images", "vit", IMAGE, dense_mask=True)
             iterator = ServedIterator(stream, batches, num_microbatches=lambda: 10)
             read = [next(iterator) for _ in range(10)]
             loss += sum(train_on(model, batch, targets) for batch in read)
             lacks += sum(int(batch["input_ids"][0, -1]) == IMAGE for batch in read)
-    assert lacks == (job_of is lacking and ranks == 2)
+    assert lacks == (job_of is shortfall and ranks == 2)
     return loss
 
 
 def one_by_one(model: MimoModel, server: str, job_of: JobOf) -> float:
     """The same of each sample alone, without packing, padding or adapter."""
     loss, pixels = 0.0, Qwen2VLInputs(IMAGE, 1).pixels
-    with WholeRankStream(server, job_of(1), rank=0, world_size=1) as stream:
+    with FullModelStream(server, job_of(1), rank=0, world_size=1) as stream:
         step = next(iter(stream))
         for microbatch in step.microbatches:
             tensors = microbatch.tensors
@@ -96,7 +96,7 @@ def main(server: str) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     parallel_state.initialize_model_parallel()
     model = mimo(config())
-    for job_of in (one_pass, lacking):
+    for job_of in (one_pass, shortfall):
         expected, wanted = one_by_one(model, server, job_of), gradients(model)
         for ranks in (1, 2):
             assert abs(served(model, server, job_of, ranks) / expected - 1) < 1e-5

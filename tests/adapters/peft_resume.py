@@ -11,9 +11,9 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import Qwen2VLForConditionalGeneration, TrainingArguments
 
+from trainclient.adapters.full_model import FullModelStream
 from trainclient.adapters.huggingface import ServedTrainer
 from trainclient.adapters.qwen2_vl import Qwen2VLInputs
-from trainclient.adapters.whole_rank import WholeRankStream
 
 SERVER, MODEL, FOLDER = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 
@@ -25,7 +25,7 @@ def train(name: str, resume: bool = False) -> PeftModel:
     model = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
     job = whole_job(1, {"steps": 4}, global_batch=2)
     options = {"num_train_epochs": 1, "save_steps": 2, "learning_rate": 1e-2, "report_to": "none", "use_cpu": True}
-    with WholeRankStream(SERVER, job, rank=0, world_size=1) as stream:
+    with FullModelStream(SERVER, job, rank=0, world_size=1) as stream:
         inputs = Qwen2VLInputs.of(base.config, stream.job.stream.sizing)
         arguments = TrainingArguments(str(FOLDER / name), **options)
         ServedTrainer(model, arguments, stream=stream, inputs=inputs).train(resume_from_checkpoint=resume)

@@ -53,24 +53,24 @@ def _note(folder: Path, last_step: int, step: int, microbatch: int, images: bool
 
 
 def _record_streams(note: Callable[..., None]) -> None:
-    from trainclient.adapters.whole_rank import WholeMicrobatch, WholeRankStream
+    from trainclient.adapters.full_model import FullModelMicrobatch, FullModelStream
 
-    inner = WholeRankStream._next
+    inner = FullModelStream._next
 
-    def noted(stream: WholeRankStream) -> WholeMicrobatch:
+    def noted(stream: FullModelStream) -> FullModelMicrobatch:
         found = inner(stream)
         items = found.backbone.items
         samples = zip(items.dataset.tolist(), items.pass_.tolist(), items.sample.tolist(), strict=True)
         note(found.backbone.step, found.backbone.microbatch, bool(len(found.rows)), samples)
         return found
 
-    WholeRankStream._next = noted  # type: ignore[method-assign]
+    FullModelStream._next = noted  # type: ignore[method-assign]
 
 
 def _record_samplers(note: Callable[..., None]) -> None:
     """Of a loader without workers, which asks for a batch when it is read; of one dataset, and one pass."""
     from dataserver.planning.plan.views import view_plan
-    from trainclient.adapters.own_loader import PlannedBatches
+    from trainclient.adapters.loader_planner import PlannedBatches
 
     def noted(sampler: PlannedBatches) -> Iterator[list[int]]:
         planner, rank = sampler.planner, sampler.rank

@@ -14,8 +14,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
+from trainclient.adapters.full_model import FullModelMicrobatch
 from trainclient.adapters.huggingface import ServedTrainer
-from trainclient.adapters.whole_rank import WholeMicrobatch
 
 _begin = state.AcceleratorState.__init__
 
@@ -37,7 +37,7 @@ class _Watcher(TrainerCallback):
         self.found: dict[str, Any] = {"gradients": [], "had": [], "ran": [], "shards": []}
         make = trainer._inputs
 
-        def noted(microbatch: WholeMicrobatch, device: torch.device) -> dict[str, Any]:
+        def noted(microbatch: FullModelMicrobatch, device: torch.device) -> dict[str, Any]:
             self.found["had"].append(bool(len(microbatch.rows)))
             self.found["ran"].append(False)
             return make(microbatch, device)

@@ -24,11 +24,11 @@ from transformers import (
 )
 from transformers.trainer_utils import load_sharded_checkpoint
 
+from trainclient.adapters.full_model import FullModelStream
 from trainclient.adapters.hf_checkpoints import read_whole, require_loaded
 from trainclient.adapters.huggingface import ServedTrainer
 from trainclient.adapters.qwen2_vl import Qwen2VLInputs
 from trainclient.adapters.saved_weights import WeightDigests
-from trainclient.adapters.whole_rank import WholeRankStream
 
 STEPS = 4
 
@@ -43,7 +43,7 @@ def qwen_trainer(server: str, base: Path, folder: Path, **options: Any) -> Itera
     """The documentation's, in this process; it saves every second step."""
     arguments = {"num_train_epochs": 1, "report_to": "none", "use_cpu": True, "learning_rate": 1e-2, "save_steps": 2}
     job = whole_job(1, {"steps": STEPS}, global_batch=2)
-    with WholeRankStream(server, job, rank=0, world_size=1) as stream:
+    with FullModelStream(server, job, rank=0, world_size=1) as stream:
         model = AutoModelForImageTextToText.from_pretrained(base)
         inputs = Qwen2VLInputs.of(model.config, stream.job.stream.sizing)
         given = TrainingArguments(str(folder), logging_steps=1, **{**arguments, **options})

@@ -24,10 +24,10 @@ from transformers import (
 from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 
 from dataserver.planning.job.spec import Execution
+from trainclient.adapters.full_model import FullModelMicrobatch, FullModelStream
 from trainclient.adapters.huggingface import ServedTrainer, _check_ranks
 from trainclient.adapters.padded import PaddedShape
 from trainclient.adapters.qwen2_vl import Qwen2VLInputs
-from trainclient.adapters.whole_rank import WholeMicrobatch, WholeRankStream
 
 STEPS = 6
 
@@ -108,10 +108,10 @@ def padded_trainer(server: str, folder: Path, **options: Any) -> Iterator[Mixed]
     job = whole_job(1, {"steps": 4}, packing={"enabled": False})
     job["execution"] |= {"microbatch": 2, "modules": [{**m, "padded": True} for m in job["execution"]["modules"]]}
     arguments = {"num_train_epochs": 1, "report_to": "none", "use_cpu": True, **options}
-    with WholeRankStream(server, job, rank=0, world_size=1) as stream:
+    with FullModelStream(server, job, rank=0, world_size=1) as stream:
         shape = PaddedShape.of(stream)
 
-        def inputs(microbatch: WholeMicrobatch, _: torch.device) -> dict[str, Tensor]:
+        def inputs(microbatch: FullModelMicrobatch, _: torch.device) -> dict[str, Tensor]:
             batch = shape.around(microbatch).pad(microbatch)
             return {name: torch.from_numpy(batch[name]).long() for name in ("token_ids", "labels")}
 
@@ -155,7 +155,7 @@ def steps_read(trainer: Mixed, fail_at: int | None = None) -> list[tuple[int, in
     """Step and number of each microbatch that is used from now on; using one of them fails."""
     used, inputs = list[tuple[int, int]](), trainer._inputs
 
-    def noted(microbatch: WholeMicrobatch, device: torch.device) -> dict[str, Any]:
+    def noted(microbatch: FullModelMicrobatch, device: torch.device) -> dict[str, Any]:
         used.append((microbatch.backbone.step, microbatch.backbone.microbatch))
         if len(used) - 1 == fail_at:
             raise MemoryError
@@ -206,7 +206,7 @@ def trainer(server: str, model: Path, folder: Path, ranks: int = 1, **arguments:
     from transformers import AutoModelForImageTextToText
 
     network = AutoModelForImageTextToText.from_pretrained(model)
-    stream = WholeRankStream(server, whole_job(ranks, {"steps": STEPS}), rank=0, world_size=ranks)
+    stream = FullModelStream(server, whole_job(ranks, {"steps": STEPS}), rank=0, world_size=ranks)
     options = {"num_train_epochs": 1, "report_to": "none", "use_cpu": True, **arguments}
     inputs = Qwen2VLInputs.of(network.config, stream.job.stream.sizing)
     try:

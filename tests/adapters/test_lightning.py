@@ -15,7 +15,7 @@ from adapters.stubs import Base, adapter_over
 from adapters.whole_jobs import pass_with_parity, text_job, tiny_model, whole_job
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from trainclient.adapters.whole_rank import WholeMicrobatch, WholeRankStream
+from trainclient.adapters.full_model import FullModelMicrobatch, FullModelStream
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_trainers_that_contradict_the_job(server: str, adapter: ModuleType, chan
     module = SimpleNamespace(automatic_optimization=False)
     ranks = change.get("ranks", 1)
     fits = {"global_rank": 0, "world_size": ranks, "strategy": Alone(), "lightning_module": module}
-    with WholeRankStream(server, whole_job(ranks, {"steps": 3}), rank=0, world_size=ranks) as stream:
+    with FullModelStream(server, whole_job(ranks, {"steps": 3}), rank=0, world_size=ranks) as stream:
         data = adapter.ServedData(stream)
         going = Alone(find_unused_parameters=True)
         data.trainer = Trained(**{**fits, "strategy": going}, max_epochs=-1, max_steps=3, limit_train_batches=1.0)
@@ -148,10 +148,10 @@ def test_a_step_is_run_whole_and_says_what_the_rank_waited(server: str, adapter:
         def manual_backward(self, loss: torch.Tensor) -> None:
             shares.append(float(loss))
 
-        def loss_of(self, microbatch: WholeMicrobatch, text_tokens: int) -> torch.Tensor:
+        def loss_of(self, microbatch: FullModelMicrobatch, text_tokens: int) -> torch.Tensor:
             return torch.tensor((microbatch.tensors["labels"] >= 0).sum() / text_tokens)
 
-    with WholeRankStream(server, text_job(), rank=0, world_size=1) as stream:
+    with FullModelStream(server, text_job(), rank=0, world_size=1) as stream:
         step, module = next(iter(stream)), Module()
         module.trainer.datamodule = stream
         with pytest.raises(ValueError, match=r"call trainer\.fit\(module, ServedData\(stream\)\)"):
@@ -167,7 +167,7 @@ def test_a_step_is_run_whole_and_says_what_the_rank_waited(server: str, adapter:
 @pytest.mark.parametrize("counts", ["nothing", "an update", "a batch"])
 def test_a_state_goes_on_behind_the_last_update(server: str, adapter: ModuleType, read: int, counts: str) -> None:
     """Whatever was read: a step counts as trained with its update, or with a batch that was run and made none."""
-    with WholeRankStream(server, text_job(), rank=0, world_size=1) as stream:
+    with FullModelStream(server, text_job(), rank=0, world_size=1) as stream:
         data = adapter.ServedData(stream)
         data.trainer = trainer = Trained(global_step=5)
         assert data.state_dict()["step"] == 0
@@ -184,7 +184,7 @@ def test_a_state_goes_on_behind_the_last_update(server: str, adapter: ModuleType
 
 
 def test_data_that_lightning_did_not_restore_or_did_not_train_on(server: str, adapter: ModuleType) -> None:
-    with WholeRankStream(server, text_job(), rank=0, world_size=1) as stream:
+    with FullModelStream(server, text_job(), rank=0, world_size=1) as stream:
         data = adapter.ServedData(stream)
         data.trainer = Trained(ckpt_path="last.ckpt")
         for call in (lambda: next(iter(data.train_dataloader())), lambda: data.teardown("fit")):
@@ -204,7 +204,7 @@ def test_data_that_lightning_did_not_restore_or_did_not_train_on(server: str, ad
 @pytest.mark.parametrize("ended", [0, 1])
 def test_an_epoch_whose_job_goes_on_is_gone_on_with(server: str, adapter: ModuleType, ended: int) -> None:
     """Lightning has one epoch, and would train nothing behind its end."""
-    with WholeRankStream(server, text_job(), rank=0, world_size=1) as stream:
+    with FullModelStream(server, text_job(), rank=0, world_size=1) as stream:
         module, data = adapter.ServedModule(), adapter.ServedData(stream)
         module.trainer = Trained(datamodule=data)
         for step, goes_on in ((1, True), (len(stream), False)):

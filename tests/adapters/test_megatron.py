@@ -14,7 +14,7 @@ from adapters.examples import variables
 from adapters.stubs import adapter_over, parallel_state
 from adapters.whole_jobs import mixed_job, one_pass, text_job, whole_job
 
-from trainclient.adapters.whole_rank import WholeMicrobatch, WholeRankStream
+from trainclient.adapters.full_model import FullModelMicrobatch, FullModelStream
 from trainclient.stream.errors import ClosedError, StateError
 
 
@@ -47,12 +47,12 @@ class Read:
 
 
 def read(adapter: ModuleType, server: str, **options: Any) -> Read:
-    with WholeRankStream(server, one_pass(1), rank=0, world_size=1) as stream:
+    with FullModelStream(server, one_pass(1), rank=0, world_size=1) as stream:
         iterator = adapter.ServedIterator(
             stream, adapter.MegatronBatches(stream, 256, **options), num_microbatches=lambda: 10
         )
         batches = [next(iterator) for _ in range(20)]
-    with WholeRankStream(server, one_pass(1), rank=0, world_size=1) as stream:
+    with FullModelStream(server, one_pass(1), rank=0, world_size=1) as stream:
         steps = iter(stream)
         return Read(batches, [list(next(steps).microbatches) for _ in range(2)])
 
@@ -100,7 +100,7 @@ def test_a_mask_keeps_samples_apart_where_attention_knows_no_packing(server: str
 
 
 def test_batches_of_an_llm(server: str, adapter: ModuleType) -> None:
-    with WholeRankStream(server, text_job(), rank=0, world_size=1) as stream:
+    with FullModelStream(server, text_job(), rank=0, world_size=1) as stream:
         batch = next(adapter.ServedIterator(stream, adapter.MegatronBatches(stream, 256), num_microbatches=lambda: 20))
         with pytest.raises(ValueError, match="encoder is None, and modality is images"):
             adapter.MegatronBatches(stream, 256, modality="images")
@@ -112,7 +112,7 @@ def test_batches_of_an_llm(server: str, adapter: ModuleType) -> None:
 
 
 def test_iterators_begin_behind_the_updates_of_a_checkpoint(server: str, adapter: ModuleType, tmp_path: Path) -> None:
-    with WholeRankStream(server, one_pass(1), rank=0, world_size=1) as stream:
+    with FullModelStream(server, one_pass(1), rank=0, world_size=1) as stream:
         batches = adapter.MegatronBatches(stream, 256, modality="images")
         every = adapter.ServedIterator(stream, batches, num_microbatches=lambda: 10, save=tmp_path)
         expected = [next(every)["input_ids"] for _ in range(11)][-1]
@@ -127,7 +127,7 @@ def test_iterators_begin_behind_the_updates_of_a_checkpoint(server: str, adapter
 def test_steps_end_where_megatron_updates_and_the_job_says_that_it_has_ended(server: str, adapter: ModuleType) -> None:
     """With a schedule of batch sizes, too, in which Megatron updates behind more microbatches from some step on."""
     counts = iter((10, 12))
-    with WholeRankStream(server, whole_job(1, {"steps": 2}), rank=0, world_size=1) as stream:
+    with FullModelStream(server, whole_job(1, {"steps": 2}), rank=0, world_size=1) as stream:
         batches = adapter.MegatronBatches(stream, 256, modality="images")
         iterator = adapter.ServedIterator(stream, batches, num_microbatches=lambda: next(counts))
         targets = [[bool(next(iterator)["loss_mask"].any()) for _ in range(count)] for count in (10, 12)]
@@ -139,12 +139,12 @@ def test_steps_end_where_megatron_updates_and_the_job_says_that_it_has_ended(ser
 
 
 def test_updates_over_another_stream_are_refused(server: str, adapter: ModuleType, tmp_path: Path) -> None:
-    with WholeRankStream(server, one_pass(1), rank=0, world_size=1) as stream:
+    with FullModelStream(server, one_pass(1), rank=0, world_size=1) as stream:
         batches = adapter.MegatronBatches(stream, 256, modality="images")
         adapter.ServedIterator(stream, batches, num_microbatches=lambda: 10, save=tmp_path / "ours")
     other = one_pass(1)
     other["stream"]["seed"] = 7
-    with WholeRankStream(server, other, rank=0, world_size=1) as stream:
+    with FullModelStream(server, other, rank=0, world_size=1) as stream:
         batches = adapter.MegatronBatches(stream, 256, modality="images")
         for load, error, says in (
             (tmp_path / "ours", StateError, r"differs in seed"),
@@ -162,8 +162,8 @@ def test_a_grey_image_takes_the_last_token_where_other_ranks_have_images(
     server: str, adapter: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that sharded encoders run on all ranks; it has no target, and no other token sees it."""
-    monkeypatch.setattr(WholeMicrobatch, "lacks_images", property(lambda m: not len(m.rows)))
-    with WholeRankStream(server, mixed_job(1, {"steps": 2}), rank=0, world_size=1) as stream:
+    monkeypatch.setattr(FullModelMicrobatch, "lacks_images", property(lambda m: not len(m.rows)))
+    with FullModelStream(server, mixed_job(1, {"steps": 2}), rank=0, world_size=1) as stream:
         batches = adapter.MegatronBatches(stream, 256, modality="images", encoder="vit", image_token=290)
         found = [batches(m) for step in stream for m in step.microbatches]
     added = 0
@@ -179,7 +179,7 @@ def test_a_grey_image_takes_the_last_token_where_other_ranks_have_images(
 def test_what_megatron_was_told_that_the_job_contradicts(
     server: str, adapter: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with WholeRankStream(server, one_pass(1), rank=0, world_size=1) as stream:
+    with FullModelStream(server, one_pass(1), rank=0, world_size=1) as stream:
         with pytest.raises(ValueError, match=r"seq_length is 512.*1 sequences.*of 256 tokens.*set seq_length to 256"):
             adapter.MegatronBatches(stream, 512, modality="images")
         batches = adapter.MegatronBatches(stream, 256, modality="images")
@@ -201,7 +201,7 @@ def test_what_megatron_was_told_that_the_job_contradicts(
 
 
 def test_a_stream_ends_with_its_iterator(server: str, adapter: ModuleType) -> None:
-    stream = WholeRankStream(server, one_pass(1), rank=0, world_size=1)
+    stream = FullModelStream(server, one_pass(1), rank=0, world_size=1)
     iterator = adapter.ServedIterator(
         stream, adapter.MegatronBatches(stream, 256, modality="images"), num_microbatches=lambda: 10
     )

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from adapters.whole_jobs import whole_job
 
+from trainclient.adapters.full_model import IGNORED_LABEL, FullModelMicrobatch, FullModelStream
 from trainclient.adapters.padded import PaddedShape
-from trainclient.adapters.whole_rank import IGNORED_LABEL, WholeMicrobatch, WholeRankStream
 from trainclient.stream.positions import patch_positions
 
 ROOM = {"room_bytes": 300, "unit_bytes": 1}
@@ -21,13 +21,13 @@ def roomy_job(microbatch: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module", params=[1, 2])
-def served(server: str, request: pytest.FixtureRequest) -> tuple[PaddedShape, list[WholeMicrobatch]]:
-    with WholeRankStream(server, roomy_job(request.param), rank=0, world_size=1) as stream:
+def served(server: str, request: pytest.FixtureRequest) -> tuple[PaddedShape, list[FullModelMicrobatch]]:
+    with FullModelStream(server, roomy_job(request.param), rank=0, world_size=1) as stream:
         return PaddedShape.of(stream), [m for step in stream for m in step.microbatches]
 
 
 def test_all_batches_have_the_shape_that_follows_from_the_job(
-    served: tuple[PaddedShape, list[WholeMicrobatch]],
+    served: tuple[PaddedShape, list[FullModelMicrobatch]],
 ) -> None:
     shape, microbatches = served
     batches = [shape.pad(m) for m in microbatches]
@@ -38,7 +38,7 @@ def test_all_batches_have_the_shape_that_follows_from_the_job(
     assert any(batch["last_of_step"] for batch in batches)
 
 
-def test_what_is_not_padding_is_the_microbatch(served: tuple[PaddedShape, list[WholeMicrobatch]]) -> None:
+def test_what_is_not_padding_is_the_microbatch(served: tuple[PaddedShape, list[FullModelMicrobatch]]) -> None:
     shape, microbatches = served
     for m in microbatches:
         batch, tensors = shape.pad(m), m.tensors
@@ -74,7 +74,7 @@ def test_positions_of_patches_are_those_of_blocks() -> None:
 
 def test_another_jobs_microbatches_are_refused(server: str) -> None:
     shape = PaddedShape(sequences=1, tokens=256, patches=4, patch_bytes=588, merge=2)
-    with WholeRankStream(server, whole_job(1, {"steps": 1}), rank=0, world_size=1) as stream:
+    with FullModelStream(server, whole_job(1, {"steps": 1}), rank=0, world_size=1) as stream:
         microbatches = [m for step in stream for m in step.microbatches]
     with pytest.raises(ValueError, match=r"patches, and batches of one shape have room for 4"):
         _ = [shape.pad(microbatch) for microbatch in microbatches]
@@ -88,7 +88,7 @@ def test_batches_around_a_microbatch_are_padded_to_its_longest_sequence(server: 
         module["padded"] = True
     job["execution"]["microbatch"] = microbatch
     shapes, padding, whole = set(), 0, 0
-    with WholeRankStream(server, job, rank=0, world_size=1) as stream:
+    with FullModelStream(server, job, rank=0, world_size=1) as stream:
         shape = PaddedShape.of(stream)
         for m in (m for step in stream for m in step.microbatches):
             batch, lengths = shape.around(m).pad(m), np.diff(m.tensors["cu_sequences"])

@@ -15,8 +15,8 @@ from transformers import Qwen2VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from dataserver.planning.job.fields import Sizing
+from trainclient.adapters.full_model import FullModelMicrobatch, FullModelStream
 from trainclient.adapters.qwen2_vl import Qwen2VLInputs
-from trainclient.adapters.whole_rank import WholeMicrobatch, WholeRankStream
 
 
 @pytest.fixture(scope="module")
@@ -25,13 +25,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Qwen2VLForConditionalGene
 
 
 @pytest.fixture(scope="module")
-def microbatches(server: str) -> list[WholeMicrobatch]:
-    with WholeRankStream(server, whole_job(1, {"steps": 2}), rank=0, world_size=1) as stream:
+def microbatches(server: str) -> list[FullModelMicrobatch]:
+    with FullModelStream(server, whole_job(1, {"steps": 2}), rank=0, world_size=1) as stream:
         return [m for step in stream for m in step.microbatches]
 
 
 def test_a_packed_microbatch_is_its_samples_one_by_one(
-    model: Qwen2VLForConditionalGeneration, microbatches: list[WholeMicrobatch]
+    model: Qwen2VLForConditionalGeneration, microbatches: list[FullModelMicrobatch]
 ) -> None:
     """Transformers makes positions of a sample alone by itself; packed, they are the stream's."""
     inputs = Qwen2VLInputs.of(model.config, Sizing(patch=14, merge=2, max_patches=64))
@@ -51,11 +51,11 @@ def test_an_image_in_place_of_missing_ones_runs_the_encoder_and_changes_nothing(
     server: str, model: Qwen2VLForConditionalGeneration
 ) -> None:
     inputs = Qwen2VLInputs.of(model.config, Sizing(patch=14, merge=2, max_patches=64))
-    with WholeRankStream(server, mixed_job(1, {"steps": 3}), rank=0, world_size=1) as stream:
+    with FullModelStream(server, mixed_job(1, {"steps": 3}), rank=0, world_size=1) as stream:
         plain = next(m for step in stream for m in step.microbatches if not len(m.rows))
-    lacking = replace(plain, backbone=replace(plain.backbone, header=MicrobatchHeader(images_on_some_ranks=True)))
+    shortfall = replace(plain, backbone=replace(plain.backbone, header=MicrobatchHeader(images_on_some_ranks=True)))
     found = []
-    for microbatch in (plain, lacking):
+    for microbatch in (plain, shortfall):
         batch = inputs(microbatch, torch.device("cpu"))
         model.zero_grad()
         loss = model(**batch, num_items_in_batch=7).loss
@@ -88,7 +88,7 @@ def test_a_microbatch_without_tokens_is_one_that_adds_nothing(
 
 
 def _alone(
-    model: Qwen2VLForConditionalGeneration, microbatch: WholeMicrobatch, batch: dict[str, Any], n: int
+    model: Qwen2VLForConditionalGeneration, microbatch: FullModelMicrobatch, batch: dict[str, Any], n: int
 ) -> Tensor:
     tensors = microbatch.tensors
     first, end = tensors["cu_lengths"][n : n + 2].tolist()
@@ -102,7 +102,7 @@ def _alone(
     return model(**found).logits[0]
 
 
-def test_labels_are_those_of_the_stream_after_the_shift_of_the_model(microbatches: list[WholeMicrobatch]) -> None:
+def test_labels_are_those_of_the_stream_after_the_shift_of_the_model(microbatches: list[FullModelMicrobatch]) -> None:
     inputs = Qwen2VLInputs(image_token=290, frames=2)
     for microbatch in microbatches:
         labels = inputs(microbatch, torch.device("cpu"))["labels"][0]

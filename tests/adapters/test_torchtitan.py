@@ -10,8 +10,8 @@ import torch
 from adapters.stubs import Base, adapter_over
 from adapters.whole_jobs import mixed_job, one_pass, whole_job
 
+from trainclient.adapters.full_model import IGNORED_LABEL, FullModelMicrobatch, FullModelStream
 from trainclient.adapters.qwen2_vl import Qwen2VLInputs
-from trainclient.adapters.whole_rank import IGNORED_LABEL, WholeMicrobatch, WholeRankStream
 
 TOKENIZER = SimpleNamespace(TOKEN_FIELDS=("image", "video"), image_id=290, video_id=291)
 SIZES = {"seq_len": 256, "local_batch_size": 1, "snapshot_every_n_steps": None}
@@ -42,7 +42,7 @@ def test_batches_are_the_microbatches_and_padding(server: str, adapter: ModuleTy
     served = loader(adapter, server, one_pass(1), most=10)
     batches = list(served)
     served.close()
-    with WholeRankStream(server, one_pass(1), rank=0, world_size=1) as stream:
+    with FullModelStream(server, one_pass(1), rank=0, world_size=1) as stream:
         steps = [list(step.microbatches) for step in stream]
     assert len(batches) == 10 * len(steps)
     inputs_of = Qwen2VLInputs(image_token=290, frames=2)
@@ -118,7 +118,7 @@ def test_an_empty_image_stands_in_the_padding_where_other_ranks_have_images(
     server: str, adapter: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that sharded encoders run on all ranks; it has no label."""
-    monkeypatch.setattr(WholeMicrobatch, "lacks_images", property(lambda m: not len(m.rows)))
+    monkeypatch.setattr(FullModelMicrobatch, "lacks_images", property(lambda m: not len(m.rows)))
     served = loader(adapter, server, mixed_job(1, {"steps": 3}))
     batches = [(inputs, labels) for inputs, labels in served if (labels != IGNORED_LABEL).any()]
     served.close()

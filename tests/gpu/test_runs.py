@@ -50,7 +50,7 @@ CASES = {
         Degrees(2, 2, 1, 2, colocated=True),
         ("--backbone.sharding", "zero3", "--encoder.sharding", "zero2"),
     ),
-    "tensor-parallel": (Degrees(1, 1, 1, 1, peers=(1, 2, 2)), ()),
+    "tensor-parallel": (Degrees(1, 1, 1, 1, tp=(1, 2, 2)), ()),
     "sequence-parallel": (Degrees(1, 1, 2, 1, sp=2), ()),
     "groups": (Degrees(1, 2, 1, 1, group=2), ()),
     "frozen": (Degrees(1, 2, 1, 1, frozen=("vit",)), ()),

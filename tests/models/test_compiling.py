@@ -19,8 +19,8 @@ from trainclient.models.encoder import EncoderConfig, ImageEncoder
 from trainclient.models.generator import GeneratorConfig, ImageGenerator
 from trainclient.models.lora import LowRank, adapt
 from trainclient.models.parameters import initialise
-from trainclient.sharding.parts import local
-from trainclient.sharding.tensor import split
+from trainclient.sharding.dtensors import local
+from trainclient.sharding.tensor_parallel import split
 
 WIDTH, VOCAB, PATCH = 32, 50, 2
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ from builders.jobs import make_job
 from builders.jobs import module as job_module
 
 from trainclient.modules import Rows, Site, own
-from trainclient.topology.places import Topology
+from trainclient.topology.process_grid import Topology
 from trainclient.training.config import ConfigError, NamedModel, TrainConfig, validate_config
 from trainclient.training.models import Models
 
@@ -40,7 +40,9 @@ def test_blocks_are_computed_again_where_the_job_says_so() -> None:
     modules = [job_module("encoder", recompute=True), job_module("backbone"), job_module("generator", recompute=True)]
     job = make_job(execution={"modules": modules}).spec
     found = Models.of(TrainConfig(), job)
-    made = [network.network.checkpoint for place in Topology.of(job).places for _, network in found.build(place, CPU)]
+    made = [
+        network.network.checkpoint for place in Topology.of(job).processes for _, network in found.build(place, CPU)
+    ]
     assert made == [True, False, True]
 
 
@@ -48,7 +50,7 @@ def test_a_module_of_ones_own_says_that_it_computes_again() -> None:
     modules = [job_module("encoder", recompute=True), job_module("backbone")]
     job = make_job(execution={"modules": modules}).spec
     config = TrainConfig(modules={"vit": NamedModel(use="modules.own_encoder:BlockEncoder")})
-    place = Topology.of(job).places[0]
+    place = Topology.of(job).processes[0]
     with pytest.raises(ConfigError, match=r"vit compute its blocks again \(recompute\), which .*BlockEncoder cannot"):
         Models.of(config, job).build(place, CPU)
     own_encoder = importlib.import_module("modules.own_encoder").BlockEncoder
@@ -60,7 +62,7 @@ def test_a_module_of_ones_own_says_that_it_computes_again() -> None:
 
 def test_a_module_of_ones_own_is_made_alike_everywhere() -> None:
     found = models(vit={"use": "modules.own_encoder:BlockEncoder", "options": {"hidden": 5}})
-    place = Topology.of(found.job).places[0]
+    place = Topology.of(found.job).processes[0]
     ((site, first),), ((_, second),) = (found.build(place, CPU) for _ in range(2))
     assert site.row_width == found.row_width == first.network[2].out_features
     for (name, a), (_, b) in zip(first.network.named_parameters(), second.network.named_parameters(), strict=True):

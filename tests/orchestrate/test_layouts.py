@@ -10,19 +10,19 @@ from orchestration.instances import paper_problem, random_problem
 
 from dataserver.planning.job.spec import Execution
 from dataserver.planning.layouts.grouped.compositions import check_compositions
-from trainclient.orchestrate.blocks import execution_block
 from trainclient.orchestrate.choice import Choice, NoLayoutError, Problem, Solver, TooLargeError
 from trainclient.orchestrate.cluster import cluster
 from trainclient.orchestrate.colocated import colocated
 from trainclient.orchestrate.contrastive import contrastive, equal_towers
 from trainclient.orchestrate.costs import gathering_ns, shard_bytes
 from trainclient.orchestrate.grouped import _all, _planned, exchange_ps, grouped, smallest_degree
-from trainclient.orchestrate.lacking import lacking
+from trainclient.orchestrate.job_execution import execution_block
 from trainclient.orchestrate.networks import read_network
 from trainclient.orchestrate.pipelined import beside, pipelined, side_options
 from trainclient.orchestrate.report import reason
 from trainclient.orchestrate.rescoring import simulated_ns
 from trainclient.orchestrate.sharing import step_ns
+from trainclient.orchestrate.shortfall import shortfall
 from trainclient.orchestrate.solving import OF_TOWERS, SOLVERS, solve
 from trainclient.orchestrate.workload import SampleSize, Stream, workload
 
@@ -263,7 +263,7 @@ def fits(solver: Solver, problem: Problem, memory_bytes: int, gpus: int) -> bool
 def test_what_a_layout_lacks_is_the_least_that_is_enough(layout: str, solver: Solver, problem: Problem) -> None:
     """Neither a tenth of a gigabyte less would do, nor any smaller cluster of whole nodes."""
     gpus, has = problem.cluster.gpus, problem.cluster.memory_bytes
-    said = lacking(problem, layout, solver)
+    said = shortfall(problem, layout, solver)
     found = re.fullmatch(
         rf"{layout}: does not fit {gpus} \w+ with [\d.]+ GB for modules: "
         r"(?:each would need ([\d.]+) GB, ([\d.]+) more, or )?(\d+) of them would be needed, (\d+) more", said
@@ -290,7 +290,7 @@ def test_a_model_too_large_for_any_layout_says_so_of_each() -> None:
     assert all(f"{layout}: does not fit 8 a800 with 72.0 GB" in str(said.value) for layout in SOLVERS)
     with pytest.raises(NoLayoutError, match="lower the contrastive batch, or freeze a module"):
         solve(towers(memory_gb=2))
-    never = lacking(paper_problem("llama3-70b", 8, 64, 512, seq_len=8192), "none", nothing)
+    never = shortfall(paper_problem("llama3-70b", 8, 64, 512, seq_len=8192), "none", nothing)
     assert never.endswith("for modules: neither more memory nor more of them would do")
 
 

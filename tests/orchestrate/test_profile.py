@@ -21,11 +21,11 @@ from trainclient.orchestrate.cluster import cluster
 from trainclient.orchestrate.command import Orchestrate, networks, problem
 from trainclient.orchestrate.command import main as orchestrate
 from trainclient.orchestrate.costs import analytic_cost, computed_cost
-from trainclient.orchestrate.measuring import share
 from trainclient.orchestrate.networks import Network, read_network
 from trainclient.orchestrate.profile import costs_of, read_profile, write_profile
 from trainclient.orchestrate.profile_command import doubts
 from trainclient.orchestrate.profile_command import main as profile_command
+from trainclient.orchestrate.profiling import share
 from trainclient.stream.jobs import load_job_data
 
 H100 = cluster("h100", 16)

@@ -5,7 +5,7 @@ import pytest
 from orchestration.instances import paper_problem
 
 from dataserver.planning.job.identity import parse_job
-from trainclient.orchestrate.blocks import execution_block
+from trainclient.orchestrate.job_execution import execution_block
 from trainclient.orchestrate.networks import Network
 from trainclient.orchestrate.pipelined import pipelined
 from trainclient.orchestrate.rescoring import drawn_samples, stream_block

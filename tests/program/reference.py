@@ -16,7 +16,7 @@ from trainclient.models.backbone import IGNORED_LABEL, BackboneBatch, StageOutpu
 from trainclient.models.noise import diffusion_noise, diffusion_times, image_words
 from trainclient.models.parameters import fill_missing_gradients
 from trainclient.modules import NoiseKey, TrainedModule, View
-from trainclient.topology.places import Topology
+from trainclient.topology.process_grid import Topology
 from trainclient.training.models import Models
 
 Gradients = dict[str, Tensor]
@@ -27,8 +27,8 @@ def reference_gradients(case: Case, skip: Callable[[int], bool] = lambda _: Fals
     """The gradients of a case whose modules all have one rank; `skip` gives the loss of samples a weight of zero."""
     spec = case.parsed.spec
     models, modules = Models.of(case.config, spec), {}
-    for place in Topology.of(spec).places:
-        ((_, modules[place.modules[0].name]),) = models.build(place, torch.device("cpu"))
+    for process in Topology.of(spec).processes:
+        ((_, modules[process.modules[0].name]),) = models.build(process, torch.device("cpu"))
     networks = {name: module.network for name, module in modules.items()}
     encoders, generators = (
         tuple(m.name for m in spec.execution.of_kind(kind)) for kind in (ModuleKind.ENCODER, ModuleKind.GENERATOR)

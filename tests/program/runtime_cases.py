@@ -37,13 +37,13 @@ from trainclient.models.parameters import units
 from trainclient.program.assembly import assemble
 from trainclient.program.clock import Stopwatch
 from trainclient.program.runner import LossWeights
-from trainclient.topology.groups import Groups, process_groups
-from trainclient.topology.places import Topology
+from trainclient.topology.process_grid import Topology
+from trainclient.topology.process_groups import Groups, process_groups
 from trainclient.training.config import Sharding, TrainConfig
-from trainclient.training.holding import Holding, hold
 from trainclient.training.loop import Trainer
 from trainclient.training.models import Models
 from trainclient.training.rank import _writer
+from trainclient.training.sharded_parameters import ShardedParameters, shard_parameters
 from trainclient.training.signals import StopSignals
 from trainclient.training.streams import Streams
 
@@ -75,7 +75,7 @@ class Degrees:
     """Whether all ranks run all modules."""
     kept: tuple[int, int] = (0, 0)
     """Of these, the patches of each encoder and the tokens of the backbone that a rank keeps at once; 0: all."""
-    peers: tuple[int, int, int] = (1, 1, 1)
+    tp: tuple[int, int, int] = (1, 1, 1)
     """Tensor-parallel degrees of encoder, backbone and generator."""
     group: int = 0
     """Ranks of the largest group that shares sequences; 0 where every rank has its own."""
@@ -84,7 +84,7 @@ class Degrees:
 
     @property
     def world_size(self) -> int:
-        vit, llm, dit = self.peers
+        vit, llm, dit = self.tp
         if self.colocated:
             return self.backbone * llm
         seconds = self.second_encoder + self.second_generator
@@ -106,7 +106,7 @@ class Degrees:
             f"{', colocated' if self.colocated else ''}"
             f"{f', kept {self.kept}' if any(self.kept) else ''}"
             f"{', again ' + ' and '.join(self.recompute) if self.recompute else ''}"
-            f"{', peers ' + ' '.join(map(str, self.peers)) if max(self.peers) > 1 else ''}"
+            f"{', tp ' + ' '.join(map(str, self.tp)) if max(self.tp) > 1 else ''}"
             f"{f', groups to {self.group}' if self.group else ''}"
             f"{f', sp {self.sp}' if self.sp > 1 else ''}"
         )
@@ -154,7 +154,7 @@ def job_data(
         "layout": {**(grouped if degrees.group else colocated if degrees.colocated else pipelined), **(layout or {})},
         "end": {"steps": 6},
     }
-    tp = dict(zip(("vit", "llm", "dit"), degrees.peers, strict=True))
+    tp = dict(zip(("vit", "llm", "dit"), degrees.tp, strict=True))
     modules = [m | {"tp": tp[m["name"]]} if tp.get(m["name"], 1) > 1 else m for m in modules]
     if degrees.sp > 1:
         modules = [m | {"sp": degrees.sp} if m["kind"] == "backbone" else m for m in modules]
@@ -241,7 +241,7 @@ class Pool:
         for case in cases:
             for path in sorted(folder.glob(f"{case.name}.*.pt")):
                 found = torch.load(path)
-                for name in found.keys() & results[case.name].keys():  # of other ranks and peers
+                for name in found.keys() & results[case.name].keys():  # of other ranks
                     assert torch.equal(found[name], results[case.name][name]), name
                 results[case.name] |= found
         return results
@@ -377,20 +377,20 @@ def run_cases() -> None:
     with as_nccl_takes_it(), process_groups(layout, torch.device("cpu"), timeout_s=60) as made:
         for case in cases:
             layout = Topology.of(case.parsed.spec)
-            groups = replace(made, place=layout.places[made.rank])
+            groups = replace(made, process=layout.processes[made.rank])
             if case.training:
                 train(case, layout, groups, script.parent)
                 continue
-            spec, place = case.parsed.spec, groups.place
+            spec, process = case.parsed.spec, groups.process
             models = Models.of(case.config, spec)
-            modules = models.build(place, groups.device)
-            holding = hold(modules, models.shardings(place), groups, bucket_bytes=100_000)
+            modules = models.build(process, groups.device)
+            holding = shard_parameters(modules, models.shardings(process), groups, bucket_bytes=100_000)
             clock = Stopwatch(groups.device, groups.waits)
-            if case.late_for and place.modules[0].name == "llm":
+            if case.late_for and process.modules[0].name == "llm":
                 be_late(modules[0][1].network, case, groups, script.parent)
             weights = LossWeights(case.text_weight, case.image_weight)
-            machine = assemble(spec, layout, place, modules, groups.channels, weights, clock, parameters=holding)
-            with Streams.open(case.servers, case.parsed, place, machine.tensors) as streams:
+            machine = assemble(spec, layout, process, modules, groups.communicators, weights, clock, parameters=holding)
+            with Streams.open(case.servers, case.parsed, process, machine.tensors) as streams:
                 if groups.rank == case.other_plan_rank:
                     for client in streams.clients.values():
                         client._handed_out = lambda found: replace(as_torch(found), plan_hash=bytes(32))
@@ -413,10 +413,10 @@ def be_late(network: torch.nn.Module, case: Case, groups: Groups, folder: Path) 
         nonlocal begun
         begin()
         begun += 1
-        files[groups.place.rank].write_text("w" * begun)
+        files[groups.process.rank].write_text("w" * begun)
 
     def delay(*_: Any) -> None:
-        if groups.place.rank == 0 or delay_file.exists():
+        if groups.process.rank == 0 or delay_file.exists():
             return
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
         while not files[0].exists() or len(files[0].read_text()) <= begun:  # the first rank does the same as this one
@@ -433,7 +433,7 @@ def be_late(network: torch.nn.Module, case: Case, groups: Groups, folder: Path) 
         last.register_forward_pre_hook(lambda _, inputs: inputs[0].register_hook(delay) and None)
 
 
-def _whole(holding: Holding, name: str, held: torch.Tensor) -> torch.Tensor:
+def _whole(holding: ShardedParameters, name: str, held: torch.Tensor) -> torch.Tensor:
     """A gradient of which this process may hold a share, or a part."""
     stored = holding.stored(name, held)
     return stored.full_tensor() if isinstance(stored, DTensor) else stored
@@ -441,9 +441,9 @@ def _whole(holding: Holding, name: str, held: torch.Tensor) -> torch.Tensor:
 
 def train(case: Case, layout: Topology, groups: Groups, folder: Path) -> None:
     """Train as a process of a run does; leaves the optimizer's bytes in a file of the case and rank."""
-    config, job, place = case.config, case.parsed, groups.place
+    config, job, process = case.config, case.parsed, groups.process
     trainer = Trainer(config, job, layout, groups, None if case.held_out is None else parse_job(case.held_out))
-    with Streams.open(case.servers, job, place, trainer.tensors) as streams, StopSignals(CLOSE_TIMEOUT_S) as stop:
+    with Streams.open(case.servers, job, process, trainer.tensors) as streams, StopSignals(CLOSE_TIMEOUT_S) as stop:
         trainer.resume(streams)
         with closing(_writer(config, groups.rank, trainer, streams)) as writer:
             trainer.run(streams, stop, writer)

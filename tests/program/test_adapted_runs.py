@@ -67,11 +67,11 @@ ONE = Degrees(1, 1, 1, 1, frozen=("vit",))
 SHARED: dict[str, list[tuple[Degrees, str]]] = {
     "zero2": [(Degrees(1, 2, 1, 1, frozen=("vit",)), "zero2")],
     "zero3": [(Degrees(1, 2, 1, 1, frozen=("vit",)), "zero3")],
-    "peers": [(Degrees(1, 1, 1, 1, frozen=("vit",), peers=(1, 2, 1)), "none")],
-    "peers, shares": [(Degrees(1, 2, 1, 1, frozen=("vit",), peers=(1, 2, 1)), "zero2")],
-    "peers, shares of shares": [(Degrees(1, 2, 1, 1, frozen=("vit",), peers=(1, 2, 1)), "zero3")],
-    "peers, then none": [(Degrees(1, 1, 2, 1, frozen=("vit",), peers=(1, 2, 1)), "none"), (ONE, "none")],
-    "none, then peers": [(ONE, "none"), (Degrees(1, 1, 1, 1, frozen=("vit",), peers=(1, 2, 1)), "none")],
+    "tp": [(Degrees(1, 1, 1, 1, frozen=("vit",), tp=(1, 2, 1)), "none")],
+    "tp, shares": [(Degrees(1, 2, 1, 1, frozen=("vit",), tp=(1, 2, 1)), "zero2")],
+    "tp, shares of shares": [(Degrees(1, 2, 1, 1, frozen=("vit",), tp=(1, 2, 1)), "zero3")],
+    "tp, then none": [(Degrees(1, 1, 2, 1, frozen=("vit",), tp=(1, 2, 1)), "none"), (ONE, "none")],
+    "none, then tp": [(ONE, "none"), (Degrees(1, 1, 1, 1, frozen=("vit",), tp=(1, 2, 1)), "none")],
 }
 """Who trains the steps, in turn."""
 
@@ -88,7 +88,7 @@ def alone(fleet: Fleet, pool: Pool, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore:torch.distributed:UserWarning")
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n == "peers, shares of shares" else pytest.mark.long) for n in SHARED]
+    "name", [pytest.param(n, marks=[] if n == "tp, shares of shares" else pytest.mark.long) for n in SHARED]
 )
 def test_shares_and_parts_of_adapters_become_what_whole_ones_do(
     fleet: Fleet, pool: Pool, tmp_path: Path, alone: dict[str, Tensor], name: str

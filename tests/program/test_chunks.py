@@ -7,28 +7,28 @@ from typing import Any
 import pytest
 import torch
 from program.runtime_cases import Degrees
-from topology.test_places import layout
+from topology.test_process_grid import layout
 
 from dataserver.planning.simulation import Operation, OperationKind
-from trainclient.exchange.messages import Kind, Lane
+from trainclient.exchange.message_header import Kind, MessageType
 from trainclient.exchange.rows import Rows
-from trainclient.exchange.waiting import Waits
+from trainclient.exchange.wait_times import Waits
 from trainclient.modules import Output, Target
-from trainclient.program.assembly import Machine, _joint
+from trainclient.program.assembly import Machine, _edge_end
 from trainclient.program.clock import Executed, Stopwatch
-from trainclient.program.listing import StepPrograms, StreamError
 from trainclient.program.runner import ChunkRunner, LossWeights, planned_targets
+from trainclient.program.step_programs import StepPrograms, StreamError
 
 CPU = torch.device("cpu")
 BATCH: Any = SimpleNamespace(step=7, microbatch=2, text_tokens=8, target_patches=4)
 
 
-def runner(outlet: Any, target: Target | None = None, weights: LossWeights | None = None) -> ChunkRunner:
+def runner(sender: Any, target: Target | None = None, weights: LossWeights | None = None) -> ChunkRunner:
     stream = SimpleNamespace(seed=7, datasets=[])
     job, spec = SimpleNamespace(stream=stream), SimpleNamespace(name="vit", frozen=None, runs_backward=True)
     site: Any = SimpleNamespace(job=job, module=spec, row_width=3)
     module: Any = SimpleNamespace(device=CPU, target=target, tensors=("a", "b"))
-    return ChunkRunner(site, module, None, outlet, weights or LossWeights(), Stopwatch(CPU))
+    return ChunkRunner(site, module, None, sender, weights or LossWeights(), Stopwatch(CPU))
 
 
 def rows(*shape: int) -> Rows:
@@ -45,7 +45,7 @@ def test_rows_that_nobody_takes_are_refused() -> None:
 
 def test_rows_of_another_shape_than_the_next_module_takes_are_refused() -> None:
     sent = []
-    feeding = runner(SimpleNamespace(send=lambda *given: sent.append(given) or "shipment"))
+    feeding = runner(SimpleNamespace(send=lambda *given: sent.append(given) or "transfer"))
     behind = r"the modules behind it take rows of shape \[any, 3\]"
     with pytest.raises(ValueError, match=f"^module vit made no rows; {behind}"):
         feeding._send(BATCH, Output())
@@ -55,22 +55,27 @@ def test_rows_of_another_shape_than_the_next_module_takes_are_refused() -> None:
         ):
             feeding._send(BATCH, Output(rows(*shape)))
     given = rows(2, 3)
-    assert feeding._send(BATCH, Output(given)) == "shipment"  # type: ignore[comparison-overlap]
+    assert feeding._send(BATCH, Output(given)) == "transfer"  # type: ignore[comparison-overlap]
     assert sent == [(BATCH, given)]
 
 
 def test_messages_say_which_chunk_of_a_module_made_them() -> None:
-    """Those between modules need no number. Both ends of a way expect the same."""
+    """Those between modules need no number. Both ends of an edge expect the same."""
     topology = layout(Degrees(1, 1, 2, 1, chunks=2))
-    channels: Any = SimpleNamespace(ways=dict.fromkeys(map(str, topology.ways), SimpleNamespace(forward=0, backward=0)))
+    communicators: Any = SimpleNamespace(
+        edges=dict.fromkeys(map(str, topology.edges), SimpleNamespace(forward=0, backward=0))
+    )
     found = {}
-    for way in topology.ways:
-        ends = [_joint(topology, topology.places[1], way, direction, channels, torch.float32) for direction in (-1, 1)]
-        (found[str(way)],) = {(joint.forward.lane, joint.backward.lane) for joint in ends}
+    for edge in topology.edges:
+        ends = [
+            _edge_end(topology, topology.processes[1], edge, direction, communicators, torch.float32)
+            for direction in (-1, 1)
+        ]
+        (found[str(edge)],) = {(edge_end.forward.message_type, edge_end.backward.message_type) for edge_end in ends}
     assert list(found.values()) == [
-        (Lane(Kind.EMBEDDINGS), Lane(Kind.EMBEDDING_GRADIENTS)),
-        (Lane(Kind.CONDITIONS), Lane(Kind.CONDITION_GRADIENTS)),
-        *((Lane(Kind.ACTIVATIONS, chunk), Lane(Kind.ACTIVATION_GRADIENTS, chunk)) for chunk in range(3)),
+        (MessageType(Kind.EMBEDDINGS), MessageType(Kind.EMBEDDING_GRADIENTS)),
+        (MessageType(Kind.CONDITIONS), MessageType(Kind.CONDITION_GRADIENTS)),
+        *((MessageType(Kind.ACTIVATIONS, chunk), MessageType(Kind.ACTIVATION_GRADIENTS, chunk)) for chunk in range(3)),
     ]
 
 
@@ -101,10 +106,10 @@ def test_a_chunk_that_the_step_has_no_program_for() -> None:
 
     programs = (program(0, "vit"), program(0, "llm", "llm"), program(1, "llm", "llm"))
     found = StepPrograms(programs, 1)
-    where = [found._holding(SimpleNamespace(module=module, number=n)) for n in range(4)]  # type: ignore[arg-type]
+    where = [found._program_of(SimpleNamespace(module=module, number=n)) for n in range(4)]  # type: ignore[arg-type]
     assert where == [(programs[1], 0), (programs[2], 0), (programs[1], 1), (programs[2], 1)]
     with pytest.raises(StreamError, match=r"^the step has no program for chunk 4 of module llm$"):
-        found._holding(SimpleNamespace(module=module, number=4))  # type: ignore[arg-type]
+        found._program_of(SimpleNamespace(module=module, number=4))  # type: ignore[arg-type]
 
 
 class Event:

@@ -21,11 +21,11 @@ from dataserver.planning.job.identity import Job, identify
 from dataserver.planning.layouts.colocated.transfers import phase_hops
 from dataserver.planning.layouts.interface import layout_of
 from dataserver.planning.simulation import Operations
-from trainclient.exchange.transport import Channels
+from trainclient.exchange.communicators import Communicators
 from trainclient.program.assembly import assemble
 from trainclient.program.clock import Stopwatch
 from trainclient.program.runner import LossWeights
-from trainclient.topology.places import Topology
+from trainclient.topology.process_grid import Topology
 from trainclient.training.models import Models
 
 
@@ -168,15 +168,17 @@ class Watched(ThreadCollective):
 def test_text_is_embedded_while_rows_are_on_their_way(fleet: Fleet) -> None:
     job = fleet.job(together(1))
     topology, case = Topology.of(job.spec), Case("one", fleet.address, job.spec.model_dump(mode="json"))
-    (place,) = topology.places
-    modules = Models.of(case.config, job.spec).build(place, torch.device("cpu"))
+    (process,) = topology.processes
+    modules = Models.of(case.config, job.spec).build(process, torch.device("cpu"))
     rank = Watched(0, 1, {(0, 0): Queue()})
     (embed,) = (m.network.get_submodule("embed") for site, m in modules if site.module.name == "llm")
     embed.register_forward_hook(lambda *_: rank.seen.append("text"))
     weights, clock = LossWeights(), Stopwatch(torch.device("cpu"))
     headers = ThreadCollective(0, 1, {(0, 0): Queue()})
-    machine = assemble(job.spec, topology, place, modules, Channels({}, rank, headers=headers), weights, clock)
-    streams = [Listed(case.batches(m.name, 0, machine.tensors[m.name])) for m in place.modules]
+    machine = assemble(
+        job.spec, topology, process, modules, Communicators({}, rank, header_collective=headers), weights, clock
+    )
+    streams = [Listed(case.batches(m.name, 0, machine.tensors[m.name])) for m in process.modules]
     record = machine.interpreter.run(streams)
     assert record is not None
     backbone = [seen for seen in rank.seen if seen in ("text", "vit to llm")]

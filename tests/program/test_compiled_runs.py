@@ -22,15 +22,15 @@ Options = dict[str, Any]
             {},
             {"encoder": {"sharding": "zero3"}, "backbone": {"sharding": "zero2"}},
         ),
-        (Degrees(1, 1, 1, 1, peers=(2, 2, 2), recompute=("dit",)), {}, {}),
+        (Degrees(1, 1, 1, 1, tp=(2, 2, 2), recompute=("dit",)), {}, {}),
         (
-            Degrees(1, 2, 1, 1, peers=(1, 2, 1), recompute=("llm",)),
+            Degrees(1, 2, 1, 1, tp=(1, 2, 1), recompute=("llm",)),
             {"backbone": LORA},
             {"backbone": {**LORA, "sharding": "zero3"}},
         ),
         (Degrees(1, 1, 2, 1, sp=2), {}, {}),
     ],
-    ids=["shares", "peers", "shares of peers' adapters", "shared sequences"],
+    ids=["shares", "tp", "shares of tp adapters", "shared sequences"],
 )
 def test_a_compiled_run_has_the_losses_of_one_that_is_not(
     fleet: Fleet, pool: Pool, tmp_path: Path, degrees: Degrees, plain: Options, compiled: Options

@@ -26,7 +26,7 @@ Degrees = Mapping[str, tuple[int, ...]]
 """dp, pp and tp of each tower."""
 SMALL: Degrees = {"image": (2, 1), "text": (1, 1)}
 STAGED: Degrees = {"image": (1, 2), "text": (2, 1)}
-PEERS: Degrees = {"image": (1, 1, 2), "text": (2, 1)}
+TENSOR_PARALLEL: Degrees = {"image": (1, 1, 2), "text": (2, 1)}
 SPLIT: Degrees = {"image": (1, 2, 2), "text": (2, 1, 2)}
 LOCKED: Degrees = {"text": (1, 2), "image": (1, 1)}
 WIDE: Degrees = {"image": (2, 2), "text": (1, 2)}
@@ -45,7 +45,7 @@ def case_of(fleet: Fleet, name: str, degrees: Degrees, loss: str, **options: Any
         pytest.param(SMALL, {}, marks=pytest.mark.long),
         pytest.param(STAGED, {"microbatches": 2}, marks=pytest.mark.long),
         pytest.param(STAGED, {"microbatches": 2, "schedule": "batch_sync"}, marks=pytest.mark.long),
-        pytest.param(PEERS, {"microbatches": 2}, marks=pytest.mark.long),
+        pytest.param(TENSOR_PARALLEL, {"microbatches": 2}, marks=pytest.mark.long),
         pytest.param(LOCKED, {"microbatches": 2, "frozen": ("image",)}, marks=pytest.mark.long),
         pytest.param(STAGED, {"microbatches": 2, "frozen": ("image",)}, marks=pytest.mark.long),
         pytest.param(SPLIT, {"microbatches": 2}, marks=pytest.mark.long),
@@ -153,7 +153,7 @@ def test_a_run_resumes_and_goes_on_with_other_degrees(fleet: Fleet, pool: Pool, 
     pool.run([a_run(fleet, STAGED, straight, 4), a_run(fleet, STAGED, again, 2)], tmp_path)
     shutil.copytree(again, tmp_path / "moved")
     pool.run([a_run(fleet, STAGED, again, 4, backbone={"sharding": "zero3"})], tmp_path)
-    pool.run([a_run(fleet, PEERS, tmp_path / "moved", 4)], tmp_path)
+    pool.run([a_run(fleet, TENSOR_PARALLEL, tmp_path / "moved", 4)], tmp_path)
     expected = metrics(straight)
     assert [m["samples"] for m in expected] == [m["images"] for m in expected] == [16] * 4
     assert expected[0]["invalid_images"] == 1
@@ -169,7 +169,7 @@ def test_a_run_resumes_and_goes_on_with_other_degrees(fleet: Fleet, pool: Pool, 
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("degrees", [STAGED, PEERS], ids=str)
+@pytest.mark.parametrize("degrees", [STAGED, TENSOR_PARALLEL], ids=str)
 def test_losses_and_recall_of_a_held_out_stream_are_those_of_one_process(
     fleet: Fleet, pool: Pool, tmp_path: Path, degrees: Degrees
 ) -> None:

@@ -16,7 +16,7 @@ from program.conftest import Fleet
 from program.covers import Factors, Row, cover, covering, every, pairs
 from program.reference import Gradients, reference_gradients
 from program.runtime_cases import Case, Degrees, Pool
-from program.test_contrastive import PEERS, SMALL, STAGED, WIDE, case_of
+from program.test_contrastive import SMALL, STAGED, TENSOR_PARALLEL, WIDE, case_of
 from program.test_gradients import BOUNDS, DEGREES, KINDS, MODULES, WEIGHTS, assert_close, degrees_of, fits
 from program.test_gradients import FACTORS as PIPELINES
 from program.test_grouped import HEADS, MIXED
@@ -53,7 +53,7 @@ GROUPED: Factors = {
     "policy": ("search", "homogeneous", "static"),
     "schedule": ("1f1b", "gpipe"),
 }
-TOWERS = {"image 2": SMALL, "stages": STAGED, "peers": PEERS, "image 2 x 2 and text 1 x 2": WIDE}
+TOWERS = {"image 2": SMALL, "stages": STAGED, "tp": TENSOR_PARALLEL, "image 2 x 2 and text 1 x 2": WIDE}
 CONTRASTIVE: Factors = {
     "degrees": tuple(TOWERS),
     "frozen": ((), ("image",), ("text",)),
@@ -115,7 +115,7 @@ def test_pipelined(fleet: Fleet, pool: Pool, tmp_path: Path, of: Row) -> None:
 def test_all_degrees_of_pipelines(fleet: Fleet, pool: Pool, tmp_path: Path, number: int) -> None:
     """On ten processes at most, with all ways to hold parameters; what else they differ in comes in turn."""
     of, turns = ALL[number], every({name: REST[name] for name in REST if name != "sharding"}, lambda _: True)
-    with_shares = [of | turns[(3 * number + k) % len(turns)] | {"sharding": way} for k, way in enumerate(SHARDING)]
+    with_shares = [of | turns[(3 * number + k) % len(turns)] | {"sharding": edge} for k, edge in enumerate(SHARDING)]
     rows = [row if fits(row) else row | {"extra": 0} for row in with_shares]
     check(fleet, pool, tmp_path, named(rows), degrees_of(of))
 

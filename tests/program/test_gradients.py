@@ -100,33 +100,33 @@ def test_several_modules_of_a_kind_and_interleaved_chunks(
 @pytest.mark.parametrize(
     ("degrees", "sharding"),
     [
-        pytest.param(Degrees(1, 2, 1, 1, peers=(2, 2, 2)), "zero3", marks=pytest.mark.slow),
+        pytest.param(Degrees(1, 2, 1, 1, tp=(2, 2, 2)), "zero3", marks=pytest.mark.slow),
         *(
             pytest.param(degrees, sharding, marks=pytest.mark.long)
             for degrees, sharding in (
-                (Degrees(1, 1, 2, 1, peers=(2, 2, 1)), "none"),
-                (Degrees(1, 2, 1, 1, peers=(1, 2, 2)), "zero3"),
-                (Degrees(1, 1, 1, 1, peers=(1, 2, 1)), "none"),
-                (Degrees(1, 2, 2, 1, peers=(1, 2, 2)), "none"),
-                (Degrees(1, 2, 1, 1, peers=(2, 2, 2)), "zero2"),
-                (Degrees(1, 2, 2, 1, peers=(1, 2, 1)), "zero2"),
-                (Degrees(2, 1, 1, 2, peers=(2, 1, 2)), "zero2"),
-                (Degrees(2, 1, 1, 2, peers=(2, 1, 2)), "zero3"),
-                (Degrees(1, 1, 2, 1, chunks=2, peers=(1, 2, 1)), "none"),
-                (Degrees(2, 2, 1, 2, colocated=True, peers=(2, 2, 2)), "none"),
-                (Degrees(2, 2, 1, 2, colocated=True, peers=(2, 2, 2)), "zero3"),
-                (Degrees(1, 1, 2, 1, peers=(1, 2, 2), recompute=("llm", "dit")), "none"),
-                (Degrees(1, 2, 1, 1, peers=(1, 2, 1), recompute=("llm",)), "zero3"),
-                (Degrees(1, 1, 1, 1, peers=(2, 2, 2), frozen=("llm",)), "none"),
-                (Degrees(1, 2, 1, 1, peers=(1, 2, 1), frozen=("vit",)), "zero2"),
-                (Degrees(1, 2, 1, 1, peers=(1, 2, 1), frozen=("llm",)), "zero3"),
+                (Degrees(1, 1, 2, 1, tp=(2, 2, 1)), "none"),
+                (Degrees(1, 2, 1, 1, tp=(1, 2, 2)), "zero3"),
+                (Degrees(1, 1, 1, 1, tp=(1, 2, 1)), "none"),
+                (Degrees(1, 2, 2, 1, tp=(1, 2, 2)), "none"),
+                (Degrees(1, 2, 1, 1, tp=(2, 2, 2)), "zero2"),
+                (Degrees(1, 2, 2, 1, tp=(1, 2, 1)), "zero2"),
+                (Degrees(2, 1, 1, 2, tp=(2, 1, 2)), "zero2"),
+                (Degrees(2, 1, 1, 2, tp=(2, 1, 2)), "zero3"),
+                (Degrees(1, 1, 2, 1, chunks=2, tp=(1, 2, 1)), "none"),
+                (Degrees(2, 2, 1, 2, colocated=True, tp=(2, 2, 2)), "none"),
+                (Degrees(2, 2, 1, 2, colocated=True, tp=(2, 2, 2)), "zero3"),
+                (Degrees(1, 1, 2, 1, tp=(1, 2, 2), recompute=("llm", "dit")), "none"),
+                (Degrees(1, 2, 1, 1, tp=(1, 2, 1), recompute=("llm",)), "zero3"),
+                (Degrees(1, 1, 1, 1, tp=(2, 2, 2), frozen=("llm",)), "none"),
+                (Degrees(1, 2, 1, 1, tp=(1, 2, 1), frozen=("vit",)), "zero2"),
+                (Degrees(1, 2, 1, 1, tp=(1, 2, 1), frozen=("llm",)), "zero3"),
             )
         ),
     ],
     ids=str,
 )
 def test_tensor_parallel_peers(fleet: Fleet, pool: Pool, tmp_path: Path, degrees: Degrees, sharding: str) -> None:
-    """In bfloat16 gradients are summed in float32, as without peers."""
+    """In bfloat16 gradients are summed in float32, as without tensor parallelism."""
     ours, reference = fleet.pair_of_jobs(degrees)
     case = Case("float64", fleet.address, ours, sharding=dict.fromkeys(KINDS, sharding), **WEIGHTS)
     found = pool.run([case, replace(case, name="small", dtype="bfloat16")], tmp_path)
@@ -239,7 +239,7 @@ FACTORS: Factors = {
     "stages": (1, 2, 4),
     "generator": (1, 2),
     "chunks": (1, 2),
-    "peers": (1, 2),
+    "tp": (1, 2),
     "second_encoder": (0, 1),
     "frozen": ((), ("vit",), ("llm",), ("vit", "llm"), ("dit",)),
     "recompute": (False, True),
@@ -247,7 +247,7 @@ FACTORS: Factors = {
     "sharding": ("none", "zero2", "zero3"),
 }
 """What the layouts of pipelines differ in."""
-DEGREES = ("encoder", "backbone", "stages", "generator", "chunks", "peers", "second_encoder")
+DEGREES = ("encoder", "backbone", "stages", "generator", "chunks", "tp", "second_encoder")
 """Of these, what processes are started for."""
 LAYERS = 4
 """Of the backbone."""
@@ -257,7 +257,7 @@ def fits(row: Row, processes: int = 10) -> bool:
     """Whether a job may be so, with no more processes than fit a small machine; interleaved chunks leave no choice of
     what is in flight."""
     chunked = row["chunks"] > 1
-    llm = row["backbone"] * row["stages"] * row["peers"]
+    llm = row["backbone"] * row["stages"] * row["tp"]
     return not (
         llm + row["encoder"] + row["generator"] + row["second_encoder"] > processes
         or (chunked and (row["stages"] == 1 or row["stages"] * row["chunks"] > LAYERS or row.get("extra")))
@@ -266,7 +266,7 @@ def fits(row: Row, processes: int = 10) -> bool:
 
 def degrees_of(row: Row) -> Degrees:
     """What processes are started for."""
-    return Degrees(**{name: row[name] for name in DEGREES if name != "peers"}, peers=(1, row["peers"], 1))
+    return Degrees(**{name: row[name] for name in DEGREES if name != "tp"}, tp=(1, row["tp"], 1))
 
 
 @pytest.mark.long
@@ -415,22 +415,22 @@ def test_shares_are_saved_and_others_go_on_from_them(fleet: Fleet, pool: Pool, t
 
 @pytest.mark.long
 @pytest.mark.timeout(400)
-def test_others_go_on_from_what_peers_have_saved(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
-    """With another number of peers, or none, sharded or not; bit by bit in the same layout. Nothing counts twice."""
-    peers, one = Degrees(1, 1, 2, 1, peers=(1, 2, 1)), Degrees(1, 1, 1, 1)
-    other = Degrees(1, 2, 1, 1, peers=(2, 2, 1))
+def test_runs_resume_from_tensor_parallel_checkpoints(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
+    """With another tensor-parallel degree, sharded or not; bit by bit in the same layout. Nothing counts twice."""
+    ranks, one = Degrees(1, 1, 2, 1, tp=(1, 2, 1)), Degrees(1, 1, 1, 1)
+    other = Degrees(1, 2, 1, 1, tp=(2, 2, 1))
     folders = {name: tmp_path / name for name in ("straight", "again", "whole", "other")}
     for folder in folders.values():
         folder.mkdir()
-    pool.run([a_run(fleet, peers, folders["straight"], STEPS), a_run(fleet, peers, folders["again"], 2)], tmp_path)
+    pool.run([a_run(fleet, ranks, folders["straight"], STEPS), a_run(fleet, ranks, folders["again"], 2)], tmp_path)
     for name in ("whole", "other"):
         shutil.copytree(folders["again"], folders[name], dirs_exist_ok=True)
-    pool.run([a_run(fleet, peers, folders["again"], STEPS)], tmp_path)
+    pool.run([a_run(fleet, ranks, folders["again"], STEPS)], tmp_path)
     pool.run([a_run(fleet, one, folders["whole"], STEPS)], tmp_path)
     pool.run([a_run(fleet, other, folders["other"], STEPS, sharding={"backbone": "zero2"})], tmp_path)
 
     expected = went_on_alike(folders)
-    sizes = [int((tmp_path / f"straight-{STEPS}.{rank}.bytes").read_text()) for rank in range(peers.world_size)]
+    sizes = [int((tmp_path / f"straight-{STEPS}.{rank}.bytes").read_text()) for rank in range(ranks.world_size)]
     whole = sum(2 * 8 * t.numel() for key, t in expected.items() if key.startswith("llm."))
     assert sizes[1] == sizes[2]
     assert sum(sizes[1:5]) < 1.2 * whole

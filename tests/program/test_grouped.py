@@ -104,8 +104,8 @@ def test_an_image_that_cannot_be_decoded(fleet: Fleet, pool: Pool, tmp_path: Pat
                 (Degrees(1, 2, 2, 1, sp=2), "zero2"),
                 (Degrees(1, 1, 2, 1, sp=4), "zero2"),
                 (Degrees(2, 1, 2, 1, chunks=2, sp=2), "none"),
-                (Degrees(1, 1, 2, 1, peers=(1, 2, 1), sp=2), "none"),
-                (Degrees(1, 2, 1, 1, peers=(2, 2, 1), sp=2), "zero3"),
+                (Degrees(1, 1, 2, 1, tp=(1, 2, 1), sp=2), "none"),
+                (Degrees(1, 2, 1, 1, tp=(2, 2, 1), sp=2), "zero3"),
                 (Degrees(1, 1, 2, 1, sp=2, second_encoder=1), "none"),
                 (Degrees(1, 1, 2, 1, sp=2, recompute=("llm",)), "none"),
                 (Degrees(1, 1, 2, 1, sp=2, frozen=("vit",)), "none"),
@@ -146,7 +146,7 @@ def test_a_view_of_another_plan_ends_all_ranks(
     assert None not in outcomes
     said = {rank: outcome or "" for rank, outcome in enumerate(outcomes)}
     assert {rank for rank, text in said.items() if "BrokerMismatchError: this rank was sent step 0" in text} == refusing
-    assert all("PeerLostError: " in text for rank, text in said.items() if rank not in refusing), said
+    assert all("RankLostError: " in text for rank, text in said.items() if rank not in refusing), said
 
 
 HOPS = {
@@ -228,7 +228,7 @@ def test_a_run_goes_on_with_another_sp(fleet: Fleet, pool: Pool, tmp_path: Path)
     folders = {name: tmp_path / name for name in ("straight", "again", "none", "back")}
     for folder in folders.values():
         folder.mkdir()
-    shared, split = Degrees(1, 1, 2, 1, sp=2), Degrees(1, 2, 1, 1, peers=(1, 2, 1), sp=2)
+    shared, split = Degrees(1, 1, 2, 1, sp=2), Degrees(1, 2, 1, 1, tp=(1, 2, 1), sp=2)
 
     def run(degrees: Degrees, name: str, steps: int) -> Case:
         return run_of(fleet, degrees, folders[name], steps, "zero2")

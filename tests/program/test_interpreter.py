@@ -16,23 +16,23 @@ from dataserver.planning.simulation import Operation, OperationKind
 from trainclient.client import Batch
 from trainclient.program.clock import Stopwatch
 from trainclient.program.interpreter import Interpreter
-from trainclient.program.listing import StepPrograms, StreamError
-from trainclient.topology.places import Topology
+from trainclient.program.step_programs import StepPrograms, StreamError
+from trainclient.topology.process_grid import Topology
 
 DEGREES = Degrees(1, 2, 2, 1)
 
 
 @dataclass
 class Recorded:
-    """A runner, and its inlet, that only notes what it is asked to do."""
+    """A runner, and its receiver, that only notes what it is asked to do."""
 
     calls: list[object]
     chunk: int
-    inlet: "Recorded | None" = None
+    receiver: "Recorded | None" = None
     taken: list[list[int]] = field(default_factory=list)
     posted: list[tuple[int, int]] = field(default_factory=list)
     """Of every receive how many calls came before it, and its microbatch."""
-    stamped_ns: int = 0
+    sent_ns: int = 0
 
     def begin_step(self, taken: object = None, views: object = None) -> None:
         assert (taken is None) == (views is None)
@@ -41,8 +41,8 @@ class Recorded:
         else:
             self.taken = [t.tolist() for t in taken]  # type: ignore[attr-defined]
 
-    def post(self, way: int, batch: Batch) -> None:
-        assert way >= 0
+    def post(self, edge: int, batch: Batch) -> None:
+        assert edge >= 0
         self.posted.append((len(self.calls), batch.microbatch))
 
     def forward(self, operation: Operation, batch: Batch) -> None:
@@ -85,10 +85,10 @@ def interpreter(case: Case, module: str, stage: int = 0) -> tuple[Interpreter, l
     """The interpreter of rank 0 of a stage, what its runners note, and the runners."""
     spec, calls = case.parsed.spec, []
     topology = Topology.of(spec)
-    place = next(p for p in topology.places if (p.modules[0].name, p.rank, p.stage) == (module, 0, stage))
-    runners = [Recorded(calls, n, Recorded(calls, n)) for n in range(len(place.chunks))]
+    process = next(p for p in topology.processes if (p.modules[0].name, p.rank, p.stage) == (module, 0, stage))
+    runners = [Recorded(calls, n, Recorded(calls, n)) for n in range(len(process.chunks))]
     clock, held = Stopwatch(torch.device("cpu")), Held(calls)
-    made = Interpreter(spec.execution, topology, place, runners, clock, parameters=held)  # type: ignore[arg-type]
+    made = Interpreter(spec.execution, topology, process, runners, clock, parameters=held)  # type: ignore[arg-type]
     return made, calls, runners
 
 
@@ -158,8 +158,8 @@ def test_a_target_knows_what_its_source_has_taken(fleet: Fleet) -> None:
     for stage, source in ((0, held["vit"][0]), (1, held["llm"][0])):
         made, _, (runner,) = interpreter(case, "llm", stage)
         made.run([Listed(batches)])
-        assert runner.inlet is not None
-        assert runner.inlet.taken == [[max(-1, k - source) for k in range(len(batches))]]
+        assert runner.receiver is not None
+        assert runner.receiver.taken == [[max(-1, k - source) for k in range(len(batches))]]
 
 
 def test_receives_are_posted_as_soon_as_their_source_may_send(fleet: Fleet) -> None:
@@ -185,16 +185,16 @@ def test_what_an_interleaved_source_has_taken_is_that_of_the_chunk(fleet: Fleet)
     case, batches = views(fleet, "llm", degrees=Degrees(1, 1, 2, 1, chunks=2))
     spec = case.parsed.spec
     topology, programs = Topology.of(spec), StepPrograms.of(spec.execution, batches[0])
-    for way in topology.ways:
-        stage, position = way.source.number % way.source.module.pp, way.source.number // way.source.module.pp
-        (program,) = (p for p in programs.programs if (p.modules[0], p.stage) == (way.source.module.name, stage))
+    for edge in topology.edges:
+        stage, position = edge.source.number % edge.source.module.pp, edge.source.number // edge.source.module.pp
+        (program,) = (p for p in programs.programs if (p.modules[0], p.stage) == (edge.source.module.name, stage))
         last, expected = -1, {}
         for operation in program.operations:
             if operation.chunk == position and operation.kind is OperationKind.BACKWARD:
                 last = operation.microbatch
             elif operation.chunk == position and operation.kind is OperationKind.FORWARD:
                 expected[operation.microbatch] = last
-        assert programs.taken(way).tolist() == [expected[k] for k in range(len(batches))]
+        assert programs.taken(edge).tolist() == [expected[k] for k in range(len(batches))]
 
 
 def test_a_record_counts_what_the_rank_saw(fleet: Fleet) -> None:

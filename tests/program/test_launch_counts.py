@@ -9,7 +9,7 @@ from program.conftest import Fleet
 from program.runtime_cases import Degrees
 
 from trainclient.training.config import validate_config
-from trainclient.training.preparing import Jobs
+from trainclient.training.jobs import Jobs
 
 COUNTED_WITH = "2.13."
 """Torch of the numbers below; others take other operations apart."""

@@ -50,7 +50,7 @@ def test_as_by_sorting(ranks: int, cut: int, monkeypatch: pytest.MonkeyPatch) ->
     assert max(parts) * int(valid.sum()) <= 70
     expected = [*by_sorting(image[valid], text[valid]), *by_sorting(text[valid], image[valid])]
     assert [*found.values()] == pytest.approx(expected)
-    assert [*found] == [f"{way}_r{k}" for way in ("image_to_text", "text_to_image") for k in AMONG]
+    assert [*found] == [f"{edge}_r{k}" for edge in ("image_to_text", "text_to_image") for k in AMONG]
     assert 0.2 < found["image_to_text_r1"] < found["image_to_text_r10"] < 1
 
 

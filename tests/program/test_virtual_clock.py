@@ -15,7 +15,7 @@ from dataserver.planning.layouts.interface import layout_of
 from dataserver.planning.simulation import OperationKind
 from trainclient.program.clock import Executed
 from trainclient.program.virtual_clock import PlannedTimes
-from trainclient.topology.places import Topology
+from trainclient.topology.process_grid import Topology
 
 DEGREES = Degrees(2, 2, 2, 1)
 TRANSFERS = {
@@ -48,10 +48,10 @@ CASES: dict[str, tuple[Degrees, dict[str, Any]]] = {
     "all frozen": (Degrees(2, 2, 2, 1, frozen=("vit", "llm", "dit")), TRANSFERS),
     "all frozen, interleaved": (Degrees(2, 1, 2, 1, chunks=2, frozen=("vit", "llm", "dit")), TRANSFERS),
     "computed again": (Degrees(2, 2, 2, 1, frozen=("dit",), recompute=("vit", "dit")), TRANSFERS),
-    "peers": (Degrees(1, 2, 2, 1, peers=(2, 2, 1)), TRANSFERS),
-    "peers, interleaved": (Degrees(1, 1, 2, 1, chunks=2, peers=(1, 2, 2)), TRANSFERS),
+    "tp": (Degrees(1, 2, 2, 1, tp=(2, 2, 1)), TRANSFERS),
+    "tp, interleaved": (Degrees(1, 1, 2, 1, chunks=2, tp=(1, 2, 2)), TRANSFERS),
     "shared sequences": (Degrees(2, 2, 2, 1, sp=2), TRANSFERS),
-    "shared sequences, peers, interleaved": (Degrees(1, 1, 2, 1, chunks=2, peers=(1, 2, 1), sp=2), TRANSFERS),
+    "shared sequences, tp, interleaved": (Degrees(1, 1, 2, 1, chunks=2, tp=(1, 2, 1), sp=2), TRANSFERS),
     "no packing": (DEGREES, {"packing": {"enabled": False}}),
     **{f"order {order}": (DEGREES, {"layout": {"order": str(order)}}) for order in OrderPolicy},
 }
@@ -81,7 +81,7 @@ def test_the_executed_step_is_the_simulated_one(fleet: Fleet, name: str) -> None
 def test_rows_move_while_something_else_is_computed(fleet: Fleet) -> None:
     """Of a stage that waits for nothing but rows: it begins when they are there, however long they took to come."""
     topology, times, executed = check(fleet, *CASES["transfers"])
-    source, target = next(topology.pairs(way)[0] for way in topology.ways if way.is_straight)
+    source, target = next(topology.pairs(edge)[0] for edge in topology.edges if edge.is_straight)
     done = {e.operation: e.end_ns for e in executed[source]}
     under_way = 0
     for before, now in pairwise(executed[target]):

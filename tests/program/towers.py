@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dataserver.planning.job.identity import Job
 from trainclient.client import Batch
-from trainclient.topology.places import Topology
+from trainclient.topology.process_grid import Topology
 from trainclient.training.models import Models
 
 COSTS = {
@@ -87,9 +87,9 @@ def recall_in_one_process(case: Case, skip: frozenset[int] = frozenset()) -> dic
 def _networks(case: Case) -> dict[str, nn.Module]:
     spec, found = case.parsed.spec, {}
     models = Models.of(case.config, spec)
-    for place in Topology.of(spec).places:
-        ((_, built),) = models.build(place, torch.device("cpu"))
-        found[place.modules[0].name] = built.network
+    for process in Topology.of(spec).processes:
+        ((_, built),) = models.build(process, torch.device("cpu"))
+        found[process.modules[0].name] = built.network
     return found
 
 

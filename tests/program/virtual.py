@@ -16,21 +16,21 @@ from dataserver.planning.job.identity import Job
 from dataserver.planning.layouts.interface import PlannedTimeline
 from dataserver.planning.simulation import Operations
 from trainclient.client import Batch
-from trainclient.exchange.grouped import SharedSequences
-from trainclient.exchange.peers import PeerCollective, shared_ways
-from trainclient.exchange.transport import Channels, Collective, Directions, Message
+from trainclient.exchange.communicators import Collective, Communicators, EdgeP2P, Message
+from trainclient.exchange.leader_broadcast import LeaderCollective, leader_edges
+from trainclient.exchange.view_groups import SharedSequences
 from trainclient.modules import Site
 from trainclient.program.assembly import assemble
 from trainclient.program.clock import Executed
 from trainclient.program.runner import LossWeights
 from trainclient.program.virtual_clock import PlannedTimes, VirtualClock
-from trainclient.topology.places import Topology
+from trainclient.topology.process_grid import Topology
 
 DEADLINE_S = 60
 
 
 Boxes = dict[tuple[str, bool, int, int], "Queue[Message]"]
-"""Messages on their way, by way, direction, sender and receiver."""
+"""Messages being sent, by edge, direction, sender and receiver."""
 Together = dict[tuple[int, int], "Queue[Tensor]"]
 """Those of collectives, by sender and receiver."""
 
@@ -41,7 +41,7 @@ class Left:
     def wait(self) -> None:
         """They have left."""
 
-    def has_left(self) -> bool:
+    def is_completed(self) -> bool:
         return True
 
 
@@ -52,14 +52,14 @@ class Awaited:
     queues: list["Queue[Message]"]
     messages: Sequence[Message]
 
-    def wait_stamps(self) -> None:
+    def wait_headers(self) -> None:
         for queue, message in zip(self.queues, self.messages, strict=True):
             found = queue.get(timeout=DEADLINE_S)
-            message.stamp.copy_(found.stamp)
+            message.header.copy_(found.header)
             message.rows.copy_(found.rows)
 
     def wait_rows(self) -> None:
-        """They came with their stamps."""
+        """They came with their headers."""
 
 
 @dataclass
@@ -72,11 +72,11 @@ class ThreadCollective:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def all_to_all(
-        self, way: tuple[str, str], messages: Sequence[Tensor], num_bytes: Sequence[int], microbatch: int = 0
+        self, modules: tuple[str, str], messages: Sequence[Tensor], num_bytes: Sequence[int], microbatch: int = 0
     ) -> "Arriving":
-        del way, microbatch
-        for peer, message in enumerate(messages):
-            self.boxes[self.rank, peer].put(message)
+        del modules, microbatch
+        for rank, message in enumerate(messages):
+            self.boxes[self.rank, rank].put(message)
         return Arriving(self, num_bytes)
 
 
@@ -89,7 +89,7 @@ class Arriving:
 
     def __post_init__(self) -> None:
         ranks = range(self.to.size)
-        self.found = [self.to.boxes[peer, self.to.rank].get(timeout=DEADLINE_S) for peer in ranks]
+        self.found = [self.to.boxes[rank, self.to.rank].get(timeout=DEADLINE_S) for rank in ranks]
 
     def wait(self) -> list[Tensor]:
         assert [len(message) for message in self.found] == list(self.num_bytes)
@@ -97,11 +97,11 @@ class Arriving:
 
 
 @dataclass
-class ThreadChannel:
-    """A channel between threads."""
+class ThreadP2P:
+    """Point-to-point messages between threads."""
 
     rank: int
-    way: str
+    edge: str
     back: bool
     boxes: Boxes
 
@@ -111,16 +111,16 @@ class ThreadChannel:
     def send(self, messages: Sequence[Message], microbatch: int) -> Left:
         assert microbatch >= 0
         for message in messages:
-            self.boxes[self.way, self.back, self.rank, message.peer].put(message)
+            self.boxes[self.edge, self.back, self.rank, message.rank].put(message)
         return Left()
 
     def post(self, messages: Sequence[Message], microbatch: int) -> Awaited:
         assert microbatch >= 0
-        return Awaited([self.boxes[self.way, self.back, m.peer, self.rank] for m in messages], messages)
+        return Awaited([self.boxes[self.edge, self.back, m.rank, self.rank] for m in messages], messages)
 
 
 @dataclass
-class ThreadPeers:
+class ThreadViewGroup:
     """Peers that are threads."""
 
     rank: int
@@ -134,7 +134,7 @@ class ThreadPeers:
         return self.row[0]
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         return self.rank == self.leader
 
     @property
@@ -148,55 +148,55 @@ class ThreadPeers:
     def exchange(self, values: Tensor, leaving: Sequence[int], arriving: Sequence[int]) -> Tensor:
         raise NotImplementedError("modules that sleep exchange nothing")
 
-    def hand_on(self, message: Tensor) -> None:
-        if self.leads:
-            for peer in self.row[1:]:
-                self.boxes[self.rank, peer].put(message.clone())
+    def broadcast(self, message: Tensor) -> None:
+        if self.is_leader:
+            for rank in self.row[1:]:
+                self.boxes[self.rank, rank].put(message.clone())
         else:
             message.copy_(self.boxes[self.leader, self.rank].get(timeout=DEADLINE_S))
 
 
-def meeting_of(ranks: Sequence[int], peers: ThreadPeers, boxes: Together) -> Collective | None:
-    """Where a process, or the first of its peers, meets others."""
-    if peers.leader not in ranks:
+def collective_of(ranks: Sequence[int], group: ThreadViewGroup, boxes: Together) -> Collective | None:
+    """The collective of a process, or of the leader of its group."""
+    if group.leader not in ranks:
         return None
-    place = ranks.index(peers.leader), len(ranks)
-    own = ThreadCollective(*place, boxes) if peers.leads else None
-    return own if peers.size == 1 else PeerCollective(own, *place, peers)
+    rank_and_size = ranks.index(group.leader), len(ranks)
+    own = ThreadCollective(*rank_and_size, boxes) if group.is_leader else None
+    return own if group.size == 1 else LeaderCollective(own, *rank_and_size, group)
 
 
 def execute(
-    case: Case, job: Job, planned: PlannedTimeline, hop_ns: Mapping[str, I64] | None = None
+    case: Case, job: Job, planned: PlannedTimeline, phase_ns: Mapping[str, I64] | None = None
 ) -> list[list[Executed]]:
     """What every process of step 0 executes, in the order of the global ranks."""
     topology = Topology.of(job.spec)
-    times, ranks = PlannedTimes(planned, topology, hop_ns), range(topology.world_size)
-    ways = [str(way) for way in topology.ways]
-    boxes: Boxes = {key: Queue() for key in itertools.product(ways, (False, True), ranks, ranks)}
+    times, ranks = PlannedTimes(planned, topology, phase_ns), range(topology.world_size)
+    edges = [str(edge) for edge in topology.edges]
+    boxes: Boxes = {key: Queue() for key in itertools.product(edges, (False, True), ranks, ranks)}
     together: Together = {key: Queue() for key in itertools.product(ranks, ranks)}
     said: Together = {key: Queue() for key in itertools.product(ranks, ranks)}
     handed_on: Together = {key: Queue() for key in itertools.product(ranks, ranks)}
     rows = {rank: row for stage in topology.stages for row in stage for rank in row}
 
     def run(rank: int, streams: Sequence[Sequence[Batch]]) -> list[Executed]:
-        place, clock = topology.places[rank], VirtualClock(times, rank)
-        ends = {way: Directions(*(ThreadChannel(rank, way, back, boxes) for back in (False, True))) for way in ways}
-        peers = ThreadPeers(rank, rows[rank], handed_on)
-        ends = shared_ways(ends, peers)
-        met, headers = (meeting_of(topology.together, peers, through) for through in (together, said))
+        process, clock = topology.processes[rank], VirtualClock(times, rank)
+        ends = {edge: EdgeP2P(*(ThreadP2P(rank, edge, back, boxes) for back in (False, True))) for edge in edges}
+        group = ThreadViewGroup(rank, rows[rank], handed_on)
+        ends = leader_edges(ends, group)
+        met, headers = (collective_of(topology.collective_ranks, group, through) for through in (together, said))
         groups = [group for group in topology.sequence_groups if rank in group.members]
-        pool = {group.ranks: ThreadPeers(rank, group.members, handed_on) for group in groups}
-        shared = SharedSequences(place.rank, pool) if pool or rank in topology.in_step else None
-        channels = clock.channels(Channels(ends, met, shared, headers))
-        sites = [Site(job.spec, chunk.module, WIDTH, chunk.number, chunk.count) for chunk in place.chunks]
+        pool = {group.ranks: ThreadViewGroup(rank, group.members, handed_on) for group in groups}
+        shared = SharedSequences(process.rank, pool) if pool or rank in topology.lockstep_ranks else None
+        communicators = clock.communicators(Communicators(ends, met, shared, headers))
+        sites = [Site(job.spec, chunk.module, WIDTH, chunk.number, chunk.count) for chunk in process.chunks]
         modules = [(site, sleeping_module(site, scale=0)) for site in sites]
-        machine = assemble(job.spec, topology, place, modules, channels, LossWeights(), clock)
+        machine = assemble(job.spec, topology, process, modules, communicators, LossWeights(), clock)
         assert machine.interpreter.run([Listed(batches) for batches in streams]) is not None
         return clock.executed
 
-    views = {(m.name, p.rank): list(case.batches(m.name, p.rank)) for p in topology.places for m in p.modules}
+    views = {(m.name, p.rank): list(case.batches(m.name, p.rank)) for p in topology.processes for m in p.modules}
     with ThreadPoolExecutor(topology.world_size) as threads:
-        wanted = [[views[m.name, p.rank] for m in p.modules] for p in topology.places]
+        wanted = [[views[m.name, p.rank] for m in p.modules] for p in topology.processes]
         executed = list(threads.map(run, range(topology.world_size), wanted))
     assert all(queue.empty() for queue in [*boxes.values(), *together.values(), *said.values(), *handed_on.values()])
     return executed
@@ -205,8 +205,8 @@ def execute(
 def assert_as_simulated(job: Job, planned: PlannedTimeline, executed: list[list[Executed]]) -> None:
     """Every process ran the operations that were planned, when they were simulated, to the nanosecond."""
     nodes = {(n.modules[0], n.rank, n.stage): i for i, n in enumerate(planned.nodes)}
-    for place, found in zip(Topology.of(job.spec).places, executed, strict=True):
-        node = nodes[place.modules[0].name, place.rank, place.stage]
+    for process, found in zip(Topology.of(job.spec).processes, executed, strict=True):
+        node = nodes[process.modules[0].name, process.rank, process.stage]
         listed = Operations.of(planned.pipeline.operations[int(planned.pipeline.stage[node])])
         assert [e.operation for e in found] == list(listed)
         count = len(listed)

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from trainclient.exchange.waiting import Waits
+from trainclient.exchange.wait_times import Waits
 from trainclient.models.backbone import BackboneBatch, BackboneConfig, BackboneStage
 from trainclient.models.parameters import initialise
+from trainclient.sharding.dtensors import like, local
 from trainclient.sharding.fsdp import ShardedNetwork, store_precisely
-from trainclient.sharding.parts import like, local
 from trainclient.training.gradients import Gradients
 
 

@@ -10,10 +10,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from dataserver.planning.job.identity import parse_job
-from trainclient.exchange.waiting import Waits
+from trainclient.exchange.wait_times import Waits
 from trainclient.models.layers import SplitLayer
 from trainclient.sharding.fsdp import ShardedNetwork
-from trainclient.sharding.tensor import split
+from trainclient.sharding.tensor_parallel import split
 from trainclient.training.config import ConfigError, Sharding, TrainConfig
 from trainclient.training.models import Models
 

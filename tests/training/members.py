@@ -14,7 +14,7 @@ from pathlib import Path
 from cli.forked import forks
 from torch.distributed import TCPStore
 
-from trainclient.exchange.transport import PeerLostError
+from trainclient.exchange.rank_errors import RankLostError
 from trainclient.training.control import Control
 
 
@@ -79,5 +79,5 @@ def _member(port: int, rank: int, world: int, how: str, timeout_s: float, connec
             raise RuntimeError("[enforce fail at disk.cpp:1] err == 0. the disk is\nfull")
         if how == "lose":  # as a collective with the last process
             threading.Event().wait(timeout_s)
-            raise PeerLostError("timed out")
+            raise RankLostError("timed out")
         threading.Event().wait()

@@ -11,8 +11,8 @@ from program.runtime_cases import Degrees, job_data
 from program.towers import tower_data
 
 from trainclient.training.config import validate_config
+from trainclient.training.jobs import prepare
 from trainclient.training.models import Models
-from trainclient.training.preparing import prepare
 from trainclient.training.rank import check
 
 Data = dict[str, Any]

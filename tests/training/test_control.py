@@ -12,11 +12,11 @@ import pytest
 from torch.distributed import HashStore
 from training.members import running
 
-from trainclient.exchange.transport import PeerLostError
+from trainclient.exchange.rank_errors import RankLostError
 from trainclient.processes import identity
 from trainclient.training import control as control_module
-from trainclient.training import stopped
 from trainclient.training.control import Control, RunEndedError
+from trainclient.training.kill_process import kill_process
 
 TIMEOUT_S = 3.0
 """Longer than a busy machine keeps a process from running."""
@@ -96,8 +96,8 @@ def test_a_lost_contact_is_explained_by_what_the_channel_knows() -> None:
     def run() -> None:
         with first:
             time.sleep(0.5)
-            second._peers[0].connection.close()
-            raise PeerLostError("lost contact")
+            second._members[0].socket.close()
+            raise RankLostError("lost contact")
 
     words = r"global rank 1 \(m rank 1\) ended; .*global rank 0 \(m rank 0\): nothing"
     with pytest.raises(RunEndedError, match=words) as caught:
@@ -125,7 +125,7 @@ def test_of_a_contact_that_is_lost_early_who_is_silent_is_the_reason(
     def run() -> None:
         with first:
             time.sleep(0.5)
-            raise PeerLostError("timed out")
+            raise RankLostError("timed out")
 
     with second if beats else nullcontext(), pytest.raises(RunEndedError, match=words) as caught:
         run()
@@ -159,7 +159,7 @@ def test_strangers_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
             stranger.settimeout(10)
             assert stranger.recv(1) == b""
         assert not first._judged.is_set()
-        assert [peer.rank for peer in first._peers] == [1]
+        assert [member.rank for member in first._members] == [1]
 
 
 def test_a_process_is_ended_by_its_identity_alone() -> None:
@@ -169,11 +169,11 @@ def test_a_process_is_ended_by_its_identity_alone() -> None:
         assert number == str(process.pid)
         others = f"{boot[::-1]} {namespace}", f"{boot} {namespace}0"
         for other in (f"{others[0]} {started}", f"{others[1]} {started}", f"{boot} {namespace} {int(started) - 1}"):
-            stopped.end(f"{other} {number}")
+            kill_process(f"{other} {number}")
         for nothing in ("", "?", "a b c d", f"{boot} {namespace} {started} 0", identity()):
-            stopped.end(nothing)
+            kill_process(nothing)
         assert process.poll() is None
-        stopped.end(found)
+        kill_process(found)
         assert process.wait(DEADLINE_S) == -signal.SIGKILL
-    stopped.end(found)
+    kill_process(found)
     assert identity(process.pid) == ""

@@ -15,7 +15,7 @@ from torch import nn
 from dataserver.planning.job.identity import JobSpecError, parse_job
 from trainclient.training.config import ConfigError, validate_config
 from trainclient.training.evaluation import undisturbed
-from trainclient.training.preparing import prepare
+from trainclient.training.jobs import prepare
 
 DEGREES = Degrees(2, 1, 2, 1)
 

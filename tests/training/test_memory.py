@@ -28,9 +28,9 @@ from trainclient.orchestrate.memory import (
     PRECISIONS,
     Parameters,
     block_bytes,
-    kept_bytes,
+    saved_bytes,
 )
-from trainclient.topology.places import Topology
+from trainclient.topology.process_grid import Topology
 from trainclient.training.config import ConfigError, TrainConfig
 from trainclient.training.memory import Need, as_yaml, needs
 from trainclient.training.models import Models
@@ -55,7 +55,7 @@ NETWORKS: dict[str, tuple[Make, Run, int]] = {
 """How each kind is made of a number of layers, with or without recomputing; how it is run; rows of a unit of length."""
 
 
-def saved_bytes(network: nn.Module, run: Run) -> int:
+def bytes_for_backward(network: nn.Module, run: Run) -> int:
     """What a forward keeps for its backward beside parameters."""
     parameters = {p.untyped_storage().data_ptr() for p in network.parameters()}
     kept: dict[int, Tensor] = {}
@@ -75,10 +75,10 @@ def test_blocks_keep_of_a_row_what_is_derived(kind: str, recompute: bool) -> Non
     """On CPUs RMSNorm also keeps what it has normalised, and attention a number for each head."""
     make, run, scale = NETWORKS[kind]
     one, three = (make(layers, recompute) for layers in (1, 3))
-    found = (saved_bytes(three, run) - saved_bytes(one, run)) / 2 / (sum(LENGTHS) * scale)
+    found = (bytes_for_backward(three, run) - bytes_for_backward(one, run)) / 2 / (sum(LENGTHS) * scale)
     beside = 4 * 2 * WIDTH if kind == "backbone" and not recompute else 0
     size = one.config.size
-    expected = kept_bytes(BLOCKS[kind], size, 1, recompute, PRECISIONS["float32"])
+    expected = saved_bytes(BLOCKS[kind], size, 1, recompute, PRECISIONS["float32"])
     assert found - beside == pytest.approx(expected, rel=0.03)
 
 
@@ -97,7 +97,9 @@ def test_states_are_those_of_the_largest_stage_and_of_what_ranks_share() -> None
     plain = {need.module: need for need in derived({}, {"dtype": "bfloat16"})}
     spec = make_job(encoder=2, backbone=(2, 2), generator=1).spec
     models = Models.of(TrainConfig(), spec)
-    places = {p.modules[0].name: p for p in Topology.of(spec).places}  # of the backbone the last stage, with its head
+    places = {
+        p.modules[0].name: p for p in Topology.of(spec).processes
+    }  # of the backbone the last stage, with its head
     for name, place in places.items():
         numbers = [p.numel() for _, m in models.build(place, torch.device("cpu")) for p in m.network.parameters()]
         assert plain[name].state_bytes >= 18 * sum(numbers)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from trainclient.training.config import ConfigError, Device
 from trainclient.training.metrics import sample_hash
-from trainclient.training.peaks import known_peak, peak_flops
+from trainclient.training.peak_flops import known_peak, peak_flops
 from trainclient.training.rank import Process, choose_device
 
 SAMPLES = st.lists(st.tuples(*[st.integers(0, 2**64 - 1)] * 3), unique=True, max_size=20)

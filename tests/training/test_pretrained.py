@@ -24,13 +24,13 @@ from trainclient.cli import main
 from trainclient.models.backbone import BackboneConfig
 from trainclient.models.encoder import EncoderConfig
 from trainclient.models.hf import load_pretrained
-from trainclient.topology.places import Topology
+from trainclient.topology.process_grid import Topology
 from trainclient.training.config import TrainConfig
 from trainclient.training.models import Models
 
 WIDTH = 32
 ALONE = Degrees(1, 1, 1, 1, colocated=True)
-SPLIT, STAGES = Degrees(1, 2, 1, 1, peers=(2, 2, 1)), Degrees(1, 1, 2, 1)
+SPLIT, STAGES = Degrees(1, 2, 1, 1, tp=(2, 2, 1)), Degrees(1, 1, 2, 1)
 
 
 def llama(folder: Path, vocabulary: int = 300) -> Path:
@@ -217,7 +217,7 @@ def towers(patch: int = 8, **weights: Path) -> Models:
 
 
 def tower_stages(found: Models, name: str) -> list[torch.nn.Module]:
-    places = [p for p in Topology.of(found.job).places if p.modules[0].name == name]
+    places = [p for p in Topology.of(found.job).processes if p.modules[0].name == name]
     return [found.build(place, torch.device("cpu"))[0][1].network for place in places]
 
 

@@ -32,7 +32,7 @@ FIRST = Degrees(2, 2, 1, 2, colocated=True)
 SECOND = Degrees(2, 2, 1, 1)
 ALONE = Degrees(1, 1, 1, 1, colocated=True)
 """One process, where nothing is asked of several: each costs seconds to start."""
-PEERS = Degrees(1, 1, 1, 1, peers=(1, 2, 1))
+TENSOR_PARALLEL = Degrees(1, 1, 1, 1, tp=(1, 2, 1))
 GROUPED = Degrees(1, 2, 1, 1, group=2)
 SCHEDULE = ("--optimizer.schedule", "cosine", "--optimizer.decay-steps", "3", "--optimizer.warmup-steps", "2")
 
@@ -125,7 +125,7 @@ def test_a_recorded_step_has_a_trace_and_a_table(undisturbed: Run) -> None:
 @pytest.mark.parametrize(
     "runs",
     [
-        ((2, PEERS), (5, FIRST)),
+        ((2, TENSOR_PARALLEL), (5, FIRST)),
         ((1, FIRST), (2, FIRST), (3, SECOND), (4, SECOND), (5, FIRST)),
     ],
     ids=["some", "every"],
@@ -144,7 +144,9 @@ def test_resume_after_steps_in_either_layout(
 
 
 @pytest.mark.parametrize(
-    "degrees", [PEERS, *(pytest.param(degrees, marks=pytest.mark.long) for degrees in (FIRST, GROUPED))], ids=str
+    "degrees",
+    [TENSOR_PARALLEL, *(pytest.param(degrees, marks=pytest.mark.long) for degrees in (FIRST, GROUPED))],
+    ids=str,
 )
 def test_killed_process_ends_the_run_and_it_resumes_in_another_layout(
     fleet: Fleet, tmp_path: Path, undisturbed: Run, degrees: Degrees

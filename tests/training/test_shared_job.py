@@ -10,7 +10,7 @@ import pytest
 import yaml
 from client.fake_server import FINGERPRINT, FakeServer, job_data
 
-from trainclient.topology.places import TopologyError
+from trainclient.topology.process_grid import TopologyError
 from trainclient.training.config import TrainConfig
 from trainclient.training.rank import Process, shared_jobs
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from trainclient.exchange.transport import PeerLostError, contact, contact_of_torch
+from trainclient.exchange.rank_errors import RankLostError, translate_rank_errors, translate_torch_rank_errors
 from trainclient.training.signals import StopSignals
 from trainclient.training.worker import _explain
 
@@ -23,7 +23,7 @@ OUT_OF_MEMORY = (
 
 def test_a_device_without_memory_is_named_with_what_helps(capsys: pytest.CaptureFixture[str]) -> None:
     """Also where it runs out while others are waited for."""
-    with pytest.raises(torch.OutOfMemoryError) as caught, contact("other ranks"):
+    with pytest.raises(torch.OutOfMemoryError) as caught, translate_rank_errors("other ranks"):
         raise torch.OutOfMemoryError(OUT_OF_MEMORY)
     with StopSignals(1.0) as stop:
         assert _explain(caught.value, "3", stop) == 1
@@ -39,7 +39,7 @@ def test_a_device_without_memory_is_named_with_what_helps(capsys: pytest.Capture
 
 @pytest.mark.parametrize("make", [torch.empty, np.empty, bytearray])
 def test_a_machine_without_memory_is_named_too(make: Callable[[int], Any], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises((RuntimeError, MemoryError)) as caught, contact("other ranks"):
+    with pytest.raises((RuntimeError, MemoryError)) as caught, translate_rank_errors("other ranks"):
         make(10**17)
     with StopSignals(1.0) as stop:
         assert _explain(caught.value, "3", stop) == 1
@@ -68,7 +68,10 @@ def test_an_error_in_code_of_the_users_own_is_said_with_its_place(
 def test_what_torch_says_of_a_lost_process_in_its_own_collectives_is_known_by_its_text() -> None:
     gloo = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:5. This is why."
     for error in (RuntimeError(gloo), dist.DistBackendError("Connection closed by peer [::1]:5. NCCL says more.")):
-        with pytest.raises(PeerLostError, match=r"ranks \(Connection closed by peer \[::1\]:5\)"), contact_of_torch():
+        with (
+            pytest.raises(RankLostError, match=r"ranks \(Connection closed by peer \[::1\]:5\)"),
+            translate_torch_rank_errors(),
+        ):
             raise error
-    with pytest.raises(RuntimeError, match=r"^another$"), contact_of_torch():
+    with pytest.raises(RuntimeError, match=r"^another$"), translate_torch_rank_errors():
         raise RuntimeError("another")

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+from trainclient.adapters.full_model import FullModelMicrobatch, FullModelStream
 from trainclient.adapters.padded import PaddedShape
 from trainclient.adapters.versions import require
-from trainclient.adapters.whole_rank import WholeMicrobatch, WholeRankStream
 from trainclient.stream.jobs import JobSource
 from trainclient.stream.microbatch import Array
 
@@ -23,7 +23,7 @@ import grain  # noqa: E402
 class ServedIterator(grain.DatasetIterator[dict[str, Array]]):
     """Iterates over the microbatches of one rank; for one thread at a time, in the process that made it."""
 
-    def __init__(self, stream: WholeRankStream) -> None:
+    def __init__(self, stream: FullModelStream) -> None:
         super().__init__()
         self.stream = stream
         self._shape = PaddedShape.of(stream)
@@ -60,13 +60,13 @@ class ServedDataset(grain.IterDataset[dict[str, Array]]):
     def __init__(
         self, addresses: str | Sequence[str], job: JobSource, *, rank: int, world_size: int, **options: Any
     ) -> None:
-        """See `WholeRankStream`."""
+        """See `FullModelStream`."""
         super().__init__()
         self._arguments = addresses, job
         self._options = {"rank": rank, "world_size": world_size, **options}
 
     def __iter__(self) -> ServedIterator:
-        return ServedIterator(WholeRankStream(*self._arguments, **self._options))
+        return ServedIterator(FullModelStream(*self._arguments, **self._options))
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:  # noqa: ARG002
         """Grain shares a data set out to processes by this; refused with ValueError."""
@@ -76,5 +76,5 @@ class ServedDataset(grain.IterDataset[dict[str, Array]]):
         )
 
 
-def _all_of(stream: WholeRankStream) -> Iterator[WholeMicrobatch]:
+def _all_of(stream: FullModelStream) -> Iterator[FullModelMicrobatch]:
     return chain.from_iterable(step.microbatches for step in stream)

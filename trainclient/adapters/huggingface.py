@@ -1,7 +1,7 @@
 """Hugging Face's Trainer over the stream: its steps are the job's, and so are their denominators.
 
     args = TrainingArguments("out", num_train_epochs=1)
-    stream = WholeRankStream("data-0:50051", "job.yaml", rank=args.process_index, world_size=args.world_size)
+    stream = FullModelStream("data-0:50051", "job.yaml", rank=args.process_index, world_size=args.world_size)
     ServedTrainer(model, args, stream=stream, inputs=Qwen2VLInputs.of(model.config, stream.job.stream.sizing)).train()
 
 One batch of the Trainer is a step of this rank with all its microbatches, whose number may differ from step to step. So
@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from dataserver.planning.job.spec import Execution
+from trainclient.adapters.full_model import FullModelMicrobatch, FullModelStream, Step
 from trainclient.adapters.hf_arguments import check_arguments, check_options
 from trainclient.adapters.saved_weights import WeightDigests
 from trainclient.adapters.state_file import read_state, write_state
 from trainclient.adapters.versions import require
-from trainclient.adapters.whole_rank import Step, WholeMicrobatch, WholeRankStream
 
 require("transformers", "5", "6")
 require("accelerate", "1.1", "2")
@@ -31,7 +31,7 @@ from transformers.trainer_utils import get_last_checkpoint  # noqa: E402
 
 from trainclient.adapters.hf_checkpoints import begin_saving, read_whole, require_loaded  # noqa: E402
 
-Inputs = Callable[[WholeMicrobatch, torch.device], dict[str, Any]]
+Inputs = Callable[[FullModelMicrobatch, torch.device], dict[str, Any]]
 """From a microbatch to the model's arguments on a device."""
 
 
@@ -39,7 +39,7 @@ class ServedTrainer(Trainer):
     """A Trainer that trains on a stream. Evaluation is the Trainer's own."""
 
     def __init__(
-        self, model: nn.Module, args: TrainingArguments, *, stream: WholeRankStream, inputs: Inputs, **options: Any
+        self, model: nn.Module, args: TrainingArguments, *, stream: FullModelStream, inputs: Inputs, **options: Any
     ) -> None:
         """Make a trainer.
 
@@ -55,7 +55,7 @@ class ServedTrainer(Trainer):
         Raises:
             ValueError: arguments that contradict the job, or are not understood.
         """
-        stream.require_place(args.process_index, args.world_size)
+        stream.require_rank_and_size(args.process_index, args.world_size)
         check_options(options)
         check_arguments(args, len(stream))
         args.ignore_data_skip = True

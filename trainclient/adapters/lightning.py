@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainclient.adapters.full_model import FullModelMicrobatch, FullModelStream, Step
 from trainclient.adapters.lightning_arguments import check_trainer_arguments
 from trainclient.adapters.versions import require
-from trainclient.adapters.whole_rank import Step, WholeMicrobatch, WholeRankStream
 
 require("lightning", "2.5", "3")
 from lightning import LightningDataModule, LightningModule, Trainer  # noqa: E402
@@ -31,7 +31,7 @@ class ServedData(LightningDataModule):
     nothing of a step that was read and not learned.
     """
 
-    def __init__(self, stream: WholeRankStream) -> None:
+    def __init__(self, stream: FullModelStream) -> None:
         super().__init__()
         self.stream = stream
         self._last: _Given | None = None
@@ -41,7 +41,7 @@ class ServedData(LightningDataModule):
     def setup(self, stage: str) -> None:
         """Called before training; ValueError if Trainer or module contradict the job."""
         if stage == "fit":
-            self.stream.require_place(self.trainer.global_rank, self.trainer.world_size)
+            self.stream.require_rank_and_size(self.trainer.global_rank, self.trainer.world_size)
             check_trainer_arguments(self.trainer)
             _check_trainer(self.trainer, self.stream)
             self._go_to_untrained()
@@ -144,7 +144,7 @@ class ServedModule(LightningModule):
         self.automatic_optimization = False
 
     @abstractmethod
-    def loss_of(self, microbatch: WholeMicrobatch, text_tokens: int) -> Tensor:
+    def loss_of(self, microbatch: FullModelMicrobatch, text_tokens: int) -> Tensor:
         """A microbatch's share of the step's loss: the sum over its targets, divided by those of the whole step."""
 
     def training_step(self, step: Step) -> None:
@@ -213,7 +213,7 @@ def _reopen_epoch(loop: dict[str, Any]) -> None:
     loop["epoch_loop.batch_progress"]["is_last_batch"] = False
 
 
-def _check_trainer(trainer: Trainer, stream: WholeRankStream) -> None:
+def _check_trainer(trainer: Trainer, stream: FullModelStream) -> None:
     num_steps, strategy = len(stream), trainer.strategy
     if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy):
         raise ValueError(

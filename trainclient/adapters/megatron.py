@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 from torch.utils.data import default_convert
 
+from trainclient.adapters.full_model import IGNORED_LABEL, FullModelMicrobatch, FullModelStream
 from trainclient.adapters.padded import PaddedShape
 from trainclient.adapters.qwen2_vl import MEAN, STD, Qwen2VLInputs
 from trainclient.adapters.state_file import read_state, write_state
 from trainclient.adapters.versions import require
-from trainclient.adapters.whole_rank import IGNORED_LABEL, WholeMicrobatch, WholeRankStream
 from trainclient.stream.microbatch import Array
 
 require("megatron-core", "0.16", "0.20")
@@ -45,7 +45,7 @@ class MegatronBatches:
     and modality_inputs.
     """
 
-    stream: WholeRankStream
+    stream: FullModelStream
     seq_length: int
     """Megatron's, whose micro_batch_size is 1: L."""
     modality: str | None = None
@@ -76,11 +76,11 @@ class MegatronBatches:
             )
         object.__setattr__(self, "shape", shape)
 
-    def __call__(self, microbatch: WholeMicrobatch) -> Batch:
+    def __call__(self, microbatch: FullModelMicrobatch) -> Batch:
         """The batch of a microbatch; without images it has no modality_inputs.
 
-        Where other ranks have images and this one has none (`WholeMicrobatch.lacks_images`), a grey one takes the last
-        token, which no other sees and which has no target.
+        Where other ranks have images and this one has none (`FullModelMicrobatch.lacks_images`), a grey one takes the
+        last token, which no other sees and which has no target.
         """
         tensors = microbatch.tensors
         ids = tensors["token_ids"].copy()
@@ -103,7 +103,7 @@ class MegatronBatches:
         none = np.zeros(0, np.int64)
         return _on_torch(self._tokens(none, none, none, np.zeros(1, np.int64)))
 
-    def _tokens(self, ids: Array, places: Array, labels: Array, cu_lengths: Array) -> Batch:
+    def _tokens(self, ids: Array, positions: Array, labels: Array, cu_lengths: Array) -> Batch:
         """All but images, as arrays."""
         length = self.shape.sequences * self.shape.tokens
         self.shape.require_room("tokens", len(ids), length)
@@ -119,7 +119,7 @@ class MegatronBatches:
             "tokens" if self.modality is None else "input_ids": padded(ids),
             "labels": np.where(learned, targets, 0),
             "loss_mask": learned.astype(np.float32),
-            "position_ids": padded(places),
+            "position_ids": padded(positions),
             "attention_mask": None,
         }
         ends = np.append(cu_lengths, length) if len(ids) < length else cu_lengths  # padding is a sample of its own
@@ -137,11 +137,11 @@ class MegatronBatches:
 
 
 class ServedIterator:
-    """What Megatron calls `next` on; on the first and last pipeline stages only, others have None in its place."""
+    """What Megatron calls `next` on; on the first and last pipeline stages only, others have None."""
 
     def __init__(
         self,
-        stream: WholeRankStream,
+        stream: FullModelStream,
         batches: MegatronBatches,
         *,
         num_microbatches: Callable[[], int],
@@ -162,12 +162,14 @@ class ServedIterator:
 
         Raises:
             StateError: the checkpoint has seen another stream, or the job has no such step.
-            ValueError: nothing says of which stream these updates were, or the stream is another data-parallel rank's,
-                or Megatron would take microbatches for alike.
+            ValueError: nothing says which stream these updates came from, the stream is another data-parallel
+                rank's, or Megatron would take microbatches for alike.
         """
         check_loss(getattr(sys.modules.get("megatron.training.global_vars"), "_GLOBAL_ARGS", None))
         if parallel_state.model_parallel_is_initialized():
-            stream.require_place(parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size())
+            stream.require_rank_and_size(
+                parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
+            )
         self._stream, self._batches, self._num_microbatches = stream, batches, num_microbatches
         state = _state_behind(start_step, load) if start_step else stream.state_dict()
         stream.load_state_dict({**state, "step": start_step})
@@ -205,7 +207,7 @@ class ServedIterator:
         self._stream.close()
 
     def for_chunks(self, chunks: int) -> list[Iterator[Batch]]:
-        """One iterator for each model chunk of a virtual pipeline, all with the same batches; in place of this one."""
+        """Iterators for the model chunks of a virtual pipeline, all with the same batches; use them instead of this."""
         return list(tee(self, chunks))
 
     def _all(self) -> Iterator[Batch]:
@@ -235,7 +237,7 @@ def check_loss(options: Any) -> None:
 def _state_behind(updates: int, load: str | Path | None) -> dict[str, Any]:
     if load is None:
         raise ValueError(
-            f"Megatron has made {updates} updates, and nothing says of which stream: pass the folder of their "
+            f"Megatron has made {updates} updates, and nothing says from which stream: pass the folder of their "
             "checkpoints as `load`"
         )
     return read_state(Path(load), f"load checkpoints that it wrote, or begin without their {updates} updates")
@@ -249,6 +251,6 @@ def _packing(ends: Array) -> dict[str, Any]:
 
 
 def _on_torch(found: Batch) -> Batch:
-    """With tensors in place of arrays."""
+    """The batch with tensors instead of arrays."""
     converted: Batch = default_convert(found)  # type: ignore[no-untyped-call]
     return converted

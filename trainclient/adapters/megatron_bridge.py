@@ -18,8 +18,8 @@ from megatron.bridge.data.base import DatasetBuildContext, DatasetProvider  # no
 from megatron.bridge.training.callbacks import Callback  # noqa: E402
 from megatron.core.num_microbatches_calculator import get_num_microbatches  # noqa: E402
 
+from trainclient.adapters.full_model import FullModelStream  # noqa: E402
 from trainclient.adapters.megatron import MegatronBatches, ServedIterator, check_loss  # noqa: E402
-from trainclient.adapters.whole_rank import WholeRankStream  # noqa: E402
 
 if TYPE_CHECKING:
     from megatron.bridge.training.callbacks import CallbackContext
@@ -74,7 +74,7 @@ class ServedProvider(DatasetProvider):
         check_loss(cfg.model)
         with ExitStack() as failing:
             stream = failing.enter_context(
-                WholeRankStream(self.servers, self.job, rank=ranks.rank(), world_size=ranks.size())
+                FullModelStream(self.servers, self.job, rank=ranks.rank(), world_size=ranks.size())
             )
             names = self.modality, self.encoder, self.image_token, self.dense_mask
             self._iterator = ServedIterator(

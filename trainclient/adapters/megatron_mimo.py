@@ -3,7 +3,7 @@
     cfg.dataset = ServedMimoProvider(servers="data-0:50051", job="job.yaml", seq_length=8192, modality="images")
     pretrain_megatron_mimo(cfg, forward_step, cfg.dataset.iterators)
 
-Bridge's own loaders hand every rank the whole microbatch, of which its step takes a slice. Here modules have ranks of
+Bridge's own loaders hand every rank the whole microbatch, and its step takes a slice. Here modules have ranks of
 their own, each with as many data-parallel ones as the job says; its images are on the rank of the encoder that has the
 number of their sequence's, which is where Bridge's communicators expect them.
 """
@@ -73,7 +73,7 @@ def _timed(state: "GlobalState", batches: Iterator[Batch]) -> Iterator[Batch]:
 
 
 def _own(batch: Batch, *_: int) -> Batch:
-    """In place of a slice the batch itself, and on its device what Bridge leaves on the CPU."""
+    """Use the batch itself instead of a slice, and move to its device what Bridge leaves on the CPU."""
     for encoders in (batch.get("modality_inputs") or {}).values():
         for inputs in encoders.values():
             packed = inputs["packed_seq_params"]

@@ -9,7 +9,7 @@ from typing import Self
 
 import numpy as np
 
-from trainclient.adapters.whole_rank import IGNORED_LABEL, WholeMicrobatch, WholeRankStream
+from trainclient.adapters.full_model import IGNORED_LABEL, FullModelMicrobatch, FullModelStream
 from trainclient.stream.microbatch import Array
 from trainclient.stream.positions import patch_positions
 
@@ -27,7 +27,7 @@ class PaddedShape:
     """Side of a block of patches that becomes one token."""
 
     @classmethod
-    def of(cls, stream: WholeRankStream) -> Self:
+    def of(cls, stream: FullModelStream) -> Self:
         """That of every microbatch of a stream; no patches in a job without encoder."""
         spec, encoder = stream.job.spec, stream.encoder
         sequences, tokens, sizing = spec.execution.microbatch, spec.stream.seq_len, spec.stream.sizing
@@ -37,13 +37,13 @@ class PaddedShape:
             patches = min(patches, encoder.memory.units // block * block)
         return cls(sequences, tokens, patches, sizing.patch**2 * 3, sizing.merge)
 
-    def around(self, microbatch: WholeMicrobatch) -> Self:
+    def around(self, microbatch: FullModelMicrobatch) -> Self:
         """That of one microbatch alone, as modules that are `padded` are planned: no more rows and patches than it has,
         and rows as long as the longest of its sequences."""
         lengths, patches = np.diff(microbatch.tensors["cu_sequences"]), len(microbatch.pictures[0])
         return replace(self, sequences=len(lengths), tokens=int(lengths.max(initial=0)), patches=patches)
 
-    def pad(self, microbatch: WholeMicrobatch) -> dict[str, Array]:
+    def pad(self, microbatch: FullModelMicrobatch) -> dict[str, Array]:
         """The tensors of a microbatch, each of the same shape every time. With M sequences of S tokens and P patches:
 
         - token_ids, labels (-100 is ignored), position_ids, int32 [M, S], and sample_ids, which count from 1 and are 0
@@ -69,7 +69,7 @@ class PaddedShape:
         found["last_of_step"] = np.array(microbatch.backbone.last_of_step)
         return found | (self._images(tensors, slots) if self.patches else {})
 
-    def slots(self, microbatch: WholeMicrobatch) -> Array:
+    def slots(self, microbatch: FullModelMicrobatch) -> Array:
         """Place of each token of a microbatch among the M * S of its rows, int64 [T]; ValueError if there is none."""
         lengths = np.diff(microbatch.tensors["cu_sequences"])
         self.require_room("sequences", len(lengths), self.sequences)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dataserver.planning.job.fields import Sizing
-from trainclient.adapters.whole_rank import IGNORED_LABEL, WholeMicrobatch
+from trainclient.adapters.full_model import IGNORED_LABEL, FullModelMicrobatch
 from trainclient.stream.microbatch import Array
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -46,13 +46,13 @@ class Qwen2VLInputs:
             )
         return cls(config.image_token_id, vision.temporal_patch_size)
 
-    def __call__(self, microbatch: WholeMicrobatch, device: torch.device) -> dict[str, Any]:
+    def __call__(self, microbatch: FullModelMicrobatch, device: torch.device) -> dict[str, Any]:
         """The arguments of one microbatch: `input_ids`, `labels` [1, T], `position_ids` [4, 1, T], and with images
         `pixel_values` float32 [P, channels * frames * patch * patch] and `image_grid_thw` [I, 3].
 
         `use_cache` is False: with a cache, even an empty one, transformers lets packed samples see each other.
 
-        Where other ranks have images and this one has none (`WholeMicrobatch.lacks_images`), a grey one of a single
+        Where other ranks have images and this one has none (`FullModelMicrobatch.lacks_images`), a grey one of a single
         token follows as a sample of its own, without a label: it adds nothing to loss and gradients. Nor does the token
         that stands in a microbatch without any, where other ranks have sequences: these models take no empty one.
         """
@@ -90,7 +90,7 @@ def frames_and(grid: Array) -> Array:
     return np.pad(grid, ((0, 0), (1, 0)), constant_values=1)
 
 
-def positions(microbatch: WholeMicrobatch) -> Array:
+def positions(microbatch: FullModelMicrobatch) -> Array:
     """Positions in text, time, height and width of each token, int64 [4, T], starting again with every sample.
 
     Those in the text tell samples apart. In the others the tokens of an image have their block's row and column beyond

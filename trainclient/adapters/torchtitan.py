@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_convert
 
+from trainclient.adapters.full_model import IGNORED_LABEL, FullModelMicrobatch, FullModelStream
 from trainclient.adapters.padded import PaddedShape
 from trainclient.adapters.qwen2_vl import MEAN, STD, Qwen2VLInputs, frames_and, positions
 from trainclient.adapters.versions import require
-from trainclient.adapters.whole_rank import IGNORED_LABEL, WholeMicrobatch, WholeRankStream
 from trainclient.stream.microbatch import Array
 
 require("torchtitan", "0.3", "0.5")
@@ -67,7 +67,7 @@ class ServedDataLoader(BaseDataLoader):
             ClientError: no server could be reached, or they refuse the job.
         """
         self._config = config
-        self._stream = WholeRankStream(config.servers, config.job, rank=dp_rank, world_size=dp_world_size)
+        self._stream = FullModelStream(config.servers, config.job, rank=dp_rank, world_size=dp_world_size)
         try:
             self._shape = PaddedShape.of(self._stream)
             _require_size(self._shape, sizes)
@@ -93,7 +93,7 @@ class ServedDataLoader(BaseDataLoader):
         """The microbatches that are left.
 
         Raises:
-            ValueError: a step has more of them than `batches_per_step`, and see `WholeRankStream`.
+            ValueError: a step has more of them than `batches_per_step`, and see `FullModelStream`.
         """
         most = self._config.batches_per_step
         self._stream.go_to(self._stream.step)  # a step that an exception has cut short begins anew
@@ -134,7 +134,7 @@ class ServedDataLoader(BaseDataLoader):
         """End the stream."""
         self._stream.close()
 
-    def _batch(self, microbatch: WholeMicrobatch) -> Batch:
+    def _batch(self, microbatch: FullModelMicrobatch) -> Batch:
         tensors, slots = microbatch.tensors, self._shape.slots(microbatch)
         ids = tensors["token_ids"].copy()
         ids[tensors["embedding_slots"]] = self._special.get("image_id", 0)
@@ -157,8 +157,8 @@ class ServedDataLoader(BaseDataLoader):
         inputs, labels = self._tokens(none, none, none, none)
         return default_convert(inputs), torch.from_numpy(labels)  # type: ignore[no-untyped-call]
 
-    def _tokens(self, ids: Array, places: Array, labels: Array, slots: Array) -> tuple[dict[str, Any], Array]:
-        found: dict[str, Any] = {"input": self._shaped(ids, slots), "positions": self._shaped(places, slots)}
+    def _tokens(self, ids: Array, positions: Array, labels: Array, slots: Array) -> tuple[dict[str, Any], Array]:
+        found: dict[str, Any] = {"input": self._shaped(ids, slots), "positions": self._shaped(positions, slots)}
         if self._special:
             found |= {"pixel_values": None, "grid_thw": None, "pixel_values_videos": None, "grid_thw_videos": None}
             found["special_tokens"] = self._special

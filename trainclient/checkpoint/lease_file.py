@@ -65,7 +65,7 @@ class Output:
         return self.folder / f"{self.stem}-{attempt}"
 
     def drafts(self) -> list[Path]:
-        """Of all attempts, some of which may have been killed then; OSError if the folder cannot be read."""
+        """The files of all attempts, including killed ones; OSError if the folder cannot be read."""
         form = re.compile(re.escape(self.stem) + r"-[0-9a-f]{32}")
         return [path for path in self.folder.iterdir() if form.fullmatch(path.name)]
 

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.staging import StagingOptions
 
 from trainclient.checkpoint.folder import Checkpoints
 from trainclient.checkpoint.state import TrainerState
-from trainclient.sharding.parts import dealt_over
+from trainclient.sharding.dtensors import dealt_over
 from trainclient.torch_compat import Stager
 
 
@@ -19,7 +19,7 @@ class Saver:
     """Saves checkpoints, at most one at a time. All processes call all methods in the same order."""
 
     def __init__(
-        self, checkpoints: Checkpoints, replicas: ProcessGroup, device: torch.device, *, beside: bool, peer: int = 0
+        self, checkpoints: Checkpoints, replicas: ProcessGroup, device: torch.device, *, beside: bool, tp_rank: int = 0
     ) -> None:
         """Save into a folder.
 
@@ -27,13 +27,13 @@ class Saver:
             checkpoints: the folder; its group is used by a thread, so that nothing else may use it while one is saved.
             replicas: processes that have the same tensors, but for those that are dealt to them (DTensors): each of
                 them saves its share.
-            peer: which of its tensor-parallel peers this process is.
+            tp_rank: tensor-parallel rank of this process.
             device: where the tensors are.
             beside: whether to save beside training. Then host memory is kept for a copy of what this process saves.
         """
         self._checkpoints = checkpoints
         self._replicas = replicas
-        self._peer = peer
+        self._tp_rank = tp_rank
         on_gpu = device.type == "cuda"
         options = StagingOptions(
             use_pinned_memory=on_gpu, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=on_gpu
@@ -50,7 +50,7 @@ class Saver:
             SaveError: this one, or the one before, cannot be written.
         """
         self.wait()
-        own = share(tensors, self._replicas.rank(), self._replicas.size(), self._peer)
+        own = share(tensors, self._replicas.rank(), self._replicas.size(), self._tp_rank)
         if self._stager is None:
             self._checkpoints.save(own, state)
             return
@@ -71,17 +71,17 @@ class Saver:
             under_way.result()
 
 
-def share(tensors: Mapping[str, Tensor], rank: int, size: int, peer: int = 0) -> dict[str, Tensor]:
+def share(tensors: Mapping[str, Tensor], rank: int, size: int, tp_rank: int = 0) -> dict[str, Tensor]:
     """What one of several processes with the same tensors saves: all together each once.
 
-    Data-parallel ranks save about the same bytes each; of what tensor-parallel peers have alike, the first saves all.
+    Data-parallel ranks save about the same bytes each; what tensor-parallel ranks have alike, the first one saves.
     Each saves its part of what is dealt to them (DTensors).
 
     Args:
         tensors: of this process, by names that all of them have.
         rank: data-parallel rank.
         size: data-parallel ranks.
-        peer: tensor-parallel peer.
+        tp_rank: tensor-parallel tp_rank.
     """
     found: dict[str, Tensor] = {}
     loads = [0] * size
@@ -90,6 +90,6 @@ def share(tensors: Mapping[str, Tensor], rank: int, size: int, peer: int = 0) ->
         dealt, lightest = dealt_over(tensor), loads.index(min(loads))
         if "dp" not in dealt:
             loads[lightest] += tensor.nbytes
-        if ("dp" in dealt or lightest == rank) and ("tp" in dealt or peer == 0):
+        if ("dp" in dealt or lightest == rank) and ("tp" in dealt or tp_rank == 0):
             found[name] = tensor
     return found

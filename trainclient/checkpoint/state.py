@@ -66,7 +66,7 @@ class TrainerState:
     unevaluated: dict[str, Any] | None = None
     """Metrics of the last step, if the run was asked to stop before its evaluation had a result."""
     optimizer: dict[str, Any] = field(default_factory=dict)
-    """What updates were made with (`training/changes.py`), to tell what differs when a run resumes."""
+    """What updates were made with (`training/changed_settings.py`), to tell what differs when a run resumes."""
     degrees: dict[str, Any] = field(default_factory=dict)
     """Parallel degrees of every module by its name, for whoever lists checkpoints."""
 

@@ -92,7 +92,7 @@ def misfits(path: Path, manifest: Manifest) -> list[str]:
 
 
 def damages(path: Path, files: Mapping[str, FileSum]) -> list[str]:
-    """What is wrong with these files of a checkpoint, each of which is read to its end."""
+    """What is wrong with these files of a checkpoint; reads each to its end."""
     said = []
     for name, expected in sorted(files.items()):
         try:

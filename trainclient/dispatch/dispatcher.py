@@ -11,7 +11,7 @@ from torch.distributed import ProcessGroup
 from dataserver.planning import I64
 from trainclient.dispatch.arrangement import Arrangement, integers, joined
 from trainclient.exchange.all_to_all import exchanged
-from trainclient.exchange.transport import contact
+from trainclient.exchange.rank_errors import translate_rank_errors
 
 
 class Dispatcher:
@@ -40,11 +40,11 @@ class Dispatcher:
 
         Raises:
             ValueError: something else than one integer for each item.
-            PeerLostError: another rank is gone.
+            RankLostError: another rank is gone.
         """
         found = integers("this rank", numbers.tolist() if isinstance(numbers, Tensor) else numbers)
         own = torch.from_numpy(found).to(device)
-        with contact("other ranks"):
+        with translate_rank_errors("other ranks"):
             counts = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(self._group.size())]
             dist.all_gather(counts, own.new_tensor([len(own)]), group=self._group)
             most = max(int(count) for count in counts)
@@ -60,7 +60,7 @@ class Dispatcher:
         source: Arrangement | None = None,
         to: Arrangement | None = None,
     ) -> Tensor:
-        """Move the rows of all items, in one hop; gradients take the same way back.
+        """Move the rows of all items, in one transfer; gradients take the same path back.
 
         Args:
             values: [n, ...], the rows of the items that this rank has, one item after the other.
@@ -73,7 +73,7 @@ class Dispatcher:
 
         Raises:
             ValueError: arrangements of other items, or another number of rows.
-            PeerLostError: another rank is gone.
+            RankLostError: another rank is gone.
         """
         own = self._group.rank()
         counts, sampled = joined(rows), Arrangement.as_sampled([len(found) for found in rows])

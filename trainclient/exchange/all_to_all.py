@@ -1,4 +1,4 @@
-"""What every rank hands to every other at once: rows that cross between phases, or within one with their gradients."""
+"""All-to-alls between the phases of colocated modules, and, with gradients, between ranks that share sequences."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,8 +8,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from trainclient.exchange.transport import Arrival, contact
-from trainclient.exchange.waiting import Waits
+from trainclient.exchange.communicators import CollectiveWork
+from trainclient.exchange.rank_errors import translate_rank_errors
+from trainclient.exchange.wait_times import Waits
 
 
 class GroupCollective:
@@ -23,25 +24,27 @@ class GroupCollective:
         self._group = group
 
     def all_to_all(
-        self, way: tuple[str, str], messages: Sequence[Tensor], num_bytes: Sequence[int], microbatch: int = 0
-    ) -> Arrival:
+        self, modules: tuple[str, str], messages: Sequence[Tensor], num_bytes: Sequence[int], microbatch: int = 0
+    ) -> CollectiveWork:
         """See `Collective`."""
-        del way, microbatch
-        with contact("other ranks"):
+        del modules, microbatch
+        with translate_rank_errors("other ranks"):
             sent = torch.cat(list(messages))
-            return _Arrival(*begin(sent, [len(m) for m in messages], num_bytes, self._group), sent, num_bytes)
+            return _GroupCollectiveWork(
+                *begin(sent, [len(m) for m in messages], num_bytes, self._group), sent, num_bytes
+            )
 
 
-class _Arrival:
+class _GroupCollectiveWork:
     def __init__(self, received: Tensor, work: dist.Work | None, sent: Tensor, num_bytes: Sequence[int]) -> None:
         self._received, self._work, self._num_bytes = received, work, num_bytes
         self._sent: Tensor | None = sent
-        """Kept until it has left."""
+        """Memory in use until the collective is over."""
 
     def wait(self) -> list[Tensor]:
-        """See `Arrival`."""
+        """See `CollectiveWork`."""
         if self._work is not None:
-            with contact("other ranks"):
+            with translate_rank_errors("other ranks"):
                 self._work.wait()
         self._sent = None
         return list(torch.split(self._received, list(self._num_bytes)))
@@ -65,11 +68,11 @@ def begin_exchange(
 ) -> Callable[[], Tensor]:
     """`begin`, through which gradients go back: all ranks also run the backward together.
 
-    Several may be under way at once, so that what lies between them is computed meanwhile, forward and backward; all
-    ranks begin them in the same order, in which autograd goes back by itself. What then waits is noted in `waits`.
+    Several may run at once, and overlap with what is computed between begin and wait, forward and backward. All ranks
+    begin them in the same order, which autograd reverses by itself. Time spent waiting is recorded in `waits`.
 
     Returns:
-        What waits, and gives what has arrived, [sum(arriving), ...]; PeerLostError if another rank is gone.
+        What waits, and gives what has arrived, [sum(arriving), ...]; RankLostError if another rank is gone.
     """
     flight = _Flight(leaving, arriving, group, waits)
     on_its_way: Tensor = _Begin.apply(values, flight)  # type: ignore[no-untyped-call]
@@ -87,30 +90,30 @@ def exchanged(values: Tensor, leaving: Sequence[int], arriving: Sequence[int], g
 
 
 class _Flight:
-    """Rows on their way, or their gradients on the way back."""
+    """An all-to-all of rows, or of their gradients."""
 
     def __init__(self, leaving: Sequence[int], arriving: Sequence[int], group: ProcessGroup, waits: Waits) -> None:
-        self._way = leaving, arriving
+        self._counts = leaving, arriving
         self._group = group
         self._waits = waits
         self._under_way: tuple[Tensor, Tensor, dist.Work | None] | None = None
-        """What leaves, in use until it has left; what arrives."""
+        """Memory that is being sent, memory that is being received, and their work."""
 
     def begin(self, values: Tensor, *, back: bool) -> Tensor:
         """Memory of what arrives, to be read after `wait`."""
-        values, way = values.contiguous(), self._way[::-1] if back else self._way
-        with contact("other ranks"):
-            received, work = begin(values, *way, self._group)
+        values, counts = values.contiguous(), self._counts[::-1] if back else self._counts
+        with translate_rank_errors("other ranks"):
+            received, work = begin(values, *counts, self._group)
         self._under_way = values, received, work
         return received
 
     def wait(self) -> Tensor:
         """What has arrived."""
         if self._under_way is None:
-            raise RuntimeError("rows are waited for that have not been sent off")
+            raise RuntimeError("rows were waited for before their all-to-all began")
         _, received, work = self._under_way
         if work is not None:
-            with contact("other ranks"), self._waits.waiting():
+            with translate_rank_errors("other ranks"), self._waits.waiting():
                 work.wait()
         self._under_way = None
         return received
@@ -124,7 +127,7 @@ class _Begin(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        del gradients  # those of the rows that arrived, which are on their way back
+        del gradients  # those of the received rows, which are being sent back
         return ctx.flight.wait(), None
 
 

@@ -1,9 +1,9 @@
-"""Where rows enter and leave modules that run in phases: the rows of all microbatches of a phase cross at once.
+"""Moves rows between colocated modules, which run in phases: those of all microbatches of a round by one all-to-all.
 
-Modules that run one after the other on the same ranks are arranged each for itself, so a microbatch of one has rows of
-many microbatches of another. The rows of a rank's microbatches are numbered one after the other; by these numbers both
-sides know from their views which rows go where, and one collective takes them from the arrangement of one module
-straight into that of the next (OrchMLLM, arXiv 2503.23830, "Rearrangement Composition"). Rounds cross one by one.
+Modules that run one after the other on the same ranks are each arranged on their own, so a microbatch of one has rows
+of many microbatches of another. The rows of a rank's microbatches are numbered consecutively. By these numbers both
+ends know from their views which rows go where, and one collective takes them from the arrangement of one module
+straight into that of the next (OrchMLLM, arXiv 2503.23830, "Rearrangement Composition"). Rounds follow one another.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,334 +16,343 @@ from torch import Tensor
 from dataserver.planning import I64
 from dataserver.planning.plan.plan import Routing
 from trainclient.client import Batch
-from trainclient.exchange.blocks import RoutingError, RowBlocks, covering, items_of, routing_of
-from trainclient.exchange.links import Parcel
-from trainclient.exchange.messages import Header, Lane, Stamp, decode, encode, make_header
-from trainclient.exchange.pipelined import Shipment, Views, stamp_of
+from trainclient.exchange.communicators import Collective, CollectiveWork
+from trainclient.exchange.edges import Transfer, Views, microbatch_id_of
+from trainclient.exchange.message_header import MessageHeader, MessageType, MicrobatchId, decode, encode, make_header
+from trainclient.exchange.message_queue import RowSelection
+from trainclient.exchange.routing import RoutingError, RowBlocks, covering, items_of, routing_of
 from trainclient.exchange.rows import Rows
-from trainclient.exchange.transport import Arrival, Collective
 from trainclient.upload import upload
 
-Parcels = tuple[Parcel, ...]
-"""For each rank what it gets, or gives."""
+RowSelections = tuple[RowSelection, ...]
+"""For each rank the rows that it gets, or gives."""
 _START_BITS = 32
-"""Of a row's number within its microbatch, which the protocol has as uint32."""
+"""Bits of a row's number within its microbatch, a uint32 in the protocol."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Numbered:
-    """The rows of a round's microbatches of a rank, one after the other, on one side of a module."""
+class RoundRows:
+    """The consecutive rows of a rank's microbatches of one round, at one end of a module."""
 
     first: int
-    """Microbatch with which the round begins."""
+    """The first microbatch of the round."""
     base: I64
     """int64 [microbatches + 1]: first row of each microbatch, and the end."""
     offsets: I64
     """int64 [k + 1]: first row of each item, and the end."""
-    parcels: tuple[Parcels, ...]
-    """Of each crossing."""
+    selections: tuple[RowSelections, ...]
+    """For each edge, the rows of each rank."""
 
     def rows(self, microbatch: int) -> slice:
-        """Those of a microbatch."""
+        """The range of a microbatch."""
         number = microbatch - self.first
         return slice(*self.base[number : number + 2].tolist())
 
     def items(self, microbatch: int) -> slice:
-        """Those of a microbatch."""
+        """The range of a microbatch."""
         rows = self.rows(microbatch)
         return slice(*np.searchsorted(self.offsets[:-1], [rows.start, rows.stop]).tolist())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Flight:
-    """Rows on their way, and beside them what is said of them."""
+    """Rows that are being exchanged, and their headers."""
 
-    told: Arrival
-    arrival: Arrival
-    headers: tuple[Header, ...]
-    parcels: Parcels
+    told: CollectiveWork
+    work: CollectiveWork
+    headers: tuple[MessageHeader, ...]
+    selections: RowSelections
     width: int
     dtype: torch.dtype
 
 
-class Crossing:
-    """One way between two modules of the same ranks, there and back."""
+class AllToAllEdge:
+    """An edge between two modules of the same ranks, over which rows and gradients move by all-to-alls."""
 
     def __init__(
         self,
-        way: tuple[str, str],
+        modules: tuple[str, str],
         collective: Collective,
         headers: Collective,
-        lanes: tuple[Lane, Lane],
+        message_types: tuple[MessageType, MessageType],
         *,
         returns: bool,
     ) -> None:
-        """Make a crossing.
+        """Exchange rows between two modules.
 
         Args:
-            way: names of the modules, as rows go forward.
-            collective: all ranks, each of which runs both modules.
-            headers: the same ranks, between their CPUs.
-            lanes: what the messages are, forward and backward.
+            modules: names of the modules, as rows go forward.
+            collective: connects all ranks; each runs both modules.
+            headers: connects the CPUs of the same ranks.
+            message_types: what the messages carry, forward and backward.
             returns: whether gradients come back.
         """
-        self.way = way
+        self.modules = modules
         self.returns = returns
         self._collective = collective
         self._headers = headers
-        self._lanes = lanes
-        self._expected: Callable[[int], Parcels] | None = None
-        self._sides: tuple[Parcels, Parcels] = (), ()
+        self._message_types = message_types
+        self._expected: Callable[[int], RowSelections] | None = None
+        self._selections: tuple[RowSelections, RowSelections] = (), ()
         self._flight: _Flight | None = None
 
     @property
     def what(self) -> str:
-        """What the rows are, for messages."""
-        return self._lanes[0].kind.name.lower()
+        """What the rows are, in words."""
+        return self._message_types[0].kind.name.lower()
 
     @property
     def num_ranks(self) -> int:
-        """Of each module."""
+        """Ranks of each module."""
         return self._collective.size
 
-    def expect(self, parcels: Callable[[int], Parcels]) -> None:
-        """Let the target say, when it is asked, what it will get in the round that begins with a microbatch."""
-        self._expected = parcels
+    def expect(self, selections: Callable[[int], RowSelections]) -> None:
+        """Set what tells which rows the target gets in the round that begins with a given microbatch."""
+        self._expected = selections
 
-    def begin_round(self, first: int, parcels: Parcels) -> None:
-        """Learn what this rank gives in the round that begins with a microbatch, and what it gets."""
+    def begin_round(self, first: int, selections: RowSelections) -> None:
+        """Prepare the round that begins with a microbatch, in which this rank gives `selections`."""
         if self._expected is None:
-            raise RuntimeError(f"rows leave {self.way[0]} before {self.way[1]} has begun the step")
-        self._sides = parcels, self._expected(first)
+            raise RuntimeError(f"rows leave {self.modules[0]} before {self.modules[1]} has begun the step")
+        self._selections = selections, self._expected(first)
 
-    def forward(self, stamp: Stamp, values: Tensor, valid: Tensor) -> None:
-        """Send off rows [n, width] and the validity of their items, bool [k] on the CPU.
+    def forward(self, microbatch_id: MicrobatchId, values: Tensor, valid: Tensor) -> None:
+        """Begin to send rows [n, width] and the validity of their items, bool [k] on the CPU.
 
-        The stamp is that of the first microbatch of the round, here and on the way back.
+        Forward and backward, headers name the first microbatch of the round.
         """
-        self._flight = self._begin(self._lanes[0], stamp, self._sides, values, valid)
+        self._flight = self._begin(self._message_types[0], microbatch_id, self._selections, values, valid)
 
-    def backward(self, stamp: Stamp, gradient: Tensor) -> None:
-        """Send off the gradient of the rows that arrived, [n, width]."""
-        self._flight = self._begin(self._lanes[1], stamp, self._sides[::-1], gradient, None)
+    def backward(self, microbatch_id: MicrobatchId, gradient: Tensor) -> None:
+        """Begin to send the gradient of the received rows, [n, width]."""
+        self._flight = self._begin(self._message_types[1], microbatch_id, self._selections[::-1], gradient, None)
 
     def arrive(self, values: Tensor, valid: Tensor | None = None) -> None:
-        """Wait for what was sent off last, and put it into its places in `values` [n, width] and `valid` [k].
+        """Wait for the last exchange, and write what it brings into `values` [n, width] and `valid` [k].
 
         Raises:
-            BrokerMismatchError: a rank runs something else.
-            PeerLostError: a rank is gone.
+            BrokerMismatchError: another rank runs another step or plan.
+            RankLostError: a rank is gone.
         """
         flight, self._flight = self._flight, None
         if flight is None:
-            raise RuntimeError(f"nothing is on its way between {' and '.join(self.way)}")
+            raise RuntimeError(f"no exchange has begun between {' and '.join(self.modules)}")
         decoded = [decode(told, header) for told, header in zip(flight.told.wait(), flight.headers, strict=True)]
-        for rows, bits, parcel in zip(flight.arrival.wait(), decoded, flight.parcels, strict=True):
-            values[parcel.rows] = rows.view(flight.dtype).view(-1, flight.width)
+        for rows, bits, selection in zip(flight.work.wait(), decoded, flight.selections, strict=True):
+            values[selection.rows] = rows.view(flight.dtype).view(-1, flight.width)
             if valid is not None:
-                valid[parcel.items] = bits
+                valid[selection.items] = bits
 
     def _begin(
-        self, lane: Lane, stamp: Stamp, sides: tuple[Parcels, Parcels], values: Tensor, valid: Tensor | None
+        self,
+        message_type: MessageType,
+        microbatch_id: MicrobatchId,
+        sides: tuple[RowSelections, RowSelections],
+        values: Tensor,
+        valid: Tensor | None,
     ) -> _Flight:
         leaving, arriving = sides
-        rank, row_bytes = self._collective.rank, values.shape[1] * values.element_size()
+        own_rank, row_bytes = self._collective.rank, values.shape[1] * values.element_size()
 
-        def header(parcel: Parcel, source: int, target: int) -> Header:
-            num_valid = 0 if valid is None else parcel.num_items
-            return make_header(lane, stamp, num_valid, parcel.num_rows * row_bytes, source, target)
+        def header(selection: RowSelection, source: int, target: int) -> MessageHeader:
+            num_valid = 0 if valid is None else selection.num_items
+            return make_header(message_type, microbatch_id, num_valid, selection.num_rows * row_bytes, source, target)
 
         said, messages = [], []
-        for peer, parcel in enumerate(leaving):
-            bits = torch.ones(0, dtype=torch.bool) if valid is None else parcel.bits(valid)
-            rows = values if parcel.rows is None else values.index_select(0, parcel.rows)
-            said.append(encode(header(parcel, rank, peer), bits))
+        for rank, selection in enumerate(leaving):
+            bits = torch.ones(0, dtype=torch.bool) if valid is None else selection.bits(valid)
+            rows = values if selection.rows is None else values.index_select(0, selection.rows)
+            said.append(encode(header(selection, own_rank, rank), bits))
             messages.append(rows.reshape(-1).view(torch.uint8))
-        headers = tuple(header(parcel, peer, rank) for peer, parcel in enumerate(arriving))
-        told = self._headers.all_to_all(self.way, said, [h.stamp_bytes for h in headers], stamp.microbatch)
-        arrival = self._collective.all_to_all(self.way, messages, [h.row_bytes for h in headers], stamp.microbatch)
-        return _Flight(told, arrival, headers, arriving, values.shape[1], values.dtype)
+        headers = tuple(header(selection, rank, own_rank) for rank, selection in enumerate(arriving))
+        told = self._headers.all_to_all(
+            self.modules, said, [h.encoded_bytes for h in headers], microbatch_id.microbatch
+        )
+        work = self._collective.all_to_all(
+            self.modules, messages, [h.row_bytes for h in headers], microbatch_id.microbatch
+        )
+        return _Flight(told, work, headers, arriving, values.shape[1], values.dtype)
 
 
-class PhaseInlet:
-    """Where rows arrive, and their gradients leave, to the sources that take any: an `Entry`."""
+class PhaseReceiver:
+    """A `Receiver` of the rows that all-to-alls bring."""
 
-    stamped_ns = 0
-    """Of a collective nothing says that all have sent, before it is over."""
+    sent_ns = 0
+    """A collective does not tell when all ranks have sent."""
 
-    def __init__(self, crossings: Sequence[Crossing], device: torch.device, dtype: torch.dtype) -> None:
-        self._crossings = tuple(crossings)
+    def __init__(self, edges: Sequence[AllToAllEdge], device: torch.device, dtype: torch.dtype) -> None:
+        self._edges = tuple(edges)
         self._device = device
         self._dtype = dtype
         self._views: Views | None = None
-        self._numbered: Numbered | None = None
+        self._numbered: RoundRows | None = None
         self._arrived: tuple[Tensor, Tensor] | None = None
-        self._returned: list[tuple[Stamp, Tensor]] = []
+        self._returned: list[tuple[MicrobatchId, Tensor]] = []
 
     @property
     def returns(self) -> bool:
-        """Whether any source takes gradients."""
-        return any(crossing.returns for crossing in self._crossings)
+        """Whether any source expects gradients."""
+        return any(edge.returns for edge in self._edges)
 
     def begin_step(self, taken: Sequence[I64], views: Views) -> None:
-        """Learn how to read the views of the step, which are asked for when the rows of their round leave."""
+        """Keep what reads the views of the step, for when the rows of a round are sent."""
         del taken
         self._views = views
-        for position, crossing in enumerate(self._crossings):
-            crossing.expect(lambda first, position=position: self._number(first).parcels[position])  # type: ignore[misc]
+        for position, edge in enumerate(self._edges):
+            edge.expect(lambda first, position=position: self._number(first).selections[position])  # type: ignore[misc]
 
-    def post(self, way: int, batch: Batch, num_rows: int, width: int) -> None:
-        """See `Entry`; the collective by which rows leave is also how they arrive."""
-        del way, batch, num_rows, width
+    def post(self, edge: int, batch: Batch, num_rows: int, width: int) -> None:
+        """See `Receiver`; the all-to-all that sends rows also receives them."""
+        del edge, batch, num_rows, width
 
-    def receive(self, batch: Batch, num_rows: int, width: int) -> tuple[Rows, Shipment]:
+    def receive(self, batch: Batch, num_rows: int, width: int) -> tuple[Rows, Transfer]:
         """The rows [num_rows, width] of a microbatch; the first one of a round waits for those of all.
 
         Raises:
             RoutingError: the views' routings do not cover these rows.
-            BrokerMismatchError: a rank runs something else.
-            PeerLostError: a rank is gone.
+            BrokerMismatchError: another rank runs another step or plan.
+            RankLostError: a rank is gone.
         """
         numbered = self._number(batch.round.start)
         if self._arrived is None:
             values = torch.empty(int(numbered.base[-1]), width, dtype=self._dtype, device=self._device)
             self._arrived = values, torch.ones(len(numbered.offsets) - 1, dtype=torch.bool)
-            for crossing in self._crossings:
-                crossing.arrive(*self._arrived)
+            for edge in self._edges:
+                edge.arrive(*self._arrived)
         values, valid = self._arrived
         rows, items = numbered.rows(batch.microbatch), numbered.items(batch.microbatch)
         if rows.stop - rows.start != num_rows:
             raise RoutingError(
-                f"the routings cover {rows.stop - rows.start} rows of {self._crossings[0].what} of microbatch "
+                f"the routings cover {rows.stop - rows.start} rows of {self._edges[0].what} of microbatch "
                 f"{batch.microbatch} where the view has {num_rows}; the server's plan and view do not belong together"
             )
         offsets = torch.from_numpy(np.append(numbered.offsets[items], rows.stop) - rows.start)
         found = Rows(values[rows], valid[items], offsets)
-        return found, Shipment(stamp_of(batch), (), num_rows, width)
+        return found, Transfer(microbatch_id_of(batch), (), num_rows, width)
 
-    def give_back(self, shipment: Shipment, gradient: Tensor) -> None:
-        """Take the gradient of a microbatch's rows; those of a round leave together."""
-        self._returned.append((shipment.stamp, gradient))
+    def give_back(self, transfer: Transfer, gradient: Tensor) -> None:
+        """Collect the gradient of a microbatch's rows, to be sent with those of its round."""
+        self._returned.append((transfer.microbatch_id, gradient))
 
-    def depart(self, number: int) -> None:
-        """Send off the gradients of a round, if they were given back."""
+    def flush(self, number: int) -> None:
+        """Begin to send the gradients of a round, if there are any."""
         del number
         if not self._returned:
             return
-        (stamp, _), *_ = self._returned
+        (microbatch_id, _), *_ = self._returned
         together = torch.cat([gradient for _, gradient in self._returned])
-        for crossing in self._crossings:
-            if crossing.returns:
-                crossing.backward(stamp, together)
+        for edge in self._edges:
+            if edge.returns:
+                edge.backward(microbatch_id, together)
         self._returned.clear()
 
     def end_step(self) -> None:
         """Forget the step."""
-        _require_departed(self._returned)
+        _require_flushed(self._returned)
         self._views = self._numbered = self._arrived = None
 
-    def _number(self, first: int) -> Numbered:
+    def _number(self, first: int) -> RoundRows:
         """Number the rows of the round that begins with a microbatch, and forget those of the round before."""
         if self._numbered is None or self._numbered.first != first:
             if self._views is None:
-                raise RuntimeError("rows arrive before the step has begun")
+                raise RuntimeError("rows were asked for before the step began")
             batches, self._arrived = self._views(first), None
-            routings = [[routing_of(b.routings, *c.way) for b in batches] for c in self._crossings]
+            routings = [[routing_of(b.routings, *c.modules) for b in batches] for c in self._edges]
             counts = np.array([[int(r.rows.sum()) for r in found] for found in routings]).sum(axis=0)
             base = np.append(0, counts.cumsum())
             blocks = [_shifted(found, RowBlocks.arriving, base) for found in routings]
-            offsets = covering(blocks, int(base[-1]), self._crossings[0].what)
-            self._numbered = _numbered(self._crossings, blocks, first, base, offsets, self._device)
+            offsets = covering(blocks, int(base[-1]), self._edges[0].what)
+            self._numbered = _numbered(self._edges, blocks, first, base, offsets, self._device)
         return self._numbered
 
 
-class PhaseOutlet:
-    """Where rows leave, and their gradients arrive: an `Exit`."""
+class PhaseSender:
+    """A `Sender` whose rows leave by all-to-alls."""
 
-    stamped_ns = 0
-    """Of a collective nothing says that all have sent, before it is over."""
+    sent_ns = 0
+    """A collective does not tell when all ranks have sent."""
 
-    def __init__(self, crossings: Sequence[Crossing], device: torch.device, dtype: torch.dtype) -> None:
-        self._crossings = tuple(crossings)
+    def __init__(self, edges: Sequence[AllToAllEdge], device: torch.device, dtype: torch.dtype) -> None:
+        self._edges = tuple(edges)
         self._device = device
         self._dtype = dtype
-        self._kept: list[tuple[Batch, Rows]] = []
-        self._numbered: Numbered | None = None
+        self._pending: list[tuple[Batch, Rows]] = []
+        self._numbered: RoundRows | None = None
         self._gradient: Tensor | None = None
 
-    def send(self, batch: Batch, rows: Rows) -> Shipment:
-        """Take the rows of a microbatch; those of a round leave together.
+    def send(self, batch: Batch, rows: Rows) -> Transfer:
+        """Collect the rows of a microbatch, to be sent with those of its round.
 
         Raises:
             RoutingError: the views' routings do not cover these rows, or cut them within an item.
         """
         if rows.offsets is None:
-            what = self._crossings[0].what
+            what = self._edges[0].what
             raise RoutingError(f"the module hands on {what} without saying where its items begin; give offsets")
-        self._kept.append((batch, replace(rows, values=rows.values.detach())))
+        self._pending.append((batch, replace(rows, values=rows.values.detach())))
         if batch.microbatch == batch.round[-1]:
             self._begin_round()
-        return Shipment(stamp_of(batch), (), len(rows.values), rows.values.shape[1])
+        return Transfer(microbatch_id_of(batch), (), len(rows.values), rows.values.shape[1])
 
-    def depart(self, number: int) -> None:
-        """Send off the rows of a round, if there were any sent."""
+    def flush(self, number: int) -> None:
+        """Begin to send the rows of a round, if there are any."""
         del number
-        if not self._kept:
+        if not self._pending:
             return
-        batches, several = zip(*self._kept, strict=True)
+        batches, several = zip(*self._pending, strict=True)
         values, valid = torch.cat([rows.values for rows in several]), torch.cat([rows.valid for rows in several])
-        for crossing in self._crossings:
-            crossing.forward(stamp_of(batches[0]), values, valid)
-        self._kept.clear()
+        for edge in self._edges:
+            edge.forward(microbatch_id_of(batches[0]), values, valid)
+        self._pending.clear()
 
-    def gradient(self, shipment: Shipment) -> Tensor:
+    def gradient(self, transfer: Transfer) -> Tensor:
         """The gradient of a microbatch's rows, [n, width]; the first one of a round waits for those of all.
 
         Raises:
-            BrokerMismatchError: a rank runs something else.
-            PeerLostError: a rank is gone.
+            BrokerMismatchError: another rank runs another step or plan.
+            RankLostError: a rank is gone.
         """
         if self._numbered is None:
-            raise RuntimeError("a gradient is asked for before the rows have left")
+            raise RuntimeError("a gradient was asked for before its rows were sent")
         if self._gradient is None:
-            shape = int(self._numbered.base[-1]), shipment.width
+            shape = int(self._numbered.base[-1]), transfer.width
             self._gradient = torch.empty(shape, dtype=self._dtype, device=self._device)
-            for crossing in self._crossings:
-                crossing.arrive(self._gradient)
-        return self._gradient[self._numbered.rows(shipment.stamp.microbatch)]
+            for edge in self._edges:
+                edge.arrive(self._gradient)
+        return self._gradient[self._numbered.rows(transfer.microbatch_id.microbatch)]
 
     def end_step(self) -> None:
         """Forget the step."""
-        _require_departed(self._kept)
+        _require_flushed(self._pending)
         self._numbered = self._gradient = None
 
     def _begin_round(self) -> None:
-        """Number the rows of the microbatches that were sent, and find out who gets which."""
-        batches, several = zip(*self._kept, strict=True)
+        """Number the rows of the round's microbatches, and find out which rank gets which."""
+        batches, several = zip(*self._pending, strict=True)
         self._gradient, first = None, batches[0].microbatch
         base = np.append(0, np.cumsum([len(rows.values) for rows in several]))
         offsets = [rows.offsets.numpy()[:-1] + before for rows, before in zip(several, base, strict=False)]
-        found = [[routing_of(b.routings, *c.way) for b in batches] for c in self._crossings]
+        found = [[routing_of(b.routings, *c.modules) for b in batches] for c in self._edges]
         blocks = [_shifted(routings, RowBlocks.leaving, base) for routings in found]
-        covering(blocks, int(base[-1]), self._crossings[0].what)
+        covering(blocks, int(base[-1]), self._edges[0].what)
         ends = np.concatenate([*offsets, base[-1:]]).astype(np.int64)
-        self._numbered = _numbered(self._crossings, blocks, first, base, ends, self._device)
-        for crossing, parcels in zip(self._crossings, self._numbered.parcels, strict=True):
-            crossing.begin_round(first, parcels)
+        self._numbered = _numbered(self._edges, blocks, first, base, ends, self._device)
+        for edge, selections in zip(self._edges, self._numbered.selections, strict=True):
+            edge.begin_round(first, selections)
 
 
-def _require_departed(left: Sequence[object]) -> None:
-    """Raise RuntimeError for rows of a step that are left behind: its program lacks an exchange."""
+def _require_flushed(left: Sequence[object]) -> None:
+    """Raise RuntimeError if rows of a step were not sent, because its program lacks an exchange."""
     if left:
-        raise RuntimeError(f"{len(left)} microbatches of rows, or of gradients, have not left at the end of the step")
+        raise RuntimeError(f"{len(left)} microbatches of rows or gradients were not sent by the end of the step")
 
 
 def _shifted(routings: Sequence[Routing], side: Callable[[Routing], RowBlocks], base: I64) -> RowBlocks:
-    """The blocks of all microbatches, by the numbers of their rows; ordered as they leave."""
+    """The blocks of all microbatches by the numbers of their rows, in the order in which they are sent."""
     several = [side(routing) for routing in routings]
     leaving = [(r.source_microbatch << _START_BITS) | r.source_start for r in routings]
     return RowBlocks(
-        peer=np.concatenate([blocks.peer for blocks in several]),
+        rank=np.concatenate([blocks.rank for blocks in several]),
         start=np.concatenate([blocks.start + first for blocks, first in zip(several, base, strict=False)]),
         rows=np.concatenate([blocks.rows for blocks in several]),
         order=np.concatenate(leaving),
@@ -351,22 +360,22 @@ def _shifted(routings: Sequence[Routing], side: Callable[[Routing], RowBlocks], 
 
 
 def _numbered(
-    crossings: Sequence[Crossing],
+    edges: Sequence[AllToAllEdge],
     several: Sequence[RowBlocks],
     first: int,
     base: I64,
     offsets: I64,
     device: torch.device,
-) -> Numbered:
+) -> RoundRows:
     found = []
-    for crossing, blocks in zip(crossings, several, strict=True):
-        blocks.check_peers(crossing.num_ranks, crossing.what)
-        items, entries = items_of(blocks, offsets, crossing.what), dict(blocks.by_peer())
-        found.append(tuple(_parcel(blocks, items, entries, peer, device) for peer in range(crossing.num_ranks)))
-    return Numbered(first, base, offsets, tuple(found))
+    for edge, blocks in zip(edges, several, strict=True):
+        blocks.check_ranks(edge.num_ranks, edge.what)
+        items, entries = items_of(blocks, offsets, edge.what), dict(blocks.by_rank())
+        found.append(tuple(_selection(blocks, items, entries, rank, device) for rank in range(edge.num_ranks)))
+    return RoundRows(first, base, offsets, tuple(found))
 
 
-def _parcel(blocks: RowBlocks, items: I64, entries: dict[int, I64], peer: int, device: torch.device) -> Parcel:
-    own = entries.get(peer, np.zeros(0, np.int64))
+def _selection(blocks: RowBlocks, items: I64, entries: dict[int, I64], rank: int, device: torch.device) -> RowSelection:
+    own = entries.get(rank, np.zeros(0, np.int64))
     rows = blocks.row_index(own)
-    return Parcel(peer, len(rows), len(own), upload(rows, device), torch.from_numpy(items[own]))
+    return RowSelection(rank, len(rows), len(own), upload(rows, device), torch.from_numpy(items[own]))

@@ -7,8 +7,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainclient.exchange.messages import BrokerMismatchError, Kind, Lane, Stamp, join, make_header, split
-from trainclient.exchange.transport import Collective
+from trainclient.exchange.communicators import Collective
+from trainclient.exchange.message_header import (
+    BrokerMismatchError,
+    Kind,
+    MessageType,
+    MicrobatchId,
+    join,
+    make_header,
+    split,
+)
 from trainclient.stream.microbatch import Items
 
 NAME_BYTES = 24
@@ -49,7 +57,7 @@ class Gathered:
     own: Tensor
     """int64 [n]: place of this process's samples."""
     order: dict[str, Tensor]
-    """Of each tower int64 [B]: which of its ranks' samples, one rank's after the other's, stands at each place."""
+    """Of each tower int64 [B]: which of its ranks' samples, one rank's after the other's, stands at each position."""
     scale: Tensor
     """[2], from the first rank of all."""
 
@@ -70,25 +78,25 @@ class Gathering:
         self._ranks = tuple(ranks)
         self._towers = tuple(towers)
 
-    def features(self, stamp: Stamp, own: Named, scale: Tensor, pairs: int) -> Callable[[], Gathered]:
-        """Begin to gather the contrastive batch of `pairs` samples, of which this process has `own`.
+    def features(self, microbatch_id: MicrobatchId, own: Named, scale: Tensor, pairs: int) -> Callable[[], Gathered]:
+        """Begin to gather the contrastive batch of `pairs` samples; this process has `own`.
 
         Args:
-            stamp: the plan, the step, and the contrastive batch in place of a microbatch.
+            microbatch_id: the plan, the step, and the number of the contrastive batch.
             own: of this process.
             scale: float64 [2]; that of the first rank counts.
             pairs: samples of the batch; each tower has all of them, its ranks equal shares.
 
         Returns:
             What waits for it. It raises BrokerMismatchError if another process runs something else, or the towers have
-            other samples, and PeerLostError if another process is gone.
+            other samples, and RankLostError if another process is gone.
         """
         width, dtype = own.features.shape[1], own.features.dtype
         counts = [pairs // self._towers.count(tower) for tower in self._towers]
         row = NAME_BYTES + width * own.features.element_size()
         device = self._collective.device
         payload = torch.cat([_bytes(scale.to(device)), _bytes(own.names.to(device)), _bytes(own.features)])
-        coming = self._all(Kind.FEATURES, stamp, own.valid, payload, [(n, 2 * 8 + n * row) for n in counts])
+        coming = self._all(Kind.FEATURES, microbatch_id, own.valid, payload, [(n, 2 * 8 + n * row) for n in counts])
 
         def gathered() -> Gathered:
             found, names, valid, features = coming(), [], [], []
@@ -101,11 +109,13 @@ class Gathering:
 
         return gathered
 
-    def numbers(self, stamp: Stamp, own: Tensor, pairs: int, lists: int, more: int) -> list[tuple[Tensor, Tensor]]:
+    def numbers(
+        self, microbatch_id: MicrobatchId, own: Tensor, pairs: int, lists: int, more: int
+    ) -> list[tuple[Tensor, Tensor]]:
         """Numbers of all processes, by their position among them.
 
         Args:
-            stamp: as for `features`.
+            microbatch_id: as for `features`.
             own: float64 [lists x n + lists x more] of this process, which has n samples of the batch.
             pairs: samples of the batch.
             lists: how many lists of as many numbers as samples; and of `more`, which follow them.
@@ -115,12 +125,12 @@ class Gathering:
             float64 [lists, n] and [lists, more] of each.
 
         Raises:
-            BrokerMismatchError: another process runs something else.
-            PeerLostError: another process is gone.
+            BrokerMismatchError: another process runs another step or plan.
+            RankLostError: another process is gone.
         """
         each = [pairs // self._towers.count(tower) for tower in self._towers]
         none, sizes = torch.ones(0, dtype=torch.bool), [(0, 8 * lists * (n + more)) for n in each]
-        found, coming = [], self._all(Kind.NORMALISERS, stamp, none, _bytes(own), sizes)
+        found, coming = [], self._all(Kind.NORMALISERS, microbatch_id, none, _bytes(own), sizes)
         for (_, message), n in zip(coming(), each, strict=True):
             first, second = torch.split(message.clone().view(torch.float64), [lists * n, lists * more])
             found.append((first.view(lists, n), second.view(lists, more)))
@@ -142,17 +152,22 @@ class Gathering:
         return self._collective.rank == 0
 
     def _all(
-        self, kind: Kind, stamp: Stamp, valid: Tensor, payload: Tensor, sizes: Sequence[tuple[int, int]]
+        self, kind: Kind, microbatch_id: MicrobatchId, valid: Tensor, payload: Tensor, sizes: Sequence[tuple[int, int]]
     ) -> Callable[[], list[tuple[Tensor, Tensor]]]:
         """Begin to hand bytes to all; what waits for theirs, as many valid bits and bytes as `sizes` say."""
-        me, ranks, lane = self._collective.rank, self._ranks, Lane(kind)
-        leaving = [make_header(lane, stamp, len(valid), len(payload), ranks[me], peer) for peer in ranks]
-        arriving = [make_header(lane, stamp, *size, peer, ranks[me]) for size, peer in zip(sizes, ranks, strict=True)]
+        me, ranks, message_type = self._collective.rank, self._ranks, MessageType(kind)
+        leaving = [
+            make_header(message_type, microbatch_id, len(valid), len(payload), ranks[me], rank) for rank in ranks
+        ]
+        arriving = [
+            make_header(message_type, microbatch_id, *size, rank, ranks[me])
+            for size, rank in zip(sizes, ranks, strict=True)
+        ]
         messages = [join(header, valid, payload) for header in leaving]
-        arrival = self._collective.all_to_all(("", ""), messages, [header.message_bytes for header in arriving])
+        work = self._collective.all_to_all(("", ""), messages, [header.message_bytes for header in arriving])
 
         def arrived() -> list[tuple[Tensor, Tensor]]:
-            decoded = zip(arrival.wait(), arriving, strict=True)
+            decoded = zip(work.wait(), arriving, strict=True)
             found = [split(message, header, max(1, header.row_bytes), torch.uint8) for message, header in decoded]
             return [(bits, rows.reshape(-1)) for bits, rows in found]
 
@@ -177,8 +192,8 @@ class Gathering:
             together[tower] = whole.index_select(0, order[tower].to(whole.device))
         mine = self.of_tower(self.tower)
         before = sum(len(names[i]) for i in mine if i < self._collective.rank)
-        places = order[self.tower].argsort()[before : before + len(names[self._collective.rank])]
-        return Gathered(together, counts, places, order, scale)
+        positions = order[self.tower].argsort()[before : before + len(names[self._collective.rank])]
+        return Gathered(together, counts, positions, order, scale)
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ class Rows:
 
     @classmethod
     def of_items(cls, values: Tensor, valid: Tensor, offsets: Tensor) -> Self:
-        """Rows [n, width] of items at `offsets` (integers [k + 1]), of which only the valid ones are learned from.
+        """Rows [n, width] of items at `offsets` (integers [k + 1]), where only valid ones are learned from.
 
         The rows of the others leave as zeros, and their gradients are zero whatever comes back.
         """
@@ -33,7 +33,7 @@ class Rows:
         return cls(values.masked_fill(~row_valid, 0), valid, offsets)
 
     def valid_of(self, offsets: Tensor) -> Tensor:
-        """Validity of the items of which the view says where they lie.
+        """The validity of the items of a view, given where they lie.
 
         Args:
             offsets: integers [k + 1], the first row of each item and the end.

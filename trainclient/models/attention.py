@@ -1,4 +1,4 @@
-"""Attention over packed segments: many sequences or images back to back, none of which sees another."""
+"""Attention over packed segments: many sequences or images back to back that do not see each other."""
 
 import functools
 from collections.abc import Callable, Iterable

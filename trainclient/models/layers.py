@@ -91,15 +91,15 @@ class Rotation:
 
 
 class SplitLayer(nn.Module):
-    """A layer that tensor-parallel peers can share: each computes a part of what lies between its projections.
+    """A layer that tensor-parallel ranks can share: each computes a part of what lies between its projections.
 
-    What it is called with must be the same on all peers, and the layer must take sizes from what its projections give.
+    Its inputs must be the same on all of them, and the layer must take sizes from what its projections give.
     """
 
     columns: ClassVar[tuple[str, ...]]
-    """Linear layers of which each peer has an equal part of the outputs."""
+    """Linear layers split by their outputs: each rank has an equal part."""
     rows: ClassVar[tuple[str, ...]]
-    """Linear layers of which each peer has an equal part of the inputs; what they give is summed over the peers."""
+    """Linear layers split by their inputs; their outputs are summed over the ranks."""
 
 
 class SelfAttention(SplitLayer):
@@ -138,7 +138,7 @@ class SelfAttention(SplitLayer):
         return cast(Tensor, self.output(mixed.flatten(1)))
 
     def attend_together(self, x: Tensor, segments: Segments, sharing: HeadSharing, rotation: Rotation | None) -> Tensor:
-        """Attend with ranks that share the rows, each of which has some: [rows, width] -> [rows, heads, head_dim]."""
+        """Attend with ranks that share the rows: [rows, width] -> [rows, heads, head_dim]."""
         return shared_attention(self._heads(x, rotation), segments, sharing, causal=self.causal)
 
     def _heads(self, x: Tensor, rotation: Rotation | None) -> Iterator[Tensor]:

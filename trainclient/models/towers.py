@@ -79,13 +79,12 @@ class TowerStage(nn.Module, ABC):
             self.project = nn.Linear(config.width, config.output_dim, bias=False)
             self.scale = Scale(config.loss) if has_scale else None
 
-    def forward(self, content: Tensor | None, places: Tensor, offsets: Tensor, hidden: Tensor | None) -> TowerOutput:
+    def forward(self, content: Tensor | None, positions: Tensor, offsets: Tensor, hidden: Tensor | None) -> TowerOutput:
         """Run the stage.
 
         Args:
             content: of the items, for the first stage: patches, or token ids.
-            places: where it lies: the grid of each image, or the position of each token. Better left on the CPU, as is
-                the next.
+            positions: the grid of each image, or the position of each token. Better left on the CPU, as is the next.
             offsets: integers [items + 1], first row of each item and the end.
             hidden: [rows, width] from the stage before.
 
@@ -98,8 +97,8 @@ class TowerStage(nn.Module, ABC):
         if rows is None:
             raise ValueError("a stage of a tower got neither items nor hidden states")
         segments = Segments.from_offsets("offsets", offsets, len(rows), device)
-        x = rows if content is None else self._embed(content, places, segments)
-        rotation = self._rotation(places, segments, x)
+        x = rows if content is None else self._embed(content, positions, segments)
+        rotation = self._rotation(positions, segments, x)
         for layer in self.layers.values():
             x = run_block(layer, x, segments, rotation, checkpoint=self.checkpoint)
         if not self.is_last:
@@ -117,11 +116,11 @@ class TowerStage(nn.Module, ABC):
         """What follows the last one."""
 
     @abstractmethod
-    def _embed(self, content: Tensor, places: Tensor, segments: Segments) -> Tensor:
+    def _embed(self, content: Tensor, positions: Tensor, segments: Segments) -> Tensor:
         """The rows [rows, width] that enter the first one."""
 
     @abstractmethod
-    def _rotation(self, places: Tensor, segments: Segments, x: Tensor) -> Rotation | None:
+    def _rotation(self, positions: Tensor, segments: Segments, x: Tensor) -> Rotation | None:
         """Where rows lie; None where the rows that enter say so."""
 
     @abstractmethod
@@ -156,18 +155,18 @@ class ImageTower(TowerStage):
     def _norm(self) -> nn.Module:
         return nn.LayerNorm(self.config.width, eps=self.config.norm_eps)
 
-    def _embed(self, content: Tensor, places: Tensor, segments: Segments) -> Tensor:
+    def _embed(self, content: Tensor, positions: Tensor, segments: Segments) -> Tensor:
         weight, config = self.patch_embed.weight, self.config
         x: Tensor = self.patch_embed(normalise(content.to(weight.device), config.patch, weight.dtype, config.pixels))
         if not config.position_grid:
             return x
-        positions = patch_positions(places, segments, config.merge, x.device)
-        return x + learned_positions(self.position_embed.weight, config.position_grid, places, segments, positions)
+        positions = patch_positions(positions, segments, config.merge, x.device)
+        return x + learned_positions(self.position_embed.weight, config.position_grid, positions, segments, positions)
 
-    def _rotation(self, places: Tensor, segments: Segments, x: Tensor) -> Rotation | None:
+    def _rotation(self, positions: Tensor, segments: Segments, x: Tensor) -> Rotation | None:
         if self.config.position_grid:
             return None
-        positions = patch_positions(places, segments, self.config.merge, x.device)
+        positions = patch_positions(positions, segments, self.config.merge, x.device)
         return Rotation.of(positions, self.config.width // self.config.heads, ROTARY_BASE, x.dtype)
 
     def _pool(self, x: Tensor, segments: Segments) -> Tensor:
@@ -191,15 +190,15 @@ class TextTower(TowerStage):
     def _norm(self) -> nn.Module:
         return nn.RMSNorm(self.config.width, eps=self.config.norm_eps)
 
-    def _embed(self, content: Tensor, places: Tensor, segments: Segments) -> Tensor:
-        del places, segments
+    def _embed(self, content: Tensor, positions: Tensor, segments: Segments) -> Tensor:
+        del positions, segments
         index = checked_index("token_ids", content, self.config.vocab_size, self.embed.weight.device)
         return cast(Tensor, self.embed(index))
 
-    def _rotation(self, places: Tensor, segments: Segments, x: Tensor) -> Rotation:
+    def _rotation(self, positions: Tensor, segments: Segments, x: Tensor) -> Rotation:
         del segments
-        require_shape("position_ids", places, len(x))
-        config, positions = self.config, upload(places, x.device)[:, None]
+        require_shape("position_ids", positions, len(x))
+        config, positions = self.config, upload(positions, x.device)[:, None]
         return Rotation.of(positions, config.head_size, config.rotary_base, x.dtype, config.rotary_scaling)
 
     def _pool(self, x: Tensor, segments: Segments) -> Tensor:

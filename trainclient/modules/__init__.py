@@ -2,7 +2,7 @@
 
 from trainclient.exchange.rows import Rows
 from trainclient.models.contrastive import Half, ScoreRows
-from trainclient.modules.beginning import WHAT, Sizes
+from trainclient.modules.pretrained import WHAT, Sizes
 from trainclient.modules.protocol import Features, NoiseKey, Output, Site, Target, TrainedModule, View
 from trainclient.modules.registry import exported_as, family_of, own, rows_of
 

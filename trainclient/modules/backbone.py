@@ -7,7 +7,7 @@ from trainclient.exchange.rows import Rows
 from trainclient.models.backbone import IGNORED_LABEL, BackboneBatch, BackboneStage, StageOutput
 from trainclient.modules.protocol import Output, Target, TrainedModule, View
 from trainclient.modules.work import forward_flops
-from trainclient.sharding.grouped import SharedRows
+from trainclient.sharding.sequence_parallel import SharedRows
 
 _SHARED = ("position_ids", "cu_lengths")
 _FIRST = ("token_ids", "embedding_slots", "condition_slots")
@@ -39,22 +39,22 @@ class Backbone(TrainedModule):
 
     def num_rows(self, view: View) -> int:
         """Embeddings, none where another rank takes them for all that share the view; or its own tokens."""
-        sharers = view.sharers
+        sequence_group = view.sequence_group
         if self._stage.is_first:
-            return len(view.tensors["embedding_slots"]) if sharers is None or sharers.leads else 0
+            return len(view.tensors["embedding_slots"]) if sequence_group is None or sequence_group.is_leader else 0
         tokens = self.num_tokens(view)
-        return tokens if sharers is None else SharedRows(sharers, tokens).count
+        return tokens if sequence_group is None else SharedRows(sequence_group, tokens).count
 
     def prepare(self, view: View) -> Tensor | None:
-        """See `TrainedModule`: the embeddings of the text; not of a view of which this rank takes a part."""
-        if not self._stage.is_first or view.sharers is not None:
+        """See `TrainedModule`: the embeddings of the text, unless this rank takes only a part of the view."""
+        if not self._stage.is_first or view.sequence_group is not None:
             return None
         self.gather()
         return self._stage.embed_text(view.tensors["token_ids"])
 
     def forward(self, view: View, rows: Rows | None) -> Output:
         """See `TrainedModule`."""
-        shared = None if view.sharers is None else SharedRows(view.sharers, self.num_tokens(view))
+        shared = None if view.sequence_group is None else SharedRows(view.sequence_group, self.num_tokens(view))
         first, values = self._stage.is_first, None if rows is None else rows.values
         valid = self._sample_validity(view, rows)
         if shared is not None and first and values is not None:

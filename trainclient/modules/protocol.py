@@ -1,7 +1,7 @@
 """What a module of a job must fulfil to be trained: a pure function of (its view, rows in) -> (rows out, loss).
 
-It sees no transport, no peers and no other module. Where rows come from and go to, when it runs, how gradients travel
-and what is saved is the trainer's part.
+It sees no transport, no other rank and no other module. Where rows come from and go to, when it runs, how gradients
+travel and what is saved is the trainer's part.
 """
 
 from abc import ABC, abstractmethod
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from dataserver.planning.job.fields import ModuleSpec, Stream
 from dataserver.planning.job.spec import JobSpec
 from dataserver.planning.stream.randomness import dataset_key
-from trainclient.exchange.grouped import Sharers
 from trainclient.exchange.rows import Rows
+from trainclient.exchange.view_groups import SequenceViewGroup
 from trainclient.models.contrastive import ScoreRows
 from trainclient.stream.microbatch import Items
 
@@ -58,7 +58,7 @@ class View:
     """The samples or images that they belong to, in their order."""
     key: NoiseKey
     """Of the stream that they are of."""
-    sharers: Sharers | None = None
+    sequence_group: SequenceViewGroup | None = None
     """Of a backbone: the ranks that have the same view and share its tokens, if others have; rows of other modules
     arrive at the first of them and leave from it."""
     prepared: Tensor | None = None

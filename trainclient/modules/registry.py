@@ -1,4 +1,4 @@
-"""The modules that come with the trainer, by kind: the one place that knows which there are.
+"""The modules that come with the trainer, by kind.
 
 A module of one's own is named by the configuration instead (`own`).
 """
@@ -13,24 +13,24 @@ from typing import Any, Final
 
 from dataserver.planning.job.fields import Modality, ModuleKind, ModuleSpec
 from dataserver.planning.job.spec import JobSpec
-from trainclient.exchange.messages import Kind
+from trainclient.exchange.message_header import Kind
 from trainclient.models.backbone import BackboneConfig, BackboneStage, stage_layers
 from trainclient.models.encoder import EncoderConfig, ImageEncoder
 from trainclient.models.generator import GeneratorConfig, ImageGenerator
 from trainclient.models.presets import backbone_config, encoder_config, generator_config
 from trainclient.models.towers import IN_ENCODER, ImageTower, ImageTowerConfig, TextTower, TextTowerConfig, TowerStage
 from trainclient.modules.backbone import Backbone
-from trainclient.modules.beginning import (
-    Beginning,
-    Sizes,
-    backbone_beginning,
-    encoder_beginning,
-    image_tower_beginning,
-    sizes_of,
-    text_tower_beginning,
-)
 from trainclient.modules.encoder import Encoder
 from trainclient.modules.generator import Generator
+from trainclient.modules.pretrained import (
+    Pretrained,
+    Sizes,
+    pretrained_backbone,
+    pretrained_encoder,
+    pretrained_image_tower,
+    pretrained_text_tower,
+    sizes_of,
+)
 from trainclient.modules.protocol import Site, TrainedModule
 from trainclient.modules.tower import TowerOfImages, TowerOfTexts
 from trainclient.orchestrate.memory import ENCODER_BLOCK, GATED_BLOCK, GENERATOR_BLOCK, Block
@@ -47,11 +47,11 @@ class Family:
     block: Block
     """What its blocks keep of a row."""
     sizes: Callable[[str, JobSpec, int], Sizes]
-    """Sizes of a preset in a job, given the backbone's width (of which a backbone's own do not depend), or the width of
+    """Sizes of a preset in a job, given the backbone's width (a backbone's own do not depend on it), or the width of
     features."""
     make: Callable[[Site, Any], TrainedModule]
     """The module of these sizes."""
-    begins_as: Beginning | None = None
+    begins_as: Pretrained | None = None
     """How it can begin as a checkpoint."""
     staged: bool = False
     """Whether it may be cut into stages, and so cannot be of one's own."""
@@ -69,7 +69,7 @@ def rows_of(module: ModuleSpec) -> Kind:
     return family_of(module).rows
 
 
-def exported_as(described: Mapping[str, Any]) -> Beginning | None:
+def exported_as(described: Mapping[str, Any]) -> Pretrained | None:
     """As what a module that a checkpoint describes (`Models.describe`) is exported: what can begin as it; None if
     nothing of ours can be read back."""
     if described["kind"] == ModuleKind.TOWER:  # of images, with positions as SigLIP's
@@ -122,9 +122,9 @@ def _backbone_sizes(preset: str, job: JobSpec, width: int) -> Sizes:
     return backbone_config(preset, job.stream.tokenizer.vocab_size, _query_tokens(job))
 
 
-def _backbone_beginning(found: BackboneConfig, job: JobSpec, width: int) -> Sizes:
+def _pretrained_backbone(found: BackboneConfig, job: JobSpec, width: int) -> Sizes:
     """Its query tokens are new."""
-    return replace(backbone_beginning(found, job, width), query_tokens=_query_tokens(job))
+    return replace(pretrained_backbone(found, job, width), query_tokens=_query_tokens(job))
 
 
 def _query_tokens(job: JobSpec) -> int:
@@ -168,10 +168,10 @@ def _tower(
     return made(stage(sizes, site.chunk, site.num_chunks, has_scale=has_scale, checkpoint=recompute))
 
 
-_ENCODER: Final = Beginning(EncoderConfig, encoder_beginning)
-_BACKBONE: Final = Beginning(BackboneConfig, _backbone_beginning)
-_IMAGE_TOWER: Final = Beginning(EncoderConfig, image_tower_beginning, IN_ENCODER)
-_TEXT_TOWER: Final = Beginning(BackboneConfig, text_tower_beginning)
+_ENCODER: Final = Pretrained(EncoderConfig, pretrained_encoder)
+_BACKBONE: Final = Pretrained(BackboneConfig, _pretrained_backbone)
+_IMAGE_TOWER: Final = Pretrained(EncoderConfig, pretrained_image_tower, IN_ENCODER)
+_TEXT_TOWER: Final = Pretrained(BackboneConfig, pretrained_text_tower)
 
 _FAMILIES: Final[Mapping[ModuleKind | Modality, Family]] = MappingProxyType(
     {

@@ -33,8 +33,8 @@ class _Tower(TrainedModule):
 
     def forward(self, view: View, rows: Rows | None) -> Output:
         """See `TrainedModule`."""
-        *content, places, offsets = (view.tensors[name] for name in self.tensors)
-        found = self._stage(content[0] if content else None, places, offsets, None if rows is None else rows.values)
+        *content, positions, offsets = (view.tensors[name] for name in self.tensors)
+        found = self._stage(content[0] if content else None, positions, offsets, None if rows is None else rows.values)
         if found.features is not None:
             return Output(features=Features(found.features, SCORES[self._stage.config.loss], found.scale))
         return Output(Rows(found.hidden, torch.from_numpy(~view.items.invalid), offsets.to(torch.int64)))

@@ -12,8 +12,8 @@ from trainclient.orchestrate.workload import Workload
 
 MICROBATCHES: Final = (1, 2, 4, 8)
 """Sequences of a microbatch that are tried."""
-KEPT: Final = 3
-"""Choices of each layout that are shown, and scored by planner and simulator."""
+BEST_CHOICES: Final = 3
+"""Number of choices of each layout that are shown, and scored by planner and simulator."""
 
 
 class NoLayoutError(ValueError):
@@ -21,7 +21,7 @@ class NoLayoutError(ValueError):
 
 
 class TooLargeError(NoLayoutError):
-    """No degrees of a layout fit the cluster; `lacking` tells what would."""
+    """No degrees of a layout fit the cluster; `shortfall` tells what would."""
 
     def __init__(self, layout: str) -> None:
         super().__init__(f"{layout}: no degrees fit")
@@ -60,7 +60,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class ModuleChoice:
     """A module with its degrees."""
 
     option: Option
@@ -93,7 +93,7 @@ class Choice:
 
     layout: str
     """pipelined, grouped, colocated, contrastive, or monolithic: pipelined with the same degrees for all modules."""
-    modules: tuple[Placed, ...]
+    modules: tuple[ModuleChoice, ...]
     gpus: int
     """That compute."""
     microbatch: int
@@ -111,12 +111,12 @@ class Choice:
     exchange: tuple[tuple[int, int], ...] = ()
     """Grouped: picoseconds of the all-to-alls of each degree, for each token of a rank."""
 
-    def module(self, kind: str) -> Placed:
+    def module(self, kind: str) -> ModuleChoice:
         """The module of a kind."""
         return next(m for m in self.modules if m.option.network.kind == kind)
 
     @property
-    def bottleneck(self) -> Placed:
+    def bottleneck(self) -> ModuleChoice:
         """The module that a microbatch takes longest in."""
         return max(self.modules, key=lambda m: m.wave_ns)
 
@@ -156,7 +156,7 @@ def insert(found: list[Choice], choice: Choice) -> list[Choice]:
     """The best choices, the fastest first; of equally fast ones that of fewer devices, and of equal ones the first."""
     if any((c.step_ns, c.gpus) == (choice.step_ns, choice.gpus) for c in found):
         return found
-    return sorted([*found, choice], key=lambda c: (c.step_ns, c.gpus))[:KEPT]
+    return sorted([*found, choice], key=lambda c: (c.step_ns, c.gpus))[:BEST_CHOICES]
 
 
 def divisors(number: int, most: int) -> list[int]:

@@ -7,10 +7,10 @@ from itertools import product
 from typing import Final
 
 from trainclient.orchestrate.choice import (
-    KEPT,
+    BEST_CHOICES,
     MICROBATCHES,
     Choice,
-    Placed,
+    ModuleChoice,
     Problem,
     TooLargeError,
     at_least,
@@ -33,7 +33,7 @@ def colocated(problem: Problem) -> list[Choice]:
         TooLargeError: nothing fits.
     """
     fitting = (run for run in _runs(problem) if run.memory_bytes <= problem.cluster.memory_bytes)
-    found = nsmallest(KEPT, fitting, key=lambda run: (run.step_ns, run.gpus))
+    found = nsmallest(BEST_CHOICES, fitting, key=lambda run: (run.step_ns, run.gpus))
     if not found:
         raise TooLargeError("colocated")
     return [_choice(problem, run) for run in found]
@@ -60,7 +60,7 @@ class _Run:
     """Of a microbatch in each module, nanoseconds."""
     waiting: tuple[float, ...]
     """The same for weights that are not gathered in time."""
-    hops: float
+    transfer_ns: float
     sync: float
 
     @property
@@ -73,7 +73,7 @@ class _Run:
 
     @property
     def step_ns(self) -> float:
-        return self.waves * (sum(self.computing) + sum(self.waiting)) + self.hops + self.sync
+        return self.waves * (sum(self.computing) + sum(self.waiting)) + self.transfer_ns + self.sync
 
 
 def _runs(problem: Problem) -> Iterator[_Run]:
@@ -81,14 +81,16 @@ def _runs(problem: Problem) -> Iterator[_Run]:
     kinds = [problem.options(n) for n in problem.networks]
     for tp in sorted({o.tp for o in kinds[0]}):
         for chosen in product(*([o for o in options if o.tp == tp] for options in kinds)):
-            hops = _hop_bytes(problem, chosen)
+            transfer_bytes = _transfer_bytes(problem, chosen)
             for microbatch in (m for m in MICROBATCHES if stream.global_batch % m == 0):
                 for dp in divisors(stream.global_batch // microbatch, cluster.gpus // tp):
                     for sharding in ("zero2", "zero3"):
-                        yield _run(problem, chosen, dp, microbatch, sharding, hops)
+                        yield _run(problem, chosen, dp, microbatch, sharding, transfer_bytes)
 
 
-def _run(problem: Problem, chosen: tuple[Option, ...], dp: int, microbatch: int, sharding: str, hops: float) -> _Run:
+def _run(
+    problem: Problem, chosen: tuple[Option, ...], dp: int, microbatch: int, sharding: str, transfer_bytes: float
+) -> _Run:
     cluster, batch, whole = problem.cluster, problem.workload.stream.global_batch, sharding == "zero2"
     keeps = tuple(o.network.gradient_passes > 0 and _is_left(o, chosen) for o in chosen)
     rows = [max(microbatch * o.load.rows, _largest(problem, o)) for o in chosen]
@@ -117,7 +119,7 @@ def _run(problem: Problem, chosen: tuple[Option, ...], dp: int, microbatch: int,
         waiting=tuple(
             0.0 if whole else max(0.0, gathering_ns(o, dp, cluster) - c) for o, c in zip(chosen, computing, strict=True)
         ),
-        hops=hops / dp / cluster.bandwidth(dp * chosen[0].tp),
+        transfer_ns=transfer_bytes / dp / cluster.bandwidth(dp * chosen[0].tp),
         sync=sum(o.sync_ns(dp, 1, cluster) for o in chosen) if whole else 0.0,
     )
 
@@ -131,7 +133,7 @@ def _is_left(option: Option, chosen: Sequence[Option]) -> bool:
 def _choice(problem: Problem, run: _Run) -> Choice:
     slack = (problem.cluster.memory_bytes - run.states - run.work) / sum(run.held)
     modules = tuple(
-        Placed(
+        ModuleChoice(
             o, run.dp, 1, run.memory_bytes, run.states, run.work, c, w,
             room_bytes=h * slack, step_bytes=h * slack if keep else None,
         )
@@ -140,7 +142,7 @@ def _choice(problem: Problem, run: _Run) -> Choice:
     parts = {
         "computing": run.waves * sum(run.computing),
         "waiting for weights": run.waves * sum(run.waiting),
-        "rows between phases": run.hops,
+        "rows between phases": run.transfer_ns,
         "gradients": run.sync,
     }
     return Choice(
@@ -153,7 +155,7 @@ def _largest(problem: Problem, option: Option) -> int:
     return problem.workload.stream.seq_len if option.network.role.spine else option.load.largest
 
 
-def _hop_bytes(problem: Problem, chosen: Sequence[Option]) -> float:
+def _transfer_bytes(problem: Problem, chosen: Sequence[Option]) -> float:
     """Bytes of the embeddings and conditions of a step, there and back."""
     stream = problem.workload.stream
     width = next(o.network.size.width for o in chosen if o.network.role.spine)

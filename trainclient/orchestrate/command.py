@@ -21,7 +21,7 @@ from dataserver.planning.job.fields import describe as describe_job
 from trainclient.flags import parse
 from trainclient.orchestrate.choice import Problem
 from trainclient.orchestrate.cluster import cluster
-from trainclient.orchestrate.ending import ended
+from trainclient.orchestrate.exit_code import exit_code
 from trainclient.orchestrate.networks import Network, read_network
 from trainclient.orchestrate.picture import SUFFIXES, draw
 from trainclient.orchestrate.profile import costs_of, read_profile
@@ -60,13 +60,13 @@ class Orchestrate(Options):
     generator: MaybeText = None
     """Model of the generator: the same (dit-1b, tiny)."""
     image_tower: MaybeText = None
-    """Contrastive training, in place of all these: model of the tower of images (vit-h, tiny)."""
+    """Contrastive training, instead of the three above: model of the image tower (vit-h, tiny)."""
     text_tower: MaybeText = None
-    """Contrastive training: model of the tower of texts (clip-text-h, tiny)."""
+    """Contrastive training: model of the text tower (clip-text-h, tiny)."""
     contrastive_batch: MaybeInt = None
-    """Contrastive training: samples that one loss couples; by default all of the global batch."""
+    """Contrastive training: samples per loss; by default the whole global batch."""
     frozen: tuple[str, ...] = ()
-    """Modules that are not trained, by their names: encoder, backbone, generator; image, text."""
+    """Names of modules to freeze: encoder, backbone, generator; image, text."""
     gpu: str = "h100"
     """Kind of GPU: a800, h100 or h200."""
     gpus: Annotated[int, Field(ge=1)] = 8
@@ -74,7 +74,7 @@ class Orchestrate(Options):
     gpus_per_node: Annotated[int, Field(ge=1)] = 8
     """GPUs of a node, within which tensor parallelism stays."""
     memory_gb: MaybeNumber = None
-    """Memory of a GPU that modules may use, in 10^9 bytes; by default 90 % of what its kind has."""
+    """Memory of a GPU for modules, in 10^9 bytes; by default 90 % of what its kind has."""
     within_gb_s: MaybeNumber = None
     """10^9 bytes a second that a GPU sends to others of its node; by default what a profile says, or NVLink's of its
     kind."""
@@ -91,23 +91,23 @@ class Orchestrate(Options):
     seq_len: Annotated[int, Field(ge=8)] = 8192
     """Longest sequence."""
     merge: Annotated[int, Field(ge=1)] = 2
-    """merge x merge patches become a token of the backbone."""
+    """Side of the block of patches that becomes one backbone token."""
     fill: float = 0.97
-    """Share of the tokens of sequences that packed samples fill."""
+    """Share of a sequence that packed samples fill."""
     packed: bool = True
     """Whether several samples share a sequence."""
     generation: float = 0.0
     """Share of image-text pairs whose image is generated."""
     query_tokens: Annotated[int, Field(ge=1)] = 64
-    """Tokens behind a caption whose rows condition the generator."""
+    """Query tokens behind a caption, which condition the generator."""
     profile: MaybePath = None
-    """Costs as `trainclient profile` measured them on such GPUs; without it they follow from operations and bytes."""
+    """Profile by `trainclient profile` on such GPUs; without it costs are computed from operations and bytes."""
     steps: Annotated[int, Field(ge=0)] = 1
-    """Steps of which planner and simulator score the best few; 0 leaves that out."""
+    """Steps to plan and simulate for the best few layouts; 0 skips that."""
     as_json: bool = False
-    """Print what was found as JSON."""
+    """Print the result as JSON."""
     plot: MaybePath = None
-    """Draw what was found to this .png, .svg or .pdf file; needs matplotlib."""
+    """Draw the result to this .png, .svg or .pdf file; needs matplotlib."""
     output: MaybePath = None
     """Write the `execution` block to this YAML file as well."""
 
@@ -138,7 +138,7 @@ def run(arguments: Sequence[str]) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; what the user can put right is one line on stderr and exit code 2."""
-    return ended(lambda: run(arguments))
+    return exit_code(lambda: run(arguments))
 
 
 def _options(arguments: list[str]) -> Orchestrate:

@@ -10,7 +10,7 @@ from dataserver.planning.layouts.contrastive.choice import (
     place_equally,
     place_in_parallel,
 )
-from trainclient.orchestrate.choice import Choice, Placed, Problem, TooLargeError
+from trainclient.orchestrate.choice import Choice, ModuleChoice, Problem, TooLargeError
 from trainclient.orchestrate.costs import Option
 
 FEATURES: Final = 1024
@@ -23,7 +23,7 @@ def contrastive(problem: Problem) -> list[Choice]:
     Raises:
         TooLargeError: nothing fits.
     """
-    return _placed(problem, "contrastive")
+    return _choices(problem, "contrastive")
 
 
 def equal_towers(problem: Problem) -> list[Choice]:
@@ -32,10 +32,10 @@ def equal_towers(problem: Problem) -> list[Choice]:
     Raises:
         TooLargeError: nothing fits.
     """
-    return _placed(problem, "monolithic")
+    return _choices(problem, "monolithic")
 
 
-def _placed(problem: Problem, layout: str) -> list[Choice]:
+def _choices(problem: Problem, layout: str) -> list[Choice]:
     cluster, stream = problem.cluster, problem.workload.stream
     batch = stream.contrastive_batch or stream.global_batch
     devices = TowerCluster(cluster.gpus, cluster.gpus_per_node, cluster.memory_bytes)
@@ -44,9 +44,9 @@ def _placed(problem: Problem, layout: str) -> list[Choice]:
         options = {(n.name, o.tp): o for n in problem.networks for o in problem.options(n)
                    if o.recompute is (recompute and n.gradient_passes > 0)}  # fmt: skip
         profiles = [_profile(problem, [o for o in options.values() if o.network is n]) for n in problem.networks]
-        place = place_in_parallel if layout == "contrastive" else place_equally
+        assign = place_in_parallel if layout == "contrastive" else place_equally
         try:
-            plan = place(profiles, devices, batch)
+            plan = assign(profiles, devices, batch)
         except ValueError:
             continue
         made = _choice(problem, layout, plan, options, batch)
@@ -85,7 +85,7 @@ def _choice(
         states = option.static_bytes(1) + option.optimizer_bytes(1)
         work = found.batch * option.load.rows * option.work_bytes
         wave = option.fixed_ns + found.batch * option.sequence_ns
-        modules.append(Placed(option, found.replicas, 1, found.device_bytes, states, work, wave))
+        modules.append(ModuleChoice(option, found.replicas, 1, found.device_bytes, states, work, wave))
     gpus = sum(m.gpus for m in modules)
     interaction = _interaction_ns(problem, batch, gpus)
     forwards = [m.wave_ns * 100 / (100 + m.option.cost.backward_percent) for m in modules]

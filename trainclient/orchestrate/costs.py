@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from dataserver.planning.costs.profile import with_sums
 from dataserver.planning.job.fields import LAYER_NS, Cost
 from trainclient.orchestrate.cluster import Cluster
-from trainclient.orchestrate.memory import BFLOAT16, Parameters, block_bytes, gathered_at_once, kept_bytes, logit_bytes
+from trainclient.orchestrate.memory import BFLOAT16, Parameters, block_bytes, gathered_at_once, logit_bytes, saved_bytes
 from trainclient.orchestrate.networks import Network
 from trainclient.orchestrate.workload import Load
 
@@ -24,7 +24,7 @@ EFFICIENCY: Final = 0.76
 """Share of the peak that products of very wide matrices reach: FlexSP's constants (arXiv 2412.01523, measured on A100)
 are 0.68 to 0.80 at widths of 4,096 to 6,656."""
 HALF_WIDTH: Final = 256
-"""Columns of a device's share at which products reach half of that. An assumption; `trainclient profile` measures."""
+"""Columns of a device's share at which products reach half of that. An assumption; prefer `trainclient profile`."""
 ATTENTION: Final = 0.65
 """Share of a module's efficiency that attention reaches: 0.53 to 0.72 by the same constants."""
 
@@ -73,7 +73,7 @@ class Option:
         return self._counted(self.network.block_parameters / stages / self.tp)
 
     def ends(self, count: int = 1) -> Parameters:
-        """Those of so many ends, of which each peer has the whole."""
+        """Those of so many ends, which each tensor-parallel rank has whole."""
         return self._counted(self.network.end_parameters * count)
 
     def _counted(self, number: float) -> Parameters:
@@ -137,7 +137,7 @@ def options(
         raise ValueError(
             f"module {network.name} has no degree of tensor parallelism to choose from: {network.divided}; "
             f"{cluster.gpus_per_node} GPUs per node"
-            + (f", and a profile of degrees {known}: measure it, with --tp 1" if table is not None else "")
+            + (f", and a profile of degrees {known}: profile it, with --tp 1" if table is not None else "")
         )
     return found
 
@@ -148,7 +148,7 @@ def analytic_cost(network: Network, tp: int, cluster: Cluster) -> Cost:
 
 
 def computed_cost(network: Network, tp: int, peak_flops_ns: float) -> Cost:
-    """What computing a device's share takes, without the sums over its peers.
+    """What computing a device's share takes, without tensor-parallel sums.
 
     Raises:
         ValueError: the module is larger than jobs can say.
@@ -170,7 +170,7 @@ def computed_cost(network: Network, tp: int, peak_flops_ns: float) -> Cost:
 
 
 def with_reductions(network: Network, tp: int, cluster: Cluster, computed: Cost) -> Cost:
-    """A cost with the sums over the peers of tensor parallelism, within a node; errors as in `with_sums`."""
+    """A cost with tensor-parallel sums, within a node; errors as in `with_sums`."""
     return with_sums(computed, network.kind, network.size, tp, Fraction(cluster.within_bytes_ns))
 
 
@@ -180,7 +180,7 @@ def _option(network: Network, load: Load, tp: int, recompute: bool, plain: Cost)
     both = (100 + percent) / 100
     work = load.rows * cost.linear_ps / 1e3 + load.squares * cost.quadratic_fs / 1e6
     block = block_bytes(network.role.block, network.size, tp)
-    held = kept_bytes(network.role.block, network.size, tp, recompute)
+    held = saved_bytes(network.role.block, network.size, tp, recompute)
     if not network.gradient_passes:
         held = block  # of the block that is computed
     return Option(

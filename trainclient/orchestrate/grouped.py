@@ -11,9 +11,17 @@ import numpy as np
 
 from dataserver.planning.job.fields import PLAN_LIMITS
 from dataserver.planning.layouts.grouped.compositions import MAX_COMPOSITIONS, check_compositions
-from trainclient.orchestrate.choice import KEPT, Choice, NoLayoutError, Placed, Problem, TooLargeError, insert
+from trainclient.orchestrate.choice import (
+    BEST_CHOICES,
+    Choice,
+    ModuleChoice,
+    NoLayoutError,
+    Problem,
+    TooLargeError,
+    insert,
+)
 from trainclient.orchestrate.costs import Option, gathering_ns, shard_bytes
-from trainclient.orchestrate.pipelined import beside, parts, place, side_options
+from trainclient.orchestrate.pipelined import beside, module_choices, parts, side_options
 from trainclient.orchestrate.sharing import Side, Spine, share, step_ns
 
 FINER: Final = (1, 2, 4, 8, 16)
@@ -58,7 +66,7 @@ def grouped(problem: Problem) -> list[Choice]:
     kinds = side_options(problem)
     bounded = sorted(_all(problem, len(kinds)), key=lambda g: (g.spine.least_ns, g.ranks, -g.largest))
     for groups in bounded:
-        below = found[KEPT - 1].step_ns if len(found) >= KEPT else float("inf")
+        below = found[BEST_CHOICES - 1].step_ns if len(found) >= BEST_CHOICES else float("inf")
         if groups.spine.least_ns >= below:
             break
         planned = _planned(problem, groups, len(kinds))
@@ -85,11 +93,11 @@ def _choice(problem: Problem, groups: Groups, sides: Sequence[Side], ranks: Sequ
     spine, option = groups.spine, groups.option
     room = problem.cluster.memory_bytes - groups.states - groups.work
     held = min(room, spine.sequences * option.sequence_bytes / groups.ranks)
-    placed = Placed(
+    backbone_choice = ModuleChoice(
         option, groups.ranks, 1, groups.states + groups.work + held, groups.states, groups.work,
         groups.computing_ns, groups.waiting_ns,
     )  # fmt: skip
-    modules = place(problem, spine, sides, ranks, placed)
+    modules = module_choices(problem, spine, sides, ranks, backbone_choice)
     degrees = [1 << p for p in range(1, groups.largest.bit_length()) if 1 << p >= groups.smallest]
     return Choice(
         "grouped", modules, sum(m.gpus for m in modules), 1, spine.waves, step_ns(spine, sides, ranks),
@@ -167,8 +175,8 @@ def _groups(
     waiting = 0.0 if whole else gathering_ns(option, ranks, cluster)
     stage = computing + waiting
     sequences = stream.global_batch / waves
-    hop = 4 * option.network.size.width * sequences * mean / ranks
-    alone = stage + sides * hop / cluster.between_bytes_ns
+    transfer = 4 * option.network.size.width * sequences * mean / ranks
+    alone = stage + sides * transfer / cluster.between_bytes_ns
     sync = option.sync_ns(ranks, 1, cluster) if whole else 0.0
     spine = Spine(ranks, waves, sequences, stage, alone, sync, min(waves, 2 + after))
     return Groups(option, ranks, smallest, largest, finer, whole, spine, states, work, computing, waiting)

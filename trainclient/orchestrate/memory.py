@@ -79,9 +79,9 @@ class Block:
     """What a kind of block keeps of a row, beside queries, keys and values."""
 
     whole: int
-    """Times the width, on every tensor-parallel peer: what goes into norms and comes out of them."""
+    """Times the width, on every tensor-parallel rank: what goes into norms and comes out of them."""
     divided: int
-    """Times the width, divided between peers: queries, and what attention gives."""
+    """Times the width, divided between tensor-parallel ranks: queries, and what attention gives."""
     inside: int
     """Times the width inside the MLP, also divided."""
 
@@ -96,7 +96,7 @@ GENERATOR_BLOCK: Final = Block(whole=16, divided=4, inside=2)
 def block_bytes(block: Block, size: ModelSize, tp: int, precision: Precision = BFLOAT16) -> float:
     """Activations that a block keeps of a row for its backward, attention without a matrix of probabilities.
 
-    What goes into norms and comes out of them is whole on every peer; queries, keys, values, what attention gives and
+    Inputs and outputs of norms are whole on every tensor-parallel rank; queries, keys, values, what attention gives and
     what is inside the MLP are divided (Korthikanti et al. 2022, section 4.2). What attention gives counts once more, as
     where it goes segment by segment.
     """
@@ -105,7 +105,7 @@ def block_bytes(block: Block, size: ModelSize, tp: int, precision: Precision = B
     return precision.weight * (block.whole * size.width + divided / tp)
 
 
-def kept_bytes(block: Block, size: ModelSize, tp: int, recompute: bool, precision: Precision = BFLOAT16) -> float:
+def saved_bytes(block: Block, size: ModelSize, tp: int, recompute: bool, precision: Precision = BFLOAT16) -> float:
     """What all blocks of a module keep of a row from its forward to its backward: their inputs, if they compute the
     rest again."""
     kept = precision.weight * size.width if recompute else block_bytes(block, size, tp, precision)

@@ -77,5 +77,5 @@ def _draw_devices(axes: "Axes", solution: Solution) -> None:
 
 
 def _legend(axes: "Axes") -> None:
-    """Above the bars, none of which it hides."""
+    """Above the bars, so that it hides none."""
     axes.legend(fontsize="small", loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, frameon=False)

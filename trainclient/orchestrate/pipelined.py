@@ -3,7 +3,16 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from trainclient.orchestrate.choice import KEPT, MICROBATCHES, Choice, Placed, Problem, TooLargeError, divisors, insert
+from trainclient.orchestrate.choice import (
+    BEST_CHOICES,
+    MICROBATCHES,
+    Choice,
+    ModuleChoice,
+    Problem,
+    TooLargeError,
+    divisors,
+    insert,
+)
 from trainclient.orchestrate.costs import Option
 from trainclient.orchestrate.sharing import Side, Spine, share, side, stage_bytes, step_ns
 
@@ -31,7 +40,7 @@ def pipelined(problem: Problem) -> list[Choice]:
     kinds = side_options(problem)
     found: list[Choice] = []
     for backbone in sorted(backbones(problem, len(kinds)), key=lambda b: (b.spine.least_ns, b.spine.gpus)):
-        below = found[KEPT - 1].step_ns if len(found) >= KEPT else float("inf")
+        below = found[BEST_CHOICES - 1].step_ns if len(found) >= BEST_CHOICES else float("inf")
         if backbone.spine.least_ns >= below:
             break
         sides = beside(problem, backbone.spine, kinds)
@@ -99,13 +108,13 @@ def _backbone(problem: Problem, option: Option, dp: int, pp: int, microbatch: in
     if states + work + max(held, longest * option.unit_bytes / pp) > cluster.memory_bytes:
         return None
     whole = option.fixed_ns + microbatch * option.sequence_ns
-    hop = 2 * 2 * network.size.width * rows
+    transfer = 2 * 2 * network.size.width * rows
     spine = Spine(
         gpus=dp * pp * option.tp,
         waves=waves,
         sequences=dp * microbatch,
         stage_ns=whole / pp,
-        alone_ns=whole + hop * ((pp - 1) / cluster.bandwidth(option.tp * pp) + sides / cluster.between_bytes_ns),
+        alone_ns=whole + transfer * ((pp - 1) / cluster.bandwidth(option.tp * pp) + sides / cluster.between_bytes_ns),
         sync_ns=option.sync_ns(dp, pp, cluster),
         held=min(waves, pp + 1 + after),
     )
@@ -140,24 +149,24 @@ def _product(kinds: Sequence[Sequence[Side]]) -> Iterator[tuple[Side, ...]]:
 
 def _choice(layout: str, problem: Problem, backbone: Backbone, sides: Sequence[Side], ranks: Sequence[int]) -> Choice:
     spine = backbone.spine
-    placed = Placed(
+    backbone_choice = ModuleChoice(
         backbone.option, backbone.dp, backbone.pp, backbone.bytes, backbone.states, backbone.work, spine.stage_ns
     )
-    modules = place(problem, spine, sides, ranks, placed)
+    modules = module_choices(problem, spine, sides, ranks, backbone_choice)
     return Choice(
         layout, modules, sum(m.gpus for m in modules), backbone.microbatch, spine.waves,
         step_ns(spine, sides, ranks), parts(spine, sides, ranks),
     )  # fmt: skip
 
 
-def place(
-    problem: Problem, spine: Spine, sides: Sequence[Side], ranks: Sequence[int], backbone: Placed
-) -> tuple[Placed, ...]:
+def module_choices(
+    problem: Problem, spine: Spine, sides: Sequence[Side], ranks: Sequence[int], backbone: ModuleChoice
+) -> tuple[ModuleChoice, ...]:
     """The modules of a choice, in the order of the problem."""
     found = {"backbone": backbone}
     for s, r in zip(sides, ranks, strict=True):
         held, states, work = stage_bytes(s.option, spine, r, s.option.network.role.feeds)
-        found[s.option.network.kind] = Placed(s.option, r, 1, held, states, work, s.fixed_ns + s.work_ns / r)
+        found[s.option.network.kind] = ModuleChoice(s.option, r, 1, held, states, work, s.fixed_ns + s.work_ns / r)
     return tuple(found[n.kind] for n in problem.networks)
 
 

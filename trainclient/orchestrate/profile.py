@@ -1,4 +1,4 @@
-"""Measured costs for the solver, from the file that `trainclient profile` writes (`planning.costs.profile`)."""
+"""Profiled costs for the solver, from the file that `trainclient profile` writes (`planning.costs.profile`)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -35,9 +35,9 @@ def write_profile(profile: Profile, path: Path) -> None:
 
 
 def costs_of(profile: Profile, networks: Sequence[Network], cluster: Cluster) -> CostTable:
-    """Costs by module and degree, with the sums over peers, which follow from the cluster's bandwidth.
+    """Costs by module and degree, with tensor-parallel sums, which follow from the cluster's bandwidth.
 
-    A degree that was not measured has the cost of degree 1 in the ratio that operations and widths have.
+    A degree that was not profiled has the cost of degree 1 in the ratio that operations and widths have.
 
     Raises:
         ProfileError: it is of another kind of GPU, or of other models; says which.
@@ -45,8 +45,8 @@ def costs_of(profile: Profile, networks: Sequence[Network], cluster: Cluster) ->
     if profile.gpu != cluster.gpu:
         known_kind = f", set --gpu {profile.gpu}" if profile.gpu in BOARDS else ""
         raise ProfileError(
-            f"the profile is of {profile.gpu} ({profile.device}), and the cluster has {cluster.gpu}; measure it there "
-            f"with `trainclient profile`{known_kind}, or leave --profile out"
+            f"the profile is of {profile.gpu} ({profile.device}), and the cluster has {cluster.gpu}; profile the "
+            f"model there with `trainclient profile`{known_kind}, or leave --profile out"
         )
     known = {m.name: m for m in profile.modules}
     table: dict[tuple[str, int], Cost] = {}
@@ -54,13 +54,13 @@ def costs_of(profile: Profile, networks: Sequence[Network], cluster: Cluster) ->
         measured = known.get(network.name)
         if measured is None:
             raise ProfileError(
-                f"the profile has no module {network.name}, only {sorted(known)}; measure it, with the same models"
+                f"the profile has no module {network.name}, only {sorted(known)}; profile it, with the same models"
             )
         theirs = asdict(measured.size)
         different = [f"{k} {theirs[k]}, not {v}" for k, v in asdict(network.size).items() if theirs[k] != v]
         if different:
             raise ProfileError(
-                f"module {network.name} of the profile is another model ({', '.join(different)}); measure this one"
+                f"module {network.name} of the profile is another model ({', '.join(different)}); profile this one"
             )
         costs = {m.tp: m.cost for m in measured.degrees}
         for tp in (1, 2, 4, 8):

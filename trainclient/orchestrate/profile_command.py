@@ -13,10 +13,10 @@ from dataserver.outputs import require_writable, tells_on
 from dataserver.planning.costs.profile import Profile
 from trainclient.flags import parse
 from trainclient.orchestrate.command import MaybePath, MaybeText, Orchestrate, networks
-from trainclient.orchestrate.ending import ended
-from trainclient.orchestrate.measuring import MERGE, Plan, measure
+from trainclient.orchestrate.exit_code import exit_code
 from trainclient.orchestrate.networks import Network
 from trainclient.orchestrate.profile import write_profile
+from trainclient.orchestrate.profiling import MERGE, Plan, profile_modules
 from trainclient.training.options import Options
 
 ABOUT = """Measure what the modules of a model cost on the device at hand, for `trainclient orchestrate --profile`.
@@ -57,7 +57,7 @@ class ProfileOptions(Options):
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; what the user can put right is one line on stderr and exit code 2."""
-    return ended(lambda: run(arguments))
+    return exit_code(lambda: run(arguments))
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -76,7 +76,7 @@ def run(arguments: Sequence[str]) -> None:
     output, plan = _checked(options)
     require_writable("--output", output)
     says = tells_on(output)
-    profile = measure(_models(options), plan, _say)
+    profile = profile_modules(_models(options), plan, _say)
     write_profile(profile, output)
     for module in profile.modules:
         for found in module.degrees:

@@ -3,17 +3,17 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainclient.orchestrate.choice import Choice, Placed
+from trainclient.orchestrate.choice import Choice, ModuleChoice
 from trainclient.orchestrate.solving import Scored, Solution
 
 HEADINGS = ("layout", "GPUs", "modules: dp x tp x pp", "micro-\nbatch", "waves", "step s\nsolved", "step s\nsimulated",
             "MFU %", "GB", "bubble\n%")  # fmt: skip
 
 
-def degrees(placed: Placed) -> str:
+def degrees(module: ModuleChoice) -> str:
     """A module with its degrees, such as `backbone 8 x 4 x 2`; `r` stands behind what computes activations again."""
-    shown = f"{placed.option.network.name} {placed.dp} x {placed.option.tp} x {placed.pp}"
-    return shown + (" r" if placed.option.recompute else "")
+    shown = f"{module.option.network.name} {module.dp} x {module.option.tp} x {module.pp}"
+    return shown + (" r" if module.option.recompute else "")
 
 
 def rows(solution: Solution) -> list[list[str]]:
@@ -60,7 +60,7 @@ def reason(choice: Choice, best: Choice) -> str:
     """What makes a choice slower, by the solver's times.
 
     A step is (time that devices compute) / (devices x share of the time that they compute): so the ratio of two steps
-    is the product of three, each of which is said where it is more than a few percent.
+    is the product of three; each is said where it is more than a few percent.
     """
     said = []
     if best.gpus > 1.03 * choice.gpus:
@@ -142,11 +142,11 @@ def _choice_json(solution: Solution, scored: Scored) -> dict[str, Any]:
     }
 
 
-def _module_json(placed: Placed) -> dict[str, Any]:
+def _module_json(module: ModuleChoice) -> dict[str, Any]:
     return {
-        "dp": placed.dp, "tp": placed.option.tp, "pp": placed.pp, "gpus": placed.gpus,
-        "recompute": placed.option.recompute, "wave_ns": round(placed.wave_ns),
-        "memory_bytes": round(placed.stage_bytes), "state_bytes": round(placed.state_bytes),
+        "dp": module.dp, "tp": module.option.tp, "pp": module.pp, "gpus": module.gpus,
+        "recompute": module.option.recompute, "wave_ns": round(module.wave_ns),
+        "memory_bytes": round(module.stage_bytes), "state_bytes": round(module.state_bytes),
     }  # fmt: skip
 
 

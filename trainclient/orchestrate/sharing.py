@@ -34,7 +34,7 @@ class Spine:
     stage_ns: float
     """Forward and backward of a wave in one stage of the backbone."""
     alone_ns: float
-    """A wave's way through the backbone and back, and all hops."""
+    """A wave's path through the backbone and back, with all transfers."""
     sync_ns: float
     held: int
     """Waves that the encoder holds at once; a generator holds one."""

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from trainclient.orchestrate.blocks import execution_block, not_run
 from trainclient.orchestrate.choice import Choice, NoLayoutError, Problem, Solver, TooLargeError
 from trainclient.orchestrate.colocated import colocated
 from trainclient.orchestrate.contrastive import contrastive, equal_towers
 from trainclient.orchestrate.grouped import grouped
-from trainclient.orchestrate.lacking import lacking, remedy
+from trainclient.orchestrate.job_execution import execution_block, not_run
 from trainclient.orchestrate.pipelined import monolithic, pipelined
 from trainclient.orchestrate.rescoring import simulated_ns
+from trainclient.orchestrate.shortfall import remedy, shortfall
 
 SOLVERS: Final[Mapping[str, Solver]] = MappingProxyType(
     {"pipelined": pipelined, "colocated": colocated, "grouped": grouped, "monolithic": monolithic}
@@ -88,7 +88,7 @@ def solve(problem: Problem, steps: int = 0) -> Solution:
     scored.sort(key=lambda s: (s.best_known_ns, s.choice.gpus))
     scoring_s = time.perf_counter() - solved
     why = {
-        name: lacking(problem, name, solvers[name]) if isinstance(error, TooLargeError) else str(error)
+        name: shortfall(problem, name, solvers[name]) if isinstance(error, TooLargeError) else str(error)
         for name, error in refused.items()
     }
     if not found:

@@ -1,4 +1,4 @@
-"""From a place in the topology to what runs there."""
+"""Builds what a process runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,21 +7,21 @@ import torch
 from torch import Tensor
 
 from dataserver.planning.job.spec import JobSpec
-from trainclient.exchange.colocated import Crossing, PhaseInlet, PhaseOutlet
+from trainclient.exchange.colocated import AllToAllEdge, PhaseReceiver, PhaseSender
+from trainclient.exchange.communicators import Communicators
 from trainclient.exchange.contrastive import Gathering
-from trainclient.exchange.links import Link
-from trainclient.exchange.messages import Kind, Lane
-from trainclient.exchange.pipelined import Inlet, Joint, Outlet
-from trainclient.exchange.sides import Collecting, Entry, Exit
-from trainclient.exchange.transport import Channels
+from trainclient.exchange.edges import EdgeEnd, P2PReceiver, P2PSender
+from trainclient.exchange.interfaces import Buffer, Receiver, Sender
+from trainclient.exchange.message_header import Kind, MessageType
+from trainclient.exchange.message_queue import MessageQueue
 from trainclient.modules import Site, Target, TrainedModule, rows_of
 from trainclient.program.clock import Clock
 from trainclient.program.contrastive import Interaction
 from trainclient.program.interpreter import Interpreter
-from trainclient.program.parameters import NOTHING_HELD, Parameters
+from trainclient.program.parameters import WHOLE_PARAMETERS, Parameters
 from trainclient.program.retrieval import Retrieval
 from trainclient.program.runner import ChunkRunner, LossWeights
-from trainclient.topology.places import Place, Topology, Way
+from trainclient.topology.process_grid import Edge, GridProcess, Topology
 
 _GRADIENTS = {
     Kind.EMBEDDINGS: Kind.EMBEDDING_GRADIENTS,
@@ -35,7 +35,7 @@ class Machine:
     """What one process runs."""
 
     runners: tuple[ChunkRunner, ...]
-    """Of its chunks, in the order of its program's modules."""
+    """Runners of its chunks, in the order of its program's modules."""
     interpreter: Interpreter
 
     @property
@@ -58,93 +58,111 @@ class Machine:
 def assemble(
     spec: JobSpec,
     topology: Topology,
-    place: Place,
+    process: GridProcess,
     modules: Sequence[tuple[Site, TrainedModule]],
-    channels: Channels,
+    communicators: Communicators,
     weights: LossWeights,
     clock: Clock,
     retrieval: Retrieval | None = None,
-    parameters: Parameters = NOTHING_HELD,
+    parameters: Parameters = WHOLE_PARAMETERS,
 ) -> Machine:
     """What a process runs around its modules.
 
     Args:
         spec: the job.
         topology: of the job.
-        place: of this process.
+        process: which one this is.
         modules: of its chunks, in their order.
-        channels: to the other processes.
+        communicators: how it reaches the other processes.
         weights: factors of the losses.
         clock: of this process.
         retrieval: gets the features of towers, if they are to be compared beyond their contrastive batches.
         parameters: of the chunks; by default of modules that hold no shares and sum no gradients.
     """
-    crossings = {way: _crossing(way, channels) for way in topology.ways if topology.colocated}
+    all_to_all_edges = {edge: _all_to_all_edge(edge, communicators) for edge in topology.edges if topology.colocated}
     runners = []
-    for chunk, (site, module) in zip(place.chunks, modules, strict=True):
+    for chunk, (site, module) in zip(process.chunks, modules, strict=True):
         into, out, ends = topology.into(chunk), topology.out_of(chunk), (module.device, module.dtype)
-        meeting = None
+        interaction = None
         if topology.colocated:
-            sides = _phases([crossings[way] for way in into], [crossings[way] for way in out], *ends)
+            io = _phases([all_to_all_edges[edge] for edge in into], [all_to_all_edges[edge] for edge in out], *ends)
         else:
             arriving, leaving = (
-                [_joint(topology, place, way, direction, channels, module.dtype) for way in ways]
-                for ways, direction in ((into, -1), (out, +1))
+                [_edge_end(topology, process, edge, direction, communicators, module.dtype) for edge in edges]
+                for edges, direction in ((into, -1), (out, +1))
             )
-            meeting = _interaction(spec, topology, place, channels, clock, retrieval)
-            sides = _Sides(Inlet(arriving, *ends), Outlet(leaving, *ends), () if meeting is None else (meeting,))
-        used = sides.entry if into else None, sides.exit if out else None
+            interaction = _interaction(spec, topology, process, communicators, clock, retrieval)
+            io = _ChunkIO(
+                P2PReceiver(arriving, *ends), P2PSender(leaving, *ends), () if interaction is None else (interaction,)
+            )
+        used = io.receiver if into else None, io.sender if out else None
         runners.append(
-            ChunkRunner(site, module, *used, weights, clock, meeting, channels.shared, exchanged=sides.exchanged)
+            ChunkRunner(site, module, *used, weights, clock, interaction, communicators.shared, buffers=io.buffers)
         )
-    interpreter = Interpreter(spec.execution, topology, place, runners, clock, channels.shared, parameters)
+    interpreter = Interpreter(spec.execution, topology, process, runners, clock, communicators.shared, parameters)
     return Machine(tuple(runners), interpreter)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Sides:
-    """Of a chunk."""
+class _ChunkIO:
+    """What a chunk sends and receives with."""
 
-    entry: Entry
-    exit: Exit
-    exchanged: tuple[Collecting, ...]
+    receiver: Receiver
+    sender: Sender
+    buffers: tuple[Buffer, ...]
 
 
-def _phases(into: Sequence[Crossing], out: Sequence[Crossing], device: torch.device, dtype: torch.dtype) -> _Sides:
-    """The sides of a chunk of colocated modules."""
-    inlet, outlet = PhaseInlet(into, device, dtype), PhaseOutlet(out, device, dtype)
-    return _Sides(inlet, outlet, (outlet, inlet))
+def _phases(
+    into: Sequence[AllToAllEdge], out: Sequence[AllToAllEdge], device: torch.device, dtype: torch.dtype
+) -> _ChunkIO:
+    """What a chunk of colocated modules sends and receives with."""
+    receiver, sender = PhaseReceiver(into, device, dtype), PhaseSender(out, device, dtype)
+    return _ChunkIO(receiver, sender, (sender, receiver))
 
 
 def _interaction(
-    spec: JobSpec, topology: Topology, place: Place, channels: Channels, clock: Clock, retrieval: Retrieval | None
+    spec: JobSpec,
+    topology: Topology,
+    process: GridProcess,
+    communicators: Communicators,
+    clock: Clock,
+    retrieval: Retrieval | None,
 ) -> Interaction | None:
     """The interactions of a last stage of a tower."""
-    if channels.together is None or place.modules[0].modality is None:
+    if communicators.collective is None or process.modules[0].modality is None:
         return None
-    towers = [topology.places[rank].chunks[-1].module.name for rank in topology.together]
-    return Interaction(spec, Gathering(channels.together, topology.together, towers), clock, retrieval)
+    towers = [topology.processes[rank].chunks[-1].module.name for rank in topology.collective_ranks]
+    return Interaction(spec, Gathering(communicators.collective, topology.collective_ranks, towers), clock, retrieval)
 
 
-def _crossing(way: Way, channels: Channels) -> Crossing:
-    if channels.together is None or channels.headers is None:
+def _all_to_all_edge(edge: Edge, communicators: Communicators) -> AllToAllEdge:
+    if communicators.collective is None or communicators.header_collective is None:
         raise TypeError("a rank of colocated modules takes part in no collective")
-    kind, names = rows_of(way.source.module), (way.source.module.name, way.target.module.name)
-    lanes = Lane(kind), Lane(_GRADIENTS[kind])
-    return Crossing(names, channels.together, channels.headers, lanes, returns=way.returns)
+    kind, names = rows_of(edge.source.module), (edge.source.module.name, edge.target.module.name)
+    message_types = MessageType(kind), MessageType(_GRADIENTS[kind])
+    return AllToAllEdge(
+        names, communicators.collective, communicators.header_collective, message_types, returns=edge.returns
+    )
 
 
-def _joint(topology: Topology, place: Place, way: Way, direction: int, channels: Channels, dtype: torch.dtype) -> Joint:
-    """This process's end of a way that leads to its chunk (-1) or away from it (+1)."""
-    other = way.target if direction > 0 else way.source
-    both, peers = channels.ways[str(way)], topology.ranks(other, place.sp if way.is_straight else 0)
-    kind = Kind.ACTIVATIONS if way.is_straight else rows_of(way.source.module)
-    number = way.source.number if way.is_straight else 0
-    return Joint(
-        source=way.source.module.name,
-        target=way.target.module.name,
-        forward=Link(both.forward, peers, Lane(kind, number), dtype),
-        backward=Link(both.backward, peers, Lane(_GRADIENTS[kind], number), dtype),
-        peer=place.rank if way.is_straight else None,
-        returns=way.returns,
+def _edge_end(
+    topology: Topology,
+    process: GridProcess,
+    edge: Edge,
+    direction: int,
+    communicators: Communicators,
+    dtype: torch.dtype,
+) -> EdgeEnd:
+    """This process's end of an edge into its chunk (-1) or out of it (+1)."""
+    other = edge.target if direction > 0 else edge.source
+    both, ranks = communicators.edges[str(edge)], topology.ranks(other, process.sp if edge.is_straight else 0)
+    kind = Kind.ACTIVATIONS if edge.is_straight else rows_of(edge.source.module)
+    number = edge.source.number if edge.is_straight else 0
+    return EdgeEnd(
+        source=edge.source.module.name,
+        target=edge.target.module.name,
+        forward=MessageQueue(both.forward, ranks, MessageType(kind, number), dtype),
+        backward=MessageQueue(both.backward, ranks, MessageType(_GRADIENTS[kind], number), dtype),
+        rank=process.rank if edge.is_straight else None,
+        returns=edge.returns,
     )

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from dataserver.planning.simulation import Operation, OperationKind
-from trainclient.exchange.waiting import Waits, instants_of
+from trainclient.exchange.wait_times import Waits, instants_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class _Lap:
 
 
 class Stopwatch:
-    """Measures operations: on CUDA by events, so that measuring does not wait for the device.
+    """Times operations; on CUDA by events, which does not wait for the device.
 
     Waits for other processes within an operation are no part of the time that is reported. On a CPU that is the time
     that the calling thread computes, which takes a full share of all work: what other programs make it wait is not

@@ -13,7 +13,7 @@ from dataserver.planning.job.spec import JobSpec
 from dataserver.planning.simulation import Operation
 from trainclient.client import Batch
 from trainclient.exchange.contrastive import Gathered, Gathering, Named
-from trainclient.exchange.messages import Stamp
+from trainclient.exchange.message_header import MicrobatchId
 from trainclient.modules import Features, Half, ScoreRows
 from trainclient.program.clock import Clock
 from trainclient.program.retrieval import Retrieval
@@ -43,21 +43,21 @@ class Interaction:
         self._clock = clock
         self._made: list[tuple[Batch, Features]] = []
         """Since the last interaction."""
-        self._under_way: tuple[Stamp, Named, Callable[[], Gathered]] | None = None
+        self._under_way: tuple[MicrobatchId, Named, Callable[[], Gathered]] | None = None
         self._gradients: dict[int, tuple[Tensor, Tensor | None]] = {}
 
     def add(self, batch: Batch, features: Features) -> None:
         """Take what a forward has made."""
         self._made.append((batch, features))
 
-    def depart(self, number: int) -> None:
-        """Begin to gather the features of a contrastive batch, behind the last forward of it. See `Collecting`."""
+    def flush(self, number: int) -> None:
+        """Begin to gather the features of a contrastive batch, behind the last forward of it. See `Buffer`."""
         batch, features = self._made[0]
-        stamp = Stamp(batch.plan_hash, batch.step, number)
+        microbatch_id = MicrobatchId(batch.plan_hash, batch.step, number)
         own = Named.of([(b.items, f.values.detach()) for b, f in self._made])
         scale = torch.zeros(2) if features.scale is None else features.scale.detach()
-        coming = self._gathering.features(stamp, own, scale.to(torch.float64), self._pairs)
-        self._under_way = stamp, own, coming
+        coming = self._gathering.features(microbatch_id, own, scale.to(torch.float64), self._pairs)
+        self._under_way = microbatch_id, own, coming
 
     def run(self, operation: Operation) -> Tensor:
         """Run an interaction, after its features have left.
@@ -66,12 +66,12 @@ class Interaction:
             What this process adds to the sum of the losses of all pairs, scalar.
 
         Raises:
-            BrokerMismatchError: another process runs something else.
-            PeerLostError: another process is gone.
+            BrokerMismatchError: another process runs another step or plan.
+            RankLostError: another process is gone.
         """
         if self._under_way is None:
             raise RuntimeError(f"the program has the {operation.kind} of features that have not been exchanged")
-        (stamp, own, coming), self._under_way = self._under_way, None
+        (microbatch_id, own, coming), self._under_way = self._under_way, None
         found, made, self._made = coming(), self._made, []
         batch, features = made[0]
         if self._retrieval is not None:
@@ -81,7 +81,7 @@ class Interaction:
             loss = torch.stack([half.loss for half in halves.values()]).sum() / self._pairs_of_towers
             if not self._learns:
                 return loss
-            values, slope = self._gradients_of(stamp, found, rows, halves)
+            values, slope = self._gradients_of(microbatch_id, found, rows, halves)
         if not self._returns:
             return loss
         parts = torch.split((values / self._planned).to(own.features.dtype), [len(f.values) for _, f in made])
@@ -108,18 +108,18 @@ class Interaction:
         self, found: Gathered, own: Tensor, scores: type[ScoreRows]
     ) -> tuple[dict[str, ScoreRows], dict[str, Half]]:
         """The scores of this process's samples with all of each other tower, and what they add to the loss."""
-        place, valid, scale = (t.to(own.device) for t in (found.own, found.valid, found.scale))
+        position, valid, scale = (t.to(own.device) for t in (found.own, found.valid, found.scale))
         others = [name for name in self._gathering.towers if name != self._gathering.tower]
-        rows = {other: scores(own, found.features[other], place, valid, scale) for other in others}
+        rows = {other: scores(own, found.features[other], position, valid, scale) for other in others}
         return rows, {other: each.half() for other, each in rows.items()}
 
     def _gradients_of(
-        self, stamp: Stamp, found: Gathered, rows: Mapping[str, ScoreRows], halves: Mapping[str, Half]
+        self, microbatch_id: MicrobatchId, found: Gathered, rows: Mapping[str, ScoreRows], halves: Mapping[str, Half]
     ) -> tuple[Tensor, Tensor]:
         """The gradients of the sum of the losses of all pairs by this process's features, and by the scale."""
         gathering, tower = self._gathering, self._gathering.tower
         numbers = torch.cat([*(h.normalisers for h in halves.values()), *(h.scale for h in halves.values())])
-        several = gathering.numbers(stamp, numbers.to(torch.float64), self._pairs, len(halves), SCALES)
+        several = gathering.numbers(microbatch_id, numbers.to(torch.float64), self._pairs, len(halves), SCALES)
         slope = torch.stack([scales.sum(0) for _, scales in several]).sum(0)
         gradients = []
         for other, each in rows.items():

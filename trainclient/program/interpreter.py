@@ -10,26 +10,26 @@ from torch.profiler import record_function
 from dataserver.planning.job.spec import Execution
 from dataserver.planning.simulation import Operation, OperationKind
 from trainclient.client import Batch
-from trainclient.exchange.fetching import Batches
-from trainclient.exchange.grouped import SharedSequences
+from trainclient.exchange.shared_fetch import Batches
+from trainclient.exchange.view_groups import SharedSequences
 from trainclient.program.clock import Clock
-from trainclient.program.listing import StepPrograms, StreamError
-from trainclient.program.parameters import NOTHING_HELD, Parameters
-from trainclient.program.postings import Posting, postings
+from trainclient.program.parameters import WHOLE_PARAMETERS, Parameters
+from trainclient.program.posted_receives import PostedReceive, posted_receives
 from trainclient.program.runner import ChunkRunner
-from trainclient.topology.places import Place, Topology
+from trainclient.program.step_programs import StepPrograms, StreamError
+from trainclient.topology.process_grid import GridProcess, Topology
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """An operation with all that it waited for and handed on, by `time.perf_counter_ns`."""
+    """An operation with all that it waited for and sent, by `time.perf_counter_ns`."""
 
     operation: Operation
     begin_ns: int
     end_ns: int
     data_ns: int
     """Part of it in which it waited for its microbatch from the servers."""
-    stamped_ns: int = 0
+    sent_ns: int = 0
     """When all rows that it takes were known to have been sent; before its begin if it takes none."""
 
 
@@ -75,20 +75,20 @@ class Interpreter:
         self,
         execution: Execution,
         topology: Topology,
-        place: Place,
+        process: GridProcess,
         runners: Sequence[ChunkRunner],
         clock: Clock,
         shared: SharedSequences | None = None,
-        parameters: Parameters = NOTHING_HELD,
+        parameters: Parameters = WHOLE_PARAMETERS,
     ) -> None:
-        """Interpret the program of a place, whose chunks the runners run, in the same order.
+        """Interpret the program of a process, whose chunks the runners run, in the same order.
 
         Of views that ranks share by `shared`, the first rank alone counts items and has ends of routings.
         `parameters` are those of its chunks.
         """
         self._execution = execution
         self._topology = topology
-        self._place = place
+        self._process = process
         self._runners = tuple(runners)
         self._clock = clock
         self._shared = shared
@@ -108,7 +108,7 @@ class Interpreter:
         """Run the next step; gradients accumulate in the modules.
 
         Args:
-            streams: for each module of the place its microbatches in plan order, standing before the first of a step.
+            streams: for each module of the process its microbatches in plan order, standing before the first of a step.
 
         Returns:
             What was seen, or None if the stream has ended.
@@ -122,7 +122,7 @@ class Interpreter:
         if first is None:
             return None
         programs = StepPrograms.of(self._execution, first)
-        operations = programs.of_place(self._place).operations
+        operations = programs.of_process(self._process).operations
         views = self._views(firsts, streams)
         seen = {module: found.seen for module, found in views.items()}
         record = StepRecord(first.step, first.num_microbatches, first.text_tokens, first.target_patches, seen)
@@ -130,32 +130,32 @@ class Interpreter:
         phase = operations.chunk[0] if self._topology.colocated else None
         for of_module in views.values():
             of_module.ahead(0)  # which was waited for
-        waiting, waited = list[Posting](), 0.0
-        for operation, due in zip(operations, postings(programs, self._topology, self._place), strict=True):
+        waiting, waited = list[PostedReceive](), 0.0
+        for operation, due in zip(operations, posted_receives(programs, self._topology, self._process), strict=True):
             if phase not in (None, operation.chunk):
                 phase = operation.chunk
                 self._clock.next_phase()
             self.doing = f"{operation.kind} of {self._subject(operation)} of step {first.step}"
             begun = time.perf_counter_ns()
             waiting = [
-                posting
-                for posting in (*waiting, *due)
-                if not self._post(posting, views)
-                and (posting.chunk, posting.microbatch) != (operation.chunk, operation.microbatch)
+                receive
+                for receive in (*waiting, *due)
+                if not self._post(receive, views)
+                and (receive.chunk, receive.microbatch) != (operation.chunk, operation.microbatch)
             ]
             with record_function(self.doing):
                 self._meaning[operation.kind](operation, views)
             data_ns = round((record.data_wait_s - waited) * 1e9)
             waited = record.data_wait_s
-            stamped_ns = self._runners[operation.chunk].stamped_ns
-            record.spans.append(Span(operation, begun, time.perf_counter_ns(), data_ns, stamped_ns))
+            sent_ns = self._runners[operation.chunk].sent_ns
+            record.spans.append(Span(operation, begun, time.perf_counter_ns(), data_ns, sent_ns))
         for runner in self._runners:
             runner.end_step()
         return record
 
     def _views(self, firsts: Sequence[Batch | None], streams: Sequence[Batches]) -> "dict[str, _Views]":
-        held = [chunk.module.name for chunk in self._place.chunks]
-        found = zip(self._place.modules, firsts, streams, strict=True)
+        held = [chunk.module.name for chunk in self._process.chunks]
+        found = zip(self._process.modules, firsts, streams, strict=True)
         views = {m.name: _Views(first, batches, held.count(m.name), self._shared) for m, first, batches in found}
         if len({first and (first.step, first.plan_hash) for first in firsts}) > 1:
             raise StreamError(
@@ -165,30 +165,30 @@ class Interpreter:
 
     def _begin(self, programs: StepPrograms, views: "Mapping[str, _Views]") -> None:
         self._clock.begin_step()
-        for chunk, runner in zip(self._place.chunks, self._runners, strict=True):
+        for chunk, runner in zip(self._process.chunks, self._runners, strict=True):
             runner.begin_step()
-            if runner.inlet is not None:
-                taken = [programs.taken(way) for way in self._topology.into(chunk)]
-                runner.inlet.begin_step(taken, views[chunk.module.name].round)
+            if runner.receiver is not None:
+                taken = [programs.taken(edge) for edge in self._topology.into(chunk)]
+                runner.receiver.begin_step(taken, views[chunk.module.name].round)
 
     def _subject(self, operation: Operation) -> str:
         """What an operation works on, in words."""
         of = {
             OperationKind.INTERACTION: f"contrastive batch {operation.microbatch}",
-            OperationKind.UNSHARD: f"chunk {self._place.chunks[operation.chunk]}",
-            OperationKind.REDUCE: f"chunk {self._place.chunks[operation.chunk]}",
+            OperationKind.UNSHARD: f"chunk {self._process.chunks[operation.chunk]}",
+            OperationKind.REDUCE: f"chunk {self._process.chunks[operation.chunk]}",
         }
         return of.get(operation.kind, f"microbatch {operation.microbatch}")
 
-    def _post(self, posting: Posting, views: "Mapping[str, _Views]") -> bool:
+    def _post(self, receive: PostedReceive, views: "Mapping[str, _Views]") -> bool:
         """Post a receive, whose size is known from its view; False if that has not come yet."""
-        batch = views[self._place.chunks[posting.chunk].module.name].ahead(posting.microbatch)
+        batch = views[self._process.chunks[receive.chunk].module.name].ahead(receive.microbatch)
         if batch is not None:
-            self._runners[posting.chunk].post(posting.way, batch)
+            self._runners[receive.chunk].post(receive.edge, batch)
         return batch is not None
 
     def _forward(self, operation: Operation, views: "Mapping[str, _Views]") -> None:
-        module = self._place.chunks[operation.chunk].module.name
+        module = self._process.chunks[operation.chunk].module.name
         self._runners[operation.chunk].forward(operation, views[module].of(operation.microbatch))
 
     def _backward(self, operation: Operation, views: "Mapping[str, _Views]") -> None:
@@ -225,37 +225,37 @@ class _Views:
         self._passes = passes
         self._shared = shared
         self._read = 0
-        self._kept: dict[int, tuple[Batch, int]] = {}
+        self._read_views: dict[int, tuple[Batch, int]] = {}
 
     def of(self, microbatch: int) -> Batch:
         """A microbatch for its next forward; StreamError if the stream does not bring it."""
-        while microbatch not in self._kept and microbatch >= self._read:
+        while microbatch not in self._read_views and microbatch >= self._read:
             self._read_next()
-        batch, left = self._kept.pop(microbatch)
+        batch, left = self._read_views.pop(microbatch)
         if batch.arriving is not None:
             self.seen.data_wait_s += batch.arriving.wait()
         if left > 1:
-            self._kept[microbatch] = batch, left - 1
+            self._read_views[microbatch] = batch, left - 1
         return batch
 
     def round(self, first: int) -> list[Batch]:
         """The microbatches of a round, before the first forward; StreamError if the stream does not bring them."""
         while self._read <= first:
             self._read_next()
-        found = self._kept[first][0].round
+        found = self._read_views[first][0].round
         while self._read < found.stop:
             self._read_next()
-        return [self._kept[microbatch][0] for microbatch in found]
+        return [self._read_views[microbatch][0] for microbatch in found]
 
     def _read_next(self) -> None:
-        self._kept[self._read] = self._next(), self._passes
+        self._read_views[self._read] = self._next(), self._passes
         self._read += 1
 
     def ahead(self, microbatch: int) -> Batch | None:
         """A microbatch whose forward is yet to come, if it can be had without waiting."""
         while self._read <= microbatch and (self._first is not None or self._batches.ready):
             self._read_next()
-        found = self._kept.get(microbatch)
+        found = self._read_views.get(microbatch)
         return None if found is None else found[0]
 
     def _next(self) -> Batch:
@@ -269,8 +269,8 @@ class _Views:
                 f"{self._read} was due"
             )
         seen.data_wait_s += batch.wait_s
-        sharers = None if self._shared is None else self._shared.of(batch)
-        if sharers is not None and not sharers.leads:
+        sequence_group = None if self._shared is None else self._shared.of(batch)
+        if sequence_group is not None and not sequence_group.is_leader:
             return replace(batch, routings=tuple(routing.empty for routing in batch.routings))
         items = batch.items
         seen.num_items += len(items)

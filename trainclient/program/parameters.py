@@ -7,10 +7,10 @@ class Parameters(Protocol):
     """The parameters of a process's chunks, all or shares of them. All ranks of a chunk call the same together."""
 
     def unshard(self, chunk: int) -> None:
-        """Have a chunk ready to run, at the position among the process's; PeerLostError if a rank is gone."""
+        """Have a chunk ready to run, at the position among the process's; RankLostError if a rank is gone."""
 
     def reduce(self, chunk: int) -> None:
-        """Sum a chunk's gradients of the step over its ranks; PeerLostError if one is gone."""
+        """Sum a chunk's gradients of the step over its ranks; RankLostError if one is gone."""
 
 
 class _NothingHeld:
@@ -23,4 +23,4 @@ class _NothingHeld:
         """See `Parameters`."""
 
 
-NOTHING_HELD: Final[Parameters] = _NothingHeld()
+WHOLE_PARAMETERS: Final[Parameters] = _NothingHeld()

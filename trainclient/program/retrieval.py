@@ -24,7 +24,7 @@ MAX_SCORES: Final = 2**24
 class Retrieval:
     """One process's part: it asks for its own samples, among all.
 
-    A pair of which something cannot be decoded neither asks nor is found. Of features that are as near as one's own,
+    A pair with anything that cannot be decoded neither asks nor is found. Among features as near as one's own,
     all count as nearer, so that towers to which all samples look alike find nothing.
     """
 
@@ -70,11 +70,11 @@ class Retrieval:
         found, first = torch.zeros(len(AMONG) + 1, dtype=torch.int64), 0
         among = torch.tensor(AMONG)
         for g in gathered:
-            place = g.valid.cumsum(0) - 1 + first
+            position = g.valid.cumsum(0) - 1 + first
             mine = g.own[g.valid[g.own]]
             asking = g.features[str(self._tower)][mine.to(candidates.device)].to(candidates)
             several = max(1, MAX_SCORES // max(1, len(candidates)))
-            parts = torch.split(asking, several), torch.split(place[mine], several)
+            parts = torch.split(asking, several), torch.split(position[mine], several)
             for queries, partner in zip(*parts, strict=True):
                 scores = queries @ candidates.T
                 own = scores.gather(1, partner[:, None].to(scores.device))

@@ -1,4 +1,4 @@
-"""Forward and backward of one chunk: rows in, the module, rows out; then their gradients the other way."""
+"""Forward and backward of one chunk: rows in, the module, rows out; then their gradients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,9 +9,9 @@ from torch import Tensor
 from dataserver.planning.job.fields import backward_percent
 from dataserver.planning.simulation import Operation
 from trainclient.client import Batch
-from trainclient.exchange.grouped import SharedSequences
-from trainclient.exchange.pipelined import Shipment
-from trainclient.exchange.sides import Collecting, Entry, Exit
+from trainclient.exchange.edges import Transfer
+from trainclient.exchange.interfaces import Buffer, Receiver, Sender
+from trainclient.exchange.view_groups import SharedSequences
 from trainclient.modules import Features, NoiseKey, Output, Site, Target, TrainedModule, View
 from trainclient.program.clock import Clock
 from trainclient.program.contrastive import Interaction
@@ -20,7 +20,7 @@ from trainclient.program.finite import FiniteNotes
 
 @dataclass(frozen=True, slots=True)
 class LossWeights:
-    """Factors of the losses, each of which is a mean over its planned targets of the step."""
+    """Factors of the losses. Each loss is a mean over its planned targets of the step."""
 
     text: float = 1.0
     image: float = 1.0
@@ -50,13 +50,13 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kept:
+class PendingBackward:
     """A microbatch between forward and backward."""
 
-    received: Shipment | None
+    received: Transfer | None
     leaf: Tensor | None
     """Rows in, whose gradient goes back."""
-    sent: Shipment | None
+    sent: Transfer | None
     rows: Tensor | None
     """Rows out, with their graph."""
     loss: Tensor | None
@@ -72,30 +72,30 @@ class ChunkRunner:
         self,
         site: Site,
         module: TrainedModule,
-        inlet: Entry | None,
-        outlet: Exit | None,
+        receiver: Receiver | None,
+        sender: Sender | None,
         weights: LossWeights,
         clock: Clock,
         interaction: Interaction | None = None,
         shared: SharedSequences | None = None,
-        exchanged: Sequence[Collecting] = (),
+        buffers: Sequence[Buffer] = (),
     ) -> None:
-        """Run a module between an inlet, which a chunk that others feed has, and an outlet.
+        """Run a module between a receiver and a sender, where it has them.
 
         Args:
             site: what the module was made for.
             module: what computes.
-            inlet: where its rows arrive.
-            outlet: where its rows leave.
+            receiver: receives its rows.
+            sender: sends its rows.
             weights: factors of the losses.
             clock: of the process.
             interaction: what makes a loss of features, where the module makes any.
-            shared: with whom this rank may share sequences, if with anyone.
-            exchanged: what leaves by the exchanges of its program.
+            shared: the groups that this rank may share sequences in.
+            buffers: what the exchanges of its program flush.
         """
         self.site = site
         self.module = module
-        self.inlet = inlet
+        self.receiver = receiver
         self._frozen = bool(site.module.frozen)
         self._returns = site.module.runs_backward
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=module.device)
@@ -105,18 +105,18 @@ class ChunkRunner:
         self.work = Work()
         """What the views of the step asked of the whole module that this chunk is of."""
         self._key = NoiseKey.of(site.job.stream)
-        self._outlet = outlet
+        self._sender = sender
         self._weights = weights
         self._clock = clock
         self._interaction = interaction
         self._shared = shared
-        self._exchanged = tuple(exchanged)
-        self._kept: dict[int, Kept] = {}
+        self._exchanged = tuple(buffers)
+        self._pending: dict[int, PendingBackward] = {}
 
     @property
-    def stamped_ns(self) -> int:
+    def sent_ns(self) -> int:
         """When all rows of its last operation that takes any were known to have been sent; of collectives 0."""
-        return max((end.stamped_ns for end in (self.inlet, self._outlet) if end is not None), default=0)
+        return max((end.sent_ns for end in (self.receiver, self._sender) if end is not None), default=0)
 
     def begin_step(self) -> None:
         """Forget the step before."""
@@ -124,19 +124,19 @@ class ChunkRunner:
         self.finite.begin_step()
         self.work = Work()
 
-    def post(self, way: int, batch: Batch) -> None:
-        """Begin to receive the rows of a microbatch over one of the ways into the chunk."""
-        if self.inlet is not None:
-            self.inlet.post(way, batch, self.module.num_rows(self._view(batch)), self.site.row_width)
+    def post(self, edge: int, batch: Batch) -> None:
+        """Begin to receive the rows of a microbatch over one of the edges into the chunk."""
+        if self.receiver is not None:
+            self.receiver.post(edge, batch, self.module.num_rows(self._view(batch)), self.site.row_width)
 
     def forward(self, operation: Operation, batch: Batch) -> None:
         """Run the forward pass of a microbatch, transfers included; without a graph where no backward follows."""
         view, received, leaf, rows = self._view(batch), None, None, None
-        if self.inlet is not None:
+        if self.receiver is not None:
             with torch.no_grad():
                 view = replace(view, prepared=self.module.prepare(view))
-            rows, received = self.inlet.receive(batch, self.module.num_rows(view), self.site.row_width)
-            leaf = rows.values.requires_grad_(self.inlet.returns)
+            rows, received = self.receiver.receive(batch, self.module.num_rows(view), self.site.row_width)
+            leaf = rows.values.requires_grad_(self.receiver.returns)
         self._count(view)
         with self._clock.running(operation), torch.set_grad_enabled(self._returns):
             output = self.module.forward(view, rows)
@@ -148,24 +148,24 @@ class ChunkRunner:
         if self._interaction is not None and features is not None:
             self._interaction.add(batch, features)
         if self._returns:
-            self._kept[operation.microbatch] = Kept(received, leaf, sent, made, loss, features)
+            self._pending[operation.microbatch] = PendingBackward(received, leaf, sent, made, loss, features)
 
     def exchange(self, operation: Operation) -> None:
-        """Begin to hand all ranks what was collected since the last exchange: rows, gradients or features.
+        """Begin to send all ranks what was collected since the last exchange: rows, gradients or features.
 
         Raises:
-            PeerLostError: another process is gone.
+            RankLostError: another process is gone.
         """
         with self._clock.running(operation):
-            for collecting in self._exchanged:
-                collecting.depart(operation.microbatch)
+            for buffer in self._exchanged:
+                buffer.flush(operation.microbatch)
 
     def interact(self, operation: Operation) -> None:
         """Run the interaction of a contrastive batch with all other towers, after its last forward.
 
         Raises:
-            BrokerMismatchError: another process runs something else.
-            PeerLostError: another process is gone.
+            BrokerMismatchError: another process runs another step or plan.
+            RankLostError: another process is gone.
         """
         if self._interaction is None:
             raise ValueError(f"module {self.site.module.name} makes no features; its program has an interaction")
@@ -173,36 +173,41 @@ class ChunkRunner:
 
     def backward(self, operation: Operation) -> None:
         """Run its backward pass, transfers included."""
-        kept = self._kept.pop(operation.microbatch)
+        pending = self._pending.pop(operation.microbatch)
         roots: list[tuple[Tensor, Tensor]] = []
-        if self._outlet is not None and kept.sent is not None and kept.rows is not None:
-            roots.append((kept.rows, self._outlet.gradient(kept.sent)))
-        if kept.loss is not None:
-            roots.append((kept.loss, torch.ones_like(kept.loss)))
-        if self._interaction is not None and kept.features is not None:
-            roots += self._interaction.roots(operation.microbatch, kept.features)
+        if self._sender is not None and pending.sent is not None and pending.rows is not None:
+            roots.append((pending.rows, self._sender.gradient(pending.sent)))
+        if pending.loss is not None:
+            roots.append((pending.loss, torch.ones_like(pending.loss)))
+        if self._interaction is not None and pending.features is not None:
+            roots += self._interaction.roots(operation.microbatch, pending.features)
         if self._frozen:  # what does not depend on the rows in has no graph
             roots = [(root, gradient) for root, gradient in roots if root.requires_grad]
         with self._clock.running(operation):
             torch.autograd.backward([root for root, _ in roots], [gradient for _, gradient in roots])
-        returned = None if kept.leaf is None else kept.leaf.grad
+        returned = None if pending.leaf is None else pending.leaf.grad
         self.finite.backward(operation.microbatch, [gradient for _, gradient in roots], returned)
-        if self.inlet is not None and self.inlet.returns and kept.received is not None and kept.leaf is not None:
-            self.inlet.give_back(kept.received, torch.zeros_like(kept.leaf) if returned is None else returned)
+        if (
+            self.receiver is not None
+            and self.receiver.returns
+            and pending.received is not None
+            and pending.leaf is not None
+        ):
+            self.receiver.give_back(pending.received, torch.zeros_like(pending.leaf) if returned is None else returned)
 
     def end_step(self) -> None:
-        """Wait until all that was sent has left."""
-        if self.inlet is not None:
-            self.inlet.end_step()
-        if self._outlet is not None:
-            self._outlet.end_step()
+        """Wait until all sends have completed."""
+        if self.receiver is not None:
+            self.receiver.end_step()
+        if self._sender is not None:
+            self._sender.end_step()
 
     def _view(self, batch: Batch) -> View:
-        sharers = None if self._shared is None else self._shared.of(batch)
-        return View(batch.tensors, batch.items, self._key, sharers)
+        sequence_group = None if self._shared is None else self._shared.of(batch)
+        return View(batch.tensors, batch.items, self._key, sequence_group)
 
     def _count(self, view: View) -> None:
-        if view.sharers is not None and not view.sharers.leads:
+        if view.sequence_group is not None and not view.sequence_group.is_leader:
             return
         forward = self.module.forward_flops(view)
         frozen = self._frozen or not self.module.trains_weights
@@ -210,10 +215,10 @@ class ChunkRunner:
         flops = None if forward is None else forward * (100 + backward) // 100
         self.work = self.work.plus(Work(self.module.num_tokens(view), flops))
 
-    def _send(self, batch: Batch, output: Output) -> Shipment | None:
-        """Hand the rows on; ValueError if the module made other rows than its place asks for."""
+    def _send(self, batch: Batch, output: Output) -> Transfer | None:
+        """Send the rows; ValueError if the module made other rows than its targets take."""
         name, width, rows = self.site.module.name, self.site.row_width, output.rows
-        if self._outlet is None:
+        if self._sender is None:
             if rows is not None and len(rows.values):
                 raise ValueError(
                     f"module {name} made {len(rows.values)} rows in step {batch.step}, but feeds no other module; add "
@@ -223,7 +228,7 @@ class ChunkRunner:
         if rows is None or rows.values.dim() != 2 or rows.values.shape[1] != width:
             found = "no rows" if rows is None else f"rows of shape {list(rows.values.shape)}"
             raise ValueError(f"module {name} made {found}; the modules behind it take rows of shape [any, {width}]")
-        return self._outlet.send(batch, rows)
+        return self._sender.send(batch, rows)
 
     def _loss(self, batch: Batch, output: Output) -> Tensor | None:
         """What a microbatch adds to the loss of the step."""

@@ -13,9 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, UnshardHandle, fully_shard
 from torch.distributed.tensor import DTensor
 
-from trainclient.exchange.waiting import Waits
+from trainclient.exchange.wait_times import Waits
 from trainclient.models.parameters import units
-from trainclient.sharding.waiting import note_waits
+from trainclient.sharding.fsdp_waits import note_waits
 from trainclient.torch_compat import find_tensors_in_dataclasses, reduce_unused_parameters
 
 MAX_GATHERS = 2
@@ -23,7 +23,7 @@ MAX_GATHERS = 2
 
 
 class ShardedNetwork:
-    """A network of which this process holds a share of each parameter."""
+    """A network whose parameters are sharded."""
 
     def __init__(
         self, network: nn.Module, name: str, mesh: DeviceMesh, dtype: torch.dtype, waits: Waits, *, by_hand: bool
@@ -31,7 +31,7 @@ class ShardedNetwork:
         """Shard a network, in place; all ranks of the group do so together.
 
         Args:
-            network: whole, or split over tensor-parallel peers, with its values, the same on all ranks; on any device.
+            network: whole, or split for tensor parallelism, with its values, the same on all ranks; on any device.
             name: of its module, for errors.
             mesh: the data-parallel ranks. The shares move to their device.
             dtype: in which it computes.
@@ -48,7 +48,7 @@ class ShardedNetwork:
         scalars = [key for key, parameter in whole.items() if parameter.dim() == 0]
         if scalars:
             raise ValueError(
-                f"module {name} has parameters without dimensions ({', '.join(scalars)}), of which ranks cannot hold "
+                f"module {name} has parameters without dimensions ({', '.join(scalars)}): ranks cannot hold "
                 "shares; give them the shape [1], or leave its sharding at none"
             )
         if isinstance(network, nn.ModuleList | nn.ModuleDict):

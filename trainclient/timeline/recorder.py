@@ -12,16 +12,16 @@ import torch.distributed as dist
 from dataserver.outputs import write_whole
 from dataserver.planning.job.fields import Stream
 from trainclient.client import DataClient
-from trainclient.exchange.transport import contact
+from trainclient.exchange.rank_errors import translate_rank_errors
 from trainclient.program.clock import Stopwatch
 from trainclient.program.interpreter import StepRecord
 from trainclient.stream.errors import ClientError
-from trainclient.timeline.lanes import MicrobatchSamples, lanes_of
-from trainclient.timeline.losses import write_report
-from trainclient.timeline.measured import Measured, gather
+from trainclient.timeline.recorded import Recorded, gather
+from trainclient.timeline.time_breakdown import write_report
 from trainclient.timeline.trace import trace_events
-from trainclient.topology.groups import Groups
-from trainclient.topology.places import Topology
+from trainclient.timeline.tracks import MicrobatchSamples, tracks_of
+from trainclient.topology.process_grid import Topology
+from trainclient.topology.process_groups import Groups
 
 
 class TimelineRecorder:
@@ -46,29 +46,29 @@ class TimelineRecorder:
         """Let all processes begin a step at once, and count time from here."""
         if self._groups.device.type == "cuda":
             torch.cuda.synchronize(self._groups.device)
-        with contact("other ranks"):
+        with translate_rank_errors("other ranks"):
             dist.barrier(self._groups.control)
         self._origin_ns = time.perf_counter_ns()
 
     def end(self, record: StepRecord, clock: Stopwatch, client: DataClient) -> None:
-        """Bring together what all processes measured; the first one writes it."""
-        own = Measured.of(record.spans, clock.executed(), self._origin_ns)
-        with contact("other ranks"):
-            measured = gather(own, self._groups)
+        """Bring together what all processes recorded; the first one writes it."""
+        own = Recorded.of(record.spans, clock.executed(), self._origin_ns)
+        with translate_rank_errors("other ranks"):
+            recorded = gather(own, self._groups)
         if self._groups.rank == 0 and self._directory is not None:
-            self._write(record.step, measured, client, self._directory)
+            self._write(record.step, recorded, client, self._directory)
 
-    def _write(self, step: int, measured: list[Measured], client: DataClient, directory: Path) -> None:
+    def _write(self, step: int, recorded: list[Recorded], client: DataClient, directory: Path) -> None:
         """Write both files. What cannot be written is said, and no reason to end a run."""
         trace, report = (directory / f"step-{step:08d}.{kind}" for kind in ("json", "txt"))
         try:
             plan = client.get_plan(step, with_timelines=True)
-            lanes = lanes_of(plan, self._topology, measured)
+            tracks = tracks_of(plan, self._topology, recorded)
             directory.mkdir(parents=True, exist_ok=True)
             table = io.StringIO()
-            write_report(step, lanes, MicrobatchSamples(plan, self._topology, self._stream), table)
+            write_report(step, tracks, MicrobatchSamples(plan, self._topology, self._stream), table)
             write_whole(report, table.getvalue())
-            events = list(trace_events(lanes))
+            events = list(trace_events(tracks))
             about = {"job_id": plan.job_id, "step": step, "plan_hash": plan.plan_hash.hex()}
             write_whole(trace, json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}))
         except (ClientError, OSError) as error:

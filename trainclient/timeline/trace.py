@@ -1,54 +1,54 @@
-"""A step as Chrome trace events, for ui.perfetto.dev: each process planned, and right below it as measured."""
+"""A step as Chrome trace events, for ui.perfetto.dev: each process planned, and right below it as recorded."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dataserver.planning.simulation import Operation, OperationKind
-from trainclient.timeline.lanes import Lane
+from trainclient.timeline.tracks import Track
 
 Event = dict[str, Any]
 
 
-def trace_events(lanes: Sequence[Lane]) -> Iterator[Event]:
+def trace_events(tracks: Sequence[Track]) -> Iterator[Event]:
     """The events of a step: a process for each module, two threads for each of its ranks and stages.
 
-    In measured threads each operation follows what it waited for: its microbatch, peers that send, their rows.
+    In measured threads each operation follows what it waited for: its microbatch, ranks that send, their rows.
     """
-    modules = list(dict.fromkeys(lane.holds for lane in lanes))
+    modules = list(dict.fromkeys(track.holds for track in tracks))
     for number, module in enumerate(modules):
         yield _named("process_name", number, 0, module)
-    for number, lane in enumerate(lanes):
-        process, planned, measured = modules.index(lane.holds), 2 * number, 2 * number + 1
-        for thread, what in ((planned, "planned"), (measured, "measured")):
-            yield _named("thread_name", process, thread, f"{lane.name}, {what}")
+    for number, track in enumerate(tracks):
+        process, planned, recorded = modules.index(track.holds), 2 * number, 2 * number + 1
+        for thread, what in ((planned, "planned"), (recorded, "measured")):
+            yield _named("thread_name", process, thread, f"{track.name}, {what}")
             yield {**_named("thread_sort_index", process, thread, ""), "args": {"sort_index": thread}}
-        times = zip(lane.operations, lane.planned_start_ns.tolist(), lane.planned_end_ns.tolist(), strict=True)
+        times = zip(track.operations, track.planned_start_ns.tolist(), track.planned_end_ns.tolist(), strict=True)
         for operation, start, end in times:
             yield _bar(process, planned, _name(operation), operation.kind, start, end)
-        yield from _measured(lane, process, measured)
+        yield from _profiled(track, process, recorded)
 
 
-def _measured(lane: Lane, process: int, thread: int) -> Iterator[Event]:
-    found = lane.measured
+def _profiled(track: Track, process: int, thread: int) -> Iterator[Event]:
+    found = track.recorded
     waits = found.data_ns, found.waited_ns, found.moved_ns
-    columns = (found.start_ns, found.end_ns, found.done_ns, *waits, lane.excess_ns, found.within_ns)
-    for operation, *values in zip(lane.operations, *(c.tolist() for c in columns), strict=True):
+    columns = (found.start_ns, found.end_ns, found.done_ns, *waits, track.excess_ns, found.within_ns)
+    for operation, *values in zip(track.operations, *(c.tolist() for c in columns), strict=True):
         start, end, done, data, waited, moved, excess, within = values
         name, sent = _name(operation), start - moved
         if data:
             yield _bar(process, thread, f"{name}: its microbatch", "data", sent - waited - data, sent - waited)
         if waited:
-            yield _bar(process, thread, f"{name}: peers", "peers", sent - waited, sent)
+            yield _bar(process, thread, f"{name}: ranks", "ranks", sent - waited, sent)
         if moved:
             yield _bar(process, thread, f"{name}: rows", "transfer", sent, start)
         about = {
             "microbatch": operation.microbatch,
             "longer_than_planned_us": excess / 1e3,
-            "waited_for_peers_us": within / 1e3,
+            "waited_for_ranks_us": within / 1e3,
         }
         yield {**_bar(process, thread, name, operation.kind, start, end), "args": about}
         if done > end:
-            yield _bar(process, thread, f"{name}: handing on", "sending", end, done)
+            yield _bar(process, thread, f"{name}: sending rows", "sending", end, done)
 
 
 def _name(operation: Operation) -> str:

@@ -1,1 +1,1 @@
-"""Which process is which, what it holds, and how the processes reach each other."""
+"""The grid of processes that a job asks for, and the process groups between them."""

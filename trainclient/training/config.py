@@ -46,12 +46,12 @@ class Sharding(StrEnum):
     """A share each. Parameters are gathered once before a step, and gradients summed into shares once after it, so that
     ranks wait for each other only there."""
     ZERO3 = "zero3"
-    """A share each, of which block after block is gathered for each pass of each microbatch, and its gradients summed
-    into shares. Least memory, but the ranks of a module wait for each other in every block."""
+    """A share each. Every block is gathered for each pass of each microbatch, and its gradients are summed into shares.
+    Least memory, but the ranks of a module wait for each other in every block."""
 
 
 class ImageModuleModel(Options):
-    """Sizes of an encoder or generator: a preset, of which single sizes may be replaced, or those of given weights."""
+    """Sizes of an encoder or generator: a preset, whose sizes may be replaced one by one, or those of given weights."""
 
     preset: str = "tiny"
     """Name of a preset (encoder: tiny, vit-h; generator: tiny, dit-1b)."""
@@ -64,8 +64,8 @@ class ImageModuleModel(Options):
     mlp_width: Size = None
     """Width inside the MLP."""
     weights: Weights = None
-    """Folder of a Hugging Face checkpoint (SigLIP, CLIP, Qwen2-VL) that an encoder begins as, in place of a preset;
-    of CLIP no image tower."""
+    """Folder of a Hugging Face checkpoint to start an encoder from, instead of a preset: SigLIP, Qwen2-VL, or CLIP (not
+    for image towers)."""
     sharding: Sharding = Sharding.NONE
     """What its data-parallel ranks hold: none (all of it each), zero2 or zero3 (shares, by FSDP2; docs/training.md)."""
 
@@ -87,23 +87,23 @@ class Projection(StrEnum):
 
 
 class LoraConfig(Options):
-    """Low-rank adapters, which are trained in place of the weights."""
+    """Low-rank adapters to train instead of the weights."""
 
     rank: Annotated[int, Field(ge=0, le=4096)] = 0
-    """Inner width of each adapter; 0: there are none, and all weights are trained."""
+    """Inner width of each adapter; 0 adds none, and trains all weights."""
     alpha: Annotated[float, Field(gt=0)] = 16.0
-    """What adapters add is multiplied with alpha / rank."""
+    """Scale of the adapters: their output is multiplied by alpha / rank."""
     targets: Annotated[tuple[Projection, ...], Field(min_length=1)] = (
         Projection.QUERY,
         Projection.KEY,
         Projection.VALUE,
         Projection.OUTPUT,
     )
-    """Linear layers of each block that have one."""
+    """Linear layers of each block to add adapters to."""
 
 
 class BackboneModel(Options):
-    """Sizes of a backbone: a preset, of which single sizes may be replaced, or those of given weights."""
+    """Sizes of a backbone: a preset, whose sizes may be replaced one by one, or those of given weights."""
 
     preset: str = "tiny"
     """Name of a preset (tiny, llama3-7b, llama3-13b, llama3-70b)."""
@@ -118,15 +118,15 @@ class BackboneModel(Options):
     groups: Size = None
     """Key and value heads."""
     positions: Annotated[Annotated[int, Field(ge=1, le=2**30)] | None, SAYS_ITSELF] = None
-    """Tokens of the longest sequence that weights are to learn, where the job's seq_len is beyond what they know
+    """Longest sequence in tokens, where the job's seq_len is beyond what the given weights were trained for
     (max_position_embeddings)."""
     weights: Weights = None
-    """Folder of a Hugging Face checkpoint (Llama, Qwen2) that the backbone, or a text tower, begins as, in place of a
+    """Folder of a Hugging Face checkpoint (Llama, Qwen2) to start the backbone, or a text tower, from, instead of a
     preset."""
     sharding: Sharding = Sharding.NONE
     """What its data-parallel ranks hold: none (all of it each), zero2 or zero3 (shares, by FSDP2; docs/training.md)."""
     lora: LoraConfig = LoraConfig()
-    """Low-rank adapters, which are trained in place of the weights."""
+    """Low-rank adapters to train instead of the weights."""
 
     @property
     def adapters(self) -> LoraConfig | None:
@@ -135,19 +135,19 @@ class BackboneModel(Options):
 
 
 class NamedModel(BackboneModel):
-    """What one module is, in place of what all of its kind are."""
+    """Settings of one module that differ from those of its kind."""
 
     use: str | None = None
-    """package.module:Name of a class of one's own (docs/training.md); then nothing but `options` is read."""
+    """package.module:Name of a class of your own (docs/training.md). Only `options` is read beside it."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """What it is made with besides its place."""
+    """Keyword arguments of its constructor."""
 
 
 class ContrastiveConfig(Options):
     """Contrastive training of towers."""
 
     loss: ContrastiveLoss = ContrastiveLoss.CLIP
-    """Of all pairs of a contrastive batch: clip (softmax) or siglip (sigmoid)."""
+    """Loss over all pairs of a contrastive batch: clip (softmax) or siglip (sigmoid)."""
     features: Annotated[int, Field(ge=1, le=2**24)] = 64
     """Width of the features of all towers."""
 
@@ -169,12 +169,12 @@ class CheckpointConfig(Options):
     """Checkpoints."""
 
     directory: Annotated[Path | None, SAYS_ITSELF] = None
-    """Folder that all processes see; without one nothing is saved. Training resumes from the newest one in it, or as
-    --resume-from says."""
+    """Folder for checkpoints, which all processes must share. Training resumes from the newest one in it, or as
+    --resume-from says. Without a folder nothing is saved."""
     every: Annotated[int, Field(ge=1)] = 100
-    """Steps between two; one more is written when training ends."""
+    """Steps between checkpoints; one more is written when training ends."""
     keep: Annotated[int, Field(ge=1)] = 3
-    """How many of the newest to keep, of those that this run wrote."""
+    """Number of checkpoints of this run to keep, the newest ones."""
     asynchronous: bool = True
     """Go on training while a checkpoint is written. Each process keeps host memory for a copy of what it saves."""
 
@@ -217,9 +217,9 @@ class EvaluationConfig(Options):
     job: Annotated[Path | None, SAYS_ITSELF] = None
     """Job of the held-out stream, with the modules of the training job; without one nothing is evaluated."""
     every: Annotated[int, Field(ge=1)] = 500
-    """Steps between two."""
+    """Steps between evaluations."""
     steps: Annotated[Annotated[int, Field(ge=1)] | None, SAYS_ITSELF] = None
-    """Steps of the held-out stream that each takes, if its job does not end earlier."""
+    """Steps of the held-out stream to evaluate; by default all steps of its job."""
 
 
 class Dtype(StrEnum):
@@ -272,7 +272,7 @@ class TrainConfig(Options):
     generator: ImageModuleModel = ImageModuleModel()
     """Sizes of the generator."""
     modules: Annotated[dict[str, NamedModel], tyro.conf.Suppress] = Field(default_factory=dict)
-    """By name, modules that differ from the others of their kind; only in a configuration file."""
+    """Settings by module name, for modules that differ from others of their kind; only in a configuration file."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """Optimizer."""
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -292,41 +292,41 @@ class TrainConfig(Options):
     dtype: Dtype = Dtype.FLOAT32
     """Type of parameters and activations. With bfloat16 the optimizer keeps float32 copies of the parameters."""
     compile: bool = False
-    """Compile the blocks of modules, but for those of one's own, with torch.compile when they run first."""
+    """Compile the blocks of built-in modules with torch.compile when they first run."""
     device: Device = Device.AUTO
     """Where to compute."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Seed of the initial parameters; the data has the job's."""
+    """Seed of the initial parameters; the data uses the job's seed."""
     resume_from: Annotated[ResumeStep | ResumeFrom, BeforeValidator(_resumable)] = ResumeFrom.NEWEST
-    """Checkpoint to go on from: the one of a step (100), newest, newest-whole (damaged ones are passed over with a
-    warning), or none (begin anew; a folder that has checkpoints is refused)."""
+    """Checkpoint to resume from: a step (100), newest, newest-whole (skips damaged ones with a warning), or none
+    (start from scratch; refuses a folder that has checkpoints)."""
     take_over: bool = False
-    """Take the outputs over from another run that owns them, which then ends, even if it may still live."""
+    """Take over the outputs from another run that owns them, even if it may still be alive; it then ends."""
     steps: Annotated[Annotated[int, Field(ge=1)] | None, SAYS_ITSELF] = None
-    """Stop before this step, if the job does not end earlier."""
+    """Stop before this step, unless the job ends earlier."""
     max_invalid_ratio: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Largest share of images, counted over all steps of the run, that may turn out to be undecodable; the first
-    thousand images count as one thousand. Beyond it, training stops."""
+    """Stop training when a larger share of all images so far could not be decoded. The first thousand images count as
+    one thousand."""
     on_nonfinite: OnNonfinite = OnNonfinite.STOP
     """After a step whose losses or gradients are not finite: stop, or skip its update on all processes."""
     metrics: Annotated[Path | None, SAYS_ITSELF] = None
-    """File for a JSON line of every step; one that a resumed run repeats is replaced."""
+    """Write one JSON line per step to this file; a resumed run replaces the lines of steps that it repeats."""
     tensorboard: Annotated[Path | None, SAYS_ITSELF] = None
-    """Folder for TensorBoard's events; needs the package tensorboard."""
+    """Write TensorBoard events to this folder; needs the package tensorboard."""
     wandb: Annotated[str | None, SAYS_ITSELF] = None
-    """Project of Weights & Biases to which metrics go; needs the package wandb."""
+    """Send metrics to this project of Weights & Biases; needs the package wandb."""
     peak_tflops: Annotated[Annotated[float, Field(gt=0)] | None, SAYS_ITSELF] = None
-    """Peak of a device in 10^12 operations a second, for the MFU in the metrics; known of common GPUs."""
+    """Peak of one device in 10^12 operations per second, for the MFU in the metrics; by default that of known GPUs."""
     progress: bool = True
     """Show a line per step on a terminal."""
     threads: Annotated[Annotated[int, Field(ge=1)] | None, SAYS_ITSELF] = None
-    """CPU threads of each process; by default one beside a GPU, else the machine's cores divided by its processes."""
+    """CPU threads of each process; by default one with a GPU, otherwise its share of the machine's cores."""
     timeout_s: Annotated[float, Field(gt=0, le=86400)] = 600.0
-    """Seconds to wait for another process before training ends with an error."""
+    """Seconds to wait for another process before training fails."""
     first_answer_s: Annotated[float, Field(gt=0, le=86400)] = 120.0
     """Seconds to wait for the first answer of a data server: trainers may start before their servers."""
     stop_grace_s: Annotated[float, Field(gt=0, le=3600)] = 20.0
-    """Seconds to finish the step in hand and save it, after Ctrl-C or SIGTERM."""
+    """Seconds to finish the current step and save it after Ctrl-C or SIGTERM."""
 
     @property
     def timeouts(self) -> Timeouts:

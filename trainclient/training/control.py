@@ -24,56 +24,56 @@ from typing import Any, Self
 
 from torch._C._distributed_c10d import Store
 
-from trainclient.exchange.transport import PeerLostError, plain_text
+from trainclient.exchange.rank_errors import RankLostError, plain_text
 from trainclient.processes import identity
 from trainclient.stream.errors import ClientError
-from trainclient.training import stopped
-from trainclient.training.frames import is_ours, is_users
+from trainclient.training.kill_process import kill_process
+from trainclient.training.stack import is_ours, is_users
 
 BEAT_S = 1.0
 SILENT_S = 5.0
-"""What a process may be late beyond `timeout_s`."""
+"""Seconds that a process may be late beyond `timeout_s`."""
 GRACE_S = 3.0
-"""For the main thread to find out by itself what the control channel knows, and to say it in order."""
+"""Seconds for the main thread to find the error by itself and report it properly."""
 MAX_LINE = 1 << 16
-"""Bytes of what is said at once."""
+"""Longest line, in bytes."""
 MAX_STRANGERS = 64
 """Connections of processes that have not said yet who they are, beyond one for each rank."""
 MAX_DOING = 200
-"""Characters of what a process does."""
+"""Longest text of what a process does, in characters."""
 MAX_FRAMES = 2
-"""Of functions that are ours or the user's, the innermost ones, of which a message says where a process was."""
+"""Innermost functions of ours or the user's that a message names to say where a process was."""
 MAX_NAMED = 64
-"""Processes whose last operation a message tells."""
+"""Largest number of processes whose last operation a message tells."""
 ADDRESS_KEY = "disttrain/control"
 
 
-class RunEndedError(PeerLostError):
+class RunEndedError(RankLostError):
     """Another process ended, failed or stopped; says which, and what all processes did last."""
 
     def __init__(self, message: str, *, reports: bool) -> None:
         super().__init__(message)
         self.reports = reports
-        """Whether it is for this process to say it."""
+        """Whether this process is the one to report it."""
 
 
 @dataclass(slots=True)
-class _Peer:
+class _Member:
     """The other end of one connection."""
 
-    connection: socket.socket
+    socket: socket.socket
     rank: int = -1
-    """-1 until it has said so."""
+    """Its rank; -1 until it has introduced itself."""
     name: str = ""
     process: str = ""
-    """See `processes.identity`."""
+    """Identity as of `processes.identity`."""
     doing: str = "nothing yet"
     heard: float = field(default_factory=time.monotonic)
     received: bytearray = field(default_factory=bytearray)
 
     @property
     def silent_s(self) -> float:
-        """How long it has said nothing."""
+        """Seconds since its last message."""
         return time.monotonic() - self.heard
 
 
@@ -101,7 +101,7 @@ class Control:
         self._verdict, self._blamed, self._cause, self._left_at = "", -1, "", ""
         self._judged, self._leaving, self._left = threading.Event(), threading.Event(), threading.Event()
         self._sending, self._deciding = threading.Lock(), threading.Lock()
-        self._peers: list[_Peer] = []
+        self._members: list[_Member] = []
         self._gone: set[int] = set()
         self._listener: socket.socket | None = None
         if rank == 0:
@@ -115,10 +115,10 @@ class Control:
         elif world_size > 1:
             found_host, port, self._token, first, first_name = json.loads(store.get(ADDRESS_KEY))
             connection = socket.create_connection((found_host, port), timeout=timeout_s)
-            peer = _Peer(connection, 0, f"global rank 0 ({first_name})", first)
-            self._peers.append(peer)
+            member = _Member(connection, 0, f"global rank 0 ({first_name})", first)
+            self._members.append(member)
             hello = {"token": self._token, "rank": rank, "name": name, "process": identity()}
-            self._send(peer, hello)
+            self._send(member, hello)
         self._main = threading.get_ident()
         self._thread = threading.Thread(target=self._watch, name="control", daemon=True)
 
@@ -129,20 +129,20 @@ class Control:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._left_at = _places(reversed(list(walk_tb(traceback))))
+        self._left_at = _stack_text(reversed(list(walk_tb(traceback))))
         self._leaving.set()
         # A collective gives up at `timeout_s`, when a stopped process is not yet known to be one.
-        lost = isinstance(error, PeerLostError)
+        lost = isinstance(error, RankLostError)
         if lost and self._judged.wait(SILENT_S + GRACE_S):
             raise RunEndedError(self._verdict, reports=self.reports) from error
         failed = isinstance(error, Exception) and not getattr(error, "known_to_all", False)
         told = error is not None and failed and self._fail(error, lost=lost)
         self._left.set()
         self._thread.join()
-        for peer in self._peers:
+        for member in self._members:
             if not failed:
-                self._send(peer, {"bye": True})
-            peer.connection.close()
+                self._send(member, {"bye": True})
+            member.socket.close()
         if self._listener is not None:
             self._listener.close()
         if told:
@@ -157,8 +157,8 @@ class Control:
         cause = type(error).__name__ if isinstance(error, ClientError) else said  # servers fail all, each in its words
         if self._rank == 0 or (lost and self._silent):
             self._failed(None, said, cause, lost=lost)
-        for peer in self._peers if self._rank else []:
-            self._send(peer, {"failed": said, "cause": cause, "lost": lost})
+        for member in self._members if self._rank else []:
+            self._send(member, {"failed": said, "cause": cause, "lost": lost})
         judged = self._judged.wait(GRACE_S)
         return judged and (lost or (self._blamed != self._rank and self._cause == cause))
 
@@ -174,7 +174,7 @@ class Control:
     def _watch(self) -> None:
         """The thread: beats, listens, judges."""
         with selectors.DefaultSelector() as selector:
-            for sock in [self._listener, *(p.connection for p in self._peers)]:
+            for sock in [self._listener, *(p.socket for p in self._members)]:
                 if sock is not None:
                     sock.setblocking(False)
                     selector.register(sock, selectors.EVENT_READ)
@@ -184,8 +184,8 @@ class Control:
                     self._read(key.fileobj, selector)
                 if time.monotonic() - beat >= BEAT_S:
                     beat = time.monotonic()
-                    for peer in [p for p in self._peers if p.rank >= 0]:
-                        self._send(peer, {"doing": self._last()})
+                    for member in [p for p in self._members if p.rank >= 0]:
+                        self._send(member, {"doing": self._last()})
                     self._look_for_silence(selector)
         if self._judged.is_set():
             self._end()
@@ -196,102 +196,104 @@ class Control:
                 connection, _ = self._listener.accept()
             except OSError:  # who came has left again, or there is no descriptor left for it
                 return
-            if len(self._peers) >= self._world_size + MAX_STRANGERS:
+            if len(self._members) >= self._world_size + MAX_STRANGERS:
                 connection.close()
                 return
             connection.setblocking(False)
             selector.register(connection, selectors.EVENT_READ)
-            self._peers.append(_Peer(connection))
+            self._members.append(_Member(connection))
             return
-        peer = next(p for p in self._peers if p.connection is source)
+        member = next(p for p in self._members if p.socket is source)
         try:
-            data = peer.connection.recv(1 << 16)
+            data = member.socket.recv(1 << 16)
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        peer.received += data
-        *lines, rest = peer.received.split(b"\n")
-        peer.received = bytearray(rest)
+        member.received += data
+        *lines, rest = member.received.split(b"\n")
+        member.received = bytearray(rest)
         short = all(len(line) <= MAX_LINE for line in (*lines, rest))
-        gone = not data or not short or not all(self._take(peer, bytes(line)) for line in lines)
+        gone = not data or not short or not all(self._take(member, bytes(line)) for line in lines)
         if gone:
-            self._drop(peer, selector)
-            if peer.rank >= 0 and peer.rank not in self._gone:
-                self._lose(peer)
+            self._drop(member, selector)
+            if member.rank >= 0 and member.rank not in self._gone:
+                self._lose(member)
 
-    def _drop(self, peer: _Peer, selector: selectors.BaseSelector) -> None:
-        selector.unregister(peer.connection)
-        self._peers.remove(peer)
-        peer.connection.close()
+    def _drop(self, member: _Member, selector: selectors.BaseSelector) -> None:
+        selector.unregister(member.socket)
+        self._members.remove(member)
+        member.socket.close()
 
-    def _take(self, peer: _Peer, line: bytes) -> bool:
+    def _take(self, member: _Member, line: bytes) -> bool:
         """Understand a line; False closes the connection, for a stranger or one that takes its leave."""
         try:
             word = json.loads(line)
         except (ValueError, RecursionError):
             return False
-        peer.heard = time.monotonic()
+        member.heard = time.monotonic()
         if not isinstance(word, dict):
             return False
-        if peer.rank < 0:
+        if member.rank < 0:
             rank = word.get("rank")
             if not isinstance(rank, int) or not 0 < rank < self._world_size:
                 return False
             if not secrets.compare_digest(str(word.get("token")).encode(), self._token.encode()):
                 return False
-            peer.rank, peer.name = rank, f"global rank {rank} ({str(word.get('name'))[:200]})"
-            peer.process = str(word.get("process", ""))[:200]
-        if "end" in word and peer.rank == 0:
+            member.rank, member.name = rank, f"global rank {rank} ({str(word.get('name'))[:200]})"
+            member.process = str(word.get("process", ""))[:200]
+        if "end" in word and member.rank == 0:
             told = str(word.get("cause", "")), str(word.get("stopped", ""))
             self._decide(str(word["end"])[:MAX_LINE], int(word.get("rank", 0)), *told)
         elif "failed" in word:
             said, cause = (str(word.get(key, ""))[:1000] for key in ("failed", "cause"))
-            self._failed(peer, said, cause, lost=bool(word.get("lost")))
+            self._failed(member, said, cause, lost=bool(word.get("lost")))
         elif "bye" in word:
-            self._gone.add(peer.rank)
+            self._gone.add(member.rank)
             return False
-        peer.doing = str(word.get("doing", peer.doing))[:MAX_DOING]
+        member.doing = str(word.get("doing", member.doing))[:MAX_DOING]
         return True
 
     def _look_for_silence(self, selector: selectors.BaseSelector) -> None:
-        for peer in [p for p in self._peers if p.silent_s > self._timeout_s]:
-            if peer.rank < 0:  # a stranger
-                self._drop(peer, selector)
+        for member in [p for p in self._members if p.silent_s > self._timeout_s]:
+            if member.rank < 0:  # a stranger
+                self._drop(member, selector)
             else:
-                self._miss(peer)
+                self._miss(member)
 
     @property
-    def _silent(self) -> list[_Peer]:
+    def _silent(self) -> list[_Member]:
         """Processes that have missed some beats."""
-        return [p for p in self._peers if p.rank >= 0 and p.silent_s > SILENT_S]
+        return [p for p in self._members if p.rank >= 0 and p.silent_s > SILENT_S]
 
-    def _lose(self, peer: _Peer) -> None:
+    def _lose(self, member: _Member) -> None:
         """A process has ended without a word; one that was silent before was killed for that."""
-        if peer.silent_s > SILENT_S:
-            self._miss(peer)
+        if member.silent_s > SILENT_S:
+            self._miss(member)
         else:
-            self._judge(peer, "ended; see what it has reported")
+            self._judge(member, "ended; see what it has reported")
 
-    def _miss(self, peer: _Peer) -> None:
-        what = f"has said nothing for {peer.silent_s:.0f} s; it is stopped or cut off"
-        self._judge(peer, what, silent=peer.process)
+    def _miss(self, member: _Member) -> None:
+        what = f"has said nothing for {member.silent_s:.0f} s; it is stopped or cut off"
+        self._judge(member, what, silent=member.process)
 
-    def _failed(self, peer: _Peer | None, said: str, cause: str, *, lost: bool) -> None:
-        """A process says why it ends, this one if `peer` is None. A lost contact is the fault of one that is silent."""
+    def _failed(self, member: _Member | None, said: str, cause: str, *, lost: bool) -> None:
+        """A process says why it ends, this one if `member` is None. If it lost contact, a silent one is to blame."""
         if lost and self._silent:
             self._miss(max(self._silent, key=lambda p: p.silent_s))
         else:
-            self._judge(peer, f"failed: {said}", cause)
+            self._judge(member, f"failed: {said}", cause)
 
-    def _judge(self, peer: _Peer | None, what: str, cause: str = "", silent: str = "") -> None:
-        """One process is lost, this one if `peer` is None, so the run is over."""
+    def _judge(self, member: _Member | None, what: str, cause: str = "", silent: str = "") -> None:
+        """One process is lost, this one if `member` is None, so the run is over."""
         own, doing = f"global rank {self._rank} ({self._name})", self._last()
-        others = [(p.name, p.doing) for p in sorted(self._peers, key=lambda p: p.rank) if p is not peer and p.rank >= 0]
-        if peer is not None:
+        others = [
+            (p.name, p.doing) for p in sorted(self._members, key=lambda p: p.rank) if p is not member and p.rank >= 0
+        ]
+        if member is not None:
             others.insert(0, (own, doing))
-            self._gone.add(peer.rank)
-        name, doing, rank = (own, doing, self._rank) if peer is None else (peer.name, peer.doing, peer.rank)
+            self._gone.add(member.rank)
+        name, doing, rank = (own, doing, self._rank) if member is None else (member.name, member.doing, member.rank)
         more = f"; and {len(others) - MAX_NAMED} more" if len(others) > MAX_NAMED else ""
         last = "; ".join(": ".join(other) for other in others[:MAX_NAMED]) or "none"
         self._decide(f"{name} {what}. Its last: {doing}. The others: {last}{more}", rank, cause, silent)
@@ -305,10 +307,10 @@ class Control:
             if self._rank == 0:
                 # Of one character JSON may make six bytes, and the cause comes with it.
                 word = {"end": verdict[: MAX_LINE // 8], "rank": blamed, "cause": cause, "stopped": silent}
-                for peer in [p for p in self._peers if p.rank >= 0]:
-                    self._send(peer, word)
+                for member in [p for p in self._members if p.rank >= 0]:
+                    self._send(member, word)
             self._judged.set()
-        stopped.end(silent)
+        kill_process(silent)
 
     def _end(self) -> None:
         """End the process, unless its main thread is about to."""
@@ -322,16 +324,16 @@ class Control:
     def _last(self) -> str:
         """What this process does, and where its main thread is in our own code."""
         frame = sys._current_frames().get(self._main)
-        at = self._left_at or _places(walk_stack(frame) if frame is not None else ())
+        at = self._left_at or _stack_text(walk_stack(frame) if frame is not None else ())
         return f"{self._doing()} ({at or 'elsewhere'})"[:MAX_DOING]
 
-    def _send(self, peer: _Peer, word: dict[str, Any]) -> None:
+    def _send(self, member: _Member, word: dict[str, Any]) -> None:
         """Send a line; one that cannot take it is found by its silence, or when it is read."""
         with self._sending, contextlib.suppress(OSError):
-            peer.connection.sendall(json.dumps(word).encode() + b"\n")
+            member.socket.sendall(json.dumps(word).encode() + b"\n")
 
 
-def _places(frames: Iterable[tuple[FrameType, int]]) -> str:
+def _stack_text(frames: Iterable[tuple[FrameType, int]]) -> str:
     """The innermost places in our own code and the user's, of frames from the inside out."""
     own = (f for f in frames if is_ours(f[0].f_code.co_filename) or is_users(f[0].f_code.co_filename))
     named = (f"{Path(frame.f_code.co_filename).name}:{line} {frame.f_code.co_name}" for frame, line in own)

@@ -17,21 +17,20 @@ from torch import nn
 
 from dataserver.planning.job.fields import ModuleSpec
 from dataserver.planning.job.identity import Job, JobSpecError, identify
-from trainclient.exchange.transport import contact
+from trainclient.exchange.rank_errors import translate_rank_errors
 from trainclient.modules import Site, TrainedModule
 from trainclient.program.assembly import assemble
 from trainclient.program.clock import Stopwatch
 from trainclient.program.interpreter import StepRecord
-from trainclient.program.listing import StreamError
 from trainclient.program.retrieval import Retrieval, recall, require_comparable
 from trainclient.program.runner import LossWeights
+from trainclient.program.step_programs import StreamError
 from trainclient.stream.fleet import Fleet
 from trainclient.stream.jobs import resolve_job
-from trainclient.topology.groups import Groups
-from trainclient.topology.places import Place, Topology
+from trainclient.topology.process_grid import GridProcess, Topology
+from trainclient.topology.process_groups import Groups
 from trainclient.training import garbage
 from trainclient.training.config import ConfigError, TrainConfig
-from trainclient.training.holding import Holding
 from trainclient.training.metrics import (
     Contribution,
     EvaluationMetrics,
@@ -42,9 +41,10 @@ from trainclient.training.metrics import (
     reduce_contribution,
 )
 from trainclient.training.models import Models
+from trainclient.training.sharded_parameters import ShardedParameters
 from trainclient.training.streams import Streams
 
-PLACED_BY: Final = ("name", "kind", "dp", "tp", "pp", "sp")
+GRID_FIELDS: Final = ("name", "kind", "dp", "tp", "pp", "sp")
 """Fields of a module that say which processes hold it."""
 
 
@@ -65,7 +65,7 @@ def held_out_job(config: TrainConfig, file: Path, fleet: Fleet, training: Job) -
         job = resolve_job(file, fleet)
     except JobSpecError as error:
         raise JobSpecError(f"evaluation.job {file}: {error}") from None
-    for what, here, there in _places(job, training):
+    for what, here, there in _grid_fields(job, training):
         if here != there:
             raise JobSpecError(
                 f"the job {file} of the evaluation has {what} {here}, the training job {there}; both run on the same "
@@ -75,12 +75,12 @@ def held_out_job(config: TrainConfig, file: Path, fleet: Fleet, training: Job) -
     return identify(job.spec.forward_only)
 
 
-def _places(job: Job, training: Job) -> Iterator[tuple[str, object, object]]:
+def _grid_fields(job: Job, training: Job) -> Iterator[tuple[str, object, object]]:
     """What must be the same for modules to lie on the same processes: its name, here and there."""
     ours, theirs = job.spec.execution, training.spec.execution
     yield "modules", [m.name for m in ours.modules], [m.name for m in theirs.modules]
     for here, there in zip(ours.modules, theirs.modules, strict=True):
-        for field in PLACED_BY:
+        for field in GRID_FIELDS:
             yield f"module {here.name} with {field}", _shown(here, field), _shown(there, field)
     yield "layout.kind", ours.layout.kind, theirs.layout.kind
     yield "chunks", ours.layout.num_chunks, theirs.layout.num_chunks
@@ -158,7 +158,7 @@ class Evaluation:
         self,
         held_out: Job,
         modules: Sequence[tuple[Site, TrainedModule]],
-        holding: Holding,
+        parameters: ShardedParameters,
         groups: Groups,
         config: TrainConfig,
     ) -> None:
@@ -167,28 +167,28 @@ class Evaluation:
         Args:
             held_out: of `held_out_job`.
             modules: of this process, as they are trained.
-            holding: their parameters.
+            parameters: their parameters.
             groups: this process and the others.
             config: of the run.
         """
         topology = Topology.of(held_out.spec)
-        self._place = topology.places[groups.rank]
+        self._process = topology.processes[groups.rank]
         sites = [
             (replace(site, job=held_out.spec, module=chunk.module), module)
-            for chunk, (site, module) in zip(self._place.chunks, modules, strict=True)
+            for chunk, (site, module) in zip(self._process.chunks, modules, strict=True)
         ]
         clock = Stopwatch(groups.device)
-        self._retrieval = _retrieval(held_out, self._place)
+        self._retrieval = _retrieval(held_out, self._process)
         self._machine = assemble(
             held_out.spec,
             topology,
-            self._place,
+            self._process,
             sites,
-            groups.channels,
+            groups.communicators,
             LossWeights(),
             clock,
             self._retrieval,
-            holding,
+            parameters,
         )
         self._held_out = held_out
         self._networks = [module.network for _, module in modules]
@@ -210,7 +210,7 @@ class Evaluation:
             Streams.open(
                 self._config.servers,
                 self._held_out,
-                self._place,
+                self._process,
                 self._machine.tensors,
                 timeouts=self._config.timeouts,
                 pin_memory=self._groups.device.type == "cuda",
@@ -221,8 +221,8 @@ class Evaluation:
                 record = self._machine.interpreter.run(batches)
                 if record is None:
                     raise StreamError("the held-out stream ended before the last step of its job")
-                own = Contribution.of(self._machine, self._place, record, stop=stop())
-                with contact("other ranks"):
+                own = Contribution.of(self._machine, self._process, record, stop=stop())
+                with translate_rank_errors("other ranks"):
                     totals = reduce_contribution(own, self._groups)
                 if totals.stop:
                     return None
@@ -236,7 +236,7 @@ class Evaluation:
         if self._retrieval is None:
             return None
         counts = self._retrieval.counts().to(self._groups.device)
-        with contact("other ranks"):
+        with translate_rank_errors("other ranks"):
             dist.all_reduce(counts, group=self._groups.world)
         return recall(self._retrieval, counts)
 
@@ -248,12 +248,12 @@ def evaluated_steps(config: TrainConfig, held_out: Job, num_steps: int) -> int:
     return steps
 
 
-def _retrieval(held_out: Job, place: Place) -> Retrieval | None:
+def _retrieval(held_out: Job, process: GridProcess) -> Retrieval | None:
     """What compares the features of towers; those of a last stage ask."""
     if not contrastive_pairs(held_out):
         return None
-    last = place.chunks[-1]
-    asks = last.is_last and place.tp == 0
+    last = process.chunks[-1]
+    asks = last.is_last and process.tp == 0
     return Retrieval([m.name for m in held_out.spec.execution.modules], last.module.name if asks else None)
 
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from trainclient.sharding.parts import local
+from trainclient.sharding.dtensors import local
 from trainclient.torch_compat import reduce_scatter
 
 BUCKET_BYTES = 25 << 20
@@ -20,7 +20,7 @@ MAX_BUCKETS = 2
 class Gradients:
     """The gradients of a process's parameters, in float32 or better.
 
-    Those of smaller parameters are added up in float32 as backward passes make them: in bfloat16, of which the sum has
+    Those of smaller parameters are added up in float32 as backward passes make them: in bfloat16, where the sum has
     eight bits, what the later ones of many microbatches add would be rounded away. The memory of these sums is taken
     once: it is the largest that a step would take and free.
     """

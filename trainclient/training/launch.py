@@ -13,9 +13,9 @@ from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, Sign
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from trainclient.topology.places import Topology
+from trainclient.topology.process_grid import Topology
 from trainclient.training.config import TrainConfig
-from trainclient.training.preparing import Jobs
+from trainclient.training.jobs import Jobs
 from trainclient.training.rank import check
 from trainclient.training.signals import LAUNCHER_PID
 

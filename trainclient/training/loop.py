@@ -12,20 +12,19 @@ from torch import Tensor
 from dataserver.planning.job.identity import Job
 from trainclient.checkpoint.lease import Lease
 from trainclient.checkpoint.state import TrainerState, module_of
-from trainclient.exchange.fetching import Batches
-from trainclient.exchange.transport import contact
+from trainclient.exchange.rank_errors import translate_rank_errors
+from trainclient.exchange.shared_fetch import Batches
 from trainclient.program.assembly import assemble
 from trainclient.program.clock import Stopwatch
 from trainclient.program.interpreter import StepRecord
 from trainclient.program.runner import LossWeights
 from trainclient.timeline.recorder import TimelineRecorder
-from trainclient.topology.groups import Groups
-from trainclient.topology.places import Topology
+from trainclient.topology.process_grid import Topology
+from trainclient.topology.process_groups import Groups
 from trainclient.training import garbage
-from trainclient.training.changes import changes, update_settings
+from trainclient.training.changed_settings import changes, update_settings
 from trainclient.training.config import OnNonfinite, TrainConfig
 from trainclient.training.evaluation import Evaluation
-from trainclient.training.holding import hold
 from trainclient.training.metrics import (
     Contribution,
     EvaluationMetrics,
@@ -37,12 +36,13 @@ from trainclient.training.metrics import (
 from trainclient.training.models import Models
 from trainclient.training.nonfinite import explain
 from trainclient.training.optimizer import Optimizer
-from trainclient.training.peaks import peak_flops
+from trainclient.training.peak_flops import peak_flops
 from trainclient.training.profiling import StepProfiler
 from trainclient.training.reporter import StepReporter
 from trainclient.training.run import digest_settings, name_run
 from trainclient.training.saving import Saving
 from trainclient.training.schedule import module_rates
+from trainclient.training.sharded_parameters import shard_parameters
 from trainclient.training.signals import StopSignals
 from trainclient.training.sinks import MetricsWriter
 from trainclient.training.streams import Streams
@@ -82,23 +82,30 @@ class Trainer:
             lease: of the folder of checkpoints; only the first process has it.
         """
         models = Models.of(config, job.spec)
-        modules = models.build(groups.place, groups.device)
+        modules = models.build(groups.process, groups.device)
         self._config = config
         self._groups = groups
-        self._holding = hold(modules, models.shardings(groups.place), groups)
+        self._parameters = shard_parameters(modules, models.shardings(groups.process), groups)
         self._rates = module_rates(config.optimizer, job.spec.execution.modules)
         rates = {
             f"{site.module.name}.{name}": self._rates[site.module.name]
             for site, module in modules
             for name, _ in module.network.named_parameters()
         }
-        self._optimizer = Optimizer(self._holding.held, config.optimizer, rates)
+        self._optimizer = Optimizer(self._parameters.local, config.optimizer, rates)
         self._clock = Stopwatch(groups.device, groups.waits)
         peak = peak_flops(config.peak_tflops, groups.device)
         self._peak_flops = None if peak is None else peak * groups.world.size()
         weights = LossWeights(config.text_weight, config.image_weight)
         self._machine = assemble(
-            job.spec, topology, groups.place, modules, groups.channels, weights, self._clock, parameters=self._holding
+            job.spec,
+            topology,
+            groups.process,
+            modules,
+            groups.communicators,
+            weights,
+            self._clock,
+            parameters=self._parameters,
         )
         self._stream = job.stream
         self._pairs = contrastive_pairs(job)
@@ -115,7 +122,7 @@ class Trainer:
         timeline = config.timeline
         self._timeline = TimelineRecorder(timeline.directory, timeline.recorded, topology, groups, job.stream)
         self._saving = Saving(config.checkpoint, groups, lease)
-        self._evaluation = None if held_out is None else Evaluation(held_out, modules, self._holding, groups, config)
+        self._evaluation = None if held_out is None else Evaluation(held_out, modules, self._parameters, groups, config)
         self._unevaluated: StepMetrics | None = None
 
     @property
@@ -190,14 +197,14 @@ class Trainer:
         if record is None:
             raise TrainingError("the stream ended before the last step of the job; the servers planned another job")
         self._phase = f"sums and updates of step {record.step}"
-        gradients = self._holding.gradients
-        with contact("other ranks"):
+        gradients = self._parameters.gradients
+        with translate_rank_errors("other ranks"):
             seconds = self._lap()
             own = Contribution.of(
                 self._machine,
-                self._groups.place,
+                self._groups.process,
                 record,
-                squares=self._holding.square_sum(self._groups.device),
+                squares=self._parameters.square_sum(self._groups.device),
                 seconds=seconds,
                 stop=stop.requested,
                 save_failed=self._saving.failed,
@@ -210,7 +217,7 @@ class Trainer:
         finite, norm = all(map(math.isfinite, totals.sums.values)), math.sqrt(totals.sums.values[3])
         if not finite:
             self._skip(record.step, gradients)
-        self._holding.drop()
+        self._parameters.drop()
         rates = {name: rates.lr(record.step) for name, rates in self._rates.items() if name not in self._frozen}
         due = self._is_evaluated(record.step)
         held_out = self._evaluate(record.step, stop) if due and not totals.stop else None
@@ -228,10 +235,10 @@ class Trainer:
 
     def _reporters(self, streams: Streams, entered: ExitStack) -> list[StepReporter]:
         """One for each module of this process; of those that work on the same views the first one reports."""
-        place = self._groups.place
-        if not place.leads:
+        process = self._groups.process
+        if not process.is_leader:
             return []
-        return [entered.enter_context(StepReporter(c, place, module)) for module, c in streams.clients.items()]
+        return [entered.enter_context(StepReporter(c, process, module)) for module, c in streams.clients.items()]
 
     def _is_evaluated(self, step: int) -> bool:
         return self._evaluation is not None and (step + 1) % self._config.evaluation.every == 0
@@ -277,7 +284,7 @@ class Trainer:
     def _skip(self, step: int, gradients: Mapping[str, Tensor]) -> None:
         """Go on without an update, as all processes do, for all know the same sums; or raise TrainingError."""
         bad = dict.fromkeys(module_of(name) for name, g in gradients.items() if not bool(g.isfinite().all()))
-        with contact("other ranks"):
+        with translate_rank_errors("other ranks"):
             where = explain(step, self._machine.runners, list(bad), self._stream, self._groups)
         if self._config.on_nonfinite is OnNonfinite.STOP:
             raise TrainingError(
@@ -289,7 +296,7 @@ class Trainer:
 
     def _tensors(self) -> dict[str, Tensor]:
         """Parameters and the optimizer's state as parts of what a checkpoint holds."""
-        stored = self._holding.stored
+        stored = self._parameters.stored
         return {key: stored(key.partition("/")[0], tensor) for key, tensor in self._optimizer.tensors().items()}
 
     def _save(self, streams: Streams, writer: MetricsWriter) -> int:

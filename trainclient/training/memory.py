@@ -15,11 +15,11 @@ from trainclient.orchestrate.memory import (
     Precision,
     block_bytes,
     gathered_at_once,
-    kept_bytes,
     logit_bytes,
+    saved_bytes,
 )
-from trainclient.sharding.tensor import shared_by_peers
-from trainclient.topology.places import Place, Topology
+from trainclient.sharding.tensor_parallel import tensor_parallel_parameters
+from trainclient.topology.process_grid import GridProcess, Topology
 from trainclient.training.config import ConfigError, Sharding
 from trainclient.training.models import Models
 
@@ -55,7 +55,7 @@ def needs(models: Models, topology: Topology, memory_bytes: int) -> list[Need]:
             "the modules of a colocated job share devices, and how they divide memory depends on the sizes of samples; "
             "`trainclient orchestrate` does that"
         )
-    stages = [place for place in topology.places if place.rank == 0 and place.leads]
+    stages = [process for process in topology.processes if process.rank == 0 and process.is_leader]
     modules = models.job.execution.modules
     return [_need(models, m, [p for p in stages if p.modules == (m,)], topology, memory_bytes) for m in modules]
 
@@ -73,8 +73,10 @@ def as_yaml(found: Sequence[Need]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _need(models: Models, module: ModuleSpec, stages: Sequence[Place], topology: Topology, memory_bytes: int) -> Need:
-    found = [_Stage.of(models, module, place) for place in stages]
+def _need(
+    models: Models, module: ModuleSpec, stages: Sequence[GridProcess], topology: Topology, memory_bytes: int
+) -> Need:
+    found = [_Stage.of(models, module, process) for process in stages]
     state = ceil(max(stage.state_bytes for stage in found))
     free = memory_bytes - ceil(max(stage.state_bytes + stage.logit_bytes for stage in found))
     unit = max(stage.unit_bytes for stage in found)
@@ -96,7 +98,7 @@ class _Stage:
     """What one stage of a module takes of a device."""
 
     count: int
-    """Parameters of all its peers."""
+    """Parameters of the whole stage, over all tensor-parallel ranks."""
     state_bytes: float
     unit_bytes: float = 0
     work_bytes: float = 0
@@ -107,10 +109,10 @@ class _Stage:
     """Rows of the longest microbatch, where the job says; of groups, of all its ranks together."""
 
     @classmethod
-    def of(cls, models: Models, module: ModuleSpec, place: Place) -> "_Stage":
-        """A stage of which a place has a part."""
+    def of(cls, models: Models, module: ModuleSpec, process: GridProcess) -> "_Stage":
+        """The stage that a process has a part of."""
         precision = PRECISIONS[models.config.dtype]
-        networks = [models.shaped(chunk)[1].network for chunk in place.chunks]
+        networks = [models.shaped(chunk)[1].network for chunk in process.chunks]
         count = sum(p.numel() for network in networks for p in network.parameters())
         states = _state_bytes(models, module, networks, precision)
         if module.name not in models.sizes:
@@ -118,7 +120,7 @@ class _Stage:
         size, kind = models.sizes[module.name].size, family_of(module).block
         again, shares = bool(module.recompute), module.sp  # a row is on one of those that share its sequence
         block = block_bytes(kind, size, module.tp, precision) / shares
-        kept = kept_bytes(kind, size, module.tp, again, precision) / shares
+        kept = saved_bytes(kind, size, module.tp, again, precision) / shares
         share = sum(1 for network in networks for _ in units(network)) / size.layers
         longest = models.job.execution.microbatch * models.job.stream.seq_len if size.vocab_size else None
         return cls(
@@ -126,7 +128,7 @@ class _Stage:
             states,
             kept * share if module.runs_backward else block,
             block if again else 0,
-            logit_bytes(size.vocab_size, ceil((longest or 0) / shares), precision) if place.chunks[-1].is_last else 0,
+            logit_bytes(size.vocab_size, ceil((longest or 0) / shares), precision) if process.chunks[-1].is_last else 0,
             longest,
         )
 
@@ -134,7 +136,7 @@ class _Stage:
 def _state_bytes(models: Models, module: ModuleSpec, networks: Sequence[nn.Module], precision: Precision) -> float:
     """Weights, gradients and the optimizer's states of a stage's chunks on one device."""
     blocks = [unit for network in networks for unit in units(network)]
-    shared = {p for network in networks for p in shared_by_peers(network)} if module.tp > 1 else set()
+    shared = {p for network in networks for p in tensor_parallel_parameters(network)} if module.tp > 1 else set()
     whole = sum((_parameters(network, shared, module.tp) for network in networks), Parameters())
     sharding = models.sharding(module)
     if sharding is not Sharding.ZERO3:
@@ -144,10 +146,10 @@ def _state_bytes(models: Models, module: ModuleSpec, networks: Sequence[nn.Modul
     return whole.dealt_bytes(module.replicas, gathered, precision)
 
 
-def _parameters(network: nn.Module, shared: set[nn.Parameter], peers: int) -> Parameters:
-    """Those of a network that one of its peers has."""
+def _parameters(network: nn.Module, shared: set[nn.Parameter], tp: int) -> Parameters:
+    """The parameters of a network that one tensor-parallel rank has."""
     found = Parameters()
     for parameter in network.parameters():
-        number = parameter.numel() / (peers if parameter in shared else 1)
+        number = parameter.numel() / (tp if parameter in shared else 1)
         found += Parameters(trained=number) if parameter.requires_grad else Parameters(frozen=number)
     return found

@@ -1,4 +1,4 @@
-"""The options of `trainclient memory`: all of a run, of which help shows those that memory depends on."""
+"""The options of `trainclient memory`: all options of a run; help shows those that memory depends on."""
 
 from typing import Annotated, Final
 

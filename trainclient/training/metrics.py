@@ -16,9 +16,9 @@ from dataserver.planning.job.identity import Job
 from trainclient.modules import Site, Target
 from trainclient.program.assembly import Machine
 from trainclient.program.interpreter import StepRecord
-from trainclient.topology.groups import Groups
-from trainclient.topology.places import Place
-from trainclient.training.sums import DeviceSums
+from trainclient.topology.process_grid import GridProcess
+from trainclient.topology.process_groups import Groups
+from trainclient.training.device_sums import DeviceSums
 
 _MASK_63 = (1 << 63) - 1
 
@@ -51,7 +51,7 @@ class Contribution:
     def of(
         cls,
         machine: Machine,
-        place: Place,
+        process: GridProcess,
         record: StepRecord,
         *,
         squares: Tensor | None = None,
@@ -60,8 +60,8 @@ class Contribution:
         save_failed: bool = False,
     ) -> Self:
         """What a process adds to a step that it ran; each field is said by those processes that it is of."""
-        counts = place.tp == 0  # the other peers have seen and computed the same
-        entering = [chunk.module for chunk in place.chunks if counts and chunk.is_first]
+        counts = process.tp == 0  # other tensor-parallel ranks have seen and computed the same
+        entering = [chunk.module for chunk in process.chunks if counts and chunk.is_first]
         works = [runner.work for runner in machine.runners if counts and runner.site.chunk == 0]
         counting = {runner.site.module.name for runner in machine.runners if _counts_samples(runner.site)}
         samples = [sample for m in entering if m.name in counting for sample in record.seen[m.name].samples]

@@ -8,13 +8,13 @@ import torch
 
 from dataserver.planning.job.fields import ModuleSpec
 from dataserver.planning.job.spec import JobSpec
-from trainclient.exchange.messages import Kind
+from trainclient.exchange.message_header import Kind
 from trainclient.models.backbone import stage_layers
 from trainclient.models.compiling import compile_blocks
 from trainclient.models.lora import LowRank, adapt
 from trainclient.models.parameters import initialise
 from trainclient.modules import Site, Sizes, TrainedModule, family_of, own
-from trainclient.topology.places import Chunk, Place
+from trainclient.topology.process_grid import Chunk, GridProcess
 from trainclient.training.config import NOT_SIZES, BackboneModel, ConfigError, ImageModuleModel, Sharding, TrainConfig
 from trainclient.training.pretrained import load_pretrained_into, pretrained_sizes
 
@@ -83,15 +83,15 @@ class Models:
         """How the replicas of a module share its parameters; one alone has nobody to share them with."""
         return _model(self.config, module).sharding if module.replicas > 1 else Sharding.NONE
 
-    def shardings(self, place: Place) -> dict[str, Sharding]:
+    def shardings(self, process: GridProcess) -> dict[str, Sharding]:
         """That of each module of a process."""
-        return {m.name: self.sharding(m) for m in place.modules}
+        return {m.name: self.sharding(m) for m in process.modules}
 
-    def build(self, place: Place, device: torch.device) -> tuple[tuple[Site, TrainedModule], ...]:
+    def build(self, process: GridProcess, device: torch.device) -> tuple[tuple[Site, TrainedModule], ...]:
         """What a process holds, chunk by chunk, with its initial values; before it is sharded or split, on the CPU."""
         whole = torch.device("cpu")  # it may not fit the device, and its shares move there
-        shared = {m.name for m in place.modules if m.tp > 1 or self.sharding(m) is not Sharding.NONE}
-        return tuple(self._build(c, whole if c.module.name in shared else device, device) for c in place.chunks)
+        shared = {m.name for m in process.modules if m.tp > 1 or self.sharding(m) is not Sharding.NONE}
+        return tuple(self._build(c, whole if c.module.name in shared else device, device) for c in process.chunks)
 
     def _build(self, chunk: Chunk, device: torch.device, computes_on: torch.device) -> tuple[Site, TrainedModule]:
         config, module = self.config, chunk.module
@@ -157,7 +157,7 @@ def _require_adaptable(config: TrainConfig, module: ModuleSpec) -> None:
 
 
 def _require_parts(module: ModuleSpec, sizes: Sizes) -> None:
-    """Raise ConfigError unless tensor-parallel peers, and those that share sequences, can have equal parts of a
+    """Raise ConfigError unless tensor-parallel ranks, and those that share sequences, can have equal parts of a
     module's layers."""
     for field, keys in (("heads", ("tp", "sp")), ("groups", ("tp", "sp")), ("mlp_width", ("tp",))):
         used = {key: degree for key in keys if (degree := getattr(module, key)) > 1}
@@ -165,7 +165,7 @@ def _require_parts(module: ModuleSpec, sizes: Sizes) -> None:
         if size % prod(used.values()):
             raise ConfigError(
                 f"module {module.name} has {' x '.join(f'{key} {degree}' for key, degree in used.items())} and {field} "
-                f"{size}, of which peers cannot have equal parts; set {' x '.join(used)} to a divisor of {size}"
+                f"{size}, which ranks cannot split evenly; set {' x '.join(used)} to a divisor of {size}"
             )
 
 
@@ -175,7 +175,7 @@ def _require_shared_heads(module: ModuleSpec, sizes: Sizes, degree: int) -> None
         heads = getattr(sizes, field)
         if heads % degree:
             raise ConfigError(
-                f"module {module.name} has {field} {heads}, of which {degree} ranks that share sequences cannot have "
+                f"module {module.name} has {field} {heads}, which {degree} ranks that share sequences cannot split "
                 f"equal parts; set layout.max_degree to at most {heads & -heads}, or {field} to a multiple of {degree}"
             )
 

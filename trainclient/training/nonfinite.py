@@ -11,7 +11,7 @@ from dataserver.planning.job.fields import Stream
 from dataserver.planning.plan.naming import short_name
 from trainclient.program.finite import MAX_NAMED
 from trainclient.program.runner import ChunkRunner
-from trainclient.topology.groups import Groups
+from trainclient.topology.process_groups import Groups
 
 REPORT_BYTES = 2048
 """Of one process, as JSON."""
@@ -25,7 +25,7 @@ def explain(
     Args:
         step: the step.
         runners: of this process.
-        not_finite: modules of which the summed gradients of this process's parameters are not finite.
+        not_finite: modules whose summed gradients are not finite in this process's parameters.
         stream: of the job; names the datasets.
         groups: this process and the others.
     """
@@ -40,7 +40,7 @@ def explain(
     # What is not finite spreads: backward to those that come before, and from there to later waves.
     first = min(origins, key=lambda r: (r["direction"] == "backward", r["microbatch"]))
     samples = ", ".join(short_name(stream, *sample) for sample in first["samples"]) or "none"
-    where = f"{first['module']} on global rank {first['rank']} ({first['place']})"
+    where = f"{first['module']} on global rank {first['rank']} ({first['process']})"
     return (
         f"the gradients of step {step} are not finite: {where} made what is not finite of finite numbers in the "
         f"{first['direction']} of microbatch {first['microbatch']}, of the samples {samples}"
@@ -48,7 +48,7 @@ def explain(
 
 
 def _report(runners: Sequence[ChunkRunner], not_finite: Sequence[str], groups: Groups) -> dict[str, Any]:
-    report = {"rank": groups.rank, "place": str(groups.place)[:200], "not_finite": list(not_finite)[:MAX_NAMED]}
+    report = {"rank": groups.rank, "process": str(groups.process)[:200], "not_finite": list(not_finite)[:MAX_NAMED]}
     origins = [(origin, runner) for runner in runners if (origin := runner.finite.origin()) is not None]
     if origins:
         first, runner = min(origins, key=lambda o: (o[0].direction == "backward", o[0].microbatch))

@@ -28,9 +28,9 @@ class GroupOptions(Options):
     """What modules of a kind, or one module, have of their own; what is not given is as for all."""
 
     lr: Factor = None
-    """Learning rate, in place of optimizer.lr."""
+    """Learning rate, instead of optimizer.lr."""
     lr_factor: Factor = None
-    """Multiple of optimizer.lr, in place of a rate."""
+    """Multiple of optimizer.lr, instead of a rate."""
     weight_decay: Decay = None
     """In place of optimizer.weight-decay."""
     warmup_steps: Steps = None
@@ -43,7 +43,7 @@ class GroupOptions(Options):
         return []
 
     def over(self, less: "GroupOptions") -> "GroupOptions":
-        """These options, and those of `less` where none are given. A rate or a factor is given in place of either."""
+        """These options, and those of `less` where none are given. A rate or a factor replaces either."""
         given = self.model_dump(exclude_none=True)
         below = less.model_dump(exclude_none=True)
         if given.keys() & {"lr", "lr_factor"}:

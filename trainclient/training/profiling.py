@@ -10,7 +10,7 @@ from typing import Self
 from torch.profiler import ProfilerActivity, profile
 
 from dataserver.outputs import beside
-from trainclient.topology.groups import Groups
+from trainclient.topology.process_groups import Groups
 from trainclient.training.config import ProfileConfig
 
 

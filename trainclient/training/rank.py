@@ -28,18 +28,18 @@ from trainclient.checkpoint.selection import resumption, survey
 from trainclient.checkpoint.state import OTHERWISE
 from trainclient.checkpoint.sums import seen_damage
 from trainclient.client import DataClient
-from trainclient.exchange.transport import contact, contact_of_torch
+from trainclient.exchange.rank_errors import translate_rank_errors, translate_torch_rank_errors
 from trainclient.models.compiling import require_compiler
-from trainclient.topology.groups import process_groups
-from trainclient.topology.places import Topology
+from trainclient.topology.process_grid import Topology
+from trainclient.topology.process_groups import process_groups
 from trainclient.training.config import ConfigError, Device, TrainConfig
 from trainclient.training.control import Control, RunEndedError
 from trainclient.training.evaluation import evaluated_steps
+from trainclient.training.jobs import Jobs, prepare
 from trainclient.training.loop import Trainer
-from trainclient.training.meeting import meet
 from trainclient.training.models import Models
 from trainclient.training.ownership import owned, require_unowned
-from trainclient.training.preparing import Jobs, prepare
+from trainclient.training.rendezvous import join_attempt
 from trainclient.training.run import digest_settings, name_run
 from trainclient.training.saving import continue_from
 from trainclient.training.schedule import module_rates
@@ -51,7 +51,7 @@ from trainclient.training.sinks import (
     Sink,
     TensorBoard,
     WeightsAndBiases,
-    kept_bytes,
+    bytes_before,
     require_tensorboard,
     require_wandb,
 )
@@ -122,7 +122,7 @@ def check(config: TrainConfig, jobs: Jobs) -> None:
             stored_tensors(found)
             run = continue_from(found, client, sizes).run or run
         if config.metrics is not None:
-            kept_bytes(config.metrics, run, client.step)
+            bytes_before(config.metrics, run, client.step)
 
 
 def _checkpoint(config: TrainConfig, job: Job) -> Path | None:
@@ -155,18 +155,18 @@ def shared_jobs(config: TrainConfig, process: Process) -> Iterator[tuple[Jobs, T
     Raises:
         ValueError: something is wrong with the configuration or the job.
         ClientError: no server could be reached, or they refuse the job.
-        PeerLostError: the first process ended before the others had the job.
+        RankLostError: the first process ended before the others had the job.
     """
     if process.rank == 0:
         jobs, topology = prepare(config)
         topology.require_world_size(process.world_size)
-        with contact("other ranks"):
+        with translate_rank_errors("other ranks"):
             store = _store(process, config.timeout_s)
         store.set(JOBS_KEY, jobs.text)
     else:
         timeouts = config.timeouts
         patience = timeouts.first_answer + 2 * timeouts.register  # servers size all samples first
-        with contact("rank 0"):
+        with translate_rank_errors("rank 0"):
             store = _store(process, max(config.timeout_s, patience))
             text = store.get(JOBS_KEY).decode()
         jobs = Jobs.parse(text)
@@ -178,7 +178,7 @@ def _store(process: Process, timeout_s: float) -> Store:
     """The store that the processes of this attempt share; each of them may wait so long for another."""
     timeout = timedelta(seconds=timeout_s)
     store, _, _ = next(rendezvous("env://", process.rank, process.world_size, timeout=timeout))
-    own = meet(store, process.rank, process.world_size, timeout_s)
+    own = join_attempt(store, process.rank, process.world_size, timeout_s)
     if process.rank == 0:
         own.set(LAUNCH_KEY, store.compare_set(LAUNCH_KEY, "", uuid.uuid4().hex))
         own.set(ATTEMPTS_KEY, str(store.add(ATTEMPTS_KEY, 1)))
@@ -210,19 +210,19 @@ def _train(
             store,
             process.rank,
             process.world_size,
-            str(topology.places[process.rank]),
+            str(topology.processes[process.rank]),
             lambda: trainers[0].doing if trainers else "joins the others",
             config.timeout_s,
         )
         ending.through(entered.enter_context(control))
-        entered.enter_context(contact_of_torch())
+        entered.enter_context(translate_torch_rank_errors())
         groups = entered.enter_context(process_groups(topology, device, config.timeout_s, store, process.rank))
-        _log.info("global rank %d is %s on %s", groups.rank, groups.place, device)
+        _log.info("global rank %d is %s on %s", groups.rank, groups.process, device)
         trainer = Trainer(config, jobs.training, topology, groups, jobs.held_out, leases.get("checkpoint"))
         trainers.append(trainer)
         pin = device.type == "cuda"
         with Streams.open(
-            config.servers, jobs.training, groups.place, trainer.tensors, timeouts=config.timeouts, pin_memory=pin
+            config.servers, jobs.training, groups.process, trainer.tensors, timeouts=config.timeouts, pin_memory=pin
         ) as streams:
             trainer.resume(streams)
             if streams.step and groups.rank == 0:
@@ -268,7 +268,7 @@ def _owned(
         LeaseError: another run owns them; of the others, which leave it to the first one to say so, RunEndedError.
     """
     if process.rank != 0:
-        with contact("rank 0"):
+        with translate_rank_errors("rank 0"):
             refusal = store.get(OWNED_KEY).decode()
         if refusal:
             raise RunEndedError(refusal, reports=False)

@@ -8,18 +8,18 @@ from dataserver.planning.simulation import OperationKind
 from trainclient.client import DataClient
 from trainclient.program.clock import Stopwatch
 from trainclient.program.interpreter import StepRecord
-from trainclient.topology.places import Place
+from trainclient.topology.process_grid import GridProcess
 
 
 class StepReporter:
     """Sends each step's times of a module from a thread. While a report is under way the next ones are skipped."""
 
-    def __init__(self, client: DataClient, place: Place, module: str) -> None:
+    def __init__(self, client: DataClient, process: GridProcess, module: str) -> None:
         """Report a module of a place, through the client of its views."""
         self._client = client
         self._module = module
-        self._stage = place.stage
-        self._chunks = [i for i, chunk in enumerate(place.chunks) if chunk.module.name == module]
+        self._stage = process.stage
+        self._chunks = [i for i, chunk in enumerate(process.chunks) if chunk.module.name == module]
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="step-times")
         self._under_way: Future[bool] | None = None
 

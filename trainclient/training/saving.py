@@ -13,8 +13,8 @@ from trainclient.checkpoint.resume_from import ResumeFrom
 from trainclient.checkpoint.saver import Saver
 from trainclient.checkpoint.state import SaveError, TrainerState, read_state
 from trainclient.client import DataClient
-from trainclient.exchange.transport import contact
-from trainclient.topology.groups import Groups
+from trainclient.exchange.rank_errors import translate_rank_errors
+from trainclient.topology.process_groups import Groups
 from trainclient.training.config import CheckpointConfig
 from trainclient.training.streams import Streams
 
@@ -52,8 +52,8 @@ class Saving:
         self._saver: Saver | None = None
         if config.directory is not None:
             self._checkpoints = Checkpoints(config.directory, config.keep, groups.saving, lease)
-            replicas, peer = groups.data_parallel, groups.place.tp
-            self._saver = Saver(self._checkpoints, replicas, groups.device, beside=config.asynchronous, peer=peer)
+            replicas, tp_rank = groups.data_parallel, groups.process.tp
+            self._saver = Saver(self._checkpoints, replicas, groups.device, beside=config.asynchronous, tp_rank=tp_rank)
 
     def resume(
         self,
@@ -77,7 +77,7 @@ class Saving:
         """
         if self._checkpoints is None:
             return None
-        with contact("other ranks"):
+        with translate_rank_errors("other ranks"):
             path = self._checkpoints.resume_point(wanted, settings)
         if path is None:
             return None
@@ -88,14 +88,14 @@ class Saving:
     def save(self, tensors: Mapping[str, Tensor], state: TrainerState) -> None:
         """Write or begin a checkpoint; SaveError if this one or the one before cannot be written."""
         if self._saver is not None:
-            with contact("other ranks"):
+            with translate_rank_errors("other ranks"):
                 self._saver.save(tensors, state)
 
     def amend(self, state: TrainerState) -> None:
         """Replace what the checkpoint of that step holds besides tensors; SaveError if it cannot be written."""
         if self._checkpoints is not None:
             self.wait()
-            with contact("other ranks"):
+            with translate_rank_errors("other ranks"):
                 self._checkpoints.amend(state)
 
     @property
@@ -106,7 +106,7 @@ class Saving:
     def wait(self) -> None:
         """Wait until no checkpoint is under way; SaveError on all processes if the one that was cannot be written."""
         if self._saver is not None:
-            with contact("other ranks"):
+            with translate_rank_errors("other ranks"):
                 self._saver.wait()
 
     @contextmanager

@@ -7,11 +7,11 @@ from typing import Any, Self
 
 from dataserver.planning.job.identity import Job
 from trainclient.client import DataClient
-from trainclient.exchange.agreement import AgreedBatches
-from trainclient.exchange.fetching import Batches, PeerBatches, SharedBatches
+from trainclient.exchange.plan_check import PlanCheckedBatches
+from trainclient.exchange.shared_fetch import Batches, BroadcastBatches, SharedBatches
 from trainclient.stream.endpoint import Timeouts
-from trainclient.topology.groups import Groups
-from trainclient.topology.places import Place
+from trainclient.topology.process_grid import GridProcess
+from trainclient.topology.process_groups import Groups
 
 
 class Streams:
@@ -28,7 +28,7 @@ class Streams:
         cls,
         servers: str | Sequence[str],
         job: Job,
-        place: Place,
+        process: GridProcess,
         tensors: Mapping[str, Sequence[str]],
         *,
         timeouts: Timeouts | None = None,
@@ -54,14 +54,14 @@ class Streams:
                         servers,
                         job,
                         m.name,
-                        place.rank,
+                        process.rank,
                         tensors=tensors[m.name],
                         timeouts=timeouts,
                         pin_memory=pin_memory,
                         share_fetch=True,
                     )
                 )
-                for m in place.modules
+                for m in process.modules
             }
             opened.pop_all()
         return cls(clients)
@@ -86,12 +86,12 @@ class Streams:
 
         Ranks that exchange by collectives agree on the plan of each step first.
         """
-        shared, pin = groups.channels.shared, groups.device.type == "cuda"
+        shared, pin = groups.communicators.shared, groups.device.type == "cuda"
         found: list[Batches] = [*self.clients.values()]
         if groups.reading is not None:
-            found = [PeerBatches(client, groups.reading, pin=pin) for client in self.clients.values()]
+            found = [BroadcastBatches(client, groups.reading, pin=pin) for client in self.clients.values()]
         if groups.agreeing is not None:
-            found[0] = AgreedBatches(found[0], groups.agreeing)
+            found[0] = PlanCheckedBatches(found[0], groups.agreeing)
         if shared is not None and groups.fetching:
             found = [SharedBatches(batches, shared, groups.fetching, pin=pin) for batches in found]
         return found

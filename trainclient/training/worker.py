@@ -8,14 +8,14 @@ import traceback
 from typing import NoReturn
 
 from trainclient.checkpoint.state import SaveError
-from trainclient.exchange.transport import PeerLostError, lacks_memory, plain_text
+from trainclient.exchange.rank_errors import RankLostError, is_out_of_memory, plain_text
 from trainclient.report import FAILURE, USER_ERROR, report
 from trainclient.training.config import TrainConfig
 from trainclient.training.control import RunEndedError
-from trainclient.training.frames import is_users
 from trainclient.training.loop import TrainingError
 from trainclient.training.rank import Process, run_rank
 from trainclient.training.signals import StopSignals
+from trainclient.training.stack import is_users
 
 _log = logging.getLogger(__name__)
 
@@ -46,13 +46,13 @@ def _explain(error: Exception, rank: str, stop: StopSignals) -> int:
         return report("trainclient", error, FAILURE) if rank == "0" else FAILURE
     if isinstance(error, RunEndedError):  # one of those that know says it; torchrun has asked all to stop by then
         return report("trainclient", error, FAILURE) if error.reports else FAILURE
-    if isinstance(error, PeerLostError) and stop.requested:
+    if isinstance(error, RankLostError) and stop.requested:
         return FAILURE
-    if lacks_memory(error):
+    if is_out_of_memory(error):
         return report(name, RuntimeError(_without_memory(error)), FAILURE)
     code = USER_ERROR if isinstance(error, ValueError) else FAILURE
-    if place := _place(error):
-        return report(name, RuntimeError(f"{type(error).__name__} in {place}: {plain_text(error)}"), code)
+    if location := _user_code_location(error):
+        return report(name, RuntimeError(f"{type(error).__name__} in {location}: {plain_text(error)}"), code)
     if isinstance(error, ValueError):
         return report(name, error, code)
     if isinstance(error, RuntimeError | OSError):
@@ -61,7 +61,7 @@ def _explain(error: Exception, rank: str, stop: StopSignals) -> int:
     return FAILURE
 
 
-def _place(error: Exception) -> str:
+def _user_code_location(error: Exception) -> str:
     """Where in code of the user's own, such as a module, an error arose; empty if nowhere there."""
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else ""

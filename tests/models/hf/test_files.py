@@ -11,7 +11,7 @@ from models.hf.tiny import BACKBONES, make_backbone, make_tower, save
 from safetensors.torch import load_file, save_file
 
 from trainclient.models.hf import PretrainedError, load_pretrained
-from trainclient.models.hf.damage import not_safetensors
+from trainclient.models.hf.damaged_files import not_safetensors
 from trainclient.models.hf.files import MAX_CONFIG_BYTES
 
 

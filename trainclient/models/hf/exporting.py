@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dataserver.outputs import OutputError, whole_folder, writing
-from trainclient.models.hf.damage import is_pointer
+from trainclient.models.hf.damaged_files import is_pointer
 from trainclient.models.hf.files import INDEX, MAX_CONFIG_BYTES, WEIGHTS, PretrainedError, read_json
 from trainclient.models.hf.folder import CONFIG, PREPROCESSOR, described, family_of
 from trainclient.models.hf.mapping import Family, Sizes
@@ -192,13 +192,13 @@ def _write_tensors(folder: Path, tensors: dict[str, Tensor], shard_bytes: int) -
     if len(shards) == 1:
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
         return
-    placed: dict[str, str] = {}
+    weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         save_file(shard, folder / file, metadata={"format": "pt"})
-        placed |= dict.fromkeys(shard, file)
+        weight_map |= dict.fromkeys(shard, file)
     size = sum(tensor.nbytes for tensor in tensors.values())
-    (folder / INDEX).write_text(as_text({"metadata": {"total_size": size}, "weight_map": placed}))
+    (folder / INDEX).write_text(as_text({"metadata": {"total_size": size}, "weight_map": weight_map}))
 
 
 def _is_whole(path: Path) -> bool:

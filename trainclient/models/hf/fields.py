@@ -1,4 +1,4 @@
-"""Fields of a `config.json`, each of which is understood or refused by name."""
+"""Fields of a `config.json`, understood or refused by name."""
 
 from collections.abc import Mapping
 from typing import Any, Final

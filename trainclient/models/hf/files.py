@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from trainclient.models.hf.damage import not_safetensors, not_the_file, once
+from trainclient.models.hf.damaged_files import not_safetensors, not_the_file, once
 
 MAX_CONFIG_BYTES: Final = 1 << 20
 MAX_INDEX_BYTES: Final = 64 << 20
@@ -64,7 +64,7 @@ class TensorFiles:
         """
         self._folder = folder
         self._stack = ExitStack()
-        self._places: dict[str, tuple[str, Any]] = {}
+        self._files_by_name: dict[str, tuple[str, Any]] = {}
         with ExitStack() as stack:
             for file, names in _listed(folder).items():
                 self._open(stack, file, names)
@@ -84,21 +84,21 @@ class TensorFiles:
         for name in sorted(there if names is None else names):
             if name not in there:
                 raise PretrainedError(f"{self._folder / INDEX} places {name} in {file}, which does not hold it")
-            self._places[name] = (file, opened)
+            self._files_by_name[name] = (file, opened)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._files_by_name)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._places
+        return name in self._files_by_name
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, from the header of its file."""
-        return tuple(self._places[name][1].get_slice(name).get_shape())
+        return tuple(self._files_by_name[name][1].get_slice(name).get_shape())
 
     def require_floating(self, name: str) -> None:
         """Raise PretrainedError, from the header of its file, unless a tensor is of a floating type."""
-        file, opened = self._places[name]
+        file, opened = self._files_by_name[name]
         dtype = opened.get_slice(name).get_dtype()
         if dtype not in _DTYPES:
             raise PretrainedError(
@@ -113,7 +113,7 @@ class TensorFiles:
             PretrainedError: it is not of a floating type, or not finite.
         """
         self.require_floating(name)
-        file, opened = self._places[name]
+        file, opened = self._files_by_name[name]
         tensor: Tensor = opened.get_tensor(name)
         _require_finite(tensor, f"{self._folder / file} holds {name}")
         return tensor
@@ -168,10 +168,10 @@ def _listed(folder: Path) -> Mapping[str, frozenset[str] | None]:
             f"{folder} holds neither {WEIGHTS} nor {INDEX}; a checkpoint with safetensors is required"
         )
     files: dict[str, set[str]] = {}
-    placed = read_json(folder / INDEX, MAX_INDEX_BYTES).get("weight_map")
-    if not isinstance(placed, dict) or not placed:
+    weight_map = read_json(folder / INDEX, MAX_INDEX_BYTES).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
         raise PretrainedError(f"{folder / INDEX} has no weight_map; an object from tensors to files is required")
-    for name, file in placed.items():
+    for name, file in weight_map.items():
         if not isinstance(file, str) or not _FILE.fullmatch(file):
             raise PretrainedError(
                 f"{folder / INDEX} places {name!r:.100} in {file!r:.100}; the name of a safetensors file in the same "

@@ -119,17 +119,17 @@ def _parameters(
         raise PretrainedError(
             f"{folder} holds no tensor {family.prefixes[-1]}{first}; the weights of a {family.name} do"
         )
-    places = {}
+    stored_names: dict[str, str] = {}
     for entry in entries:
         name, shape = entry.theirs, entry.shape
-        place = prefix + (tied.get(name, name) if prefix + name not in files else name)
-        there = files.shape(place) if place in files else None
+        stored_name = prefix + (tied.get(name, name) if prefix + name not in files else name)
+        there = files.shape(stored_name) if stored_name in files else None
         if there != shape:
             found = "does not hold" if there is None else f"holds shape {list(there)} for"
-            raise PretrainedError(f"{folder} {found} {place}; shape {list(shape)} is required by its config.json")
-        files.require_floating(place)
-        places[name] = place
-    known = set(places.values())
+            raise PretrainedError(f"{folder} {found} {stored_name}; shape {list(shape)} is required by its config.json")
+        files.require_floating(stored_name)
+        stored_names[name] = stored_name
+    known = set(stored_names.values())
     unknown = [n for n in files if n.startswith(prefix) and n not in known]
     unknown = [n for n in unknown if not re.fullmatch(family.ignored, n.removeprefix(prefix)) and n not in tied]
     if unknown:
@@ -140,7 +140,7 @@ def _parameters(
     for entry in entries:
         wanted = [name for name in entry.ours if names is None or name in names]
         if wanted:
-            parameters = entry.divided(files.read(places[entry.theirs]))
+            parameters = entry.divided(files.read(stored_names[entry.theirs]))
             yield from ((name, parameters[name]) for name in wanted)
 
 

@@ -40,7 +40,7 @@ class JsonLines:
         """
         self._path = path
         self._run = run
-        keep = kept_bytes(path, run, step)
+        keep = bytes_before(path, run, step)
         with _explained(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             if copied and path.exists():
@@ -67,7 +67,7 @@ class JsonLines:
             self._file.close()
 
 
-def kept_bytes(path: Path, run: str, step: int) -> int:
+def bytes_before(path: Path, run: str, step: int) -> int:
     """How many bytes of a metrics file hold steps before one; nothing is changed.
 
     Raises:

@@ -1,0 +1,91 @@
+"""Point-to-point messages: what is waited for, what a rank sends itself, and the error for a lost rank."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from trainclient.exchange.all_to_all import _GroupCollectiveWork
+from trainclient.exchange.communicators import GroupP2P, Message, _GroupSend, _GroupWork
+from trainclient.exchange.rank_errors import RankLostError, translate_rank_errors
+
+CPU = torch.device("cpu")
+
+
+class Work(dist.Work):
+    """A transfer of the test's own that is over, or fails, when it is waited for."""
+
+    def __init__(self, error: Exception | None = None, *, completed: bool = False) -> None:
+        super().__init__()
+        self._error, self._completed = error, completed
+
+    def wait(self, timeout: object = None) -> bool:
+        del timeout
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        return self._completed
+
+
+def message(rank: int, microbatch_id: list[int], rows: list[list[float]]) -> Message:
+    return Message(rank, torch.tensor(microbatch_id, dtype=torch.uint8), torch.tensor(rows).view(-1, 2))
+
+
+def test_what_fails_names_its_peers() -> None:
+    fails, messages = Work(RuntimeError("connection closed by peer")), [message(7, [], []), message(9, [], [])]
+    with pytest.raises(RankLostError, match=r"^lost contact to rank 9 \("):
+        _GroupWork(messages, [Work(), fails]).wait()
+    with pytest.raises(RankLostError, match=r"^lost contact to rank 7 or 9 \("):
+        _GroupWork(messages, [fails]).wait()
+
+
+def test_what_comes_from_all_is_waited_for() -> None:
+    received, sent = torch.arange(3, dtype=torch.uint8), torch.zeros(0, dtype=torch.uint8)
+    with pytest.raises(RankLostError, match=r"^lost contact to other ranks \(closed by peer\)"):
+        _GroupCollectiveWork(received, Work(RuntimeError("closed by peer")), sent, [1, 2]).wait()
+    for over in (Work(), None):
+        assert [m.tolist() for m in _GroupCollectiveWork(received, over, sent, [1, 2]).wait()] == [[0], [1, 2]]
+
+
+def test_what_has_left_is_what_the_backend_says_of_rows() -> None:
+    messages = [message(7, [], [])]
+    headers, none = _GroupWork(messages, [Work()]), _GroupWork(messages, [])
+
+    def left(rows: _GroupWork) -> bool:
+        return _GroupSend(headers, rows, messages).is_completed()
+
+    assert left(_GroupWork(messages, [Work(completed=True)]))
+    assert not left(_GroupWork(messages, [Work(completed=True), Work()]))
+    assert not left(none), "headers alone do not tell"
+    assert _GroupSend(none, none, messages).is_completed(), "it stays within the process"
+
+
+def test_what_a_process_sends_itself_arrives_in_order_without_a_transfer() -> None:
+    found = GroupP2P(0, CPU, None, dist.ProcessGroupGloo(dist.HashStore(), 0, 1), 0)
+    awaited = [message(0, [0], [[0.0, 0.0]]) for _ in range(2)]
+    arrivals = [found.post([m], 0) for m in awaited]
+    for value in (3, 4):
+        found.send([message(0, [value], [[value, value / 2]])], 0).wait()
+    for work in arrivals:
+        work.wait_headers()
+        work.wait_rows()
+    assert [(m.header.tolist(), m.rows.tolist()) for m in awaited] == [([3], [[3.0, 1.5]]), ([4], [[4.0, 2.0]])]
+
+
+def test_a_lost_peer_is_named_with_the_first_sentence_of_the_backend() -> None:
+    see = "; see what the process that ended first has reported"
+    for text, reason in (
+        ("[a/pair.cc:1] Closed by peer [x]. This may be", "Closed by peer [x]"),
+        ("Timed out\nsecond line", "Timed out"),
+        ("waits [b] still", "waits [b] still"),
+        ("", "RuntimeError"),
+    ):
+        with pytest.raises(RankLostError) as caught, translate_rank_errors("rank 3"):
+            raise RuntimeError(text)
+        assert str(caught.value) == f"lost contact to rank 3 ({reason}){see}"
+        assert isinstance(caught.value.__cause__, RuntimeError)
+    with translate_rank_errors("rank 3"):
+        pass
+    with pytest.raises(ValueError, match="other"), translate_rank_errors("rank 3"):
+        raise ValueError("other")

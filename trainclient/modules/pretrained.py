@@ -1,0 +1,90 @@
+"""Modules that start from checkpoints: the sizes of a checkpoint, fitted to a job."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final
+
+from dataserver.planning.job.spec import JobSpec
+from trainclient.models.backbone import BackboneConfig
+from trainclient.models.encoder import EncoderConfig
+from trainclient.models.generator import GeneratorConfig
+from trainclient.models.towers import ImageTowerConfig, TextTowerConfig
+
+Sizes = EncoderConfig | BackboneConfig | GeneratorConfig
+
+WHAT: Final = {EncoderConfig: "an encoder", BackboneConfig: "a backbone"}
+"""What a checkpoint is, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pretrained:
+    """How a kind of module starts from a checkpoint."""
+
+    source: type[EncoderConfig] | type[BackboneConfig]
+    """The model of the checkpoint."""
+    sizes: Callable[[Any, JobSpec, int], Sizes]
+    """Sizes of the module, given those of the checkpoint, the job and a width as in `Family.sizes`; ValueError says
+    what the weights have or lack, as the end of a sentence about them."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Its parameters that have other names in the checkpoint."""
+
+
+def pretrained_encoder(found: EncoderConfig, job: JobSpec, width: int) -> Sizes:
+    """An encoder; a tower without a merger gets one that begins untrained."""
+    if found.position_grid:
+        found = replace(found, merge=job.stream.sizing.merge, output_dim=width)
+    return _fitting(found, job, width)
+
+
+def pretrained_image_tower(found: EncoderConfig, job: JobSpec, width: int) -> Sizes:
+    """An image tower, whose projection begins untrained."""
+    if found.class_token:
+        raise ValueError("have a class token, as CLIP has, and image towers none; give it those of SigLIP or Qwen2-VL")
+    merge = job.stream.sizing.merge
+    return _fitting(ImageTowerConfig(**{**sizes_of(found), "merge": merge, "output_dim": width}), job, width)
+
+
+def pretrained_backbone(found: BackboneConfig, job: JobSpec, width: int) -> BackboneConfig:
+    """A backbone without query tokens."""
+    del width
+    _require_reach(found, job)
+    return found
+
+
+def pretrained_text_tower(found: BackboneConfig, job: JobSpec, width: int) -> Sizes:
+    """A text tower, whose projection begins untrained."""
+    _require_reach(found, job)
+    return TextTowerConfig(**sizes_of(found), output_dim=width)
+
+
+def sizes_of(sizes: EncoderConfig | BackboneConfig) -> dict[str, Any]:
+    """By their names."""
+    return {field.name: getattr(sizes, field.name) for field in fields(sizes)}
+
+
+def _require_reach(found: BackboneConfig, job: JobSpec) -> None:
+    """Raise ValueError unless weights know all tokens and all positions that the job has."""
+    tokenizer = job.stream.tokenizer
+    if found.vocab_size < tokenizer.vocab_size:
+        raise ValueError(
+            f"know {found.vocab_size} tokens, and the job's tokenizer {tokenizer.name} has {tokenizer.vocab_size}; "
+            "give the job the tokenizer of the weights"
+        )
+    if found.longest < job.stream.seq_len:
+        raise ValueError(
+            f"know {found.longest} positions (max_position_embeddings), and the job's seq_len is {job.stream.seq_len}; "
+            "lower seq_len, take weights for longer sequences, or set `positions` of the module: it then learns them"
+        )
+
+
+def _fitting(found: EncoderConfig, job: JobSpec, width: int) -> Sizes:
+    sizing = job.stream.sizing
+    wanted = {"patch": sizing.patch, "merge": sizing.merge, "output_dim": width}
+    has = {key: getattr(found, key) for key in wanted}
+    different = [f"{key} {has[key]}, not {value}" for key, value in wanted.items() if has[key] != value]
+    if different:
+        raise ValueError(
+            f"have {', '.join(different)}; patch and merge are those of the job's sizing, output_dim is the width of "
+            "the backbone"
+        )
+    return found

@@ -1,0 +1,241 @@
+"""Times modules on the device at hand. The only part of this folder that loads torch."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dataserver.planning.costs.profile import MeasuredCost, MeasuredModule, Profile
+from dataserver.planning.fitting import FitError, Measurements, fit
+from dataserver.planning.job.fields import ModelSize
+from trainclient.models.backbone import BackboneBatch, BackboneConfig, BackboneStage
+from trainclient.models.encoder import EncoderConfig, ImageEncoder
+from trainclient.models.generator import GeneratorConfig, ImageGenerator
+from trainclient.models.layers import SplitLayer
+from trainclient.models.parameters import initialise
+from trainclient.models.towers import ImageTower, ImageTowerConfig, TextTower, TextTowerConfig
+from trainclient.orchestrate.cluster import BOARDS
+from trainclient.orchestrate.contrastive import FEATURES
+from trainclient.orchestrate.networks import Network
+
+LAYERS: Final = (1, 3)
+"""Layers of the modules that are measured: the difference gives the time of a layer, the rest that of the ends."""
+PATCH: Final = 16
+MERGE: Final = 2
+QUERIES: Final = 64
+ROTARY_BASE: Final = 500_000.0
+TOWER_VOCABULARY: Final = 49_408
+"""Rows of a text tower's embedding, which sizes do not tell: CLIP's (arXiv 2103.00020, section 2.4)."""
+_KINDS: Final = {"A100": "a800", "A800": "a800", "H100": "h100", "H800": "h100", "H200": "h200"}
+"""Kinds of clusters by a part of the name that CUDA tells."""
+
+Step = Callable[[], tuple[int, int]]
+"""One forward and backward, and the nanoseconds that each took."""
+Run = Callable[[], Tensor]
+"""A forward that ends in a scalar."""
+Subject = tuple[nn.Module, Callable[[int], Run]]
+"""A module, and a forward of it for an item of so many rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How to profile."""
+
+    device: torch.device
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    """Rows of an item."""
+    degrees: tuple[int, ...]
+    repeats: int
+
+
+def gpu_kind(device: torch.device) -> tuple[str, str]:
+    """The kind of a device, as clusters name it, and what it is called."""
+    if device.type != "cuda":
+        return device.type, device.type
+    name = torch.cuda.get_device_name(device)
+    return next((kind for part, kind in _KINDS.items() if part in name), name), name
+
+
+def profile_modules(networks: Sequence[Network], plan: Plan, progress: Callable[[str], None]) -> Profile:
+    """Time every module at every size, at each of the degrees that divides it.
+
+    Raises:
+        ValueError: a degree divides none of the modules.
+        FitError: the sizes do not tell the terms of a cost apart.
+    """
+    for tp in plan.degrees:
+        if not any(n.divides(tp) for n in networks):
+            raise ValueError(f"--tp {tp} divides no module ({'; '.join(n.divided for n in networks)}); leave it out")
+    modules = []
+    for network in networks:
+        found = []
+        for tp in plan.degrees:
+            if network.divides(tp):
+                progress(f"{network.name}, tp {tp}")
+                found.append(_profiled(network, tp, plan))
+            else:
+                progress(f"{network.name} is not measured at tp {tp}: {network.divided}")
+        modules.append(MeasuredModule(name=network.name, size=network.size, degrees=tuple(found)))
+    kind, name = gpu_kind(plan.device)
+    within = f"{BOARDS[kind].within_gb_s:g}" if kind in BOARDS else None
+    dtype = str(plan.dtype).removeprefix("torch.")
+    return Profile(gpu=kind, device=name, dtype=dtype, within_gb_s=within, modules=tuple(modules))
+
+
+def share(network: nn.Module, tp: int) -> nn.Module:
+    """Shrink each layer to the part of one tensor-parallel rank (`sharding.tensor_parallel`), without values."""
+    for layer in [m for m in network.modules() if isinstance(m, SplitLayer)]:
+        for names, inputs, outputs in ((layer.columns, 1, tp), (layer.rows, tp, 1)):
+            for name in names:
+                whole = cast(nn.Linear, layer.get_submodule(name))
+                part = whole.in_features // inputs, whole.out_features // outputs
+                setattr(layer, name, nn.Linear(*part, bias=whole.bias is not None))
+    return network
+
+
+def _profiled(network: Network, tp: int, plan: Plan) -> MeasuredCost:
+    few, more = (_steps(network, tp, layers, plan) for layers in LAYERS)
+    times = np.array([_whole_ns(network.size.layers, few(size), more(size), plan) for size in plan.sizes], np.int64)
+    sizes = np.array(plan.sizes, np.int64)
+    try:
+        found = fit(Measurements(np.ones_like(sizes), sizes, sizes * sizes, times[:, 0], times[:, 1]))
+    except FitError as error:
+        raise FitError(
+            f"{network.name}, tp {tp}: {error}. Here steps are --repeats, and items --sizes: raise the first, or give "
+            "larger or other sizes"
+        ) from None
+    return MeasuredCost(tp=tp, cost=found.cost, error_percent=found.residual_p50_ppm / 10_000)
+
+
+def _whole_ns(layers: int, few: Step, more: Step, plan: Plan) -> tuple[int, int]:
+    """Forward and backward of an item in a module of so many layers, from steps of modules of `LAYERS`."""
+    ends, long = (_median_ns(step, plan.repeats) for step in (few, more))
+    each = [max(0, m - f) / (LAYERS[1] - LAYERS[0]) for f, m in zip(ends, long, strict=True)]
+    whole = [f + (layers - LAYERS[0]) * e for f, e in zip(ends, each, strict=True)]
+    return round(whole[0]), round(whole[1])
+
+
+def _steps(network: Network, tp: int, layers: int, plan: Plan) -> Callable[[int], Step]:
+    """Steps of a module of so many layers, for items of any size."""
+    few = replace(network.size, layers=layers, vocab_size=-(-network.size.vocab_size // tp))
+    with torch.device("meta"):
+        module, run = _SUBJECTS[network.modality or network.kind](network, few, plan)
+        share(module, tp)
+    module.to(plan.dtype).to_empty(device=plan.device)
+    initialise(module, 0, "profile")
+    return lambda size: _timed(plan, module, run(size))
+
+
+def _median_ns(step: Step, repeats: int) -> tuple[int, int]:
+    step()
+    times = [step() for _ in range(repeats)]
+    forward_ns, backward_ns = (statistics.median(t[i] for t in times) for i in (0, 1))
+    return round(forward_ns), round(backward_ns)
+
+
+def _timed(plan: Plan, network: nn.Module, run: Run) -> Step:
+    def now() -> int:
+        if plan.device.type == "cuda":
+            torch.cuda.synchronize(plan.device)
+        return time.perf_counter_ns()
+
+    def step() -> tuple[int, int]:
+        network.zero_grad(set_to_none=True)
+        began = now()
+        loss = run()
+        between = now()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return between - began, now() - between
+
+    return step
+
+
+def _image(size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Pixels, grid and offsets of a picture of so many patches, as wide as it must be."""
+    patches = torch.zeros(size, PATCH**2 * 3, dtype=torch.uint8)
+    return patches, torch.tensor([[MERGE, size // MERGE]]), torch.tensor([0, size])
+
+
+def _text(size: int, vocab_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Token ids, positions and offsets of a text."""
+    return torch.arange(size) % vocab_size, torch.arange(size), torch.tensor([0, size])
+
+
+def _encoder(network: Network, few: ModelSize, plan: Plan) -> Subject:
+    del network, plan
+    module = ImageEncoder(EncoderConfig(few.layers, few.width, few.heads, few.mlp_width, PATCH, MERGE, few.width))
+
+    def run(size: int) -> Run:
+        image = _image(size)
+        return lambda: module(*image).float().sum()
+
+    return module, run
+
+
+def _backbone(network: Network, few: ModelSize, plan: Plan) -> Subject:
+    del network, plan
+    sizes = few.layers, few.width, few.mlp_width, few.heads, few.groups
+    module = BackboneStage(BackboneConfig(*sizes, ROTARY_BASE, few.vocab_size, 0))
+
+    def run(size: int) -> Run:
+        (tokens, positions, offsets), empty = _text(size, few.vocab_size), torch.zeros(0, dtype=torch.int64)
+        batch = BackboneBatch(offsets, positions, tokens, empty, empty, tokens)
+        return lambda: module(batch).loss_sum
+
+    return module, run
+
+
+def _generator(network: Network, few: ModelSize, plan: Plan) -> Subject:
+    width = network.condition_width or few.width
+    module = ImageGenerator(GeneratorConfig(few.layers, few.width, few.heads, few.mlp_width, PATCH, MERGE, width))
+
+    def run(size: int) -> Run:
+        patches, grid, offsets = _image(size)
+        conditions = torch.zeros(QUERIES, width, device=plan.device, dtype=plan.dtype)
+        noise, moment = torch.zeros(size, PATCH**2 * 3, device=plan.device), torch.full((1,), 0.5, device=plan.device)
+        queries, generated = torch.tensor([0, QUERIES]), torch.tensor([True])
+        return lambda: module(patches, grid, offsets, conditions, queries, noise, moment, generated)
+
+    return module, run
+
+
+def _image_tower(network: Network, few: ModelSize, plan: Plan) -> Subject:
+    del network, plan
+    module = ImageTower(ImageTowerConfig(few.layers, few.width, few.heads, few.mlp_width, PATCH, MERGE, FEATURES))
+
+    def run(size: int) -> Run:
+        image = _image(size)
+        return lambda: module(*image, None).features.float().sum()
+
+    return module, run
+
+
+def _text_tower(network: Network, few: ModelSize, plan: Plan) -> Subject:
+    del network, plan
+    sizes = few.layers, few.width, few.mlp_width, few.heads, few.groups
+    module = TextTower(TextTowerConfig(*sizes, ROTARY_BASE, TOWER_VOCABULARY, 0, output_dim=FEATURES))
+
+    def run(size: int) -> Run:
+        text = _text(size, TOWER_VOCABULARY)
+        return lambda: module(*text, None).features.float().sum()
+
+    return module, run
+
+
+_SUBJECTS: Final[Mapping[str, Callable[[Network, ModelSize, Plan], Subject]]] = MappingProxyType(
+    {
+        "encoder": _encoder,
+        "backbone": _backbone,
+        "generator": _generator,
+        "image": _image_tower,
+        "text": _text_tower,
+    }
+)
+"""By kind, of towers by what they read."""
