@@ -1,6 +1,7 @@
 """Commands and Python of the pages run, with paths and addresses of here; scripts of adapters have other tests."""
 
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -8,13 +9,17 @@ import torch
 import torch.distributed as dist
 from serving.harness import running
 from shards import write_pairs
-from test_docs import BLOCK, ROOT, commands
+from test_docs import BLOCK, PAGES, ROOT, commands
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import dataserver.cli
 import trainclient.cli
+from dataserver.cli.parsing import parse
+from dataserver.planning.job.fields.text import parse_yaml
+from trainclient.training.config import TrainConfig, validate_config
 
 RUN = {
+    "README.md": ["dataserver index"],
     "docs/start.md": ["dataserver index", "dataserver plan"],
     "docs/datasets.md": ["dataserver index", "dataserver lint", "dataserver sizes"],
     "docs/planning.md": ["dataserver index", "dataserver plan", "dataserver simulate"],
@@ -62,6 +67,30 @@ def test_commands_run(page: str, data: Path, tmp_path: Path, monkeypatch: pytest
         assert main([name, *(here(argument, data) for argument in arguments)]) in (0, 1 if name == "lint" else 0)
         done.append(command)
     assert set(done) == set(RUN[page])
+
+
+def test_servers_and_trainers_take_their_arguments() -> None:
+    given = [(c.split(), a) for page in PAGES for c, a in commands(page) if "..." not in a and len(a) > 2]
+    started = [
+        parse(import_module("dataserver.cli.serve").serve, "dataserver serve", arguments)
+        for (program, name), arguments in given
+        if (program, name) == ("dataserver", "serve") and "NAME=FILE" not in arguments
+    ]
+    runs = [
+        trainclient.cli._parse(arguments, TrainConfig, TrainConfig, "train", "")
+        for (program, name), arguments in given
+        if (program, name) == ("trainclient", "train")
+    ]
+    assert len(started) > 4
+    assert len(runs) > 2
+
+
+def test_configurations_of_the_trainer_are_valid() -> None:
+    page = ROOT / "docs/training.md"
+    found = [parse_yaml(text.encode()) for _, language, text in BLOCK.findall(page.read_text()) if language == "yaml"]
+    for data in found:
+        if data.keys() <= TrainConfig.model_fields.keys() and not isinstance(data.get("modules"), list):
+            validate_config({"job": "job.yaml", "servers": "cpu1:50051", **data})
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/adapters.md"])
