@@ -61,3 +61,16 @@ def test_python_compiles(page: Path) -> None:
     for _, language, text in BLOCK.findall(page.read_text()):
         if language == "python":
             compile(text, page.name, "exec")
+
+
+def test_what_proves_a_claim_is_there() -> None:
+    named = set(re.findall(r"`((?:tests/|scripts/|test_)[\w/.]+)", (ROOT / "docs/evidence.md").read_text()))
+    tests = [(path.name, path.read_text()) for path in (ROOT / "tests").rglob("test_*.py")]
+    assert len(named) > 30
+    lost = [
+        name
+        for name in named - {"scripts/bench_"}
+        if not (ROOT / name).exists()
+        if not any(name == file or re.search(rf"^def {name}\(", text, re.MULTILINE) for file, text in tests)
+    ]
+    assert lost == []
