@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))
+BESIDE_CODE = ("protos/golden", "scripts/benchmarks", "trainclient/clients/node")
+PAGES = (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / folder / "README.md" for folder in BESIDE_CODE))
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)")
 BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"(?:^|-m )(dataserver|trainclient) ([a-z]+)\b(.*)")
