@@ -1,6 +1,6 @@
 """Prints what a new machine waits for: the first plan of each layout, and the first word of each command.
 
-Every process begins with an empty cache of compiled loops. A plan's row is the CPU time of a whole process and its
+Every process begins with an empty cache of compiled kernels. A plan's row is the CPU time of a whole process and its
 children, imports included. Times are scaled to the reference machine (`benchmarks.calibration`), by the loops before
 and behind each process; the least of a few runs counts, since other programs only add to it. The exit code is 1 if a
 row misses its target. Takes about five minutes.
@@ -32,10 +32,10 @@ TOWERS = [{"name": name, "kind": "tower", "modality": name, "dp": 2, "pp": 2} fo
 GROUPS = {"kind": "grouped", "max_degree": 2, "exchange": [{"degree": 2, "unit_ps": 1}]}
 Fields = dict[str, Any]
 JOBS: Final[dict[str, tuple[float, list[Fields], Fields, Fields]]] = {
-    "pipelined": (12, PIPELINED, {"kind": "pipelined"}, {}),
-    "grouped": (12, ALONE, GROUPS, {"packing": {"enabled": False}}),
-    "colocated": (12, THREE, {"kind": "colocated", "ranks_per_node": 1}, {}),
-    "contrastive": (12, TOWERS, {"kind": "contrastive"}, {"contrastive_batch": 8, "packing": {"enabled": False}}),
+    "pipelined": (15, PIPELINED, {"kind": "pipelined"}, {}),
+    "grouped": (15, ALONE, GROUPS, {"packing": {"enabled": False}}),
+    "colocated": (15, THREE, {"kind": "colocated", "ranks_per_node": 1}, {}),
+    "contrastive": (15, TOWERS, {"kind": "contrastive"}, {"contrastive_batch": 8, "packing": {"enabled": False}}),
 }
 """By layout: target in CPU seconds, modules, layout, and fields of the stream."""
 

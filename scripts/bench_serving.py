@@ -77,8 +77,8 @@ CONTENDERS = (
 )
 SERVER_MB, CLIENT_MB = 500, 300
 """Most memory with default budgets."""
-WARM_S = 1.0
-"""From the start of a server to the first batch in a client that runs, where all loops are compiled."""
+WARM_S = 2.0
+"""From the start of a server to the first batch in a client that runs, where all kernels are compiled."""
 SCALING = 0.95
 """Least gain from one core to all, over that of serial loops."""
 LIBRARIES, SERVER = "import numpy, grpc", "import dataserver.serving.server"
@@ -129,9 +129,9 @@ class Started:
     """Of the server and what it started, until then."""
 
 
-def start(shards: Path, loops: Path | None) -> Started:
-    """Start a server for a client that runs, with compiled loops in a folder of its own if one is given."""
-    environment = ENVIRONMENT if loops is None else {**ENVIRONMENT, "NUMBA_CACHE_DIR": str(loops)}
+def start(shards: Path, kernels: Path | None) -> Started:
+    """Start a server for a client that runs, with compiled kernels in a folder of its own if one is given."""
+    environment = ENVIRONMENT if kernels is None else {**ENVIRONMENT, "NUMBA_CACHE_DIR": str(kernels)}
     line = [sys.executable, "-m", "loaders.service_start", str(shards)]
     done = subprocess.run(line, check=True, env=environment, stdout=subprocess.PIPE, text=True)
     return Started(*map(float, done.stdout.split()))
@@ -319,7 +319,7 @@ def main() -> int:
         )
         for contender in {c.environment: c for c in contenders}.values():
             prepare(contender, shards)
-        cold, warm = start(shards, Path(folder) / "loops"), [start(shards, None)]
+        cold, warm = start(shards, Path(folder) / "kernels"), [start(shards, None)]
         imports: list[tuple[float, float]] = []
         for number in range(arguments.rounds):
             warm.append(start(shards, None))

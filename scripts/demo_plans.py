@@ -67,7 +67,7 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Plan, and say on stdout what is being done."""
     arguments = parse()
-    logging.basicConfig(level=logging.INFO, format="%(message)s")  # names the loops that are compiled
+    logging.basicConfig(level=logging.INFO, format="%(message)s")  # names the kernels that are compiled
     planner = open_job(arguments.job, (arguments.dataset,), (arguments.index_dir,), (), (), None)
     output: Path = arguments.output
     summaries: list[PlanSummary] = []

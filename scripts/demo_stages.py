@@ -134,7 +134,7 @@ class Demo:
         self._display.done(f"{found.get('samples', '?')} samples, {found.get('tokens', '?').split()[0]} tokens")
 
     def plan(self) -> Mapping[str, Any]:
-        """Plan every step; see `demo_plans`. Compiles the planner's loops where this has not been done."""
+        """Plan every step; see `demo_plans`. Compiles the kernels where this has not been done."""
         self._display.begin("plan", "loading the planner")
         self.job.write_text(yaml.safe_dump(job_spec(self._steps, self._layout), sort_keys=False))
         flags = [*self.located, "--steps", self._steps, "--output", self.output]
@@ -215,9 +215,9 @@ def _planning() -> Callable[[str], str]:
 
     def status(line: str) -> str:
         nonlocal compiled
-        if line.startswith("compiling "):
+        if line.startswith("compiled "):
             compiled += 1
-            return f"compiling the planner's loops, once on this machine; {compiled} so far"
+            return f"compiling the kernels, once on this machine; {compiled} so far"
         return line if line.startswith(("planning ", "drawing ")) else ""
 
     return status

@@ -25,13 +25,11 @@ class Command(NamedTuple):
     begins: str
     """What it does first, said at once: its imports alone take a second."""
     plans: bool = False
-    """Whether it waits for the planner's compiled loops."""
-    before_plans: bool = False
-    """Whether one that plans is likely to follow."""
+    """Whether it waits for compiled kernels."""
 
 
 COMMANDS = {
-    "index": Command("index", "Index datasets and count their tokens.", "reading the shards", before_plans=True),
+    "index": Command("index", "Index datasets and count their tokens.", "reading the shards"),
     "lint": Command("lint", "List what is odd in a dataset.", "checking the shards against their index"),
     "plan": Command("plan", "Show how one step is planned.", "reading the job and its datasets' indexes", True),
     "simulate": Command("simulate", "Compare policies.", "reading the job and its datasets' indexes", True),
@@ -41,7 +39,7 @@ COMMANDS = {
     "serve": Command("serve", "Serve microbatches over gRPC.", "opening the datasets, then listening"),
     "top": Command("top", "Watch a fleet of servers.", "asking the servers"),
     "bench": Command("bench", "Measure how many cores a dataset needs.", "opening the dataset"),
-    "warm": Command("warm", "Compile the planner's loops ahead of time.", "looking for compiled loops"),
+    "warm": Command("warm", "Compile the kernels ahead of time.", "looking for compiled kernels"),
 }
 
 
@@ -84,7 +82,8 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
     process.imports_are_over()
     try:
         ready = parse(function, f"dataserver {name}", arguments)
-        _about_compiling(name, command)
+        if command.plans:
+            _about_compiling(name)
         ready()
     except BrokenPipeError:
         raise
@@ -97,18 +96,12 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
     return 0
 
 
-def _about_compiling(name: str, command: Command) -> None:
-    """On a new machine, say why planning takes long, or let another process compile meanwhile."""
-    from dataserver.planning.compiled import COMPILING, is_warm
+def _about_compiling(name: str) -> None:
+    """On a new machine, say why planning takes long."""
+    from dataserver.planning.kernels import cache
 
-    if not (command.plans or command.before_plans) or is_warm():
-        return
-    if command.plans:
-        _say(name, COMPILING)
-        return
-    from dataserver.cli.warm import compile_behind
-
-    compile_behind()
+    if not cache.is_complete():
+        _say(name, cache.COMPILING)
 
 
 def _say(name: str, what: str) -> None:

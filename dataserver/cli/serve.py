@@ -5,7 +5,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -25,9 +24,10 @@ from dataserver.cli.arguments import (
     tokenizer_files,
     with_ranges,
 )
-from dataserver.cli.warm import compile_all
+from dataserver.cli.warm import compile_missing
 from dataserver.dataset import usable_memory
 from dataserver.jobs import Catalog
+from dataserver.planning.kernels import cache as kernel_cache
 from dataserver.preprocessing import silence_pillow_warnings
 from dataserver.serving.allocator import keep_freed_memory
 from dataserver.serving.budgets import Budgets, remark
@@ -69,10 +69,10 @@ def serve(
 ) -> None:
     """Serve balanced microbatches of indexed datasets over gRPC.
 
-    On a new machine it first compiles the planner's loops. Prints `listening on HOST:PORT` when it serves, and then
-    where its metrics are. SIGTERM, Ctrl-C or the Drain call end it in order; a second signal ends it at once. Every
-    flag is also a key of the YAML file (the repeated ones as maps: datasets, index_dirs, quarantines, tokenizers), and
-    wins over it.
+    On a new machine it first compiles the kernels of planning and decoding. Prints `listening on HOST:PORT` when it
+    serves, and then where its metrics are. SIGTERM, Ctrl-C or the Drain call end it in order; a second signal ends it
+    at once. Every flag is also a key of the YAML file (the repeated ones as maps: datasets, index_dirs, quarantines,
+    tokenizers), and wins over it.
 
     Args:
         dataset: Dataset by the logical name that jobs use; may be repeated.
@@ -95,7 +95,8 @@ def serve(
             (key `lend_memory: false`).
         decode_threads: Threads that decode images; one for each core by default, fewer where memory is limited.
         job_bytes: Bytes cached of jobs, such as plans; 1 GiB by default, less where memory is limited.
-        cache_dir: Folder for measures of datasets; servers may share it; ~/.cache/disttrain by default.
+        cache_dir: Folder for measures of datasets and for compiled kernels; servers may share it; ~/.cache/disttrain by
+            default.
         zstd_level: Zstandard level for clients that ask for compression; 1 by default.
         drain_grace_s: Seconds that open streams get to finish the microbatch in hand; 30 by default.
         log_format: Log on stderr: text, or json with one object a line; text by default.
@@ -125,6 +126,7 @@ def serve(
     silence_pillow_warnings()
     settings = load_config(config, flags)
     logs.use(settings.log_format)
+    kernel_cache.use(settings.cache_dir)
     keep_freed_memory(settings.prefetch_bytes)
     _about_memory(settings)
     _serve(settings)
@@ -141,7 +143,7 @@ def _serve(settings: ServerConfig) -> None:
     """Serve until the server ends; the first signal drains, a second one cuts."""
     sys.setswitchinterval(SWITCH_S)
     catalog = Catalog.open(settings)
-    _compile()
+    compile_missing()
     server = DataServer(settings, catalog)
     with _signals() as (numbers, wake):
         _announce(server.start(), server.metrics_address)
@@ -175,18 +177,6 @@ def _print_line(line: str) -> None:
     except OSError as error:
         process.drop_output()
         _log.warning("%s (the output cannot be written: %s)", line, error.strerror)
-
-
-def _compile() -> None:
-    """Compile what this machine has not compiled yet, before any client waits for it."""
-    began = time.monotonic()
-    try:
-        compiled = compile_all(_log.info)
-    except ValueError as error:
-        _log.warning("%s; the first plans wait for their compiler", error)
-        return
-    if compiled:
-        _log.info("compiled %d loops in %.0f s", len(compiled), time.monotonic() - began)
 
 
 def _when_ended(server: DataServer, wake: Callable[[], object]) -> None:

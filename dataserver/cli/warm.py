@@ -1,139 +1,100 @@
-"""`dataserver warm`, and the compiling that other commands start."""
+"""`dataserver warm`, and what a server compiles at its start."""
 
 import logging
-import re
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
+from typing import Any, Final
 
-from dataserver.planning.compiled import (
-    COMPILING,
-    folders,
-    is_warm,
-    mark_warm,
-    place,
-    taken,
-    warm_folder,
-)
-from dataserver.planning.warmup import SHARES
+import numpy as np
+
+from dataserver.cli.arguments import MaybePath
+from dataserver.planning.job.fields import SPECIAL_TOKENS
+from dataserver.planning.job.identity import parse_job
+from dataserver.planning.kernels import cache
+from dataserver.planning.planner import plan_step
+from dataserver.planning.stream.gathering import pick_rows
+from dataserver.planning.stream.sizing import shard_table, size_samples
 
 _log = logging.getLogger(__name__)
-_WAIT_S = 5
-_GIVE_UP_S = 600
-_POLL_S = 0.1
-_LOCK = "warm.lock"
-"""Of the one process that compiles everything."""
-_COMPILED = re.compile(r"compiling (\S+) for the cache")
-_CODE = (
-    "import logging, sys; logging.basicConfig(level=logging.INFO, format='%(message)s');"
-    "logging.getLogger('numba').setLevel(logging.WARNING);"
-    "from dataserver.planning.warmup import warm_up; warm_up(int(sys.argv[1]));"
-    "from dataserver.preprocessing import content_digest; content_digest()"  # compiles what scales images
+_GROUPS: Final = {"kind": "grouped", "max_degree": 2, "exchange": [{"degree": 2, "unit_ps": 1}]}
+_SMALL: Final = {"memory": {"room_bytes": 512, "unit_bytes": 1}}
+_JOBS: Final[Sequence[tuple[dict[str, Any], dict[str, Any] | None]]] = (
+    ({"pp": 2}, None),
+    ({"pp": 2, **_SMALL}, None),
+    ({}, {"kind": "colocated", "ranks_per_node": 1}),
+    (_SMALL, _GROUPS),
 )
+"""Jobs that need all kernels between them: fields of the backbone, and the layout."""
 
 
-def warm() -> None:
-    """Compile the planner's loops for this processor, and say where they are kept.
+def warm(cache_dir: MaybePath = None) -> None:
+    """Compile the kernels of the planner and of image scaling ahead of time, and print where they are cached.
 
-    For images of machines and read-only installations: run it once where the files can be written. Servers and
-    commands on such a machine then wait for no compiler. Does nothing that is already done.
+    Servers and commands on this machine then wait for no compiler. Does nothing where all kernels are cached.
+
+    Args:
+        cache_dir: Folder for the cache; ~/.cache/disttrain by default. NUMBA_CACHE_DIR wins over it.
     """
-    began = time.monotonic()
-    names = compile_all(lambda line: print(f"warm: {line}", file=sys.stderr, flush=True))
-    for name in names:
-        print(f"compiled {name}")
-    where = warm_folder() or "no folder, since NUMBA_DISABLE_JIT is set"
-    print(f"{len(names)} loops compiled in {time.monotonic() - began:.0f} s; they are kept in {where}")
+    cache.use(cache_dir)
+    if cache.folder() is None:
+        raise ValueError(f"compiled kernels cannot be cached: {cache.tried()} cannot be written")
+    compile_missing()
+    print(f"the compiled kernels are cached in {cache.folder()}")
 
 
-def compile_all(say: Callable[[str], None]) -> list[str]:
-    """Compile all kernels that are not compiled yet, or wait until another process has.
-
-    Returns:
-        The kernels that were compiled.
-
-    Raises:
-        ValueError: they can be kept nowhere; a process failed, with what it said last; or some are left.
-    """
-    if is_warm():
-        return []
-    folder = place()
-    if folder is None:
-        raise ValueError(
-            f"the planner's compiled loops cannot be kept: none of {', '.join(map(str, folders()))} can be written; "
-            "set NUMBA_CACHE_DIR to a folder that can"
-        )
-    with _turn(folder, say):
-        return [] if is_warm() else _compiled(say)
-
-
-def compile_behind() -> None:
-    """Start `dataserver warm` as a process of its own, which outlives this one, if anything is left to compile."""
-    folder = None if is_warm() else place()
-    if folder is None:
+def compile_missing() -> None:
+    """Compile the kernels that are not cached, and log it: a server does so before any client waits for it."""
+    if cache.is_complete():
         return
-    with (folder / _LOCK).open("a") as lock:
-        if not taken(lock.fileno()):
-            return  # another process compiles
-    nowhere = subprocess.DEVNULL
-    line = [sys.executable, "-m", "dataserver", "warm"]
-    subprocess.Popen(line, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
-
-
-@contextmanager
-def _turn(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Wait until no other process compiles everything, with a line every few seconds."""
-    began, lines = time.monotonic(), 0
-    with (folder / _LOCK).open("a") as lock:
-        while not taken(lock.fileno()):
-            passed = time.monotonic() - began
-            if passed > _GIVE_UP_S:
-                raise ValueError(f"another process has been compiling the planner's loops for {_GIVE_UP_S} s")
-            if passed >= lines * _WAIT_S:
-                lines += 1
-                say(f"another process compiles the planner's loops, {passed:.0f} s")
-            time.sleep(_POLL_S)
-        yield
-
-
-def _compiled(say: Callable[[str], None]) -> list[str]:
-    """Compile in processes side by side: one process compiles one kernel at a time."""
-    say(COMPILING)
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", _CODE, str(share)], stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+    if cache.folder() is None:
+        _log.warning(
+            "compiled kernels cannot be cached, so every start compiles them: %s cannot be written; name another "
+            "folder with --cache-dir",
+            cache.tried(),
         )
-        for share in range(len(SHARES))
-    ]
-    began, said = time.monotonic(), []
-    try:
-        for process in running:
-            said.append(_said(process, began, say))
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    for process, text in zip(running, said, strict=True):
-        if process.returncode:
-            raise ValueError(f"compiling the planner's loops failed: {(text.splitlines() or ['no reason given'])[-1]}")
-    from dataserver.planning.kernels import not_compiled
-
-    if left := not_compiled():
-        raise ValueError(f"compiling left out {', '.join(left)}, or they could not be kept in {place()}")
-    mark_warm()
-    return sorted({name for text in said for name in _COMPILED.findall(text)})
+    _log.info("%s", cache.COMPILING)
+    began = time.monotonic()
+    warm_up()
+    cache.set_complete()
+    _log.info("compiled the kernels in %.0f s", time.monotonic() - began)
 
 
-def _said(process: "subprocess.Popen[str]", began: float, say: Callable[[str], None]) -> str:
-    """What a process has said when it has ended, with a line every few seconds until then."""
-    while True:
-        try:
-            return process.communicate(timeout=_WAIT_S)[1]
-        except subprocess.TimeoutExpired:
-            passed = time.monotonic() - began
-            if passed > _GIVE_UP_S:
-                raise ValueError(f"compiling the planner's loops did not end within {_GIVE_UP_S} s") from None
-            say(f"still compiling, {passed:.0f} s")
+def warm_up() -> None:
+    """Plan tiny made-up jobs and scale tiny images: this loads or compiles all kernels."""
+    from dataserver.preprocessing import content_digest
+
+    content_digest()
+    for backbone, layout in _JOBS:
+        _plan(backbone, layout)
+
+
+def _plan(backbone: dict[str, Any], layout: dict[str, Any] | None = None) -> None:
+    """Plan a step of a job with the default policies but for its layout and some fields of its backbone."""
+    from dataserver.planning.kernels.gathered import order_of_draws
+
+    ids = dict.fromkeys(SPECIAL_TOKENS, 0)
+    job = parse_job(
+        {
+            "stream": {
+                "datasets": [{"name": "warm-up", "fingerprint": "0" * 64}],
+                "tokenizer": {"name": "none", "digest": "0" * 64, "vocab_size": 1, **ids},
+                "seq_len": 256,
+                "global_batch": 8,
+                "generation": {"ratio": "0.5", "query_tokens": 16},
+            },
+            "execution": {
+                "modules": [
+                    {"name": "encoder", "kind": "encoder", "dp": 2},
+                    {"name": "backbone", "kind": "backbone", "dp": 2, **backbone},
+                    {"name": "generator", "kind": "generator", "dp": 2},
+                ],
+                **({} if layout is None else {"layout": layout}),
+                "end": {"steps": 1},
+            },
+        }
+    )
+    row = np.arange(24, dtype=np.int64)
+    side = (28 * (1 + row % 5)).astype(np.int32)
+    order = order_of_draws(row.astype(np.uint64))
+    table = pick_rows(shard_table(job.stream, row, 8 + row, np.arange(25, dtype=np.int64), side, side), order)
+    plan_step(job, 0, size_samples(job.stream, 0, 0, row.astype(np.uint64), table))

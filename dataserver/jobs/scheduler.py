@@ -1,6 +1,6 @@
 """A fair scheduler of jobs: what computes for a job runs in slices of time, and the job that used least goes next.
 
-A piece of work lets another one compute at the yield points of planning. While one is in a long compiled loop, or
+A piece of work lets another one compute at the yield points of planning. While one is in a long kernel, or
 waits for storage, it reaches none; then others go on beside it, since what computes for so long holds no lock of the
 interpreter.
 """

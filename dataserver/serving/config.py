@@ -1,7 +1,6 @@
 """Configuration of a server: a YAML file, overridden by flags. Paths stand here and nowhere else."""
 
 import ipaddress
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -12,6 +11,7 @@ from pydantic_core import ErrorDetails
 from dataserver.addresses import expanded
 from dataserver.dataset import usable_memory
 from dataserver.planning.job.fields import MAX_TEXT_BYTES, Name, TextError, parse_yaml, required
+from dataserver.planning.kernels.cache import user_cache
 from dataserver.serving.budgets import LEAST_JOB_BYTES, MIB, budgets, default_decode_threads
 
 
@@ -66,7 +66,8 @@ class ServerConfig(BaseModel):
     plans. What was used least recently is forgotten first, and made again when it is wanted. 1 GiB by default, less
     where memory is limited."""
     cache_dir: Path | None = Field(default_factory=lambda: user_cache())
-    """Folder for what was measured of datasets, which servers may share; `~/.cache/disttrain` by default."""
+    """Folder for what was measured of datasets and for compiled kernels; servers may share it. `~/.cache/disttrain` by
+    default."""
     zstd_level: Annotated[int, Field(ge=-7, le=19)] = 1
     """Compression level for clients that ask for Zstandard."""
     drain_grace_s: Annotated[int, Field(ge=0, le=3600)] = 30
@@ -91,14 +92,6 @@ class ServerConfig(BaseModel):
             if split_address(peer, "an entry of peers")[1] == 0:
                 raise ValueError(f"an entry of peers is {peer!r}; the port that the peer listens on is required")
         return self
-
-
-def user_cache() -> Path | None:
-    """The folder in which this user's programs keep what they can make again; None for a user without a home."""
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "disttrain"
-    except RuntimeError:
-        return None
 
 
 def _check_address(key: str, address: str, insecure: bool) -> None:

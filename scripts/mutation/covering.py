@@ -11,7 +11,7 @@ from mutation.source import Source
 from mutation.trees import ROOT, tracked_files
 
 KERNELS = "/kernels/"
-"""Part of the path of every file of compiled loops."""
+"""Part of the path of every file of kernels."""
 
 Lines = dict[str, set[int]]
 """Line numbers by file."""

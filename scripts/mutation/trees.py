@@ -28,7 +28,7 @@ def tracked_files() -> list[str]:
     return [name for name in names if (ROOT / name).is_file()]
 
 
-_WARM_UP = "from dataserver.planning.warmup import warm_up; warm_up()"
+_WARM_UP = "from dataserver.cli.warm import warm_up; warm_up()"
 
 
 class Tree:

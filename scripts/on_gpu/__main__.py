@@ -40,7 +40,7 @@ class Stage:
     """Whether it needs what is prepared."""
 
 
-PREPARED: Final = Stage(PREPARE, "Shards and the planner's loops", 150)
+PREPARED: Final = Stage(PREPARE, "Shards and the kernels", 150)
 """Runs beside the first stage: it needs cores alone."""
 STAGES: Final = (
     Stage("units", "Kernels: tests of attention and noise", 90),

@@ -1,4 +1,4 @@
-"""Makes shards, and has the planner's loops compiled beside it: both take cores alone."""
+"""Makes shards, and has the kernels compiled beside it: both take cores alone."""
 
 import os
 import time
@@ -24,7 +24,7 @@ def prepare(asked: Given) -> None:
     def compile_loops() -> None:
         with Processes(asked.work) as processes:
             processes.run([processes.start("warm", dataserver("warm"))], print)
-        note("planner's loops compiled")
+        note("kernels compiled")
 
     with ThreadPoolExecutor(1) as beside:
         compiled = beside.submit(compile_loops)

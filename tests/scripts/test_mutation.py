@@ -249,7 +249,8 @@ def repository(tmp_path: Path) -> Path:
     files = {
         "dataserver/__init__.py": "",
         "dataserver/planning/__init__.py": "",
-        "dataserver/planning/warmup.py": "def warm_up(): ...\n",
+        "dataserver/cli/__init__.py": "",
+        "dataserver/cli/warm.py": "def warm_up(): ...\n",
         "dataserver/planning/code.py": CODE,
         "tests/planning/test_code.py": TESTS,
         "scripts/mutation/equivalents.md": "# Mutants\n",

@@ -120,7 +120,7 @@ def test_ctrl_c_while_pip_runs_ends_it_with_one_line(clone: Path, script: str, n
     until(lambda: not survivors(clone))  # members of a group that was killed may need a moment
 
 
-def test_ctrl_c_while_loops_are_compiled_ends_that_with_one_line(clone: Path) -> None:
+def test_ctrl_c_while_kernels_are_compiled_ends_that_with_one_line(clone: Path) -> None:
     pretend(clone)
     assert start(clone, "setup").wait(WAIT_S) == 0
     pretend(clone, compiling=600)

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from serving.harness import FIXED_WINDOW, index, job_data, reason_of
 from shards import write_pairs
 
-from dataserver.planning.warmup import warm_up
+from dataserver.cli.warm import warm_up
 
 MIB = 1 << 20
 PLACES = 16

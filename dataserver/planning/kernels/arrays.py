@@ -1,7 +1,7 @@
 """What numpy offers for arrays, as plain loops: its versions take many times as long to compile."""
 
 from dataserver.planning import I64
-from dataserver.planning.kernels import part
+from dataserver.planning.kernels.compiler import part
 
 
 @part

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.planning.kernels import high_word, inlined_part, kernel
+from dataserver.planning.kernels.compiler import high_word, inlined_part, kernel
 
 U64 = NDArray[np.uint64]
 

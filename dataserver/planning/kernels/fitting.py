@@ -3,7 +3,7 @@
 import numpy as np
 
 from dataserver.planning import I64, Bool
-from dataserver.planning.kernels import kernel, part
+from dataserver.planning.kernels.compiler import kernel, part
 from dataserver.planning.kernels.islands import (
     Costs,
     Slots,

@@ -1,11 +1,11 @@
-"""Compiled loops that put samples in another order."""
+"""Kernels that put samples in another order."""
 
 from typing import NamedTuple
 
 import numpy as np
 
 from dataserver.planning import I32, I64, U64
-from dataserver.planning.kernels import kernel
+from dataserver.planning.kernels.compiler import kernel
 from dataserver.planning.kernels.placed import order_of_places
 
 

@@ -1,4 +1,4 @@
-"""Compiled loops of the sequence-parallel planner.
+"""Kernels of the sequence-parallel planner.
 
 Sequences come sorted, longest first. `times` is int64 [n, degrees]: nanoseconds of a sequence in a group of degree
 `min_degree << column`. `floors` is int64 [n]: the first column whose group holds the sequence. The cluster has `cells`
@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dataserver.planning import I64, Bool
-from dataserver.planning.kernels import kernel, part
 from dataserver.planning.kernels.arrays import copy_to, first_largest, largest
+from dataserver.planning.kernels.compiler import kernel, part
 from dataserver.planning.kernels.heap import sort_by
 
 NEVER = 1 << 62

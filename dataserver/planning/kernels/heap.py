@@ -1,7 +1,7 @@
 """A heap of numbers under the order of their keys, in an int64 array; least (key, number) on top."""
 
 from dataserver.planning import I64
-from dataserver.planning.kernels import part
+from dataserver.planning.kernels.compiler import part
 
 
 @part

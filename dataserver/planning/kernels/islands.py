@@ -1,11 +1,11 @@
-"""What the compiled loops over placements share: the costs of a problem, and the sequences in their slots."""
+"""What the kernels over placements share: the costs of a problem, and the sequences in their slots."""
 
 from typing import NamedTuple
 
 import numpy as np
 
 from dataserver.planning import I64
-from dataserver.planning.kernels import part
+from dataserver.planning.kernels.compiler import part
 
 
 class Costs(NamedTuple):

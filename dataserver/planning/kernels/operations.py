@@ -1,10 +1,10 @@
-"""Compiled loops over graphs of operations: when each starts, and how long many orders of microbatches take."""
+"""Kernels over graphs of operations: when each starts, and how long many orders of microbatches take."""
 
 import numpy as np
 
 from dataserver.planning import I64, Bool
-from dataserver.planning.kernels import kernel
 from dataserver.planning.kernels.arrays import copy_to
+from dataserver.planning.kernels.compiler import kernel
 
 
 def run_operations(

@@ -1,10 +1,10 @@
-"""Compiled loops that order microbatches."""
+"""Kernels that order microbatches."""
 
 import numpy as np
 
 from dataserver.planning import I64, Bool
-from dataserver.planning.kernels import inlined_part, kernel
 from dataserver.planning.kernels.arrays import copy_to
+from dataserver.planning.kernels.compiler import inlined_part, kernel
 
 
 def disttrain_orders(forward: I64, backward: I64, ascending: I64) -> I64:

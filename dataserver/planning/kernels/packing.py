@@ -3,7 +3,7 @@
 import numpy as np
 
 from dataserver.planning import I64, yield_point
-from dataserver.planning.kernels import kernel, part
+from dataserver.planning.kernels.compiler import kernel, part
 
 MOVES_AT_ONCE = 1 << 22
 """Open sequences that best fit shifts between two yield points, about: some milliseconds."""

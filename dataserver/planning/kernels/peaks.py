@@ -3,8 +3,8 @@
 import numpy as np
 
 from dataserver.planning import I64, yield_point
-from dataserver.planning.kernels import kernel, part
 from dataserver.planning.kernels.arrays import first_largest, largest
+from dataserver.planning.kernels.compiler import kernel, part
 
 LOOKS_AT_ONCE = 1 << 17
 """Swaps that are looked at between two yield points, up to the end of a sweep over all."""

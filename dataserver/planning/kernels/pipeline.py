@@ -1,12 +1,12 @@
-"""Compiled loops over pipelines: the makespan of one island, and the search for a placement."""
+"""Kernels over pipelines: the makespan of one island, and the search for a placement."""
 
 from typing import NamedTuple
 
 import numpy as np
 
 from dataserver.planning import I64, U64
-from dataserver.planning.kernels import inlined_part, kernel, part
 from dataserver.planning.kernels.arrays import first_largest, largest
+from dataserver.planning.kernels.compiler import inlined_part, kernel, part
 from dataserver.planning.kernels.islands import (
     Costs,
     Slots,

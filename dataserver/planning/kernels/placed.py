@@ -1,11 +1,11 @@
-"""Compiled loops over items that have places."""
+"""Kernels over items that have places."""
 
 from typing import NamedTuple
 
 import numpy as np
 
 from dataserver.planning import I32, I64, Bool
-from dataserver.planning.kernels import kernel
+from dataserver.planning.kernels.compiler import kernel
 
 
 def order_of_places(place: I64) -> I64:

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dataserver.planning import I64
-from dataserver.planning.kernels import inlined_part, kernel, part
 from dataserver.planning.kernels.arrays import copy_to
+from dataserver.planning.kernels.compiler import inlined_part, kernel, part
 from dataserver.planning.kernels.heap import sort_by
 
 SLACK = 8

@@ -1,9 +1,9 @@
-"""Compiled loops over the images of samples, one by one."""
+"""Kernels over the images of samples, one by one."""
 
 import numpy as np
 
 from dataserver.planning import I32, I64
-from dataserver.planning.kernels import kernel
+from dataserver.planning.kernels.compiler import kernel
 
 
 def grids(widths: I32 | I64, heights: I32 | I64, block: int, limit: int) -> tuple[I32, I32]:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from dataserver.planning import I64
-from dataserver.planning.kernels import kernel
+from dataserver.planning.kernels.compiler import kernel
 
 
 def first_to_finish(

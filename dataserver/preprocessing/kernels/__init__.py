@@ -1,1 +1,1 @@
-"""Compiled loops of image decoding, imported by modules that are themselves loaded late."""
+"""Kernels of image decoding, imported by modules that are themselves loaded late."""

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.planning.kernels import kernel, part
+from dataserver.planning.kernels.compiler import kernel, part
 
 _RESTART, _END, _START_OF_SCAN, _TEMPORARY, _FRAME, _LAST_FRAME = 0xD0, 0xD9, 0xDA, 0x01, 0xC0, 0xC2
 """Second bytes of markers, behind 0xff. Between the first and the third are those of restarts, begin and end."""

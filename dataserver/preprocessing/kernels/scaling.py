@@ -5,7 +5,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.planning.kernels import fetch_line, kernel, load_word, part, store_word
+from dataserver.planning.kernels.compiler import fetch_line, kernel, load_word, part, store_word
 
 BAND: Final = 64
 """New rows that are made at a time: what lies between the two passes then stays in a core's own caches."""

@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Any
 
 from dataserver.planning import kernels
+from dataserver.planning.kernels import compiler
 
 DECORATORS = ("kernel", "part", "inlined_part", "high_word", "load_word", "store_word", "fetch_line")
 
@@ -14,8 +15,10 @@ def interpreted(name: str) -> Any:
     """A module of kernels, such as `kernels.heap`, whose functions are those in its text, not compiled."""
     names = f"{kernels.__name__}."
     compiled = {key: sys.modules.pop(key) for key in list(sys.modules) if key.startswith(names)}
-    before = {key: value for key, value in vars(kernels).items() if key in DECORATORS or isinstance(value, ModuleType)}
-    vars(kernels).update(dict.fromkeys(DECORATORS, lambda function: function))
+    before = {key: value for key, value in vars(kernels).items() if isinstance(value, ModuleType)}
+    decorators = {key: vars(compiler)[key] for key in DECORATORS}
+    vars(compiler).update(dict.fromkeys(DECORATORS, lambda function: function))
+    sys.modules[compiler.__name__] = compiler
     try:
         return importlib.import_module(names + name.removeprefix("kernels."))
     finally:
@@ -23,3 +26,4 @@ def interpreted(name: str) -> Any:
             del sys.modules[key]
         sys.modules.update(compiled)
         vars(kernels).update(before)
+        vars(compiler).update(decorators)

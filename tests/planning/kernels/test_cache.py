@@ -1,26 +1,27 @@
-"""Compiled code is found again, never stale, and never in the way."""
+"""Compiled kernels are found again, never stale, never somebody else's, and never in the way."""
 
-import ast
 import os
 import pwd
-import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from dataserver.planning import compiled
+from dataserver.planning.kernels import cache
 
 ROOT = Path(__file__).parents[3]
-CODE = (
-    "import logging, sys, numpy as np; logging.basicConfig(level=logging.INFO, format='%(message)s');"
+KERNEL = "compiled dataserver.planning.kernels.greedy._longest_first\n"
+IMPORT = (
+    "import logging, numpy as np; logging.basicConfig(level=logging.INFO, format='%(message)s');"
     "logging.getLogger('numba').setLevel(logging.WARNING);"
-    "from dataserver.planning.kernels.greedy import longest_first;"
-    "print(longest_first(np.array([5, 4, 3, 3]), np.arange(4), np.array([0, 4]), 2, 4).tolist())"
+    "from dataserver.planning.kernels import cache, greedy\n"
 )
+PLAN = "print(greedy.longest_first(np.array([5, 4, 3, 3]), np.arange(4), np.array([0, 4]), 2, 4).tolist())\n"
+PLANNED = "[0, 1, 1, 0]\n"
 
 
 @pytest.fixture
@@ -31,179 +32,187 @@ def package(tmp_path: Path) -> Path:
     return folder
 
 
-def python(package: Path, code: str = CODE, **environment: str) -> subprocess.CompletedProcess[str]:
-    given = {key: value for key, value in os.environ.items() if key != "NUMBA_CACHE_DIR"}
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder that this process takes for the user's cache."""
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache.folder.cache_clear()
+    yield tmp_path / "disttrain"
+    cache.folder.cache_clear()
+
+
+def python(package: Path, code: str = IMPORT + PLAN, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", code],
         cwd=package,  # before PYTHONPATH in the order of the search
-        env={**given, "PYTHONPATH": str(package), **environment},
+        env={**os.environ, "PYTHONPATH": str(package), **environment},
         capture_output=True,
         text=True,
         check=True,
-        timeout=100,
+        timeout=200,
     )
 
 
 def test_a_changed_callee_in_another_file_is_noticed(package: Path, tmp_path: Path) -> None:
-    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-    first, second = python(package, **cache), python(package, **cache)
-    assert first.stdout == second.stdout == "[0, 1, 1, 0]\n"
-    assert "compiling dataserver.planning.kernels.greedy._longest_first" in first.stderr
-    assert second.stderr == ""
+    where = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    first, second = python(package, **where), python(package, **where)
+    assert first.stdout == second.stdout == PLANNED
+    assert (first.stderr, second.stderr) == (KERNEL, "")
     heap = package / "dataserver" / "planning" / "kernels" / "heap.py"
     text = heap.read_text()
     assert "    entry, parent = heap[0], 0\n" in text
     heap.write_text(text.replace("    entry, parent = heap[0], 0\n", "    entry, parent = heap[0], 0\n    return\n"))
-    assert python(package, **cache).stdout == "[0, 0, 0, 0]\n"
+    assert python(package, **where).stdout == "[0, 0, 0, 0]\n"
 
 
-def test_nothing_is_collected_while_machine_code_is_made() -> None:
-    """Collected in the middle, what numba has dropped could cost the object file that LLVM is about to hand over."""
-    code = (
-        "import gc, sys; import numpy as np; from dataserver.planning.kernels.compiling import machine_code\n"
-        "def total(values): return values[0] + values[1]\n"
-        "def collecting(phase, about):\n"
-        "    frame = sys._getframe()\n"
-        "    while frame := frame.f_back: seen.add(frame.f_code.co_name)\n"
-        "seen = set(); gc.callbacks.append(collecting); gc.set_threshold(1)\n"
-        "print(len(machine_code(total, (np.arange(2),))) > 0, '__enter__' in seen, 'machine_code' in seen)\n"
-    )
-    done = python(ROOT, code)
-    assert done.stdout == "True True False\n"
-
-
-def test_a_place_that_cannot_be_written_is_named_and_the_work_goes_on(package: Path, tmp_path: Path) -> None:
-    file = tmp_path / "a-file"
-    file.touch()
-    done = python(package, NUMBA_CACHE_DIR=str(file))
-    assert done.stdout == "[0, 1, 1, 0]\n"
-    assert f"cannot be kept ({file}" in done.stderr
-
-
-def test_a_damaged_file_is_compiled_anew(package: Path, tmp_path: Path) -> None:
-    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-    python(package, **cache)
-    (kept,) = (tmp_path / "cache").rglob("*.loop")
-    whole = kept.read_bytes()
-    for damaged in (b"", whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1])):
-        kept.write_bytes(damaged)
-        done = python(package, **cache)
-        assert done.stdout == "[0, 1, 1, 0]\n"
-        assert f"a compiled loop cannot be used ({kept} is damaged)" in done.stderr
-    assert python(package, **cache).stderr == ""
-
-
-def test_of_several_that_need_a_loop_at_once_one_compiles_it(package: Path, tmp_path: Path) -> None:
-    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+def test_of_processes_that_need_a_kernel_at_once_one_compiles_it(tmp_path: Path) -> None:
+    where = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     together = (
-        "import os, time; from pathlib import Path; from dataserver.planning.kernels import greedy\n"
+        "import os, time; from pathlib import Path\n"
         f"here = Path({str(tmp_path)!r}); (here / f'ready-{{os.getpid()}}').touch()\n"
-        "while len(list(here.glob('ready-*'))) < 4: time.sleep(0.01)\n"
+        "while len(list(here.glob('ready-*'))) < 2: time.sleep(0.01)\n"
     )
     with ThreadPoolExecutor() as pool:
-        done = list(pool.map(lambda _: python(package, together + CODE, **cache), range(4)))
-    assert {one.stdout for one in done} == {"[0, 1, 1, 0]\n"}
-    assert sum(one.stderr.count("compiling") for one in done) == 1
-    assert sorted({one.stderr for one in done})[0] == ""
-    assert python(package, **cache).stderr == ""
+        done = list(pool.map(lambda _: python(ROOT, IMPORT + together + PLAN, **where), range(2)))
+    assert {one.stdout for one in done} == {PLANNED}
+    assert sorted(one.stderr for one in done) == ["", KERNEL]
+    assert python(ROOT, **where).stderr == ""
 
 
-def test_a_read_only_installation_uses_what_was_compiled_before(package: Path, tmp_path: Path) -> None:
-    """Nothing is written: neither beside the sources nor, since there is none, in the user's cache."""
+def test_a_damaged_cache_is_compiled_again(tmp_path: Path) -> None:
+    where = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    python(ROOT, **where)
+    for ending in ("nbi", "nbc"):
+        (damaged,) = (tmp_path / "cache").rglob(f"*.{ending}")
+        damaged.write_bytes(damaged.read_bytes()[:-1] if ending == "nbc" else b"")
+        done = python(ROOT, **where)
+        assert done.stdout == PLANNED
+        assert done.stderr == f"the cache of compiled kernels is damaged: they are compiled again\n{KERNEL}"
+    assert python(ROOT, **where).stderr == ""
+
+
+def test_where_nothing_can_be_written_kernels_are_compiled_all_the_same(tmp_path: Path) -> None:
     file = tmp_path / "a-file"
     file.touch()
-    places = {"XDG_CACHE_HOME": str(file / "below"), "PYTHONDONTWRITEBYTECODE": "1"}
-    first = python(package, **places)
-    beside = package / "dataserver" / "planning" / "kernels" / "__pycache__"
-    kept = sorted(beside.rglob("*"))
-    assert "compiling" in first.stderr
-    assert any(path.suffix == ".loop" for path in kept)
-    refuse = "from dataserver.planning import compiled; compiled.made = lambda folder: False;"  # also to root
-    second = python(package, code=refuse + CODE, **places)
-    assert (second.stdout, second.stderr) == (first.stdout, "")
-    assert sorted(beside.rglob("*")) == kept
+    code = f"{IMPORT}print(cache.folder(), cache.is_complete(), cache.tried())\n{PLAN}"
+    done = python(ROOT, code, NUMBA_CACHE_DIR=str(file), XDG_CACHE_HOME=str(file))
+    assert done.stdout == f"None False {file} and {file / 'disttrain'}\n{PLANNED}"
 
 
-def test_a_user_without_a_home_has_the_folder_beside_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_can_no_longer_be_written_is_named_and_the_work_goes_on(tmp_path: Path) -> None:
+    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+    code = f"{IMPORT}{full}{PLAN}"
+    done = python(ROOT, code, NUMBA_CACHE_DIR=str(tmp_path))
+    assert done.stdout == PLANNED
+    assert "a compiled kernel cannot be cached" in done.stderr
+
+
+def test_code_of_others_is_not_loaded(fresh: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Numba unpickles what it finds."""
+    folder = cache.folder()
+    assert folder is not None
+    assert folder.parent == fresh
+    assert folder.stat().st_mode & 0o777 == 0o700
+    (folder / "inner").mkdir()
+    (folder / "inner" / "code.nbi").touch()
+    for path in (folder, folder / "inner", folder / "inner" / "code.nbi"):
+        folder.chmod(0o755)
+        path.chmod(0o775)
+        cache.folder.cache_clear()
+        assert cache.folder() is None
+        assert f"others may write to {path}" in caplog.text
+        path.chmod(0o755)
+        caplog.clear()
+    (folder / "link").symlink_to("/etc/passwd")
+    cache.folder.cache_clear()
+    assert cache.folder() is None
+    folder.chmod(0o700)  # nobody else gets to what lies inside
+    cache.folder.cache_clear()
+    assert cache.folder() == folder
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_folder_of_another_user_is_not_used(fresh: Path) -> None:
+    folder = cache.folder()
+    assert folder is not None
+    os.chown(folder, 12345, 12345)
+    cache.folder.cache_clear()
+    assert cache.folder() is None
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_code_that_ships_with_an_image_is_copied(
+    fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writable: bool
+) -> None:
+    """To the user's cache, or, where that cannot be written either, to a folder of this process."""
+    shipped = tmp_path / "image" / cache._name()
+    (shipped / "kernels_1").mkdir(parents=True)
+    shipped.chmod(0o755)
+    (shipped / "kernels_1" / "code.nbi").write_bytes(b"code")
+    (shipped / "complete").touch()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(shipped.parent))
+    read_only = [shipped] if writable else [shipped, fresh / cache._name()]
+    monkeypatch.setattr(os, "access", lambda path, _: path not in read_only)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = cache.folder()
+    assert folder is not None
+    assert folder.parent == (fresh if writable else tmp_path)
+    assert (folder / "kernels_1" / "code.nbi").read_bytes() == b"code"
+    assert cache.is_complete()
+
+
+def test_a_folder_can_be_named_and_the_variable_wins(
+    fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "_named", None)
+    cache.use(tmp_path / "named")
+    assert cache.folder() == tmp_path / "named" / cache._name()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "variable"))
+    cache.folder.cache_clear()
+    assert cache.folder() == tmp_path / "variable" / cache._name()
+    assert not cache.is_complete()
+    cache.set_complete()
+    assert cache.is_complete()
+    cache.clear()
+    assert not cache.is_complete()
+
+
+def test_the_newest_folders_of_other_sources_stay(fresh: Path) -> None:
+    for age in range(12):
+        (fresh / f"kernels-{age}").mkdir(parents=True)
+        os.utime(fresh / f"kernels-{age}", (1000 - age, 1000 - age))
+    (fresh / "other").mkdir()
+    assert cache.folder() == fresh / cache._name()
+    assert {path.name for path in fresh.iterdir()} == {cache._name(), "other", *(f"kernels-{n}" for n in range(8))}
+
+
+def test_a_user_without_a_home_has_no_cache(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in containers that run as any user."""
-    for name in ("HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR"):
+    for name in ("HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: {}[uid])
-    (folder,) = compiled.folders()
-    assert folder.parent.parent.name == "kernels"
+    monkeypatch.setattr(cache, "_named", None)
+    assert cache.folder() is None
+    assert "without a home" in cache.tried()
 
 
-def test_a_kernel_is_kept_wherever_one_of_the_folders_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataserver.planning.kernels.files import LoopFiles
-
-    first, second = tmp_path / "first", tmp_path / "second"
-    monkeypatch.setattr(compiled, "folders", lambda: [first, second])
-    files = LoopFiles("greedy.longest_first", b"stamp")
-    assert not files.kept()
-    second.mkdir()
-    (second / "greedy.longest_first_within-1.loop").touch()
-    assert not files.kept()
-    (second / "greedy.longest_first-1.loop").touch()
-    assert files.kept()
-
-
-def test_kernels_are_not_compiled_until_they_were_used_once(package: Path, tmp_path: Path) -> None:
-    code = (
-        "from dataserver.planning import kernels; before = kernels.not_compiled();"
-        f"{CODE.replace('print', '')}; print(before); print(kernels.not_compiled())"
-    )
-    before, after = (
-        ast.literal_eval(line) for line in python(package, code, NUMBA_CACHE_DIR=str(tmp_path)).stdout.splitlines()
-    )
-    folder = ROOT / "dataserver" / "planning" / "kernels"
-    kernels = {
-        f"dataserver.planning.kernels.{file.stem}.{name}"
-        for file in folder.glob("*.py")
-        for name in re.findall(r"^@kernel\ndef (\w+)", file.read_text(), re.MULTILINE)
-    }
-    assert before == sorted(kernels)
-    assert after == sorted(kernels - {"dataserver.planning.kernels.greedy._longest_first"})
-
-
-def test_the_newest_folders_of_other_sources_stay(tmp_path: Path) -> None:
-    for age in range(12):
-        (tmp_path / f"kernels-{age}").mkdir()
-        (tmp_path / f"kernels-{age}" / "file").touch()
-        os.utime(tmp_path / f"kernels-{age}", (1000 - age, 1000 - age))
-    (tmp_path / "other").mkdir()
-    assert compiled.made(tmp_path / "kernels-new")
-    assert {path.name for path in tmp_path.iterdir()} == {"kernels-new", "other", *(f"kernels-{n}" for n in range(8))}
-    (tmp_path / "kernels-x").mkdir()
-    assert compiled.made(tmp_path / "kernels-new")
-    assert len(list(tmp_path.iterdir())) == 11, "nothing is removed where the folder is there"
-    (tmp_path / "file").touch()
-    assert not compiled.made(tmp_path / "file" / "kernels-new")
-
-
-def test_the_places_of_compiled_loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = compiled._name()
-    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    beside = Path(compiled.__file__).parent / "kernels" / "__pycache__" / name
-    assert compiled.folders() == [beside, tmp_path / "disttrain" / name]
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "named"))
-    assert compiled.folders() == [tmp_path / "named" / name]
-    assert compiled.place() == tmp_path / "named" / name
-    assert compiled.warm_folder() is None
-    compiled.mark_warm()
-    assert compiled.warm_folder() == tmp_path / "named" / name
-
-
-def test_machine_code_is_of_a_processor_and_of_what_numba_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_code_is_of_a_processor_or_of_the_one_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = ["processor : 0", "model name : M", "flags : a b", "bogomips : 1", "flags : a b"]
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: "\n".join(lines))
-    monkeypatch.setenv("NUMBA_CPU_NAME", "generic")
     monkeypatch.setattr("platform.machine", lambda: "x86")
-    assert compiled._processor() == ["x86", "flags : a b", "model name : M", "NUMBA_CPU_NAME=generic"]
+    monkeypatch.setenv("NUMBA_CPU_NAME", "skylake")
+    assert cache._processor() == ["x86", "flags : a b", "model name : M", "NUMBA_CPU_NAME=skylake"]
+    monkeypatch.setenv("NUMBA_CPU_FEATURES", "+avx2")
+    assert cache._processor() == ["x86", "NUMBA_CPU_FEATURES=+avx2", "NUMBA_CPU_NAME=skylake"]
+    monkeypatch.delenv("NUMBA_CPU_FEATURES")
+    monkeypatch.setenv("NUMBA_CPU_NAME", "generic")
+    assert cache._processor() == ["x86", "NUMBA_CPU_NAME=generic"]
+    monkeypatch.delenv("NUMBA_CPU_NAME")
 
     def missing(*_: object, **__: object) -> str:
         raise FileNotFoundError
 
     monkeypatch.setattr(Path, "read_text", missing)
     monkeypatch.setattr("platform.processor", lambda: "arm")
-    assert compiled._processor() == ["x86", "arm", "NUMBA_CPU_NAME=generic"]
+    assert cache._processor() == ["x86", "arm"]

@@ -38,16 +38,3 @@ def test_planner_modules_import_without_numba() -> None:
         "print('numba' in sys.modules)"
     )
     assert python("-c", code).stdout.strip() == "False"
-
-
-def test_a_kernel_is_compiled_once_and_then_cached(tmp_path: Path) -> None:
-    code = (
-        "import logging, numpy as np; logging.basicConfig(level=logging.INFO, format='%(message)s');"
-        "logging.getLogger('numba').setLevel(logging.WARNING);"
-        "from dataserver.planning.kernels.packing import best_fit;"
-        "print(best_fit(np.array([3, 2, 1]), np.arange(3), 4).tolist())"
-    )
-    first, second = (python("-c", code, NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2))
-    assert first.stdout == second.stdout == "[0, 1, 0]\n"
-    assert "compiling dataserver.planning.kernels.packing._best_fit" in first.stderr
-    assert second.stderr == ""
