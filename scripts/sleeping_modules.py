@@ -111,7 +111,7 @@ class SleepingBackbone(Sleeping):
     target = Target.TEXT
 
     def num_rows(self, view: View) -> int:
-        """Embeddings, or tokens, of which a share stands for all."""
+        """Embeddings, or tokens; a share stands for all."""
         if self._site.chunk:
             return int(view.tensors["cu_lengths"][-1])
         if view.sequence_group is not None and not view.sequence_group.is_leader:

@@ -67,7 +67,7 @@ def sizes_of(size: Size) -> dict[str, int]:
 
 def simulated(asked: Given, size: Size, folder: Path, training: Mapping[str, Any]) -> dict[int, float]:
     """Seconds of each step that was measured, by the simulator with the profile's costs."""
-    steps = [m["step"] for m in _profiled(training)]
+    steps = [m["step"] for m in _metrics_of(training)]
     described = job(size, 1, max(steps, default=0) + 1, training.get("kept_bytes"))
     for module in described["execution"]["modules"]:
         module["cost"] = {"profile": "profile.yaml"}
@@ -93,7 +93,7 @@ def tell_steps(told: Told, training: Mapping[str, Any], planned: Mapping[int, fl
     """Measured beside simulated steps, and their ratio."""
     table = told.table("Steps of `base`", "step", "measured s", "simulated s", "measured / simulated")
     ratios = []
-    for metrics in _profiled(training):
+    for metrics in _metrics_of(training):
         seconds, expected = metrics["seconds"], planned[metrics["step"]]
         ratios.append(seconds / expected)
         table.rows.append([str(metrics["step"]), f"{seconds:.3f}", f"{expected:.3f}", f"{ratios[-1]:.3f}"])
@@ -124,7 +124,7 @@ def tell_choice(told: Told, asked: Given, size: Size, profile: Path, models: lis
         table.rows.append([choice["layout"], f"{choice['step_ns'] / 1e9:.3f}", shown, again])
 
 
-def _profiled(training: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _metrics_of(training: Mapping[str, Any]) -> list[dict[str, Any]]:
     return list(training.get("variants", {}).get(BASE, {}).get("steps", []))
 
 

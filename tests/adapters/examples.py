@@ -29,7 +29,7 @@ def example(naming: str) -> str:
 
 
 def variables() -> dict[str, str]:
-    """Of a process that imports what this one does, but for packages, of which its own environment's come first."""
+    """Of a process that imports what this one does; packages come first from its own environment."""
     paths = [path for path in sys.path if "site-packages" not in path]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
 

@@ -112,7 +112,7 @@ def test_rows_move_and_their_gradients_return() -> None:
 
 
 def expected(found: Arrangement, rank: int) -> list[float]:
-    """The rows of a rank's items, each of which names itself by its number among all rows."""
+    """The rows of a rank's items, each with its number among all rows as its value."""
     counts = np.concatenate([np.array(lengths, np.int64) for lengths in LENGTHS])
     first = counts.cumsum() - counts
     return [float(first[i] + row) for i in found.of(rank) for row in range(counts[i])]

@@ -120,11 +120,11 @@ def _full_disk(site: Site, jobs: Jobs) -> Any:
 def _slow_reader(site: Site, jobs: Jobs) -> Any:
     over = threading.Event()
 
-    def shard_parameters() -> None:
+    def hold() -> None:
         with contextlib.suppress(grpc.RpcError), slow_reader(site.address, jobs.same):
             over.wait()
 
-    with _beside(shard_parameters):
+    with _beside(hold):
         yield
         over.set()
 

@@ -99,7 +99,9 @@ def test_a_frozen_module_runs_its_part_of_the_measured_backward() -> None:
 
 
 def test_another_kind_of_gpu_or_another_model_is_refused() -> None:
-    with pytest.raises(ProfileError, match=r"the profile is of h200 .*, and the cluster has h100; measure it there"):
+    with pytest.raises(
+        ProfileError, match=r"the profile is of h200 .*, and the cluster has h100; profile the model there"
+    ):
         costs_of(measured(gpu="h200"), NETWORKS, H100)
     with pytest.raises(ProfileError, match=r"with `trainclient profile`, set --gpu h200, or leave"):
         costs_of(measured(gpu="h200"), NETWORKS, H100)
@@ -160,7 +162,7 @@ def test_planner_and_solver_take_the_same_costs_from_one_file(
     [
         ({"tp": 4}, {}, "450", "modules.0.cost: profile.yaml: the profile has encoder at tp [1, 2], and module vit"),
         ({"sp": 2}, {}, "450", "module vit has sp 2, and profiles none; give its cost in numbers"),
-        (PAIR[0], {}, "450", "the profile has no module image, only ['encoder', 'backbone', 'generator']; measure it"),
+        (PAIR[0], {}, "450", "the profile has no module image, only ['encoder', 'backbone', 'generator']; profile it"),
         ({}, {"linear_ps": 3}, "450", "cost has ['linear_ps', 'profile'], and profile is 'profile.yaml'; the name"),
         ({}, {"profile": 3}, "450", "cost has ['profile'], and profile is 3; the name of a file alone is required"),
         ({}, {"profile": "other.yaml"}, "450", "other.yaml cannot be read: No such file"),

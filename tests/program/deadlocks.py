@@ -1,6 +1,6 @@
 """A model of transfers between processes that keep nothing in between: who would wait for whom for ever?
 
-Each process runs its list of acts. What it sends and receives goes to queues, one for each communicator, of which only
+Each process runs its list of acts. What it sends and receives goes to queues, one for each communicator. Only
 the first entry is under way, and ends when all messages of it have found their other end at the first place there.
 """
 

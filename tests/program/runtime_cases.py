@@ -434,7 +434,7 @@ def be_late(network: torch.nn.Module, case: Case, groups: Groups, folder: Path) 
 
 
 def _whole(holding: ShardedParameters, name: str, held: torch.Tensor) -> torch.Tensor:
-    """A gradient of which this process may hold a share, or a part."""
+    """A gradient; this process may hold a share of it, or a part."""
     stored = holding.stored(name, held)
     return stored.full_tensor() if isinstance(stored, DTensor) else stored
 

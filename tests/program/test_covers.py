@@ -27,7 +27,7 @@ FROZEN = ((), ("vit",), ("llm",), ("vit", "llm"), ("dit",))
 SHARDING = ("none", "zero2", "zero3")
 fits_eight = partial(fits, processes=8)
 PIPELINED = cover({name: PIPELINES[name] for name in DEGREES}, fits_eight)
-"""Degrees of pipelines, any two of which meet."""
+"""Degrees of pipelines, every pair of values together."""
 REST: Factors = {name: values for name, values in PIPELINES.items() if name not in DEGREES}
 PIPELINED_ROWS = covering(
     [row for of, rest in product(PIPELINED, every(REST, lambda _: True)) if fits_eight(row := of | rest)]

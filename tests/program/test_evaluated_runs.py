@@ -58,7 +58,7 @@ def assert_profiled(folder: Path, step: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_losses_of_a_held_out_stream_that_training_does_not_notice(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
-    """On two pipelines of two stages, of which some are sharded; a run that resumes evaluates as one that does not."""
+    """On two pipelines of two stages, some of them sharded; a run that resumes evaluates as one that does not."""
     plain = run(fleet, tmp_path, "plain", 4)
     whole = evaluated(fleet, run(fleet, tmp_path, "whole", 4), every=2, steps=2)
     first = evaluated(fleet, run(fleet, tmp_path, "cut", 3), every=2, steps=2)

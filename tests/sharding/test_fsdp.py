@@ -116,7 +116,7 @@ def backbone(dtype: torch.dtype) -> BackboneStage:
 def test_text_is_embedded_before_the_forward_to_which_its_gradients_belong(
     mesh: DeviceMesh, dtype: torch.dtype, by_hand: bool
 ) -> None:
-    """Of microbatches of which the next begins before the last one has gone back, as in a pipeline."""
+    """Microbatches that overlap: the next begins before the last one's backward, as in a pipeline."""
     plain, network = backbone(dtype), backbone(dtype)
     store_precisely(network)
     sharded = ShardedNetwork(network, "llm", mesh, dtype, Waits(torch.device("cpu")), by_hand=by_hand)

@@ -73,12 +73,12 @@ def test_one_rank_alone_holds_everything_and_checkpoints_do_not_say_who_holds_wh
         ({"backbone": {"mlp_width": 190}, "tp": 4}, "module llm has tp 4 and groups 2"),
         (
             {"backbone": {"mlp_width": 191}, "tp": 2},
-            "module llm has tp 2 and mlp_width 191, of which peers cannot .* set tp to a divisor of 191",
+            "module llm has tp 2 and mlp_width 191, which ranks cannot .* set tp to a divisor of 191",
         ),
-        ({"backbone": {}, "sp": 3}, "module llm has sp 3 and heads 4, of which .* set sp to a divisor of 4"),
+        ({"backbone": {}, "sp": 3}, "module llm has sp 3 and heads 4, which .* set sp to a divisor of 4"),
         (
             {"backbone": {"mlp_width": 190}, "tp": 2, "sp": 2},
-            "module llm has tp 2 x sp 2 and groups 2, of which peers cannot .* set tp x sp to a divisor of 2",
+            "module llm has tp 2 x sp 2 and groups 2, which ranks cannot .* set tp x sp to a divisor of 2",
         ),
     ],
 )
@@ -93,13 +93,13 @@ def test_layers_without_equal_parts(changed: dict[str, Any], message: str) -> No
 @pytest.mark.parametrize(
     ("sizes", "degree", "message"),
     [
-        ({}, 4, "module llm has groups 2, of which 4 ranks that share sequences .*max_degree to at most 2, or groups"),
+        ({}, 4, "module llm has groups 2, which 4 ranks that share sequences .*max_degree to at most 2, or groups"),
         (
             {"heads": 6, "groups": 3, "width": 48},
             2,
-            "module llm has groups 3, of which 2 ranks .*to at most 1",
+            "module llm has groups 3, which 2 ranks .*to at most 1",
         ),
-        ({"heads": 1, "groups": 1}, 2, "module llm has heads 1, of which 2 ranks .*or heads to a multiple of 2"),
+        ({"heads": 1, "groups": 1}, 2, "module llm has heads 1, which 2 ranks .*or heads to a multiple of 2"),
     ],
 )
 def test_heads_without_equal_parts(sizes: dict[str, int], degree: int, message: str) -> None:
@@ -111,7 +111,7 @@ def test_heads_without_equal_parts(sizes: dict[str, int], degree: int, message: 
 
 
 class Odd(SplitLayer):
-    """Of which peers cannot have equal parts, or none at all."""
+    """Networks that cannot be split evenly, or not at all."""
 
     columns, rows = ("up",), ("down",)
 

@@ -48,7 +48,7 @@ def padded() -> Data:
         (
             of(1, 1, 3),
             {},
-            "module image has tp 3 and heads 4, of which peers cannot have equal parts",
+            "module image has tp 3 and heads 4, which ranks cannot split evenly",
         ),
         (of(1, 5), {}, "layers cannot be split into 5 stages; lower pp to at most"),
         (

@@ -124,7 +124,7 @@ def test_a_run_begins_as_its_weights_and_is_exported(
     assert begun.keys() == {*there, "lm_head.weight"}
     for name, tensor in begun.items():
         assert torch.equal(tensor, there[name if name in there else "model.embed_tokens.weight"].double()), name
-    assert "left out, since such a model has no place for them: query.weight" in capsys.readouterr().out
+    assert "left out, since such a model has no parameters for them: query.weight" in capsys.readouterr().out
     tower, there = exported(run, "vit", tmp_path / "tower"), load_file(vit / "model.safetensors")
     there = {f"vision_model.{name.removeprefix('vision_model.')}": tensor for name, tensor in there.items()}
     assert tower.keys() == there.keys()

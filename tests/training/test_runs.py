@@ -196,7 +196,7 @@ def test_signal_saves_and_ends(fleet: Fleet, tmp_path: Path, number: signal.Sign
 
 
 def open_jobs(address: str) -> set[str]:
-    """The jobs of which a server has open streams."""
+    """The jobs that a server has open streams of."""
     with grpc.insecure_channel(address) as channel:
         found = AdminServiceStub(channel).GetMetrics(admin_service_pb2.GetMetricsRequest(), timeout=TIMEOUT_S)
     return {rank.job for rank in found.ranks}

@@ -1,4 +1,4 @@
-"""The grid of processes: which global rank holds which part of which module, and which parts feed which.
+"""The grid of processes: the part of a module that each global rank holds, and the edges between parts.
 
 A module is cut into *chunks*, consecutive shares of its layers: one for each stage, or several where they are
 interleaved. Chunks are the nodes of a graph, and the rows that move between them its *edges*; nothing here assumes

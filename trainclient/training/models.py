@@ -176,7 +176,7 @@ def _require_shared_heads(module: ModuleSpec, sizes: Sizes, degree: int) -> None
         if heads % degree:
             raise ConfigError(
                 f"module {module.name} has {field} {heads}, which {degree} ranks that share sequences cannot split "
-                f"equal parts; set layout.max_degree to at most {heads & -heads}, or {field} to a multiple of {degree}"
+                f"evenly; set layout.max_degree to at most {heads & -heads}, or {field} to a multiple of {degree}"
             )
 
 

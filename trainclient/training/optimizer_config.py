@@ -32,9 +32,9 @@ class GroupOptions(Options):
     lr_factor: Factor = None
     """Multiple of optimizer.lr, instead of a rate."""
     weight_decay: Decay = None
-    """In place of optimizer.weight-decay."""
+    """Weight decay, instead of optimizer.weight-decay."""
     warmup_steps: Steps = None
-    """In place of optimizer.warmup-steps; the decay begins for all at once."""
+    """Warmup steps, instead of optimizer.warmup-steps. The decay begins for all modules at once."""
 
     def problems(self) -> list[str]:
         """What does not fit together, each beginning with the field."""
