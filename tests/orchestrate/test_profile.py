@@ -162,7 +162,7 @@ def test_planner_and_solver_take_the_same_costs_from_one_file(
     [
         ({"tp": 4}, {}, "450", "modules.0.cost: profile.yaml: the profile has encoder at tp [1, 2], and module vit"),
         ({"sp": 2}, {}, "450", "module vit has sp 2, and profiles none; give its cost in numbers"),
-        (PAIR[0], {}, "450", "the profile has no module image, only ['encoder', 'backbone', 'generator']; profile it"),
+        (PAIR[0], {}, "450", "the profile has no module image, only ['encoder', 'backbone', 'generator']; measure it"),
         ({}, {"linear_ps": 3}, "450", "cost has ['linear_ps', 'profile'], and profile is 'profile.yaml'; the name"),
         ({}, {"profile": 3}, "450", "cost has ['profile'], and profile is 3; the name of a file alone is required"),
         ({}, {"profile": "other.yaml"}, "450", "other.yaml cannot be read: No such file"),
