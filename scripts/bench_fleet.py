@@ -5,8 +5,8 @@ One server sends a backbone rank's views of some steps, of a job of 1,008 ranks 
 step, made by its owner. Then the others send the views of theirs, for which plans are fetched, and at last all of them
 send the same again, with plans that are kept. The differences are what a plan takes that is made, and one that is
 fetched; from both follows what a fleet of a hundred spends on planning, held against decoding its share of the step's
-images on this machine. Its sister is --seed 1 --backbone 256 --others 128 --sequences 2048. The exit code is 1 if a
-target is missed.
+images on this machine. --seed 1 --backbone 256 --others 128 --sequences 2048 is its held-out variant. The exit code
+is 1 if a target is missed.
 """
 
 import argparse

@@ -40,12 +40,12 @@ WHOLE_LARGEST = (1.2, 2.2)
 def times() -> Iterator[Row]:
     """DistTrain's problem alone, and all layouts."""
     for (gpus, batch), paper in SCALES.items():
-        for backbone, sister in (("llama3-70b", False), ("llama3-7b", True)):
+        for backbone, held_out in (("llama3-70b", False), ("llama3-7b", True)):
             problem = paper_problem(backbone, gpus, batch, 1024)
             _, own = timed(pipelined, problem, repeat=2)
             _, whole = timed(_all_layouts, problem)
             limit = LIMIT_MS.get(gpus)
-            beside = "" if paper is None or sister else f"; the paper {paper} ms"
+            beside = "" if paper is None or held_out else f"; the paper {paper} ms"
             yield Row(
                 f"solver, {backbone}, {gpus} GPUs, batch {batch}",
                 f"pipelined {own:.0f} ms, all layouts {whole:.0f} ms{beside}",

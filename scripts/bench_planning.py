@@ -1,7 +1,7 @@
 """Prints what the planner reaches: quality against bounds, optima and the papers' methods, and its own time.
 
 Every row is measured in this run on one core with the default policies and budgets, over 20 fixed seeds unless it says
-otherwise, and has a sister of another size, skew and seed, except for figures of the papers' own experiments. Times are
+otherwise, and has a held-out variant of another size, skew and seed, but for the papers' own experiments. Times are
 scaled to the reference machine (`benchmarks.calibration`). The exit code is 1 if a row with a target misses it.
 """
 

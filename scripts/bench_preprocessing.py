@@ -48,7 +48,7 @@ class Crops:
 
 
 CROPS = Crops("LAION-like crops", 0, 512, 0.6), Crops("smaller, more skewed crops", 100, 320, 0.9)
-"""The first have widths with p10 / p50 / p90 of about 256 / 512 / 1200; and their sister."""
+"""The first have widths with p10 / p50 / p90 of about 256 / 512 / 1200; and their held-out variant."""
 TIMES_AS_FAST = {Quality.FAST: 3.5, Quality.EXACT: 1.8}
 """As plain Pillow."""
 LEAST_DB = {Quality.FAST: (48, 35), Quality.EXACT: (50, 50)}
@@ -196,7 +196,7 @@ def main() -> int:
     rows: list[Row] = []
     for name, pictures in sources.items():
         for of_quality in Quality:
-            # Other datasets may hold other formats than JPEG, of which no target for `fast` was set.
+            # Other datasets may hold other formats than JPEG; `fast` has no target for these.
             judged = arguments.dataset is None or of_quality is Quality.EXACT
             sizing = whole.model_copy(update={"quality": of_quality})
             rows.append(speed(name, pictures, sizing, arguments.rounds, TIMES_AS_FAST[of_quality] if judged else None))

@@ -2,7 +2,7 @@
 """What a trainer waits for its images: decoded in its process, one microbatch ahead in a thread, or by a data server.
 
 The accelerator is a sleep of so many times the local decoding time, the same in all three; data and decoding code are
-the same too, and rounds are interleaved. Check 24 of docs/evidence.md: the wait shrinks from the time of decoding to
+the same too, and rounds are interleaved. The wait shrinks from the time of decoding to
 that of handing over a tensor. Then a trainer that takes 80 % of what the server was just seen to deliver: what it waits
 for 2,000 microbatches. --prefetch-mib 48 128 compares such trainers alone, in interleaved rounds of one pace, by what
 their clients receive ahead.
@@ -119,7 +119,7 @@ class Case:
 
 
 CASES = Case(768, 16, 1.0, 0), Case(512, 8, 1.5, 100)
-"""One, and its sister. Samples of a microbatch of 16 vary less than those of one of 8."""
+"""One, and its held-out variant. Samples of a microbatch of 16 vary less than those of one of 8."""
 
 
 @dataclass(frozen=True, slots=True)

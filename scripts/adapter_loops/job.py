@@ -5,7 +5,7 @@ from typing import Any
 from adapter_loops.measuring import PATCH_COST, RANKS, ROWS, SEQ_LEN, STEPS, TOKEN_COST
 
 SERVED = "served"
-"""In place of a decoder: read from a server."""
+"""Given instead of a decoder: read from a server."""
 
 
 def full_job() -> dict[str, Any]:

@@ -44,7 +44,7 @@ SPECIAL = {f"{name}_token": f"<{name}>" for name in MultiModalTokenizer.TOKEN_FI
 
 
 class Model(BaseModel):  # type: ignore[misc]
-    """Of one weight; tells a meter what it is handed, which sleeps in place of the device."""
+    """Of one weight; tells a meter what it is handed, which sleeps instead of the device."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseModel.Config):  # type: ignore[misc]

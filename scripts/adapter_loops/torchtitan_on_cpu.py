@@ -10,7 +10,7 @@ from unittest.mock import MagicMock
 import torch
 
 OF_TORCHVISION = "torchvision._meta_registrations"
-"""Shapes of operators that only its build for GPUs registers, of which package indexes have no other."""
+"""Shapes of operators registered by its build for GPUs alone; package indexes have no other."""
 
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 _cpu: Any = torch.cpu

@@ -46,7 +46,7 @@ def make_dataset(
     seed: int = 0,
     median: int = MEDIAN_WIDTH,
 ) -> Path:
-    """Make `shards` shards of `samples` image-text pairs each, of which `distinct` differ.
+    """Make `shards` shards of `samples` image-text pairs each; `distinct` of them differ.
 
     Args:
         folder: must not hold shards yet.

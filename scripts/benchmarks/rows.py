@@ -27,7 +27,7 @@ class Row:
 
 
 def spread(values: Sequence[float], form: str) -> str:
-    """The median of some values of which less is better, and the largest, each in a format of Python's."""
+    """The median of some values, where less is better, and the largest, each in a format of Python's."""
     return f"{format(statistics.median(values), form)} (worst {format(max(values), form)})"
 
 

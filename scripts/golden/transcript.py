@@ -136,7 +136,7 @@ def record() -> list[Exchange]:
 
 
 def save(exchanges: Iterable[Exchange], folder: Path = FOLDER) -> None:
-    """Write the transcript in place of the one that is there."""
+    """Replace the transcript."""
     for old in (*folder.glob("*.json"), *folder.glob("*.bin")):
         old.unlink()
     for number, exchange in enumerate(exchanges):

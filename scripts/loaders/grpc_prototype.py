@@ -22,7 +22,7 @@ from loaders.common import DECODERS, Files, Place, members, read
 from loaders.reporting import BATCH, report
 
 SERVE: Final = "serve"
-"""In place of a count: be the server."""
+"""Given instead of a count: be the server."""
 METHOD: Final = "/prototype/Batches"
 OPTIONS: Final = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 AHEAD: Final = 4

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 BATCH = 32
 """Images of a batch."""
 PREPARE = "prepare"
-"""In place of a decoder: only make the copy of the shards that a loader wants."""
+"""Given instead of a decoder: only make the copy of the shards that a loader wants."""
 
 
 def report(batches: Iterable[int], count: int) -> None:

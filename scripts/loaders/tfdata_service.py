@@ -16,7 +16,7 @@ from loaders.common import BLOCK, MAX_BLOCKS, PATCH, Files, members, read
 from loaders.reporting import BATCH, PREPARE, report
 
 SERVE = "serve"
-"""In place of a compression: be the worker."""
+"""Given instead of a compression: be the worker."""
 service = tf.data.experimental.service
 
 

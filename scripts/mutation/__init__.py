@@ -1,1 +1,1 @@
-"""Mutants: small changes to the code, each of which some test must notice."""
+"""Mutants: small changes to the code. Some test must notice each of them."""

@@ -56,7 +56,7 @@ def judge(mutant: Mutant, tree: Tree, covering: Covering, stopping: Event) -> Ve
     path = tree.folder / mutant.path
     passed, effort = 0, Effort("")
     with tempfile.TemporaryDirectory() as compiled:
-        # Elsewhere than the sound kernels, of which only the newest would be kept.
+        # Elsewhere than the sound kernels: only the newest would be kept.
         folder = {"NUMBA_CACHE_DIR": compiled} if KERNELS in mutant.path else {}
         path.write_text(mutant.mutated)
         os.utime(path, (stamp := secrets.randbelow(1 << 31), stamp))  # bytecode of what was here before is not its own

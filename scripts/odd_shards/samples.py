@@ -38,7 +38,7 @@ def _left_out(kind: str, *members: tuple[str, bytes], image: bool = True) -> Mak
 
 
 def _document(rng: Rng, texts: list[Any], images: list[Any]) -> Members:
-    """The members of a document with two images, of which it names `images`."""
+    """The members of a document with two images; its JSON names `images`."""
     stored = tuple((f"{n}.jpg", jpeg(rng)) for n in range(2))
     return (*stored, ("json", _json({"texts": texts, "images": images})))
 

@@ -56,7 +56,7 @@ class Assumption:
     problem: Callable[[Problem], Problem] = lambda problem: problem
     ours: Callable[[Problem], Problem] = lambda problem: problem
     stages: Mapping[str, int] | None = None
-    """Of the baseline's backbone, in place of the best."""
+    """Stages of the baseline's backbone, instead of the best number."""
 
 
 def gain(case: Case, assumed: Assumption | None = None) -> Gain:

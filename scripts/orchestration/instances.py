@@ -12,7 +12,7 @@ from trainclient.orchestrate.workload import SampleSize, Stream, workload
 
 
 def random_problem(seed: int, most_gpus: int = 64) -> Problem:
-    """A model of any modules and sizes, on up to so many GPUs, some of which have little memory."""
+    """A model of any modules and sizes, on up to so many GPUs; some have little memory."""
     random = np.random.default_rng(seed)
 
     def size(kind: str) -> ModelSize:

@@ -28,12 +28,12 @@ from dataserver.planning.balancing import (
 from dataserver.planning.stream import packing
 
 SEEDS, OTHER_SEEDS = range(20), range(100, 120)
-"""Of rows, and of their sisters."""
+"""Seeds of rows, and of their held-out variants."""
 OPTIMA = Path(__file__).parents[2] / "tests" / "planning" / "balancing" / "balancing_optima.json"
 
 
 def rows() -> list[Row]:
-    """All rows of this part, each with a sister of another size, skew and seed; takes about a minute."""
+    """All rows of this part, each with a held-out variant of another size, skew and seed; takes about a minute."""
     small, large = (1.0005, 3), (1.0002, 150)
     return [
         *(_equal_counts(SEEDS, 2_048, 128, sigma, *small) for sigma in (0.75, 1.2)),

@@ -45,7 +45,7 @@ class Case:
 
 
 CASES = Case(4, 32, 4, 4, 0.6, range(20)), Case(6, 16, 3, 6, 1.0, range(100, 120))
-"""512 samples in 128 microbatches of four, as in the paper; and a sister."""
+"""512 samples in 128 microbatches of four, as in the paper; and a held-out variant."""
 EXCHANGES = 40_000
 """Tried to make microbatches alike."""
 

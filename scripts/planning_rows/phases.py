@@ -44,7 +44,7 @@ CASES = (
     Case(96, 4, 10, (1.2, 0.6, 0.9), padded=True, seeds=range(100, 120)),
     Case(768, 4, 20, (0.5, 0.8, 0.4), seeds=range(100, 105)),
 )
-"""Three, and the sister of each."""
+"""Three, and the held-out variant of each."""
 
 
 @dataclass(frozen=True)

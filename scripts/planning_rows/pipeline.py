@@ -47,11 +47,11 @@ class Shape:
 
 
 SHAPES = Shape(10, 32, 0.6, range(20)), Shape(6, 48, 1.0, range(100, 120))
-"""That of scenario A, and its sister."""
+"""That of scenario A, and its held-out variant."""
 
 
 def rows() -> list[Row]:
-    """All rows of this part; takes about half a minute. Closed forms and the papers' own examples have no sisters."""
+    """All rows of this part; takes about half a minute. Closed forms and papers' own examples have no held-out variants."""
     return [
         *(row for shape in SHAPES for row in _speeds(shape)),
         _closed_forms(range(1, 9), 1, 2),

@@ -1,6 +1,6 @@
-"""What hops between stages cost a step, and what a planner that knows them wins back.
+"""What transfers between stages cost a step, and what a planner that knows them wins back.
 
-2,048 sequences on 128 ranks of 8 stages beside encoders and a generator, and a sister of another size; every hop takes
+2,048 sequences on 128 ranks of 8 stages beside encoders and a generator, and a held-out variant; every transfer takes
 5 % of the forward of a mean microbatch on a stage.
 """
 
@@ -34,7 +34,7 @@ class Case:
 
 
 CASES = Case(128, 8, 16, 0.3, range(5)), Case(48, 6, 24, 0.8, range(100, 105))
-"""One, and its sister."""
+"""One, and its held-out variant."""
 LAYOUTS: dict[str, dict[str, Any]] = {
     "1F1B": {},
     "1F1B, up to 2 more in flight": {"extra_in_flight": 2},

@@ -1,6 +1,6 @@
 """What it costs that all ranks of a wave have images or none, and that images stay on the rank of their sequence.
 
-Ranks that run encoder and backbone, half of the samples with an image; and sisters of other sizes, skews and stages.
+Ranks that run encoder and backbone, half of the samples with an image; and held-out variants.
 """
 
 import time
@@ -45,7 +45,7 @@ class Case:
 
 
 CASES = Case(64, 1, 16, 0.6, 0.5, range(20)), Case(24, 4, 24, 0.9, 0.2, range(100, 120))
-"""One, and its sister."""
+"""One, and its held-out variant."""
 
 
 def rows() -> list[Row]:
