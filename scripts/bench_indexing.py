@@ -2,8 +2,8 @@
 """Indexing beside what it cannot do without: reading a shard and hashing its bytes.
 
 A shard in img2dataset layout, of images of some 60 KB as in LAION at 512 pixels, and a held-out variant of more,
-smaller and more skewed samples. Both are measured in turn in this process, in CPU time, so that other work on the machine
-changes their ratio little. The exit code is 1 on a miss.
+smaller and more skewed samples. Both are measured in turn in this process, in CPU time, so that other work on the
+machine changes their ratio little. The exit code is 1 on a miss.
 """
 
 import argparse

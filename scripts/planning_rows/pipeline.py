@@ -51,7 +51,7 @@ SHAPES = Shape(10, 32, 0.6, range(20)), Shape(6, 48, 1.0, range(100, 120))
 
 
 def rows() -> list[Row]:
-    """All rows of this part; takes about half a minute. Closed forms and papers' own examples have no held-out variants."""
+    """All rows of this part; half a minute. Closed forms and papers' own examples have no held-out variants."""
     return [
         *(row for shape in SHAPES for row in _speeds(shape)),
         _closed_forms(range(1, 9), 1, 2),
