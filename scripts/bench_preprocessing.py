@@ -27,10 +27,9 @@ from PIL.JpegImagePlugin import JpegImageFile
 from skimage import data as photographs
 
 from dataserver.dataset import Dataset, DatasetError
+from dataserver.images import ImageShape, decode_patches, silence_pillow_warnings, write_patches
 from dataserver.planning.job.fields import Quality, Sizing
 from dataserver.planning.stream.sizing import patch_grid
-from dataserver.preprocessing import ImageShape, decode_patches, silence_pillow_warnings
-from dataserver.preprocessing.codecs import write_patches
 
 Picture = tuple[bytes, ImageShape]
 

@@ -24,10 +24,10 @@ import numpy as np
 from benchmarks.rows import Row, report
 from demo_processes import Processes
 
+from dataserver.assembly import prepare_view, total_bytes, view_tensors
 from dataserver.jobs import Catalog, JobPlanner, fill_job
 from dataserver.planning.job.identity import Job, parse_job
 from dataserver.planning.plan.views import view_plan
-from dataserver.preprocessing import prepare_view, total_bytes, view_tensors
 from dataserver.serving.config import load_config
 from trainclient.client import DataClient
 from trainclient.stream.reader import PREFETCH_BYTES

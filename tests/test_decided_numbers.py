@@ -121,8 +121,8 @@ KEPT: dict[str, dict[str, Any]] = {
         "OPERATIONS_AT_ONCE": 2_097_152,
         "LOOKS_AT_ONCE": 16_384,
     },
-    "dataserver/preprocessing/limits.py": {"DECODER_BYTES_PER_PIXEL": 16},
-    "dataserver/preprocessing/views.py": {"IMAGES_PER_TASK": 8, "READ_AT_ONCE_BYTES": 4 * MIB},
+    "dataserver/images/limits.py": {"DECODER_BYTES_PER_PIXEL": 16},
+    "dataserver/assembly/views.py": {"IMAGES_PER_TASK": 8, "READ_AT_ONCE_BYTES": 4 * MIB},
     "dataserver/serving/allocator.py": {
         "M_TRIM_THRESHOLD": -1,
         "M_TOP_PAD": -2,
@@ -199,7 +199,8 @@ def test_every_time_is_among_them() -> None:
     folders = (
         "dataserver/dataset",
         "dataserver/planning",
-        "dataserver/preprocessing",
+        "dataserver/images",
+        "dataserver/assembly",
         "dataserver/serving",
         "trainclient/stream",
     )

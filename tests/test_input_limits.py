@@ -12,7 +12,6 @@ LIMITS: dict[str, dict[str, int]] = {
     "dataserver/dataset/errors.py": {"MAX_ODDITY_BYTES": 4 * MIB, "MAX_DETAIL_CHARS": 200, "MAX_KEY_CHARS": 1024},
     "dataserver/dataset/files.py": {"MAX_SHARDS": 1_048_576},
     "dataserver/dataset/filters.py": {"MAX_FILTER_CHARS": 4096, "MAX_FILTER_DEPTH": 32},
-    "dataserver/dataset/headers.py": {"MAX_IMAGE_BYTES": 64 * MIB, "MAX_IMAGE_PIXELS": 134_217_728},
     "dataserver/dataset/open_shards.py": {"MAX_OPEN_SHARDS": 128},
     "dataserver/dataset/parquet_columns.py": {
         "MAX_SIDECAR_BYTES": 1024 * MIB,
@@ -37,11 +36,12 @@ LIMITS: dict[str, dict[str, int]] = {
     "dataserver/planning/job/fields/transfers.py": {"MAX_BYTES_PER_NS": 1_000_000},
     "dataserver/planning/job/fields/values.py": {"MAX_INTEGER": 9_007_199_254_740_991},
     "dataserver/planning/stream/packing.py": {"MAX_SEQ_LEN": 1_073_741_824},
-    "dataserver/preprocessing/limits.py": {
+    "dataserver/images/limits.py": {
+        "MAX_IMAGE_BYTES": 64 * MIB,
+        "MAX_IMAGE_PIXELS": 134_217_728,
         "MAX_SCANNED_PIXELS": 2_147_483_648,
-        "MAX_TOKENIZER_BYTES": 256 * MIB,
-        "MAX_TEXT_BATCH_BYTES": 16 * MIB,
     },
+    "dataserver/assembly/limits.py": {"MAX_TOKENIZER_BYTES": 256 * MIB, "MAX_TEXT_BATCH_BYTES": 16 * MIB},
     "dataserver/serving/admin_service.py": {"MAX_GRACE_S": 3600},
     "dataserver/serving/data_service.py": {
         "MAX_TENSOR_NAMES": 64,
@@ -71,7 +71,7 @@ INSIDE = {
     "dataserver/planning/layouts/grouped/refining.py",
     "dataserver/planning/layouts/grouped/wave_order.py",
     "dataserver/dataset/shard.py",
-    "dataserver/preprocessing/codecs/scratch.py",
+    "dataserver/images/scratch.py",
     "dataserver/serving/lending.py",
     "dataserver/serving/stream.py",
     "trainclient/stream/handoff.py",
@@ -81,7 +81,8 @@ INSIDE = {
 FOLDERS = (
     "dataserver/dataset",
     "dataserver/planning",
-    "dataserver/preprocessing",
+    "dataserver/images",
+    "dataserver/assembly",
     "dataserver/serving",
     "trainclient/stream",
 )

@@ -72,7 +72,7 @@ from pathlib import Path
 from dataserver.jobs import Catalog, JobPlanner, fill_job
 from dataserver.planning.job.identity import parse_job
 from dataserver.planning.plan.views import view_plan
-from dataserver.preprocessing import prepare_view, total_bytes, view_tensors
+from dataserver.assembly import prepare_view, total_bytes, view_tensors
 from dataserver.serving.config import load_config
 from dataserver.serving.server import DataServer
 import numpy as np

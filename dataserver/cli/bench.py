@@ -13,7 +13,7 @@ from dataserver.cli.arguments import MaybeInt, MaybePath, sizing_of
 from dataserver.cli.tables import console_for_tables
 from dataserver.cli.throughput import READING, WARM_SAMPLES, Decoded, Made, Maker, Rate, sampled
 from dataserver.dataset import Dataset, usable_cores
-from dataserver.preprocessing import silence_pillow_warnings
+from dataserver.images import silence_pillow_warnings
 
 MAX_SAMPLES: Final = 100_000
 MAX_THREADS: Final = 1024

@@ -5,12 +5,12 @@ from typing import Annotated
 
 import tyro
 
+from dataserver.assembly import BYTES, Tokenizer, load_tokenizer
 from dataserver.cli.arguments import MaybeInt, MaybePath, tokenizer_files
 from dataserver.cli.progress import progress_bar
 from dataserver.dataset import KINDS, Dataset, build_index, count_tokens
 from dataserver.jobs import Rules, index_statistics
 from dataserver.planning.job.fields import Sizing
-from dataserver.preprocessing import BYTES, Tokenizer, load_tokenizer
 
 
 def index(

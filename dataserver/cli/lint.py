@@ -11,8 +11,8 @@ from dataserver.cli.arguments import MaybePath, Switch
 from dataserver.cli.progress import progress_bar
 from dataserver.dataset import KINDS, LintReport
 from dataserver.dataset import lint as lint_dataset
+from dataserver.images import silence_pillow_warnings, undecodable
 from dataserver.outputs import require_writable
-from dataserver.preprocessing import silence_pillow_warnings, undecodable
 
 ODD: Final = 1
 """Exit status where something is odd."""

@@ -26,9 +26,9 @@ from dataserver.cli.arguments import (
 )
 from dataserver.cli.warm import compile_missing
 from dataserver.dataset import usable_memory
+from dataserver.images import silence_pillow_warnings
 from dataserver.jobs import Catalog
 from dataserver.planning.kernels import cache as kernel_cache
-from dataserver.preprocessing import silence_pillow_warnings
 from dataserver.serving.allocator import keep_freed_memory
 from dataserver.serving.budgets import Budgets, remark
 from dataserver.serving.config import ServerConfig, load_config

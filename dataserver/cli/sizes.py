@@ -6,12 +6,12 @@ from typing import Annotated
 
 import tyro
 
+from dataserver.assembly import BYTES, load_tokenizer
 from dataserver.cli.arguments import MaybePath, sizing_of, tokenizer_files
 from dataserver.cli.progress import progress_bar
 from dataserver.dataset import Dataset
 from dataserver.jobs import Rules, size_histogram, thinned
 from dataserver.outputs import require_writable, tells_on, write_output
-from dataserver.preprocessing import BYTES, load_tokenizer
 
 
 def sizes(

@@ -10,10 +10,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.dataset import Dataset, ImageRef, sniff_format
+from dataserver.dataset import Dataset, ImageRef
+from dataserver.images import ImageShape, decode_patches, sniff_format
 from dataserver.planning.job.fields import Sizing
 from dataserver.planning.stream.sizing import patch_grid
-from dataserver.preprocessing import ImageShape, decode_patches
 
 READING: Final = "reading"
 WARM_SAMPLES: Final = 8

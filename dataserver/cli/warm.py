@@ -61,7 +61,7 @@ def compile_missing() -> None:
 
 def warm_up() -> None:
     """Plan tiny made-up jobs and scale tiny images: this loads or compiles all kernels."""
-    from dataserver.preprocessing import content_digest
+    from dataserver.assembly import content_digest
 
     content_digest()
     for backbone, layout in _JOBS:

@@ -18,7 +18,6 @@ from dataserver.dataset.errors import (
     printable,
 )
 from dataserver.dataset.filters import Filter, compile_filter
-from dataserver.dataset.headers import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS, TRANSPOSED, sniff_format
 from dataserver.dataset.kinds import KINDS, Effect
 from dataserver.dataset.lint import Finding, LintReport, lint
 from dataserver.dataset.memory import Memory, processes_within, usable_memory
@@ -32,10 +31,7 @@ from dataserver.dataset.workers import in_processes
 __all__ = [
     "IMAGE",
     "KINDS",
-    "MAX_IMAGE_BYTES",
-    "MAX_IMAGE_PIXELS",
     "TEXT",
-    "TRANSPOSED",
     "Array",
     "ArraysError",
     "BuildReport",
@@ -73,7 +69,6 @@ __all__ = [
     "printable",
     "processes_within",
     "read_arrays",
-    "sniff_format",
     "usable_cores",
     "usable_memory",
     "write_arrays",

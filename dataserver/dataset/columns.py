@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dataserver.dataset.headers import FORMATS, MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
+from dataserver.images import FORMAT_NAMES, MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
 
 IMAGE_TYPE: Final = pa.struct(
     [
@@ -38,7 +38,7 @@ RANGES: Final = {
     "width": (1, MAX_IMAGE_PIXELS),
     "height": (1, MAX_IMAGE_PIXELS),
     "orientation": (1, 8),
-    "format": (0, len(FORMATS) - 1),
+    "format": (0, len(FORMAT_NAMES) - 1),
 }
 """Least and greatest value of each field of an image."""
 

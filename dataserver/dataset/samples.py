@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeVar
 
 from dataserver.dataset.errors import Oddities, SampleError, TarError
-from dataserver.dataset.headers import FORMATS, read_header, sniff_format
 from dataserver.dataset.kinds import NEEDS_SPECIAL_MEMBER
 from dataserver.dataset.parts import IMAGE, TEXT, Scalar
 from dataserver.dataset.tar import MAX_MEMBER_BYTES, Member, sample_key, show, split_name
+from dataserver.images import FORMAT_NAMES, ImageHeaderError, read_header, sniff_format
 
 MAX_TEXT_BYTES: Final = 4 << 20
 """Limit of one .txt or .json member, and so of all texts of one sample."""
@@ -33,7 +33,7 @@ Parsed = TypeVar("Parsed")
 
 
 class ImagePart(NamedTuple):
-    """One image in a shard: position in bytes, upright size in pixels, EXIF orientation, index into `FORMATS`.
+    """One image in a shard: position in bytes, upright size in pixels, EXIF orientation, index into `FORMAT_NAMES`.
 
     Its fields are those of `columns.IMAGE_TYPE`, in that order.
     """
@@ -163,9 +163,12 @@ def _claims_image(extension: str, member: Member) -> bool:
 def _read_image(member: Member) -> ImagePart:
     if member.content is None:
         raise SampleError("image_too_large", f"{member.length} bytes, limit {MAX_MEMBER_BYTES}")
-    header = read_header(member.content)
+    try:
+        header = read_header(member.content)
+    except ImageHeaderError as error:
+        raise SampleError(error.kind, error.detail) from error
     return ImagePart(
-        member.offset, member.length, header.width, header.height, header.orientation, FORMATS.index(header.format)
+        member.offset, member.length, header.width, header.height, header.orientation, FORMAT_NAMES.index(header.format)
     )
 
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from dataserver.assembly import BYTES, Tokenizer, check_tokenizer, load_tokenizer
 from dataserver.dataset import Dataset
 from dataserver.jobs.errors import DatasetMismatchError, DatasetUnknownError, TokenizerUnknownError
 from dataserver.planning.job.fields import DatasetSpec, Stream, TokenizerSpec
-from dataserver.preprocessing import BYTES, Tokenizer, check_tokenizer, load_tokenizer
 
 
 class CatalogPaths(Protocol):

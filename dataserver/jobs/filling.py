@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from dataserver.assembly import BYTES, tokenizer_spec
 from dataserver.jobs.catalog import Catalog, quarantine_digest
 from dataserver.jobs.errors import FillingError
 from dataserver.planning.job.fields import SPECIAL_TOKENS, absent_fields, is_name
-from dataserver.preprocessing import BYTES, tokenizer_spec
 
 
 def fill_job(data: Any, catalog: Catalog) -> Any:

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Final, TypeVar
 
+from dataserver.assembly import PreparedView
 from dataserver.dataset import ShardReadError
-from dataserver.preprocessing import PreparedView
 from dataserver.serving.lending import Block
 from dataserver.serving.memory import Buffer
 from dataserver.serving.metrics import Metrics

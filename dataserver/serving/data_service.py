@@ -10,6 +10,7 @@ from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1 import errors_pb2, microbatch_pb2
 from google.protobuf.duration_pb2 import Duration
 
+from dataserver.assembly import content_digest, tokenizer_spec
 from dataserver.jobs import Catalog, IsCancelled, fill_job, quarantine_digest
 from dataserver.planning.job.fields import (
     SUPPORTED_CONTENT_VERSIONS,
@@ -24,7 +25,6 @@ from dataserver.planning.job.fields import (
 from dataserver.planning.job.identity import JobSpecError, parse_job
 from dataserver.planning.job.spec import SUPPORTED_PLAN_VERSIONS
 from dataserver.planning.plan.naming import counted
-from dataserver.preprocessing import content_digest, tokenizer_spec
 from dataserver.serving.config import ServerConfig
 from dataserver.serving.descriptions import describe_samples
 from dataserver.serving.errors import DataServiceError

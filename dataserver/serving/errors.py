@@ -11,6 +11,7 @@ from disttrain.v1 import errors_pb2
 from disttrain.v1.errors_pb2 import ErrorAction, ErrorReason
 from google.protobuf.any_pb2 import Any as AnyMessage
 
+from dataserver.assembly import TokenCountError, TokenizerError, UnknownTensorError
 from dataserver.dataset import DatasetError, FilterError, ShardReadError, StaleIndexError, TokensMissingError
 from dataserver.jobs import (
     DatasetMismatchError,
@@ -23,7 +24,6 @@ from dataserver.planning.balancing import BinRoomError
 from dataserver.planning.job.identity import JobSpecError, UnsupportedVersionError
 from dataserver.planning.stream.order import DatasetEmptyError, StepOutOfRangeError
 from dataserver.planning.stream.sizing import MicrobatchTooLargeError, SampleTooLargeError
-from dataserver.preprocessing import TokenCountError, TokenizerError, UnknownTensorError
 
 ERROR_DOMAIN = "disttrain"
 MAX_TEXT_BYTES = 1500

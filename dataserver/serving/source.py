@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from dataserver.assembly import PreparedView, TensorSpec, prepare_view, total_bytes, view_tensors
 from dataserver.jobs import IsCancelled
 from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.plan.views import ViewPlan, view_plan
-from dataserver.preprocessing import PreparedView, TensorSpec, prepare_view, total_bytes, view_tensors
 from dataserver.serving.memory import Buffer
 from dataserver.serving.registry import ServedJob
 from dataserver.serving.wire import EncodedMicrobatch, encode_microbatch, zstd_compressor

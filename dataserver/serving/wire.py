@@ -12,11 +12,11 @@ import numpy as np
 import zstandard
 from disttrain.v1 import data_service_pb2, errors_pb2, microbatch_pb2
 
+from dataserver.assembly import TensorSpec, total_bytes
 from dataserver.planning.job.fields import ModuleKind
 from dataserver.planning.job.identity import Job
 from dataserver.planning.plan.plan import Routing, StepPlan
 from dataserver.planning.plan.views import ViewPlan, aligned
-from dataserver.preprocessing import TensorSpec, total_bytes
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.limits import MAX_MESSAGE_BYTES
 from dataserver.serving.memory import Buffer

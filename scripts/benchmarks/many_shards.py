@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from dataserver.assembly import load_tokenizer
 from dataserver.dataset import count_tokens
 from dataserver.dataset.columns import CORE_SCHEMA, IMAGE_TYPE
 from dataserver.dataset.errors import Oddities
@@ -22,7 +23,6 @@ from dataserver.dataset.files import find_shards
 from dataserver.dataset.index import BATCH_ROWS, FORMAT_VERSION, NO_SIDECAR, IndexHeader, read_schema
 from dataserver.dataset.indexing import write_index
 from dataserver.dataset.known import state_of, write_known
-from dataserver.preprocessing import load_tokenizer
 
 IMAGE_BYTES: Final = 60_000
 """Of a sample, as in LAION at 512 pixels."""

@@ -21,10 +21,10 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
+from dataserver.assembly import load_tokenizer
 from dataserver.dataset import count_tokens
 from dataserver.dataset.build import build_index
 from dataserver.jobs import Catalog
-from dataserver.preprocessing import load_tokenizer
 from dataserver.serving.config import load_config
 from dataserver.serving.server import DataServer
 from golden.dataset import MAX_PATCHES, MERGE, PATCH, write_golden

@@ -22,7 +22,8 @@ from mutation.trees import ROOT, Tree
 FOLDERS = (
     "dataserver/planning",
     "dataserver/dataset",
-    "dataserver/preprocessing",
+    "dataserver/images",
+    "dataserver/assembly",
     "dataserver/serving",
     "trainclient/stream",
     "trainclient/exchange",

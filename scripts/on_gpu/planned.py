@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import yaml
 
+from dataserver.assembly.tokens import ByteTokenizer, tokenizer_spec
 from dataserver.cli.jobs import open_job
 from dataserver.planning.job.fields import MODELS
 from dataserver.planning.planner import timeline
-from dataserver.preprocessing.tokens import ByteTokenizer, tokenizer_spec
 from on_gpu.preset import SMALL, Size, job
 from on_gpu.processes import run_bounded
 from on_gpu.serving import dataserver

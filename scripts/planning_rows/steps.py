@@ -11,6 +11,7 @@ import numpy as np
 from benchmarks.calibration import timed
 from benchmarks.rows import Row
 
+from dataserver.assembly import load_tokenizer
 from dataserver.cli.stairs import mean_stairs
 from dataserver.dataset import Dataset, build_index, count_tokens
 from dataserver.planning.job.fields import SPECIAL_TOKENS
@@ -19,7 +20,6 @@ from dataserver.planning.layouts.pipelined.planner import bound_ns
 from dataserver.planning.planner import plan_step, stairs, timeline
 from dataserver.planning.stream.samples import StepSamples, Task
 from dataserver.planning.stream.sizing import draw_tasks, patch_grids
-from dataserver.preprocessing import load_tokenizer
 
 SEQ_LEN = 8192
 Sizes = tuple[np.ndarray, np.ndarray, np.ndarray]

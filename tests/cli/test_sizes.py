@@ -11,13 +11,13 @@ from cli.server_process import command, refused, run
 from faults.disk import fill, missing, small_disk
 from shards import write_pairs
 
+from dataserver.assembly import load_tokenizer
 from dataserver.dataset import Dataset
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.jobs.histogram import _leading, thinned
 from dataserver.outputs import OutputError
 from dataserver.planning.job.fields import Sizing
 from dataserver.planning.stream.sizing import patch_grid
-from dataserver.preprocessing import load_tokenizer
 from trainclient.orchestrate.workload import Stream, read_sizes, workload
 
 

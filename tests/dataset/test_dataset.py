@@ -25,9 +25,9 @@ from dataserver.dataset import (
     compile_filter,
     lint,
 )
-from dataserver.dataset.headers import MAX_IMAGE_BYTES
 from dataserver.dataset.index import BATCH_ROWS
 from dataserver.dataset.sidecar_columns import MAX_COLUMNS
+from dataserver.images import MAX_IMAGE_BYTES
 
 
 @pytest.fixture(scope="module")

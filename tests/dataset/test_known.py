@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from shards import write_pairs, write_texts
 
+from dataserver.assembly import load_tokenizer
 from dataserver.dataset import Dataset, StaleIndexError, build_index, count_tokens, files
 from dataserver.dataset.files import find_shards, read_fresh_index, read_index
 from dataserver.dataset.index import read_schema
 from dataserver.dataset.known import known_path, read_known, state_of, write_known
 from dataserver.dataset.stamps import TICK_S
-from dataserver.preprocessing import load_tokenizer
 
 SHARDS = ["00000.tar", "00001.tar"]
 BYTES = load_tokenizer("bytes")

@@ -12,7 +12,6 @@ from PIL import Image
 from shards import write_interleaved, write_texts
 
 from dataserver.dataset import Dataset, DatasetError, TokensMissingError, build_index, count_tokens
-from dataserver.dataset import headers as headers_module
 from dataserver.dataset import quarantine as quarantine_module
 from dataserver.dataset.cache import LruCache
 from dataserver.dataset.errors import (
@@ -21,14 +20,14 @@ from dataserver.dataset.errors import (
     MAX_ODDITY_BYTES,
     Oddities,
     QuarantineError,
-    SampleError,
     printable,
 )
 from dataserver.dataset.files import find_shards
-from dataserver.dataset.headers import FORMATS, read_header, sniff_format
 from dataserver.dataset.index import read_schema
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.dataset.tokens import read_counts
+from dataserver.images import FORMAT_NAMES, ImageHeaderError, read_header, sniff_format
+from dataserver.images import header as headers_module
 
 
 def image(width: int = 3, height: int = 2, orientation: object = None, image_format: str = "JPEG") -> bytes:
@@ -59,7 +58,7 @@ def test_headers_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
             assert sniff_format(data) == found
     assert sniff_format(b"RIFX1234WEBP") is None
     assert sniff_format(b"x" + b"\xff\xd8\xff") is None
-    assert FORMATS == ("jpeg", "png", "webp")
+    assert FORMAT_NAMES == ("jpeg", "png", "webp")
     assert read_header(image(1, 1)).width == 1
     assert (headers_module.MAX_IMAGE_BYTES, headers_module.MAX_IMAGE_PIXELS) == (64 << 20, 1 << 27)
     assert headers_module.ORIENTATION_TAG == 0x0112
@@ -72,13 +71,13 @@ def test_headers_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
             patch.setattr(headers_module, name, limit)
             assert read_header(data).width == 3
             patch.setattr(headers_module, name, limit - 1)
-            with pytest.raises(SampleError) as caught:
+            with pytest.raises(ImageHeaderError) as caught:
                 read_header(data)
             assert (caught.value.kind, caught.value.detail) == ("image_too_large", words)
-    with pytest.raises(SampleError) as caught:
+    with pytest.raises(ImageHeaderError) as caught:
         read_header(b"123456789")
     assert caught.value.detail == "neither JPEG, PNG nor WebP: starts with 3132333435363738"
-    with pytest.raises(SampleError, match="unreadable_header"):
+    with pytest.raises(ImageHeaderError, match="unreadable_header"):
         read_header(magic)
 
 

@@ -22,8 +22,8 @@ from dataserver.dataset import (
     compile_filter,
     lint,
 )
+from dataserver.images import undecodable
 from dataserver.outputs import OutputError
-from dataserver.preprocessing import undecodable
 
 
 def damaged(image: bytes) -> bytes:

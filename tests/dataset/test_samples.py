@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from shards import make_image, write_tar
 
 from dataserver.dataset.errors import Oddities
-from dataserver.dataset.headers import FORMATS
 from dataserver.dataset.samples import IMAGE, MAX_SAMPLE_MEMBERS, MAX_TEXT_BYTES, TEXT, Sample, read_samples
 from dataserver.dataset.tar import BLOCK, HashingReader, scan_members
+from dataserver.images import FORMAT_NAMES
 
 RNG = np.random.default_rng(0)
 JPEG = make_image(RNG, 30, 20)
@@ -54,7 +54,7 @@ def test_every_order_and_format_of_a_pair(read_tar: Any) -> None:
     assert [s.key for s in samples] == ["0", "1", "a/2", "3"]
     assert [s.texts for s in samples] == [("zero",), ("one",), ("from json",), ("three",)]
     assert all(s.kinds == (IMAGE, TEXT) for s in samples)
-    assert [FORMATS[s.images[0].format] for s in samples] == ["jpeg", "png", "webp", "jpeg"]
+    assert [FORMAT_NAMES[s.images[0].format] for s in samples] == ["jpeg", "png", "webp", "jpeg"]
     assert [(s.images[0].width, s.images[0].height) for s in samples] == [(30, 20), (31, 20), (32, 20), (30, 20)]
     assert samples[0].scalars == {"caption": "from json", "width": 30}
 

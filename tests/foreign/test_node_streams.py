@@ -18,9 +18,9 @@ from serving.harness import index, job_data
 from shards import write_pairs
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from dataserver.assembly import load_tokenizer
 from dataserver.dataset import count_tokens
 from dataserver.planning.job.identity import parse_job
-from dataserver.preprocessing import load_tokenizer
 from trainclient.client import Batch
 
 pytestmark = pytest.mark.usefixtures("javascript")

@@ -23,13 +23,19 @@ from odd_shards.shards import SHARDS, make_shard
 from odd_shards.tars import BLOCK, mended
 from shards import write_interleaved, write_pairs, write_tar, write_texts
 
+from dataserver.assembly import ByteTokenizer
 from dataserver.dataset import Dataset, DatasetError, Quarantine, build_index, count_tokens, lint
 from dataserver.dataset.descriptions import describe
-from dataserver.dataset.errors import SampleError
-from dataserver.dataset.headers import read_header
 from dataserver.dataset.shard import ImageRef
+from dataserver.images import (
+    ImageHeaderError,
+    ImageShape,
+    decode_patches,
+    read_header,
+    silence_pillow_warnings,
+    undecodable,
+)
 from dataserver.planning.job.fields import Sizing
-from dataserver.preprocessing import ByteTokenizer, ImageShape, decode_patches, silence_pillow_warnings, undecodable
 
 MEMORY_BYTES: Final = 5 << 30
 """Of address space: the largest image takes about 2 GiB, and libraries reserve more than they use."""
@@ -132,7 +138,7 @@ def _image(_folder: Path, data: bytes) -> None:
     """The verdict is the same in every grid and every time, and zeros where it is bad."""
     try:
         header = read_header(data)
-    except SampleError:
+    except ImageHeaderError:
         return
     reason = undecodable(data, ImageRef(0, 0, len(data), header.width, header.height, header.orientation))
     for sizing in SIZINGS:

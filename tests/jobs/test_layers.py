@@ -9,16 +9,17 @@ import dataserver
 
 FOLDER = Path(dataserver.__file__).parent
 BEFORE = {
-    "dataset": set(),
     "planning": set(),
-    "preprocessing": {"dataset", "planning"},
-    "jobs": {"dataset", "planning", "preprocessing"},
-    "serving": {"dataset", "planning", "preprocessing", "jobs"},
-    "cli": {"dataset", "planning", "preprocessing", "jobs", "serving"},
+    "images": {"planning"},
+    "dataset": {"images"},
+    "assembly": {"images", "dataset", "planning"},
+    "jobs": {"images", "dataset", "planning", "assembly"},
+    "serving": {"images", "dataset", "planning", "assembly", "jobs"},
+    "cli": {"images", "dataset", "planning", "assembly", "jobs", "serving"},
 }
 BELOW_ALL = {"addresses", "outputs", "process"}
 """Modules beside the folders, which import nothing of ours."""
-NO_PROTOS = {"dataset", "planning", "preprocessing", "jobs"}
+NO_PROTOS = {"images", "dataset", "planning", "assembly", "jobs"}
 
 
 def imports(file: Path) -> set[str]:
@@ -54,7 +55,7 @@ def test_what_all_folders_use_imports_nothing_of_ours(module: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("folder", ["dataset", "preprocessing", "serving", "cli"])
+@pytest.mark.parametrize("folder", ["images", "dataset", "assembly", "serving", "cli"])
 def test_jobs_are_entered_by_their_face(folder: str) -> None:
     for file in (FOLDER / folder).rglob("*.py"):
         assert not [name for name in imports(file) if name.startswith("dataserver.jobs.")], file

@@ -10,6 +10,7 @@ import pytest
 from builders.jobs import job_data
 from shards import write_interleaved, write_pairs, write_texts
 
+from dataserver.assembly.tokens import load_tokenizer, tokenizer_spec
 from dataserver.dataset import (
     Dataset,
     FilterError,
@@ -26,7 +27,6 @@ from dataserver.planning.stream.order import DatasetEmptyError, Span, StepOutOfR
 from dataserver.planning.stream.samples import ROW_BITS, ShardTable, Task
 from dataserver.planning.stream.sizing import SampleTooLargeError, patch_grid
 from dataserver.planning.stream.slices import Slices, Table, gather_slice
-from dataserver.preprocessing.tokens import load_tokenizer, tokenizer_spec
 
 BYTES = load_tokenizer("bytes", None)
 

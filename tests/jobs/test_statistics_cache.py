@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from shards import write_interleaved, write_pairs, write_texts
 
+from dataserver.assembly.tokens import load_tokenizer
 from dataserver.dataset import Dataset, Quarantine, Shard, TokensMissingError, build_index, count_tokens
 from dataserver.dataset.arrays import read_arrays, write_arrays
 from dataserver.jobs import shard_statistics, statistics_cache
@@ -24,7 +25,6 @@ from dataserver.jobs.shard_statistics import Rules, compute_statistics
 from dataserver.jobs.statistics_cache import StatisticsCache, beside_indexes, index_statistics
 from dataserver.planning.job.fields import Sizing
 from dataserver.planning.stream.statistics import Lists, Measure
-from dataserver.preprocessing.tokens import load_tokenizer
 
 BYTES = load_tokenizer("bytes", None)
 PLAIN = Rules(BYTES.digest, Sizing())

@@ -13,11 +13,11 @@ from program.runtime_cases import SINGLE, Degrees, Pool, job_data
 from serving.harness import index
 from shards import break_pixels, write_interleaved, write_pairs, write_texts
 
+from dataserver.assembly.tokens import ByteTokenizer, tokenizer_spec
 from dataserver.dataset import Dataset
 from dataserver.jobs import JobPlanner
 from dataserver.planning.job.identity import Job, parse_job
 from dataserver.planning.stream.samples import ROW_BITS, Task
-from dataserver.preprocessing.tokens import ByteTokenizer, tokenizer_spec
 
 
 @dataclass(frozen=True)

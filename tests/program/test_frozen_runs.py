@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from dataserver.assembly.tokens import ByteTokenizer, tokenizer_spec
 from dataserver.outputs import OutputError
-from dataserver.preprocessing.tokens import ByteTokenizer, tokenizer_spec
 from trainclient.checkpoint.export import ExportConfig, export
 from trainclient.checkpoint.state import read_manifest, read_state, write_manifest
 from trainclient.models.hf import PretrainedError

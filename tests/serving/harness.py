@@ -18,10 +18,10 @@ from disttrain.v1.data_service_pb2_grpc import DataServiceStub
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from dataserver.assembly import load_tokenizer
 from dataserver.dataset import count_tokens
 from dataserver.dataset.build import build_index
 from dataserver.jobs import Catalog, fill_job
-from dataserver.preprocessing import load_tokenizer
 from dataserver.serving.config import load_config
 from dataserver.serving.server import DataServer
 

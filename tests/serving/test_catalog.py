@@ -8,12 +8,12 @@ from serving.harness import Running, index, job_data, running, tensors
 from shards import write_pairs, write_texts
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from dataserver.assembly import load_tokenizer
 from dataserver.dataset import build_index, count_tokens
 from dataserver.dataset.dataset import Dataset
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.jobs import Catalog, DatasetUnknownError, fill_job
 from dataserver.planning.job.identity import parse_job
-from dataserver.preprocessing import load_tokenizer
 from dataserver.serving.config import load_config
 
 

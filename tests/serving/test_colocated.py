@@ -12,9 +12,9 @@ from disttrain.v1.plan_pb2 import TASK_GENERATION
 from serving.harness import TIMEOUT_S, Running, job_data, running, tensors
 
 from dataserver.dataset import Dataset
+from dataserver.images import ImageShape, decode_patches
 from dataserver.planning.job.fields import Sizing
 from dataserver.planning.stream.samples import ROW_BITS
-from dataserver.preprocessing.codecs import ImageShape, decode_patches
 
 RANKS, STEPS, QUERIES, MERGED = 4, 2, 8, 4
 ENCODERS = {"vit": "pairs", "vit-docs": "docs"}

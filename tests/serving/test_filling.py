@@ -13,10 +13,10 @@ from serving.harness import TIMEOUT_S, Running, index, reason_of, running
 from shards import write_pairs
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from dataserver.assembly import load_tokenizer
 from dataserver.dataset import Dataset, Quarantine, count_tokens
 from dataserver.planning.job.fields.text import parse_json
 from dataserver.planning.job.identity import canonical_json, parse_job
-from dataserver.preprocessing import load_tokenizer
 
 CODE = grpc.StatusCode
 ENTRY = ("stream", "datasets", 0)

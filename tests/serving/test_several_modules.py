@@ -11,9 +11,9 @@ from disttrain.v1.plan_pb2 import TASK_GENERATION, TASK_UNDERSTANDING
 from serving.harness import TIMEOUT_S, Running, job_data, running, tensors
 
 from dataserver.dataset import Dataset
+from dataserver.images import ImageShape, decode_patches
 from dataserver.planning.job.fields import Sizing
 from dataserver.planning.stream.samples import ROW_BITS
-from dataserver.preprocessing.codecs import ImageShape, decode_patches
 
 DATASETS = ("pairs", "docs")
 DEGREES = {"vit-docs": 1, "vit": 2, "llm": 2, "gen": 2, "gen-docs": 1}

@@ -11,15 +11,15 @@ import pytest
 from builders.jobs import compose
 from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1 import microbatch_pb2
-from preprocessing.pictures import decode
+from images.pictures import decode
 from serving.harness import Received, Running, index, reason_of, running, tensors
 from shards import write_interleaved, write_pairs
 
 from dataserver.dataset import Dataset
+from dataserver.images import ImageShape
 from dataserver.jobs import fill_job
 from dataserver.planning.job.identity import parse_job
 from dataserver.planning.job.spec import JobSpec
-from dataserver.preprocessing import ImageShape
 
 BATCH, SIZE, SEQ_LEN = 12, 2, 48
 RANKS = {"image": 2, "text": 3}

@@ -10,7 +10,7 @@ from disttrain.v1 import microbatch_pb2 as mb
 from serving.harness import Running, index, job_data, reason_of, running, tensors
 from shards import break_images, write_pairs
 
-from dataserver.preprocessing import Validity
+from dataserver.assembly import Validity
 
 BROKEN = 3
 Found = dict[tuple[str, int], set[int]]

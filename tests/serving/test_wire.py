@@ -11,7 +11,7 @@ from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1 import microbatch_pb2
 from google.protobuf.duration_pb2 import Duration
 
-from dataserver.preprocessing import TensorSpec
+from dataserver.assembly import TensorSpec
 from dataserver.serving import data_service, gate, registry, server, wire
 from dataserver.serving.config import ConfigError, ServerConfig, joined, load_config, split_address
 from dataserver.serving.errors import MAX_TEXT_BYTES, DataServiceError, _cut

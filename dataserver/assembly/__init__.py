@@ -1,0 +1,36 @@
+"""Samples and images in; the tensors of one module, rank and microbatch out."""
+
+from dataserver.assembly.digest import content_digest
+from dataserver.assembly.sequences import TokenCountError
+from dataserver.assembly.tensors import TensorSpec, UnknownTensorError, total_bytes, view_tensors
+from dataserver.assembly.tokens import (
+    BYTES,
+    ByteTokenizer,
+    HuggingFaceTokenizer,
+    Tokenizer,
+    TokenizerError,
+    check_tokenizer,
+    load_tokenizer,
+    tokenizer_spec,
+)
+from dataserver.assembly.views import PreparedView, Validity, prepare_view
+
+__all__ = [
+    "BYTES",
+    "ByteTokenizer",
+    "HuggingFaceTokenizer",
+    "PreparedView",
+    "TensorSpec",
+    "TokenCountError",
+    "Tokenizer",
+    "TokenizerError",
+    "UnknownTensorError",
+    "Validity",
+    "check_tokenizer",
+    "content_digest",
+    "load_tokenizer",
+    "prepare_view",
+    "tokenizer_spec",
+    "total_bytes",
+    "view_tensors",
+]

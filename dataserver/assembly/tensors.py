@@ -1,0 +1,133 @@
+"""Where the tensors of a view lie in its buffer. Computed from the plan alone."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataserver.assembly.sequences import embeddings
+from dataserver.images import U8
+from dataserver.planning import I64
+from dataserver.planning.job.fields import ModuleKind
+from dataserver.planning.job.spec import JobSpec
+from dataserver.planning.plan.plan import StepPlan
+from dataserver.planning.plan.views import ViewPlan, aligned
+from dataserver.planning.stream.samples import StepSamples, Task
+
+_U8: Final = np.dtype("u1")
+_I32: Final = np.dtype("<i4")
+
+_DType = np.dtype[np.uint8] | np.dtype[np.int32]
+
+
+class UnknownTensorError(ValueError):
+    """A request names a tensor that the view does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor of a view."""
+
+    name: str
+    dtype: _DType
+    shape: tuple[int, ...]
+    offset: int
+    """First byte in the buffer."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its elements."""
+        return prod(self.shape) * self.dtype.itemsize
+
+    def of(self, buffer: U8) -> NDArray[np.uint8] | NDArray[np.int32]:
+        """The tensor within a buffer."""
+        return buffer[self.offset : self.offset + self.num_bytes].view(self.dtype).reshape(self.shape)
+
+
+def view_tensors(spec: JobSpec, plan: StepPlan, view: ViewPlan, names: Collection[str] = ()) -> tuple[TensorSpec, ...]:
+    """The tensors of a view and their places in one buffer, in the order in which `microbatch.proto` describes them.
+
+    Args:
+        spec: the job.
+        plan: the step.
+        view: the view.
+        names: the tensors that are wanted; all, if empty.
+
+    Raises:
+        UnknownTensorError: the view has no tensor of that name.
+    """
+    shapes = _shapes(spec, plan, view)
+    unknown = sorted(set(names) - {name for name, _, _ in shapes})
+    if unknown:
+        raise UnknownTensorError(
+            f"the view of module {view.module} ({view.kind}) has no tensor {', '.join(unknown)}; "
+            f"it has {', '.join(name for name, _, _ in shapes)}"
+        )
+    tensors = []
+    offset = 0
+    for name, dtype, shape in shapes:
+        if not names or name in names:
+            tensors.append(TensorSpec(name, dtype, shape, offset))
+            offset = aligned(offset + tensors[-1].num_bytes)
+    return tuple(tensors)
+
+
+def total_bytes(tensors: Sequence[TensorSpec]) -> int:
+    """Bytes of a buffer that holds the tensors; nothing follows the last one."""
+    return tensors[-1].offset + tensors[-1].num_bytes if tensors else 0
+
+
+_Shapes = list[tuple[str, _DType, tuple[int, ...]]]
+
+
+def _shapes(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> _Shapes:
+    """All tensors of a view."""
+    if view.kind is ModuleKind.BACKBONE:
+        return _backbone_shapes(spec, plan, view)
+    return _text_shapes(plan, view) if view.holds_samples else _image_shapes(spec, plan, view)
+
+
+def _text_shapes(plan: StepPlan, view: ViewPlan) -> _Shapes:
+    num_tokens = int(plan.samples.tokens[view.items].sum())
+    return [
+        ("token_ids", _I32, (num_tokens,)),
+        ("position_ids", _I32, (num_tokens,)),
+        ("cu_lengths", _I32, (view.num_items + 1,)),
+    ]
+
+
+def _backbone_shapes(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> _Shapes:
+    samples = plan.samples
+    generated = samples.task[view.items] == Task.GENERATION
+    num_tokens = int(samples.tokens[view.items].sum())
+    num_embeddings = sum(map(sum, embeddings(spec.stream, samples, view.items[~generated])))
+    num_conditions = int(generated.sum()) * spec.stream.generation.query_tokens
+    return [
+        ("token_ids", _I32, (num_tokens,)),
+        ("labels", _I32, (num_tokens,)),
+        ("position_ids", _I32, (num_tokens,)),
+        ("cu_lengths", _I32, (view.num_items + 1,)),
+        ("cu_sequences", _I32, (plan.sequences_per_microbatch + 1,)),
+        ("embedding_slots", _I32, (num_embeddings,)),
+        ("condition_slots", _I32, (num_conditions,)),
+    ]
+
+
+def _image_shapes(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> _Shapes:
+    total = int(num_patches(plan.samples, view.items).sum())
+    shapes: _Shapes = [
+        ("patches", _U8, (total, spec.stream.sizing.patch**2 * 3)),
+        ("grid", _I32, (view.num_items, 2)),
+        ("cu_patches", _I32, (view.num_items + 1,)),
+    ]
+    if view.kind is ModuleKind.GENERATOR:
+        shapes += [("loss_mask", _U8, (view.num_items,)), ("condition_offsets", _I32, (view.num_items + 1,))]
+    return shapes
+
+
+def num_patches(samples: StepSamples, images: I64) -> I64:
+    """int64 [k]: patches of images of a step, given by their indices, int64 [k]."""
+    return samples.image_rows[images].astype(np.int64) * samples.image_columns[images]

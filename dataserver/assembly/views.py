@@ -1,0 +1,250 @@
+"""The tensors of a view: their places in one buffer, and the tasks that fill it.
+
+A view is laid out from the plan alone. `prepare_view` fills what needs no pixels and returns tasks of a few images; the
+caller runs them on its thread pool, in any order, and then calls `finish`. The bytes depend on the job and the stored
+data alone, whatever the buffer held before.
+
+A view of samples needs no pixels, and waits for none: whether its images can be decoded is not known then. A job whose
+`execution.validity` is exact pays for knowing it, with tasks that decode images and keep the verdict alone.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import partial
+from itertools import groupby, pairwise
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataserver.assembly.sequences import IGNORED, backbone_arrays, text_arrays
+from dataserver.assembly.tensors import TensorSpec, num_patches, total_bytes
+from dataserver.dataset import Dataset, Shard
+from dataserver.images import U8, ImageShape, decode_patches
+from dataserver.planning import I64, Bool
+from dataserver.planning.job.fields import ModuleKind, Sizing
+from dataserver.planning.job.spec import JobSpec, ValidityPolicy
+from dataserver.planning.plan.plan import StepPlan
+from dataserver.planning.plan.views import ViewPlan
+from dataserver.planning.stream.samples import ROW_BITS, StepSamples
+
+IMAGES_PER_TASK: Final = 8
+"""Images that a thread decodes before it looks for other work. Handing them over one by one cost as much as a fifth of
+decoding them."""
+READ_AT_ONCE_BYTES: Final = 4 << 20
+"""Images of a task that are no larger together are read one behind the other, and then decoded: decoding leaves none of
+the interpreter's memory in the processor's caches, so that what comes next takes several times as long."""
+
+
+class Validity(IntEnum):
+    """What is known of an item, in the numbers of the proto."""
+
+    UNKNOWN = 1
+    """A sample with images that nobody decoded for this view."""
+    VALID = 2
+    INVALID = 3
+    """An image that cannot be made from its stored bytes, or a sample with such an image."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Images:
+    """The images that are decoded for a view: k of them, of n items."""
+
+    index: I64
+    """int64 [k]: indices into the step's images."""
+    item: I64
+    """int64 [k]: the item of the view that each belongs to."""
+    valid: Bool
+    """bool [k]: what its task found."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedView:
+    """A view that is complete when all `tasks` have run and `finish` was called."""
+
+    tensors: tuple[TensorSpec, ...]
+    buffer: U8
+    """uint8 [total_bytes(tensors)]."""
+    validity: U8
+    """uint8 [items], numbers of `Validity`; complete after `finish`."""
+    tasks: tuple[Callable[[], int], ...]
+    """Each decodes some images, independent of the others and repeatable, and returns the encoded bytes that it read.
+    ShardReadError where storage fails."""
+    images: _Images
+    tokens: I64
+    """int64 [items]: tokens of each sample; meaningless where items are images."""
+
+    @property
+    def num_images(self) -> int:
+        """Images that the tasks decode."""
+        return len(self.images.valid)
+
+    @property
+    def num_invalid(self) -> int:
+        """Images among them that cannot be made from their stored bytes; every task has run."""
+        return self.num_images - int(np.count_nonzero(self.images.valid))
+
+    def finish(self) -> None:
+        """Fill what depends on the validity of the images; every task has run."""
+        self.validity[self.images.item] = Validity.VALID
+        self.validity[self.images.item[~self.images.valid]] = Validity.INVALID
+        for tensor in self.tensors:
+            if tensor.name == "loss_mask":
+                tensor.of(self.buffer)[:] = self.validity == Validity.VALID
+            elif tensor.name == "labels":
+                tensor.of(self.buffer)[np.repeat(self.validity == Validity.INVALID, self.tokens)] = IGNORED
+
+
+def prepare_view(
+    spec: JobSpec,
+    plan: StepPlan,
+    view: ViewPlan,
+    datasets: Sequence[Dataset],
+    tensors: tuple[TensorSpec, ...],
+    buffer: U8,
+) -> PreparedView:
+    """Fill tokens and offsets of a view, and make the tasks that fill its pixels.
+
+    Args:
+        spec: the job.
+        plan: the step.
+        view: the view.
+        datasets: the datasets of the job, in its order.
+        tensors: those of the view that are wanted (`view_tensors`); without any, the validity of its items alone.
+        buffer: writable uint8 [total_bytes(tensors)]; its content does not matter.
+
+    Raises:
+        TokenCountError: a text does not have the tokens that were planned.
+        TokensMissingError: the token ids of a shard are not there, or are not those that were counted.
+        ShardReadError: storage failed.
+        ValueError: the buffer has another size.
+    """
+    if buffer.shape != (total_bytes(tensors),) or buffer.dtype != np.uint8 or not buffer.flags.c_contiguous:
+        raise ValueError(
+            f"found a buffer of {buffer.dtype} {list(buffer.shape)}; "
+            f"contiguous uint8 [{total_bytes(tensors)}] is required"
+        )
+    _clear_gaps(tensors, buffer)
+    by_name = {tensor.name: tensor.of(buffer) for tensor in tensors}
+    arrays: dict[str, NDArray[np.int32]]
+    if view.holds_samples:
+        arrays = _sequences(spec, plan, view, datasets) if tensors else {}
+        counts = np.diff(plan.samples.image_offsets)[view.items]
+    else:
+        arrays = _offsets(spec, plan, view)
+        counts = np.ones(view.num_items, np.int64)
+    for name, array in arrays.items():
+        if name in by_name:
+            by_name[name][...] = array
+    images = _images_to_decode(spec, plan.samples, view, counts)
+    return PreparedView(
+        tensors=tensors,
+        buffer=buffer,
+        validity=np.where(counts > 0, Validity.UNKNOWN, Validity.VALID).astype(np.uint8),
+        tasks=tuple(_image_tasks(spec, plan.samples, images, datasets, by_name.get("patches"))),
+        images=images,
+        tokens=plan.samples.tokens[view.items] if view.holds_samples else counts,
+    )
+
+
+def _images_to_decode(spec: JobSpec, samples: StepSamples, view: ViewPlan, counts: I64) -> _Images:
+    """All of a view of images; of a view of samples, which have `counts` images, all or none as the job wants it."""
+    if not view.holds_samples:
+        index = view.items
+    elif spec.execution.validity is ValidityPolicy.EXACT:
+        first = np.repeat(samples.image_offsets[view.items] - (np.cumsum(counts) - counts), counts)
+        index = first + np.arange(len(first))
+    else:
+        index, counts = np.zeros(0, np.int64), np.zeros_like(counts)
+    return _Images(index, np.repeat(np.arange(view.num_items), counts), np.zeros(len(index), np.bool_))
+
+
+def _clear_gaps(tensors: Sequence[TensorSpec], buffer: U8) -> None:
+    """Zero the bytes between tensors, where a recycled buffer holds old data."""
+    ends = [tensor.offset + tensor.num_bytes for tensor in tensors]
+    for end, after in zip(ends, tensors[1:], strict=False):
+        buffer[end : after.offset] = 0
+
+
+def _sequences(
+    spec: JobSpec, plan: StepPlan, view: ViewPlan, datasets: Sequence[Dataset]
+) -> dict[str, NDArray[np.int32]]:
+    documents = []
+    for i in view.items.tolist():
+        shard, row = divmod(int(plan.samples.sample[i]), 1 << ROW_BITS)
+        dataset = datasets[int(plan.samples.dataset[i])]
+        documents.append(dataset.document(shard, row, spec.stream.tokenizer.digest))
+    assemble = backbone_arrays if view.kind is ModuleKind.BACKBONE else text_arrays
+    return assemble(spec.stream, plan, view, documents)
+
+
+def _offsets(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> dict[str, NDArray[np.int32]]:
+    """What a view of images holds beside pixels."""
+    samples = plan.samples
+    conditions = np.arange(view.num_items + 1) * spec.stream.generation.query_tokens
+    return {
+        "grid": np.stack([samples.image_rows[view.items], samples.image_columns[view.items]], axis=1),
+        "cu_patches": np.concatenate([[0], np.cumsum(num_patches(samples, view.items))]).astype(np.int32),
+        "loss_mask": np.zeros(view.num_items, np.int32),
+        "condition_offsets": conditions.astype(np.int32),
+    }
+
+
+def _image_tasks(
+    spec: JobSpec, samples: StepSamples, images: _Images, datasets: Sequence[Dataset], patches: NDArray[Any] | None
+) -> Iterator[Callable[[], int]]:
+    """Yield tasks of a few images each, in the order in which storage has them.
+
+    Without a tensor for them, patches go nowhere: validity is wanted all the same.
+    """
+    of, number = samples.locate(images.index)
+    shard, row = np.divmod(samples.sample[of].astype(np.int64), 1 << ROW_BITS)
+    dataset = samples.dataset[of]
+    ends = np.cumsum(num_patches(samples, images.index)).tolist()
+    decoding = _Decoding(
+        sizing=spec.stream.sizing,
+        sources=[(datasets[d], datasets[d].shards[s]) for d, s in zip(dataset.tolist(), shard.tolist(), strict=True)],
+        places=list(zip(row.tolist(), number.tolist(), strict=True)),
+        grids=list(zip(*(a[images.index].tolist() for a in (samples.image_rows, samples.image_columns)), strict=True)),
+        out=None if patches is None else [patches[a:b] for a, b in pairwise([0, *ends])],
+        valid=images.valid,
+    )
+    order = np.lexsort((number, row, shard, dataset)).tolist()
+    for first in range(0, len(order), IMAGES_PER_TASK):
+        yield partial(decoding.run, order[first : first + IMAGES_PER_TASK])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Decoding:
+    """What the tasks of a view share: of each of its k images, where it is stored and where its patches go."""
+
+    sizing: Sizing
+    sources: list[tuple[Dataset, Shard]]
+    places: list[tuple[int, int]]
+    """Rows of the shards' indexes, and the numbers of the images within their samples."""
+    grids: list[tuple[int, int]]
+    """Rows and columns of patches."""
+    out: list[U8] | None
+    valid: Bool
+    """bool [k]: what each task finds out."""
+
+    def run(self, chosen: Sequence[int]) -> int:
+        """Read and decode some of the images; bytes that were read."""
+        runs = [
+            (dataset, shard.images([self.places[n] for n in of]))
+            for (dataset, shard), of in groupby(chosen, self.sources.__getitem__)
+        ]
+        refs = [ref for _, found in runs for ref in found]
+        num_bytes = sum(ref.length for ref in refs)
+        encoded: Iterable[bytes]
+        if num_bytes <= READ_AT_ONCE_BYTES:
+            encoded = [data for dataset, found in runs for data in dataset.read_all(found)]
+        else:
+            encoded = (dataset.read(ref) for dataset, found in runs for ref in found)
+        for n, ref, data in zip(chosen, refs, encoded, strict=True):
+            rows, columns = self.grids[n]
+            out = np.empty((rows * columns, self.sizing.patch**2 * 3), np.uint8) if self.out is None else self.out[n]
+            shape = ImageShape(ref.width, ref.height, ref.orientation, rows, columns)
+            self.valid[n] = decode_patches(data, shape, self.sizing, out)
+        return num_bytes

@@ -1,0 +1,24 @@
+"""Encoded images: bytes in, patches out. `formats` has a line for each format that is read."""
+
+from dataserver.images.decoding import ImageShape, decode_patches, silence_pillow_warnings, undecodable
+from dataserver.images.errors import ImageHeaderError
+from dataserver.images.formats import FORMAT_NAMES, sniff_format
+from dataserver.images.header import ImageHeader, read_header
+from dataserver.images.limits import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
+from dataserver.images.patches import U8, write_patches
+
+__all__ = [
+    "FORMAT_NAMES",
+    "MAX_IMAGE_BYTES",
+    "MAX_IMAGE_PIXELS",
+    "U8",
+    "ImageHeader",
+    "ImageHeaderError",
+    "ImageShape",
+    "decode_patches",
+    "read_header",
+    "silence_pillow_warnings",
+    "sniff_format",
+    "undecodable",
+    "write_patches",
+]

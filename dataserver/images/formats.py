@@ -1,0 +1,102 @@
+"""The image formats that are read: a line of `FORMATS` for each.
+
+A format needs its magic and the plugin of Pillow that opens it. Where something faster agrees with Pillow on most
+files, it names that too: a reader of sizes, and a decoder. Both say None to every file that they are not sure of, and
+Pillow judges it.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+from dataserver.images import jpeg, webp
+
+if TYPE_CHECKING:
+    from PIL.ImageFile import ImageFile
+
+    from dataserver.images.patches import U8
+
+Size = tuple[int, int]
+"""Width and height, in pixels."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFormat:
+    """One format."""
+
+    name: str
+    title: str
+    """For messages."""
+    magic: tuple[tuple[int, bytes], ...]
+    """What stands at which byte of every such file."""
+    plugin: str
+    """Pillow's reader, as `module.Class`. It is named directly: `Image.open` tries all formats."""
+    upright_size: Callable[[bytes], Size | None] | None = None
+    """Reads the size of a file that has no EXIF data, at less cost than Pillow."""
+    canvas_size: Callable[[bytes], Size | None] | None = None
+    """Reads the size where Pillow allocates a canvas as it opens the file, so that a limit comes first."""
+    decoder: str = ""
+    """Module with `decode(data, size, least)`, which is loaded with the first image; empty where Pillow decodes all."""
+
+    def matches(self, data: bytes) -> bool:
+        """Whether a file begins as one of this format."""
+        return all(data[at : at + len(text)] == text for at, text in self.magic)
+
+    def load_plugin(self) -> "type[ImageFile]":
+        """Pillow's reader, which takes 10 ms to load."""
+        module, _, name = self.plugin.rpartition(".")
+        plugin: type[ImageFile] = getattr(import_module(module), name)
+        return plugin
+
+    def load_decoder(self) -> "Callable[[bytes, Size, Size], U8 | None] | None":
+        """The fast decoder, if there is one."""
+        return _decoder(self.decoder) if self.decoder else None
+
+
+FORMATS: Final = (
+    ImageFormat(
+        "jpeg",
+        "JPEG",
+        ((0, b"\xff\xd8\xff"),),
+        "PIL.JpegImagePlugin.JpegImageFile",
+        upright_size=jpeg.upright_size,
+        decoder="dataserver.images.jpeg_decoder",
+    ),
+    ImageFormat("png", "PNG", ((0, b"\x89PNG\r\n\x1a\n"),), "PIL.PngImagePlugin.PngImageFile"),
+    ImageFormat(
+        "webp",
+        "WebP",
+        ((0, b"RIFF"), (8, b"WEBP")),
+        "PIL.WebPImagePlugin.WebPImageFile",
+        upright_size=webp.upright_size,
+        canvas_size=webp.canvas_size,
+        decoder="dataserver.images.webp_decoder",
+    ),
+)
+"""An index stores the position of a format in this tuple: a new one is added at the end."""
+FORMAT_NAMES: Final = tuple(found.name for found in FORMATS)
+
+
+def format_of(data: bytes) -> ImageFormat | None:
+    """The format of a file by its magic; None for anything else."""
+    return next((found for found in FORMATS if found.matches(data)), None)
+
+
+def sniff_format(data: bytes) -> str | None:
+    """The name of a file's format by its magic; None for anything else."""
+    found = format_of(data)
+    return None if found is None else found.name
+
+
+def none_of_them() -> str:
+    """All formats, for messages: neither this nor that."""
+    *others, last = (found.title for found in FORMATS)
+    return f"neither {', '.join(others)} nor {last}"
+
+
+@functools.cache
+def _decoder(module: str) -> "Callable[[bytes, Size, Size], U8 | None]":
+    decode: Callable[[bytes, Size, Size], U8 | None] = import_module(module).decode
+    return decode

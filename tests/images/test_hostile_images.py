@@ -1,0 +1,279 @@
+"""Bytes that are no image, or a trap."""
+
+import io
+import struct
+import subprocess
+import sys
+import tracemalloc
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from images.pictures import ASTRONAUT, decode, encode, noise, png, png_chunk
+from PIL import Image
+
+from dataserver.images import ImageShape, jpeg_decoder, pillow_decoder
+from dataserver.images.errors import InvalidImageError
+from dataserver.images.kernels.jpeg import look_at_jpeg
+from dataserver.images.limits import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS, MAX_SCANNED_PIXELS
+from dataserver.planning.job.fields import Sizing
+
+SIZING = Sizing(patch=4, merge=2, max_patches=64)
+SHAPE = ImageShape(width=96, height=64, orientation=1, rows=4, columns=6)
+PICTURE = ASTRONAUT.crop((150, 40, 150 + 96, 40 + 64))
+FILES = {
+    "jpeg": encode(PICTURE, "JPEG", quality=95),
+    "progressive": encode(PICTURE, "JPEG", quality=95, progressive=True),
+    "png": encode(PICTURE, "PNG"),
+    "webp": encode(PICTURE, "WEBP", quality=95),
+    "lossless": encode(PICTURE, "WEBP", lossless=True),
+}
+
+
+def refused(data: bytes, shape: ImageShape = SHAPE) -> bool:
+    """Whether an image is invalid; then its patches must be zero."""
+    valid, patches = decode(data, shape, SIZING)
+    assert valid or not patches.any()
+    return not valid
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_truncated_at_every_hundredth_byte(name: str) -> None:
+    data = FILES[name]
+    _, whole = decode(data, SHAPE, SIZING)
+    assert whole.any()
+    # the last bytes hold no pixels: end markers, checksums
+    for length in range(0, len(data) - 24, 100):
+        assert refused(data[:length]), length
+    for length in range(len(data) - 24, len(data)):
+        valid, patches = decode(data[:length], SHAPE, SIZING)
+        assert np.array_equal(patches, whole if valid else np.zeros_like(whole))
+
+
+@given(st.sampled_from(sorted(FILES)), st.integers(0, 2**16), st.binary(min_size=1, max_size=8))
+@settings(max_examples=300)
+def test_damaged_files_are_valid_or_zero_and_always_the_same(name: str, position: int, rubbish: bytes) -> None:
+    data = bytearray(FILES[name])
+    position %= len(data)
+    data[position : position + len(rubbish)] = rubbish
+    first_valid, first = decode(bytes(data), SHAPE, SIZING)
+    again_valid, again = decode(bytes(data), SHAPE, SIZING)
+    assert first_valid == again_valid
+    assert np.array_equal(first, again)
+    assert first_valid or not first.any()
+
+
+@given(st.binary(max_size=300), st.sampled_from([b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF\0\1\0\0WEBPVP8X"]))
+def test_rubbish_is_invalid(rubbish: bytes, magic: bytes) -> None:
+    assert refused(magic + rubbish)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(("width", "height"), [(64, 96), (95, 64), (96, 65), (192, 128)])
+def test_a_size_other_than_the_index_has_is_invalid(name: str, width: int, height: int) -> None:
+    assert refused(FILES[name], ImageShape(width, height, 1, 4, 6))
+
+
+@pytest.mark.parametrize("image_format", ["GIF", "BMP", "TIFF", "PPM", "ICO"])
+def test_other_formats_are_invalid(image_format: str) -> None:
+    assert refused(encode(PICTURE.resize((32, 32)), image_format), ImageShape(32, 32, 1, 4, 6))
+
+
+def test_what_has_no_format_is_refused_by_its_name() -> None:
+    with pytest.raises(InvalidImageError, match=r"^neither JPEG, PNG nor WebP$"):
+        pillow_decoder.decode(encode(PICTURE, "GIF"), PICTURE.size, PICTURE.size)
+
+
+def bilevel(width: int, height: int) -> bytes:
+    """A whole, black PNG of one bit a pixel."""
+    pixels = zlib.compress(bytes((width // 8 + 1) * height), 1)
+    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    parts = [(b"IHDR", header), (b"IDAT", pixels), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(png_chunk(kind, content) for kind, content in parts)
+
+
+def test_the_limit_of_pixels() -> None:
+    width, height = 1 << 14, MAX_IMAGE_PIXELS >> 14
+    assert not refused(bilevel(width, height), ImageShape(width, height, 1, 4, 8))
+    assert refused(bilevel(width, height + 1), ImageShape(width, height + 1, 1, 4, 8))
+
+
+SCARCE = """
+import re, resource, sys
+from pathlib import Path
+import numpy as np
+from dataserver.planning.job.fields import Sizing
+from dataserver.assembly import content_digest
+from dataserver.images import ImageShape, decode_patches, jpeg_decoder, pillow_decoder, webp_decoder
+
+content_digest()  # as a server that begins: all loops are loaded
+data, spare_bytes = Path(sys.argv[1]).read_bytes(), int(sys.argv[2])
+used_bytes = int(re.search("VmSize: *([0-9]+)", Path("/proc/self/status").read_text().expandtabs()).group(1)) * 1024
+resource.setrlimit(resource.RLIMIT_AS, (used_bytes + spare_bytes, resource.RLIM_INFINITY))
+try:
+    print(decode_patches(data, ImageShape(5000, 5000, 1, 8, 8), Sizing(patch=4), np.zeros((64, 48), np.uint8)))
+except MemoryError:
+    print("MemoryError")
+"""
+
+
+@pytest.mark.parametrize(
+    ("image_format", "options"), [("JPEG", {"progressive": True}), ("WEBP", {"lossless": True}), ("PNG", {})]
+)
+def test_lack_of_memory_is_no_verdict_on_the_image(tmp_path: Path, image_format: str, options: dict[str, bool]) -> None:
+    path = tmp_path / "large"
+    path.write_bytes(encode(Image.new("RGB", (5000, 5000), "teal"), image_format, **options))
+    verdicts = {}
+    for spare_bytes in (20 << 20, 4 << 30):
+        command = [sys.executable, "-c", SCARCE, str(path), str(spare_bytes)]
+        verdicts[spare_bytes] = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    assert verdicts == {20 << 20: "MemoryError", 4 << 30: "True"}
+
+
+def test_the_limit_of_bytes() -> None:
+    data = FILES["jpeg"]
+    assert not refused(data + bytes(MAX_IMAGE_BYTES - len(data)))
+    assert refused(data + bytes(MAX_IMAGE_BYTES + 1 - len(data)))
+
+
+def test_the_limit_of_scans(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encode(PICTURE, "JPEG", progressive=True)
+    scanned = PICTURE.width * PICTURE.height * data.count(b"\xff\xda")
+    shape = ImageShape(*PICTURE.size, 1, SHAPE.rows, SHAPE.columns)
+    monkeypatch.setattr(jpeg_decoder, "MAX_SCANNED_PIXELS", scanned)
+    assert not refused(data, shape)
+    monkeypatch.setattr(jpeg_decoder, "MAX_SCANNED_PIXELS", scanned - 1)
+    assert refused(data, shape)
+
+
+def segment(marker: int, content: bytes) -> bytes:
+    return struct.pack(">BBH", 0xFF, marker, len(content) + 2) + content
+
+
+SCANS = b"\xff\xda" * 400
+"""What looks like scans; random bytes of 25 MB hold as many."""
+PROGRESSIVE = FILES["progressive"]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        PROGRESSIVE + SCANS,
+        PROGRESSIVE + PROGRESSIVE * 3,
+        PROGRESSIVE[:2] + segment(0xE1, PROGRESSIVE) + segment(0xEF, SCANS) + segment(0xFE, SCANS) + PROGRESSIVE[2:],
+        PROGRESSIVE[:-2] + segment(0xE4, SCANS) + PROGRESSIVE[-2:],
+        PROGRESSIVE[:-2] + b"\xff\xff\xff" + PROGRESSIVE[-1:] + SCANS,
+        encode(PICTURE, "JPEG", progressive=True, restart_marker_blocks=1) + SCANS,
+    ],
+    ids=["behind the end", "several images", "segments", "a segment behind scans", "filling", "restarts"],
+)
+def test_scans_are_those_that_are_decoded(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    scanned = PICTURE.width * PICTURE.height * 10
+    assert data.count(b"\xff\xda") > 10
+    assert look_at_jpeg(np.frombuffer(data, np.uint8), 0)[0] == 10
+    with Image.open(io.BytesIO(data)) as image:
+        image.load()
+    monkeypatch.setattr(jpeg_decoder, "MAX_SCANNED_PIXELS", scanned)
+    assert not refused(data)
+    monkeypatch.setattr(jpeg_decoder, "MAX_SCANNED_PIXELS", scanned - 1)
+    assert refused(data)
+
+
+@pytest.mark.parametrize(
+    ("begin", "counted"),
+    [
+        (b"\xff\xe0\xff\xff", 400),  # longer than the file
+        (b"\xff\xe0\0\1", 400),  # shorter than the length itself
+        (b"\xff\xda\0\1", 401),
+        (b"\xff\x02\6\x42", 400),  # no marker that has a length
+        (b"rubbish\xff\0\xff", 400),
+        (b"\xff\xe0\6\x3e", 1),  # this one does hide them, up to the last
+    ],
+)
+def test_all_that_may_be_scans_counts_where_a_file_goes_wrong(begin: bytes, counted: int) -> None:
+    data = np.frombuffer(b"\xff\xd8" + begin + b"\xff\xda\0\2" * 400, np.uint8)
+    assert look_at_jpeg(data, 0)[0] == counted
+    assert look_at_jpeg(data, 400 + (counted > 400))[0] == 400 + (counted > 400)
+    assert look_at_jpeg(data[:-12], 0)[0] == max(397, counted - 3)
+
+
+@pytest.mark.slow
+def test_an_ordinary_progressive_image_of_the_largest_size_is_valid() -> None:
+    width, height = 1 << 14, MAX_IMAGE_PIXELS >> 14
+    data = encode(Image.new("RGB", (width, height), "teal"), "JPEG", progressive=True)
+    assert data.count(b"\xff\xda") == 10
+    assert not refused(data, ImageShape(width, height, 1, 4, 8))
+
+
+def test_a_png_that_declares_more_than_it_holds_is_invalid() -> None:
+    assert refused(png(width=5000, height=5000), ImageShape(5000, 5000, 1, 8, 8))
+
+
+def animation(width: int, height: int) -> bytes:
+    """A WebP of two small frames on a canvas of any size."""
+    frames = [PICTURE, PICTURE.transpose(Image.Transpose.ROTATE_180)]
+    data = encode(frames[0], "WEBP", save_all=True, append_images=frames[1:])
+    return data[:24] + (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little") + data[30:]
+
+
+VM_PEAK = """
+import re, sys
+from pathlib import Path
+import numpy as np
+from dataserver.planning.job.fields import Sizing
+from dataserver.images import ImageShape, decode_patches, jpeg_decoder, pillow_decoder, webp_decoder
+
+def peak_kib():
+    return int(re.search("VmPeak: *([0-9]+)", Path("/proc/self/status").read_text().expandtabs()).group(1))
+
+data = Path(sys.argv[1]).read_bytes()
+before = peak_kib()
+valid = decode_patches(data, ImageShape(96, 64, 1, 4, 6), Sizing(patch=4), np.zeros((24, 48), np.uint8))
+print(valid, peak_kib() - before)
+"""
+
+
+def test_a_webp_canvas_is_compared_before_it_is_allocated(tmp_path: Path) -> None:
+    assert not refused(animation(96, 64))
+    path = tmp_path / "canvas.webp"
+    path.write_bytes(animation(11000, 11000))
+    command = [sys.executable, "-c", VM_PEAK, str(path)]
+    valid, grown_kib = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert valid == "False"
+    # two canvases of 4 bytes a pixel would be 945,000 KiB
+    assert int(grown_kib) < 100_000
+
+
+def test_text_and_profile_bombs_in_a_png_are_harmless() -> None:
+    bomb = zlib.compress(bytes(256 << 20), 9)
+    shape = ImageShape(8, 8, 1, 2, 2)
+    assert not refused(png(), shape)
+    tracemalloc.start()
+    assert refused(png((b"zTXt", b"Comment\0\0" + bomb)), shape)
+    assert refused(png((b"iTXt", b"Comment\0\1\0\0\0" + bomb)), shape)
+    refused(png((b"iCCP", b"profile\0\0" + bomb)), shape)
+    megabyte = zlib.compress(bytes(1 << 20), 9)
+    assert refused(png(*[(b"zTXt", b"Comment\0\0" + megabyte)] * 80), shape)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 160 << 20
+
+
+def test_a_wrong_checksum_in_a_png_is_invalid() -> None:
+    data = png()
+    after_header = 8 + 4 + 4 + 13
+    assert refused(data[:after_header] + bytes(4) + data[after_header + 4 :], ImageShape(8, 8, 1, 2, 2))
+
+
+def test_a_scan_bomb_is_invalid() -> None:
+    image = noise("L", 8, 8).resize((4096, 4096))
+    data = encode(image, "JPEG", quality=1, progressive=True)
+    scans = [part for part in data.split(b"\xff\xda") if part]
+    shape = ImageShape(4096, 4096, 1, 8, 8)
+    assert not refused(data, shape)
+    needed = MAX_SCANNED_PIXELS // 4096**2 + 1
+    bomb = b"\xff\xda".join(scans[:-1] + [scans[-1].removesuffix(b"\xff\xd9")] * needed) + b"\xff\xd9"
+    assert refused(bomb, shape)
