@@ -12,14 +12,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from dataserver.cli.ablation import mean_ablation
 from dataserver.cli.jobs import open_job
 from dataserver.cli.pictures import draw_plan
-from dataserver.cli.stairs import mean_stairs
 from dataserver.planning.job.identity import Job, identify
 from dataserver.planning.layouts.interface import layout_of
 from dataserver.planning.plan.expectation import imbalance
 from dataserver.planning.plan.plan import StepPlan
-from dataserver.planning.planner import Climbed, PlanSummary, explain, stairs
+from dataserver.planning.planner import AblationResult, PlanSummary, ablation, explain
 
 PICTURED_STEP = 0
 
@@ -49,7 +49,7 @@ def choice(plan: StepPlan) -> str:
 
 def baseline_job(job: Job) -> Job:
     """The same stream in canonical order."""
-    baseline = layout_of(job.spec.execution).stair(job)[0]
+    baseline = layout_of(job.spec.execution).ablation(job)[0]
     return identify(job.spec.model_copy(update={"execution": baseline.execution}))
 
 
@@ -71,19 +71,19 @@ def main() -> None:
     planner = open_job(arguments.job, (arguments.dataset,), (arguments.index_dir,), (), (), None)
     output: Path = arguments.output
     summaries: list[PlanSummary] = []
-    climbed: list[Sequence[Climbed]] = []
+    ablations: list[Sequence[AblationResult]] = []
     for step in range(arguments.steps):
         print(f"planning step {step + 1} of {arguments.steps}")
         summaries.append(explain(planner.job, planner.plan(step)))
-        climbed.append(stairs(planner.job, summaries[-1].plan))
+        ablations.append(ablation(planner.job, summaries[-1].plan))
     print(f"drawing the pipeline of step {PICTURED_STEP}")
     pictured, title = summaries[PICTURED_STEP], f"step {PICTURED_STEP} of the demo, as simulated"
-    draw_plan(pictured, title, output / "plan.png", mean_stairs([climbed[PICTURED_STEP]]))
+    draw_plan(pictured, title, output / "plan.png", mean_ablation([ablations[PICTURED_STEP]]))
     (output / "planned.json").write_text(planner.job.text)
     (output / "canonical.json").write_text(baseline_job(planner.job).text)
     found = {
         "steps": [before_after(summary) for summary in summaries],
-        "stair": [asdict(row) for row in mean_stairs(climbed)],
+        "ablation": [asdict(row) for row in mean_ablation(ablations)],
         "chosen": choice(pictured.plan),
     }
     (output / "plans.json").write_text(json.dumps(found, indent=1) + "\n")

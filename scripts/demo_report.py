@@ -40,7 +40,7 @@ def collect(metrics_file: Path, plans: Mapping[str, Any], measured: Mapping[str,
         "imbalance": {module: _sides(planned, "imbalance", module) for module in planned[0]["after"]["imbalance"]},
         "bubble_percent": _sides(planned, "bubble_percent"),
         "simulated_step_ms": _sides(planned, "step_ms"),
-        "simulated_stair": plans["stair"],
+        "simulated_ablation": plans["ablation"],
         "in_flight": {
             module: {side: planned[0][side]["in_flight"][module] for side in SIDES}
             for module in planned[0]["after"]["in_flight"]
@@ -70,7 +70,7 @@ def print_report(figures: Mapping[str, Any]) -> None:
     console.print(_training_table(figures))
     console.print(_planning_table(figures))
     print(FOOTNOTE)
-    console.print(_stair_table(figures["simulated_stair"]))
+    console.print(_ablation_table(figures["simulated_ablation"]))
 
 
 def _training_table(figures: Mapping[str, Any]) -> Table:
@@ -115,12 +115,12 @@ def _planning_table(figures: Mapping[str, Any]) -> Table:
     return table
 
 
-def _stair_table(stair: Sequence[Mapping[str, Any]]) -> Table:
+def _ablation_table(ablation: Sequence[Mapping[str, Any]]) -> Table:
     """What brings how much of that, as simulated."""
     table = _table("From canonical order to the plan, one change at a time", "change")
     for column in ("step, simulated", "of the one before"):
         table.add_column(column, justify="right", no_wrap=True)
-    for row in stair:
+    for row in ablation:
         step, ratio = row["step_ns"], row["of_the_one_before"]
         table.add_row(row["name"], *("-", "-") if step is None else (f"{step / 1e6:.1f} ms", f"{ratio:.3f}"))
     return table

@@ -68,7 +68,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "dataserver/planning/kernels/grouping.py": {"NEVER": 4_611_686_018_427_387_904, "FIRST_LOOK": 8, "CLOSE": 9},
     "dataserver/planning/kernels/search.py": {"SLACK": 8},
     "dataserver/planning/stream/packing.py": {"_LOOKS_PER_SAMPLE": 16},
-    "dataserver/planning/layouts/pipelined/alternatives.py": {"CHUNKS": 2},
+    "dataserver/planning/layouts/pipelined/layout.py": {"CHUNKS": 2},
     "dataserver/planning/layouts/pipelined/placing/search.py": {
         "SEARCH_OPERATIONS": 4_400,
         "RESERVED_OPERATIONS": 800_000,

@@ -10,7 +10,7 @@ from dataserver.planning.job.identity import Job
 from dataserver.planning.job.spec import Execution
 from dataserver.planning.layouts.interface import layout_of
 
-STAIR: Final = "stair"
+ABLATION: Final = "ablation"
 """Heading of what stands on the way from the baseline to the job, and nowhere else."""
 
 ASKED_FOR: Final = ("modality_parity", "identity_routing")
@@ -29,7 +29,7 @@ class Alternative:
 
 
 def alternatives_of(job: Job) -> list[Alternative]:
-    """The job as it is; then all combinations of its main policies, the job with one thing changed, and its stair.
+    """The job as it is; then all combinations of its main policies, the job with one thing changed, and its ablation.
 
     Every execution is there once.
     """
@@ -43,7 +43,7 @@ def alternatives_of(job: Job) -> list[Alternative]:
     ]
     same = next((a for a in found if a.execution == own), Alternative(heading, "as it is", own))
     found += [Alternative(d.name, name, edit(own)) for d in offered.single for name, edit in d.choices.items()]
-    found += [Alternative(STAIR, stair.name, stair.execution) for stair in layout.stair(job)]
+    found += [Alternative(ABLATION, entry.name, entry.execution) for entry in layout.ablation(job)]
     unlike: dict[Execution, Alternative] = {own: same}
     for alternative in found:
         unlike.setdefault(alternative.execution, alternative)

@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from dataserver.cli.alternatives import ASKED_FOR, STAIR, changes
+from dataserver.cli.alternatives import ABLATION, ASKED_FOR, changes
 from dataserver.cli.comparison import Figures, Outcome
 from dataserver.planning.job.spec import Execution
 
@@ -31,7 +31,7 @@ def beyond(value: float, reference: float) -> float:
 
 
 def comparison_table(outcomes: Sequence[Outcome]) -> Table:
-    """All outcomes but those of the stair, the job's own first, under their headings; the first ones fastest first."""
+    """All outcomes but the ablation's under their headings: the job's own first, the main ones by time."""
     own = outcomes[0]
     assert own.figures is not None
     table = Table(box=box.SIMPLE, padding=0, pad_edge=False)
@@ -39,7 +39,7 @@ def comparison_table(outcomes: Sequence[Outcome]) -> Table:
     columns = _columns(own.alternative.execution, own.figures)
     for heading, _ in columns:
         table.add_column(heading, justify="right", no_wrap=True)
-    compared = [o for o in outcomes if o.alternative.heading != STAIR]
+    compared = [o for o in outcomes if o.alternative.heading != ABLATION]
     for heading, found in groupby(compared, key=lambda o: o.alternative.heading):
         rows = list(found)
         if own in rows:
@@ -102,7 +102,7 @@ def verdict(outcomes: Sequence[Outcome]) -> str:
     own = outcomes[0]
     assert own.figures is not None
     execution, measured = own.alternative.execution, own.figures
-    shown = (STAIR, *ASKED_FOR)
+    shown = (ABLATION, *ASKED_FOR)
     planned = [o for o in outcomes if o.figures and o.alternative.heading not in shown]
     best = _fastest([o for o in planned if o.figures and not _needs_memory(execution, o.figures, measured)])
     found = []

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
+from dataserver.cli.ablation import COLUMNS, TITLE, AblationRow
 from dataserver.cli.pictures import svg_of_plan
-from dataserver.cli.stairs import COLUMNS, TITLE, StairRow
 from dataserver.cli.tables import compositions, in_flight
 from dataserver.cli.timelines import critical_ns
 from dataserver.outputs import write_whole
@@ -25,7 +25,7 @@ svg { width: 100%; height: auto; } code { font-size: .85em; }
 """
 
 
-def write_page(job: Job, plan: StepPlan, summary: PlanSummary, stairs: Sequence[StairRow], path: Path) -> None:
+def write_page(job: Job, plan: StepPlan, summary: PlanSummary, ablation: Sequence[AblationRow], path: Path) -> None:
     """Write the page.
 
     Raises:
@@ -38,8 +38,8 @@ def write_page(job: Job, plan: StepPlan, summary: PlanSummary, stairs: Sequence[
         f"{int(samples.truncated_tokens.sum())} cut; {plan.num_microbatches} microbatches per rank. "
         f"Layout: {job.spec.execution.layout.kind}."
     )
-    climbed = _table(TITLE.capitalize(), COLUMNS, (row.cells for row in stairs))
-    parts = [_step(summary), climbed, _path(summary), _modules(job, summary)]
+    steps = _table(TITLE.capitalize(), COLUMNS, (row.cells for row in ablation))
+    parts = [_step(summary), steps, _path(summary), _modules(job, summary)]
     if plan.candidates:
         parts.append(_choice(plan))
     if plan.decisions:

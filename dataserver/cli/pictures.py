@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from dataserver.cli.ablation import AblationRow
 from dataserver.cli.gantt import BACKWARD_ALPHA, BUBBLE, COLOURS, INK, INTERACTION, Chart, chart_of, draw_chart
-from dataserver.cli.stairs import StairRow
 from dataserver.cli.timelines import modules_of
 from dataserver.outputs import write_whole
 from dataserver.planning.plan.expectation import imbalance
@@ -22,10 +22,10 @@ MOST_LARGE_ROWS: Final = 30
 """Of more rows each is lower."""
 
 
-def draw_plan(summary: PlanSummary, title: str, path: Path, stairs: Sequence[StairRow] = ()) -> None:
+def draw_plan(summary: PlanSummary, title: str, path: Path, ablation: Sequence[AblationRow] = ()) -> None:
     """Write the picture; the suffix of `path` (.png, .svg, .pdf) chooses the format.
 
-    Below the title stands what each of the `stairs` brings, if any are given.
+    Below the title stands what each change of the `ablation` brings, if it is given.
 
     Raises:
         ValueError: matplotlib is not installed, or does not know the suffix.
@@ -36,7 +36,7 @@ def draw_plan(summary: PlanSummary, title: str, path: Path, stairs: Sequence[Sta
     kind, drawn = path.suffix.lower().removeprefix("."), io.BytesIO()
     dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "disttrain"}):
-        _figure(summary, "\n".join([title, *_caption(stairs)])).savefig(drawn, format=kind, dpi=110, metadata=dates)
+        _figure(summary, "\n".join([title, *_caption(ablation)])).savefig(drawn, format=kind, dpi=110, metadata=dates)
     write_whole(path, drawn.getvalue())
 
 
@@ -57,9 +57,9 @@ def svg_of_plan(summary: PlanSummary) -> str:
     return text[text.index("<svg") :]
 
 
-def _caption(stairs: Sequence[StairRow]) -> list[str]:
+def _caption(ablation: Sequence[AblationRow]) -> list[str]:
     """Lines of at most so many characters."""
-    rows = [f"{name} {time} ms" for name, time, *_ in (row.cells for row in stairs)]
+    rows = [f"{name} {time} ms" for name, time, *_ in (row.cells for row in ablation)]
     lines: list[str] = []
     for row in rows:
         if lines and len(lines[-1]) + len(row) < CAPTION_WIDTH:

@@ -5,15 +5,15 @@ from typing import Final
 
 from google.protobuf.json_format import MessageToJson
 
+from dataserver.cli.ablation import mean_ablation
 from dataserver.cli.arguments import MaybePath, Pairs, Switch
 from dataserver.cli.jobs import open_job
 from dataserver.cli.pages import write_page
 from dataserver.cli.pictures import draw_plan
-from dataserver.cli.stairs import mean_stairs
 from dataserver.cli.tables import console_for_tables, show_plan
 from dataserver.cli.trace import write_trace
 from dataserver.outputs import STDOUT, descriptor_of, require_writable, tells_on, writing
-from dataserver.planning.planner import explain, stairs
+from dataserver.planning.planner import ablation, explain
 from dataserver.serving.plan_message import plan_message
 
 PICTURES: Final = (".png", ".svg", ".pdf", ".html")
@@ -62,7 +62,7 @@ def plan(
     planned = planner.plan(step)
     summary = explain(parsed, planned)
     message = plan_message(parsed, planned, summary)
-    rows = mean_stairs([stairs(parsed, planned)])
+    rows = mean_ablation([ablation(parsed, planned)])
     if trace is not None:
         with writing("--trace", trace):
             write_trace(parsed, planned, summary.after, trace)

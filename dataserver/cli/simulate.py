@@ -8,13 +8,13 @@ from typing import Any
 
 from rich.console import Console
 
+from dataserver.cli.ablation import AblationRow, ablation_rows, ablation_table
 from dataserver.cli.alternatives import alternatives_of, changes
 from dataserver.cli.arguments import MaybePath, Pairs, Switch
 from dataserver.cli.comparison import Outcome, compare
 from dataserver.cli.comparison_table import beyond, comparison_table, notes, verdict
 from dataserver.cli.jobs import open_job
 from dataserver.cli.progress import progress_bar
-from dataserver.cli.stairs import StairRow, stair_rows, stair_table
 from dataserver.cli.tables import console_for_tables
 from dataserver.jobs import JobPlanner
 from dataserver.planning.job.identity import Job
@@ -56,12 +56,12 @@ def simulate(
     about = _about(planner, taken)
     with progress_bar("planning") as progress:
         outcomes = compare(planner, alternatives_of(planner.job), taken, progress)
-    stairs = _stairs(planner.job, outcomes)
+    ablation = _ablation(planner.job, outcomes)
     if json:
         rows = [_row(outcome, outcomes[0]) for outcome in outcomes]
-        print(json_format.dumps({**about, "rows": rows, "stair": [asdict(row) for row in stairs]}, indent=1))
+        print(json_format.dumps({**about, "rows": rows, "ablation": [asdict(row) for row in ablation]}, indent=1))
         return
-    _show(console_for_tables(), planner.job.job_id, about, outcomes, stairs)
+    _show(console_for_tables(), planner.job.job_id, about, outcomes, ablation)
 
 
 def _about(planner: JobPlanner, steps: range) -> dict[str, Any]:
@@ -83,11 +83,11 @@ def _about(planner: JobPlanner, steps: range) -> dict[str, Any]:
     }
 
 
-def _stairs(job: Job, outcomes: Sequence[Outcome]) -> list[StairRow]:
+def _ablation(job: Job, outcomes: Sequence[Outcome]) -> list[AblationRow]:
     """From the baseline to the job, all of which were compared."""
     figures = {o.alternative.execution: o.figures for o in outcomes}
-    found = [(stair.name, figures[stair.execution]) for stair in layout_of(job.spec.execution).stair(job)]
-    return stair_rows((name, made.step_ns if made else None) for name, made in found)
+    found = [(entry.name, figures[entry.execution]) for entry in layout_of(job.spec.execution).ablation(job)]
+    return ablation_rows((name, made.step_ns if made else None) for name, made in found)
 
 
 def _row(outcome: Outcome, own: Outcome) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def _row(outcome: Outcome, own: Outcome) -> dict[str, Any]:
 
 
 def _show(
-    console: Console, job_id: str, about: dict[str, Any], outcomes: Sequence[Outcome], stairs: Sequence[StairRow]
+    console: Console, job_id: str, about: dict[str, Any], outcomes: Sequence[Outcome], ablation: Sequence[AblationRow]
 ) -> None:
     """Print the comparison for people."""
     first, last = about["first_step"], about["first_step"] + about["steps"] - 1
@@ -129,6 +129,6 @@ def _show(
         "held: microbatches that the fullest stage holds"
     )
     console.print(comparison_table(outcomes))
-    console.print(stair_table(stairs))
+    console.print(ablation_table(ablation))
     for line in (*notes(outcomes), verdict(outcomes)):
         print(line)

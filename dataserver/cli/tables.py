@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dataserver.cli.stairs import StairRow, stair_table
+from dataserver.cli.ablation import AblationRow, ablation_table
 from dataserver.planning.job.fields import ModuleKind
 from dataserver.planning.job.spec import Execution
 from dataserver.planning.plan.expectation import imbalance
@@ -30,7 +30,7 @@ def console_for_tables(*, stderr: bool = False) -> Console:
 
 
 def show_plan(
-    console: Console, execution: Execution, message: plan_pb2.StepPlan, stairs: Iterable[StairRow], num_steps: int
+    console: Console, execution: Execution, message: plan_pb2.StepPlan, ablation: Iterable[AblationRow], num_steps: int
 ) -> None:
     """Print a plan of a job with that execution and number of steps, and what each change on the way to it brings."""
     samples = message.samples
@@ -42,7 +42,7 @@ def show_plan(
     )
     console.print(_modules(execution, message))
     console.print(_step(message))
-    console.print(stair_table(stairs))
+    console.print(ablation_table(ablation))
     if message.candidates:
         console.print(_candidates(message))
     if message.decisions:

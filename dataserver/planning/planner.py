@@ -22,7 +22,7 @@ def plan_step(job: Job, step: int, samples: StepSamples) -> StepPlan:
 
 def baseline_plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
     """The same step in canonical order: unbalanced and unordered."""
-    return plan_step(_running(job, layout_of(job.spec.execution).stair(job)[0].execution), step, samples)
+    return plan_step(_running(job, layout_of(job.spec.execution).ablation(job)[0].execution), step, samples)
 
 
 def _running(job: Job, execution: Execution) -> Job:
@@ -76,27 +76,27 @@ def explain(job: Job, plan: StepPlan) -> PlanSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class Climbed:
-    """A stair with what the simulator expects of one step."""
+class AblationResult:
+    """An entry of the ablation with what the simulator expects of one step."""
 
     name: str
-    """What is new, as of `stair.Stair`."""
+    """What is new, as of `AblationEntry`."""
     makespan_ns: int | None
     """None where the step cannot be planned so."""
 
 
-def stairs(job: Job, plan: StepPlan) -> tuple[Climbed, ...]:
+def ablation(job: Job, plan: StepPlan) -> tuple[AblationResult, ...]:
     """What each change on the way from the baseline to the plan brings; the first is the baseline, the last the plan.
 
     Plans the step once for each of the others.
     """
-    *others, own = layout_of(job.spec.execution).stair(job)
+    *others, own = layout_of(job.spec.execution).ablation(job)
     found = []
-    for stair in others:
-        running = _running(job, stair.execution)
+    for entry in others:
+        running = _running(job, entry.execution)
         try:
             makespan = timeline(running.spec, plan_step(running, plan.step, plan.samples)).makespan_ns
         except ValueError:  # canonical order within the memory of the job, for example
             makespan = None
-        found.append(Climbed(stair.name, makespan))
-    return *found, Climbed(own.name, timeline(job.spec, plan).makespan_ns)
+        found.append(AblationResult(entry.name, makespan))
+    return *found, AblationResult(own.name, timeline(job.spec, plan).makespan_ns)

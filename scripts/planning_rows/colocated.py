@@ -10,12 +10,12 @@ import numpy as np
 from benchmarks.calibration import timed
 from benchmarks.rows import Row
 
-from dataserver.cli.stairs import mean_stairs
+from dataserver.cli.ablation import mean_ablation
 from dataserver.planning.job.fields import SPECIAL_TOKENS
 from dataserver.planning.job.identity import Job, parse_job
 from dataserver.planning.layouts.interface import layout_of
 from dataserver.planning.plan.plan import StepPlan
-from dataserver.planning.planner import plan_step, stairs, timeline
+from dataserver.planning.planner import ablation, plan_step, timeline
 from planning_rows.steps import SEQ_LEN, Sizes, laion_sizes, resampled
 
 NAMES = ("encoder", "backbone", "generator")
@@ -85,7 +85,7 @@ def make_job(case: Case, batch: int) -> Job:
 def _rows(case: Case, sizes: Sizes) -> list[Row]:
     tokens, *sides = sizes
     skewed = [(np.median(s) * (s / np.median(s)) ** case.power).astype(np.int32) for s in sides]
-    ratios, times, shares, climbed = [], [], [], []
+    ratios, times, shares, ablations = [], [], [], []
     for seed in case.seeds:
         job = make_job(case, case.samples // case.ranks * case.ranks)
         samples = resampled(job, (tokens, *skewed), case.samples, seed)
@@ -94,10 +94,10 @@ def _rows(case: Case, sizes: Sizes) -> list[Row]:
         plan_step(job, seed, samples)
         plan, spent = timed(plan_step, job, seed, samples)
         times.append(spent)
-        climbed.append(stairs(job, plan))
+        ablations.append(ablation(job, plan))
         ratios.append(timeline(job.spec, plan).makespan_ns / layout_of(job.spec.execution).lower_bound_ns(job, plan))
         shares.append(_crossing(plan, case.ranks_per_node))
-    gains = [(made[0].makespan_ns or 0) / (made[-1].makespan_ns or 1) for made in climbed]
+    gains = [(made[0].makespan_ns or 0) / (made[-1].makespan_ns or 1) for made in ablations]
     return [
         Row(
             f"colocated on {case.ranks} ranks, {case.name}",
@@ -108,7 +108,7 @@ def _rows(case: Case, sizes: Sizes) -> list[Row]:
         ),
         *(
             Row(f"  {name}", f"{ms} ms, {before} of the one before, {first} of the first", "", None)
-            for name, ms, before, first in (row.cells for row in mean_stairs(climbed))
+            for name, ms, before, first in (row.cells for row in mean_ablation(ablations))
         ),
         Row("  rows that leave their node", f"{median(shares):.3f} of all that move", "", None),
     ]

@@ -12,12 +12,12 @@ from benchmarks.calibration import timed
 from benchmarks.rows import Row
 
 from dataserver.assembly import load_tokenizer
-from dataserver.cli.stairs import mean_stairs
+from dataserver.cli.ablation import mean_ablation
 from dataserver.dataset import Dataset, build_index, count_tokens
 from dataserver.planning.job.fields import SPECIAL_TOKENS
 from dataserver.planning.job.identity import Job, parse_job
 from dataserver.planning.layouts.pipelined.planner import bound_ns
-from dataserver.planning.planner import plan_step, stairs, timeline
+from dataserver.planning.planner import ablation, plan_step, timeline
 from dataserver.planning.stream.samples import StepSamples, Task
 from dataserver.planning.stream.sizing import draw_tasks, patch_grids
 
@@ -133,7 +133,7 @@ def _scenario(scenario: Scenario, sizes: Sizes) -> list[Row]:
     times: dict[str, list[int]] = {name: [] for name in PLANNERS}
     ratios: list[float] = []
     proven: list[float] = []
-    stairs_of_steps = []
+    ablations = []
     for seed in scenario.seeds:
         samples = resampled(make_job(dp, dp, dp, **shape), (tokens, *skewed), scenario.samples, seed)
         batch = dp * -(-int(samples.tokens.sum()) * 100 // (97 * scenario.seq_len * dp))
@@ -145,7 +145,7 @@ def _scenario(scenario: Scenario, sizes: Sizes) -> list[Row]:
             if name == "default policies":
                 ratios.append(makespan / bound_ns(job, plan, within_islands=True))
                 proven.append(makespan / bound_ns(job, plan))
-                stairs_of_steps.append(stairs(job, plan))
+                ablations.append(ablation(job, plan))
     found = []
     for name in PLANNERS:
         if name == "default policies":
@@ -157,8 +157,8 @@ def _scenario(scenario: Scenario, sizes: Sizes) -> list[Row]:
             continue
         gain = median(t / o for t, o in zip(times[name], times["default policies"], strict=True))
         found.append(Row(f"  against {name}", f"{gain:.3f} x as fast", "", None))
-    for stair in mean_stairs(stairs_of_steps):
-        name, ms, before, first = stair.cells
+    for row in mean_ablation(ablations):
+        name, ms, before, first = row.cells
         found.append(Row(f"  {name}", f"{ms} ms, {before} of the one before, {first} of the first", "", None))
     return found
 

@@ -321,7 +321,7 @@ def test_comparison_of_group_policies(grouped: Command) -> None:
     assert search["own"]
     assert search["step_ns"] <= static["step_ns"]
     assert static["changes"] == {"layout": {**GROUPED["execution"]["layout"], "policy": "static"}}
-    first, *_, last = found["stair"]
+    first, *_, last = found["ablation"]
     assert (first["name"], round(last["step_ns"])) == ("groups of the largest degree", search["step_ns"])
     assert first["step_ns"] >= last["step_ns"]
     assert not any(group == "balance of llm" for group, _ in by_name)

@@ -104,7 +104,7 @@ def test_the_main_policies_all_with_all_and_others_one_at_a_time(found: dict[str
 def test_a_row_is_documented_by_its_keys(found: dict[str, Any]) -> None:
     assert set(found) == {
         "job_id", "first_step", "steps", "steps_of_job", "samples", "images", "tokens", "truncated_tokens", "rows",
-        "stair",
+        "ablation",
     }  # fmt: skip
     about = {"dimension", "name", "own", "changes"}
     figures = {
@@ -191,8 +191,8 @@ def test_only_planning_time_differs_between_two_runs(indexed: Path) -> None:
 
 
 def test_what_each_change_from_the_baseline_to_the_job_brings(indexed: Path, found: dict[str, Any]) -> None:
-    """A job whose policies are the baseline's has one stair; the defaults have one for each thing that they change."""
-    (only,) = found["stair"]
+    """A job whose policies are the baseline's has one entry; the defaults have one for each thing that they change."""
+    (only,) = found["ablation"]
     own = found["rows"][0]["step_ns"]
     assert (only["name"], round(only["step_ns"])) == ("best fit, canonical order", own)
     planned = copy.deepcopy(JOB)
@@ -201,23 +201,23 @@ def test_what_each_change_from_the_baseline_to_the_job_brings(indexed: Path, fou
         module.pop("packing", None)
     planned["execution"]["layout"] = {"kind": "pipelined"}
     done = compared(indexed, planned)
-    stair = done["stair"]
-    assert [row["name"] for row in stair] == [
+    ablation = done["ablation"]
+    assert [row["name"] for row in ablation] == [
         "best fit, canonical order",
         "+ balanced packing",
         "+ images spread over ranks",
         "+ sequences spread over ranks",
         "+ order searched",
     ]
-    times = [row["step_ns"] for row in stair]
+    times = [row["step_ns"] for row in ablation]
     assert (round(times[0]), round(times[-1])) == (own, done["rows"][0]["step_ns"])
     assert times[-1] < times[0]
-    assert [row["of_the_first"] for row in stair] == pytest.approx([t / times[0] for t in times])
-    assert [row["of_the_one_before"] for row in stair[1:]] == pytest.approx([b / a for a, b in pairwise(times)])
+    assert [row["of_the_first"] for row in ablation] == pytest.approx([t / times[0] for t in times])
+    assert [row["of_the_one_before"] for row in ablation[1:]] == pytest.approx([b / a for a, b in pairwise(times)])
     by_name = {row["name"]: row["step_ns"] for row in done["rows"]}
     assert round(times[1]) == by_name["balanced, even, none"]
     lines = run(*line(indexed, planned)).stdout.splitlines()
-    for row in stair:
+    for row in ablation:
         shown = f"{row['step_ns'] / 1e6:.1f} {row['of_the_one_before']:.3f} {row['of_the_first']:.3f}"
         assert sum(" ".join(text.split()) == f"{row['name']} {shown}" for text in lines) == 1
 
@@ -226,7 +226,7 @@ def test_a_job_that_packs_nothing_has_no_choice_of_packing(indexed: Path) -> Non
     job = {**JOB, "stream": {**JOB["stream"], "packing": {"enabled": False}}}
     found = compared(indexed, job, "--steps", "1")
     assert len(groups(found)["balance, order"]) == 2 * 3
-    assert "stair" not in groups(found), "all of it is among them"
+    assert "ablation" not in groups(found), "all of it is among them"
     shown = run(*line(indexed, job, "--steps", "1")).stdout
     assert "lpt, search" in shown
     assert "best_fit" not in shown

@@ -129,9 +129,11 @@ def check_planning(figures: dict[str, Any]) -> None:
     for before_after in (*figures["imbalance"].values(), figures["bubble_percent"], figures["simulated_step_ms"]):
         assert before_after["after"] > 0
     assert figures["simulated_step_ms"]["after"] <= figures["simulated_step_ms"]["before"]
-    stair = [row["step_ns"] / 1e6 for row in figures["simulated_stair"]]
-    assert len(stair) >= 3
-    assert [stair[0], stair[-1]] == pytest.approx([figures["simulated_step_ms"][side] for side in ("before", "after")])
+    ablation = [row["step_ns"] / 1e6 for row in figures["simulated_ablation"]]
+    assert len(ablation) >= 3
+    assert [ablation[0], ablation[-1]] == pytest.approx(
+        [figures["simulated_step_ms"][side] for side in ("before", "after")]
+    )
     measured = figures["measured"]
     assert measured["slowed_down"] >= 1
     for side in ("before", "after"):

@@ -12,7 +12,7 @@ from typing import Protocol
 from dataserver.planning import I64, Bool
 from dataserver.planning.job.identity import Job
 from dataserver.planning.job.spec import Execution, JobSpec
-from dataserver.planning.layouts.shared.ablation import Stair
+from dataserver.planning.layouts.shared.ablation import AblationEntry
 from dataserver.planning.layouts.shared.alternatives import Alternatives
 from dataserver.planning.plan.plan import ArrangedStep, ModuleSchedule, StepPlan
 from dataserver.planning.simulation import Pipeline, Program, Timeline
@@ -91,7 +91,7 @@ class Layout:
 
     plan: Callable[[Job, int, StepSamples], StepPlan]
     """Plan a step of a job: job, step, its samples in canonical order."""
-    stair: Callable[[Job], Sequence[Stair]]
+    ablation: Callable[[Job], Sequence[AblationEntry]]
     """From the baseline, which is the same job without any planning, to the job, one change at a time."""
     programs: Callable[[Execution, Sequence[ModuleSchedule], int], tuple[Program, ...]]
     """What every stage does, from what a header says: the schedules of the modules and the number of microbatches."""

@@ -16,7 +16,7 @@ from builders.jobs import LAYOUT_KINDS, in_version
 from builders.matrix import Step, matrix, samples_of
 
 from dataserver.planning.layouts.interface import PlannedTimeline, layout_of
-from dataserver.planning.planner import module_loads, plan_step, stairs, timeline
+from dataserver.planning.planner import ablation, module_loads, plan_step, timeline
 from dataserver.planning.simulation import Timeline
 
 GOLDEN = Path(__file__).with_name("golden_matrix.json")
@@ -45,7 +45,7 @@ def outcome(step: Step, version: int) -> dict[str, str]:
     simulated = of_computing(timeline(job.spec, plan))
     times = [getattr(simulated, field.name) for field in fields(simulated)] + [*module_loads(job.spec, plan).values()]
     bound = layout_of(job.spec.execution).lower_bound_ns(job, plan)
-    compared = [astuple(entry) for entry in (*plan.candidates, *plan.decisions, *stairs(job, plan))]
+    compared = [astuple(entry) for entry in (*plan.candidates, *plan.decisions, *ablation(job, plan))]
     return found | {
         "plan": plan.hash.hex()[:16],
         "simulated": _digest([bound, *(np.asarray(time).tolist() for time in times)]),

@@ -1,18 +1,100 @@
 """The pipelined layout."""
 
+from dataserver.planning.job.fields import BalancePolicy, ModuleKind, Schedule
+from dataserver.planning.job.identity import Job
+from dataserver.planning.job.spec import Execution
 from dataserver.planning.layouts.interface import Layout
-from dataserver.planning.layouts.pipelined.ablation import stair
-from dataserver.planning.layouts.pipelined.alternatives import alternatives
+from dataserver.planning.layouts.pipelined.options import PipelinedOptions
 from dataserver.planning.layouts.pipelined.planner import bound_ns, plan
 from dataserver.planning.layouts.pipelined.programs import programs
 from dataserver.planning.layouts.pipelined.timeline import timeline
+from dataserver.planning.layouts.shared.ablation import (
+    AblationEntry,
+    canonical_modules,
+    cumulative_ablation,
+    images,
+    in_flight,
+    memory,
+    order,
+    packing,
+    parity,
+    sequences,
+    strict,
+)
+from dataserver.planning.layouts.shared.alternatives import (
+    Alternatives,
+    Dimension,
+    balance_of,
+    edit_layout,
+    edit_modules,
+    extras,
+    orders,
+    packings,
+    wave_balances,
+    without,
+)
 from dataserver.planning.layouts.shared.limits import BackboneLimits
 from dataserver.planning.layouts.shared.sequences import empty_percent, fill_percent
 from dataserver.planning.plan.expectation import loads
 
+CHUNKS = 2
+"""Model chunks of a stage that are tried with the interleaved schedule."""
+
+
+def ablation(job: Job) -> tuple[AblationEntry, ...]:
+    """The baseline: best-fit packing, canonical order, the images of every wave dealt out evenly over all ranks.
+
+    Where images stay on the ranks of their sequences, they do so here, too. As if memory were endless. The schedule and
+    its model chunks are the job's.
+    """
+    own = job.spec.execution
+    spread = BalancePolicy.NONE if own.identity_routing else BalancePolicy.EVEN
+    plain = {"modules": canonical_modules(job, spread), "modality_parity": None}
+    baseline = strict(own)(own.model_copy(update=plain))
+    changes = (packing, images, sequences, memory, order, in_flight, parity)
+    return cumulative_ablation(job, "canonical order", baseline, (change(job) for change in changes))
+
+
+def alternatives(job: Job) -> Alternatives:
+    """Packing, balance and order together; each balance, the schedule and what is in flight on their own."""
+    execution = job.spec.execution
+    layout, backbone = execution.options(PipelinedOptions), execution.backbone
+    single = [
+        balance_of(m)
+        for m in execution.modules
+        if m.kind is ModuleKind.BACKBONE or (m.dp > 1 and not execution.identity_routing)  # others take whole waves
+    ]
+    single.append(_schedules(layout, backbone.pp))
+    alone = len(execution.modules) == 1 and backbone.pp == 1
+    if layout.schedule is Schedule.ONE_F_ONE_B and not alone:
+        single.append(extras())
+    single += [without(field) for field in ("modality_parity", "identity_routing") if getattr(execution, field)]
+    return Alternatives([*packings(job), _balances(execution), orders()], single)
+
+
+def _balances(execution: Execution) -> Dimension:
+    """One balance for all modules, of images only where they have a choice."""
+    if not execution.identity_routing:
+        return wave_balances(execution)
+    policies = BalancePolicy.LPT, BalancePolicy.NONE
+    return Dimension("balance", {p.value: edit_modules([execution.backbone.name], balance=p) for p in policies})
+
+
+def _schedules(layout: PipelinedOptions, stages: int) -> Dimension:
+    """The schedules that the job does not have."""
+    found = {}
+    for schedule in Schedule:
+        if schedule is layout.schedule or (schedule is Schedule.INTERLEAVED and stages == 1):
+            continue
+        chunks = CHUNKS if schedule is Schedule.INTERLEAVED else 1
+        name = f"{schedule}, {chunks} chunks" if chunks > 1 else schedule.value
+        found[name] = edit_layout(schedule=schedule, chunks=chunks, extra_in_flight=None)
+    return Dimension("schedule", found)
+
+
 LAYOUT = Layout(
     plan=plan,
-    stair=stair,
+    ablation=ablation,
     programs=programs,
     timeline=timeline,
     lower_bound_ns=bound_ns,

@@ -18,19 +18,21 @@ from dataserver.planning.layouts.shared.waves import extras
 
 
 @dataclass(frozen=True, slots=True)
-class Stair:
-    """One way to run a job: that of the stair before, and one more thing as in the job."""
+class AblationEntry:
+    """One way to run a job: that of the entry before, and one more thing as in the job."""
 
     name: str
     """What is new, for people; of the first, what it is."""
     execution: Execution
 
 
-def climb(job: Job, name: str, baseline: Execution, changes: Iterable[tuple[str, Edit]]) -> tuple[Stair, ...]:
-    """The stairs from a baseline to a job.
+def cumulative_ablation(
+    job: Job, name: str, baseline: Execution, changes: Iterable[tuple[str, Edit]]
+) -> tuple[AblationEntry, ...]:
+    """The ablation from a baseline to a job.
 
     Args:
-        job: the last stair.
+        job: the last entry.
         name: of the baseline, less how it packs.
         baseline: the first.
         changes: to take over from the job, in this order, each with a name. Those that change nothing are left out.
@@ -38,13 +40,13 @@ def climb(job: Job, name: str, baseline: Execution, changes: Iterable[tuple[str,
     Raises:
         ValueError: the changes do not lead to the job.
     """
-    found = [Stair(f"best fit, {name}" if job.stream.packing.enabled else name, baseline)]
+    found = [AblationEntry(f"best fit, {name}" if job.stream.packing.enabled else name, baseline)]
     for title, edit in changes:
         execution = edit(found[-1].execution)
         if execution != found[-1].execution:
-            found.append(Stair(title, execution))
+            found.append(AblationEntry(title, execution))
     if found[-1].execution != job.spec.execution:
-        raise ValueError(f"the stair of a {job.spec.execution.layout.kind} layout does not end at its job")
+        raise ValueError(f"the ablation of a {job.spec.execution.layout.kind} layout does not end at its job")
     return tuple(found)
 
 

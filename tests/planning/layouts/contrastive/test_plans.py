@@ -186,10 +186,10 @@ def test_what_memory_limits_falls_evenly() -> None:
     job = contrastive_job(towers, **shape)
     plan = planned(job)
     assert plan.in_flight("image").tolist() == [4, 4, 3, 3, 2]
-    stairs = replace(
+    ablation = replace(
         plan, schedules=(replace(plan.schedules[0], in_flight=np.array([4, 3, 2, 2, 2])), plan.schedules[1])
     )
-    assert timeline(job.spec, plan).makespan_ns < timeline(job.spec, stairs).makespan_ns
+    assert timeline(job.spec, plan).makespan_ns < timeline(job.spec, ablation).makespan_ns
 
 
 def test_batch_sync_wins_where_memory_leaves_too_little_to_overlap() -> None:

@@ -20,9 +20,9 @@ from dataserver.planning.job.fields import ModuleKind, ModuleSpec
 from dataserver.planning.job.identity import Job, identify, parse_job
 from dataserver.planning.job.spec import Execution
 from dataserver.planning.layouts.interface import layout_of
-from dataserver.planning.layouts.shared.ablation import climb
+from dataserver.planning.layouts.shared.ablation import cumulative_ablation
 from dataserver.planning.plan.plan import ArrangedStep
-from dataserver.planning.planner import baseline_plan, explain, plan_step, stairs
+from dataserver.planning.planner import ablation, baseline_plan, explain, plan_step
 from dataserver.planning.stream.samples import StepSamples
 
 Step = tuple[Job, StepSamples]
@@ -103,7 +103,7 @@ def test_the_baseline_of_colocated_modules_gives_ranks_equal_counts_of_sequences
     backbone = job.spec.execution.backbone
     total = counts(backbone, baseline_plan(job, 0, samples)).sum(axis=1)
     assert total.max() - total.min() <= 1
-    evenly = [s.execution for s in layout_of(job.spec.execution).stair(job) if s.name == "images dealt out evenly"]
+    evenly = [s.execution for s in layout_of(job.spec.execution).ablation(job) if s.name == "images dealt out evenly"]
     assert len(evenly) == any(m.handles_images and not m.balance.keeps_order for m in job.spec.execution.modules)
     for execution in evenly:
         plan = plan_step(running(job, execution), 0, samples)
@@ -134,39 +134,39 @@ def test_every_encoder_rank_works_in_the_baseline(encoder: int, backbone: int) -
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(sorted(STEPS)).flatmap(STEPS.__getitem__))
-def test_a_stair_leads_from_the_baseline_to_the_job(step: Step) -> None:
+def test_an_ablation_leads_from_the_baseline_to_the_job(step: Step) -> None:
     job, _ = step
-    found = layout_of(job.spec.execution).stair(job)
+    found = layout_of(job.spec.execution).ablation(job)
     assert found[-1].execution == job.spec.execution
     assert len({s.name for s in found}) == len(found)
     assert all(a.execution != b.execution for a, b in pairwise(found))
     assert all(m.memory is None for m in found[0].execution.modules if m.kind is not ModuleKind.BACKBONE)
-    for stair in found:  # each is a job that servers accept
-        assert parse_job(running(job, stair.execution).spec.model_dump(mode="json")).spec.execution == stair.execution
+    for entry in found:  # each is a job that servers accept
+        assert parse_job(running(job, entry.execution).spec.model_dump(mode="json")).spec.execution == entry.execution
 
 
-def test_the_names_of_a_stair() -> None:
+def test_the_names_of_an_ablation() -> None:
     job = make_job(stream={"generation": {"ratio": "0.5"}}, encoder=2, backbone=(2, 2), generator=2)
-    names = [s.name for s in layout_of(job.spec.execution).stair(job)]
+    names = [s.name for s in layout_of(job.spec.execution).ablation(job)]
     spread = ["images spread over ranks", "sequences spread over ranks"]
     assert names == ["best fit, canonical order", "balanced packing", *spread, "order searched"]
     tight = with_memory(job, {"vit": 4_000, "llm": 4_000, "dit": 4_000})
-    names = [s.name for s in layout_of(tight.spec.execution).stair(tight)]
+    names = [s.name for s in layout_of(tight.spec.execution).ablation(tight)]
     assert names[-3:] == ["within memory", "order searched", "up to 4 more in flight"]
     data = job_data(encoder=2, backbone=(2, 1), balance="none", stream={"packing": {"enabled": False}})
     beside = parse_job(data)
-    names = [s.name for s in layout_of(beside.spec.execution).stair(beside)]
+    names = [s.name for s in layout_of(beside.spec.execution).ablation(beside)]
     assert names == ["canonical order", "images beside their sequences", "order searched"]
     grouped = parse_job(grouped_data(4, 1200, {"max_degree": 4}, encoder=2))
-    names = [s.name for s in layout_of(grouped.spec.execution).stair(grouped)]
+    names = [s.name for s in layout_of(grouped.spec.execution).ablation(grouped)]
     groups = ["the best degree of each step", "unequal groups"]
     assert names == ["best fit, groups of the largest degree", "balanced packing", *groups, spread[0], "order searched"]
 
 
-def test_the_ends_of_a_stair_are_what_the_plan_is_compared_with() -> None:
+def test_the_ends_of_an_ablation_are_what_the_plan_is_compared_with() -> None:
     job = make_job(stream={"global_batch": 16, "seq_len": 900}, encoder=3, backbone=(2, 2))
     plan = plan_step(job, 0, make_samples(job, 40, 1, 3))
-    found, summary = stairs(job, plan), explain(job, plan)
+    found, summary = ablation(job, plan), explain(job, plan)
     assert found[0].makespan_ns == summary.before.makespan_ns
     assert found[-1].makespan_ns == summary.after.makespan_ns < summary.before.makespan_ns
 
@@ -175,29 +175,29 @@ def running(job: Job, execution: Execution) -> Job:
     return identify(job.spec.model_copy(update={"execution": execution}))
 
 
-def test_a_step_that_a_stair_cannot_plan_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_an_ablation_cannot_plan_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where canonical order exceeds a memory."""
     job = make_job(stream={"global_batch": 16, "seq_len": 900}, encoder=3, backbone=(2, 2))
     plan = plan_step(job, 0, make_samples(job, 40, 1, 3))
-    whole = stairs(job, plan)
+    whole = ablation(job, plan)
     assert len(whole) > 2
-    assert all(stair.makespan_ns is not None for stair in whole)
+    assert all(entry.makespan_ns is not None for entry in whole)
 
     def refuse(*_: object) -> None:
         raise ValueError("no room")
 
     monkeypatch.setattr("dataserver.planning.planner.plan_step", refuse)
-    found = stairs(job, plan)
-    assert [stair.name for stair in found] == [stair.name for stair in whole]
-    assert [stair.makespan_ns for stair in found] == [*[None] * (len(found) - 1), whole[-1].makespan_ns]
+    found = ablation(job, plan)
+    assert [entry.name for entry in found] == [entry.name for entry in whole]
+    assert [entry.makespan_ns for entry in found] == [*[None] * (len(found) - 1), whole[-1].makespan_ns]
 
 
-def test_a_stair_that_does_not_end_at_its_job_is_refused() -> None:
+def test_an_ablation_that_does_not_end_at_its_job_is_refused() -> None:
     job = make_job(encoder=3, backbone=(2, 2))
-    baseline = layout_of(job.spec.execution).stair(job)[0].execution
+    baseline = layout_of(job.spec.execution).ablation(job)[0].execution
     assert baseline != job.spec.execution
-    with pytest.raises(ValueError, match="the stair of a pipelined layout does not end at its job"):
-        climb(job, "canonical order", baseline, [("nothing", lambda execution: execution)])
+    with pytest.raises(ValueError, match="the ablation of a pipelined layout does not end at its job"):
+        cumulative_ablation(job, "canonical order", baseline, [("nothing", lambda execution: execution)])
 
 
 def test_a_folder_whose_layout_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

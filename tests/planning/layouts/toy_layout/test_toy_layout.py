@@ -51,14 +51,14 @@ def test_a_toy_layout_does_all_that_layouts_do(server: Path) -> None:
     rows = {(heading, name): figures for heading, name, figures in found["rows"]}
     assert {name for heading, name in rows if heading == "packing"} == {"balanced", "best_fit"}
     assert {name for heading, name in rows if heading == "order"} <= {"disttrain", "search", "none"}
-    assert ("stair", "best fit, canonical order") in rows
-    assert [name for name, _ in found["stairs"]][1:] == [
+    assert ("ablation", "best fit, canonical order") in rows
+    assert [name for name, _ in found["ablation"]][1:] == [
         "balanced packing",
         "sequences spread over ranks",
         "within memory",
         "turned",
     ]
-    assert found["stairs"][-1][1] == found["makespan_ns"]
+    assert found["ablation"][-1][1] == found["makespan_ns"]
     assert all(0 < figures["fill_percent"] <= 100 for figures in rows.values())
     assert found["in_schema"]
     assert found["mapping"] == ["colocated", "contrastive", "grouped", "pipelined", "toy"]

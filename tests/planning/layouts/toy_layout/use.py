@@ -17,7 +17,7 @@ from dataserver.planning.job.schema import job_schema
 from dataserver.planning.job.spec import AnyLayout
 from dataserver.planning.layouts.interface import layout_of
 from dataserver.planning.plan.views import view_plan
-from dataserver.planning.planner import explain, plan_step, stairs, timeline
+from dataserver.planning.planner import ablation, explain, plan_step, timeline
 from dataserver.planning.stream.samples import StepSamples
 from dataserver.serving.plan_message import plan_message
 
@@ -77,7 +77,7 @@ sys.stdout.write(
             "busiest_ns": int(simulated.timeline.busy_ns.max()),
             "bound_ns": summary.bound_ns,
             "other_baseline": summary.baseline.hash != plan.hash,
-            "stairs": [[s.name, s.makespan_ns] for s in stairs(job, plan)],
+            "ablation": [[s.name, s.makespan_ns] for s in ablation(job, plan)],
             "message_hash": plan_message(job, plan, summary).plan_hash.hex() == plan.hash.hex(),
             "rows": [[o.alternative.heading, o.alternative.name, o.figures.of_layout] for o in outcomes],
             "in_schema": "ToyOptions" in definitions,

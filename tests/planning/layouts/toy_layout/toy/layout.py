@@ -11,9 +11,9 @@ from dataserver.planning.job.identity import Job
 from dataserver.planning.job.spec import Execution, JobSpec
 from dataserver.planning.layouts.interface import Layout, Node, PlannedTimeline
 from dataserver.planning.layouts.shared.ablation import (
-    Stair,
+    AblationEntry,
     canonical_modules,
-    climb,
+    cumulative_ablation,
     memory,
     packing,
     sequences,
@@ -69,11 +69,11 @@ def _timeline(spec: JobSpec, plan: ArrangedStep) -> PlannedTimeline:
     return PlannedTimeline(nodes, pipeline, simulate(pipeline))
 
 
-def _stair(job: Job) -> tuple[Stair, ...]:
+def _ablation(job: Job) -> tuple[AblationEntry, ...]:
     plain = job.spec.execution.model_copy(update={"modules": canonical_modules(job)})
     turned = edit_layout(order=job.spec.execution.options(ToyOptions).order)
     changes = packing(job), sequences(job), memory(job), ("turned", turned)
-    return climb(job, "canonical order", edit_layout(order=OrderPolicy.NONE)(plain), changes)
+    return cumulative_ablation(job, "canonical order", edit_layout(order=OrderPolicy.NONE)(plain), changes)
 
 
 def _bound_ns(job: Job, plan: StepPlan) -> int:
@@ -82,7 +82,7 @@ def _bound_ns(job: Job, plan: StepPlan) -> int:
 
 LAYOUT = Layout(
     plan=_plan,
-    stair=_stair,
+    ablation=_ablation,
     programs=_programs,
     timeline=_timeline,
     lower_bound_ns=_bound_ns,

@@ -8,13 +8,13 @@ from typing import Final
 from rich import box
 from rich.table import Table
 
-from dataserver.planning.planner import Climbed
+from dataserver.planning.planner import AblationResult
 
 TITLE: Final = "from the baseline to the plan, one change at a time"
 
 
 @dataclass(frozen=True, slots=True)
-class StairRow:
+class AblationRow:
     """One change with its simulated time; None where it could not be planned."""
 
     name: str
@@ -36,36 +36,36 @@ class StairRow:
 COLUMNS: Final = ("", "step ms", "of the one before", "of the first")
 
 
-def mean_stairs(steps: Sequence[Sequence[Climbed]]) -> list[StairRow]:
+def mean_ablation(steps: Sequence[Sequence[AblationResult]]) -> list[AblationRow]:
     """Means over some steps of one job; a change that one of them could not be planned with has no time.
 
     Args:
-        steps: `planner.stairs` of each, one step at least.
+        steps: `planner.ablation` of each, one step at least.
     """
     found = []
     for change in zip(*steps, strict=True):
         times = [c.makespan_ns for c in change if c.makespan_ns is not None]
         found.append((change[0].name, fmean(times) if len(times) == len(change) else None))
-    return stair_rows(found)
+    return ablation_rows(found)
 
 
-def stair_rows(times: Iterable[tuple[str, float | None]]) -> list[StairRow]:
+def ablation_rows(times: Iterable[tuple[str, float | None]]) -> list[AblationRow]:
     """Names and nanoseconds with their ratios."""
-    found: list[StairRow] = []
+    found: list[AblationRow] = []
     first = before = None
     for number, (name, step_ns) in enumerate(times):
         if step_ns is None:
-            found.append(StairRow(name, None, None, None))
+            found.append(AblationRow(name, None, None, None))
             continue
         first = step_ns if first is None else first
         before = step_ns if before is None else before
         title = f"+ {name}" if number else name
-        found.append(StairRow(title, step_ns, step_ns / max(before, 1), step_ns / max(first, 1)))
+        found.append(AblationRow(title, step_ns, step_ns / max(before, 1), step_ns / max(first, 1)))
         before = step_ns
     return found
 
 
-def stair_table(rows: Iterable[StairRow]) -> Table:
+def ablation_table(rows: Iterable[AblationRow]) -> Table:
     """The rows for a terminal."""
     table = Table(title=TITLE, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
     for number, column in enumerate(COLUMNS):
