@@ -27,7 +27,7 @@ RUNS: Final = 3
 
 THREE = [{"name": kind, "kind": kind, "dp": 2} for kind in ("encoder", "backbone", "generator")]
 PIPELINED = [module | ({"pp": 2} if module["kind"] == "backbone" else {}) for module in THREE]
-ALONE = [{"name": "backbone", "kind": "backbone", "dp": 2, "memory": {"room_bytes": 512, "unit_bytes": 1}}]
+ALONE = [{"name": "backbone", "kind": "backbone", "dp": 2, "memory": {"budget_bytes": 512, "unit_bytes": 1}}]
 TOWERS = [{"name": name, "kind": "tower", "modality": name, "dp": 2, "pp": 2} for name in ("image", "text")]
 GROUPS = {"kind": "grouped", "max_degree": 2, "exchange": [{"degree": 2, "unit_ps": 1}]}
 Fields = dict[str, Any]

@@ -69,7 +69,7 @@ def odd_jobs(sister: bool) -> dict[str, Data]:
     part = 2 if sister else 1
     encoder: Data = {"name": "vit", "kind": "encoder"}
     backbone: Data = {"name": "llm", "kind": "backbone"}
-    memory: Data = {"memory": {"room_bytes": 2048, "unit_bytes": 1}}
+    memory: Data = {"memory": {"budget_bytes": 2048, "unit_bytes": 1}}
     tower: Data = {"kind": "tower", "dp": 64}
     towers = [{"name": "vision", "modality": "image", **tower}, {"name": "text", "modality": "text", **tower}]
     exchange = [{"degree": 1 << p, "unit_ps": 1000} for p in range(1, 5)]

@@ -93,7 +93,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     },
     "grouped, backbone 4 with encoder 1 and generator 1": {
         "encoder": {},
-        "backbone": {"dp": 4, "memory": {"room_bytes": 140_000, "unit_bytes": 1_000}},
+        "backbone": {"dp": 4, "memory": {"budget_bytes": 140_000, "unit_bytes": 1_000}},
         "generator": {},
         "layout": {
             "kind": "grouped",

@@ -48,7 +48,7 @@ def job(**stream: Any) -> Data:
     generation = {"ratio": "0.3"}
     return {
         "stream": {"datasets": [dataset], "seq_len": 8192, "global_batch": 64, "generation": generation, **stream},
-        "execution": {"modules": modules, "microbatch": 1, "end": {"passes": 8}},
+        "execution": {"modules": modules, "microbatch": 1, "end": {"epochs": 8}},
     }
 
 

@@ -45,7 +45,7 @@ GROUPS: Mapping[str, Any] = {
     "exchange": [{"degree": 2, "unit_ps": 3_000_000}],
 }
 """Of the grouped layout: the tiny backbone has two heads of keys and values."""
-ROOM: Mapping[str, int] = {"room_bytes": 320_000, "unit_bytes": 1_000}
+ROOM: Mapping[str, int] = {"budget_bytes": 320_000, "unit_bytes": 1_000}
 """For tokens of a rank: the longest samples need a group of two."""
 LAYOUTS: Mapping[str, Mapping[str, Mapping[str, int]]] = {
     "pipelined": {"encoder": {}, "backbone": {"dp": 2, "pp": 2}, "generator": {}},

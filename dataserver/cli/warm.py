@@ -17,7 +17,7 @@ from dataserver.planning.stream.sizing import shard_table, size_samples
 
 _log = logging.getLogger(__name__)
 _GROUPS: Final = {"kind": "grouped", "max_degree": 2, "exchange": [{"degree": 2, "unit_ps": 1}]}
-_SMALL: Final = {"memory": {"room_bytes": 512, "unit_bytes": 1}}
+_SMALL: Final = {"memory": {"budget_bytes": 512, "unit_bytes": 1}}
 _JOBS: Final[Sequence[tuple[dict[str, Any], dict[str, Any] | None]]] = (
     ({"pp": 2}, None),
     ({"pp": 2, **_SMALL}, None),

@@ -37,9 +37,9 @@ class JobCache:
         """By stream, dataset and shard."""
         self.window_bytes = third
         self.windows = LruCache[Window](third, memory_of)
-        """By stream, dataset, pass, the window's first shard, and slice. Keys are small: no budget counts them."""
+        """By stream, dataset, epoch, the window's first shard, and slice. Keys are small: no budget counts them."""
         self.cuts = LruCache[Slices](CUTS_BYTES, memory_of)
-        """By stream, dataset, pass and the window's first shard: how each window is cut into slices, most into one."""
+        """By stream, dataset, epoch and the window's first shard: how each window is cut into slices, most into one."""
         self.plans = SingleFlightCache[tuple[str, int], StepPlan](num_bytes - 2 * third, memory_of)
         """By job and step."""
         self.in_flight = SingleFlightCache[tuple[str, int], StepPlan](0, memory_of)

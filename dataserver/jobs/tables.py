@@ -70,7 +70,7 @@ class ShardTables:
                 )
             return found
 
-        key = self._stream_id, span.dataset, span.pass_, span.shards[0]  # a shard of a pass is in one window
+        key = self._stream_id, span.dataset, span.epoch, span.shards[0]  # a shard of an epoch is in one window
         slices = self._cache.cuts.get(key, lambda: self._cut(order, span, table))
         for number in slices.of(span):
             yield self._cache.windows.get((*key, number), partial(_gathered, order, span, table, slices, number))

@@ -52,7 +52,7 @@ def _samples(plan: StepPlan) -> plan_pb2.PlannedSamples:
     samples = plan.samples
     return plan_pb2.PlannedSamples(
         dataset=samples.dataset.tolist(),
-        pass_number=samples.pass_.tolist(),
+        epoch=samples.epoch.tolist(),
         sample=samples.sample.tolist(),
         task=samples.task.tolist(),
         tokens=samples.tokens.tolist(),

@@ -209,7 +209,7 @@ def _items(plan: StepPlan, view: ViewPlan, validity: Buffer) -> microbatch_pb2.I
     index, number = (view.items, None) if view.holds_samples else samples.locate(view.items)
     return microbatch_pb2.Items(
         dataset=samples.dataset[index].tolist(),
-        pass_number=samples.pass_[index].tolist(),
+        epoch=samples.epoch[index].tolist(),
         sample=samples.sample[index].tolist(),
         image=[] if number is None else number.tolist(),
         validity=validity.tolist(),

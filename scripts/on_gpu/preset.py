@@ -57,14 +57,14 @@ def _block(size: ModelSize, *, gated: bool) -> int:
     return 2 * size.width * (size.width + keys) + (3 if gated else 2) * size.width * size.mlp_width
 
 
-def fitting(room_bytes: int, devices: int) -> Size | None:
+def fitting(budget_bytes: int, devices: int) -> Size | None:
     """The largest size whose parameters leave room for activations."""
-    return next((s for s in SIZES if s.bytes_on(devices) <= (1 - ACTIVATIONS) * room_bytes), None)
+    return next((s for s in SIZES if s.bytes_on(devices) <= (1 - ACTIVATIONS) * budget_bytes), None)
 
 
-def memory_of_encoder(size: Size, room_bytes: int, devices: int) -> int:
+def memory_of_encoder(size: Size, budget_bytes: int, devices: int) -> int:
     """Bytes of a device for what the encoder keeps until its backward phase: half of what parameters leave."""
-    return (room_bytes - size.bytes_on(devices)) // 2
+    return (budget_bytes - size.bytes_on(devices)) // 2
 
 
 def job(
@@ -91,7 +91,7 @@ def job(
         module |= {"dp": devices, "recompute": module["name"] in recomputed}
     if saved_bytes is not None:
         unit = bytes_of_row(ENCODER_BLOCK, MODELS["encoder"][size.encoder], 1, "vision" in recomputed)
-        modules[0]["memory"] = {"room_bytes": saved_bytes, "step_bytes": saved_bytes, "unit_bytes": round(unit)}
+        modules[0]["memory"] = {"budget_bytes": saved_bytes, "step_bytes": saved_bytes, "unit_bytes": round(unit)}
     return {
         "stream": {
             "datasets": [{"name": "pairs"}],

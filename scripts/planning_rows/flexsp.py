@@ -196,7 +196,7 @@ def _job(name: str, images: bool) -> Job:
         "kind": "backbone",
         "dp": A100_CLUSTER.num_devices,
         "cost": {**{term: value // 2 for term, value in terms.items()}, "backward_percent": 100},
-        "memory": {"room_bytes": room, "unit_bytes": model.token_bytes},
+        "memory": {"budget_bytes": room, "unit_bytes": model.token_bytes},
     }
     layout = {
         "kind": "grouped",
@@ -226,7 +226,7 @@ def _samples(lengths: I64, seed: int, images: bool) -> StepSamples:
     zeros = np.zeros(count, np.int64)
     return StepSamples(
         dataset=zeros.astype(np.int32),
-        pass_=zeros,
+        epoch=zeros,
         sample=np.arange(count, dtype=np.uint64),
         task=task.astype(np.int32),
         text_tokens=tokens,

@@ -45,7 +45,7 @@ def make_job(
     memory: int | None = None,
 ) -> Job:
     """ViT-H, Llama 7B and a 1B generator, each with memory for so many patches or tokens."""
-    common = {"balance": balance} | ({} if memory is None else {"memory": {"room_bytes": memory, "unit_bytes": 1}})
+    common = {"balance": balance} | ({} if memory is None else {"memory": {"budget_bytes": memory, "unit_bytes": 1}})
     tokenizer = dict.fromkeys(SPECIAL_TOKENS, 0)
     return parse_job(
         {

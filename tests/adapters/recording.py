@@ -60,7 +60,7 @@ def _record_streams(note: Callable[..., None]) -> None:
     def noted(stream: FullModelStream) -> FullModelMicrobatch:
         found = inner(stream)
         items = found.backbone.items
-        samples = zip(items.dataset.tolist(), items.pass_.tolist(), items.sample.tolist(), strict=True)
+        samples = zip(items.dataset.tolist(), items.epoch.tolist(), items.sample.tolist(), strict=True)
         note(found.backbone.step, found.backbone.microbatch, bool(len(found.rows)), samples)
         return found
 

@@ -43,12 +43,12 @@ def read(
 
 def samples(microbatches: list[FullModelMicrobatch]) -> Counter[tuple[int, int, int]]:
     every = [m.backbone.items for m in microbatches]
-    names = (zip(i.dataset.tolist(), i.pass_.tolist(), i.sample.tolist(), strict=True) for i in every)
+    names = (zip(i.dataset.tolist(), i.epoch.tolist(), i.sample.tolist(), strict=True) for i in every)
     return Counter(chain.from_iterable(names))
 
 
 def test_a_pass_holds_every_sample_once_on_any_number_of_ranks(server: str) -> None:
-    alone, together = (samples(read(server, ranks, {"passes": 1})) for ranks in (1, 2))
+    alone, together = (samples(read(server, ranks, {"epochs": 1})) for ranks in (1, 2))
     assert alone == together
     assert len([name for name in alone if name[1] == 0]) == 50, "the larger dataset ends, the other one goes on"
     assert set(alone.values()) == {1}
@@ -56,7 +56,7 @@ def test_a_pass_holds_every_sample_once_on_any_number_of_ranks(server: str) -> N
 
 def test_images_are_those_of_the_sequences_and_undecodable_ones_cost_their_sample_its_labels(server: str) -> None:
     ignored = 0
-    for m in read(server, 2, {"passes": 1}):
+    for m in read(server, 2, {"epochs": 1}):
         assert m.images is not None
         tensors, items, images = m.tensors, m.backbone.items, m.images.items
         assert m.rows.sum() == len(tensors["embedding_slots"])
@@ -74,7 +74,7 @@ def test_images_are_those_of_the_sequences_and_undecodable_ones_cost_their_sampl
 
 def test_all_ranks_of_a_wave_have_images_or_none_or_know_who_lacks_them(server: str) -> None:
     by_wave: dict[tuple[int, int], list[FullModelMicrobatch]] = {}
-    for m in read(server, 4, {"passes": 1}, job_of=mixed_job):
+    for m in read(server, 4, {"epochs": 1}, job_of=mixed_job):
         by_wave.setdefault((m.backbone.step, m.backbone.microbatch), []).append(m)
     kinds = Counter[str]()
     for microbatches in by_wave.values():

@@ -46,7 +46,7 @@ class Own(Dataset[int]):
 @pytest.mark.parametrize("count", [400, pytest.param(70_000, marks=pytest.mark.long)])
 def test_loaders_of_all_ranks_hold_every_sample_of_a_pass_once(count: int) -> None:
     sizes = scattered_sizes(count)
-    end = {"passes": 1}
+    end = {"epochs": 1}
     planners = [LoaderPlanner(sizes, own_job(4, end, global_batch=32 if count < 1000 else 2048)) for _ in range(2)]
     assert planners[0].plan(0).hash == planners[1].plan(0).hash, "every rank plans for itself"
     found, lengths = Counter[int](), set()
@@ -61,7 +61,7 @@ def test_loaders_of_all_ranks_hold_every_sample_of_a_pass_once(count: int) -> No
 
 def example_job(ranks: int) -> dict[str, Any]:
     """A pass in 6 steps; in each microbatch all ranks have images or none has."""
-    job = own_job(ranks, {"passes": 1}, seq_len=128, global_batch=8)
+    job = own_job(ranks, {"epochs": 1}, seq_len=128, global_batch=8)
     job["execution"]["modality_parity"] = True
     return job
 

@@ -10,12 +10,12 @@ from trainclient.adapters.full_model import IGNORED_LABEL, FullModelMicrobatch, 
 from trainclient.adapters.padded import PaddedShape
 from trainclient.stream.positions import patch_positions
 
-ROOM = {"room_bytes": 300, "unit_bytes": 1}
+ROOM = {"budget_bytes": 300, "unit_bytes": 1}
 """Memory for 300 patches; a text of 256 tokens could have 1,024."""
 
 
 def roomy_job(microbatch: int) -> dict[str, Any]:
-    job = whole_job(1, {"passes": 1})
+    job = whole_job(1, {"epochs": 1})
     job["execution"]["modules"][0]["memory"] = ROOM
     return {**job, "execution": {**job["execution"], "microbatch": microbatch}}
 
@@ -83,7 +83,7 @@ def test_another_jobs_microbatches_are_refused(server: str) -> None:
 @pytest.mark.parametrize("microbatch", [1, 4])
 def test_batches_around_a_microbatch_are_padded_to_its_longest_sequence(server: str, microbatch: int) -> None:
     """As padded modules are planned: sequences of similar length are put together."""
-    job = whole_job(1, {"passes": 1}, packing={"enabled": False})
+    job = whole_job(1, {"epochs": 1}, packing={"enabled": False})
     for module in job["execution"]["modules"]:
         module["padded"] = True
     job["execution"]["microbatch"] = microbatch

@@ -30,8 +30,8 @@ def whole_job(ranks: int, end: dict[str, int], **stream: Any) -> dict[str, Any]:
 
 def one_pass(ranks: int) -> dict[str, Any]:
     """A pass in 6 steps, each of several microbatches, whose images have little room."""
-    job = whole_job(ranks, {"passes": 1}, global_batch=4)
-    job["execution"]["modules"][0]["memory"] = {"room_bytes": 300, "unit_bytes": 1}
+    job = whole_job(ranks, {"epochs": 1}, global_batch=4)
+    job["execution"]["modules"][0]["memory"] = {"budget_bytes": 300, "unit_bytes": 1}
     return job
 
 
@@ -39,8 +39,8 @@ def pass_with_parity(ranks: int) -> dict[str, Any]:
     """A pass in 7 steps of up to 9 microbatches on one rank; in each of them all ranks have images or none has."""
     weights = {"pairs": "0.3", "docs": "0.15", "texts": "0.55"}
     mixture = [{"name": name, "weight": weight} for name, weight in weights.items()]
-    job = whole_job(ranks, {"passes": 1}, datasets=mixture)
-    job["execution"]["modules"][0]["memory"] = {"room_bytes": 300, "unit_bytes": 1}
+    job = whole_job(ranks, {"epochs": 1}, datasets=mixture)
+    job["execution"]["modules"][0]["memory"] = {"budget_bytes": 300, "unit_bytes": 1}
     job["execution"]["modality_parity"] = True
     return job
 
@@ -49,7 +49,7 @@ def text_job(seed: int = 0) -> dict[str, Any]:
     """Texts alone, for one rank without an encoder."""
     return {
         "stream": {"datasets": [{"name": "texts"}], "seq_len": 256, "global_batch": 4, "seed": seed},
-        "execution": {"modules": [{"name": "llm", "kind": "backbone"}], "end": {"passes": 1}},
+        "execution": {"modules": [{"name": "llm", "kind": "backbone"}], "end": {"epochs": 1}},
     }
 
 

@@ -104,7 +104,7 @@ def step_samples(documents: list[Document]) -> StepSamples:
     kept = np.array([d.kept for d in documents], np.int64)
     return StepSamples(
         dataset=np.zeros(n, np.int32),
-        pass_=np.zeros(n, np.int64),
+        epoch=np.zeros(n, np.int64),
         sample=np.arange(n, dtype=np.uint64),
         task=np.array([d.task for d in documents], np.int32),
         text_tokens=kept,

@@ -74,7 +74,7 @@ def _module(draw: st.DrawFn, name: str, kind: str, dp: int, most: int, padded: b
     }
     if draw(st.booleans()):
         room = draw(st.integers(most, 3 * most))
-        module["memory"] = {"room_bytes": 7 * room, "unit_bytes": 7}
+        module["memory"] = {"budget_bytes": 7 * room, "unit_bytes": 7}
     module["padded"] = padded and draw(st.booleans())
     return module
 

@@ -37,7 +37,7 @@ def contrastive_job(towers: list[Data], *, batch: int = 8, groups: int = 2, **la
 
 def two_towers(*, memory: int | None = None, **fields: Any) -> list[Data]:
     """A heavy image tower of two ranks of three stages and a light text tower of one rank."""
-    room = {} if memory is None else {"memory": {"room_bytes": memory * UNIT_BYTES, "unit_bytes": UNIT_BYTES}}
+    room = {} if memory is None else {"memory": {"budget_bytes": memory * UNIT_BYTES, "unit_bytes": UNIT_BYTES}}
     heavy = {"microbatch_ns": 10_000, "linear_ps": 3_000_000, "quadratic_fs": 10_000_000}
     light = {"microbatch_ns": 10_000, "linear_ps": 500_000, "quadratic_fs": 1_000_000}
     image = tower("image", "image", dp=2, pp=3, cost=heavy, **room, **fields)
@@ -68,7 +68,7 @@ def contrastive_steps(draw: st.DrawFn) -> tuple[Job, StepSamples]:
         fields: Data = {"dp": dp, "pp": draw(st.integers(1, 3)), "padded": draw(st.booleans())}
         if draw(st.booleans()):
             units = draw(st.integers(1, 4)) * batch // dp * (80 if modality == "text" else 64) // 2
-            fields["memory"] = {"room_bytes": units * UNIT_BYTES, "unit_bytes": UNIT_BYTES}
+            fields["memory"] = {"budget_bytes": units * UNIT_BYTES, "unit_bytes": UNIT_BYTES}
         fields["balance"] = draw(st.sampled_from(BALANCES)).value
         towers.append(tower(f"{modality}-{number}", modality, **fields))
     schedule = draw(st.sampled_from(list(ContrastiveSchedule)))

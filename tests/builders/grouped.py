@@ -22,7 +22,7 @@ def grouped_data(dp: int, units: int, groups: Data, cost: dict[str, int] | None 
     layout = {"kind": "grouped", "exchange": exchange, **groups}
     data = job_data(backbone=(dp, 1), execution={"layout": layout}, **arguments)
     backbone = backbone_of(data)
-    backbone["memory"] = {"room_bytes": 100 * units, "unit_bytes": 100}
+    backbone["memory"] = {"budget_bytes": 100 * units, "unit_bytes": 100}
     if cost is not None:
         backbone["cost"] = cost
     return data
@@ -85,7 +85,7 @@ def grouped_steps(draw: st.DrawFn) -> tuple[Job, StepSamples]:
     frozen = draw(st.booleans())
     for module in data["execution"]["modules"]:
         if module["kind"] != "backbone" and draw(st.booleans()):
-            module["memory"] = {"room_bytes": 4 * draw(st.integers(1024, 8192)), "unit_bytes": 4}
+            module["memory"] = {"budget_bytes": 4 * draw(st.integers(1024, 8192)), "unit_bytes": 4}
         if draw(st.booleans()) and frozen:
             module["frozen"] = True
         if module["kind"] == "backbone":

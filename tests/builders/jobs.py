@@ -27,7 +27,7 @@ TOKENIZER = {
     "query": 261,
 }
 
-MEMORY = {"room_bytes": 10_000_000, "unit_bytes": 10}
+MEMORY = {"budget_bytes": 10_000_000, "unit_bytes": 10}
 
 
 def dataset(name: str = "laion", **changes: Any) -> Data:

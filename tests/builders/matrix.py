@@ -59,7 +59,7 @@ def _cost(draw: Random) -> Data:
 def _memory(draw: Random, kind: str, wide: int = 3) -> Data:
     """Room for the largest sample at least, now and then for less."""
     most = SEQ_LEN if kind == "backbone" else MAX_PATCHES * 3
-    return {"memory": {"room_bytes": 7 * draw.randint(most // 2, wide * most) + 3, "unit_bytes": 7}}
+    return {"memory": {"budget_bytes": 7 * draw.randint(most // 2, wide * most) + 3, "unit_bytes": 7}}
 
 
 def _module(draw: Random, kind: str, packed: bool, **fields: Any) -> Data:
@@ -176,7 +176,7 @@ def _contrastive(draw: Random) -> Step:
         fields: Data = {"dp": dp, "pp": draw.randint(1, 3), "padded": draw.random() < 0.5}
         if draw.random() < 0.5:
             units = draw.randint(1, 4) * batch // dp * (80 if modality == "text" else 64) // 2
-            fields["memory"] = {"room_bytes": units * UNIT_BYTES, "unit_bytes": UNIT_BYTES}
+            fields["memory"] = {"budget_bytes": units * UNIT_BYTES, "unit_bytes": UNIT_BYTES}
         towers.append(
             tower(f"{modality}-{number}", modality, balance=draw.choice(BALANCES), cost=_cost(draw), **fields)
         )

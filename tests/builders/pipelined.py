@@ -84,7 +84,7 @@ def tight_jobs(draw: st.DrawFn) -> tuple[Job, list[ShardTable]]:
     modules = draw(_several(data["execution"]["modules"], packed))
     for module in modules:
         units = draw(st.integers(200, 900 if module["kind"] == "backbone" else 600))
-        module["memory"] = {"room_bytes": units, "unit_bytes": 1}
+        module["memory"] = {"budget_bytes": units, "unit_bytes": 1}
     data["execution"]["modules"] = modules
     job, rng = parse_job(data), np.random.default_rng(draw(st.integers(0, 2**32)))
     counts, most = draw(st.tuples(st.integers(0, 8), st.integers(0, 8))), draw(st.integers(0, 3))
@@ -131,7 +131,7 @@ def _policies(draw: st.DrawFn, module: dict[str, Any], packed: bool) -> dict[str
     if module["kind"] == "backbone":
         changes["packing"] = draw(st.sampled_from(PackingPolicy))
     if draw(st.booleans()):
-        changes["memory"] = {"room_bytes": draw(st.integers(4, 12)) * 4 * SEQ_LEN * 4, "unit_bytes": 4}
+        changes["memory"] = {"budget_bytes": draw(st.integers(4, 12)) * 4 * SEQ_LEN * 4, "unit_bytes": 4}
     return {**module, **changes}
 
 
@@ -140,7 +140,7 @@ def with_memory(job: Job, units: dict[str, int]) -> Job:
     data = job.spec.model_dump(mode="json")
     for module in data["execution"]["modules"]:
         if module["name"] in units:
-            module["memory"] = {"room_bytes": 3 * units[module["name"]] + 1, "unit_bytes": 3}
+            module["memory"] = {"budget_bytes": 3 * units[module["name"]] + 1, "unit_bytes": 3}
     return parse_job(data)
 
 
@@ -181,7 +181,7 @@ def equal_job(count: int, memory: dict[str, int], stages: int = 4, **layout: Any
     wanted = np.flatnonzero(np.diff(samples.image_offsets) == 1)[:count]
     assert len(wanted) == count
     changed = {
-        name: getattr(samples, name)[wanted] for name in ("dataset", "pass_", "sample", "task", "truncated_tokens")
+        name: getattr(samples, name)[wanted] for name in ("dataset", "epoch", "sample", "task", "truncated_tokens")
     }
     side = np.full(count, 8, np.int32)
     return job, StepSamples(

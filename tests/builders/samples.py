@@ -48,7 +48,7 @@ def texts(lengths: I64) -> StepSamples:
     zeros, none = np.zeros(n, np.int64), np.zeros(0, np.int32)
     return StepSamples(
         dataset=zeros.astype(np.int32),
-        pass_=zeros,
+        epoch=zeros,
         sample=np.arange(n).astype(np.uint64),
         task=np.full(n, Task.UNDERSTANDING, np.int32),
         text_tokens=lengths - 2,
@@ -72,7 +72,7 @@ class SyntheticDatasets:
         """(dataset, pass, sample) of a step in canonical order."""
         found = []
         for span in self.order.spans(step):
-            found += [(span.dataset, span.pass_, number) for number in self.numbers(span)]
+            found += [(span.dataset, span.epoch, number) for number in self.numbers(span)]
         return found
 
     def windows(self, span: Span) -> tuple[Window]:
@@ -98,7 +98,7 @@ class SyntheticDatasets:
             tables = [self.tables[span.dataset][s] for s in span.shards]
             chosen, (numbers, _, at) = self._begin_in(span), self.order.window(span, tables)
             picked = pick(tables, at[chosen])
-            parts.append(size_samples(self.job.stream, span.dataset, span.pass_, numbers[chosen], picked))
+            parts.append(size_samples(self.job.stream, span.dataset, span.epoch, numbers[chosen], picked))
         return concatenate(parts)
 
 

@@ -64,7 +64,7 @@ GROUPED: dict[str, Any] = {
         },
         "modules": [
             {"name": "vit", "kind": "encoder"},
-            {"name": "llm", "kind": "backbone", "dp": 4, "memory": {"room_bytes": 200, "unit_bytes": 1}},
+            {"name": "llm", "kind": "backbone", "dp": 4, "memory": {"budget_bytes": 200, "unit_bytes": 1}},
         ],
         "end": {"steps": 2},
     },

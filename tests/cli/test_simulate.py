@@ -281,7 +281,7 @@ def test_what_cannot_be_planned_is_a_row_that_says_why(indexed: Path) -> None:
     planner = open_job(Path(file), (str(dataset),), (), (), (), None)
     own = Alternative("memory", "endless", planner.job.spec.execution)
     small = tuple(
-        m.model_copy(update={"memory": Memory(room_bytes=3, unit_bytes=1)} if m.name == "llm" else {})
+        m.model_copy(update={"memory": Memory(budget_bytes=3, unit_bytes=1)} if m.name == "llm" else {})
         for m in own.execution.modules
     )
     tiny = Alternative("memory", "three tokens", own.execution.model_copy(update={"modules": small}))

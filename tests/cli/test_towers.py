@@ -33,7 +33,7 @@ JOB: dict[str, Any] = {
     },
     "execution": {
         "modules": [
-            {"name": "image", "kind": "tower", "modality": "image", "dp": 2, "memory": {"room_bytes": 10**9,
+            {"name": "image", "kind": "tower", "modality": "image", "dp": 2, "memory": {"budget_bytes": 10**9,
              "unit_bytes": 100_000}, "cost": COSTS["image"].model_dump()},
             {"name": "text", "kind": "tower", "modality": "text", "dp": 2, "tp": 2, "cost": COSTS["text"].model_dump()},
         ],
@@ -98,7 +98,7 @@ def test_what_is_printed_can_be_pasted(folder: Path) -> None:
     image, text = modules
     chosen = {tower["name"]: tower for tower in found["placements"]["parallel"]["towers"]}
     assert [module.get("dp", 1) for module in modules] == [chosen[m["name"]]["replicas"] for m in modules]
-    assert image["memory"]["room_bytes"] == 10**9 - 2_000_000 // chosen["image"]["tp"]
+    assert image["memory"]["budget_bytes"] == 10**9 - 2_000_000 // chosen["image"]["tp"]
     assert text["cost"]["linear_ps"] * text.get("tp", 1) == 2 * COSTS["text"].linear_ps
     planned = run(*line(folder, "--step", "0", "--json", job=with_modules(modules), command="plan"))
     assert planned.returncode == 0, planned.stderr

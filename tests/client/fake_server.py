@@ -242,7 +242,7 @@ class FakeServer(DataServiceServicer):
                 dataset=[0, 0],
                 sample=[step, 1 << 40],
                 validity=[mb.VALIDITY_VALID, mb.VALIDITY_INVALID],
-                pass_number=[0, 1],
+                epoch=[0, 1],
             ),
             sequence_valid=[True],
             schedules=[mb.ModuleSchedule(module=m, in_flight=[n], chunks=1) for m, n in (("vit", 2), ("llm", 1))],

@@ -37,7 +37,7 @@ def test_the_header_as_plain_values(serve: Serve, quick: Timeouts) -> None:
     assert (got.step, got.microbatch, got.num_microbatches, got.last_of_step) == (3, 2, 3, True)
     assert (got.text_tokens, got.target_patches, got.content_version) == (103, 7, 2)
     assert got.items.sample.tolist() == [3, 1 << 40]
-    assert got.items.pass_.tolist() == [0, 1]
+    assert got.items.epoch.tolist() == [0, 1]
     assert got.items.valid.tolist() == [True, False]
     assert got.items.invalid.tolist() == [False, True]
     assert len(got.items) == 2

@@ -37,7 +37,7 @@ def test_features_of_all_towers_can_be_paired(tmp_path: Path) -> None:
                 with DataClient(server.address, JOB, tower, rank) as client:
                     for batch in client:
                         items = batch.items
-                        keys = zip(items.dataset.tolist(), items.pass_.tolist(), items.sample.tolist(), strict=True)
+                        keys = zip(items.dataset.tolist(), items.epoch.tolist(), items.sample.tolist(), strict=True)
                         found.setdefault(tower, []).extend((batch.step, batch.microbatch // 2, key) for key in keys)
                         held = [(s.module, s.in_flight.tolist(), s.drain_every, s.chunks) for s in batch.schedules]
                         assert held == [("image", [2], 2, 1), ("text", [2], 2, 1)]

@@ -64,7 +64,7 @@ def digest(batch: Batch) -> Digest:
         place=(batch.job_id, batch.step, batch.microbatch, batch.num_microbatches),
         plan_hash=batch.plan_hash,
         denominators=(batch.text_tokens, batch.target_patches),
-        samples=tuple(zip(items.dataset.tolist(), items.pass_.tolist(), items.sample.tolist(), strict=True)),
+        samples=tuple(zip(items.dataset.tolist(), items.epoch.tolist(), items.sample.tolist(), strict=True)),
         images=tuple(items.image.tolist()),
         validity=tuple(items.validity.tolist()),
         sequence_valid=tuple(batch.sequence_valid.tolist()),

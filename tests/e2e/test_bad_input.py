@@ -186,7 +186,7 @@ JOBS = {
         {"stream.tokenizer": {"name": "bytes", "digest": "0" * 64}},
         ("tokenizer bytes", "0" * 64, "leave digest out"),
     ),
-    "no end": ({"execution.end": {}}, ("end.steps", "end.passes")),
+    "no end": ({"execution.end": {}}, ("end.steps", "end.epochs")),
 }
 TRAINER = {
     "tokens not counted": Bad(

@@ -1,4 +1,4 @@
-"""What a whole job delivers through a real server: every sample once per pass, and views that name the same samples."""
+"""What a whole job delivers through a real server: every sample once per epoch, and views of the same samples."""
 
 import tarfile
 from collections import Counter
@@ -23,7 +23,7 @@ from dataserver.serving.config import load_config
 from trainclient.client import Batch
 
 Sample = tuple[int, int, int]
-"""Dataset, pass, number."""
+"""Dataset, epoch, number."""
 Image = tuple[Sample, int]
 
 ENCODER, BACKBONE, GENERATOR = "vit", "llm", "gen"
@@ -41,7 +41,7 @@ class Case:
     batch: int
     microbatch: int = 1
     packed: bool = False
-    passes: int = 1
+    epochs: int = 1
     ratio: str = "0.4"
     weights: tuple[str, ...] = ()
     stream: Mapping[str, Any] = field(default_factory=dict)
@@ -65,22 +65,22 @@ class Case:
             "execution": {
                 "modules": [{"name": name, "kind": kinds[name], "dp": dp} for name, dp in self.degrees.items()],
                 "microbatch": self.microbatch,
-                "end": {"passes": self.passes},
+                "end": {"epochs": self.epochs},
             },
         }
 
 
 CASES = {
     "one rank": Case(("pairs",), {ENCODER: 1, BACKBONE: 1, GENERATOR: 1}, batch=5),
-    "three ranks": Case(("pairs",), {ENCODER: 2, BACKBONE: 3, GENERATOR: 2}, batch=9, passes=2),
+    "three ranks": Case(("pairs",), {ENCODER: 2, BACKBONE: 3, GENERATOR: 2}, batch=9, epochs=2),
     "packed": Case(("pairs",), {ENCODER: 1, BACKBONE: 3, GENERATOR: 1}, batch=6, microbatch=2, packed=True),
     "more encoders than backbones": Case(("pairs",), {ENCODER: 3, BACKBONE: 1, GENERATOR: 2}, batch=4, packed=True),
     "generation only": Case(("pairs",), {BACKBONE: 2, GENERATOR: 1}, batch=4, ratio="1"),
     "understanding only": Case(("pairs",), {ENCODER: 1, BACKBONE: 2}, batch=8, ratio="0", microbatch=4),
     "documents": Case(("docs",), {ENCODER: 2, BACKBONE: 2}, batch=4, ratio="0"),
-    "documents packed": Case(("docs",), {ENCODER: 1, BACKBONE: 2}, batch=2, ratio="0", packed=True, passes=2),
+    "documents packed": Case(("docs",), {ENCODER: 1, BACKBONE: 2}, batch=2, ratio="0", packed=True, epochs=2),
     "texts": Case(("texts",), {BACKBONE: 2}, batch=6, ratio="0"),
-    "texts packed": Case(("texts",), {BACKBONE: 4}, batch=4, ratio="0", packed=True, passes=3),
+    "texts packed": Case(("texts",), {BACKBONE: 4}, batch=4, ratio="0", packed=True, epochs=3),
     "mixture": Case(("pairs", "docs"), {ENCODER: 1, BACKBONE: 2, GENERATOR: 1}, batch=8, weights=("1", "2")),
     "mixture packed": Case(
         ("texts", "docs", "pairs"),
@@ -112,7 +112,7 @@ def summarize(batch: Batch) -> Delivered:
     """Read a view without any help of the planner."""
     items, tensors = batch.items, {name: t.numpy() for name, t in batch.tensors.items()}
     assert not items.invalid.any()
-    samples = list(zip(items.dataset.tolist(), items.pass_.tolist(), items.sample.tolist(), strict=True))
+    samples = list(zip(items.dataset.tolist(), items.epoch.tolist(), items.sample.tolist(), strict=True))
     images = list(zip(samples, items.image.tolist(), strict=True)) if "patches" in tensors else []
     generated, texts, targets = [], [], 0
     if "token_ids" in tensors:
@@ -138,14 +138,14 @@ def of_kind(delivered: Mapping[View, list[Delivered]], module: str) -> list[Deli
     return [one for (name, _), found in delivered.items() if name == module for one in found]
 
 
-def assert_once_per_pass(delivered: Mapping[View, list[Delivered]], datasets: list[Dataset], passes: int) -> None:
-    """No sample twice in a pass, all of them in each complete pass."""
+def assert_once_per_epoch(delivered: Mapping[View, list[Delivered]], datasets: list[Dataset], epochs: int) -> None:
+    """No sample twice in an epoch, all of them in each complete epoch."""
     counts = Counter(sample for one in of_kind(delivered, BACKBONE) for sample in one.samples)
     assert set(counts.values()) == {1}
     for number, dataset in enumerate(datasets):
         everything = {s << 32 | row for s, shard in enumerate(dataset.shards) for row in range(shard.num_samples)}
-        for pass_ in range(passes):
-            assert {sample for d, p, sample in counts if (d, p) == (number, pass_)} == everything
+        for epoch in range(epochs):
+            assert {sample for d, p, sample in counts if (d, p) == (number, epoch)} == everything
         assert {sample for d, _, sample in counts if d == number} == everything, "there are no other samples"
 
 
@@ -196,7 +196,7 @@ def test_each_sample_once_per_pass_and_the_same_in_all_views(name: str, folders:
     case = CASES[name]
     delivered = read_views([address], fill(case, folders), summarize)
     datasets = [Dataset.open(folders[n]) for n in case.datasets]
-    assert_once_per_pass(delivered, datasets, case.passes)
+    assert_once_per_epoch(delivered, datasets, case.epochs)
     assert_views_agree(delivered, datasets)
     if not case.packed:
         sizes = Counter[int]()
@@ -241,7 +241,7 @@ def test_real_photographs_whole(
     job = fill(case, {"mini": folder}, {"mini": tmp_path})
     delivered = deliver(job, [*dataset_flags({"mini": folder}), "--index-dir", f"mini={tmp_path}"])
     datasets = [Dataset.open(folder, tmp_path)]
-    assert_once_per_pass(delivered, datasets, 1)
+    assert_once_per_epoch(delivered, datasets, 1)
     assert_views_agree(delivered, datasets)
     assert sum(len(one.samples) for one in of_kind(delivered, BACKBONE)) == num_samples
     assert sum(len(one.images) for found in delivered.values() for one in found) == num_images

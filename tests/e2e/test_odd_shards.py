@@ -72,7 +72,7 @@ def test_a_server_delivers_what_the_manifest_says(odd: tuple[Path, dict[str, Any
         modules=[{"name": "vit", "kind": "encoder"}, {"name": "llm", "kind": "backbone"}],
         datasets=[{"name": "d"}],
         generation={"ratio": "0"},
-        end={"passes": 1},
+        end={"epochs": 1},
     )
     data["execution"]["validity"] = "exact"
     with serving("--dataset", f"d={folder}") as server:

@@ -59,7 +59,7 @@ def planner(*datasets: Dataset, changes: dict[str, Any] | None = None, **layout:
     }
     for name, value in (changes or {}).items():
         (entries[0] if name in ("filter", "quarantine", "weight") else stream)[name] = value
-    execution = layout.pop("execution", {"end": {"passes": 1}})
+    execution = layout.pop("execution", {"end": {"epochs": 1}})
     data = job_data(stream=stream, execution=execution, backbone=(2, 1), **layout)
     return JobPlanner(parse_job(data), datasets)
 
@@ -299,13 +299,13 @@ def test_two_jobs_and_many_threads_compute_no_table_and_no_window_twice(
         return size_rows(stream, columns, row, where)
 
     def gathered(order: StreamOrder, span: Span, shards: list[ShardTable]) -> Window:
-        made.append(("window", (span.pass_, span.shards)))
+        made.append(("window", (span.epoch, span.shards)))
         return gather(order, span, shards)
 
     monkeypatch.setattr(tables, "size_rows", sized)
     monkeypatch.setattr(tables, "gather_window", gathered)
     dataset, cache, scheduler = Dataset.open(pairs), JobCache(), FairScheduler(at_once=4)
-    ends = [{"end": {"passes": 1}, "microbatch": size} for size in (1, 2)]
+    ends = [{"end": {"epochs": 1}, "microbatch": size} for size in (1, 2)]
     jobs = [planner(dataset, changes={"shuffle_window": 2}, execution=end).job for end in ends]
     assert len({job.job_id for job in jobs}) == 2
     planners = [JobPlanner(job, [dataset], cache, scheduler) for job in jobs]

@@ -43,8 +43,8 @@ def plain_philox(counter: list[int], key: list[int]) -> list[int]:
 
 
 def plain_image(seed: int, operator: int, name: list[int]) -> list[int]:
-    dataset, pass_, sample, image = name[0] % 2**64, *name[1:]
-    stream = plain_philox([dataset & MASK, dataset >> 32, pass_ & MASK, operator], [seed & MASK, seed >> 32])
+    dataset, epoch, sample, image = name[0] % 2**64, *name[1:]
+    stream = plain_philox([dataset & MASK, dataset >> 32, epoch & MASK, operator], [seed & MASK, seed >> 32])
     return plain_philox([sample & MASK, sample >> 32, image & MASK, stream[2]], stream[:2])
 
 

@@ -44,7 +44,7 @@ def test_choices_are_planned_and_take_about_as_long_as_solved(layout: str) -> No
         for placed, module in zip(choice.modules, execution.modules, strict=True):
             assert module.memory is not None
             assert module.memory.unit_bytes == ceil(placed.option.unit_bytes / placed.pp)
-            taken = placed.state_bytes + placed.work_bytes + module.memory.room_bytes
+            taken = placed.state_bytes + placed.work_bytes + module.memory.budget_bytes
             assert taken <= problem.cluster.memory_bytes
         backbone, width = choice.module("backbone"), 4096
         speeds = {("encoder", "backbone"): "12.5", ("backbone", "generator"): "12.5"}

@@ -148,7 +148,7 @@ def test_planner_and_solver_take_the_same_costs_from_one_file(
     file = job_file(tmp_path, ours)
     job = read_job(file)
     assert job == load_job_data(file)
-    end, layout = {"passes": 1}, {"kind": "contrastive" if model is TOWERS else "pipelined"}
+    end, layout = {"epochs": 1}, {"kind": "contrastive" if model is TOWERS else "pipelined"}
     execution = Execution.model_validate({**job["execution"], "end": end, "layout": layout})
     solved = costs_of(read_profile(tmp_path / "profile.yaml"), read, H100)
     for module, network in zip(execution.modules, read, strict=True):

@@ -103,7 +103,7 @@ def _image_loss(case: Case, dit: nn.Module, batch: Batch, conditions: Tensor, sk
     signed = [key - (1 << 64 if key >> 63 else 0) for key in keys]
     names = [
         torch.tensor([[signed[int(d)], int(p), int(s), 0]])
-        for d, p, s in zip(items.dataset, items.pass_, items.sample, strict=True)
+        for d, p, s in zip(items.dataset, items.epoch, items.sample, strict=True)
     ]
     counts, dim = t["cu_patches"].diff().to(torch.int64), t["patches"].shape[1]
     noise = [

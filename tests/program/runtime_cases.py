@@ -159,11 +159,11 @@ def job_data(
     if degrees.sp > 1:
         modules = [m | {"sp": degrees.sp} if m["kind"] == "backbone" else m for m in modules]
     for kind, kept in zip(("encoder", "backbone"), degrees.kept, strict=True):
-        memory = {"room_bytes": min(kept, fields["seq_len"]), "unit_bytes": 1, "step_bytes": kept}
+        memory = {"budget_bytes": min(kept, fields["seq_len"]), "unit_bytes": 1, "step_bytes": kept}
         of = [m["name"] for m in modules if kept and m["kind"] == kind and m["name"] not in degrees.frozen]
         modules = [m | {"memory": memory} if m["name"] in of else m for m in modules]
     if degrees.group:
-        memory = {"room_bytes": units, "unit_bytes": 1}
+        memory = {"budget_bytes": units, "unit_bytes": 1}
         modules = [m | {"memory": memory} if m["kind"] == "backbone" else m for m in modules]
     marks = {"frozen": degrees.frozen, "recompute": degrees.recompute}
     modules = [m | {key: True for key, names in marks.items() if m["name"] in names} for m in modules if m["dp"]]

@@ -211,7 +211,7 @@ def test_a_record_counts_what_the_rank_saw(fleet: Fleet) -> None:
         assert seen.samples == [
             sample
             for i in items
-            for sample in zip(i.dataset.tolist(), i.pass_.tolist(), i.sample.tolist(), strict=True)
+            for sample in zip(i.dataset.tolist(), i.epoch.tolist(), i.sample.tolist(), strict=True)
         ]
         assert seen.num_items == len(seen.samples) == sum(len(i) for i in items)
         assert seen.num_invalid == (module != "llm")

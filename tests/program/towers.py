@@ -116,7 +116,7 @@ def _inputs(view: Batch) -> list[Tensor]:
 
 def _order(view: Batch) -> list[int]:
     items = view.items
-    return sorted(range(len(items)), key=lambda i: (items.dataset[i], items.pass_[i], items.sample[i]))
+    return sorted(range(len(items)), key=lambda i: (items.dataset[i], items.epoch[i], items.sample[i]))
 
 
 def _clip(a: Tensor, b: Tensor, scale: Tensor) -> Tensor:

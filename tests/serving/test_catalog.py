@@ -55,7 +55,7 @@ def test_a_quarantine_list_counts_only_for_jobs_that_pin_it(tmp_path: Path) -> N
     folder = index(write_texts(tmp_path / "d", 24, 24))
     keys = Dataset.open(folder).shards[0].keys()
     Quarantine.from_samples([("00000.tar", keys[5]), ("00000.tar", keys[9])]).save(tmp_path / "list")
-    data = job_data(datasets=[{"name": "d"}], end={"passes": 1}, generation={"ratio": "0"})
+    data = job_data(datasets=[{"name": "d"}], end={"epochs": 1}, generation={"ratio": "0"})
     with running({"d": folder}, quarantines={"d": tmp_path / "list"}) as server:
         assert samples(server, data) == set(range(24)) - {5, 9}
         data["stream"]["datasets"][0]["quarantine"] = ""
@@ -66,7 +66,7 @@ def test_a_filter_leaves_samples_out(tmp_path: Path) -> None:
     folder = index(write_pairs(tmp_path / "d", 24, 24))
     punsafe = Dataset.open(folder).shards[0].column("punsafe").to_pylist()
     entry = {"name": "d", "filter": "punsafe < 0.5"}
-    data = job_data(datasets=[entry], end={"passes": 1}, generation={"ratio": "0"})
+    data = job_data(datasets=[entry], end={"epochs": 1}, generation={"ratio": "0"})
     with running({"d": folder}) as server:
         assert samples(server, data) == {row for row, value in enumerate(punsafe) if value < 0.5}
 
@@ -83,7 +83,7 @@ def test_a_hugging_face_tokenizer_serves_its_own_tokens(tmp_path: Path) -> None:
     count_tokens(folder, load_tokenizer("small", file))
     with running({"d": folder}, tokenizers={"small": file}) as server:
         fields: dict[str, Any] = {"datasets": [{"name": "d"}], "tokenizer": {"name": "small"}}
-        job = server.create(job_data(**fields, end={"passes": 1}, generation={"ratio": "0"}))
+        job = server.create(job_data(**fields, end={"epochs": 1}, generation={"ratio": "0"}))
         found = {}
         for rank in range(2):
             for header, body in server.read(job.job_id, "llm", rank).microbatches:
@@ -100,7 +100,7 @@ def test_interleaved_documents_are_served_whole(shared_data: Path, tmp_path: Pat
     count_tokens(folder, load_tokenizer("bytes"), tmp_path / "index")
     with running({"d": folder}, index_dirs={"d": tmp_path / "index"}) as server:
         fields: dict[str, Any] = {"datasets": [{"name": "d"}], "seq_len": 4096, "global_batch": 8}
-        job = server.create(job_data(**fields, end={"passes": 1}, generation={"ratio": "0"}))
+        job = server.create(job_data(**fields, end={"epochs": 1}, generation={"ratio": "0"}))
         documents, images = [], []
         for rank in range(2):
             for header, _ in server.read(job.job_id, "llm", rank).microbatches:

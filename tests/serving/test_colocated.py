@@ -33,7 +33,7 @@ def colocated_data() -> dict[str, Any]:
         {"name": "llm", "kind": "backbone", "dp": RANKS, "balance": "lpt"},
         {"name": "gen", "kind": "generator", "dp": RANKS},
     ]
-    modules[0]["memory"] = {"room_bytes": 512, "unit_bytes": 1}
+    modules[0]["memory"] = {"budget_bytes": 512, "unit_bytes": 1}
     data = job_data(modules=modules, end={"steps": STEPS}, microbatch=1, generation={"ratio": "0.4", "query_tokens": 8})
     data["execution"]["layout"] = {"kind": "colocated", "ranks_per_node": 2}
     return data
@@ -130,11 +130,11 @@ def test_pixels_reach_the_embedding_slots_of_their_image(server: Running, steps:
 def understood(server: Running, step: Step, header: Header) -> list[np.ndarray]:
     """The patches of all images to understand of a backbone view, four by four, decoded here."""
     s = step.plan.samples
-    samples = zip(s.dataset, s.pass_number, s.sample, strict=True)
+    samples = zip(s.dataset, s.epoch, s.sample, strict=True)
     facts = dict(zip(samples, zip(s.task, s.images, strict=True), strict=True))
     items = header.items
     found: list[np.ndarray] = []
-    for sample in zip(items.dataset, items.pass_number, items.sample, strict=True):
+    for sample in zip(items.dataset, items.epoch, items.sample, strict=True):
         task, images = facts[sample]
         for number in range(images if task != TASK_GENERATION else 0):
             patches = decoded(
@@ -151,7 +151,7 @@ def grid_of(step: Step, sample: Sample, number: int) -> list[int]:
         for module in ENCODERS
         for _, header, tensors_ in step.of(module)
         for n, image in enumerate(
-            zip(header.items.dataset, header.items.pass_number, header.items.sample, header.items.image, strict=True)
+            zip(header.items.dataset, header.items.epoch, header.items.sample, header.items.image, strict=True)
         )
         if image == (*sample, number)
     ]
@@ -172,18 +172,18 @@ def test_conditions_reach_the_image_of_their_sample(steps: list[Step]) -> None:
     generated = 0
     for step in steps:
         s = step.plan.samples
-        tasks = dict(zip(zip(s.dataset, s.pass_number, s.sample, strict=True), s.task, strict=True))
+        tasks = dict(zip(zip(s.dataset, s.epoch, s.sample, strict=True), s.task, strict=True))
         received: dict[Place, dict[int, tuple[Sample, int]]] = {}
         assert step.routings("llm", ("llm", "gen")) == step.routings("gen", ("llm", "gen"))
         for _, header, found in step.of("llm"):
-            items = zip(header.items.dataset, header.items.pass_number, header.items.sample, strict=True)
+            items = zip(header.items.dataset, header.items.epoch, header.items.sample, strict=True)
             rows = [(sample, q) for sample in items if tasks[sample] == TASK_GENERATION for q in range(QUERIES)]
             assert len(found["condition_slots"]) == len(rows)
             for _, _, start, rank, microbatch, to_start, count in entries(header, ("llm", "gen")):
                 slots = received.setdefault((rank, microbatch), {})
                 slots.update(zip(range(to_start, to_start + count), rows[start : start + count], strict=True))
         for place, header, found in step.of("gen"):
-            items = zip(header.items.dataset, header.items.pass_number, header.items.sample, strict=True)
+            items = zip(header.items.dataset, header.items.epoch, header.items.sample, strict=True)
             expected = [(sample, q) for sample in items for q in range(QUERIES)]
             assert received.get(place, {}) == dict(enumerate(expected))
             assert found["condition_offsets"].tolist() == list(range(0, len(expected) + 1, QUERIES))

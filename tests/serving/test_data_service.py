@@ -275,11 +275,11 @@ def test_a_plan_names_every_sample_once_and_agrees_with_the_stream(server: Runni
                 assert header.plan_hash == plan.plan_hash
                 assert header.num_microbatches == plan.num_microbatches
                 assert header.denominators == plan.denominators
-                names = zip(header.items.dataset, header.items.pass_number, header.items.sample, strict=True)
+                names = zip(header.items.dataset, header.items.epoch, header.items.sample, strict=True)
                 placed.update(dict.fromkeys(names, (rank, header.microbatch)))
     s = plan.samples
     placed_by_plan = next(a for a in plan.arrangements if a.module == "llm")
-    names = list(zip(s.dataset, s.pass_number, s.sample, strict=True))
+    names = list(zip(s.dataset, s.epoch, s.sample, strict=True))
     places = zip(placed_by_plan.item, placed_by_plan.rank, placed_by_plan.microbatch, strict=True)
     planned = [(*names[item], rank, microbatch) for item, rank, microbatch in places]
     assert placed == {(d, p, n): (r, m) for d, p, n, r, m in planned}

@@ -38,7 +38,7 @@ def modules(**changes: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def memory(units: int) -> dict[str, Any]:
-    return {"memory": {"room_bytes": units * 1000, "unit_bytes": 1000}}
+    return {"memory": {"budget_bytes": units * 1000, "unit_bytes": 1000}}
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_what_exceeds_the_memory_of_a_module_is_named(
     assert status == TOO_LARGE
     assert details.startswith("dataset pairs, shard 00000.tar, row ")
     assert f" {size}, but the memory of a rank of module {name} holds {units} (" in details
-    assert f"raise memory.room_bytes of the module, {remedy}, or leave such samples out with a filter" in details
+    assert f"raise memory.budget_bytes of the module, {remedy}, or leave such samples out with a filter" in details
 
 
 def test_the_largest_group_of_ranks_must_hold_a_sample(server: Running) -> None:
@@ -89,13 +89,13 @@ def test_images_of_a_dataset_that_no_module_handles(server: Running) -> None:
 
 
 def test_the_images_of_a_document_must_fit_one_wave(server: Running) -> None:
-    vit = {"memory": {"room_bytes": 256, "unit_bytes": 1}}
+    vit = {"memory": {"budget_bytes": 256, "unit_bytes": 1}}
     status, details = refusal(server, modules=modules(vit=vit))
     assert status == TOO_LARGE
     assert details.startswith("dataset docs, shard 0000")
     assert "images, which belong to one wave, have " in details
     assert (
-        "but 1 rank of module vit with memory for 256 each cannot hold them; raise memory.room_bytes or dp" in details
+        "but 1 rank of module vit with memory for 256 each cannot hold them; raise memory.budget_bytes or dp" in details
     )
     assert server.create(job_data(modules=modules(vit={"dp": 8, **vit}))).num_steps == 4
 
@@ -150,4 +150,4 @@ def test_memory_that_no_plan_might_keep_is_refused_when_the_job_is_created(serve
     status, details = contrastive_refusal(server, image=memory(300))
     assert status == (CODE.RESOURCE_EXHAUSTED, "MICROBATCH_TOO_LARGE", "GIVE_UP")
     assert "may meet in one contrastive batch of 4 samples" in details
-    assert re.search(r"on a rank of image, whose memory holds 300: raise memory.room_bytes of image to \d+", details)
+    assert re.search(r"on a rank of image, whose memory holds 300: raise memory.budget_bytes of image to \d+", details)

@@ -52,7 +52,7 @@ def until(server: Running, done: Callable[[Values], bool]) -> Values:
 
 
 def one_pass(**changes: Any) -> dict[str, Any]:
-    return job_data(datasets=[{"name": "d"}], end={"passes": 1}, generation={"ratio": "0"}, **changes)
+    return job_data(datasets=[{"name": "d"}], end={"epochs": 1}, generation={"ratio": "0"}, **changes)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ def modules(units: int) -> list[dict[str, Any]]:
         "name": "llm",
         "kind": "backbone",
         "dp": RANKS,
-        "memory": {"room_bytes": units * 1000, "unit_bytes": 1000},
+        "memory": {"budget_bytes": units * 1000, "unit_bytes": 1000},
     }
     return [{"name": "vit", "kind": "encoder", "dp": 2}, backbone, {"name": "gen", "kind": "generator"}]
 

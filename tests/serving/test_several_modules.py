@@ -53,12 +53,12 @@ class Views:
 
     def images(self, header: microbatch_pb2.MicrobatchHeader) -> list[Image]:
         items = header.items
-        return list(zip(items.dataset, items.pass_number, items.sample, items.image, strict=True))
+        return list(zip(items.dataset, items.epoch, items.sample, items.image, strict=True))
 
     def planned(self, step: int, task: int) -> list[Image]:
         """The images of all samples of a task."""
         s = self.plans[step].samples
-        samples = zip(s.dataset, s.pass_number, s.sample, s.task, s.images, strict=True)
+        samples = zip(s.dataset, s.epoch, s.sample, s.task, s.images, strict=True)
         return [(d, p, n, i) for d, p, n, t, count in samples if t == task for i in range(count)]
 
     def in_step(self, step: int, module: str) -> list[tuple[int, int, Any, dict[str, np.ndarray]]]:
@@ -109,8 +109,8 @@ def test_the_routings_of_all_modules_fill_every_slot_of_the_backbone_once(views:
     generated = 0
     for step in range(STEPS):
         s = views.plans[step].samples
-        task_of = dict(zip(zip(s.dataset, s.pass_number, s.sample, strict=True), s.task, strict=True))
-        images_of = dict(zip(zip(s.dataset, s.pass_number, s.sample, strict=True), s.images, strict=True))
+        task_of = dict(zip(zip(s.dataset, s.epoch, s.sample, strict=True), s.task, strict=True))
+        images_of = dict(zip(zip(s.dataset, s.epoch, s.sample, strict=True), s.images, strict=True))
         grids = {
             image: found["grid"][n].tolist()
             for module in ("vit", "vit-docs")
@@ -118,7 +118,7 @@ def test_the_routings_of_all_modules_fill_every_slot_of_the_backbone_once(views:
             for n, image in enumerate(views.images(header))
         }
         for rank, microbatch, header, found in views.in_step(step, "llm"):
-            items = list(zip(header.items.dataset, header.items.pass_number, header.items.sample, strict=True))
+            items = list(zip(header.items.dataset, header.items.epoch, header.items.sample, strict=True))
             understood = [(*k, i) for k in items if task_of[k] == TASK_UNDERSTANDING for i in range(images_of[k])]
             targets = [(*k, 0) for k in items if task_of[k] == TASK_GENERATION]
             slots = [(image, row) for image in understood for row in range(grids[image][0] * grids[image][1] // 4)]

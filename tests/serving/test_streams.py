@@ -66,7 +66,7 @@ def test_a_stream_delivers_every_microbatch_of_every_step_and_says_that_it_ended
     for header, body in found.microbatches:
         views = tensors(header, body)
         count = len(header.items.sample)
-        assert len(header.items.validity) == len(header.items.dataset) == len(header.items.pass_number) == count
+        assert len(header.items.validity) == len(header.items.dataset) == len(header.items.epoch) == count
         assert not header.items.part
         known = microbatch_pb2.VALIDITY_UNKNOWN if module == "llm" else microbatch_pb2.VALIDITY_VALID
         assert set(header.items.validity) <= {known}, "every sample of these datasets has images"
@@ -91,7 +91,7 @@ def test_the_views_of_a_step_name_the_same_samples_and_plan(server: Running) -> 
             for h, _ in headers:
                 if h.step == step:
                     items = h.items
-                    names[module] += zip(items.dataset, items.pass_number, items.sample, strict=True)
+                    names[module] += zip(items.dataset, items.epoch, items.sample, strict=True)
         assert len(names["llm"]) == len(set(names["llm"]))
         assert set(names["vit"]) | set(names["gen"]) == set(names["llm"])
 
@@ -399,7 +399,7 @@ def test_a_sample_that_does_not_decode_keeps_its_slot(tmp_path: Path) -> None:
     folder = index(write_pairs(tmp_path / "d", 16, 16, seed=6))
     break_images(folder, (3, 0))
     with running({"d": folder}) as server:
-        fields = {"datasets": [{"name": "d"}], "packing": {"enabled": False}, "end": {"passes": 1}}
+        fields = {"datasets": [{"name": "d"}], "packing": {"enabled": False}, "end": {"epochs": 1}}
         job = server.create(job_data(**fields, generation={"ratio": "0"}))
         seen = {}
         for rank in range(2):

@@ -40,7 +40,7 @@ def job_data(**stream: Any) -> dict[str, Any]:
         "contrastive_batch": BATCH,
         "packing": {"enabled": False},
         "layout": {"kind": "contrastive", "microbatches": SIZE},
-        "end": {"passes": 1, "last": "drop"},
+        "end": {"epochs": 1, "last": "drop"},
     }
     return compose(towers, **{**fields, **stream})
 
@@ -64,7 +64,7 @@ def read_all(server: Running) -> dict[tuple[str, int], Received]:
 
 def keys_of(header: Any) -> list[Key]:
     items = header.items
-    return list(zip(items.dataset, items.pass_number, items.sample, strict=True))
+    return list(zip(items.dataset, items.epoch, items.sample, strict=True))
 
 
 def batches_of(served: dict[tuple[str, int], Received], tower: str) -> dict[tuple[int, int], list[Key]]:
@@ -88,7 +88,7 @@ def test_every_pair_once_in_a_pass(served: dict[tuple[str, int], Received]) -> N
     for tower in RANKS:
         keys = [key for batch in batches_of(served, tower).values() for key in batch]
         assert len(keys) == len(set(keys)) == 96
-        assert {pass_ for _, pass_, _ in keys} == {0}
+        assert {epoch for _, epoch, _ in keys} == {0}
 
 
 def test_headers(served: dict[tuple[str, int], Received]) -> None:
@@ -178,15 +178,15 @@ def test_samples_that_are_no_pairs_are_refused_when_the_job_is_created(tmp_path:
 def test_memory_that_might_not_hold_a_batch_is_refused_when_the_job_is_created(folder: Path) -> None:
     """And the memory that the message asks for holds every batch."""
     data = job_data()
-    memory = data["execution"]["modules"][0]["memory"] = {"room_bytes": 100, "unit_bytes": 1}
+    memory = data["execution"]["modules"][0]["memory"] = {"budget_bytes": 100, "unit_bytes": 1}
     with running({"pairs": folder}) as server:
         with pytest.raises(grpc.RpcError) as caught:
             server.create(data)
         _, reason, action, text = reason_of(caught.value)
         assert (reason, action) == ("MICROBATCH_TOO_LARGE", "GIVE_UP")
-        found = re.search(r"raise memory.room_bytes of image to (\d+)", text)
+        found = re.search(r"raise memory.budget_bytes of image to (\d+)", text)
         assert found is not None, text
-        memory["room_bytes"] = int(found[1])
+        memory["budget_bytes"] = int(found[1])
         received = server.read(server.create(data).job_id, "image", 0)
     assert len(received.microbatches) == 4 * 2 * SIZE
 

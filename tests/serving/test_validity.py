@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
 
 def job(server: Running, **execution: Any) -> str:
     """One pass, about half of the samples generated."""
-    data = job_data(datasets=[{"name": "d"}], end={"passes": 1}, generation={"ratio": "0.5", "query_tokens": 8})
+    data = job_data(datasets=[{"name": "d"}], end={"epochs": 1}, generation={"ratio": "0.5", "query_tokens": 8})
     data["execution"].update(execution)
     return server.create(data).job_id
 

@@ -204,7 +204,7 @@ def contrastive() -> dict[str, Any]:
 
 
 def grouped(dp: int, most: int, least: int = 1, **fields: Any) -> dict[str, Any]:
-    data = with_modules(llm={"memory": {"room_bytes": 4096, "unit_bytes": 1}, "dp": dp, **fields})
+    data = with_modules(llm={"memory": {"budget_bytes": 4096, "unit_bytes": 1}, "dp": dp, **fields})
     exchange = [{"degree": 1 << p, "unit_ps": p} for p in range(1, most.bit_length()) if 1 << p >= least]
     data["execution"]["layout"] = {"kind": "grouped", "min_degree": least, "max_degree": most, "exchange": exchange}
     return data
@@ -242,7 +242,7 @@ def test_the_last_stages_of_towers_meet() -> None:
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_policies_that_change_only_the_plan_are_run(schedule: str) -> None:
-    memory = {"memory": {"room_bytes": 4096, "unit_bytes": 1}}
+    memory = {"memory": {"budget_bytes": 4096, "unit_bytes": 1}}
     data = with_modules(vit={**memory, "balance": "lpt"}, llm={**memory, "packing": "best_fit"}, dit=memory)
     data["execution"]["layout"] = {"kind": "pipelined", "schedule": schedule}
     assert Topology.of(parsed(data).spec).world_size == 3

@@ -106,7 +106,7 @@ def test_states_are_those_of_the_largest_stage_and_of_what_ranks_share() -> None
     assert plain["vit"].state_bytes == 18 * plain["vit"].parameters
     shared = {n.module: n for n in derived({}, {"dtype": "bfloat16", "encoder": {"sharding": "zero2"}})}
     assert shared["vit"].state_bytes == (6 + 12 / 2) * plain["vit"].parameters
-    assert shared["vit"].room_bytes > plain["vit"].room_bytes
+    assert shared["vit"].budget_bytes > plain["vit"].budget_bytes
     assert shared["llm"] == plain["llm"]
     dealt = derived({}, {"dtype": "bfloat16", "encoder": {"sharding": "zero3"}})[0]
     assert 18 / 2 * dealt.parameters < dealt.state_bytes < 18 * dealt.parameters

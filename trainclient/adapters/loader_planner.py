@@ -191,7 +191,7 @@ class LoaderPlanner:
 
     def _windows_of(self, span: Span) -> tuple[Window]:
         """The window of a span; the last two are kept, since a step may begin in one and end in the next."""
-        key = span.pass_, span.shards
+        key = span.epoch, span.shards
         if key not in self._windows:
             window = gather_window(self._order, span, [self._tables[shard] for shard in span.shards])
             self._windows = dict([*self._windows.items(), (key, window)][-2:])

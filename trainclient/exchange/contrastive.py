@@ -37,7 +37,7 @@ class Named:
     @classmethod
     def of(cls, several: Sequence[tuple[Items, Tensor]]) -> "Named":
         """Those of some microbatches together."""
-        names = [np.stack([i.dataset, i.pass_, i.sample.view(np.int64)], axis=1) for i, _ in several]
+        names = [np.stack([i.dataset, i.epoch, i.sample.view(np.int64)], axis=1) for i, _ in several]
         valid = [~i.invalid for i, _ in several]
         return cls(
             torch.from_numpy(np.concatenate(names)),

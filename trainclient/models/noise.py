@@ -63,11 +63,11 @@ def image_words(seed: int, operator: Operator, names: Tensor) -> Tensor:
     """
     require_integers("names", names)
     require_shape("names", names, -1, 4)
-    dataset, pass_, sample, image = names.unbind(1)
+    dataset, epoch, sample, image = names.unbind(1)
     dataset_words, sample_words = (_split(dataset), _split(sample))
-    whole = torch.zeros_like(pass_)
+    whole = torch.zeros_like(epoch)
     key = (whole + (seed & _MASK), whole + (seed >> 32))
-    stream = philox((*dataset_words, pass_ & _MASK, whole + int(operator)), key)
+    stream = philox((*dataset_words, epoch & _MASK, whole + int(operator)), key)
     return torch.stack(philox((*sample_words, image & _MASK, stream[2]), stream[:2]), dim=1)
 
 

@@ -52,7 +52,7 @@ def view_noise(view: View, patch_dim: int, device: torch.device) -> tuple[Tensor
     """
     items, key = view.items, view.key
     datasets = np.array(key.datasets, np.uint64).view(np.int64)[items.dataset]
-    columns = [datasets, *(numbers.astype(np.int64) for numbers in (items.pass_, items.sample, items.image))]
+    columns = [datasets, *(numbers.astype(np.int64) for numbers in (items.epoch, items.sample, items.image))]
     names = upload(torch.from_numpy(np.stack(columns, axis=1)), device)
     noise, time = (
         image_words(key.seed, operator, names) for operator in (Operator.DIFFUSION_NOISE, Operator.DIFFUSION_TIME)

@@ -76,7 +76,7 @@ class ModuleChoice:
     """Forward and backward of a microbatch on a device of it."""
     waiting_ns: float = 0
     """The part of that in which it waits for weights and sums of gradients that are not overlapped."""
-    room_bytes: float | None = None
+    budget_bytes: float | None = None
     """What its activations may take where several modules share a device; else all that is left."""
     step_bytes: float | None = None
     """The same of all its microbatches of a step or round, where it keeps them."""

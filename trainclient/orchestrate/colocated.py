@@ -135,7 +135,7 @@ def _choice(problem: Problem, run: _Run) -> Choice:
     modules = tuple(
         ModuleChoice(
             o, run.dp, 1, run.memory_bytes, run.states, run.work, c, w,
-            room_bytes=h * slack, step_bytes=h * slack if keep else None,
+            budget_bytes=h * slack, step_bytes=h * slack if keep else None,
         )
         for o, h, keep, c, w in zip(run.options, run.held, run.keeps, run.computing, run.waiting, strict=True)
     )  # fmt: skip

@@ -14,13 +14,13 @@ def execution_block(problem: Problem, choice: Choice) -> Data:
     """The execution of a job: modules with degrees, costs and memory, the layout, and what lies between."""
     block: Data = {"modules": [_module(problem, m) for m in choice.modules], "layout": _layout(problem, choice)}
     if choice.kind == "contrastive":
-        return {**block, "end": {"passes": 1, "last": "drop"}}
+        return {**block, "end": {"epochs": 1, "last": "drop"}}
     if choice.microbatch > 1:
         block["microbatch"] = choice.microbatch
     transfers = _transfers(problem, choice)
     if transfers:
         block["transfers"] = transfers
-    return {**block, "end": {"passes": 1}}
+    return {**block, "end": {"epochs": 1}}
 
 
 def not_run(block: Data) -> str | None:
@@ -45,9 +45,9 @@ def _module(problem: Problem, module: ModuleChoice) -> Data:
             found[name] = True
     free = problem.cluster.memory_bytes - module.state_bytes - module.work_bytes
     unit = ceil(option.unit_bytes / module.pp)
-    memory = {"room_bytes": int(free if module.room_bytes is None else module.room_bytes), "unit_bytes": unit}
+    memory = {"budget_bytes": int(free if module.budget_bytes is None else module.budget_bytes), "unit_bytes": unit}
     if module.step_bytes is not None:
-        memory["step_bytes"] = max(int(module.step_bytes), memory["room_bytes"])
+        memory["step_bytes"] = max(int(module.step_bytes), memory["budget_bytes"])
     cost = option.cost.model_dump()
     cost["microbatch_ns"] += round(module.waiting_ns * 100 / (100 + cost["backward_percent"]))
     return {**found, "cost": cost, "memory": memory}

@@ -275,5 +275,5 @@ class _Views:
         items = batch.items
         seen.num_items += len(items)
         seen.num_invalid += int(np.count_nonzero(items.invalid))
-        seen.samples += zip(items.dataset.tolist(), items.pass_.tolist(), items.sample.tolist(), strict=True)
+        seen.samples += zip(items.dataset.tolist(), items.epoch.tolist(), items.sample.tolist(), strict=True)
         return batch

@@ -58,8 +58,8 @@ class Items:
 
     dataset: I64
     """int64 [n]: position in the job's dataset list."""
-    pass_: I64
-    """int64 [n]: pass over the dataset."""
+    epoch: I64
+    """int64 [n]: epoch of the dataset."""
     sample: U64
     """uint64 [n]: shard << 32 | row."""
     image: I64
@@ -237,7 +237,7 @@ def read_table(header: pb.MicrobatchHeader, max_bytes: int) -> TensorTable:
 
 def read_items(items: pb.Items) -> Items:
     """Check and convert the names of a view's items."""
-    lengths = [len(items.dataset), len(items.pass_number), len(items.sample), len(items.validity)]
+    lengths = [len(items.dataset), len(items.epoch), len(items.sample), len(items.validity)]
     count = len(items.sample)
     _require(set(lengths) == {count} and len(items.image) in (0, count), f"item arrays of lengths {lengths} differ")
     unknown = set(items.validity) - VALIDITIES
@@ -245,7 +245,7 @@ def read_items(items: pb.Items) -> Items:
     _require(not items.part, "parts of samples, which this release cannot train on")
     return Items(
         _int64(items.dataset),
-        _int64(items.pass_number),
+        _int64(items.epoch),
         np.array(items.sample, np.uint64),
         _int64(items.image),
         np.array(items.validity, np.uint8),

@@ -33,7 +33,7 @@ class Need:
     """Of the whole module."""
     state_bytes: int
     """Weights, gradients and the optimizer's states."""
-    room_bytes: int
+    budget_bytes: int
     """What is left for rows of microbatches between forward and backward, as the job's field of that name."""
     unit_bytes: int | None
     """What a row of these takes; None of modules of the user's own, which nothing is known of."""
@@ -67,9 +67,9 @@ def as_yaml(found: Sequence[Need]) -> str:
         lines.append(f"# {need.parameters:,} parameters; {need.state_bytes:,} bytes of a device for them")
         lines.append(f"- name: {need.module}")
         if need.unit_bytes is None:
-            lines.append(f"# {need.room_bytes:,} bytes are left; what rows take of them, only its author knows")
+            lines.append(f"# {need.budget_bytes:,} bytes are left; what rows take of them, only its author knows")
         else:
-            lines.append(f"  memory: {{room_bytes: {need.room_bytes}, unit_bytes: {need.unit_bytes}}}")
+            lines.append(f"  memory: {{budget_bytes: {need.budget_bytes}, unit_bytes: {need.unit_bytes}}}")
     return "\n".join(lines) + "\n"
 
 

@@ -96,7 +96,7 @@ def _extremes(spec: JobSpec) -> Iterator[Extreme]:
         if module.memory is not None:
             units = max(most_units(stream, module, sequences), module.memory.units * module.dp)
             held = units * module.memory.unit_bytes * layout.num_chunks
-            yield Extreme(f"bytes of activations {name}", held, "correct its memory.unit_bytes or memory.room_bytes")
+            yield Extreme(f"bytes of activations {name}", held, "correct its memory.unit_bytes or memory.budget_bytes")
     for transfer in execution.transfers or ():
         ends = [execution.module(name) for name in (transfer.source, transfer.target)]
         rows = max(most_units(stream, module, execution.microbatch) for module in ends)

@@ -17,17 +17,17 @@ _ZERO = np.uint64(0)
 _ROUNDS = 10
 
 
-def first_words(seed: int, operator: int, dataset: int, pass_: int, samples: U64) -> U64:
+def first_words(seed: int, operator: int, dataset: int, epoch: int, samples: U64) -> U64:
     """The first word of each sample's stream, as `randomness.draw` says. uint64 [n]."""
     words = np.empty_like(samples)
-    _first_words(np.array([seed, operator, dataset, pass_], np.uint64), samples, words)
+    _first_words(np.array([seed, operator, dataset, epoch], np.uint64), samples, words)
     return words
 
 
-def words_of(seed: int, operator: int, dataset: int, pass_: int, sample: int, count: int) -> U64:
+def words_of(seed: int, operator: int, dataset: int, epoch: int, sample: int, count: int) -> U64:
     """The first words of one sample's stream, as `randomness.draws` says. uint64 [count]."""
     blocks = np.empty((-(-count // 4), 4), np.uint64)
-    _words_of(np.array([seed, operator, dataset, pass_, sample], np.uint64), blocks)
+    _words_of(np.array([seed, operator, dataset, epoch, sample], np.uint64), blocks)
     return blocks.reshape(-1)[:count]
 
 

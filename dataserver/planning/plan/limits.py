@@ -15,6 +15,6 @@ def check_microbatches(execution: Execution, found: int) -> None:
     if found > most:
         raise MicrobatchTooLargeError(
             f"memory asks for {found:,} microbatches of each rank; plan_version {execution.plan_version} takes at most "
-            f"{most:,} here (step_microbatches, step_operations): raise memory.room_bytes, memory.step_bytes where it "
-            "is given, or dp, or lower stream.global_batch"
+            f"{most:,} here (step_microbatches, step_operations): raise memory.budget_bytes, memory.step_bytes where "
+            "it is given, or dp, or lower stream.global_batch"
         )

@@ -58,12 +58,12 @@ def size_rows(stream: Stream, columns: ShardColumns, row: I64, where: str) -> Sh
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """The n samples of a shuffle window of one pass, or of a slice of it, in canonical order: what steps consist of."""
+    """The n samples of a shuffle window of one epoch, or of a slice of it, in canonical order."""
 
     sample: U64
     """uint64 [n]: shard << ROW_BITS | row."""
     first: I64
-    """int64 [n]: first unit of each sample, from the start of the pass."""
+    """int64 [n]: first unit of each sample, from the start of the epoch."""
     sizes: SampleSizes
     """Of the samples, in that order."""
 
@@ -108,7 +108,7 @@ def gather_step(
                 "(step_samples, step_images): lower stream.global_batch, or raise shuffle_window, which mixes short "
                 "samples with long ones"
             )
-        parts.append(size_samples(stream, of.dataset, of.pass_, numbers, picked))
+        parts.append(size_samples(stream, of.dataset, of.epoch, numbers, picked))
     return concatenate(parts)
 
 

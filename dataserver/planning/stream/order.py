@@ -1,8 +1,8 @@
 """Which samples a step holds: the canonical order and random access to it (order version 1).
 
-Each dataset is an axis. A pass over it is laid out shard by shard in a keyed permutation of the shards; groups of
+Each dataset is an axis. An epoch of it is laid out shard by shard in a keyed permutation of the shards; groups of
 `shuffle_window` consecutive shards are windows, and the samples of a window are sorted by a keyed draw. A sample's
-length on the axis is its nominal tokens, or one without packing. Pass p occupies [p L, (p + 1) L), L being the length
+length on the axis is its nominal tokens, or one without packing. Epoch p occupies [p L, (p + 1) L), L being the length
 of the dataset, and step k takes the samples whose first unit falls between the bounds of steps k and k + 1. So a step
 is found from the totals of the shards and the tables of the few shards in its windows, whatever the dataset's size.
 """
@@ -32,17 +32,17 @@ class StepOutOfRangeError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A part of a step that lies in one shuffle window of one pass of one dataset."""
+    """A part of a step that lies in one shuffle window of one epoch of one dataset."""
 
     dataset: int
     """Position in the job's dataset list."""
-    pass_: int
+    epoch: int
     shards: tuple[int, ...]
-    """Shards of the window, in the order of the pass."""
+    """Shards of the window, in the order of the epoch."""
     window_start: int
-    """Where the window starts, in units from the start of the pass."""
+    """Where the window starts, in units from the start of the epoch."""
     first: int
-    """First unit that belongs to the step, from the start of the pass."""
+    """First unit that belongs to the step, from the start of the epoch."""
     last: int
     """First unit that no longer does."""
 
@@ -64,7 +64,7 @@ class StreamOrder:
         """
         self.stream = stream
         self._totals = [np.asarray(t, np.int64) for t in shard_totals]
-        # The steps of one pass follow each other; a small dataset may begin several passes in one step.
+        # The steps of one epoch follow each other; a small dataset may begin several epochs in one step.
         self._pass = lru_cache(2 * len(self._totals))(self._lay_out)
         self._lengths = [int(t.sum()) for t in self._totals]
         self._shares = stream.weight_shares()
@@ -77,14 +77,14 @@ class StreamOrder:
         self.num_steps, self._stops = self._find_end(end)
 
     def in_step(self, counts: Sequence[int]) -> int:
-        """How many of something a step has on average over a pass, from how many each dataset has."""
+        """How many of something a step has on average over an epoch, from how many each dataset has."""
         quotas = self._bounds(1)
         return sum(q * n // length for q, n, length in zip(quotas, counts, self._lengths, strict=True) if length)
 
     def repeats(self, run: int) -> list[int]:
         """How often a sample of each dataset can be among `run` consecutive ones of a step, without packing.
 
-        Once unless a pass ends, once more for each pass that then begins, and not at all without a weight.
+        Once unless an epoch ends, once more for each epoch that then begins, and not at all without a weight.
         """
         taken = self._bounds(self.num_steps)
         return [
@@ -122,7 +122,7 @@ class StreamOrder:
 
         Returns:
             uint64 [n] numbers of the samples in canonical order, int64 [n] the first unit of each, from the start of
-            the pass, and int64 [n] where each is in the tables, one after the other.
+            the epoch, and int64 [n] where each is in the tables, one after the other.
         """
         from dataserver.planning.kernels.gathered import order_of_draws
 
@@ -146,35 +146,35 @@ class StreamOrder:
     def draws(self, span: Span, sample: U64) -> U64:
         """The words by which samples of the window in which a span lies are sorted, uint64 [n]."""
         key = dataset_key(self.stream.datasets[span.dataset].name)
-        return draw(self.stream.seed, Operator.SAMPLE_ORDER, key, span.pass_, sample)
+        return draw(self.stream.seed, Operator.SAMPLE_ORDER, key, span.epoch, sample)
 
     def _spans_of(self, dataset: int, first: int, last: int) -> list[Span]:
         """The windows that [first, last) of a dataset's axis touches."""
         length = self._lengths[dataset]
         found: list[Span] = []
         while first < last:
-            pass_, offset = divmod(first, length)
+            epoch, offset = divmod(first, length)
             stop = min(last - first, length - offset)
-            found += self._windows(dataset, pass_, offset, offset + stop)
+            found += self._windows(dataset, epoch, offset, offset + stop)
             first += stop
         return found
 
-    def _windows(self, dataset: int, pass_: int, first: int, last: int) -> list[Span]:
-        """The windows that [first, last) of one pass touches."""
-        shards, sums = self._pass(dataset, pass_)
+    def _windows(self, dataset: int, epoch: int, first: int, last: int) -> list[Span]:
+        """The windows that [first, last) of one epoch touches."""
+        shards, sums = self._pass(dataset, epoch)
         size = self.stream.shuffle_window
         begin, end = np.searchsorted(sums, first, side="right") - 1, np.searchsorted(sums, last, side="left")
         return [
-            Span(dataset, pass_, tuple(int(s) for s in shards[w * size : (w + 1) * size]), int(sums[w]), first, last)
+            Span(dataset, epoch, tuple(int(s) for s in shards[w * size : (w + 1) * size]), int(sums[w]), first, last)
             for w in range(int(begin), int(end))
         ]
 
-    def _lay_out(self, dataset: int, pass_: int) -> tuple[I64, I64]:
-        """Int64 [shards] the shards in the order of a pass, and int64 [windows + 1] where each window starts."""
+    def _lay_out(self, dataset: int, epoch: int) -> tuple[I64, I64]:
+        """Int64 [shards] the shards in the order of an epoch, and int64 [windows + 1] where each window starts."""
         totals = self._totals[dataset]
         numbers = np.arange(len(totals), dtype=np.uint64)
         key = dataset_key(self.stream.datasets[dataset].name)
-        words = draw(self.stream.seed, Operator.SHARD_ORDER, key, pass_, numbers)
+        words = draw(self.stream.seed, Operator.SHARD_ORDER, key, epoch, numbers)
         shards = np.lexsort((numbers, words)).astype(np.int64)
         lengths = np.add.reduceat(totals[shards], np.arange(0, len(shards), self.stream.shuffle_window))
         return shards, np.concatenate([[0], np.cumsum(lengths)])
@@ -205,9 +205,9 @@ class StreamOrder:
 
     def _find_end(self, end: End) -> tuple[int, dict[int, int]]:
         """The number of steps, and where the axes of the datasets that end inside the last one stop."""
-        if end.passes is None:
+        if end.epochs is None:
             return end.steps or 0, {}
-        goals = {d: end.passes * self._lengths[d] for d, share in enumerate(self._shares) if share}
+        goals = {d: end.epochs * self._lengths[d] for d, share in enumerate(self._shares) if share}
 
         def complete(step: int) -> bool:
             bounds = self._bounds(step)
@@ -218,7 +218,7 @@ class StreamOrder:
             high *= 2
             if high > MAX_INTEGER:
                 raise ValueError(
-                    f"the job would take more than {MAX_INTEGER} steps to complete {end.passes} passes of every "
+                    f"the job would take more than {MAX_INTEGER} steps to complete {end.epochs} epochs of every "
                     "dataset; raise the smallest weight, or set it to 0, or end the job with end.steps"
                 )
         steps = bisect_left(range(high), True, key=complete)

@@ -1,10 +1,10 @@
 """Keyed randomness: raw 64-bit words of Philox 4x64-10, addressed by what they are for.
 
-A draw is a pure function of (seed, operator, dataset, pass, sample, index), never of a worker, a rank or the order of
+A draw is a pure function of (seed, operator, dataset, epoch, sample, index), never of a worker, a rank or the order of
 arrival. The mapping, which any language can repeat:
 
     key     = (seed, operator)
-    counter = (index // 4, sample, pass, dataset)      # least significant word first
+    counter = (index // 4, sample, epoch, dataset)      # least significant word first
     word    = output[index % 4]
 
 Philox 4x64-10 is from Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011). numpy has the generator
@@ -24,7 +24,7 @@ class Operator(IntEnum):
     """What a draw is for. Numbers are part of the public contract: never reuse or change one."""
 
     SHARD_ORDER = 1
-    """Order of the shards of one pass; the `sample` word is the shard number."""
+    """Order of the shards of one epoch; the `sample` word is the shard number."""
     SAMPLE_ORDER = 2
     """Order of the samples within a shuffle window."""
     TASK = 3
@@ -42,14 +42,14 @@ def dataset_key(name: str) -> int:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
 
 
-def draw(seed: int, operator: Operator, dataset: int, pass_: int, samples: U64) -> U64:
+def draw(seed: int, operator: Operator, dataset: int, epoch: int, samples: U64) -> U64:
     """The first word of each sample's stream.
 
     Args:
         seed: the job's seed, in [0, 2**64).
         operator: what the words are for.
         dataset: `dataset_key` of the dataset.
-        pass_: pass over the dataset.
+        epoch: epoch of the dataset.
         samples: uint64 [n].
 
     Returns:
@@ -57,11 +57,11 @@ def draw(seed: int, operator: Operator, dataset: int, pass_: int, samples: U64) 
     """
     from dataserver.planning.kernels.draws import first_words
 
-    return first_words(seed, int(operator), dataset, pass_, samples)
+    return first_words(seed, int(operator), dataset, epoch, samples)
 
 
-def draws(seed: int, operator: Operator, dataset: int, pass_: int, sample: int, count: int) -> U64:
+def draws(seed: int, operator: Operator, dataset: int, epoch: int, sample: int, count: int) -> U64:
     """The first `count` words of one sample's stream, uint64 [count]."""
     from dataserver.planning.kernels.draws import words_of
 
-    return words_of(seed, int(operator), dataset, pass_, sample, count)
+    return words_of(seed, int(operator), dataset, epoch, sample, count)

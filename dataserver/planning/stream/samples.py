@@ -66,8 +66,8 @@ class StepSamples:
 
     dataset: I32
     """int32 [n]: position in the job's dataset list."""
-    pass_: I64
-    """int64 [n]: pass over the dataset."""
+    epoch: I64
+    """int64 [n]: epoch of the dataset."""
     sample: U64
     """uint64 [n]: shard << ROW_BITS | row."""
     task: I32

@@ -149,32 +149,32 @@ def most_tokens(stream: Stream, table: SampleSizes) -> I64:
     return longest
 
 
-def draw_tasks(stream: Stream, dataset: int, pass_: int, sample: U64, pairs: Bool) -> I32:
-    """Task of each sample of one dataset and pass: a keyed draw, so that it never depends on step or rank.
+def draw_tasks(stream: Stream, dataset: int, epoch: int, sample: U64, pairs: Bool) -> I32:
+    """Task of each sample of one dataset and epoch: a keyed draw, so that it never depends on step or rank.
 
     In a contrastive stream all have that task; samples that are no pairs are refused beforehand (`limits`).
     """
     if stream.contrastive_batch is not None:
         return np.full(len(sample), Task.CONTRASTIVE, np.int32)
     threshold = int(Fraction(stream.generation.ratio) * 2**64)
-    words = draw(stream.seed, Operator.TASK, dataset_key(stream.datasets[dataset].name), pass_, sample)
+    words = draw(stream.seed, Operator.TASK, dataset_key(stream.datasets[dataset].name), epoch, sample)
     below = np.ones(len(sample), np.bool_) if threshold >= 2**64 else words < np.uint64(threshold)
     return np.where(pairs & below, np.int32(Task.GENERATION), np.int32(Task.UNDERSTANDING))
 
 
-def size_samples(stream: Stream, dataset: int, pass_: int, sample: U64, table: SampleSizes) -> StepSamples:
-    """The samples of one pass over a dataset, a position in the job's list, with their tasks and truncated sizes.
+def size_samples(stream: Stream, dataset: int, epoch: int, sample: U64, table: SampleSizes) -> StepSamples:
+    """The samples of one epoch of a dataset, a position in the job's list, with their tasks and truncated sizes.
 
     Their numbers are uint64 [n], the table has their sizes in the same order.
     """
-    task = draw_tasks(stream, dataset, pass_, sample, is_pair(table))
+    task = draw_tasks(stream, dataset, epoch, sample, is_pair(table))
     generated = task == Task.GENERATION
     fixed = np.where(generated, GENERATION_EXTRA + stream.generation.query_tokens, _fixed_tokens(stream, table))
     kept = np.minimum(table.text_tokens, stream.seq_len - fixed)
     n = len(sample)
     return StepSamples(
         dataset=np.full(n, dataset, np.int32),
-        pass_=np.full(n, pass_, np.int64),
+        epoch=np.full(n, epoch, np.int64),
         sample=sample,
         task=task,
         text_tokens=kept,

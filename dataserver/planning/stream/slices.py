@@ -34,7 +34,7 @@ class Slices:
     begin: I64
     """int64 [s + 1]: slice k has the samples whose draw begins with bits from begin[k] to before begin[k + 1]."""
     first: I64
-    """int64 [s + 1]: where slice k begins, in units from the start of the pass; and, or more, where the last ends."""
+    """int64 [s + 1]: where slice k begins, in units from the start of the epoch; and, or more, where the last ends."""
 
     def __len__(self) -> int:
         return len(self.begin) - 1

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x64isttrain/v1/microbatch.proto\x12\x0c\x64isttrain.v1\"\xaa\x01\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12%\n\x05\x64type\x18\x02 \x01(\x0e\x32\x16.disttrain.v1.DataType\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x15\n\rencoded_bytes\x18\x05 \x01(\x04\x12\x11\n\traw_bytes\x18\x06 \x01(\x04\x12\"\n\x05\x63odec\x18\x07 \x01(\x0e\x32\x13.disttrain.v1.Codec\"\x84\x01\n\x05Items\x12\x0f\n\x07\x64\x61taset\x18\x01 \x03(\r\x12\x13\n\x0bpass_number\x18\x02 \x03(\r\x12\x0e\n\x06sample\x18\x03 \x03(\x06\x12\r\n\x05image\x18\x04 \x03(\r\x12(\n\x08validity\x18\x05 \x03(\x0e\x32\x16.disttrain.v1.Validity\x12\x0c\n\x04part\x18\x06 \x03(\r\"\xd1\x01\n\x07Routing\x12\x15\n\rsource_module\x18\x01 \x01(\t\x12\x15\n\rtarget_module\x18\x02 \x01(\t\x12\x13\n\x0bsource_rank\x18\x03 \x03(\r\x12\x14\n\x0csource_start\x18\x04 \x03(\r\x12\x13\n\x0btarget_rank\x18\x05 \x03(\r\x12\x14\n\x0ctarget_start\x18\x06 \x03(\r\x12\x0c\n\x04rows\x18\x07 \x03(\r\x12\x19\n\x11source_microbatch\x18\x08 \x03(\r\x12\x19\n\x11target_microbatch\x18\t \x03(\r\"R\n\x15SequenceParallelGroup\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0e\n\x06\x64\x65gree\x18\x02 \x01(\r\x12\r\n\x05ranks\x18\x03 \x03(\r\x12\x0e\n\x06reader\x18\x04 \x01(\r\"X\n\x0eModuleSchedule\x12\x0e\n\x06module\x18\x01 \x01(\t\x12\x11\n\tin_flight\x18\x02 \x03(\r\x12\x13\n\x0b\x64rain_every\x18\x03 \x01(\r\x12\x0e\n\x06\x63hunks\x18\x04 \x01(\r\";\n\x0c\x44\x65nominators\x12\x13\n\x0btext_tokens\x18\x01 \x01(\x04\x12\x16\n\x0etarget_patches\x18\x02 \x01(\x04\"\xa8\x04\n\x10MicrobatchHeader\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tstream_id\x18\x02 \x01(\t\x12\x11\n\tplan_hash\x18\x03 \x01(\x0c\x12\x17\n\x0f\x63ontent_version\x18\x04 \x01(\r\x12\x0c\n\x04step\x18\x05 \x01(\x04\x12\x12\n\nmicrobatch\x18\x06 \x01(\r\x12\x18\n\x10num_microbatches\x18\x07 \x01(\r\x12\x30\n\x0c\x64\x65nominators\x18\x08 \x01(\x0b\x32\x1a.disttrain.v1.Denominators\x12\"\n\x05items\x18\t \x01(\x0b\x32\x13.disttrain.v1.Items\x12\x16\n\x0esequence_valid\x18\n \x03(\x08\x12\'\n\x08routings\x18\x0b \x03(\x0b\x32\x15.disttrain.v1.Routing\x12\x45\n\x18sequence_parallel_groups\x18\x0c \x03(\x0b\x32#.disttrain.v1.SequenceParallelGroup\x12%\n\x07tensors\x18\r \x03(\x0b\x32\x14.disttrain.v1.Tensor\x12\x13\n\x0btotal_bytes\x18\x0e \x01(\x04\x12\x0e\n\x06\x63rc32c\x18\x0f \x01(\r\x12/\n\tschedules\x18\x10 \x03(\x0b\x32\x1c.disttrain.v1.ModuleSchedule\x12\x1c\n\x14images_on_some_ranks\x18\x11 \x01(\x08\x12\x10\n\x08withheld\x18\x12 \x01(\x08*\xaa\x01\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x44\x41TA_TYPE_UINT8\x10\x01\x12\x13\n\x0f\x44\x41TA_TYPE_INT32\x10\x02\x12\x13\n\x0f\x44\x41TA_TYPE_INT64\x10\x03\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT16\x10\x04\x12\x16\n\x12\x44\x41TA_TYPE_BFLOAT16\x10\x05\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT32\x10\x06*=\n\x05\x43odec\x12\x15\n\x11\x43ODEC_UNSPECIFIED\x10\x00\x12\r\n\tCODEC_RAW\x10\x01\x12\x0e\n\nCODEC_ZSTD\x10\x02*d\n\x08Validity\x12\x18\n\x14VALIDITY_UNSPECIFIED\x10\x00\x12\x14\n\x10VALIDITY_UNKNOWN\x10\x01\x12\x12\n\x0eVALIDITY_VALID\x10\x02\x12\x14\n\x10VALIDITY_INVALID\x10\x03\x42T\n\x10org.disttrain.v1P\x01Z>github.com/disttrain/disttrain/gen/go/disttrain/v1;disttrainv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x64isttrain/v1/microbatch.proto\x12\x0c\x64isttrain.v1\"\xaa\x01\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12%\n\x05\x64type\x18\x02 \x01(\x0e\x32\x16.disttrain.v1.DataType\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x15\n\rencoded_bytes\x18\x05 \x01(\x04\x12\x11\n\traw_bytes\x18\x06 \x01(\x04\x12\"\n\x05\x63odec\x18\x07 \x01(\x0e\x32\x13.disttrain.v1.Codec\"~\n\x05Items\x12\x0f\n\x07\x64\x61taset\x18\x01 \x03(\r\x12\r\n\x05\x65poch\x18\x02 \x03(\r\x12\x0e\n\x06sample\x18\x03 \x03(\x06\x12\r\n\x05image\x18\x04 \x03(\r\x12(\n\x08validity\x18\x05 \x03(\x0e\x32\x16.disttrain.v1.Validity\x12\x0c\n\x04part\x18\x06 \x03(\r\"\xd1\x01\n\x07Routing\x12\x15\n\rsource_module\x18\x01 \x01(\t\x12\x15\n\rtarget_module\x18\x02 \x01(\t\x12\x13\n\x0bsource_rank\x18\x03 \x03(\r\x12\x14\n\x0csource_start\x18\x04 \x03(\r\x12\x13\n\x0btarget_rank\x18\x05 \x03(\r\x12\x14\n\x0ctarget_start\x18\x06 \x03(\r\x12\x0c\n\x04rows\x18\x07 \x03(\r\x12\x19\n\x11source_microbatch\x18\x08 \x03(\r\x12\x19\n\x11target_microbatch\x18\t \x03(\r\"R\n\x15SequenceParallelGroup\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0e\n\x06\x64\x65gree\x18\x02 \x01(\r\x12\r\n\x05ranks\x18\x03 \x03(\r\x12\x0e\n\x06reader\x18\x04 \x01(\r\"X\n\x0eModuleSchedule\x12\x0e\n\x06module\x18\x01 \x01(\t\x12\x11\n\tin_flight\x18\x02 \x03(\r\x12\x13\n\x0b\x64rain_every\x18\x03 \x01(\r\x12\x0e\n\x06\x63hunks\x18\x04 \x01(\r\";\n\x0c\x44\x65nominators\x12\x13\n\x0btext_tokens\x18\x01 \x01(\x04\x12\x16\n\x0etarget_patches\x18\x02 \x01(\x04\"\xa8\x04\n\x10MicrobatchHeader\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tstream_id\x18\x02 \x01(\t\x12\x11\n\tplan_hash\x18\x03 \x01(\x0c\x12\x17\n\x0f\x63ontent_version\x18\x04 \x01(\r\x12\x0c\n\x04step\x18\x05 \x01(\x04\x12\x12\n\nmicrobatch\x18\x06 \x01(\r\x12\x18\n\x10num_microbatches\x18\x07 \x01(\r\x12\x30\n\x0c\x64\x65nominators\x18\x08 \x01(\x0b\x32\x1a.disttrain.v1.Denominators\x12\"\n\x05items\x18\t \x01(\x0b\x32\x13.disttrain.v1.Items\x12\x16\n\x0esequence_valid\x18\n \x03(\x08\x12\'\n\x08routings\x18\x0b \x03(\x0b\x32\x15.disttrain.v1.Routing\x12\x45\n\x18sequence_parallel_groups\x18\x0c \x03(\x0b\x32#.disttrain.v1.SequenceParallelGroup\x12%\n\x07tensors\x18\r \x03(\x0b\x32\x14.disttrain.v1.Tensor\x12\x13\n\x0btotal_bytes\x18\x0e \x01(\x04\x12\x0e\n\x06\x63rc32c\x18\x0f \x01(\r\x12/\n\tschedules\x18\x10 \x03(\x0b\x32\x1c.disttrain.v1.ModuleSchedule\x12\x1c\n\x14images_on_some_ranks\x18\x11 \x01(\x08\x12\x10\n\x08withheld\x18\x12 \x01(\x08*\xaa\x01\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x44\x41TA_TYPE_UINT8\x10\x01\x12\x13\n\x0f\x44\x41TA_TYPE_INT32\x10\x02\x12\x13\n\x0f\x44\x41TA_TYPE_INT64\x10\x03\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT16\x10\x04\x12\x16\n\x12\x44\x41TA_TYPE_BFLOAT16\x10\x05\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT32\x10\x06*=\n\x05\x43odec\x12\x15\n\x11\x43ODEC_UNSPECIFIED\x10\x00\x12\r\n\tCODEC_RAW\x10\x01\x12\x0e\n\nCODEC_ZSTD\x10\x02*d\n\x08Validity\x12\x18\n\x14VALIDITY_UNSPECIFIED\x10\x00\x12\x14\n\x10VALIDITY_UNKNOWN\x10\x01\x12\x12\n\x0eVALIDITY_VALID\x10\x02\x12\x14\n\x10VALIDITY_INVALID\x10\x03\x42T\n\x10org.disttrain.v1P\x01Z>github.com/disttrain/disttrain/gen/go/disttrain/v1;disttrainv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,24 +32,24 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'disttrain.v1.microbatch_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\020org.disttrain.v1P\001Z>github.com/disttrain/disttrain/gen/go/disttrain/v1;disttrainv1'
-  _globals['_DATATYPE']._serialized_start=1358
-  _globals['_DATATYPE']._serialized_end=1528
-  _globals['_CODEC']._serialized_start=1530
-  _globals['_CODEC']._serialized_end=1591
-  _globals['_VALIDITY']._serialized_start=1593
-  _globals['_VALIDITY']._serialized_end=1693
+  _globals['_DATATYPE']._serialized_start=1351
+  _globals['_DATATYPE']._serialized_end=1521
+  _globals['_CODEC']._serialized_start=1523
+  _globals['_CODEC']._serialized_end=1584
+  _globals['_VALIDITY']._serialized_start=1586
+  _globals['_VALIDITY']._serialized_end=1686
   _globals['_TENSOR']._serialized_start=48
   _globals['_TENSOR']._serialized_end=218
-  _globals['_ITEMS']._serialized_start=221
-  _globals['_ITEMS']._serialized_end=353
-  _globals['_ROUTING']._serialized_start=356
-  _globals['_ROUTING']._serialized_end=565
-  _globals['_SEQUENCEPARALLELGROUP']._serialized_start=567
-  _globals['_SEQUENCEPARALLELGROUP']._serialized_end=649
-  _globals['_MODULESCHEDULE']._serialized_start=651
-  _globals['_MODULESCHEDULE']._serialized_end=739
-  _globals['_DENOMINATORS']._serialized_start=741
-  _globals['_DENOMINATORS']._serialized_end=800
-  _globals['_MICROBATCHHEADER']._serialized_start=803
-  _globals['_MICROBATCHHEADER']._serialized_end=1355
+  _globals['_ITEMS']._serialized_start=220
+  _globals['_ITEMS']._serialized_end=346
+  _globals['_ROUTING']._serialized_start=349
+  _globals['_ROUTING']._serialized_end=558
+  _globals['_SEQUENCEPARALLELGROUP']._serialized_start=560
+  _globals['_SEQUENCEPARALLELGROUP']._serialized_end=642
+  _globals['_MODULESCHEDULE']._serialized_start=644
+  _globals['_MODULESCHEDULE']._serialized_end=732
+  _globals['_DENOMINATORS']._serialized_start=734
+  _globals['_DENOMINATORS']._serialized_end=793
+  _globals['_MICROBATCHHEADER']._serialized_start=796
+  _globals['_MICROBATCHHEADER']._serialized_end=1348
 # @@protoc_insertion_point(module_scope)

@@ -36,7 +36,7 @@ tower: one modality of the image-text pairs of a contrastive job.
   patches, grid, cu_patches             an image tower: as for the encoder, one image of each sample
   token_ids, position_ids, cu_lengths   a text tower: as for the backbone; a text is BOS, its tokens, EOS
   K = layout.microbatches microbatches make up a contrastive batch, number microbatch / K of the step. In it every tower
-  has the same samples, each on a rank and in a microbatch of the tower's own. Items name them: (dataset, pass_number,
+  has the same samples, each on a rank and in a microbatch of the tower's own. Items name them: (dataset, epoch,
   sample) is unique within a step, so whoever gathers features gathers these beside them and knows the pairs; sorted by
   them, the features of all towers are in one order. A pair counts where its image is valid, which the image tower
   knows (the text tower's view says UNKNOWN): validity is gathered with the features. The loss of a contrastive batch is run by the last stages, right after
@@ -217,7 +217,7 @@ class Items(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DATASET_FIELD_NUMBER: _builtins.int
-    PASS_NUMBER_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     SAMPLE_FIELD_NUMBER: _builtins.int
     IMAGE_FIELD_NUMBER: _builtins.int
     VALIDITY_FIELD_NUMBER: _builtins.int
@@ -227,8 +227,8 @@ class Items(_message.Message):
         """Position of the dataset in the job's list."""
 
     @_builtins.property
-    def pass_number(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Pass over that dataset."""
+    def epoch(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Epoch of that dataset."""
 
     @_builtins.property
     def sample(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -254,7 +254,7 @@ class Items(_message.Message):
         self,
         *,
         dataset: _abc.Iterable[_builtins.int] | None = ...,
-        pass_number: _abc.Iterable[_builtins.int] | None = ...,
+        epoch: _abc.Iterable[_builtins.int] | None = ...,
         sample: _abc.Iterable[_builtins.int] | None = ...,
         image: _abc.Iterable[_builtins.int] | None = ...,
         validity: _abc.Iterable[Global___Validity.ValueType] | None = ...,
@@ -262,7 +262,7 @@ class Items(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "image", b"image", "part", b"part", "pass_number", b"pass_number", "sample", b"sample", "validity", b"validity"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "epoch", b"epoch", "image", b"image", "part", b"part", "sample", b"sample", "validity", b"validity"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -36,7 +36,7 @@ tower: one modality of the image-text pairs of a contrastive job.
   patches, grid, cu_patches             an image tower: as for the encoder, one image of each sample
   token_ids, position_ids, cu_lengths   a text tower: as for the backbone; a text is BOS, its tokens, EOS
   K = layout.microbatches microbatches make up a contrastive batch, number microbatch / K of the step. In it every tower
-  has the same samples, each on a rank and in a microbatch of the tower's own. Items name them: (dataset, pass_number,
+  has the same samples, each on a rank and in a microbatch of the tower's own. Items name them: (dataset, epoch,
   sample) is unique within a step, so whoever gathers features gathers these beside them and knows the pairs; sorted by
   them, the features of all towers are in one order. A pair counts where its image is valid, which the image tower
   knows (the text tower's view says UNKNOWN): validity is gathered with the features. The loss of a contrastive batch is run by the last stages, right after

@@ -56,7 +56,7 @@ class PlannedSamples(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DATASET_FIELD_NUMBER: _builtins.int
-    PASS_NUMBER_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     SAMPLE_FIELD_NUMBER: _builtins.int
     TASK_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
@@ -67,8 +67,8 @@ class PlannedSamples(_message.Message):
         """Position of the dataset in the job's list."""
 
     @_builtins.property
-    def pass_number(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Pass over that dataset."""
+    def epoch(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Epoch of that dataset."""
 
     @_builtins.property
     def sample(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -94,7 +94,7 @@ class PlannedSamples(_message.Message):
         self,
         *,
         dataset: _abc.Iterable[_builtins.int] | None = ...,
-        pass_number: _abc.Iterable[_builtins.int] | None = ...,
+        epoch: _abc.Iterable[_builtins.int] | None = ...,
         sample: _abc.Iterable[_builtins.int] | None = ...,
         task: _abc.Iterable[Global___Task.ValueType] | None = ...,
         tokens: _abc.Iterable[_builtins.int] | None = ...,
@@ -103,7 +103,7 @@ class PlannedSamples(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "images", b"images", "pass_number", b"pass_number", "sample", b"sample", "task", b"task", "tokens", b"tokens", "truncated_tokens", b"truncated_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "epoch", b"epoch", "images", b"images", "sample", b"sample", "task", b"task", "tokens", b"tokens", "truncated_tokens", b"truncated_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

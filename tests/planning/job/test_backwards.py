@@ -36,7 +36,7 @@ def compose(*frozen: str, cost: dict[str, Any] | None = None, kind: str = "pipel
     """A job of three modules, of which some are frozen; `cost` is that of the frozen ones."""
     modules = [module("encoder"), module("backbone"), module("generator")]
     for part in modules:
-        part["memory"] = {"room_bytes": 1 << 20, "unit_bytes": 1}
+        part["memory"] = {"budget_bytes": 1 << 20, "unit_bytes": 1}
         part["cost"] = COST if part["kind"] == "backbone" else IMAGES_COST
         if part["name"] in frozen:
             part |= {"frozen": True, "cost": part["cost"] if cost is None else cost}
@@ -119,7 +119,7 @@ def test_computing_again_takes_another_forward(cost: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", ["grouped", "contrastive"])
 def test_all_layouts_compute_again(name: str) -> None:
-    memory = {"room_bytes": 9999, "unit_bytes": 1}
+    memory = {"budget_bytes": 9999, "unit_bytes": 1}
     if name == "grouped":
         modules = [module("backbone", recompute=True, memory=memory)]
         stream: dict[str, Any] = {}

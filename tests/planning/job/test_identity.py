@@ -50,7 +50,7 @@ execution:
     - {name: llm, kind: backbone, dp: 4, pp: 2}
     - {name: dit, kind: generator, dp: 2, cost: {linear_ps: 1000, quadratic_fs: 10}}
   microbatch: 2
-  end: {passes: 3, last: drop}
+  end: {epochs: 3, last: drop}
 """
 
 
@@ -180,7 +180,7 @@ def base_jobs() -> list[dict[str, Any]]:
         execution={"modules": towers, "layout": {"kind": "contrastive"}},
     )
     colocated = job_data(execution={"layout": {"kind": "colocated"}})
-    colocated["execution"]["modules"][0] |= {"memory": {**MEMORY, "step_bytes": 2 * MEMORY["room_bytes"]}}
+    colocated["execution"]["modules"][0] |= {"memory": {**MEMORY, "step_bytes": 2 * MEMORY["budget_bytes"]}}
     return [plain, whole, chunks, grouped, contrastive, colocated]
 
 

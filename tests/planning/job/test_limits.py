@@ -105,7 +105,7 @@ def test_samples_and_images_of_a_step_are_bounded_on_average() -> None:
 def test_memory_does_not_ask_for_more_microbatches_than_can_be_planned() -> None:
     """Samples alone in a wave each would need 1,200 microbatches of 2 x 1,024 operations."""
     data = job_data(stream={"global_batch": 1}, encoder=0, backbone=(1, 1024))
-    data["execution"]["modules"][0]["memory"] = {"room_bytes": 512, "unit_bytes": 1}
+    data["execution"]["modules"][0]["memory"] = {"budget_bytes": 512, "unit_bytes": 1}
     job = parse_job(data)
     assert most_microbatches(job.spec.execution) == 1024
     with pytest.raises(MicrobatchTooLargeError, match=r"memory asks for 1,200 microbatches .* takes at most 1,024"):
@@ -115,7 +115,7 @@ def test_memory_does_not_ask_for_more_microbatches_than_can_be_planned() -> None
 def test_memory_does_not_ask_for_more_microbatches_of_groups_than_can_be_planned() -> None:
     """A device holds 16 tokens."""
     data = grouped(1)
-    data["execution"]["modules"][1]["memory"] = {"room_bytes": 16, "unit_bytes": 1}
+    data["execution"]["modules"][1]["memory"] = {"budget_bytes": 16, "unit_bytes": 1}
     with pytest.raises(MicrobatchTooLargeError, match=r"memory asks for 16,385 microbatches .* takes at most 16,384"):
         plan_step(parse_job(data), 0, texts(np.full(16_385, 16)))
 
@@ -145,7 +145,7 @@ def test_times_beyond_int64_are_refused_with_what_to_lower(data: Data) -> None:
         (("layout", "row_bytes"), 2**50, "bytes between ranks could come to .* lower layout.row_bytes"),
         (
             ("modules", 1, "memory"),
-            {"room_bytes": 2**53 - 1, "unit_bytes": 2**52},
+            {"budget_bytes": 2**53 - 1, "unit_bytes": 2**52},
             "bytes of activations of module llm",
         ),
     ],
@@ -166,7 +166,7 @@ def extreme(draw: st.DrawFn, kind: str) -> tuple[Job, StepSamples] | None:
     shrunk = {m["name"]: {f: draw(st.sampled_from((0, 0, 10, 40))) for f in LARGEST} for m in execution["modules"]}
     percents = {m["name"]: draw(st.sampled_from((0, 99, 200, 1000))) for m in execution["modules"]}
     for module in execution["modules"]:
-        for field in ("room_bytes", "step_bytes"):
+        for field in ("budget_bytes", "step_bytes"):
             if field in module.get("memory", {}):
                 module["memory"][field] *= GROWTH
     for halvings in range(0, 64, draw(st.integers(1, 3))):

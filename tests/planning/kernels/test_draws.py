@@ -9,13 +9,13 @@ from dataserver.planning.stream.randomness import Operator, draw, draws
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**63, 2**64 - 1])
-@pytest.mark.parametrize("pass_", [0, 7, 2**40])
-def test_the_first_words_are_those_of_each_sample_alone(seed: int, pass_: int) -> None:
+@pytest.mark.parametrize("epoch", [0, 7, 2**40])
+def test_the_first_words_are_those_of_each_sample_alone(seed: int, epoch: int) -> None:
     samples = np.array([0, 1, 2**32, 2**63, 2**64 - 1, 5 << 32 | 77], np.uint64)
-    found = draw(seed, Operator.TASK, 2**64 - 5, pass_, samples)
+    found = draw(seed, Operator.TASK, 2**64 - 5, epoch, samples)
     assert found.dtype == np.uint64
     assert found.tolist() == [
-        int(draws(seed, Operator.TASK, 2**64 - 5, pass_, int(sample), 1)[0]) for sample in samples
+        int(draws(seed, Operator.TASK, 2**64 - 5, epoch, int(sample), 1)[0]) for sample in samples
     ]
 
 

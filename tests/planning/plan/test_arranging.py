@@ -31,7 +31,7 @@ BALANCED = [p for p in BALANCES if p is not BalancePolicy.NONE]
 
 
 def encoder(dp: int, units: int | None = None, **fields: Any) -> ModuleSpec:
-    memory = None if units is None else {"room_bytes": units, "unit_bytes": 1}
+    memory = None if units is None else {"budget_bytes": units, "unit_bytes": 1}
     return ModuleSpec.model_validate({"name": "vit", "kind": "encoder", "dp": dp, "memory": memory, **fields})
 
 

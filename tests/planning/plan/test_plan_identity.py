@@ -112,7 +112,7 @@ def golden_job(version: int) -> Job:
             "shuffle_window": 2,
             "seed": 42,
         },
-        execution={"microbatch": 2, "end": {"passes": 2}, "plan_version": version},
+        execution={"microbatch": 2, "end": {"epochs": 2}, "plan_version": version},
         encoder=3,
         backbone=(2, 2),
         generator=2,

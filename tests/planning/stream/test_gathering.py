@@ -34,7 +34,7 @@ def test_samples_of_several_tables(seed: int) -> None:
 
 
 def test_a_step_is_gathered_from_the_shards_that_it_needs() -> None:
-    job = make_job(stream={"seed": 3, "seq_len": 4096}, execution={"end": {"passes": 2}})
+    job = make_job(stream={"seed": 3, "seq_len": 4096}, execution={"end": {"epochs": 2}})
     rng = np.random.default_rng(5)
     datasets = SyntheticDatasets(job, [[make_table(job, rng, 20, max_images=2) for _ in range(5)]])
     for step in range(datasets.order.num_steps):
@@ -48,7 +48,7 @@ def test_a_step_is_gathered_from_the_shards_that_it_needs() -> None:
 def test_slices_of_a_window_are_the_window(packed: bool, slice_bytes: int) -> None:
     """One after the other, from tables that are asked for one by one; and every span finds the slices it lies in."""
     stream = {"seed": 3, "seq_len": 4096, "global_batch": 4, "shuffle_window": 3, "packing": {"enabled": packed}}
-    job = make_job(stream=stream, execution={"end": {"passes": 2}})
+    job = make_job(stream=stream, execution={"end": {"epochs": 2}})
     rng = np.random.default_rng(5)
     datasets = SyntheticDatasets(job, [[make_table(job, rng, 30, max_images=2) for _ in range(5)]])
 

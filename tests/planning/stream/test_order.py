@@ -44,13 +44,13 @@ def streams(draw_: st.DrawFn, end: dict[str, object]) -> SyntheticDatasets:
     return SyntheticDatasets(job, [[make_table(job, rng, n) for n in shards] for shards in sizes])
 
 
-def walk(data: SyntheticDatasets, number: int, pass_: int) -> list[tuple[Id, int]]:
-    """One pass over one dataset: every sample with its units, in canonical order. Slow and obvious."""
+def walk(data: SyntheticDatasets, number: int, epoch: int) -> list[tuple[Id, int]]:
+    """One epoch of one dataset: every sample with its units, in canonical order. Slow and obvious."""
     stream, shards = data.job.stream, data.tables[number]
     key = dataset_key(stream.datasets[number].name)
 
     def word(operator: Operator, of: int) -> int:
-        return int(draw(stream.seed, operator, key, pass_, np.array([of], np.uint64))[0])
+        return int(draw(stream.seed, operator, key, epoch, np.array([of], np.uint64))[0])
 
     permuted = sorted(range(len(shards)), key=lambda s: (word(Operator.SHARD_ORDER, s), s))
     found: list[tuple[Id, int]] = []
@@ -61,7 +61,7 @@ def walk(data: SyntheticDatasets, number: int, pass_: int) -> list[tuple[Id, int
             for row, units in zip(shards[s].row, units_of(stream, shards[s]), strict=True)
         ]
         window.sort(key=lambda sample: (word(Operator.SAMPLE_ORDER, sample[0]), sample[0]))
-        found += [((number, pass_, sample), units) for sample, units in window]
+        found += [((number, epoch, sample), units) for sample, units in window]
     return found
 
 
@@ -83,15 +83,15 @@ def reference(data: SyntheticDatasets, num_steps: int) -> list[list[Id]]:
                 left, weight_left = left - bounds[d][step], weight_left - weight
     steps: list[list[Id]] = [[] for _ in range(num_steps)]
     for d, axis in enumerate(axes):
-        at, pass_ = 0, 0
+        at, epoch = 0, 0
         while at < bounds[d][-1]:
-            for sample, units in walk(data, d, pass_):
+            for sample, units in walk(data, d, epoch):
                 step = next((k for k in range(num_steps) if bounds[d][k] <= at < bounds[d][k + 1]), None)
                 if step is not None:
                     steps[step].append(sample)
                 axis.append(sample)
                 at += units
-            pass_ += 1
+            epoch += 1
     return steps
 
 
@@ -110,7 +110,7 @@ def steps_until_end(data: SyntheticDatasets, at_most: int = 150) -> list[list[Id
 
 
 @settings(max_examples=50, deadline=None)
-@given(data=streams(end={"passes": 2, "last": "pad"}))
+@given(data=streams(end={"epochs": 2, "last": "pad"}))
 def test_every_sample_once_per_pass(data: SyntheticDatasets) -> None:
     steps = steps_until_end(data)
     counts = Counter(sample for ids in steps for sample in ids)
@@ -123,9 +123,9 @@ def test_every_sample_once_per_pass(data: SyntheticDatasets) -> None:
             assert not seen
         elif whole:
             assert everything <= seen
-        # Nobody is on pass p + 1 before pass p is complete.
-        passes = [sample[1] for ids in steps for sample in ids if sample[0] == d]
-        assert passes == sorted(passes)
+        # Nobody is on epoch p + 1 before epoch p is complete.
+        epochs = [sample[1] for ids in steps for sample in ids if sample[0] == d]
+        assert epochs == sorted(epochs)
     if not data.job.stream.packing.enabled:
         full = steps[:-1] if whole else steps
         assert all(len(ids) == data.job.stream.global_batch for ids in full)
@@ -134,7 +134,7 @@ def test_every_sample_once_per_pass(data: SyntheticDatasets) -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(data=streams(end={"passes": 1, "last": "pad"}))
+@given(data=streams(end={"epochs": 1, "last": "pad"}))
 def test_a_job_ends_as_soon_as_every_dataset_has_completed_its_passes(data: SyntheticDatasets) -> None:
     last = data.order.num_steps - 1
     if last > 150:
@@ -153,24 +153,24 @@ def test_a_job_ends_as_soon_as_every_dataset_has_completed_its_passes(data: Synt
 
 
 @settings(max_examples=50, deadline=None)
-@given(data=streams(end={"passes": 1, "last": "pad"}))
+@given(data=streams(end={"epochs": 1, "last": "pad"}))
 def test_the_end_changes_only_a_last_short_step(data: SyntheticDatasets) -> None:
-    """Passes 1 -> 2, drop instead of pad, steps instead of passes: all earlier steps stay as they are.
+    """Epochs 1 -> 2, drop instead of pad, steps instead of epochs: all earlier steps stay as they are.
 
-    The last short step of a job that ends with `passes` and pads is the one exception: there a dataset stops at its
-    pass, while in a job that goes on the same step takes the first samples of the next pass as well. So a checkpoint
+    The last short step of a job that ends with `epochs` and pads is the one exception: there a dataset stops at its
+    epoch, while in a job that goes on the same step takes the first samples of the next epoch as well. So a checkpoint
     taken at the very end of a padded job continues exactly only from that step's start.
     """
     steps = min(data.order.num_steps, 60)
     padded = [data.ids(step) for step in range(steps)]
     endless = _with_end(data, {"steps": steps + 1})
-    extended = _with_end(data, {"passes": 2})
+    extended = _with_end(data, {"epochs": 2})
     for other in (endless, extended):
         found = [other.ids(step) for step in range(steps)]
         assert found[:-1] == padded[:-1]
         assert set(padded[-1]) <= set(found[-1])
     try:
-        dropped = _with_end(data, {"passes": 1, "last": "drop"})
+        dropped = _with_end(data, {"epochs": 1, "last": "drop"})
     except DatasetEmptyError:
         assert data.order.num_steps == 1
         return
@@ -195,22 +195,22 @@ def _synthetic(counts: list[list[int]], end: dict[str, object], **stream: object
 
 def test_drop_shortens_no_other_step() -> None:
     # d0 ends inside the last step; d1 inside the one before, which must be full all the same.
-    data = _synthetic([[10], [7]], {"passes": 1, "last": "drop"}, global_batch=4)
+    data = _synthetic([[10], [7]], {"epochs": 1, "last": "drop"}, global_batch=4)
     assert data.order.num_steps == 5
-    data = _synthetic([[9], [7]], {"passes": 1, "last": "drop"}, global_batch=4)
+    data = _synthetic([[9], [7]], {"epochs": 1, "last": "drop"}, global_batch=4)
     assert [len(data.ids(step)) for step in range(data.order.num_steps)] == [4] * 4
-    padded = _synthetic([[9], [7]], {"passes": 1, "last": "pad"}, global_batch=4)
+    padded = _synthetic([[9], [7]], {"epochs": 1, "last": "pad"}, global_batch=4)
     assert [len(padded.ids(step)) for step in range(padded.order.num_steps)] == [4] * 4 + [3]
 
 
 def test_drop_of_the_only_step_is_refused() -> None:
     with pytest.raises(DatasetEmptyError, match=r"do not fill a single step .* lower global_batch"):
-        _synthetic([[3]], {"passes": 1, "last": "drop"}, global_batch=4)
-    assert _synthetic([[3]], {"passes": 1}, global_batch=4).order.num_steps == 1
+        _synthetic([[3]], {"epochs": 1, "last": "drop"}, global_batch=4)
+    assert _synthetic([[3]], {"epochs": 1}, global_batch=4).order.num_steps == 1
 
 
 def test_steps_beyond_the_end_are_refused() -> None:
-    data = _synthetic([[10]], {"passes": 1}, global_batch=4)
+    data = _synthetic([[10]], {"epochs": 1}, global_batch=4)
     assert len(data.ids(2)) == 2
     for step in (3, 2**63, -1):
         with pytest.raises(StepOutOfRangeError, match=f"step {step} does not exist; the job ends after step 2"):
@@ -219,25 +219,25 @@ def test_steps_beyond_the_end_are_refused() -> None:
 
 def test_a_dataset_of_nothing_is_refused_by_name() -> None:
     with pytest.raises(DatasetEmptyError, match="dataset d1: filter '' and quarantine leave no sample of 2 shards"):
-        _synthetic([[3], [0, 0]], {"passes": 1})
+        _synthetic([[3], [0, 0]], {"epochs": 1})
     zero = [dataset("d0"), dataset("d1", weight="0")]
-    assert _synthetic([[3], [0, 0]], {"passes": 1}, datasets=zero).order.num_steps == 3
+    assert _synthetic([[3], [0, 0]], {"epochs": 1}, datasets=zero).order.num_steps == 3
 
 
 def test_a_weight_that_never_completes_a_pass_is_refused() -> None:
     tiny = [dataset("d0", weight="100000000000000"), dataset("d1", weight="0.000000000000001")]
     with pytest.raises(ValueError, match=r"more than \d+ steps .* raise the smallest weight"):
-        _synthetic([[3], [3]], {"passes": 1}, datasets=tiny)
+        _synthetic([[3], [3]], {"epochs": 1}, datasets=tiny)
 
 
 def test_passes_seeds_and_datasets_are_ordered_differently() -> None:
-    data = _synthetic([[40] * 3, [40] * 3], {"passes": 3}, global_batch=8, shuffle_window=2)
-    other = _synthetic([[40] * 3, [40] * 3], {"passes": 3}, global_batch=8, shuffle_window=2, seed=1)
+    data = _synthetic([[40] * 3, [40] * 3], {"epochs": 3}, global_batch=8, shuffle_window=2)
+    other = _synthetic([[40] * 3, [40] * 3], {"epochs": 3}, global_batch=8, shuffle_window=2, seed=1)
     orders = [
-        tuple(sample for _, _, sample in (s for s, _ in walk(d, number, pass_)))
+        tuple(sample for _, _, sample in (s for s, _ in walk(d, number, epoch)))
         for d in (data, other)
         for number in range(2)
-        for pass_ in range(3)
+        for epoch in range(3)
     ]
     assert len(set(orders)) == len(orders)
     shard_orders = {tuple(dict.fromkeys(s >> 32 for s in order)) for order in orders}
@@ -245,7 +245,7 @@ def test_passes_seeds_and_datasets_are_ordered_differently() -> None:
 
 
 def test_samples_of_a_window_are_mixed() -> None:
-    data = _synthetic([[100] * 4], {"passes": 1}, global_batch=400, shuffle_window=4)
+    data = _synthetic([[100] * 4], {"epochs": 1}, global_batch=400, shuffle_window=4)
     shards = [sample >> 32 for _, _, sample in data.ids(0)]
     assert sum(a != b for a, b in pairwise(shards)) > 250  # of 399; 3 if shards stayed together
 
@@ -254,7 +254,7 @@ def test_samples_of_a_window_are_mixed() -> None:
 def test_a_step_touches_the_tables_of_its_windows_only(packed: bool) -> None:
     shards = 100_000
     stream = {"packing": {"enabled": packed}, "global_batch": 64, "shuffle_window": 8}
-    job = make_job(stream=stream, execution={"end": {"passes": 1}})
+    job = make_job(stream=stream, execution={"end": {"epochs": 1}})
     tables = [make_table(job, np.random.default_rng(i), 20) for i in range(10)]
     units = np.array([units_of(job.stream, t).sum() for t in tables])
     order = StreamOrder(job.stream, job.spec.execution.end, [np.tile(units, shards // 10)])
@@ -265,7 +265,7 @@ def test_a_step_touches_the_tables_of_its_windows_only(packed: bool) -> None:
         found = [gather_window(order, span, [tables[s % 10] for s in span.shards]).part(span)[0] for span in spans]
         assert 0 < sum(len(numbers) for numbers in found) <= 200
     everywhere = {s >> 10 for step in range(0, order.num_steps, order.num_steps // 50) for s in _shards(order, step)}
-    assert len(everywhere) > 60  # shards are permuted over the whole pass, not taken in name order
+    assert len(everywhere) > 60  # shards are permuted over the whole epoch, not taken in name order
 
 
 def _shards(order: StreamOrder, step: int) -> set[int]:
@@ -274,14 +274,14 @@ def _shards(order: StreamOrder, step: int) -> set[int]:
 
 def test_a_small_dataset_may_pass_several_times_within_a_step() -> None:
     data = _synthetic([[3]], {"steps": 2}, global_batch=7)
-    assert [pass_ for _, pass_, _ in data.ids(0) + data.ids(1)] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4]
+    assert [epoch for _, epoch, _ in data.ids(0) + data.ids(1)] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4]
 
 
 def test_a_mixture_of_a_thousand_datasets_is_planned_exactly() -> None:
     entries = [dataset(f"d{i}", weight=f"0.{i + 1:04d}") for i in range(1000)]
     job = make_job(
         stream={"datasets": entries, "packing": {"enabled": False}, "global_batch": 256},
-        execution={"end": {"passes": 1}},
+        execution={"end": {"epochs": 1}},
     )
     order = StreamOrder(job.stream, job.spec.execution.end, [np.array([5, 5])] * 1000)
     for step in (0, 1, order.num_steps - 2):

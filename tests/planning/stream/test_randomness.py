@@ -7,18 +7,18 @@ from dataserver.planning.stream.randomness import Operator, dataset_key, draw, d
 words = st.integers(0, 2**64 - 1)
 
 
-@given(seed=words, dataset=words, pass_=words, sample=words, operator=st.sampled_from(Operator))
-def test_equals_numpys_philox(seed: int, dataset: int, pass_: int, sample: int, operator: Operator) -> None:
+@given(seed=words, dataset=words, epoch=words, sample=words, operator=st.sampled_from(Operator))
+def test_equals_numpys_philox(seed: int, dataset: int, epoch: int, sample: int, operator: Operator) -> None:
     # numpy adds one to the counter before each block, so its first block is that of counter + 1.
-    counter = int.from_bytes(b"".join(w.to_bytes(8, "little") for w in (0, sample, pass_, dataset)), "little")
+    counter = int.from_bytes(b"".join(w.to_bytes(8, "little") for w in (0, sample, epoch, dataset)), "little")
     before = (counter - 1) % 2**256
     reference = np.random.Philox(
         key=np.array([seed, int(operator)], np.uint64),
         counter=np.array([(before >> (64 * i)) & (2**64 - 1) for i in range(4)], np.uint64),
     ).random_raw(11)
-    ours = draws(seed, operator, dataset, pass_, sample, 11)
+    ours = draws(seed, operator, dataset, epoch, sample, 11)
     assert np.array_equal(ours, reference)
-    assert draw(seed, operator, dataset, pass_, np.array([sample], np.uint64))[0] == reference[0]
+    assert draw(seed, operator, dataset, epoch, np.array([sample], np.uint64))[0] == reference[0]
 
 
 def test_golden_words() -> None:

@@ -72,7 +72,7 @@ def test_sizes_in_digits() -> None:
         assert samples.truncated_tokens.tolist() == cut
         made_of = [Task.GENERATION if ratio == "1" and s in (0, 4) else Task.UNDERSTANDING for s in range(6)]
         assert samples.task.tolist() == made_of
-        assert (samples.pass_.tolist(), samples.dataset.tolist()) == ([3] * 6, [0] * 6)
+        assert (samples.epoch.tolist(), samples.dataset.tolist()) == ([3] * 6, [0] * 6)
         twice = concatenate([samples, samples])
         assert twice.image_offsets.tolist() == [0, 1, 2, 2, 4, 5, 5, 6, 7, 7, 9, 10, 10]
         assert (twice.tokens.tolist(), twice.image_sample.tolist()[-3:]) == (tokens * 2, [9, 9, 10])
@@ -106,11 +106,11 @@ def order(counts: list[list[int]], end: dict[str, Any], batch: int, weights: lis
 
 def taken(found: StreamOrder, step: int) -> list[tuple[int, int, int, int]]:
     """Dataset, pass, first and last unit of each span."""
-    return [(s.dataset, s.pass_, s.first, s.last) for s in found.spans(step)]
+    return [(s.dataset, s.epoch, s.first, s.last) for s in found.spans(step)]
 
 
 def test_orders_in_digits() -> None:
-    one = order([[4, 4, 4]], {"passes": 1}, 5)
+    one = order([[4, 4, 4]], {"epochs": 1}, 5)
     assert one.num_steps == 3
     spans = [one.spans(step) for step in range(3)]
     assert [[(s.first, s.last) for s in found] for found in spans] == [[(0, 5)], [(5, 10), (5, 10)], [(10, 12)]]
@@ -134,26 +134,26 @@ def test_orders_in_digits() -> None:
     assert [mixed.repeats(run) for run in (1, 2, 7, 8)] == [[1, 1], [1, 2], [1, 2], [1, 3]]
     assert order([[5], [0]], {"steps": 1}, 5, ["1", "0"]).repeats(9) == [1, 0]
     for last, steps in (("pad", 3), ("drop", 2)):
-        assert order([[11]], {"passes": 1, "last": last}, 5).num_steps == steps
-        assert order([[10]], {"passes": 1, "last": last}, 5).num_steps == 2
-    assert order([[10]], {"passes": 3}, 5).num_steps == 6
-    assert taken(order([[11]], {"passes": 1}, 5), 2) == [(0, 0, 10, 11)]
+        assert order([[11]], {"epochs": 1, "last": last}, 5).num_steps == steps
+        assert order([[10]], {"epochs": 1, "last": last}, 5).num_steps == 2
+    assert order([[10]], {"epochs": 3}, 5).num_steps == 6
+    assert taken(order([[11]], {"epochs": 1}, 5), 2) == [(0, 0, 10, 11)]
     for step in (-1, 3):
         with pytest.raises(StepOutOfRangeError) as missing:
             one.spans(step)
         assert str(missing.value) == f"step {step} does not exist; the job ends after step 2"
     with pytest.raises(DatasetEmptyError, match=r"do not fill a single step and end\.last is drop"):
-        order([[4]], {"passes": 1, "last": "drop"}, 5)
-    assert order([[5]], {"passes": 1, "last": "drop"}, 5).num_steps == 1
+        order([[4]], {"epochs": 1, "last": "drop"}, 5)
+    assert order([[5]], {"epochs": 1, "last": "drop"}, 5).num_steps == 1
     with pytest.raises(DatasetEmptyError, match="leave no sample of 3 shards"):
-        order([[1], [0, 0, 0]], {"passes": 1}, 5)
+        order([[1], [0, 0, 0]], {"epochs": 1}, 5)
     with pytest.raises(ValueError, match=f"the job would take more than {2**53 - 1} steps to complete 7 passes"):
-        order([[3], [3]], {"passes": 7}, 5, ["100000000000000", "0.000000000000001"])
+        order([[3], [3]], {"epochs": 7}, 5, ["100000000000000", "0.000000000000001"])
 
 
 def test_samples_are_selected_where_they_start() -> None:
     """With packing a step takes the samples that start in it: together, all steps take each once."""
-    made = make_job(stream={"global_batch": 2, "shuffle_window": 2}, execution={"end": {"passes": 2}})
+    made = make_job(stream={"global_batch": 2, "shuffle_window": 2}, execution={"end": {"epochs": 2}})
     rng = np.random.default_rng(5)
     data = SyntheticDatasets(made, [[make_table(made, rng, n) for n in (7, 0, 9)]])
     ids = [sample for step in range(data.order.num_steps) for sample in data.ids(step)]

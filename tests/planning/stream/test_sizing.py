@@ -164,12 +164,12 @@ def test_an_image_that_is_only_a_target_needs_no_room_in_the_sequence() -> None:
 
 
 @given(st.permutations(range(20)), st.integers(0, 19), st.integers(0, 3))
-def test_task_draws_do_not_depend_on_grouping(order: list[int], cut: int, pass_: int) -> None:
+def test_task_draws_do_not_depend_on_grouping(order: list[int], cut: int, epoch: int) -> None:
     job = make_job(stream={"generation": {"ratio": "0.5"}}, generator=1)
     numbers, pairs = np.arange(20, dtype=np.uint64), np.ones(20, np.bool_)
-    whole = draw_tasks(job.stream, 0, pass_, numbers, pairs)
+    whole = draw_tasks(job.stream, 0, epoch, numbers, pairs)
     shuffled = np.array(order, np.uint64)
-    parts = [draw_tasks(job.stream, 0, pass_, part, pairs[: len(part)]) for part in np.split(shuffled, [cut])]
+    parts = [draw_tasks(job.stream, 0, epoch, part, pairs[: len(part)]) for part in np.split(shuffled, [cut])]
     assert np.array_equal(np.concatenate(parts), whole[order])
 
 

@@ -154,7 +154,7 @@ def test_what_a_measure_clears_is_never_refused(
     )
     for module in data["execution"]["modules"]:
         if room is not None:
-            module["memory"] = {"room_bytes": room, "unit_bytes": 1}
+            module["memory"] = {"budget_bytes": room, "unit_bytes": 1}
         if padded and module["kind"] != "backbone":
             module["padded"] = True
         if colocated:
@@ -191,7 +191,7 @@ def test_a_golden_measure() -> None:
 @pytest.mark.parametrize(("batch", "known"), [(LISTED // 2, True), (LISTED, True), (2 * LISTED, False)])
 def test_a_shard_is_not_clear_if_more_texts_meet_than_its_measure_lists(batch: int, known: bool) -> None:
     towers = [{"name": m, "kind": "tower", "modality": m} for m in ("image", "text")]
-    towers[1] |= {"memory": {"room_bytes": 2**40, "unit_bytes": 1}}
+    towers[1] |= {"memory": {"budget_bytes": 2**40, "unit_bytes": 1}}
     data = job_data(
         stream={"global_batch": batch, "contrastive_batch": batch, "packing": {"enabled": False}},
         execution={"modules": towers, "layout": {"kind": "contrastive"}},

@@ -18,17 +18,17 @@ class LastStep(StrEnum):
 
 
 class End(SpecModel):
-    """When the job ends: exactly one of `steps` and `passes`."""
+    """When the job ends: exactly one of `steps` and `epochs`."""
 
     steps: Positive | None = None
     """Number of steps."""
-    passes: Positive | None = None
-    """Passes that every dataset completes; in a mixture the smaller ones begin further passes meanwhile."""
+    epochs: Positive | None = None
+    """Epochs that every dataset completes; in a mixture the smaller ones begin further epochs meanwhile."""
     last: LastStep = LastStep.PAD
-    """The last short step of a job that ends with `passes`."""
+    """The last short step of a job that ends with `epochs`."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if (self.steps is None) == (self.passes is None):
-            raise ValueError("exactly one of end.steps and end.passes is required")
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("exactly one of end.steps and end.epochs is required")
         return self

@@ -37,21 +37,21 @@ class PackingPolicy(StrEnum):
 class Memory(SpecModel):
     """Memory for activations on each device of a stage. Plans keep within it."""
 
-    room_bytes: Positive
+    budget_bytes: Positive
     """What parameters, gradients and optimizer states leave of the device; with `recompute`, less what one block of a
     microbatch takes while it is computed again."""
     unit_bytes: Positive
     """What one patch (encoder, generator, image tower) or token (backbone, text tower) holds on a device of a stage
     from its forward to its backward; with `recompute`, what the inputs of blocks take."""
     step_bytes: Positive | None = None
-    """What microbatches may hold together on a device; at least `room_bytes`. A step that would hold more is cut into
+    """What microbatches may hold together on a device; at least `budget_bytes`. A step that would hold more is cut into
     rounds. Of modules that keep every microbatch until their backward phase: colocated encoders, and a colocated
     backbone before generators; others leave it out."""
 
     @property
     def units(self) -> int:
         """Patches or tokens that a device holds at once."""
-        return self.room_bytes // self.unit_bytes
+        return self.budget_bytes // self.unit_bytes
 
     @property
     def step_units(self) -> int | None:
@@ -61,11 +61,13 @@ class Memory(SpecModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not self.units:
-            raise ValueError(f"room_bytes {self.room_bytes} holds no unit of unit_bytes {self.unit_bytes}; raise it")
-        if self.step_bytes is not None and self.step_bytes < self.room_bytes:
             raise ValueError(
-                f"step_bytes is {self.step_bytes} and room_bytes {self.room_bytes}; a microbatch is part of its step: "
-                "lower room_bytes, or raise step_bytes"
+                f"budget_bytes {self.budget_bytes} holds no unit of unit_bytes {self.unit_bytes}; raise it"
+            )
+        if self.step_bytes is not None and self.step_bytes < self.budget_bytes:
+            raise ValueError(
+                f"step_bytes is {self.step_bytes} and budget_bytes {self.budget_bytes}; a microbatch is part of its "
+                "step: lower budget_bytes, or raise step_bytes"
             )
         return self
 

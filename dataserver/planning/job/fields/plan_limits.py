@@ -13,7 +13,7 @@ class PlanLimits:
     step_sequences: int
     """`stream.global_batch`."""
     step_samples: int
-    """Samples of a step, on average over a pass; a single step has at most four times as many."""
+    """Samples of a step, on average over an epoch; a single step has at most four times as many."""
     step_images: int
     """Images of a step; the same."""
     step_microbatches: int

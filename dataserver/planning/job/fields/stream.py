@@ -144,7 +144,7 @@ class Stream(SpecModel):
     """Image-text pairs of one contrastive batch, whose loss couples them all; only for jobs of towers. A sample is then
     its image and its text, each for towers of its own; both are required, also where no tower reads one of them."""
     shuffle_window: Annotated[int, Field(ge=1, le=4096)] = 8
-    """Shards whose samples are mixed with each other; shards themselves are permuted over the whole pass."""
+    """Shards whose samples are mixed with each other; shards themselves are permuted over the whole epoch."""
     seed: Natural = 0
     """Key of all randomness of the job."""
     order_version: Positive = 1

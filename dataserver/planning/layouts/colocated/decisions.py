@@ -48,7 +48,7 @@ def _of_memory(
         said.append(Decision("step", f"{plan.num_microbatches} microbatches of each rank", reason))
     if limited:
         peak = int(planned.timeline.peak_bytes.max())
-        reason = "the most that a rank holds at once if nothing is computed again; room_bytes bounds one microbatch"
+        reason = "the most that a rank holds at once if nothing is computed again; budget_bytes bounds one microbatch"
         said.append(Decision("step", f"{peak // 10**6:,} MB of activations", reason))
     for module in keeping:
         kept = int(_of_rounds(held_units(module, plan), rounds).max())

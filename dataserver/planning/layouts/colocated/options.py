@@ -21,7 +21,7 @@ class ColocatedOptions(BackboneOptions):
 
     The `memory` of a module bounds each of its microbatches. What encoders (and, before generators, the backbone) keep
     of all their microbatches until their backward phase is bounded by `step_bytes`, for which a step is cut into rounds
-    of all phases; without it, it is to be computed again, or left out of `room_bytes`.
+    of all phases; without it, it is to be computed again, or left out of `budget_bytes`.
     """
 
     kind: Literal["colocated"]

@@ -84,7 +84,7 @@ def _check_room(spec: JobSpec, samples: StepSamples) -> None:
             i = int(sample[sizes.argmax()])
             raise SampleTooLargeError(
                 f"{sample_name(spec.stream, samples, i)}: {sizes.max()} {unit}, but the memory of module {module.name} "
-                f"holds {module.memory.units}; raise its room_bytes, or leave such samples out"
+                f"holds {module.memory.units}; raise its budget_bytes, or leave such samples out"
             )
         together, kept = bin_loads(sizes, sample, len(samples)), most_kept(module)
         if kept is not None and not module.holds_samples and together.max(initial=0) > kept:

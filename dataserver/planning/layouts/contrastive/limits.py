@@ -124,9 +124,9 @@ class TowerLimits:
                 rooms.append(f"of {tower.name} to {need * tower.memory.unit_bytes}")
         raise TowerMemoryError(
             f"the largest samples of the datasets may meet in one contrastive batch of {counted(batch, 'sample')}, all "
-            f"of which waits for a barrier; then there must be room for {', and '.join(needs)}: raise memory.room_bytes"
-            f" {', and '.join(rooms)}{remedies(self._spec, sizes, self._spec.stream.global_batch)}, or leave the "
-            "largest samples out with a filter or a quarantine list"
+            f"of which waits for a barrier; then there must be room for {', and '.join(needs)}: raise "
+            f"memory.budget_bytes {', and '.join(rooms)}{remedies(self._spec, sizes, self._spec.stream.global_batch)}, "
+            "or leave the largest samples out with a filter or a quarantine list"
         )
 
     def _modalities(self) -> set[Modality]:

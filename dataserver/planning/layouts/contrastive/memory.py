@@ -59,7 +59,7 @@ class TowerMemory:
         return TowerMemoryError(
             f"{schedule} needs room for {need:,} {unit_of(self.tower)} on rank {rank} of {name} in step "
             f"{self.batched.step}, where {counted(len(mine), 'sample')} up to {sizes[largest]:,} ({sample}) wait for a "
-            f"barrier, but its memory holds {room}: raise memory.room_bytes of {name} to "
+            f"barrier, but its memory holds {room}: raise memory.budget_bytes of {name} to "
             f"{need * self.memory.unit_bytes}"
             f"{self._remedies() if schedule is ContrastiveSchedule.BATCH_SYNC else ''}"
         )

@@ -81,7 +81,7 @@ class ContrastiveOptions(LayoutOptions):
             raise ValueError(
                 "layout is contrastive and stream.contrastive_batch is absent; say how many pairs one loss couples"
             )
-        if execution.end.passes is not None and execution.end.last is LastStep.PAD:
+        if execution.end.epochs is not None and execution.end.last is LastStep.PAD:
             raise ValueError(
                 "end.last is pad; a short contrastive batch would have fewer negatives, set end.last to drop"
             )

@@ -65,6 +65,6 @@ def with_degrees(tower: ModuleSpec, tp: int, replicas: int, free_bytes: int) -> 
         backward_percent=cost.backward_percent,
     )
     if memory is not None:
-        memory = Memory(room_bytes=free_bytes, unit_bytes=-(-memory.unit_bytes * shared // tp))
+        memory = Memory(budget_bytes=free_bytes, unit_bytes=-(-memory.unit_bytes * shared // tp))
     degrees = {"dp": replicas, "tp": tp, "pp": 1, "sp": 1}
     return tower.model_copy(update={**degrees, "cost": changed, "memory": memory})

@@ -85,7 +85,7 @@ def _fits(module: ModuleSpec, units: I64, chunks: int, passes: int) -> bool:
     operations = interleaved_operations(0, module.pp, chunks, units.shape[1], passes)
     sign = np.where(operations.kind == FORWARD, 1, -1)
     changes: I64 = held[:, operations.chunk, operations.microbatch] * sign
-    return int(changes.cumsum(axis=1).max(initial=0)) <= module.memory.room_bytes
+    return int(changes.cumsum(axis=1).max(initial=0)) <= module.memory.budget_bytes
 
 
 def interleaved_passes(memory: Memory, units: I64, chunks: int) -> I64:

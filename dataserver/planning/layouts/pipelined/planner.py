@@ -106,7 +106,7 @@ def _check_tokens(job: Job, samples: StepSamples) -> None:
         raise SampleTooLargeError(
             f"{sample_name(job.stream, samples, largest)}: the sample has {samples.tokens[largest]} tokens, but a "
             f"microbatch of module {backbone.name} holds {limit} (the smaller of stream.seq_len and memory); raise "
-            "memory.room_bytes, lower stream.seq_len, or leave such samples out with a filter or a quarantine list"
+            "memory.budget_bytes, lower stream.seq_len, or leave such samples out with a filter or a quarantine list"
         )
 
 
@@ -116,7 +116,7 @@ def _too_large(job: Job, samples: StepSamples, module: ModuleSpec | None, count:
         raise RuntimeError("a step has no plan although no module lacks memory")
     sizes = sample_sizes(job, samples, module)
     largest, backbone = int(sizes.argmax()), module.kind is ModuleKind.BACKBONE
-    remedies = ["raise memory.room_bytes" if backbone else "raise memory.room_bytes or dp of the module"]
+    remedies = ["raise memory.budget_bytes" if backbone else "raise memory.budget_bytes or dp of the module"]
     if module.padded:
         remedies.append("switch padding off")
     remedies.append("leave such samples out with a filter or a quarantine list")

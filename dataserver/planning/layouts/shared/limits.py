@@ -93,7 +93,7 @@ class BackboneLimits:
                     f"{where}, row {table.row[i]}: its {len(sizes)} images, which belong to one wave, have "
                     f"{sizes.sum()} patches{' before padding' if module.padded else ''}, but {counted(ranks, 'rank')} "
                     f"of module {module.name} with memory for {module.memory.units} each cannot hold them; raise "
-                    "memory.room_bytes or dp of the module, lower stream.sizing.max_patches, or leave such samples "
+                    "memory.budget_bytes or dp of the module, lower stream.sizing.max_patches, or leave such samples "
                     "out with a filter or a quarantine list"
                 ) from error
 
@@ -167,6 +167,6 @@ def check_units(module: ModuleSpec, row: I64, units: I64, name: str, degree: int
         ranks = f"{degree} ranks" if degree > 1 else "a rank"
         raise SampleTooLargeError(
             f"{where}, row {row[worst]}: it has {units[worst]} {name}, but the memory of {ranks} of module "
-            f"{module.name} holds {limit} ({len(over)} too large in this shard); raise memory.room_bytes of the "
+            f"{module.name} holds {limit} ({len(over)} too large in this shard); raise memory.budget_bytes of the "
             f"module, {remedy}, or leave such samples out with a filter or a quarantine list"
         )

@@ -38,7 +38,7 @@ def test_limits_of_a_step_in_digits() -> None:
 
 
 def test_the_size_of_a_step_in_digits() -> None:
-    memory = {"memory": {"room_bytes": 1 << 20, "unit_bytes": 1}}
+    memory = {"memory": {"budget_bytes": 1 << 20, "unit_bytes": 1}}
 
     def size(kind: str, **changes: Any) -> dict[str, int]:
         data = job_data(stream={"global_batch": 48}, encoder=6, backbone=(6, changes.pop("pp", 1)), generator=6)
@@ -153,12 +153,12 @@ def test_memory_in_units() -> None:
         assert found is not None
         return found.units, found.step_units
 
-    assert memory(room_bytes=29, unit_bytes=10) == (2, None)
-    assert memory(room_bytes=10, unit_bytes=10, step_bytes=39) == (1, 3)
-    assert memory(room_bytes=10, unit_bytes=10, step_bytes=10) == (1, 1)
+    assert memory(budget_bytes=29, unit_bytes=10) == (2, None)
+    assert memory(budget_bytes=10, unit_bytes=10, step_bytes=39) == (1, 3)
+    assert memory(budget_bytes=10, unit_bytes=10, step_bytes=10) == (1, 1)
     for fields, text in (
-        ({"room_bytes": 9, "unit_bytes": 10}, "room_bytes 9 holds no unit of unit_bytes 10"),
-        ({"room_bytes": 10, "unit_bytes": 10, "step_bytes": 9}, "step_bytes is 9 and room_bytes 10"),
+        ({"budget_bytes": 9, "unit_bytes": 10}, "budget_bytes 9 holds no unit of unit_bytes 10"),
+        ({"budget_bytes": 10, "unit_bytes": 10, "step_bytes": 9}, "step_bytes is 9 and budget_bytes 10"),
     ):
         with pytest.raises(JobSpecError, match=text):
             memory(**fields)

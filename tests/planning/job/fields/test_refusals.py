@@ -89,8 +89,12 @@ BAD = [
         r"modules of kind encoder name datasets \['coyo'\]; each must be one of \['laion'\] and named once",
     ),
     ((*MODULE, "datasets"), ["laion", "laion"], r"name datasets \['laion', 'laion'\]; each .* named once"),
-    ((*MODULE, "memory"), {"room_bytes": 9, "unit_bytes": 10}, "room_bytes 9 holds no unit of unit_bytes 10; raise it"),
-    ((*MODULE, "memory"), {"room_bytes": 9}, "execution.modules.0.memory.unit_bytes"),
+    (
+        (*MODULE, "memory"),
+        {"budget_bytes": 9, "unit_bytes": 10},
+        "budget_bytes 9 holds no unit of unit_bytes 10",
+    ),
+    ((*MODULE, "memory"), {"budget_bytes": 9}, "execution.modules.0.memory.unit_bytes"),
     ((*MODULE, "balance"), "best", "execution.modules.0.balance: .*'lpt'"),
     ((*MODULE, "balance"), "padded", "execution.modules.0.balance"),
     ((*MODULE, "dp"), 0, "execution.modules.0.dp"),
@@ -111,8 +115,8 @@ BAD = [
     (("execution", "modules"), [], "execution.modules"),
     (("execution", "modules"), [{"name": "vit", "kind": "encoder"}], "one backbone"),
     (("execution", "microbatch"), 3, "global_batch 1 does not divide into dp 1 x microbatch 3 = 3 sequences"),
-    (("execution", "end"), {}, "exactly one of end.steps and end.passes"),
-    (("execution", "end"), {"steps": 1, "passes": 1}, "exactly one of end.steps and end.passes"),
+    (("execution", "end"), {}, "exactly one of end.steps and end.epochs"),
+    (("execution", "end"), {"steps": 1, "epochs": 1}, "exactly one of end.steps and end.epochs"),
     (("execution", "end"), {"steps": 0}, "execution.end.steps"),
     (("stream", "datasets"), [], "stream.datasets"),
     (("stream", "datasets", 0, "name"), "a/b", "stream.datasets.0.name"),
@@ -282,7 +286,7 @@ BAD_JOBS = [
         "contrastive_batch 4 does not divide into dp 1 of image x layout.microbatches 8; use a multiple of 8",
     ),
     (
-        contrastive({}, end={"passes": 1}),
+        contrastive({}, end={"epochs": 1}),
         "end.last is pad; a short contrastive batch would have fewer negatives, set end.last to drop",
     ),
 ]  # fmt: skip
@@ -297,7 +301,7 @@ def test_parts_that_do_not_fit_say_what_to_change(data: dict[str, Any], message:
 def test_jobs_that_the_bad_ones_are_made_of_are_good() -> None:
     parse_job(of_modules({"name": "vit2", "kind": "encoder", "datasets": ["x"]}))
     parse_job(grouped({"max_degree": 4, "exchange": exchange(4, 2)}))
-    parse_job(contrastive({}, {"dp": 4}, end={"passes": 1, "last": "drop"}))
+    parse_job(contrastive({}, {"dp": 4}, end={"epochs": 1, "last": "drop"}))
 
 
 @pytest.mark.parametrize("data", [None, [], "job", 3, {}, {"stream": {}}])

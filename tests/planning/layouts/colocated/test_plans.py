@@ -238,7 +238,7 @@ def crossing(plan: StepPlan, ranks_per_node: int) -> int:
 
 def test_decisions_say_what_was_chosen_and_why() -> None:
     modules = [{**m, "balance": "none"} if m["name"] == "dit" else m for m in MODULES]
-    modules[0] = {**modules[0], "memory": {"room_bytes": 300_000, "unit_bytes": 1_000}}
+    modules[0] = {**modules[0], "memory": {"budget_bytes": 300_000, "unit_bytes": 1_000}}
     job = colocated_job(modules, microbatch=8, **STREAM)
     samples = samples_of(job, (60, 30), 0, 3)
     plan, numbered = plan_step(job, 0, samples), on_one_node(job, samples)
@@ -262,7 +262,7 @@ def test_memory_raises_the_number_of_microbatches_of_all_ranks() -> None:
     """300 patches hold one large image or a few small ones."""
     roomy = colocated_job(MODULES, microbatch=2, **STREAM)
     samples = samples_of(roomy, (60, 30), 1, 3)
-    memory = {"room_bytes": 300, "unit_bytes": 1}
+    memory = {"budget_bytes": 300, "unit_bytes": 1}
     tight = colocated_job([{**MODULES[0], "memory": memory}, *MODULES[1:]], microbatch=2, **STREAM)
     few, many = plan_step(roomy, 0, samples), plan_step(tight, 0, samples)
     assert few.num_microbatches == 4
@@ -274,7 +274,7 @@ def test_memory_raises_the_number_of_microbatches_of_all_ranks() -> None:
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_sample_that_memory_does_not_hold_is_named(packed: bool) -> None:
-    memory = {"room_bytes": 20, "unit_bytes": 1}
+    memory = {"budget_bytes": 20, "unit_bytes": 1}
     for number, unit in ((0, "patches of an image"), (1, "tokens")):
         modules = [{**m, "memory": memory} if i == number else m for i, m in enumerate(MODULES)]
         job = colocated_job(modules, packing={"enabled": packed}, **STREAM)
@@ -311,7 +311,7 @@ def test_a_padded_backbone_does_not_pack() -> None:
 
 def test_golden_plan() -> None:
     """The same on every machine, Python and numpy; whatever the job's id."""
-    memory = {"room_bytes": 600, "unit_bytes": 1}
+    memory = {"budget_bytes": 600, "unit_bytes": 1}
     job = colocated_job([{**MODULES[0], "memory": memory, "padded": True}, *MODULES[1:]], microbatch=2, **STREAM)
     row = np.arange(64)
     sides = (16 + row * 37 % 300).astype(np.int32)

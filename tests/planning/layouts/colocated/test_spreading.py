@@ -120,7 +120,7 @@ def test_a_policy_that_is_slower_gives_way() -> None:
 @settings(max_examples=60, deadline=None)
 def test_spreads_keep_slots_and_memory_or_are_refused(seed: int, microbatches: int, balance: str, padded: bool) -> None:
     """Three slots of 1,200 tokens; refusals name the module."""
-    refusal, memory = "", {"room_bytes": 1200, "unit_bytes": 1}
+    refusal, memory = "", {"budget_bytes": 1200, "unit_bytes": 1}
     count = int(np.random.default_rng(seed).integers(0, 3 * RANKS * microbatches + 1))
     items = replace(items_of("llm", count, seed, balance=balance, padded=padded, memory=memory), slots=3)
     try:
@@ -141,7 +141,7 @@ def test_spreads_keep_slots_and_memory_or_are_refused(seed: int, microbatches: i
 def test_memory_that_canonical_order_exceeds() -> None:
     """Images of 9, 1, 1 and 1 patches fit two batches of 10, but not beside sequences that have two each."""
     items = items_of("vit", 4)
-    memory = Memory(room_bytes=9, unit_bytes=1)
+    memory = Memory(budget_bytes=9, unit_bytes=1)
     sizes, home = np.array([9, 1, 1, 1]), np.array([0, 0, 1, 1])
     module = items.module.model_copy(update={"dp": 2, "memory": memory})
     items = replace(items, module=module, loads=sizes, sizes=sizes, index=home, sequence=home, rows=home)

@@ -33,7 +33,7 @@ QUADRATIC = {"linear_ps": 0, "quadratic_fs": 10**6}
 
 def memory(units: int, step_units: int | None = None) -> dict[str, int]:
     step = {} if step_units is None else {"step_bytes": step_units * UNIT_BYTES}
-    return {"room_bytes": units * UNIT_BYTES, "unit_bytes": UNIT_BYTES, **step}
+    return {"budget_bytes": units * UNIT_BYTES, "unit_bytes": UNIT_BYTES, **step}
 
 
 def colocated_data(
@@ -85,7 +85,7 @@ NEVER = "has memory.step_bytes, but it never keeps a whole step; only encoders o
         ),
         (
             colocated_data(vit={"memory": memory(500, 499)}),
-            "step_bytes is 4990 and room_bytes 5000; a microbatch is part of its step: lower room_bytes",
+            "step_bytes is 4990 and budget_bytes 5000; a microbatch is part of its step: lower budget_bytes",
         ),
     ],
 )

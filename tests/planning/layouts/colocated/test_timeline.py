@@ -203,7 +203,7 @@ def test_operations_follow_each_other_without_overlap(step: tuple[Job, StepSampl
 
 
 def test_held_units_count_padding() -> None:
-    memory = {"room_bytes": 5_000_000, "unit_bytes": 3}
+    memory = {"budget_bytes": 5_000_000, "unit_bytes": 3}
     spec = [{**m, "memory": memory, "padded": m["name"] == "vit"} for m in modules("encoder", "backbone")]
     job = colocated_job(spec, generation={"ratio": "0"}, packing={"enabled": False})
     samples = samples_of(job, (8, 0), 0, 2)

@@ -251,7 +251,7 @@ def test_a_tower_at_other_degrees() -> None:
         tp=2,
         pp=4,
         cost=cost,
-        memory={"room_bytes": 90, "unit_bytes": 3},
+        memory={"budget_bytes": 90, "unit_bytes": 3},
     )
     sizes = np.array([4, 6, 10, 20])
     profile = tower_profile(
@@ -268,7 +268,7 @@ def test_a_tower_at_other_degrees() -> None:
     assert (alone.dp, alone.tp, alone.pp, alone.sp) == (5, 1, 1, 1)
     assert alone.cost.model_dump() == {**cost, "linear_ps": 4_000_000, "quadratic_fs": 10_000_000}
     assert alone.memory is not None
-    assert (alone.memory.room_bytes, alone.memory.unit_bytes) == (77, 6)
+    assert (alone.memory.budget_bytes, alone.memory.unit_bytes) == (77, 6)
     same = tower_profile(alone, sizes, 2, 3, 1_001, TowerCluster(8, 4, 10_000))
     assert same == profile
 

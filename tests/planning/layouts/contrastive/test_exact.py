@@ -49,7 +49,7 @@ def outcome(call: Callable[[], Any]) -> Any:
 def test_profiles_round_up_what_devices_share() -> None:
     cost = {"microbatch_ns": 1_003, "linear_ps": 2_000_001, "quadratic_fs": 5_000_003, "backward_percent": 133}
     image = ModuleSpec(name="image", kind="tower", modality="image", dp=3, tp=2, sp=3, cost=cost)
-    held = image.model_copy(update={"memory": Memory(room_bytes=1_000, unit_bytes=7)})
+    held = image.model_copy(update={"memory": Memory(budget_bytes=1_000, unit_bytes=7)})
     sizes, cluster = np.array([4, 6, 20, 10, 5, 5]), TowerCluster(12, 6, 10_000)
     profile = tower_profile(held, sizes, batch=2, microbatches=3, state_bytes=1_001, cluster=cluster)
     forward = [n * 2_000_001 // 1_000 + n * n * 5_000_003 // 10**6 for n in sizes.tolist()]
@@ -69,7 +69,7 @@ def test_profiles_round_up_what_devices_share() -> None:
     assert [d.sample_bytes for d in free.degrees] == [0] * 4
     changed = with_degrees(held, tp=5, replicas=4, free_bytes=91)
     assert (changed.dp, changed.tp, changed.pp, changed.sp) == (4, 5, 1, 1)
-    assert changed.memory == Memory(room_bytes=91, unit_bytes=9)  # 42 of all six, divided by five
+    assert changed.memory == Memory(budget_bytes=91, unit_bytes=9)  # 42 of all six, divided by five
     assert changed.cost.model_dump() == {
         **held.cost.model_dump(),
         "linear_ps": -(-2_000_001 * 6 // 5),
@@ -161,7 +161,7 @@ def small_jobs() -> Iterator[Job]:
             fields["balance"] = ("none", "lpt")[(seed + number) % 2]
             if (seed + number) % 4:
                 units = (45, 95, 200)[seed // 4 % 3] * 12 * each // dp
-                fields["memory"] = {"room_bytes": 100 * units, "unit_bytes": 100}
+                fields["memory"] = {"budget_bytes": 100 * units, "unit_bytes": 100}
             towers.append(tower(f"{modality}-{number}", modality, **fields))
         pipe = seed % 7 > 0
         job = contrastive_job(

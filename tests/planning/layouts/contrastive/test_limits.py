@@ -105,8 +105,8 @@ def with_memory(job: Job, message: str) -> Job:
     rooms = re.findall(r"of ([a-z]+(?:-\d)?) to (\d+)", message)
     assert rooms
     for name, room in rooms:
-        assert by_name[name]["memory"]["room_bytes"] < int(room)
-        by_name[name]["memory"]["room_bytes"] = int(room)
+        assert by_name[name]["memory"]["budget_bytes"] < int(room)
+        by_name[name]["memory"]["budget_bytes"] = int(room)
     return parse_job(data)
 
 
@@ -140,7 +140,7 @@ def test_the_message() -> None:
     assert refused(contrastive_job(two_towers(memory=need - 1), batch=24, groups=2, microbatches=2), table) == (
         "the largest samples of the datasets may meet in one contrastive batch of 24 samples, all of which waits for a "
         f"barrier; then there must be room for {need} patches on a rank of image, whose memory holds {need - 1}: raise "
-        f"memory.room_bytes of image to {need * UNIT_BYTES}, or lower stream.contrastive_batch to 16, or leave the "
+        f"memory.budget_bytes of image to {need * UNIT_BYTES}, or lower stream.contrastive_batch to 16, or leave the "
         "largest samples out with a filter or a quarantine list"
     )
     in_order = contrastive_job(two_towers(memory=most, balance="none"), batch=24, groups=2, microbatches=2)
@@ -151,7 +151,10 @@ def test_the_message() -> None:
 
 
 def test_more_microbatches_leave_less_to_pad() -> None:
-    towers = [tower("image", "image", padded=True, memory={"room_bytes": 100, "unit_bytes": 1}), tower("text", "text")]
+    towers = [
+        tower("image", "image", padded=True, memory={"budget_bytes": 100, "unit_bytes": 1}),
+        tower("text", "text"),
+    ]
     job = contrastive_job(towers, batch=8, groups=1)
     table = images_of(job, [64, 8, 4, 4, 4, 4, 4, 4])
     message = refused(job, table)

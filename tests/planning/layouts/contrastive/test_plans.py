@@ -47,8 +47,8 @@ def check_starts(job: Job, plan: StepPlan) -> None:
 def check_memory(module: ModuleSpec, plan: StepPlan, peak_bytes: np.ndarray, planned_bytes: int) -> None:
     """What the simulated lists hold, and any microbatches that are in flight together, fit."""
     assert module.memory is not None
-    assert planned_bytes == module.memory.room_bytes
-    assert peak_bytes.max() <= module.memory.room_bytes
+    assert planned_bytes == module.memory.budget_bytes
+    assert peak_bytes.max() <= module.memory.budget_bytes
     units = item_sums(module, plan.arrangement(module.name), item_sizes(module, plan.samples), plan.num_microbatches)
     assert units.max() <= module.memory.units
 
@@ -56,7 +56,7 @@ def check_memory(module: ModuleSpec, plan: StepPlan, peak_bytes: np.ndarray, pla
 def check_refusal(job: Job, samples: StepSamples) -> None:
     """The message names a tower that states its memory, and a sample; what it advises beside more memory suffices."""
     names = "|".join(m.name for m in job.spec.execution.modules if m.memory is not None)
-    message = rf"of ({names}) in step 1, .*\(dataset laion, shard 0, row \d+\) wait .*raise memory.room_bytes of \1 to"
+    message = rf"of ({names}) in step 1, .*\(dataset laion, shard 0, row \d+\) wait .*raise memory.budget_bytes of \1"
     with pytest.raises(TowerMemoryError, match=message) as caught:
         plan_step(job, 1, samples)
     for changed in advised(job, str(caught.value)):
@@ -85,7 +85,7 @@ def test_any_job(problem: tuple[Job, StepSamples]) -> None:
         busy = simulated.timeline.busy_ns[nodes].reshape(module.dp, module.pp)
         assert (busy[:, 0] >= microbatch_loads(module, plan).sum(axis=1) // module.pp - plan.num_microbatches).all()
         if module.memory is not None:
-            check_memory(module, plan, simulated.timeline.peak_bytes[nodes], module.memory.room_bytes)
+            check_memory(module, plan, simulated.timeline.peak_bytes[nodes], module.memory.budget_bytes)
     summary = explain(job, plan)
     assert summary.bound_ns <= summary.after.makespan_ns
     assert summary.bound_ns <= summary.before.makespan_ns
@@ -182,7 +182,7 @@ def test_what_memory_limits_falls_evenly() -> None:
     assert free.in_flight("image").tolist() == [6, 5, 4, 3, 2]
     units = item_sums(bare.spec.execution.modules[0], free.arrangement("image"), free.samples.patches, 12)
     four = int(np.convolve(units[0], np.ones(4, np.int64), "valid").max())
-    towers[0]["memory"] = {"room_bytes": four, "unit_bytes": 1}
+    towers[0]["memory"] = {"budget_bytes": four, "unit_bytes": 1}
     job = contrastive_job(towers, **shape)
     plan = planned(job)
     assert plan.in_flight("image").tolist() == [4, 4, 3, 3, 2]
@@ -229,7 +229,7 @@ def test_balancing_knows_the_memory() -> None:
     most = int(item_sums(job.spec.execution.modules[0], free.arrangement("image"), samples.patches, 1).max())
     least = -(-int(samples.patches.sum()) // 2)
     assert least < most
-    towers[0]["memory"] = {"room_bytes": least + (most - least) // 2, "unit_bytes": 1}
+    towers[0]["memory"] = {"budget_bytes": least + (most - least) // 2, "unit_bytes": 1}
     tight = contrastive_job(towers, batch=24, groups=1)
     plan = plan_step(tight, 0, samples)
     assert plan.candidates[0].name == "batch_sync, balanced"

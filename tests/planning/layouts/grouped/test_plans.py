@@ -132,7 +132,7 @@ def test_times_candidates_bounds_and_memory(step: tuple[Job, StepSamples]) -> No
     for module in job.spec.execution.modules:
         mine = [n for n, node in enumerate(planned.nodes) if node.modules == (module.name,)]
         if module.memory is not None:
-            assert planned.timeline.peak_bytes[mine].max() <= module.memory.room_bytes
+            assert planned.timeline.peak_bytes[mine].max() <= module.memory.budget_bytes
         forward = planned.pipeline.forward_ns[mine].sum(axis=1)
         assert forward.tolist() == module_loads(job.spec, plan)[module.name].tolist()
     by_kind = [m for kind in ModuleKind for m in job.spec.execution.of_kind(kind)]
@@ -266,7 +266,7 @@ def test_memory_of_an_encoder_raises_the_number_of_microbatches() -> None:
     data = grouped_data(4, 2_000, {"max_degree": 4}, stream=stream, encoder=1)
     wide = parse_job(data)
     samples = make_samples(wide, 12, 1, 2)
-    data["execution"]["modules"][0]["memory"] = {"room_bytes": 600, "unit_bytes": 1}
+    data["execution"]["modules"][0]["memory"] = {"budget_bytes": 600, "unit_bytes": 1}
     narrow = parse_job(data)
     one, several = (plan_step(job, 0, samples) for job in (wide, narrow))
     assert one.num_microbatches == 1
@@ -280,7 +280,7 @@ def test_memory_of_an_encoder_raises_the_number_of_microbatches() -> None:
 def test_a_packed_sequence_whose_images_fit_nowhere_is_unpacked() -> None:
     stream = {"seq_len": 600, "global_batch": 1, "sizing": {"max_patches": 256}}
     data = grouped_data(4, 2_000, {"max_degree": 4}, stream=stream, encoder=1)
-    data["execution"]["modules"][0]["memory"] = {"room_bytes": 256, "unit_bytes": 1}
+    data["execution"]["modules"][0]["memory"] = {"budget_bytes": 256, "unit_bytes": 1}
     job = parse_job(data)
     samples = make_samples(job, 30, 1, 1)
     plan = plan_step(job, 0, samples)

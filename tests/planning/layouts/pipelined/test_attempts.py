@@ -21,7 +21,7 @@ def job_with(units: dict[str, int], **layout: str) -> Job:
     data = job_data(encoder=2, backbone=(2, 2), stream={"global_batch": 8, "packing": {"enabled": False}})
     for module in data["execution"]["modules"]:
         if module["name"] in units:
-            module["memory"] = {"room_bytes": units[module["name"]], "unit_bytes": 1}
+            module["memory"] = {"budget_bytes": units[module["name"]], "unit_bytes": 1}
     data["execution"]["layout"] = {"kind": "pipelined", **layout}
     return parse_job(data)
 

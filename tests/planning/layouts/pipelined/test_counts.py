@@ -62,7 +62,7 @@ def test_a_plan_that_lacks_no_memory_is_no_one_s_fault() -> None:
 
 def test_what_memory_does_not_hold_is_said_of_the_largest_sample() -> None:
     data = job_data(encoder=0)
-    data["execution"]["modules"][0]["memory"] = {"room_bytes": 80, "unit_bytes": 1}
+    data["execution"]["modules"][0]["memory"] = {"budget_bytes": 80, "unit_bytes": 1}
     job = parse_job(data)
     said = str(_too_large(job, texts(np.array([10, 90, 40])), job.spec.execution.backbone, 3))
     assert said.startswith(
@@ -72,12 +72,12 @@ def test_what_memory_does_not_hold_is_said_of_the_largest_sample() -> None:
 
 def test_remedies_of_a_padded_module_are_all_said() -> None:
     data = job_data()
-    data["execution"]["modules"][0] |= {"padded": True, "memory": {"room_bytes": 80, "unit_bytes": 1}}
+    data["execution"]["modules"][0] |= {"padded": True, "memory": {"budget_bytes": 80, "unit_bytes": 1}}
     job = parse_job(data)
     vit = job.spec.execution.modules[0]
     assert str(_too_large(job, make_samples(job, 2, max_images=2), vit, 3)).endswith(
-        "padding included: raise memory.room_bytes or dp of the module, switch padding off, or leave such samples out "
-        "with a filter or a quarantine list"
+        "padding included: raise memory.budget_bytes or dp of the module, switch padding off, or leave such samples "
+        "out with a filter or a quarantine list"
     )
 
 
@@ -95,7 +95,7 @@ def tight_job(seed: int, packing: str, interleaved: bool) -> tuple[Job, StepSamp
     for module, sizes, least in ((vit, patches, 0), (llm, samples.tokens, 10)):
         if (seed + (module is llm)) % 3:
             tenths = max(least, (9, 11, 15, 24, 40)[seed % 5])
-            module["memory"] = {"room_bytes": int(sizes.max()) * tenths // 10, "unit_bytes": 1}
+            module["memory"] = {"budget_bytes": int(sizes.max()) * tenths // 10, "unit_bytes": 1}
     return parse_job(data), samples
 
 
@@ -138,7 +138,7 @@ def test_compared_plans_are_named_by_more_microbatches_than_fit(
     data = job_data(backbone=(1, stages), stream={"global_batch": 8, "seq_len": 600})
     samples = make_samples(parse_job(data), 24, seed)
     units = int(samples.tokens.max()) * (3 + seed % 3)
-    data["execution"]["modules"][1]["memory"] = {"room_bytes": units, "unit_bytes": 1}
+    data["execution"]["modules"][1]["memory"] = {"budget_bytes": units, "unit_bytes": 1}
     plan = plan_step(parse_job(data), 0, samples)
     assert plan.num_microbatches == chosen
     suffix = f", {chosen} microbatches" if chosen > least else ""
@@ -158,7 +158,7 @@ def test_the_first_number_is_the_least_that_all_memory_together_allows(monkeypat
         for module, room in ((vit, images), (llm, texts)):
             module.pop("memory", None)
             if room is not None:
-                module["memory"] = {"room_bytes": room, "unit_bytes": 1}
+                module["memory"] = {"budget_bytes": room, "unit_bytes": 1}
         found, alone = Counts(parse_job(data), 3, samples).first()  # type: ignore[misc]
         assert not alone
         return int(found)

@@ -23,7 +23,7 @@ def execution(pp: int, chunks: int, memory: dict[str, int], generator: bool) -> 
     modules += [{"name": "dit", "kind": "generator"}] if generator else []
     for module in modules:
         if module["name"] in memory:
-            module["memory"] = {"room_bytes": memory[module["name"]] * UNIT + UNIT - 1, "unit_bytes": UNIT}
+            module["memory"] = {"budget_bytes": memory[module["name"]] * UNIT + UNIT - 1, "unit_bytes": UNIT}
     layout = {"kind": "pipelined", "schedule": "interleaved", "chunks": chunks}
     return make_job(execution={"modules": modules, "layout": layout}).spec.execution
 
@@ -117,7 +117,7 @@ def test_interleaved_stages_hold_what_loops_find(
 
 
 def test_passes_together_hold_what_their_microbatch_holds() -> None:
-    memory = Memory(room_bytes=100, unit_bytes=UNIT)
+    memory = Memory(budget_bytes=100, unit_bytes=UNIT)
     units = np.array([[5, 0, 7], [1, 2, 4]])
     for chunks in (1, 2, 3, 4):
         found = interleaved_passes(memory, units, chunks)

@@ -36,7 +36,7 @@ def test_plans_keep_within_memory_or_name_a_sample(step: Step) -> None:
     simulated = timeline(job.spec, plan)
     for node, peak in zip(simulated.nodes, simulated.timeline.peak_bytes.tolist(), strict=True):
         memory = job.spec.execution.module(node.modules[0]).memory
-        assert memory is None or peak <= memory.room_bytes
+        assert memory is None or peak <= memory.budget_bytes
     check_whole(job, plan, samples)
 
 

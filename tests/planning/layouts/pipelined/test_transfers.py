@@ -142,7 +142,7 @@ def test_a_backbone_rank_may_wait_for_the_smaller_images_of_a_sequence(
         grids = np.array([(20, 20), *others, (20, 20), *last], np.int32)
         samples = StepSamples(
             dataset=np.zeros(2, np.int32),
-            pass_=np.zeros(2, np.int64),
+            epoch=np.zeros(2, np.int64),
             sample=np.arange(2, dtype=np.uint64),
             task=np.full(2, Task.UNDERSTANDING, np.int32),
             text_tokens=np.full(2, 1500),

@@ -63,7 +63,7 @@ def with_module(number: int, changes: dict[str, Any], **arguments: Any) -> Job:
 
 
 def memory(units: int) -> dict[str, Any]:
-    return {"memory": {"room_bytes": 10 * units + 9, "unit_bytes": 10}}
+    return {"memory": {"budget_bytes": 10 * units + 9, "unit_bytes": 10}}
 
 
 def test_others_may_plan_between_samples_whose_images_may_not_fit_together() -> None:
@@ -118,7 +118,7 @@ def test_an_image_must_fit_the_memory_of_its_encoder() -> None:
     check(job, (5, [100]), (0, [100] * 3))
     assert refused(job, (5, [100]), (5, [104, 4]), (0, [4, 116, 4])) == (
         f"{WHERE}, row 30: it has 116 patches of an image, but the memory of a rank of module vit holds 100 (2 too "
-        "large in this shard); raise memory.room_bytes of the module, lower stream.sizing.max_patches, or leave such "
+        "large in this shard); raise memory.budget_bytes of the module, lower stream.sizing.max_patches, or leave such "
         "samples out with a filter or a quarantine list"
     )
     check(with_module(0, memory(100), stream={"generation": {"ratio": "1"}}), (5, [104]))  # a target only
@@ -138,8 +138,8 @@ def test_a_sample_must_fit_the_memory_of_the_backbone() -> None:
     check(job, (98, []), (90, [24]))
     assert refused(job, (98, []), (100, []), (91, [24])) == (
         f"{WHERE}, row 20: it has 102 tokens, but the memory of a rank of module llm holds 100 (2 too large in this "
-        "shard); raise memory.room_bytes of the module, lower stream.seq_len, or leave such samples out with a filter "
-        "or a quarantine list"
+        "shard); raise memory.budget_bytes of the module, lower stream.seq_len, or leave such samples out with a "
+        "filter or a quarantine list"
     )
     check(with_module(1, memory(100), stream={"seq_len": 100}), (1000, []))  # its text is cut
 
@@ -167,7 +167,7 @@ def test_the_images_of_a_sample_must_fit_one_wave() -> None:
     check(two, (5, [60, 40, 60, 40]), (5, [100, 100]))
     assert refused(two, (5, [60, 40, 60, 40]), (5, [60, 60, 60])) == (
         f"{WHERE}, row 20: its 3 images, which belong to one wave, have 180 patches, but 2 ranks of module vit with "
-        "memory for 100 each cannot hold them; raise memory.room_bytes or dp of the module, lower "
+        "memory for 100 each cannot hold them; raise memory.budget_bytes or dp of the module, lower "
         "stream.sizing.max_patches, or leave such samples out with a filter or a quarantine list"
     )
     padded = with_module(0, {"dp": 2, "padded": True, **memory(100)}, stream=stream)
@@ -201,7 +201,7 @@ def test_colocated_images_of_a_sample_may_be_apart() -> None:
 
 def keeping(balance: str, units: int, **changes: Any) -> Job:
     """Two colocated ranks that keep so many patches each."""
-    room = {"memory": {"room_bytes": 1000, "unit_bytes": 10, "step_bytes": 10 * units}}
+    room = {"memory": {"budget_bytes": 1000, "unit_bytes": 10, "step_bytes": 10 * units}}
     vit = {"name": "vit", "kind": "encoder", "dp": 2, "balance": balance, **room, **changes}
     execution = {"modules": [vit, {"name": "llm", "kind": "backbone", "dp": 2}], "layout": {"kind": "colocated"}}
     return make_job(stream={"seq_len": 2048, "global_batch": 2}, execution=execution)
@@ -262,7 +262,7 @@ def test_no_sample_is_longer_than_foreseen(ratio: str, queries: int, seed: int, 
     generation = {"ratio": ratio, "query_tokens": queries}
     job = make_job(stream={"seq_len": 900, "sizing": {"max_patches": 256}, "generation": generation}, generator=1)
     shard = make_table(job, np.random.default_rng(seed), 12, max_images)
-    drawn = [size_samples(job.stream, 0, pass_, shard.row.astype(np.uint64), shard) for pass_ in range(40)]
+    drawn = [size_samples(job.stream, 0, epoch, shard.row.astype(np.uint64), shard) for epoch in range(40)]
     longest = np.max([samples.tokens for samples in drawn], axis=0)
     assert np.array_equal(longest, most_tokens(job.stream, shard))
     assert {Task(t) for samples in drawn for t in samples.task} <= {Task.UNDERSTANDING, Task.GENERATION}

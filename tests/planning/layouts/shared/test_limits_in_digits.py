@@ -21,7 +21,7 @@ def job(memory: dict[str, int], ratio: str = "0", kind: str = "pipelined", **fie
     data = job_data(encoder=2, backbone=(2, 1), generator=2, stream={"generation": {"ratio": ratio, "query_tokens": 8}})
     for module in data["execution"]["modules"]:
         if module["name"] in memory:
-            module["memory"] = {"room_bytes": memory[module["name"]], "unit_bytes": 1}
+            module["memory"] = {"budget_bytes": memory[module["name"]], "unit_bytes": 1}
     data["execution"]["modules"][0] |= fields
     data["execution"]["layout"] = {"kind": kind}
     return parse_job(data)
@@ -53,14 +53,14 @@ def test_limits_of_samples_in_digits() -> None:
     assert text_of(job({"vit": 24}, balance="lpt"), samples) is None
     assert text_of(job({"vit": 23}), samples) == (
         "shard s, row 37: it has 24 patches of an image, but the memory of a rank of module vit holds 23 (2 too large "
-        f"in this shard); raise memory.room_bytes of the module, lower stream.sizing.max_patches, {END}"
+        f"in this shard); raise memory.budget_bytes of the module, lower stream.sizing.max_patches, {END}"
     )
     # All images of a sample on the two ranks of the encoder: 3 x 16 patches need 32 on one of them.
     samples = [(5, [16, 16]), (5, [16, 16, 16]), (5, [16])]
     assert text_of(job({"vit": 32}), samples) is None
     together = (
         "shard s, row 17: its 3 images, which belong to one wave, have {} patches{}, but {} of module vit with memory "
-        "for {} each cannot hold them; raise memory.room_bytes or dp of the module, lower stream.sizing.max_patches, "
+        "for {} each cannot hold them; raise memory.budget_bytes or dp of the module, lower stream.sizing.max_patches, "
         + END
     )
     assert text_of(job({"vit": 31}), samples) == together.format(48, "", "2 ranks", 31)
@@ -75,14 +75,14 @@ def test_limits_of_samples_in_digits() -> None:
     assert text_of(job({"llm": 22}), samples) is None
     assert text_of(job({"llm": 15}), samples) == (
         "shard s, row 27: it has 22 tokens, but the memory of a rank of module llm holds 15 (2 too large in this shard)"
-        f"; raise memory.room_bytes of the module, lower stream.seq_len, {END}"
+        f"; raise memory.budget_bytes of the module, lower stream.seq_len, {END}"
     )
     # A target is never cut: 16 patches in the generator, though no encoder sees it.
     assert text_of(job({"dit": 15}), [(5, [16])]) is None
     assert text_of(job({"dit": 16, "vit": 1}, "1"), [(5, [16]), (0, [])]) is None
     assert text_of(job({"dit": 15}, "0.5"), [(5, [16])]) == (
         "shard s, row 7: it has 16 patches of an image, but the memory of a rank of module dit holds 15 (1 too large "
-        f"in this shard); raise memory.room_bytes of the module, lower stream.sizing.max_patches, {END}"
+        f"in this shard); raise memory.budget_bytes of the module, lower stream.sizing.max_patches, {END}"
     )
 
 
@@ -117,7 +117,7 @@ def extremes(seq_len: int, packing: bool = True, **layout: Any) -> list[int]:
     vit, llm = data["execution"]["modules"]
     vit["cost"] = {"microbatch_ns": 7, "linear_ps": 3000, "quadratic_fs": 0, "backward_percent": 100}
     llm["cost"] = {"microbatch_ns": 5, "linear_ps": 2000, "quadratic_fs": 0, "backward_percent": 150}
-    vit["memory"] = {"room_bytes": 10**6, "unit_bytes": 3}
+    vit["memory"] = {"budget_bytes": 10**6, "unit_bytes": 3}
     return [extreme.value for extreme in _extremes(with_transfers(data, transfer(INTO, 11, "2", 6)).spec)]
 
 

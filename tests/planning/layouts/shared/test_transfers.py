@@ -102,7 +102,7 @@ def wave_jobs(draw: st.DrawFn) -> tuple[Job, StepSamples]:
     if kind == "grouped":
         dp, pp = 4, 1
         layout |= {"max_degree": 2, "exchange": [{"degree": 2, "unit_ps": 400_000}]}
-        backbone = {"memory": {"room_bytes": 50_000, "unit_bytes": 100}}
+        backbone = {"memory": {"budget_bytes": 50_000, "unit_bytes": 100}}
     else:
         layout["schedule"] = draw(st.sampled_from(["1f1b", "gpipe", "interleaved"]))
         if layout["schedule"] == "interleaved":
@@ -262,7 +262,7 @@ def test_a_grouped_plan_is_ordered_with_its_hops(monkeypatch: pytest.MonkeyPatch
     layout = {"kind": "grouped", "min_degree": 2, "max_degree": 2, "exchange": [{"degree": 2, "unit_ps": 0}]}
     data = alike_data(2, 1, generates=False, **layout)
     data["stream"]["global_batch"] = 6
-    data["execution"]["modules"][1]["memory"] = {"room_bytes": 100, "unit_bytes": 1}
+    data["execution"]["modules"][1]["memory"] = {"budget_bytes": 100, "unit_bytes": 1}
     job = with_transfers(data, transfer(INTO, 10_000))
     asked = list[Pipeline]()
 
@@ -284,7 +284,7 @@ def test_groups_take_their_bound(generates: bool) -> None:
     """An encoder that takes no time, or a generator beside which the backbone takes little."""
     layout = {"kind": "grouped", "min_degree": 2, "max_degree": 2, "exchange": [{"degree": 2, "unit_ps": 0}]}
     data = alike_data(2, 1, generates=generates, cost=10**9 if generates else 0, **layout)
-    data["execution"]["modules"][0 if generates else 1]["memory"] = {"room_bytes": 1000, "unit_bytes": 1}
+    data["execution"]["modules"][0 if generates else 1]["memory"] = {"budget_bytes": 1000, "unit_bytes": 1}
     job = with_transfers(data, transfer(ONWARD if generates else INTO, 10_000, "0.5", 3))
     plan = plan_step(job, 0, one_image_each(job, 1))
     planned, bound = timeline(job.spec, plan), layout_of(job.spec.execution).lower_bound_ns(job, plan)

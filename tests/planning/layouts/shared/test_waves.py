@@ -31,7 +31,7 @@ def job(memory: dict[str, int] | None = None, stages: int = 3, generator: bool =
     modules += [{"name": "dit", "kind": "generator"}] if generator else []
     for module in modules:
         if module["name"] in (memory or {}):
-            module["memory"] = {"room_bytes": (memory or {})[module["name"]], "unit_bytes": 1}
+            module["memory"] = {"budget_bytes": (memory or {})[module["name"]], "unit_bytes": 1}
     return make_job(execution={"modules": modules, "layout": {"kind": "pipelined", **layout}})
 
 

@@ -28,7 +28,7 @@ class OneStep:
     def __init__(self) -> None:
         self.job = parse_job(
             compose_whole(
-                [module("backbone", dp=3, memory={"room_bytes": 600, "unit_bytes": 1})],
+                [module("backbone", dp=3, memory={"budget_bytes": 600, "unit_bytes": 1})],
                 seq_len=600,
                 global_batch=12,
                 microbatch=2,
