@@ -27,8 +27,8 @@ from dataserver.planning.layouts.contrastive.choice import (
     TowerPlan,
     TowerProfile,
     choose_towers,
-    place_equally,
-    place_in_parallel,
+    devices_in_parallel,
+    devices_shared_equally,
     share_time,
 )
 from dataserver.planning.layouts.contrastive.options import ContrastiveOptions
@@ -39,7 +39,7 @@ from dataserver.planning.planner import plan_step, timeline
 StateBytes = Annotated[
     tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=BYTES", help_behavior_hint="")
 ]
-PLACES: Final = {"parallel": place_in_parallel, "shared": share_time, "equal": place_equally}
+PLACES: Final = {"parallel": devices_in_parallel, "shared": share_time, "equal": devices_shared_equally}
 """Towers on devices of their own; all towers on all devices, one after the other; the same degrees for all towers."""
 
 

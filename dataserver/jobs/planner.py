@@ -18,7 +18,7 @@ from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.stream.gathering import Window, gather_step
 from dataserver.planning.stream.order import Span, StreamOrder, units_of
 from dataserver.planning.stream.samples import StepSamples
-from dataserver.planning.stream.statistics import Measure, axis_lengths
+from dataserver.planning.stream.statistics import ShardStatistics, axis_lengths
 
 if TYPE_CHECKING:
     from dataserver.planning.layouts.interface import Limits
@@ -146,7 +146,7 @@ class JobPlanner:
     def _windows(self, span: Span) -> Iterator[Window]:
         return self._tables.windows(self._order, span)
 
-    def _lay_out(self, statistics: Sequence[Measure]) -> StreamOrder:
+    def _lay_out(self, statistics: Sequence[ShardStatistics]) -> StreamOrder:
         from dataserver.planning.layouts.interface import layout_of
 
         limits = layout_of(self.job.spec.execution).limits(self.job.spec)
@@ -157,10 +157,10 @@ class JobPlanner:
         limits.check(order.repeats(self.job.stream.contrastive_batch or 1))
         return order
 
-    def _lengths(self, dataset: int, statistics: Measure, limits: "Limits") -> I64:
+    def _lengths(self, dataset: int, statistics: ShardStatistics, limits: "Limits") -> I64:
         """The length of each shard on its dataset's axis, int64 [shards]; what statistics leave open is looked at."""
         lengths, certain = axis_lengths(self.job.stream, statistics)
-        clear = limits.add_measured(dataset, statistics)
+        clear = limits.add_statistics(dataset, statistics)
         for shard in np.flatnonzero(~(certain & clear)).tolist():
             yield_point()
             table = self._tables.table(dataset, shard)

@@ -23,7 +23,7 @@ from dataserver.jobs.single_flight import LOOK_S
 from dataserver.planning import I64
 from dataserver.planning.job.fields import Sizing
 from dataserver.planning.stream.gathering import ShardColumns
-from dataserver.planning.stream.statistics import Measure, measure_rows
+from dataserver.planning.stream.statistics import ShardStatistics, row_statistics
 
 MANY: Final = 256
 """So many shards are worth the second that it takes to start processes."""
@@ -62,7 +62,7 @@ def compute_statistics(
     look: Callable[[], object] = lambda: None,
     workers: int | None = None,
     niceness: int = NICENESS,
-) -> list[Measure]:
+) -> list[ShardStatistics]:
     """Look at the samples of some shards.
 
     Args:
@@ -78,7 +78,7 @@ def compute_statistics(
         DatasetError: an index cannot be read.
     """
     progress(0, len(shards))
-    parts: dict[int, list[Measure]] = {}
+    parts: dict[int, list[ShardStatistics]] = {}
     done = 0
     for number, found in _computed(shards, rules, look, workers, niceness):
         parts[number] = found
@@ -89,7 +89,7 @@ def compute_statistics(
 
 def _computed(
     shards: Sequence[Shard], rules: Rules, look: Callable[[], object], workers: int | None, niceness: int
-) -> Iterator[tuple[int, list[Measure]]]:
+) -> Iterator[tuple[int, list[ShardStatistics]]]:
     """Statistics of a few shards at a time, with the number of these few, in the order in which they are done."""
     if len(shards) >= MANY and workers != 1:
         cores = min(MOST_WORKERS, usable_cores(), processes_within(2 * WORKER_BYTES, usable_memory()))
@@ -147,15 +147,15 @@ def columns_of(shard: Shard, tokenizer_digest: str) -> ShardColumns:
     )
 
 
-def _compute_all(task: tuple[Sequence[Shard], Rules]) -> list[Measure]:
+def _compute_all(task: tuple[Sequence[Shard], Rules]) -> list[ShardStatistics]:
     shards, rules = task
     compiled = compile_filter(rules.filter) if rules.filter else None
     return [_compute(shard, rules, compiled) for shard in shards]
 
 
-def _compute(shard: Shard, rules: Rules, compiled: Filter | None) -> Measure:
+def _compute(shard: Shard, rules: Rules, compiled: Filter | None) -> ShardStatistics:
     row = rows_left(shard, compiled, rules.quarantine)
-    return measure_rows(rules.sizing, columns_of(shard, rules.tokenizer_digest), row)
+    return row_statistics(rules.sizing, columns_of(shard, rules.tokenizer_digest), row)
 
 
 def _reduced(rules: Rules, shards: Sequence[Shard]) -> Rules:

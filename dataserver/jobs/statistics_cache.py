@@ -28,7 +28,7 @@ from dataserver.jobs.shard_statistics import Progress, Rules, compute_statistics
 from dataserver.jobs.single_flight import LOOK_S, SingleFlightCache
 from dataserver.jobs.sizes import memory_of
 from dataserver.planning import I64
-from dataserver.planning.stream.statistics import Lists, Measure, join_measures
+from dataserver.planning.stream.statistics import Lists, ShardStatistics, join_statistics
 
 STATISTICS_VERSION: Final = 1
 """Of what is computed and how it is stored."""
@@ -52,12 +52,12 @@ class StatisticsCache:
         self._folder = folder
         self._lock = threading.Lock()
         self._pending: dict[str, _Pending] = {}
-        self._cached = SingleFlightCache[str, Measure](CACHED_BYTES, memory_of)
+        self._cached = SingleFlightCache[str, ShardStatistics](CACHED_BYTES, memory_of)
         self._warned = False
 
     def get(
         self, dataset: Dataset, rules: Rules, cancelled: IsCancelled = never_cancelled, patience_s: float = float("inf")
-    ) -> Measure:
+    ) -> ShardStatistics:
         """The statistics of all shards of a dataset.
 
         Args:
@@ -103,7 +103,7 @@ class StatisticsCache:
             del self._pending[key]
         pending.result.set_result(statistics)
 
-    def _read_or_computed(self, key: str, pending: "_Pending", dataset: Dataset, rules: Rules) -> Measure:
+    def _read_or_computed(self, key: str, pending: "_Pending", dataset: Dataset, rules: Rules) -> ShardStatistics:
         path = None if self._folder is None else self._folder / f"statistics-{key[:32]}"
         files = [beside_indexes(dataset, rules)] if _is_plain(rules) else []
         stored = read_stored([*files, *([path] if path else [])], dataset, rules)
@@ -118,7 +118,7 @@ class StatisticsCache:
                 self._store(path, statistics, dataset, rules)
         return statistics
 
-    def _store(self, path: Path, statistics: Measure, dataset: Dataset, rules: Rules) -> None:
+    def _store(self, path: Path, statistics: ShardStatistics, dataset: Dataset, rules: Rules) -> None:
         try:
             store(path, statistics, dataset, rules)
         except DatasetError as error:
@@ -140,7 +140,7 @@ class _Pending:
     """Statistics that are being computed, while somebody asks for them."""
 
     def __init__(self) -> None:
-        self.result = Future[Measure]()
+        self.result = Future[ShardStatistics]()
         self.asked = self._began = time.monotonic()
         """When somebody asked last."""
         self._done = self._total = 0
@@ -170,7 +170,7 @@ class _Pending:
 class Stored:
     """What a file says of the shards of a dataset."""
 
-    statistics: Measure | None
+    statistics: ShardStatistics | None
     """Of all shards in the file; None without one."""
     row: I64
     """int64 [shards]: where the file has each shard of the dataset, or -1."""
@@ -189,15 +189,15 @@ class Stored:
         """The shards that it does not have."""
         return [shard for shard, row in zip(dataset.shards, self.row.tolist(), strict=True) if row < 0]
 
-    def merged(self, computed: Sequence[Measure]) -> Measure:
+    def merged(self, computed: Sequence[ShardStatistics]) -> ShardStatistics:
         """The statistics of all shards, from those of the missing ones."""
         if self.statistics is None:
-            return join_measures(computed)
+            return join_statistics(computed)
         if self.is_exact:
             return self.statistics
         order = np.concatenate([np.flatnonzero(self.row >= 0), np.flatnonzero(self.row < 0)])
         parts = [self.statistics.take(self.row[self.row >= 0]), *computed]
-        return join_measures(parts).take(np.argsort(order))
+        return join_statistics(parts).take(np.argsort(order))
 
 
 def beside_indexes(dataset: Dataset, rules: Rules) -> Path:
@@ -244,10 +244,10 @@ def read_stored(paths: Sequence[Path], dataset: Dataset, rules: Rules) -> Stored
     return best
 
 
-def store(path: Path, statistics: Measure, dataset: Dataset, rules: Rules) -> None:
+def store(path: Path, statistics: ShardStatistics, dataset: Dataset, rules: Rules) -> None:
     """Write statistics. Raises DatasetError where that is impossible."""
     arrays: dict[str, Array] = {}
-    for field in fields(Measure):
+    for field in fields(ShardStatistics):
         part = getattr(statistics, field.name)
         if isinstance(part, Lists):
             arrays[f"{field.name}.at"] = part.at
@@ -259,14 +259,16 @@ def store(path: Path, statistics: Measure, dataset: Dataset, rules: Rules) -> No
     write_arrays(path, {"version": STATISTICS_VERSION, "rules": rules.key()}, arrays)
 
 
-def _parse(about: Mapping[str, Any], arrays: Mapping[str, Array], rules: Rules) -> tuple[Measure, dict[bytes, int]]:
+def _parse(
+    about: Mapping[str, Any], arrays: Mapping[str, Array], rules: Rules
+) -> tuple[ShardStatistics, dict[bytes, int]]:
     """The statistics in a file, and which shard of it has which content."""
     if (about["version"], about["rules"]) != (STATISTICS_VERSION, rules.key()):
         raise ValueError("it was written by another release, or for other rules")
     identities = arrays["shards"]
     count = len(identities)
     parts: dict[str, Any] = {}
-    for field in fields(Measure):
+    for field in fields(ShardStatistics):
         values = arrays[field.name]
         parts[field.name] = values
         if f"{field.name}.at" in arrays:
@@ -281,7 +283,7 @@ def _parse(about: Mapping[str, Any], arrays: Mapping[str, Array], rules: Rules) 
         if values.ndim != 1 or values.dtype not in (np.int32, np.int64) or values.min(initial=0) < 0:
             raise ValueError("it holds something else than counts")
     text = identities.tobytes()
-    return Measure(**parts), {text[i * 32 : i * 32 + 32]: i for i in range(count)}
+    return ShardStatistics(**parts), {text[i * 32 : i * 32 + 32]: i for i in range(count)}
 
 
 def _narrowed(values: Array) -> Array:

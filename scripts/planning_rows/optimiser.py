@@ -26,7 +26,7 @@ from dataserver.planning.layouts.pipelined.placing import (
 )
 from dataserver.planning.layouts.shared.waves import one_f_one_b_in_flight
 from dataserver.planning.plan.placement import Placement
-from planning_rows.strict_bound import island_bound_ns
+from planning_rows.strict_bound import component_bound_ns
 
 UNIT_NS = 1_000_000
 
@@ -79,7 +79,7 @@ def instance(scenario: Scenario, variation: float, extra: int, seed: int) -> Pla
         dp=scenario.dp,
         num_waves=scenario.microbatches,
         slots=1,
-        islands=scenario.dp,
+        components=scenario.dp,
         num_stages=scenario.stages,
         num_encoders=1,
         in_flight=one_f_one_b_in_flight(scenario.stages + 2, extra),
@@ -143,7 +143,7 @@ def _rows(scenario: Scenario) -> list[Row]:
         name = f"{scenario.name}, CV {variation}, {f'{extra} more in flight' if extra else 'strict 1F1B'}"
         text = f"{median(ratios):.4f} x bound, worst {max(ratios):.4f}, {median(times):.0f} ms of CPU"
         found.append(Row(name, text, f"median <= {target}", median(ratios) <= target))
-        allowed = [island_bound_ns(p) for p in problems]
+        allowed = [component_bound_ns(p) for p in problems]
         reached = [o / a for o, a in zip(ours, allowed, strict=True)]
         least = median(a / b for a, b in zip(allowed, bounds, strict=True))
         text = f"{median(reached):.4f} x, worst {max(reached):.4f}; that bound is {least:.4f} x the one above"

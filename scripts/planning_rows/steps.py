@@ -143,7 +143,7 @@ def _scenario(scenario: Scenario, sizes: Sizes) -> list[Row]:
             makespan = timeline(job.spec, plan).makespan_ns
             times[name].append(makespan)
             if name == "default policies":
-                ratios.append(makespan / bound_ns(job, plan, within_islands=True))
+                ratios.append(makespan / bound_ns(job, plan, within_components=True))
                 proven.append(makespan / bound_ns(job, plan))
                 ablations.append(ablation(job, plan))
     found = []

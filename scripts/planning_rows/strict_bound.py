@@ -1,7 +1,7 @@
-"""A time that no placement can beat while islands exchange nothing: what 1F1B itself costs beside the work.
+"""A time that no placement can beat while components exchange nothing: what 1F1B itself costs beside the work.
 
 With a generator, the last backbone stage runs the backward of microbatch k behind the forward of k + 1 + x, x being the
-microbatches in flight beyond 1F1B. So an island has a path that follows one rank of that stage but goes from the
+microbatches in flight beyond 1F1B. So a component has a path that follows one rank of that stage but goes from the
 forward of some microbatch k through the generator to its backward. This detour takes G(k), forward and backward of k in
 the generator, instead of the forwards of k + 1 to k + 1 + x and the backwards of k - 1 - x to k - 1, at most (1 + x) T
 if no microbatch takes the stage longer than T. Detours that would overlap join: one through the generator's work on m
@@ -12,9 +12,9 @@ between two of them, m + x <= (1 + x) n; where more do, two detours are possible
     + the sum over k of max(0, G(k) - (1 + x) T) + backwards of the last microbatch behind the stage:
 
 a generator that is slower than the backbone for some microbatches costs that time, however fast it is for the others.
-Only ranks whose sequences have images in k wait for G(k): all of the island's if all sequences have, else one at least.
-The first microbatch has no backwards to skip before it, the last no forwards behind it. As the slowest island takes at
-least the mean over all ranks, the times of the sequences bound it, wherever they are.
+Ranks whose sequences have images in k wait for G(k): all of the component if all sequences have, or one at least.
+The first microbatch has no backwards to skip before it, the last no forwards behind it. As the slowest component takes
+at least the mean over all ranks, the times of the sequences bound it, wherever they are.
 """
 
 import numpy as np
@@ -23,16 +23,16 @@ from dataserver.planning import I64
 from dataserver.planning.layouts.pipelined.placing import PlacementProblem, lower_bound_ns
 
 
-def island_bound_ns(problem: PlacementProblem) -> int:
+def component_bound_ns(problem: PlacementProblem) -> int:
     """A time that `placing.makespan_ns` of no placement is below; at least `placing.lower_bound_ns`.
 
-    It does not bound plans that spread images over the ranks of several islands.
+    It does not bound plans that spread images over the ranks of several components.
 
     Args:
-        problem: with one encoder and one generator, each of one rank in an island, and no memory, padding or chunks.
+        problem: with one encoder and one generator, each of one rank in a component, and no memory, padding or chunks.
     """
     if problem.num_waves < 2:
-        return lower_bound_ns(problem, within_islands=True)
+        return lower_bound_ns(problem, within_components=True)
     extra = int(problem.in_flight[problem.num_stages]) - 2
     forward, backward = _passes(problem.own, problem.percent)
     base_forward, base_backward = _passes(problem.base[:, None], problem.percent)
@@ -48,10 +48,10 @@ def island_bound_ns(problem: PlacementProblem) -> int:
     empty = problem.dp * problem.num_waves * problem.slots - problem.num_sequences
     slots = np.append(np.arange(problem.num_sequences), np.full(min(empty, 2 * problem.dp), problem.num_sequences))
     all_wait = not empty and bool((problem.own[2, :-1] > 0).all())
-    total = (forward + backward)[1].sum() + always[:-1].sum() * (problem.ranks_per_island if all_wait else 1)
+    total = (forward + backward)[1].sum() + always[:-1].sum() * (problem.ranks_per_component if all_wait else 1)
     total += _least_ends(first[slots], last[slots], problem.dp)
     bound = int(total) // problem.dp + problem.num_waves * int((base_forward + base_backward)[1, 0])
-    return max(lower_bound_ns(problem, within_islands=True), bound)
+    return max(lower_bound_ns(problem, within_components=True), bound)
 
 
 def _passed(problem: PlacementProblem, times: I64, base: I64) -> I64:

@@ -24,7 +24,7 @@ from dataserver.jobs.scheduler import WorkCancelledError
 from dataserver.jobs.shard_statistics import Rules, compute_statistics
 from dataserver.jobs.statistics_cache import StatisticsCache, beside_indexes, index_statistics
 from dataserver.planning.job.fields import Sizing
-from dataserver.planning.stream.statistics import Lists, Measure
+from dataserver.planning.stream.statistics import Lists, ShardStatistics
 
 BYTES = load_tokenizer("bytes", None)
 PLAIN = Rules(BYTES.digest, Sizing())
@@ -55,7 +55,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the shards whose statistics were computed."""
     names: list[str] = []
 
-    def noted(shards: Sequence[Shard], *arguments: Any) -> list[Measure]:
+    def noted(shards: Sequence[Shard], *arguments: Any) -> list[ShardStatistics]:
         names.extend(shard.name for shard in shards)
         return compute_statistics(shards, *arguments)
 
@@ -63,9 +63,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def same(one: Measure, other: Measure) -> bool:
-    def arrays(measure: Measure) -> list[np.ndarray[Any, Any]]:
-        parts = [getattr(measure, field.name) for field in fields(Measure)]
+def same(one: ShardStatistics, other: ShardStatistics) -> bool:
+    def arrays(statistics: ShardStatistics) -> list[np.ndarray[Any, Any]]:
+        parts = [getattr(statistics, field.name) for field in fields(ShardStatistics)]
         return [array for part in parts for array in ((part.at, part.values) if isinstance(part, Lists) else (part,))]
 
     return all(np.array_equal(a, b) for a, b in zip(arrays(one), arrays(other), strict=True))
@@ -210,7 +210,7 @@ def test_a_full_disk_costs_one_warning(dataset: Dataset, tmp_path: Path) -> None
 
 def test_two_callers_compute_once(dataset: Dataset, made: list[str]) -> None:
     cache, barrier = StatisticsCache(), threading.Barrier(6)
-    found: list[Measure] = []
+    found: list[ShardStatistics] = []
 
     def ask() -> None:
         barrier.wait(timeout=20)
@@ -221,7 +221,7 @@ def test_two_callers_compute_once(dataset: Dataset, made: list[str]) -> None:
         thread.start()
     for thread in threads:
         thread.join(timeout=60)
-    assert len({id(measure) for measure in found}) == 1
+    assert len({id(statistics) for statistics in found}) == 1
     assert len(made) == 9
 
 
@@ -231,14 +231,14 @@ class Held:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.steps = threading.Semaphore(0)
         self.computed = 0
-        original = shard_statistics.measure_rows
+        original = shard_statistics.row_statistics
 
-        def held(*arguments: Any) -> Measure:
+        def held(*arguments: Any) -> ShardStatistics:
             assert self.steps.acquire(timeout=60)
             self.computed += 1
             return original(*arguments)
 
-        monkeypatch.setattr(shard_statistics, "measure_rows", held)
+        monkeypatch.setattr(shard_statistics, "row_statistics", held)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -307,7 +307,7 @@ def test_one_dataset_at_a_time_has_processes(dataset: Dataset, monkeypatch: pyte
     rules = [Rules(BYTES.digest, Sizing(), f"width >= {n}") for n in (90, 91)]
     expected = [compute_statistics(dataset.shards, one, workers=1) for one in rules]
     going, looked = threading.Event(), threading.Event()
-    found: dict[int, list[Measure]] = {}
+    found: dict[int, list[ShardStatistics]] = {}
 
     def first(done: int, _total: int) -> None:
         if done:

@@ -137,19 +137,21 @@ def _rows(job: Job, plan: StepPlan, image: int, into: bool) -> int:
 
 @settings(max_examples=80)
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.data())
-def test_images_are_spread_evenly_over_their_island(islands: int, width: int, ranks: int, data: st.DataObject) -> None:
-    """Greedy: up to any wave no rank is above its island's mean by more than the largest image."""
-    module = ModuleSpec(name="vit", kind=ModuleKind.ENCODER, dp=islands * width)
-    images = st.tuples(st.integers(0, islands * ranks - 1), st.integers(0, 3), st.integers(0, 1000))
+def test_images_are_spread_evenly_over_their_component(
+    components: int, width: int, ranks: int, data: st.DataObject
+) -> None:
+    """Greedy: up to any wave no rank is above its component's mean by more than the largest image."""
+    module = ModuleSpec(name="vit", kind=ModuleKind.ENCODER, dp=components * width)
+    images = st.tuples(st.integers(0, components * ranks - 1), st.integers(0, 3), st.integers(0, 1000))
     drawn = sorted(data.draw(st.lists(images, max_size=40)))
     backbone_rank, wave, sizes = np.array(drawn, np.int64).reshape(-1, 3).T
     loads = forward_ns(module.cost, sizes)
-    rank = spread_images(module, sizes, backbone_rank, wave, islands * ranks, islands)
+    rank = spread_images(module, sizes, backbone_rank, wave, components * ranks, components)
     assert np.array_equal(rank // width, backbone_rank // ranks)
-    for island in range(islands):
+    for component in range(components):
         for last in range(4):
-            mine = (rank // width == island) & (wave <= last)
-            finish = np.bincount(rank[mine] - island * width, loads[mine], minlength=width).astype(np.int64)
+            mine = (rank // width == component) & (wave <= last)
+            finish = np.bincount(rank[mine] - component * width, loads[mine], minlength=width).astype(np.int64)
             assert finish.max() * width <= finish.sum() + (width - 1) * loads[mine].max(initial=0)
 
 

@@ -15,7 +15,7 @@ from shards import write_pairs
 
 from dataserver.jobs import shard_statistics
 from dataserver.planning.job.identity import parse_job
-from dataserver.planning.stream.statistics import Measure
+from dataserver.planning.stream.statistics import ShardStatistics
 from dataserver.serving import registry
 from trainclient.stream.fleet import Fleet
 from trainclient.stream.follower import ViewRequest
@@ -31,15 +31,15 @@ class Slow:
         self.go = threading.Event()
         self.begun = threading.Event()
         self.computed = 0
-        original = shard_statistics.measure_rows
+        original = shard_statistics.row_statistics
 
-        def held(*arguments: Any) -> Measure:
+        def held(*arguments: Any) -> ShardStatistics:
             self.begun.set()
             assert self.go.wait(TIMEOUT_S)
             self.computed += 1
             return original(*arguments)
 
-        monkeypatch.setattr(shard_statistics, "measure_rows", held)
+        monkeypatch.setattr(shard_statistics, "row_statistics", held)
         monkeypatch.setattr(registry, "PATIENCE_S", 0.3)
 
 

@@ -7,8 +7,8 @@ from dataserver.planning.layouts.contrastive.choice import (
     TowerDegree,
     TowerPlan,
     TowerProfile,
-    place_equally,
-    place_in_parallel,
+    devices_in_parallel,
+    devices_shared_equally,
 )
 from trainclient.orchestrate.choice import Choice, ModuleChoice, Problem, TooLargeError
 from trainclient.orchestrate.costs import Option
@@ -44,7 +44,7 @@ def _choices(problem: Problem, layout: str) -> list[Choice]:
         options = {(n.name, o.tp): o for n in problem.networks for o in problem.options(n)
                    if o.recompute is (recompute and n.gradient_passes > 0)}  # fmt: skip
         profiles = [_profile(problem, [o for o in options.values() if o.network is n]) for n in problem.networks]
-        assign = place_in_parallel if layout == "contrastive" else place_equally
+        assign = devices_in_parallel if layout == "contrastive" else devices_shared_equally
         try:
             plan = assign(profiles, devices, batch)
         except ValueError:

@@ -17,7 +17,7 @@ from dataserver.planning.layouts.shared.alternatives import Alternatives
 from dataserver.planning.plan.plan import ArrangedStep, ModuleSchedule, StepPlan
 from dataserver.planning.simulation import Pipeline, Program, Timeline
 from dataserver.planning.stream.samples import ShardTable, StepSamples
-from dataserver.planning.stream.statistics import Measure
+from dataserver.planning.stream.statistics import ShardStatistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,12 @@ class PlannedTimeline:
 class Limits(Protocol):
     """What no plan of a job could hold, looked for in the sizes of every shard before the job begins."""
 
-    def add_measured(self, dataset: int, measure: Measure) -> Bool:
+    def add_statistics(self, dataset: int, statistics: ShardStatistics) -> Bool:
         """Look at what is known of all shards of a dataset, before any of them is looked at by `add`.
 
         Args:
             dataset: position in the job's dataset list.
-            measure: of its s shards.
+            statistics: of its s shards.
 
         Returns:
             bool [s]: True where nothing can be wrong, and nothing is missing for `check`; `add` the others.

@@ -72,14 +72,14 @@ def in_order_of(*keys: I64) -> I64:
     return order
 
 
-def spread_images(module: ModuleSpec, sizes: I64, backbone_rank: I64, wave: I64, dp: int, islands: int) -> I64:
+def spread_images(module: ModuleSpec, sizes: I64, backbone_rank: I64, wave: I64, dp: int, components: int) -> I64:
     """The rank of each image of an encoder or generator, as its balance, padding and memory ask for. int64 [k].
 
     - `none`: the rank beside that of the image's sample.
-    - `even`: every wave in canonical order, dealt out in runs over all ranks, whatever the islands (`dealt_out`).
-    - `lpt`: wave by wave, longest first, to the rank of its island that would finish it first. Finish times run on from
-      wave to wave, so that the largest image of every wave does not always meet the same rank.
-    - padded modules: every wave of every island is balanced by itself, and its heaviest batch goes to the rank that
+    - `even`: every wave in canonical order, dealt out in runs over all ranks, whatever the components (`dealt_out`).
+    - `lpt`: wave by wave, longest first, to the rank of its component that would finish it first. Finish times run on
+      from wave to wave, so that the largest image of every wave does not always meet the same rank.
+    - padded modules: every wave of every component is balanced by itself, and its heaviest batch goes to the rank that
       could begin it first.
 
     Args:
@@ -88,23 +88,23 @@ def spread_images(module: ModuleSpec, sizes: I64, backbone_rank: I64, wave: I64,
         backbone_rank: int64 [k], where each image's sample is.
         wave: int64 [k].
         dp: backbone ranks.
-        islands: independent sets of ranks; it divides both degrees.
+        components: independent sets of ranks; it divides both degrees.
 
     Raises:
         WaveTooLargeError: no way was found to keep every rank's part of every wave within the module's memory.
     """
-    width = module.dp // islands
-    island = backbone_rank * islands // dp
+    width = module.dp // components
+    component = backbone_rank * components // dp
     if module.balance is BalancePolicy.NONE:
         rank = backbone_rank * module.dp // dp
     elif module.balance is BalancePolicy.EVEN:
         rank = dealt_out(wave, module.dp)
     elif width == 1:
-        rank = island * width
+        rank = component * width
     elif module.padded:
-        return _balanced_waves(module, "padded", sizes, wave, island, islands)
+        return _balanced_waves(module, "padded", sizes, wave, component, components)
     else:
-        return _first_to_finish(module, sizes, wave, island, islands)
+        return _first_to_finish(module, sizes, wave, component, components)
     _check_memory(module, sizes, rank, wave)
     return rank
 
@@ -127,26 +127,26 @@ def dealt_out(wave: I64, num_ranks: int) -> I64:
     return rank
 
 
-def _first_to_finish(module: ModuleSpec, sizes: I64, wave: I64, island: I64, islands: int) -> I64:
+def _first_to_finish(module: ModuleSpec, sizes: I64, wave: I64, component: I64, components: int) -> I64:
     """`lpt`; where that runs out of memory, LPT of each wave by itself, which is repaired by exchanges."""
     from dataserver.planning.kernels.spreading import first_to_finish
 
     loads = forward_ns(module.cost, sizes)
     order = np.lexsort((np.arange(len(loads)), -loads, wave))
     need, room = (np.zeros_like(sizes), 0) if module.memory is None else (sizes, module.memory.units)
-    rank, left_over = first_to_finish(loads, need, order, wave, island, islands, module.dp // islands, room)
-    return rank if left_over < 0 else _balanced_waves(module, "lpt", sizes, wave, island, islands)
+    rank, left_over = first_to_finish(loads, need, order, wave, component, components, module.dp // components, room)
+    return rank if left_over < 0 else _balanced_waves(module, "lpt", sizes, wave, component, components)
 
 
-def _balanced_waves(module: ModuleSpec, balancer: str, sizes: I64, wave: I64, island: I64, islands: int) -> I64:
-    """Every wave of every island by a balancer of that name."""
-    width = module.dp // islands
+def _balanced_waves(module: ModuleSpec, balancer: str, sizes: I64, wave: I64, component: I64, components: int) -> I64:
+    """Every wave of every component by a balancer of that name."""
+    width = module.dp // components
     loads, rank = forward_ns(module.cost, sizes), np.empty_like(sizes)
-    finish = np.zeros((islands, width), np.int64)
-    key = wave * islands + island
+    finish = np.zeros((components, width), np.int64)
+    key = wave * components + component
     order = np.argsort(key, kind="stable")
     for mine in np.split(order, np.flatnonzero(np.diff(key[order])) + 1) if len(order) else ():
-        here = int(island[mine[0]])
+        here = int(component[mine[0]])
         room = None if module.memory is None else BinRoom(sizes[mine], module.memory.units)
         try:
             batch = BALANCERS[balancer](loads[mine], width, None, room)

@@ -12,7 +12,7 @@ import numpy as np
 
 from dataserver.planning import I64
 from dataserver.planning.job.identity import Job
-from dataserver.planning.plan.integers import narrow
+from dataserver.planning.plan.integers import to_fewest_bytes
 from dataserver.planning.stream.samples import StepSamples, Task, row_sums
 
 
@@ -224,7 +224,7 @@ def plan_hash(version: int, job_id: str, step: int, arranged: ArrangedStep) -> b
             elif isinstance(value, int):
                 digest.update(f"{name} {value}\n".encode() if value else b"")
             else:
-                words = value.astype("<u8") if version == 1 else narrow(value)
+                words = value.astype("<u8") if version == 1 else to_fewest_bytes(value)
                 width = "" if version == 1 else f" {words.itemsize}"
                 digest.update(f"{name} {len(words)}{width}\n".encode())
                 digest.update(words.data)

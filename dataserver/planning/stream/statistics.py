@@ -1,6 +1,6 @@
 """What is known of whole shards: enough to lay out the axes of nearly any job without looking at a single sample.
 
-A measure depends on the tokenizer, the patch grids, and which samples are kept; not on `seq_len`, the share of
+They depend on the tokenizer, the patch grids, and which samples are kept; not on `seq_len`, the share of
 generation, weights, or anything of the execution. It holds sums, and the few samples that sums do not answer for: the
 longest ones, which `seq_len` may cut. So the length of a shard on a job's axis is
 
@@ -85,7 +85,7 @@ class Lists:
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
-class Measure:
+class ShardStatistics:
     """What is known of each of s shards. A pair has one image and some text; all other samples are `others`."""
 
     samples: I64
@@ -120,21 +120,21 @@ class Measure:
     def __len__(self) -> int:
         return len(self.samples)
 
-    def block(self, first: int, end: int) -> "Measure":
-        """The measure of the shards from `first` to before `end`, with lists in int64."""
+    def block(self, first: int, end: int) -> "ShardStatistics":
+        """The statistics of the shards from `first` to before `end`, with lists in int64."""
         found: dict[str, Any] = {}
         for field in fields(self):
             part = getattr(self, field.name)
             found[field.name] = part.block(first, end) if isinstance(part, Lists) else part[first:end]
-        return Measure(**found)
+        return ShardStatistics(**found)
 
-    def take(self, shards: I64) -> "Measure":
-        """The measure of some of its shards."""
+    def take(self, shards: I64) -> "ShardStatistics":
+        """The statistics of some of its shards."""
         taken: dict[str, Any] = {}
         for field in fields(self):
             part = getattr(self, field.name)
             taken[field.name] = part.take(shards) if isinstance(part, Lists) else part[shards]
-        return Measure(**taken)
+        return ShardStatistics(**taken)
 
     def unlisted_pair_text(self) -> I64:
         """Most text tokens that a pair which is not listed may have; 0 where all are. int64 [s]."""
@@ -145,10 +145,10 @@ class Measure:
         return np.where(np.diff(self.long_others.at) < self.samples - self.pairs, self.long_others.last(), 0)
 
 
-def join_measures(parts: Sequence[Measure]) -> Measure:
-    """The measure of all shards of some measures, in that order."""
+def join_statistics(parts: Sequence[ShardStatistics]) -> ShardStatistics:
+    """The statistics of all shards of several, in that order."""
     joined: dict[str, Any] = {}
-    for field in fields(Measure):
+    for field in fields(ShardStatistics):
         found = [getattr(part, field.name) for part in parts]
         if isinstance(found[0], Lists):
             counts = np.concatenate([np.diff(lists.at) for lists in found])
@@ -156,11 +156,11 @@ def join_measures(parts: Sequence[Measure]) -> Measure:
             joined[field.name] = Lists(at, np.concatenate([lists.values for lists in found]))
         else:
             joined[field.name] = np.concatenate(found)
-    return Measure(**joined)
+    return ShardStatistics(**joined)
 
 
-def measure_rows(sizing: Sizing, columns: ShardColumns, row: I64) -> Measure:
-    """The measure of one shard, of which some rows are kept, int64 [k]."""
+def row_statistics(sizing: Sizing, columns: ShardColumns, row: I64) -> ShardStatistics:
+    """The statistics of one shard, some of whose rows are used, int64 [k]."""
     counts = np.diff(columns.image_offsets)[row]
     images = ranges(columns.image_offsets[row], counts)
     text = row_sums(columns.text_tokens, columns.text_offsets)[row]
@@ -174,7 +174,7 @@ def measure_rows(sizing: Sizing, columns: ShardColumns, row: I64) -> Measure:
     sizes, frequency = np.unique(pair_image, return_counts=True)
     longest = np.lexsort((pair_image, pair_text))[::-1][:LISTED]
     others = fixed[~pair] + text[~pair]
-    return Measure(
+    return ShardStatistics(
         samples=_one(len(row)),
         images=_one(len(images)),
         pairs=_one(len(pair_text)),
@@ -192,33 +192,33 @@ def measure_rows(sizing: Sizing, columns: ShardColumns, row: I64) -> Measure:
     )
 
 
-def axis_lengths(stream: Stream, measure: Measure) -> tuple[I64, Bool]:
+def axis_lengths(stream: Stream, statistics: ShardStatistics) -> tuple[I64, Bool]:
     """The length of each shard on its dataset's axis, and whether it is certain; otherwise look at its samples.
 
     Returns:
         int64 [s], the sum of `units_of` over the shard's table, and bool [s].
     """
-    starts = range(0, max(1, len(measure)), BLOCK)
-    parts = [_lengths(stream, measure.block(i, min(i + BLOCK, len(measure)))) for i in starts]
+    starts = range(0, max(1, len(statistics)), BLOCK)
+    parts = [_lengths(stream, statistics.block(i, min(i + BLOCK, len(statistics)))) for i in starts]
     lengths, certain = zip(*parts, strict=True)
     return np.concatenate(lengths), np.concatenate(certain)
 
 
-def _lengths(stream: Stream, measure: Measure) -> tuple[I64, Bool]:
-    certain = _fit(stream, measure)
+def _lengths(stream: Stream, statistics: ShardStatistics) -> tuple[I64, Bool]:
+    certain = _fit(stream, statistics)
     if not stream.packing.enabled:
-        return measure.samples.copy(), certain
-    share, images = generation_share(stream), measure.pair_images
-    certain &= measure.unlisted_other_tokens() <= stream.seq_len
-    certain &= longest_pairs(stream, images.last(), measure.unlisted_pair_text()) <= stream.seq_len
+        return statistics.samples.copy(), certain
+    share, images = generation_share(stream), statistics.pair_images
+    certain &= statistics.unlisted_other_tokens() <= stream.seq_len
+    certain &= longest_pairs(stream, images.last(), statistics.unlisted_pair_text()) <= stream.seq_len
     uncut = mixed_tokens(share, *_both(stream, images.values, np.zeros_like(images.values)))
-    lengths = measure.pair_text + images.sums(uncut * measure.pair_image_counts.values) + measure.other_tokens
-    long, text, image = measure.long_texts, measure.long_texts.values, measure.long_images.values
+    lengths = statistics.pair_text + images.sums(uncut * statistics.pair_image_counts.values) + statistics.other_tokens
+    long, text, image = statistics.long_texts, statistics.long_texts.values, statistics.long_images.values
     understood, generated = _both(stream, image, text)
     cut = mixed_tokens(share, understood, generated)
     kept = mixed_tokens(share, np.minimum(understood, stream.seq_len), np.minimum(generated, stream.seq_len))
     lengths -= long.sums(cut - kept)
-    others = measure.long_others
+    others = statistics.long_others
     return lengths - others.sums(np.maximum(others.values - stream.seq_len, 0)), certain
 
 
@@ -237,13 +237,13 @@ def longest_pairs(stream: Stream, image: I64, text: I64) -> I64:
     return np.maximum(as_understood * understood, as_generated * generated)
 
 
-def _fit(stream: Stream, measure: Measure) -> Bool:
+def _fit(stream: Stream, statistics: ShardStatistics) -> Bool:
     """Whether the images alone of every sample of a shard fit a sequence, as far as they may be understood."""
     if stream.contrastive_batch is not None:
-        return np.ones(len(measure), np.bool_)
-    most = measure.other_fixed
+        return np.ones(len(statistics), np.bool_)
+    most = statistics.other_fixed
     if pair_tasks(stream)[0]:
-        pairs = np.where(measure.pairs > 0, measure.pair_images.last() + UNDERSTANDING_EXTRA + IMAGE_EXTRA, 0)
+        pairs = np.where(statistics.pairs > 0, statistics.pair_images.last() + UNDERSTANDING_EXTRA + IMAGE_EXTRA, 0)
         most = np.maximum(most, pairs)
     return most <= stream.seq_len
 

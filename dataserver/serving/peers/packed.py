@@ -3,7 +3,7 @@
 import numpy as np
 
 from dataserver.planning import I64
-from dataserver.planning.plan.integers import WIDTHS, narrow
+from dataserver.planning.plan.integers import WIDTHS, to_fewest_bytes
 
 
 class PackedError(ValueError):
@@ -12,7 +12,7 @@ class PackedError(ValueError):
 
 def packed(values: I64) -> bytes:
     """Integers from 0 on, in as few bytes as the largest takes."""
-    return narrow(values).tobytes()
+    return to_fewest_bytes(values).tobytes()
 
 
 def unpacked(what: str, data: bytes, count: int) -> I64:

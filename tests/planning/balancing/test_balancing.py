@@ -101,7 +101,7 @@ def test_places_are_distinct_slots(policy: BalancePolicy, dp: int, waves: int, m
         dp=dp,
         num_waves=waves,
         slots=microbatch,
-        islands=1,
+        components=1,
         num_stages=2,
         num_encoders=0,
         in_flight=np.array([2, 1]),

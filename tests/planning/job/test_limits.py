@@ -69,7 +69,7 @@ def with_little_memory(dp: int) -> Data:
         ),
         (colocated(8192), "rank_pairs is 67,108,864; plan_version 3 takes at most 16,777,216: lower dp"),
         (grouped(2**14), "group_sequences is 16,384; plan_version 3 takes at most 8,192"),
-        (with_little_memory(2**15), "island_work is 1,073,741,824; plan_version 3 takes at most 134,217,728"),
+        (with_little_memory(2**15), "component_work is 1,073,741,824; plan_version 3 takes at most 134,217,728"),
     ],
 )
 def test_a_step_that_is_too_large_is_refused_by_the_name_of_the_limit(data: Data, problem: str) -> None:

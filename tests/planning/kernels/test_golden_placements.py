@@ -1,4 +1,4 @@
-"""What the searches for placements find, pinned: islands, exchanges, memory; whatever the size of their pieces."""
+"""What the searches for placements find, pinned: components, exchanges, memory; whatever the size of their pieces."""
 
 from dataclasses import replace
 from functools import partial
@@ -18,11 +18,11 @@ from dataserver.planning.plan.placement import Placement
 
 
 def problem_of(seed: int, *, padded: bool = False, limited: bool = False) -> tuple[PlacementProblem, Placement]:
-    """Up to two encoders, a backbone of up to three stages, up to two generators, on one to three islands."""
-    encoders, generators, stages, islands, wide, waves, slots, extra = numbers(seed, (8,), 0, 5).tolist()
-    encoders, generators, stages, islands = encoders % 3, generators % 3, stages % 3 + 1, islands % 3 + 1
+    """Up to two encoders, a backbone of up to three stages, up to two generators, on one to three components."""
+    encoders, generators, stages, components, wide, waves, slots, extra = numbers(seed, (8,), 0, 5).tolist()
+    encoders, generators, stages, components = encoders % 3, generators % 3, stages % 3 + 1, components % 3 + 1
     wide, waves, slots = wide % 2 + 1, waves % 4 + 1, slots % 3 + 1
-    rows, places = encoders + 1 + generators, islands * wide * waves * slots
+    rows, places = encoders + 1 + generators, components * wide * waves * slots
     count = max(1, places - seed % 3)
     own, need = numbers(seed + 1, (rows, count + 1), 0, 90), numbers(seed + 2, (rows, count + 1), 0, 40)
     for row in (*range(encoders), *range(encoders + 1, rows)):
@@ -35,10 +35,10 @@ def problem_of(seed: int, *, padded: bool = False, limited: bool = False) -> tup
     )
     room[encoders + 1 :] = np.where(room[encoders + 1 :] % 4 == 0, -1, room[encoders + 1 :])
     problem = PlacementProblem(
-        dp=islands * wide,
+        dp=components * wide,
         num_waves=waves,
         slots=slots,
-        islands=islands,
+        components=components,
         num_stages=stages,
         num_encoders=encoders,
         in_flight=np.arange(nodes, 0, -1) + np.where(np.arange(nodes) < nodes // 2, extra % 3, 0),
@@ -71,7 +71,7 @@ def found_in(problem: PlacementProblem, placement: Placement, seed: int) -> list
     """What is made of a placement: its time, as it fits, what lacks, and what the search makes of it."""
     fitted, lacking = search.fitted(problem, placement)
     found: list[object] = [int(search.makespan_ns(problem, placement)), spelled(fitted), lacking]
-    found.append(search.lacking_alone(problem))
+    found.append(search.shortfall_alone(problem))
     if lacking is None:
         better = search.searched(problem, [placement, fitted][problem.rooms is not None :], seed, 7, 1 + seed % 4)
         assert search.makespan_ns(problem, better) <= search.makespan_ns(problem, fitted)
@@ -96,7 +96,7 @@ def test_golden_placements(padded: bool, limited: bool) -> None:
 
 
 def test_golden_makespans() -> None:
-    """Sequences without images in some islands, on one rank of them or all, keep nobody waiting."""
+    """Sequences without images in some components, on one rank of them or all, keep nobody waiting."""
     steps = [problem_of(seed, padded=seed % 5 == 0) for seed in range(16, 160)]
     assert digest([int(search.makespan_ns(*step)) for step in steps]) == "0044dc66c63738ef"
 
@@ -156,8 +156,8 @@ def test_few_exchanges_are_tried_for_memory_that_holds_nothing(monkeypatch: pyte
 def test_a_search_spends_its_budget_piece_by_piece(
     monkeypatch: pytest.MonkeyPatch, budget: int, simulates: list[int], used: int, limits: list[int]
 ) -> None:
-    """It ends when so many islands are simulated, those of the first look included, or when all words are used."""
-    problem, _ = next(p for p in map(problem_of, range(50)) if p[0].islands == 1)
+    """It ends when so many components are simulated, those of the first look included, or when all words are used."""
+    problem, _ = next(p for p in map(problem_of, range(50)) if p[0].components == 1)
     asked, words_left, results = [], [], iter([*simulates, 10**9])
 
     def go_on(climb: Climb, words: I64, limit: int, goal: int = -1) -> tuple[int, int]:
@@ -172,17 +172,17 @@ def test_a_search_spends_its_budget_piece_by_piece(
         return next(results), used
 
     monkeypatch.setattr("dataserver.planning.kernels.pipeline.go_on", go_on)
-    monkeypatch.setattr(search, "OPERATIONS_AT_ONCE", 40 * search._island_operations(problem))
+    monkeypatch.setattr(search, "OPERATIONS_AT_ONCE", 40 * search._component_operations(problem))
     assert search._improve(problem, empty(problem), np.zeros(12, np.uint64), budget) == 101
     assert asked == limits
     assert words_left == [12 - used * n for n in range(len(limits))]
 
 
 @pytest.mark.parametrize(("operations", "asked"), [(1, [(0, 1)] * 3 + [(1, 1)] * 4), (7, [(0, 1)] * 3 + [(2, 1)] * 4)])
-def test_no_piece_of_a_search_grows_with_the_islands(
+def test_no_piece_of_a_search_grows_with_the_components(
     monkeypatch: pytest.MonkeyPatch, operations: int, asked: list[tuple[int, int]]
 ) -> None:
-    """Not the first ones, which simulate all islands; nor those whose words look for the slowest of all of them."""
+    """Not the first ones, which simulate all components; nor those whose words look for the slowest of all of them."""
     found, whole = [], pipeline.go_on
 
     def go_on(climb: Climb, words: U64, limit: int, goal: int = -1) -> tuple[int, int]:
@@ -191,6 +191,6 @@ def test_no_piece_of_a_search_grows_with_the_islands(
 
     monkeypatch.setattr(pipeline, "go_on", go_on)
     monkeypatch.setattr(search, "OPERATIONS_AT_ONCE", operations)
-    problem, _ = next(p for p in map(problem_of, range(50)) if p[0].islands == 3)
+    problem, _ = next(p for p in map(problem_of, range(50)) if p[0].components == 3)
     search._improve(problem, empty(problem), np.zeros(100, np.uint64), 3 + 4)
     assert found == asked

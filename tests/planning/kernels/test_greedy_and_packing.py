@@ -139,24 +139,24 @@ def test_best_fit_lets_others_have_a_turn_and_goes_on_where_it_was(monkeypatch: 
     assert packing.best_fit(tokens[:0], order[:0], 100).tolist() == []
 
 
-def test_items_of_a_wave_go_to_the_rank_of_their_island_that_finishes_them_first() -> None:
+def test_items_of_a_wave_go_to_the_rank_of_their_component_that_finishes_them_first() -> None:
     outcomes = set()
     for number, (loads, need, order) in enumerate(cases()):
-        islands, width = 1 + number % 2, 1 + number % 3
-        wave, island = np.sort(loads % 3)[np.argsort(order)], loads % islands
+        components, width = 1 + number % 2, 1 + number % 3
+        wave, component = np.sort(loads % 3)[np.argsort(order)], loads % components
         for room in (6, 9, 99):
             finish, used, expected, lacking, current = [0] * 6, [0] * 6, [-1] * len(loads), -1, -1
             for item in order.tolist():
                 if wave[item] != current:
                     used, current = [0] * 6, int(wave[item])
-                ranks = range(island[item] * width, (island[item] + 1) * width)
+                ranks = range(component[item] * width, (component[item] + 1) * width)
                 free = [r for r in ranks if used[r] + need[item] <= room]
                 if not free:
                     lacking = item
                     break
                 r = expected[item] = min(free, key=lambda r: (finish[r], r))
                 finish[r], used[r] = finish[r] + loads[item], used[r] + need[item]
-            found, first = spreading.first_to_finish(loads, need, order, wave, island, islands, width, room)
+            found, first = spreading.first_to_finish(loads, need, order, wave, component, components, width, room)
             assert (found.tolist(), first) == (expected, lacking)
             outcomes.add(lacking >= 0)
     assert outcomes == {False, True}

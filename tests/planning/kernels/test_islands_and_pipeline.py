@@ -12,7 +12,7 @@ from planning.kernels.test_golden_placements import problem_of
 from dataserver.planning import I64, U64
 from dataserver.planning.layouts.pipelined.placing import search
 
-islands, pipeline = interpreted("kernels.islands"), interpreted("kernels.pipeline")
+components, pipeline = interpreted("kernels.islands"), interpreted("kernels.pipeline")
 KINDS = [(padded, limited) for padded in (False, True) for limited in (False, True)]
 
 
@@ -46,8 +46,8 @@ def lacking(costs: Any, used: Any, row: int, rank: int, first: int, last: int) -
     """What the fullest window around some waves has beyond the room."""
     if costs.room[row] < 0:
         return 0
-    begin = rank if row == costs.encoders else rank // costs.ranks_per_island * costs.ranks_per_island
-    ranks = range(begin, begin + (1 if row == costs.encoders else costs.ranks_per_island))
+    begin = rank if row == costs.encoders else rank // costs.ranks_per_island * costs.ranks_per_component
+    ranks = range(begin, begin + (1 if row == costs.encoders else costs.ranks_per_component))
     waves = len(used[row][0])
     size = min(int(costs.window[row]), waves)
     windows = [
@@ -63,8 +63,8 @@ def test_sums_stay_up_to_date_whatever_moves(padded: bool, limited: bool) -> Non
     random = np.random.default_rng(1)
     for seed in range(12):
         costs, at = costs_and_slots(seed, padded, limited)
-        slots = islands.slots_of(at, costs)
-        islands.fill(slots, costs)
+        slots = components.slots_of(at, costs)
+        components.fill(slots, costs)
         ranks, waves, places = at.shape
         for _ in range(15):
             time, used = sums(costs, at)
@@ -74,25 +74,25 @@ def test_sums_stay_up_to_date_whatever_moves(padded: bool, limited: bool) -> Non
             first, second = random.integers(0, waves, 2).tolist()
             low, high = sorted((first, second))
             for row in range(len(costs.room)):
-                assert islands.excess_of(slots, costs, row, rank, low, high) == lacking(
+                assert components.excess_of(slots, costs, row, rank, low, high) == lacking(
                     costs, used, row, rank, low, high
                 )
             every = sum(lacking(costs, used, row, rank, low, high) for row in range(len(costs.room)))
-            assert islands.excess(slots, costs, rank, low, high) == every
+            assert components.excess(slots, costs, rank, low, high) == every
             expected = at.tolist()
             if random.integers(0, 2):
                 slot, other_slot = random.integers(0, places, 2).tolist()
                 if (rank, first) != (other, second):
                     here, there = expected[rank][first][slot], expected[other][second][other_slot]
                     expected[rank][first][slot], expected[other][second][other_slot] = there, here
-                    islands.exchange(slots, costs, rank, first, slot, other, second, other_slot)
+                    components.exchange(slots, costs, rank, first, slot, other, second, other_slot)
             elif shift := bool(random.integers(0, 2)):
                 expected[rank].insert(second, expected[rank].pop(first))
-                islands.move(slots, rank, first, second, shift)
+                components.move(slots, rank, first, second, shift)
             else:
                 row = expected[rank]
                 row[first], row[second] = row[second], row[first]
-                islands.move(slots, rank, first, second, shift)
+                components.move(slots, rank, first, second, shift)
             assert at.tolist() == expected
 
 
@@ -112,9 +112,9 @@ class Climb:
         each, columns = self.costs.ranks_per_island, len(self.costs.in_flight)
         time = np.array(sums(self.costs, self.at)[0], np.int64)
         found = []
-        for island in range(ranks // each):
+        for component in range(ranks // each):
             clocks = pipeline.Clocks(np.empty((each, columns), np.int64), np.zeros((each, columns, waves), np.int64))
-            found.append(int(pipeline.island_makespan(time, island * each, self.costs, clocks)))
+            found.append(int(pipeline.island_makespan(time, component * each, self.costs, clocks)))
         return found
 
     def fits(self) -> bool:
@@ -132,13 +132,13 @@ class Climb:
     def trial(self, word: int) -> None:
         ranks, waves, places = self.at.shape
         digits, rest = [], int(word) >> 1
-        for radix in (self.costs.ranks_per_island, waves, waves, 8, 8, ranks, places, places):
+        for radix in (self.costs.ranks_per_component, waves, waves, 8, 8, ranks, places, places):
             rest, digit = divmod(rest, radix)
             digits.append(digit)
         rank, first, second, kind, edge, other, slot, other_slot = digits
         now = self.makespans()
         worst = now.index(max(now))
-        rank += worst * self.costs.ranks_per_island
+        rank += worst * self.costs.ranks_per_component
         first = {0: 0, 1: waves - 1}.get(edge, first)
         saved = self.at.copy()
         if kind < 3:
@@ -155,8 +155,8 @@ class Climb:
                 self.at[:] = saved
             return
         here, there = self.at[rank, first, slot], self.at[other, second, other_slot]
-        island = other // self.costs.ranks_per_island
-        if (rank, first) == (other, second) or (island != worst and self.covers(there, here)):
+        component = other // self.costs.ranks_per_component
+        if (rank, first) == (other, second) or (component != worst and self.covers(there, here)):
             return
         self.at[rank, first, slot], self.at[other, second, other_slot] = there, here
         self.simulated += 1
@@ -164,14 +164,14 @@ class Climb:
             self.at[:] = saved
             return
         after = self.makespans()
-        self.simulated += after[worst] <= now[worst] and island != worst
-        slower = after[island] > now[island] and max(after[worst], after[island]) >= now[worst]
+        self.simulated += after[worst] <= now[worst] and component != worst
+        slower = after[component] > now[component] and max(after[worst], after[component]) >= now[worst]
         if after[worst] > now[worst] or slower:
             self.at[:] = saved
 
 
 def improved(at: I64, costs: Any, words: U64, budget: int) -> tuple[int, int, int]:
-    """The makespan before, islands simulated and words used by a climb, one island at first, then one word at a time
+    """The makespan before, components simulated and words used by a climb: one component, then one word at a time
     until it has used half of what it may."""
     climb, before, simulated, used = pipeline.climb_of(at, costs), 0, 0, 0
     while not climb.is_ready:
@@ -207,13 +207,13 @@ def test_a_climb_keeps_what_slows_nothing_down(padded: bool, limited: bool) -> N
     assert moved > 3
 
 
-def test_an_island_of_one_of_each_is_simulated_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_component_of_one_of_each_is_simulated_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(7)
     for number in range(200):
         encoders, generators, waves = number % 2, number // 2 % 2, 1 + number % 5
         rows, none = encoders + 1 + generators, np.zeros(0, np.int64)
         in_flight, hop, base = np.sort(random.integers(1, 4, rows))[::-1].copy(), *random.integers(0, 9, (2, rows))
-        costs = islands.Costs(
+        costs = components.Costs(
             none.reshape(rows, 0), base, random.integers(0, 250, rows), none, none.reshape(0, 0), none, none,
             in_flight, hop, hop * random.integers(0, 2, rows), encoders, 1, False, none,
         )  # fmt: skip

@@ -51,27 +51,27 @@ def times(module: ModuleSpec, sizes: I64, rank: I64, wave: I64) -> I64:
 
 @st.composite
 def waves(draw: st.DrawFn) -> tuple[int, int, int, I64, I64, I64]:
-    """Islands, encoder ranks and backbone ranks of each, and sizes, backbone ranks and waves of images."""
-    islands, width, ranks = draw(st.integers(1, 3)), draw(st.integers(1, 4)), draw(st.integers(1, 3))
-    images = st.tuples(st.integers(0, islands * ranks - 1), st.integers(0, 3), st.integers(4, 400))
+    """Components, encoder ranks and backbone ranks of each, and sizes, backbone ranks and waves of images."""
+    components, width, ranks = draw(st.integers(1, 3)), draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    images = st.tuples(st.integers(0, components * ranks - 1), st.integers(0, 3), st.integers(4, 400))
     drawn = np.array(draw(st.lists(images, max_size=40)), np.int64).reshape(-1, 3)
     backbone_rank, wave, sizes = drawn[np.lexsort((drawn[:, 1], drawn[:, 0]))].T
-    return islands, width, ranks, sizes, backbone_rank, wave
+    return components, width, ranks, sizes, backbone_rank, wave
 
 
 @settings(max_examples=150)
 @given(waves(), st.sampled_from(BALANCES), st.booleans(), st.integers(1, 12))
-def test_every_wave_stays_in_its_island_and_memory(
+def test_every_wave_stays_in_its_component_and_memory(
     case: tuple[int, int, int, I64, I64, I64], balance: BalancePolicy, padded: bool, room: int
 ) -> None:
-    islands, width, ranks, sizes, backbone_rank, wave = case
-    dp = islands * ranks
-    free = encoder(islands * width, balance=balance, padded=padded)
-    rank = spread_images(free, sizes, backbone_rank, wave, dp, islands)
+    components, width, ranks, sizes, backbone_rank, wave = case
+    dp = components * ranks
+    free = encoder(components * width, balance=balance, padded=padded)
+    rank = spread_images(free, sizes, backbone_rank, wave, dp, components)
     assert np.array_equal(rank // width, backbone_rank // ranks)
-    tight = encoder(islands * width, 100 * room, balance=balance, padded=padded)
+    tight = encoder(components * width, 100 * room, balance=balance, padded=padded)
     try:
-        within = spread_images(tight, sizes, backbone_rank, wave, dp, islands)
+        within = spread_images(tight, sizes, backbone_rank, wave, dp, components)
     except WaveTooLargeError as error:
         assert str(error).startswith("module vit, wave ")  # noqa: PT017
         assert max(held(tight, sizes, rank, wave)) > 100 * room
@@ -85,11 +85,11 @@ def test_every_wave_stays_in_its_island_and_memory(
 def test_without_balance_an_image_stays_beside_its_sample(
     case: tuple[int, int, int, I64, I64, I64], padded: bool
 ) -> None:
-    islands, width, ranks, sizes, backbone_rank, wave = case
-    module = encoder(islands * width, balance="none", padded=padded)
-    for groups in (1, islands):
-        rank = spread_images(module, sizes, backbone_rank, wave, islands * ranks, groups)
-        assert np.array_equal(rank, backbone_rank * module.dp // (islands * ranks))
+    components, width, ranks, sizes, backbone_rank, wave = case
+    module = encoder(components * width, balance="none", padded=padded)
+    for groups in (1, components):
+        rank = spread_images(module, sizes, backbone_rank, wave, components * ranks, groups)
+        assert np.array_equal(rank, backbone_rank * module.dp // (components * ranks))
 
 
 @settings(max_examples=100)
@@ -120,15 +120,15 @@ def test_even_counts_in_every_wave_and_in_all(drawn: list[int], dp: int, padded:
 def test_the_heaviest_batch_goes_to_the_rank_that_begins_first(
     case: tuple[int, int, int, I64, I64, I64], balance: BalancePolicy
 ) -> None:
-    islands, width, ranks, sizes, backbone_rank, wave = case
-    module = encoder(islands * width, balance=balance)
-    rank = spread_images(module, sizes, backbone_rank, wave, islands * ranks, islands)
-    finish = np.zeros((islands, width), np.int64)
-    for of_wave in times(module, sizes, rank, wave).reshape(-1, islands, width):
-        for island in range(islands):
-            begin = finish[island]
+    components, width, ranks, sizes, backbone_rank, wave = case
+    module = encoder(components * width, balance=balance)
+    rank = spread_images(module, sizes, backbone_rank, wave, components * ranks, components)
+    finish = np.zeros((components, width), np.int64)
+    for of_wave in times(module, sizes, rank, wave).reshape(-1, components, width):
+        for component in range(components):
+            begin = finish[component]
             order = np.argsort(begin, kind="stable")
-            assert (np.diff(of_wave[island][order]) <= 0).all()
+            assert (np.diff(of_wave[component][order]) <= 0).all()
         finish += of_wave
 
 
@@ -303,15 +303,15 @@ def test_orders_by_keys_of_any_size(bits: tuple[int, ...]) -> None:
 @settings(max_examples=60)
 @given(waves(), st.sampled_from([None, 400, 700]))
 def test_lpt_is_its_definition(case: tuple[int, int, int, I64, I64, I64], units: int | None) -> None:
-    """Wave by wave the longest image first, equal ones as they come, to the rank of its island that has done most
+    """Wave by wave the longest image first, equal ones as they come, to the rank of its component that has done most
     early, of those whose memory has room."""
-    islands, width, ranks, sizes, backbone_rank, wave = case
+    components, width, ranks, sizes, backbone_rank, wave = case
     assume(width > 1)
-    module = encoder(islands * width, units, balance=BalancePolicy.LPT)
+    module = encoder(components * width, units, balance=BalancePolicy.LPT)
     loads = forward_ns(module.cost, sizes).tolist()
     finish, used, expected = [0] * module.dp, dict.fromkeys(range(0), 0), [-1] * len(loads)
     for i in sorted(range(len(loads)), key=lambda i: (wave[i], -loads[i], i)):
-        first = int(backbone_rank[i] * islands // (islands * ranks)) * width
+        first = int(backbone_rank[i] * components // (components * ranks)) * width
         room = [
             r for r in range(first, first + width) if units is None or used.get((wave[i], r), 0) + sizes[i] <= units
         ]
@@ -320,4 +320,4 @@ def test_lpt_is_its_definition(case: tuple[int, int, int, I64, I64, I64], units:
         finish[chosen] += loads[i]
         used[wave[i], chosen] = used.get((wave[i], chosen), 0) + sizes[i]
         expected[i] = chosen
-    assert spread_images(module, sizes, backbone_rank, wave, islands * ranks, islands).tolist() == expected
+    assert spread_images(module, sizes, backbone_rank, wave, components * ranks, components).tolist() == expected

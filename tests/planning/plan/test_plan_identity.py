@@ -13,7 +13,7 @@ from builders.pipelined import sample_plan
 from builders.samples import SyntheticDatasets
 
 from dataserver.planning.job.identity import Job
-from dataserver.planning.plan.integers import narrow
+from dataserver.planning.plan.integers import to_fewest_bytes
 from dataserver.planning.plan.plan import (
     Arrangement,
     ModuleSchedule,
@@ -71,7 +71,7 @@ def test_arrays_of_other_widths_have_other_hashes() -> None:
     """Four small numbers have the bytes of two larger ones."""
     plan = sample_plan()
     few, many = (replace(plan.groups, degree=np.array(v)) for v in ([0x0201, 0x0403], [1, 2, 3, 4]))
-    assert narrow(few.degree).tobytes() == narrow(many.degree).tobytes()
+    assert to_fewest_bytes(few.degree).tobytes() == to_fewest_bytes(many.degree).tobytes()
     assert len({plan_hash(2, plan.job_id, 0, replace(plan, groups=g)) for g in (few, many)}) == 2
 
 

@@ -19,10 +19,10 @@ from dataserver.planning.stream.sizing import SampleTooLargeError
 from dataserver.planning.stream.statistics import (
     LISTED,
     Lists,
-    Measure,
+    ShardStatistics,
     axis_lengths,
-    join_measures,
-    measure_rows,
+    join_statistics,
+    row_statistics,
 )
 
 Found = tuple[int, str, int, bool]
@@ -69,18 +69,18 @@ streams = st.fixed_dictionaries(
 @given(st.lists(shards, min_size=1, max_size=4), streams)
 def test_lengths_are_the_sums_over_all_samples(found: list[Found], changes: dict[str, Any]) -> None:
     job = make_job(changes, generator=1)
-    measures, expected = [], []
+    statistics, expected = [], []
     for seed, kind, count, every in found:
         shard = columns(seed, kind, count)
         row = np.arange(count) if every else np.flatnonzero(np.random.default_rng(seed).integers(0, 2, count))
-        measures.append(measure_rows(job.stream.sizing, shard, row))
+        statistics.append(row_statistics(job.stream.sizing, shard, row))
         try:
             table = size_rows(job.stream, shard, row, "shard")
         except SampleTooLargeError:
             expected.append(None)
         else:
             expected.append((int(units_of(job.stream, table).sum()), len(table.row), len(table.image_rows)))
-    joined = join_measures(measures)
+    joined = join_statistics(statistics)
     lengths, certain = axis_lengths(job.stream, joined)
     for i, values in enumerate(expected):
         if values is None:
@@ -96,19 +96,19 @@ def test_lengths_are_the_sums_over_all_samples(found: list[Found], changes: dict
 def test_many_shards_are_laid_out_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
     job = make_job({"generation": {"ratio": "0.3", "query_tokens": 64}}, generator=1)
     shards = [columns(seed, kind, 90) for seed, kind in enumerate(KINDS)]
-    measure = join_measures([measure_rows(job.stream.sizing, shard, np.arange(90)) for shard in shards])
-    whole = axis_lengths(job.stream, measure)
+    statistics = join_statistics([row_statistics(job.stream.sizing, shard, np.arange(90)) for shard in shards])
+    whole = axis_lengths(job.stream, statistics)
     monkeypatch.setattr("dataserver.planning.stream.statistics.BLOCK", 2)
-    assert [a.tolist() for a in axis_lengths(job.stream, measure)] == [a.tolist() for a in whole]
+    assert [a.tolist() for a in axis_lengths(job.stream, statistics)] == [a.tolist() for a in whole]
 
 
 @pytest.mark.parametrize("kind", ["pairs", "documents", "texts"])
 @pytest.mark.parametrize("ratio", ["0", "0.3", "1"])
 def test_ordinary_shards_are_certain(kind: str, ratio: str) -> None:
-    """Nothing is gained by a measure that never knows: captions under long sequences, most of them not listed."""
+    """Nothing is gained by a statistics that never knows: captions under long sequences, most of them not listed."""
     job = make_job({"seq_len": 8192, "generation": {"ratio": ratio}}, generator=1)
     shard = columns(1, kind, 10 * LISTED)
-    lengths, certain = axis_lengths(job.stream, measure_rows(job.stream.sizing, shard, np.arange(10 * LISTED)))
+    lengths, certain = axis_lengths(job.stream, row_statistics(job.stream.sizing, shard, np.arange(10 * LISTED)))
     assert certain.all()
     assert lengths[0] == units_of(job.stream, size_rows(job.stream, shard, np.arange(10 * LISTED), "shard")).sum()
 
@@ -120,11 +120,11 @@ def test_longest_samples_that_are_cut_are_known_one_by_one() -> None:
     job = make_job({"seq_len": 280 + int(text[-LISTED]), "generation": {"ratio": "0.5"}}, generator=1)
     table = size_rows(job.stream, shard, row, "shard")
     assert (table.nominal == job.stream.seq_len).any(), "some are cut"
-    lengths, certain = axis_lengths(job.stream, measure_rows(job.stream.sizing, shard, row))
+    lengths, certain = axis_lengths(job.stream, row_statistics(job.stream.sizing, shard, row))
     assert certain.all()
     assert lengths[0] == table.nominal.sum()
     shorter = make_job({"seq_len": 280, "generation": {"ratio": "0.5"}}, generator=1)
-    assert not axis_lengths(shorter.stream, measure_rows(job.stream.sizing, shard, row))[1].any()
+    assert not axis_lengths(shorter.stream, row_statistics(job.stream.sizing, shard, row))[1].any()
 
 
 LAYOUTS: list[dict[str, Any]] = [
@@ -166,8 +166,10 @@ def test_what_a_measure_clears_is_never_refused(
     job = parse_job(data)
     limits = layout_of(job.spec.execution).limits(job.spec)
     parts = [columns(seed, kind, count) for seed, kind, count, _ in found]
-    measure = join_measures([measure_rows(job.stream.sizing, p, np.arange(len(p.text_offsets) - 1)) for p in parts])
-    clear, certain = limits.add_measured(0, measure), axis_lengths(job.stream, measure)[1]
+    statistics = join_statistics(
+        [row_statistics(job.stream.sizing, p, np.arange(len(p.text_offsets) - 1)) for p in parts]
+    )
+    clear, certain = limits.add_statistics(0, statistics), axis_lengths(job.stream, statistics)[1]
     for i in np.flatnonzero(clear & certain).tolist():
         table = size_rows(job.stream, parts[i], np.arange(len(parts[i].text_offsets) - 1), "shard")
         limits.add(0, table, "shard")
@@ -178,9 +180,9 @@ def test_what_a_measure_clears_is_never_refused(
 def test_a_golden_measure() -> None:
     """Measures are kept on disk: what changes one takes another `STATISTICS_VERSION` (`jobs/statistics_cache.py`)."""
     sizing = make_job({}).stream.sizing
-    found = join_measures([measure_rows(sizing, columns(i, k, 300), np.arange(300)) for i, k in enumerate(KINDS)])
+    found = join_statistics([row_statistics(sizing, columns(i, k, 300), np.arange(300)) for i, k in enumerate(KINDS)])
     digest = hashlib.sha256()
-    for field in fields(Measure):
+    for field in fields(ShardStatistics):
         part = getattr(found, field.name)
         for array in (part.at, part.values) if isinstance(part, Lists) else (part,):
             digest.update(array.astype("<i8").tobytes())
@@ -197,5 +199,5 @@ def test_a_shard_is_not_clear_if_more_texts_meet_than_its_measure_lists(batch: i
         execution={"modules": towers, "layout": {"kind": "contrastive"}},
     )
     spec, shard = parse_job(data).spec, columns(1, "pairs", 10 * LISTED)
-    measure = measure_rows(spec.stream.sizing, shard, np.flatnonzero(shard.text_tokens))
-    assert TowerLimits(spec).add_measured(0, measure).tolist() == [known]
+    statistics = row_statistics(spec.stream.sizing, shard, np.flatnonzero(shard.text_tokens))
+    assert TowerLimits(spec).add_statistics(0, statistics).tolist() == [known]

@@ -27,8 +27,8 @@ class PlanLimits:
     """Colocated: pairs of ranks between which bytes are counted, ranks^2 for each encoder and generator."""
     group_sequences: int
     """Grouped: `stream.global_batch`."""
-    island_work: int
-    """Where an encoder or generator states its memory: `stream.global_batch` x the backbone ranks of an island (`dp`
+    component_work: int
+    """Where an encoder or generator states its memory: `stream.global_batch` x the backbone ranks of a component (`dp`
     over the greatest common divisor of all modules' `dp`), which share that memory."""
     integer: int
     """Nanoseconds, bytes, or products of them, that could come together in one step: they are added in int64."""
@@ -43,7 +43,7 @@ _LIMITS: Final = PlanLimits(
     step_passes=1 << 20,
     rank_pairs=1 << 24,
     group_sequences=1 << 13,
-    island_work=1 << 27,
+    component_work=1 << 27,
     integer=1 << 62,
 )
 PLAN_LIMITS: Final[Mapping[int, PlanLimits]] = MappingProxyType(dict.fromkeys((1, 2, 3), _LIMITS))
@@ -59,7 +59,7 @@ REMEDIES: Final[Mapping[str, str]] = MappingProxyType(
         "step_passes": "lower stream.global_batch or pp of the backbone",
         "rank_pairs": "lower dp",
         "group_sequences": "lower stream.global_batch",
-        "island_work": "lower stream.global_batch, leave memory out, or take degrees with a larger common divisor",
+        "component_work": "lower stream.global_batch, leave memory out, or take degrees with a larger common divisor",
     }
 )
 """What to change where a job is beyond a limit that its specification alone decides."""

@@ -40,7 +40,7 @@ def _of_memory(
         names, their = ", ".join(rounds.asked_by), "their" if len(rounds.asked_by) > 1 else "its"
         reason = f"in fewer, {names} would keep more than memory.step_bytes holds until {their} backward phase"
         said.append(Decision("step", f"{len(rounds.items)} rounds, one after the other", reason))
-    if rounds.taken_apart:
+    if rounds.split_sequences:
         reason = "as packed, the images of some are more than a round holds"
         said.append(Decision("step", "sequences taken apart", reason))
     if plan.num_microbatches > fewest:

@@ -15,26 +15,26 @@ from dataserver.planning.layouts.shared.limits import BackboneLimits, largest_im
 from dataserver.planning.plan.naming import counted
 from dataserver.planning.stream.samples import ShardTable
 from dataserver.planning.stream.sizing import SampleTooLargeError
-from dataserver.planning.stream.statistics import Measure
+from dataserver.planning.stream.statistics import ShardStatistics
 
 
 @dataclass(frozen=True, slots=True)
 class ColocatedLimits(BackboneLimits):
     """Images of a sample belong to no wave, but to one round, of which encoders keep all until their backward phase."""
 
-    def clear_together(self, module: ModuleSpec, measure: Measure) -> Bool:
+    def clear_together(self, module: ModuleSpec, statistics: ShardStatistics) -> Bool:
         """See `BackboneLimits`."""
-        return surely_kept(module, measure.together, largest_images(self.spec.stream, measure))
+        return surely_retained(module, statistics.together, largest_images(self.spec.stream, statistics))
 
     def check_together(self, module: ModuleSpec, table: ShardTable, samples: Bool, where: str) -> None:
         """Refuse samples whose images no round holds."""
         units = None if module.memory is None else module.memory.step_units
         for i, sizes in () if units is None else together(module, table, samples, units):
             if not round_holds(_sample_items(module, sizes)):
-                raise SampleTooLargeError(not_kept(module, f"{where}, row {table.row[i]}", sizes))
+                raise SampleTooLargeError(over_step_memory(module, f"{where}, row {table.row[i]}", sizes))
 
 
-def surely_kept(module: ModuleSpec, patches: I64, largest: I64) -> Bool:
+def surely_retained(module: ModuleSpec, patches: I64, largest: I64) -> Bool:
     """Whether a round holds images of a sequence whatever their sizes; int64 [s] all of them, and the largest one.
 
     One rank keeps them; or they are dealt out so evenly that the last one finds a rank with room. bool [s].
@@ -49,7 +49,10 @@ def surely_kept(module: ModuleSpec, patches: I64, largest: I64) -> Bool:
 def round_holds(items: ModuleItems) -> bool:
     """Whether a round holds a module's items of one sequence, in as many microbatches as that takes."""
     module, sizes = items.module, items.sizes
-    if module.holds_samples or surely_kept(module, sizes.sum(keepdims=True), sizes.max(keepdims=True, initial=0)).all():
+    if (
+        module.holds_samples
+        or surely_retained(module, sizes.sum(keepdims=True), sizes.max(keepdims=True, initial=0)).all()
+    ):
         return True
     if module.balance is BalancePolicy.NONE:  # all of them on the rank of their sequence
         return False
@@ -61,15 +64,15 @@ def round_holds(items: ModuleItems) -> bool:
     return True
 
 
-def most_kept(module: ModuleSpec) -> int | None:
+def most_retained(module: ModuleSpec) -> int | None:
     """Patches of one sample's images that the ranks of a module keep at once; None where the job does not say."""
     units = None if module.memory is None else module.memory.step_units
     return None if units is None else units * (1 if module.balance is BalancePolicy.NONE else module.dp)
 
 
-def not_kept(module: ModuleSpec, sample: str, sizes: I64) -> str:
+def over_step_memory(module: ModuleSpec, sample: str, sizes: I64) -> str:
     """Why a sample cannot be planned; int64 [k] are the patches of its images."""
-    total, most = int(sizes.sum()), most_kept(module)
+    total, most = int(sizes.sum()), most_retained(module)
     problem = "" if most is None or total > most else ", and no way was found to spread them"
     ranks = f"{module.balance} balance, {counted(module.dp, 'rank')}"
     return (

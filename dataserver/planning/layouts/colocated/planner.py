@@ -10,7 +10,7 @@ from dataserver.planning.job.identity import Job
 from dataserver.planning.job.spec import Execution, JobSpec
 from dataserver.planning.layouts.colocated.decisions import decisions
 from dataserver.planning.layouts.colocated.items import ModuleItems
-from dataserver.planning.layouts.colocated.limits import most_kept, not_kept
+from dataserver.planning.layouts.colocated.limits import most_retained, over_step_memory
 from dataserver.planning.layouts.colocated.programs import schedules
 from dataserver.planning.layouts.colocated.rounds import StepRounds, arrange_step
 from dataserver.planning.layouts.colocated.timeline import timeline
@@ -86,10 +86,12 @@ def _check_room(spec: JobSpec, samples: StepSamples) -> None:
                 f"{sample_name(spec.stream, samples, i)}: {sizes.max()} {unit}, but the memory of module {module.name} "
                 f"holds {module.memory.units}; raise its budget_bytes, or leave such samples out"
             )
-        together, kept = bin_loads(sizes, sample, len(samples)), most_kept(module)
+        together, kept = bin_loads(sizes, sample, len(samples)), most_retained(module)
         if kept is not None and not module.holds_samples and together.max(initial=0) > kept:
             i = int(together.argmax())
-            raise SampleTooLargeError(not_kept(module, sample_name(spec.stream, samples, i), sizes[sample == i]))
+            raise SampleTooLargeError(
+                over_step_memory(module, sample_name(spec.stream, samples, i), sizes[sample == i])
+            )
 
 
 def _candidate(job: Job, name: str, samples: StepSamples, rounds: StepRounds) -> _CandidatePlan:

@@ -13,7 +13,7 @@ from dataserver.planning.job.spec import Execution
 from dataserver.planning.layouts.colocated.arranging import ArrangedRound, arrange
 from dataserver.planning.layouts.colocated.items import ModuleItems, module_items
 from dataserver.planning.layouts.colocated.rooms import StepRoomError, check_total
-from dataserver.planning.layouts.colocated.splitting import Pack, pack_apart, taken_apart
+from dataserver.planning.layouts.colocated.splitting import Pack, pack_for_rounds, split_sequences
 from dataserver.planning.layouts.shared.sequences import pack_step
 from dataserver.planning.plan.limits import check_microbatches
 from dataserver.planning.stream.packing import number_by_first
@@ -38,7 +38,7 @@ class StepRounds:
     """For each round."""
     asked_by: Sequence[str] = ()
     """Modules that fewer rounds are known to be too few for."""
-    taken_apart: bool = False
+    split_sequences: bool = False
     """Whether sequences, as packed, had more images than a round holds."""
 
     @property
@@ -79,10 +79,10 @@ def arrange_step(job: Job, samples: StepSamples) -> tuple[StepRounds, int]:
         return _in_fewest_rounds(job, samples, partial(pack_step, job, samples))
     except (BinRoomError, MicrobatchTooLargeError):
         packed, _ = pack_step(job, samples)
-        if np.array_equal(packed, taken_apart(job.spec, samples, packed)):
+        if np.array_equal(packed, split_sequences(job.spec, samples, packed)):
             raise
-        rounds, fewest = _in_fewest_rounds(job, samples, pack_apart(job, samples))
-        return replace(rounds, taken_apart=True), fewest
+        rounds, fewest = _in_fewest_rounds(job, samples, pack_for_rounds(job, samples))
+        return replace(rounds, split_sequences=True), fewest
 
 
 def _in_fewest_rounds(job: Job, samples: StepSamples, pack: Pack) -> tuple[StepRounds, int]:

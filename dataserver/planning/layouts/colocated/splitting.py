@@ -9,7 +9,7 @@ from dataserver.planning.balancing import bin_loads
 from dataserver.planning.job.identity import Job
 from dataserver.planning.job.spec import JobSpec
 from dataserver.planning.layouts.colocated.items import ModuleItems, module_items
-from dataserver.planning.layouts.colocated.limits import round_holds, surely_kept
+from dataserver.planning.layouts.colocated.limits import round_holds, surely_retained
 from dataserver.planning.layouts.shared.sequences import pack_step
 from dataserver.planning.stream.packing import number_by_first
 from dataserver.planning.stream.samples import StepSamples
@@ -18,7 +18,7 @@ Pack = Callable[[int], tuple[I64, int]]
 """As `pack_step`, of the samples of a step: sequences, and their microbatches, of which there are at least so many."""
 
 
-def pack_apart(job: Job, samples: StepSamples) -> Pack:
+def pack_for_rounds(job: Job, samples: StepSamples) -> Pack:
     """What packs as `pack_step` does, but into sequences that rounds hold."""
     execution, known = job.spec.execution, dict[bytes, I64]()
     slots = execution.backbone.dp * execution.microbatch
@@ -28,13 +28,13 @@ def pack_apart(job: Job, samples: StepSamples) -> Pack:
         key = packed.tobytes()  # most packers pack in one way, however many microbatches there are
         if key not in known:
             known.clear()
-            known[key] = taken_apart(job.spec, samples, packed)
+            known[key] = split_sequences(job.spec, samples, packed)
         return known[key], max(microbatches, -(-(int(known[key].max(initial=-1)) + 1) // slots))
 
     return pack
 
 
-def taken_apart(spec: JobSpec, samples: StepSamples, sequence: I64) -> I64:
+def split_sequences(spec: JobSpec, samples: StepSamples, sequence: I64) -> I64:
     """The sequence of each sample, int64 [n], where those that no round holds are halved until one holds every part."""
     items = [i for i in module_items(spec, samples, sequence) if not i.module.holds_samples]
     found, count = sequence.copy(), int(sequence.max(initial=-1)) + 1
@@ -42,7 +42,7 @@ def taken_apart(spec: JobSpec, samples: StepSamples, sequence: I64) -> I64:
     for own in items:
         largest = np.zeros(count, np.int64)
         np.maximum.at(largest, own.sequence, own.sizes)
-        doubtful |= ~surely_kept(own.module, bin_loads(own.sizes, own.sequence, count), largest)
+        doubtful |= ~surely_retained(own.module, bin_loads(own.sizes, own.sequence, count), largest)
     for number in np.flatnonzero(doubtful).tolist():
         yield_point()
         here = [i.taken(i.sequence == number, i.sequence) for i in items]

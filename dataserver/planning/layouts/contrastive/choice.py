@@ -94,7 +94,7 @@ def choose_towers(
         ValueError: neither fits.
     """
     plans, reasons = [], []
-    for place in (place_in_parallel, share_time):
+    for place in (devices_in_parallel, share_time):
         try:
             plans.append(place(towers, cluster, batch, microbatches))
         except ValueError as error:
@@ -104,7 +104,7 @@ def choose_towers(
     return min(plans, key=lambda plan: plan.step_ns)
 
 
-def place_in_parallel(
+def devices_in_parallel(
     towers: Sequence[TowerProfile], cluster: TowerCluster, batch: int, microbatches: int = 1
 ) -> TowerPlan:
     """min max_s T_s(n_s, tp_s, B tp_s / n_s) with sum_s n_s <= N: the optimum over all choices.
@@ -134,7 +134,7 @@ def _too_few(fewest: Sequence[int], towers: Sequence[TowerProfile], cluster: Tow
     )
 
 
-def place_equally(
+def devices_shared_equally(
     towers: Sequence[TowerProfile], cluster: TowerCluster, batch: int, microbatches: int = 1
 ) -> TowerPlan:
     """The fastest plan in which all towers have the same degree and as many replicas: what is done without this choice.

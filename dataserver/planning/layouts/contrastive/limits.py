@@ -24,7 +24,7 @@ from dataserver.planning.layouts.shared.limits import (
 from dataserver.planning.plan.naming import counted, unit_of
 from dataserver.planning.stream.samples import ShardTable
 from dataserver.planning.stream.sizing import MicrobatchTooLargeError, is_pair, most_tokens
-from dataserver.planning.stream.statistics import Measure, longest_pairs
+from dataserver.planning.stream.statistics import ShardStatistics, longest_pairs
 
 Sizes = Callable[[ModuleSpec, int], I64]
 """Tower and contrastive batch: int64 [batches, samples], the patches or tokens of the samples of each batch."""
@@ -51,32 +51,32 @@ class TowerLimits:
         self._kept: dict[tuple[Modality, int], I64] = {}
         """By modality and dataset, largest first."""
 
-    def add_measured(self, dataset: int, measure: Measure) -> Bool:
+    def add_statistics(self, dataset: int, statistics: ShardStatistics) -> Bool:
         """Say which shards have nothing that could be refused; keep the largest samples of those.
 
-        A shard is not among them if a text that its measure does not list could be one of the largest.
+        A shard is not among them if a text that its statistics does not list could be one of the largest.
         """
         stream, batch = self._spec.stream, self._spec.stream.contrastive_batch or 0
-        clear: Bool = measure.pairs == measure.samples
+        clear: Bool = statistics.pairs == statistics.samples
         for tower in self._spec.execution.modules:
             largest = (
-                largest_pair_images(stream, measure)
+                largest_pair_images(stream, statistics)
                 if tower.modality is Modality.IMAGE
-                else longest_samples(stream, measure)
+                else longest_samples(stream, statistics)
             )
             clear &= fit_units(tower, largest, 1)
-        texts = measure.long_texts
+        texts = statistics.long_texts
         if Modality.TEXT in self._modalities():
             kept = np.sort(texts.values)[-batch:]
-            clear &= measure.unlisted_pair_text() <= (kept[0] if len(kept) == batch else 0)
+            clear &= statistics.unlisted_pair_text() <= (kept[0] if len(kept) == batch else 0)
         for modality in self._modalities():
             if modality is Modality.TEXT:
                 listed = texts.values[texts.spread(clear)].astype(np.int64)
                 sizes = np.minimum(longest_pairs(stream, np.zeros_like(listed), listed), stream.seq_len)
             else:
-                of_clear = measure.pair_images.spread(clear)
-                values = measure.pair_images.values[of_clear].astype(np.int64)
-                counts = measure.pair_image_counts.values[of_clear].astype(np.int64)
+                of_clear = statistics.pair_images.spread(clear)
+                values = statistics.pair_images.values[of_clear].astype(np.int64)
+                counts = statistics.pair_image_counts.values[of_clear].astype(np.int64)
                 largest_first = np.argsort(-values, kind="stable")
                 most = largest_first[: np.searchsorted(np.cumsum(counts[largest_first]), batch) + 1]
                 sizes = np.repeat(values[most] * stream.sizing.merge**2, np.minimum(counts[most], batch))

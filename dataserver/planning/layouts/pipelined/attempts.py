@@ -23,7 +23,7 @@ class Attempt:
     starts: Starts
     candidates: tuple[CandidatePlan, ...]
     """The rule-based plans that fit memory."""
-    lacking: ModuleSpec | None
+    shortfall: ModuleSpec | None
     """The module whose memory was too small for a plan; of several, the last that was found."""
 
     @property
@@ -55,8 +55,8 @@ class Attempt:
 def attempt(packed: PackedStep) -> Attempt:
     """Make the rule-based plans."""
     starts = find_starts(packed)
-    candidates, lacking = _outcome(packed, _by_rules(packed, starts))
-    return Attempt(packed, starts, candidates, lacking or starts.lacking)
+    candidates, shortfall = _outcome(packed, _by_rules(packed, starts))
+    return Attempt(packed, starts, candidates, shortfall or starts.shortfall)
 
 
 def search(made: Attempt, most_sequences: int) -> tuple[CandidatePlan, ...]:
@@ -72,8 +72,8 @@ def search(made: Attempt, most_sequences: int) -> tuple[CandidatePlan, ...]:
 def _outcome(packed: PackedStep, trials: Iterable[Trial]) -> tuple[tuple[CandidatePlan, ...], ModuleSpec | None]:
     """The candidates, and the last module whose memory did not hold one."""
     found = [outcome for trial in trials for outcome in candidates_of(packed, trial)]
-    lacking = [o for o in found if isinstance(o, ModuleSpec)]
-    return tuple(o for o in found if isinstance(o, CandidatePlan)), lacking[-1] if lacking else None
+    shortfall = [o for o in found if isinstance(o, ModuleSpec)]
+    return tuple(o for o in found if isinstance(o, CandidatePlan)), shortfall[-1] if shortfall else None
 
 
 def _by_rules(packed: PackedStep, starts: Starts) -> Iterator[Trial]:
@@ -89,7 +89,7 @@ def _by_rules(packed: PackedStep, starts: Starts) -> Iterator[Trial]:
         placements |= starts.by_algorithm_2
     for name, placement in placements.items():
         if not searches or guessed or name == CANONICAL or starts.problem.rooms is not None:
-            spreads = _spreads(packed, starts.problem.islands, name == CANONICAL)
+            spreads = _spreads(packed, starts.problem.components, name == CANONICAL)
             yield Trial(name, placement, spreads, some_extras[:1] if searches else some_extras)
 
 
@@ -100,7 +100,7 @@ def _searches(packed: PackedStep, starts: Starts, most_sequences: int) -> Iterat
     """
     has_goal = packed.execution.plan_version >= 3
     placements, before = [*starts.by_rules.values(), *starts.by_algorithm_2.values()], list[I64]()
-    spreads = _spreads(packed, starts.problem.islands, canonical=False)
+    spreads = _spreads(packed, starts.problem.components, canonical=False)
     for extra in extras(packed.execution):
         guided = [(guided_problem(packed, starts.problem, extra, start), start) for start in placements]
         problem, best = min(guided, key=lambda pair: makespan_ns(*pair))
@@ -111,14 +111,14 @@ def _searches(packed: PackedStep, starts: Starts, most_sequences: int) -> Iterat
         before.append(problem.in_flight)
 
 
-def _spreads(packed: PackedStep, islands: int, canonical: bool) -> tuple[ImageSpread, ...]:
-    """The ways to spread images that can differ: within islands, over all ranks, in canonical order also beside."""
+def _spreads(packed: PackedStep, components: int, canonical: bool) -> tuple[ImageSpread, ...]:
+    """The ways to spread images that can differ: within components, over all ranks, in canonical order also beside."""
     others = [m for m in packed.modules if m.kind is not ModuleKind.BACKBONE]
     everywhere = ImageSpread()
     if packed.execution.identity_routing:
         return (ImageSpread(beside=True),)
     if all(m.balance.keeps_order for m in others):
         return (everywhere,)
-    spreads = (ImageSpread(islands), everywhere) if islands > 1 else (everywhere,)
-    same = all(m.dp == islands for m in others)  # islands of one rank leave no other
+    spreads = (ImageSpread(components), everywhere) if components > 1 else (everywhere,)
+    same = all(m.dp == components for m in others)  # components of one rank leave no other
     return (*spreads, ImageSpread(beside=True)) if canonical and not same else spreads

@@ -38,7 +38,7 @@ class CandidatePlan:
 class ImageSpread:
     """How the images of every wave get their ranks."""
 
-    islands: int = 1
+    components: int = 1
     """Parts of the ranks within which they stay."""
     beside: bool = False
     """Whether each goes to the rank beside that of its sequence, whatever the balance of its module."""
@@ -48,7 +48,7 @@ class ImageSpread:
         """For people."""
         if self.beside:
             return "images beside their sequences"
-        return f"images within {self.islands} islands" if self.islands > 1 else "images over all ranks"
+        return f"images within {self.components} components" if self.components > 1 else "images over all ranks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def _arranged(
         try:
             sizes, ranks = patches[images.image], execution.backbone.dp
             yield_point()
-            rank = spread_images(balanced, sizes, images.rank, images.microbatch, ranks, spread.islands)
+            rank = spread_images(balanced, sizes, images.rank, images.microbatch, ranks, spread.components)
         except WaveTooLargeError:
             return module
         yield_point()

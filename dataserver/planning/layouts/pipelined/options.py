@@ -23,11 +23,11 @@ class PipelinedOptions(WaveOptions):
         return self.chunks
 
     def step_size(self, stream: Stream, execution: ExecutionParts) -> dict[str, int]:
-        """Where memory is shared by the ranks of an island, every look at it takes all of them."""
+        """Where memory is shared by the ranks of a component, every look at it takes all of them."""
         found = super().step_size(stream, execution)
         if any(m.memory is not None and m.kind is not ModuleKind.BACKBONE for m in execution.modules):
             backbone = next(m for m in execution.modules if m.kind is ModuleKind.BACKBONE)
-            found["island_work"] = stream.global_batch * backbone.dp // gcd(*(m.dp for m in execution.modules))
+            found["component_work"] = stream.global_batch * backbone.dp // gcd(*(m.dp for m in execution.modules))
         return found
 
     def check_images(self, execution: ExecutionParts) -> None:

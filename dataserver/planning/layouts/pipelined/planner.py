@@ -45,7 +45,7 @@ def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
         first = counts.first()
         fitting = counts.fitting(first)
     if not fitting.candidates:
-        raise _too_large(job, samples, fitting.lacking, fitting.num_microbatches)
+        raise _too_large(job, samples, fitting.shortfall, fitting.num_microbatches)
     best, candidates = fitting, list(fitting.candidates)
     finer = counts.finer(fitting) if fitting.is_short else None
     while finer is not None:
@@ -128,9 +128,9 @@ def _too_large(job: Job, samples: StepSamples, module: ModuleSpec | None, count:
     )
 
 
-def bound_ns(job: Job, plan: StepPlan, *, within_islands: bool = False) -> int:
-    """A time that no plan of the same sequences can beat, or none whose images stay within islands of ranks."""
+def bound_ns(job: Job, plan: StepPlan, *, within_components: bool = False) -> int:
+    """A time that no plan of the same sequences can beat, or none whose images stay within components of ranks."""
     sequence = sequence_of_samples(plan, job.spec.execution.backbone.name)
     in_flight = np.concatenate([plan.in_flight(m.name) for m in job.spec.execution.by_depth])
     problem = placement_problem(job.spec, in_flight, plan.samples, sequence, plan.num_microbatches)
-    return lower_bound_ns(problem, within_islands=within_islands)
+    return lower_bound_ns(problem, within_components=within_components)

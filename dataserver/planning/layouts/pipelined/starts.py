@@ -15,10 +15,10 @@ from dataserver.planning.layouts.pipelined.placing import (
     balanced,
     fitted,
     in_disttrain_order,
-    lacking_alone,
     microbatch_sums,
     padded_runs,
     placement_problem,
+    shortfall_alone,
     spread_over_waves,
     stratified,
     with_parity,
@@ -39,7 +39,7 @@ class Starts:
     by_rules: Placements
     by_algorithm_2: Placements
     """The same microbatches in the order of DistTrain's Algorithm 2."""
-    lacking: ModuleSpec | None
+    shortfall: ModuleSpec | None
     """A module whose memory was too small for a placement."""
     is_hopeless: bool
     """Whether memory does not hold one of the sequences, however many microbatches there are."""
@@ -50,7 +50,7 @@ def find_starts(packed: PackedStep) -> Starts:
     problem = placement_problem(
         packed.job.spec, _guide(packed, 0, {}), packed.samples, packed.sequence, packed.num_microbatches, packed.parity
     )
-    hopeless = lacking_alone(problem)
+    hopeless = shortfall_alone(problem)
     if hopeless is not None:
         return Starts(problem, {}, {}, packed.modules[hopeless], is_hopeless=True)
     balance, order = packed.execution.backbone.balance, packed.layout.order
@@ -59,8 +59,8 @@ def find_starts(packed: PackedStep) -> Starts:
     reordered = {f"{name} + Algorithm 2": in_disttrain_order(problem, p) for name, p in moved.items()}
     by_algorithm_2, later_row = _fitting(problem, reordered)
     last = row if later_row is None else later_row
-    lacking = None if last is None else packed.modules[last]
-    return Starts(problem, by_rules, by_algorithm_2, lacking, is_hopeless=False)
+    shortfall = None if last is None else packed.modules[last]
+    return Starts(problem, by_rules, by_algorithm_2, shortfall, is_hopeless=False)
 
 
 def guided_problem(packed: PackedStep, problem: PlacementProblem, extra: int, start: Placement) -> PlacementProblem:
@@ -92,15 +92,15 @@ def _by_rules(problem: PlacementProblem, balance: BalancePolicy, order: OrderPol
 def _fitting(problem: PlacementProblem, placements: Placements) -> tuple[Placements, int | None]:
     """Those that fit memory and parity, after exchanges if needed; and the row that lacks memory in the last of the
     others."""
-    found, lacking = {}, None
+    found, shortfall = {}, None
     for name, placement in placements.items():
         yield_point()
         fitting, row = fitted(problem, with_parity(problem, placement))
         if row is None:
             found[name] = fitting
         else:
-            lacking = row
-    return found, lacking
+            shortfall = row
+    return found, shortfall
 
 
 def _guide(packed: PackedStep, extra: int, units: Units) -> I64:
@@ -115,13 +115,13 @@ def _guide(packed: PackedStep, extra: int, units: Units) -> I64:
 
 
 def _units(packed: PackedStep, problem: PlacementProblem, need: I64, placement: Placement) -> Units:
-    """About what microbatches hold under a placement, images spread evenly over the ranks of an island."""
+    """About what microbatches hold under a placement, images spread evenly over the ranks of a component."""
     found: dict[str, I64] = {}
     held = microbatch_sums(problem, need, placement)
     for row, module in enumerate(packed.modules):
         if row == problem.num_encoders:
             found[module.name] = held[row]
         else:
-            waves = held[row].reshape(problem.islands, problem.ranks_per_island, -1).sum(axis=1)
-            found[module.name] = -(-waves * problem.islands // module.dp)
+            waves = held[row].reshape(problem.components, problem.ranks_per_component, -1).sum(axis=1)
+            found[module.name] = -(-waves * problem.components // module.dp)
     return found

@@ -22,7 +22,7 @@ from dataserver.planning.stream.sizing import (
     most_tokens,
     pair_tasks,
 )
-from dataserver.planning.stream.statistics import Measure, longest_pairs
+from dataserver.planning.stream.statistics import ShardStatistics, longest_pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +35,23 @@ class BackboneLimits:
     remedy: str = "lower stream.seq_len"
     """What helps where the backbone does not hold a sample, beside more memory."""
 
-    def add_measured(self, dataset: int, measure: Measure) -> Bool:
+    def add_statistics(self, dataset: int, statistics: ShardStatistics) -> Bool:
         """Say which shards have nothing that could be refused."""
         stream, backbone = self.spec.stream, self.spec.execution.backbone
         understood, generated = pair_tasks(stream)
-        clear = fit_units(backbone, longest_samples(stream, measure), self.degree)
+        clear = fit_units(backbone, longest_samples(stream, statistics), self.degree)
         for kind, pairs, others in (
             (ModuleKind.ENCODER, understood, True),
             (ModuleKind.GENERATOR, generated, False),
         ):
             module = self.spec.module_of_dataset(kind)[dataset]
-            largest = np.maximum(largest_pair_images(stream, measure) * pairs, measure.other_image * others)
+            largest = np.maximum(largest_pair_images(stream, statistics) * pairs, statistics.other_image * others)
             if module is None:
                 clear &= largest == 0
                 continue
             clear &= fit_units(module, largest, 1)
             if others:
-                clear &= self.clear_together(module, measure)
+                clear &= self.clear_together(module, statistics)
         return clear
 
     def add(self, dataset: int, table: ShardTable, where: str) -> None:
@@ -74,10 +74,10 @@ class BackboneLimits:
     def check(self, repeats: Sequence[int]) -> None:
         """Samples that fit alone never have to be held together."""
 
-    def clear_together(self, module: ModuleSpec, measure: Measure) -> Bool:
+    def clear_together(self, module: ModuleSpec, statistics: ShardStatistics) -> Bool:
         """Say which shards have no sample of which the images are too much together. bool [s]."""
-        largest = largest_images(self.spec.stream, measure)
-        return fit_units(module, largest * measure.several if module.padded else measure.together, 1)
+        largest = largest_images(self.spec.stream, statistics)
+        return fit_units(module, largest * statistics.several if module.padded else statistics.together, 1)
 
     def check_together(self, module: ModuleSpec, table: ShardTable, samples: Bool, where: str) -> None:
         """Refuse samples whose images the ranks of a module cannot hold together: they belong to one wave."""
@@ -98,21 +98,21 @@ class BackboneLimits:
                 ) from error
 
 
-def largest_pair_images(stream: Stream, measure: Measure) -> I64:
+def largest_pair_images(stream: Stream, statistics: ShardStatistics) -> I64:
     """Patches of the largest image of a pair; 0 where there is no pair. int64 [s]."""
-    return measure.pair_images.last() * stream.sizing.merge**2
+    return statistics.pair_images.last() * stream.sizing.merge**2
 
 
-def largest_images(stream: Stream, measure: Measure) -> I64:
+def largest_images(stream: Stream, statistics: ShardStatistics) -> I64:
     """Patches of the largest image. int64 [s]."""
-    return np.maximum(largest_pair_images(stream, measure), measure.other_image)
+    return np.maximum(largest_pair_images(stream, statistics), statistics.other_image)
 
 
-def longest_samples(stream: Stream, measure: Measure) -> I64:
+def longest_samples(stream: Stream, statistics: ShardStatistics) -> I64:
     """What no sample's `most_tokens` is above. int64 [s]."""
-    pairs = longest_pairs(stream, measure.pair_images.last(), measure.long_texts.first())
+    pairs = longest_pairs(stream, statistics.pair_images.last(), statistics.long_texts.first())
     longest: I64 = np.where(
-        measure.pairs > 0, np.maximum(pairs, measure.long_others.first()), measure.long_others.first()
+        statistics.pairs > 0, np.maximum(pairs, statistics.long_others.first()), statistics.long_others.first()
     )
     return np.minimum(longest, stream.seq_len)
 

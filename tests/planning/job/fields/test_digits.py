@@ -17,7 +17,7 @@ from dataserver.planning.job.limits import PlanLimitError, check_contents, check
 from dataserver.planning.planner import plan_step
 
 LIMITS = (131_072, 131_072, 262_144, 16_384, 2_097_152, 1_048_576, 16_777_216, 8_192, 134_217_728, 2**62)
-"""Sequences, samples, images, microbatches, operations, passes, pairs of ranks, grouped sequences, work of islands,
+"""Sequences, samples, images, microbatches, operations, passes, pairs of ranks, grouped sequences, work of components,
 and the largest integer, of all plan versions."""
 
 
@@ -52,8 +52,8 @@ def test_the_size_of_a_step_in_digits() -> None:
     assert size("pipelined", pp=2) == plain | {"step_operations": 2 * 8 * 24, "step_passes": 48 * 4}
     chunked = {"schedule": "interleaved", "chunks": 3}
     assert size("pipelined", pp=2, layout=chunked) == plain | {"step_operations": 6 * 8 * 24, "step_passes": 48 * 12}
-    assert size("pipelined", **memory) == plain | {"island_work": 48}
-    assert size("pipelined", **memory, dp=4) == plain | {"step_operations": 2 * 8 * 16, "island_work": 48 * 3}
+    assert size("pipelined", **memory) == plain | {"component_work": 48}
+    assert size("pipelined", **memory, dp=4) == plain | {"step_operations": 2 * 8 * 16, "component_work": 48 * 3}
     assert size("colocated") == plain | {"rank_pairs": 2 * 36}
 
 

@@ -15,7 +15,7 @@ from dataserver.planning.balancing import BinRoomError
 from dataserver.planning.job import limits as plan_limits
 from dataserver.planning.job.fields import PLAN_LIMITS
 from dataserver.planning.job.identity import Job, JobSpecError, canonical_json, parse_job
-from dataserver.planning.layouts.colocated.splitting import pack_apart
+from dataserver.planning.layouts.colocated.splitting import pack_for_rounds
 from dataserver.planning.layouts.interface import layout_of
 from dataserver.planning.layouts.shared.sequences import pack_step
 from dataserver.planning.plan.arranging import module_images
@@ -252,7 +252,7 @@ def test_sequences_taken_apart_get_as_many_microbatches_as_they_take() -> None:
     samples = size_samples(job.stream, 0, 0, table.row.astype(np.uint64), table)
     packed, fewest = pack_step(job, samples, 1)
     assert (packed.tolist(), fewest) == ([0] * 8, 1)
-    sequence, microbatches = pack_apart(job, samples)(1)
+    sequence, microbatches = pack_for_rounds(job, samples)(1)
     assert (sequence.tolist(), microbatches) == ([0, 0, 1, 1, 2, 2, 3, 3], 2)
 
 

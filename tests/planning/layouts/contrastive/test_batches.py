@@ -26,8 +26,8 @@ from dataserver.planning.layouts.contrastive.choice import (
     TowerPlacement,
     TowerProfile,
     choose_towers,
-    place_equally,
-    place_in_parallel,
+    devices_in_parallel,
+    devices_shared_equally,
     share_time,
 )
 from dataserver.planning.layouts.contrastive.options import ContrastiveSchedule
@@ -212,9 +212,9 @@ def test_towers_equal_trying_everything(problem: tuple[list[TowerProfile], Tower
     same = [p for p in plans if len({(c.tp, c.replicas) for c in p}) == 1]
     equal = [max(c.step_ns for c in p) for p in same if sum(c.devices for c in p) <= cluster.num_devices]
     ways = (
-        (place_in_parallel, parallel),
+        (devices_in_parallel, parallel),
         (share_time, shared),
-        (place_equally, equal),
+        (devices_shared_equally, equal),
         (choose_towers, parallel + shared),
     )
     for place, times in ways:
@@ -236,7 +236,7 @@ def test_towers_equal_trying_everything(problem: tuple[list[TowerProfile], Tower
 
 def test_replicas_divide_into_microbatches() -> None:
     tower = TowerProfile("image", (TowerDegree(1, 0, 1_000_000, 0, 1),))
-    found = {m: place_in_parallel([tower], TowerCluster(8, 8, 60), 24, m).towers[0] for m in (1, 4, 24)}
+    found = {m: devices_in_parallel([tower], TowerCluster(8, 8, 60), 24, m).towers[0] for m in (1, 4, 24)}
     assert {m: (choice.replicas, choice.batch) for m, choice in found.items()} == {1: (8, 3), 4: (6, 4), 24: (1, 24)}
 
 
@@ -277,7 +277,7 @@ def test_a_light_tower_gets_fewer_replicas() -> None:
     """The example of DISTMM: a heavy image tower with tensor parallelism, a light text tower beside it."""
     image = TowerProfile("image", (TowerDegree(1, 0, 9_000_000, 50, 4), TowerDegree(4, 0, 2_500_000, 15, 1)))
     text = TowerProfile("text", (TowerDegree(1, 1_000, 1_000_000, 5, 1),))
-    plan = place_in_parallel([image, text], TowerCluster(32, 8, 60), batch=96)
+    plan = devices_in_parallel([image, text], TowerCluster(32, 8, 60), batch=96)
     heavy, light = plan.towers
     assert (heavy.tp, heavy.replicas, heavy.batch) == (4, 6, 16)
     assert (light.replicas, light.batch) == (3, 32)
@@ -294,7 +294,7 @@ def test_towers_that_do_not_fit_are_named() -> None:
     with pytest.raises(ValueError, match=r"need at least .* devices of their own.*together need more than 100 bytes"):
         choose_towers(towers, TowerCluster(1, 8, 100), 8)
     with pytest.raises(ValueError, match=r"need at least \[1, 1\] devices of their own"):  # whatever memory it had
-        place_in_parallel(towers, TowerCluster(1, 8, 60), 8)
+        devices_in_parallel(towers, TowerCluster(1, 8, 60), 8)
 
 
 def test_the_light_tower_waits_at_the_barrier_less_with_distmm_pipe() -> None:

@@ -27,8 +27,8 @@ from dataserver.planning.layouts.contrastive.choice import (
     TowerPlan,
     TowerProfile,
     choose_towers,
-    place_equally,
-    place_in_parallel,
+    devices_in_parallel,
+    devices_shared_equally,
     share_time,
 )
 from dataserver.planning.layouts.contrastive.limits import TowerLimits
@@ -92,7 +92,9 @@ def tower_choices() -> Iterator[TowerPlan | str]:
             for t in range(1 + seed % 3)
         ]
         cluster = TowerCluster(1 + seed % 9, 4, (20, 40, 90)[seed // 3 % 3])
-        for place, microbatches in product((place_in_parallel, share_time, place_equally, choose_towers), (1, 2)):
+        for place, microbatches in product(
+            (devices_in_parallel, share_time, devices_shared_equally, choose_towers), (1, 2)
+        ):
             yield outcome(partial(place, towers, cluster, (8, 12)[seed % 2], microbatches))
 
 
@@ -238,11 +240,11 @@ def test_towers_that_just_fit() -> None:
         ValueError, match=r"towers \['image', 'text'\] together need more than 59 bytes .* from text on"
     ):
         share_time(towers, TowerCluster(1, 1, 59), 4)
-    assert place_in_parallel(towers, TowerCluster(2, 1, 30), 4).step_ns == 5 + 4
+    assert devices_in_parallel(towers, TowerCluster(2, 1, 30), 4).step_ns == 5 + 4
     with pytest.raises(ValueError, match=r"need at least \[1, 1\] devices of their own for a batch of 4, 1 are there"):
-        place_in_parallel(towers, TowerCluster(1, 1, 30), 4)
+        devices_in_parallel(towers, TowerCluster(1, 1, 30), 4)
     with pytest.raises(ValueError, match=r"tower image fits no device: .* takes at least 30 bytes of the 29"):
-        place_in_parallel(towers, TowerCluster(2, 1, 29), 4)
+        devices_in_parallel(towers, TowerCluster(2, 1, 29), 4)
     halves = [TowerProfile(name, (TowerDegree(2, 5, 1_000, 30, 0),)) for name in ("image", "text")]
     with pytest.raises(ValueError, match=r"degrees \[2\] of which 0 divide a node of 1; .* takes at least 0 bytes"):
-        place_in_parallel(halves, TowerCluster(2, 1, 30), 4)
+        devices_in_parallel(halves, TowerCluster(2, 1, 30), 4)

@@ -42,7 +42,7 @@ def test_an_attempt_without_limits_lacks_nothing() -> None:
     job = job_with({}, order="disttrain")
     samples = make_samples(job, 8)
     made = alone(job, samples, 4)
-    assert (made.lacking, made.starts.is_hopeless, made.is_short, made.is_alone) == (None, False, False, True)
+    assert (made.shortfall, made.starts.is_hopeless, made.is_short, made.is_alone) == (None, False, False, True)
     assert made.num_sequences == 8
     assert {c.plan.num_microbatches for c in made.candidates} == {4}
     assert made.fastest_ns == min(c.makespan_ns for c in made.candidates)
@@ -54,8 +54,8 @@ def test_a_sequence_that_nothing_holds_is_hopeless_and_names_the_module() -> Non
     for name, most in {"llm": int(samples.tokens.max()), "vit": biggest_images(samples) // 2}.items():
         made = alone(job_with({name: most - 1}), samples, 8)
         assert made.starts.is_hopeless
-        assert made.lacking is not None
-        assert made.lacking.name == name
+        assert made.shortfall is not None
+        assert made.shortfall.name == name
         assert made.candidates == search(made, 8) == ()
 
 
@@ -63,8 +63,8 @@ def test_too_few_microbatches_name_the_module_that_more_of_them_satisfy() -> Non
     samples = make_samples(job_with({}), 16, max_images=3)
     job = job_with({"vit": biggest_images(samples)})
     coarse = attempt(PackedStep(job, 3, samples, np.zeros(16, np.int64), 1))  # one sequence has all images
-    assert coarse.lacking is not None
-    assert coarse.lacking.name == "vit"
+    assert coarse.shortfall is not None
+    assert coarse.shortfall.name == "vit"
     assert not coarse.candidates
     assert alone(job, samples, 16).candidates
 
@@ -76,9 +76,9 @@ def test_images_that_no_spread_fits_name_their_module() -> None:
     table = shard_table(stream, np.zeros(1, np.int64), np.array([10]), np.array([0, 3]), sides, sides)
     samples = size_samples(stream, 0, 0, np.zeros(1, np.uint64), table)
     made = alone(job_with({"vit": int(samples.patches[0]) * 8 // 5}), samples, 1)
-    assert made.starts.lacking is None
-    assert made.lacking is not None
-    assert made.lacking.name == "vit"
+    assert made.starts.shortfall is None
+    assert made.shortfall is not None
+    assert made.shortfall.name == "vit"
     assert not made.candidates
 
 

@@ -28,7 +28,7 @@ EVERYWHERE, WITHIN, BESIDE = ImageSpread(), ImageSpread(2), ImageSpread(beside=T
 
 
 @pytest.mark.parametrize(
-    ("encoder", "generator", "balance", "islands", "spreads", "of_canonical"),
+    ("encoder", "generator", "balance", "components", "spreads", "of_canonical"),
     [
         (4, 0, "none", 1, [EVERYWHERE], [EVERYWHERE]),
         (2, 0, "none", 2, [EVERYWHERE], [EVERYWHERE]),
@@ -44,13 +44,13 @@ def test_images_are_spread_in_every_way_that_can_differ(
     encoder: int,
     generator: int,
     balance: str,
-    islands: int,
+    components: int,
     spreads: list[ImageSpread],
     of_canonical: list[ImageSpread],
 ) -> None:
     packed = packed_step(encoder, balance, generator)
-    assert list(_spreads(packed, islands, canonical=False)) == spreads
-    assert list(_spreads(packed, islands, canonical=True)) == of_canonical
+    assert list(_spreads(packed, components, canonical=False)) == spreads
+    assert list(_spreads(packed, components, canonical=True)) == of_canonical
 
 
 def test_a_plan_that_lacks_no_memory_is_no_one_s_fault() -> None:

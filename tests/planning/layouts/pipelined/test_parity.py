@@ -106,7 +106,7 @@ def test_sequences_stay_on_their_ranks_where_these_have_others_to_exchange() -> 
         dp=4,
         num_waves=2,
         slots=1,
-        islands=4,
+        components=4,
         num_stages=1,
         num_encoders=0,
         in_flight=np.ones(1, np.int64),
@@ -185,8 +185,8 @@ def test_even_images_moves_samples_alone(seed: int, dp: int, slots: int, count: 
 def spreads(sequence: I64, has: Bool, dp: int, slots: int, most: int) -> bool:
     """Whether samples with images, each in a new sequence, would do: then a way must be found."""
     images = len(np.unique(sequence[has]))
-    lacking = -images % dp if slots == 1 else max(0, dp - images)
-    return images + lacking <= int(has.sum()) and int(sequence.max()) + 1 + lacking <= most
+    shortfall = -images % dp if slots == 1 else max(0, dp - images)
+    return images + shortfall <= int(has.sum()) and int(sequence.max()) + 1 + shortfall <= most
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_sequence_less_or_more_has_images(before: list[int], has: list[int], a
 @given(st.integers(0, 2**32), st.integers(1, 3))
 def test_what_the_search_may_do_by_definition(seed: int, width: int) -> None:
     """Exchanges and moves are allowed where no microbatch gets its first images or gives its last ones."""
-    islands, random = interpreted("kernels.islands"), np.random.default_rng(seed)
+    components, random = interpreted("kernels.islands"), np.random.default_rng(seed)
     images = np.append(random.integers(0, 2, 12), 0)
     at = random.permutation(np.append(np.arange(12), np.full(3 * 4 * width, -1)))[: 3 * 4 * width].reshape(3, 4, width)
     slots = type("Slots", (), {"at": at})
@@ -221,13 +221,13 @@ def test_what_the_search_may_do_by_definition(seed: int, width: int) -> None:
     before, place = held(), (*random.integers(0, [3, 4, width]).tolist(), *random.integers(0, [3, 4, width]).tolist())
     a, b = place[:3], place[3:]
     if a[:2] != b[:2]:
-        allowed = islands.exchange_keeps_parity(slots, costs, *place)
+        allowed = components.exchange_keeps_parity(slots, costs, *place)
         at[a], at[b] = at[b], at[a]
         assert allowed is (held() == before)
         at[a], at[b] = at[b], at[a]
     rank, first, second, shift = a[0], a[1], b[1], bool(random.integers(0, 2))
     if first != second:
-        allowed = islands.move_keeps_parity(slots, costs, rank, first, second, shift)
+        allowed = components.move_keeps_parity(slots, costs, rank, first, second, shift)
         order = list(range(4))
         if shift:
             order.insert(second, order.pop(first))

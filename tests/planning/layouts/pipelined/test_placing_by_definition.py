@@ -25,10 +25,10 @@ from dataserver.planning.stream.randomness import Operator, draws
 def problems(draw: st.DrawFn, padded: bool | None = None, full: bool | None = None) -> PlacementProblem:
     """Up to two encoders and a generator around a backbone; sequences without images, empty slots, hops."""
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    islands, within, waves, slots = (draw(st.integers(1, most)) for most in (2, 2, 3, 2))
+    components, within, waves, slots = (draw(st.integers(1, most)) for most in (2, 2, 3, 2))
     encoders, generators, stages = draw(st.integers(0, 2)), draw(st.integers(0, 1)), draw(st.integers(1, 3))
     chunks = draw(st.sampled_from([1, 2])) if stages > 1 else 1
-    places, rows = islands * within * waves * slots, encoders + 1 + generators
+    places, rows = components * within * waves * slots, encoders + 1 + generators
     count = places if (draw(st.booleans()) if full is None else full) else draw(st.integers(0, places))
     own = random.integers(0, 60, (rows, count + 1)) * (
         random.random((rows, count + 1)) < draw(st.sampled_from([0.5, 1]))
@@ -42,10 +42,10 @@ def problems(draw: st.DrawFn, padded: bool | None = None, full: bool | None = No
         items = np.append(random.integers(1, 4, count), 0)
     way = own[:, :-1] + random.integers(0, 9, (rows, count)) * (own[:, :-1] > 0)
     found = PlacementProblem(
-        dp=islands * within,
+        dp=components * within,
         num_waves=waves,
         slots=slots,
-        islands=islands,
+        components=components,
         num_stages=stages,
         num_encoders=encoders,
         in_flight=np.arange(encoders + stages + generators, 0, -1),
@@ -77,8 +77,8 @@ def _hops(random: np.random.Generator, rows: int, count: int) -> Hops:
 class Loops:
     """The bound of `placing.lower_bound_ns`, sequence by sequence."""
 
-    def __init__(self, problem: PlacementProblem, within_islands: bool) -> None:
-        self.p, self.within = problem, within_islands
+    def __init__(self, problem: PlacementProblem, within_components: bool) -> None:
+        self.p, self.within = problem, within_components
         self.backbone, self.rows, self.count = problem.num_encoders, len(problem.base), problem.num_sequences
         self.sequences = range(self.count)
 
@@ -125,7 +125,7 @@ class Loops:
         """Of the first wave on its way to the last stage, and of the last one on its way back."""
         if not self.count or self.count < self.p.dp * self.p.num_waves * self.p.slots:
             return 0
-        share, apart, together = self.p.dp // self.p.islands, [0, 0], 0
+        share, apart, together = self.p.dp // self.p.components, [0, 0], 0
         for row in range(self.backbone):
             base, percent, hops = int(self.p.base[row]), int(self.p.percent[row]), self.least_hops(row)
             if least := share * self.ends_of(row)[0]:
@@ -157,7 +157,7 @@ class Loops:
     def bound(self) -> int:
         bounds = [0]
         for row in range(self.rows):
-            ranks = self.p.dp if row == self.backbone else self.p.islands
+            ranks = self.p.dp if row == self.backbone else self.p.components
             base = self.both(row, int(self.p.base[row]))
             total = sum(self.both(row, self.work(row, s)) for s in self.sequences)
             work = total // ranks + base * self.p.num_waves
@@ -175,8 +175,11 @@ class Loops:
 
 @settings(max_examples=150)
 @given(problems(), st.booleans())
-def test_the_bound_is_its_definition(problem: PlacementProblem, within_islands: bool) -> None:
-    assert placing.lower_bound_ns(problem, within_islands=within_islands) == Loops(problem, within_islands).bound()
+def test_the_bound_is_its_definition(problem: PlacementProblem, within_components: bool) -> None:
+    assert (
+        placing.lower_bound_ns(problem, within_components=within_components)
+        == Loops(problem, within_components).bound()
+    )
 
 
 @settings(max_examples=60)
@@ -260,7 +263,7 @@ def algorithm_2(problem: PlacementProblem, placement: Placement) -> list[list[in
     for r in range(problem.dp):
 
         def passes(row: int, rank: int = r) -> tuple[list[int], list[int]]:
-            scale = 1 if row == backbone else problem.dp // problem.islands
+            scale = 1 if row == backbone else problem.dp // problem.components
             forward = [int(problem.base[row]) + scale * t for t in times[row][rank]]
             return forward, [t * int(problem.percent[row]) // 100 for t in forward]
 
@@ -281,7 +284,7 @@ def test_orders_heed_backward_times_to_the_percent() -> None:
     for _ in range(100):
         own = np.append(random.integers(1_000, 60_000, (2, 16)), [[0], [0]], axis=1)
         problem = PlacementProblem(
-            dp=1, num_waves=16, slots=1, islands=1, num_stages=3, num_encoders=0, in_flight=np.array([4, 3, 2, 1]),
+            dp=1, num_waves=16, slots=1, components=1, num_stages=3, num_encoders=0, in_flight=np.array([4, 3, 2, 1]),
             own=own, way=own[:, :-1].copy(), base=np.array([0, 0]), chunks=1, percent=np.array([200, 300]),
         )  # fmt: skip
         placed = placing.balanced(problem, BalancePolicy.NONE)
@@ -316,8 +319,8 @@ def test_seeds_are_their_definitions(problem: PlacementProblem, policy: BalanceP
 
     spread = placing.spread_over_waves(problem)
     assert spread.wave.tolist() == [s * waves // count for s in range(count)]
-    ranks_of_island = [[i * problem.ranks_per_island + k for i in range(problem.islands)] for k in range(dp)]
-    turns = [r for turn in ranks_of_island[: problem.ranks_per_island] for r in turn]
+    ranks_of_component = [[i * problem.ranks_per_component + k for i in range(problem.components)] for k in range(dp)]
+    turns = [r for turn in ranks_of_component[: problem.ranks_per_component] for r in turn]
     assert spread.rank.tolist() == [turns[s % dp] for s in range(count)]
     assert rows_of(spread) == slots_of(spread.rank.tolist(), spread.wave.tolist())
 
@@ -354,8 +357,8 @@ def one_rank(waves: int, rooms: Rooms | None = None) -> PlacementProblem:
     """An encoder and a backbone of one rank and two stages; as many sequences as microbatches."""
     own = np.array([[*range(10, 10 * waves + 1, 10), 0], [7] * waves + [0]])
     return PlacementProblem(
-        dp=1, num_waves=waves, slots=1, islands=1, num_stages=2, num_encoders=1, in_flight=np.array([3, 2, 1]), own=own,
-        way=own[:, :-1].copy(), base=np.array([1, 2]), chunks=1, percent=np.array([200, 100]), rooms=rooms,
+        dp=1, num_waves=waves, slots=1, components=1, num_stages=2, num_encoders=1, in_flight=np.array([3, 2, 1]),
+        own=own, way=own[:, :-1].copy(), base=np.array([1, 2]), chunks=1, percent=np.array([200, 100]), rooms=rooms,
     )  # fmt: skip
 
 
@@ -366,8 +369,8 @@ def test_numbers_that_the_search_is_bounded_by() -> None:
     problem = one_rank(3)
     start = placing.balanced(problem, BalancePolicy.NONE)
     # Stage by stage and wave by wave: two stages of one rank and an encoder, forward and backward, in 3 + 2 + 1 times.
-    assert search._island_operations(problem) == 2 * (2 + 1) * (3 + 2 + 1)
-    assert search._island_operations(replace(problem, dp=4, islands=2)) == 2 * (4 + 1) * (3 + 2 + 1)
+    assert search._component_operations(problem) == 2 * (2 + 1) * (3 + 2 + 1)
+    assert search._component_operations(replace(problem, dp=4, components=2)) == 2 * (4 + 1) * (3 + 2 + 1)
     # F: 11 22 33, after each of which the backbone takes 9 + 9 and as much back, and the encoder twice its forward.
     makespan = placing.makespan_ns(problem, start)
     best = placing.searched(problem, [start], 0, 0)
@@ -381,10 +384,12 @@ def test_sequences_that_memory_does_not_hold_alone() -> None:
     def rooms(encoder: int, backbone: int) -> Rooms:
         return Rooms(need, np.array([encoder, backbone]), np.ones(2, np.int64))
 
-    lacking = [placing.lacking_alone(one_rank(3, rooms(*room))) for room in ((7, 3), (6, 3), (7, 2), (6, 2), (-1, -1))]
-    assert lacking == [None, 0, 1, 0, None]
-    assert placing.lacking_alone(one_rank(3, rooms(0, 3))) == 0
-    assert placing.lacking_alone(one_rank(3)) is None
+    shortfall = [
+        placing.shortfall_alone(one_rank(3, rooms(*room))) for room in ((7, 3), (6, 3), (7, 2), (6, 2), (-1, -1))
+    ]
+    assert shortfall == [None, 0, 1, 0, None]
+    assert placing.shortfall_alone(one_rank(3, rooms(0, 3))) == 0
+    assert placing.shortfall_alone(one_rank(3)) is None
     start = placing.balanced(one_rank(3), BalancePolicy.NONE)
     for room, row in (((7, 3), None), ((6, 3), 0), ((7, 2), 1)):
         found, short = placing.fitted(one_rank(3, rooms(*room)), start)
@@ -404,7 +409,7 @@ def test_the_best_of_several_starts_is_searched(waves: int) -> None:
 
 
 def crowded(seed: int, memory: bool = False) -> PlacementProblem:
-    """An encoder, two stages and a generator; four ranks in two islands, 48 sequences that no search gets even soon."""
+    """An encoder, two stages and a generator; four ranks in two components, 48 sequences that no search evens out."""
     random = np.random.default_rng(seed)
     own = np.concatenate(
         [(random.lognormal(0, 1, (3, 48)) * 1000).astype(np.int64), np.zeros((3, 1), np.int64)], axis=1
@@ -412,13 +417,14 @@ def crowded(seed: int, memory: bool = False) -> PlacementProblem:
     need, room = own // 100, np.array([300, 100, 300])
     rooms = Rooms(need, np.maximum(room, need.max(axis=1)), np.ones(3, np.int64)) if memory else None
     return PlacementProblem(
-        dp=4, num_waves=6, slots=2, islands=2, num_stages=2, num_encoders=1, in_flight=np.array([4, 3, 2, 1]), own=own,
-        way=own[:, :-1].copy(), base=np.array([1, 2, 3]), chunks=1, percent=np.array([200, 200, 100]), rooms=rooms,
+        dp=4, num_waves=6, slots=2, components=2, num_stages=2, num_encoders=1, in_flight=np.array([4, 3, 2, 1]),
+        own=own, way=own[:, :-1].copy(), base=np.array([1, 2, 3]), chunks=1,
+        percent=np.array([200, 200, 100]), rooms=rooms,
     )  # fmt: skip
 
 
 def test_a_search_tries_what_its_budget_allows() -> None:
-    """Exactly as many islands as it may simulate: one more or less would end elsewhere."""
+    """Exactly as many components as it may simulate: one more or less would end elsewhere."""
     for seed, most in ((0, None), (1, 30), (2, 400), (3, 47)):
         problem = crowded(seed)
         start = placing.balanced(problem, BalancePolicy.LPT)
@@ -431,7 +437,7 @@ def test_a_search_tries_what_its_budget_allows() -> None:
         found = placing.searched(problem, [start], 7, seed, most)
         assert slots[found.rank, found.wave, found.slot].tolist() == list(range(48))
         assert placing.makespan_ns(problem, found) <= before
-        lower = placing.lower_bound_ns(problem, within_islands=True)
+        lower = placing.lower_bound_ns(problem, within_components=True)
         assert lower <= placing.makespan_ns(problem, found)
 
 
@@ -441,8 +447,9 @@ def one_stage(seed: int) -> PlacementProblem:
     own = np.concatenate([random.integers(100, 1_000, (3, 64)), np.zeros((3, 1), np.int64)], axis=1)
     own[1, :-1] *= 100
     return PlacementProblem(
-        dp=1, num_waves=8, slots=8, islands=1, num_stages=1, num_encoders=1, in_flight=np.array([3, 2, 1]), own=own,
-        way=own[:, :-1].copy(), base=np.array([1, 2, 3]), chunks=1, percent=np.array([200, 200, 100]), rooms=None,
+        dp=1, num_waves=8, slots=8, components=1, num_stages=1, num_encoders=1, in_flight=np.array([3, 2, 1]),
+        own=own, way=own[:, :-1].copy(), base=np.array([1, 2, 3]), chunks=1,
+        percent=np.array([200, 200, 100]), rooms=None,
     )  # fmt: skip
 
 
@@ -481,10 +488,10 @@ def test_exchanges_until_memory_holds_all_of_it() -> None:
     for seed in range(3):
         problem = crowded(seed, memory=True)
         start = placing.balanced(problem, BalancePolicy.NONE)
-        found, lacking = placing.fitted(problem, start)
+        found, shortfall = placing.fitted(problem, start)
         assert problem.rooms is not None
         need = placing.microbatch_sums(problem, problem.rooms.need, found)
         need[[0, 2]] = need[[0, 2]].reshape(2, 2, 2, 6).sum(axis=2, keepdims=True).repeat(2, axis=2).reshape(2, 4, 6)
         fits = bool((need.max(axis=(1, 2)) <= problem.rooms.room).all())
-        assert fits == (lacking is None)
+        assert fits == (shortfall is None)
         assert sorted(set(rows_of(found))) == sorted(rows_of(found))

@@ -1,4 +1,4 @@
-"""Pipelined plans: the bound, islands as the search sees them, schedules, padded backbones, balancers by name."""
+"""Pipelined plans: the bound, components as the search sees them, schedules, padded backbones, balancers by name."""
 
 from dataclasses import replace
 from typing import Any
@@ -31,7 +31,7 @@ def test_no_plan_is_faster_than_its_bound(step: Step) -> None:
         return
     bound = layout_of(job.spec.execution).lower_bound_ns(job, plan)
     assert 0 <= bound <= timeline(job.spec, plan).makespan_ns
-    assert bound <= bound_ns(job, plan, within_islands=True)
+    assert bound <= bound_ns(job, plan, within_components=True)
     first, *others = plan.candidates or (None,)
     assert first is None or first.makespan_ns == timeline(job.spec, plan).makespan_ns
     assert all(first.makespan_ns <= c.makespan_ns for c in others if first is not None)
@@ -48,7 +48,7 @@ def test_the_bound_is_what_even_work_takes() -> None:
 
 
 @st.composite
-def separate_islands(draw: st.DrawFn) -> Step:
+def separate_components(draw: st.DrawFn) -> Step:
     """Jobs with as many ranks in every module, one sample in each microbatch, and no constant times."""
     dp, pp, waves = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 6))
     cost = {"linear_ps": 1_000_000, "quadratic_fs": 0}
@@ -80,9 +80,9 @@ def separate_islands(draw: st.DrawFn) -> Step:
 
 
 @settings(max_examples=60, deadline=None)
-@given(separate_islands(), st.sampled_from([BalancePolicy.NONE, BalancePolicy.LPT]))
-def test_an_island_is_simulated_as_the_whole_plan(step: Step, policy: BalancePolicy) -> None:
-    """Where images stay within islands of one rank of each module, the search's clock is that of the simulator."""
+@given(separate_components(), st.sampled_from([BalancePolicy.NONE, BalancePolicy.LPT]))
+def test_a_component_is_simulated_as_the_whole_plan(step: Step, policy: BalancePolicy) -> None:
+    """Where images stay within components of one rank of each module, the search's clock is that of the simulator."""
     job, samples = step
     execution = job.spec.execution
     planned = plan_step(job, 0, samples)

@@ -5,7 +5,7 @@ from itertools import permutations, product
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning_rows.strict_bound import island_bound_ns
+from planning_rows.strict_bound import component_bound_ns
 
 from dataserver.planning import I64
 from dataserver.planning.job.fields import BalancePolicy
@@ -34,9 +34,9 @@ def problems(draw: st.DrawFn, slots_in_all: int, times: int) -> PlacementProblem
     """Any shape of up to so many slots, times in so few nanoseconds that rounding counts."""
     sizes = product(range(1, 5), range(1, 5), range(2, 6), range(1, 4))
     shapes = [(i, r, w, m) for i, r, w, m in sizes if i * r * w * m <= slots_in_all]
-    islands, ranks, waves, slots = draw(st.sampled_from(shapes))
+    components, ranks, waves, slots = draw(st.sampled_from(shapes))
     present = draw(st.tuples(st.booleans(), st.booleans()))
-    capacity = islands * ranks * waves * slots
+    capacity = components * ranks * waves * slots
     count = draw(st.integers(1, capacity))
     stages = draw(st.integers(1, 4))
     own = np.zeros((3, count + 1), np.int64)
@@ -47,10 +47,10 @@ def problems(draw: st.DrawFn, slots_in_all: int, times: int) -> PlacementProblem
             own[row, :-1] = draw(st.lists(st.integers(0, longest), min_size=count, max_size=count))
             base[row] = draw(st.integers(0, times // 3))
     return PlacementProblem(
-        dp=islands * ranks,
+        dp=components * ranks,
         num_waves=waves,
         slots=slots,
-        islands=islands,
+        components=components,
         num_stages=stages,
         num_encoders=1,
         in_flight=one_f_one_b_in_flight(stages + 2, draw(st.integers(0, 3))),
@@ -65,7 +65,7 @@ def problems(draw: st.DrawFn, slots_in_all: int, times: int) -> PlacementProblem
 @settings(max_examples=60, deadline=None)
 @given(problems(6, 12))
 def test_no_placement_is_below_the_bound(problem: PlacementProblem) -> None:
-    assert lower_bound_ns(problem, within_islands=True) <= island_bound_ns(problem) <= least(problem)
+    assert lower_bound_ns(problem, within_components=True) <= component_bound_ns(problem) <= least(problem)
 
 
 @settings(max_examples=150, deadline=None)
@@ -81,12 +81,12 @@ def test_no_order_is_below_the_bound(problem: PlacementProblem, seed: int, sorte
     placements.append(in_slots(problem, ordered))
     seeds = [*placements, *(in_disttrain_order(problem, p) for p in placements), stratified(problem)]
     found = searched(problem, seeds, 0, 0)
-    bound = island_bound_ns(problem)
+    bound = component_bound_ns(problem)
     assert all(bound <= makespan_ns(problem, placement) for placement in (*seeds, found))
 
 
 def wide(seed: int, extra: int) -> PlacementProblem:
-    """Eight islands of ten nodes, 32 waves of one sequence; encoder and generator a little faster in the mean."""
+    """Eight components of ten nodes, 32 waves of one sequence; encoder and generator a little faster in the mean."""
     rng = np.random.default_rng(seed)
     times = np.exp(rng.normal(13.7, 0.3, (2, 256))).astype(np.int64)
     own = np.stack([times[0], np.full(256, 1_000_000), (3 * times[0] + 2 * times[1]) // 5])
@@ -94,7 +94,7 @@ def wide(seed: int, extra: int) -> PlacementProblem:
         dp=8,
         num_waves=32,
         slots=1,
-        islands=8,
+        components=8,
         num_stages=8,
         num_encoders=1,
         in_flight=one_f_one_b_in_flight(10, extra),
@@ -117,16 +117,16 @@ def found_and_best_start(problem: PlacementProblem, seed: int) -> tuple[int, int
 def test_the_search_comes_to_the_bound_of_strict_1f1b() -> None:
     """Which is well above what the work alone takes, and what two more in flight take."""
     for seed in range(5):
-        bound = island_bound_ns(wide(seed, 0))
+        bound = component_bound_ns(wide(seed, 0))
         found, start = found_and_best_start(wide(seed, 0), seed)
         assert bound <= found <= bound + bound // 800
         assert found <= start * 99 // 100
-        assert bound > lower_bound_ns(wide(seed, 0), within_islands=True) * 101 // 100
+        assert bound > lower_bound_ns(wide(seed, 0), within_components=True) * 101 // 100
         relaxed, _ = found_and_best_start(wide(seed, 2), seed)
-        assert island_bound_ns(wide(seed, 2)) <= relaxed < bound * 99 // 100
+        assert component_bound_ns(wide(seed, 2)) <= relaxed < bound * 99 // 100
 
 
-def one_island(
+def one_component(
     stage: list[int], generator: list[int], slots: int, stages: int, base: tuple[int, int], percent: tuple[int, int]
 ) -> PlacementProblem:
     """One rank behind an encoder that takes no time; forward times and base of stage and generator, strict 1F1B."""
@@ -134,7 +134,7 @@ def one_island(
         dp=1,
         num_waves=len(stage) // slots,
         slots=slots,
-        islands=1,
+        components=1,
         num_stages=stages,
         num_encoders=1,
         in_flight=one_f_one_b_in_flight(stages + 2),
@@ -155,20 +155,20 @@ def least(problem: PlacementProblem) -> int:
 
 def test_slow_generators_cost_their_time_in_any_order() -> None:
     """Forward and backward of a stage take 1 and 2; two of six microbatches take 4 in the generator, the others 2."""
-    problem = one_island([1] * 6, [1, 1, 1, 1, 2, 2], 1, 2, (0, 0), (200, 100))
-    assert island_bound_ns(problem) == least(problem) == lower_bound_ns(problem) + 2
+    problem = one_component([1] * 6, [1, 1, 1, 1, 2, 2], 1, 2, (0, 0), (200, 100))
+    assert component_bound_ns(problem) == least(problem) == lower_bound_ns(problem) + 2
 
 
 def test_what_a_microbatch_costs_beside_its_sequences_counts_once() -> None:
     """Two sequences share a microbatch, and its base is larger than what a detour skips."""
-    problem = one_island([0, 4, 3, 4, 2, 0], [18, 29, 21, 18, 16, 16], 2, 1, (0, 9), (0, 100))
-    assert island_bound_ns(problem) == least(problem) == 290
+    problem = one_component([0, 4, 3, 4, 2, 0], [18, 29, 21, 18, 16, 16], 2, 1, (0, 9), (0, 100))
+    assert component_bound_ns(problem) == least(problem) == 290
 
 
 def test_a_detour_skips_whole_microbatches() -> None:
     """Not only the longest sequence, where two share a microbatch."""
-    problem = one_island([3] * 6, [0, 12, 0, 0, 0, 21], 2, 1, (3, 0), (200, 100))
-    assert island_bound_ns(problem) == 96 < least(problem) == 102
+    problem = one_component([3] * 6, [0, 12, 0, 0, 0, 21], 2, 1, (3, 0), (200, 100))
+    assert component_bound_ns(problem) == 96 < least(problem) == 102
 
 
 def test_ranks_without_images_in_a_wave_wait_for_no_generator() -> None:
@@ -179,7 +179,7 @@ def test_ranks_without_images_in_a_wave_wait_for_no_generator() -> None:
         dp=3,
         num_waves=4,
         slots=1,
-        islands=1,
+        components=1,
         num_stages=1,
         num_encoders=1,
         in_flight=one_f_one_b_in_flight(3, 0),
@@ -190,4 +190,4 @@ def test_ranks_without_images_in_a_wave_wait_for_no_generator() -> None:
         percent=np.zeros(3, np.int64),
     )
     first_wave_and_third_of_another_rank = in_slots(problem, np.array([1, 2, 3, 0, 6]))
-    assert island_bound_ns(problem) <= makespan_ns(problem, first_wave_and_third_of_another_rank) == 5
+    assert component_bound_ns(problem) <= makespan_ns(problem, first_wave_and_third_of_another_rank) == 5

@@ -40,7 +40,7 @@ def small_job(
     frozen: Sequence[str] = (),
     **layout: Any,
 ) -> Job:
-    """Encoder, backbone and generator of equal degrees, so that an island has one rank of each; times divide evenly."""
+    """Encoder, backbone and generator of equal degrees, so that a component has one rank of each; times divide."""
     data = job_data(
         encoder=dp,
         backbone=(dp, pp),
@@ -95,7 +95,7 @@ def placed(job: Job, samples: StepSamples, rank: tuple[int, ...], wave: tuple[in
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize(("dp", "pp"), [(1, 1), (1, 3), (2, 2)])
 def test_the_search_counts_hops(dp: int, pp: int, schedule: str) -> None:
-    """Where hops depend on no rows and islands have one rank of each module, its recurrence is the simulator."""
+    """Where hops depend on no rows and components have one rank of each module, its recurrence is the simulator."""
     job = small_job(dp, pp, 4, schedule=schedule)
     samples = make_samples(job, 4 * dp, 1, 2)
     rank = tuple(np.arange(4 * dp) % dp)

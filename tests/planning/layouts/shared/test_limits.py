@@ -17,7 +17,7 @@ from dataserver.planning.layouts.shared.limits import together
 from dataserver.planning.stream.gathering import ShardColumns
 from dataserver.planning.stream.samples import ShardTable, Task
 from dataserver.planning.stream.sizing import SampleTooLargeError, most_tokens, shard_table, size_samples
-from dataserver.planning.stream.statistics import measure_rows
+from dataserver.planning.stream.statistics import row_statistics
 
 WHERE = "dataset laion, shard 00000.tar"
 
@@ -181,13 +181,13 @@ def test_the_images_of_a_sample_must_fit_one_wave() -> None:
 
 
 def test_padded_images_of_a_sample_count_as_its_largest_one() -> None:
-    """A measure says how many images a sample has at most, not which: as many as that of the largest size fit or are
+    """A statistics says how many images a sample has at most, not which: as many as that of the largest size fit or are
     looked at.
     """
     for units, clear in ((119, False), (120, True)):
         job = with_module(0, {"padded": True, **memory(units)}, stream={"seq_len": 2048})
-        measure = measure_rows(job.stream.sizing, columns([(5, [40, 4, 4]), (5, [40])]), np.arange(2))
-        assert layout_of(job.spec.execution).limits(job.spec).add_measured(0, measure).tolist() == [clear]
+        statistics = row_statistics(job.stream.sizing, columns([(5, [40, 4, 4]), (5, [40])]), np.arange(2))
+        assert layout_of(job.spec.execution).limits(job.spec).add_statistics(0, statistics).tolist() == [clear]
 
 
 def test_colocated_images_of_a_sample_may_be_apart() -> None:

@@ -1,9 +1,9 @@
 """Where each sequence goes in the backbone: rank, microbatch, slot.
 
-A placement is judged by islands: with g the greatest common divisor of the modules' data-parallel degrees, the ranks
-fall into g islands, each with its share of the encoder, backbone and generator ranks, which exchange nothing with each
-other (as with the communication brokers of DistTrain, section 4.2). One island is a small pipeline that can be
-simulated in microseconds.
+A placement is judged by connected components of ranks: with g the greatest common divisor of the modules' data-parallel
+degrees, the ranks fall into g components, each with its share of the encoder, backbone and generator ranks. Components
+exchange nothing with each other (as with the communication brokers of DistTrain, section 4.2). One component is a small
+pipeline that can be simulated in microseconds.
 """
 
 from dataserver.planning.layouts.pipelined.placing.bounds import lower_bound_ns
@@ -13,9 +13,9 @@ from dataserver.planning.layouts.pipelined.placing.search import (
     NO_GOAL,
     fitted,
     goal_ns,
-    lacking_alone,
     makespan_ns,
     searched,
+    shortfall_alone,
 )
 from dataserver.planning.layouts.pipelined.placing.seeds import (
     balanced,
@@ -35,13 +35,13 @@ __all__ = [
     "fitted",
     "goal_ns",
     "in_disttrain_order",
-    "lacking_alone",
     "lower_bound_ns",
     "makespan_ns",
     "microbatch_sums",
     "padded_runs",
     "placement_problem",
     "searched",
+    "shortfall_alone",
     "spread_over_waves",
     "stratified",
     "with_parity",

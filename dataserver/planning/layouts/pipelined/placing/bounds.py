@@ -6,11 +6,11 @@ from dataserver.planning import I64
 from dataserver.planning.layouts.pipelined.placing.problem import PlacementProblem
 
 
-def lower_bound_ns(problem: PlacementProblem, *, within_islands: bool = False) -> int:
+def lower_bound_ns(problem: PlacementProblem, *, within_components: bool = False) -> int:
     """A time that no placement of the problem's sequences can beat, under any operation lists.
 
-    With `within_islands` only plans are bounded whose images stay within their island: all images of a sequence then
-    take at least their share of the island's ranks.
+    With `within_components` only plans are bounded whose images stay within their component: all images of a sequence
+    then take at least their share of the component's ranks.
 
     Some rank of each stage has at least the mean work of the stage. Before it begins with its first microbatch that
     holds a sequence, that sequence passes all earlier stages and the hops between them, and after the last such one its
@@ -19,10 +19,10 @@ def lower_bound_ns(problem: PlacementProblem, *, within_islands: bool = False) -
     their last, see `_ends`.
     """
     both, base = _both(problem, problem.work), _both(problem, problem.base[:, None])[:, 0]
-    there, back = _ways(problem, within_islands)
+    there, back = _ways(problem, within_components)
     bound = 0
     for row in range(len(base)):
-        ranks = problem.islands * (problem.ranks_per_island if row == problem.num_encoders else 1)
+        ranks = problem.components * (problem.ranks_per_component if row == problem.num_encoders else 1)
         work = int(both[row].sum()) // ranks + int(base[row]) * problem.num_waves
         bound = max(bound, work)
         mine = np.flatnonzero(problem.own[row, :-1])
@@ -51,7 +51,7 @@ def _ends(problem: PlacementProblem) -> int:
 
     0 unless every slot is in use: a rank could otherwise begin with another wave.
     """
-    backbone, ranks, chunks = problem.num_encoders, problem.ranks_per_island, problem.chunks
+    backbone, ranks, chunks = problem.num_encoders, problem.ranks_per_component, problem.chunks
     if not problem.num_sequences or problem.num_sequences < problem.dp * problem.num_waves * problem.slots:
         return 0
     least, percents = _least(problem)
@@ -107,13 +107,13 @@ def _both(problem: PlacementProblem, forward: I64) -> I64:
     return found
 
 
-def _ways(problem: PlacementProblem, within_islands: bool) -> tuple[I64, I64]:
+def _ways(problem: PlacementProblem, within_components: bool) -> tuple[I64, I64]:
     """Time of each sequence from the beginning to the row, and of its gradients from there to the end.
 
     int64 [rows, s] each; of the backbone to its last stage. Hops are part of them.
     """
     backbone = problem.num_encoders
-    alone = np.maximum(problem.way, problem.work) if within_islands else problem.way
+    alone = np.maximum(problem.way, problem.work) if within_components else problem.way
     forward = np.where(alone > 0, alone + problem.base[:, None], 0)
     forward[backbone] //= problem.chunks
     backward = forward * problem.percent[:, None] // 100

@@ -21,11 +21,11 @@ def with_parity(problem: PlacementProblem, placement: Placement) -> Placement:
     load = np.append(problem.balanced_by, 0)
     needs = _needs_images(has[slots].sum(axis=2), problem.slots)
     free = _Slots(slots, has, load)
-    leaving, lacking = free.with_images(~needs), free.lacking(needs)
-    leaving, lacking = free.exchange(leaving, lacking, within_ranks=True)
-    if len(lacking) > len(leaving):
-        leaving = np.concatenate([leaving, free.spare(needs)[: len(lacking) - len(leaving)]])
-    leaving, _ = free.exchange(leaving, lacking, within_ranks=False)
+    leaving, shortfall = free.with_images(~needs), free.shortfall(needs)
+    leaving, shortfall = free.exchange(leaving, shortfall, within_ranks=True)
+    if len(shortfall) > len(leaving):
+        leaving = np.concatenate([leaving, free.spare(needs)[: len(shortfall) - len(leaving)]])
+    leaving, _ = free.exchange(leaving, shortfall, within_ranks=False)
     for within_ranks in (True, False) if len(leaving) else ():  # those that are left join others in a microbatch
         leaving, _ = free.exchange(leaving, free.without_images(needs), within_ranks=within_ranks)
     return of_slots(slots)
@@ -63,7 +63,7 @@ class _Slots:
         """Slots with other sequences, or none, in some microbatches."""
         return self._sorted(np.flatnonzero(np.repeat(where, self._shape[2]) & ~self._has[self._flat]))
 
-    def lacking(self, where: Bool) -> I64:
+    def shortfall(self, where: Bool) -> I64:
         """The costliest slot of each of some microbatches that have no images."""
         return self._first_of_each(self.without_images(where & ~self._any()))
 

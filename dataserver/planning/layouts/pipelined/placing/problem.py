@@ -23,7 +23,7 @@ class Rooms:
     """int64 [rows, s + 1]: what each sequence takes in each row; of a padded backbone its largest sample. The last
     column is an empty slot."""
     room: I64
-    """int64 [rows]: what a rank of the backbone has, and what all ranks of an island together have in the others; -1
+    """int64 [rows]: what a rank of the backbone has, and what all ranks of a component together have in the others; -1
     for no limit."""
     window: I64
     """int64 [rows]: consecutive microbatches that must fit together."""
@@ -42,7 +42,7 @@ class PlacementProblem:
     """Microbatches of each rank."""
     slots: int
     """Sequences of each microbatch."""
-    islands: int
+    components: int
     num_stages: int
     """Pipeline stages of the backbone."""
     num_encoders: int
@@ -50,8 +50,8 @@ class PlacementProblem:
     """int64 [encoders + stages + generators]: microbatches that each encoder, backbone stage and generator holds at
     most, never rising from one to the next in the joined pipeline."""
     own: I64
-    """int64 [rows, s + 1]: forward nanoseconds of each sequence in its island's encoder, in a backbone stage, in its
-    island's generator; the last column is an empty slot. Of a padded backbone: of the largest sample."""
+    """int64 [rows, s + 1]: forward nanoseconds of each sequence in its component's encoder, in a backbone stage, in its
+    component's generator; the last column is an empty slot. Of a padded backbone: of the largest sample."""
     way: I64
     """int64 [rows, s]: forward nanoseconds that each sequence takes at least on its way through each row, alone and
     spread over all ranks."""
@@ -70,7 +70,7 @@ class PlacementProblem:
     returns: Bool | None = None
     """bool, as `in_flight`: the stages that run backwards; None if all do."""
     whole: bool = False
-    """Whether ranks of the backbone run the encoders too, on their first stage; each of them is an island then."""
+    """Whether ranks of the backbone run the encoders too, on their first stage; each of them is a component then."""
     images: I64 | None = None
     """int64 [s + 1]: 1 for each sequence with images, where all ranks of a wave must have some or none."""
 
@@ -80,9 +80,9 @@ class PlacementProblem:
         return self.dp, self.num_waves, self.slots
 
     @property
-    def ranks_per_island(self) -> int:
-        """Backbone ranks of one island."""
-        return self.dp // self.islands
+    def ranks_per_component(self) -> int:
+        """Backbone ranks of one component."""
+        return self.dp // self.components
 
     @property
     def num_sequences(self) -> int:
@@ -143,15 +143,15 @@ def placement_problem(
             way[row] = np.maximum(way[row], own[row, :-1] // module.dp)
             base[row] = module.cost.microbatch_ns
     whole = bool(execution.identity_routing)
-    islands = execution.backbone.dp if whole else _islands(modules, need)
+    components = execution.backbone.dp if whole else _components(modules, need)
     for row, module in enumerate(modules):
         if module.kind is not ModuleKind.BACKBONE:
-            own[row] //= module.dp // islands
+            own[row] //= module.dp // components
     problem = PlacementProblem(
         dp=execution.backbone.dp,
         num_waves=num_waves,
         slots=execution.microbatch,
-        islands=islands,
+        components=components,
         num_stages=execution.backbone.pp,
         num_encoders=num_encoders,
         in_flight=in_flight,
@@ -160,9 +160,9 @@ def placement_problem(
         base=base,
         percent=np.array([m.cost.backward_percent for m in modules], np.int64),
         items=_items(execution.backbone, sequence, count),
-        rooms=_rooms(modules, need, islands),
+        rooms=_rooms(modules, need, components),
         chunks=chunks,
-        hops=problem_hops(spec, modules, samples, sequence, num_waves, islands),
+        hops=problem_hops(spec, modules, samples, sequence, num_waves, components),
         returns=np.repeat([m.runs_backward for m in modules], [m.pp for m in modules]),
         whole=whole,
         images=_with_images(need[:num_encoders]) if parity else None,
@@ -184,13 +184,13 @@ def _items(module: ModuleSpec, sequence: I64, count: int) -> I64 | None:
     return np.bincount(sequence, minlength=count + 1).astype(np.int64) if module.padded else None
 
 
-def _islands(modules: tuple[ModuleSpec, ...], need: I64) -> int:
-    """Islands that the ranks form; a single one if one of several could not hold all images of a sequence."""
-    islands = gcd(*(m.dp for m in modules))
+def _components(modules: tuple[ModuleSpec, ...], need: I64) -> int:
+    """Components that the ranks form; a single one if one of several could not hold all images of a sequence."""
+    components = gcd(*(m.dp for m in modules))
     for module, most in zip(modules, need.max(axis=1, initial=0).tolist(), strict=True):
         if module.kind is not ModuleKind.BACKBONE and module.memory is not None:
-            islands = islands if most <= module.memory.units * (module.dp // islands) else 1
-    return islands
+            components = components if most <= module.memory.units * (module.dp // components) else 1
+    return components
 
 
 def _with_images(patches: I64) -> I64:
@@ -198,11 +198,11 @@ def _with_images(patches: I64) -> I64:
     return np.where(patches.sum(axis=0) > 0, np.int64(1), np.int64(0))
 
 
-def _rooms(modules: tuple[ModuleSpec, ...], need: I64, islands: int) -> Rooms | None:
+def _rooms(modules: tuple[ModuleSpec, ...], need: I64, components: int) -> Rooms | None:
     if all(m.memory is None for m in modules):
         return None
     room = [
-        -1 if m.memory is None else m.memory.units * (1 if m.kind is ModuleKind.BACKBONE else m.dp // islands)
+        -1 if m.memory is None else m.memory.units * (1 if m.kind is ModuleKind.BACKBONE else m.dp // components)
         for m in modules
     ]
     return Rooms(need, np.array(room, np.int64), np.ones(len(room), np.int64))

@@ -34,11 +34,11 @@ OPERATIONS_AT_ONCE = 1 << 21
 """Operations that are simulated between two yield points: some ten milliseconds."""
 
 LOOKS_AT_ONCE = 1 << 14
-"""Exchanges that are tried between two yield points, where an island has one backbone rank; else so many fewer."""
+"""Exchanges that are tried between two yield points, where a component has one backbone rank; else so many fewer."""
 
 
 def goal_ns(problem: PlacementProblem) -> int:
-    """Simulated time of the slowest island that is so near the best one that a search ends with it."""
+    """Simulated time of the slowest component that is so near the best one that a search ends with it."""
     bound = lower_bound_ns(problem)
     return bound + bound // GOAL_SHARE
 
@@ -51,7 +51,7 @@ def searched(
     most_sequences: int | None = None,
     goal: int = NO_GOAL,
 ) -> Placement:
-    """Improve the best of some placements by bounded hill climbing on the slowest island.
+    """Improve the best of some placements by bounded hill climbing on the slowest component.
 
     Assignment, composition and order change together (`kernels.pipeline.improve_placement`); what fits the memory keeps
     fitting.
@@ -68,7 +68,7 @@ def searched(
     count = problem.num_sequences if most_sequences is None else min(most_sequences, problem.num_sequences)
     allowed = SEARCH_OPERATIONS * count * (problem.num_stages + ends)
     allowed -= min(RESERVED_OPERATIONS, allowed // 2)
-    budget = allowed // _island_operations(problem)
+    budget = allowed // _component_operations(problem)
     start = min(starts, key=lambda start: makespan_ns(problem, start)) if len(starts) > 1 else starts[0]
     best = in_slots(problem.shape, start)
     _improve(problem, best, draws(seed, Operator.PLAN_SEARCH, 0, 0, step, 2 * budget), budget, goal)
@@ -76,17 +76,17 @@ def searched(
 
 
 def makespan_ns(problem: PlacementProblem, placement: Placement) -> int:
-    """Simulated time of the slowest island."""
+    """Simulated time of the slowest component."""
     return _improve(problem, in_slots(problem.shape, placement), np.zeros(0, np.uint64), 0)
 
 
-def lacking_alone(problem: PlacementProblem) -> int | None:
+def shortfall_alone(problem: PlacementProblem) -> int | None:
     """A row whose memory does not hold one of the sequences even alone; None if there is none."""
     if problem.rooms is None:
         return None
     most, room = problem.rooms.need.max(axis=1), problem.rooms.room
-    lacking = (room >= 0) & (most > room)
-    return int(lacking.argmax()) if lacking.any() else None
+    shortfall = (room >= 0) & (most > room)
+    return int(shortfall.argmax()) if shortfall.any() else None
 
 
 def fitted(problem: PlacementProblem, placement: Placement) -> tuple[Placement, int | None]:
@@ -103,24 +103,24 @@ def fitted(problem: PlacementProblem, placement: Placement) -> tuple[Placement, 
     costs = _costs(problem)
     slots = slots_of(in_slots(problem.shape, placement), costs)
     state = np.array([problem.dp * problem.num_waves, 0, 1, *[0] * 7], np.int64)
-    budget, at_once = FITTING_LOOKS * problem.num_sequences, max(1, LOOKS_AT_ONCE // problem.ranks_per_island)
-    lacking, left = fit_placement(slots, costs, budget, at_once, state)
+    budget, at_once = FITTING_LOOKS * problem.num_sequences, max(1, LOOKS_AT_ONCE // problem.ranks_per_component)
+    shortfall, left = fit_placement(slots, costs, budget, at_once, state)
     while left:
         yield_point()
-        lacking, left = fit_placement(slots, costs, budget, at_once, state)
-    return of_slots(slots.at), int(lacking.argmax()) if lacking.any() else None
+        shortfall, left = fit_placement(slots, costs, budget, at_once, state)
+    return of_slots(slots.at), int(shortfall.argmax()) if shortfall.any() else None
 
 
 def _improve(problem: PlacementProblem, slots: I64, words: U64, budget: int, goal: int = NO_GOAL) -> int:
-    """Improve `slots` in place with at most `budget` simulated islands, or to the goal; the makespan that it had."""
+    """Improve `slots` in place with at most `budget` simulated components, or to the goal; the makespan that it had."""
     from dataserver.planning.kernels.pipeline import climb_of, go_on
 
-    climb, at_once = climb_of(slots, _costs(problem)), max(1, OPERATIONS_AT_ONCE // _island_operations(problem))
-    words_at_once = max(1, OPERATIONS_AT_ONCE // problem.islands)  # each looks for the slowest island
+    climb, at_once = climb_of(slots, _costs(problem)), max(1, OPERATIONS_AT_ONCE // _component_operations(problem))
+    words_at_once = max(1, OPERATIONS_AT_ONCE // problem.components)  # each looks for the slowest component
     while not climb.is_ready:
         yield_point()
         go_on(climb, words[:0], at_once)
-    before, left = climb.makespan_ns, budget - problem.islands
+    before, left = climb.makespan_ns, budget - problem.components
     while left > 0 and len(words) and climb.makespan_ns > goal:
         yield_point()
         simulated, used = go_on(climb, words[:words_at_once], min(left, at_once), goal)
@@ -128,11 +128,11 @@ def _improve(problem: PlacementProblem, slots: I64, words: U64, budget: int, goa
     return before
 
 
-def _island_operations(problem: PlacementProblem) -> int:
-    """About what it takes to simulate an island."""
+def _component_operations(problem: PlacementProblem) -> int:
+    """About what it takes to simulate a component."""
     ends = len(problem.base) - 1
-    in_island = 2 * (problem.num_stages * problem.ranks_per_island + ends)
-    return in_island * (problem.num_waves + problem.num_stages + ends)
+    in_component = 2 * (problem.num_stages * problem.ranks_per_component + ends)
+    return in_component * (problem.num_waves + problem.num_stages + ends)
 
 
 def _costs(problem: PlacementProblem) -> "Costs":
@@ -151,7 +151,7 @@ def _costs(problem: PlacementProblem) -> "Costs":
         hop=np.zeros_like(problem.base) if problem.hops is None else problem.hops.usual,
         hop_back=np.zeros_like(problem.base) if problem.hops is None else problem.hops.usual * problem.hops.returned,
         encoders=problem.num_encoders,
-        ranks_per_island=problem.ranks_per_island,
+        ranks_per_island=problem.ranks_per_component,
         whole=problem.whole,
         images=none if problem.images is None else problem.images,
     )

@@ -54,14 +54,14 @@ def _with_small_ends(problem: PlacementProblem, placement: Placement) -> Placeme
 
 
 def spread_over_waves(problem: PlacementProblem) -> Placement:
-    """As few sequences as can be in every wave, dealt out to islands and their ranks in turn: needs least memory.
+    """As few sequences as can be in every wave, dealt out to components and their ranks in turn: needs least memory.
 
     With w waves for s sequences no two are closer than w // s waves, so that none are in flight together if there are
     enough.
     """
     number = np.arange(problem.num_sequences)
-    within = number // problem.islands % problem.ranks_per_island
-    rank = number % problem.islands * problem.ranks_per_island + within
+    within = number // problem.components % problem.ranks_per_component
+    rank = number % problem.components * problem.ranks_per_component + within
     wave = number * problem.num_waves // max(1, problem.num_sequences)
     return in_order(rank, wave, problem.num_waves)
 
@@ -129,7 +129,7 @@ def in_disttrain_order(problem: PlacementProblem, placement: Placement) -> Place
     yield_point()
     times, backbone = microbatch_sums(problem, problem.own, placement), problem.num_encoders
     images = np.arange(len(times)) != backbone
-    times[images] *= problem.ranks_per_island  # a rank's own images, as if all ranks of the island were like it
+    times[images] *= problem.ranks_per_component  # a rank's own images, as if all ranks of the component were like it
     times += problem.base[:, None, None]
     both = np.stack([times, times * problem.percent[:, None, None] // 100])
     stages = [both[:, backbone]] * problem.num_stages

@@ -22,15 +22,15 @@ class Hops:
     smallest: I64
     """int64 [rows]: nanoseconds that a hop with any rows takes at least: those of one image, or of one sequence."""
     usual: I64
-    """int64 [rows]: nanoseconds of the hop of a mean microbatch, which simulations of islands take for all."""
+    """int64 [rows]: nanoseconds of the hop of a mean microbatch, which simulations of components take for all."""
     returned: I64
     """int64 [rows]: 1 where gradients take the hop back, 0 where the module that it begins at runs no backward."""
 
 
 def problem_hops(
-    spec: JobSpec, modules: Sequence[ModuleSpec], samples: StepSamples, sequence: I64, num_waves: int, islands: int
+    spec: JobSpec, modules: Sequence[ModuleSpec], samples: StepSamples, sequence: I64, num_waves: int, components: int
 ) -> Hops | None:
-    """The hops of one step, modules by row, images spread within `islands`; None if none takes time.
+    """The hops of one step, modules by row, images spread within `components`; None if none takes time.
 
     Other arguments are those of `placement_problem`.
     """
@@ -47,7 +47,7 @@ def problem_hops(
             np.add.at(most, sequence, rows)
             fewest = most
         else:  # images of a sequence may come from several ranks
-            images, parts = module_images(spec, module, samples), module.dp // islands
+            images, parts = module_images(spec, module, samples), module.dp // components
             rows = image_rows(spec.stream, samples, images, TASK_OF[module.kind])
             np.maximum.at(most, sequence[samples.image_sample[images]], rows)
             fewest = rows
