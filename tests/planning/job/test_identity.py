@@ -57,9 +57,9 @@ execution:
 @pytest.mark.parametrize(
     ("version", "job_id"),
     [
-        (1, "c96739673a0b82a065dcbb62de4ffced99419a928af96a236a9e9de087587fe1"),
-        (2, "da6b64118911cc5aaeeba15ac69e5b0abab05ad8fe1fa6c1c5cf2b7326d9403f"),
-        (3, "0e91cf0c33c598133d6ab4fa9bb8e9bd8516c972aa312fd2f88c04edbfa08c7b"),
+        (1, "21c895ccf339dd6f5511a272a324b26b260881996ac3b297b6bc1aa92257a84e"),
+        (2, "1cdc8e3da7fc0690fa5b593db6c50d7b3c6f33fc946b4b21bc7bd947f96d6265"),
+        (3, "d8f4808c23adc6b2f0ff97509169f791dce2a88e73ca62a3e44dcaca7ddf0468"),
     ],
 )
 def test_golden_ids(version: int, job_id: str) -> None:
