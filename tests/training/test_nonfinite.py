@@ -64,7 +64,7 @@ def explained(*reports: tuple[FiniteNotes, bool]) -> str:
 
     def process(rank: int) -> str:
         group = dist.ProcessGroupGloo(store, rank, len(reports))
-        groups: Any = SimpleNamespace(rank=rank, place=f"m{rank} rank 0", world=group, control=group)
+        groups: Any = SimpleNamespace(rank=rank, process=f"m{rank} rank 0", world=group, control=group)
         found, finite = reports[rank]
         runner: Any = SimpleNamespace(finite=found, site=SimpleNamespace(module=SimpleNamespace(name=f"m{rank}")))
         return explain(4, [runner], [] if finite else [f"m{rank}"], stream, groups)

@@ -157,8 +157,8 @@ class ServedDataLoader(BaseDataLoader):
         inputs, labels = self._tokens(none, none, none, none)
         return default_convert(inputs), torch.from_numpy(labels)  # type: ignore[no-untyped-call]
 
-    def _tokens(self, ids: Array, positions: Array, labels: Array, slots: Array) -> tuple[dict[str, Any], Array]:
-        found: dict[str, Any] = {"input": self._shaped(ids, slots), "positions": self._shaped(positions, slots)}
+    def _tokens(self, ids: Array, position_ids: Array, labels: Array, slots: Array) -> tuple[dict[str, Any], Array]:
+        found: dict[str, Any] = {"input": self._shaped(ids, slots), "positions": self._shaped(position_ids, slots)}
         if self._special:
             found |= {"pixel_values": None, "grid_thw": None, "pixel_values_videos": None, "grid_thw_videos": None}
             found["special_tokens"] = self._special

@@ -79,12 +79,14 @@ class TowerStage(nn.Module, ABC):
             self.project = nn.Linear(config.width, config.output_dim, bias=False)
             self.scale = Scale(config.loss) if has_scale else None
 
-    def forward(self, content: Tensor | None, positions: Tensor, offsets: Tensor, hidden: Tensor | None) -> TowerOutput:
+    def forward(
+        self, content: Tensor | None, coordinates: Tensor, offsets: Tensor, hidden: Tensor | None
+    ) -> TowerOutput:
         """Run the stage.
 
         Args:
             content: of the items, for the first stage: patches, or token ids.
-            positions: the grid of each image, or the position of each token. Better left on the CPU, as is the next.
+            coordinates: the grid of each image, or the position of each token. Better left on the CPU, as is the next.
             offsets: integers [items + 1], first row of each item and the end.
             hidden: [rows, width] from the stage before.
 
@@ -97,8 +99,8 @@ class TowerStage(nn.Module, ABC):
         if rows is None:
             raise ValueError("a stage of a tower got neither items nor hidden states")
         segments = Segments.from_offsets("offsets", offsets, len(rows), device)
-        x = rows if content is None else self._embed(content, positions, segments)
-        rotation = self._rotation(positions, segments, x)
+        x = rows if content is None else self._embed(content, coordinates, segments)
+        rotation = self._rotation(coordinates, segments, x)
         for layer in self.layers.values():
             x = run_block(layer, x, segments, rotation, checkpoint=self.checkpoint)
         if not self.is_last:
@@ -116,11 +118,11 @@ class TowerStage(nn.Module, ABC):
         """What follows the last one."""
 
     @abstractmethod
-    def _embed(self, content: Tensor, positions: Tensor, segments: Segments) -> Tensor:
+    def _embed(self, content: Tensor, coordinates: Tensor, segments: Segments) -> Tensor:
         """The rows [rows, width] that enter the first one."""
 
     @abstractmethod
-    def _rotation(self, positions: Tensor, segments: Segments, x: Tensor) -> Rotation | None:
+    def _rotation(self, coordinates: Tensor, segments: Segments, x: Tensor) -> Rotation | None:
         """Where rows lie; None where the rows that enter say so."""
 
     @abstractmethod
@@ -155,18 +157,18 @@ class ImageTower(TowerStage):
     def _norm(self) -> nn.Module:
         return nn.LayerNorm(self.config.width, eps=self.config.norm_eps)
 
-    def _embed(self, content: Tensor, positions: Tensor, segments: Segments) -> Tensor:
+    def _embed(self, content: Tensor, coordinates: Tensor, segments: Segments) -> Tensor:
         weight, config = self.patch_embed.weight, self.config
         x: Tensor = self.patch_embed(normalise(content.to(weight.device), config.patch, weight.dtype, config.pixels))
         if not config.position_grid:
             return x
-        positions = patch_positions(positions, segments, config.merge, x.device)
-        return x + learned_positions(self.position_embed.weight, config.position_grid, positions, segments, positions)
+        positions = patch_positions(coordinates, segments, config.merge, x.device)
+        return x + learned_positions(self.position_embed.weight, config.position_grid, coordinates, segments, positions)
 
-    def _rotation(self, positions: Tensor, segments: Segments, x: Tensor) -> Rotation | None:
+    def _rotation(self, coordinates: Tensor, segments: Segments, x: Tensor) -> Rotation | None:
         if self.config.position_grid:
             return None
-        positions = patch_positions(positions, segments, self.config.merge, x.device)
+        positions = patch_positions(coordinates, segments, self.config.merge, x.device)
         return Rotation.of(positions, self.config.width // self.config.heads, ROTARY_BASE, x.dtype)
 
     def _pool(self, x: Tensor, segments: Segments) -> Tensor:
@@ -190,15 +192,15 @@ class TextTower(TowerStage):
     def _norm(self) -> nn.Module:
         return nn.RMSNorm(self.config.width, eps=self.config.norm_eps)
 
-    def _embed(self, content: Tensor, positions: Tensor, segments: Segments) -> Tensor:
-        del positions, segments
+    def _embed(self, content: Tensor, coordinates: Tensor, segments: Segments) -> Tensor:
+        del coordinates, segments
         index = checked_index("token_ids", content, self.config.vocab_size, self.embed.weight.device)
         return cast(Tensor, self.embed(index))
 
-    def _rotation(self, positions: Tensor, segments: Segments, x: Tensor) -> Rotation:
+    def _rotation(self, coordinates: Tensor, segments: Segments, x: Tensor) -> Rotation:
         del segments
-        require_shape("position_ids", positions, len(x))
-        config, positions = self.config, upload(positions, x.device)[:, None]
+        require_shape("position_ids", coordinates, len(x))
+        config, positions = self.config, upload(coordinates, x.device)[:, None]
         return Rotation.of(positions, config.head_size, config.rotary_base, x.dtype, config.rotary_scaling)
 
     def _pool(self, x: Tensor, segments: Segments) -> Tensor:
