@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 from cli.server_process import serving
+from dataserver.preprocessing import content_digest, load_tokenizer
 from golden.dataset import write_golden
 from golden.transcript import JOB, load
 
 from dataserver.dataset import count_tokens
 from dataserver.dataset.build import build_index
-from dataserver.preprocessing import content_digest, load_tokenizer
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 ROOT = Path(__file__).resolve().parents[1]
