@@ -5,10 +5,10 @@ All read the same shards and make the same batches, and all but ours and TensorF
 (scripts/loaders). In every round each runs once, in another order; CPU time is that of all its processes, workers,
 servers and consumer, between a warm-up and the end. Ratios are to the floor: as many serial loops at once as there are
 cores, since busy cores slow each other down. A first batch is counted from the start of the programs, but for the rows
-of this service's start, whose client runs already. On one machine this service lends its client memory; rows of what
-is sent over TCP are those of clients elsewhere, but for the network. Some rivals want packages of their own: --install
-puts them under build/loaders, and those that are not there are named. --seed 1 --median 384 is its sister. The exit
-code is 1 if a target is missed.
+of this service's start, whose client runs already. On one machine this service shares memory with its client; rows of
+what is sent over TCP are those of clients elsewhere, but for the network. Some rivals want packages of their own:
+--install puts them under build/loaders, and those that are not there are named. --seed 1 --median 384 is its held-out
+variant. The exit code is 1 if a target is missed.
 """
 
 import argparse

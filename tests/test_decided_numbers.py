@@ -99,7 +99,7 @@ TIMES: dict[str, dict[str, float]] = {
     "dataserver/serving/server.py": {"STOP_GRACE_S": 1},
     "dataserver/serving/stream.py": {"LOOK_S": 0.1},
     "trainclient/stream/endpoint.py": {"PING_EVERY_MS": 2000, "PING_TIMEOUT_MS": 5000},
-    "trainclient/stream/borrowing.py": {"SAY_EVERY_S": 0.2},
+    "trainclient/stream/shared_memory.py": {"SAY_EVERY_S": 0.2},
     "trainclient/stream/reader.py": {"JOIN_S": 10},
     "trainclient/stream/rotation.py": {"FIRST_PAUSE_S": 0.1, "LONGEST_PAUSE_S": 5, "REPORT_EVERY_S": 5},
 }
@@ -145,14 +145,14 @@ KEPT: dict[str, dict[str, Any]] = {
     "dataserver/serving/registry.py": {"REPORT_OVERHEAD_BYTES": 64, "JOBS_SHARE": 0.25},
     "dataserver/serving/server.py": {"UNARY_THREADS": 32, "WATCH_THREADS": 64, "PEER_THREADS": 256},
     "dataserver/serving/stream.py": {"MAX_AHEAD": 8, "AHEAD_BYTES": 8 * MIB},
-    "dataserver/serving/lending.py": {
-        "MIN_LENT_BYTES": 64 << 10,
-        "MAX_LENT": 20,
+    "dataserver/serving/shared_memory.py": {
+        "MIN_SHARED_BYTES": 64 << 10,
+        "MAX_SHARED": 20,
         "MAX_IDLE": 8,
         "MAX_BLOCKS": 512,
-        "MAX_UNCLAIMED": 256,
+        "MAX_PENDING": 256,
     },
-    "dataserver/serving/streams.py": {"MAKING_AT_ONCE": 4},
+    "dataserver/serving/streams.py": {"VIEWS_AT_ONCE": 4},
     "dataserver/serving/budgets.py": {
         "PROCESS_BYTES": 128 * MIB,
         "DECODING_BYTES": 64 * MIB,
@@ -162,7 +162,7 @@ KEPT: dict[str, dict[str, Any]] = {
     },
     "trainclient/exchange/message_queue.py": {"MAX_UNTAKEN": 8},
     "trainclient/stream/buffers.py": {"MAPPED_BYTES": MIB, "SPARE_TAKES": 32},
-    "trainclient/stream/borrowing.py": {"MAX_BLOCKS": 256},
+    "trainclient/stream/shared_memory.py": {"MAX_BLOCKS": 256},
     "trainclient/stream/handoff.py": {"MAX_READY": 16},
     "trainclient/stream/reader.py": {"PREFETCH_BYTES": 128 * MIB},
     "trainclient/stream/receiver.py": {"MAX_WINDOW_BYTES": 128 * MIB},

@@ -59,7 +59,7 @@ def serve(
     idle_timeout_s: MaybeInt = None,
     stream_bytes: MaybeInt = None,
     prefetch_bytes: MaybeInt = None,
-    no_lending: Switch = False,
+    no_shared_memory: Switch = False,
     decode_threads: MaybeInt = None,
     job_bytes: MaybeInt = None,
     cache_dir: MaybePath = None,
@@ -91,8 +91,8 @@ def serve(
         stream_bytes: Largest microbatch in bytes; 256 MiB by default.
         prefetch_bytes: Bytes that all streams together use to work ahead; 1 GiB by default, less where memory is
             limited.
-        no_lending: Send all bytes also to clients of this user on this machine, which else get memory that holds them
-            (key `lend_memory: false`).
+        no_shared_memory: Send bytes to clients of this user on this machine, too, instead of sharing memory with them
+            (key `shared_memory: false`).
         decode_threads: Threads that decode images; one for each core by default, fewer where memory is limited.
         job_bytes: Bytes cached of jobs, such as plans; 1 GiB by default, less where memory is limited.
         cache_dir: Folder for measures of datasets and for compiled kernels; servers may share it; ~/.cache/disttrain by
@@ -114,7 +114,7 @@ def serve(
         idle_timeout_s=idle_timeout_s,
         stream_bytes=stream_bytes,
         prefetch_bytes=prefetch_bytes,
-        lend_memory=False if no_lending else None,
+        shared_memory=False if no_shared_memory else None,
         decode_threads=decode_threads,
         job_bytes=job_bytes,
         cache_dir=cache_dir,

@@ -7,9 +7,9 @@ from typing import Final, TypeVar
 
 from dataserver.assembly import PreparedView
 from dataserver.dataset import ShardReadError
-from dataserver.serving.lending import Block
 from dataserver.serving.memory import Buffer
 from dataserver.serving.metrics import Metrics
+from dataserver.serving.shared_memory import Block
 from dataserver.serving.source import MicrobatchSpec, ViewSource
 from dataserver.serving.wire import EncodedMicrobatch
 
@@ -57,7 +57,7 @@ class Assembly:
             metrics: are told of images and bytes.
             settled: called once, from any thread, when the assembly is made, has failed or was cancelled, and no thread
                 writes to the buffer any more.
-            block: that of the buffer, where it will be lent.
+            block: that of the buffer, where it is shared with the consumer.
         """
         self.spec = spec
         self.block = block

@@ -54,8 +54,8 @@ class ServerConfig(BaseModel):
     )
     """Memory that all streams together use to work ahead of their consumers, a message of each on its way included.
     1 GiB by default, less where memory is limited."""
-    lend_memory: bool = True
-    """Lend microbatches to clients of the same user on this machine as memory, in place of sending their bytes."""
+    shared_memory: bool = True
+    """Share memory that holds microbatches with clients of the same user on this machine, instead of sending bytes."""
     decode_threads: Annotated[int, Field(ge=1, le=1024)] = Field(default_factory=default_decode_threads)
     """Threads that decode images; by default one for each core that the server may keep busy, fewer where memory is
     limited."""

@@ -148,7 +148,7 @@ class DataService:
             codecs=CODECS,
             max_message_bytes=MAX_MESSAGE_BYTES,
             stream_bytes=self._config.stream_bytes,
-            memory_socket=self._streams.shared.lending.name,
+            memory_socket=self._streams.shared.shared_memory.name,
         )
 
     def GetDatasetInfo(self, _request: pb.GetDatasetInfoRequest, _: grpc.ServicerContext) -> pb.GetDatasetInfoResponse:

@@ -12,8 +12,8 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
+from dataserver.serving.admission import CallPool, Pooled
 from dataserver.serving.errors import DataServiceError, abort, service_error
-from dataserver.serving.gate import CallPool, Pooled
 from dataserver.serving.limits import MAX_MESSAGE_BYTES
 
 _KINDS: "Final[Mapping[tuple[bool, bool], Callable[..., grpc.RpcMethodHandler[Any, Any]]]]" = {

@@ -90,12 +90,12 @@ def _mapped(num_bytes: int) -> Buffer:
 class ByteBudget:
     """Bytes that all streams share for working ahead. Nothing waits here: what is not granted is asked for again."""
 
-    def __init__(self, total: int, beside: int = 0, room: int = 1 << 62) -> None:
+    def __init__(self, total: int, beside: int = 0, for_microbatches: int = 1 << 62) -> None:
         """Nothing is granted yet.
 
         Args:
             total: bytes.
-            room: bytes for what the streams hold in any case, which the budget does not count.
+            for_microbatches: bytes that streams may reserve for a microbatch each, which the budget does not count.
             beside: of them, what each open account's stream takes beside microbatches; at most half of its share.
         """
         self.total = total
@@ -103,8 +103,8 @@ class ByteBudget:
         self._lock = threading.Lock()
         self._used = 0
         self._accounts = 0
-        self._room = room
-        """Left of it."""
+        self._unreserved = for_microbatches
+        """Left of these."""
 
     @property
     def used(self) -> int:
@@ -153,16 +153,16 @@ class ByteBudget:
         with self._lock:
             self._used -= num_bytes
 
-    def _claim(self, num_bytes: int) -> bool:
+    def _reserve(self, num_bytes: int) -> bool:
         with self._lock:
-            granted = num_bytes <= self._room
-            self._room -= num_bytes if granted else 0
+            granted = num_bytes <= self._unreserved
+            self._unreserved -= num_bytes if granted else 0
             return granted
 
-    def _close(self, room: int) -> None:
+    def _close(self, reserved: int) -> None:
         with self._lock:
             self._accounts -= 1
-            self._room += room
+            self._unreserved += reserved
 
 
 class Account:
@@ -172,15 +172,15 @@ class Account:
         self._budget = budget
         self._lock = threading.Lock()
         self._held = 0
-        self._room = 0
+        self._reserved = 0
         self._closed = False
 
-    def claim(self, num_bytes: int) -> bool:
-        """Take room for a microbatch of this stream in any case, until it is closed; False where there is none left."""
+    def reserve(self, num_bytes: int) -> bool:
+        """Reserve memory for a microbatch of this stream until it is closed; False where there is none left."""
         with self._lock:
-            more = 0 if self._closed else max(0, num_bytes - self._room)
-            granted = self._budget._claim(more)
-            self._room += more if granted else 0
+            more = 0 if self._closed else max(0, num_bytes - self._reserved)
+            granted = self._budget._reserve(more)
+            self._reserved += more if granted else 0
             return granted
 
     def take(self, num_bytes: int) -> bool:
@@ -206,4 +206,4 @@ class Account:
         """Leave the sharing; what is still held is given back as it becomes free."""
         with self._lock:
             self._closed = True
-            self._budget._close(self._room)
+            self._budget._close(self._reserved)

@@ -32,7 +32,7 @@ class Stage(StrEnum):
     CONSUMER = "consumer"
     """A microbatch is ready, and its consumer has not taken all of it."""
     MEMORY = "memory"
-    """It would work ahead, and the budget that streams share has no room."""
+    """It would work ahead, and the budget that streams share is used up."""
     PLANNING_QUEUE = "planning_queue"
     """Planning for a job, on behalf of all its streams, is queued while other jobs compute."""
 
@@ -66,7 +66,7 @@ class Counts:
     storage_retries: int = 0
     read_bytes: int = 0
     sent_bytes: int = 0
-    lent_bytes: int = 0
+    shared_bytes: int = 0
     plan_seconds: float = 0.0
     plans: list[int] = field(default_factory=lambda: [0] * (len(PLAN_BUCKETS_S) + 1))
     """Plans made, by bucket of `PLAN_BUCKETS_S`; not cumulative."""
@@ -142,12 +142,12 @@ class Metrics:
             self._counts.decoded_images += num_images
             self._counts.invalid_images += num_invalid
 
-    def sent(self, num_bytes: int, lent_bytes: int) -> None:
-        """A consumer took a whole microbatch, of which it was lent so much."""
+    def sent(self, num_bytes: int, shared_bytes: int) -> None:
+        """A consumer took a whole microbatch, of which so much lies in shared memory."""
         with self._lock:
             self._counts.sent_microbatches += 1
             self._counts.sent_bytes += num_bytes
-            self._counts.lent_bytes += lent_bytes
+            self._counts.shared_bytes += shared_bytes
 
     def read(self, num_bytes: int) -> None:
         """So many bytes of images were read from shards."""

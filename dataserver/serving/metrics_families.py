@@ -47,7 +47,7 @@ def _of_streams(found: GetMetricsResponse) -> Iterator[Metric]:
     yield _counter("prepared_microbatches", "Microbatches made.", found.prepared_microbatches)
     yield _counter("sent_microbatches", "Microbatches that consumers took whole.", found.sent_microbatches)
     yield _counter("sent_bytes", "Bytes of these, headers included.", found.sent_bytes)
-    yield _counter("lent_bytes", "Those of them that were lent as memory.", found.lent_bytes)
+    yield _counter("shared_bytes", "Those of them that went through shared memory.", found.shared_bytes)
     yield _gauge("prefetch_used_bytes", "Memory in use for working ahead.", found.prefetch_used_bytes)
     yield _gauge("prefetch_limit_bytes", "Limit of it (--prefetch-bytes).", found.prefetch_limit_bytes)
     waited = _counter("waited_seconds", "Seconds waited, summed over streams, by what for.", labels=("stage",))

@@ -21,7 +21,7 @@ def metrics_message(found: Snapshot) -> pb.GetMetricsResponse:
         prepared_microbatches=counts.prepared_microbatches,
         sent_microbatches=counts.sent_microbatches,
         sent_bytes=counts.sent_bytes,
-        lent_bytes=counts.lent_bytes,
+        shared_bytes=counts.shared_bytes,
         prefetch_used_bytes=found.prefetch_used_bytes,
         prefetch_limit_bytes=found.prefetch_limit_bytes,
         waits=pb.StageWaits(

@@ -12,9 +12,9 @@ from grpc_health.v1 import health, health_pb2
 
 from dataserver.jobs import Catalog
 from dataserver.serving.admin_service import AdminService
+from dataserver.serving.admission import Admission, CallPool
 from dataserver.serving.config import ConfigError, ServerConfig, joined, split_address
 from dataserver.serving.data_service import DataService
-from dataserver.serving.gate import CallPool, Gate
 from dataserver.serving.handlers import service_handler, standard_handler
 from dataserver.serving.limits import MAX_TRANSPORT_BYTES
 from dataserver.serving.metrics import Metrics, Snapshot
@@ -78,8 +78,8 @@ class DataServer:
         )
         self._watches = CallPool(WATCH_THREADS, "calls that watch health or ask reflection", "end one of them")
         self._peer_calls = CallPool(PEER_THREADS, "calls of other servers", "plan the step there")
-        self._gate = Gate(self._calls)
-        self._grpc = grpc.server(self._calls, interceptors=[self._gate], options=_OPTIONS)
+        self._admission = Admission(self._calls)
+        self._grpc = grpc.server(self._calls, interceptors=[self._admission], options=_OPTIONS)
         self._grpc.add_generic_rpc_handlers(
             (
                 service_handler(_DATA, DataService(catalog, self._streams, self._jobs, config)),
@@ -190,7 +190,7 @@ class DataServer:
         self._peer_calls.shutdown(wait=False)
         if self._peers is not None:
             self._peers.close()
-        self._gate.close()
+        self._admission.close()
         if self._endpoint is not None:
             self._endpoint.close()
         self._ended.set()

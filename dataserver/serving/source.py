@@ -78,7 +78,7 @@ class ViewSource:
         return prepare_view(served.job.spec, wanted.plan, wanted.view, served.datasets, wanted.made, buffer)
 
     def encode(self, wanted: MicrobatchSpec, prepared: PreparedView, block: int | None) -> EncodedMicrobatch:
-        """Encode a view whose tasks have all run; in a block that will be lent, if it lies in one."""
+        """Encode a view whose tasks have all run; in a shared block, if it lies in one."""
         compressor = None if self.zstd_level is None else zstd_compressor(self.zstd_level)
         return encode_microbatch(
             self.served.job,

@@ -1,10 +1,10 @@
 """One open stream: it prepares microbatches ahead of its consumer, within memory that all streams share.
 
-A stream never waits for another one's memory: it owns room for one microbatch, and what lies in the shared budget only
-lets it work further ahead. A microbatch leaves memory when its last chunk was handed to gRPC, and that is when the
-stream looks for further work: a consumer that does not read stops its stream. What a consumer on this machine is lent
-stays in the shared budget until it returns it; one that is lent as much as it wants stops its stream likewise, and one
-that keeps all is sent the rest.
+A stream never waits for another one's memory: it has a reserve for one microbatch, and what lies in the shared budget
+only lets it work further ahead. A microbatch leaves memory when its last chunk was handed to gRPC, and that is when the
+stream looks for further work: a consumer that does not read stops its stream. A microbatch in memory that is shared
+with a consumer on this machine stays in the shared budget until the consumer returns it. One that has as much as it
+wants stops its stream likewise, and one that returns nothing is sent the bytes of the rest.
 
 gRPC takes a message off this stream's hands when the consumer's window has room, and cannot be asked for it back. So
 a stream whose consumer has stopped reading gives up all else that it holds (`end_if_idle`). Its call, which is one
@@ -28,9 +28,9 @@ from dataserver.planning.plan.plan import StepPlan
 from dataserver.serving.assembly import Assembly, with_retries
 from dataserver.serving.errors import DataServiceError, service_error
 from dataserver.serving.fair_pool import FairPool
-from dataserver.serving.lending import Lending
 from dataserver.serving.memory import BufferPool, ByteBudget, size_class
 from dataserver.serving.metrics import JOB_CHARS, Metrics, Progress, Stage, Wait
+from dataserver.serving.shared_memory import SharedMemoryListener
 from dataserver.serving.source import MicrobatchSpec, ViewSource
 from dataserver.serving.wire import end_of_stream
 
@@ -57,11 +57,11 @@ class Shared:
     preparing: Executor
     """Plans and lays out views, in a thread for each stream: one whose job is queued keeps no other from
     planning. Decoding has threads of its own, so that a new stream's plan need not wait for images."""
-    making: AbstractContextManager[bool]
+    laying_out: AbstractContextManager[bool]
     """Held while a stream reads token ids and lays out a view, which few of them do at once."""
     decoding: FairPool
     """Of images; a queue for each stream."""
-    lending: Lending
+    shared_memory: SharedMemoryListener
     draining: threading.Event
     """Set when streams are to end after the microbatch in hand."""
     metrics: Metrics
@@ -89,7 +89,7 @@ class MicrobatchStream:
             microbatch: the first one.
             cancel: ends the call of the stream, whatever its consumer reads.
             on_close: called whenever the stream is closed, without a lock.
-            memory_token: of a consumer that takes memory in place of bytes.
+            memory_token: of a consumer that maps memory instead of receiving bytes.
         """
         self.cancel = cancel
         self._shared = shared
@@ -97,7 +97,7 @@ class MicrobatchStream:
         self._source = source
         self._account = shared.budget.open()
         self._decoding = shared.decoding.queue()
-        self._borrower = shared.lending.claim(memory_token, self._account)
+        self._consumer = shared.shared_memory.consumer(memory_token, self._account)
         self._condition = threading.Condition()
         """Guards what follows, except `_position` (the consumer's), `_cursor`, `_pending` and `_plan` (the preparing
         task's, one at a time, until the stream is closed). No lock of `Streams` or an assembly is taken under it."""
@@ -112,8 +112,8 @@ class MicrobatchStream:
         """The plan of its step, so that it is made once, whatever the server keeps for others."""
         self._queue: deque[Assembly] = deque()
         self._settled: set[Assembly] = set()
-        self._own_room: Assembly | None = None
-        """The assembly in this stream's own room; the others are in the shared budget."""
+        self._own_memory: Assembly | None = None
+        """The assembly in this stream's reserve; the others are in the shared budget."""
         self._in_hand: Assembly | None = None
         """The assembly whose messages the consumer is given: out of the queue, `close` leaves it and its buffer alone.
         It belongs to the consumer's thread, and to `end_if_idle` while gRPC has that."""
@@ -121,11 +121,11 @@ class MicrobatchStream:
         """Step of the microbatch that the consumer took last."""
         self._sending: Wait | None = None
         """For the consumer that has a microbatch in hand."""
-        self._lacking: Wait | None = None
+        self._memory_wait: Wait | None = None
         """For memory to work ahead."""
         self._offered_at: float | None = None
         """Since when the consumer is waited for, on the monotonic clock: gRPC has a message that it has not sent, or
-        what is in hand is more than the consumer wants to be lent; None if it is not."""
+        what is in hand is more than the consumer wants to have; None if it is not."""
         self._idle = False
         """Whether the stream ended because of its consumer."""
         self._preparing = False
@@ -195,7 +195,7 @@ class MicrobatchStream:
 
     def _given(self) -> Iterator[bytes]:
         """The messages of the microbatch in hand; ends early if that was taken away."""
-        self._await_room()
+        self._await_consumer()
         for i in itertools.count():
             if (message := self._message(i)) is None:
                 return
@@ -211,32 +211,32 @@ class MicrobatchStream:
             return None
         if i == assembly.encoded.num_messages:  # the consumer has taken the last one
             self._sent_step = assembly.spec.plan.step
-            lent_bytes = 0 if assembly.block is None else assembly.encoded.payload.nbytes
-            self._shared.metrics.sent(assembly.encoded.num_bytes, lent_bytes)
+            shared_bytes = 0 if assembly.block is None else assembly.encoded.payload.nbytes
+            self._shared.metrics.sent(assembly.encoded.num_bytes, shared_bytes)
             return None
         if i == assembly.encoded.num_messages - 1:
             self._position = _following(assembly.spec)
-            if self._borrower is not None and assembly.block is not None:
+            if self._consumer is not None and assembly.block is not None:
                 with self._condition:
-                    self._borrower.lend(assembly.block)
+                    self._consumer.share(assembly.block)
         return assembly.encoded.message(i)
 
-    def _await_room(self) -> None:
-        """Wait until a consumer that is lent memory wants more of it.
+    def _await_consumer(self) -> None:
+        """Wait until a consumer that shares memory wants more of it.
 
-        Messages without bytes find room with gRPC however little is read. Unlike one that keeps what it has for good, a
+        Messages without bytes leave gRPC however little is read. Unlike one that keeps what it has for good, a
         consumer that is slow soon returns some, and need not be sent the next ones.
         """
         with self._offering():
-            while not self._has_room() and self._borrower is not None:
-                self._borrower.wait(LOOK_S)
+            while not self._is_wanted() and self._consumer is not None:
+                self._consumer.wait(LOOK_S)
 
-    def _has_room(self) -> bool:
+    def _is_wanted(self) -> bool:
         with self._condition:
             if self._closed or self._idle or self._shared.draining.is_set():
                 return True
             block = None if self._in_hand is None else self._in_hand.block
-            return block is None or self._borrower is None or self._borrower.has_room(block)
+            return block is None or self._consumer is None or self._consumer.wants(block)
 
     def _offered(self, message: bytes) -> Iterator[bytes]:
         with self._offering():
@@ -256,14 +256,14 @@ class MicrobatchStream:
             if self._closed:
                 return
             self._closed = True
-            self._shared.metrics.end(self._lacking)
+            self._shared.metrics.end(self._memory_wait)
             # Those settled by now are released below, the others by `_settle`, which will find `_closed` set.
             abandoned = tuple(self._queue)
             made = [a for a in abandoned if a in self._settled]
             self._queue.clear()
             self._pending = self._plan = self._failure = None
-            if self._borrower is not None:
-                self._borrower.close()
+            if self._consumer is not None:
+                self._consumer.close()
             self._condition.notify_all()
         self._stop.set()
         for assembly in abandoned:  # without the lock: a cancelled task may settle its assembly in this thread
@@ -343,7 +343,7 @@ class MicrobatchStream:
                 self._preparing = False
                 return
         # Without the lock: this reads token ids. If `close` cancelled the assembly meanwhile, `start` only settles it.
-        with self._shared.making:
+        with self._shared.laying_out:
             assembly.start(self._source, self._decoding)
         with self._condition:
             self._preparing = False
@@ -379,7 +379,7 @@ class MicrobatchStream:
                 f"{self._source.module}; a stream of this server may take {self._shared.stream_bytes}: lower "
                 "execution.microbatch or sizing.max_patches, or raise the server's stream_bytes",
             )
-        if not self._account.claim(size_class(spec.num_bytes)):
+        if not self._account.reserve(size_class(spec.num_bytes)):
             raise DataServiceError(
                 errors_pb2.ERROR_REASON_TOO_MANY_STREAMS,
                 f"this server has no memory left for a stream whose microbatches have {spec.num_bytes} bytes; go to "
@@ -395,25 +395,25 @@ class MicrobatchStream:
         self._pending = spec
         if self._is_far_ahead():  # with what comes next known, so that nothing waits for its plan
             return None
-        if (assembly := self._lendable(spec) or self._sendable(spec)) is None:
-            self._lacking = self._lacking or self._shared.metrics.begin(Stage.MEMORY)
+        if (assembly := self._in_shared_memory(spec) or self._in_own_memory(spec)) is None:
+            self._memory_wait = self._memory_wait or self._shared.metrics.begin(Stage.MEMORY)
             return None
-        self._shared.metrics.end(self._lacking)
-        self._pending = self._lacking = None
+        self._shared.metrics.end(self._memory_wait)
+        self._pending = self._memory_wait = None
         self._cursor = _following(spec)
         self._queue.append(assembly)
         return assembly
 
-    def _lendable(self, spec: MicrobatchSpec) -> Assembly | None:
+    def _in_shared_memory(self, spec: MicrobatchSpec) -> Assembly | None:
         """An assembly in memory that the consumer sees; None if that takes none, or no more of it, for now."""
-        if self._borrower is None or (block := self._borrower.block(spec.num_bytes)) is None:
+        if self._consumer is None or (block := self._consumer.block(spec.num_bytes)) is None:
             return None
         self._shared.buffers.trim()  # in whose place it may have come
         return Assembly(spec, block.buffer, self._shared.metrics, self._settle, block)
 
-    def _sendable(self, spec: MicrobatchSpec) -> Assembly | None:
+    def _in_own_memory(self, spec: MicrobatchSpec) -> Assembly | None:
         """An assembly in memory of this server alone; None if there is none left."""
-        own, capacity = self._own_room is None, size_class(spec.num_bytes)
+        own, capacity = self._own_memory is None, size_class(spec.num_bytes)
         if not own and not self._account.take(capacity):
             return None
         try:
@@ -424,7 +424,7 @@ class MicrobatchStream:
             raise
         assembly = Assembly(spec, buffer, self._shared.metrics, self._settle)
         if own:
-            self._own_room = assembly
+            self._own_memory = assembly
         return assembly
 
     def _settle(self, assembly: Assembly) -> None:
@@ -441,11 +441,11 @@ class MicrobatchStream:
             if assembly not in self._settled:
                 return
             self._settled.discard(assembly)
-            if assembly.block is not None and self._borrower is not None:
-                self._borrower.give(assembly.block)
+            if assembly.block is not None and self._consumer is not None:
+                self._consumer.give(assembly.block)
                 return
-            if self._own_room is assembly:
-                self._own_room = None
+            if self._own_memory is assembly:
+                self._own_memory = None
             else:
                 self._account.give(assembly.buffer.nbytes)
         self._shared.buffers.give(assembly.buffer)

@@ -12,14 +12,14 @@ from dataserver.serving.budgets import Budgets, microbatch_bytes
 from dataserver.serving.config import ServerConfig
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.fair_pool import FairPool
-from dataserver.serving.lending import Lending
 from dataserver.serving.memory import BufferPool, ByteBudget
 from dataserver.serving.metrics import Metrics, Progress
+from dataserver.serving.shared_memory import SharedMemoryListener
 from dataserver.serving.source import ViewSource
 from dataserver.serving.stream import AHEAD_BYTES, MicrobatchStream, Shared
 from dataserver.serving.wire import CHUNK_BYTES
 
-MAKING_AT_ONCE: Final = 4
+VIEWS_AT_ONCE: Final = 4
 """Streams that read token ids and lay out views at once."""
 
 
@@ -31,7 +31,7 @@ class Streams:
         budget = ByteBudget(
             config.prefetch_bytes,
             beside=2 * CHUNK_BYTES,  # a message in gRPC's hands, and its copy
-            room=microbatch_bytes(usable_memory().num_bytes, own),
+            for_microbatches=microbatch_bytes(usable_memory().num_bytes, own),
         )
         self.shared = Shared(
             stream_bytes=config.stream_bytes,
@@ -40,9 +40,9 @@ class Streams:
             buffers=BufferPool(budget),
             # Twice as many: the thread of a closed stream may still compute a plan that others wait for.
             preparing=ThreadPoolExecutor(2 * config.max_streams, "prepare"),
-            making=threading.BoundedSemaphore(MAKING_AT_ONCE),
+            laying_out=threading.BoundedSemaphore(VIEWS_AT_ONCE),
             decoding=FairPool(config.decode_threads, "decode"),
-            lending=Lending(config.lend_memory),
+            shared_memory=SharedMemoryListener(config.shared_memory),
             draining=threading.Event(),
             metrics=metrics,
         )
@@ -82,7 +82,7 @@ class Streams:
             step: of the first microbatch.
             microbatch: the first one.
             cancel: ends the call of the stream, whatever its consumer reads.
-            memory_token: of a consumer that takes memory in place of bytes.
+            memory_token: of a consumer that maps memory instead of receiving bytes.
 
         Raises:
             DataServiceError: DRAINING or TOO_MANY_STREAMS, at once.
@@ -130,7 +130,7 @@ class Streams:
     def close(self) -> None:
         """Close all streams and end the threads."""
         self.cut()
-        self.shared.lending.close()
+        self.shared.shared_memory.close()
         # Closed streams submit nothing to `preparing`; what runs there may still submit to `decoding`: it ends first.
         self.shared.preparing.shutdown(cancel_futures=True)
         self.shared.decoding.shutdown()

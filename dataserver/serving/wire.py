@@ -44,7 +44,7 @@ class EncodedMicrobatch:
     payload: Buffer
     """uint8 [total_bytes]: what the chunks hold."""
     block: int | None = None
-    """Number of the block that is lent in place of chunks."""
+    """Number of the shared block that is named instead of sending chunks."""
 
     @property
     def num_messages(self) -> int:
@@ -61,8 +61,8 @@ class EncodedMicrobatch:
         if i == 0:
             return self.header
         if self.block is not None:
-            lent = data_service_pb2.LentBlock(number=self.block)
-            return data_service_pb2.StreamMicrobatchesResponse(lent=lent).SerializeToString()
+            shared = data_service_pb2.SharedBlock(number=self.block)
+            return data_service_pb2.StreamMicrobatchesResponse(shared=shared).SerializeToString()
         part = self.payload[(i - 1) * CHUNK_BYTES : i * CHUNK_BYTES].data
         return b"".join((_CHUNK_TAG, _varint(part.nbytes), part))
 

@@ -1,6 +1,6 @@
 """This service and its client, in processes of their own: `service.py SHARDS COUNT VIEWS`.
 
-VIEWS is encoder or all; with `-sent` behind it the server lends the client no memory, as on another machine.
+VIEWS is encoder or all; with `-sent` behind it the server shares no memory with the client, as on another machine.
 """
 
 import subprocess
@@ -53,7 +53,7 @@ def main() -> None:
     """Start a server on a free port, and read from it."""
     keep_freed_memory()
     views, _, sent = sys.argv[3].partition("-")
-    line = [*serve_command(Path(sys.argv[1])), *["--no-lending"] * bool(sent)]
+    line = [*serve_command(Path(sys.argv[1])), *["--no-shared-memory"] * bool(sent)]
     server = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None

@@ -8,11 +8,11 @@ import grpc
 import pytest
 from disttrain.v1.peer_service_pb2 import GreetResponse
 
-from dataserver.serving.peers import fetching, membership, standing
+from dataserver.serving.peers import fetching, health, membership
 from dataserver.serving.peers import peer as peer_module
 from dataserver.serving.peers.build import build_id
 from dataserver.serving.peers.peer import Peer
-from dataserver.serving.peers.standing import Standing
+from dataserver.serving.peers.peer_health import PeerHealth
 
 OWN = bytes(16)
 JOB: Any = SimpleNamespace(job_id="ab" * 32, text="{}")
@@ -31,7 +31,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    for module in (peer_module, membership, fetching, standing):
+    for module in (peer_module, membership, fetching, health):
         monkeypatch.setattr(module, "monotonic", found)
     return found
 
@@ -42,7 +42,7 @@ def said(number: int, build: str | None = None, **fields: Any) -> GreetResponse:
 
 @pytest.fixture
 def peer(clock: Clock) -> Iterator[Peer]:
-    found = Peer("127.0.0.1:1", Standing())
+    found = Peer("127.0.0.1:1", PeerHealth())
     yield found
     found.close()
 

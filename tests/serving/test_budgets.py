@@ -64,18 +64,18 @@ def test_what_is_said_at_start() -> None:
 
 
 def test_streams_share_the_room_for_their_own_microbatches() -> None:
-    budget = ByteBudget(0, room=10)
+    budget = ByteBudget(0, for_microbatches=10)
     first, second = budget.open(), budget.open()
-    assert first.claim(6)
-    assert first.claim(6), "it has so much"
-    assert first.claim(4)
-    assert not second.claim(5)
-    assert second.claim(4)
-    assert not first.claim(7)
+    assert first.reserve(6)
+    assert first.reserve(6), "it has so much"
+    assert first.reserve(4)
+    assert not second.reserve(5)
+    assert second.reserve(4)
+    assert not first.reserve(7)
     first.close()
-    assert first.claim(100), "nothing is asked for after the end"
-    assert second.claim(10)
-    assert not budget.open().claim(1)
+    assert first.reserve(100), "nothing is asked for after the end"
+    assert second.reserve(10)
+    assert not budget.open().reserve(1)
 
 
 def control_group(limit_bytes: int) -> Iterator[Path]:

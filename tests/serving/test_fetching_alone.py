@@ -15,7 +15,7 @@ from serving.lone_peer import JOB, Clock, Failure, clock, peer, said
 from dataserver.jobs import WorkCancelledError
 from dataserver.planning.plan.compact import UnfitPlanError
 from dataserver.serving.metrics import Metrics, PlanSource
-from dataserver.serving.peers import fetching, packed, plan_places
+from dataserver.serving.peers import compact_message, fetching, packed
 from dataserver.serving.peers.build import build_id
 from dataserver.serving.peers.fetching import PlanFetcher
 from dataserver.serving.peers.membership import Peers
@@ -237,10 +237,10 @@ def test_bytes_that_are_no_numbers_of_items(size: int) -> None:
 def test_a_plan_of_another_job_or_build_is_refused_by_the_begin_of_its_name() -> None:
     message = pb.FetchPlanResponse(job_id="y" * 70, step=6)
     with pytest.raises(UnfitPlanError, match=f"it is of job '{'y' * 64}', step 6$"):
-        plan_places.plan_from_message(JOB, 5, None, "b", message)  # type: ignore[arg-type]
+        compact_message.plan_from_message(JOB, 5, None, "b", message)  # type: ignore[arg-type]
     message = pb.FetchPlanResponse(job_id=JOB.job_id, step=5, build="x" * 70)
     with pytest.raises(UnfitPlanError, match=f"made by build '{'x' * 64}', and this server is b"):
-        plan_places.plan_from_message(JOB, 5, None, "b", message)  # type: ignore[arg-type]
+        compact_message.plan_from_message(JOB, 5, None, "b", message)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("candidates", "decisions"), [(4096, 0), (0, 4096), (4000, 97), (4097, 0)])
@@ -250,7 +250,7 @@ def test_a_plan_has_as_many_texts_as_planning_could_make(
     def expanded(*_: object) -> None:
         raise UnfitPlanError("expanded")
 
-    monkeypatch.setattr(plan_places, "expand", expanded)
+    monkeypatch.setattr(compact_message, "expand", expanded)
     message = pb.FetchPlanResponse(job_id=JOB.job_id, step=5, build="b")
     for _ in range(candidates):
         message.candidates.add(name="n")
@@ -259,4 +259,4 @@ def test_a_plan_has_as_many_texts_as_planning_could_make(
     fits = candidates + decisions <= 4096
     expected = "expanded" if fits else f"it has {candidates} candidates and {decisions} decisions"
     with pytest.raises(UnfitPlanError, match=expected):
-        plan_places.plan_from_message(JOB, 5, None, "b", message)  # type: ignore[arg-type]
+        compact_message.plan_from_message(JOB, 5, None, "b", message)  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ from dataserver.planning.planner import baseline_plan
 from dataserver.serving.metrics import PlanSource
 from dataserver.serving.peers import fetching, service
 from dataserver.serving.peers.build import build_id
-from dataserver.serving.peers.plan_places import places_message
+from dataserver.serving.peers.compact_message import compact_message
 
 STEPS = 12
 JOB = job_data(end={"steps": STEPS}, global_batch=4)
@@ -129,7 +129,7 @@ def test_servers_join_and_leave_without_a_restart(
 
 def another_rank(answer: pb.FetchPlanResponse) -> pb.FetchPlanResponse:
     """Every item of the second module on rank 0, with the hash of the right plan."""
-    answer.places[1].rank = bytes(len(answer.places[1].rank))
+    answer.arrangements[1].rank = bytes(len(answer.arrangements[1].rank))
     return answer
 
 
@@ -142,13 +142,13 @@ def changed(**fields: Any) -> Callable[[pb.FetchPlanResponse], pb.FetchPlanRespo
     return change
 
 
-def without_places(answer: pb.FetchPlanResponse) -> pb.FetchPlanResponse:
-    del answer.places[:]
+def without_arrangements(answer: pb.FetchPlanResponse) -> pb.FetchPlanResponse:
+    del answer.arrangements[:]
     return answer
 
 
 def cut_short(answer: pb.FetchPlanResponse) -> pb.FetchPlanResponse:
-    answer.places[0].rank = answer.places[0].rank[:-1]
+    answer.arrangements[0].rank = answer.arrangements[0].rank[:-1]
     return answer
 
 
@@ -162,13 +162,13 @@ LIES: dict[str, tuple[Callable[[pb.FetchPlanResponse], pb.FetchPlanResponse], st
     "another build": (changed(build="0" * 64), "it was made by build '0000"),
     "another hash": (changed(plan_hash=bytes(32)), "and says 0000"),
     "no hash": (changed(plan_hash=b""), "it has hash"),
-    "other places": (another_rank, "it has hash|a sequence has"),
+    "other ranks": (another_rank, "it has hash|a sequence has"),
     "another step": (changed(step=7777), "it is of job .*, step 7777"),
     "another job": (changed(job_id="x" * 64), "it is of job 'xxx"),
     "many microbatches": (changed(num_microbatches=1 << 31), "microbatches; 1 to"),
     "many slots": (changed(sequences_per_microbatch=1 << 31), "sequence slots; 0 to"),
-    "no places": (without_places, "places for 0 modules"),
-    "places cut short": (cut_short, "bytes for the ranks of"),
+    "no arrangements": (without_arrangements, "places for 0 modules"),
+    "arrangements cut short": (cut_short, "bytes for the ranks of"),
     "many texts": (many_texts, "5000 decisions|decisions"),
     "nothing": (lambda _: pb.FetchPlanResponse(), "it is of job ''"),
 }
@@ -201,7 +201,7 @@ def test_a_lie_that_is_consistent_is_found_by_planning_again(
         def baseline(answer: pb.FetchPlanResponse) -> pb.FetchPlanResponse:
             plan = baseline_plan(served.job, answer.step, served.planner.samples(answer.step))
             plan = _named(plan, served.job)
-            return places_message(served.job, plan, build_id())
+            return compact_message(served.job, plan, build_id())
 
         address, liar = stack.enter_context(lying(truth, baseline))
         with running(datasets, peers=[address]) as server:

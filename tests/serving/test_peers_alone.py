@@ -17,7 +17,7 @@ from dataserver.serving.peers.build import build_id
 from dataserver.serving.peers.fetching import FailedError
 from dataserver.serving.peers.membership import Peers
 from dataserver.serving.peers.peer import Peer
-from dataserver.serving.peers.standing import MAX_DISTRUSTED, Standing
+from dataserver.serving.peers.peer_health import MAX_DISTRUSTED, PeerHealth
 
 __all__ = ["clock", "peer"]
 
@@ -44,7 +44,7 @@ def test_a_peer_is_set_aside_for_a_job_or_for_all(peer: Peer, clock: Clock) -> N
     clock.now = 1005.0
     assert (peer.serves("a"), peer.serves("b")) == (True, True)
     peer.set_aside(1.0, "c")
-    assert peer._standing._aside == {(bytes([1]) * 16, "c"): 1006.0}, "what is over is forgotten"
+    assert peer._health._aside == {(bytes([1]) * 16, "c"): 1006.0}, "what is over is forgotten"
     peer.hear(None)
     peer.set_aside(9.0)
     peer.hear(said(1))
@@ -52,8 +52,8 @@ def test_a_peer_is_set_aside_for_a_job_or_for_all(peer: Peer, clock: Clock) -> N
 
 
 def test_what_a_process_did_counts_at_all_of_its_addresses(clock: Clock) -> None:
-    standing = Standing()
-    one, two = Peer("127.0.0.1:1", standing), Peer("127.0.0.1:2", standing)
+    health = PeerHealth()
+    one, two = Peer("127.0.0.1:1", health), Peer("127.0.0.1:2", health)
     for address in (one, two):
         address.hear(said(1))
     one.set_aside(3.0, "a")
@@ -64,7 +64,7 @@ def test_what_a_process_did_counts_at_all_of_its_addresses(clock: Clock) -> None
     assert not one.serves("b")
     for number in range(MAX_DISTRUSTED):
         assert not one.serves("b")
-        standing.distrust(number.to_bytes(16, "big"))
+        health.distrust(number.to_bytes(16, "big"))
     assert one.serves("b"), "so many are remembered"
     for address in (one, two):
         address.close()
@@ -122,8 +122,8 @@ def peers(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Peers:
 class Known(Peer):
     """A peer that is never called."""
 
-    def __init__(self, address: str, standing: Standing) -> None:
-        super().__init__(address, standing)
+    def __init__(self, address: str, health: PeerHealth) -> None:
+        super().__init__(address, health)
         self.closed = False
 
     def close(self) -> None:

@@ -14,9 +14,9 @@ from serving.harness import TIMEOUT_S
 
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.fair_pool import FairPool
-from dataserver.serving.lending import Lending
 from dataserver.serving.memory import BufferPool, ByteBudget
 from dataserver.serving.metrics import Metrics
+from dataserver.serving.shared_memory import SharedMemoryListener
 from dataserver.serving.stream import MicrobatchStream, Shared
 from dataserver.serving.wire import EncodedMicrobatch
 
@@ -57,9 +57,9 @@ def shared() -> Iterator[Shared]:
             budget=budget,
             buffers=BufferPool(budget),
             preparing=preparing,
-            making=threading.BoundedSemaphore(1),
+            laying_out=threading.BoundedSemaphore(1),
             decoding=decoding,
-            lending=Lending(wanted=False),
+            shared_memory=SharedMemoryListener(wanted=False),
             draining=threading.Event(),
             metrics=Metrics(),
         )
@@ -116,7 +116,7 @@ def test_a_consumer_that_reads_as_its_memory_is_taken_gets_no_bytes_of_another_s
 
 def test_a_stream_that_is_closed_before_it_tokenizes_does_not(shared: Shared) -> None:
     source = Source()
-    with shared.making:
+    with shared.laying_out:
         stream = opened(shared, source)
         until(lambda: bool(stream._queue))
         stream.close()

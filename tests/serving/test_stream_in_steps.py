@@ -16,12 +16,12 @@ from dataserver.dataset import ShardReadError
 from dataserver.serving import assembly
 from dataserver.serving.assembly import Assembly, with_retries
 from dataserver.serving.errors import DataServiceError
-from dataserver.serving.lending import Lending
 from dataserver.serving.memory import BufferPool, ByteBudget
 from dataserver.serving.metrics import Metrics
+from dataserver.serving.shared_memory import SharedMemoryListener
 from dataserver.serving.stream import MAX_AHEAD, MicrobatchStream, Shared
 from dataserver.serving.wire import EncodedMicrobatch
-from trainclient.stream.borrowing import Borrowed
+from trainclient.stream.shared_memory import MappedBlocks
 
 SIZE = 1 << 16
 """Bytes of a microbatch, and of its buffer."""
@@ -68,23 +68,23 @@ class Source:
         return EncodedMicrobatch(b"header", prepared.buffer)
 
 
-class Desk:
+class OneStream:
     """What streams share, one stream, and its messages."""
 
     def __init__(
         self, source: Source, budget: int = 1 << 30, start: tuple[int, int] = (0, 0), ahead_bytes: int = 1 << 30
     ) -> None:
         self.closed: list[MicrobatchStream] = []
-        room = ByteBudget(budget)
+        memory = ByteBudget(budget)
         self.shared = Shared(
             stream_bytes=SIZE,
             ahead_bytes=ahead_bytes,
-            budget=room,
-            buffers=BufferPool(room),
+            budget=memory,
+            buffers=BufferPool(memory),
             preparing=Inline(),  # type: ignore[arg-type]
-            making=threading.Lock(),
+            laying_out=threading.Lock(),
             decoding=Inline(),  # type: ignore[arg-type]
-            lending=Lending(wanted=True),
+            shared_memory=SharedMemoryListener(wanted=True),
             draining=threading.Event(),
             metrics=Metrics(),
         )
@@ -132,27 +132,27 @@ NUMBERS = [10 * step + microbatch for step, microbatch in ALL]
 def test_a_stream_prepares_as_far_ahead_as_its_memory_and_its_limits_allow(
     budget: int, ahead_bytes: int, ahead: int
 ) -> None:
-    """One microbatch lies in the stream's own room, the others in the budget. The one in hand keeps its memory."""
-    desk = Desk(Source(), budget, ahead_bytes=ahead_bytes)
+    """One microbatch lies in the stream's own memory, the others in the budget. The one in hand keeps its memory."""
+    one = OneStream(Source(), budget, ahead_bytes=ahead_bytes)
     numbers = []
     for taken in range(15):
         made = max(0, taken - 1) + ahead
-        assert desk.source.prepared == ALL[:made]
-        assert desk.shared.budget.used == (ahead - 1) * SIZE or made > 15
-        numbers.append(desk.read())
+        assert one.source.prepared == ALL[:made]
+        assert one.shared.budget.used == (ahead - 1) * SIZE or made > 15
+        numbers.append(one.read())
     assert numbers == NUMBERS
-    assert desk.source.plans == [0, 1, 2, 3, 4]
-    assert desk.end() == (EndOfStream.REASON_END_OF_JOB, 5, 0)
-    assert desk.shared.buffers.free_bytes == max(SIZE, min(budget, ahead * SIZE))
+    assert one.source.plans == [0, 1, 2, 3, 4]
+    assert one.end() == (EndOfStream.REASON_END_OF_JOB, 5, 0)
+    assert one.shared.buffers.free_bytes == max(SIZE, min(budget, ahead * SIZE))
     assert MAX_AHEAD == 8
 
 
 def test_what_is_refused_takes_no_buffer() -> None:
-    desk, taken = Desk(Source(), budget=2 * SIZE), list[int]()
-    take = desk.shared.buffers.take
-    desk.shared.buffers.take = lambda num_bytes: taken.append(num_bytes) or take(num_bytes)  # type: ignore[method-assign, func-returns-value]
+    one, taken = OneStream(Source(), budget=2 * SIZE), list[int]()
+    take = one.shared.buffers.take
+    one.shared.buffers.take = lambda num_bytes: taken.append(num_bytes) or take(num_bytes)  # type: ignore[method-assign, func-returns-value]
     for number in range(5):
-        assert desk.read() == NUMBERS[number]
+        assert one.read() == NUMBERS[number]
         assert len(taken) == number, "one for each that was released"
 
 
@@ -161,23 +161,23 @@ def test_what_was_granted_goes_back_where_the_machine_has_no_memory(monkeypatch:
 
     def take(pool: BufferPool, num_bytes: int) -> Any:
         asked.append(num_bytes)
-        if len(asked) > 1:  # the first one lies in the stream's own room
+        if len(asked) > 1:  # the first one lies in the stream's own memory
             raise MemoryError
         return whole(pool, num_bytes)
 
     monkeypatch.setattr(BufferPool, "take", take)
-    desk = Desk(Source())
-    assert desk.read() == NUMBERS[0]
+    one = OneStream(Source())
+    assert one.read() == NUMBERS[0]
     with pytest.raises(DataServiceError, match="MemoryError"):
-        desk.read()
-    assert desk.shared.budget.used == 0
+        one.read()
+    assert one.shared.budget.used == 0
 
 
 @pytest.mark.parametrize("start", [(0, 2), (3, 1), (4, 2), (5, 0)])
 def test_a_stream_begins_where_it_is_asked_to(start: tuple[int, int]) -> None:
-    desk = Desk(Source(), start=start)
-    assert [desk.read() for _ in range(len(NUMBERS[3 * start[0] + start[1] :]))] == NUMBERS[3 * start[0] + start[1] :]
-    assert desk.end() == (EndOfStream.REASON_END_OF_JOB, 5, 0)
+    one = OneStream(Source(), start=start)
+    assert [one.read() for _ in range(len(NUMBERS[3 * start[0] + start[1] :]))] == NUMBERS[3 * start[0] + start[1] :]
+    assert one.end() == (EndOfStream.REASON_END_OF_JOB, 5, 0)
 
 
 @pytest.mark.parametrize(
@@ -198,79 +198,79 @@ def test_a_stream_begins_where_it_is_asked_to(start: tuple[int, int]) -> None:
 def test_what_cannot_be_made_is_said_after_all_that_could(
     source: Source, start: tuple[int, int], count: int, message: str
 ) -> None:
-    desk = Desk(source, start=start)
-    assert [desk.read() for _ in range(count)] == NUMBERS[:count]
+    one = OneStream(source, start=start)
+    assert [one.read() for _ in range(count)] == NUMBERS[:count]
     with pytest.raises(DataServiceError) as caught:
-        next(desk.messages)
+        next(one.messages)
     assert str(caught.value) == message
-    assert desk.closed == [desk.stream]
-    assert desk.shared.budget.used == 0
+    assert one.closed == [one.stream]
+    assert one.shared.budget.used == 0
 
 
 def test_a_drained_stream_ends_after_the_microbatch_in_hand() -> None:
-    desk = Desk(Source())
-    assert next(desk.messages) == b"header"
-    desk.shared.draining.set()
-    desk.stream.wake()
-    next(desk.messages)
-    assert desk.end() == (EndOfStream.REASON_DRAINING, 0, 1)
-    finished = Desk(Source(1))
+    one = OneStream(Source())
+    assert next(one.messages) == b"header"
+    one.shared.draining.set()
+    one.stream.wake()
+    next(one.messages)
+    assert one.end() == (EndOfStream.REASON_DRAINING, 0, 1)
+    finished = OneStream(Source(1))
     assert [finished.read() for _ in range(3)] == [0, 1, 2]
     finished.shared.draining.set()
     assert finished.end() == (EndOfStream.REASON_END_OF_JOB, 1, 0)
 
 
 def test_a_closed_stream_gives_all_back_and_says_nothing_more() -> None:
-    desk = Desk(Source(), 3 * SIZE)
-    assert desk.read() == 0
-    desk.stream.close()
-    desk.stream.close()
-    assert list(desk.messages) == []
-    assert (desk.shared.budget.used, desk.shared.buffers.free_bytes) == (0, 3 * SIZE)
-    assert desk.closed == [desk.stream] * 3
-    second = desk.shared.budget.open()
+    one = OneStream(Source(), 3 * SIZE)
+    assert one.read() == 0
+    one.stream.close()
+    one.stream.close()
+    assert list(one.messages) == []
+    assert (one.shared.budget.used, one.shared.buffers.free_bytes) == (0, 3 * SIZE)
+    assert one.closed == [one.stream] * 3
+    second = one.shared.budget.open()
     assert second.take(1)
     assert second.take(3 * SIZE - 1), "the closed stream shares no more"
 
 
 def test_memory_that_is_lent_takes_the_place_of_idle_buffers() -> None:
-    desk = Desk(Source(), 8 * SIZE)
-    desk.stream.close()
-    idle = desk.shared.buffers.free_bytes
+    one = OneStream(Source(), 8 * SIZE)
+    one.stream.close()
+    idle = one.shared.buffers.free_bytes
     assert idle >= 7 * SIZE
-    borrowed = Borrowed.of(desk.shared.lending.name, 1 << 30, stays=True)
-    assert borrowed is not None
-    stream = MicrobatchStream(desk.shared, Source(), 0, 0, lambda: None, desk.closed.append, borrowed.token)  # type: ignore[arg-type]
+    mapped = MappedBlocks.of(one.shared.shared_memory.name, 1 << 30, stays=True)
+    assert mapped is not None
+    stream = MicrobatchStream(one.shared, Source(), 0, 0, lambda: None, one.closed.append, mapped.token)  # type: ignore[arg-type]
     stream.start()
-    used = desk.shared.budget.used
+    used = one.shared.budget.used
     assert used >= 4 * SIZE
-    assert used + desk.shared.buffers.free_bytes <= desk.shared.budget.total
+    assert used + one.shared.buffers.free_bytes <= one.shared.budget.total
     stream.close()
-    borrowed.close()
+    mapped.close()
 
 
 def test_a_stream_is_idle_when_a_message_was_not_taken_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("dataserver.serving.stream.monotonic", lambda: now[0])
-    desk = Desk(Source(), 3 * SIZE)
+    one = OneStream(Source(), 3 * SIZE)
     now[0] = 900.0
-    assert not desk.stream.end_if_idle(10), "nothing was offered yet"
-    assert next(desk.messages) == b"header"
+    assert not one.stream.end_if_idle(10), "nothing was offered yet"
+    assert next(one.messages) == b"header"
     now[0] = 909.75
-    assert not desk.stream.end_if_idle(10)
-    next(desk.messages)
+    assert not one.stream.end_if_idle(10)
+    next(one.messages)
     now[0] = 919.5
-    assert not desk.stream.end_if_idle(10), "the clock began again"
+    assert not one.stream.end_if_idle(10), "the clock began again"
     now[0] = 919.75
-    assert desk.stream.end_if_idle(10)
-    assert not desk.stream.end_if_idle(10)
-    assert (desk.shared.budget.used, desk.shared.buffers.free_bytes) == (0, 3 * SIZE)
-    assert desk.end() == (EndOfStream.REASON_IDLE, 0, 1)
-    desk = Desk(Source(), 3 * SIZE)
-    assert next(desk.messages) == b"header"
+    assert one.stream.end_if_idle(10)
+    assert not one.stream.end_if_idle(10)
+    assert (one.shared.budget.used, one.shared.buffers.free_bytes) == (0, 3 * SIZE)
+    assert one.end() == (EndOfStream.REASON_IDLE, 0, 1)
+    one = OneStream(Source(), 3 * SIZE)
+    assert next(one.messages) == b"header"
     now[0] += 10
-    assert desk.stream.end_if_idle(10)
-    assert desk.end() == (EndOfStream.REASON_IDLE, 0, 0)
+    assert one.stream.end_if_idle(10)
+    assert one.end() == (EndOfStream.REASON_IDLE, 0, 0)
 
 
 class Stop:

@@ -12,7 +12,7 @@ from disttrain.v1 import microbatch_pb2
 from google.protobuf.duration_pb2 import Duration
 
 from dataserver.assembly import TensorSpec
-from dataserver.serving import data_service, gate, registry, server, wire
+from dataserver.serving import admission, data_service, registry, server, wire
 from dataserver.serving.config import ConfigError, ServerConfig, joined, load_config, split_address
 from dataserver.serving.errors import MAX_TEXT_BYTES, DataServiceError, _cut
 from dataserver.serving.memory import BufferPool, ByteBudget, size_class
@@ -125,7 +125,7 @@ def test_every_key_of_a_server_has_its_default_and_its_bounds() -> None:
     given: dict[str, Any] = {"datasets": {"d": "/d"}}
     defaults = load_config(None, given)
     names = {"datasets", "index_dirs", "quarantines", "tokenizers"}
-    names.add("lend_memory")
+    names.add("shared_memory")
     others = {"listen", "insecure", "metrics_listen", "log_format", "peers", "cache_dir"}
     assert bounds.keys() | names | others == set(ServerConfig.model_fields)
     assert (defaults.listen, defaults.insecure, defaults.tokenizers) == ("127.0.0.1:50051", False, {})
@@ -246,7 +246,7 @@ def test_requests_are_refused_right_beyond_what_there_is() -> None:
 
 
 def test_a_pool_is_full_with_as_many_calls_as_it_may_have() -> None:
-    pool = gate.CallPool(2, "calls", "wait")
+    pool = admission.CallPool(2, "calls", "wait")
     assert pool.refusal == "this server has 2 calls in hand, as many as it may; wait"
     with pool:
         event = threading.Event()

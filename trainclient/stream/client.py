@@ -78,7 +78,7 @@ class ViewClient(Generic[TensorT]):
             prefetch_bytes: received and not yet asked for; one microbatch always may be.
             max_microbatch_bytes: a larger one is refused before memory is taken for it.
             timeouts: deadlines of all calls.
-            buffers: where microbatches are put; by default they stay in memory that a server on this machine lends, and
+            buffers: where microbatches are put; by default they stay in memory shared by a server on this machine, and
                 go into a pool of this client's own otherwise.
 
         Raises:

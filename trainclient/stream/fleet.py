@@ -48,7 +48,7 @@ class Fleet:
         self.timeouts = timeouts or Timeouts()
         self.key = key
         self.endpoints = tuple(Endpoint(address, self.timeouts) for address in self.addresses)
-        # One on this machine, if the addresses name any: it lends memory in place of sending bytes.
+        # One on this machine, if the addresses name any: it shares memory instead of sending bytes.
         local = [i for i, endpoint in enumerate(self.endpoints) if endpoint.is_local] or range(len(self.endpoints))
         self.current = local[word(key) % len(local)]
         self.reached = False

@@ -10,7 +10,6 @@ from disttrain.v1.errors_pb2 import ERROR_ACTION_CREATE_JOB
 from disttrain.v1.microbatch_pb2 import CODEC_ZSTD, MicrobatchHeader
 
 from dataserver.planning.job.identity import Job
-from trainclient.stream.borrowing import Borrowed
 from trainclient.stream.buffers import BufferPool, Buffers
 from trainclient.stream.endpoint import CallGuard, Endpoint
 from trainclient.stream.errors import (
@@ -27,6 +26,7 @@ from trainclient.stream.handoff import Handoff
 from trainclient.stream.microbatch import Array, Cursor, Microbatch, read_header, read_table
 from trainclient.stream.receiver import IdleEndError, receive_head, receive_tensors
 from trainclient.stream.rotation import Rotation
+from trainclient.stream.shared_memory import MappedBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,8 @@ class Follower:
         self._cursor = start
         self._max_bytes = max_bytes
         self._buffers = buffers or BufferPool(prefetch_bytes)
-        self._lent_stays = buffers is None
-        self._lent_bytes = prefetch_bytes
+        self._shared_stays = buffers is None
+        self._shared_bytes = prefetch_bytes
         self._handoff = handoff
         self._shown = shown
         self._guard = guard
@@ -132,9 +132,9 @@ class Follower:
         return self._read(endpoint, rotation, info)
 
     def _read(self, endpoint: Endpoint, rotation: Rotation, info: GetServerInfoResponse) -> EndOfStream:
-        borrowed = self._borrowed(info)
-        self._handoff.when_emptied(None if borrowed is None else borrowed.ask)
-        call = endpoint.stream(self._request(b"" if borrowed is None else borrowed.token), self._guard)
+        mapped = self._mapped_blocks(info)
+        self._handoff.when_emptied(None if mapped is None else mapped.ask)
+        call = endpoint.stream(self._request(b"" if mapped is None else mapped.token), self._guard)
         self._handoff.restart_clock()
         try:
             while True:
@@ -142,7 +142,7 @@ class Follower:
                 if isinstance(head, EndOfStream):
                     self._check_end(head)
                     return head
-                microbatch = self._receive(head, call, borrowed, endpoint.address)
+                microbatch = self._receive(head, call, mapped, endpoint.address)
                 self._fleet.commit(endpoint, info.content_digest)
                 self._cursor = microbatch.cursor.after(microbatch.num_microbatches)
                 self._handoff.put(self._shown(microbatch))
@@ -155,29 +155,29 @@ class Follower:
             raise type(error)(f"server {endpoint.address}: {error}") from None
         finally:
             call.cancel()
-            if borrowed is not None:
-                borrowed.close()
+            if mapped is not None:
+                mapped.close()
 
-    def _borrowed(self, info: GetServerInfoResponse) -> Borrowed | None:
-        """Memory that the server lends, if it is at hand; what is compressed is meant for a network."""
+    def _mapped_blocks(self, info: GetServerInfoResponse) -> MappedBlocks | None:
+        """Memory that the server shares, if it is at hand; what is compressed is meant for a network."""
         if self._view.compress:
             return None
-        return Borrowed.of(info.memory_socket, self._lent_bytes, stays=self._lent_stays)
+        return MappedBlocks.of(info.memory_socket, self._shared_bytes, stays=self._shared_stays)
 
     def _receive(
-        self, header: MicrobatchHeader, messages: Iterator[bytes], borrowed: Borrowed | None, server: str
+        self, header: MicrobatchHeader, messages: Iterator[bytes], mapped: MappedBlocks | None, server: str
     ) -> Microbatch[Array]:
         table = read_table(header, self._max_bytes)
         microbatch = read_header(header, table)
         self._check(microbatch, server)
         self._handoff.admit(microbatch.nbytes)
-        if borrowed is not None:
-            borrowed.say()  # here, so that the caller need not
+        if mapped is not None:
+            mapped.say()  # here, so that the caller need not
         if microbatch.withheld:
             if not self._view.share_fetch:
                 raise ProtocolError("it withheld the tensors of a microbatch that this client shares with no other")
             return microbatch
-        return microbatch.with_tensors(receive_tensors(messages, table, self._buffers, borrowed))
+        return microbatch.with_tensors(receive_tensors(messages, table, self._buffers, mapped))
 
     def _request(self, memory_token: bytes) -> StreamMicrobatchesRequest:
         return StreamMicrobatchesRequest(

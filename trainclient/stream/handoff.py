@@ -17,8 +17,8 @@ backbone of small views must not run dozens of steps ahead of its encoder."""
 class Handoff:
     """A queue of received microbatches between two threads.
 
-    The receiver asks for room before it takes memory, and gets it when the queue is empty or the new microbatch fits
-    the bounds as well: one microbatch always has a place, however large. While the receiver waits for room, it is not
+    The receiver asks for leave before it takes memory, and gets it when the queue is empty or the new microbatch fits
+    the bounds as well: one microbatch always fits, however large. While the receiver waits for it, it is not
     the server that is slow, and the stall clock is stopped.
 
     To take what lies ready needs no lock: the caller comes back from a long computation, on a busy core with cold

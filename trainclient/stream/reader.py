@@ -53,7 +53,7 @@ class MicrobatchReader:
             start: first microbatch; the job's first one by default.
             prefetch_bytes: received and not yet asked for; one microbatch always may be.
             max_microbatch_bytes: a larger one is refused before memory is taken for it.
-            buffers: where microbatches are put; by default they stay in memory that a server on this machine lends, and
+            buffers: where microbatches are put; by default they stay in memory shared by a server on this machine, and
                 go into a pool of this reader's own otherwise.
             shown: what a received microbatch is turned into, in the receiving thread; nothing by default. It must not
                 refer to whoever owns this reader, or that would never be dropped.

@@ -1,6 +1,6 @@
 """From the messages of a stream to tensors: one copy, out of each gRPC message into a recycled buffer.
 
-Where a server lends its memory, the message only says where the bytes lie, and there is no copy.
+Where a server shares its memory, the message only says where the bytes lie, and there is no copy.
 
 Messages arrive as they are on the wire. A chunk is one `bytes` field, so its content is found by hand, without the copy
 that a protobuf parser makes; everything else is parsed. Sizes are checked before memory is taken for them.
@@ -17,17 +17,17 @@ from disttrain.v1.microbatch_pb2 import MicrobatchHeader
 from google.protobuf.message import DecodeError
 
 from dataserver.planning.plan.views import aligned
-from trainclient.stream.borrowing import Borrowed
 from trainclient.stream.buffers import Buffers, Bytes
 from trainclient.stream.errors import ClientError, CorruptDataError, CutStreamError, ProtocolError
 from trainclient.stream.microbatch import Array, TensorEntry, TensorTable
+from trainclient.stream.shared_memory import MappedBlocks
 
 CHUNK_TAG = 0x12
 """Field 2 (`chunk`), length-delimited."""
 END_TAG = b"\x1a"
 """Field 3 (`end`)."""
 LENT_TAG = b"\x22"
-"""Field 4 (`lent`)."""
+"""Field 4 (`shared`)."""
 MAX_WINDOW_BYTES = 128 << 20
 """Memory that one Zstandard frame may ask for besides its content."""
 
@@ -58,7 +58,7 @@ def receive_head(messages: Iterator[bytes]) -> MicrobatchHeader | EndOfStream:
 
 
 def receive_tensors(
-    messages: Iterator[bytes], table: TensorTable, buffers: Buffers, borrowed: Borrowed | None = None
+    messages: Iterator[bytes], table: TensorTable, buffers: Buffers, mapped: MappedBlocks | None = None
 ) -> dict[str, Array]:
     """The tensors that follow a header.
 
@@ -66,7 +66,7 @@ def receive_tensors(
         messages: of the stream, behind the header.
         table: that of the header.
         buffers: where their bytes are put.
-        borrowed: where they may lie already, in place of chunks; None if no memory was asked for.
+        mapped: where they may lie already, instead of chunks; None if no memory was asked for.
 
     Raises:
         CorruptDataError: the checksum differs.
@@ -74,7 +74,7 @@ def receive_tensors(
         IdleEndError: the server ended it, because nothing was taken.
         ProtocolError: more or other bytes came than the table announces.
     """
-    received = _received(messages, table, buffers, borrowed)
+    received = _received(messages, table, buffers, mapped)
     if not table.compressed:
         return {e.name: _view(received, e, e.offset) for e in table.entries}
     decoded = buffers.take(table.raw_bytes)
@@ -113,18 +113,18 @@ def chunk_content(message: bytes) -> Bytes:
     return np.frombuffer(message, np.uint8, length, position + 1)
 
 
-def _received(messages: Iterator[bytes], table: TensorTable, buffers: Buffers, borrowed: Borrowed | None) -> Bytes:
+def _received(messages: Iterator[bytes], table: TensorTable, buffers: Buffers, mapped: MappedBlocks | None) -> Bytes:
     """All bytes of a microbatch, as they were encoded."""
-    if borrowed is None or table.total_bytes == 0:
+    if mapped is None or table.total_bytes == 0:
         return _receive_chunks(messages, table, buffers)
     message = _next(messages, f"before {table.total_bytes} bytes of a microbatch")
     if message[:1] != LENT_TAG:
         return _receive_chunks(chain([message], messages), table, buffers)
-    lent = borrowed.take(_parsed(message).lent.number, table.total_bytes)
-    if borrowed.stays:
-        return lent
+    block = mapped.take(_parsed(message).shared.number, table.total_bytes)
+    if mapped.stays:
+        return block
     buffer = buffers.take(table.total_bytes)
-    buffer[:] = lent
+    buffer[:] = block
     return buffer
 
 

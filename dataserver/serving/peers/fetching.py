@@ -15,9 +15,9 @@ from dataserver.planning.plan.compact import UnfitPlanError
 from dataserver.planning.plan.plan import StepPlan
 from dataserver.serving.metrics import JOB_CHARS, Metrics, PlanSource
 from dataserver.serving.peers.build import build_id
+from dataserver.serving.peers.compact_message import plan_from_message
 from dataserver.serving.peers.membership import Peers
 from dataserver.serving.peers.peer import Peer
-from dataserver.serving.peers.plan_places import plan_from_message
 
 FETCH_S: Final = 10.0
 """The longest that a plan is waited for. It is asked for while the steps before it are consumed, so that ordinarily no

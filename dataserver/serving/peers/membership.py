@@ -19,7 +19,7 @@ from dataserver.dataset import printable
 from dataserver.serving.config import is_number, joined, split_address
 from dataserver.serving.peers.build import build_id
 from dataserver.serving.peers.peer import GREET_S, INSTANCE_BYTES, Peer
-from dataserver.serving.peers.standing import Standing
+from dataserver.serving.peers.peer_health import PeerHealth
 
 LOOK_EVERY_S: Final = 1.0
 """Time between two questions to the same address, in small fleets."""
@@ -47,7 +47,7 @@ class Peers:
         """
         self.instance = instance
         self._names = tuple(dict.fromkeys(names))
-        self._standing = Standing()
+        self._health = PeerHealth()
         self._lock = threading.Lock()
         """Guards the four below."""
         self._peers: dict[str, Peer] = {}
@@ -180,7 +180,7 @@ class Peers:
         with self._lock:
             wanted = () if self._ended.is_set() else tuple(addresses)
             gone = [peer for address, peer in self._peers.items() if address not in wanted]
-            self._peers = {address: self._peers.get(address) or Peer(address, self._standing) for address in wanted}
+            self._peers = {address: self._peers.get(address) or Peer(address, self._health) for address in wanted}
         for peer in gone:
             peer.close()
 

@@ -12,7 +12,7 @@ from disttrain.v1.peer_service_pb2 import GreetRequest, GreetResponse
 from disttrain.v1.peer_service_pb2_grpc import PeerServiceStub
 
 from dataserver.planning.job.identity import Job
-from dataserver.serving.peers.standing import Standing
+from dataserver.serving.peers.peer_health import PeerHealth
 
 GREET_S: Final = 4.0
 """Time that a server has to answer Greet, its connection included. Its processor may be busy, so no less."""
@@ -47,9 +47,9 @@ class _Bringing:
 class Peer:
     """What is known of one address. Thread-safe."""
 
-    def __init__(self, address: str, standing: Standing) -> None:
+    def __init__(self, address: str, health: PeerHealth) -> None:
         self.address = address
-        self._standing = standing
+        self._health = health
         """Of all servers of the fleet."""
         self._channel = grpc.insecure_channel(address, _OPTIONS)
         self.plans = PeerServiceStub(self._channel)
@@ -68,7 +68,7 @@ class Peer:
     def serves(self, job_id: str) -> bool:
         """Whether it may be asked for plans of a job at present."""
         said = self._said
-        return said is not None and not said.draining and self._standing.allows(said.instance, job_id)
+        return said is not None and not said.draining and self._health.allows(said.instance, job_id)
 
     def greet(self) -> "grpc.Future[GreetResponse]":
         """Ask who is there; the call ends within `GREET_S`."""
@@ -84,12 +84,12 @@ class Peer:
     def set_aside(self, seconds: float, job_id: str = "") -> None:
         """Do not ask the process that answers there for a while; by default not for any job."""
         if (said := self._said) is not None:
-            self._standing.set_aside(said.instance, seconds, job_id)
+            self._health.set_aside(said.instance, seconds, job_id)
 
     def distrust(self) -> None:
         """Ask the process that answers there for nothing any more."""
         if (said := self._said) is not None:
-            self._standing.distrust(said.instance)
+            self._health.distrust(said.instance)
 
     def bring(self, job: Job) -> "tuple[grpc.Future[Any], float]":
         """Make a job known there; one call however many ask for it. The call goes on when nobody waits for it.

@@ -12,8 +12,8 @@ from disttrain.v1 import peer_service_pb2 as pb
 from dataserver.jobs import IsCancelled, SingleFlightCache
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.peers.build import build_id
+from dataserver.serving.peers.compact_message import compact_message
 from dataserver.serving.peers.peer import MAX_PLAN_BYTES
-from dataserver.serving.peers.plan_places import places_message
 from dataserver.serving.registry import JobRegistry
 
 ANSWER_BYTES: Final = 16 << 20
@@ -54,7 +54,7 @@ class PeerService:
 
         def made(cancelled: IsCancelled) -> _Answer:
             plan = served.planner.plan_here(request.step, cancelled)
-            return _Answer(places_message(served.job, plan, build_id()))
+            return _Answer(compact_message(served.job, plan, build_id()))
 
         key = request.job_id, request.step
         message = self._answers.get(key, made, lambda: not context.is_active()).message

@@ -110,7 +110,7 @@ class GetMetricsResponse(_message.Message):
     RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
     PLANS_BY_SOURCE_FIELD_NUMBER: _builtins.int
-    LENT_BYTES_FIELD_NUMBER: _builtins.int
+    SHARED_BYTES_FIELD_NUMBER: _builtins.int
     open_streams: _builtins.int
     """Streams that are open."""
     ready_microbatches: _builtins.int
@@ -141,8 +141,8 @@ class GetMetricsResponse(_message.Message):
     """Jobs that the server knows."""
     resident_bytes: _builtins.int
     """Physical memory of the server's process, in bytes."""
-    lent_bytes: _builtins.int
-    """Counter: those of `sent_bytes` that consumers on this machine were lent as memory, and that nobody copied."""
+    shared_bytes: _builtins.int
+    """Counter: those of `sent_bytes` that went through memory shared with consumers on this machine, and that nobody copied."""
     @_builtins.property
     def uptime(self) -> _duration_pb2.Duration:
         """Time since the server began, on its own steady clock. Rates are differences of two answers over that of this field."""
@@ -196,11 +196,11 @@ class GetMetricsResponse(_message.Message):
         resident_bytes: _builtins.int = ...,
         ranks: _abc.Iterable[Global___RankProgress] | None = ...,
         plans_by_source: Global___PlanSources | None = ...,
-        lent_bytes: _builtins.int = ...,
+        shared_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "planning_time", b"planning_time", "plans_by_source", b"plans_by_source", "uptime", b"uptime", "waits", b"waits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "decoded_images", b"decoded_images", "invalid_images", b"invalid_images", "known_jobs", b"known_jobs", "lent_bytes", b"lent_bytes", "open_streams", b"open_streams", "plan_times", b"plan_times", "planning_time", b"planning_time", "plans_by_source", b"plans_by_source", "prefetch_limit_bytes", b"prefetch_limit_bytes", "prefetch_used_bytes", b"prefetch_used_bytes", "prepared_microbatches", b"prepared_microbatches", "preparing_microbatches", b"preparing_microbatches", "ranks", b"ranks", "ready_microbatches", b"ready_microbatches", "resident_bytes", b"resident_bytes", "sent_bytes", b"sent_bytes", "sent_microbatches", b"sent_microbatches", "shard_read_bytes", b"shard_read_bytes", "storage_errors", b"storage_errors", "storage_retries", b"storage_retries", "uptime", b"uptime", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "decoded_images", b"decoded_images", "invalid_images", b"invalid_images", "known_jobs", b"known_jobs", "open_streams", b"open_streams", "plan_times", b"plan_times", "planning_time", b"planning_time", "plans_by_source", b"plans_by_source", "prefetch_limit_bytes", b"prefetch_limit_bytes", "prefetch_used_bytes", b"prefetch_used_bytes", "prepared_microbatches", b"prepared_microbatches", "preparing_microbatches", b"preparing_microbatches", "ranks", b"ranks", "ready_microbatches", b"ready_microbatches", "resident_bytes", b"resident_bytes", "sent_bytes", b"sent_bytes", "sent_microbatches", b"sent_microbatches", "shard_read_bytes", b"shard_read_bytes", "shared_bytes", b"shared_bytes", "storage_errors", b"storage_errors", "storage_retries", b"storage_retries", "uptime", b"uptime", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -177,7 +177,7 @@ class StreamMicrobatchesRequest(_message.Message):
     memory_token: _builtins.bytes
     """For a client on the server's machine that would rather look at the server's memory than receive bytes: the 16 bytes that it
     said on a connection to `GetServerInfoResponse.memory_socket`, which describes what is said there; empty for bytes.
-    Microbatches may then come as `lent`, each as the server decides. Whatever the server does not know as such a token, and
+    Microbatches may then come as `shared`, each as the server decides. Whatever the server does not know as such a token, and
     any token beside a codec that it compresses with, changes nothing. One connection and token serve one stream, and end with it.
     """
     @_builtins.property
@@ -221,7 +221,7 @@ class StreamMicrobatchesResponse(_message.Message):
     HEADER_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
-    LENT_FIELD_NUMBER: _builtins.int
+    SHARED_FIELD_NUMBER: _builtins.int
     chunk: _builtins.bytes
     """The next bytes of the microbatch's tensor data, at most about 1 MiB. Chunks are simply concatenated."""
     @_builtins.property
@@ -235,8 +235,8 @@ class StreamMicrobatchesResponse(_message.Message):
         """
 
     @_builtins.property
-    def lent(self) -> Global___LentBlock:
-        """In place of all chunks of a microbatch, for a client that asked with `memory_token`: where its bytes lie."""
+    def shared(self) -> Global___SharedBlock:
+        """Instead of all chunks of a microbatch, for a client that asked with `memory_token`: where its bytes lie."""
 
     def __init__(
         self,
@@ -244,20 +244,20 @@ class StreamMicrobatchesResponse(_message.Message):
         header: _microbatch_pb2.MicrobatchHeader | None = ...,
         chunk: _builtins.bytes = ...,
         end: Global___EndOfStream | None = ...,
-        lent: Global___LentBlock | None = ...,
+        shared: Global___SharedBlock | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "end", b"end", "header", b"header", "lent", b"lent", "message", b"message"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "end", b"end", "header", b"header", "message", b"message", "shared", b"shared"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "end", b"end", "header", b"header", "lent", b"lent", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "end", b"end", "header", b"header", "message", b"message", "shared", b"shared"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["header", "chunk", "end", "lent"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["header", "chunk", "end", "shared"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___StreamMicrobatchesResponse: _TypeAlias = StreamMicrobatchesResponse  # noqa: Y015
 
 @_typing.final
-class LentBlock(_message.Message):
+class SharedBlock(_message.Message):
     """Memory of the server that holds the bytes of one microbatch."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -279,7 +279,7 @@ class LentBlock(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___LentBlock: _TypeAlias = LentBlock  # noqa: Y015
+Global___SharedBlock: _TypeAlias = SharedBlock  # noqa: Y015
 
 @_typing.final
 class EndOfStream(_message.Message):
@@ -301,7 +301,7 @@ class EndOfStream(_message.Message):
         """The server shuts down: continue at another server from (next_step, next_microbatch) on."""
         REASON_IDLE: EndOfStream._Reason.ValueType  # 3
         """The client took nothing for the server's idle_timeout_s (ten minutes unless its operator says otherwise), so the
-        server gave the stream's memory and place to others. Nothing is wrong: when the next microbatch is wanted, open a
+        server gave the stream's memory to others. Nothing is wrong: when the next microbatch is wanted, open a
         new stream at (next_step, next_microbatch), at this server or another. This end alone may come in the middle of a
         microbatch, which is then the one named: throw away what came of it. It waits behind what was sent before, so it
         comes when the client reads again. Where a server holds too many such ends back, it cancels the call of the oldest
@@ -319,7 +319,7 @@ class EndOfStream(_message.Message):
     """The server shuts down: continue at another server from (next_step, next_microbatch) on."""
     REASON_IDLE: EndOfStream.Reason.ValueType  # 3
     """The client took nothing for the server's idle_timeout_s (ten minutes unless its operator says otherwise), so the
-    server gave the stream's memory and place to others. Nothing is wrong: when the next microbatch is wanted, open a
+    server gave the stream's memory to others. Nothing is wrong: when the next microbatch is wanted, open a
     new stream at (next_step, next_microbatch), at this server or another. This end alone may come in the middle of a
     microbatch, which is then the one named: throw away what came of it. It waits behind what was sent before, so it
     comes when the client reads again. Where a server holds too many such ends back, it cancels the call of the oldest
@@ -606,17 +606,17 @@ class GetServerInfoResponse(_message.Message):
     """
     memory_socket: _builtins.str
     """Name, without the leading zero byte, of a Unix socket (SOCK_SEQPACKET) in Linux's abstract namespace, over which this
-    server lends memory to clients of its own user in its own network namespace; a client elsewhere finds no such socket
-    there, and goes on without. "disttrain-" and 32 hexadecimal digits; empty where the server lends none. Integers in what
+    server shares memory with clients of its own user in its own network namespace; a client elsewhere finds no such socket
+    there, and goes on without. "disttrain-" and 32 hexadecimal digits; empty where the server shares none. Integers in what
     is said there have the machine's own byte order:
-    - the client's first message: 16 random bytes, the token; then, as 8 bytes, how many bytes it wants lent at most;
+    - the client's first message: 16 random bytes, the token; then, as 8 bytes, how many bytes it wants to share at most;
     - the server's messages: 4 bytes, the number of a block; 8 bytes, its size; and as ancillary data (SCM_RIGHTS) the
       descriptor of anonymous memory of that size (memfd, sealed against changes of it), which the client maps. With size 0
       and no descriptor: the block of that number is not used any more, and can be unmapped;
-    - the client's later messages: 4 bytes, the number of a lent block that it does not look at any more; or 8 bytes, that it
-      has nothing left to read: 0xffffffff, then how many `LentBlock` it has got in this stream (modulo 2^32), since a message
-      that was said while another one was on its way to it counts for nothing. Once the blocks that are lent have as many
-      bytes as it wants (by their sizes), or are 20, the stream waits until those that it returns make room for the next one,
+    - the client's later messages: 4 bytes, the number of a shared block that it does not look at any more; or 8 bytes, that it
+      has nothing left to read: 0xffffffff, then how many `SharedBlock` it has got in this stream (modulo 2^32), since a message
+      that was said while another one was on its way to it counts for nothing. Once the shared blocks have as many
+      bytes as it wants (by their sizes), or are 20, the stream waits until it returns enough of them for the next one,
       or until it has nothing left to read, which is good for one microbatch more and is to be said whenever it is so. A
       client that does neither is ended as idle. One that says it while it keeps as much as it wants gets as chunks what is
       prepared from then on.

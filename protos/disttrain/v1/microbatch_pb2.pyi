@@ -505,7 +505,7 @@ class MicrobatchHeader(_message.Message):
     """
     crc32c: _builtins.int
     """CRC-32C (Castagnoli, as in iSCSI and RFC 3720) of the concatenated chunks as sent, padding included; 0 for no bytes, and
-    where they are lent (LentBlock), since nothing changes them on their way then.
+    where they lie in shared memory (SharedBlock), since nothing changes them on their way then.
     """
     images_on_some_ranks: _builtins.bool
     """Whether only some backbone ranks have images in this microbatch, although the job asks that all have some or none

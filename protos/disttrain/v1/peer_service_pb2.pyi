@@ -111,7 +111,7 @@ class FetchPlanResponse(_message.Message):
     PLAN_HASH_FIELD_NUMBER: _builtins.int
     NUM_MICROBATCHES_FIELD_NUMBER: _builtins.int
     SEQUENCES_PER_MICROBATCH_FIELD_NUMBER: _builtins.int
-    PLACES_FIELD_NUMBER: _builtins.int
+    ARRANGEMENTS_FIELD_NUMBER: _builtins.int
     SCHEDULES_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
     CANDIDATES_FIELD_NUMBER: _builtins.int
@@ -129,7 +129,7 @@ class FetchPlanResponse(_message.Message):
     sequences_per_microbatch: _builtins.int
     """Sequence slots of each backbone microbatch."""
     @_builtins.property
-    def places(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModulePlaces]:
+    def arrangements(self) -> _containers.RepeatedCompositeFieldContainer[Global___CompactArrangement]:
         """Where the items of each module are, in the order of the job's module list."""
 
     @_builtins.property
@@ -157,7 +157,7 @@ class FetchPlanResponse(_message.Message):
         plan_hash: _builtins.bytes = ...,
         num_microbatches: _builtins.int = ...,
         sequences_per_microbatch: _builtins.int = ...,
-        places: _abc.Iterable[Global___ModulePlaces] | None = ...,
+        arrangements: _abc.Iterable[Global___CompactArrangement] | None = ...,
         schedules: _abc.Iterable[_microbatch_pb2.ModuleSchedule] | None = ...,
         groups: _plan_pb2.PlannedGroups | None = ...,
         candidates: _abc.Iterable[_plan_pb2.Candidate] | None = ...,
@@ -165,14 +165,14 @@ class FetchPlanResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "candidates", b"candidates", "decisions", b"decisions", "groups", b"groups", "job_id", b"job_id", "num_microbatches", b"num_microbatches", "places", b"places", "plan_hash", b"plan_hash", "schedules", b"schedules", "sequences_per_microbatch", b"sequences_per_microbatch", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrangements", b"arrangements", "build", b"build", "candidates", b"candidates", "decisions", b"decisions", "groups", b"groups", "job_id", b"job_id", "num_microbatches", b"num_microbatches", "plan_hash", b"plan_hash", "schedules", b"schedules", "sequences_per_microbatch", b"sequences_per_microbatch", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FetchPlanResponse: _TypeAlias = FetchPlanResponse  # noqa: Y015
 
 @_typing.final
-class ModulePlaces(_message.Message):
+class CompactArrangement(_message.Message):
     """Where the items of a module are, in canonical order: samples, or the images that the module handles. Each array holds k
     unsigned integers of 1, 2 or 4 bytes, little-endian.
     """
@@ -205,4 +205,4 @@ class ModulePlaces(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ModulePlaces: _TypeAlias = ModulePlaces  # noqa: Y015
+Global___CompactArrangement: _TypeAlias = CompactArrangement  # noqa: Y015

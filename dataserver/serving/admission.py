@@ -1,4 +1,4 @@
-"""What every call passes first: is there such a method, and is there room in its pool for another call?
+"""What every call passes first: is there such a method, and may its pool take another call?
 
 gRPC would refuse both by itself, but without google.rpc.ErrorInfo.
 """
@@ -88,11 +88,11 @@ class Pooled:
         return self.behaviour(request, context)
 
 
-class Gate(grpc.ServerInterceptor):
+class Admission(grpc.ServerInterceptor):
     """Refuses calls of unknown methods, and calls beyond what their pool holds, at once and with a reason.
 
     gRPC asks it in one thread, the one that submits to the pools: between `full` and the submission no other call comes
-    in. Calls may end there, which only makes room.
+    in. Calls may end there, which does no harm.
     """
 
     def __init__(self, calls: CallPool) -> None:

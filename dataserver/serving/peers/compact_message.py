@@ -26,7 +26,7 @@ MAX_TEXTS: Final = 4096
 """Candidates and decisions of a plan; planning makes a few for each module."""
 
 
-def places_message(job: Job, plan: StepPlan, build: str) -> pb.FetchPlanResponse:
+def compact_message(job: Job, plan: StepPlan, build: str) -> pb.FetchPlanResponse:
     """The message of one plan."""
     found = compact(job, plan)
     groups = found.groups
@@ -37,8 +37,8 @@ def places_message(job: Job, plan: StepPlan, build: str) -> pb.FetchPlanResponse
         plan_hash=plan.hash,
         num_microbatches=found.num_microbatches,
         sequences_per_microbatch=found.sequences_per_microbatch,
-        places=[
-            pb.ModulePlaces(
+        arrangements=[
+            pb.CompactArrangement(
                 items=len(p.rank), rank=packed(p.rank), microbatch=packed(p.microbatch), slot=packed(p.slot)
             )
             for p in found.places
@@ -81,7 +81,7 @@ def plan_from_message(job: Job, step: int, samples: StepSamples, build: str, mes
         CompactPlan(
             num_microbatches=message.num_microbatches,
             sequences_per_microbatch=message.sequences_per_microbatch,
-            places=tuple(map(_places, message.places)),
+            places=tuple(map(_places, message.arrangements)),
             schedules=tuple(map(_schedule, message.schedules)),
             groups=_groups(message.groups),
             candidates=tuple(Candidate(c.name, c.makespan_ns) for c in message.candidates),
@@ -95,7 +95,7 @@ def plan_from_message(job: Job, step: int, samples: StepSamples, build: str, mes
     return plan
 
 
-def _places(message: pb.ModulePlaces) -> Places:
+def _places(message: pb.CompactArrangement) -> Places:
     try:
         return Places(
             rank=unpacked("ranks", message.rank, message.items),

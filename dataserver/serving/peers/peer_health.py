@@ -9,7 +9,7 @@ MAX_DISTRUSTED: Final = 1024
 """Instances that are remembered; one that ends never comes back."""
 
 
-class Standing:
+class PeerHealth:
     """How the servers of a fleet stand with this one. Thread-safe."""
 
     def __init__(self) -> None:

@@ -38,9 +38,9 @@ def server(photographs: Path) -> Iterator[Running]:
 @pytest.fixture(scope="module")
 def sent(photographs: Path) -> list[dict[str, bytes]]:
     """What a server that lends nothing sends."""
-    with running({"photos": photographs}, lend_memory=False) as other, opened(other) as client:
+    with running({"photos": photographs}, shared_memory=False) as other, opened(other) as client:
         found = [content(microbatch) for microbatch in client]
-        assert other.server.snapshot().counts.lent_bytes == 0
+        assert other.server.snapshot().counts.shared_bytes == 0
     return found
 
 
@@ -52,16 +52,16 @@ def content(microbatch: Microbatch[Any]) -> dict[str, bytes]:
     return {name: np.asarray(tensor).tobytes() for name, tensor in microbatch.tensors.items()}
 
 
-def lent_bytes(server: Running) -> int:
-    return server.server.snapshot().counts.lent_bytes
+def shared_bytes(server: Running) -> int:
+    return server.server.snapshot().counts.shared_bytes
 
 
 def test_lent_microbatches_are_those_that_are_sent(server: Running, sent: list[dict[str, bytes]]) -> None:
-    before = lent_bytes(server)
+    before = shared_bytes(server)
     with opened(server) as client:
         assert [content(microbatch) for microbatch in client] == sent
     padding = 64 * sum(map(len, sent))
-    assert 0 <= lent_bytes(server) - before - sum(len(b) for one in sent for b in one.values()) <= padding
+    assert 0 <= shared_bytes(server) - before - sum(len(b) for one in sent for b in one.values()) <= padding
 
 
 def test_a_client_that_keeps_all_that_it_gets_gets_the_rest_as_bytes(
@@ -71,20 +71,20 @@ def test_a_client_that_keeps_all_that_it_gets_gets_the_rest_as_bytes(
     with running({"photos": photographs}, prefetch_bytes=3 * largest) as server, opened(server) as client:
         kept = list(client)
         assert [content(microbatch) for microbatch in kept] == sent
-        assert 0 < lent_bytes(server) <= 3 * largest
+        assert 0 < shared_bytes(server) <= 3 * largest
 
 
 def test_a_client_that_keeps_more_than_it_wanted_gets_everything(server: Running, sent: list[dict[str, bytes]]) -> None:
-    before, largest = lent_bytes(server), max(sum(map(len, one.values())) for one in sent)
+    before, largest = shared_bytes(server), max(sum(map(len, one.values())) for one in sent)
     with opened(server, prefetch_bytes=2 * largest) as client:
         assert [content(microbatch) for microbatch in list(client)] == sent
-    assert lent_bytes(server) > before
+    assert shared_bytes(server) > before
 
 
 def test_a_slow_client_is_lent_everything(server: Running, sent: list[dict[str, bytes]]) -> None:
     until(lambda: not server.server.snapshot().streams)  # of other tests, which have a share of the memory
     until(lambda: server.server.snapshot().prefetch_used_bytes == 0)
-    before, sizes = lent_bytes(server), [sum(map(len, one.values())) for one in sent]
+    before, sizes = shared_bytes(server), [sum(map(len, one.values())) for one in sent]
     found = []
     with opened(server, prefetch_bytes=3 * max(sizes)) as client:
         for microbatch in client:
@@ -92,7 +92,7 @@ def test_a_slow_client_is_lent_everything(server: Running, sent: list[dict[str, 
             found.append(content(microbatch))
             del microbatch
     assert found == sent
-    assert lent_bytes(server) - before >= sum(sizes)
+    assert shared_bytes(server) - before >= sum(sizes)
 
 
 def test_what_is_kept_outlives_its_server(photographs: Path, sent: list[dict[str, bytes]]) -> None:
@@ -138,19 +138,19 @@ def reading(server: Running, **options: Any) -> Iterator[MicrobatchReader]:
 
 
 def test_memory_of_ones_own_is_filled_from_what_is_lent(server: Running, sent: list[dict[str, bytes]]) -> None:
-    before, own = lent_bytes(server), Own()
+    before, own = shared_bytes(server), Own()
     with reading(server, buffers=own) as reader:
         for microbatch, expected in zip(reader, sent, strict=True):
             assert content(microbatch) == expected
             assert any(np.shares_memory(microbatch.tensors["grid"], memory) for memory in own.taken)
-    assert lent_bytes(server) > before
+    assert shared_bytes(server) > before
 
 
 def test_what_is_compressed_is_sent(server: Running, sent: list[dict[str, bytes]]) -> None:
-    before = lent_bytes(server)
+    before = shared_bytes(server)
     with opened(server, compress=True) as client:
         assert [content(microbatch) for microbatch in client] == sent
-    assert lent_bytes(server) == before
+    assert shared_bytes(server) == before
 
 
 def test_a_stream_that_was_idle_leaves_its_client_what_it_has(photographs: Path, sent: list[dict[str, bytes]]) -> None:
@@ -162,5 +162,5 @@ def test_a_stream_that_was_idle_leaves_its_client_what_it_has(photographs: Path,
         assert server.server.streams.wait_until_idle(30)
         assert server.server.snapshot().prefetch_used_bytes == 0
         kept += list(reader)
-        assert lent_bytes(server) > 0
+        assert shared_bytes(server) > 0
     assert [content(microbatch) for microbatch in kept] == sent

@@ -1,10 +1,10 @@
-"""Memory of a server on this machine, looked at in place of receiving its bytes.
+"""Memory of a server on this machine, which is mapped instead of receiving bytes: the shared-memory transport.
 
-The server says where it lends memory (`GetServerInfoResponse.memory_socket`, which describes what is said there). One
+The server says where it shares memory (`GetServerInfoResponse.memory_socket`, which describes what is said there). One
 connection serves one stream. A block is mapped when it comes, and returned when nothing looks at the microbatch in it.
 
-A fork shares what is mapped here, and nobody knows what it looks at: what is lent when a process forks is not returned,
-and its bytes stay as they are in both, as those in the process's own memory do.
+A fork shares what is mapped here, and nobody knows what it looks at: what is mapped when a process forks is not
+returned, and its bytes stay as they are in both, as those in the process's own memory do.
 """
 
 import fcntl
@@ -28,10 +28,10 @@ from trainclient.stream.errors import ProtocolError
 MAX_BLOCKS: Final = 256
 """Mapped at once; a server has fewer."""
 
-KEPT: Final = 2
+UNSAID: Final = 2
 SAY_EVERY_S: Final = 0.2
-"""While more than `KEPT` blocks are kept beyond those returned, returns are said together: by the first one after this
-time, or when the stream receives the next microbatch. To say something wakes the server, and where cores are busy
+"""While more than `UNSAID` blocks are in use beyond those returned, returns are said together: by the first one after
+this time, or when the stream receives the next microbatch. To say something wakes the server, and where cores are busy
 whoever wakes another thread may lose its own core to it, for some milliseconds."""
 
 _NAME: Final = re.compile("disttrain-[0-9a-f]{32}")
@@ -39,7 +39,7 @@ _HELLO: Final = struct.Struct("<16sQ")
 _BLOCK: Final = struct.Struct("<IQ")
 _RETURNED: Final = struct.Struct("<I")
 _HUNGRY: Final = struct.Struct("<II")
-"""0xffffffff, and how many microbatches were lent when nothing was left to read."""
+"""0xffffffff, and how many blocks had come when nothing was left to read."""
 _MOST_BYTES: Final = 1 << 62
 _MOST_MESSAGES: Final = 4 * MAX_BLOCKS
 """Read at once, more than a socket holds: a server that never stops must not hold this client up."""
@@ -56,17 +56,17 @@ def _count_fork() -> None:
 os.register_at_fork(before=_count_fork)
 
 
-class Borrowed:
-    """The blocks that one stream's server lends. One thread calls it, but for `ask`; any may drop what it took."""
+class MappedBlocks:
+    """The blocks that one stream's server shares. One thread calls it, but for `ask`; any may drop what it took."""
 
     @classmethod
-    def of(cls, name: str, limit_bytes: int, *, stays: bool) -> "Borrowed | None":
-        """Ask for memory; None where the server lends none, or is on another machine or another user's.
+    def of(cls, name: str, limit_bytes: int, *, stays: bool) -> "MappedBlocks | None":
+        """Ask for memory; None where the server shares none, or is on another machine or another user's.
 
         Args:
             name: of the server's socket.
-            limit_bytes: to be lent at most.
-            stays: whether microbatches stay where they are lent, and are not copied to where their owner wants them.
+            limit_bytes: to be shared at most.
+            stays: whether microbatches stay in shared memory, and are not copied to where their owner wants them.
         """
         if not _NAME.fullmatch(name) or not hasattr(fcntl, "F_GET_SEALS"):
             return None
@@ -86,7 +86,7 @@ class Borrowed:
         self.stays = stays
         self._connection = connection
         self._blocks: dict[int, mmap.mmap] = {}
-        self._lent: set[int] = set()
+        self._shared: set[int] = set()
         self._taken = 0
         self._unsaid: list[bytes] = []
         """Returns come before what is said of what is left."""
@@ -100,22 +100,22 @@ class Borrowed:
         """The first bytes of a block, uint8 [nbytes], which is returned when nothing views them any more.
 
         Raises:
-            ProtocolError: there is no such block, it is smaller, or it was lent and not returned.
+            ProtocolError: there is no such block, it is smaller, or it was not returned.
         """
         self._read_blocks()
         block = self._blocks.get(number)
-        if block is None or len(block) < nbytes or number in self._lent:
-            found = "none such" if block is None else f"{len(block)} bytes{' in use' * (number in self._lent)}"
-            raise ProtocolError(f"it lent {nbytes} bytes in block {number}, of which this client has {found}")
-        self._lent.add(number)
+        if block is None or len(block) < nbytes or number in self._shared:
+            found = "none such" if block is None else f"{len(block)} bytes{' in use' * (number in self._shared)}"
+            raise ProtocolError(f"it shared {nbytes} bytes in block {number}, of which this client has {found}")
+        self._shared.add(number)
         self._taken = (self._taken + 1) % (1 << 32)
-        # numpy follows the bases of views only through arrays: all views of the lease keep it alive, as in `buffers`.
-        lease = np.frombuffer(memoryview(block), np.uint8, nbytes)
-        weakref.finalize(lease, self._return, number, _forks).atexit = False
-        return lease
+        # numpy follows the bases of views only through arrays: all views of this array keep it alive, as in `buffers`.
+        array = np.frombuffer(memoryview(block), np.uint8, nbytes)
+        weakref.finalize(array, self._return, number, _forks).atexit = False
+        return array
 
     def ask(self) -> None:
-        """Say that nothing is left to read: one more is lent then, whatever is kept. Any thread may call it."""
+        """Say that nothing is left to read: one more comes then, whatever is kept. Any thread may call it."""
         self._unsaid.append(_HUNGRY.pack(0xFFFFFFFF, self._taken))
         self.say()
 
@@ -128,9 +128,9 @@ class Borrowed:
     def _return(self, number: int, forks: int) -> None:
         """Say so at once where the stream may wait for it, else with others."""
         if forks == _forks:
-            self._lent.discard(number)
+            self._shared.discard(number)
             self._unsaid.append(_RETURNED.pack(number))
-            if len(self._unsaid) + KEPT >= len(self._lent) or time.monotonic() > self._said_at + SAY_EVERY_S:
+            if len(self._unsaid) + UNSAID >= len(self._shared) or time.monotonic() > self._said_at + SAY_EVERY_S:
                 self.say()
 
     def say(self) -> None:
@@ -171,7 +171,7 @@ class Borrowed:
             return
         if len(descriptors) != 1 or number in self._blocks or len(self._blocks) >= MAX_BLOCKS:
             raise ProtocolError(
-                f"it lent block {number} with {len(descriptors)} descriptors beside {len(self._blocks)} others; one "
+                f"it shared block {number} with {len(descriptors)} descriptors beside {len(self._blocks)} others; one "
                 f"descriptor, a number of its own and at most {MAX_BLOCKS} blocks are required"
             )
         self._blocks[number] = _mapped(descriptors[0], number, nbytes)

@@ -1,9 +1,10 @@
-"""Memory lent to clients on this machine: in place of a microbatch's bytes they get the block that holds them.
+"""The shared-memory transport: clients on this machine map the block that holds a microbatch, and no bytes are sent.
 
 A client of the server's own user connects to a Unix socket in Linux's abstract namespace, which those share who share
-a loopback device, and says a token. The stream that it asks for with this token lends it blocks: anonymous memory whose
-descriptors went through the socket, each mapped once on both sides and used again when the client says that nothing
-looks at it any more. A block belongs to one client for ever: whatever that still writes into it, no other one reads.
+a loopback device, and says a token. The stream that it asks for with this token shares blocks with it: anonymous memory
+whose descriptors went through the socket, each mapped once on both sides and used again when the client says that
+nothing looks at it any more. A block belongs to one client for ever: whatever that still writes into it, no other one
+reads.
 
 Nothing waits here, and nothing is owed to a client that is gone: its blocks are let go, and live until it unmaps them.
 """
@@ -24,16 +25,16 @@ import numpy as np
 
 from dataserver.serving.memory import Account, Buffer, size_class
 
-MIN_LENT_BYTES: Final = 64 << 10
+MIN_SHARED_BYTES: Final = 64 << 10
 """Smaller microbatches are sent: a page of their own would cost more than the copy."""
-MAX_LENT: Final = 20
-"""Blocks that one client looks at while it has some left to read: as many as its queue has places, and some more that a
+MAX_SHARED: Final = 20
+"""Blocks that one client looks at while it has some left to read: as many as its queue holds, and some more that a
 trainer looks at."""
 MAX_IDLE: Final = 8
 """Blocks of one client that wait to be used again."""
 MAX_BLOCKS: Final = 512
 """Blocks of all clients: each takes a descriptor, of which most systems permit a process 1,024."""
-MAX_UNCLAIMED: Final = 256
+MAX_PENDING: Final = 256
 """Connections whose stream was not asked for yet; the oldest is closed for one more."""
 
 _HELLO: Final = struct.Struct("<16sQ")
@@ -43,7 +44,7 @@ _BLOCK: Final = struct.Struct("<IQ")
 _RETURNED: Final = struct.Struct("<I")
 """Of the client: the number of a block that nothing looks at any more."""
 _HUNGRY: Final = struct.Struct("<II")
-"""Of the client: 0xffffffff, nothing is left to read; how many microbatches it had been lent by then, modulo 2^32."""
+"""Of the client: 0xffffffff, nothing is left to read; how many blocks it had been given by then, modulo 2^32."""
 _CREDENTIALS: Final = struct.Struct("3i")
 """Process, user and group at the other end, as SO_PEERCRED has them."""
 _SEALS: Final = 0 if not hasattr(fcntl, "F_SEAL_SEAL") else fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -58,14 +59,14 @@ class Block:
     """uint8 [capacity]."""
 
 
-class Lending:
+class SharedMemoryListener:
     """Where clients of this machine come for memory. Thread-safe."""
 
     def __init__(self, wanted: bool) -> None:
         """Listen, if it is wanted and the system has what it takes: Linux does."""
         self.name = ""
         """Of the socket in the abstract namespace; empty where there is none."""
-        self._places = threading.Semaphore(MAX_BLOCKS)
+        self._blocks_left = threading.Semaphore(MAX_BLOCKS)
         self._lock = threading.Lock()
         self._waiting: dict[socket.socket, tuple[bytes, int] | None] = {}
         """Connections that belong to no stream yet, with what they said, oldest first."""
@@ -74,9 +75,9 @@ class Lending:
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
             self.name = f"disttrain-{secrets.token_hex(16)}"
             self._listener.bind(f"\0{self.name}")
-            self._listener.listen(MAX_UNCLAIMED)
+            self._listener.listen(MAX_PENDING)
 
-    def claim(self, token: bytes, account: Account) -> "Borrower | None":
+    def consumer(self, token: bytes, account: Account) -> "SharedMemoryConsumer | None":
         """The client that has said this token on a connection, which it did before it asked for its stream.
 
         Args:
@@ -91,7 +92,7 @@ class Lending:
                 said = self._hello(connection)
                 if said is not None and secrets.compare_digest(said[0], token):
                     del self._waiting[connection]
-                    return Borrower(connection, said[1], account, self._places)
+                    return SharedMemoryConsumer(connection, said[1], account, self._blocks_left)
         return None
 
     def close(self) -> None:
@@ -113,7 +114,7 @@ class Lending:
                     connection.close()
                     continue
                 self._waiting[connection] = None
-                if len(self._waiting) > MAX_UNCLAIMED:
+                if len(self._waiting) > MAX_PENDING:
                     self._forget(next(iter(self._waiting)))
 
     def _hello(self, connection: socket.socket) -> tuple[bytes, int] | None:
@@ -136,50 +137,50 @@ class Lending:
         connection.close()
 
 
-class Borrower:
+class SharedMemoryConsumer:
     """The client of one stream, and the blocks that were made for it, on the stream's account. Not thread-safe."""
 
     def __init__(
-        self, connection: socket.socket, limit_bytes: int, account: Account, places: threading.Semaphore
+        self, connection: socket.socket, limit_bytes: int, account: Account, blocks_left: threading.Semaphore
     ) -> None:
         self._connection: socket.socket | None = connection
         self._limit_bytes = limit_bytes
         self._account = account
-        self._places = places
+        self._blocks_left = blocks_left
         self._next = 0
         self._told = 0
-        """How many microbatches the client was lent, modulo 2^32."""
+        """How many blocks the client was given, modulo 2^32."""
         self._sizes: dict[int, int] = {}
         """Of all blocks that there are, by number."""
         self._made: set[int] = set()
         """Numbers of those that the stream has."""
-        self._lent: dict[int, Block] = {}
+        self._shared: dict[int, Block] = {}
         """Those that the client looks at, by number: also while the stream, which tells it to, still has them."""
         self._idle: list[Block] = []
         """Those returned longest ago come first."""
         self._largest = 0
         """Bytes of the largest microbatch for which a block was made."""
         self._is_hungry = False
-        """Whether the client has nothing left to read, by what it said since it was lent something."""
+        """Whether the client has nothing left to read, by what it said since it was given something."""
         self._keeps = False
         """Whether that was so when it had as much as it wants: it keeps what it has, or a fork does."""
 
     def block(self, num_bytes: int) -> Block | None:
-        """Room for a microbatch; None for a small one, or where the client keeps as much as it wants, or is gone."""
+        """A block for a microbatch; None for a small one, or where the client keeps as much as it wants, or is gone."""
         self._take_back()
         block = self._fitting(num_bytes)
         if block is not None:
             self._made.add(block.number)
         return block
 
-    def has_room(self, block: Block) -> bool:
+    def wants(self, block: Block) -> bool:
         """Whether the client wants to look at this one beside those that it has.
 
-        Whatever it keeps, it is lent one more when it has nothing left to read.
+        Whatever it keeps, it is given one more when it has nothing left to read.
         """
         self._take_back()
         nobody = self._limit_bytes == 0
-        return nobody or not self._lent or self._is_hungry or not self._is_full(block.buffer.nbytes)
+        return nobody or not self._shared or self._is_hungry or not self._is_full(block.buffer.nbytes)
 
     def wait(self, timeout_s: float) -> None:
         """Wait until the client says something, or is gone; at most so long. Any thread may call it."""
@@ -190,12 +191,12 @@ class Borrower:
             poll.register(descriptor, select.POLLIN)
             poll.poll(timeout_s * 1e3)
 
-    def lend(self, block: Block) -> None:
+    def share(self, block: Block) -> None:
         """The client is told to look at it."""
         self._is_hungry = False
         if self._connection is not None:
             self._told = (self._told + 1) % (1 << 32)
-            self._lent[block.number] = block
+            self._shared[block.number] = block
 
     def give(self, block: Block) -> None:
         """Have a block used again, as soon as the client does not look at it either."""
@@ -206,7 +207,7 @@ class Borrower:
         """Let go of all blocks; what the client looks at stays as it is."""
         for number in tuple(self._sizes):
             self._forget(number)
-        self._lent.clear()
+        self._shared.clear()
         self._idle.clear()
         if self._connection is not None:
             self._connection.close()
@@ -214,14 +215,14 @@ class Borrower:
 
     def _is_full(self, more_bytes: int) -> bool:
         """Whether the client does not want so many bytes beside what it looks at."""
-        return len(self._lent) >= MAX_LENT or self._lent_bytes + more_bytes > self._limit_bytes
+        return len(self._shared) >= MAX_SHARED or self._shared_bytes + more_bytes > self._limit_bytes
 
     @property
-    def _lent_bytes(self) -> int:
-        return sum(block.buffer.nbytes for block in self._lent.values())
+    def _shared_bytes(self) -> int:
+        return sum(block.buffer.nbytes for block in self._shared.values())
 
     def _fitting(self, num_bytes: int) -> Block | None:
-        if not MIN_LENT_BYTES <= num_bytes <= self._limit_bytes:
+        if not MIN_SHARED_BYTES <= num_bytes <= self._limit_bytes:
             return None
         if self._keeps and self._is_full(num_bytes):
             return None
@@ -231,8 +232,8 @@ class Borrower:
             block = min(reversed(fitting), key=lambda block: block.buffer.nbytes)
             self._idle.remove(block)
             return block
-        # In place of one that is too small. Where sizes keep changing, all are soon large enough, and sooner as fresh
-        # ones have room for the largest so far: what is not touched takes no memory.
+        # One that is too small makes way. Where sizes keep changing, all are soon large enough, and sooner as fresh
+        # ones hold the largest so far: what is not touched takes no memory.
         small = next((block for block in self._idle if block.buffer.nbytes < num_bytes), None)
         if small is not None:
             self._idle.remove(small)
@@ -247,7 +248,7 @@ class Borrower:
 
     def _take_back(self) -> None:
         """Take what the client has returned. One that is gone, or says something else, gets no further blocks."""
-        for _ in range(2 * MAX_LENT):
+        for _ in range(2 * MAX_SHARED):
             try:
                 message = b"" if self._connection is None else self._connection.recv(_HUNGRY.size + 1)
             except BlockingIOError:
@@ -263,25 +264,25 @@ class Borrower:
                 self._limit_bytes = 0
                 return
             (number,) = _RETURNED.unpack(message)
-            if (block := self._lent.pop(number, None)) is not None:  # else it returns what it does not have
-                most = 2 * len(self._lent) > MAX_LENT or 2 * self._lent_bytes > self._limit_bytes
+            if (block := self._shared.pop(number, None)) is not None:  # else it returns what it does not have
+                most = 2 * len(self._shared) > MAX_SHARED or 2 * self._shared_bytes > self._limit_bytes
                 self._keeps = self._keeps and most
                 self._reuse(block)
 
     def _reuse(self, block: Block) -> None:
         """Keep a block for later, if nobody has it; not more of them than are useful, or than are this stream's."""
-        if block.number in self._made or block.number in self._lent or self._connection is None:
+        if block.number in self._made or block.number in self._shared or self._connection is None:
             return
         self._idle.append(block)
         if len(self._idle) > MAX_IDLE or self._account.exceeds_share(block.buffer.nbytes):
             self._drop(self._idle.pop(0))
 
     def _new(self, num_bytes: int) -> Block | None:
-        """A fresh block, which the client can see from now on; None where there is no room, or it could not be told."""
-        if self._connection is None or not self._places.acquire(blocking=False):
+        """A fresh block, which the client sees from now on; None where there is no memory, or it could not be told."""
+        if self._connection is None or not self._blocks_left.acquire(blocking=False):
             return None
         if not self._account.take(num_bytes):
-            self._places.release()
+            self._blocks_left.release()
             return None
         number, self._next = self._next, self._next + 1
         self._sizes[number] = num_bytes
@@ -303,7 +304,7 @@ class Borrower:
 
     def _forget(self, number: int) -> None:
         self._account.give(self._sizes.pop(number))
-        self._places.release()
+        self._blocks_left.release()
 
     def _say(self, message: bytes, *descriptors: int) -> bool:
         """Send without waiting; whether that was possible. A client that does not listen gets no further blocks."""

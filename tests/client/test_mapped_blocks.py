@@ -15,181 +15,181 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dataserver.serving.lending import Borrower, Lending
 from dataserver.serving.memory import ByteBudget
-from trainclient.stream import borrowing
-from trainclient.stream.borrowing import MAX_BLOCKS, Borrowed
+from dataserver.serving.shared_memory import SharedMemoryConsumer, SharedMemoryListener
+from trainclient.stream import shared_memory
 from trainclient.stream.errors import ProtocolError
+from trainclient.stream.shared_memory import MAX_BLOCKS, MappedBlocks
 
 SIZE = 1 << 20
 
 
 @pytest.fixture
-def desk() -> Iterator[Lending]:
-    found = Lending(wanted=True)
+def listener() -> Iterator[SharedMemoryListener]:
+    found = SharedMemoryListener(wanted=True)
     yield found
     found.close()
 
 
-def pair(desk: Lending, limit: int = 1 << 30) -> tuple[Borrower, Borrowed]:
-    borrowed = Borrowed.of(desk.name, limit, stays=True)
-    assert borrowed is not None
-    borrower = desk.claim(borrowed.token, ByteBudget(1 << 40).open())
-    assert borrower is not None
-    return borrower, borrowed
+def pair(listener: SharedMemoryListener, limit: int = 1 << 30) -> tuple[SharedMemoryConsumer, MappedBlocks]:
+    mapped = MappedBlocks.of(listener.name, limit, stays=True)
+    assert mapped is not None
+    consumer = listener.consumer(mapped.token, ByteBudget(1 << 40).open())
+    assert consumer is not None
+    return consumer, mapped
 
 
-def lend(borrower: Borrower, fill: int) -> int:
-    block = borrower.block(SIZE)
+def share(consumer: SharedMemoryConsumer, fill: int) -> int:
+    block = consumer.block(SIZE)
     assert block is not None
     block.buffer[:] = fill
-    borrower.lend(block)
-    borrower.give(block)
+    consumer.share(block)
+    consumer.give(block)
     return block.number
 
 
-def test_a_block_comes_back_when_its_last_view_is_dropped(desk: Lending) -> None:
-    borrower, borrowed = pair(desk)
-    taken = borrowed.take(lend(borrower, 3), SIZE)
+def test_a_block_comes_back_when_its_last_view_is_dropped(listener: SharedMemoryListener) -> None:
+    consumer, mapped = pair(listener)
+    taken = mapped.take(share(consumer, 3), SIZE)
     view = taken[10:20].view(np.uint16)
     del taken
-    assert (borrowed.take(lend(borrower, 5), SIZE - 1) == 5).all()
-    assert lend(borrower, 6) == 1
-    assert (borrowed.take(1, SIZE) == 6).all()
+    assert (mapped.take(share(consumer, 5), SIZE - 1) == 5).all()
+    assert share(consumer, 6) == 1
+    assert (mapped.take(1, SIZE) == 6).all()
     assert (view == 0x0303).all()
     del view
-    assert {lend(borrower, 7), lend(borrower, 8)} == {0, 1}
+    assert {share(consumer, 7), share(consumer, 8)} == {0, 1}
 
 
-def test_a_client_with_nothing_to_read_is_lent_one_more(desk: Lending) -> None:
-    borrower, borrowed = pair(desk, SIZE)
-    kept = borrowed.take(lend(borrower, 3), SIZE)
-    following = borrower.block(SIZE)
+def test_a_client_with_nothing_to_read_is_lent_one_more(listener: SharedMemoryListener) -> None:
+    consumer, mapped = pair(listener, SIZE)
+    kept = mapped.take(share(consumer, 3), SIZE)
+    following = consumer.block(SIZE)
     assert following is not None
-    assert not borrower.has_room(following)
-    borrowed.ask()
-    assert borrower.has_room(following)
+    assert not consumer.wants(following)
+    mapped.ask()
+    assert consumer.wants(following)
     assert (kept == 3).all()
-    borrowed.close()
-    borrowed.ask()  # of nobody
+    mapped.close()
+    mapped.ask()  # of nobody
 
 
-def test_a_client_to_which_one_is_on_its_way_does_not_keep_what_it_has(desk: Lending) -> None:
-    borrower, borrowed = pair(desk, 2 * SIZE)
-    kept = borrowed.take(lend(borrower, 3), SIZE)
-    number = lend(borrower, 4)
-    borrowed.ask()
-    following = borrower.block(SIZE)
+def test_a_client_to_which_one_is_on_its_way_does_not_keep_what_it_has(listener: SharedMemoryListener) -> None:
+    consumer, mapped = pair(listener, 2 * SIZE)
+    kept = mapped.take(share(consumer, 3), SIZE)
+    number = share(consumer, 4)
+    mapped.ask()
+    following = consumer.block(SIZE)
     assert following is not None
-    assert not borrower.has_room(following)
-    assert (borrowed.take(number, SIZE) == 4).all()  # and dropped
-    assert borrower.has_room(following)
+    assert not consumer.wants(following)
+    assert (mapped.take(number, SIZE) == 4).all()  # and dropped
+    assert consumer.wants(following)
     assert (kept == 3).all()
 
 
-def test_what_was_returned_is_said_before_that_nothing_is_left(desk: Lending) -> None:
-    borrower, borrowed = pair(desk, 7 * SIZE)
-    taken = [borrowed.take(lend(borrower, number), SIZE) for number in range(7)]
-    borrowed._said_at = math.inf
+def test_what_was_returned_is_said_before_that_nothing_is_left(listener: SharedMemoryListener) -> None:
+    consumer, mapped = pair(listener, 7 * SIZE)
+    taken = [mapped.take(share(consumer, number), SIZE) for number in range(7)]
+    mapped._said_at = math.inf
     del taken[:2]
-    assert len(borrowed._unsaid) == 2
-    borrowed.ask()
-    taken += [borrowed.take(lend(borrower, number), SIZE) for number in range(2)]
-    assert borrower.block(SIZE) is not None, "it was taken for one that keeps as much as it wants"
+    assert len(mapped._unsaid) == 2
+    mapped.ask()
+    taken += [mapped.take(share(consumer, number), SIZE) for number in range(2)]
+    assert consumer.block(SIZE) is not None, "it was taken for one that keeps as much as it wants"
 
 
-def test_what_finds_no_room_is_said_later(desk: Lending) -> None:
-    borrower, borrowed = pair(desk)
-    taken = borrowed.take(lend(borrower, 3), SIZE)
-    while not borrowed._unsaid:  # the server does not listen
-        borrowed.ask()
+def test_what_finds_no_room_is_said_later(listener: SharedMemoryListener) -> None:
+    consumer, mapped = pair(listener)
+    taken = mapped.take(share(consumer, 3), SIZE)
+    while not mapped._unsaid:  # the server does not listen
+        mapped.ask()
     del taken
-    assert len(borrowed._unsaid) == 2
-    while borrowed._unsaid:
-        borrower.block(1)
-        borrowed.ask()
+    assert len(mapped._unsaid) == 2
+    while mapped._unsaid:
+        consumer.block(1)
+        mapped.ask()
     for _ in range(100):  # it listens to some at a time
-        borrower.block(1)
-    assert {lend(borrower, 4), lend(borrower, 5)} == {0, 1}, "one that was returned, and another one"
+        consumer.block(1)
+    assert {share(consumer, 4), share(consumer, 5)} == {0, 1}, "one that was returned, and another one"
 
 
-def test_while_most_is_kept_returns_are_said_together(desk: Lending) -> None:
-    borrower, borrowed = pair(desk)
-    taken = [borrowed.take(lend(borrower, number), SIZE) for number in range(7)]
-    borrowed._said_at = math.inf
+def test_while_most_is_kept_returns_are_said_together(listener: SharedMemoryListener) -> None:
+    consumer, mapped = pair(listener)
+    taken = [mapped.take(share(consumer, number), SIZE) for number in range(7)]
+    mapped._said_at = math.inf
     taken.pop()
     taken.pop()
-    assert len(borrowed._unsaid) == 2
+    assert len(mapped._unsaid) == 2
     taken.pop()
-    assert not borrowed._unsaid
-    assert {lend(borrower, 7) for _ in range(3)} == {4, 5, 6}
-    borrowed._said_at = 0.0
+    assert not mapped._unsaid
+    assert {share(consumer, 7) for _ in range(3)} == {4, 5, 6}
+    mapped._said_at = 0.0
     taken.pop()
-    assert not borrowed._unsaid, "nothing was said for long"
+    assert not mapped._unsaid, "nothing was said for long"
 
 
 def test_what_is_dropped_while_something_is_said_is_said_as_well(
-    desk: Lending, monkeypatch: pytest.MonkeyPatch
+    listener: SharedMemoryListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Garbage may be collected at any call, also in the thread that is saying something."""
-    borrower, borrowed = pair(desk)
-    kept = [borrowed.take(lend(borrower, 3), SIZE)]
+    consumer, mapped = pair(listener)
+    kept = [mapped.take(share(consumer, 3), SIZE)]
 
     def monotonic() -> float:
         kept.clear()
         return time.monotonic()
 
-    monkeypatch.setattr(borrowing, "time", SimpleNamespace(monotonic=monotonic))
-    borrowed.ask()
+    monkeypatch.setattr(shared_memory, "time", SimpleNamespace(monotonic=monotonic))
+    mapped.ask()
     assert not kept
-    assert lend(borrower, 4) == 0
+    assert share(consumer, 4) == 0
 
 
-def test_what_is_lent_when_a_process_forks_stays_as_it_is(desk: Lending) -> None:
-    borrower, borrowed = pair(desk)
-    taken = [borrowed.take(lend(borrower, 3), SIZE)]
+def test_what_is_lent_when_a_process_forks_stays_as_it_is(listener: SharedMemoryListener) -> None:
+    consumer, mapped = pair(listener)
+    taken = [mapped.take(share(consumer, 3), SIZE)]
     read, write = os.pipe()
     if (child := os.fork()) == 0:
         os.read(read, 1)
         os._exit(int((taken[0] != 3).any()))
     taken.clear()
-    taken = [borrowed.take(lend(borrower, 4), SIZE)]
+    taken = [mapped.take(share(consumer, 4), SIZE)]
     taken.clear()
-    borrowed.take(lend(borrower, 5), SIZE)  # the second one, which went back; the first one does not
-    assert lend(borrower, 6) == 1
+    mapped.take(share(consumer, 5), SIZE)  # the second one, which went back; the first one does not
+    assert share(consumer, 6) == 1
     os.write(write, b"?")
     assert os.waitpid(child, 0)[1] == 0
     os.close(read)
     os.close(write)
 
 
-def test_what_was_taken_outlives_the_stream(desk: Lending) -> None:
-    borrower, borrowed = pair(desk)
-    taken = borrowed.take(lend(borrower, 6), SIZE)
-    borrowed.close()
-    borrower.close()
+def test_what_was_taken_outlives_the_stream(listener: SharedMemoryListener) -> None:
+    consumer, mapped = pair(listener)
+    taken = mapped.take(share(consumer, 6), SIZE)
+    mapped.close()
+    consumer.close()
     assert (taken == 6).all()
     taken[:] = 1  # whoever has it may write to it
 
 
-def test_what_a_server_said_before_it_left_is_read(desk: Lending) -> None:
-    borrower, borrowed = pair(desk)
-    borrowed.take(lend(borrower, 1), SIZE)
-    last = lend(borrower, 3)
-    borrowed.ask()  # which the server does not read
-    borrower.close()
-    assert (borrowed.take(last, SIZE) == 3).all()
+def test_what_a_server_said_before_it_left_is_read(listener: SharedMemoryListener) -> None:
+    consumer, mapped = pair(listener)
+    mapped.take(share(consumer, 1), SIZE)
+    last = share(consumer, 3)
+    mapped.ask()  # which the server does not read
+    consumer.close()
+    assert (mapped.take(last, SIZE) == 3).all()
 
 
-def test_dropped_blocks_are_unmapped(desk: Lending) -> None:
-    borrower, borrowed = pair(desk)
+def test_dropped_blocks_are_unmapped(listener: SharedMemoryListener) -> None:
+    consumer, mapped = pair(listener)
     for size in range(1, 40):
-        block = borrower.block(size << 19)
+        block = consumer.block(size << 19)
         assert block is not None
-        borrower.lend(block)
-        borrower.give(block)
-        borrowed.take(block.number, 5)
-    assert len(borrowed._blocks) <= 3
+        consumer.share(block)
+        consumer.give(block)
+        mapped.take(block.number, 5)
+    assert len(mapped._blocks) <= 3
 
 
 @pytest.mark.parametrize("name", ["", "disttrain-", "disttrain-" + "G" * 32, "/tmp/.X11-unix/X0"])
@@ -199,27 +199,27 @@ def test_other_sockets_are_not_talked_to(name: str) -> None:
             other.bind(f"\0{name}")
             other.listen()
             other.setblocking(False)
-        assert Borrowed.of(name, 1, stays=True) is None
+        assert MappedBlocks.of(name, 1, stays=True) is None
         with pytest.raises(OSError, match=r"temporarily|Invalid"):
             other.accept()
 
 
 def test_a_server_elsewhere_lends_nothing() -> None:
-    assert Borrowed.of(f"disttrain-{secrets.token_hex(16)}", 1, stays=True) is None
+    assert MappedBlocks.of(f"disttrain-{secrets.token_hex(16)}", 1, stays=True) is None
 
 
 @pytest.mark.parametrize("limit", [1 << 63, 1 << 70])
-def test_a_client_may_want_more_than_there_is(desk: Lending, limit: int) -> None:
-    assert Borrowed.of(desk.name, limit, stays=True) is not None
+def test_a_client_may_want_more_than_there_is(listener: SharedMemoryListener, limit: int) -> None:
+    assert MappedBlocks.of(listener.name, limit, stays=True) is not None
 
 
-def test_without_descriptors_nothing_is_asked_for(desk: Lending) -> None:
+def test_without_descriptors_nothing_is_asked_for(listener: SharedMemoryListener) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.dup(0)
     os.close(lowest)
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
     try:
-        assert Borrowed.of(desk.name, 1, stays=True) is None
+        assert MappedBlocks.of(listener.name, 1, stays=True) is None
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
@@ -232,7 +232,7 @@ class Server:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(f"\0{name}")
             listener.listen()
-            client = Borrowed.of(name, 77, stays=True)
+            client = MappedBlocks.of(name, 77, stays=True)
             assert client is not None
             self.client = client
             self.connection, _ = listener.accept()
@@ -269,7 +269,7 @@ def test_memory_that_is_not_as_it_should_be_is_refused(server: Server, options: 
 
 def test_blocks_that_are_not_there_too_small_or_lent_already_are_refused(server: Server) -> None:
     server.say(4, SIZE, SIZE)
-    with pytest.raises(ProtocolError, match=r"lent 9 bytes in block 3, of which this client has none such"):
+    with pytest.raises(ProtocolError, match=r"shared 9 bytes in block 3, of which this client has none such"):
         server.client.take(3, 9)
     with pytest.raises(ProtocolError, match=rf"has {SIZE} bytes$"):
         server.client.take(4, SIZE + 1)
@@ -287,7 +287,7 @@ def test_words_that_mean_nothing_numbers_twice_and_too_many_blocks_are_refused(s
             server.client.take(0, 1)
     server.say(0, SIZE, SIZE)
     server.say(0, SIZE, SIZE)
-    with pytest.raises(ProtocolError, match="lent block 0 with 1 descriptors beside 1 others"):
+    with pytest.raises(ProtocolError, match="shared block 0 with 1 descriptors beside 1 others"):
         server.client.take(0, 1)
     for number in range(1, MAX_BLOCKS):
         server.say(number, 4096, 4096)
