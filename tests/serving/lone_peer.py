@@ -8,7 +8,7 @@ import grpc
 import pytest
 from disttrain.v1.peer_service_pb2 import GreetResponse
 
-from dataserver.serving.peers import fetching, health, membership
+from dataserver.serving.peers import fetching, membership, peer_health
 from dataserver.serving.peers import peer as peer_module
 from dataserver.serving.peers.build import build_id
 from dataserver.serving.peers.peer import Peer
@@ -31,7 +31,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    for module in (peer_module, membership, fetching, health):
+    for module in (peer_module, membership, fetching, peer_health):
         monkeypatch.setattr(module, "monotonic", found)
     return found
 

@@ -446,7 +446,7 @@ def test_a_client_that_knows_the_protos_alone(photographs: Path) -> None:
             pb.StreamMicrobatchesRequest(job_id=job.job_id, module="vit", rank=0, memory_token=TOKEN), timeout=60
         )
         for header, body in sent.microbatches:
-            found, lent = next(stream).header, next(stream).lent
+            found, lent = next(stream).header, next(stream).shared
             assert (found.step, found.microbatch, found.crc32c) == (header.step, header.microbatch, 0)
             client.read()
             assert client.blocks[lent.number][: found.total_bytes].tobytes() == bytes(body)
