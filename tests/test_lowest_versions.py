@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from cli.server_process import serving
-from dataserver.preprocessing import content_digest, load_tokenizer
 from golden.dataset import write_golden
 from golden.transcript import JOB, load
 
+from dataserver.assembly import content_digest, load_tokenizer
 from dataserver.dataset import count_tokens
 from dataserver.dataset.build import build_index
 
@@ -24,7 +24,7 @@ SERVE = """
 import sys
 from pathlib import Path
 from dataserver.cli import main
-from dataserver.preprocessing import content_digest
+from dataserver.assembly import content_digest
 from golden.dataset import write_golden
 from golden.transcript import load, record
 for folder in write_golden(Path("data")).values():

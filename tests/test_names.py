@@ -24,7 +24,15 @@ NAMES = frozenset(
 NOT_YET = (
     *("dataserver/", "protos/", "docs/", "scripts/", "trainclient/stream/", "trainclient/clients/"),
     *("trainclient/allocator.py", "tests/builders/", "tests/cli/", "tests/client/", "tests/dataset/", "tests/e2e/"),
-    *("tests/faults/", "tests/foreign/", "tests/fuzz/", "tests/gpu/", "tests/planning/", "tests/preprocessing/"),
+    *(
+        "tests/faults/",
+        "tests/foreign/",
+        "tests/fuzz/",
+        "tests/gpu/",
+        "tests/planning/",
+        "tests/assembly/",
+        "tests/images/",
+    ),
     *("tests/program/runtime_cases.py", "tests/scripts/", "tests/serving/", "tests/soak/", "tests/training/"),
     *("tests/test_decided_numbers.py", "README.md", "CHANGELOG.md", "CONTRIBUTING.md"),
 )
