@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from cli.server_process import serving
+from dataserver.preprocessing import content_digest, load_tokenizer
 from golden.dataset import write_golden
 from golden.transcript import JOB, load
 
@@ -27,6 +28,7 @@ from dataserver.cli import main
 from dataserver.assembly import content_digest
 from golden.dataset import write_golden
 from golden.transcript import load, record
+assert main(["warm"]) == 0  # no call of the transcript waits for a compiler
 for folder in write_golden(Path("data")).values():
     assert main(["index", str(folder)]) == 0
     assert main(["lint", str(folder)]) in (0, 1)
