@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from cli.server_process import serving
-from dataserver.preprocessing import content_digest, load_tokenizer
 from golden.dataset import write_golden
 from golden.transcript import JOB, load
 
