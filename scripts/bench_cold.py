@@ -40,7 +40,7 @@ JOBS: Final[dict[str, tuple[float, list[Fields], Fields, Fields]]] = {
 """By layout: target in CPU seconds, modules, layout, and fields of the stream."""
 
 SIZES: Final = (1, 4)
-"""Of the jobs: as they are, and their sisters."""
+"""Of the jobs: as they are, and their held-out variants."""
 
 COMMANDS: Final = {
     "index": ["index", "/nothing-here"],

@@ -8,7 +8,7 @@ neighbour waits for a microbatch: the first of a stream, which takes a plan, and
 Before, each odd job is planned here, without a server: the longest stretch without a yield point, in CPU time, which
 others on the machine change less than waits. While it lasts nobody else has a turn.
 
---sister takes other shards, another neighbour, and odd jobs that are half as large.
+--held-out takes other shards, another neighbour, and odd jobs that are half as large.
 """
 
 import argparse
@@ -58,15 +58,15 @@ def job(modules: list[Data], layout: Data | None = None, microbatch: int = 1, **
     return {"stream": {"datasets": [{"name": "pairs"}], "seq_len": 512, **stream}, "execution": execution}
 
 
-def neighbour(sister: bool) -> Data:
+def neighbour(held_out: bool) -> Data:
     """An ordinary job: a step of a few dozen samples."""
     modules: list[Data] = [{"name": "vit", "kind": "encoder"}, {"name": "llm", "kind": "backbone", "dp": 2, "pp": 2}]
-    return job(modules, global_batch=24, seed=1) if sister else job(modules, global_batch=16)
+    return job(modules, global_batch=24, seed=1) if held_out else job(modules, global_batch=16)
 
 
-def odd_jobs(sister: bool) -> dict[str, Data]:
+def odd_jobs(held_out: bool) -> dict[str, Data]:
     """The most that a job of each layout may ask for, or near it: many ranks, many microbatches, little memory."""
-    part = 2 if sister else 1
+    part = 2 if held_out else 1
     encoder: Data = {"name": "vit", "kind": "encoder"}
     backbone: Data = {"name": "llm", "kind": "backbone"}
     memory: Data = {"memory": {"budget_bytes": 2048, "unit_bytes": 1}}
@@ -111,9 +111,9 @@ def request_of(job_id: str, data: Data, step: int) -> pb.StreamMicrobatchesReque
     return pb.StreamMicrobatchesRequest(job_id=job_id, module=module, rank=0, start_step=step)
 
 
-def be_odd(address: str, name: str, number: int, sister: bool) -> None:
+def be_odd(address: str, name: str, number: int, held_out: bool) -> None:
     """Bring one job after the other, open streams at several steps and cancel them, for ever."""
-    data = odd_jobs(sister)[name]
+    data = odd_jobs(held_out)[name]
     with grpc.insecure_channel(address) as channel:
         stub = DataServiceStub(channel)
         for seed in itertools.count(number << 20):
@@ -135,7 +135,7 @@ def be_odd(address: str, name: str, number: int, sister: bool) -> None:
 def waits(stub: DataServiceStub, job_id: str, steps: Iterator[int], count: int) -> tuple[list[float], list[float]]:
     """Seconds until the first microbatch of `count` new streams, and between those that follow in the step."""
     first, others = list[float](), list[float]()
-    data = neighbour(sister=False)  # its modules are those of the sister
+    data = neighbour(held_out=False)  # its modules are those of the held-out variant
     for step in itertools.islice(steps, count):
         before = time.perf_counter()
         stream, found = stub.StreamMicrobatches(request_of(job_id, data, step), timeout=TIMEOUT_S), first
@@ -157,23 +157,23 @@ def waits(stub: DataServiceStub, job_id: str, steps: Iterator[int], count: int) 
 def measure(folder: Path, processes: Processes, arguments: argparse.Namespace) -> list[Row]:
     """The rows."""
     shards = folder / "shards"
-    drawn = ["--samples", 512, "--shards", 4, "--seed", int(arguments.sister)]
+    drawn = ["--samples", 512, "--shards", 4, "--seed", int(arguments.held_out)]
     make = [sys.executable, HERE / "make_demo_shards.py", shards, *drawn]
     processes.run([processes.start("making shards", make)], print)
     processes.run([processes.start("indexing", [*SERVER, "index", shards])], print)
     serve = [*SERVER, "serve", "--listen", "127.0.0.1:0", "--dataset", f"pairs={shards}"]
     address = processes.address(processes.start("server", serve))
-    rows, steps = list(stretches(shards, arguments.odd, arguments.sister)), itertools.count()
+    rows, steps = list(stretches(shards, arguments.odd, arguments.held_out)), itertools.count()
     with grpc.insecure_channel(address) as channel:
         stub = DataServiceStub(channel)
-        job_id = create(stub, neighbour(arguments.sister))
+        job_id = create(stub, neighbour(arguments.held_out))
         waits(stub, job_id, steps, 3)
         alone = waits(stub, job_id, steps, arguments.streams)
         rows.append(Row("alone", shown(*alone), "", None))
         for name in arguments.odd:
             with ExitStack() as stack:
                 for number in range(arguments.clients):
-                    start_odd(stack, address, name, number, arguments.sister)
+                    start_odd(stack, address, name, number, arguments.held_out)
                 time.sleep(ODD_S)
                 beside = waits(stub, job_id, steps, arguments.streams)
             ratio = p99(beside) / p99(alone)
@@ -182,12 +182,12 @@ def measure(folder: Path, processes: Processes, arguments: argparse.Namespace) -
     return rows
 
 
-def stretches(shards: Path, names: Sequence[str], sister: bool) -> Iterator[Row]:
+def stretches(shards: Path, names: Sequence[str], held_out: bool) -> Iterator[Row]:
     """Rows of the longest stretch that planning a step of each odd job keeps its turn for."""
     gc.freeze()  # as a server does: what imports made is not looked through for garbage
     for name in names:
         file = shards.parent / "odd.json"
-        file.write_text(json.dumps(odd_jobs(sister)[name]))
+        file.write_text(json.dumps(odd_jobs(held_out)[name]))
         planner = open_job(file, (f"pairs={shards}",), (), (), (), None)
         plan_step(planner.job, 0, planner.samples(0))  # loads the loops
         ended: list[float] = []
@@ -202,9 +202,9 @@ def stretches(shards: Path, names: Sequence[str], sister: bool) -> Iterator[Row]
         yield Row(f"longest stretch: {name}", text, f"<= {STRETCH_MS:.0f} ms", longest <= STRETCH_MS)
 
 
-def start_odd(stack: ExitStack, address: str, name: str, number: int, sister: bool) -> None:
+def start_odd(stack: ExitStack, address: str, name: str, number: int, held_out: bool) -> None:
     """An odd client in a process of its own, until the stack ends."""
-    command = [sys.executable, __file__, "--be-odd", address, name, str(number), *["--sister"] * sister]
+    command = [sys.executable, __file__, "--be-odd", address, name, str(number), *["--held-out"] * held_out]
     process = stack.enter_context(subprocess.Popen(command))
     stack.callback(process.kill)
 
@@ -231,14 +231,14 @@ def main() -> int:
         "--streams", type=int, default=60, help="streams that the neighbour opens in each round (default 60)"
     )
     parser.add_argument("--clients", type=int, default=3, help="odd clients at once (default 3)")
-    names = list(odd_jobs(sister=False))
+    names = list(odd_jobs(held_out=False))
     parser.add_argument("--odd", nargs="+", choices=names, default=names, help="odd jobs (default all)")
-    parser.add_argument("--sister", action="store_true", help="other shards and jobs of other sizes")
+    parser.add_argument("--held-out", action="store_true", help="other shards and jobs of other sizes")
     parser.add_argument("--be-odd", nargs=3, metavar=("ADDRESS", "JOB", "NUMBER"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.be_odd:
         address, name, number = arguments.be_odd
-        be_odd(address, name, int(number), arguments.sister)
+        be_odd(address, name, int(number), arguments.held_out)
         return 0
     with tempfile.TemporaryDirectory() as folder, Processes(Path(folder)) as processes:
         rows = measure(Path(folder), processes, arguments)

@@ -47,7 +47,7 @@ SERVER: Final = sys.executable, "-m", "dataserver"
 TIMEOUT_S: Final = 600.0
 NAME: Final = "pairs"
 LARGE_FLEET: Final = 100
-MEETING_S: Final = 4.0
+RENDEZVOUS_S: Final = 4.0
 """Time for servers to find each other."""
 IDLE_S: Final = 10.0
 NUM_SHARDS: Final = 1000
@@ -128,7 +128,7 @@ def fleet(folder: Path, shards: Path, count: int, known: bool) -> Iterator[list[
             address = processes.address(child)
             channel = stack.enter_context(grpc.insecure_channel(address))
             servers.append(Server(address, channel, psutil.Process(child.process.pid)))
-        time.sleep(MEETING_S)
+        time.sleep(RENDEZVOUS_S)
         yield servers
 
 

@@ -15,7 +15,7 @@ import torch
 from benchmarks.rows import Row, report
 
 from dataserver.planning.stream.randomness import Operator, draws
-from trainclient.allocator import keep_freed_memory
+from trainclient.allocator import cache_freed_memory
 from trainclient.models.noise import diffusion_noise, image_words
 
 ROUNDS = 15
@@ -57,7 +57,7 @@ def main() -> int:
     """Measure and print."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     torch.set_num_threads(1)
-    keep_freed_memory()
+    cache_freed_memory()
     rows = []
     for name, patches in CASES.items():
         rounds = [(milliseconds(by_numpy, patches), milliseconds(by_torch, patches)) for _ in range(ROUNDS)]

@@ -131,7 +131,7 @@ def simulate(file: Path, located: tuple[str, str], steps: int) -> tuple[list[flo
     return [after.makespan_ns / 1e6 for after in found], operations / processes
 
 
-def measure_shape(
+def time_shape(
     name: str, folder: Path, located: tuple[str, str], servers: str, processes: Processes, steps: int
 ) -> Iterator[Row]:
     """Rows of one shape: each order, and their order of merit."""
@@ -189,7 +189,7 @@ def rows(folder: Path, steps: int, shapes: Sequence[str]) -> Iterator[Row]:
         for number, name in enumerate(shapes):
             print(name, file=sys.stderr)
             (folder / str(number)).mkdir()
-            yield from measure_shape(name, folder / str(number), located, servers, processes, steps)
+            yield from time_shape(name, folder / str(number), located, servers, processes, steps)
 
 
 def main() -> int:

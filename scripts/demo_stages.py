@@ -171,7 +171,7 @@ class Demo:
         self._display.done(last)
 
     def measure(self, addresses: str, plans: Mapping[str, Any]) -> dict[str, Any]:
-        """Time some steps in canonical order and as planned; see `measure_steps`."""
+        """Time some steps in canonical order and as planned; see `time_steps`."""
         self._display.begin("measuring", f"starting {self._processes_of()} that sleep instead of computing")
         steps = plans["steps"][:MEASURED_STEPS]
         simulated = {side: fmean(step[side]["step_ms"] for step in steps) for side in ("before", "after")}

@@ -1,4 +1,4 @@
-"""Starts `measure_steps`, and gives what it measured."""
+"""Starts `time_steps`, and gives what it measured."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -22,13 +22,13 @@ def slept_steps(
 ) -> dict[str, list[float]]:
     """Seconds of every step of every job, by the name of its file, run in processes that sleep.
 
-    Arguments are those of `measure_steps`; `say` gets a line for each step.
+    Arguments are those of `time_steps`; `say` gets a line for each step.
 
     Raises:
         FailedError: it failed.
     """
     flags = ["--servers", servers, "--steps", steps, "--scale", scale, "--output", output]
-    processes.run([processes.start(output.stem, python("measure_steps.py", *jobs, *flags))], say)
+    processes.run([processes.start(output.stem, python("time_steps.py", *jobs, *flags))], say)
     found: dict[str, list[float]] = json.loads(output.read_text())
     return found
 

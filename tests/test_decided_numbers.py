@@ -128,7 +128,7 @@ KEPT: dict[str, dict[str, Any]] = {
         "M_TOP_PAD": -2,
         "M_MMAP_THRESHOLD": -3,
         "M_ARENA_MAX": -8,
-        "KEPT_BYTES": 256 * MIB,
+        "CACHED_BYTES": 256 * MIB,
         "LARGEST_BYTES": 32 * MIB,
         "PADDING_BYTES": 64 * MIB,
         "ARENAS": 2,

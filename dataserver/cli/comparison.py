@@ -71,7 +71,7 @@ def compare(
         for number, job in enumerate(jobs):
             try:
                 if number not in refusals:
-                    found[number].append(_measure(planner.job, job, step, samples, first=done == 0))
+                    found[number].append(_figures(planner.job, job, step, samples, first=done == 0))
             except ValueError as error:
                 if number == 0:
                     raise
@@ -83,7 +83,7 @@ def compare(
     ]
 
 
-def _measure(own: Job, job: Job, step: int, samples: StepSamples, first: bool) -> Figures:
+def _figures(own: Job, job: Job, step: int, samples: StepSamples, first: bool) -> Figures:
     """One step of an alternative; `own` is the job as it is."""
     if first:
         plan_step(job, step, samples)  # loads the kernels, which is not to count as planning

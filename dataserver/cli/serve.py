@@ -29,7 +29,7 @@ from dataserver.dataset import usable_memory
 from dataserver.images import silence_pillow_warnings
 from dataserver.jobs import Catalog
 from dataserver.planning.kernels import cache as kernel_cache
-from dataserver.serving.allocator import keep_freed_memory
+from dataserver.serving.allocator import cache_freed_memory
 from dataserver.serving.budgets import Budgets, remark
 from dataserver.serving.config import ServerConfig, load_config
 from dataserver.serving.descriptors import allow_many_descriptors
@@ -127,7 +127,7 @@ def serve(
     settings = load_config(config, flags)
     logs.use(settings.log_format)
     kernel_cache.use(settings.cache_dir)
-    keep_freed_memory(settings.prefetch_bytes)
+    cache_freed_memory(settings.prefetch_bytes)
     _about_memory(settings)
     _serve(settings)
 

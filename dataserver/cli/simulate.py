@@ -84,7 +84,7 @@ def _about(planner: JobPlanner, steps: range) -> dict[str, Any]:
 
 
 def _ablation(job: Job, outcomes: Sequence[Outcome]) -> list[AblationRow]:
-    """From the baseline to the job, all of which were compared."""
+    """From the baseline to the job; all were compared."""
     figures = {o.alternative.execution: o.figures for o in outcomes}
     found = [(entry.name, figures[entry.execution]) for entry in layout_of(job.spec.execution).ablation(job)]
     return ablation_rows((name, made.step_ns if made else None) for name, made in found)

@@ -28,7 +28,7 @@ MAX_ABOUT_BYTES: Final = 1 << 20
 _MAGIC: Final = b"disttrain arrays 2 "
 _FIRST_LINE: Final = len(_MAGIC) + 8 + 1
 _ALIGNED: Final = 64
-"""Bytes at a multiple of which the arrays begin behind the first line: numpy takes twice as long elsewhere."""
+"""The arrays begin at multiples of so many bytes behind the first line: numpy takes twice as long elsewhere."""
 _TYPES: Final = frozenset({"|u1", "<i4", "<i8"})
 
 

@@ -24,7 +24,7 @@ class SampleDescription:
 def describe(dataset: Dataset, places: Sequence[tuple[int, int]]) -> Iterator[tuple[int, SampleDescription]]:
     """Yield what the index says of samples, each with its position in `places`; no shard is touched.
 
-    They come by record batches, each of which is read once, so that a caller may stop at any size.
+    They come by record batches, each read once, so that a caller may stop at any size.
 
     Args:
         dataset: an open dataset.

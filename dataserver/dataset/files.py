@@ -132,7 +132,7 @@ class Listing:
     def warn_of_links(self) -> None:
         """Log the links, where there are any: what lies behind them is easily taken for a part of the dataset."""
         if self.links:
-            _log.warning("%s; name the folders themselves, or put the shards in place of the links", _links(self.links))
+            _log.warning("%s; name the folders themselves, or put the shards where the links are", _links(self.links))
 
 
 def find_shards(path: Path, index_dir: Path | None = None) -> tuple[ShardFile, ...]:

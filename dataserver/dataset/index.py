@@ -86,7 +86,7 @@ def atomic_writer(path: Path) -> Iterator[Path]:
 def _sweep_temps(folder: Path) -> None:
     """Remove what killed writers left behind in a folder; the files of running ones are newer and stay.
 
-    Once in a process: a folder may hold several files of very many shards, each of which is written.
+    Once in a process: a folder may hold several files of very many shards, and each is written.
     """
     with os.scandir(folder) as entries:
         for entry in entries:

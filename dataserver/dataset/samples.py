@@ -254,20 +254,20 @@ def _interleaved(
     if len(texts) > MAX_SAMPLE_MEMBERS:
         raise SampleError("too_many_members", f"{len(texts)} parts, limit {MAX_SAMPLE_MEMBERS}")
     kinds: list[int] = []
-    kept_texts: list[str] = []
-    kept_images: list[ImagePart] = []
+    usable_texts: list[str] = []
+    usable_images: list[ImagePart] = []
     for position, (text, name) in enumerate(zip(texts, images, strict=True)):
         if isinstance(text, str) and name is None:
             kinds.append(TEXT)
-            kept_texts.append(text)
+            usable_texts.append(text)
         elif isinstance(name, str) and text is None:
             kinds.append(IMAGE)
-            kept_images.append(_named_image(group, name))
+            usable_images.append(_named_image(group, name))
         else:
             raise SampleError("bad_document", f"position {position} needs one string, in texts or in images")
-    if not kept_images and not any(text.strip() for text in kept_texts):
+    if not usable_images and not any(text.strip() for text in usable_texts):
         raise SampleError("empty_document", "the document has neither images nor text")
-    return tuple(kinds), tuple(kept_texts), tuple(kept_images)
+    return tuple(kinds), tuple(usable_texts), tuple(usable_images)
 
 
 def _named_image(group: _Group, name: str) -> ImagePart:

@@ -25,12 +25,12 @@ class ScalarRows:
 
     def add(self, scalars: dict[str, Scalar], oddities: Oddities) -> None:
         """Append a row; the limit counts as an oddity once."""
-        kept = {} if self._num_bytes > MAX_SCALAR_BYTES else self._kept(scalars)
+        kept = {} if self._num_bytes > MAX_SCALAR_BYTES else self._small(scalars)
         self.rows.append(kept)
         if self._num_bytes > MAX_SCALAR_BYTES and kept:
             self._drop(oddities)
 
-    def _kept(self, scalars: dict[str, Scalar]) -> dict[str, Scalar]:
+    def _small(self, scalars: dict[str, Scalar]) -> dict[str, Scalar]:
         """The entries that may make columns, whose memory is counted."""
         kept: dict[str, Scalar] = {}
         for name, value in scalars.items():

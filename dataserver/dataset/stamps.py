@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 TICK_S: Final = 0.02
 """Longer than a kernel takes from one time that it gives to files to the next, 10 ms at most."""
 NOT_REGULAR: Final = -2
-"""In place of the size of what is no regular file; `index.NO_SIDECAR` is another one."""
+"""Stands for the size of what is no regular file; `index.NO_SIDECAR` is another one."""
 
 
 class Stamp(NamedTuple):

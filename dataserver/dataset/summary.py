@@ -24,7 +24,7 @@ _VERSION: Final = 2
 _NUMBERS: Final = ("index_bytes", "shard_bytes", "sidecar_bytes", "num_samples", "columns")
 _DIGESTS: Final = ("sha256", "sidecar_sha256", "columns_digest")
 _UNKNOWN: Final[State] = (0, 0, 0, 0)
-"""In place of a state; no file changed in 1970."""
+"""Stands for a state; no file changed in 1970."""
 
 _log = logging.getLogger(__name__)
 

@@ -180,7 +180,7 @@ def _read_header(reader: HashingReader, path: bytes | None) -> _Header | None:
 
 
 def _sum(block: bytes, zeros: int) -> int:
-    """The sum of all bytes of a block, of which so many are zero.
+    """The sum of all bytes of a block with so many zeros.
 
     Adler-32 holds it in its lower half, plus one, as long as it is below 65,521: 256 bytes cannot sum up to more.
     """
@@ -232,7 +232,7 @@ def _read_extension(reader: HashingReader, header: _Header, extensions: _Extensi
 
 @lru_cache(64)  # writers repeat theirs for every member
 def _parse_pax(data: bytes) -> Mapping[bytes, bytes] | None:
-    """Parse PAX records `LENGTH KEY=VALUE\\n`, the length of which counts the whole record; None if malformed."""
+    """Parse PAX records `LENGTH KEY=VALUE\\n`, whose length counts the whole record; None if malformed."""
     records: dict[bytes, bytes] = {}
     start = 0
     while start < len(data) and data[start] != 0:

@@ -140,7 +140,7 @@ def _as_stored(width: int, height: int, orientation: int) -> tuple[int, int]:
 
 
 def _decode(data: bytes, size: tuple[int, int], least: tuple[int, int]) -> U8:
-    """Decode an image that is stored with `size` (width, height) pixels, of which `least` suffice.
+    """Decode an image that is stored with `size` (width, height) pixels; `least` suffice.
 
     Returns:
         uint8 [height, width, 3], C-contiguous, as it is stored; the next call of this thread may overwrite it.

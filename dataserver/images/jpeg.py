@@ -8,7 +8,7 @@ from typing import Final
 
 _SOI: Final = b"\xff\xd8"
 _SKIPPED: Final = frozenset({0xC4, 0xDD, 0xFE, *range(0xE3, 0xED)})
-"""Huffman tables, restart intervals, comments, and application segments of which Pillow takes no notice."""
+"""Huffman tables, restart intervals, comments, and application segments that Pillow ignores."""
 _FRAMES: Final = frozenset({0xC0, 0xC1, 0xC2})
 _QUANTIZATION: Final = 0xDB
 _SCAN: Final = 0xDA

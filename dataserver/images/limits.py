@@ -19,4 +19,4 @@ MAX_IMAGE_PIXELS that is 2 GB for the largest image."""
 
 MAX_SCANNED_PIXELS: Final = 1 << 31
 """Most pixels x scans of one JPEG, 16 scans of the largest image. A progressive file of a few kilobytes can hold
-thousands of scans, each of which walks over the whole image; cameras and encoders write about ten."""
+thousands of scans, and each walks over the whole image; cameras and encoders write about ten."""

@@ -14,7 +14,7 @@ U8 = NDArray[np.uint8]
 Places = tuple[I64, I64]
 """int64 [height] and [width]: pixel (y, x) of an image lies at the sum of y's and x's, in pixels."""
 
-KEPT_PLACES: Final = 256
+CACHED_GRIDS: Final = 256
 """Grids whose places are kept, 8 KB each of 1,024 patches; a dataset has some hundred."""
 TRANSPOSED: Final = frozenset({5, 6, 7, 8})
 """EXIF orientations that swap width and height."""
@@ -48,7 +48,7 @@ def write_patches(pixels: U8, sizing: Sizing, out: U8) -> None:
     target[...] = blocks.transpose(0, 3, 1, 4, 2)
 
 
-@functools.lru_cache(KEPT_PLACES)
+@functools.lru_cache(CACHED_GRIDS)
 def places(rows: int, columns: int, patch: int, merge: int, orientation: int) -> Places:
     """Where the pixels of an image lie among its patches, which `write_patches` would cut.
 

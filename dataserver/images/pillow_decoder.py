@@ -15,7 +15,7 @@ from dataserver.images.patches import U8
 _WIDENED: Final = {"L;2": (0x03, 0x55), "L;4": (0x0F, 0x11)}
 """How PNGs store grey that Pillow widens to 8 bits, but not the grey that is transparent: its bits, and the factor."""
 _DEEP: Final = "RGB;16B"
-"""Two bytes for a channel, of which Pillow takes the first, the high one."""
+"""Two bytes for a channel; Pillow takes the first, the high one."""
 _LOW_BYTES: Final = "RGB;16L"
 """Of these it takes the second."""
 

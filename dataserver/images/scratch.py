@@ -6,8 +6,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_KEPT_BYTES: Final = 4 << 20
-"""Of one buffer, of which a thread has two: 1.4 megapixels of what was decoded. What is larger is allocated and given
+MAX_CACHED_BYTES: Final = 4 << 20
+"""Of one buffer; a thread has two: 1.4 megapixels of what was decoded. What is larger is allocated and given
 back, so that posters do not stay in every thread."""
 LINE: Final = 64
 _NONE: Final = np.empty(0, np.uint8)
@@ -22,9 +22,9 @@ def scratch(name: str, num_bytes: int = 0) -> NDArray[np.uint8]:
     buffer = buffers.get(name, _NONE)
     if len(buffer) >= num_bytes:
         return buffer
-    if num_bytes > MAX_KEPT_BYTES:
+    if num_bytes > MAX_CACHED_BYTES:
         return _fresh(num_bytes)
-    buffers[name] = _fresh(min(MAX_KEPT_BYTES, num_bytes + num_bytes // 2))
+    buffers[name] = _fresh(min(MAX_CACHED_BYTES, num_bytes + num_bytes // 2))
     return buffers[name]
 
 

@@ -43,7 +43,7 @@ class JobCache:
         self.plans = SingleFlightCache[tuple[str, int], StepPlan](num_bytes - 2 * third, memory_of)
         """By job and step."""
         self.in_flight = SingleFlightCache[tuple[str, int], StepPlan](0, memory_of)
-        """Plans that are being made here, by job and step. Apart from `plans`, of which some are being fetched: a
+        """Plans that are being made here, by job and step. `plans` also has some that are being fetched, and a
         server that asks for one must not wait for what this one asks others for."""
 
     def forget_others(self, jobs: Iterable[Job]) -> None:

@@ -125,7 +125,7 @@ def rows_left(shard: Shard, compiled: Filter | None, quarantine: Quarantine | No
 
 @lru_cache(maxsize=16)
 def _all_rows(count: int) -> I64:
-    """What shards of as many samples share, of which none is left out. int64 [count], read-only."""
+    """What shards share that have as many samples, none of them left out. int64 [count], read-only."""
     rows = np.arange(count)
     rows.setflags(write=False)
     return rows

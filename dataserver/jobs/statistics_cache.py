@@ -206,7 +206,7 @@ def beside_indexes(dataset: Dataset, rules: Rules) -> Path:
 
 
 def index_statistics(dataset: Dataset, rules: Rules, progress: Progress, workers: int | None = None) -> None:
-    """Leave statistics beside the indexes, of which only what is new is computed; a warning where that is impossible.
+    """Leave statistics beside the indexes; only what is new is computed; a warning where that is impossible.
 
     Raises:
         TokensMissingError, DatasetError: as `compute_statistics`.

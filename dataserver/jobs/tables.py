@@ -76,7 +76,7 @@ class ShardTables:
             yield self._cache.windows.get((*key, number), partial(_gathered, order, span, table, slices, number))
 
     def _cut(self, order: StreamOrder, span: Span, table: Table) -> Slices:
-        """One slice where the window can be cached, else several of which a few can be cached together.
+        """One slice where the window can be cached, else several; a few of these can be cached together.
 
         A window takes at most half as much again as the tables of its shards.
         """
@@ -92,7 +92,7 @@ class ShardTables:
             self._warned = True
             _log.warning(
                 "a window of %d shards takes more than the %d bytes of the cache of windows, and is sorted in %d "
-                "slices, for each of which all its shards are looked at: lower stream.shuffle_window (now %d) in new "
+                "slices, each from all its shards: lower stream.shuffle_window (now %d) in new "
                 "jobs, or raise the server's job_bytes",
                 *(len(span.shards), most, len(slices), self._stream.shuffle_window),
             )

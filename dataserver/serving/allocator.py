@@ -9,7 +9,7 @@ M_TOP_PAD: Final = -2
 M_MMAP_THRESHOLD: Final = -3
 M_ARENA_MAX: Final = -8
 """Options of mallopt(3)."""
-KEPT_BYTES: Final = 256 << 20
+CACHED_BYTES: Final = 256 << 20
 """Free memory at the end of the heap that is not given back."""
 LARGEST_BYTES: Final = 32 << 20
 """Blocks up to this come from the heap; the most that glibc takes."""
@@ -20,7 +20,7 @@ ARENAS: Final = 2
 more of what was freed is found again."""
 
 
-def keep_freed_memory(share_bytes: int = KEPT_BYTES) -> None:
+def cache_freed_memory(share_bytes: int = CACHED_BYTES) -> None:
     """Have freed blocks used again instead of given back to the system, which costs a page fault per 4 KiB each time.
 
     Args:
@@ -31,6 +31,6 @@ def keep_freed_memory(share_bytes: int = KEPT_BYTES) -> None:
     """
     if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
         mallopt(M_MMAP_THRESHOLD, LARGEST_BYTES)
-        mallopt(M_TRIM_THRESHOLD, min(KEPT_BYTES, share_bytes))
+        mallopt(M_TRIM_THRESHOLD, min(CACHED_BYTES, share_bytes))
         mallopt(M_TOP_PAD, min(PADDING_BYTES, share_bytes // 4))
         mallopt(M_ARENA_MAX, ARENAS)

@@ -187,7 +187,7 @@ class DataService:
         """Level to compress with; None for raw tensors."""
         if accepted and not set(accepted) & set(CODECS):
             raise _invalid(
-                f"accepted_codecs is {list(accepted)[:16]}, none of which this server has; name one or more of "
+                f"accepted_codecs is {list(accepted)[:16]}, and this server has none of them; name one or more of "
                 f"{', '.join(f'{microbatch_pb2.Codec.Name(c)} ({c})' for c in CODECS)}, or none for raw tensors"
             )
         return self._config.zstd_level if microbatch_pb2.CODEC_ZSTD in accepted else None

@@ -136,14 +136,14 @@ class Metrics:
         self._waits: dict[Wait, None] = {}
 
     def prepared(self, num_images: int, num_invalid: int) -> None:
-        """A microbatch is ready, with so many images decoded, of which some are invalid."""
+        """A microbatch is ready, with so many images decoded, some of them invalid."""
         with self._lock:
             self._counts.prepared_microbatches += 1
             self._counts.decoded_images += num_images
             self._counts.invalid_images += num_invalid
 
     def sent(self, num_bytes: int, shared_bytes: int) -> None:
-        """A consumer took a whole microbatch, of which so much lies in shared memory."""
+        """A consumer took a whole microbatch; so much of it lies in shared memory."""
         with self._lock:
             self._counts.sent_microbatches += 1
             self._counts.sent_bytes += num_bytes

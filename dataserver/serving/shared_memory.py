@@ -33,7 +33,7 @@ trainer looks at."""
 MAX_IDLE: Final = 8
 """Blocks of one client that wait to be used again."""
 MAX_BLOCKS: Final = 512
-"""Blocks of all clients: each takes a descriptor, of which most systems permit a process 1,024."""
+"""Blocks of all clients: each takes a descriptor, and most systems permit a process 1,024 of them."""
 MAX_PENDING: Final = 256
 """Connections whose stream was not asked for yet; the oldest is closed for one more."""
 
@@ -228,7 +228,7 @@ class SharedMemoryConsumer:
             return None
         fitting = [block for block in self._idle if num_bytes <= block.buffer.nbytes <= 2 * size_class(num_bytes)]
         if fitting:
-            # The one returned last, of which most is still in caches.
+            # The one returned last: most of it is still in caches.
             block = min(reversed(fitting), key=lambda block: block.buffer.nbytes)
             self._idle.remove(block)
             return block

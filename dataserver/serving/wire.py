@@ -102,7 +102,7 @@ def encode_microbatch(
     Raises:
         DataServiceError: MICROBATCH_TOO_LARGE, the header alone exceeds what a message may hold.
     """
-    table, total = _as_they_lie(tensors) if withheld else _encode_in_place(tensors, raw, compressor)
+    table, total = _as_they_lie(tensors) if withheld else _encode_into(tensors, raw, compressor)
     payload = raw[:total]
     header = microbatch_pb2.MicrobatchHeader(
         job_id=job.job_id,
@@ -169,7 +169,7 @@ def _as_they_lie(tensors: Sequence[TensorSpec]) -> tuple[list[microbatch_pb2.Ten
     return [_entry(spec, spec.offset, spec.num_bytes, compressed=False) for spec in tensors], total_bytes(tensors)
 
 
-def _encode_in_place(
+def _encode_into(
     tensors: Sequence[TensorSpec], raw: Buffer, compressor: Compressor | None
 ) -> tuple[list[microbatch_pb2.Tensor], int]:
     """The tensor table and the encoded length. No tensor grows, so that each moves towards the front or stays."""

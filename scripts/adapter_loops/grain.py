@@ -15,7 +15,7 @@ from adapter_loops.job import SERVED, job
 from adapter_loops.measuring import RANKS, ROWS, SEQ_LEN, STEPS, WORKERS, Load, Meter
 from adapter_loops.samples import MERGE, Images, sample
 from trainclient.adapters.grain import ServedDataset
-from trainclient.allocator import keep_freed_memory
+from trainclient.allocator import cache_freed_memory
 
 
 def own(shards: Path, decoder: str) -> Any:
@@ -30,7 +30,7 @@ def own(shards: Path, decoder: str) -> Any:
 
 def served(server: str) -> Any:
     """Batches of the adapter."""
-    keep_freed_memory()
+    cache_freed_memory()
     return ServedDataset(server, job(), rank=int(os.environ["RANK"]), world_size=RANKS)
 
 

@@ -18,7 +18,7 @@ from adapter_loops.samples import Images, lengths, sample
 from adapter_loops.tiny_vlm import TinyVLM, collate, inputs, time_loaders
 from trainclient.adapters.full_model import FullModelStream
 from trainclient.adapters.huggingface import ServedTrainer
-from trainclient.allocator import keep_freed_memory
+from trainclient.allocator import cache_freed_memory
 
 REBALANCED = "+rebalanced"
 
@@ -58,7 +58,7 @@ class Rebalancing(Trainer):
 
 def served(server: str, out: Path) -> None:
     """Train through the adapter."""
-    keep_freed_memory()
+    cache_freed_memory()
     given = arguments(out)
     with FullModelStream(server, job(), rank=given.process_index, world_size=given.world_size) as stream:
         model = TinyVLM(Meter(out, lambda: stream.wait_s, job, inputs, arguments, served))

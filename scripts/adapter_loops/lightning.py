@@ -18,7 +18,7 @@ from adapter_loops.samples import sample
 from adapter_loops.tiny_vlm import TinyVLM, collate, inputs, time_loaders
 from trainclient.adapters.full_model import FullModelMicrobatch, FullModelStream
 from trainclient.adapters.lightning import ServedData, ServedModule
-from trainclient.allocator import keep_freed_memory
+from trainclient.allocator import cache_freed_memory
 
 
 def trainer(**options: Any) -> Trainer:
@@ -89,7 +89,7 @@ class Served(ServedModule):
 
 def served(server: str, out: Path) -> None:
     """Train through the adapter."""
-    keep_freed_memory()
+    cache_freed_memory()
     runner = trainer()
     with FullModelStream(server, job(), rank=runner.global_rank, world_size=runner.world_size) as stream:
         model = TinyVLM(Meter(out, lambda: stream.wait_s, job, inputs, trainer, Served, served))

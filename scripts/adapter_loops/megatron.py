@@ -27,7 +27,7 @@ from adapter_loops.samples import IMAGE, Sample, sample
 from trainclient.adapters.full_model import FullModelStream
 from trainclient.adapters.megatron import MegatronBatches, ServedIterator
 from trainclient.adapters.qwen2_vl import Qwen2VLInputs
-from trainclient.allocator import keep_freed_memory
+from trainclient.allocator import cache_freed_memory
 
 BUFFER = 100
 """Samples among which Energon packs; each of its workers has so many."""
@@ -199,7 +199,7 @@ def main() -> None:
     parallel_state.initialize_model_parallel()
     waited = [0.0]
     if loader == SERVED:
-        keep_freed_memory()
+        cache_freed_memory()
         model = Model(Meter(Path(out), lambda: waited[0], job, full_job, served, forward_step))
         with FullModelStream(server, full_job(), rank=int(os.environ["RANK"]), world_size=RANKS) as stream:
             train(model, Timed(served(stream), waited))

@@ -33,7 +33,7 @@ from torchtitan.trainer import Trainer
 from adapter_loops.job import SERVED, full_job, job
 from adapter_loops.measuring import BATCH, RANKS, ROWS, SEQ_LEN, STEPS, WORKERS, Load, Meter
 from trainclient.adapters.torchtitan import ServedDataLoader
-from trainclient.allocator import keep_freed_memory
+from trainclient.allocator import cache_freed_memory
 
 PACKED = "packed"
 LONGEST = 1536
@@ -160,7 +160,7 @@ def main() -> None:
     """Run one."""
     loader, shards, out, server = sys.argv[1], *map(Path, sys.argv[2:4]), sys.argv[4]
     if loader == SERVED:
-        keep_freed_memory()
+        cache_freed_memory()
         config, code = served(server, out), [job, full_job, served]
     else:
         config, code = own(shards, out, packing=BUFFER if loader == PACKED else 0), [own]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from loaders.reporting import BATCH, report
-from trainclient.allocator import keep_freed_memory
+from trainclient.allocator import cache_freed_memory
 from trainclient.client import DataClient
 
 MODULE = "vision"
@@ -51,7 +51,7 @@ def batches(address: str, views: str) -> Iterator[int]:
 
 def main() -> None:
     """Start a server on a free port, and read from it."""
-    keep_freed_memory()
+    cache_freed_memory()
     views, _, sent = sys.argv[3].partition("-")
     line = [*serve_command(Path(sys.argv[1])), *["--no-shared-memory"] * bool(sent)]
     server = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)

@@ -14,7 +14,7 @@ FORMATS: tuple[Format, ...] = (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.U
 
 
 @dataclass(frozen=True)
-class Place:
+class TarEntry:
     """Where a member lies in its tar, in bytes."""
 
     name: str
@@ -33,9 +33,9 @@ class Tar:
 
     tar_format: Format = tarfile.PAX_FORMAT
     content: bytearray = field(default_factory=bytearray)
-    places: list[Place] = field(default_factory=list)
+    places: list[TarEntry] = field(default_factory=list)
 
-    def add(self, name: str, content: bytes, kind: bytes = tarfile.REGTYPE, **fields: object) -> Place:
+    def add(self, name: str, content: bytes, kind: bytes = tarfile.REGTYPE, **fields: object) -> TarEntry:
         """Append a member."""
         info = tarfile.TarInfo(name)
         info.type, info.size = kind, len(content)
@@ -45,12 +45,12 @@ class Tar:
             setattr(info, key, value)
         return self.add_raw(name, info.tobuf(self.tar_format, "utf-8", "surrogateescape"), content)
 
-    def add_raw(self, name: str, headers: bytes, content: bytes) -> Place:
+    def add_raw(self, name: str, headers: bytes, content: bytes) -> TarEntry:
         """Append a member with the header blocks given; data follow the last of them."""
         start = len(self.content)
         data = start + len(headers)
         self.content += headers + content + bytes(-len(content) % BLOCK)
-        self.places.append(Place(name, start, data - BLOCK, data, data + len(content)))
+        self.places.append(TarEntry(name, start, data - BLOCK, data, data + len(content)))
         return self.places[-1]
 
     def add_all(self, key: str, members: Iterable[tuple[str, bytes]]) -> None:

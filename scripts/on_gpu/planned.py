@@ -68,7 +68,7 @@ def sizes_of(size: Size) -> dict[str, int]:
 def simulated(asked: Given, size: Size, folder: Path, training: Mapping[str, Any]) -> dict[int, float]:
     """Seconds of each step that was measured, by the simulator with the profile's costs."""
     steps = [m["step"] for m in _metrics_of(training)]
-    described = job(size, 1, max(steps, default=0) + 1, training.get("kept_bytes"))
+    described = job(size, 1, max(steps, default=0) + 1, training.get("saved_bytes"))
     for module in described["execution"]["modules"]:
         module["cost"] = {"profile": "profile.yaml"}
     path = folder / "job.yaml"

@@ -46,7 +46,7 @@ class Run:
     measured: int
     watched: bool
     """Whether waits are counted, and a step is profiled."""
-    kept_bytes: int | None = None
+    saved_bytes: int | None = None
     """Memory for what the encoder keeps."""
 
     @property
@@ -58,7 +58,7 @@ class Run:
         """The trainer's, for a job that is written down here."""
         self.folder.mkdir(parents=True, exist_ok=True)
         described, v = self.folder / "job.yaml", self.variant
-        kept = None if v.whole else self.kept_bytes
+        kept = None if v.whole else self.saved_bytes
         described.write_text(yaml.safe_dump(job(size, 1, self.steps, kept, v.recomputed, v.microbatch or MICROBATCH)))
         options = flags(size, described, address, self.folder / "metrics.jsonl", small=small)
         if self.watched:
@@ -95,7 +95,7 @@ def train(asked: Given) -> None:
             raise SystemExit("no preset fits this device")
         size, kept = found, memory_of_encoder(found, room, 1)
     preset = [size.preset, size.layers, size.encoder]
-    told.data |= {"size": str(size), "preset": preset, "kept_bytes": kept, "variants": {}}
+    told.data |= {"size": str(size), "preset": preset, "saved_bytes": kept, "variants": {}}
     shown = told.table(
         f"Variants of {size} (least / median / largest of the measured steps)",
         "variant", "MFU %", "s a step", "wait %", "tokens/s", "GB used / reserved at most",
@@ -111,7 +111,7 @@ def train(asked: Given) -> None:
                 told.save()
                 continue
             steps = SMALL_STEPS if asked.small else OTHERS if number else FIRST
-            run = Run(name, variant(name), asked.work / "train" / name, *steps, watched=number == 0, kept_bytes=kept)
+            run = Run(name, variant(name), asked.work / "train" / name, *steps, watched=number == 0, saved_bytes=kept)
             command = run.command(size, address, small=asked.small)
             ended = run_bounded(command, left, asked.work / f"train-{name}.log", run.environment())
             tell_run(told, run, ended, shown.rows)

@@ -97,7 +97,7 @@ def _hidden(problem: Problem) -> Problem:
     return replace(problem, table=table)
 
 
-def _narrow(problem: Problem, half_width: int) -> Problem:
+def _nearby(problem: Problem, half_width: int) -> Problem:
     """With products that reach half of their efficiency at so many columns."""
 
     def slower(network: Network, tp: int) -> float:
@@ -129,7 +129,7 @@ ASSUMPTIONS: Final = (
     ),
     Assumption(
         "narrow shares", "half of the efficiency at 512 columns of a share, which nobody measured; ours: at 256",
-        problem=lambda p: _narrow(p, 512),
+        problem=lambda p: _nearby(p, 512),
     ),
 )  # fmt: skip
 """Those of the paper as far as they are known, and the one that nobody has measured."""

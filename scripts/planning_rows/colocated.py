@@ -37,16 +37,16 @@ class Case:
     """Widths and heights are raised to it, around their median: the skew."""
 
 
-SISTER: Mapping[str, Any] = {"ranks": 96, "ranks_per_node": 4, "seeds": range(100, 120), "power": 0.7}
+HELD_OUT: Mapping[str, Any] = {"ranks": 96, "ranks_per_node": 4, "seeds": range(100, 120), "power": 0.7}
 CASES = (
     Case("1,920 sequences of one sample", 1_920),
     Case("1,920, all padded in microbatches of five", 1_920, changes={"padded": True}),
     Case("12,000 samples packed to 8,192 tokens", 12_000, packed=True),
-    Case("960 sequences of one sample", 960, **SISTER),
-    Case("960, all padded in microbatches of five", 960, changes={"padded": True}, **SISTER),
-    Case("7,000 samples packed to 8,192 tokens", 7_000, packed=True, **SISTER),
+    Case("960 sequences of one sample", 960, **HELD_OUT),
+    Case("960, all padded in microbatches of five", 960, changes={"padded": True}, **HELD_OUT),
+    Case("7,000 samples packed to 8,192 tokens", 7_000, packed=True, **HELD_OUT),
 )
-"""Three, and their sisters on other ranks."""
+"""Three, and their held-out variants on other ranks."""
 
 
 def rows(folder: Path) -> list[Row]:

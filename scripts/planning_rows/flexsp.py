@@ -44,8 +44,8 @@ CAPACITIES = [6449, 6407, 6483, 6427, 6627, 6538]
 def rows(folder: Path) -> list[Row]:
     """All rows of this part, with the lengths in a folder; takes about a minute.
 
-    The published figures are those of one experiment. Its sister draws fewer lengths for fewer devices, with a longer
-    tail; no one has published what it should reach.
+    The published figures are those of one experiment. Its held-out variant draws fewer lengths for fewer devices, with
+    a longer tail; no one has published what it should reach.
     """
     wikipedia = folder / LENGTHS
     if not wikipedia.is_file():
@@ -82,7 +82,7 @@ def _sister(name: str) -> list[Row]:
         spent.append(milliseconds)
         homogeneous.append(best_homogeneous_plan(lengths, costs).time_ns)
     ratios = [h / o for h, o in zip(homogeneous, ours, strict=True)]
-    title = f"FlexSP {name}'s sister, log-normal, 300 sequences, 32 GPUs, 20 batches"
+    title = f"FlexSP {name}'s held-out variant, log-normal, 300 sequences, 32 GPUs, 20 batches"
     text = f"median {statistics.median(ratios):.3f}, least {min(ratios):.3f}"
     times = f"median {statistics.median(spent):.1f} ms, worst {max(spent):.1f} ms"
     return [

@@ -2,7 +2,7 @@
 
 Scenario A: encoder, 8 backbone stages (forward 1 ms each), generator; 8 data-parallel ranks of 32 microbatches of one
 sequence; encoder forward log-normal with mean 0.9 ms, generator 0.6 x the encoder's + 0.4 x a draw of its own. Its
-sister has 6 stages and 12 ranks of 24 microbatches.
+held-out variant has 6 stages and 12 ranks of 24 microbatches.
 """
 
 from collections.abc import Mapping
@@ -55,8 +55,8 @@ A = Scenario(
     {(0.3, 0): 1.04, (0.6, 0): 1.10, (1.0, 0): 1.17, (0.3, 2): 1.015, (0.6, 2): 1.045, (1.0, 2): 1.09},
     {(0.6, 0): 1.02, (0.6, 2): 1.08},
 )
-SISTER = Scenario(
-    "its sister",
+HELD_OUT = Scenario(
+    "its held-out variant",
     12,
     24,
     6,
@@ -123,9 +123,9 @@ def _filled(problem: PlacementProblem, order: np.ndarray) -> Placement:
 
 
 def rows() -> list[Row]:
-    """Scenario A and its sister."""
+    """Scenario A and its held-out variant."""
     planned(instance(A, 0.6, 0, 0), 0)  # compiles
-    return [row for scenario in (A, SISTER) for row in _rows(scenario)]
+    return [row for scenario in (A, HELD_OUT) for row in _rows(scenario)]
 
 
 def _rows(scenario: Scenario) -> list[Row]:

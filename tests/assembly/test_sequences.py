@@ -211,7 +211,7 @@ def test_a_document_that_was_not_planned_is_refused(changed: TokenizedDocument, 
 
 
 def one_view() -> tuple[StepPlan, ViewPlan, TokenizedDocument]:
-    """The view of an image and a text of three tokens, of which two are kept."""
+    """The view of an image and a text of three tokens; two of them fit."""
     document = Document([(2, 2), [5, 6, 7]], Task.UNDERSTANDING, 1)
     plan = plan_step(JOB, 0, step_samples([document]))
     views = [view_plan(JOB.spec, plan, "llm", rank, m) for rank in range(2) for m in range(plan.num_microbatches)]

@@ -15,7 +15,7 @@ from dataserver.planning.stream.samples import StepSamples
 
 @st.composite
 def whole_steps(draw: st.DrawFn, parity: bool | None = None, identity: bool | None = None) -> Step:
-    """A job that asks for parity or identity routing, drawn where not given, with samples of which some have images."""
+    """A job that asks for parity or identity routing, drawn where not given, with samples, some of them with images."""
     packed, microbatch = draw(st.booleans()), draw(st.integers(1, 3))
     dp, pp = draw(st.integers(1, 4)), draw(st.integers(1, 3))
     batch, identity = dp * microbatch * draw(st.integers(1, 4)), draw(st.booleans()) if identity is None else identity

@@ -21,7 +21,7 @@ IMPORTED = [
 
 
 def forks() -> ForkServerContext:
-    """Of which processes can be made; whoever asks first starts the one that they fork from."""
+    """Processes are made of it; whoever asks first starts the one that they fork from."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
     return context

@@ -210,7 +210,7 @@ def test_modules_that_cannot_be_fitted_are_named_after_the_others(
 
 
 def test_images_of_one_size_are_refused_with_what_is_missing(tmp_path: Path) -> None:
-    """Pictures of which none may have more than one block of patches."""
+    """Pictures that have no more than one block of patches each."""
     folder = index(write_pairs(tmp_path / "d", 16, 16, seed=3))
     job = {**JOB, "stream": {**JOB["stream"], "sizing": {"max_patches": 4}}}
     file = tmp_path / "job.yaml"

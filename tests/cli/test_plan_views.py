@@ -198,7 +198,7 @@ def test_pictures_outline_the_critical_path(
 
 
 def test_a_wide_job_shows_the_ranks_of_the_critical_path(line: tuple[str | Path, ...], tmp_path: Path) -> None:
-    """96 nodes, of which 48 are drawn."""
+    """96 nodes; 48 are drawn."""
     modules = [{"name": m, "kind": k, "dp": 16} for m, k in (("e", "encoder"), ("b", "backbone"), ("g", "generator"))]
     modules[1]["pp"] = 4
     file = tmp_path / "wide.yaml"

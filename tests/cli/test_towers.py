@@ -61,7 +61,7 @@ def with_modules(modules: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def test_degrees_are_chosen(folder: Path) -> None:
-    """The heavy tower gets more replicas than the light one, each of which then has more samples."""
+    """The heavy tower gets more replicas than the light one, whose replicas then have more samples each."""
     done = run(*line(folder, *CLUSTER, "--state-bytes", "image=2000000", "--steps", "3", "--json"))
     found = json.loads(done.stdout)
     assert (found["contrastive_batch"], found["steps"], found["samples"]) == (24, 3, 144)

@@ -30,7 +30,7 @@ SLOW_S = 1.0
 
 
 def read(first: str, happens: Callable[[], object]) -> tuple[list[Cursor], float]:
-    """Read a job from two servers, the first of which fails in mid-stream; the cursors, and the longest wait."""
+    """Read a job from two servers; the first fails in mid-stream; the cursors, and the longest wait."""
     with FakeServer() as good, ExitStack() as stack:
         fleet = Fleet([first, good.address])
         stack.callback(fleet.close)

@@ -1,4 +1,4 @@
-"""What a client does with memory that a server lends, and with a server that lends it wrongly."""
+"""What a client does with memory that a server shares, and with a server that shares it wrongly."""
 
 import fcntl
 import math
@@ -269,7 +269,7 @@ def test_memory_that_is_not_as_it_should_be_is_refused(server: Server, options: 
 
 def test_blocks_that_are_not_there_too_small_or_lent_already_are_refused(server: Server) -> None:
     server.say(4, SIZE, SIZE)
-    with pytest.raises(ProtocolError, match=r"shared 9 bytes in block 3, of which this client has none such"):
+    with pytest.raises(ProtocolError, match=r"shared 9 bytes in block 3; this client has none such"):
         server.client.take(3, 9)
     with pytest.raises(ProtocolError, match=rf"has {SIZE} bytes$"):
         server.client.take(4, SIZE + 1)
@@ -303,12 +303,12 @@ def _num_descriptors() -> int:
 
 def test_no_descriptor_is_left_behind(server: Server) -> None:
     before = _num_descriptors()
-    server.say(0, SIZE, SIZE, copies=3)  # of which the system keeps two to itself
+    server.say(0, SIZE, SIZE, copies=3)  # the system keeps two to itself
     server.client.take(0, 1)
     server.say(1, SIZE, SIZE)
     server.client.take(1, 1)
     for number in (0, 1):
         server.connection.send(struct.pack("<IQ", number, 0))
-    with pytest.raises(ProtocolError, match="in block 1, of which this client has none such"):
+    with pytest.raises(ProtocolError, match="in block 1; this client has none such"):
         server.client.take(1, 1)
     assert _num_descriptors() == before

@@ -1,4 +1,4 @@
-"""Microbatches that a server on this machine lends as memory, against those that it sends."""
+"""Microbatches that a server on this machine shares as memory, against those that it sends."""
 
 import signal
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ def server(photographs: Path) -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def sent(photographs: Path) -> list[dict[str, bytes]]:
-    """What a server that lends nothing sends."""
+    """What a server that shares nothing sends."""
     with running({"photos": photographs}, shared_memory=False) as other, opened(other) as client:
         found = [content(microbatch) for microbatch in client]
         assert other.server.snapshot().counts.shared_bytes == 0

@@ -27,7 +27,7 @@ SEED = "DISTTRAIN_FAULT_SEED"
 ODD = job_data(
     modules=[module("encoder", dp=8), module("backbone", dp=32), module("generator", "gen")], global_batch=256
 )
-"""A job of few and large steps, none of which is read."""
+"""A job of few and large steps; none is read."""
 
 
 def test_schedules_hold_every_kind_and_are_repeated_by_their_seed() -> None:

@@ -41,7 +41,7 @@ def proxy(address: str, change: Callable[[Messages], Messages] = iter, digest: s
     Args:
         address: the server.
         change: what every stream is passed through.
-        digest: a content digest in place of the server's.
+        digest: a content digest instead of the server's.
     """
     with grpc.insecure_channel(address) as channel:
         server = grpc.server(ThreadPoolExecutor(8))

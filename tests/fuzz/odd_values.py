@@ -1,4 +1,4 @@
-"""Good files and messages of which a few values are changed, in the words of their format, drawn by Hypothesis."""
+"""Good files and messages with a few values changed, in the words of their format, drawn by Hypothesis."""
 
 import copy
 import hashlib

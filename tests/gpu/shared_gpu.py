@@ -35,7 +35,9 @@ def train_over_nccl(command: Sequence[str], world_size: int, logs: Path) -> None
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    run_all([*command, *OPTIONS], [_place(rank, world_size, port) for rank in range(world_size)], logs, PATIENCE_S)
+    run_all(
+        [*command, *OPTIONS], [_environment(rank, world_size, port) for rank in range(world_size)], logs, PATIENCE_S
+    )
 
 
 def run_all(command: Sequence[str], places: Sequence[Mapping[str, str]], logs: Path, patience_s: float) -> None:
@@ -78,7 +80,7 @@ def _how(code: int | None) -> str:
     return "hangs" if code is None else f"exit code {code}"
 
 
-def _place(rank: int, world_size: int, port: int) -> dict[str, str]:
+def _environment(rank: int, world_size: int, port: int) -> dict[str, str]:
     """What torchrun would say on a machine of its own with one process, and what NCCL needs to believe it."""
     return {
         "RANK": str(rank),

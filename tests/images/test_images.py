@@ -215,7 +215,7 @@ def test_any_size_fills_its_grid(width: int, height: int, image_format: str, ori
 
 
 def test_a_scaled_decode_covers_exactly_the_image() -> None:
-    # 17 pixels at scale 1/8 decode to 3, of which only 2.125 belong to the image
+    # 17 pixels at scale 1/8 decode to 3; only 2.125 belong to the image
     ramp = np.repeat(np.arange(17, dtype=np.uint8)[None, :, None] * 15, 17, axis=0).repeat(3, axis=2)
     data = encode(Image.fromarray(ramp), "JPEG", quality=95)
     valid, patches = decode(data, ImageShape(17, 17, 1, 2, 2), Sizing(patch=1, merge=1))

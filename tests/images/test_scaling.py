@@ -22,7 +22,7 @@ from dataserver.images.decoding import decode_fast
 from dataserver.images.kernels.jpeg import look_at_jpeg
 from dataserver.images.patches import UPRIGHT, places, write_patches
 from dataserver.images.scaling import write_scaled
-from dataserver.images.scratch import MAX_KEPT_BYTES, scratch
+from dataserver.images.scratch import MAX_CACHED_BYTES, scratch
 from dataserver.planning.job.fields import Quality, Sizing
 
 
@@ -259,6 +259,6 @@ def test_scratch_is_kept_up_to_a_bound() -> None:
     small = scratch("test", 100)
     assert scratch("test", 3) is scratch("test") is small
     assert not np.shares_memory(scratch("other", 3), small)
-    large = scratch("test", MAX_KEPT_BYTES + 1)
-    assert not np.shares_memory(scratch("test", MAX_KEPT_BYTES + 1), large)
-    assert scratch("test", MAX_KEPT_BYTES).nbytes == MAX_KEPT_BYTES
+    large = scratch("test", MAX_CACHED_BYTES + 1)
+    assert not np.shares_memory(scratch("test", MAX_CACHED_BYTES + 1), large)
+    assert scratch("test", MAX_CACHED_BYTES).nbytes == MAX_CACHED_BYTES

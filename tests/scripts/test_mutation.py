@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def mutants(folder: Path, code: str) -> set[str]:
-    """The lines that mutants of the code have in place of its own."""
+    """The lines that mutants of the code have instead of its own."""
     (folder / "code.py").write_text(code)
     found = [mutant for seed in range(8) for mutant in sample(folder, ["code.py"], 1000, seed)]
     return {mutant.change[1] for mutant in found}
@@ -170,7 +170,7 @@ def test_a_busy_machine_takes_no_effort() -> None:
 
 
 def test_children_that_ended_count() -> None:
-    child = "import time\nwhile time.process_time() < 1.1: pass"  # of which the system may count a hundredth less
+    child = "import time\nwhile time.process_time() < 1.1: pass"  # the system may count a hundredth less
     waits = f"import subprocess, sys, time; subprocess.run([sys.executable, '-c', {child!r}]); time.sleep(60)"
     with running(waits) as (effort, _):
         while effort.asleep_s < 1:
@@ -245,7 +245,7 @@ def test_grow():
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A repository with some code, of which tests notice one part, run one and miss one."""
+    """A repository with some code; tests notice one part, run one and miss one."""
     files = {
         "dataserver/__init__.py": "",
         "dataserver/planning/__init__.py": "",

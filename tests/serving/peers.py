@@ -31,7 +31,7 @@ def free_addresses(count: int) -> list[str]:
 
 @contextmanager
 def fleet(datasets: dict[str, Path], count: int, others: Sequence[str] = (), **config: Any) -> Iterator[list[Running]]:
-    """Servers of one fleet, each of which knows the others when the block begins.
+    """Servers of one fleet that know each other when the block begins.
 
     Args:
         datasets: folders by name.

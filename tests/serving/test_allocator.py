@@ -5,9 +5,9 @@ import sys
 
 SCRIPT = """
 import resource, sys
-from dataserver.serving.allocator import keep_freed_memory
+from dataserver.serving.allocator import cache_freed_memory
 if sys.argv[1] == "kept":
-    keep_freed_memory()
+    cache_freed_memory()
 
 def messages():
     for _ in range(100):

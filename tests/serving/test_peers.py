@@ -307,7 +307,7 @@ def test_what_is_planned_here_is_made_once(server: Running) -> None:
     plans = [planner.plan_here(0), planner.plan(0), planner.plan_here(0)]
     assert len(times) == 1
     assert all(plan is plans[0] for plan in plans)
-    for step in (1, 2, 1):  # of which nobody holds a plan
+    for step in (1, 2, 1):  # nobody holds a plan of them
         planner.plan_here(step)
     assert len(times) == 3
 

@@ -1,4 +1,4 @@
-"""Memory that a server lends to clients of its own machine, over real sockets."""
+"""Memory that a server shares with clients of its own machine, over real sockets."""
 
 import os
 import resource
@@ -61,7 +61,7 @@ class Client:
             self.connection.send(struct.pack("<I", number))
 
     def ask(self, got: int) -> None:
-        """Say that nothing is left to read of so many that were lent."""
+        """Say that nothing is left to read of so many that were shared."""
         self.connection.send(struct.pack("<II", 0xFFFFFFFF, got))
 
 
@@ -93,8 +93,8 @@ def connected(
     return consumer, Client(connection)
 
 
-def lent(consumer: SharedMemoryConsumer, num_bytes: int = SIZE, fill: int = 1) -> Block:
-    """A block in the stream's hand, of which the client is told."""
+def shared(consumer: SharedMemoryConsumer, num_bytes: int = SIZE, fill: int = 1) -> Block:
+    """A block in the stream's hand; the client is told of it."""
     block = consumer.block(num_bytes)
     assert block is not None
     block.buffer[:] = fill
@@ -104,7 +104,7 @@ def lent(consumer: SharedMemoryConsumer, num_bytes: int = SIZE, fill: int = 1) -
 
 def made(consumer: SharedMemoryConsumer, num_bytes: int = SIZE, fill: int = 1) -> Block:
     """A block that the client alone has."""
-    block = lent(consumer, num_bytes, fill)
+    block = shared(consumer, num_bytes, fill)
     consumer.give(block)
     return block
 
@@ -131,12 +131,12 @@ def test_a_returned_block_is_used_again_and_another_one_is_not(listener: SharedM
 
 def test_a_block_is_used_again_when_neither_the_stream_nor_its_client_has_it(listener: SharedMemoryListener) -> None:
     consumer, client = connected(listener)
-    early = lent(consumer)
+    early = shared(consumer)
     client.give_back(early.number)  # before the stream has put it down, as a client may that is told of it
-    other = lent(consumer)
+    other = shared(consumer)
     assert other is not early
     consumer.give(early)
-    assert lent(consumer) is early
+    assert shared(consumer) is early
     consumer.give(other)
     assert consumer.block(SIZE) not in (early, other)
     client.give_back(other.number)
@@ -211,7 +211,7 @@ def test_blocks_are_on_the_streams_account(listener: SharedMemoryListener) -> No
     client.give_back(blocks[0].number)
     assert consumer.block(SIZE) is blocks[0]
     consumer.give(blocks[0])
-    assert consumer.block(2 * SIZE) is None  # nor is there room for it in place of the idle one
+    assert consumer.block(2 * SIZE) is None  # nor is there room for it instead of the idle one
     assert budget.used == 2 * SIZE
     consumer.close()
     assert budget.used == 0
@@ -284,12 +284,12 @@ def test_blocks_are_counted_and_small_ones_are_not_worth_it(listener: SharedMemo
     assert consumer.block(MIN_SHARED_BYTES) is None  # it keeps them
     client.give_back(numbers.pop())
     assert consumer.block(MIN_SHARED_BYTES) is not None
-    lent(consumer, MIN_SHARED_BYTES)
+    shared(consumer, MIN_SHARED_BYTES)
     assert consumer.block(MIN_SHARED_BYTES) is None
     for number in numbers:
         client.give_back(number)
     for _ in range(MAX_SHARED):
-        lent(consumer, MIN_SHARED_BYTES)
+        shared(consumer, MIN_SHARED_BYTES)
     assert consumer.block(MIN_SHARED_BYTES) is not None  # it has returned most since
 
 
@@ -303,7 +303,7 @@ def test_the_blocks_of_all_clients_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     block = made(other)
     assert one.block(SIZE) is None
     client.give_back(block.number)
-    block = made(other, 4 * SIZE)  # in place of the first one
+    block = made(other, 4 * SIZE)  # instead of the first one
     one.close()
     made(other)
     made(other)
@@ -446,12 +446,12 @@ def test_a_client_that_knows_the_protos_alone(photographs: Path) -> None:
             pb.StreamMicrobatchesRequest(job_id=job.job_id, module="vit", rank=0, memory_token=TOKEN), timeout=60
         )
         for header, body in sent.microbatches:
-            found, lent = next(stream).header, next(stream).shared
+            found, block = next(stream).header, next(stream).shared
             assert (found.step, found.microbatch, found.crc32c) == (header.step, header.microbatch, 0)
             client.read()
-            assert client.blocks[lent.number][: found.total_bytes].tobytes() == bytes(body)
-            client.give_back(lent.number)
-            numbers.add(lent.number)
+            assert client.blocks[block.number][: found.total_bytes].tobytes() == bytes(body)
+            client.give_back(block.number)
+            numbers.add(block.number)
         assert len(numbers) < len(sent.microbatches), "what was returned is used again"
         assert next(stream).end.reason == pb.EndOfStream.REASON_END_OF_JOB
 

@@ -57,7 +57,7 @@ def test_tensors_are_encoded_in_place(
         contents.append(bytes([value]) * spec.num_bytes)
     sizes = iter(encoded or ())
     compressor = None if encoded is None else lambda _: b"z" * next(sizes)
-    table, found_total = wire._encode_in_place(specs, raw, compressor)
+    table, found_total = wire._encode_into(specs, raw, compressor)
     assert found_total == total
     assert [(t.offset, t.encoded_bytes, t.codec == microbatch_pb2.CODEC_ZSTD) for t in table] == places
     assert [(t.name, tuple(t.shape), t.raw_bytes) for t in table] == [(s.name, s.shape, s.num_bytes) for s in specs]

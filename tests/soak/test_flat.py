@@ -115,7 +115,7 @@ def jobs(server: Server, numbers: range) -> None:
 
 
 def unread_streams(server: Server, numbers: range) -> None:
-    """Streams of which one message is read, some cancelled, most forgotten, until the server has places no more."""
+    """Streams that one message is read of, some cancelled, most forgotten, until the server has places no more."""
     with server.connect() as channel:
         stub, held = DataServiceStub(channel), []
         job_id = create(stub, microbatch=4, sizing={"max_patches": 1024})

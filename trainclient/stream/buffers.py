@@ -64,7 +64,7 @@ class BufferPool:
             block = min(fitting, key=lambda b: b.nbytes)
             self._idle = [b for b in self._idle if b is not block]
         else:
-            # In place of a smaller one: where sizes keep changing, all blocks are soon large enough.
+            # Instead of a smaller one: where sizes keep changing, all blocks are soon large enough.
             small = next((i for i, b in enumerate(self._idle) if b.nbytes < nbytes), len(self._idle))
             del self._idle[small : small + 1]
             block = self._allocate(size_class(nbytes))

@@ -66,7 +66,7 @@ class Items:
     """int64 [n]: number of the image within its sample; [0] where items are samples."""
     validity: Bytes
     """uint8 [n]: `Validity` of the proto, VALIDITY_UNKNOWN, VALIDITY_VALID or VALIDITY_INVALID. A sample whose validity
-    is unknown is as valid as its images, of which the ranks that decode them know it."""
+    is unknown is as valid as its images: the ranks that decode them know it."""
 
     def __len__(self) -> int:
         return len(self.sample)

@@ -106,7 +106,7 @@ class MappedBlocks:
         block = self._blocks.get(number)
         if block is None or len(block) < nbytes or number in self._shared:
             found = "none such" if block is None else f"{len(block)} bytes{' in use' * (number in self._shared)}"
-            raise ProtocolError(f"it shared {nbytes} bytes in block {number}, of which this client has {found}")
+            raise ProtocolError(f"it shared {nbytes} bytes in block {number}; this client has {found}")
         self._shared.add(number)
         self._taken = (self._taken + 1) % (1 << 32)
         # numpy follows the bases of views only through arrays: all views of this array keep it alive, as in `buffers`.

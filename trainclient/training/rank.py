@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from dataserver.planning.job.identity import Job
-from trainclient.allocator import keep_freed_memory
+from trainclient.allocator import cache_freed_memory
 from trainclient.checkpoint.folder import stored_tensors
 from trainclient.checkpoint.lease import Lease
 from trainclient.checkpoint.lease_file import LeaseError
@@ -194,7 +194,7 @@ def run_rank(config: TrainConfig, process: Process, stop: StopSignals) -> None:
 def _train(
     config: TrainConfig, process: Process, stop: StopSignals, jobs: Jobs, topology: Topology, store: Store
 ) -> None:
-    keep_freed_memory()
+    cache_freed_memory()
     pipelined = process.world_size > 1 and not topology.colocated
     device = choose_device(config.device, process.local_rank, pipelined=pipelined)
     # Beside a GPU the CPU has nothing to compute that is worth waking several cores for.

@@ -9,7 +9,7 @@ from dataserver.planning.kernels.compiler import fetch_line, kernel, load_word, 
 
 BAND: Final = 64
 """New rows that are made at a time: what lies between the two passes then stays in a core's own caches."""
-_APART: Final = 14
+_STRIDE: Final = 14
 """Every so many new pixels of a row their place is fetched, some time before they are written: what a microbatch lies
 in has left the caches since the last one. In patches of 14 pixels the lines between two such places are other rows'."""
 _ONE: Final = 256
@@ -84,7 +84,7 @@ def scale_image(
             first, count = _weigh(top + y, height, len(down), tall, weights, taps, of_row)
             new = rows[y * line : y * line + 3 * old_width]
             _sum_up(pixels, first * 3 * old_width, 3 * old_width, count, taps, of_row, sums, new)
-            for x in range(0, width, _APART):
+            for x in range(0, width, _STRIDE):
                 _fetch(out, 3 * (down[top + y] + across[x]))
         for x in range(old_width):
             for y in range(num):

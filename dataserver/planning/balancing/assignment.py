@@ -33,7 +33,7 @@ def fewest_bytes(traffic: I64, source_node: I64, node: I64) -> I64:
     """The assignment of batches to ranks with the fewest bytes between nodes (OrchMLLM, node-wise all-to-all).
 
     Batches are balanced whatever ranks take them, so loads are unchanged. An optimal assignment of batches to nodes,
-    each of which takes as many as it has ranks; never more bytes than if rank i took batch i. A batch that stays on its
+    and each takes as many as it has ranks; never more bytes than if rank i took batch i. A batch that stays on its
     own node keeps its rank, the others take the ranks left in order. O(d^2 nodes).
 
     Args:

@@ -17,7 +17,7 @@ class BinRoomError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class BinRoom:
-    """A second resource of which no bin may hold more than a cap, such as activation bytes or tokens."""
+    """A second resource, capped for each bin, such as activation bytes or tokens."""
 
     need: I64
     """int64 [n]: of each item, non-negative."""

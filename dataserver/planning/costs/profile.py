@@ -1,6 +1,6 @@
 """Costs that were measured on a device: the file that `trainclient profile` writes, and planner and solver read.
 
-In a job's file a module names it in place of numbers: `cost: {profile: profile.yaml}`. Who reads the job's file puts
+In a job's file a module names it instead of numbers: `cost: {profile: profile.yaml}`. Who reads the job's file puts
 the numbers there (`with_profiles`), so that what travels, and is identified, holds numbers alone.
 """
 

@@ -158,7 +158,7 @@ def fetch_line(function: _Function) -> _Function:
 
 
 def _instead(function: _Function, types: Callable[..., Any]) -> _Function:
-    """What compiled code has in place of a function."""
+    """What compiled code has instead of a function."""
     if numba.config.DISABLE_JIT:
         return function
     return cast(_Function, intrinsic(types))

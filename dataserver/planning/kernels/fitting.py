@@ -4,7 +4,7 @@ import numpy as np
 
 from dataserver.planning import I64, Bool
 from dataserver.planning.kernels.compiler import kernel, part
-from dataserver.planning.kernels.islands import (
+from dataserver.planning.kernels.components import (
     Costs,
     Slots,
     excess,

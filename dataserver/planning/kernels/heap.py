@@ -25,7 +25,7 @@ def sift_down(heap: I64, size: int, key: I64) -> None:
 
 @part
 def sift_up(heap: I64, size: int, key: I64) -> None:
-    """Restore a heap of the first `size` entries of which the last alone may be out of place."""
+    """Restore a heap of the first `size` entries; the last alone may be out of place."""
     child = size - 1
     entry = heap[child]
     while child > 0:

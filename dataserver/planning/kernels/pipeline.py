@@ -1,4 +1,4 @@
-"""Kernels over pipelines: the makespan of one island, and the search for a placement."""
+"""Kernels over pipelines: the makespan of one component, and the search for a placement."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ import numpy as np
 from dataserver.planning import I64, U64
 from dataserver.planning.kernels.arrays import first_largest, largest
 from dataserver.planning.kernels.compiler import inlined_part, kernel, part
-from dataserver.planning.kernels.islands import (
+from dataserver.planning.kernels.components import (
     Costs,
     Slots,
     excess,
@@ -22,18 +22,18 @@ from dataserver.planning.kernels.islands import (
 
 class Clocks(NamedTuple):
     """Scratch of a simulation, nanoseconds: a column for each backbone stage, then each encoder, then each generator.
-    Encoders and generators have one node in an island and use row 0; encoders that run on the first stage use its
+    Encoders and generators have one node in a component and use row 0; encoders that run on the first stage use its
     column."""
 
     now: I64
-    """int64 [ranks of an island, columns]: when each node is free again."""
+    """int64 [ranks of a component, columns]: when each node is free again."""
     ends: I64
-    """int64 [ranks of an island, columns, waves]: end of every backward."""
+    """int64 [ranks of a component, columns, waves]: end of every backward."""
 
 
 @part
-def island_makespan(time: I64, first: int, costs: Costs, clocks: Clocks) -> int:
-    """Makespan of one island: c backbone ranks that share one node of each encoder and of each generator.
+def component_makespan(time: I64, first: int, costs: Costs, clocks: Clocks) -> int:
+    """Makespan of one component: c backbone ranks that share one node of each encoder and of each generator.
 
     Operations are visited round by round: in round k every stage runs the forward of wave k and then the backward that
     its list has behind it (`simulation.stage_operations`), first stages first and last stages first. So every input is
@@ -41,15 +41,15 @@ def island_makespan(time: I64, first: int, costs: Costs, clocks: Clocks) -> int:
     it. Products with `percent`, at most 1000, stay in int64 while a wave takes under 100 days.
 
     Args:
-        time: int64 [rows, ranks, waves], see `islands.Slots`.
-        first: the island's first rank.
+        time: int64 [rows, ranks, waves], see `components.Slots`.
+        first: the component's first rank.
         costs: of the problem.
         clocks: scratch.
     """
     encoders = costs.encoders
     if _is_alone(costs):
         return _alone_makespan(time, first, costs, clocks.ends)
-    last = first + costs.ranks_per_island
+    last = first + costs.ranks_per_component
     before, backbone, behind = time[:encoders], time[encoders, first:last], time[encoders + 1 :]
     in_flight, percent, base, hop, hop_back = costs.in_flight, costs.percent, costs.base, costs.hop, costs.hop_back
     stages, waves = len(in_flight) - len(before) - len(behind), time.shape[2]
@@ -86,15 +86,15 @@ def island_makespan(time: I64, first: int, costs: Costs, clocks: Clocks) -> int:
 
 @inlined_part
 def _is_alone(costs: Costs) -> bool:
-    """Whether an island is one stage of the backbone on one rank, with an encoder and a generator at most."""
+    """Whether a component is one stage of the backbone on one rank, with an encoder and a generator at most."""
     nodes = len(costs.base)
-    alone = costs.ranks_per_island == 1 and len(costs.in_flight) == nodes and not costs.whole
+    alone = costs.ranks_per_component == 1 and len(costs.in_flight) == nodes and not costs.whole
     return bool(alone and costs.encoders <= 1 and nodes - costs.encoders <= 2)
 
 
 @inlined_part
 def _alone_makespan(time: I64, rank: int, costs: Costs, ends: I64) -> int:
-    """`island_makespan` of such an island, with all clocks in registers: in three fifths of the time."""
+    """`component_makespan` of such a component, with all clocks in registers: in three fifths of the time."""
     backbone, waves = costs.encoders, time.shape[2]
     encodes, generates = costs.encoders == 1, len(time) > backbone + 1
     base, percent, in_flight = costs.base, costs.percent, costs.in_flight
@@ -205,13 +205,13 @@ def _backward(
 
 
 class Climb(NamedTuple):
-    """Hill climbing on the slowest island: swaps of sequences within it or with another, and moves of its microbatches.
+    """Hill climbing on the slowest component: swaps of its sequences, within it or with another; moves of microbatches.
 
-    A change is kept if the slowest island becomes no slower and the other one either no slower or, where that makes the
-    slowest faster, not as slow as it was, and all that it touches keeps within the memory. Exchanges that cannot help
-    are not simulated. Deterministic: the n-th trial is given by the n-th word, and the search ends after `budget`
-    simulated islands, when the words are used up, or when the slowest island takes no longer than `goal_ns`. This is
-    its state between two calls of `go_on`.
+    A change is kept if the slowest component becomes no slower and the other one either no slower or, where that makes
+    the slowest faster, not as slow as it was, and all that it touches keeps within the memory. Exchanges that cannot
+    help are not simulated. Deterministic: the n-th trial is given by the n-th word, and the search ends after `budget`
+    simulated components, when the words are used up, or when the slowest component takes no longer than `goal_ns`.
+    This is its state between two calls of `go_on`.
     """
 
     slots: Slots
@@ -221,16 +221,16 @@ class Climb(NamedTuple):
     clocks: Clocks
     """Scratch."""
     makespan: I64
-    """int64 [islands]: of each island, nanoseconds; -1 where it was not simulated yet, as all are at first."""
+    """int64 [components]: of each component, nanoseconds; -1 where it was not simulated yet, as all are at first."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether all islands were simulated, so that trials can begin."""
+        """Whether all components were simulated, so that trials can begin."""
         return bool(self.makespan[-1] >= 0)
 
     @property
     def makespan_ns(self) -> int:
-        """Of the slowest island; only where the climb is ready."""
+        """Of the slowest component; only where the climb is ready."""
         return int(self.makespan.max())
 
 
@@ -240,19 +240,19 @@ def climb_of(at: I64, costs: Costs) -> Climb:
     `at`, int64 [ranks, waves, slots], is changed in place: the sequence in each slot, -1 for none; within the memory.
     """
     ranks, waves, _ = at.shape
-    per_island, columns = costs.ranks_per_island, len(costs.in_flight)
-    clocks = Clocks(np.empty((per_island, columns), np.int64), np.zeros((per_island, columns, waves), np.int64))
-    return Climb(slots_of(at, costs), costs, clocks, np.full(ranks // per_island, -1, np.int64))
+    per_component, columns = costs.ranks_per_component, len(costs.in_flight)
+    clocks = Clocks(np.empty((per_component, columns), np.int64), np.zeros((per_component, columns, waves), np.int64))
+    return Climb(slots_of(at, costs), costs, clocks, np.full(ranks // per_component, -1, np.int64))
 
 
 def go_on(climb: Climb, words: U64, budget: int, goal_ns: int = -1) -> tuple[int, int]:
-    """Simulate islands that were not simulated yet, the first ones first, then try what the words say.
+    """Simulate components that were not simulated yet, the first ones first, then try what the words say.
 
     Args:
         climb: the state, changed in place.
         words: uint64 [trials], random; none as long as the climb is not ready.
-        budget: islands to simulate.
-        goal_ns: time of the slowest island that is enough; -1 for none.
+        budget: components to simulate.
+        goal_ns: time of the slowest component that is enough; -1 for none.
 
     Returns:
         Islands that were simulated, which may be one more; words that were used.
@@ -265,20 +265,20 @@ def go_on(climb: Climb, words: U64, budget: int, goal_ns: int = -1) -> tuple[int
 def _climb(
     slots: Slots, costs: Costs, clocks: Clocks, makespan: I64, words: U64, budget: int, goal_ns: int
 ) -> tuple[int, int]:
-    per_island, simulated, used = costs.ranks_per_island, 0, 0
+    per_component, simulated, used = costs.ranks_per_component, 0, 0
     if makespan[0] < 0:
         fill(slots, costs)
-    for island in range(len(makespan)):
-        if makespan[island] < 0 and simulated < budget:
-            makespan[island] = island_makespan(slots.time, island * per_island, costs, clocks)
+    for component in range(len(makespan)):
+        if makespan[component] < 0 and simulated < budget:
+            makespan[component] = component_makespan(slots.time, component * per_component, costs, clocks)
             simulated += 1
     for word in words:
         worst = first_largest(makespan)
         if simulated >= budget or makespan[worst] <= goal_ns:
             break
         used += 1
-        kind, rank, first, slot, other, second, other_slot = _trial(word, per_island, slots.at.shape)
-        rank += worst * per_island
+        kind, rank, first, slot, other, second, other_slot = _trial(word, per_component, slots.at.shape)
+        rank += worst * per_component
         if kind < 3:
             simulated += _try_move(slots, costs, clocks, makespan, rank, first, second, kind < 2)
         else:
@@ -287,8 +287,10 @@ def _climb(
 
 
 @inlined_part
-def _trial(word: int, ranks_per_island: int, shape: tuple[int, int, int]) -> tuple[int, int, int, int, int, int, int]:
-    """What a word says: a kind, a rank of the island, microbatch and slot; another rank, microbatch and slot.
+def _trial(
+    word: int, ranks_per_component: int, shape: tuple[int, int, int]
+) -> tuple[int, int, int, int, int, int, int]:
+    """What a word says: a kind, a rank of the component, microbatch and slot; another rank, microbatch and slot.
 
     Of eight kinds 0 and 1 shift microbatches, 2 exchanges two, the others exchange sequences. A quarter of the trials
     are at the first or last microbatch, on which all stages wait.
@@ -296,8 +298,8 @@ def _trial(word: int, ranks_per_island: int, shape: tuple[int, int, int]) -> tup
     ranks, waves, slots = shape
     # Digits in mixed radix, from the low end; without the top bit the word is a non-negative int64.
     bits = int(np.int64(word >> np.uint64(1)))
-    rank = bits % ranks_per_island
-    bits //= ranks_per_island
+    rank = bits % ranks_per_component
+    bits //= ranks_per_component
     first = bits % waves
     bits //= waves
     second = bits % waves
@@ -315,7 +317,7 @@ def _trial(word: int, ranks_per_island: int, shape: tuple[int, int, int]) -> tup
 
 @inlined_part
 def _covers(costs: Costs, large: int, small: int) -> bool:
-    """Whether one sequence costs as much as another or more everywhere: in its place no island becomes faster."""
+    """Whether one sequence costs as much as another or more everywhere: in its place no component becomes faster."""
     for row in range(len(costs.base)):
         if costs.own[row, large] < costs.own[row, small]:
             return False
@@ -326,20 +328,20 @@ def _covers(costs: Costs, large: int, small: int) -> bool:
 def _try_move(
     slots: Slots, costs: Costs, clocks: Clocks, makespan: I64, rank: int, first: int, second: int, shift: bool
 ) -> int:
-    """Move a microbatch of the slowest island if that does not slow it down; the islands simulated."""
+    """Move a microbatch of the slowest component if that does not slow it down; the components simulated."""
     if first == second:
         return 0
     if not move_keeps_parity(slots, costs, rank, first, second, shift):
         return 1
-    per_island = costs.ranks_per_island
-    island = rank // per_island
+    per_component = costs.ranks_per_component
+    component = rank // per_component
     move(slots, rank, first, second, shift)
     if excess(slots, costs, rank, min(first, second), max(first, second)):
         move(slots, rank, second, first, shift)
         return 1
-    now = island_makespan(slots.time, island * per_island, costs, clocks)
-    if now <= makespan[island]:
-        makespan[island] = now
+    now = component_makespan(slots.time, component * per_component, costs, clocks)
+    if now <= makespan[component]:
+        makespan[component] = now
     else:
         move(slots, rank, second, first, shift)
     return 1
@@ -358,27 +360,27 @@ def _try_exchange(
     other_wave: int,
     other_slot: int,
 ) -> int:
-    """Exchange two slots, the first of the slowest island, if that slows nothing down; the islands simulated."""
+    """Exchange two slots, the first of the slowest component, if that slows nothing down; the components simulated."""
     if rank == other and wave == other_wave:
         return 0
     if not exchange_keeps_parity(slots, costs, rank, wave, slot, other, other_wave, other_slot):
         return 1
-    per_island = costs.ranks_per_island
-    worst, island = rank // per_island, other // per_island
-    if island != worst and _covers(costs, slots.at[other, other_wave, other_slot], slots.at[rank, wave, slot]):
+    per_component = costs.ranks_per_component
+    worst, component = rank // per_component, other // per_component
+    if component != worst and _covers(costs, slots.at[other, other_wave, other_slot], slots.at[rank, wave, slot]):
         return 0
     exchange(slots, costs, rank, wave, slot, other, other_wave, other_slot)
     if excess(slots, costs, rank, wave, wave) or excess(slots, costs, other, other_wave, other_wave):
         exchange(slots, costs, rank, wave, slot, other, other_wave, other_slot)
         return 1
     simulated = 1
-    now = island_makespan(slots.time, worst * per_island, costs, clocks)
+    now = component_makespan(slots.time, worst * per_component, costs, clocks)
     there = now
-    if now <= makespan[worst] and island != worst:
-        there = island_makespan(slots.time, island * per_island, costs, clocks)
+    if now <= makespan[worst] and component != worst:
+        there = component_makespan(slots.time, component * per_component, costs, clocks)
         simulated = 2
-    if now <= makespan[worst] and (there <= makespan[island] or max(now, there) < makespan[worst]):
-        makespan[worst], makespan[island] = now, there
+    if now <= makespan[worst] and (there <= makespan[component] or max(now, there) < makespan[worst]):
+        makespan[worst], makespan[component] = now, there
     else:
         exchange(slots, costs, rank, wave, slot, other, other_wave, other_slot)
     return simulated

@@ -7,9 +7,9 @@ from dataserver.planning.kernels.compiler import kernel
 
 
 def first_to_finish(
-    loads: I64, need: I64, order: I64, wave: I64, island: I64, num_islands: int, width: int, room: int
+    loads: I64, need: I64, order: I64, wave: I64, component: I64, num_components: int, width: int, room: int
 ) -> tuple[I64, int]:
-    """The rank of each item: in `order`, to the rank of its island that would finish it first, the lower on ties.
+    """The rank of each item: in `order`, to the rank of its component that would finish it first, the lower on ties.
 
     Finish times run on from wave to wave. Ranks whose items of the wave would need more than `room` are passed over.
 
@@ -18,16 +18,16 @@ def first_to_finish(
         need: int64 [k], memory that each item takes until the end of its wave.
         order: int64 [k], wave by wave.
         wave: int64 [k].
-        island: int64 [k].
-        num_islands: how many there are.
-        width: ranks of an island.
+        component: int64 [k].
+        num_components: how many there are.
+        width: ranks of a component.
         room: memory of a rank.
 
     Returns:
         The rank of each item, and the first item for which there was no rank, or -1.
     """
-    rank, (finish, used) = np.full_like(loads, -1), np.zeros((2, num_islands * width), np.int64)
-    return rank, _first_to_finish(loads, need, order, wave, island, width, room, rank, finish, used)
+    rank, (finish, used) = np.full_like(loads, -1), np.zeros((2, num_components * width), np.int64)
+    return rank, _first_to_finish(loads, need, order, wave, component, width, room, rank, finish, used)
 
 
 @kernel
@@ -36,7 +36,7 @@ def _first_to_finish(
     need: I64,
     order: I64,
     wave: I64,
-    island: I64,
+    component: I64,
     width: int,
     room: int,
     rank: I64,
@@ -50,7 +50,7 @@ def _first_to_finish(
         if wave[item] != current:
             current = wave[item]
             used[:] = 0
-        first, chosen = island[item] * width, -1
+        first, chosen = component[item] * width, -1
         for r in range(first, first + width):
             if used[r] + need[item] <= room and (chosen < 0 or finish[r] < finish[chosen]):
                 chosen = r

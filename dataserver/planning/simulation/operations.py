@@ -170,7 +170,7 @@ def _alternating(forward: I64, backward: I64, turns: int) -> I64:
 def whole_step(operations: Operations, num_chunks: int = 1, *, trained: bool) -> Operations:
     """What a stage does in a step: its chunks' parameters are gathered, it computes, and gradients are summed.
 
-    In between no rank of a pipeline waits for others that hold the same chunks, of which each has other microbatches.
+    In between no rank of a pipeline waits for others that hold the same chunks: each has other microbatches.
     """
     first, last = (_of_all_chunks(kind, num_chunks) for kind in (UNSHARD, REDUCE))
     return Operations.joined([first, operations, last] if trained else [first, operations])

@@ -23,7 +23,7 @@ from dataserver.planning.stream.samples import ROW_BITS, ShardTable
 
 
 class DatasetEmptyError(ValueError):
-    """A dataset of the mixture of which filter and quarantine leave nothing."""
+    """Filter and quarantine leave nothing of a dataset of the mixture."""
 
 
 class StepOutOfRangeError(ValueError):

@@ -1,4 +1,4 @@
-"""Costs found in times of which a part was disturbed, in all the ways in which machines do that."""
+"""Costs found in partly disturbed times, in all the ways in which machines do that."""
 
 import json
 from collections.abc import Callable
@@ -92,7 +92,7 @@ How = Callable[[np.random.Generator, np.ndarray], np.ndarray]
 
 
 def disturbed(cost: Cost, sizes: Sizes, rng: np.random.Generator, where: Where, how: How, noise: float) -> Measurements:
-    """Times of microbatches of which a fifth took longer than the cost says, forward and, others of them, backward."""
+    """Times of microbatches; a fifth took longer than the cost says, forward and, others of them, backward."""
     count = len(sizes) // 5
     total = np.array([s.sum() for s in sizes])
     forward = np.array([cost.microbatch_ns + int(forward_ns(cost, s.astype(np.int64)).sum()) for s in sizes], float)
@@ -218,7 +218,7 @@ def test_medians(values: list[int], middle: int) -> None:
 
 
 def scattered_times(seed: int) -> list[Row]:
-    """Times that a cost with noise gives, of which a few are far off, the same with every version of numpy."""
+    """Times that a cost with noise gives, a few of them far off, the same with every version of numpy."""
     count = 20 + 17 * seed
     totals, noise, far = numbers(seed, count, 1, (40, 400, 9_000)[seed % 3]), numbers(seed + 1, count, 0, 99), 0
     rows = []

@@ -33,7 +33,7 @@ SUBSETS = [found for size in (1, 2, 3) for found in combinations(NAMES, size)]
 
 
 def compose(*frozen: str, cost: dict[str, Any] | None = None, kind: str = "pipelined", **fields: Any) -> Job:
-    """A job of three modules, of which some are frozen; `cost` is that of the frozen ones."""
+    """A job of three modules, some of them frozen; `cost` is that of the frozen ones."""
     modules = [module("encoder"), module("backbone"), module("generator")]
     for part in modules:
         part["memory"] = {"budget_bytes": 1 << 20, "unit_bytes": 1}

@@ -1,7 +1,7 @@
 """Coefficients of named models on named devices, from their floating-point operations, in exact integers.
 
 A matrix product with a weight takes two operations for each weight and row; attention takes 4 x width operations for
-each layer and pair of rows (queries x keys, then probabilities x values), of which a causal mask leaves half.
+each layer and pair of rows (queries x keys, then probabilities x values); a causal mask leaves half of it.
 """
 
 from collections.abc import Mapping

@@ -30,7 +30,7 @@ def describe(error: ValidationError, data: Any, model: type[BaseModel]) -> str:
     errors = error.errors(include_url=False)
     paths = [e["loc"] for e in errors]
     shown = [e for e in errors if not _follows(e, paths, data)]
-    problems = [f"{_place(e, data)}: {_problem(e, model)}" for e in shown[:_MOST_SHOWN]]
+    problems = [f"{_path_of(e, data)}: {_problem(e, model)}" for e in shown[:_MOST_SHOWN]]
     more = [f"and {len(shown) - _MOST_SHOWN} more"] if len(shown) > _MOST_SHOWN else []
     return "; ".join(problems + more)
 
@@ -52,7 +52,7 @@ def _has(data: Any, path: Path) -> bool:
     return isinstance(data, Mapping) and path[-1] in data
 
 
-def _place(error: ErrorDetails, data: Any) -> str:
+def _path_of(error: ErrorDetails, data: Any) -> str:
     """The dotted path of a field in the data; pydantic also names the member of a union that it took."""
     parts, path = [], error["loc"]
     for position, part in enumerate(path):

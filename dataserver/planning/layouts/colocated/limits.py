@@ -20,7 +20,7 @@ from dataserver.planning.stream.statistics import ShardStatistics
 
 @dataclass(frozen=True, slots=True)
 class ColocatedLimits(BackboneLimits):
-    """Images of a sample belong to no wave, but to one round, of which encoders keep all until their backward phase."""
+    """Images of a sample belong to no wave, but to one round, which encoders keep whole until their backward phase."""
 
     def clear_together(self, module: ModuleSpec, statistics: ShardStatistics) -> Bool:
         """See `BackboneLimits`."""

@@ -129,7 +129,7 @@ def _in_rounds(
         try:
             return StepRounds(sequence, size, found, [arrange(execution, of_round, size) for of_round in found])
         except StepRoomError:
-            # Rounds help sooner than microbatches, of which more pack a whole step otherwise, and may so make it fit.
+            # Rounds help sooner than microbatches: more of these pack a whole step otherwise, and may so make it fit.
             if (rounds > 1 and not last) or _is_spread_out(found, size):
                 raise
         except BinRoomError:

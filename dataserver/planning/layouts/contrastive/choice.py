@@ -205,7 +205,7 @@ def _options(tower: TowerProfile, cluster: TowerCluster, batch: int, microbatche
     if not fitting:
         least = min((option.device_bytes for option in found), default=0)
         raise ValueError(
-            f"tower {tower.name} fits no device: degrees {[d.tp for d in tower.degrees]} of which {len(degrees)} "
+            f"tower {tower.name} fits no device: {len(degrees)} of degrees {[d.tp for d in tower.degrees]} "
             f"divide a node of {cluster.devices_per_node}; a batch of {batch} on {cluster.num_devices} devices takes "
             f"at least {least} bytes of the {cluster.device_bytes} that each has: use more devices or such with more "
             "memory, or a smaller contrastive batch"

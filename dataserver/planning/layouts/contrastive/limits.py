@@ -48,7 +48,7 @@ class TowerLimits:
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
         self._towers = [t for t in spec.execution.of_kind(ModuleKind.TOWER) if t.memory is not None]
-        self._kept: dict[tuple[Modality, int], I64] = {}
+        self._sizes: dict[tuple[Modality, int], I64] = {}
         """By modality and dataset, largest first."""
 
     def add_statistics(self, dataset: int, statistics: ShardStatistics) -> Bool:
@@ -96,9 +96,9 @@ class TowerLimits:
     def _keep(self, modality: Modality, dataset: int, sizes: I64) -> None:
         """Keep the largest of some sizes, int64 [n], and of those that are kept: as many as a batch has."""
         batch = self._spec.stream.contrastive_batch or 0
-        kept = self._kept.get((modality, dataset), np.zeros(0, np.int64))
+        kept = self._sizes.get((modality, dataset), np.zeros(0, np.int64))
         more = sizes[sizes > kept[-1]] if len(kept) == batch else sizes  # few, so that many shards take no time
-        self._kept[modality, dataset] = -np.sort(-np.concatenate([kept, more]))[:batch] if len(more) else kept
+        self._sizes[modality, dataset] = -np.sort(-np.concatenate([kept, more]))[:batch] if len(more) else kept
 
     def check(self, repeats: Sequence[int]) -> None:
         """Refuse a job with a contrastive batch, the samples that must be held together, that memory might not hold.
@@ -123,8 +123,8 @@ class TowerLimits:
                 )
                 rooms.append(f"of {tower.name} to {need * tower.memory.unit_bytes}")
         raise TowerMemoryError(
-            f"the largest samples of the datasets may meet in one contrastive batch of {counted(batch, 'sample')}, all "
-            f"of which waits for a barrier; then there must be room for {', and '.join(needs)}: raise "
+            f"the largest samples of the datasets may meet in one contrastive batch of {counted(batch, 'sample')}, "
+            f"which waits for a barrier as a whole; then there must be room for {', and '.join(needs)}: raise "
             f"memory.budget_bytes {', and '.join(rooms)}{remedies(self._spec, sizes, self._spec.stream.global_batch)}, "
             "or leave the largest samples out with a filter or a quarantine list"
         )
@@ -135,7 +135,7 @@ class TowerLimits:
     def _largest(self, modality: Modality, repeats: Sequence[int]) -> I64:
         """The sizes of the fullest contrastive batch, largest first."""
         batch = self._spec.stream.contrastive_batch or 0
-        parts = [np.repeat(self._kept[modality, dataset], min(n, batch)) for dataset, n in enumerate(repeats) if n]
+        parts = [np.repeat(self._sizes[modality, dataset], min(n, batch)) for dataset, n in enumerate(repeats) if n]
         found: I64 = -np.sort(-np.concatenate(parts))[:batch]
         return found
 
@@ -158,7 +158,7 @@ def _check_pairs(spec: JobSpec, table: ShardTable, where: str) -> None:
 
 
 def remedies(spec: JobSpec, sizes: Sizes, num_samples: int) -> str:
-    """Changes of which each alone makes room for some samples in every tower, for a message; empty if there is none.
+    """Changes that each make room for some samples in every tower, for a message; empty if there is none.
 
     Args:
         spec: the job.

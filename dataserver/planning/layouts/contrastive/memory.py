@@ -28,9 +28,9 @@ class TowerMemory:
     def in_flight(self, wanted: I64, schedule: ContrastiveSchedule) -> I64:
         """As many microbatches in flight as are wanted, int64 [pp], but no more than memory holds.
 
-        Exact: any so many consecutive microbatches of any rank fit. At least those of a contrastive batch, all of which
-        wait for its barrier. What stages hold beyond those falls evenly, as in a pipeline (`waves.evenly`), to none
-        at the last one, which has no forwards to run ahead.
+        Exact: any so many consecutive microbatches of any rank fit. At least those of a contrastive batch, since
+        they wait for its barrier. What stages hold beyond those falls evenly, as in a pipeline (`waves.evenly`), to
+        none at the last one, which has no forwards to run ahead.
 
         Raises:
             TowerMemoryError: these do not fit; names the rank, the largest sample, and changes that would do.

@@ -59,7 +59,7 @@ class GroupedOptions(WaveOptions):
     max_degree: Annotated[int, Field(ge=1, le=65536)]
     """Ranks of the largest group, a power of two that divides the backbone's `dp`, and its heads."""
     heads: Annotated[int, Field(ge=1, le=65536)] | None = None
-    """Heads of the backbone's keys and values, of which each rank of a group has an equal part; as many as of queries,
+    """Heads of the backbone's keys and values, dealt evenly to the ranks of a group; as many as of queries,
     where these do not share them. By default those of the model that the backbone's cost names. A job that says
     neither is taken as it is, and refused by a trainer whose model cannot be divided."""
     exchange: tuple[Exchange, ...] = ()

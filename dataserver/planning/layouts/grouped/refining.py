@@ -55,7 +55,7 @@ def _ordered(job: Job, seed: CandidatePlan) -> Iterator[CandidatePlan]:
 
 
 def _halved(job: Job, seed: CandidatePlan, number: int) -> CandidatePlan:
-    """Two microbatches in place of the one whose images take an encoder or generator longest.
+    """Two microbatches instead of the one whose images take an encoder or generator longest.
 
     Sequences of similar lengths share a microbatch, so that one can have most of the images.
     """

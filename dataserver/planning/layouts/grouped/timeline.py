@@ -3,7 +3,7 @@
 All ranks of the backbone exchange parameters in every layer (ZeRO-3), so that a pass of a microbatch begins and ends
 for all of them together and lasts as long as its slowest group: the time of a step without encoders and generators is
 the sum over microbatches of FlexSP's eq. 18. One node therefore stands for the backbone in the simulator; afterwards it
-becomes its ranks, each of which computes for its group's time and waits for the rest.
+becomes its ranks: each computes for its group's time and waits for the rest.
 """
 
 from dataclasses import replace
@@ -87,7 +87,7 @@ def _joins(execution: Execution, plan: ArrangedStep) -> tuple[I64, I64 | None]:
 
 
 def _in_step(pipeline: Pipeline, first: int, dp: int) -> Timeline:
-    """Simulate with one node for the `dp` nodes from `first` on, all of which take part in each of its passes."""
+    """Simulate with one node for the `dp` nodes from `first` on: all take part in each of its passes."""
     node = np.arange(len(pipeline.stage))
     inside = (node >= first) & (node < first + dp)
     kept = np.flatnonzero(~inside | (node == first))

@@ -94,7 +94,7 @@ class Counts:
         return attempt(PackedStep(self.job, self.step, self.samples, sequence, count, self.parity))
 
     def _even(self, sequence: I64, count: int) -> tuple[I64, int]:
-        """Sequences of which the ranks can have equally many with images, with a microbatch more if it takes that."""
+        """Sequences that give the ranks equally many with images, with a microbatch more if it takes that."""
         execution = self.job.spec.execution
         (encoder,) = execution.of_kind(ModuleKind.ENCODER)
         has = sample_sizes(self.job, self.samples, encoder) > 0

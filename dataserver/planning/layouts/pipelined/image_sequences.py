@@ -1,4 +1,4 @@
-"""Sequences of which a number has images that all ranks of the backbone can share evenly."""
+"""Sequences with images, in a number that all ranks of the backbone can share evenly."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from dataserver.planning.stream.packing import number_by_first
 
 
 def even_images(sequence: I64, tokens: I64, has: Bool, capacity: int, dp: int, slots: int, most: int) -> I64 | None:
-    """The same samples in sequences of which the ranks can have equally many with images, if a way is found.
+    """The same samples in sequences that give the ranks equally many with images, if a way is found.
 
     Samples with images gather in fewer sequences, or spread over more, whichever takes fewer changes; each of them
     goes where one without is about as long, which goes back for it.

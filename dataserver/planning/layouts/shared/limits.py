@@ -75,7 +75,7 @@ class BackboneLimits:
         """Samples that fit alone never have to be held together."""
 
     def clear_together(self, module: ModuleSpec, statistics: ShardStatistics) -> Bool:
-        """Say which shards have no sample of which the images are too much together. bool [s]."""
+        """Say which shards have no sample whose images are too much together. bool [s]."""
         largest = largest_images(self.spec.stream, statistics)
         return fit_units(module, largest * statistics.several if module.padded else statistics.together, 1)
 

@@ -86,7 +86,7 @@ def test_a_job_that_leaves_all_out_has_these_defaults() -> None:
 
 
 def test_extremes_in_digits() -> None:
-    """512 tokens, 64 queries, images of 1024 patches of which four make a token."""
+    """512 tokens, 64 queries, images of 1024 patches; four make a token."""
     cost = {"microbatch_ns": 5, "linear_ps": 3_000, "quadratic_fs": 2_000_000}
     data = job_data(generator=1, stream={"global_batch": 4})
     for module in data["execution"]["modules"]:

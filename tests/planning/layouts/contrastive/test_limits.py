@@ -138,10 +138,10 @@ def test_the_message() -> None:
     need = sum(range(64, 16, -4))
     check(contrastive_job(two_towers(memory=need), batch=24, groups=2, microbatches=2), table)
     assert refused(contrastive_job(two_towers(memory=need - 1), batch=24, groups=2, microbatches=2), table) == (
-        "the largest samples of the datasets may meet in one contrastive batch of 24 samples, all of which waits for a "
-        f"barrier; then there must be room for {need} patches on a rank of image, whose memory holds {need - 1}: raise "
-        f"memory.budget_bytes of image to {need * UNIT_BYTES}, or lower stream.contrastive_batch to 16, or leave the "
-        "largest samples out with a filter or a quarantine list"
+        "the largest samples of the datasets may meet in one contrastive batch of 24 samples, which waits for a "
+        f"barrier as a whole; then there must be room for {need} patches on a rank of image, whose memory holds "
+        f"{need - 1}: raise memory.budget_bytes of image to {need * UNIT_BYTES}, or lower stream.contrastive_batch to "
+        "16, or leave the largest samples out with a filter or a quarantine list"
     )
     in_order = contrastive_job(two_towers(memory=most, balance="none"), batch=24, groups=2, microbatches=2)
     check(in_order, table)

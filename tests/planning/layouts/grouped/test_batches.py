@@ -192,7 +192,7 @@ def test_a_long_sequence_raises_what_all_bins_hold() -> None:
 
 
 def test_groups_of_a_last_microbatch_share_it_from_degree_16_on() -> None:
-    """A group of 16 would hold all; one of 8 holds 36 and another 4, of which three fill idle groups, then others."""
+    """A group of 16 would hold all; one of 8 holds 36 and another 4; three fill idle groups, then others."""
     lengths = np.full(40, 1_280)
     shared, apart = homogeneous_plan(lengths, A100, 16), homogeneous_plan(lengths, A100, 8)
     for plan in (shared, apart):

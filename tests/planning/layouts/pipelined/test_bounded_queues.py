@@ -50,7 +50,7 @@ class Node(NamedTuple):
 
 
 def joined_nodes(job: Job, plan: StepPlan) -> list[Node]:
-    """The pipeline of a plan, built from views and schedules alone: which rank of which stage feeds which."""
+    """The pipeline of a plan, built from views and schedules alone: which ranks feed which others."""
     execution, count = job.spec.execution, plan.num_microbatches
     modules = sorted(execution.modules, key=lambda m: list(ModuleKind).index(m.kind))
     names = [(m.name, s, r) for m in modules for s in range(m.pp) for r in range(m.dp)]

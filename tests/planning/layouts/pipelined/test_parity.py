@@ -209,7 +209,7 @@ def test_a_sequence_less_or_more_has_images(before: list[int], has: list[int], a
 @given(st.integers(0, 2**32), st.integers(1, 3))
 def test_what_the_search_may_do_by_definition(seed: int, width: int) -> None:
     """Exchanges and moves are allowed where no microbatch gets its first images or gives its last ones."""
-    components, random = interpreted("kernels.islands"), np.random.default_rng(seed)
+    components, random = interpreted("kernels.components"), np.random.default_rng(seed)
     images = np.append(random.integers(0, 2, 12), 0)
     at = random.permutation(np.append(np.arange(12), np.full(3 * 4 * width, -1)))[: 3 * 4 * width].reshape(3, 4, width)
     slots = type("Slots", (), {"at": at})

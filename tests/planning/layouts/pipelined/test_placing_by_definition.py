@@ -62,7 +62,7 @@ def problems(draw: st.DrawFn, padded: bool | None = None, full: bool | None = No
 
 
 def _hops(random: np.random.Generator, rows: int, count: int) -> Hops:
-    """Of which gradients take some back."""
+    """Gradients take some of it back."""
     least, smallest, usual = (
         random.integers(1, 9, (rows, count)),
         random.integers(1, 9, rows),
@@ -111,7 +111,7 @@ class Loops:
         return self.back(row, time) if backward else time
 
     def away(self, row: int, s: int, backward: bool) -> int:
-        """From the beginning to the row; for the backbone to its last stage, each chunk of which it passes once."""
+        """From the beginning to the row; for the backbone to its last stage, whose chunks it each passes once."""
         if row < self.backbone:
             return 0
         encoders = [self.passing(r, s, backward) + self.hop(r, s, backward) for r in range(self.backbone)]
@@ -371,7 +371,7 @@ def test_numbers_that_the_search_is_bounded_by() -> None:
     # Stage by stage and wave by wave: two stages of one rank and an encoder, forward and backward, in 3 + 2 + 1 times.
     assert search._component_operations(problem) == 2 * (2 + 1) * (3 + 2 + 1)
     assert search._component_operations(replace(problem, dp=4, components=2)) == 2 * (4 + 1) * (3 + 2 + 1)
-    # F: 11 22 33, after each of which the backbone takes 9 + 9 and as much back, and the encoder twice its forward.
+    # F: 11 22 33, and after each the backbone takes 9 + 9 and as much back, and the encoder twice its forward.
     makespan = placing.makespan_ns(problem, start)
     best = placing.searched(problem, [start], 0, 0)
     assert placing.makespan_ns(problem, best) <= makespan

@@ -51,7 +51,7 @@ def refused(job: Job, *samples: tuple[int, list[int]], dataset: int = 0) -> str:
 
 
 def with_module(number: int, changes: dict[str, Any], **arguments: Any) -> Job:
-    """A job with encoder, backbone and generator of which one has other fields."""
+    """A job with encoder, backbone and generator, one of them with other fields."""
     modules: list[dict[str, Any]] = [
         {"name": "vit", "kind": "encoder"},
         {"name": "llm", "kind": "backbone", "dp": arguments.pop("dp", 1)},

@@ -131,7 +131,7 @@ def wave_jobs(draw: st.DrawFn) -> tuple[Job, StepSamples]:
 
 @st.composite
 def tower_jobs(draw: st.DrawFn) -> tuple[Job, StepSamples]:
-    """Two towers, of which the first has stages, with hops between them."""
+    """Two towers, the first with stages, with hops between them."""
     dp, microbatches = draw(st.integers(1, 2)), draw(st.integers(1, 2))
     batch = 2 * dp * microbatches
     data = job_data(

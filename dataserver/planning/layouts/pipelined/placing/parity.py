@@ -32,7 +32,7 @@ def with_parity(problem: PlacementProblem, placement: Placement) -> Placement:
 
 
 def _needs_images(held: I64, slots: int) -> Bool:
-    """The microbatches that are to have images, bool [ranks, waves], of which `held` counts the sequences with some.
+    """The microbatches that are to have images, bool [ranks, waves]; `held` counts the sequences with some.
 
     Those of all ranks in as many waves as now, as far as it comes out even, but for one wave of what is left over.
     """

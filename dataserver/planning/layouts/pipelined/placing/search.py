@@ -11,7 +11,7 @@ from dataserver.planning.plan.placement import Placement, in_slots, of_slots
 from dataserver.planning.stream.randomness import Operator, draws
 
 if TYPE_CHECKING:  # kernels are imported where they are called
-    from dataserver.planning.kernels.islands import Costs
+    from dataserver.planning.kernels.components import Costs
 
 SEARCH_OPERATIONS = 4_400
 """Operations that a search may simulate for each sequence and pipeline stage: in all about 10 us for each of them, so
@@ -95,8 +95,8 @@ def fitted(problem: PlacementProblem, placement: Placement) -> tuple[Placement, 
     Returns:
         The placement; and if memory does not hold it, the row that lacks most.
     """
+    from dataserver.planning.kernels.components import slots_of
     from dataserver.planning.kernels.fitting import fit_placement
-    from dataserver.planning.kernels.islands import slots_of
 
     if problem.rooms is None:
         return placement, None
@@ -136,7 +136,7 @@ def _component_operations(problem: PlacementProblem) -> int:
 
 
 def _costs(problem: PlacementProblem) -> "Costs":
-    from dataserver.planning.kernels.islands import Costs
+    from dataserver.planning.kernels.components import Costs
 
     none = np.zeros(0, np.int64)
     return Costs(
@@ -151,7 +151,7 @@ def _costs(problem: PlacementProblem) -> "Costs":
         hop=np.zeros_like(problem.base) if problem.hops is None else problem.hops.usual,
         hop_back=np.zeros_like(problem.base) if problem.hops is None else problem.hops.usual * problem.hops.returned,
         encoders=problem.num_encoders,
-        ranks_per_island=problem.ranks_per_component,
+        ranks_per_component=problem.ranks_per_component,
         whole=problem.whole,
         images=none if problem.images is None else problem.images,
     )

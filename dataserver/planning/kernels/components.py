@@ -13,8 +13,8 @@ class Costs(NamedTuple):
     generator, in this order; r rows in all."""
 
     own: I64
-    """int64 [r, s + 1]: forward time of each sequence in its island's node of the row, in a stage of the backbone; of a
-    padded backbone that of its largest sample. The last column is an empty slot."""
+    """int64 [r, s + 1]: forward time of each sequence in its component's node of the row, in a stage of the backbone;
+    of a padded backbone that of its largest sample. The last column is an empty slot."""
     base: I64
     """int64 [r]: forward time of a microbatch beside its sequences."""
     percent: I64
@@ -24,7 +24,7 @@ class Costs(NamedTuple):
     need: I64
     """int64 [r, s + 1]: memory of each sequence, of its largest sample if padded; [0, 0] where there is no limit."""
     room: I64
-    """int64 [r]: memory of a rank of the backbone, of an island in the others; -1 for no limit. [0] where no row has
+    """int64 [r]: memory of a rank of the backbone, of a component in the others; -1 for no limit. [0] where no row has
     one."""
     window: I64
     """int64 [r]: consecutive microbatches, or waves, that must fit the memory together."""
@@ -38,10 +38,10 @@ class Costs(NamedTuple):
     """int64 [r]: of gradients on the same way; 0 where none return."""
     encoders: int
     """Rows before the backbone's."""
-    ranks_per_island: int
-    """Backbone ranks of an island; islands are consecutive."""
+    ranks_per_component: int
+    """Backbone ranks of a component; components are consecutive."""
     whole: bool
-    """Whether encoders run on the first stage of their rank of the backbone; islands are single ranks then."""
+    """Whether encoders run on the first stage of their rank of the backbone; components are single ranks then."""
     images: I64
     """int64 [s + 1]: 1 for each sequence with images, where all ranks of a wave must have some or none; else [0]."""
 
@@ -181,7 +181,7 @@ def move_keeps_parity(slots: Slots, costs: Costs, rank: int, first: int, second:
 
 @part
 def excess_of(slots: Slots, costs: Costs, row: int, rank: int, first: int, last: int) -> int:
-    """Memory that one row lacks around waves `first` to `last`: the backbone's on the rank, another's on the island.
+    """Memory that one row lacks around waves `first` to `last`: the backbone's on the rank, another's on the component.
 
     One pass over the windows that hold one of these waves.
     """
@@ -189,7 +189,7 @@ def excess_of(slots: Slots, costs: Costs, row: int, rank: int, first: int, last:
         return 0
     start, count = rank, 1
     if row != costs.encoders:
-        start, count = rank - rank % costs.ranks_per_island, costs.ranks_per_island
+        start, count = rank - rank % costs.ranks_per_component, costs.ranks_per_component
     used, waves = slots.used[row, start : start + count], slots.used.shape[2]
     size = min(costs.window[row], waves)
     # total: memory of the waves from k - size + 1, but no earlier than `begin`, to k
@@ -205,7 +205,7 @@ def excess_of(slots: Slots, costs: Costs, row: int, rank: int, first: int, last:
 
 @part
 def excess(slots: Slots, costs: Costs, rank: int, first: int, last: int) -> int:
-    """Memory that a rank's microbatches `first` to `last`, and those waves of its island, lack over all rows."""
+    """Memory that a rank's microbatches `first` to `last`, and those waves of its component, lack over all rows."""
     lacking = 0
     for row in range(len(costs.room)):
         lacking += excess_of(slots, costs, row, rank, first, last)

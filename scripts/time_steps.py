@@ -129,12 +129,12 @@ def run_rank(rank: int, arguments: argparse.Namespace, jobs: Mapping[str, Job]) 
     """Measure every job as one of the processes."""
     os.environ["RANK"] = str(rank)
     try:
-        _measure_all(arguments, jobs)
+        _time_all(arguments, jobs)
     except (ValueError, OSError, RuntimeError) as error:
         sys.exit(f"{Path(__file__).name}: {error}")
 
 
-def _measure_all(arguments: argparse.Namespace, jobs: Mapping[str, Job]) -> None:
+def _time_all(arguments: argparse.Namespace, jobs: Mapping[str, Job]) -> None:
     found: dict[str, list[float]] = {name: [] for name in jobs}
     with process_groups(Topology.of(next(iter(jobs.values())).spec), torch.device("cpu"), TIMEOUT_S) as groups:
         if groups.rank == 0:

@@ -12,7 +12,7 @@ from planning.kernels.test_golden_placements import problem_of
 from dataserver.planning import I64, U64
 from dataserver.planning.layouts.pipelined.placing import search
 
-components, pipeline = interpreted("kernels.islands"), interpreted("kernels.pipeline")
+components, pipeline = interpreted("kernels.components"), interpreted("kernels.pipeline")
 KINDS = [(padded, limited) for padded in (False, True) for limited in (False, True)]
 
 
@@ -46,7 +46,7 @@ def lacking(costs: Any, used: Any, row: int, rank: int, first: int, last: int) -
     """What the fullest window around some waves has beyond the room."""
     if costs.room[row] < 0:
         return 0
-    begin = rank if row == costs.encoders else rank // costs.ranks_per_island * costs.ranks_per_component
+    begin = rank if row == costs.encoders else rank // costs.ranks_per_component * costs.ranks_per_component
     ranks = range(begin, begin + (1 if row == costs.encoders else costs.ranks_per_component))
     waves = len(used[row][0])
     size = min(int(costs.window[row]), waves)
@@ -109,12 +109,12 @@ class Climb:
 
     def makespans(self) -> list[int]:
         ranks, waves, _ = self.at.shape
-        each, columns = self.costs.ranks_per_island, len(self.costs.in_flight)
+        each, columns = self.costs.ranks_per_component, len(self.costs.in_flight)
         time = np.array(sums(self.costs, self.at)[0], np.int64)
         found = []
         for component in range(ranks // each):
             clocks = pipeline.Clocks(np.empty((each, columns), np.int64), np.zeros((each, columns, waves), np.int64))
-            found.append(int(pipeline.island_makespan(time, component * each, self.costs, clocks)))
+            found.append(int(pipeline.component_makespan(time, component * each, self.costs, clocks)))
         return found
 
     def fits(self) -> bool:
@@ -220,7 +220,7 @@ def test_a_component_of_one_of_each_is_simulated_like_any_other(monkeypatch: pyt
         time = random.integers(1, 100, (rows, 2, waves)) * (random.random((rows, 2, waves)) < 0.7)
         clocks = pipeline.Clocks(np.empty((1, rows), np.int64), np.zeros((1, rows, waves), np.int64))
         assert pipeline._is_alone(costs)
-        found = pipeline.island_makespan(time, 1, costs, clocks)
+        found = pipeline.component_makespan(time, 1, costs, clocks)
         with monkeypatch.context() as patch:
             patch.setattr(pipeline, "_is_alone", lambda _: False)
-            assert pipeline.island_makespan(time, 1, costs, clocks) == found
+            assert pipeline.component_makespan(time, 1, costs, clocks) == found
