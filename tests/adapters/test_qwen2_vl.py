@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from adapters.test_whole_rank import read
+from adapters.test_full_model import read
 from adapters.whole_jobs import mixed_job, pass_with_parity, tiny_model, whole_job
 from disttrain.v1.microbatch_pb2 import MicrobatchHeader
 from torch import Tensor
