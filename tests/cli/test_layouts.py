@@ -206,7 +206,7 @@ def test_a_contrastive_plan_says_where_each_tower_has_a_sample(contrastive: Comm
     plan, shown = contrastive.plan(), contrastive("plan", "--step", "0")
     assert {c["name"] for c in plan["candidates"]} >= {"batch_sync, balanced", "distmm_pipe, balanced"}
     lines = shown.splitlines()
-    head = next(i for i, line in enumerate(lines) if line.split()[:3] == ["set", "pass", "shard"])
+    head = next(i for i, line in enumerate(lines) if line.split()[:3] == ["set", "epoch", "shard"])
     assert lines[head - 1].split() == ["images", "micro-", "texts", "micro-"]
     assert lines[head].split()[-6:] == ["rank", "batch", "slot", "rank", "batch", "slot"]
     shown_places = [tuple(map(int, line.split()[-6:])) for line in lines[head + 2 : head + 18]]

@@ -174,7 +174,7 @@ import sys
 import trainclient.stream.reader, trainclient.stream.jobs
 heavy = {"torch", "PIL", "pyarrow", "pandas"} & set(sys.modules)
 ours = {m for m in sys.modules if m.startswith("dataserver.")}
-print(sorted(heavy), all(m.startswith("dataserver.planning") for m in ours))
+print(sorted(heavy), all(m.startswith(("dataserver.planning", "dataserver.addresses")) for m in ours))
 """
     done = run_python(program)
     assert done.stdout == "[] True\n", done.stderr
