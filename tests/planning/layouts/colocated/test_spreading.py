@@ -87,7 +87,7 @@ def test_each_module_is_balanced_for_itself() -> None:
         assert slowest(items, spread, 25) * 1_000 <= bound(items, 25) * 1_001
     beside = spread_beside(vit, sequences, 25)
     assert beside.batch.tolist() == sequences.batch[vit.sequence].tolist()
-    assert slowest(vit, beside, 25) * 100 > bound(vit, 25) * 103
+    assert slowest(vit, beside, 25) * 100 > bound(vit, 25) * 102
 
 
 @given(st.integers(0, 2**32), st.integers(1, 5), st.sampled_from(POLICIES))

@@ -100,7 +100,7 @@ def tower_choices() -> Iterator[TowerPlan | str]:
 
 def test_golden_choices_of_towers() -> None:
     """With ties, with nothing that fits, and what is then said."""
-    assert digest(list(tower_choices())) == "8e40e96eb70863d0"
+    assert digest(list(tower_choices())) == "e108c9c9850e5c1b"
 
 
 def spread(seed: int) -> Iterator[list[list[int]] | str]:
@@ -124,7 +124,7 @@ def spread(seed: int) -> Iterator[list[list[int]] | str]:
 
 
 def test_golden_batches() -> None:
-    assert digest([list(spread(seed)) for seed in range(40)]) == "d920bf7297514865"
+    assert digest([list(spread(seed)) for seed in range(40)]) == "e3c124d17721e8c5"
 
 
 def test_what_batches_must_be() -> None:
@@ -203,7 +203,7 @@ def planned(job: Job, number: int) -> list[object]:
 def test_golden_jobs(part: int) -> None:
     """Plans, what is said of them, bounds, and refusals with their advice."""
     found = [planned(job, number) for number, job in enumerate(small_jobs()) if number % 2 == part]
-    assert digest(found) == ("48d8b1caccc67c15", "e6a65f54c3dfe55f")[part]
+    assert digest(found) == ("999a0493c6bae853", "ab0fdd39d262d2ef")[part]
 
 
 def test_options_and_their_largest_numbers() -> None:
