@@ -37,6 +37,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder that this process takes for the user's cache."""
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(cache, "_named", None)  # a server of this process may have named one
     cache.folder.cache_clear()
     yield tmp_path / "disttrain"
     cache.folder.cache_clear()

@@ -98,7 +98,7 @@ def test_the_timeline_breaks_with_the_programs(kind: str, data: st.DataObject, m
     step = data.draw(STEPS[kind])
     (job, _), plan = step, planned(step)
     execution = job.spec.execution
-    module = import_module(f"dataserver.planning.{kind}.timeline")
+    module = import_module(f"dataserver.planning.layouts.{kind}.timeline")
     name = "wave_programs" if kind == "grouped" else "programs"
     made = getattr(module, name)
     assert made is layout_of(execution).programs

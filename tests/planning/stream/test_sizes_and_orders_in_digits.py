@@ -147,7 +147,7 @@ def test_orders_in_digits() -> None:
     assert order([[5]], {"epochs": 1, "last": "drop"}, 5).num_steps == 1
     with pytest.raises(DatasetEmptyError, match="leave no sample of 3 shards"):
         order([[1], [0, 0, 0]], {"epochs": 1}, 5)
-    with pytest.raises(ValueError, match=f"the job would take more than {2**53 - 1} steps to complete 7 passes"):
+    with pytest.raises(ValueError, match=f"the job would take more than {2**53 - 1} steps to complete 7 epochs"):
         order([[3], [3]], {"epochs": 7}, 5, ["100000000000000", "0.000000000000001"])
 
 
