@@ -180,9 +180,7 @@ def test_a_server_stays_as_large_as_it_was(
 ) -> None:
     """Where few come, each may leave so many KiB: a job once left 20, which is less than may differ by chance."""
     count = times // size
-    warm = max(
-        count // 4, 100
-    )  # until then what is kept of odd requests and jobs still fills its bounds, and arenas theirs
+    warm = count * 3 // 4  # until then what is cached of odd requests, and some 650 jobs, fills its bounds
     load(server, range(warm))
     before = server.at_rest()
     load(server, range(warm, warm + count))
