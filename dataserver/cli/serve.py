@@ -87,15 +87,15 @@ def serve(
         config: YAML file with the same names and settings.
         insecure: Permit an address that others can reach, though there is no encryption and no authentication yet.
         max_streams: Streams open at once, 64 by default; one more is refused.
-        idle_timeout_s: Seconds until a stream that takes nothing ends, for its place; 600 by default.
+        idle_timeout_s: Close streams idle for so many seconds, which frees their slots; 600 by default.
         stream_bytes: Largest microbatch in bytes; 256 MiB by default.
         prefetch_bytes: Bytes that all streams together use to work ahead; 1 GiB by default, less where memory is
             limited.
-        no_shared_memory: Send bytes to clients of this user on this machine, too, instead of sharing memory with them
-            (key `shared_memory: false`).
+        no_shared_memory: Send bytes over the network also to clients of this user on this machine, which otherwise read
+            them from shared memory (key `shared_memory: false`).
         decode_threads: Threads that decode images; one for each core by default, fewer where memory is limited.
         job_bytes: Bytes cached of jobs, such as plans; 1 GiB by default, less where memory is limited.
-        cache_dir: Folder for measures of datasets and for compiled kernels; servers may share it; ~/.cache/disttrain by
+        cache_dir: Folder for statistics of datasets and compiled kernels; servers may share it; ~/.cache/disttrain by
             default.
         zstd_level: Zstandard level for clients that ask for compression; 1 by default.
         drain_grace_s: Seconds that open streams get to finish the microbatch in hand; 30 by default.

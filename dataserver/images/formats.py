@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from dataserver.images import jpeg, webp
+from dataserver.images.jpeg import upright_size as jpeg_size
+from dataserver.images.webp import canvas_size as webp_canvas
+from dataserver.images.webp import upright_size as webp_size
 
 if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
@@ -61,7 +63,7 @@ FORMATS: Final = (
         "JPEG",
         ((0, b"\xff\xd8\xff"),),
         "PIL.JpegImagePlugin.JpegImageFile",
-        upright_size=jpeg.upright_size,
+        upright_size=jpeg_size,
         decoder="dataserver.images.jpeg_decoder",
     ),
     ImageFormat("png", "PNG", ((0, b"\x89PNG\r\n\x1a\n"),), "PIL.PngImagePlugin.PngImageFile"),
@@ -70,8 +72,8 @@ FORMATS: Final = (
         "WebP",
         ((0, b"RIFF"), (8, b"WEBP")),
         "PIL.WebPImagePlugin.WebPImageFile",
-        upright_size=webp.upright_size,
-        canvas_size=webp.canvas_size,
+        upright_size=webp_size,
+        canvas_size=webp_canvas,
         decoder="dataserver.images.webp_decoder",
     ),
 )

@@ -80,7 +80,7 @@ class SingleFlightCache(Generic[Key, Value]):
                 with self._lock:
                     computing.callers.remove(cancelled)
                     if not computing.callers:
-                        # An error's traceback has frames that know `making`: together with the future that holds the
+                        # An error's traceback has frames that know `computing`: together with the future that holds the
                         # error they would live, with all that they work on, until a garbage collection.
                         computing.made = Future()
 

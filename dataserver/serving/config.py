@@ -44,8 +44,8 @@ class ServerConfig(BaseModel):
     max_streams: Annotated[int, Field(ge=1, le=4096)] = 64
     """Streams open at once; one more is refused."""
     idle_timeout_s: Annotated[int, Field(ge=1, le=86400)] = 600
-    """Seconds after which a stream whose consumer takes nothing ends, so that others have its place and memory. Clients
-    open it again when they want more."""
+    """Seconds after which an idle stream is closed, which frees its slot and memory. Clients open it again when they
+    want more."""
     stream_bytes: Annotated[int, Field(ge=1 * MIB, le=1 << 40)] = 256 * MIB
     """Largest microbatch. Every open stream may hold one, whatever the others hold, as far as there is memory for all;
     one stream more is refused."""
@@ -66,7 +66,7 @@ class ServerConfig(BaseModel):
     plans. What was used least recently is forgotten first, and made again when it is wanted. 1 GiB by default, less
     where memory is limited."""
     cache_dir: Path | None = Field(default_factory=lambda: user_cache())
-    """Folder for what was measured of datasets and for compiled kernels; servers may share it. `~/.cache/disttrain` by
+    """Folder for statistics of datasets and for compiled kernels; servers may share it. `~/.cache/disttrain` by
     default."""
     zstd_level: Annotated[int, Field(ge=-7, le=19)] = 1
     """Compression level for clients that ask for Zstandard."""

@@ -140,7 +140,8 @@ def _is_writable(found: Path) -> bool:
     """Whether the folder is there, or can be made, and may be written to."""
     try:
         if not found.exists():
-            found.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            found.mkdir(mode=0o700, exist_ok=True)
             _remove_old(found)
     except OSError:
         return False
@@ -148,17 +149,20 @@ def _is_writable(found: Path) -> bool:
 
 
 def _is_trusted(found: Path) -> bool:
-    """Whether the folder belongs to this user or root, and nobody else may write to it or to anything in it."""
+    """Whether the folder belongs to this user or root, and nobody else may write to it, put another one there, or write
+    to anything in it."""
     try:
-        top = found.lstat()
+        top, above = found.lstat(), found.parent.stat()
         inner = found.rglob("*") if top.st_mode & 0o077 else ()  # else nobody else gets into it
         bad = [path for path in (found, *inner) if not _is_ours(path.lstat())]
+        if not (_is_ours(above) or above.st_mode & stat.S_ISVTX):  # as of /tmp: only owners rename
+            bad.append(found.parent)
     except OSError:
         return False
     if bad:
         _log.warning(
-            "compiled kernels are not taken from %s: others may write to %s. Remove it, or permit only its owner to "
-            "write to it",
+            "compiled kernels are not taken from %s: others may write to %s. Permit only its owner to write to it "
+            "(chmod go-w), or name another folder with --cache-dir",
             found,
             bad[0],
         )

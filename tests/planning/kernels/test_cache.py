@@ -125,12 +125,29 @@ def test_code_of_others_is_not_loaded(fresh: Path, caplog: pytest.LogCaptureFixt
         assert f"others may write to {path}" in caplog.text
         path.chmod(0o755)
         caplog.clear()
+    fresh.chmod(0o775)  # others may put another folder there
+    cache.folder.cache_clear()
+    assert cache.folder() is None
+    assert f"others may write to {fresh}." in caplog.text
+    fresh.chmod(0o1777)  # but not here
+    cache.folder.cache_clear()
+    assert cache.folder() == folder
+    fresh.chmod(0o755)
     (folder / "link").symlink_to("/etc/passwd")
     cache.folder.cache_clear()
     assert cache.folder() is None
     folder.chmod(0o700)  # nobody else gets to what lies inside
     cache.folder.cache_clear()
     assert cache.folder() == folder
+
+
+def test_a_new_folder_is_used_whatever_the_umask(fresh: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        assert cache.folder() is not None
+    finally:
+        os.umask(before)
+    assert fresh.stat().st_mode & 0o022 == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
