@@ -83,7 +83,7 @@ def test_newest_whole_does_not_begin_anew_where_nothing_can_be_read(tmp_path: Pa
         (add(tmp_path, step) / "trainer.json").write_text("{")
     with pytest.raises(
         CheckpointError,
-        match=r"no checkpoint in .* is whole: .*/step-00000002 cannot .*\); begin anew in another folder",
+        match=r"no folder in .* can be resumed: step-00000002: .* cannot .*\); put back what is missing",
     ):
         steps(tmp_path, WHOLE)
 

@@ -81,7 +81,7 @@ def share(tensors: Mapping[str, Tensor], rank: int, size: int, tp_rank: int = 0)
         tensors: of this process, by names that all of them have.
         rank: data-parallel rank.
         size: data-parallel ranks.
-        tp_rank: tensor-parallel tp_rank.
+        tp_rank: tensor-parallel rank of this process.
     """
     found: dict[str, Tensor] = {}
     loads = [0] * size

@@ -159,10 +159,6 @@ def resumption(found: Survey, wanted: int | ResumeFrom, settings: str = "") -> R
     if wanted == ResumeFrom.NONE:
         return _none(found)
     if wanted == ResumeFrom.NEWEST_WHOLE:
-        if not found.stored and (broken := found.broken(0)):  # else it would begin anew where there was a run
-            raise CheckpointError(
-                f"no checkpoint in {found.directory} is whole: {broken[-1].problem}; begin anew in another folder"
-            )
         _require_some(found)
         return Resumption(found, found.stored)
     if wanted == ResumeFrom.NEWEST:
