@@ -116,7 +116,13 @@ def _line(number: int, verdict: Verdict) -> str:
 
 
 def _report(verdicts: Sequence[Verdict], seed: int, stopped: bool) -> int:
-    """Print the score of each folder and of all; the exit code is 1 where it is too low, or where it is not all's."""
+    """Print the score of each folder and of all; the exit code is 1 where it is too low, or where it is not all's.
+
+    Constants that survived stand apart and count as neither killed nor drawn: a number of ours that no user and no plan
+    notices may change.
+    """
+    constants = [verdict.mutant for verdict in verdicts if not verdict.killed and verdict.mutant.of_constant]
+    verdicts = [verdict for verdict in verdicts if verdict.killed or not verdict.mutant.of_constant]
     drawn = Counter(_folder(verdict.mutant) for verdict in verdicts)
     killed = Counter(_folder(verdict.mutant) for verdict in verdicts if verdict.killed)
     print(f"\n{'folder':36s} killed  of")
@@ -126,6 +132,9 @@ def _report(verdicts: Sequence[Verdict], seed: int, stopped: bool) -> int:
     if survivors:
         print("\nSurvivors, as rows of scripts/mutation/equivalents.md for those that are equivalent:")
         print(*(row(mutant) for mutant in survivors), sep="\n")
+    if constants:
+        print("\nConstants that survived, which the score leaves out:")
+        print(*(f"{mutant.place}\n{_difference(mutant)}" for mutant in constants), sep="\n")
     score = 100 * killed.total() / max(1, len(verdicts))
     judged = f"{len(verdicts)} mutants{' judged before it was stopped' if stopped else ''}"
     cpu_s = sum(verdict.effort.computed_s for verdict in verdicts) / max(1, len(verdicts))

@@ -40,6 +40,11 @@ class Mutant:
         (_, first, _, start, _), (_, _, last, _, end) = changed[0], changed[-1]
         return " ".join(" ".join(before[first:last]).split()), " ".join(" ".join(after[start:end]).split())
 
+    @cached_property
+    def of_constant(self) -> bool:
+        """Whether it only changes a constant of a module."""
+        return Source(self.source).constant(self.line)
+
     @property
     def place(self) -> str:
         """Where it is, for people."""

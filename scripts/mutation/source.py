@@ -49,6 +49,12 @@ class Source:
                 targets += node.targets if isinstance(node, ast.Assign) else [node.target]
         return {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
 
+    def constant(self, line: int) -> bool:
+        """Whether a line gives a module's constant its value, and computes it from nothing but numbers and other names:
+        a decision of ours. Lines in functions and classes, calls and texts are none.
+        """
+        return any(_is_constant(node) for node in self.tree.body if line in _lines(node))
+
     def _around(self, line: int) -> list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
         """The functions and classes around a line, outermost first."""
         kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -60,6 +66,21 @@ def _lines(node: ast.stmt) -> range:
     body = getattr(node, "body", None)
     end = body[0].lineno if isinstance(body, list) and body else (node.end_lineno or node.lineno) + 1
     return range(node.lineno, max(end, node.lineno + 1))
+
+
+_OF_CONSTANTS = (
+    *(ast.Constant, ast.Name, ast.expr_context, ast.Tuple, ast.List, ast.Dict, ast.Set, ast.Starred),
+    *(ast.UnaryOp, ast.unaryop, ast.BinOp, ast.operator),
+)
+"""What the value of a constant consists of."""
+
+
+def _is_constant(node: ast.stmt) -> bool:
+    if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+        return False
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    named = all(isinstance(target, ast.Name) and target.id.isupper() for target in targets)
+    return named and all(isinstance(part, _OF_CONSTANTS) for part in ast.walk(node.value))
 
 
 def _span(node: ast.AST) -> _Span:

@@ -15,11 +15,13 @@ from pathlib import Path
 
 import pytest
 from coverage import CoverageData
+from mutation.__main__ import _report
 from mutation.covering import Covering
 from mutation.effort import INTERVAL_S, MARK, Effort, marked
 from mutation.equivalents import equivalents, key, row
 from mutation.mutants import Mutant, sample
 from mutation.recording import Record, _combine, moved
+from mutation.running import Verdict
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,6 +81,53 @@ def test_a_sample_is_its_seed_s(tmp_path: Path) -> None:
     first, again, other = (sample(tmp_path, ["code.py"], 20, seed) for seed in (1, 1, 2))
     assert first == again != other
     assert sample(tmp_path, ["code.py"], 5, 1) == first[:5]
+
+
+CONSTANTS = """from typing import Final
+
+_WAIT_S: Final = 0.5
+SIZES = {"small": (1 << 20) - 1, "large": [-2 * SMALL]}
+WORD = max(1, 2)
+least = 3
+PAIRS = [
+    (7, 8),
+]
+
+
+class A:
+    MOST = 4
+
+
+def f(limit=5):
+    MOST = 6
+"""
+
+
+def test_what_changes_a_constant_alone(tmp_path: Path) -> None:
+    """Not what is computed by a call, and nothing in a class or function: these are behaviour."""
+    (tmp_path / "code.py").write_text(CONSTANTS)
+    found = sample(tmp_path, ["code.py"], 1000, 0)
+    assert {mutant.line for mutant in found if mutant.of_constant} == {3, 4, 8}
+    assert {mutant.line for mutant in found if not mutant.of_constant} == {5, 6, 13, 16, 17}
+
+
+def test_constants_that_survive_stand_apart_and_leave_the_score_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "code.py").write_text(CONSTANTS)
+    found = sample(tmp_path, ["code.py"], 1000, 0)
+    survivors = [mutant for mutant in found if mutant.line in (3, 6)]
+    killed = [mutant for mutant in found if mutant.line == 4][:1] + [found[0]] * 8
+    verdicts = [Verdict(mutant, False, "", Effort("")) for mutant in survivors]
+    verdicts += [Verdict(mutant, True, "", Effort("")) for mutant in killed]
+    assert _report(verdicts, 1, False) == 0
+    printed = capsys.readouterr().out
+    assert "Seed 1: 9 of 10 mutants killed, 90.0 %" in printed
+    rows, _, constants = printed.partition("\nConstants that survived, which the score leaves out:\n")
+    assert rows.count("| `code.py`") == 1
+    assert "`least = 3`" in rows
+    assert constants.startswith("code.py:3\n       - _WAIT_S: Final = 0.5\n       + _WAIT_S: Final =")
+    assert constants.count("code.py") == 1
 
 
 def test_equivalents_are_read_as_they_are_printed(tmp_path: Path) -> None:

@@ -105,9 +105,21 @@ def test_what_is_no_job_is_refused(server: Running, text: str, message: str) -> 
 
 
 def test_a_specification_over_a_mebibyte_is_refused(server: Running) -> None:
-    code, reason, _, details = refusal(server, " " * (1 << 20) + "{}")
+    text = json.dumps(filled(server)).ljust(1 << 20)
+    request = pb.GetOrCreateJobRequest(job_spec_json=text)
+    assert server.stub.GetOrCreateJob(request, timeout=TIMEOUT_S).job_id == server.create().job_id
+    code, reason, _, details = refusal(server, text + " ")
     assert (code, reason) == (CODE.INVALID_ARGUMENT, "JOB_INVALID")
-    assert "1048578 bytes" in details
+    assert "1048577 bytes" in details
+
+
+def test_a_stream_of_more_tensors_or_longer_names_than_allowed_is_refused(server: Running) -> None:
+    job_id = server.create().job_id
+    for names in (["patches", *("t" * 64 for _ in range(63))], ["patches", *("t" * 64 for _ in range(64))], ["t" * 65]):
+        with pytest.raises(grpc.RpcError) as caught:
+            server.read(job_id, tensors=names)
+        refused = "at most 64 names of at most 64 characters are allowed" in reason_of(caught.value)[3]
+        assert refused == (len(names) != 64), f"{len(names)} names; the first 64 are refused for what they name"
 
 
 def test_a_hostile_specification_gives_a_bounded_message(server: Running) -> None:

@@ -106,6 +106,17 @@ def test_limits_that_are_just_possible() -> None:
     assert two.exchange[0].unit_ps == 0
 
 
+def test_ways_to_group_the_ranks_are_limited() -> None:
+    """256 ranks in groups of 1 to 8 have 47,905 ways, 264 ranks have 52,394; 50,000 are allowed."""
+    parse_job(grouped_data(256, 2_000, {"max_degree": 8}, stream={**STREAM, "global_batch": 256}, encoder=0))
+    data = grouped_data(264, 2_000, {"max_degree": 8}, stream={**STREAM, "global_batch": 264}, encoder=0)
+    message = (
+        "264 devices have 52394 compositions of groups of 1 to 8, and at most 50000 are searched: use min_degree 2"
+    )
+    with pytest.raises(JobSpecError, match=message):
+        parse_job(data)
+
+
 @pytest.mark.parametrize(
     ("fields", "pp", "sp", "padded"),
     [({"pp": 2}, 2, 1, False), ({"sp": 2}, 1, 2, False), ({"padded": True}, 1, 1, True)],
