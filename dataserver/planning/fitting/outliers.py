@@ -66,7 +66,16 @@ def fitted(rows: Sequence[Row]) -> Values:
 
 
 def undisturbed(rows: Sequence[Row]) -> list[bool]:
-    """Which times belong to the sizes of their microbatches; all, where there are too few to tell."""
+    """Which times belong to the sizes of their microbatches; all, where there are too few to tell.
+
+    The disturbed ones are told apart, however long or short they took, where
+
+    - more than half of all times are undisturbed, and
+    - of at least two thirds of the sizes (`_by_size`) more than half of the times are.
+
+    The disturbed sizes may be any, such as the largest third or the most frequent, but must leave three of the `GRID`
+    sizes that searches start from. Those that are undisturbed must determine the cost: `fit` refuses them otherwise.
+    """
     if len(rows) < LEAST_ROWS:
         return [True] * len(rows)
     kept = _near(rows, _searched(_by_size(rows)))
