@@ -10,24 +10,29 @@ target misses it, and no assumption explains that.
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Final
 
 from benchmarks.calibration import timed
 from benchmarks.rows import Row, report
-from orchestration.exhaustive import best_pipelined
+from orchestration.exhaustive import best_colocated, best_grouped, best_pipelined, best_towers
 from orchestration.gains import ASSUMPTIONS, WIDE, Case, gain
-from orchestration.instances import paper_problem, random_problem
+from orchestration.instances import paper_problem, random_problem, random_towers
 from rich.console import Console
 from rich.table import Table
 
 from trainclient.orchestrate.choice import NoLayoutError, Problem
+from trainclient.orchestrate.colocated import colocated
 from trainclient.orchestrate.pipelined import pipelined
-from trainclient.orchestrate.solving import SOLVERS
+from trainclient.orchestrate.solving import OF_TOWERS, SOLVERS
 
 PAPER_MS = {(112, 240): 133, (320, 480): 441, (648, 960): 641, (1296, 1920): 922}
 """DistTrain's table 3, by GPUs (324 for our 320, whole nodes) and global batch; all but the last recalled."""
 SCALES = {**PAPER_MS, (10_000, 9_600): None}
 LIMIT_MS = {1296: 1_000, 10_000: 10_000}
+IDLE = ((64, 192), (256, 768), (1296, 1920))
+"""GPUs and batches at which a quarter of them would idle with microbatches of powers of two."""
 MODELS = ("llama3-7b", "llama3-13b", "llama3-70b")
 SMALL, LARGE = (96, 128), (1296, 1920)
 """GPUs and batch of DistTrain's ablation of degrees, and of its whole evaluation."""
@@ -35,6 +40,14 @@ ABLATION, WHOLE = (1.3, 2.7), (1.7, 2.2)
 """What the paper gains: MFU by degrees alone, for all models; throughput of all that it does, for 7B and 13B."""
 WHOLE_LARGEST = (1.2, 2.2)
 """The same for 70B: about 1.2."""
+
+
+SEARCHES: Final[Mapping[str, Callable[[Problem], float]]] = {
+    "pipelined": best_pipelined,
+    "colocated": best_colocated,
+    "grouped": best_grouped,
+    "contrastive": partial(best_towers, tied=False),
+}
 
 
 def times() -> Iterator[Row]:
@@ -62,15 +75,27 @@ def _all_layouts(problem: Problem) -> None:
             continue
 
 
-def exactness(instances: int, gpus: int) -> Row:
+def used(gpus: int, batch: int) -> Row:
+    """GPUs that the best colocated choice uses at a batch of 3 x 2^n sequences."""
+    choice = colocated(paper_problem("llama3-7b", gpus, batch, 1024))[0]
+    return Row(
+        f"colocated, llama3-7b, {gpus} GPUs, batch {batch}: GPUs in use",
+        f"{choice.gpus}, {choice.step_ns / 1e9:.2f} s as solved, microbatches of {choice.microbatch}",
+        f">= {gpus * 9 // 10}",
+        choice.gpus >= gpus * 9 // 10,
+    )
+
+
+def exactness(layout: str, search: Callable[[Problem], float], instances: int, gpus: int) -> Row:
     """Random problems, solved and searched."""
     equal = solved = 0
     worst = 1.0
+    random, solvers = (random_towers, OF_TOWERS) if layout in OF_TOWERS else (random_problem, SOLVERS)
     for seed in range(instances):
-        problem = random_problem(seed, gpus)
-        best = best_pipelined(problem)
+        problem = random(seed, gpus)
+        best = search(problem)
         try:
-            ratio = pipelined(problem)[0].step_ns / best
+            ratio = solvers[layout](problem)[0].step_ns / best
         except NoLayoutError:
             ratio = 1.0 if best == float("inf") else float("inf")
         else:
@@ -78,7 +103,7 @@ def exactness(instances: int, gpus: int) -> Row:
         worst = max(worst, ratio)
         equal += abs(ratio - 1) < 1e-9
     return Row(
-        f"{instances} random instances up to {gpus} GPUs, over all choices one by one",
+        f"{layout}: {instances} random instances up to {gpus} GPUs, over all choices one by one",
         f"{equal} equal ({solved} with a solution), worst {worst:.9f}",
         "all equal",
         equal == instances,
@@ -129,7 +154,8 @@ def main() -> int:
     parser.add_argument("--instances", type=int, default=300, help="random instances that are searched")
     parser.add_argument("--gpus", type=int, default=64, help="GPUs of the largest of them")
     arguments = parser.parse_args()
-    code = report([*times(), exactness(arguments.instances, arguments.gpus), *gains()])
+    exact = (exactness(name, search, arguments.instances, arguments.gpus) for name, search in SEARCHES.items())
+    code = report([*times(), *(used(*case) for case in IDLE), *exact, *gains()])
     print(
         "Each assumption of the solver changed by itself: gain over TP 8 for all, and MFU (the paper: 51.8 to 54.7 %):"
     )

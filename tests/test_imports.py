@@ -19,7 +19,6 @@ LAYOUTS = tuple(
 OPEN = ("options", "layout")
 """Modules of a layout's folder that others may import."""
 BESIDE_THE_LAYOUT = {
-    ("trainclient.orchestrate.contrastive", f"{PLANNING}.layouts.contrastive.choice"),
     ("trainclient.orchestrate.grouped", f"{PLANNING}.layouts.grouped.compositions"),
     ("dataserver.cli.towers", f"{PLANNING}.layouts.contrastive.choice"),
     ("dataserver.cli.towers", f"{PLANNING}.layouts.contrastive.profiles"),

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from orchestration.instances import paper_problem
-from trainclient.orchestrate.choice import Choice, NoLayoutError, Problem
+from trainclient.orchestrate.choice import Choice, Problem
 from trainclient.orchestrate.costs import DEGREES, HALF_WIDTH, computed_cost, with_reductions
 from trainclient.orchestrate.networks import Network
-from trainclient.orchestrate.pipelined import all_monolithic, monolithic, pipelined
+from trainclient.orchestrate.pipelined import monolithic, pipelined
 from trainclient.orchestrate.workload import workload
 
 WIDE: Final = 8
@@ -76,11 +76,7 @@ def gain(case: Case, assumed: Assumption | None = None) -> Gain:
 
 def _wide(problem: Problem, stages: int | None) -> Choice:
     """The best monolithic choice with the baseline's tensor parallelism, and so many stages if it is said."""
-    found = (c for c in all_monolithic(problem) if c.modules[0].option.tp == WIDE)
-    best = min((c for c in found if stages in (None, c.module("backbone").pp)), key=lambda c: c.step_ns, default=None)
-    if best is None:
-        raise NoLayoutError(f"tensor parallelism {WIDE} with {stages} stages does not fit")
-    return best
+    return monolithic(problem, lambda b: b.option.tp == WIDE and stages in (None, b.pp))[0]
 
 
 def _merged(problem: Problem, merge: int) -> Problem:

@@ -46,6 +46,30 @@ def random_problem(seed: int, most_gpus: int = 64) -> Problem:
     return Problem(tuple(networks), devices, workload(sizes, stream))
 
 
+def random_towers(seed: int, most_gpus: int = 64) -> Problem:
+    """Towers of any sizes on up to so many GPUs; some have little memory, some a frozen tower."""
+    random = np.random.default_rng(seed)
+
+    def tower(modality: str) -> Network:
+        heads = int(random.choice([2, 4, 8, 16]))
+        width = heads * int(random.choice([32, 64]))
+        size = ModelSize(int(random.choice([2, 4, 8, 12])), width, 4 * width, heads, heads, 0)
+        return Network(modality, "tower", size, modality=modality)
+
+    towers = [tower("image"), tower("text")]
+    if random.random() < 0.3:
+        towers[0] = replace(towers[0], frozen=True)
+    sizes = [SampleSize(int(random.integers(1, 9)), int(random.integers(1, 70)), (4 * int(random.integers(4, 200)),))
+             for _ in range(3)]  # fmt: skip
+    batch = int(random.choice([24, 32, 48, 96]))
+    stream = Stream(batch * int(random.choice([1, 3])), 77, packed=False, contrastive_batch=batch)
+    per_node = int(random.choice([1, 4, 8]))
+    nodes = int(random.integers(1, max(2, most_gpus // per_node + 1)))
+    memory = float(random.choice([0.05, 0.3, 1, 80]))
+    devices = Cluster("a800", max(2, nodes * per_node), per_node, int(memory * 1e9), 200, 12.5, 312_000)
+    return Problem(tuple(towers), devices, workload(sizes, stream))
+
+
 def paper_problem(backbone: str, gpus: int, batch: int, pixels: int, seq_len: int = 8192) -> Problem:
     """ViT-H, a Llama of DistTrain's table 2 and a generator of 1B on A800, with images of one resolution.
 

@@ -2,11 +2,10 @@
 
 import re
 from dataclasses import replace
-from itertools import product
 from math import ceil
 
 import pytest
-from orchestration.instances import paper_problem, random_problem
+from orchestration.instances import paper_problem
 
 from dataserver.planning.job.spec import Execution
 from dataserver.planning.layouts.grouped.compositions import check_compositions
@@ -14,14 +13,13 @@ from trainclient.orchestrate.choice import Choice, NoLayoutError, Problem, Solve
 from trainclient.orchestrate.cluster import cluster
 from trainclient.orchestrate.colocated import colocated
 from trainclient.orchestrate.contrastive import contrastive, equal_towers
-from trainclient.orchestrate.costs import gathering_ns, shard_bytes
-from trainclient.orchestrate.grouped import _all, _planned, exchange_ps, grouped, smallest_degree
+from trainclient.orchestrate.costs import shard_bytes
+from trainclient.orchestrate.grouped import exchange_ps, grouped, smallest_degree
 from trainclient.orchestrate.job_execution import execution_block
 from trainclient.orchestrate.networks import read_network
-from trainclient.orchestrate.pipelined import beside, pipelined, side_options
+from trainclient.orchestrate.pipelined import pipelined
 from trainclient.orchestrate.report import reason
 from trainclient.orchestrate.rescoring import simulated_ns
-from trainclient.orchestrate.sharing import step_ns
 from trainclient.orchestrate.shortfall import shortfall
 from trainclient.orchestrate.solving import OF_TOWERS, SOLVERS, solve
 from trainclient.orchestrate.workload import SampleSize, Stream, workload
@@ -71,63 +69,6 @@ def test_stages_within_a_node_have_its_bandwidth() -> None:
         modules = tuple(staged if m is best.module("backbone") else m for m in best.modules)
         transfers = execution_block(problem, replace(best, modules=modules))["transfers"]
         assert [t["bytes_per_ns"] for t in transfers if t["source"] == t["target"]] == [speed]
-
-
-def all_colocated(problem: Problem) -> float:
-    """The best colocated step by trying all ways; inf where none fits."""
-    best, stream, devices = float("inf"), problem.workload.stream, problem.cluster
-    for chosen in product(*(problem.options(n) for n in problem.networks)):
-        if len({o.tp for o in chosen}) > 1:
-            continue
-        generates = chosen[-1].network.kind == "generator"
-        width = next(o.network.size.width for o in chosen if o.network.kind == "backbone")
-        for dp, microbatch, whole in product(range(1, devices.gpus // chosen[0].tp + 1), (1, 2, 4, 8), (True, False)):
-            if stream.global_batch % (dp * microbatch):
-                continue
-            fewest = stream.global_batch // (dp * microbatch)
-            for rounds in range(1, fewest + 1):  # the first that memory holds
-                waves = rounds * ceil(fewest / rounds)
-                held, work, step, hops = 0.0, 0.0, 0.0, 0.0
-                for o in chosen:
-                    kind = o.network.kind
-                    largest = stream.seq_len if kind == "backbone" else o.load.largest
-                    rows = max(microbatch * o.load.rows, largest)
-                    kept = kind == "encoder" or (kind == "backbone" and generates)
-                    if kept and o.network.gradient_passes:
-                        held += (1.05 * fewest / rounds * microbatch * o.load.rows + largest) * o.unit_bytes
-                    else:
-                        held += rows * o.unit_bytes
-                    work = max(work, rows * o.work_bytes)
-                    wave = o.fixed_ns + stream.global_batch / dp / waves * o.sequence_ns
-                    step += waves * (wave if whole else max(wave, gathering_ns(o, dp, devices)))
-                    step += o.sync_ns(dp, 1, devices) if whole else 0
-                    moved = {"encoder": o.load.rows / 4, "generator": o.load.items * 64}.get(kind, 0)
-                    hops += 4 * width * moved * stream.global_batch / dp
-                if held + work + sum(shard_bytes(o, dp, whole) for o in chosen) <= devices.memory_bytes:
-                    best = min(best, step + hops / devices.bandwidth(dp * chosen[0].tp))
-                    break
-    return best
-
-
-def test_colocated_equals_all_ways_one_by_one() -> None:
-    checked = in_rounds = 0
-    for seed in range(8):
-        problem = random_problem(seed, 16)
-        if all_colocated(problem) == float("inf"):
-            with pytest.raises(TooLargeError):
-                colocated(problem)
-            continue
-        found = colocated(problem)
-        less = replace(problem.cluster, memory_bytes=int(0.7 * min(c.memory_bytes for c in found)))
-        for one in (problem, replace(problem, cluster=less)):
-            best = all_colocated(one)
-            if best < float("inf"):
-                checked += 1
-                found = colocated(one)
-                assert found[0].step_ns == pytest.approx(best, rel=1e-9)
-                in_rounds += found[0].rounds > 1
-    assert checked > 6
-    assert in_rounds
 
 
 def bytes_of_colocated(problem: Problem, choice: Choice) -> float:
@@ -180,34 +121,6 @@ def test_groups_are_as_servers_plan_them() -> None:
     assert grouped(frozen)[0].step_ns < grouped(problem)[0].step_ns
     with pytest.raises(NoLayoutError, match="at most 8192 sequences"):
         grouped(paper_problem("llama3-7b", 32, 8200, 512))
-
-
-def all_grouped(problem: Problem) -> float:
-    """The best grouped step by trying all groups beside all ranks; inf where none fits."""
-    best, kinds = float("inf"), side_options(problem)
-    for groups in _all(problem, len(kinds)):
-        planned = _planned(problem, groups, len(kinds))
-        if planned is not None:
-            for sides in product(*beside(problem, planned.spine, kinds)):
-                for ranks in product(*(range(s.fewest, s.most + 1) for s in sides)):
-                    gpus = planned.ranks + sum(s.tp * r for s, r in zip(sides, ranks, strict=True))
-                    if gpus <= problem.cluster.gpus:
-                        best = min(best, step_ns(planned.spine, sides, ranks))
-    return best
-
-
-def test_grouped_equals_all_ways_one_by_one() -> None:
-    solved = 0
-    for seed in range(6):
-        problem = random_problem(seed, 16)
-        best = all_grouped(problem)
-        if best == float("inf"):
-            with pytest.raises(TooLargeError):
-                grouped(problem)
-        else:
-            solved += 1
-            assert grouped(problem)[0].step_ns == pytest.approx(best, rel=1e-9), seed
-    assert 1 < solved < 6
 
 
 def test_long_sequences_need_groups() -> None:

@@ -6,35 +6,14 @@ from math import ceil
 
 import numpy as np
 import pytest
-from orchestration.exhaustive import best_pipelined
 from orchestration.instances import paper_problem, random_problem
 
+from dataserver.planning.layouts.pipelined.interleaving import _taken_ahead
+from dataserver.planning.layouts.pipelined.programs import interleaved_in_flight
+from trainclient.orchestrate.backbones import _passes, backbones, taken_ahead
 from trainclient.orchestrate.choice import Choice, NoLayoutError, Problem
-from trainclient.orchestrate.pipelined import backbones, monolithic, pipelined
+from trainclient.orchestrate.pipelined import monolithic, pipelined
 from trainclient.orchestrate.sharing import Side, Spine, lower_bounds, share, side, step_ns
-
-
-def equal_to_exhaustive(seed: int, gpus: int) -> bool:
-    """Whether the solver agrees with all choices one by one; False where nothing fits, and both say so."""
-    problem = random_problem(seed, gpus)
-    best = best_pipelined(problem)
-    if best == float("inf"):
-        with pytest.raises(NoLayoutError):
-            pipelined(problem)
-        return False
-    assert pipelined(problem)[0].step_ns == pytest.approx(best, rel=1e-9), seed
-    return True
-
-
-def test_equal_to_exhaustive_search() -> None:
-    found = [equal_to_exhaustive(seed, 16) for seed in range(16)]
-    assert sum(found) >= 8
-    assert not all(found)
-
-
-@pytest.mark.long
-def test_equal_to_exhaustive_search_up_to_64_gpus() -> None:
-    assert sum(equal_to_exhaustive(seed, 64) for seed in range(1000, 1300)) > 200
 
 
 def fits(problem: Problem, choice: Choice) -> None:
@@ -45,7 +24,7 @@ def fits(problem: Problem, choice: Choice) -> None:
         assert placed.option.network.size.heads % placed.option.tp == 0
         assert problem.cluster.gpus_per_node % placed.option.tp == 0
     backbone = choice.module("backbone")
-    assert problem.workload.stream.global_batch == backbone.dp * choice.microbatch * choice.waves
+    assert problem.workload.stream.global_batch * choice.finer == backbone.dp * choice.microbatch * choice.waves
 
 
 def test_choices_fit_and_the_monolithic_one_is_never_faster() -> None:
@@ -119,18 +98,41 @@ def test_ranks_are_the_best_of_all_where_sums_of_gradients_cost_much() -> None:
 def test_memory_holds_what_is_in_flight() -> None:
     """A wave is in the encoder until its gradients come back, through all stages and the generator."""
     problem = paper_problem("llama3-7b", 64, 64, 512)
-    for backbone in list(backbones(problem, 2))[::7]:
-        assert backbone.spine.held == min(backbone.spine.waves, backbone.pp + 2)
-        rows = backbone.microbatch * max(backbone.option.load.rows * min(backbone.spine.waves, backbone.pp + 1), 8192)
+    made = [several[n] for several in backbones(problem, 2) for n in range(0, len(several), 17)]
+    for backbone in made:
+        sequences = backbone.microbatch / backbone.finer
+        in_flight, in_encoder = backbone.pp + 1, backbone.pp + 2
+        if backbone.chunks > 1:
+            turn = backbone.pp * backbone.chunks
+            in_flight = min(in_flight, 1) * (2 * (backbone.pp - 1) + 1 + turn - backbone.pp + 2) / backbone.chunks
+            in_encoder = backbone.spine.held
+            assert backbone.spine.waves % backbone.pp == 0
+            assert 32 % turn == 0
+        assert backbone.spine.held == min(backbone.spine.waves, in_encoder)
+        rows = max(
+            sequences * backbone.option.load.rows * min(backbone.spine.waves, in_flight), backbone.microbatch * 8192
+        )
         assert backbone.bytes - backbone.states - backbone.work == pytest.approx(
             rows * backbone.option.unit_bytes / backbone.pp, rel=0.05
         )
+    assert {b.finer for b in made} > {1}
+    assert {b.chunks for b in made} >= {1, 2, 4, 8}
     encoder = problem.options(problem.networks[0])[0]
     spine = Spine(8, 16, 4, 1e6, 1e6, 0, 5)
     free = problem.cluster.memory_bytes - encoder.static_bytes(1)
     found = side(encoder, spine, problem.cluster, encodes=True)
     assert found is not None
     assert found.fewest == ceil((encoder.optimizer_bytes(1) + 5 * 4 * encoder.sequence_bytes) / free)
+
+
+def test_what_interleaved_stages_hold_is_what_servers_plan() -> None:
+    for stages, chunks, runs, generates in product((2, 3, 4, 8), (2, 3, 4, 8), (1, 2, 3, 9), (False, True)):
+        problem = paper_problem("llama3-7b", 64, 64, 512)
+        problem = problem if generates else replace(problem, networks=problem.networks[:2])
+        passes, waves = int(_passes(problem, stages, chunks)), stages * runs
+        assert passes == interleaved_in_flight(stages, chunks)[0] + (2 if generates else 0)
+        passes = min(passes, waves * chunks)
+        assert taken_ahead(stages, chunks, waves, passes) == _taken_ahead(stages, chunks, waves, passes)
 
 
 def test_disaggregation_gains_what_the_paper_reports() -> None:

@@ -10,8 +10,10 @@ from trainclient.orchestrate.costs import CostTable, Option, options
 from trainclient.orchestrate.networks import Network
 from trainclient.orchestrate.workload import Workload
 
-MICROBATCHES: Final = (1, 2, 4, 8)
-"""Sequences of a microbatch that are tried."""
+MAX_MICROBATCH: Final = 64
+"""Sequences of the largest microbatch that is tried."""
+FINER: Final = (2, 4, 8)
+"""Microbatches that a packed sequence is divided between, where memory does not hold it whole."""
 BEST_CHOICES: Final = 3
 """Number of choices of each layout that are shown, and scored by planner and simulator."""
 
@@ -97,6 +99,7 @@ class Choice:
     gpus: int
     """That compute."""
     microbatch: int
+    """Sequences of a microbatch of each rank."""
     waves: int
     """Microbatches of each rank."""
     step_ns: float
@@ -110,6 +113,10 @@ class Choice:
     """Colocated: times that a step goes through all phases, since memory does not hold it at once."""
     exchange: tuple[tuple[int, int], ...] = ()
     """Grouped: picoseconds of the all-to-alls of each degree, for each token of a rank."""
+    finer: int = 1
+    """Microbatches that each sequence is divided between, since memory does not hold it whole."""
+    chunks: int = 1
+    """Model chunks of each stage of the backbone; several are interleaved."""
 
     def module(self, kind: str) -> ModuleChoice:
         """The module of a kind."""
@@ -157,6 +164,17 @@ def insert(found: list[Choice], choice: Choice) -> list[Choice]:
     if any((c.step_ns, c.gpus) == (choice.step_ns, choice.gpus) for c in found):
         return found
     return sorted([*found, choice], key=lambda c: (c.step_ns, c.gpus))[:BEST_CHOICES]
+
+
+def microbatches(problem: Problem) -> list[tuple[int, int]]:
+    """Sequences of a microbatch, and microbatches of a sequence: every divisor of the batch; and finer ones of packed
+    sequences, as long as each holds any sample."""
+    stream, backbone = problem.workload.stream, problem.network("backbone")
+    found = [(m, 1) for m in divisors(stream.global_batch, MAX_MICROBATCH)]
+    if stream.packed and backbone is not None:
+        load = problem.workload.load(backbone)
+        found += [(1, finer) for finer in FINER if finer * load.largest <= load.rows]
+    return found
 
 
 def divisors(number: int, most: int) -> list[int]:

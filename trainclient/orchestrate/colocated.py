@@ -6,17 +6,22 @@ from heapq import nsmallest
 from itertools import product
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trainclient.orchestrate.choice import (
     BEST_CHOICES,
-    MICROBATCHES,
     Choice,
     ModuleChoice,
     Problem,
     TooLargeError,
-    at_least,
     divisors,
+    microbatches,
 )
 from trainclient.orchestrate.costs import Option, gathering_ns, shard_bytes
+from trainclient.orchestrate.sharing import F64
+
+I64 = NDArray[np.int64]
 
 SPREAD: Final = 1.05
 """Times what a rank keeps of a mean step that it may have to keep of another one, beside the largest item."""
@@ -32,96 +37,141 @@ def colocated(problem: Problem) -> list[Choice]:
     Raises:
         TooLargeError: nothing fits.
     """
-    fitting = (run for run in _runs(problem) if run.memory_bytes <= problem.cluster.memory_bytes)
-    found = nsmallest(BEST_CHOICES, fitting, key=lambda run: (run.step_ns, run.gpus))
+    found = [(float(runs.step_ns[n]), int(runs.gpus[n]), order, runs, n)
+             for order, runs in enumerate(_runs(problem)) for n in runs.fastest()]  # fmt: skip
     if not found:
         raise TooLargeError("colocated")
-    return [_choice(problem, run) for run in found]
+    return [_choice(problem, runs, n) for *_, runs, n in nsmallest(BEST_CHOICES, found, key=lambda f: f[:3])]
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
-    """One way to run all modules on all devices."""
+class _Runs:
+    """All ways to run all modules on all devices at one tensor-parallel degree, each array of one number for each."""
 
     options: tuple[Option, ...]
-    dp: int
-    microbatch: int
-    rounds: int
-    waves: int
-    """Microbatches of each rank, in all rounds."""
-    sharding: str
     keeps: tuple[bool, ...]
     """Whether a module keeps all its microbatches of a round."""
-    states: float
-    held: tuple[float, ...]
-    """Bytes of activations of each module."""
-    work: float
-    computing: tuple[float, ...]
-    """Of a microbatch in each module, nanoseconds."""
-    waiting: tuple[float, ...]
+    fits: NDArray[np.bool_]
+    dp: I64
+    microbatch: I64
+    finer: I64
+    """Microbatches of a sequence."""
+    whole: NDArray[np.bool_]
+    """Whether ranks keep whole weights and gradients (zero2)."""
+    rounds: I64
+    waves: I64
+    """Microbatches of each rank, in all rounds."""
+    states: F64
+    held: F64
+    """Bytes of activations of each module. float64 [modules, n]."""
+    work: F64
+    computing: F64
+    """Of a microbatch in each module, nanoseconds. float64 [modules, n]."""
+    waiting: F64
     """The same for weights that are not gathered in time."""
-    transfer_ns: float
-    sync: float
+    transfer_ns: F64
+    sync: F64
 
     @property
-    def gpus(self) -> int:
-        return self.dp * self.options[0].tp
+    def gpus(self) -> I64:
+        found: I64 = self.dp * self.options[0].tp
+        return found
 
     @property
-    def memory_bytes(self) -> float:
-        return self.states + sum(self.held) + self.work
+    def step_ns(self) -> F64:
+        each: F64 = self.computing.sum(axis=0) + self.waiting.sum(axis=0)
+        return self.waves * each + self.transfer_ns + self.sync
 
-    @property
-    def step_ns(self) -> float:
-        return self.waves * (sum(self.computing) + sum(self.waiting)) + self.transfer_ns + self.sync
+    def fastest(self) -> list[int]:
+        """The best of those that memory holds."""
+        fitting = np.flatnonzero(self.fits)
+        order = np.lexsort((self.gpus[fitting], self.step_ns[fitting]))[:BEST_CHOICES]
+        found: list[int] = fitting[order].tolist()
+        return found
 
 
-def _runs(problem: Problem) -> Iterator[_Run]:
-    cluster, stream = problem.cluster, problem.workload.stream
+def _runs(problem: Problem) -> Iterator[_Runs]:
     kinds = [problem.options(n) for n in problem.networks]
     for tp in sorted({o.tp for o in kinds[0]}):
         for chosen in product(*([o for o in options if o.tp == tp] for options in kinds)):
-            transfer_bytes = _transfer_bytes(problem, chosen)
-            for microbatch in (m for m in MICROBATCHES if stream.global_batch % m == 0):
-                for dp in divisors(stream.global_batch // microbatch, cluster.gpus // tp):
-                    for sharding in ("zero2", "zero3"):
-                        yield _run(problem, chosen, dp, microbatch, sharding, transfer_bytes)
+            yield _of_options(problem, chosen)
 
 
-def _run(
-    problem: Problem, chosen: tuple[Option, ...], dp: int, microbatch: int, sharding: str, transfer_bytes: float
-) -> _Run:
-    cluster, batch, whole = problem.cluster, problem.workload.stream.global_batch, sharding == "zero2"
-    keeps = tuple(o.network.gradient_passes > 0 and _is_left(o, chosen) for o in chosen)
-    rows = [max(microbatch * o.load.rows, _largest(problem, o)) for o in chosen]
-    states = sum(shard_bytes(o, dp, whole) for o in chosen)
-    work = max(n * o.work_bytes for n, o in zip(rows, chosen, strict=True))
+def _ways(problem: Problem, tp: int) -> tuple[I64, ...]:
+    """Every legal data-parallel degree, sequences of a microbatch, microbatches of a sequence, and zero2 or not."""
+    batch = problem.workload.stream.global_batch
+    counts = np.array(microbatches(problem), np.int64)
+    degrees = divisors(batch, problem.cluster.gpus // tp)
+    number, dp, whole = (axis.ravel() for axis in np.meshgrid(np.arange(len(counts)), degrees, [1, 0], indexing="ij"))
+    legal = batch % (dp * counts[number, 0]) == 0
+    return dp[legal], *counts[number[legal]].T, whole[legal]
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """What a device holds. Each float64 [n], `held` [modules, n]."""
+
+    rounds: I64
+    states: F64
+    held: F64
+    work: F64
+
+    @property
+    def total(self) -> F64:
+        found: F64 = self.states + self.held.sum(axis=0) + self.work
+        return found
+
+
+def _memory(
+    problem: Problem, chosen: Sequence[Option], keeps: Sequence[bool], dp: I64, each: F64, fewest: I64, states: F64
+) -> _Memory:
+    """Of microbatches of `each` sequences, `fewest` of them where a step has one round."""
+    batch = problem.workload.stream.global_batch
+    rows = [np.maximum(each * o.load.rows, _largest(problem, o)) for o in chosen]
+    work = np.maximum.reduce([n * o.work_bytes for n, o in zip(rows, chosen, strict=True)])
     # Of the microbatches of a round, and beside them.
-    kept = [SPREAD * batch / dp * o.sequence_bytes * keep for o, keep in zip(chosen, keeps, strict=True)]
-    beside = [o.unit_bytes * (_largest(problem, o) if keep else n)
-              for n, o, keep in zip(rows, chosen, keeps, strict=True)]  # fmt: skip
-    fewest = batch // (dp * microbatch)
-    rounds = min(fewest, at_least(sum(kept), cluster.memory_bytes - states - work - sum(beside))) if any(kept) else 1
-    waves = rounds * -(-fewest // rounds)
-    computing = tuple(o.fixed_ns + batch / (dp * waves) * o.sequence_ns for o in chosen)
-    return _Run(
-        options=chosen,
-        dp=dp,
-        microbatch=microbatch,
-        rounds=rounds,
-        waves=waves,
-        sharding=sharding,
-        keeps=keeps,
-        states=states,
-        held=tuple(k / rounds + b for k, b in zip(kept, beside, strict=True)),
-        work=work,
-        computing=computing,
-        waiting=tuple(
-            0.0 if whole else max(0.0, gathering_ns(o, dp, cluster) - c) for o, c in zip(chosen, computing, strict=True)
-        ),
-        transfer_ns=transfer_bytes / dp / cluster.bandwidth(dp * chosen[0].tp),
-        sync=sum(o.sync_ns(dp, 1, cluster) for o in chosen) if whole else 0.0,
-    )
+    kept = np.array([SPREAD * batch / dp * o.sequence_bytes * keep for o, keep in zip(chosen, keeps, strict=True)])
+    beside = np.array([o.unit_bytes * (np.full(len(dp), _largest(problem, o)) if keep else n)
+                       for n, o, keep in zip(rows, chosen, keeps, strict=True)])  # fmt: skip
+    rounds = np.ones(len(dp), np.int64)
+    if any(keeps):
+        free = problem.cluster.memory_bytes - states - work - beside.sum(axis=0)
+        needed = np.where(free > 0, np.ceil(kept.sum(axis=0) / np.where(free > 0, free, 1) - 1e-12), np.inf)
+        rounds = np.minimum(fewest, np.maximum(1, needed)).astype(np.int64)
+    return _Memory(rounds, states, kept / rounds + beside, work)
+
+
+def _of_options(problem: Problem, chosen: tuple[Option, ...]) -> _Runs:
+    cluster, batch = problem.cluster, problem.workload.stream.global_batch
+    dp, microbatch, finer, shared = _ways(problem, chosen[0].tp)
+    whole = shared.astype(bool)
+    keeps = tuple(o.network.gradient_passes > 0 and _is_left(o, chosen) for o in chosen)
+    degrees, at = np.unique(dp, return_inverse=True)
+
+    def by_degree(of: list[float]) -> F64:
+        found: F64 = np.array(of, np.float64)[at]
+        return found
+
+    states = np.where(whole, *(by_degree([sum(shard_bytes(o, d, kind) for o in chosen) for d in degrees.tolist()])
+                               for kind in (True, False)))  # fmt: skip
+
+    def memory(finer: I64) -> _Memory:
+        return _memory(problem, chosen, keeps, dp, microbatch / finer, batch * finer // (dp * microbatch), states)
+
+    found, needed = memory(finer), memory(np.maximum(1, finer // 2)).total > cluster.memory_bytes
+    fewest = batch * finer // (dp * microbatch)
+    waves = found.rounds * -(-fewest // found.rounds)
+    computing = np.array([o.fixed_ns + batch / (dp * waves) * o.sequence_ns for o in chosen])
+    gathering = np.array([by_degree([gathering_ns(o, d, cluster) for d in degrees.tolist()]) for o in chosen])
+    sync = by_degree([sum(o.sync_ns(d, 1, cluster) for o in chosen) for d in degrees.tolist()])
+    bandwidth = by_degree([cluster.bandwidth(d * chosen[0].tp) for d in degrees.tolist()])
+    return _Runs(
+        chosen, keeps, (found.total <= cluster.memory_bytes) & ((finer == 1) | needed), dp, microbatch, finer, whole,
+        found.rounds, waves, states, found.held, found.work, computing,
+        waiting=np.where(whole, 0.0, np.maximum(0.0, gathering - computing)),
+        transfer_ns=_transfer_bytes(problem, chosen) / dp / bandwidth,
+        sync=np.where(whole, sync, 0.0),
+    )  # fmt: skip
 
 
 def _is_left(option: Option, chosen: Sequence[Option]) -> bool:
@@ -130,24 +180,29 @@ def _is_left(option: Option, chosen: Sequence[Option]) -> bool:
     return option.network.role.feeds or (option.network.role.spine and generates)
 
 
-def _choice(problem: Problem, run: _Run) -> Choice:
-    slack = (problem.cluster.memory_bytes - run.states - run.work) / sum(run.held)
+def _choice(problem: Problem, runs: _Runs, n: int) -> Choice:
+    dp, rounds, waves = int(runs.dp[n]), int(runs.rounds[n]), int(runs.waves[n])
+    states, work, held = float(runs.states[n]), float(runs.work[n]), runs.held[:, n].tolist()
+    slack = (problem.cluster.memory_bytes - states - work) / sum(held)
     modules = tuple(
         ModuleChoice(
-            o, run.dp, 1, run.memory_bytes, run.states, run.work, c, w,
+            o, dp, 1, states + sum(held) + work, states, work, c, w,
             budget_bytes=h * slack, step_bytes=h * slack if keep else None,
         )
-        for o, h, keep, c, w in zip(run.options, run.held, run.keeps, run.computing, run.waiting, strict=True)
+        for o, h, keep, c, w in zip(
+            runs.options, held, runs.keeps, runs.computing[:, n].tolist(), runs.waiting[:, n].tolist(), strict=True
+        )
     )  # fmt: skip
     parts = {
-        "computing": run.waves * sum(run.computing),
-        "waiting for weights": run.waves * sum(run.waiting),
-        "rows between phases": run.transfer_ns,
-        "gradients": run.sync,
+        "computing": waves * sum(m.wave_ns for m in modules),
+        "waiting for weights": waves * sum(m.waiting_ns for m in modules),
+        "rows between phases": float(runs.transfer_ns[n]),
+        "gradients": float(runs.sync[n]),
     }
     return Choice(
-        "colocated", modules, run.gpus, run.microbatch, run.waves, run.step_ns, parts, run.sharding, rounds=run.rounds
-    )
+        "colocated", modules, int(runs.gpus[n]), int(runs.microbatch[n]), waves, float(runs.step_ns[n]), parts,
+        "zero2" if runs.whole[n] else "zero3", rounds=rounds, finer=int(runs.finer[n]),
+    )  # fmt: skip
 
 
 def _largest(problem: Problem, option: Option) -> int:

@@ -21,8 +21,8 @@ from trainclient.orchestrate.choice import (
     insert,
 )
 from trainclient.orchestrate.costs import Option, gathering_ns, shard_bytes
-from trainclient.orchestrate.pipelined import beside, module_choices, parts, side_options
-from trainclient.orchestrate.sharing import Side, Spine, share, step_ns
+from trainclient.orchestrate.pipelined import beside, module_choices, side_options
+from trainclient.orchestrate.sharing import Side, Spine, parts, share, step_ns
 
 FINER: Final = (1, 2, 4, 8, 16)
 """Times as many waves as memory asks for that are tried."""

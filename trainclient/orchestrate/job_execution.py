@@ -55,6 +55,8 @@ def _module(problem: Problem, module: ModuleChoice) -> Data:
 
 def _layout(problem: Problem, choice: Choice) -> Data:
     found: Data = {"kind": choice.kind, **choice.extras}
+    if choice.chunks > 1:
+        found |= {"schedule": "interleaved", "chunks": choice.chunks}
     if choice.exchange:
         found["exchange"] = [{"degree": degree, "unit_ps": ps} for degree, ps in choice.exchange]
     if choice.kind == "colocated":

@@ -1,34 +1,27 @@
 """DistTrain's layout, each module on devices of its own, and the monolithic one that it is compared with."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
-from trainclient.orchestrate.choice import (
-    BEST_CHOICES,
-    MICROBATCHES,
-    Choice,
-    ModuleChoice,
-    Problem,
-    TooLargeError,
-    divisors,
-    insert,
-)
+import numpy as np
+
+from trainclient.orchestrate.backbones import Backbone, Backbones, backbones, fastest_first
+from trainclient.orchestrate.choice import BEST_CHOICES, Choice, ModuleChoice, Problem, TooLargeError, insert
 from trainclient.orchestrate.costs import Option
-from trainclient.orchestrate.sharing import Side, Spine, share, side, stage_bytes, step_ns
+from trainclient.orchestrate.sharing import (
+    F64,
+    Side,
+    Spine,
+    least_of_two,
+    parts,
+    share,
+    side,
+    stage_bytes,
+    step_ns,
+)
 
-
-@dataclass(frozen=True, slots=True)
-class Backbone:
-    """A choice for the backbone."""
-
-    option: Option
-    dp: int
-    pp: int
-    microbatch: int
-    spine: Spine
-    bytes: float
-    states: float
-    work: float
+ROUNDING: Final = 1e-9
+"""Relative error that a bound may have."""
 
 
 def pipelined(problem: Problem) -> list[Choice]:
@@ -38,10 +31,11 @@ def pipelined(problem: Problem) -> list[Choice]:
         TooLargeError: nothing fits.
     """
     kinds = side_options(problem)
+    made = backbones(problem, len(kinds))
     found: list[Choice] = []
-    for backbone in sorted(backbones(problem, len(kinds)), key=lambda b: (b.spine.least_ns, b.spine.gpus)):
+    for bound, backbone in fastest_first(made, [_bounds(problem, m, kinds) for m in made]):
         below = found[BEST_CHOICES - 1].step_ns if len(found) >= BEST_CHOICES else float("inf")
-        if backbone.spine.least_ns >= below:
+        if bound * (1 - ROUNDING) >= below:
             break
         sides = beside(problem, backbone.spine, kinds)
         best = share(backbone.spine, sides, problem.cluster.gpus - backbone.spine.gpus, below)
@@ -52,73 +46,67 @@ def pipelined(problem: Problem) -> list[Choice]:
     return found
 
 
-def monolithic(problem: Problem) -> list[Choice]:
+def monolithic(problem: Problem, only: Callable[[Backbone], bool] = lambda _: True) -> list[Choice]:
     """As in Megatron-LM: encoder and generator are further stages, with the backbone's degrees.
+
+    `only` says which degrees of the backbone are looked at.
 
     Raises:
         TooLargeError: nothing fits.
     """
+    kinds = side_options(problem)
+    made = backbones(problem, len(kinds))
     found: list[Choice] = []
-    for choice in all_monolithic(problem):
-        found = insert(found, choice)
+    for bound, backbone in fastest_first(made, [_tied_bounds(m, kinds) for m in made]):
+        below = found[BEST_CHOICES - 1].step_ns if len(found) >= BEST_CHOICES else float("inf")
+        if bound * (1 - ROUNDING) >= below:
+            break
+        if only(backbone):
+            for sides in _product([_tied(problem, backbone, options) for options in kinds]):
+                ranks = (backbone.dp,) * len(sides)
+                gpus = backbone.spine.gpus + sum(s.tp * r for s, r in zip(sides, ranks, strict=True))
+                if gpus <= problem.cluster.gpus:
+                    found = insert(found, _choice("monolithic", problem, backbone, sides, ranks))
     if not found:
         raise TooLargeError("monolithic")
     return found
 
 
-def all_monolithic(problem: Problem) -> Iterator[Choice]:
-    """Every choice with the same degrees for all modules."""
-    kinds = side_options(problem)
-    for backbone in backbones(problem, len(kinds)):
-        for sides in _product([_tied(problem, backbone, options) for options in kinds]):
-            ranks = (backbone.dp,) * len(sides)
-            if backbone.spine.gpus + sum(s.tp * r for s, r in zip(sides, ranks, strict=True)) <= problem.cluster.gpus:
-                yield _choice("monolithic", problem, backbone, sides, ranks)
+def _bounds(problem: Problem, made: Backbones, kinds: Sequence[Sequence[Option]]) -> F64:
+    """A time that no encoder and generator beside each choice can beat. float64 [n].
+
+    As if there were one degree with the least fixed time, the least work, and devices that can be divided at will.
+    """
+    devices = problem.cluster.gpus - made.gpus
+    curves = [
+        (
+            np.full(len(made), min(o.fixed_ns for o in options)),
+            made.sequences * min(o.sequence_ns * o.tp for o in options),
+            np.full(len(made), float(min(o.tp for o in options))),
+        )
+        for options in kinds
+    ]
+    if len(curves) == 2:
+        rest = least_of_two(curves[0], curves[1], made.waves, made.stage_ns, devices)
+    else:
+        times = [fixed + work / devices for fixed, work, _ in curves]
+        rest = sum(times) + (made.waves - 1) * np.maximum.reduce([made.stage_ns, *times])
+    found: F64 = made.alone_ns + rest + made.rest_ns * (made.waves - 1) + made.sync_ns
+    return found
 
 
-def backbones(problem: Problem, sides: int) -> Iterator[Backbone]:
-    """All choices for the backbone that memory holds and that leave a device for each module beside it."""
-    cluster, stream = problem.cluster, problem.workload.stream
-    network = problem.network("backbone")
-    if network is None:
-        return
-    stages = divisors(network.size.layers, cluster.gpus)
-    for option in problem.options(network):
-        for microbatch in MICROBATCHES:
-            if stream.global_batch % microbatch:
-                continue
-            for dp in divisors(stream.global_batch // microbatch, (cluster.gpus - sides) // option.tp):
-                for pp in stages:
-                    if dp * pp * option.tp > cluster.gpus - sides:
-                        break
-                    found = _backbone(problem, option, dp, pp, microbatch, sides)
-                    if found is not None:
-                        yield found
-
-
-def _backbone(problem: Problem, option: Option, dp: int, pp: int, microbatch: int, sides: int) -> Backbone | None:
-    cluster, network = problem.cluster, option.network
-    waves = problem.workload.stream.global_batch // (dp * microbatch)
-    after = 1 if problem.network("generator") else 0
-    states = option.static_bytes(pp) + option.optimizer_bytes(pp) / dp
-    rows, longest = microbatch * option.load.rows, microbatch * problem.workload.stream.seq_len
-    first = min(waves, pp + after) if network.gradient_passes else 1
-    each = rows * option.unit_bytes / pp
-    held, work = first * each, longest * option.work_bytes
-    if states + work + max(held, longest * option.unit_bytes / pp) > cluster.memory_bytes:
-        return None
-    whole = option.fixed_ns + microbatch * option.sequence_ns
-    transfer = 2 * 2 * network.size.width * rows
-    spine = Spine(
-        gpus=dp * pp * option.tp,
-        waves=waves,
-        sequences=dp * microbatch,
-        stage_ns=whole / pp,
-        alone_ns=whole + transfer * ((pp - 1) / cluster.bandwidth(option.tp * pp) + sides / cluster.between_bytes_ns),
-        sync_ns=option.sync_ns(dp, pp, cluster),
-        held=min(waves, pp + 1 + after),
-    )
-    return Backbone(option, dp, pp, microbatch, spine, states + held + work, states, work)
+def _tied_bounds(made: Backbones, kinds: Sequence[Sequence[Option]]) -> F64:
+    """The same where encoder and generator have the degrees of each choice. float64 [n]."""
+    times = []
+    for options in kinds:
+        each = [o.fixed_ns + o.sequence_ns * made.sequences / made.degrees[0] for o in options
+                if o.tp == made.option.tp]  # fmt: skip
+        if not each:
+            return np.full(len(made), np.inf)
+        times.append(np.minimum.reduce(each))
+    steady = np.maximum.reduce([made.stage_ns, *times]) + made.rest_ns
+    found: F64 = made.alone_ns + sum(times) + (made.waves - 1) * steady + made.sync_ns
+    return found
 
 
 def side_options(problem: Problem) -> list[list[Option]]:
@@ -150,12 +138,13 @@ def _product(kinds: Sequence[Sequence[Side]]) -> Iterator[tuple[Side, ...]]:
 def _choice(layout: str, problem: Problem, backbone: Backbone, sides: Sequence[Side], ranks: Sequence[int]) -> Choice:
     spine = backbone.spine
     backbone_choice = ModuleChoice(
-        backbone.option, backbone.dp, backbone.pp, backbone.bytes, backbone.states, backbone.work, spine.stage_ns
-    )
+        backbone.option, backbone.dp, backbone.pp, backbone.bytes, backbone.states, backbone.work,
+        spine.stage_ns + spine.rest_ns,
+    )  # fmt: skip
     modules = module_choices(problem, spine, sides, ranks, backbone_choice)
     return Choice(
         layout, modules, sum(m.gpus for m in modules), backbone.microbatch, spine.waves,
-        step_ns(spine, sides, ranks), parts(spine, sides, ranks),
+        step_ns(spine, sides, ranks), parts(spine, sides, ranks), finer=backbone.finer, chunks=backbone.chunks,
     )  # fmt: skip
 
 
@@ -168,14 +157,3 @@ def module_choices(
         held, states, work = stage_bytes(s.option, spine, r, s.option.network.role.feeds)
         found[s.option.network.kind] = ModuleChoice(s.option, r, 1, held, states, work, s.fixed_ns + s.work_ns / r)
     return tuple(found[n.kind] for n in problem.networks)
-
-
-def parts(spine: Spine, sides: Sequence[Side], ranks: Sequence[int]) -> dict[str, float]:
-    """What adds up to a step."""
-    times = [s.fixed_ns + s.work_ns / r for s, r in zip(sides, ranks, strict=True)]
-    syncs = [s.sync_ns for s, r in zip(sides, ranks, strict=True) if r > 1]
-    return {
-        "waves": max([spine.stage_ns, *times]) * (spine.waves - 1),
-        "filling the pipeline": spine.alone_ns + sum(times),
-        "gradients": max([spine.sync_ns, *syncs]),
-    }

@@ -16,6 +16,11 @@ def degrees(module: ModuleChoice) -> str:
     return shown + (" r" if module.option.recompute else "")
 
 
+def sequences(choice: Choice) -> str:
+    """Sequences of a microbatch, such as `3` or `1/4`."""
+    return str(choice.microbatch) if choice.finer == 1 else f"1/{choice.finer}"
+
+
 def rows(solution: Solution) -> list[list[str]]:
     """The table, the fastest first."""
     return [_row(solution, scored) for scored in solution.scored]
@@ -26,7 +31,8 @@ def _row(solution: Solution, scored: Scored) -> list[str]:
     simulated = "-" if scored.simulated_ns is None else f"{scored.simulated_ns / 1e9:.3f}"
     return [
         choice.layout + ("" if scored.not_run is None else " *"), str(choice.gpus),
-        ", ".join(degrees(m) for m in choice.modules), str(choice.microbatch),
+        ", ".join(degrees(m) for m in choice.modules) + (f", {choice.chunks} chunks" if choice.chunks > 1 else ""),
+        sequences(choice),
         str(choice.waves) + (f" in {choice.rounds} rounds" if choice.rounds > 1 else ""),
         f"{choice.step_ns / 1e9:.3f}", simulated, f"{mfu(solution, scored):.1f}",
         f"{choice.memory_bytes / 1e9:.1f}", f"{100 * choice.bubble:.1f}",
@@ -127,6 +133,8 @@ def _choice_json(solution: Solution, scored: Scored) -> dict[str, Any]:
         "gpus": choice.gpus,
         "modules": {m.option.network.name: _module_json(m) for m in choice.modules},
         "microbatch": choice.microbatch,
+        "microbatches_of_a_sequence": choice.finer,
+        "chunks": choice.chunks,
         "waves": choice.waves,
         "rounds": choice.rounds,
         "sharding": choice.sharding,

@@ -12,6 +12,7 @@ degrees; of those whose bound is below the best so far, all legal ranks are look
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,17 +33,19 @@ class Spine:
     sequences: float
     """Of a wave, in all ranks of the backbone."""
     stage_ns: float
-    """Forward and backward of a wave in one stage of the backbone."""
+    """Forward and backward of a wave in one stage of the backbone; of interleaved chunks, in one chunk of it."""
     alone_ns: float
     """A wave's path through the backbone and back, with all transfers."""
     sync_ns: float
     held: int
     """Waves that the encoder holds at once; a generator holds one."""
+    rest_ns: float = 0
+    """Of interleaved chunks: a wave in the other chunks of a stage."""
 
     @property
     def least_ns(self) -> float:
         """The step if encoder and generator took no time."""
-        return self.alone_ns + self.stage_ns * (self.waves - 1) + self.sync_ns
+        return self.alone_ns + (self.stage_ns + self.rest_ns) * (self.waves - 1) + self.sync_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +103,19 @@ def step_ns(spine: Spine, sides: Sequence[Side], ranks: Sequence[int]) -> float:
     """Time of a step: the objective that is minimised."""
     times = [s.fixed_ns + s.work_ns / r for s, r in zip(sides, ranks, strict=True)]
     syncs = [s.sync_ns for s, r in zip(sides, ranks, strict=True) if r > 1]
-    steady = max([spine.stage_ns, *times]) * (spine.waves - 1)
+    steady = (max([spine.stage_ns, *times]) + spine.rest_ns) * (spine.waves - 1)
     return spine.alone_ns + sum(times) + steady + max([spine.sync_ns, *syncs])
+
+
+def parts(spine: Spine, sides: Sequence[Side], ranks: Sequence[int]) -> dict[str, float]:
+    """What adds up to a step."""
+    times = [s.fixed_ns + s.work_ns / r for s, r in zip(sides, ranks, strict=True)]
+    syncs = [s.sync_ns for s, r in zip(sides, ranks, strict=True) if r > 1]
+    return {
+        "waves": (max([spine.stage_ns, *times]) + spine.rest_ns) * (spine.waves - 1),
+        "filling the pipeline": spine.alone_ns + sum(times),
+        "gradients": max([spine.sync_ns, *syncs]),
+    }
 
 
 def share(
@@ -148,21 +162,33 @@ def lower_bounds(spine: Spine, pairs: Sequence[tuple[Side, Side]], devices: int)
     rows = [(e.fixed_ns, e.work_ns * e.tp, e.tp * e.fewest, g.fixed_ns, g.work_ns * g.tp, g.tp * g.fewest)
             for e, g in pairs]  # fmt: skip
     c, a, least, d, b, other = np.array(rows, np.float64).T
-    most, waves, level = devices - other, spine.waves - 1, spine.stage_ns
+    found: F64 = least_of_two((c, a, least), (d, b, other), spine.waves, spine.stage_ns, devices)
+    return found + spine.alone_ns + spine.rest_ns * (spine.waves - 1) + spine.sync_ns
+
+
+Curve = tuple[F64, F64, F64]
+"""Of modules beside spines: what a wave takes with any devices, what it takes times those, and the fewest devices."""
+
+
+def least_of_two(first: Curve, second: Curve, waves: Any, level: Any, devices: Any) -> F64:
+    """Encoder, generator and the slowest stage of `waves` - 1 further waves, if devices could be divided at will.
+
+    Numbers, or arrays that go together.
+    """
+    (c, a, least), (d, b, other) = first, second
+    most, more = devices - other, waves - 1
+    best = np.full(np.broadcast(c, level).shape, np.inf)
     with np.errstate(divide="ignore", invalid="ignore"):
-        roots = [(np.sqrt(a * i), np.sqrt(b * j)) for i, j in ((1, 1), (spine.waves, 1), (1, spine.waves))]
+        roots = [(np.sqrt(a * i), np.sqrt(b * j)) for i, j in ((1, 1), (waves, 1), (1, waves))]
         stationary = [devices * i / (i + j) for i, j in roots]
         linear = (c - d) * devices - a - b
         crossing = 2 * a * devices / (np.sqrt(linear**2 + 4 * (c - d) * a * devices) - linear)
-        points = [*stationary, a / (level - c), devices - b / (level - d), crossing]
-        best = np.full(len(pairs), np.inf)
-        for point in points:
+        for point in (*stationary, a / (level - c), devices - b / (level - d), crossing):
             x = np.clip(np.nan_to_num(point, nan=1.0), least, most)
             encoder, generator = c + a / x, d + b / (devices - x)
-            steady = waves * np.maximum(level, np.maximum(encoder, generator))
+            steady = more * np.maximum(level, np.maximum(encoder, generator))
             best = np.minimum(best, encoder + generator + steady)
-    found: F64 = best + spine.alone_ns + spine.sync_ns
-    return found
+    return best
 
 
 def _all_ranks(spine: Spine, e: Side, g: Side, devices: int) -> tuple[float, tuple[int, int]]:
@@ -174,7 +200,7 @@ def _all_ranks(spine: Spine, e: Side, g: Side, devices: int) -> tuple[float, tup
     for others in (most, np.full_like(most, g.fewest)):
         generator = g.fixed_ns + g.work_ns / others
         sync = np.maximum(np.where(ranks > 1, e.sync_ns, 0), np.where(others > 1, g.sync_ns, 0))
-        steady = np.maximum(spine.stage_ns, np.maximum(encoder, generator)) * (spine.waves - 1)
+        steady = (np.maximum(spine.stage_ns, np.maximum(encoder, generator)) + spine.rest_ns) * (spine.waves - 1)
         times = spine.alone_ns + (encoder + generator) + steady + np.maximum(spine.sync_ns, sync)
         at = int(times.argmin())
         if times[at] < best:
