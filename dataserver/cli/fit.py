@@ -33,7 +33,7 @@ from dataserver.planning.fitting import (
     MAX_TIME_NS,
     Fit,
     FitError,
-    Measurements,
+    TimingSamples,
     fit,
     microbatch_sizes,
 )
@@ -128,7 +128,7 @@ def fetch_times(server: str, job_id: str) -> Iterable[StepTimes]:
     return answer.times
 
 
-def measurements(planner: JobPlanner, reports: Iterable[StepTimes]) -> dict[str, Measurements]:
+def measurements(planner: JobPlanner, reports: Iterable[StepTimes]) -> dict[str, TimingSamples]:
     """What was measured of each module that has reports, for each microbatch whose stages all reported it.
 
     A later report of the same step, rank and stage replaces an earlier one (a step that was run again).
@@ -151,7 +151,7 @@ def measurements(planner: JobPlanner, reports: Iterable[StepTimes]) -> dict[str,
                 module = planner.job.spec.execution.module(name)
                 collected.setdefault(name, []).extend(_microbatches(plan, module, taken))
             progress(done, len(steps))
-    return {name: Measurements(*np.concatenate([np.empty((5, 0), np.int64), *c], axis=1))
+    return {name: TimingSamples(*np.concatenate([np.empty((5, 0), np.int64), *c], axis=1))
             for name, c in collected.items()}  # fmt: skip
 
 
@@ -175,7 +175,7 @@ def _check(planner: JobPlanner, report: StepTimes) -> None:
 
 
 def _microbatches(plan: StepPlan, module: ModuleSpec, taken: dict[Key, StepTimes]) -> list[I64]:
-    """For each rank whose stages all reported the step: int64 [5, microbatches], the fields of `Measurements`."""
+    """For each rank whose stages all reported the step: int64 [5, microbatches], the fields of `TimingSamples`."""
     sizes = np.stack(microbatch_sizes(plan, module))
     found = []
     for rank in range(module.dp):
@@ -199,7 +199,7 @@ def _times(plan: StepPlan, report: StepTimes, module: ModuleSpec) -> I64:
     return np.array([forward, backward], np.int64)
 
 
-def _show(console: Console, modules: Iterable[ModuleSpec], measured: dict[str, Measurements]) -> None:
+def _show(console: Console, modules: Iterable[ModuleSpec], measured: dict[str, TimingSamples]) -> None:
     """Print the costs; ValueError, after the others are printed, for the modules that cannot be fitted."""
     fits: dict[str, Fit] = {}
     refused: list[str] = []

@@ -25,7 +25,7 @@ import numpy as np
 from dataserver.images.errors import InvalidImageError
 from dataserver.images.formats import format_of
 from dataserver.images.limits import DECODER_BYTES_PER_PIXEL, MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
-from dataserver.images.patches import TRANSPOSED, U8, UPRIGHT, Places, places, write_patches
+from dataserver.images.patches import TRANSPOSED, U8, UPRIGHT, PixelOffsets, pixel_offsets, write_patches
 from dataserver.planning.job.fields import Quality, Sizing
 
 logger = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ def decode_patches(data: bytes, shape: ImageShape, sizing: Sizing, out: U8) -> b
     if pixels.shape[1::-1] == goal:
         write_patches(UPRIGHT[shape.orientation](pixels), sizing, out)
     else:
-        of = places(shape.rows, shape.columns, sizing.patch, sizing.merge, shape.orientation)
+        of = pixel_offsets(shape.rows, shape.columns, sizing.patch, sizing.merge, shape.orientation)
         _scaler()(pixels, size, of, out)
     return True
 
@@ -162,7 +162,7 @@ def decode_fast(data: bytes, size: tuple[int, int], least: tuple[int, int]) -> U
 
 
 @functools.cache
-def _scaler() -> Callable[[U8, tuple[int, int], Places, U8], None]:
+def _scaler() -> Callable[[U8, tuple[int, int], PixelOffsets, U8], None]:
     """Compiled code, which is loaded with the first image; many commands decode nothing."""
     from dataserver.images.scaling import write_scaled
 

@@ -11,11 +11,11 @@ from dataserver.planning import I64
 from dataserver.planning.job.fields import Sizing
 
 U8 = NDArray[np.uint8]
-Places = tuple[I64, I64]
+PixelOffsets = tuple[I64, I64]
 """int64 [height] and [width]: pixel (y, x) of an image lies at the sum of y's and x's, in pixels."""
 
 CACHED_GRIDS: Final = 256
-"""Grids whose places are kept, 8 KB each of 1,024 patches; a dataset has some hundred."""
+"""Grids whose offsets are cached, 8 KB each of 1,024 patches; a dataset has some hundred."""
 TRANSPOSED: Final = frozenset({5, 6, 7, 8})
 """EXIF orientations that swap width and height."""
 UPRIGHT: Final[dict[int, Callable[[U8], U8]]] = {
@@ -49,7 +49,7 @@ def write_patches(pixels: U8, sizing: Sizing, out: U8) -> None:
 
 
 @functools.lru_cache(CACHED_GRIDS)
-def places(rows: int, columns: int, patch: int, merge: int, orientation: int) -> Places:
+def pixel_offsets(rows: int, columns: int, patch: int, merge: int, orientation: int) -> PixelOffsets:
     """Where the pixels of an image lie among its patches, which `write_patches` would cut.
 
     Args:
@@ -73,7 +73,7 @@ def places(rows: int, columns: int, patch: int, merge: int, orientation: int) ->
 
 
 def _along(count: int, patch: int, merge: int, steps: tuple[int, int, int]) -> I64:
-    """Part of the places along one side, by the steps to the next pixel, patch and merge block. int64 [pixels]."""
+    """Part of the offsets along one side, by the steps to the next pixel, patch and merge block. int64 [pixels]."""
     number = np.arange(count * patch)
     found: I64 = number % patch * steps[0] + number // patch % merge * steps[1] + number // (patch * merge) * steps[2]
     return found

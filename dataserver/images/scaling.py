@@ -6,12 +6,12 @@ within 55 dB of Pillow's (`scripts/bench_preprocessing.py --dataset`); stripes o
 """
 
 from dataserver.images.kernels.scaling import scale_image
-from dataserver.images.patches import U8, Places
+from dataserver.images.patches import U8, PixelOffsets
 from dataserver.images.scratch import scratch
 
 
-def write_scaled(pixels: U8, size: tuple[int, int], places: Places, out: U8) -> None:
-    """Scale an image to its grid, with each pixel in its place.
+def write_scaled(pixels: U8, size: tuple[int, int], offsets: PixelOffsets, out: U8) -> None:
+    """Scale an image to its grid, with each pixel where its patch wants it.
 
     All is one piece of compiled code, in which other threads have the interpreter: to come back to it takes long where
     all of its memory has left the processor's caches, or where another thread is in it.
@@ -19,15 +19,15 @@ def write_scaled(pixels: U8, size: tuple[int, int], places: Places, out: U8) -> 
     Args:
         pixels: uint8 [height, width, 3], C-contiguous: the image at 1/1, 1/2, 1/4 or 1/8 of its size, rounded up.
         size: (width, height) of the image.
-        places: of the new pixels.
-        out: uint8 [..., 3 * any], C-contiguous: as many pixels as there are places, overwritten.
+        offsets: where the new pixels lie.
+        out: uint8 [..., 3 * any], C-contiguous: as many pixels as there are offsets, overwritten.
 
     Raises:
         ValueError: the pixels are not the image at one of these sizes.
     """
-    (height, width, _), (down, across), room = pixels.shape, places, scratch("scaling")
+    (height, width, _), (down, across), buffer = pixels.shape, offsets, scratch("scaling")
     old, new = pixels.reshape(-1), out.reshape(-1)
-    while (takes := scale_image(old, width, height, *size, down, across, room, new)) > len(room):
-        room = scratch("scaling", takes)
+    while (takes := scale_image(old, width, height, *size, down, across, buffer, new)) > len(buffer):
+        buffer = scratch("scaling", takes)
     if takes < 0:
         raise ValueError(f"found pixels of ({width}, {height}) that are no scale of an image of {size}")

@@ -20,7 +20,7 @@ from dataserver.jobs import (
     TokenizerUnknownError,
     WorkCancelledError,
 )
-from dataserver.planning.balancing import BinRoomError
+from dataserver.planning.balancing import BinBudgetError
 from dataserver.planning.job.identity import JobSpecError, UnsupportedVersionError
 from dataserver.planning.stream.order import DatasetEmptyError, StepOutOfRangeError
 from dataserver.planning.stream.sizing import MicrobatchTooLargeError, SampleTooLargeError
@@ -102,7 +102,7 @@ _REASON_OF: Mapping[type[Exception], ErrorReason.ValueType] = MappingProxyType(
         DatasetMismatchError: errors_pb2.ERROR_REASON_DATASET_MISMATCH,
         TokenizerUnknownError: errors_pb2.ERROR_REASON_TOKENIZER_UNKNOWN,
         SampleTooLargeError: errors_pb2.ERROR_REASON_SAMPLE_TOO_LARGE,
-        BinRoomError: errors_pb2.ERROR_REASON_MICROBATCH_TOO_LARGE,
+        BinBudgetError: errors_pb2.ERROR_REASON_MICROBATCH_TOO_LARGE,
         MicrobatchTooLargeError: errors_pb2.ERROR_REASON_MICROBATCH_TOO_LARGE,
         DatasetEmptyError: errors_pb2.ERROR_REASON_DATASET_EMPTY,
         StepOutOfRangeError: errors_pb2.ERROR_REASON_STEP_OUT_OF_RANGE,

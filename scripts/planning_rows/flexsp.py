@@ -190,13 +190,13 @@ def _job(name: str, images: bool) -> Job:
     """A job with the published constants, half of them in the forward pass."""
     model, ids = PROFILES[name], dict.fromkeys(SPECIAL_TOKENS, 0)
     terms = {"microbatch_ns": model.fixed_ns, "linear_ps": model.linear_ps, "quadratic_fs": model.quadratic_fs}
-    room = group_costs(model, A100_CLUSTER).device_tokens * model.token_bytes
+    budget = group_costs(model, A100_CLUSTER).device_tokens * model.token_bytes
     backbone = {
         "name": "backbone",
         "kind": "backbone",
         "dp": A100_CLUSTER.num_devices,
         "cost": {**{term: value // 2 for term, value in terms.items()}, "backward_percent": 100},
-        "memory": {"budget_bytes": room, "unit_bytes": model.token_bytes},
+        "memory": {"budget_bytes": budget, "unit_bytes": model.token_bytes},
     }
     layout = {
         "kind": "grouped",

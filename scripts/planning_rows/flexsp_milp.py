@@ -86,14 +86,14 @@ def solve_chunk(batch: Batch, start: int, end: int, num_buckets: int, max_nodes:
     return Grouping(members, composition, group, int(loads.max()))
 
 
-def _buckets(lengths: I64, num_buckets: int, room: int) -> tuple[I64, I64]:
+def _buckets(lengths: I64, num_buckets: int, budget: int) -> tuple[I64, I64]:
     """Size of each bucket, and the bucket of each of the `lengths` (descending).
 
     As in the public code, buckets are added until rounding up takes at most half of the memory that is left.
     """
     ascending = lengths[::-1]
     distinct, inverse = np.unique(ascending, return_inverse=True)
-    allowed = (int(lengths.sum()) + room) // 2
+    allowed = (int(lengths.sum()) + budget) // 2
     while num_buckets < len(distinct):
         ends = bucket_ends(ascending, num_buckets)
         sizes = ascending[ends - 1]
@@ -136,9 +136,9 @@ class _Programme:
             self._rows.append((row, [1.0] * num_groups, float(self._counts[q]), float(self._counts[q])))
         for p, j in enumerate(self.columns.tolist()):
             row = list(range(p, used, num_groups))
-            room = float(batch.room << j)
+            tokens = float(batch.cell_tokens << j)
             self._rows.append(([*row, end], [*times[:, j].tolist(), -1.0], -infinity, 0.0))
-            self._rows.append(([*row, used + p], [*self._sizes.astype(float).tolist(), -room], -infinity, 0.0))
+            self._rows.append(([*row, used + p], [*self._sizes.astype(float).tolist(), -tokens], -infinity, 0.0))
             if p and self.columns[p - 1] == j:
                 self._rows.append(([used + p - 1, used + p], [1.0, -1.0], 0.0, infinity))
         weights = [float(1 << j) for j in self.columns.tolist()]

@@ -47,14 +47,14 @@ def rows() -> list[Row]:
     found = []
     for case, (name, layout) in product(CASES, LAYOUTS.items()):
         longer, unaware = zip(*(_longer(case, seed, layout) for seed in case.seeds), strict=True)
-        measured = f"{_percent(longer)} longer; planned without knowing the hops {_percent(unaware)}"
+        measured = f"{_percent(longer)} longer; planned without knowing the transfers {_percent(unaware)}"
         step = f"{case.microbatches * case.ranks:,} sequences, {case.ranks} ranks x {case.stages} stages"
-        found.append(Row(f"{step}, hops of {SHARE_PERCENT} %: {name}", measured, "", None))
+        found.append(Row(f"{step}, transfers of {SHARE_PERCENT} %: {name}", measured, "", None))
     return found
 
 
 def _longer(case: Case, seed: int, layout: dict[str, Any]) -> tuple[float, float]:
-    """Step time with hops over that without: of the plan that knows them, and of the one that does not."""
+    """Step time with transfers over that without: of the plan that knows them, and of the one that does not."""
     plain = _job(case, layout)
     samples = _samples(case, plain, seed)
     backbone = plain.spec.execution.backbone
@@ -66,10 +66,10 @@ def _longer(case: Case, seed: int, layout: dict[str, Any]) -> tuple[float, float
     return known / without - 1, timeline(timed.spec, unaware).makespan_ns / without - 1
 
 
-def _job(case: Case, layout: dict[str, Any], hop_ns: int | None = None) -> Job:
+def _job(case: Case, layout: dict[str, Any], transfer_ns: int | None = None) -> Job:
     pairs = [("encoder", "backbone"), ("backbone", "backbone"), ("backbone", "generator")]
-    hop = {"latency_ns": hop_ns, "bytes_per_ns": "1", "row_bytes": 0}
-    transfers = [{"source": source, "target": target, **hop} for source, target in pairs]
+    transfer = {"latency_ns": transfer_ns, "bytes_per_ns": "1", "row_bytes": 0}
+    transfers = [{"source": source, "target": target, **transfer} for source, target in pairs]
     tokenizer = dict.fromkeys(("bos", "eos", "boi", "eoi", "image", "query"), 0)
     return parse_job(
         {
@@ -88,7 +88,7 @@ def _job(case: Case, layout: dict[str, Any], hop_ns: int | None = None) -> Job:
                     {"name": "generator", "kind": "generator", "dp": case.ranks // 2},
                 ],
                 "layout": {"kind": "pipelined", **layout},
-                **({} if hop_ns is None else {"transfers": transfers}),
+                **({} if transfer_ns is None else {"transfers": transfers}),
                 "end": {"steps": 1},
             },
         }

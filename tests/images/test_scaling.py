@@ -20,7 +20,7 @@ from PIL import Image
 from dataserver.images import ImageShape, decoding
 from dataserver.images.decoding import decode_fast
 from dataserver.images.kernels.jpeg import look_at_jpeg
-from dataserver.images.patches import UPRIGHT, places, write_patches
+from dataserver.images.patches import UPRIGHT, pixel_offsets, write_patches
 from dataserver.images.scaling import write_scaled
 from dataserver.images.scratch import MAX_CACHED_BYTES, scratch
 from dataserver.planning.job.fields import Quality, Sizing
@@ -81,7 +81,7 @@ def test_places_are_those_of_the_patches_of_the_upright_image(
     assert np.array_equal(UPRIGHT[orientation](stored), upright)
     cut, placed = np.empty((2, rows * columns * merge**2, patch**2 * 3), np.uint8)
     write_patches(upright, Sizing(patch=patch, merge=merge, max_patches=1024), cut)
-    down, across = places(rows * merge, columns * merge, patch, merge, orientation)
+    down, across = pixel_offsets(rows * merge, columns * merge, patch, merge, orientation)
     placed.reshape(-1, 3)[down[:, None] + across] = stored
     assert np.array_equal(placed, cut)
 
@@ -248,11 +248,11 @@ def test_one_image_takes_one_thread() -> None:
 @pytest.mark.parametrize("size", [(9, 10), (10, 21), (41, 39), (160, 80), (81, 80)])
 def test_pixels_that_are_no_scale_of_their_image_are_refused(size: tuple[int, int]) -> None:
     out = np.empty((4, 588), np.uint8)
-    write_scaled(np.zeros((10, 10, 3), np.uint8), (80, 73), places(2, 2, 14, 2, 1), out)
+    write_scaled(np.zeros((10, 10, 3), np.uint8), (80, 73), pixel_offsets(2, 2, 14, 2, 1), out)
     with pytest.raises(
         ValueError, match=rf"pixels of \(10, 10\) that are no scale of an image of \({size[0]}, {size[1]}\)"
     ):
-        write_scaled(np.zeros((10, 10, 3), np.uint8), size, places(2, 2, 14, 2, 1), out)
+        write_scaled(np.zeros((10, 10, 3), np.uint8), size, pixel_offsets(2, 2, 14, 2, 1), out)
 
 
 def test_scratch_is_kept_up_to_a_bound() -> None:

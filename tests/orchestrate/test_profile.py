@@ -12,7 +12,7 @@ import yaml
 from orchestration.instances import paper_problem
 
 from dataserver.cli.jobs import read_job
-from dataserver.planning.costs.profile import MeasuredCost, MeasuredModule, Profile, ProfileError
+from dataserver.planning.costs.profile import Profile, ProfiledCost, ProfiledModule, ProfileError
 from dataserver.planning.job.fields import Cost
 from dataserver.planning.job.spec import Execution
 from trainclient.models.generator import GeneratorConfig, ImageGenerator
@@ -35,11 +35,11 @@ NETWORKS = paper_problem("llama3-7b", 8, 8, 512).networks
 def measured(degrees: tuple[int, ...] = (1,), gpu: str = "h100", networks: Sequence[Network] = NETWORKS) -> Profile:
     """What would be measured if devices were twice as fast as they are computed to be."""
     modules = [
-        MeasuredModule(
+        ProfiledModule(
             name=n.name,
             size=n.size,
             degrees=tuple(
-                MeasuredCost(tp=tp, cost=computed_cost(n, tp, 2 * H100.peak_flops_ns), error_percent=1.0)
+                ProfiledCost(tp=tp, cost=computed_cost(n, tp, 2 * H100.peak_flops_ns), error_percent=1.0)
                 for tp in degrees
             ),
         )

@@ -7,7 +7,7 @@ from disttrain.v1 import errors_pb2
 from disttrain.v1.errors_pb2 import ErrorAction, ErrorReason
 
 from dataserver.dataset.errors import DatasetError, FilterError, ShardReadError, StaleIndexError, TokensMissingError
-from dataserver.planning.balancing import BinRoomError
+from dataserver.planning.balancing import BinBudgetError
 from dataserver.planning.job.identity import JobSpecError, UnsupportedVersionError
 from dataserver.planning.layouts.contrastive.limits import TowerMemoryError
 from dataserver.planning.plan.arranging import WaveTooLargeError
@@ -87,7 +87,7 @@ def test_the_comments_of_the_proto_name_code_and_action() -> None:
         (OSError(5, "x"), "STORAGE_UNAVAILABLE"),
         (SampleTooLargeError("x"), "SAMPLE_TOO_LARGE"),
         (WaveTooLargeError("x"), "MICROBATCH_TOO_LARGE"),
-        (BinRoomError("x"), "MICROBATCH_TOO_LARGE"),
+        (BinBudgetError("x"), "MICROBATCH_TOO_LARGE"),
         (TowerMemoryError("x"), "MICROBATCH_TOO_LARGE"),
     ],
 )

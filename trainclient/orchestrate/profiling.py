@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dataserver.planning.costs.profile import MeasuredCost, MeasuredModule, Profile
-from dataserver.planning.fitting import FitError, Measurements, fit
+from dataserver.planning.costs.profile import Profile, ProfiledCost, ProfiledModule
+from dataserver.planning.fitting import FitError, TimingSamples, fit
 from dataserver.planning.job.fields import ModelSize
 from trainclient.models.backbone import BackboneBatch, BackboneConfig, BackboneStage
 from trainclient.models.encoder import EncoderConfig, ImageEncoder
@@ -82,7 +82,7 @@ def profile_modules(networks: Sequence[Network], plan: Plan, progress: Callable[
                 found.append(_profiled(network, tp, plan))
             else:
                 progress(f"{network.name} is not measured at tp {tp}: {network.divided}")
-        modules.append(MeasuredModule(name=network.name, size=network.size, degrees=tuple(found)))
+        modules.append(ProfiledModule(name=network.name, size=network.size, degrees=tuple(found)))
     kind, name = gpu_kind(plan.device)
     within = f"{BOARDS[kind].within_gb_s:g}" if kind in BOARDS else None
     dtype = str(plan.dtype).removeprefix("torch.")
@@ -100,18 +100,18 @@ def share(network: nn.Module, tp: int) -> nn.Module:
     return network
 
 
-def _profiled(network: Network, tp: int, plan: Plan) -> MeasuredCost:
+def _profiled(network: Network, tp: int, plan: Plan) -> ProfiledCost:
     few, more = (_steps(network, tp, layers, plan) for layers in LAYERS)
     times = np.array([_whole_ns(network.size.layers, few(size), more(size), plan) for size in plan.sizes], np.int64)
     sizes = np.array(plan.sizes, np.int64)
     try:
-        found = fit(Measurements(np.ones_like(sizes), sizes, sizes * sizes, times[:, 0], times[:, 1]))
+        found = fit(TimingSamples(np.ones_like(sizes), sizes, sizes * sizes, times[:, 0], times[:, 1]))
     except FitError as error:
         raise FitError(
             f"{network.name}, tp {tp}: {error}. Here steps are --repeats, and items --sizes: raise the first, or give "
             "larger or other sizes"
         ) from None
-    return MeasuredCost(tp=tp, cost=found.cost, error_percent=found.residual_p50_ppm / 10_000)
+    return ProfiledCost(tp=tp, cost=found.cost, error_percent=found.residual_p50_ppm / 10_000)
 
 
 def _whole_ns(layers: int, few: Step, more: Step, plan: Plan) -> tuple[int, int]:

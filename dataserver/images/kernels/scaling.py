@@ -1,4 +1,4 @@
-"""Scaling of images to their places among the patches."""
+"""Scaling of images straight into their patches."""
 
 from typing import Any, Final
 
@@ -10,8 +10,9 @@ from dataserver.planning.kernels.compiler import fetch_line, kernel, load_word, 
 BAND: Final = 64
 """New rows that are made at a time: what lies between the two passes then stays in a core's own caches."""
 _STRIDE: Final = 14
-"""Every so many new pixels of a row their place is fetched, some time before they are written: what a microbatch lies
-in has left the caches since the last one. In patches of 14 pixels the lines between two such places are other rows'."""
+"""Every so many new pixels of a row their target is fetched, some time before they are written: what a microbatch
+lies in has left the caches since the last one. In patches of 14 pixels the lines between two such targets are other
+rows'."""
 _ONE: Final = 256
 """Sum of the weights of a new row."""
 _BYTE, _PIXEL = np.uint32(0xFF), np.uint32(0xFFFFFF)
@@ -28,10 +29,10 @@ def scale_image(
     whole_height: int,
     down: NDArray[np.int64],
     across: NDArray[np.int64],
-    room: NDArray[np.uint8],
+    buffer: NDArray[np.uint8],
     out: NDArray[np.uint8],
 ) -> int:
-    """Scale an image along its columns and then along its rows, and put each new pixel in its place.
+    """Scale an image along its columns and then along its rows, and put each new pixel where its patch wants it.
 
     Pixels are turned between the passes, so that the second one sums up rows, too: their pixels lie side by side. They
     take four bytes each then, which move as one word. So does what is behind the last pixel of a row, and is not used.
@@ -40,25 +41,23 @@ def scale_image(
         pixels: [3 * pixels of the image at 1/1, 1/2, 1/4 or 1/8 of its size, rounded up].
         old_width, height: of these.
         whole_width, whole_height: the image's size.
-        down: [new rows]: first part of the place of a pixel.
-        across: [new columns]: second part; the place is their sum.
-        room: for all that lies between the passes, from a multiple of 8 bytes on; its content does not matter.
+        down: [new rows]: first part of the offset of a pixel.
+        across: [new columns]: second part; the offset is their sum.
+        buffer: for all that lies between the passes, from a multiple of 8 bytes on; its content does not matter.
         out: [3 * pixels of all patches].
 
     Returns:
-        Bytes of `room` that it takes; where there are fewer, nothing was done. -1 where the pixels are not the image at
-        one of these sizes.
+        Bytes of `buffer` that it takes; where there are fewer, nothing was done. -1 where the pixels are not the image
+        at one of these sizes.
     """
     width = len(across)
-    reduced = 1
-    while -(-whole_width // reduced) != old_width or -(-whole_height // reduced) != height:
-        if reduced == 8:
-            return -1
-        reduced *= 2
+    reduced = _reduction(old_width, height, whole_width, whole_height)
+    if reduced < 0:
+        return -1
     # In eighths of old rows and columns the image takes; the last of them may reach beyond it.
     tall, wide = 8 * whole_height // reduced, 8 * whole_width // reduced
     most = 2 * max(-(-height // len(down)), -(-old_width // width)) + 3  # old ones under a triangle, at least 5
-    line = 3 * old_width // 128 * 128 + 192  # odd in lines of caches, so that no rows share places
+    line = 3 * old_width // 128 * 128 + 192  # odd in lines of caches, so that no two rows share cache sets
     column = 4 * BAND
     a = _aligned(8 * most)
     b = a + _aligned(16 * width)
@@ -66,15 +65,15 @@ def scale_image(
     d = c + _aligned(2 * max(3 * old_width, column))
     e = d + BAND * line
     end = e + (old_width + 4) * column
-    if end > len(room):
+    if end > len(buffer):
         return end
     # What would be a matrix is a row of rows: numba's way to reshape an array is not compiled with its callers.
-    weights = room[:a].view(np.int64)  # of one new row or column
-    spans = room[a:b].view(np.int64)  # the first old column of each new one, and how many it has
-    taps = room[b:c].view(np.uint16)  # the weights of new columns and of one new row as shares of 256
-    sums = room[c:d].view(np.uint16)  # of one row; at most 255 * 256 + 128
-    rows = room[d:e]  # new rows
-    lying = room[e:end]  # the same as columns, and four new columns behind these
+    weights = buffer[:a].view(np.int64)  # of one new row or column
+    spans = buffer[a:b].view(np.int64)  # the first old column of each new one, and how many it has
+    taps = buffer[b:c].view(np.uint16)  # the weights of new columns and of one new row as shares of 256
+    sums = buffer[c:d].view(np.uint16)  # of one row; at most 255 * 256 + 128
+    rows = buffer[d:e]  # new rows
+    lying = buffer[e:end]  # the same as columns, and four new columns behind these
     for x in range(width):
         spans[2 * x], spans[2 * x + 1] = _weigh(x, old_width, width, wide, weights, taps, x * most)
     of_row = width * most
@@ -89,36 +88,73 @@ def scale_image(
         for x in range(old_width):
             for y in range(num):
                 _put(lying, x * column + 4 * y, _word(rows, y * line + 3 * x))
-        x = 0
-        while x < width:
-            beside = across[x]
-            together = 1
-            if x + 1 < width and across[x + 1] == beside + 1:
-                together = 4 if x + 3 < width and across[x + 3] == beside + 3 else 2
-            for k in range(together):
-                first, count = spans[2 * (x + k)], spans[2 * (x + k) + 1]
-                new = lying[(old_width + k) * column : (old_width + k) * column + 4 * num]
-                _sum_up(lying, first * column, column, count, taps, (x + k) * most, sums, new)
-            if together == 4:
-                for y in range(num):
-                    place, at = 3 * (down[top + y] + beside), old_width * column + 4 * y
-                    one, two = np.uint64(_word(lying, at) & _PIXEL), np.uint64(_word(lying, at + column) & _PIXEL)
-                    three, four = _word(lying, at + 2 * column), _word(lying, at + 3 * column)
-                    _put(out, place, one | two << _LONG_24 | np.uint64(three) << _LONG_48)
-                    _put(out, place + 8, np.uint32(three >> _16 & _BYTE | four << _8))
-            elif together == 2:
-                for y in range(num):
-                    place, at = 3 * (down[top + y] + beside), old_width * column + 4 * y
-                    left, right = _word(lying, at), _word(lying, at + column)
-                    _put(out, place, np.uint32(left & _PIXEL | right << _24))
-                    _put(out, place + 4, np.uint16(right >> _8))
-            else:
-                for y in range(num):
-                    place, at = 3 * (down[top + y] + beside), 4 * y
-                    for k in range(3):
-                        out[place + k] = lying[old_width * column + at + k]
-            x += together
+        _make_columns(lying, old_width, num, down[top : top + num], across, spans, taps, most, sums, out)
     return end
+
+
+@part
+def _reduction(old_width: int, height: int, whole_width: int, whole_height: int) -> int:
+    """By how much an image of some size was reduced: 1, 2, 4 or 8; -1 if by none of these."""
+    reduced = 1
+    while -(-whole_width // reduced) != old_width or -(-whole_height // reduced) != height:
+        if reduced == 8:
+            return -1
+        reduced *= 2
+    return reduced
+
+
+@part
+def _make_columns(
+    lying: NDArray[np.uint8],
+    old_width: int,
+    num: int,
+    down: NDArray[np.int64],
+    across: NDArray[np.int64],
+    spans: NDArray[np.int64],
+    taps: NDArray[np.uint16],
+    most: int,
+    sums: NDArray[np.uint16],
+    out: NDArray[np.uint8],
+) -> None:
+    """Sum up the new columns of `num` rows, as many at once as lie side by side in their patch, and write them."""
+    column, width, x = 4 * BAND, len(across), 0
+    while x < width:
+        beside = across[x]
+        together = 1
+        if x + 1 < width and across[x + 1] == beside + 1:
+            together = 4 if x + 3 < width and across[x + 3] == beside + 3 else 2
+        for k in range(together):
+            first, count = spans[2 * (x + k)], spans[2 * (x + k) + 1]
+            new = lying[(old_width + k) * column : (old_width + k) * column + 4 * num]
+            _sum_up(lying, first * column, column, count, taps, (x + k) * most, sums, new)
+        _write(lying, old_width * column, together, down, beside, out)
+        x += together
+
+
+@part
+def _write(
+    lying: NDArray[np.uint8], start: int, together: int, down: NDArray[np.int64], beside: int, out: NDArray[np.uint8]
+) -> None:
+    """Write one, two or four new columns, which lie from `start` on, side by side."""
+    column = 4 * BAND
+    if together == 4:
+        for y in range(len(down)):
+            target, at = 3 * (down[y] + beside), start + 4 * y
+            one, two = np.uint64(_word(lying, at) & _PIXEL), np.uint64(_word(lying, at + column) & _PIXEL)
+            three, four = _word(lying, at + 2 * column), _word(lying, at + 3 * column)
+            _put(out, target, one | two << _LONG_24 | np.uint64(three) << _LONG_48)
+            _put(out, target + 8, np.uint32(three >> _16 & _BYTE | four << _8))
+    elif together == 2:
+        for y in range(len(down)):
+            target, at = 3 * (down[y] + beside), start + 4 * y
+            left, right = _word(lying, at), _word(lying, at + column)
+            _put(out, target, np.uint32(left & _PIXEL | right << _24))
+            _put(out, target + 4, np.uint16(right >> _8))
+    else:
+        for y in range(len(down)):
+            target = 3 * (down[y] + beside)
+            for k in range(3):
+                out[target + k] = lying[start + 4 * y + k]
 
 
 @part

@@ -17,8 +17,8 @@ from dataserver.planning.balancing.assignment import (
 from dataserver.planning.balancing.greedy import in_runs, longest_first, longest_first_of_each
 from dataserver.planning.balancing.interface import (
     Balancer,
-    BinRoom,
-    BinRoomError,
+    BinBudget,
+    BinBudgetError,
     bin_loads,
     bin_totals,
     check,
@@ -40,8 +40,8 @@ BALANCERS: Mapping[str, Balancer] = MappingProxyType(
 __all__ = [
     "BALANCERS",
     "Balancer",
-    "BinRoom",
-    "BinRoomError",
+    "BinBudget",
+    "BinBudgetError",
     "bin_loads",
     "bin_totals",
     "bytes_between_nodes",

@@ -67,7 +67,7 @@ def fewest_bytes(traffic: I64, source_node: I64, node: I64) -> I64:
 def peak_between_nodes(traffic: I64, source_node: I64, node: I64, rank: I64) -> int:
     """Most bytes that one node sends to or takes from others if batch k goes to rank[k].
 
-    Arguments are those of `bytes_between_nodes`. Nodes send and take at once, so that this bounds the time of the hop.
+    Arguments are those of `bytes_between_nodes`. Nodes send and take at once: this bounds the transfer's time.
     """
     names, staying = _staying(traffic, source_node, node[rank])
     per_source, per_batch = traffic.sum(axis=1), traffic.sum(axis=0)
@@ -78,8 +78,8 @@ def peak_between_nodes(traffic: I64, source_node: I64, node: I64, rank: I64) -> 
     return peak
 
 
-def lower_peaks(rank: I64, hops: Sequence[tuple[I64, I64]], node: I64, most_bytes: int) -> I64:
-    """An assignment with a lower sum, over the hops, of the most bytes that one node sends or takes.
+def lower_peaks(rank: I64, transfers: Sequence[tuple[I64, I64]], node: I64, most_bytes: int) -> I64:
+    """An assignment with a lower sum, over the transfers, of the most bytes that one node sends or takes.
 
     OrchMLLM's node-wise all-to-all is reported to minimise that maximum by an integer programme. Here two batches swap
     nodes as long as that lowers the sum, best swap first. From `fewest_bytes` the median on random traffic of 4
@@ -87,10 +87,10 @@ def lower_peaks(rank: I64, hops: Sequence[tuple[I64, I64]], node: I64, most_byte
 
     Args:
         rank: int64 [d], the rank of each batch to begin with.
-        hops: that the batches take part in. Of each: int64 [s, d], bytes that batch k exchanges with rank i of the
+        transfers: that the batches take part in. Of each: int64 [s, d], bytes that batch k exchanges with rank i of the
             other phase, and int64 [s], the node of each of these ranks. Who sends does not matter.
         node: int64 [d], the node of each rank that takes a batch.
-        most_bytes: bytes between nodes, over all hops, that no swap may exceed.
+        most_bytes: bytes between nodes, over all transfers, that no swap may exceed.
 
     Returns:
         int64 [d]: the rank of each batch, a permutation; the one given where no swap helps.
@@ -100,9 +100,9 @@ def lower_peaks(rank: I64, hops: Sequence[tuple[I64, I64]], node: I64, most_byte
     """
     from dataserver.planning.kernels import peaks
 
-    nodes, home = np.unique(np.concatenate([node, *(there for _, there in hops)]), return_inverse=True)
-    near = np.zeros((len(hops), len(nodes), len(node)), np.int64)
-    for number, (traffic, there) in enumerate(hops):
+    nodes, home = np.unique(np.concatenate([node, *(there for _, there in transfers)]), return_inverse=True)
+    near = np.zeros((len(transfers), len(nodes), len(node)), np.int64)
+    for number, (traffic, there) in enumerate(transfers):
         near[number] = _near(_checked(traffic, there, node), there, nodes)
     home = home[: len(node)]
     yield_point()

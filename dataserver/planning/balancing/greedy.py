@@ -4,8 +4,8 @@ import numpy as np
 
 from dataserver.planning import I64
 from dataserver.planning.balancing.interface import (
-    BinRoom,
-    BinRoomError,
+    BinBudget,
+    BinBudgetError,
     bin_loads,
     check,
     check_loads,
@@ -14,7 +14,7 @@ from dataserver.planning.balancing.interface import (
 )
 
 
-def longest_first(loads: I64, num_bins: int, capacity: int | None = None, room: BinRoom | None = None) -> I64:
+def longest_first(loads: I64, num_bins: int, capacity: int | None = None, budget: BinBudget | None = None) -> I64:
     """Longest processing time first with caps on the items and the memory of a bin (DistTrain, Algorithm 1).
 
     Items, heaviest first, go to the lightest bin that has room. Without caps the heaviest bin is at most
@@ -25,15 +25,15 @@ def longest_first(loads: I64, num_bins: int, capacity: int | None = None, room: 
     """
     from dataserver.planning.kernels import greedy
 
-    limit = check(loads, num_bins, capacity, room)
+    limit = check(loads, num_bins, capacity, budget)
     loads = plain(loads)
     order = np.argsort(-loads, kind="stable")
-    if room is not None:
-        bins, left_over = greedy.longest_first_within(loads, plain(room.need), order, num_bins, limit, room.cap)
+    if budget is not None:
+        bins, left_over = greedy.longest_first_within(loads, plain(budget.need), order, num_bins, limit, budget.cap)
         if left_over < 0:
             return bins
     bins = greedy.longest_first(loads, order, np.array([0, len(loads)]), num_bins, limit)
-    return bins if room is None else _repaired(bins, num_bins, limit, room)
+    return bins if budget is None else _repaired(bins, num_bins, limit, budget)
 
 
 def longest_first_of_each(loads: I64, owner: I64, num_owners: int, num_bins: int, capacity: int) -> I64:
@@ -60,7 +60,7 @@ def longest_first_of_each(loads: I64, owner: I64, num_owners: int, num_bins: int
     return greedy.longest_first(plain(loads), np.lexsort((-loads, owner)), starts, num_bins, capacity)
 
 
-def _repaired(bins: I64, num_bins: int, capacity: int, room: BinRoom) -> I64:
+def _repaired(bins: I64, num_bins: int, capacity: int, budget: BinBudget) -> I64:
     """The bins, changed by moves and swaps until all are within the memory.
 
     The search of `searched`, with the needs as loads, until no bin exceeds the cap; it looks at `search_budget(n)`
@@ -68,21 +68,21 @@ def _repaired(bins: I64, num_bins: int, capacity: int, room: BinRoom) -> I64:
     are.
 
     Raises:
-        BinRoomError: neither led to bins within the memory. There may be some: this is bin packing.
+        BinBudgetError: neither led to bins within the memory. There may be some: this is bin packing.
     """
     from dataserver.planning.kernels import greedy, search
 
-    need = plain(room.need)
+    need = plain(budget.need)
     order = np.argsort(-need, kind="stable")
-    items, cap = search.Items(need, np.zeros(len(need), np.int64), order), np.array([room.cap], np.int64)
-    least = room.cap
+    items, cap = search.Items(need, np.zeros(len(need), np.int64), order), np.array([budget.cap], np.int64)
+    least = budget.cap
     for start in (bins, greedy.longest_first(need, order, np.array([0, len(need)]), num_bins, capacity)):
         found, _ = search.improve(items, start, num_bins, capacity, 0, cap, search_budget(len(need)), False)
         least = int(bin_loads(need, found, num_bins).max())
-        if least <= room.cap:
+        if least <= budget.cap:
             return found
-    raise BinRoomError(
-        f"found no way to place {len(need)} items within the memory of {num_bins} bins of {room.cap}: one of them "
+    raise BinBudgetError(
+        f"found no way to place {len(need)} items within the memory of {num_bins} bins of {budget.cap}: one of them "
         f"would need {least}; raise the number of bins or their memory"
     )
 

@@ -11,12 +11,12 @@ MAX_TOTAL = 2**61
 """Largest sum of loads, so that no sum of two overflows int64."""
 
 
-class BinRoomError(ValueError):
+class BinBudgetError(ValueError):
     """Items that bins have too little memory for, or that no way was found to place within it."""
 
 
 @dataclass(frozen=True, slots=True)
-class BinRoom:
+class BinBudget:
     """A second resource, capped for each bin, such as activation bytes or tokens."""
 
     need: I64
@@ -28,7 +28,7 @@ class BinRoom:
 class Balancer(Protocol):
     """Spreads items over bins so that the heaviest bin is light. Pure: the same arguments give the same bins."""
 
-    def __call__(self, loads: I64, num_bins: int, capacity: int | None = None, room: BinRoom | None = None) -> I64:
+    def __call__(self, loads: I64, num_bins: int, capacity: int | None = None, budget: BinBudget | None = None) -> I64:
         """Place every item.
 
         Args:
@@ -36,31 +36,31 @@ class Balancer(Protocol):
             num_bins: number of bins.
             capacity: items that a bin may hold; n <= num_bins * capacity is required. With equality all bins hold
                 equal counts.
-            room: a second resource.
+            budget: a second resource.
 
         Returns:
             int64 [n]: the bin of each item.
 
         Raises:
-            BinRoomError: the memory does not hold the items, or no way to fit them was found.
+            BinBudgetError: the memory does not hold the items, or no way to fit them was found.
             ValueError: more items than the bins may hold, or numbers out of their range.
         """
         ...
 
 
-def check(loads: I64, num_bins: int, capacity: int | None = None, room: BinRoom | None = None) -> int:
+def check(loads: I64, num_bins: int, capacity: int | None = None, budget: BinBudget | None = None) -> int:
     """Refuse what no balancer can place; returns the capacity, or n without one.
 
     Raises:
-        BinRoomError: the memory cannot hold the items.
+        BinBudgetError: the memory cannot hold the items.
         ValueError: a load or need is negative or too large, or there are more items than the bins may hold.
     """
     count = len(loads)
     if num_bins < 1:
         raise ValueError(f"{num_bins} bins; at least 1 is required")
     check_loads(loads, count, num_bins, count if capacity is None else capacity)
-    if room is not None:
-        _check_room(room, count, num_bins)
+    if budget is not None:
+        _check_budget(budget, count, num_bins)
     return count if capacity is None else capacity
 
 
@@ -75,24 +75,24 @@ def check_loads(loads: I64, together: int, num_bins: int, capacity: int) -> None
         raise ValueError(f"{together} items do not fit {num_bins} bins of {capacity}; raise the number of bins")
 
 
-def _check_room(room: BinRoom, count: int, num_bins: int) -> None:
-    if len(room.need) != count:
-        raise ValueError(f"memory of {len(room.need)} items for loads of {count}; one for each is required")
-    if room.cap < 0:
-        raise ValueError(f"bins have {room.cap} of memory; at least 0 is required")
+def _check_budget(budget: BinBudget, count: int, num_bins: int) -> None:
+    if len(budget.need) != count:
+        raise ValueError(f"memory of {len(budget.need)} items for loads of {count}; one for each is required")
+    if budget.cap < 0:
+        raise ValueError(f"bins have {budget.cap} of memory; at least 0 is required")
     if not count:
         return
-    item = int(room.need.argmax())
-    if room.need.min() < 0 or room.need[item] > room.cap:
-        kind = ValueError if room.need.min() < 0 else BinRoomError
+    item = int(budget.need.argmax())
+    if budget.need.min() < 0 or budget.need[item] > budget.cap:
+        kind = ValueError if budget.need.min() < 0 else BinBudgetError
         raise kind(
-            f"needs of memory from {int(room.need.min())} to {int(room.need[item])} (item {item}); each must lie "
-            f"in [0, {room.cap}], the memory of a bin"
+            f"needs of memory from {int(budget.need.min())} to {int(budget.need[item])} (item {item}); each must lie "
+            f"in [0, {budget.cap}], the memory of a bin"
         )
-    total = sum(room.need.tolist())
-    if total > num_bins * room.cap:
-        raise BinRoomError(
-            f"items need {total} of memory, {num_bins} bins of {room.cap} have {num_bins * room.cap}; raise the "
+    total = sum(budget.need.tolist())
+    if total > num_bins * budget.cap:
+        raise BinBudgetError(
+            f"items need {total} of memory, {num_bins} bins of {budget.cap} have {num_bins * budget.cap}; raise the "
             "number of bins"
         )
 

@@ -5,10 +5,10 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from dataserver.planning import I64
-from dataserver.planning.balancing.interface import BinRoom, BinRoomError, check
+from dataserver.planning.balancing.interface import BinBudget, BinBudgetError, check
 
 
-def padded(loads: I64, num_bins: int, capacity: int | None = None, room: BinRoom | None = None) -> I64:
+def padded(loads: I64, num_bins: int, capacity: int | None = None, budget: BinBudget | None = None) -> I64:
     """Least possible maximum, over the batches, of count x largest load (OrchMLLM, post-balancing with padding).
 
     A batch needs count x largest need of memory. Loads and needs come from the same sizes: of two items, the one with
@@ -22,20 +22,20 @@ def padded(loads: I64, num_bins: int, capacity: int | None = None, room: BinRoom
     Arguments and result are those of `Balancer`.
 
     Raises:
-        BinRoomError: no batches fit the memory.
+        BinBudgetError: no batches fit the memory.
         ValueError: no batches fit the capacity, or an item with more load than another has less need.
     """
-    limit = check(loads, num_bins, capacity, room)
-    need = np.zeros(len(loads), np.int64) if room is None else room.need
+    limit = check(loads, num_bins, capacity, budget)
+    need = np.zeros(len(loads), np.int64) if budget is None else budget.need
     order = np.lexsort((-need, -loads))
     _check_same_order(loads, need, order)
     ordered = loads[order].tolist()
-    longest = [limit if room is None or not n else min(limit, room.cap // n) for n in need[order].tolist()]
+    longest = [limit if budget is None or not n else min(limit, budget.cap // n) for n in need[order].tolist()]
     low, high = (ordered[0], ordered[0] * limit) if ordered else (0, 0)
-    if room is not None and sum(_runs(ordered, high, num_bins, longest)) < len(ordered):
-        raise BinRoomError(
+    if budget is not None and sum(_runs(ordered, high, num_bins, longest)) < len(ordered):
+        raise BinBudgetError(
             f"{len(loads)} padded items need {_least_need(need, num_bins, capacity)} of memory in one of {num_bins} "
-            f"bins however they are arranged, but a bin has {room.cap}; raise the number of bins or their memory"
+            f"bins however they are arranged, but a bin has {budget.cap}; raise the number of bins or their memory"
         )
     while low < high:
         middle = (low + high) // 2

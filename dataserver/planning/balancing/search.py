@@ -6,7 +6,7 @@ from dataserver.planning import I64
 from dataserver.planning.balancing.greedy import longest_first
 from dataserver.planning.balancing.interface import (
     Balancer,
-    BinRoom,
+    BinBudget,
     check,
     lower_bound,
     plain,
@@ -21,10 +21,10 @@ def searched(
     loads: I64,
     num_bins: int,
     capacity: int | None = None,
-    room: BinRoom | None = None,
+    budget: BinBudget | None = None,
     *,
     seed: Balancer = longest_first,
-    budget: int | None = None,
+    looks: int | None = None,
 ) -> I64:
     """The bins of a balancer, improved by moves and swaps between the heaviest bin and lighter ones.
 
@@ -33,22 +33,22 @@ def searched(
     (iterated local search: Lourenco, Martin and Stuetzle 2003). Never worse than the seed. Ends at 2^-16 above
     `lower_bound`, or when the budget is spent; no clock takes part.
 
-    Arguments, result and errors are those of `Balancer`; `seed` is the balancer to begin with, `budget` the pairs of
+    Arguments, result and errors are those of `Balancer`; `seed` is the balancer to begin with, `looks` the pairs of
     items to look at, `search_budget(n)` unless given: about a nanosecond each.
     """
     from dataserver.planning.kernels import search
 
-    limit = check(loads, num_bins, capacity, room)
-    bins = seed(loads, num_bins, capacity, room)
+    limit = check(loads, num_bins, capacity, budget)
+    bins = seed(loads, num_bins, capacity, budget)
     bound = lower_bound(loads, num_bins, capacity)
     items = search.Items(
         load=plain(loads),
-        memory=np.zeros(len(loads), np.int64) if room is None else plain(room.need),
+        memory=np.zeros(len(loads), np.int64) if budget is None else plain(budget.need),
         order=np.argsort(-loads, kind="stable"),
     )
     targets = np.array([bound + (bound >> 12), bound + (bound >> CLOSE)], np.int64)
-    spend = search_budget(len(loads)) if budget is None else budget
+    spend = search_budget(len(loads)) if looks is None else looks
     best, _ = search.improve(
-        items, plain(bins), num_bins, limit, 0 if room is None else room.cap, targets, spend, False
+        items, plain(bins), num_bins, limit, 0 if budget is None else budget.cap, targets, spend, False
     )
     return best

@@ -28,8 +28,8 @@ def backward_ns(cost: Cost, forward: I64) -> I64:
     return np.asarray(time, np.int64)
 
 
-def hop_ns(transfer: Transfer | None, rows: I64) -> I64:
-    """Time of hops of so many rows, rounded up; 0 without a transfer.
+def transfer_ns(transfer: Transfer | None, rows: I64) -> I64:
+    """Time of transfers of so many rows, rounded up; 0 without a transfer.
 
     Args:
         transfer: between two modules, or the stages of one.

@@ -39,7 +39,7 @@ def _some(speed: str) -> str:
     return speed
 
 
-class MeasuredCost(SpecModel):
+class ProfiledCost(SpecModel):
     """A module at one degree."""
 
     tp: int = Field(ge=1)
@@ -50,13 +50,13 @@ class MeasuredCost(SpecModel):
     """Median of how far times are from the cost."""
 
 
-class MeasuredModule(SpecModel):
+class ProfiledModule(SpecModel):
     """A module as it was measured."""
 
     name: str
     """Its kind; of a tower its modality."""
     size: Annotated[ModelSize, AfterValidator(_with_rows)]
-    degrees: tuple[MeasuredCost, ...] = Field(min_length=1)
+    degrees: tuple[ProfiledCost, ...] = Field(min_length=1)
 
 
 class Profile(SpecModel):
@@ -70,7 +70,7 @@ class Profile(SpecModel):
     within_gb_s: Annotated[DecimalString, AfterValidator(_some)] | None = None
     """10^9 bytes a second that it sends to others of its node, where tensor-parallel peers add up what they have; that
     of its kind, unless somebody has measured it."""
-    modules: tuple[MeasuredModule, ...]
+    modules: tuple[ProfiledModule, ...]
 
 
 def parse_profile(data: Any, where: str) -> Profile:

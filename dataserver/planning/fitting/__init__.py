@@ -4,9 +4,9 @@ from dataserver.planning.fitting.fitting import (
     MAX_TIME_NS,
     Fit,
     FitError,
-    Measurements,
+    TimingSamples,
     fit,
     microbatch_sizes,
 )
 
-__all__ = ["MAX_TIME_NS", "Fit", "FitError", "Measurements", "fit", "microbatch_sizes"]
+__all__ = ["MAX_TIME_NS", "Fit", "FitError", "TimingSamples", "fit", "microbatch_sizes"]

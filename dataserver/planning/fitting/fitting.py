@@ -35,7 +35,7 @@ class FitError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Measurements:
+class TimingSamples:
     """Microbatches of one module and what they took in all its stages together, int64 [m] each."""
 
     count: I64
@@ -92,7 +92,7 @@ def microbatch_sizes(plan: StepPlan, module: ModuleSpec) -> tuple[I64, I64, I64]
     return count, total, squares
 
 
-def fit(measured: Measurements) -> Fit:
+def fit(measured: TimingSamples) -> Fit:
     """The cost that explains the times of undisturbed microbatches best, in the sense of least squares.
 
     A linear or a quadratic term that would be beyond what a job may have stays at its limit.
@@ -106,7 +106,7 @@ def fit(measured: Measurements) -> Fit:
         raise FitError("no microbatch took any time; report forward times in nanoseconds")
     kept = np.array(undisturbed(rows))
     num_outliers = len(kept) - int(kept.sum())
-    measured = Measurements(*(getattr(measured, name)[kept] for name in Measurements.__slots__))
+    measured = TimingSamples(*(getattr(measured, name)[kept] for name in TimingSamples.__slots__))
     rows = [row for row, near in zip(rows, kept, strict=True) if near]
     columns, times = ([1] * len(rows), [r.total for r in rows], [r.squares for r in rows]), [r.time for r in rows]
     gram = gram_matrix(columns)
@@ -114,7 +114,7 @@ def fit(measured: Measurements) -> Fit:
     return _judged(_cost(gram, [dot(c, times) for c in columns], _backward_percent(measured)), rows, num_outliers)
 
 
-def _backward_percent(measured: Measurements) -> int:
+def _backward_percent(measured: TimingSamples) -> int:
     """The median of backward / forward, in which each nanosecond of forward counts as much."""
     pairs = zip(measured.backward_ns.tolist(), measured.forward_ns.tolist(), strict=True)
     ratios = sorted((backward * 1_000_000 // forward, backward, forward) for backward, forward in pairs if forward)
@@ -148,7 +148,7 @@ def _cost(gram: list[list[int]], moments: list[int], percent: int) -> Cost:
         at_limit = {term: limit for term, (_, limit) in beyond.items()}
 
 
-def _check_rank(gram: list[list[int]], measured: Measurements) -> None:
+def _check_rank(gram: list[list[int]], measured: TimingSamples) -> None:
     """Refuse times in which a term cannot be told from others, naming the terms and what is missing."""
     if gram[1][1] == 0:
         raise FitError("no microbatch holds an item, so only microbatch_ns can be told; report steps with items")

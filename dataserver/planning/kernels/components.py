@@ -23,7 +23,7 @@ class Costs(NamedTuple):
     """int64 [s + 1]: samples of each sequence, where the backbone pads them to the largest; [0] where it does not."""
     need: I64
     """int64 [r, s + 1]: memory of each sequence, of its largest sample if padded; [0, 0] where there is no limit."""
-    room: I64
+    budget: I64
     """int64 [r]: memory of a rank of the backbone, of a component in the others; -1 for no limit. [0] where no row has
     one."""
     window: I64
@@ -31,10 +31,10 @@ class Costs(NamedTuple):
     in_flight: I64
     """int64 [nodes]: microbatches that each encoder, each backbone stage, and each generator hold at most; never rising
     from one to the next in the joined pipeline."""
-    hop: I64
+    transfer: I64
     """int64 [r]: time from an encoder to the backbone, from a backbone stage to the next, from the backbone to a
     generator."""
-    hop_back: I64
+    transfer_back: I64
     """int64 [r]: of gradients on the same way; 0 where none return."""
     encoders: int
     """Rows before the backbone's."""
@@ -62,7 +62,7 @@ def slots_of(at: I64, costs: Costs) -> Slots:
     """The state of a placement, for `fill` to begin with; `at` is part of it and changes with it. Not compiled."""
     ranks, waves, _ = at.shape
     time = np.empty((len(costs.base), ranks, waves), np.int64)
-    return Slots(at, time, np.empty((len(costs.room), ranks, waves), np.int64))
+    return Slots(at, time, np.empty((len(costs.budget), ranks, waves), np.int64))
 
 
 @part
@@ -185,7 +185,7 @@ def excess_of(slots: Slots, costs: Costs, row: int, rank: int, first: int, last:
 
     One pass over the windows that hold one of these waves.
     """
-    if costs.room[row] < 0:
+    if costs.budget[row] < 0:
         return 0
     start, count = rank, 1
     if row != costs.encoders:
@@ -200,13 +200,13 @@ def excess_of(slots: Slots, costs: Costs, row: int, rank: int, first: int, last:
             if k >= begin + size:
                 total -= used[r, k - size]
         most = max(most, total)
-    return int(max(0, most - costs.room[row]))
+    return int(max(0, most - costs.budget[row]))
 
 
 @part
 def excess(slots: Slots, costs: Costs, rank: int, first: int, last: int) -> int:
     """Memory that a rank's microbatches `first` to `last`, and those waves of its component, lack over all rows."""
     lacking = 0
-    for row in range(len(costs.room)):
+    for row in range(len(costs.budget)):
         lacking += excess_of(slots, costs, row, rank, first, last)
     return lacking

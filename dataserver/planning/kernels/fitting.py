@@ -23,7 +23,7 @@ def fit_placement(slots: Slots, costs: Costs, budget: int, at_once: int, state: 
 
     Args:
         slots: the placement, changed in place, as of `slots_of` at first.
-        costs: with needs and room.
+        costs: with needs and budgets.
         budget: exchanges that may be tried.
         at_once: exchanges tried in this call, about; the first one only adds up what microbatches need.
         state: int64 [10], where to go on, changed in place: the microbatch, ranks x waves behind the last; exchanges
@@ -33,14 +33,14 @@ def fit_placement(slots: Slots, costs: Costs, budget: int, at_once: int, state: 
     Returns:
         int64 [rows]: what is still lacking, zeros if all fits; and whether there is something left to try.
     """
-    lacking = np.zeros(len(costs.room), np.int64)
+    lacking = np.zeros(len(costs.budget), np.int64)
     left = _fit(slots, costs, lacking, np.empty(len(lacking), np.bool_), budget, at_once, state)
     return lacking, bool(left)
 
 
 @kernel
 def _fit(slots: Slots, costs: Costs, lacking: I64, lacks: Bool, budget: int, at_once: int, state: I64) -> bool:
-    """`fit_placement`, with zeros for what is lacking and room for which rows lack memory."""
+    """`fit_placement`, with zeros for what is lacking, and space for the rows that lack memory."""
     ranks, waves, _ = slots.at.shape
     place, tried, changed, found = state[0], state[1], state[2], state[3:]
     most = tried + at_once

@@ -42,7 +42,7 @@ def longest_first_within(
 ) -> tuple[I64, int]:
     """`longest_first` to bins that have room for the item's memory too.
 
-    Bins without such room wait in `aside`, a heap by memory in use, for smaller items.
+    Bins without such budget wait in `aside`, a heap by memory in use, for smaller items.
 
     Returns:
         The bin of each item, and the first item for which there was no bin, or -1.

@@ -2,7 +2,7 @@
 
 Sequences come sorted, longest first. `times` is int64 [n, degrees]: nanoseconds of a sequence in a group of degree
 `min_degree << column`. `floors` is int64 [n]: the first column whose group holds the sequence. The cluster has `cells`
-of `min_degree` devices; a cell holds `room` tokens. A composition is int64 [degrees], its groups are numbered smallest
+of `min_degree` devices; a cell holds `cell_tokens`. A composition is int64 [degrees], its groups are numbered smallest
 degree first. The caller makes sure that times of a whole batch, multiplied by the cells, stay in int64.
 """
 
@@ -111,10 +111,12 @@ def _least_work(times: I64, floors: I64) -> int:
 
 
 @part
-def _limit_tokens(lengths: I64, times: I64, floors: I64, room: int, limit: int, easiest: int, limits: I64) -> None:
+def _limit_tokens(
+    lengths: I64, times: I64, floors: I64, cell_tokens: int, limit: int, easiest: int, limits: I64
+) -> None:
     """Tokens that a group of each degree takes by `limit`, within its memory, at the pace of the easiest sequence."""
     for j in range(len(limits)):
-        limits[j] = room << j
+        limits[j] = cell_tokens << j
         time = times[easiest, j]
         if j >= floors[easiest] and time > 0 and limit // time < 1 << 20:  # else memory decides
             # limit / time in units of 2^-10, rounded up; limits are below 2^51 ns (`batch.UNLIMITED`), lengths to 2^22
@@ -146,7 +148,7 @@ def composition_bounds(
     lengths: I64,
     times: I64,
     floors: I64,
-    room: int,
+    cell_tokens: int,
     penalties: I64,
     compositions: I64,
     cells: int,
@@ -162,7 +164,7 @@ def composition_bounds(
         lengths: int64 [n], n >= 1.
         times: int64 [n, degrees].
         floors: int64 [n].
-        room: tokens of a cell.
+        cell_tokens: tokens of a cell.
         penalties: int64 [degrees], ascending: no larger degree takes less time of a cell per token, ps.
         compositions: int64 [compositions, degrees].
         cells: of the cluster.
@@ -173,7 +175,7 @@ def composition_bounds(
     num, columns = compositions.shape
     bounds, limits, tokens, left = scratch.bounds, scratch.limits, scratch.tokens, scratch.left
     work = _least_work(times, floors)
-    _limit_tokens(lengths, times, floors, room, limit, easiest, limits)
+    _limit_tokens(lengths, times, floors, cell_tokens, limit, easiest, limits)
     tokens[:] = 0
     for k in range(len(lengths)):
         tokens[floors[k]] += lengths[k]
@@ -226,8 +228,8 @@ def _choose(
 
 
 @part
-def place(
-    lengths: I64, times: I64, floors: I64, room: int, composition: I64, spare: int, limit: int, scratch: Scratch
+def assign(
+    lengths: I64, times: I64, floors: I64, cell_tokens: int, composition: I64, spare: int, limit: int, scratch: Scratch
 ) -> int:
     """Longest first to the group that finishes first and has room; ties to the smaller degree, then to the group
     that took a sequence last, then the lower one.
@@ -246,7 +248,7 @@ def place(
     for j in range(len(composition)):
         starts[j + 1] = starts[j] + composition[j]
     for g in range(num):
-        loads[g], free[g], order[g] = 0, room << scratch.column[g], g
+        loads[g], free[g], order[g] = 0, cell_tokens << scratch.column[g], g
     for k in range(len(lengths)):
         position, column = _choose(lengths[k], times[k], floors[k], starts, loads, free, order, limit)
         if position < 0:
@@ -327,7 +329,7 @@ def best_grouping(
     lengths: I64,
     times: I64,
     floors: I64,
-    room: int,
+    cell_tokens: int,
     penalties: I64,
     compositions: I64,
     cells: int,
@@ -346,7 +348,7 @@ def best_grouping(
     """
     scratch = _scratch(len(lengths), compositions)
     time, chosen = _best_grouping(
-        lengths, times, floors, room, penalties, compositions, cells, limit, max_moves, easiest, scratch
+        lengths, times, floors, cell_tokens, penalties, compositions, cells, limit, max_moves, easiest, scratch
     )
     return time, chosen, scratch.best_group
 
@@ -356,7 +358,7 @@ def _best_grouping(
     lengths: I64,
     times: I64,
     floors: I64,
-    room: int,
+    cell_tokens: int,
     penalties: I64,
     compositions: I64,
     cells: int,
@@ -375,14 +377,14 @@ def _best_grouping(
     # `batch._refuse_overflow` keeps whole * cells under 2^60, so that best * cells fits.
     best, work = min(limit, 2 * whole + 2), _least_work(times, floors)
     for look in range(2):
-        composition_bounds(lengths, times, floors, room, penalties, compositions, cells, best, easiest, scratch)
+        composition_bounds(lengths, times, floors, cell_tokens, penalties, compositions, cells, best, easiest, scratch)
         sort_by(bounds, by_bound)
         for position in range(len(by_bound)):
             c = by_bound[position]
             if bounds[c] + (bounds[c] >> CLOSE) >= best or (look == 0 and position == FIRST_LOOK):
                 break
             spare = best * cells - work
-            num = place(lengths, times, floors, room, compositions[c], spare, best, scratch)
+            num = assign(lengths, times, floors, cell_tokens, compositions[c], spare, best, scratch)
             if num == 0:
                 continue
             column, loads, free = scratch.column[:num], scratch.loads[:num], scratch.free[:num]
@@ -395,7 +397,7 @@ def _best_grouping(
 def fill(
     lengths: I64,
     times: I64,
-    room: int,
+    cell_tokens: int,
     composition: I64,
     group: I64,
     extra_lengths: I64,
@@ -414,8 +416,8 @@ def fill(
     taken = np.zeros(len(extra_lengths), np.bool_)
     column, loads, free = np.zeros((3, int(composition.sum())), np.int64)
     _fill(
-        lengths, times, room, composition, group, extra_lengths, extra_times, extra_floors, deadline, column, loads,
-        free, taken,
+        lengths, times, cell_tokens, composition, group, extra_lengths, extra_times, extra_floors, deadline, column,
+        loads, free, taken,
     )  # fmt: skip
     return taken
 
@@ -424,7 +426,7 @@ def fill(
 def _fill(
     lengths: I64,
     times: I64,
-    room: int,
+    cell_tokens: int,
     composition: I64,
     group: I64,
     extra_lengths: I64,
@@ -437,7 +439,7 @@ def _fill(
     taken: Bool,
 ) -> None:
     for g in range(_number_groups(composition, column)):
-        free[g] = room << column[g]
+        free[g] = cell_tokens << column[g]
     for k in range(len(lengths)):
         loads[group[k]] += times[k, column[group[k]]]
         free[group[k]] -= lengths[k]

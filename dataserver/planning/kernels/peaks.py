@@ -13,25 +13,25 @@ LOOKS_AT_ONCE = 1 << 17
 def lower_peaks(near: I64, home: I64, most_bytes: int, budget: int) -> I64:
     """Swap the nodes of batches as long as that lowers the sum of the peaks, best swap first.
 
-    Over a hop a node sends what batches elsewhere exchange with its ranks, and takes what its batches exchange with
-    ranks elsewhere. The larger of these is its load, and the largest load of any node the hop's peak. Ties go to the
-    swap that leaves the fewest bytes between nodes, then to the lower batches.
+    In a transfer a node sends what batches elsewhere exchange with its ranks, and takes what its batches exchange
+    with ranks elsewhere. The larger of these is its load, and the largest load of any node the transfer's peak. Ties
+    go to the swap that leaves the fewest bytes between nodes, then to the lower batches.
 
     Args:
-        near: int64 [hops, nodes, batches], bytes that each batch exchanges with the ranks of each node.
+        near: int64 [transfers, nodes, batches], bytes that each batch exchanges with the ranks of each node.
         home: int64 [batches], the node of each batch.
-        most_bytes: bytes between nodes, over all hops, that no swap may exceed.
+        most_bytes: bytes between nodes, over all transfers, that no swap may exceed.
         budget: swaps that may be looked at; the search ends after the sweep over all that reaches it.
 
     Returns:
         int64 [batches], the node of each batch.
     """
-    hops, nodes, _ = near.shape
+    transfers, nodes, _ = near.shape
     home = home.copy()
-    sent, taken = np.zeros((2, hops, nodes), np.int64)
-    size = np.zeros((hops, len(home)), np.int64)
-    # Of each hop: a swap changes two nodes, so one of the three heaviest keeps its load.
-    heaviest, load = np.empty((hops, 3), np.int64), np.empty(nodes, np.int64)
+    sent, taken = np.zeros((2, transfers, nodes), np.int64)
+    size = np.zeros((transfers, len(home)), np.int64)
+    # Of each transfer: a swap changes two nodes, so one of the three heaviest keeps its load.
+    heaviest, load = np.empty((transfers, 3), np.int64), np.empty(nodes, np.int64)
     state = np.array([0, most_bytes], np.int64)
     while _lower_peaks(near, home, budget, LOOKS_AT_ONCE, state, sent, taken, size, heaviest, load):
         yield_point()
@@ -56,9 +56,9 @@ def _lower_peaks(
     most = min(budget, looked + at_once)
     if looked == 0:
         _add_loads(near, home, sent, taken, size)
-        for hop in range(len(near)):
+        for transfer in range(len(near)):
             for node in range(near.shape[1]):
-                spare -= sent[hop, node]
+                spare -= sent[transfer, node]
     while looked < most:
         best = _find_heaviest(sent, taken, heaviest, load)
         peaks, least, first, second = best, 0, -1, -1
@@ -84,49 +84,49 @@ def _lower_peaks(
 
 @part
 def _add_loads(near: I64, home: I64, sent: I64, taken: I64, size: I64) -> None:
-    """Fill in `size`, bytes of each batch over each hop, and add what each node sends and takes, [hops, nodes]."""
-    for hop in range(len(near)):
+    """Fill in `size`, bytes of each batch over each transfer, and what nodes send and take, [transfers, nodes]."""
+    for transfer in range(len(near)):
         for batch in range(len(home)):
             node = home[batch]
             for other in range(near.shape[1]):
-                sent[hop, other] += near[hop, other, batch]
-                size[hop, batch] += near[hop, other, batch]
-            sent[hop, node] -= near[hop, node, batch]
-            taken[hop, node] += size[hop, batch] - near[hop, node, batch]
+                sent[transfer, other] += near[transfer, other, batch]
+                size[transfer, batch] += near[transfer, other, batch]
+            sent[transfer, node] -= near[transfer, node, batch]
+            taken[transfer, node] += size[transfer, batch] - near[transfer, node, batch]
 
 
 @part
 def _find_heaviest(sent: I64, taken: I64, heaviest: I64, load: I64) -> int:
-    """Fill in the three nodes with the largest loads of each hop, -1 if there are fewer. Returns the sum of peaks."""
+    """Fill in the three nodes with the largest loads of each transfer, -1 if there are fewer. Returns their sum."""
     peaks = 0
-    for hop in range(len(sent)):
+    for transfer in range(len(sent)):
         for node in range(len(load)):
-            load[node] = max(sent[hop, node], taken[hop, node])
+            load[node] = max(sent[transfer, node], taken[transfer, node])
         peaks += largest(load)
         for place in range(3):
-            heaviest[hop, place] = -1
+            heaviest[transfer, place] = -1
             if place < len(load):
-                heaviest[hop, place] = first_largest(load)
-                load[heaviest[hop, place]] = -1
+                heaviest[transfer, place] = first_largest(load)
+                load[heaviest[transfer, place]] = -1
     return peaks
 
 
 @part
 def _is_peak(heaviest: I64, node: int) -> bool:
-    """Whether a node is the heaviest over some hop."""
-    hop = 0
-    while hop < len(heaviest) and heaviest[hop, 0] != node:
-        hop += 1
-    return hop < len(heaviest)
+    """Whether a node is the heaviest over some transfer."""
+    transfer = 0
+    while transfer < len(heaviest) and heaviest[transfer, 0] != node:
+        transfer += 1
+    return transfer < len(heaviest)
 
 
 @part
 def _more_bytes(near: I64, home: I64, a: int, b: int) -> int:
     """What the swap of two batches adds to the bytes between nodes."""
     more = 0
-    for hop in range(len(near)):
-        more += near[hop, home[a], a] - near[hop, home[b], a]
-        more += near[hop, home[b], b] - near[hop, home[a], b]
+    for transfer in range(len(near)):
+        more += near[transfer, home[a], a] - near[transfer, home[b], a]
+        more += near[transfer, home[b], b] - near[transfer, home[a], b]
     return more
 
 
@@ -134,18 +134,18 @@ def _more_bytes(near: I64, home: I64, a: int, b: int) -> int:
 def _peaks_after(near: I64, size: I64, sent: I64, taken: I64, heaviest: I64, home: I64, a: int, b: int) -> int:
     """The sum of the peaks after the swap of two batches."""
     peaks = 0
-    for hop in range(len(near)):
+    for transfer in range(len(near)):
         peak = 0
-        for node in heaviest[hop]:
+        for node in heaviest[transfer]:
             if node >= 0 and node != home[a] and node != home[b]:
-                peak = max(sent[hop, node], taken[hop, node])
+                peak = max(sent[transfer, node], taken[transfer, node])
                 break
         for goes, comes in ((a, b), (b, a)):
             node = home[goes]
             # bytes that stayed on the node and will leave it, and the reverse
-            left, joined = near[hop, node, goes], near[hop, node, comes]
-            peak = max(peak, sent[hop, node] + left - joined)
-            peak = max(peak, taken[hop, node] - (size[hop, goes] - left) + (size[hop, comes] - joined))
+            left, joined = near[transfer, node, goes], near[transfer, node, comes]
+            peak = max(peak, sent[transfer, node] + left - joined)
+            peak = max(peak, taken[transfer, node] - (size[transfer, goes] - left) + (size[transfer, comes] - joined))
         peaks += peak
     return peaks
 
@@ -153,10 +153,10 @@ def _peaks_after(near: I64, size: I64, sent: I64, taken: I64, heaviest: I64, hom
 @part
 def _swap(near: I64, size: I64, sent: I64, taken: I64, home: I64, a: int, b: int) -> None:
     """Carry out a swap."""
-    for hop in range(len(near)):
+    for transfer in range(len(near)):
         for goes, comes in ((a, b), (b, a)):
             node = home[goes]
-            left, joined = near[hop, node, goes], near[hop, node, comes]
-            sent[hop, node] += left - joined
-            taken[hop, node] += (size[hop, comes] - joined) - (size[hop, goes] - left)
+            left, joined = near[transfer, node, goes], near[transfer, node, comes]
+            sent[transfer, node] += left - joined
+            taken[transfer, node] += (size[transfer, comes] - joined) - (size[transfer, goes] - left)
     home[a], home[b] = home[b], home[a]

@@ -51,14 +51,20 @@ def component_makespan(time: I64, first: int, costs: Costs, clocks: Clocks) -> i
         return _alone_makespan(time, first, costs, clocks.ends)
     last = first + costs.ranks_per_component
     before, backbone, behind = time[:encoders], time[encoders, first:last], time[encoders + 1 :]
-    in_flight, percent, base, hop, hop_back = costs.in_flight, costs.percent, costs.base, costs.hop, costs.hop_back
+    in_flight, percent, base, transfer, transfer_back = (
+        costs.in_flight,
+        costs.percent,
+        costs.base,
+        costs.transfer,
+        costs.transfer_back,
+    )
     stages, waves = len(in_flight) - len(before) - len(behind), time.shape[2]
     of_stages, of_behind = in_flight[encoders : encoders + stages], in_flight[encoders + stages :]
     now, ends = clocks.now, clocks.ends
     now[:] = 0
     for turn in range(waves + largest(in_flight) - 1):
         if turn < waves:
-            _forward(before, backbone, behind, first, turn, base, hop, stages, costs.whole, now)
+            _forward(before, backbone, behind, first, turn, base, transfer, stages, costs.whole, now)
         for g in range(len(behind)):
             wave = turn + 1 - of_behind[g]  # with f in flight, the backward behind forward k is that of wave k + 1 - f
             if 0 <= wave < waves:
@@ -68,7 +74,7 @@ def component_makespan(time: I64, first: int, costs: Costs, clocks: Clocks) -> i
                     total += behind[g, first + i, wave]
                 now[0, column] += total * percent[row] // 100
                 ends[0, column, wave] = now[0, column]
-        _backward(backbone, behind, first, turn, percent[encoders], hop_back, of_stages, encoders, now, ends)
+        _backward(backbone, behind, first, turn, percent[encoders], transfer_back, of_stages, encoders, now, ends)
         for row in range(encoders):
             wave = turn + 1 - in_flight[row]
             if 0 <= wave < waves:
@@ -76,7 +82,7 @@ def component_makespan(time: I64, first: int, costs: Costs, clocks: Clocks) -> i
                 clock, total = now[0, column], base[row]
                 for i in range(len(backbone)):
                     total += before[row, first + i, wave]
-                    clock = max(clock, ends[i, 0, wave] + hop_back[row] if before[row, first + i, wave] else 0)
+                    clock = max(clock, ends[i, 0, wave] + transfer_back[row] if before[row, first + i, wave] else 0)
                 now[0, column] = clock + total * percent[row] // 100
     end = 0
     for i in range(len(now)):
@@ -105,11 +111,13 @@ def _alone_makespan(time: I64, rank: int, costs: Costs, ends: I64) -> int:
             if encodes:
                 work = time[0, rank, turn]
                 encoded += base[0] + work
-                begin = max(begin, encoded + costs.hop[0] if work else 0)
+                begin = max(begin, encoded + costs.transfer[0] if work else 0)
             clock = begin + time[backbone, rank, turn]
             if generates:
                 work = time[backbone + 1, rank, turn]
-                generated = max(generated, clock + costs.hop[backbone + 1] if work else 0) + base[backbone + 1] + work
+                generated = (
+                    max(generated, clock + costs.transfer[backbone + 1] if work else 0) + base[backbone + 1] + work
+                )
         if generates:
             wave = turn + 1 - in_flight[backbone + 1]
             if 0 <= wave < waves:
@@ -118,14 +126,14 @@ def _alone_makespan(time: I64, rank: int, costs: Costs, ends: I64) -> int:
         wave = turn + 1 - in_flight[backbone]
         if 0 <= wave < waves:
             if generates and time[backbone + 1, rank, wave]:
-                clock = max(clock, ends[0, 1 + backbone, wave] + costs.hop_back[backbone + 1])
+                clock = max(clock, ends[0, 1 + backbone, wave] + costs.transfer_back[backbone + 1])
             clock += time[backbone, rank, wave] * percent[backbone] // 100
             ends[0, 0, wave] = clock
         if encodes:
             wave = turn + 1 - in_flight[0]
             if 0 <= wave < waves:
                 work = time[0, rank, wave]
-                encoded = max(encoded, ends[0, 0, wave] + costs.hop_back[0] if work else 0)
+                encoded = max(encoded, ends[0, 0, wave] + costs.transfer_back[0] if work else 0)
                 encoded += (base[0] + work) * percent[0] // 100
     return max(encoded, clock, generated)
 
@@ -138,14 +146,14 @@ def _forward(
     first: int,
     wave: int,
     base: I64,
-    hop: I64,
+    transfer: I64,
     stages: int,
     whole: bool,
     now: I64,
 ) -> None:
     """The forward of one wave in all stages."""
     ranks, encoders, generators = len(backbone), len(before), len(behind)
-    between = hop[encoders]
+    between = transfer[encoders]
     for row in range(encoders):
         column = 0 if whole else stages + row
         clock = now[0, column] + base[row]
@@ -155,7 +163,7 @@ def _forward(
     for i in range(ranks):
         clock = 0
         for row in range(encoders):
-            clock = max(clock, now[0, stages + row] + hop[row] if before[row, first + i, wave] else 0)
+            clock = max(clock, now[0, stages + row] + transfer[row] if before[row, first + i, wave] else 0)
         step = backbone[i, wave]
         clock -= between
         for s in range(stages):
@@ -163,7 +171,7 @@ def _forward(
             now[i, s] = clock
         for g in range(generators):
             now[0, stages + encoders + g] = max(
-                now[0, stages + encoders + g], clock + hop[encoders + 1 + g] if behind[g, first + i, wave] else 0
+                now[0, stages + encoders + g], clock + transfer[encoders + 1 + g] if behind[g, first + i, wave] else 0
             )
     for g in range(generators):
         clock = now[0, stages + encoders + g] + base[encoders + 1 + g]
@@ -179,14 +187,14 @@ def _backward(
     first: int,
     turn: int,
     percent: int,
-    hop_back: I64,
+    transfer_back: I64,
     of_stages: I64,
     encoders: int,
     now: I64,
     ends: I64,
 ) -> None:
     """The backward of each backbone stage behind the forward of wave `turn`, or in its place when none is left."""
-    stages, waves, between = len(of_stages), backbone.shape[1], hop_back[encoders]
+    stages, waves, between = len(of_stages), backbone.shape[1], transfer_back[encoders]
     for i in range(len(backbone)):
         for s in range(stages - 1, -1, -1):
             wave = turn + 1 - of_stages[s]
@@ -197,7 +205,7 @@ def _backward(
                 clock = max(clock, ends[i, s + 1, wave] + between)
             else:
                 for g in range(len(behind)):
-                    returned = ends[0, stages + encoders + g, wave] + hop_back[encoders + 1 + g]
+                    returned = ends[0, stages + encoders + g, wave] + transfer_back[encoders + 1 + g]
                     clock = max(clock, returned if behind[g, first + i, wave] else 0)
             clock += backbone[i, wave] * percent // 100
             now[i, s] = clock
@@ -255,7 +263,7 @@ def go_on(climb: Climb, words: U64, budget: int, goal_ns: int = -1) -> tuple[int
         goal_ns: time of the slowest component that is enough; -1 for none.
 
     Returns:
-        Islands that were simulated, which may be one more; words that were used.
+        Components that were simulated, which may be one more; words that were used.
     """
     simulated, used = _climb(*climb, words, budget, goal_ns)
     return simulated, used

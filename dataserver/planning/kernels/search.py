@@ -31,7 +31,7 @@ class Bins(NamedTuple):
     """int64 [n]: the bin of each item."""
     start: I64
     """int64 [m]: where bin b begins in `member`."""
-    room: I64
+    slots: I64
     """int64 [m]: entries that it owns there."""
     held: I64
     """int64 [m]: entries in use."""
@@ -45,7 +45,7 @@ class Bins(NamedTuple):
     """int64 [m]: memory."""
     ranked: I64
     """int64 [m]: the bins, lightest first."""
-    place: I64
+    position_of: I64
     """int64 [m]: where each bin is in `ranked`, its inverse."""
 
 
@@ -73,9 +73,9 @@ def improve(
 
 
 def _bins(num_items: int, num_bins: int) -> Bins:
-    start, room, held, load, used, ranked, place = np.empty((7, num_bins), np.int64)
+    start, slots, held, load, used, ranked, position_of = np.empty((7, num_bins), np.int64)
     member, value = np.empty((2, num_items + SLACK * num_bins), np.int64)
-    return Bins(np.empty(num_items, np.int64), start, room, held, member, value, load, used, ranked, place)
+    return Bins(np.empty(num_items, np.int64), start, slots, held, member, value, load, used, ranked, position_of)
 
 
 @kernel
@@ -112,8 +112,8 @@ def _lay_out(items: Items, seed: I64, bins: Bins, capacity: int) -> None:
     total = 0
     for b in range(len(held)):
         bins.start[b] = total
-        bins.room[b] = min(capacity, held[b] + SLACK)
-        total += bins.room[b]
+        bins.slots[b] = min(capacity, held[b] + SLACK)
+        total += bins.slots[b]
     sort_by(load, bins.ranked)
 
 
@@ -130,14 +130,14 @@ def _fill(items: Items, of: I64, bins: Bins) -> None:
         bins.held[b] += 1
         bins.load[b] += items.load[item]
         bins.used[b] += items.memory[item]
-    ranked, place, load = bins.ranked, bins.place, bins.load
+    ranked, position_of, load = bins.ranked, bins.position_of, bins.load
     for position in range(len(ranked)):  # by insertion: few bins differ from the last time
         b, before = ranked[position], position
         while before and (load[ranked[before - 1]], ranked[before - 1]) > (load[b], b):
             ranked[before] = ranked[before - 1]
-            place[ranked[before]] = before
+            position_of[ranked[before]] = before
             before -= 1
-        ranked[before], place[b] = b, before
+        ranked[before], position_of[b] = b, before
 
 
 @inlined_part
@@ -197,7 +197,7 @@ def _best_exchange(items: Items, bins: Bins, at_rank: int, memory_cap: int, targ
             break
         first, last = bins.start[other], bins.start[other] + bins.held[other]
         # [first, ends): where to exchange with; entry `last` is the empty slot, if the bin has one
-        ends = last + 1 if bins.held[other] < bins.room[other] else last
+        ends = last + 1 if bins.held[other] < bins.slots[other] else last
         at = first
         for here in range(bins.start[heavy], bins.start[heavy] + bins.held[heavy]):
             wanted = bins.value[here] - gap // 2  # both bins end equal
@@ -269,14 +269,14 @@ def _settle(bins: Bins, b: int, entry: int, item: int, load: int) -> None:
 @inlined_part
 def _rank(bins: Bins, b: int) -> None:
     """Move bin b to where its load belongs."""
-    ranked, place, load = bins.ranked, bins.place, bins.load
-    position, last = place[b], len(ranked) - 1
+    ranked, position_of, load = bins.ranked, bins.position_of, bins.load
+    position, last = position_of[b], len(ranked) - 1
     while position > 0 and load[ranked[position - 1]] > load[b]:
         ranked[position] = ranked[position - 1]
-        place[ranked[position]] = position
+        position_of[ranked[position]] = position
         position -= 1
     while position < last and load[ranked[position + 1]] < load[b]:
         ranked[position] = ranked[position + 1]
-        place[ranked[position]] = position
+        position_of[ranked[position]] = position
         position += 1
-    ranked[position], place[b] = b, position
+    ranked[position], position_of[b] = b, position

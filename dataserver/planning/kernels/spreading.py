@@ -7,11 +7,11 @@ from dataserver.planning.kernels.compiler import kernel
 
 
 def first_to_finish(
-    loads: I64, need: I64, order: I64, wave: I64, component: I64, num_components: int, width: int, room: int
+    loads: I64, need: I64, order: I64, wave: I64, component: I64, num_components: int, width: int, budget: int
 ) -> tuple[I64, int]:
     """The rank of each item: in `order`, to the rank of its component that would finish it first, the lower on ties.
 
-    Finish times run on from wave to wave. Ranks whose items of the wave would need more than `room` are passed over.
+    Finish times run on from wave to wave. Ranks whose items of the wave would need more than `budget` are passed over.
 
     Args:
         loads: int64 [k].
@@ -21,13 +21,13 @@ def first_to_finish(
         component: int64 [k].
         num_components: how many there are.
         width: ranks of a component.
-        room: memory of a rank.
+        budget: memory of a rank.
 
     Returns:
         The rank of each item, and the first item for which there was no rank, or -1.
     """
     rank, (finish, used) = np.full_like(loads, -1), np.zeros((2, num_components * width), np.int64)
-    return rank, _first_to_finish(loads, need, order, wave, component, width, room, rank, finish, used)
+    return rank, _first_to_finish(loads, need, order, wave, component, width, budget, rank, finish, used)
 
 
 @kernel
@@ -38,7 +38,7 @@ def _first_to_finish(
     wave: I64,
     component: I64,
     width: int,
-    room: int,
+    budget: int,
     rank: I64,
     finish: I64,
     used: I64,
@@ -52,7 +52,7 @@ def _first_to_finish(
             used[:] = 0
         first, chosen = component[item] * width, -1
         for r in range(first, first + width):
-            if used[r] + need[item] <= room and (chosen < 0 or finish[r] < finish[chosen]):
+            if used[r] + need[item] <= budget and (chosen < 0 or finish[r] < finish[chosen]):
                 chosen = r
         if chosen < 0:
             return int(item)

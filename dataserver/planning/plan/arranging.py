@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dataserver.planning import I64, Bool
-from dataserver.planning.balancing import BALANCERS, BinRoom, bin_totals
+from dataserver.planning.balancing import BALANCERS, BinBudget, bin_totals
 from dataserver.planning.costs.model import forward_ns
 from dataserver.planning.job.fields import BalancePolicy, ModuleKind, ModuleSpec, Stream
 from dataserver.planning.job.spec import JobSpec
@@ -133,8 +133,8 @@ def _first_to_finish(module: ModuleSpec, sizes: I64, wave: I64, component: I64, 
 
     loads = forward_ns(module.cost, sizes)
     order = np.lexsort((np.arange(len(loads)), -loads, wave))
-    need, room = (np.zeros_like(sizes), 0) if module.memory is None else (sizes, module.memory.units)
-    rank, left_over = first_to_finish(loads, need, order, wave, component, components, module.dp // components, room)
+    need, budget = (np.zeros_like(sizes), 0) if module.memory is None else (sizes, module.memory.units)
+    rank, left_over = first_to_finish(loads, need, order, wave, component, components, module.dp // components, budget)
     return rank if left_over < 0 else _balanced_waves(module, "lpt", sizes, wave, component, components)
 
 
@@ -147,16 +147,16 @@ def _balanced_waves(module: ModuleSpec, balancer: str, sizes: I64, wave: I64, co
     order = np.argsort(key, kind="stable")
     for mine in np.split(order, np.flatnonzero(np.diff(key[order])) + 1) if len(order) else ():
         here = int(component[mine[0]])
-        room = None if module.memory is None else BinRoom(sizes[mine], module.memory.units)
+        budget = None if module.memory is None else BinBudget(sizes[mine], module.memory.units)
         try:
-            batch = BALANCERS[balancer](loads[mine], width, None, room)
+            batch = BALANCERS[balancer](loads[mine], width, None, budget)
         except ValueError as error:
-            if room is None:
+            if budget is None:
                 raise
             raise WaveTooLargeError(
                 f"module {module.name}, wave {wave[mine[0]]}: its {counted(len(mine), 'image')} of "
                 f"{sizes[mine].sum()} patches do not fit {counted(width, 'rank')}"
-                f"{', padded,' if module.padded else ''} with memory for {room.cap} each; {_SMALLER}",
+                f"{', padded,' if module.padded else ''} with memory for {budget.cap} each; {_SMALLER}",
                 int(wave[mine[0]]),
             ) from error
         times = bin_totals(loads[mine], batch, width, padded=module.padded)

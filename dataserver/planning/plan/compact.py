@@ -1,4 +1,4 @@
-"""A plan without what follows from it: from the places of a step's items, arrangements and routings are made again."""
+"""A plan without what follows from it: from the positions of a step's items, the rest is made again."""
 
 from dataclasses import dataclass, replace
 from typing import Final
@@ -31,7 +31,7 @@ class UnfitPlanError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Places:
+class Positions:
     """Where each of a module's k samples or images is, in canonical order. int64 [k] each."""
 
     rank: I64
@@ -49,7 +49,7 @@ class CompactPlan:
 
     num_microbatches: int
     sequences_per_microbatch: int
-    places: tuple[Places, ...]
+    positions: tuple[Positions, ...]
     """One for each module, in the order of the job's module list."""
     schedules: tuple[ModuleSchedule, ...]
     groups: RankGroups
@@ -62,7 +62,7 @@ def compact(job: Job, plan: StepPlan) -> CompactPlan:
     return CompactPlan(
         num_microbatches=plan.num_microbatches,
         sequences_per_microbatch=plan.sequences_per_microbatch,
-        places=tuple(map(_places, job.spec.execution.modules, plan.arrangements)),
+        positions=tuple(map(_positions, job.spec.execution.modules, plan.arrangements)),
         schedules=plan.schedules,
         groups=plan.groups,
         candidates=plan.candidates,
@@ -74,7 +74,7 @@ def expand(job: Job, step: int, samples: StepSamples, found: CompactPlan) -> Ste
     """The plan of a step, made again from its compact form, whoever that comes from.
 
     Whatever it says, every item ends up in one place that its module has, every sequence fits `seq_len`, and routings
-    and rows follow from the places. Whether the places are those that planning chooses, only the plan's hash tells.
+    and rows follow from the positions. Whether these are what planning chooses, only the plan's hash tells.
 
     Raises:
         UnfitPlanError: it is no plan of these samples.
@@ -82,7 +82,7 @@ def expand(job: Job, step: int, samples: StepSamples, found: CompactPlan) -> Ste
     execution = job.spec.execution
     _check_count("microbatches", found.num_microbatches, 1, most_microbatches(execution))
     _check_count("sequence slots", found.sequences_per_microbatch, 0, max(execution.microbatch, len(samples)))
-    _require(len(found.places) == len(execution.modules), f"it has places for {len(found.places)} modules")
+    _require(len(found.positions) == len(execution.modules), f"it has positions for {len(found.positions)} modules")
     _check_schedules(job, found)
     arrangements, routings = _arranged(job, samples, found)
     _check_groups(job, found)
@@ -98,10 +98,10 @@ def expand(job: Job, step: int, samples: StepSamples, found: CompactPlan) -> Ste
     return replace(make_plan(job, step, arranged), candidates=found.candidates, decisions=found.decisions)
 
 
-def _places(module: ModuleSpec, arrangement: Arrangement) -> Places:
+def _positions(module: ModuleSpec, arrangement: Arrangement) -> Positions:
     order = np.argsort(arrangement.item)
     slot = arrangement.slot[order] if module.kind is ModuleKind.BACKBONE else NO_SLOTS
-    return Places(arrangement.rank[order], arrangement.microbatch[order], slot)
+    return Positions(arrangement.rank[order], arrangement.microbatch[order], slot)
 
 
 def _arranged(
@@ -110,42 +110,45 @@ def _arranged(
     """Arrangements in the order of the job's modules, and routings in the same order; raises UnfitPlanError."""
     execution, routings = job.spec.execution, list[Routing]()
     made = dict[str, Arrangement]()
-    places = {m.name: p for m, p in zip(execution.modules, found.places, strict=True)}
+    positions = {m.name: p for m, p in zip(execution.modules, found.positions, strict=True)}
     for module in execution.modules:
-        here = places[module.name]
+        here = positions[module.name]
         if module.kind is ModuleKind.BACKBONE:
-            _check_places(module, here, len(samples), found)
+            _check_positions(module, here, len(samples), found)
             _check_sequences(job, here, samples, found)
             made[module.name] = arrange_sequences(module, samples, here.rank, here.microbatch, here.slot)
         elif not module.handles_images:
             sizes = item_sizes(module, samples)
-            _check_places(module, here, len(sizes), found)
+            _check_positions(module, here, len(sizes), found)
             made[module.name] = arrange_items(module, sizes, here.rank, here.microbatch)
     for module in execution.modules:
         if module.handles_images:
-            here, backbone = places[module.name], made[execution.backbone.name]
+            here, backbone = positions[module.name], made[execution.backbone.name]
             beside = images_beside(job.spec, module, samples, backbone)
-            _check_places(module, here, len(beside.item), found)
+            _check_positions(module, here, len(beside.item), found)
             at = here.rank[beside.item], here.microbatch[beside.item]
             made[module.name], routing = arrange_and_route(module, backbone, beside, *at)
             routings.append(routing)
     return tuple(made[m.name] for m in execution.modules), tuple(routings)
 
 
-def _check_places(module: ModuleSpec, places: Places, count: int, found: CompactPlan) -> None:
+def _check_positions(module: ModuleSpec, positions: Positions, count: int, found: CompactPlan) -> None:
     name = f"of module {module.name}"
     _require(
-        len(places.rank) == len(places.microbatch) == count, f"it places {len(places.rank)} items {name}, not {count}"
+        len(positions.rank) == len(positions.microbatch) == count,
+        f"it places {len(positions.rank)} items {name}, not {count}",
     )
-    _check_range(f"ranks {name}", places.rank, module.dp)
-    _check_range(f"microbatches {name}", places.microbatch, found.num_microbatches)
+    _check_range(f"ranks {name}", positions.rank, module.dp)
+    _check_range(f"microbatches {name}", positions.microbatch, found.num_microbatches)
 
 
-def _check_sequences(job: Job, places: Places, samples: StepSamples, found: CompactPlan) -> None:
+def _check_sequences(job: Job, positions: Positions, samples: StepSamples, found: CompactPlan) -> None:
     """Check where the backbone has its sequences, ranks and microbatches being in range."""
-    _require(len(places.slot) == len(samples), f"it has {len(places.slot)} slots of samples, not {len(samples)}")
-    _check_range("slots of samples", places.slot, found.sequences_per_microbatch)
-    sequence = (places.rank * found.num_microbatches + places.microbatch) * found.sequences_per_microbatch + places.slot
+    _require(len(positions.slot) == len(samples), f"it has {len(positions.slot)} slots of samples, not {len(samples)}")
+    _check_range("slots of samples", positions.slot, found.sequences_per_microbatch)
+    sequence = (
+        positions.rank * found.num_microbatches + positions.microbatch
+    ) * found.sequences_per_microbatch + positions.slot
     longest = int(bin_loads(samples.tokens, sequence, int(sequence.max(initial=-1)) + 1).max(initial=0))
     _require(longest <= job.stream.seq_len, f"a sequence has {longest} tokens, and seq_len is {job.stream.seq_len}")
 
@@ -181,8 +184,8 @@ def _check_groups(job: Job, found: CompactPlan) -> None:
         and bool((groups.degree > 0).all()),
         f"{name} do not make up its {dp} ranks in each of {found.num_microbatches} microbatches",
     )
-    places = found.places[[m.name for m in execution.modules].index(groups.module)]
-    held = np.isin(places.microbatch * dp + places.rank, first)
+    positions = found.positions[[m.name for m in execution.modules].index(groups.module)]
+    held = np.isin(positions.microbatch * dp + positions.rank, first)
     _require(bool(held.all()), f"items of module {groups.module} are with ranks that are not the first of a group")
 
 

@@ -24,7 +24,7 @@ from dataserver.planning.simulation.operations import (
     whole_step,
 )
 from dataserver.planning.simulation.orders import OrderScorer, OrderTimes, disttrain_order, disttrain_orders
-from dataserver.planning.simulation.pipeline import Pipeline, chain_edges, chunk_hops
+from dataserver.planning.simulation.pipeline import Pipeline, chain_edges, chunk_transfers
 from dataserver.planning.simulation.simulate import (
     Timeline,
     critical_path,
@@ -52,7 +52,7 @@ __all__ = [
     "Timeline",
     "alternating",
     "chain_edges",
-    "chunk_hops",
+    "chunk_transfers",
     "critical_path",
     "disttrain_order",
     "disttrain_orders",

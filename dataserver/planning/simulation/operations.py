@@ -34,7 +34,7 @@ class OperationKind(StrEnum):
 KINDS = tuple(OperationKind)
 FORWARD, BACKWARD, INTERACTION, EXCHANGE, UNSHARD, REDUCE = range(len(KINDS))
 """Numbers of the kinds in arrays. From `EXCHANGE` on they are collectives, which plans give no time: what rows take on
-their way is a hop, and how parameters are held is not theirs to know."""
+their way is a transfer, and how parameters are held is not theirs to know."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ class Pipeline:
                 raise ValueError(f"{name} lie in [{numbers.min()}, {numbers.max()}]; [0, {limit}) is required")
 
 
-def chunk_hops(num_stages: int, num_chunks: int = 1) -> I64:
+def chunk_transfers(num_stages: int, num_chunks: int = 1) -> I64:
     """The way of a microbatch through all chunks of a pipeline: stage, chunk, next stage, next chunk. int64 [h, 4]."""
     virtual = np.arange(num_stages * num_chunks)
     place = np.stack([virtual % num_stages, virtual // num_stages], axis=1)
@@ -94,7 +94,7 @@ def chunk_hops(num_stages: int, num_chunks: int = 1) -> I64:
 
 def chain_edges(num_stages: int, num_microbatches: int, num_chunks: int = 1) -> I64:
     """The edges of a chain of one node for each stage, which every microbatch passes once for each chunk. [e, 3]."""
-    stage, chunk, next_stage, next_chunk = chunk_hops(num_stages, num_chunks).T
-    hop = np.stack([stage * num_chunks + chunk, next_stage * num_chunks + next_chunk], axis=1)
-    microbatch = np.repeat(np.arange(num_microbatches), len(hop))
-    return np.column_stack([microbatch, np.tile(hop, (num_microbatches, 1))]).astype(np.int64)
+    stage, chunk, next_stage, next_chunk = chunk_transfers(num_stages, num_chunks).T
+    transfer = np.stack([stage * num_chunks + chunk, next_stage * num_chunks + next_chunk], axis=1)
+    microbatch = np.repeat(np.arange(num_microbatches), len(transfer))
+    return np.column_stack([microbatch, np.tile(transfer, (num_microbatches, 1))]).astype(np.int64)

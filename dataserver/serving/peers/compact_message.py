@@ -9,7 +9,7 @@ from disttrain.v1 import peer_service_pb2 as pb
 
 from dataserver.planning import I64
 from dataserver.planning.job.identity import Job
-from dataserver.planning.plan.compact import CompactPlan, Places, UnfitPlanError, compact, expand
+from dataserver.planning.plan.compact import CompactPlan, Positions, UnfitPlanError, compact, expand
 from dataserver.planning.plan.plan import (
     NO_GROUPS,
     Candidate,
@@ -41,7 +41,7 @@ def compact_message(job: Job, plan: StepPlan, build: str) -> pb.FetchPlanRespons
             pb.CompactArrangement(
                 items=len(p.rank), rank=packed(p.rank), microbatch=packed(p.microbatch), slot=packed(p.slot)
             )
-            for p in found.places
+            for p in found.positions
         ],
         schedules=schedules(plan),
         groups=plan_pb2.PlannedGroups(
@@ -81,7 +81,7 @@ def plan_from_message(job: Job, step: int, samples: StepSamples, build: str, mes
         CompactPlan(
             num_microbatches=message.num_microbatches,
             sequences_per_microbatch=message.sequences_per_microbatch,
-            places=tuple(map(_places, message.arrangements)),
+            positions=tuple(map(_positions, message.arrangements)),
             schedules=tuple(map(_schedule, message.schedules)),
             groups=_groups(message.groups),
             candidates=tuple(Candidate(c.name, c.makespan_ns) for c in message.candidates),
@@ -95,9 +95,9 @@ def plan_from_message(job: Job, step: int, samples: StepSamples, build: str, mes
     return plan
 
 
-def _places(message: pb.CompactArrangement) -> Places:
+def _positions(message: pb.CompactArrangement) -> Positions:
     try:
-        return Places(
+        return Positions(
             rank=unpacked("ranks", message.rank, message.items),
             microbatch=unpacked("microbatches", message.microbatch, message.items),
             slot=unpacked("slots", message.slot, message.items if message.slot else 0),

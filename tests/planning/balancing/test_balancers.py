@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dataserver.planning import I64
 from dataserver.planning.balancing import (
     BALANCERS,
-    BinRoom,
+    BinBudget,
     bin_loads,
     longest_first,
     lower_bound,
@@ -102,7 +102,7 @@ def test_search_never_worsens_its_seed(loads: list[int], m: int, equal: bool, bu
     capacity = -(-len(loads) // m) if equal else None
     given_loads = np.array(loads, np.int64)
     before = heaviest(loads, longest_first(given_loads, m, capacity), m)
-    assert heaviest(loads, searched(given_loads, m, capacity, budget=budget), m) <= before
+    assert heaviest(loads, searched(given_loads, m, capacity, looks=budget), m) <= before
 
 
 def test_search_ends_close_to_the_bound() -> None:
@@ -145,7 +145,7 @@ def test_padded_batches_within_a_memory_are_optimal(sizes: list[int], m: int, sp
     """Against every assignment; refused exactly if none keeps the cap, with the memory that would do."""
     loads, needs = [3 * size + size * size for size in sizes], [size // 2 + 1 for size in sizes]  # needs tie, loads not
     capacity = None if spare is None else -(-len(sizes) // m) + spare
-    memory = BinRoom(np.array(needs, np.int64), max(cap, *needs, -(-sum(needs) // m)) if needs else cap)
+    memory = BinBudget(np.array(needs, np.int64), max(cap, *needs, -(-sum(needs) // m)) if needs else cap)
     every = assignments(len(sizes), m, len(sizes) if capacity is None else capacity).tolist()
     possible = [bins for bins in every if padded_cost(needs, bins, m) <= memory.cap]
     if possible:
@@ -160,13 +160,13 @@ def test_padded_batches_within_a_memory_are_optimal(sizes: list[int], m: int, sp
 
 def test_padded_batches_whose_loads_tie() -> None:
     """Loads of 5 with needs of 9, 1, 1, 1: of these the largest need comes first, so that it is alone."""
-    bins = padded(np.array([5, 5, 5, 5]), 2, None, BinRoom(np.array([1, 1, 9, 1]), 10))
+    bins = padded(np.array([5, 5, 5, 5]), 2, None, BinBudget(np.array([1, 1, 9, 1]), 10))
     assert bins.tolist() == [1, 1, 0, 1]
 
 
 def test_padded_batches_need_needs_that_follow_the_loads() -> None:
     with pytest.raises(ValueError, match="item 1 has load 9 and needs 2 of memory, item 2 has load 7 and needs 3"):
-        padded(np.array([1, 9, 7]), 2, None, BinRoom(np.array([1, 2, 3]), 10))
+        padded(np.array([1, 9, 7]), 2, None, BinBudget(np.array([1, 2, 3]), 10))
 
 
 @given(
@@ -177,7 +177,7 @@ def test_padded_batches_need_needs_that_follow_the_loads() -> None:
 )
 def test_memory_is_kept(items: list[tuple[int, int]], m: int, spare: int, equal: bool) -> None:
     loads, need = (np.array(column, np.int64) for column in zip(*items, strict=True))
-    memory = BinRoom(need, max(int(need.max()), -(-int(need.sum()) // m)) + spare)
+    memory = BinBudget(need, max(int(need.max()), -(-int(need.sum()) // m)) + spare)
     capacity = -(-len(items) // m) if equal else None
     try:
         first = longest_first(loads, m, capacity, memory)
@@ -198,7 +198,7 @@ def test_a_way_to_keep_the_memory_is_found_where_there_is_one() -> None:
         count, m = int(draw.integers(3, 8)), int(draw.integers(2, 4))
         loads, need = draw.integers(0, 60, count), draw.integers(1, 20, count)
         capacity = (count, -(-count // m))[int(draw.integers(0, 2))]
-        memory = BinRoom(need, max(int(need.max()), -(-int(need.sum()) // m)) + int(draw.integers(0, 3)))
+        memory = BinBudget(need, max(int(need.max()), -(-int(need.sum()) // m)) + int(draw.integers(0, 3)))
         if heaviest_of_each(need, assignments(count, m, capacity), m).min() <= memory.cap:
             assert heaviest(need, longest_first(loads, m, capacity, memory), m) <= memory.cap
             tight += heaviest(need, longest_first(loads, m, capacity), m) > memory.cap
@@ -212,13 +212,13 @@ def test_memory_that_is_kept_already_changes_nothing() -> None:
     draw = np.random.default_rng(4)
     loads, need = draw.integers(0, 1000, 60), draw.integers(0, 1000, 60)
     bins = longest_first(loads, 6, 10)
-    roomy = BinRoom(need, int(bin_loads(need, bins, 6).max()))
+    roomy = BinBudget(need, int(bin_loads(need, bins, 6).max()))
     assert longest_first(loads, 6, 10, roomy).tolist() == bins.tolist()
 
 
 def test_memory_that_is_met_in_one_way_only() -> None:
     """By load the two halves would go apart; by need 6 + 4 and 5 + 3 + 2 alone fit 10."""
-    memory = BinRoom(np.array([6, 5, 4, 3, 2]), 10)
+    memory = BinBudget(np.array([6, 5, 4, 3, 2]), 10)
     bins = longest_first(np.array([1, 1, 9, 9, 9]), 2, None, memory)
     assert bins[0] == bins[2] != bins[1] == bins[3] == bins[4]
     found = searched(np.array([1, 1, 9, 9, 9]), 2, None, memory)
@@ -232,15 +232,15 @@ def test_memory_that_is_met_in_one_way_only() -> None:
         (([1, -2], 2), r"loads from -2 to 1; 2 loads must lie in \[0,"),
         (([2**61, 2**61], 2), "use a coarser unit"),
         (([1], 0), "0 bins; at least 1"),
-        (([1, 1], 2, None, BinRoom(np.array([1]), 4)), "memory of 1 items for loads of 2"),
-        (([], 1, None, BinRoom(np.array([], np.int64), -1)), "bins have -1 of memory"),
+        (([1, 1], 2, None, BinBudget(np.array([1]), 4)), "memory of 1 items for loads of 2"),
+        (([], 1, None, BinBudget(np.array([], np.int64), -1)), "bins have -1 of memory"),
         (
-            ([1, 1], 2, None, BinRoom(np.array([1, 5]), 4)),
+            ([1, 1], 2, None, BinBudget(np.array([1, 5]), 4)),
             r"\(item 1\); each must lie in \[0, 4\], the memory of a bin",
         ),
-        (([1, 1, 1], 2, None, BinRoom(np.array([4, 4, 4]), 5)), "items need 12 of memory, 2 bins of 5 have 10"),
+        (([1, 1, 1], 2, None, BinBudget(np.array([4, 4, 4]), 5)), "items need 12 of memory, 2 bins of 5 have 10"),
         (
-            ([1, 1, 1], 2, None, BinRoom(np.array([3, 3, 3]), 5)),
+            ([1, 1, 1], 2, None, BinBudget(np.array([3, 3, 3]), 5)),
             "found no way to place 3 items within the memory of 2 bins of 5: one of them would need 6",
         ),
     ],
@@ -307,7 +307,7 @@ def test_memory_capped_search_against_every_assignment() -> None:
     for _ in range(200):
         count, m = int(draw.integers(3, 8)), int(draw.integers(2, 4))
         loads, need = draw.integers(0, 60, count), draw.integers(1, 20, count)
-        memory = BinRoom(need, max(int(need.max()), -(-int(need.sum()) // m)) + 6)
+        memory = BinBudget(need, max(int(need.max()), -(-int(need.sum()) // m)) + 6)
         every = assignments(count, m, count)
         best = int(heaviest_of_each(loads, every[heaviest_of_each(need, every, m) <= memory.cap], m).min())
         found = heaviest(loads, searched(loads, m, None, memory), m)

@@ -11,7 +11,7 @@ from planning.kernels.interpreted import interpreted
 from dataserver.planning import I64
 from dataserver.planning.balancing import (
     BALANCERS,
-    BinRoom,
+    BinBudget,
     bytes_between_nodes,
     fewest_bytes,
     in_runs,
@@ -23,20 +23,20 @@ from dataserver.planning.balancing import (
     searched,
 )
 from dataserver.planning.balancing.assignment import PAIRS_AT_ONCE, SWAPS, SWAPS_PER_BATCH
-from dataserver.planning.balancing.interface import MAX_TOTAL, BinRoomError, bin_totals, check, search_budget
+from dataserver.planning.balancing.interface import MAX_TOTAL, BinBudgetError, bin_totals, check, search_budget
 from dataserver.planning.balancing.search import CLOSE
 
 
-def text_of(loads: list[int], num_bins: int, capacity: int | None = None, room: BinRoom | None = None) -> str:
+def text_of(loads: list[int], num_bins: int, capacity: int | None = None, budget: BinBudget | None = None) -> str:
     with pytest.raises(ValueError) as refusal:  # noqa: PT011
-        check(np.array(loads, np.int64), num_bins, capacity, room)
+        check(np.array(loads, np.int64), num_bins, capacity, budget)
     in_room = str(refusal.value).startswith(("items need", "needs of memory from 0", "needs of memory from 1"))
-    assert isinstance(refusal.value, BinRoomError) == in_room
+    assert isinstance(refusal.value, BinBudgetError) == in_room
     return str(refusal.value)
 
 
-def room(need: list[int], cap: int) -> BinRoom:
-    return BinRoom(np.array(need, np.int64), cap)
+def budget(need: list[int], cap: int) -> BinBudget:
+    return BinBudget(np.array(need, np.int64), cap)
 
 
 def test_numbers_that_searches_are_bounded_by() -> None:
@@ -67,9 +67,9 @@ def what_just_fits() -> None:
     assert check(np.array([0, 7]), 1) == 2
     assert check(np.array([2**61]), 1, 4) == 4
     assert check(np.array([2**60, 2**60]), 1) == 2
-    assert check(np.array([1, 1, 1, 1]), 2, 2, room([0, 5, 5, 0], 5)) == 2
-    assert check(np.array([1]), 1, 1, room([0], 0)) == 1
-    assert check(np.empty(0, np.int64), 1, 0, room([], 0)) == 0
+    assert check(np.array([1, 1, 1, 1]), 2, 2, budget([0, 5, 5, 0], 5)) == 2
+    assert check(np.array([1]), 1, 1, budget([0], 0)) == 1
+    assert check(np.empty(0, np.int64), 1, 0, budget([], 0)) == 0
 
 
 def what_just_does_not_fit() -> None:
@@ -82,12 +82,12 @@ def what_just_does_not_fit() -> None:
     )
     assert text_of([0, 2**60 + 1], 9) == f"loads from 0 to {2**60 + 1}; 2 loads must lie in [0, 2^61 / 2]: {coarser}"
     assert text_of([1] * 5, 2, 2) == "5 items do not fit 2 bins of 2; raise the number of bins"
-    assert text_of([1], 1, None, room([1, 1], 9)) == "memory of 2 items for loads of 1; one for each is required"
-    assert text_of([1], 1, None, room([1], -1)) == "bins have -1 of memory; at least 0 is required"
+    assert text_of([1], 1, None, budget([1, 1], 9)) == "memory of 2 items for loads of 1; one for each is required"
+    assert text_of([1], 1, None, budget([1], -1)) == "bins have -1 of memory; at least 0 is required"
     ends = "each must lie in [0, 4], the memory of a bin"
-    assert text_of([1, 1, 1], 3, None, room([1, 5, 0], 4)) == f"needs of memory from 0 to 5 (item 1); {ends}"
-    assert text_of([1, 1, 1], 3, None, room([1, 4, -1], 4)) == f"needs of memory from -1 to 4 (item 1); {ends}"
-    assert text_of([1, 1, 1], 2, None, room([4, 4, 1], 4)) == (
+    assert text_of([1, 1, 1], 3, None, budget([1, 5, 0], 4)) == f"needs of memory from 0 to 5 (item 1); {ends}"
+    assert text_of([1, 1, 1], 3, None, budget([1, 4, -1], 4)) == f"needs of memory from -1 to 4 (item 1); {ends}"
+    assert text_of([1, 1, 1], 2, None, budget([4, 4, 1], 4)) == (
         "items need 9 of memory, 2 bins of 4 have 8; raise the number of bins"
     )
 
@@ -141,7 +141,7 @@ def test_runs_in_digits(items: int, bins: int, runs: list[int]) -> None:
 @given(st.lists(st.integers(1, 99), max_size=12), st.integers(1, 4))
 def test_a_search_without_a_budget_is_its_seed(loads: list[int], bins: int) -> None:
     given_loads = np.array(loads, np.int64)
-    assert searched(given_loads, bins, budget=0).tolist() == longest_first(given_loads, bins).tolist()
+    assert searched(given_loads, bins, looks=0).tolist() == longest_first(given_loads, bins).tolist()
     assert searched(given_loads, bins).tolist() == searched(
         given_loads, bins, seed=longest_first, budget=search_budget(len(loads))
     ).tolist()  # fmt: skip
@@ -153,7 +153,7 @@ def test_a_search_ends_where_it_is_close_enough(excess: int, found: int) -> None
     loads = np.array([60_000 + excess, 60_000, 5_536, 5_536 - excess])
     assert lower_bound(loads, 2) == 65_536
 
-    def seed(loads: I64, num_bins: int, capacity: int | None = None, room: BinRoom | None = None) -> I64:
+    def seed(loads: I64, num_bins: int, capacity: int | None = None, budget: BinBudget | None = None) -> I64:
         return np.array([0, 1, 0, 1])
 
     assert np.bincount(searched(loads, 2, seed=seed), loads).max() == found
@@ -175,7 +175,7 @@ def test_padded_batches_in_digits(loads: list[int], bins: int, capacity: int | N
 
 def test_padded_needs_that_contradict_their_loads_are_named() -> None:
     with pytest.raises(ValueError) as refusal:  # noqa: PT011
-        padded(np.array([4, 6, 8, 6, 3, 2]), 2, None, room([3, 5, 4, 4, 1, 2], 10))
+        padded(np.array([4, 6, 8, 6, 3, 2]), 2, None, budget([3, 5, 4, 4, 1, 2], 10))
     assert str(refusal.value) == (
         "item 2 has load 8 and needs 4 of memory, item 1 has load 6 and needs 5: of padded items the one with more "
         "load must not need less; take both from the items' sizes"
@@ -183,18 +183,18 @@ def test_padded_needs_that_contradict_their_loads_are_named() -> None:
 
 
 def test_padded_batches_that_fit_no_memory() -> None:
-    with pytest.raises(BinRoomError) as refusal:
-        padded(np.array([4, 4, 4]), 2, None, room([4, 4, 4], 7))
+    with pytest.raises(BinBudgetError) as refusal:
+        padded(np.array([4, 4, 4]), 2, None, budget([4, 4, 4], 7))
     assert str(refusal.value) == (
         "3 padded items need 8 of memory in one of 2 bins however they are arranged, but a bin has 7; raise the number "
         "of bins or their memory"
     )
-    assert padded(np.array([4, 4, 4]), 2, None, room([4, 4, 4], 8)).tolist() == [0, 0, 1]
+    assert padded(np.array([4, 4, 4]), 2, None, budget([4, 4, 4], 8)).tolist() == [0, 0, 1]
 
 
 def test_memory_that_no_way_was_found_for() -> None:
-    with pytest.raises(BinRoomError) as refusal:
-        longest_first(np.array([1, 1, 1]), 2, None, room([3, 3, 3], 5))
+    with pytest.raises(BinBudgetError) as refusal:
+        longest_first(np.array([1, 1, 1]), 2, None, budget([3, 3, 3], 5))
     assert str(refusal.value) == (
         "found no way to place 3 items within the memory of 2 bins of 5: one of them would need 6; raise the number of "
         "bins or their memory"

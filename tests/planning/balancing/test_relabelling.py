@@ -82,10 +82,10 @@ def test_sources_may_be_other_ranks_than_targets() -> None:
     assert bytes_between_nodes(traffic, np.array([3, 8]), np.array([3, 3, 8, 8]), rank) == 0
 
 
-def peaks_of(hops: list[tuple[I64, I64]], node: I64, rank: I64) -> int:
-    """Sum over the hops of what the busiest node sends or takes, rank by rank."""
+def peaks_of(transfers: list[tuple[I64, I64]], node: I64, rank: I64) -> int:
+    """Sum over the transfers of what the busiest node sends or takes, rank by rank."""
     total = 0
-    for traffic, there in hops:
+    for traffic, there in transfers:
         sent, taken = dict.fromkeys(range(9), 0), dict.fromkeys(range(9), 0)
         for i, k in product(range(len(there)), range(len(node))):
             if there[i] != node[rank[k]]:
@@ -100,12 +100,14 @@ def peaks_of(hops: list[tuple[I64, I64]], node: I64, rank: I64) -> int:
     st.sampled_from([(2, 1), (4, 2), (6, 2), (6, 3), (5, 2), (3, 3)]), st.integers(0, 3), st.integers(0, 60), st.data()
 )
 @settings(max_examples=80, deadline=None)
-def test_no_swap_lowers_the_peaks_further(shape: tuple[int, int], hops: int, extra: int, data: st.DataObject) -> None:
-    """Hops to phases on the same or other nodes; no more bytes between nodes than allowed."""
+def test_no_swap_lowers_the_peaks_further(
+    shape: tuple[int, int], transfers: int, extra: int, data: st.DataObject
+) -> None:
+    """Transfers to phases on the same or other nodes; no more bytes between nodes than allowed."""
     ranks, per_node = shape
     node = np.array(data.draw(st.permutations((np.arange(ranks) // per_node).tolist())))
     links = []
-    for _ in range(hops):
+    for _ in range(transfers):
         sources = data.draw(st.integers(1, 6))
         there = np.array(data.draw(st.lists(st.integers(0, 3), min_size=sources, max_size=sources)))
         links.append((draw_traffic(data, sources, ranks), there))

@@ -16,7 +16,7 @@ from dataserver.planning.fitting.fitting import (
     MAX_TIME_NS,
     TERMS,
     FitError,
-    Measurements,
+    TimingSamples,
     fit,
     nonnegative_least_squares,
 )
@@ -29,9 +29,9 @@ MOST = (10**12, 10**11, 10**8)
 """That a job's cost may have."""
 
 
-def measurements(rows: Sequence[tuple[int, int, int, int, int]]) -> Measurements:
+def measurements(rows: Sequence[tuple[int, int, int, int, int]]) -> TimingSamples:
     """From rows of count, total, squares, forward and backward time."""
-    return Measurements(*np.array(rows, np.int64).reshape(-1, 5).T)
+    return TimingSamples(*np.array(rows, np.int64).reshape(-1, 5).T)
 
 
 def dot(a: Sequence[Fraction | int], b: Sequence[Fraction | int]) -> Fraction:

@@ -16,7 +16,7 @@ from dataserver.planning.fitting.fitting import (
     MAX_TIME_NS,
     Fit,
     FitError,
-    Measurements,
+    TimingSamples,
     _backward_percent,
     fit,
     microbatch_sizes,
@@ -28,11 +28,11 @@ from dataserver.planning.planner import module_loads, plan_step
 TRUE = Cost(microbatch_ns=320_000, linear_ps=3_179_430, quadratic_fs=413_989, backward_percent=100)
 
 
-def measure(sizes: list[np.ndarray], cost: Cost = TRUE, noise: float = 0, seed: int = 0) -> Measurements:
+def measure(sizes: list[np.ndarray], cost: Cost = TRUE, noise: float = 0, seed: int = 0) -> TimingSamples:
     """Microbatches of these sizes, timed as the cost says, with multiplicative noise of that deviation."""
     forward = np.array([cost.microbatch_ns + int(forward_ns(cost, s).sum()) for s in sizes])
     factor = 1 + noise * np.random.default_rng(seed).standard_normal((2, len(sizes)))
-    return Measurements(
+    return TimingSamples(
         count=np.array([len(s) for s in sizes]),
         total=np.array([s.sum() for s in sizes]),
         squares=np.array([(s * s).sum() for s in sizes]),
@@ -193,14 +193,14 @@ def test_sizes_that_are_nearly_the_same_are_refused_whatever_the_noise() -> None
     ],
 )
 def test_times_that_cannot_be(changes: dict[str, int], message: str) -> None:
-    fields: dict[str, Any] = {f: getattr(measure(random_sizes(9)), f) for f in Measurements.__slots__}
+    fields: dict[str, Any] = {f: getattr(measure(random_sizes(9)), f) for f in TimingSamples.__slots__}
     with pytest.raises(FitError, match=message):
-        fit(Measurements(**{f: np.full_like(v, changes[f]) if f in changes else v for f, v in fields.items()}))
+        fit(TimingSamples(**{f: np.full_like(v, changes[f]) if f in changes else v for f, v in fields.items()}))
 
 
 def test_no_microbatch_at_all() -> None:
     with pytest.raises(FitError, match="no microbatch took any time"):
-        fit(Measurements(*np.empty((5, 0), np.int64)))
+        fit(TimingSamples(*np.empty((5, 0), np.int64)))
 
 
 # --- of a plan ------------------------------------------------------------------------------------------------------
@@ -230,14 +230,14 @@ def with_cost(job: Any, name: str) -> Any:
 def test_a_fit_needs_a_microbatch_that_took_time() -> None:
     nothing = np.zeros(3, np.int64)
     with pytest.raises(FitError, match=r"^every microbatch that took any time was disturbed; report more steps$"):
-        _backward_percent(Measurements(nothing + 1, nothing, nothing, nothing, nothing))
+        _backward_percent(TimingSamples(nothing + 1, nothing, nothing, nothing, nothing))
 
 
 def test_the_percent_of_the_backward_is_the_median_nanosecond() -> None:
     def percent(*pairs: tuple[int, int]) -> int:
         forward, backward = (np.array(values, np.int64) for values in zip(*pairs, strict=True))
         ones = np.ones(len(pairs), np.int64)
-        return _backward_percent(Measurements(ones, ones, ones, forward, backward))
+        return _backward_percent(TimingSamples(ones, ones, ones, forward, backward))
 
     assert percent((10, 21)) == 210
     assert percent((10, 10), (10, 20), (0, 99)) == 100

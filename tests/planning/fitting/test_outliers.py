@@ -9,7 +9,7 @@ import pytest
 from planning.scattered import digest, numbers
 
 from dataserver.planning.costs.model import forward_ns
-from dataserver.planning.fitting import Fit, FitError, Measurements, fit
+from dataserver.planning.fitting import Fit, FitError, TimingSamples, fit
 from dataserver.planning.fitting.outliers import (
     LEAST_ROWS,
     Row,
@@ -94,7 +94,9 @@ Where = Callable[[np.random.Generator, np.ndarray, int], np.ndarray]
 How = Callable[[np.random.Generator, np.ndarray], np.ndarray]
 
 
-def disturbed(cost: Cost, sizes: Sizes, rng: np.random.Generator, where: Where, how: How, noise: float) -> Measurements:
+def disturbed(
+    cost: Cost, sizes: Sizes, rng: np.random.Generator, where: Where, how: How, noise: float
+) -> TimingSamples:
     """Times of microbatches; a fifth took longer than the cost says, forward and, others of them, backward."""
     total = np.array([s.sum() for s in sizes])
     return with_times(cost, sizes, rng, where(rng, total, len(sizes) // 5), how, noise)
@@ -102,7 +104,7 @@ def disturbed(cost: Cost, sizes: Sizes, rng: np.random.Generator, where: Where, 
 
 def with_times(
     cost: Cost, sizes: Sizes, rng: np.random.Generator, hit: np.ndarray, how: How, noise: float = 0
-) -> Measurements:
+) -> TimingSamples:
     """Times by a cost; those of some microbatches are disturbed forward, and those of any fifth backward."""
     forward = np.array([cost.microbatch_ns + int(forward_ns(cost, s.astype(np.int64)).sum()) for s in sizes], float)
     forward, backward = (
@@ -113,7 +115,7 @@ def with_times(
     total = np.array([s.sum() for s in sizes])
     hit = anywhere(rng, total, len(sizes) // 5)
     backward[hit] = how(rng, backward[hit])
-    return Measurements(
+    return TimingSamples(
         count=np.array([len(s) for s in sizes]),
         total=total,
         squares=np.array([(s * s).sum() for s in sizes]),
@@ -201,7 +203,7 @@ def test_the_order_of_microbatches_changes_nothing() -> None:
     rng = np.random.default_rng(3)
     measured = disturbed(COSTS[1], mixed(rng, 200, 4, 144), rng, anywhere, slower, noise=0.05)
     mixed_up = rng.permutation(200)
-    again = Measurements(*(getattr(measured, name)[mixed_up] for name in Measurements.__slots__))
+    again = TimingSamples(*(getattr(measured, name)[mixed_up] for name in TimingSamples.__slots__))
     assert fit(again) == fit(measured) == fit(measured)
 
 
@@ -228,7 +230,7 @@ def test_sizes_that_only_disturbed_microbatches_had_are_missed() -> None:
     usual = [(1, 1_000, 10**6, 5_000_000 + i, 0) for i in range(40)]
     others = [(1, n, n * n, 90_000_000 + 7_000_000 * (n % 5), 0) for n in (1_001, 1_002, 1_003)]
     with pytest.raises(FitError, match="40 microbatches do not determine the cost"):
-        fit(Measurements(*np.array([*usual, *others]).T))
+        fit(TimingSamples(*np.array([*usual, *others]).T))
 
 
 @pytest.mark.parametrize("module", ["encoder", "backbone", "generator"])
@@ -238,7 +240,7 @@ def test_times_of_a_busy_machine_are_not_refused(module: str) -> None:
     Least squares over all of them gives quadratic terms that no job may have, and those of the encoder an R2 of 0.03.
     """
     recorded = json.loads((Path(__file__).parent / "busy_machine.json").read_text())
-    found = fit(Measurements(*np.array(recorded[module])))
+    found = fit(TimingSamples(*np.array(recorded[module])))
     assert found.num_outliers > 10
     assert found.r2_ppm > 130_000
     assert 70 <= found.cost.backward_percent <= 100

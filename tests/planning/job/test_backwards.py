@@ -154,8 +154,8 @@ def test_groups_exchange_half_as_much_where_the_backbone_runs_no_backward() -> N
 def test_a_frozen_tower_beside_a_trained_one_runs_forwards_and_interactions_alone(frozen: str, schedule: str) -> None:
     towers = [tower(name, name, pp=2, cost=COST, frozen=name == frozen) for name in ("image", "text")]
     job = contrastive_job(towers, batch=4, microbatches=2, interaction_ns=5, schedule=schedule)
-    hop = {"source": frozen, "target": frozen, "latency_ns": 10**6, "bytes_per_ns": "1", "row_bytes": 1}
-    job = with_transfers(json.loads(job.text), hop)
+    transfer = {"source": frozen, "target": frozen, "latency_ns": 10**6, "bytes_per_ns": "1", "row_bytes": 1}
+    job = with_transfers(json.loads(job.text), transfer)
     samples = contrastive_samples(job)
     plan = plan_step(job, 0, samples)
     simulated = timeline(job.spec, plan)

@@ -14,7 +14,7 @@ from builders.samples import texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataserver.planning.balancing import BinRoomError
+from dataserver.planning.balancing import BinBudgetError
 from dataserver.planning.job.fields import PLAN_LIMITS, ModuleSpec
 from dataserver.planning.job.identity import Job, JobSpecError, parse_job
 from dataserver.planning.job.limits import PlanLimitError, check_contents, most_microbatches
@@ -199,7 +199,7 @@ def test_at_the_largest_costs_no_time_overflows(kind: str) -> None:
         with np.errstate(over="raise"):
             try:
                 plan = plan_step(job, 0, samples)
-            except (MicrobatchTooLargeError, SampleTooLargeError, BinRoomError):  # memory
+            except (MicrobatchTooLargeError, SampleTooLargeError, BinBudgetError):  # memory
                 return
             summary = explain(job, plan)
         for found in job.spec.execution.modules:

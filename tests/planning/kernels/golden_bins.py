@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 
-from dataserver.planning.balancing import BALANCERS, BinRoom, fewest_bytes, lower_peaks
+from dataserver.planning.balancing import BALANCERS, BinBudget, fewest_bytes, lower_peaks
 from dataserver.planning.stream import packing
 
 
@@ -16,8 +16,8 @@ def digest() -> str:
         for bins, capacity in ((8, 12), (8, None), (7, 14), (32, 3)):
             found.update(BALANCERS[name](loads, bins, capacity).astype("<i8").tobytes())
     for name, memory in (("lpt", 512), ("search", 700)):
-        found.update(BALANCERS[name](loads, 8, 14, BinRoom(loads % 97, memory)).astype("<i8").tobytes())
-    found.update(BALANCERS["padded"](loads, 8, None, BinRoom(loads // 97 + 5, 836)).astype("<i8").tobytes())
+        found.update(BALANCERS[name](loads, 8, 14, BinBudget(loads % 97, memory)).astype("<i8").tobytes())
+    found.update(BALANCERS["padded"](loads, 8, None, BinBudget(loads // 97 + 5, 836)).astype("<i8").tobytes())
     found.update(packing.best_fit_decreasing(loads + 1, 20000).astype("<i8").tobytes())
     found.update(packing.balanced(loads + 1, loads + loads**2 // 5000, 20000, 26).astype("<i8").tobytes())
     traffic, node = loads[:64].reshape(8, 8), np.arange(8) // 2

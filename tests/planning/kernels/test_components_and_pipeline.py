@@ -36,15 +36,15 @@ def sums(costs: Any, at: I64) -> tuple[Any, Any]:
     rows, held = range(len(costs.base)), at.tolist()
     time = [[[summed(costs, costs.own, r, held[i][w]) for w in range(waves)] for i in range(ranks)] for r in rows]
     time[costs.encoders] = [[t + int(costs.base[costs.encoders]) for t in rank] for rank in time[costs.encoders]]
-    limited = range(len(costs.room))
+    limited = range(len(costs.budget))
     return time, [
         [[summed(costs, costs.need, r, held[i][w]) for w in range(waves)] for i in range(ranks)] for r in limited
     ]
 
 
 def lacking(costs: Any, used: Any, row: int, rank: int, first: int, last: int) -> int:
-    """What the fullest window around some waves has beyond the room."""
-    if costs.room[row] < 0:
+    """What the fullest window around some waves has beyond the budget."""
+    if costs.budget[row] < 0:
         return 0
     begin = rank if row == costs.encoders else rank // costs.ranks_per_component * costs.ranks_per_component
     ranks = range(begin, begin + (1 if row == costs.encoders else costs.ranks_per_component))
@@ -55,7 +55,7 @@ def lacking(costs: Any, used: Any, row: int, rank: int, first: int, last: int) -
         for start in range(waves - size + 1)
         if start <= last and start + size > first
     ]
-    return max(0, max(windows) - int(costs.room[row]))
+    return max(0, max(windows) - int(costs.budget[row]))
 
 
 @pytest.mark.parametrize(("padded", "limited"), KINDS)
@@ -73,11 +73,11 @@ def test_sums_stay_up_to_date_whatever_moves(padded: bool, limited: bool) -> Non
             rank, other = random.integers(0, ranks, 2).tolist()
             first, second = random.integers(0, waves, 2).tolist()
             low, high = sorted((first, second))
-            for row in range(len(costs.room)):
+            for row in range(len(costs.budget)):
                 assert components.excess_of(slots, costs, row, rank, low, high) == lacking(
                     costs, used, row, rank, low, high
                 )
-            every = sum(lacking(costs, used, row, rank, low, high) for row in range(len(costs.room)))
+            every = sum(lacking(costs, used, row, rank, low, high) for row in range(len(costs.budget)))
             assert components.excess(slots, costs, rank, low, high) == every
             expected = at.tolist()
             if random.integers(0, 2):
@@ -120,7 +120,7 @@ class Climb:
     def fits(self) -> bool:
         ranks, waves, _ = self.at.shape
         used = sums(self.costs, self.at)[1]
-        rows = range(len(self.costs.room))
+        rows = range(len(self.costs.budget))
         return not any(lacking(self.costs, used, row, rank, 0, waves - 1) for row in rows for rank in range(ranks))
 
     def covers(self, large: int, small: int) -> bool:
@@ -212,10 +212,10 @@ def test_a_component_of_one_of_each_is_simulated_like_any_other(monkeypatch: pyt
     for number in range(200):
         encoders, generators, waves = number % 2, number // 2 % 2, 1 + number % 5
         rows, none = encoders + 1 + generators, np.zeros(0, np.int64)
-        in_flight, hop, base = np.sort(random.integers(1, 4, rows))[::-1].copy(), *random.integers(0, 9, (2, rows))
+        in_flight, transfer, base = np.sort(random.integers(1, 4, rows))[::-1].copy(), *random.integers(0, 9, (2, rows))
         costs = components.Costs(
             none.reshape(rows, 0), base, random.integers(0, 250, rows), none, none.reshape(0, 0), none, none,
-            in_flight, hop, hop * random.integers(0, 2, rows), encoders, 1, False, none,
+            in_flight, transfer, transfer * random.integers(0, 2, rows), encoders, 1, False, none,
         )  # fmt: skip
         time = random.integers(1, 100, (rows, 2, waves)) * (random.random((rows, 2, waves)) < 0.7)
         clocks = pipeline.Clocks(np.empty((1, rows), np.int64), np.zeros((1, rows, waves), np.int64))

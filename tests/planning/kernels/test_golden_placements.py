@@ -12,8 +12,8 @@ from dataserver.planning import I64, U64, yielding_to
 from dataserver.planning.kernels import pipeline
 from dataserver.planning.kernels.pipeline import Climb
 from dataserver.planning.layouts.pipelined.placing import search
-from dataserver.planning.layouts.pipelined.placing.problem import PlacementProblem, Rooms
-from dataserver.planning.layouts.pipelined.placing.transfers import Hops
+from dataserver.planning.layouts.pipelined.placing.problem import Budgets, PlacementProblem
+from dataserver.planning.layouts.pipelined.placing.transfers import Transfers
 from dataserver.planning.plan.placement import Placement
 
 
@@ -30,10 +30,10 @@ def problem_of(seed: int, *, padded: bool = False, limited: bool = False) -> tup
     own[:, -1] = need[:, -1] = 0
     nodes = encoders + stages + generators
     window = np.minimum(numbers(seed + 3, (rows,), 1, 3), waves)
-    room = np.sort(need[:, :-1], axis=1)[:, -1] + need.sum(axis=1) * window * (slots + seed % 3) * (3 + 3 * padded) // (
-        4 * places
-    )
-    room[encoders + 1 :] = np.where(room[encoders + 1 :] % 4 == 0, -1, room[encoders + 1 :])
+    budget = np.sort(need[:, :-1], axis=1)[:, -1] + need.sum(axis=1) * window * (slots + seed % 3) * (
+        3 + 3 * padded
+    ) // (4 * places)
+    budget[encoders + 1 :] = np.where(budget[encoders + 1 :] % 4 == 0, -1, budget[encoders + 1 :])
     problem = PlacementProblem(
         dp=components * wide,
         num_waves=waves,
@@ -48,8 +48,10 @@ def problem_of(seed: int, *, padded: bool = False, limited: bool = False) -> tup
         chunks=1,
         percent=numbers(seed + 5, (rows,), 0, 300),
         items=np.append(numbers(seed + 6, (count,), 1, 3), 0) if padded else None,
-        rooms=Rooms(need, room, window) if limited else None,
-        hops=Hops(own[:, :-1], own[:, :-1].min(axis=1), numbers(seed + 7, (rows,), 0, 30), np.ones(rows, np.int64))
+        budgets=Budgets(need, budget, window) if limited else None,
+        transfers=Transfers(
+            own[:, :-1], own[:, :-1].min(axis=1), numbers(seed + 7, (rows,), 0, 30), np.ones(rows, np.int64)
+        )
         if seed % 2
         else None,
     )
@@ -73,7 +75,7 @@ def found_in(problem: PlacementProblem, placement: Placement, seed: int) -> list
     found: list[object] = [int(search.makespan_ns(problem, placement)), spelled(fitted), lacking]
     found.append(search.shortfall_alone(problem))
     if lacking is None:
-        better = search.searched(problem, [placement, fitted][problem.rooms is not None :], seed, 7, 1 + seed % 4)
+        better = search.searched(problem, [placement, fitted][problem.budgets is not None :], seed, 7, 1 + seed % 4)
         assert search.makespan_ns(problem, better) <= search.makespan_ns(problem, fitted)
         assert spelled(search.fitted(problem, better)[0]) == spelled(better)
         found += [spelled(better), int(search.makespan_ns(problem, better))]
@@ -136,8 +138,8 @@ def test_few_exchanges_are_tried_for_memory_that_holds_nothing(monkeypatch: pyte
         monkeypatch.setattr(search, "FITTING_LOOKS", looks)
         for seed in range(12):
             problem, placement = problem_of(seed, padded=bool(seed % 2), limited=True)
-            assert problem.rooms is not None
-            tight = replace(problem, rooms=replace(problem.rooms, room=problem.rooms.room * 4 // 5))
+            assert problem.budgets is not None
+            tight = replace(problem, budgets=replace(problem.budgets, budget=problem.budgets.budget * 4 // 5))
             fitted, lacking = search.fitted(tight, placement)
             found.append((spelled(fitted), lacking))
     assert digest(found) == "d8a315fd23e2e488"

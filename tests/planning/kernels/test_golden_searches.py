@@ -11,7 +11,7 @@ from planning.scattered import digest, numbers
 from dataserver.planning import I64
 from dataserver.planning.balancing import (
     BALANCERS,
-    BinRoom,
+    BinBudget,
     assignment,
     fewest_bytes,
     lower_peaks,
@@ -40,9 +40,9 @@ def balanced(seeds: range) -> Iterator[list[int] | str]:
             for capacity in (None, even, even + 1):
                 yield outcome(partial(BALANCERS[name], loads, bins, capacity))
             for cap in (mean, mean + 1, mean + 3, 2 * mean + 9):
-                yield outcome(partial(BALANCERS[name], loads, bins, (None, even)[seed % 2], BinRoom(need, cap)))
+                yield outcome(partial(BALANCERS[name], loads, bins, (None, even)[seed % 2], BinBudget(need, cap)))
         for budget in (0, 1, 40, 300):
-            yield outcome(partial(searched, loads, bins, even + 1, budget=budget))
+            yield outcome(partial(searched, loads, bins, even + 1, looks=budget))
 
 
 def packed(seeds: range) -> Iterator[list[int] | str]:
@@ -62,7 +62,7 @@ def test_golden_bins_of_balancers_and_packers() -> None:
 
 def test_golden_bins_of_more_items() -> None:
     loads = numbers(3, 400, 1, 10**6) ** 2 // 10**6
-    found = [outcome(partial(BALANCERS[name], loads, 16, 40, BinRoom(loads % 50, 800))) for name in sorted(BALANCERS)]
+    found = [outcome(partial(BALANCERS[name], loads, 16, 40, BinBudget(loads % 50, 800))) for name in sorted(BALANCERS)]
     found += [outcome(partial(searched, loads, bins, None)) for bins in (3, 50, 150)]
     found += [outcome(partial(packing.balanced, 1 + loads % 300, loads, 1_024, more)) for more in (60, 64, 80)]
     assert digest(found) == "5552020a87a44409"
@@ -76,10 +76,10 @@ def relabelled(seed: int) -> Iterator[list[int] | str]:
     rank = fewest_bytes(traffic, there, node)
     yield rank.tolist()
     given = np.argsort(numbers(seed + 3, ranks, 0, 50), kind="stable")
-    for hops in ([(traffic, node)], [(traffic, there), (traffic.T, node)], [(traffic[:0], node[:0])]):
-        between = sum(assignment.bytes_between_nodes(t, at, node, given) for t, at in hops)
+    for transfers in ([(traffic, node)], [(traffic, there), (traffic.T, node)], [(traffic[:0], node[:0])]):
+        between = sum(assignment.bytes_between_nodes(t, at, node, given) for t, at in transfers)
         for spare in (-1, 0, 5, 10**6):
-            yield outcome(partial(lower_peaks, given, hops, node, between + spare))
+            yield outcome(partial(lower_peaks, given, transfers, node, between + spare))
     yield outcome(partial(lower_peaks, given, [(traffic - 1, node)], node, 0))
     yield outcome(partial(fewest_bytes, traffic, there[1:], node))
 
@@ -105,15 +105,15 @@ def test_golden_orders_of_algorithm_2() -> None:
     assert digest(found) == "39e9acae7c01780d"
 
 
-@pytest.mark.parametrize("hops", [False, True])
-def test_orders_scored_together_take_what_each_takes_alone(hops: bool) -> None:
+@pytest.mark.parametrize("transfers", [False, True])
+def test_orders_scored_together_take_what_each_takes_alone(transfers: bool) -> None:
     """More orders than are swept at once, the last ones fewer; start and cause of every operation are pinned."""
     pinned = []
     for seed in range(8):
         stages, count = 1 + seed % 4, 1 + seed % 6
         times = numbers(seed, 2 * stages * count, 0, 50).reshape(stages, 2, count)
         held = np.arange(stages, 0, -1) + seed % 2
-        pipeline = chain([(f, b) for f, b in times], held, numbers(seed + 1, stages - 1, 0, 40) if hops else None)
+        pipeline = chain([(f, b) for f, b in times], held, numbers(seed + 1, stages - 1, 0, 40) if transfers else None)
         orders = np.argsort(numbers(seed + 2, 35 * count, 0, 9**9).reshape(35, count), axis=1, kind="stable")
         found = OrderScorer.of(pipeline).makespans(OrderTimes.of(pipeline), orders)
         alone = [
@@ -122,4 +122,4 @@ def test_orders_scored_together_take_what_each_takes_alone(hops: bool) -> None:
         ]
         assert found.tolist() == [timeline.makespan_ns for timeline in alone]
         pinned.append([(t.start_ns.tolist(), t.cause.tolist(), t.peak_bytes.tolist()) for t in alone[:3]])
-    assert digest(pinned) == {False: "b3116d272b877af2", True: "8a53e5d2317c7b43"}[hops]
+    assert digest(pinned) == {False: "b3116d272b877af2", True: "8a53e5d2317c7b43"}[transfers]

@@ -162,7 +162,7 @@ def test_longest_first_goes_to_the_group_that_finishes_first_and_has_room() -> N
                         break
                     chosen.append(g)
                 scratch = grouping._scratch(len(case.lengths), case.compositions)
-                num = grouping.place(
+                num = grouping.assign(
                     case.lengths, case.times, case.floors, case.room, composition, spare, limit, scratch
                 )
                 placed, found, rest, group = num > 0, scratch.loads[:num], scratch.free[:num], scratch.group

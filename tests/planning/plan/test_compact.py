@@ -1,4 +1,4 @@
-"""A plan is made again from the places of its items, and nothing that is no plan of the step is taken for one."""
+"""A plan is made again from the positions of its items, and nothing that is no plan of the step is taken for one."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -61,17 +61,17 @@ def large(job: Job, plan: StepPlan) -> bool:
     return len(plan.samples) > 8 and plan.num_microbatches > 1 and all(len(a.item) > 3 for a in plan.arrangements)
 
 
-def with_places(found: CompactPlan, module: int, **changes: np.ndarray) -> CompactPlan:
-    places = list(found.places)
-    places[module] = replace(places[module], **changes)
-    return replace(found, places=tuple(places))
+def with_positions(found: CompactPlan, module: int, **changes: np.ndarray) -> CompactPlan:
+    positions = list(found.positions)
+    positions[module] = replace(positions[module], **changes)
+    return replace(found, positions=tuple(positions))
 
 
 BROKEN: dict[str, tuple[Callable[[CompactPlan], CompactPlan], str]] = {
     "no microbatch": (lambda f: replace(f, num_microbatches=0), "it has 0 microbatches"),
     "many microbatches": (lambda f: replace(f, num_microbatches=1 << 30), "microbatches; 1 to"),
     "many slots": (lambda f: replace(f, sequences_per_microbatch=1 << 30), "sequence slots; 0 to"),
-    "a module less": (lambda f: replace(f, places=f.places[1:]), "places for"),
+    "a module less": (lambda f: replace(f, positions=f.positions[1:]), "positions for"),
     "a stage less": (lambda f: replace(f, schedules=f.schedules[1:]), "its schedules are not those"),
     "nothing in flight": (
         lambda f: replace(f, schedules=tuple(replace(s, in_flight=s.in_flight * 0) for s in f.schedules)),
@@ -82,14 +82,14 @@ BROKEN: dict[str, tuple[Callable[[CompactPlan], CompactPlan], str]] = {
         "has 77 chunks",
     ),
     "an item less": (
-        lambda f: with_places(f, 0, rank=f.places[0].rank[1:], microbatch=f.places[0].microbatch[1:]),
-        "it places",
+        lambda f: with_positions(f, 0, rank=f.positions[0].rank[1:], microbatch=f.positions[0].microbatch[1:]),
+        "it positions",
     ),
-    "uneven arrays": (lambda f: with_places(f, 0, rank=f.places[0].rank[1:]), "it places"),
-    "a rank too many": (lambda f: with_places(f, 0, rank=f.places[0].rank + 1000), "ranks of module"),
-    "a rank below": (lambda f: with_places(f, 0, rank=f.places[0].rank - 1000), "ranks of module"),
+    "uneven arrays": (lambda f: with_positions(f, 0, rank=f.positions[0].rank[1:]), "it positions"),
+    "a rank too many": (lambda f: with_positions(f, 0, rank=f.positions[0].rank + 1000), "ranks of module"),
+    "a rank below": (lambda f: with_positions(f, 0, rank=f.positions[0].rank - 1000), "ranks of module"),
     "a late microbatch": (
-        lambda f: with_places(f, 0, microbatch=f.places[0].microbatch + f.num_microbatches),
+        lambda f: with_positions(f, 0, microbatch=f.positions[0].microbatch + f.num_microbatches),
         "microbatches of module",
     ),
 }
@@ -107,9 +107,9 @@ def test_what_is_no_plan_of_the_step_is_refused(kind: str, case: str) -> None:
 def test_an_overlong_sequence_is_refused() -> None:
     job, plan = first("pipelined", lambda j, p: large(j, p) and int(p.samples.tokens.sum()) > j.stream.seq_len)
     found, module = compact(job, plan), [m.kind for m in job.spec.execution.modules].index("backbone")
-    zeros = np.zeros_like(found.places[module].rank)
+    zeros = np.zeros_like(found.positions[module].rank)
     with pytest.raises(UnfitPlanError, match="tokens, and seq_len is"):
-        expand(job, STEP, plan.samples, with_places(found, module, rank=zeros, microbatch=zeros, slot=zeros))
+        expand(job, STEP, plan.samples, with_positions(found, module, rank=zeros, microbatch=zeros, slot=zeros))
 
 
 @pytest.mark.parametrize(
@@ -144,21 +144,21 @@ def test_groups_of_ranks_beyond_those_of_the_module_are_refused() -> None:
 def test_items_beside_the_first_rank_of_their_group_are_refused() -> None:
     job, plan = first("grouped", lambda j, p: large(j, p) and bool((p.groups.degree > 1).all()))
     found, module = compact(job, plan), [m.kind for m in job.spec.execution.modules].index("backbone")
-    beside = found.places[module].rank + 1
+    beside = found.positions[module].rank + 1
     with pytest.raises(UnfitPlanError, match="not the first of a group"):
-        expand(job, STEP, plan.samples, with_places(found, module, rank=beside))
+        expand(job, STEP, plan.samples, with_positions(found, module, rank=beside))
 
 
 @pytest.mark.parametrize("kind", LAYOUT_KINDS)
 def test_other_places_have_another_hash(kind: str) -> None:
-    """Two items that change places are a plan as well, but not this one."""
+    """Two items that change positions are a plan as well, but not this one."""
     job, plan = first(kind, lambda j, p: large(j, p) and j.spec.execution.modules[0].dp > 1)
     found = compact(job, plan)
-    rank = found.places[0].rank.copy()
+    rank = found.positions[0].rank.copy()
     a, b = 0, int(np.flatnonzero(rank != rank[0])[0])
     rank[[a, b]] = rank[[b, a]]
     try:
-        other = expand(job, STEP, plan.samples, with_places(found, 0, rank=rank))
+        other = expand(job, STEP, plan.samples, with_positions(found, 0, rank=rank))
     except UnfitPlanError:  # in sequences, the exchange may be too long for one
         return
     assert other.hash != plan.hash

@@ -144,7 +144,7 @@ LAYOUTS: list[dict[str, Any]] = [
     st.booleans(),
 )
 def test_what_a_measure_clears_is_never_refused(
-    found: list[Found], modules: dict[str, Any], ratio: str, room: int | None, padded: bool, colocated: bool
+    found: list[Found], modules: dict[str, Any], ratio: str, budget: int | None, padded: bool, colocated: bool
 ) -> None:
     ratio = ratio if modules["generator"] else "0"
     data = job_data(
@@ -153,14 +153,14 @@ def test_what_a_measure_clears_is_never_refused(
         **modules,
     )
     for module in data["execution"]["modules"]:
-        if room is not None:
-            module["memory"] = {"budget_bytes": room, "unit_bytes": 1}
+        if budget is not None:
+            module["memory"] = {"budget_bytes": budget, "unit_bytes": 1}
         if padded and module["kind"] != "backbone":
             module["padded"] = True
         if colocated:
             module["dp"], memory = 2, module.pop("memory", None)
             if memory is not None and module["kind"] == "encoder":
-                module["memory"] = {**memory, "step_bytes": room}
+                module["memory"] = {**memory, "step_bytes": budget}
     if colocated:
         data["execution"]["layout"] = {"kind": "colocated"}
     job = parse_job(data)
@@ -173,7 +173,7 @@ def test_what_a_measure_clears_is_never_refused(
     for i in np.flatnonzero(clear & certain).tolist():
         table = size_rows(job.stream, parts[i], np.arange(len(parts[i].text_offsets) - 1), "shard")
         limits.add(0, table, "shard")
-    if room is None and modules["encoder"] and (modules["generator"] or ratio == "0"):
+    if budget is None and modules["encoder"] and (modules["generator"] or ratio == "0"):
         assert clear.all()
 
 

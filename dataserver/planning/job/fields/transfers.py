@@ -12,22 +12,22 @@ MAX_BYTES_PER_NS = 10**6
 
 
 class Transfer(SpecModel):
-    """The hop of a microbatch's rows between two modules, or between the pipeline stages of one.
+    """The transfer of a microbatch's rows between two modules, or between the pipeline stages of one.
 
     It takes `latency_ns` + rows x `row_bytes` / `bytes_per_ns`, rounded up; the gradients on their way back take as
-    long. Hops share no link and delay no computing: each starts when what it carries is there.
+    long. Transfers share no link and delay no computing: each starts when what it carries is there.
     """
 
     source: Name
     """Module whose output moves: an encoder, the backbone to a generator, or a module in several stages."""
     target: Name
-    """Module that takes it: the backbone from an encoder, a generator; `source` itself for the hops between its
+    """Module that takes it: the backbone from an encoder, a generator; `source` itself for the transfers between its
     pipeline stages, whose rows are the tokens or patches of the microbatch, padding included."""
     latency_ns: Annotated[int, Field(ge=0, le=10**12)] = 0
-    """Nanoseconds of a hop that no row causes."""
+    """Nanoseconds of a transfer that no row causes."""
     bytes_per_ns: DecimalString
-    """Bytes that a hop moves in a nanosecond (1 is 1 GB/s): from 0.001 to 10^6, with at most three decimals. Colocated:
-    what a node sends and takes at once, or a rank where all share one node."""
+    """Bytes that a transfer moves in a nanosecond (1 is 1 GB/s): from 0.001 to 10^6, with at most three decimals.
+    Colocated: what a node sends and takes at once, or a rank where all share one node."""
     row_bytes: Annotated[int, Field(ge=0, le=2**24)]
     """Bytes of one row: its width x bytes of a number."""
 

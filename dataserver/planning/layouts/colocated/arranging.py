@@ -10,9 +10,9 @@ from dataserver.planning.balancing import traffic_between
 from dataserver.planning.job.fields import BalancePolicy, ModuleKind
 from dataserver.planning.job.spec import Execution
 from dataserver.planning.layouts.colocated.assignment import Assignment, Exchange, as_numbered, assign_batches
+from dataserver.planning.layouts.colocated.budgets import check_ranks
 from dataserver.planning.layouts.colocated.items import ModuleItems
 from dataserver.planning.layouts.colocated.options import ColocatedOptions
-from dataserver.planning.layouts.colocated.rooms import check_ranks
 from dataserver.planning.layouts.colocated.spreading import Spread, spread_beside, spread_items
 
 
@@ -39,8 +39,8 @@ def arrange(execution: Execution, items: Sequence[ModuleItems], microbatches: in
     """Spread the items of every module, each for itself, and assign the batches to ranks.
 
     Raises:
-        StepRoomError: the memory of a module does not hold them at once.
-        BinRoomError: it does not hold them in so many microbatches.
+        StepBudgetError: the memory of a module does not hold them at once.
+        BinBudgetError: it does not hold them in so many microbatches.
     """
     ranks, name = execution.backbone.dp, execution.backbone.name
     by_name = {i.module.name: i for i in items}

@@ -68,8 +68,8 @@ def assign_batches(numbered: Assignment, exchanges: Sequence[Exchange]) -> dict[
         for module in numbered:
             own = [e for e in exchanges if module in (e.source, e.target)]
             others = sum(e.bytes_between_nodes(assigned) for e in exchanges if module not in (e.source, e.target))
-            hops = [e.seen_from(module, assigned) for e in own]
-            assigned[module] = lower_peaks(assigned[module], hops, exchanges[0].node, most - others)
+            transfers = [e.seen_from(module, assigned) for e in own]
+            assigned[module] = lower_peaks(assigned[module], transfers, exchanges[0].node, most - others)
         if all(np.array_equal(assigned[module], before[module]) for module in assigned):
             break
     return assigned
@@ -88,10 +88,10 @@ def _with_fewest_bytes(numbered: Assignment, exchanges: Sequence[Exchange]) -> d
     for _ in range(ROUNDS):
         saved = False
         for module in order:
-            hops = [e.seen_from(module, assigned) for e in exchanges if module in (e.source, e.target)]
-            if not hops:
+            transfers = [e.seen_from(module, assigned) for e in exchanges if module in (e.source, e.target)]
+            if not transfers:
                 continue
-            moved, there = (np.concatenate(parts) for parts in zip(*hops, strict=True))
+            moved, there = (np.concatenate(parts) for parts in zip(*transfers, strict=True))
             better = fewest_bytes(moved, there, node)
             old, new = (bytes_between_nodes(moved, there, node, rank) for rank in (assigned[module], better))
             if new < old:

@@ -53,8 +53,8 @@ def _of_memory(
     for module in keeping:
         kept = int(_of_rounds(held_units(module, plan), rounds).max())
         chosen = f"keeps {kept:,} {unit_of(module)} of {'a round' if several else 'the step'} on the fullest rank"
-        room = module.memory and module.memory.step_units
-        said.append(Decision(module.name, chosen, f"memory.step_bytes holds {room:,} until its backward phase"))
+        budget = module.memory and module.memory.step_units
+        said.append(Decision(module.name, chosen, f"memory.step_bytes holds {budget:,} until its backward phase"))
     return said
 
 

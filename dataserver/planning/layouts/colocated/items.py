@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dataserver.planning import I64, Bool
-from dataserver.planning.balancing import BinRoom, bin_loads
+from dataserver.planning.balancing import BinBudget, bin_loads
 from dataserver.planning.costs.model import forward_ns
 from dataserver.planning.job.fields import ModuleKind, ModuleSpec
 from dataserver.planning.job.spec import JobSpec
@@ -36,17 +36,17 @@ class ModuleItems:
         parts = {name: getattr(self, name)[which] for name in ("index", "sizes", "loads", "rows")}
         return replace(self, sequence=sequence[which], **parts)
 
-    def room(self, microbatches: int = 1) -> BinRoom | None:
+    def budget(self, microbatches: int = 1) -> BinBudget | None:
         """What the items need of the memory of so many microbatches of a rank."""
         if self.module.memory is None:
             return None
-        room, step = microbatches * self.module.memory.units, self.module.memory.step_units
-        return BinRoom(self.sizes, room if step is None else min(room, step))
+        budget, step = microbatches * self.module.memory.units, self.module.memory.step_units
+        return BinBudget(self.sizes, budget if step is None else min(budget, step))
 
-    def step_room(self, needs: I64) -> BinRoom | None:
+    def step_budget(self, needs: I64) -> BinBudget | None:
         """What `needs`, int64 [any], such as padded microbatches, take of a rank's memory for the whole step."""
         step = None if self.module.memory is None else self.module.memory.step_units
-        return None if step is None else BinRoom(needs, step)
+        return None if step is None else BinBudget(needs, step)
 
 
 def module_items(spec: JobSpec, samples: StepSamples, sequence: I64) -> tuple[ModuleItems, ...]:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from dataserver.planning import I64, Bool
-from dataserver.planning.balancing import BinRoomError
+from dataserver.planning.balancing import BinBudgetError
 from dataserver.planning.costs.model import forward_ns
 from dataserver.planning.job.fields import BalancePolicy, ModuleSpec
+from dataserver.planning.layouts.colocated.budgets import check_total
 from dataserver.planning.layouts.colocated.items import ModuleItems
-from dataserver.planning.layouts.colocated.rooms import check_total
 from dataserver.planning.layouts.colocated.spreading import check_alone
 from dataserver.planning.layouts.shared.limits import BackboneLimits, largest_images, together
 from dataserver.planning.plan.naming import counted
@@ -59,7 +59,7 @@ def round_holds(items: ModuleItems) -> bool:
     try:
         check_total(items, 1)
         check_alone(items)
-    except BinRoomError:
+    except BinBudgetError:
         return False
     return True
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dataserver.planning.balancing import BinRoomError, bin_loads
+from dataserver.planning.balancing import BinBudgetError, bin_loads
 from dataserver.planning.job.fields import BalancePolicy, ModuleKind
 from dataserver.planning.job.identity import Job
 from dataserver.planning.job.spec import Execution, JobSpec
@@ -44,9 +44,9 @@ def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
 
     Raises:
         SampleTooLargeError: the memory of a module does not hold a sample; names it and the limit.
-        BinRoomError: no way was found to fit the memory of a module, however many rounds and microbatches.
+        BinBudgetError: no way was found to fit the memory of a module, however many rounds and microbatches.
     """
-    _check_room(job.spec, samples)
+    _check_budget(job.spec, samples)
     arranged, fewest = arrange_step(job, samples)
     options = {"balanced": arranged}
     if job.spec.execution.transfers is not None:
@@ -58,7 +58,7 @@ def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
 
 
 def _staying(execution: Execution, rounds: StepRounds) -> dict[str, StepRounds]:
-    """Every image on the rank of its sequence, so that no hop moves a row; nothing where memory does not hold that."""
+    """Every image on the rank of its sequence, so that no transfer moves a row; nothing where memory is short."""
     none = {"balance": BalancePolicy.NONE}
 
     def beside(items: ModuleItems) -> ModuleItems:
@@ -66,11 +66,11 @@ def _staying(execution: Execution, rounds: StepRounds) -> dict[str, StepRounds]:
 
     try:
         return {"images beside their sequences": rounds.rearranged(execution, beside)}
-    except BinRoomError:
+    except BinBudgetError:
         return {}
 
 
-def _check_room(spec: JobSpec, samples: StepSamples) -> None:
+def _check_budget(spec: JobSpec, samples: StepSamples) -> None:
     """Refuse a sample or image that the memory of a module does not hold even alone."""
     for module in spec.execution.modules:
         if module.memory is None:

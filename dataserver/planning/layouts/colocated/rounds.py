@@ -7,12 +7,12 @@ from functools import partial
 import numpy as np
 
 from dataserver.planning import I64, yield_point
-from dataserver.planning.balancing import BALANCERS, BinRoomError, bin_loads
+from dataserver.planning.balancing import BALANCERS, BinBudgetError, bin_loads
 from dataserver.planning.job.identity import Job
 from dataserver.planning.job.spec import Execution
 from dataserver.planning.layouts.colocated.arranging import ArrangedRound, arrange
+from dataserver.planning.layouts.colocated.budgets import StepBudgetError, check_total
 from dataserver.planning.layouts.colocated.items import ModuleItems, module_items
-from dataserver.planning.layouts.colocated.rooms import StepRoomError, check_total
 from dataserver.planning.layouts.colocated.splitting import Pack, pack_for_rounds, split_sequences
 from dataserver.planning.layouts.shared.sequences import pack_step
 from dataserver.planning.plan.limits import check_microbatches
@@ -47,7 +47,7 @@ class StepRounds:
         return self.size * len(self.items)
 
     def rearranged(self, execution: Execution, edit: Callable[[ModuleItems], ModuleItems]) -> "StepRounds":
-        """The same rounds with other places; BinRoomError where the memory of a module does not hold that."""
+        """The same rounds with other places; BinBudgetError where the memory of a module does not hold that."""
         edited = [tuple(edit(i) for i in of_round) for of_round in self.items]
         return replace(self, items=edited, arranged=[arrange(execution, i, self.size) for i in edited])
 
@@ -73,11 +73,11 @@ def arrange_step(job: Job, samples: StepSamples) -> tuple[StepRounds, int]:
         The rounds; and the microbatches of each rank that hold the sequences.
 
     Raises:
-        BinRoomError: no way was found to fit the memory of a module, however many rounds and microbatches.
+        BinBudgetError: no way was found to fit the memory of a module, however many rounds and microbatches.
     """
     try:
         return _in_fewest_rounds(job, samples, partial(pack_step, job, samples))
-    except (BinRoomError, MicrobatchTooLargeError):
+    except (BinBudgetError, MicrobatchTooLargeError):
         packed, _ = pack_step(job, samples)
         if np.array_equal(packed, split_sequences(job.spec, samples, packed)):
             raise
@@ -97,10 +97,10 @@ def _in_fewest_rounds(job: Job, samples: StepSamples, pack: Pack) -> tuple[StepR
         try:
             found = _in_rounds(job, samples, pack, (sequence, fewest), rounds, last=rounds >= most)
             return replace(found, asked_by=asked_by), fewest
-        except BinRoomError as error:
+        except BinBudgetError as error:
             if rounds >= most:
                 raise
-            if isinstance(error, StepRoomError):
+            if isinstance(error, StepBudgetError):
                 asked_by = [error.module]
             rounds = min(most, rounds + max(1, rounds // 8))
 
@@ -108,7 +108,7 @@ def _in_fewest_rounds(job: Job, samples: StepSamples, pack: Pack) -> tuple[StepR
 def _in_rounds(
     job: Job, samples: StepSamples, pack: Pack, packed: tuple[I64, int], rounds: int, *, last: bool
 ) -> StepRounds:
-    """The step in so many rounds of the fewest microbatches; BinRoomError if no number of them fits.
+    """The step in so many rounds of the fewest microbatches; BinBudgetError if no number of them fits.
 
     `packed` are the sequences and microbatches of `pack`; with the `last` number of rounds only microbatches help.
     """
@@ -128,11 +128,11 @@ def _in_rounds(
         found = _cut(items, rounds, size)
         try:
             return StepRounds(sequence, size, found, [arrange(execution, of_round, size) for of_round in found])
-        except StepRoomError:
+        except StepBudgetError:
             # Rounds help sooner than microbatches: more of these pack a whole step otherwise, and may so make it fit.
             if (rounds > 1 and not last) or _is_spread_out(found, size):
                 raise
-        except BinRoomError:
+        except BinBudgetError:
             if _is_spread_out(found, size):
                 raise
         size += max(1, size // 8)
@@ -144,35 +144,35 @@ def _is_spread_out(rounds: Sequence[tuple[ModuleItems, ...]], size: int) -> bool
 
 
 def _bounds_step(items: ModuleItems) -> bool:
-    return items.step_room(items.sizes) is not None
+    return items.step_budget(items.sizes) is not None
 
 
 def _fewest_rounds(items: ModuleItems) -> int:
     """In fewer rounds all ranks together cannot keep the items."""
-    room = items.step_room(items.sizes)
-    return 1 if room is None else max(1, -(-int(items.sizes.sum()) // (items.module.dp * room.cap)))
+    budget = items.step_budget(items.sizes)
+    return 1 if budget is None else max(1, -(-int(items.sizes.sum()) // (items.module.dp * budget.cap)))
 
 
 def _fewest_microbatches(items: ModuleItems) -> int:
     """With fewer microbatches of each rank the memory of a module cannot hold its items."""
-    room = items.room()
-    return 1 if room is None else -(-int(items.sizes.sum()) // (items.module.dp * room.cap))
+    budget = items.budget()
+    return 1 if budget is None else -(-int(items.sizes.sum()) // (items.module.dp * budget.cap))
 
 
 def _cut(items: tuple[ModuleItems, ...], rounds: int, size: int) -> list[tuple[ModuleItems, ...]]:
     """The items of each round: sequences with their images, so that what is kept is as even as can be.
 
     Raises:
-        StepRoomError: all ranks together cannot keep those of a round.
+        StepBudgetError: all ranks together cannot keep those of a round.
     """
     if rounds == 1:
         return [items]
     (backbone,) = (i for i in items if i.slots is not None)
     count, kept = len(backbone.index), np.zeros(len(backbone.index), np.int64)
     for own in items:
-        room = own.step_room(own.sizes)
-        if room is not None:
-            kept += bin_loads(own.sizes, own.sequence, count) * _SHARE // (own.module.dp * room.cap)
+        budget = own.step_budget(own.sizes)
+        if budget is not None:
+            kept += bin_loads(own.sizes, own.sequence, count) * _SHARE // (own.module.dp * budget.cap)
     capacity = backbone.module.dp * size * (backbone.slots or 1)
     of_sequence = number_by_first(BALANCERS["lpt"](kept, rounds, capacity))
     found = list[tuple[ModuleItems, ...]]()

@@ -10,16 +10,16 @@ from dataserver.planning import I64, yield_point
 from dataserver.planning.balancing import (
     BALANCERS,
     Balancer,
-    BinRoom,
-    BinRoomError,
+    BinBudget,
+    BinBudgetError,
     bin_loads,
     bin_totals,
     check,
     in_runs,
 )
 from dataserver.planning.job.fields import BalancePolicy, ModuleSpec
+from dataserver.planning.layouts.colocated.budgets import StepBudgetError
 from dataserver.planning.layouts.colocated.items import ModuleItems
-from dataserver.planning.layouts.colocated.rooms import StepRoomError
 from dataserver.planning.stream.packing import number_by_first
 
 
@@ -45,8 +45,8 @@ def spread_items(items: ModuleItems, num_sequences: int, microbatches: int) -> t
         The spread; and int64 [ranks], forward nanoseconds of each rank in that order.
 
     Raises:
-        StepRoomError: what a rank may keep does not hold the items, in however many microbatches.
-        BinRoomError: the memory of so many microbatches does not hold the items, or no way to fit them was found.
+        StepBudgetError: what a rank may keep does not hold the items, in however many microbatches.
+        BinBudgetError: the memory of so many microbatches does not hold the items, or no way to fit them was found.
     """
     home = _home(items, num_sequences)
     with _naming(items.module):
@@ -58,7 +58,7 @@ def check_alone(items: ModuleItems) -> None:
     """Refuse items of one sequence that ranks cannot keep at once, in however many microbatches.
 
     Raises:
-        BinRoomError: no way to fit them was found.
+        BinBudgetError: no way to fit them was found.
     """
     home, count = _home(items, 1), len(items.index)
     if items.module.padded:
@@ -71,13 +71,13 @@ def spread_beside(items: ModuleItems, backbone: Spread, microbatches: int) -> Sp
     """Spread images to the batch of their sequence.
 
     Raises:
-        BinRoomError: the memory of so many microbatches does not hold them, or no way to fit them was found.
+        BinBudgetError: the memory of so many microbatches does not hold them, or no way to fit them was found.
     """
     batch, count = backbone.batch[items.sequence], items.module.dp * microbatches
     with _naming(items.module):
         microbatch = _microbatch(items, batch, microbatches)
-        if not fits(items.sizes, batch * microbatches + microbatch, count, items.room(), padded=items.module.padded):
-            raise BinRoomError("the images beside their sequences exceed its memory")
+        if not fits(items.sizes, batch * microbatches + microbatch, count, items.budget(), padded=items.module.padded):
+            raise BinBudgetError("the images beside their sequences exceed its memory")
     return Spread(batch, microbatch)
 
 
@@ -94,10 +94,10 @@ def _naming(module: ModuleSpec) -> Iterator[None]:
     """Errors say whose memory is too small."""
     try:
         yield
-    except StepRoomError as error:
-        raise StepRoomError(f"module {module.name}: {error}", module.name) from error
-    except BinRoomError as error:
-        raise BinRoomError(f"module {module.name}: {error}") from error
+    except StepBudgetError as error:
+        raise StepBudgetError(f"module {module.name}: {error}", module.name) from error
+    except BinBudgetError as error:
+        raise BinBudgetError(f"module {module.name}: {error}") from error
 
 
 def _spread(items: ModuleItems, home: I64, microbatches: int) -> tuple[Spread, I64]:
@@ -105,24 +105,24 @@ def _spread(items: ModuleItems, home: I64, microbatches: int) -> tuple[Spread, I
     at_home = bin_loads(items.loads, home, items.module.dp)
     try:
         batch = _batches(items, home, at_home, microbatches)
-    except BinRoomError as error:
-        room, step = items.room(microbatches), items.step_room(items.sizes)
-        if room is not None and step is not None and room.cap == step.cap:
-            raise StepRoomError(str(error), items.module.name) from error
+    except BinBudgetError as error:
+        budget, step = items.budget(microbatches), items.step_budget(items.sizes)
+        if budget is not None and step is not None and budget.cap == step.cap:
+            raise StepBudgetError(str(error), items.module.name) from error
         raise
     return Spread(batch, _microbatch(items, batch, microbatches)), at_home
 
 
 def _batches(items: ModuleItems, home: I64, at_home: I64, microbatches: int) -> I64:
     """The batch of each item, int64 [k]."""
-    ranks, policy, room = items.module.dp, items.module.balance, items.room(microbatches)
-    keeps = fits(items.sizes, home, ranks, room, padded=False)
+    ranks, policy, budget = items.module.dp, items.module.balance, items.budget(microbatches)
+    keeps = fits(items.sizes, home, ranks, budget, padded=False)
     if policy.keeps_order:
         if not keeps:
-            raise BinRoomError("the items of a rank in canonical order exceed its memory")
+            raise BinBudgetError("the items of a rank in canonical order exceed its memory")
         return home
     capacity = None if items.slots is None else items.slots * microbatches
-    planned = BALANCERS[policy.value](items.loads, ranks, capacity, room)
+    planned = BALANCERS[policy.value](items.loads, ranks, capacity, budget)
     slower = at_home.max() < bin_loads(items.loads, planned, ranks).max()
     return home if keeps and slower else planned
 
@@ -135,15 +135,15 @@ def _spread_padded(items: ModuleItems, home: I64, microbatches: int) -> tuple[Sp
     if not module.balance.keeps_order:
         even, policy = np.empty_like(canonical), BALANCERS[module.balance.value]
         even[np.argsort(-items.loads, kind="stable")] = in_runs(len(even), count)
-        ways = [(BALANCERS["padded"](items.loads, count, items.slots, items.room()), policy), (even, policy), *ways]
-    found, lacking = [], BinRoomError("its microbatches in canonical order exceed its memory")
+        ways = [(BALANCERS["padded"](items.loads, count, items.slots, items.budget()), policy), (even, policy), *ways]
+    found, lacking = [], BinBudgetError("its microbatches in canonical order exceed its memory")
     for microbatch, balancer in ways:
-        if fits(items.sizes, microbatch, count, items.room(), padded=True):
+        if fits(items.sizes, microbatch, count, items.budget(), padded=True):
             times, held = (bin_totals(v, microbatch, count, padded=True) for v in (items.loads, items.sizes))
             try:
-                batch = balancer(times, ranks, microbatches, items.step_room(held))
-            except BinRoomError:  # another way may need less padding
-                lacking = StepRoomError("its microbatches exceed what a rank holds of a step", module.name)
+                batch = balancer(times, ranks, microbatches, items.step_budget(held))
+            except BinBudgetError:  # another way may need less padding
+                lacking = StepBudgetError("its microbatches exceed what a rank holds of a step", module.name)
             else:
                 found.append((int(bin_loads(times, batch, ranks).max()), microbatch, batch))
     if not found:
@@ -158,7 +158,7 @@ def _spread_padded(items: ModuleItems, home: I64, microbatches: int) -> tuple[Sp
 def _microbatch(items: ModuleItems, batch: I64, microbatches: int) -> I64:
     policy = items.module.balance
     balancer: Balancer = runs if policy.keeps_order else BALANCERS[policy.value]
-    return _split(items, batch, microbatches, balancer, items.slots, items.room())
+    return _split(items, batch, microbatches, balancer, items.slots, items.budget())
 
 
 def _split(
@@ -167,35 +167,35 @@ def _split(
     microbatches: int,
     balancer: Balancer,
     slots: int | None = None,
-    room: BinRoom | None = None,
+    budget: BinBudget | None = None,
 ) -> I64:
     """The microbatch of each item within its batch, int64 [k], numbered in the order of their first items.
 
     In a phase that runs alone it makes no rank faster how its items are divided, since nobody waits for a microbatch.
-    It decides what the rank has to hold at once: at most `slots` items and what has `room`.
+    It decides what the rank has to hold at once: at most `slots` items and what has `budget`.
     """
     found, order = np.zeros_like(batch), np.argsort(batch, kind="stable")
     for mine in np.split(order, np.searchsorted(batch[order], np.arange(1, items.module.dp))):
         yield_point()
-        here = None if room is None else BinRoom(room.need[mine], room.cap)
+        here = None if budget is None else BinBudget(budget.need[mine], budget.cap)
         found[mine] = number_by_first(balancer(items.loads[mine], microbatches, slots, here))
     return found
 
 
-def runs(loads: I64, num_bins: int, capacity: int | None = None, room: BinRoom | None = None) -> I64:
+def runs(loads: I64, num_bins: int, capacity: int | None = None, budget: BinBudget | None = None) -> I64:
     """The baseline as a `Balancer`: items in their order, dealt out in runs.
 
     Raises:
-        BinRoomError: a bin has too little room for its run.
+        BinBudgetError: a bin has too little room for its run.
         ValueError: there are too many items.
     """
-    check(loads, num_bins, capacity, room)
+    check(loads, num_bins, capacity, budget)
     bins = in_runs(len(loads), num_bins)
-    if room is not None and not fits(room.need, bins, num_bins, room, padded=False):
-        raise BinRoomError(f"{len(loads)} items in canonical order exceed the room of {num_bins} bins")
+    if budget is not None and not fits(budget.need, bins, num_bins, budget, padded=False):
+        raise BinBudgetError(f"{len(loads)} items in canonical order exceed the memory of {num_bins} bins")
     return bins
 
 
-def fits(needs: I64, place: I64, count: int, room: BinRoom | None, *, padded: bool) -> bool:
+def fits(needs: I64, place: I64, count: int, budget: BinBudget | None, *, padded: bool) -> bool:
     """Whether every one of `count` places has room, `place` int64 [k] being that of each item."""
-    return room is None or int(bin_totals(needs, place, count, padded=padded).max()) <= room.cap
+    return budget is None or int(bin_totals(needs, place, count, padded=padded).max()) <= budget.cap

@@ -11,7 +11,7 @@ from dataserver.planning.job.identity import Job
 from dataserver.planning.job.spec import JobSpec
 from dataserver.planning.layouts.colocated.items import ModuleItems, module_items
 from dataserver.planning.layouts.colocated.programs import first_pass, programs, step_phases
-from dataserver.planning.layouts.colocated.transfers import hops_before, phase_hops
+from dataserver.planning.layouts.colocated.transfers import phase_transfers, transfers_before
 from dataserver.planning.layouts.interface import Node, PlannedTimeline
 from dataserver.planning.layouts.shared.sequences import sequence_of_samples
 from dataserver.planning.plan.expectation import held_units, microbatch_loads
@@ -21,7 +21,7 @@ from dataserver.planning.simulation import Operations, Pipeline, Timeline, held_
 
 def timeline(spec: JobSpec, plan: ArrangedStep) -> PlannedTimeline:
     """Simulate a plan: every rank runs every phase, and begins the next when all ranks are done with it and with its
-    hops.
+    transfers.
 
     The pipeline of the result has one node for each rank, whose chunks are the modules, and no edges: what a rank waits
     for are the barriers.
@@ -47,12 +47,12 @@ def timeline(spec: JobSpec, plan: ArrangedStep) -> PlannedTimeline:
         activation_bytes=held.reshape(shape),
     )
     nodes = tuple(Node(tuple(m.name for m in modules), r, 0) for r in range(ranks))
-    hops = hops_before(execution, phases, size, phase_hops(execution, plan))
-    return PlannedTimeline(nodes, pipeline, run_phases(phases, forward, backward, held, hops))
+    transfers = transfers_before(execution, phases, size, phase_transfers(execution, plan))
+    return PlannedTimeline(nodes, pipeline, run_phases(phases, forward, backward, held, transfers))
 
 
 def run_phases(
-    phases: Sequence[Operations], forward: I64, backward: I64, held: I64, hops: I64 | None = None
+    phases: Sequence[Operations], forward: I64, backward: I64, held: I64, transfers: I64 | None = None
 ) -> Timeline:
     """What happens when.
 
@@ -61,7 +61,8 @@ def run_phases(
         forward: int64 [ranks, modules, microbatches], nanoseconds.
         backward: the same of the backward passes.
         held: the same in bytes, from a forward to its backward; without one until the forward ends.
-        hops: int64 [phases], nanoseconds before the first pass of each phase in which no rank computes; without them 0.
+        transfers: int64 [phases], nanoseconds before the first pass of each phase in which no rank computes; 0
+            without them.
     """
     operations = Operations.joined(phases)
     times = pass_times(operations, forward, backward)
@@ -69,8 +70,8 @@ def run_phases(
     own = np.arange(ranks) * length
     start, cause = np.empty_like(times), own[:, None] + np.arange(-1, length - 1)
     now, first, before = 0, 0, np.full(ranks, -1, np.int64)
-    for phase, hop in zip(phases, [0] * len(phases) if hops is None else hops.tolist(), strict=True):
-        arrived = np.where(np.arange(len(phase)) < first_pass(phase), 0, hop)
+    for phase, transfer in zip(phases, [0] * len(phases) if transfers is None else transfers.tolist(), strict=True):
+        arrived = np.where(np.arange(len(phase)) < first_pass(phase), 0, transfer)
         last = first + len(phase)
         ends = now + arrived + times[:, first:last].cumsum(axis=1)
         start[:, first:last] = ends - times[:, first:last]
@@ -92,12 +93,14 @@ def run_phases(
 def bound_ns(job: Job, plan: StepPlan) -> int:
     """A time that no arrangement of the plan's sequences in as many microbatches and rounds can beat.
 
-    Since all ranks meet at the end of every phase, the least times of the phases and of the hops add up.
+    Since all ranks meet at the end of every phase, the least times of the phases and of the transfers add up.
     """
     execution, count = job.spec.execution, plan.num_microbatches
     sequence, size = sequence_of_samples(plan, execution.backbone.name), round_size(plan.schedules, count)
-    hops = hops_before(execution, step_phases(execution, count, size), size, phase_hops(execution, plan, least=True))
-    return int(hops.sum()) + sum(_bound(items, count) for items in module_items(job.spec, plan.samples, sequence))
+    transfers = transfers_before(
+        execution, step_phases(execution, count, size), size, phase_transfers(execution, plan, least=True)
+    )
+    return int(transfers.sum()) + sum(_bound(items, count) for items in module_items(job.spec, plan.samples, sequence))
 
 
 def _bound(items: ModuleItems, microbatches: int) -> int:
@@ -113,6 +116,6 @@ def _forward_bound(items: ModuleItems, microbatches: int) -> int:
     module, slots, count = items.module, items.slots, items.module.dp * microbatches
     bound = lower_bound(items.loads, module.dp, None if slots is None else slots * microbatches)
     if module.padded:  # the least possible maximum of a single microbatch
-        batch = padded(items.loads, count, slots, items.room())
+        batch = padded(items.loads, count, slots, items.budget())
         bound = max(bound, int(bin_totals(items.loads, batch, count, padded=True).max()))
     return microbatches * module.cost.microbatch_ns + bound

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dataserver.planning import I64
-from dataserver.planning.balancing import BALANCERS, BinRoom, BinRoomError
+from dataserver.planning.balancing import BALANCERS, BinBudget, BinBudgetError
 from dataserver.planning.costs.model import forward_ns
 from dataserver.planning.job.fields import BalancePolicy, ModuleSpec
 from dataserver.planning.job.identity import Job
@@ -83,10 +83,10 @@ def _spread(batched: BatchedStep, tower: ModuleSpec, sizes: I64) -> BatchedArran
     if tower.balance is BalancePolicy.NONE:
         return _in_order(batched, tower, sizes)
     loads, ranks, each = forward_ns(tower.cost, sizes), tower.dp, batched.layout.microbatches
-    room = None if tower.memory is None else BinRoom(sizes, tower.memory.units)
+    budget = None if tower.memory is None else BinBudget(sizes, tower.memory.units)
     try:
         if tower.padded:
-            return pad_batches(loads, batched.batch, ranks, each, room)
-        return balance_batches(loads, batched.batch, ranks, each, BALANCERS[tower.balance.value], room)
-    except BinRoomError:  # placing by time found no way; by size there is one in every job that was accepted
+            return pad_batches(loads, batched.batch, ranks, each, budget)
+        return balance_batches(loads, batched.batch, ranks, each, BALANCERS[tower.balance.value], budget)
+    except BinBudgetError:  # placing by time found no way; by size there is one in every job that was accepted
         return deal_by_size(sizes, batched.batch, ranks, each, tower.padded)

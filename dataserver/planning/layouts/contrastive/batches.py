@@ -8,7 +8,7 @@ import numpy as np
 from dataserver.planning import I64, yield_point
 from dataserver.planning.balancing import (
     Balancer,
-    BinRoom,
+    BinBudget,
     bin_totals,
     in_runs,
     longest_first,
@@ -47,7 +47,7 @@ def balance_batches(
     num_ranks: int,
     microbatches_per_batch: int,
     balancer: Balancer = searched,
-    room: BinRoom | None = None,
+    budget: BinBudget | None = None,
 ) -> BatchedArrangement:
     """Spread the items of every batch over ranks, and those of each rank over the batch's microbatches.
 
@@ -60,15 +60,15 @@ def balance_batches(
         num_ranks: data-parallel ranks of the tower.
         microbatches_per_batch: K of section 4.3.
         balancer: see `balancing.BALANCERS`.
-        room: need of each item, and what a rank has for its items of one batch: it holds them all at the barrier.
+        budget: need of each item, and what a rank has for its items of one batch: it holds them all at the barrier.
 
     Raises:
-        BinRoomError: no way was found to stay within the memory.
+        BinBudgetError: no way was found to stay within the memory.
         ValueError: the items of a batch do not divide evenly, or the shapes do not fit.
     """
     rank, microbatch = np.zeros(len(loads), np.int64), np.zeros(len(loads), np.int64)
     for number, mine in enumerate(_members(loads, batch, num_ranks, microbatches_per_batch)):
-        here = None if room is None else BinRoom(room.need[mine], room.cap)
+        here = None if budget is None else BinBudget(budget.need[mine], budget.cap)
         rank[mine] = balancer(loads[mine], num_ranks, len(mine) // num_ranks, here)
         for r in range(num_ranks):
             yield_point()
@@ -91,7 +91,7 @@ def batches_in_order(loads: I64, batch: I64, num_ranks: int, microbatches_per_ba
 
 
 def pad_batches(
-    loads: I64, batch: I64, num_ranks: int, microbatches_per_batch: int, room: BinRoom | None = None
+    loads: I64, batch: I64, num_ranks: int, microbatches_per_batch: int, budget: BinBudget | None = None
 ) -> BatchedArrangement:
     """`balance_batches` for towers whose items are padded to the largest of their microbatch.
 
@@ -105,7 +105,9 @@ def pad_batches(
         count = num_ranks * microbatches_per_batch
         part = padded(loads[mine], count, len(mine) // count)
         times = bin_totals(loads[mine], part, count, padded=True)
-        held = None if room is None else BinRoom(bin_totals(room.need[mine], part, count, padded=True), room.cap)
+        held = (
+            None if budget is None else BinBudget(bin_totals(budget.need[mine], part, count, padded=True), budget.cap)
+        )
         rank_of = longest_first(times, num_ranks, microbatches_per_batch, held)
         order = np.argsort(rank_of, kind="stable")
         within = np.empty(count, np.int64)

@@ -114,19 +114,20 @@ class TowerLimits:
 
         if batch is None or _fits(self._spec, sizes, batch, _microbatches(self._spec)):
             return
-        needs, rooms = [], []
+        needs, budgets = [], []
         for tower in self._towers:
             need = _need(tower, sizes(tower, batch), _microbatches(self._spec))
             if tower.memory is not None and need > tower.memory.units:
                 needs.append(
                     f"{need:,} {unit_of(tower)} on a rank of {tower.name}, whose memory holds {tower.memory.units:,}"
                 )
-                rooms.append(f"of {tower.name} to {need * tower.memory.unit_bytes}")
+                budgets.append(f"of {tower.name} to {need * tower.memory.unit_bytes}")
         raise TowerMemoryError(
             f"the largest samples of the datasets may meet in one contrastive batch of {counted(batch, 'sample')}, "
             f"which waits for a barrier as a whole; then there must be room for {', and '.join(needs)}: raise "
-            f"memory.budget_bytes {', and '.join(rooms)}{remedies(self._spec, sizes, self._spec.stream.global_batch)}, "
-            "or leave the largest samples out with a filter or a quarantine list"
+            f"memory.budget_bytes {', and '.join(budgets)}"
+            f"{remedies(self._spec, sizes, self._spec.stream.global_batch)}, or leave the largest samples out with a "
+            "filter or a quarantine list"
         )
 
     def _modalities(self) -> set[Modality]:

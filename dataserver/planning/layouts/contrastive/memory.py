@@ -55,11 +55,11 @@ class TowerMemory:
         sizes, mine = item_sizes(self.tower, samples), self.arrangement.item[(self.arrangement.rank == rank) & waits]
         largest = int(mine[sizes[mine].argmax()])
         sample = sample_name(self.batched.job.stream, samples, largest)
-        name, room = self.tower.name, f"{self.memory.units:,}"
+        name, budget = self.tower.name, f"{self.memory.units:,}"
         return TowerMemoryError(
             f"{schedule} needs room for {need:,} {unit_of(self.tower)} on rank {rank} of {name} in step "
             f"{self.batched.step}, where {counted(len(mine), 'sample')} up to {sizes[largest]:,} ({sample}) wait for a "
-            f"barrier, but its memory holds {room}: raise memory.budget_bytes of {name} to "
+            f"barrier, but its memory holds {budget}: raise memory.budget_bytes of {name} to "
             f"{need * self.memory.unit_bytes}"
             f"{self._remedies() if schedule is ContrastiveSchedule.BATCH_SYNC else ''}"
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dataserver.planning import I64
-from dataserver.planning.costs.model import backward_ns, forward_ns, hop_ns
+from dataserver.planning.costs.model import backward_ns, forward_ns, transfer_ns
 from dataserver.planning.job.fields import ModuleSpec
 from dataserver.planning.job.identity import Job
 from dataserver.planning.job.spec import Execution, JobSpec
@@ -27,7 +27,7 @@ class TowerTimes:
     activation_bytes: I64 | None = None
     """Held by each device of a stage from forward to backward; without it 0."""
     transfer_ns: I64 | None = None
-    """int64 [ranks, microbatches]: of each hop between two stages, there and back; without it 0."""
+    """int64 [ranks, microbatches]: of each transfer between two stages, there and back; without it 0."""
 
 
 def contrastive_pipeline(
@@ -91,7 +91,7 @@ def timeline(spec: JobSpec, plan: ArrangedStep) -> PlannedTimeline:
 
 
 def _times(execution: Execution, tower: ModuleSpec, plan: ArrangedStep) -> TowerTimes:
-    """Times and activations of a tower, the same on each of its stages, and the hops between them."""
+    """Times and activations of a tower, the same on each of its stages, and the transfers between them."""
 
     def on_stages(values: I64) -> I64:
         return np.repeat(values[:, None, :], tower.pp, axis=1)
@@ -102,7 +102,7 @@ def _times(execution: Execution, tower: ModuleSpec, plan: ArrangedStep) -> Tower
         forward_ns=on_stages(forward),
         backward_ns=on_stages(backward_ns(tower.cost, forward)),
         activation_bytes=None if tower.memory is None else on_stages(held * tower.memory.unit_bytes),
-        transfer_ns=None if transfer is None else hop_ns(transfer, held),
+        transfer_ns=None if transfer is None else transfer_ns(transfer, held),
     )
 
 
@@ -110,8 +110,8 @@ def bound_ns(job: Job, plan: StepPlan) -> int:
     """A time that no arrangement of the step's contrastive batches can beat, under any schedule.
 
     For every tower: the work of its last stage, evenly spread over the ranks; the way of the smallest possible
-    microbatch through the stages before it, there and back, with its hops; and the interactions, which the last stage
-    runs too.
+    microbatch through the stages before it, there and back, with its transfers; and the interactions, which the last
+    stage runs too.
     """
     execution = job.spec.execution
     layout, towers = execution.options(ContrastiveOptions), execution.modules
@@ -128,6 +128,6 @@ def _tower_bound_ns(execution: Execution, tower: ModuleSpec, plan: StepPlan) -> 
     forward = max((total - count * (tower.pp - 1)) // tower.pp, 0)
     backward = max((forward * percent - 99 * count) // 100, 0)
     least = (int(loads[: len(loads) // count].sum()) + tower.cost.microbatch_ns) // tower.pp
-    hop = int(hop_ns(execution.transfer(tower.name, tower.name), sizes[: len(sizes) // count].sum()))
-    way = (tower.pp - 1) * (least + least * percent // 100 + (2 if tower.runs_backward else 1) * hop)
+    transfer = int(transfer_ns(execution.transfer(tower.name, tower.name), sizes[: len(sizes) // count].sum()))
+    way = (tower.pp - 1) * (least + least * percent // 100 + (2 if tower.runs_backward else 1) * transfer)
     return -(-(forward + backward) // tower.dp) + way

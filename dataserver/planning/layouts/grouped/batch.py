@@ -40,7 +40,7 @@ class Batch:
         self._slope = lengths << 16 if squares is None else (squares << 16) // lengths
         self.floors = costs.floors(lengths)
         self.cells = costs.num_devices // costs.degrees[0]  # a cell is as many devices as the smallest group has
-        self.room = costs.device_tokens * costs.degrees[0]  # tokens of a cell
+        self.cell_tokens = costs.device_tokens * costs.degrees[0]  # tokens of a cell
         if compositions is None:
             compositions = group_compositions(costs.num_devices, costs.degrees[0], costs.degrees[-1])
         self.compositions = compositions.view()
@@ -79,7 +79,7 @@ class Batch:
             lengths,
             self.times[members],
             self.floors[members],
-            self.room,
+            self.cell_tokens,
             self._penalties,
             self.compositions,
             self.cells,
@@ -97,7 +97,7 @@ class Batch:
         taken = grouping.fill(
             self.lengths[mine],
             self.times[mine],
-            self.room,
+            self.cell_tokens,
             taker.composition,
             taker.group,
             self.lengths[others],

@@ -69,7 +69,7 @@ def _halved(job: Job, seed: CandidatePlan, number: int) -> CandidatePlan:
 def _chain(execution: Execution, seed: CandidatePlan) -> Pipeline:
     """Encoders, backbone and generators as one node each, which takes as long as its slowest rank.
 
-    Hops take their mean over the microbatches: an order is scored with the same hops for all (`OrderScorer`).
+    Transfers take their mean over the microbatches: an order is scored with the same transfers for all (`OrderScorer`).
     """
     pipeline, kinds = seed.planned.pipeline, [execution.module(n.modules[0]).kind for n in seed.planned.nodes]
     stages = [np.array([k is kind for k in kinds]) for kind in ModuleKind if kind in kinds]

@@ -67,13 +67,13 @@ def _held_bytes(execution: Execution, module: ModuleSpec, plan: ArrangedStep) ->
 def _joins(execution: Execution, plan: ArrangedStep) -> tuple[I64, I64 | None]:
     """From encoder ranks to all ranks of the groups that take their rows, and on to generator ranks. int64 [e, 3].
 
-    Also the nanoseconds of each, int64 [e], or None if no hop takes time: the ranks of a group share its rows evenly.
+    Also the nanoseconds of each, int64 [e], or None if no transfer takes time: a group's ranks share its rows evenly.
     """
     backbone, modules = execution.backbone, execution.by_depth
     first = dict(zip([m.name for m in modules], np.cumsum([0, *(m.dp for m in modules)]).tolist(), strict=False))
     degrees = np.zeros((plan.num_microbatches, backbone.dp), np.int64)
     degrees[plan.groups.microbatch, plan.groups.first_rank] = plan.groups.degree
-    edges, hops = [np.zeros((0, 3), np.int64)], [np.zeros(0, np.int64)]
+    edges, transfers = [np.zeros((0, 3), np.int64)], [np.zeros(0, np.int64)]
     for r in plan.routings:
         pairs = np.unique(np.stack([r.source_microbatch, r.source_rank, r.target_rank], axis=1), axis=0)
         end = 2 if r.target_module == backbone.name else 1
@@ -82,8 +82,8 @@ def _joins(execution: Execution, plan: ArrangedStep) -> tuple[I64, I64 | None]:
         found[:, end] = ranges(pairs[:, end], peers)
         edges.append(found + np.array([0, first[r.source_module], first[r.target_module]]))
         if execution.transfers is not None:
-            hops.append(np.repeat(routed_ns(execution, r, peers), peers))
-    return np.concatenate(edges), None if execution.transfers is None else np.concatenate(hops)
+            transfers.append(np.repeat(routed_ns(execution, r, peers), peers))
+    return np.concatenate(edges), None if execution.transfers is None else np.concatenate(transfers)
 
 
 def _in_step(pipeline: Pipeline, first: int, dp: int) -> Timeline:
@@ -97,7 +97,7 @@ def _in_step(pipeline: Pipeline, first: int, dp: int) -> Timeline:
     np.maximum.at(backward, row, pipeline.backward_ns)
     microbatch, source, target = pipeline.edges.T
     edges, place = np.unique(np.stack([microbatch, row[source], row[target]], axis=1), axis=0, return_inverse=True)
-    if pipeline.transfer_ns is not None:  # a pass waits for the slowest hop of any rank
+    if pipeline.transfer_ns is not None:  # a pass waits for the slowest transfer of any rank
         transfer = np.zeros(len(edges), np.int64)
         np.maximum.at(transfer, place.ravel(), pipeline.transfer_ns)
     smaller = replace(

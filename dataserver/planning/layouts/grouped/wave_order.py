@@ -48,14 +48,14 @@ def searched_order(pipeline: Pipeline) -> list[int]:
 
 
 def chain(
-    stages: list[tuple[I64, I64]], in_flight: I64, hops_ns: I64 | None = None, returns: Sequence[bool] = ()
+    stages: list[tuple[I64, I64]], in_flight: I64, transfers_ns: I64 | None = None, returns: Sequence[bool] = ()
 ) -> Pipeline:
     """A pipeline of one node for each stage.
 
     Args:
         stages: forward and backward, int64 [microbatches] each.
         in_flight: int64 [stages].
-        hops_ns: int64 [stages - 1], from each stage to the next, the same for all microbatches; without it 0.
+        transfers_ns: int64 [stages - 1], from each stage to the next, the same for all microbatches; without it 0.
         returns: which stages run backwards; without it all of them.
     """
     forward, backward = (np.stack(times) for times in zip(*stages, strict=True))
@@ -63,7 +63,7 @@ def chain(
     operations = [stage_operations(held, forward.shape[1]) for held in in_flight.tolist()]
     if returns:
         operations = [made if back else forwards(made) for made, back in zip(operations, returns, strict=True)]
-    transfer = None if hops_ns is None else np.tile(hops_ns, forward.shape[1])
+    transfer = None if transfers_ns is None else np.tile(transfers_ns, forward.shape[1])
     return Pipeline(len(stages), np.arange(len(stages)), forward, backward, edges, operations, transfer_ns=transfer)
 
 

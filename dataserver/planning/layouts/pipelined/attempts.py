@@ -83,12 +83,12 @@ def _by_rules(packed: PackedStep, starts: Starts) -> Iterator[Trial]:
     """
     searches, some_extras = packed.layout.order is OrderPolicy.SEARCH, extras(packed.execution)
     guessed = packed.layout.chunks > 1 or any(m.padded for m in packed.modules)  # the search goes by an estimate
-    guessed = guessed or starts.problem.hops is not None
+    guessed = guessed or starts.problem.transfers is not None
     placements = dict(starts.by_rules)
     if guessed or not searches:
         placements |= starts.by_algorithm_2
     for name, placement in placements.items():
-        if not searches or guessed or name == CANONICAL or starts.problem.rooms is not None:
+        if not searches or guessed or name == CANONICAL or starts.problem.budgets is not None:
             spreads = _spreads(packed, starts.problem.components, name == CANONICAL)
             yield Trial(name, placement, spreads, some_extras[:1] if searches else some_extras)
 

@@ -60,7 +60,7 @@ class _Sequences:
         return np.bincount(self.sequence[self.has], minlength=int(self.sequence.max()) + 1)
 
     @property
-    def room(self) -> I64:
+    def free_tokens(self) -> I64:
         """Tokens that each sequence could still take."""
         return self.capacity - bin_loads(self.tokens, self.sequence, len(self.images))
 
@@ -68,14 +68,14 @@ class _Sequences:
         """Exchange the two samples, one of each, that fit in each other's place and differ least in length."""
         if not len(some) or not len(others):
             return False
-        tokens, room = self.tokens, self.room
+        tokens, free = self.tokens, self.free_tokens
         others = others[np.argsort(tokens[others], kind="stable")]
         near = np.searchsorted(tokens[others], tokens[some])
         best = None
         for offset in (-1, 0):
             mine = others[np.clip(near + offset, 0, len(others) - 1)]
             longer = tokens[some] - tokens[mine]
-            fits = (longer <= room[self.sequence[mine]]) & (-longer <= room[self.sequence[some]])
+            fits = (longer <= free[self.sequence[mine]]) & (-longer <= free[self.sequence[some]])
             away = np.where(fits, np.abs(longer), self.capacity + 1)
             at = int(away.argmin())
             if fits[at] and (best is None or away[at] < best[0]):
@@ -97,7 +97,7 @@ def _gather(found: _Sequences) -> bool:
             if found.exchange(np.array([sample]), np.flatnonzero(elsewhere & ~found.has)):
                 elsewhere = (images[found.sequence] > 0) & (found.sequence != emptied)
                 continue
-            roomiest = np.where((images > 0) & (np.arange(len(images)) != emptied), found.room, -1)
+            roomiest = np.where((images > 0) & (np.arange(len(images)) != emptied), found.free_tokens, -1)
             if roomiest.max() < found.tokens[sample]:
                 break
             found.sequence[sample] = int(roomiest.argmax())

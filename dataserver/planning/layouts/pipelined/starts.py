@@ -65,14 +65,14 @@ def find_starts(packed: PackedStep) -> Starts:
 
 def guided_problem(packed: PackedStep, problem: PlacementProblem, extra: int, start: Placement) -> PlacementProblem:
     """The problem with what stages hold under a placement, which must keep fitting memory in a search."""
-    rooms = problem.rooms
-    if rooms is None:
+    budgets = problem.budgets
+    if budgets is None:
         return problem if extra == 0 else replace(problem, in_flight=_guide(packed, extra, {}))
-    held = _guide(packed, extra, _units(packed, problem, rooms.need, start))
+    held = _guide(packed, extra, _units(packed, problem, budgets.need, start))
     first, stages = problem.num_encoders, problem.num_stages
     if packed.layout.chunks == 1:
-        rooms = replace(rooms, window=np.concatenate([held[: first + 1], held[first + stages :]]))
-    return replace(problem, in_flight=held, rooms=rooms)
+        budgets = replace(budgets, window=np.concatenate([held[: first + 1], held[first + stages :]]))
+    return replace(problem, in_flight=held, budgets=budgets)
 
 
 def _by_rules(problem: PlacementProblem, balance: BalancePolicy, order: OrderPolicy) -> Placements:
@@ -84,7 +84,7 @@ def _by_rules(problem: PlacementProblem, balance: BalancePolicy, order: OrderPol
             found |= padded_runs(problem)
     if order is OrderPolicy.SEARCH:
         found["stratified"] = stratified(problem)
-    if problem.rooms is not None and problem.num_sequences < problem.num_waves * problem.slots * problem.dp:
+    if problem.budgets is not None and problem.num_sequences < problem.num_waves * problem.slots * problem.dp:
         found["even waves"] = spread_over_waves(problem)
     return found
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dataserver.planning import I64, yield_point
-from dataserver.planning.costs.model import hop_ns
+from dataserver.planning.costs.model import transfer_ns
 from dataserver.planning.job.fields import ModuleKind, ModuleSpec
 from dataserver.planning.job.spec import Execution, JobSpec
 from dataserver.planning.layouts.interface import Node, PlannedTimeline
@@ -15,7 +15,7 @@ from dataserver.planning.layouts.pipelined.programs import programs
 from dataserver.planning.layouts.shared.transfers import routed_ns
 from dataserver.planning.plan.expectation import held_units, microbatch_loads
 from dataserver.planning.plan.plan import ArrangedStep, Routing
-from dataserver.planning.simulation import Pipeline, Program, chunk_hops, makespan_ns, simulate
+from dataserver.planning.simulation import Pipeline, Program, chunk_transfers, makespan_ns, simulate
 
 
 def timeline(spec: JobSpec, plan: ArrangedStep) -> PlannedTimeline:
@@ -95,7 +95,7 @@ def _edges(modules: Sequence[ModuleSpec], routings: Sequence[Routing], num_micro
     last = {m.name: first[m.name] + m.dp * (m.pp - 1) for m in modules}
     blocks = sum(m.dp * m.pp for m in modules) * chunks
     backbone = next(m for m in modules if m.kind is ModuleKind.BACKBONE)
-    stage, chunk, next_stage, next_chunk = chunk_hops(backbone.pp, chunks).T[:, :, None]
+    stage, chunk, next_stage, next_chunk = chunk_transfers(backbone.pp, chunks).T[:, :, None]
     ranks = first[backbone.name] + np.arange(backbone.dp)
     source = ((stage * backbone.dp + ranks) * chunks + chunk).ravel()
     target = ((next_stage * backbone.dp + ranks) * chunks + next_chunk).ravel()
@@ -113,12 +113,12 @@ def _edges(modules: Sequence[ModuleSpec], routings: Sequence[Routing], num_micro
 
 
 def _transfer_ns(execution: Execution, plan: ArrangedStep, chunks: int) -> I64 | None:
-    """Nanoseconds of each edge in the order of `_edges`, int64 [e]; None if no hop takes time."""
+    """Nanoseconds of each edge in the order of `_edges`, int64 [e]; None if no transfer takes time."""
     if execution.transfers is None:
         return None
     backbone = execution.backbone
-    between = hop_ns(execution.transfer(backbone.name, backbone.name), held_units(backbone, plan))
-    hops = len(chunk_hops(backbone.pp, chunks))
-    found = [np.repeat(between.T[:, None], hops, axis=1).ravel()]
+    between = transfer_ns(execution.transfer(backbone.name, backbone.name), held_units(backbone, plan))
+    transfers = len(chunk_transfers(backbone.pp, chunks))
+    found = [np.repeat(between.T[:, None], transfers, axis=1).ravel()]
     routings = () if execution.identity_routing else plan.routings
     return np.concatenate([*found, *(routed_ns(execution, r) for r in routings)])

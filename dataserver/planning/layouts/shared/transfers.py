@@ -1,10 +1,10 @@
-"""What moves between two modules in a step, and how long each hop of it takes."""
+"""What moves between two modules in a step, and how long each transfer of it takes."""
 
 import numpy as np
 
 from dataserver.planning import I64
 from dataserver.planning.balancing import bin_loads
-from dataserver.planning.costs.model import hop_ns
+from dataserver.planning.costs.model import transfer_ns
 from dataserver.planning.job.spec import Execution
 from dataserver.planning.plan.plan import Routing
 
@@ -17,10 +17,10 @@ def routed_ns(execution: Execution, routing: Routing, peers: I64 | int = 1) -> I
     Args:
         execution: of the job.
         routing: between two of its modules.
-        peers: int64 [e], ranks that share the rows evenly at each hop's ends, or the same for all.
+        peers: int64 [e], ranks that share the rows evenly at each transfer's ends, or the same for all.
     """
     ranks = int(max(routing.source_rank.max(initial=0), routing.target_rank.max(initial=0))) + 1
     key = (routing.source_microbatch * ranks + routing.source_rank) * ranks + routing.target_rank
     triples, place = np.unique(key, return_inverse=True)
     rows = bin_loads(routing.rows, place, len(triples))
-    return hop_ns(execution.transfer(routing.source_module, routing.target_module), -(-rows // peers))
+    return transfer_ns(execution.transfer(routing.source_module, routing.target_module), -(-rows // peers))

@@ -113,18 +113,18 @@ def one_f_one_b_in_flight(num_stages: int, extra: int = 0) -> I64:
     return held
 
 
-def most_in_flight(units: I64, room: int, wanted: int) -> int:
+def most_in_flight(units: I64, budget: int, wanted: int) -> int:
     """Consecutive microbatches, at most `wanted` and at least 1, that no rank ever lacks the room for.
 
     Args:
         units: int64 [ranks, microbatches], as of `held_units`.
-        room: units that a device holds.
+        budget: units that a device holds.
         wanted: at least 1.
     """
     sums = np.concatenate([np.zeros((len(units), 1), np.int64), np.cumsum(units, axis=1)], axis=1)
     for number in range(min(wanted, units.shape[1]), 1, -1):
         yield_point()
-        if int((sums[:, number:] - sums[:, :-number]).max(initial=0)) <= room:
+        if int((sums[:, number:] - sums[:, :-number]).max(initial=0)) <= budget:
             return wanted if number == units.shape[1] else number
     return 1
 

@@ -1,4 +1,4 @@
-"""The routings of colocated plans, carried out: one hop takes every row where the next module wants it, and back."""
+"""The routings of colocated plans, carried out: one transfer takes every row where it is wanted, and back."""
 
 from collections.abc import Iterable
 from itertools import product

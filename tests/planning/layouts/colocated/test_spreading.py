@@ -10,7 +10,7 @@ from builders.samples import make_samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataserver.planning.balancing import BinRoom, BinRoomError, bin_loads, bin_totals, lower_bound
+from dataserver.planning.balancing import BinBudget, BinBudgetError, bin_loads, bin_totals, lower_bound
 from dataserver.planning.costs.model import forward_ns
 from dataserver.planning.job.fields import BalancePolicy, Memory, ModuleKind
 from dataserver.planning.job.identity import Job
@@ -128,7 +128,7 @@ def test_spreads_keep_slots_and_memory_or_are_refused(seed: int, microbatches: i
     items = replace(items_of("llm", count, seed, balance=balance, padded=padded, memory=memory), slots=3)
     try:
         spread, at_home = spread_items(items, count, microbatches)
-    except BinRoomError as error:
+    except BinBudgetError as error:
         spread, at_home, refusal = None, None, str(error)
     if spread is None or at_home is None:
         assert refusal.startswith("module llm: ")
@@ -150,25 +150,25 @@ def test_memory_that_canonical_order_exceeds() -> None:
     items = replace(items, module=module, loads=sizes, sizes=sizes, index=home, sequence=home, rows=home)
     assert spread_items(items, 2, 1)[0].batch.tolist() == [0, 1, 1, 1]
     backbone = Spread(np.array([0, 1]), np.array([0, 0]))
-    with pytest.raises(BinRoomError, match=r"module vit: .*memory"):
+    with pytest.raises(BinBudgetError, match=r"module vit: .*memory"):
         spread_beside(items, backbone, 1)
     refused = replace(items, module=module.model_copy(update={"balance": BalancePolicy.NONE}))
-    with pytest.raises(BinRoomError, match="module vit: the items of a rank in canonical order exceed its memory"):
+    with pytest.raises(BinBudgetError, match="module vit: the items of a rank in canonical order exceed its memory"):
         spread_items(refused, 2, 1)
     padded = replace(refused, module=refused.module.model_copy(update={"padded": True}))
-    with pytest.raises(BinRoomError, match="module vit: its microbatches in canonical order exceed its memory"):
+    with pytest.raises(BinBudgetError, match="module vit: its microbatches in canonical order exceed its memory"):
         spread_items(padded, 2, 1)
     sizes = np.array([5, 5, 2, 2])
     pads = replace(items, module=module.model_copy(update={"padded": True}), loads=sizes, sizes=sizes)
-    with pytest.raises(BinRoomError, match="module vit: the images beside their sequences exceed its memory"):
+    with pytest.raises(BinBudgetError, match="module vit: the images beside their sequences exceed its memory"):
         spread_beside(pads, Spread(np.array([0, 0]), np.array([0, 0])), 2)
 
 
 def test_runs_refuse_what_does_not_fit() -> None:
     loads = np.array([5, 5, 1, 1])
     assert runs(loads, 2).tolist() == [0, 0, 1, 1]
-    with pytest.raises(BinRoomError, match="4 items in canonical order exceed the room of 2 bins"):
-        runs(loads, 2, None, BinRoom(loads, 9))
+    with pytest.raises(BinBudgetError, match="4 items in canonical order exceed the memory of 2 bins"):
+        runs(loads, 2, None, BinBudget(loads, 9))
     with pytest.raises(ValueError, match="4 items do not fit 2 bins of 1"):
         runs(loads, 2, 1)
     assert bin_loads(loads, runs(loads, 2), 2).tolist() == [10, 2]

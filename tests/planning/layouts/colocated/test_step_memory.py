@@ -11,7 +11,7 @@ from builders.samples import make_samples, make_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataserver.planning.balancing import BinRoomError
+from dataserver.planning.balancing import BinBudgetError
 from dataserver.planning.job import limits as plan_limits
 from dataserver.planning.job.fields import PLAN_LIMITS
 from dataserver.planning.job.identity import Job, JobSpecError, canonical_json, parse_job
@@ -211,7 +211,7 @@ def three_images(dp: int, vit: dict[str, int], per_sample: int = 1) -> tuple[Job
         ),
         (
             300,
-            BinRoomError,
+            BinBudgetError,
             "module vit keeps the 588 patches of this step until its backward phase, but memory.step_bytes holds 300 "
             "on each of 2 ranks, 600 together, and no way was found to spread them; raise memory.step_bytes or dp",
         ),

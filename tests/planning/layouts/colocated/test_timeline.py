@@ -105,11 +105,11 @@ def test_ranks_wait_at_every_barrier() -> None:
     assert [len(phase) for phase in phases] == [3, 5, 2]
     forward = np.array([[[3], [4]], [[5], [2]]])
     held = np.array([[[10], [100]], [[20], [50]]])
-    for hop in (0, 2):
-        found = run_phases(phases, forward, 2 * forward, held, np.array([0, hop, 0]))
-        assert found.makespan_ns == 27 + hop
+    for transfer in (0, 2):
+        found = run_phases(phases, forward, 2 * forward, held, np.array([0, transfer, 0]))
+        assert found.makespan_ns == 27 + transfer
         starts = [[0, 0, 3, 5, 5, 9, 17, 17, 17, 23], [0, 0, 5, 5, 5, 7, 11, 11, 17, 27]]
-        later = np.array([0, 0, 0, 0, *[hop] * 6])
+        later = np.array([0, 0, 0, 0, *[transfer] * 6])
         assert found.start_ns.tolist() == (np.array(starts) + later).tolist()
         ends = [[0, 3, 3, 5, 9, 17, 17, 17, 23, 23], [0, 5, 5, 5, 7, 11, 11, 11, 27, 27]]
         assert found.end_ns.tolist() == (np.array(ends) + later).tolist()

@@ -55,11 +55,11 @@ def test_phases_wait_for_their_hops(drawn: tuple[Job, StepSamples]) -> None:
     job, samples = drawn
     plain, bound_of = without_transfers(job), layout_of(job.spec.execution).lower_bound_ns
     for plan in (plan_step(job, 0, samples), baseline_plan(job, 0, samples)):
-        hops = [
+        transfers = [
             2 * expected_ns(t, busiest(job, plan, (t.source, t.target))) for t in job.spec.execution.transfers or ()
         ]
         makespan = timeline(job.spec, plan).makespan_ns
-        assert makespan == timeline(plain.spec, plan).makespan_ns + sum(hops)
+        assert makespan == timeline(plain.spec, plan).makespan_ns + sum(transfers)
         latencies = sum(2 * t.latency_ns for t in job.spec.execution.transfers or ())
         assert bound_of(job, plan) == bound_of(plain, plan) + latencies
         assert bound_of(job, plan) <= makespan

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_rows.distmm_memory import distmm_max_batch, pipeline_max_microbatch
 
-from dataserver.planning.balancing import BALANCERS, BinRoom, bin_loads, in_runs
+from dataserver.planning.balancing import BALANCERS, BinBudget, bin_loads, in_runs
 from dataserver.planning.job.fields import ModuleSpec
 from dataserver.planning.layouts.contrastive.batches import (
     BatchedArrangement,
@@ -101,10 +101,10 @@ def test_memory_of_groups() -> None:
     """Loads that say nothing of needs: without memory the two needy items share a rank."""
     loads, need, group = np.array([8, 7, 6, 7]), np.array([5, 1, 5, 1]), np.zeros(4, np.int64)
     assert bin_loads(need, balance_batches(loads, group, 2, 1, BALANCERS["lpt"]).rank, 2).tolist() != [6, 6]
-    found = balance_batches(loads, group, 2, 1, BALANCERS["lpt"], BinRoom(need, 6))
+    found = balance_batches(loads, group, 2, 1, BALANCERS["lpt"], BinBudget(need, 6))
     assert bin_loads(need, found.rank, 2).tolist() == [6, 6]
     with pytest.raises(ValueError, match="memory"):
-        balance_batches(loads, group, 2, 1, BALANCERS["lpt"], BinRoom(need, 5))
+        balance_batches(loads, group, 2, 1, BALANCERS["lpt"], BinBudget(need, 5))
 
 
 def test_microbatches_in_flight() -> None:

@@ -11,7 +11,7 @@ from builders.contrastive import contrastive_job, contrastive_samples, contrasti
 from builders.jobs import in_version
 from planning.scattered import digest, numbers
 
-from dataserver.planning.balancing import BALANCERS, BinRoom
+from dataserver.planning.balancing import BALANCERS, BinBudget
 from dataserver.planning.job.fields import Memory, ModuleSpec
 from dataserver.planning.job.identity import Job, JobSpecError
 from dataserver.planning.layouts.contrastive.batches import (
@@ -109,14 +109,16 @@ def spread(seed: int) -> Iterator[list[list[int]] | str]:
     batch = contrastive_batches(size * batches, size)
     loads = numbers(seed, size * batches, 0, (5, 90)[seed % 2])
     need = numbers(seed + 1, size * batches, 0, 9)
-    room = BinRoom(need, int(need.sum()) // batches // ranks + 3 * items)
+    budget = BinBudget(need, int(need.sum()) // batches // ranks + 3 * items)
     ways: list[Callable[[], Any]] = [partial(batches_in_order, loads, batch, ranks, each)]
     ways += [
         partial(balance_batches, loads, batch, ranks, each, BALANCERS[b], r)
         for b in ("lpt", "search")
-        for r in (None, room)
+        for r in (None, budget)
     ]
-    ways += [partial(pad_batches, loads, batch, ranks, each, r) for r in (None, room, BinRoom(need, 9 * items * each))]
+    ways += [
+        partial(pad_batches, loads, batch, ranks, each, r) for r in (None, budget, BinBudget(need, 9 * items * each))
+    ]
     ways += [partial(deal_by_size, loads, batch, ranks, each, padded) for padded in (False, True)]
     for way in ways:
         found = outcome(way)

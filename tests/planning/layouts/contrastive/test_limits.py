@@ -102,11 +102,11 @@ def with_memory(job: Job, message: str) -> Job:
     """The job with the memory that a message asks for."""
     data = job.spec.model_dump(mode="json", exclude_none=True)
     by_name = {m["name"]: m for m in data["execution"]["modules"]}
-    rooms = re.findall(r"of ([a-z]+(?:-\d)?) to (\d+)", message)
-    assert rooms
-    for name, room in rooms:
-        assert by_name[name]["memory"]["budget_bytes"] < int(room)
-        by_name[name]["memory"]["budget_bytes"] = int(room)
+    budgets = re.findall(r"of ([a-z]+(?:-\d)?) to (\d+)", message)
+    assert budgets
+    for name, budget in budgets:
+        assert by_name[name]["memory"]["budget_bytes"] < int(budget)
+        by_name[name]["memory"]["budget_bytes"] = int(budget)
     return parse_job(data)
 
 

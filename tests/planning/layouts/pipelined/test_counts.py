@@ -155,18 +155,18 @@ def test_the_first_number_is_the_least_that_all_memory_together_allows(monkeypat
     vit, llm = data["execution"]["modules"]
 
     def first(images: int | None, texts: int | None) -> int:
-        for module, room in ((vit, images), (llm, texts)):
+        for module, budget in ((vit, images), (llm, texts)):
             module.pop("memory", None)
-            if room is not None:
-                module["memory"] = {"budget_bytes": room, "unit_bytes": 1}
+            if budget is not None:
+                module["memory"] = {"budget_bytes": budget, "unit_bytes": 1}
         found, alone = Counts(parse_job(data), 3, samples).first()  # type: ignore[misc]
         assert not alone
         return int(found)
 
     assert first(None, None) == 1
-    for room in (tokens // 3, tokens // 7, tokens // 8 + 1, 64):
-        assert first(None, room) == max(1, -(-tokens // (2 * room)))
-        assert first(room, None) == max(1, -(-patches // (3 * room)))
-        assert first(room, room) == max(1, -(-tokens // (2 * room)), -(-patches // (3 * room)))
+    for budget in (tokens // 3, tokens // 7, tokens // 8 + 1, 64):
+        assert first(None, budget) == max(1, -(-tokens // (2 * budget)))
+        assert first(budget, None) == max(1, -(-patches // (3 * budget)))
+        assert first(budget, budget) == max(1, -(-tokens // (2 * budget)), -(-patches // (3 * budget)))
     half = -(-tokens // 2)
     assert [first(None, half), first(None, half - 1)] == [1, 2]

@@ -56,9 +56,9 @@ def ahead(pp: int, chunks: int, count: int, passes: int) -> int:
     return most
 
 
-def windows(held: list[int], room: int, wanted: int) -> int:
+def windows(held: list[int], budget: int, wanted: int) -> int:
     for number in range(min(wanted, len(held)), 1, -1):
-        if all(sum(held[k : k + number]) <= room for k in range(len(held) - number + 1)):
+        if all(sum(held[k : k + number]) <= budget for k in range(len(held) - number + 1)):
             return wanted if number == len(held) else number
     return 1
 

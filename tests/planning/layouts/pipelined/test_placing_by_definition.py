@@ -14,8 +14,8 @@ from dataserver.planning.job.fields import BalancePolicy
 from dataserver.planning.kernels.pipeline import climb_of, go_on
 from dataserver.planning.layouts.pipelined import placing
 from dataserver.planning.layouts.pipelined.placing import PlacementProblem, search
-from dataserver.planning.layouts.pipelined.placing.problem import Rooms
-from dataserver.planning.layouts.pipelined.placing.transfers import Hops
+from dataserver.planning.layouts.pipelined.placing.problem import Budgets
+from dataserver.planning.layouts.pipelined.placing.transfers import Transfers
 from dataserver.planning.plan.placement import Placement, in_order, in_slots, of_slots
 from dataserver.planning.simulation import disttrain_order
 from dataserver.planning.stream.randomness import Operator, draws
@@ -23,7 +23,7 @@ from dataserver.planning.stream.randomness import Operator, draws
 
 @st.composite
 def problems(draw: st.DrawFn, padded: bool | None = None, full: bool | None = None) -> PlacementProblem:
-    """Up to two encoders and a generator around a backbone; sequences without images, empty slots, hops."""
+    """Up to two encoders and a generator around a backbone; sequences without images, empty slots, transfers."""
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     components, within, waves, slots = (draw(st.integers(1, most)) for most in (2, 2, 3, 2))
     encoders, generators, stages = draw(st.integers(0, 2)), draw(st.integers(0, 1)), draw(st.integers(1, 3))
@@ -55,20 +55,20 @@ def problems(draw: st.DrawFn, padded: bool | None = None, full: bool | None = No
         percent=random.choice([0, 55, 100, 200, 300], rows),
         items=items,
         chunks=chunks,
-        hops=_hops(random, rows, count) if draw(st.booleans()) else None,
+        transfers=_transfers(random, rows, count) if draw(st.booleans()) else None,
     )
     way[encoders] = found.work[encoders]
     return found
 
 
-def _hops(random: np.random.Generator, rows: int, count: int) -> Hops:
+def _transfers(random: np.random.Generator, rows: int, count: int) -> Transfers:
     """Gradients take some of it back."""
     least, smallest, usual = (
         random.integers(1, 9, (rows, count)),
         random.integers(1, 9, rows),
         random.integers(0, 9, rows),
     )
-    return Hops(least, smallest, usual, random.integers(0, 2, rows))
+    return Transfers(least, smallest, usual, random.integers(0, 2, rows))
 
 
 # --- the bound ------------------------------------------------------------------------------------------------------
@@ -86,10 +86,10 @@ class Loops:
         items = 1 if self.p.items is None or row != self.backbone else int(self.p.items[s])
         return int(self.p.own[row, s]) * items
 
-    def hop(self, row: int, s: int, backward: bool) -> int:
-        if self.p.hops is None or (backward and not self.p.hops.returned[row]):
+    def transfer(self, row: int, s: int, backward: bool) -> int:
+        if self.p.transfers is None or (backward and not self.p.transfers.returned[row]):
             return 0
-        return int(self.p.hops.least[row, s])
+        return int(self.p.transfers.least[row, s])
 
     def back(self, row: int, time: int) -> int:
         return time * int(self.p.percent[row]) // 100
@@ -114,12 +114,12 @@ class Loops:
         """From the beginning to the row; for the backbone to its last stage, whose chunks it each passes once."""
         if row < self.backbone:
             return 0
-        encoders = [self.passing(r, s, backward) + self.hop(r, s, backward) for r in range(self.backbone)]
-        step, hop = self.passing(self.backbone, s, backward), self.hop(self.backbone, s, backward)
+        encoders = [self.passing(r, s, backward) + self.transfer(r, s, backward) for r in range(self.backbone)]
+        step, transfer = self.passing(self.backbone, s, backward), self.transfer(self.backbone, s, backward)
         if row == self.backbone:
-            return max(encoders, default=0) + (self.p.num_stages - 1) * (step + hop)
+            return max(encoders, default=0) + (self.p.num_stages - 1) * (step + transfer)
         parts = self.p.num_stages * self.p.chunks
-        return max(encoders, default=0) + parts * step + (parts - 1) * hop + self.hop(row, s, backward)
+        return max(encoders, default=0) + parts * step + (parts - 1) * transfer + self.transfer(row, s, backward)
 
     def ends(self) -> int:
         """Of the first wave on its way to the last stage, and of the last one on its way back."""
@@ -127,16 +127,16 @@ class Loops:
             return 0
         share, apart, together = self.p.dp // self.p.components, [0, 0], 0
         for row in range(self.backbone):
-            base, percent, hops = int(self.p.base[row]), int(self.p.percent[row]), self.least_hops(row)
+            base, percent, transfers = int(self.p.base[row]), int(self.p.percent[row]), self.least_transfers(row)
             if least := share * self.ends_of(row)[0]:
-                apart[0] = max(apart[0], least + base + hops[0])
+                apart[0] = max(apart[0], least + base + transfers[0])
                 if percent:
-                    apart[1] = max(apart[1], self.back(row, least + base) - 1 + hops[1])
+                    apart[1] = max(apart[1], self.back(row, least + base) - 1 + transfers[1])
                     both = share * self.ends_of(row)[1] + (100 + percent) * base
-                    together = max(together, both // 100 - 1 + sum(hops))
+                    together = max(together, both // 100 - 1 + sum(transfers))
         base, percent = int(self.p.base[self.backbone]) - self.p.chunks + 1, int(self.p.percent[self.backbone])
         step = (self.ends_of(self.backbone)[1] + (100 + percent) * base) // (100 * self.p.chunks)
-        between = max(0, step + sum(self.least_hops(self.backbone)))
+        between = max(0, step + sum(self.least_transfers(self.backbone)))
         return max(sum(apart), together) + (self.p.num_stages - 1) * between
 
     def ends_of(self, row: int) -> tuple[int, int]:
@@ -149,10 +149,13 @@ class Loops:
         other = sum(work[slots : 2 * slots])
         return one, min(100 * one + percent * other, 100 * other + percent * one)
 
-    def least_hops(self, row: int) -> list[int]:
-        if self.p.hops is None:
+    def least_transfers(self, row: int) -> list[int]:
+        if self.p.transfers is None:
             return [0, 0]
-        return [int(self.p.hops.smallest[row]), int(self.p.hops.smallest[row] * self.p.hops.returned[row])]
+        return [
+            int(self.p.transfers.smallest[row]),
+            int(self.p.transfers.smallest[row] * self.p.transfers.returned[row]),
+        ]
 
     def bound(self) -> int:
         bounds = [0]
@@ -353,12 +356,12 @@ def test_padded_runs_are_their_definition(problem: PlacementProblem) -> None:
 # --- the search -----------------------------------------------------------------------------------------------------
 
 
-def one_rank(waves: int, rooms: Rooms | None = None) -> PlacementProblem:
+def one_rank(waves: int, budgets: Budgets | None = None) -> PlacementProblem:
     """An encoder and a backbone of one rank and two stages; as many sequences as microbatches."""
     own = np.array([[*range(10, 10 * waves + 1, 10), 0], [7] * waves + [0]])
     return PlacementProblem(
         dp=1, num_waves=waves, slots=1, components=1, num_stages=2, num_encoders=1, in_flight=np.array([3, 2, 1]),
-        own=own, way=own[:, :-1].copy(), base=np.array([1, 2]), chunks=1, percent=np.array([200, 100]), rooms=rooms,
+        own=own, way=own[:, :-1].copy(), base=np.array([1, 2]), chunks=1, percent=np.array([200, 100]), budgets=budgets,
     )  # fmt: skip
 
 
@@ -381,18 +384,18 @@ def test_numbers_that_the_search_is_bounded_by() -> None:
 def test_sequences_that_memory_does_not_hold_alone() -> None:
     need = np.array([[5, 6, 7, 0], [3, 3, 3, 0]])
 
-    def rooms(encoder: int, backbone: int) -> Rooms:
-        return Rooms(need, np.array([encoder, backbone]), np.ones(2, np.int64))
+    def budgets(encoder: int, backbone: int) -> Budgets:
+        return Budgets(need, np.array([encoder, backbone]), np.ones(2, np.int64))
 
     shortfall = [
-        placing.shortfall_alone(one_rank(3, rooms(*room))) for room in ((7, 3), (6, 3), (7, 2), (6, 2), (-1, -1))
+        placing.shortfall_alone(one_rank(3, budgets(*budget))) for budget in ((7, 3), (6, 3), (7, 2), (6, 2), (-1, -1))
     ]
     assert shortfall == [None, 0, 1, 0, None]
-    assert placing.shortfall_alone(one_rank(3, rooms(0, 3))) == 0
+    assert placing.shortfall_alone(one_rank(3, budgets(0, 3))) == 0
     assert placing.shortfall_alone(one_rank(3)) is None
     start = placing.balanced(one_rank(3), BalancePolicy.NONE)
-    for room, row in (((7, 3), None), ((6, 3), 0), ((7, 2), 1)):
-        found, short = placing.fitted(one_rank(3, rooms(*room)), start)
+    for budget, row in (((7, 3), None), ((6, 3), 0), ((7, 2), 1)):
+        found, short = placing.fitted(one_rank(3, budgets(*budget)), start)
         assert short == row
         assert sorted(rows_of(found)) == [(0, 0, 0), (0, 1, 0), (0, 2, 0)]
     assert placing.fitted(one_rank(3), start) == (start, None)
@@ -414,12 +417,12 @@ def crowded(seed: int, memory: bool = False) -> PlacementProblem:
     own = np.concatenate(
         [(random.lognormal(0, 1, (3, 48)) * 1000).astype(np.int64), np.zeros((3, 1), np.int64)], axis=1
     )
-    need, room = own // 100, np.array([300, 100, 300])
-    rooms = Rooms(need, np.maximum(room, need.max(axis=1)), np.ones(3, np.int64)) if memory else None
+    need, budget = own // 100, np.array([300, 100, 300])
+    budgets = Budgets(need, np.maximum(budget, need.max(axis=1)), np.ones(3, np.int64)) if memory else None
     return PlacementProblem(
         dp=4, num_waves=6, slots=2, components=2, num_stages=2, num_encoders=1, in_flight=np.array([4, 3, 2, 1]),
         own=own, way=own[:, :-1].copy(), base=np.array([1, 2, 3]), chunks=1,
-        percent=np.array([200, 200, 100]), rooms=rooms,
+        percent=np.array([200, 200, 100]), budgets=budgets,
     )  # fmt: skip
 
 
@@ -449,7 +452,7 @@ def one_stage(seed: int) -> PlacementProblem:
     return PlacementProblem(
         dp=1, num_waves=8, slots=8, components=1, num_stages=1, num_encoders=1, in_flight=np.array([3, 2, 1]),
         own=own, way=own[:, :-1].copy(), base=np.array([1, 2, 3]), chunks=1,
-        percent=np.array([200, 200, 100]), rooms=None,
+        percent=np.array([200, 200, 100]), budgets=None,
     )  # fmt: skip
 
 
@@ -489,9 +492,9 @@ def test_exchanges_until_memory_holds_all_of_it() -> None:
         problem = crowded(seed, memory=True)
         start = placing.balanced(problem, BalancePolicy.NONE)
         found, shortfall = placing.fitted(problem, start)
-        assert problem.rooms is not None
-        need = placing.microbatch_sums(problem, problem.rooms.need, found)
+        assert problem.budgets is not None
+        need = placing.microbatch_sums(problem, problem.budgets.need, found)
         need[[0, 2]] = need[[0, 2]].reshape(2, 2, 2, 6).sum(axis=2, keepdims=True).repeat(2, axis=2).reshape(2, 4, 6)
-        fits = bool((need.max(axis=(1, 2)) <= problem.rooms.room).all())
+        fits = bool((need.max(axis=(1, 2)) <= problem.budgets.budget).all())
         assert fits == (shortfall is None)
         assert sorted(set(rows_of(found))) == sorted(rows_of(found))

@@ -59,8 +59,8 @@ def small_job(
         module["frozen"] = module["name"] in frozen
     data["execution"]["modules"][1]["padded"] = padded
     rows = (0, 0, 0) if latency_only else (3, 7, 2)
-    hops = zip((INTO, STAGES, ONWARD) if pp > 1 else (INTO, ONWARD), (401, 302, 203), rows, strict=False)
-    return with_transfers(data, *(transfer(pair, latency, "0.5", row) for pair, latency, row in hops))
+    transfers = zip((INTO, STAGES, ONWARD) if pp > 1 else (INTO, ONWARD), (401, 302, 203), rows, strict=False)
+    return with_transfers(data, *(transfer(pair, latency, "0.5", row) for pair, latency, row in transfers))
 
 
 def placed(job: Job, samples: StepSamples, rank: tuple[int, ...], wave: tuple[int, ...]) -> tuple[int, int]:
@@ -95,7 +95,7 @@ def placed(job: Job, samples: StepSamples, rank: tuple[int, ...], wave: tuple[in
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize(("dp", "pp"), [(1, 1), (1, 3), (2, 2)])
 def test_the_search_counts_hops(dp: int, pp: int, schedule: str) -> None:
-    """Where hops depend on no rows and components have one rank of each module, its recurrence is the simulator."""
+    """Where transfers depend on no rows and components are single ranks, its recurrence is the simulator."""
     job = small_job(dp, pp, 4, schedule=schedule)
     samples = make_samples(job, 4 * dp, 1, 2)
     rank = tuple(np.arange(4 * dp) % dp)
@@ -159,7 +159,7 @@ def test_a_backbone_rank_may_wait_for_the_smaller_images_of_a_sequence(
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("dp", "pp", "padded"), [(1, 2, False), (2, 2, False), (1, 3, True)])
 def test_no_placement_of_a_small_step_is_below_the_bound(dp: int, pp: int, padded: bool, seed: int) -> None:
-    """All placements of four sequences, simulated with hops that depend on their rows; the plan is among the best."""
+    """All placements of four sequences, simulated with transfers by their rows; the plan is among the best."""
     job = small_job(dp, pp, 4 // dp, padded=padded, latency_only=False, order="search")
     samples = make_samples(job, 4, seed, 1)
     waves = 4 // dp
@@ -178,8 +178,8 @@ def test_no_placement_of_a_small_step_is_below_the_bound(dp: int, pp: int, padde
 def test_a_single_wave_takes_its_bound(dp: int, pp: int, generates: bool) -> None:
     """Nothing waits but for what the bound counts, so that it is exact but for rounding."""
     pairs = [ONWARD if generates else INTO, *([STAGES] if pp > 1 else [])]
-    hops = [transfer(pair, 1_000 * (k + 1), "0.5", 3 + k) for k, pair in enumerate(pairs)]
-    job = with_transfers(alike_data(dp, pp, generates=generates, kind="pipelined"), *hops)
+    transfers = [transfer(pair, 1_000 * (k + 1), "0.5", 3 + k) for k, pair in enumerate(pairs)]
+    job = with_transfers(alike_data(dp, pp, generates=generates, kind="pipelined"), *transfers)
     plan = plan_step(job, 0, one_image_each(job, dp))
     bound_of, makespan = layout_of(job.spec.execution).lower_bound_ns, timeline(job.spec, plan).makespan_ns
     assert makespan - 1 <= bound_of(job, plan) <= makespan
@@ -198,12 +198,12 @@ def makespans(job: Job, samples: StepSamples, dimension: str) -> dict[str, int]:
 
 
 def test_what_is_in_flight_pays_where_hops_are_long() -> None:
-    """Equal microbatches on four stages: with hops, stages of strict 1F1B wait for each other."""
+    """Equal microbatches on four stages: with transfers, stages of strict 1F1B wait for each other."""
     data = alike_data(1, 4, generates=False, kind="pipelined")
     data["stream"]["global_batch"] = 12
     gains = []
-    for hops in ([], [transfer(STAGES, 20_000)]):
-        job = with_transfers(data, *hops) if hops else parse_job(data)
+    for transfers in ([], [transfer(STAGES, 20_000)]):
+        job = with_transfers(data, *transfers) if transfers else parse_job(data)
         found = makespans(job, one_image_each(job, 12), "extra_in_flight")
         gains.append(found["0"] / found["4"])
     assert gains[0] == 1

@@ -201,8 +201,8 @@ def test_colocated_images_of_a_sample_may_be_apart() -> None:
 
 def keeping(balance: str, units: int, **changes: Any) -> Job:
     """Two colocated ranks that keep so many patches each."""
-    room = {"memory": {"budget_bytes": 1000, "unit_bytes": 10, "step_bytes": 10 * units}}
-    vit = {"name": "vit", "kind": "encoder", "dp": 2, "balance": balance, **room, **changes}
+    budget = {"memory": {"budget_bytes": 1000, "unit_bytes": 10, "step_bytes": 10 * units}}
+    vit = {"name": "vit", "kind": "encoder", "dp": 2, "balance": balance, **budget, **changes}
     execution = {"modules": [vit, {"name": "llm", "kind": "backbone", "dp": 2}], "layout": {"kind": "colocated"}}
     return make_job(stream={"seq_len": 2048, "global_batch": 2}, execution=execution)
 

@@ -124,7 +124,7 @@ def extremes(seq_len: int, packing: bool = True, **layout: Any) -> list[int]:
 def test_extremes_in_digits() -> None:
     # Twice as many sequences as planned, of 1,000 tokens or 4,000 patches each; at most 333 images in one.
     vit_ns, llm_ns, items = 16 * 4_000 * 3, 16 * 1_000 * 2, 16 * 333
-    hops = 2**21 * (11 + 4_000 * 6 * 1_000 // 2_000)
+    transfers = 2**21 * (11 + 4_000 * 6 * 1_000 // 2_000)
     assert extremes(1_000) == [
         (vit_ns + 7) * 200,
         (4_000 * 3 + 7) * 200 * 4,
@@ -134,7 +134,7 @@ def test_extremes_in_digits() -> None:
         (1_000 * 2 + 5) * 250 * 4,
         2 * 1_000 * 2 * items,
         16 * 1_000 * 1_000 * (6 + 2_000),
-        (vit_ns + 16_384 * 2 * 7) * 2 + (llm_ns + 16_384 * 4 * 5) * 5 // 2 + hops,
+        (vit_ns + 16_384 * 2 * 7) * 2 + (llm_ns + 16_384 * 4 * 5) * 5 // 2 + transfers,
     ]
     # Without packing a sequence is a sample; memory of chunks; as many images as a step may have.
     unpacked = extremes(1_000, packing=False)

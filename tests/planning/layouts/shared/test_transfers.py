@@ -26,7 +26,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning.simulation.reference import fixed_point
 
-from dataserver.planning.costs.model import hop_ns
+from dataserver.planning.costs.model import transfer_ns
 from dataserver.planning.job.fields import OrderPolicy, Transfer
 from dataserver.planning.job.identity import Job, JobSpecError, canonical_json, parse_job
 from dataserver.planning.layouts.grouped.wave_order import chain, searched_order
@@ -89,7 +89,7 @@ def test_layouts_without_stages_have_no_hops_between_them() -> None:
 def test_hops_are_rounded_up_and_never_overflow(latency: int, row_bytes: int, bandwidth: int, rows: list[int]) -> None:
     text = f"{bandwidth // 1000}.{bandwidth % 1000:03}"
     found = Transfer(source="a", target="b", latency_ns=latency, bytes_per_ns=text, row_bytes=row_bytes)
-    assert hop_ns(found, np.array(rows)).tolist() == [expected_ns(found, n) for n in rows]
+    assert transfer_ns(found, np.array(rows)).tolist() == [expected_ns(found, n) for n in rows]
 
 
 @st.composite
@@ -131,7 +131,7 @@ def wave_jobs(draw: st.DrawFn) -> tuple[Job, StepSamples]:
 
 @st.composite
 def tower_jobs(draw: st.DrawFn) -> tuple[Job, StepSamples]:
-    """Two towers, the first with stages, with hops between them."""
+    """Two towers, the first with stages, with transfers between them."""
     dp, microbatches = draw(st.integers(1, 2)), draw(st.integers(1, 2))
     batch = 2 * dp * microbatches
     data = job_data(
@@ -241,24 +241,24 @@ def test_orders_are_scored_with_hops() -> None:
     """In a chain of single nodes; brute force over all orders of five microbatches."""
     random = np.random.default_rng(5)
     stages = [(f, 2 * f) for f in random.integers(1, 50, (3, 5))]
-    hops = np.array([30, 7])
+    transfers = np.array([30, 7])
     times = {}
-    for hop in (None, hops):
+    for each in (None, transfers):
         pipelines = [
-            chain([(f[list(order)], b[list(order)]) for f, b in stages], np.array([3, 2, 1]), hop)
+            chain([(f[list(order)], b[list(order)]) for f, b in stages], np.array([3, 2, 1]), each)
             for order in permutations(range(5))
         ]
         expected = [max(end for _, end in fixed_point(p).values()) for p in pipelines]
         orders = np.array(list(permutations(range(5))))
         scorer = OrderScorer.of(pipelines[0])
         assert scorer.makespans(OrderTimes.of(pipelines[0]), orders).tolist() == expected
-        times[hop is None] = expected
+        times[each is None] = expected
         assert expected[orders.tolist().index(searched_order(pipelines[0]))] <= 1.1 * min(expected)
     assert all(with_hops > without for with_hops, without in zip(times[False], times[True], strict=True))
 
 
 def test_a_grouped_plan_is_ordered_with_its_hops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What orders are searched for is the plan itself where every module is one node and hops depend on no rows."""
+    """What orders are searched for is the plan itself where every module is a node and transfers depend on no rows."""
     layout = {"kind": "grouped", "min_degree": 2, "max_degree": 2, "exchange": [{"degree": 2, "unit_ps": 0}]}
     data = alike_data(2, 1, generates=False, **layout)
     data["stream"]["global_batch"] = 6

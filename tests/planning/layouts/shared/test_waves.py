@@ -45,16 +45,16 @@ def ones(memory: dict[str, int], waves: int = 8) -> dict[str, np.ndarray]:
     st.integers(0, 40),
     st.integers(1, 7),
 )
-def test_most_in_flight_tries_every_window(units: list[list[int]], waves: int, room: int, wanted: int) -> None:
+def test_most_in_flight_tries_every_window(units: list[list[int]], waves: int, budget: int, wanted: int) -> None:
     held = np.array(units)[:, :waves]
 
     def fits(number: int) -> bool:
         windows = [row[k : k + number] for row in held.tolist() for k in range(waves - number + 1)]
-        return all(sum(window) <= room for window in windows)
+        return all(sum(window) <= budget for window in windows)
 
     found = next((n for n in range(min(wanted, waves), 1, -1) if fits(n)), 1)
     expected = wanted if found == waves and found > 1 else found
-    assert most_in_flight(held, room, wanted) == expected
+    assert most_in_flight(held, budget, wanted) == expected
 
 
 def stages_in_digits() -> None:

@@ -13,7 +13,7 @@ def lower_bound_ns(problem: PlacementProblem, *, within_components: bool = False
     then take at least their share of the component's ranks.
 
     Some rank of each stage has at least the mean work of the stage. Before it begins with its first microbatch that
-    holds a sequence, that sequence passes all earlier stages and the hops between them, and after the last such one its
+    holds a sequence, that sequence passes all earlier stages and the transfers between them, and after the last one its
     gradients pass them again. Meanwhile the rank can do no more than the constant part of its microbatches without
     sequences. Where no slot is empty, backbone ranks wait longer for their first wave and behind
     their last, see `_ends`.
@@ -55,19 +55,19 @@ def _ends(problem: PlacementProblem) -> int:
     if not problem.num_sequences or problem.num_sequences < problem.dp * problem.num_waves * problem.slots:
         return 0
     least, percents = _least(problem)
-    hop, hop_back = _smallest_hops(problem)
+    transfer, transfer_back = _smallest_transfers(problem)
     there, back, encoders = 0, 0, 0
     for row, percent, base in zip(range(backbone), problem.percent.tolist(), problem.base.tolist(), strict=False):
         if not (wave := ranks * int(least[row])):
             continue
-        wait, wait_back = wave + base + int(hop[row]), (wave + base) * percent // 100 - 1 + int(hop_back[row])
+        wait, wait_back = wave + base + int(transfer[row]), (wave + base) * percent // 100 - 1 + int(transfer_back[row])
         there, back = max(there, wait), max(back, wait_back if percent else 0)
         if percent:
             ends = (ranks * int(percents[row]) + (100 + percent) * base) // 100 - 1
-            encoders = max(encoders, ends + int(hop[row]) + int(hop_back[row]))
+            encoders = max(encoders, ends + int(transfer[row]) + int(transfer_back[row]))
     percent, base = int(problem.percent[backbone]), int(problem.base[backbone]) - (chunks - 1)
     between = (int(percents[backbone]) + (100 + percent) * base) // (100 * chunks)
-    between += int(hop[backbone]) + int(hop_back[backbone])
+    between += int(transfer[backbone]) + int(transfer_back[backbone])
     return max(there + back, encoders) + (problem.num_stages - 1) * max(0, between)
 
 
@@ -81,22 +81,22 @@ def _least(problem: PlacementProblem) -> tuple[I64, I64]:
     return least, less * both + (more - less) * least
 
 
-def _smallest_hops(problem: PlacementProblem) -> tuple[I64, I64]:
-    """The least hops of any rows that cross, and those that gradients take back. int64 [rows] each.
+def _smallest_transfers(problem: PlacementProblem) -> tuple[I64, I64]:
+    """The least transfers of any rows that cross, and those that gradients take back. int64 [rows] each.
 
     The encoder rank that a backbone rank waits for longest may hand it the smallest of its images alone.
     """
-    if problem.hops is None:
+    if problem.transfers is None:
         return np.zeros_like(problem.base), np.zeros_like(problem.base)
-    return problem.hops.smallest, problem.hops.smallest * problem.hops.returned
+    return problem.transfers.smallest, problem.transfers.smallest * problem.transfers.returned
 
 
-def _hops(problem: PlacementProblem) -> tuple[I64, I64]:
-    """The least hops of each row, and those that gradients take back. int64 [rows, s] each."""
-    hops = problem.hops
-    if hops is None:
+def _transfers(problem: PlacementProblem) -> tuple[I64, I64]:
+    """The least transfers of each row, and those that gradients take back. int64 [rows, s] each."""
+    transfers = problem.transfers
+    if transfers is None:
         return np.zeros_like(problem.way), np.zeros_like(problem.way)
-    return hops.least, hops.least * hops.returned[:, None]
+    return transfers.least, transfers.least * transfers.returned[:, None]
 
 
 def _both(problem: PlacementProblem, forward: I64) -> I64:
@@ -110,7 +110,7 @@ def _both(problem: PlacementProblem, forward: I64) -> I64:
 def _ways(problem: PlacementProblem, within_components: bool) -> tuple[I64, I64]:
     """Time of each sequence from the beginning to the row, and of its gradients from there to the end.
 
-    int64 [rows, s] each; of the backbone to its last stage. Hops are part of them.
+    int64 [rows, s] each; of the backbone to its last stage. Transfers are part of them.
     """
     backbone = problem.num_encoders
     alone = np.maximum(problem.way, problem.work) if within_components else problem.way
@@ -118,11 +118,13 @@ def _ways(problem: PlacementProblem, within_components: bool) -> tuple[I64, I64]
     forward[backbone] //= problem.chunks
     backward = forward * problem.percent[:, None] // 100
     found = []
-    for passing, hop in zip((forward, backward), _hops(problem), strict=True):
+    for passing, transfer in zip((forward, backward), _transfers(problem), strict=True):
         way, parts = np.zeros_like(passing), problem.num_stages * problem.chunks
-        encoders = (passing[:backbone] + hop[:backbone]).max(axis=0, initial=0)
-        way[backbone] = encoders + (passing[backbone] + hop[backbone]) * (problem.num_stages - 1)
-        way[backbone + 1 :] = encoders + passing[backbone] * parts + hop[backbone] * (parts - 1) + hop[backbone + 1 :]
+        encoders = (passing[:backbone] + transfer[:backbone]).max(axis=0, initial=0)
+        way[backbone] = encoders + (passing[backbone] + transfer[backbone]) * (problem.num_stages - 1)
+        way[backbone + 1 :] = (
+            encoders + passing[backbone] * parts + transfer[backbone] * (parts - 1) + transfer[backbone + 1 :]
+        )
         found.append(way)
     return found[0], found[1]
 

@@ -10,19 +10,19 @@ from dataserver.planning.costs.model import forward_ns
 from dataserver.planning.job.fields import ModuleKind, ModuleSpec
 from dataserver.planning.job.spec import JobSpec
 from dataserver.planning.layouts.pipelined.options import PipelinedOptions
-from dataserver.planning.layouts.pipelined.placing.transfers import Hops, problem_hops
+from dataserver.planning.layouts.pipelined.placing.transfers import Transfers, problem_transfers
 from dataserver.planning.plan.arranging import module_images
 from dataserver.planning.stream.samples import StepSamples
 
 
 @dataclass(frozen=True, slots=True)
-class Rooms:
+class Budgets:
     """Memory for activations: patches or tokens, see `jobspec.Memory`."""
 
     need: I64
     """int64 [rows, s + 1]: what each sequence takes in each row; of a padded backbone its largest sample. The last
     column is an empty slot."""
-    room: I64
+    budget: I64
     """int64 [rows]: what a rank of the backbone has, and what all ranks of a component together have in the others; -1
     for no limit."""
     window: I64
@@ -63,9 +63,9 @@ class PlacementProblem:
     """Model chunks of a backbone stage; `own`, `way` and `base` of the backbone are multiples of it."""
     items: I64 | None = None
     """int64 [s + 1]: samples of each sequence, where the backbone pads them to the largest of their microbatch."""
-    rooms: Rooms | None = None
+    budgets: Budgets | None = None
     """Memory, where a module states it."""
-    hops: Hops | None = None
+    transfers: Transfers | None = None
     """How long rows take from row to row, where the job has transfers."""
     returns: Bool | None = None
     """bool, as `in_flight`: the stages that run backwards; None if all do."""
@@ -160,9 +160,9 @@ def placement_problem(
         base=base,
         percent=np.array([m.cost.backward_percent for m in modules], np.int64),
         items=_items(execution.backbone, sequence, count),
-        rooms=_rooms(modules, need, components),
+        budgets=_budgets(modules, need, components),
         chunks=chunks,
-        hops=problem_hops(spec, modules, samples, sequence, num_waves, components),
+        transfers=problem_transfers(spec, modules, samples, sequence, num_waves, components),
         returns=np.repeat([m.runs_backward for m in modules], [m.pp for m in modules]),
         whole=whole,
         images=_with_images(need[:num_encoders]) if parity else None,
@@ -198,11 +198,11 @@ def _with_images(patches: I64) -> I64:
     return np.where(patches.sum(axis=0) > 0, np.int64(1), np.int64(0))
 
 
-def _rooms(modules: tuple[ModuleSpec, ...], need: I64, components: int) -> Rooms | None:
+def _budgets(modules: tuple[ModuleSpec, ...], need: I64, components: int) -> Budgets | None:
     if all(m.memory is None for m in modules):
         return None
-    room = [
+    budget = [
         -1 if m.memory is None else m.memory.units * (1 if m.kind is ModuleKind.BACKBONE else m.dp // components)
         for m in modules
     ]
-    return Rooms(need, np.array(room, np.int64), np.ones(len(room), np.int64))
+    return Budgets(need, np.array(budget, np.int64), np.ones(len(budget), np.int64))

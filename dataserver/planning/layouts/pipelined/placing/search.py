@@ -82,10 +82,10 @@ def makespan_ns(problem: PlacementProblem, placement: Placement) -> int:
 
 def shortfall_alone(problem: PlacementProblem) -> int | None:
     """A row whose memory does not hold one of the sequences even alone; None if there is none."""
-    if problem.rooms is None:
+    if problem.budgets is None:
         return None
-    most, room = problem.rooms.need.max(axis=1), problem.rooms.room
-    shortfall = (room >= 0) & (most > room)
+    most, budget = problem.budgets.need.max(axis=1), problem.budgets.budget
+    shortfall = (budget >= 0) & (most > budget)
     return int(shortfall.argmax()) if shortfall.any() else None
 
 
@@ -98,7 +98,7 @@ def fitted(problem: PlacementProblem, placement: Placement) -> tuple[Placement, 
     from dataserver.planning.kernels.components import slots_of
     from dataserver.planning.kernels.fitting import fit_placement
 
-    if problem.rooms is None:
+    if problem.budgets is None:
         return placement, None
     costs = _costs(problem)
     slots = slots_of(in_slots(problem.shape, placement), costs)
@@ -144,12 +144,14 @@ def _costs(problem: PlacementProblem) -> "Costs":
         base=problem.base,
         percent=problem.percent,
         items=none if problem.items is None else problem.items,
-        need=none.reshape(0, 0) if problem.rooms is None else problem.rooms.need,
-        room=none if problem.rooms is None else problem.rooms.room,
-        window=none if problem.rooms is None else problem.rooms.window,
+        need=none.reshape(0, 0) if problem.budgets is None else problem.budgets.need,
+        budget=none if problem.budgets is None else problem.budgets.budget,
+        window=none if problem.budgets is None else problem.budgets.window,
         in_flight=_passed(problem),
-        hop=np.zeros_like(problem.base) if problem.hops is None else problem.hops.usual,
-        hop_back=np.zeros_like(problem.base) if problem.hops is None else problem.hops.usual * problem.hops.returned,
+        transfer=np.zeros_like(problem.base) if problem.transfers is None else problem.transfers.usual,
+        transfer_back=np.zeros_like(problem.base)
+        if problem.transfers is None
+        else problem.transfers.usual * problem.transfers.returned,
         encoders=problem.num_encoders,
         ranks_per_component=problem.ranks_per_component,
         whole=problem.whole,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dataserver.planning import I64
-from dataserver.planning.costs.model import hop_ns
+from dataserver.planning.costs.model import transfer_ns
 from dataserver.planning.job.fields import ModuleKind, ModuleSpec
 from dataserver.planning.job.spec import JobSpec
 from dataserver.planning.plan.arranging import TASK_OF, image_rows, module_images
@@ -14,23 +14,23 @@ from dataserver.planning.stream.samples import StepSamples
 
 
 @dataclass(frozen=True, slots=True)
-class Hops:
-    """Of each row of a problem: the hop behind an encoder, between stages of the backbone, before a generator."""
+class Transfers:
+    """Of each row of a problem: the transfer behind an encoder, between stages of the backbone, before a generator."""
 
     least: I64
-    """int64 [rows, s]: nanoseconds that each sequence's hop takes at least, wherever it goes; 0 where it has none."""
+    """int64 [rows, s]: nanoseconds that each sequence's transfer takes at least, wherever it goes; 0 without."""
     smallest: I64
-    """int64 [rows]: nanoseconds that a hop with any rows takes at least: those of one image, or of one sequence."""
+    """int64 [rows]: nanoseconds that a transfer with any rows takes at least: of one image, or of one sequence."""
     usual: I64
-    """int64 [rows]: nanoseconds of the hop of a mean microbatch, which simulations of components take for all."""
+    """int64 [rows]: nanoseconds of the transfer of a mean microbatch, which simulations of components take for all."""
     returned: I64
-    """int64 [rows]: 1 where gradients take the hop back, 0 where the module that it begins at runs no backward."""
+    """int64 [rows]: 1 where gradients take the transfer back, 0 where the module that it begins at runs no backward."""
 
 
-def problem_hops(
+def problem_transfers(
     spec: JobSpec, modules: Sequence[ModuleSpec], samples: StepSamples, sequence: I64, num_waves: int, components: int
-) -> Hops | None:
-    """The hops of one step, modules by row, images spread within `components`; None if none takes time.
+) -> Transfers | None:
+    """The transfers of one step, modules by row, images spread within `components`; None if none takes time.
 
     Other arguments are those of `placement_problem`.
     """
@@ -52,10 +52,10 @@ def problem_hops(
             np.maximum.at(most, sequence[samples.image_sample[images]], rows)
             fewest = rows
         transfer = execution.transfer(*(ends[::-1] if module.kind is ModuleKind.GENERATOR else ends))
-        least[row] = np.where(most > 0, hop_ns(transfer, most), 0)
-        smallest[row] = hop_ns(transfer, fewest).min() if len(fewest) else 0
-        hops = min(backbone.dp * num_waves * parts, max(len(rows), 1))  # none without an image
-        usual[row] = hop_ns(transfer, np.array(int(rows.sum()) // hops))
+        least[row] = np.where(most > 0, transfer_ns(transfer, most), 0)
+        smallest[row] = transfer_ns(transfer, fewest).min() if len(fewest) else 0
+        transfers = min(backbone.dp * num_waves * parts, max(len(rows), 1))  # none without an image
+        usual[row] = transfer_ns(transfer, np.array(int(rows.sum()) // transfers))
     encoders = [m.kind is ModuleKind.ENCODER for m in modules]
     sources = [m if encodes else backbone for m, encodes in zip(modules, encoders, strict=True)]
-    return Hops(least, smallest, usual, np.array([m.runs_backward for m in sources], np.int64))
+    return Transfers(least, smallest, usual, np.array([m.runs_backward for m in sources], np.int64))

@@ -1,12 +1,12 @@
 """What the memory of ranks holds of a step at once (`jobspec.Memory.step_bytes`)."""
 
 from dataserver.planning import I64
-from dataserver.planning.balancing import BALANCERS, BinRoom, BinRoomError, bin_totals
+from dataserver.planning.balancing import BALANCERS, BinBudget, BinBudgetError, bin_totals
 from dataserver.planning.layouts.colocated.items import ModuleItems
 from dataserver.planning.plan.naming import counted, unit_of
 
 
-class StepRoomError(BinRoomError):
+class StepBudgetError(BinBudgetError):
     """Ranks would keep more than their memory holds, in however many microbatches."""
 
     def __init__(self, message: str, module: str) -> None:
@@ -21,16 +21,16 @@ def check_total(items: ModuleItems, rounds: int) -> None:
     The items are those of one of so many rounds.
 
     Raises:
-        StepRoomError: names the module, what is needed and what there is.
+        StepBudgetError: names the module, what is needed and what there is.
     """
-    module, room, total = items.module, items.step_room(items.sizes), int(items.sizes.sum())
-    if room is None or _spreads(items, room):
+    module, budget, total = items.module, items.step_budget(items.sizes), int(items.sizes.sum())
+    if budget is None or _spreads(items, budget):
         return
-    together = module.dp * room.cap
+    together = module.dp * budget.cap
     problem = "" if total > together else ", and no way was found to spread them"
-    raise StepRoomError(
+    raise StepBudgetError(
         f"module {module.name} keeps the {total} {unit_of(module)} of {_of(rounds)} until its backward phase, but "
-        f"memory.step_bytes holds {room.cap} on each of {counted(module.dp, 'rank')}, {together} together{problem}; "
+        f"memory.step_bytes holds {budget.cap} on each of {counted(module.dp, 'rank')}, {together} together{problem}; "
         "raise memory.step_bytes or dp, take balanced packing, or leave such samples out",
         module.name,
     )
@@ -40,13 +40,13 @@ def _of(rounds: int) -> str:
     return "this step" if rounds == 1 else f"one of {rounds} rounds"
 
 
-def _spreads(items: ModuleItems, room: BinRoom) -> bool:
+def _spreads(items: ModuleItems, budget: BinBudget) -> bool:
     """Whether images fit; sequences may be packed in other ways, so that only their total counts."""
     if items.module.holds_samples:
-        return int(room.need.sum()) <= items.module.dp * room.cap
+        return int(budget.need.sum()) <= items.module.dp * budget.cap
     try:
-        BALANCERS["lpt"](items.sizes, items.module.dp, None, room)
-    except BinRoomError:
+        BALANCERS["lpt"](items.sizes, items.module.dp, None, budget)
+    except BinBudgetError:
         return False
     return True
 
@@ -57,15 +57,15 @@ def check_ranks(items: ModuleItems, rank: I64, microbatch: I64, microbatches: in
     Rank and microbatch of each of a module's k items are int64 [k]; there are `microbatches` of each rank.
 
     Raises:
-        StepRoomError: names the module, what is needed and what there is.
+        StepBudgetError: names the module, what is needed and what there is.
     """
     module, count = items.module, items.module.dp * microbatches
     held = bin_totals(items.sizes, rank * microbatches + microbatch, count, padded=module.padded)
     kept = held.reshape(module.dp, microbatches).sum(axis=1)
-    room = items.step_room(kept)
-    if room is not None and kept.max() > room.cap:
-        raise StepRoomError(
+    budget = items.step_budget(kept)
+    if budget is not None and kept.max() > budget.cap:
+        raise StepBudgetError(
             f"module {module.name}: rank {kept.argmax()} would keep {kept.max()} {unit_of(module)} until its backward "
-            f"phase, but memory.step_bytes holds {room.cap}; raise it, or take a balance other than none",
+            f"phase, but memory.step_bytes holds {budget.cap}; raise it, or take a balance other than none",
             module.name,
         )
