@@ -30,9 +30,9 @@ from dataserver.serving.descriptions import describe_samples
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.limits import MAX_MESSAGE_BYTES
 from dataserver.serving.registry import JobRegistry, ServedJob
-from dataserver.serving.source import ViewSource
-from dataserver.serving.stream import MicrobatchStream
-from dataserver.serving.streams import Streams
+from dataserver.serving.stream.source import ViewSource
+from dataserver.serving.stream.stream import MicrobatchStream
+from dataserver.serving.stream.streams import Streams
 
 CODECS: Final = (microbatch_pb2.CODEC_RAW, microbatch_pb2.CODEC_ZSTD)
 MAX_TENSOR_NAMES: Final = 64

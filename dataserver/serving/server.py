@@ -25,7 +25,7 @@ from dataserver.serving.peers.peer import INSTANCE_BYTES
 from dataserver.serving.peers.service import PeerService
 from dataserver.serving.reflection import enable_reflection
 from dataserver.serving.registry import JobRegistry
-from dataserver.serving.streams import Streams
+from dataserver.serving.stream.streams import Streams
 
 if TYPE_CHECKING:
     from dataserver.serving.metrics_endpoint import MetricsEndpoint

@@ -1,11 +1,6 @@
-"""A microbatch on the wire: its header, and its tensors cut into chunks.
-
-Messages of the stream leave here as bytes, already in the form of StreamMicrobatchesResponse, so that tensor data is
-copied once on its way to gRPC instead of being put through protobuf.
-"""
+"""A microbatch on the wire: its header, and its encoded tensors, which a transport takes to the consumer."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import google_crc32c
 import numpy as np
@@ -20,11 +15,7 @@ from dataserver.planning.plan.views import ViewPlan, aligned
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.limits import MAX_MESSAGE_BYTES
 from dataserver.serving.memory import Buffer
-
-CHUNK_BYTES = 1 << 20
-
-_CHUNK_TAG = b"\x12"
-"""Field 2 of StreamMicrobatchesResponse, length-delimited."""
+from dataserver.serving.transport.interface import EncodedMicrobatch
 
 _DTYPES = {
     np.dtype(np.uint8): microbatch_pb2.DATA_TYPE_UINT8,
@@ -33,38 +24,6 @@ _DTYPES = {
 }
 
 Compressor = Callable[[memoryview], bytes]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class EncodedMicrobatch:
-    """A microbatch ready to be sent."""
-
-    header: bytes
-    """The first message."""
-    payload: Buffer
-    """uint8 [total_bytes]: what the chunks hold."""
-    block: int | None = None
-    """Number of the shared block that is named instead of sending chunks."""
-
-    @property
-    def num_messages(self) -> int:
-        """Messages of the stream: the header, and the chunks or the block."""
-        return 2 if self.block is not None else 1 + -(-self.payload.nbytes // CHUNK_BYTES)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the header and of the payload."""
-        return len(self.header) + self.payload.nbytes
-
-    def message(self, i: int) -> bytes:
-        """The header for 0, else where the payload lies, or a chunk copied from it."""
-        if i == 0:
-            return self.header
-        if self.block is not None:
-            shared = data_service_pb2.SharedBlock(number=self.block)
-            return data_service_pb2.StreamMicrobatchesResponse(shared=shared).SerializeToString()
-        part = self.payload[(i - 1) * CHUNK_BYTES : i * CHUNK_BYTES].data
-        return b"".join((_CHUNK_TAG, _varint(part.nbytes), part))
 
 
 def zstd_compressor(level: int) -> Compressor:
@@ -82,8 +41,8 @@ def encode_microbatch(
     validity: Buffer,
     compressor: Compressor | None,
     *,
+    checksummed: bool = True,
     withheld: bool = False,
-    block: int | None = None,
 ) -> EncodedMicrobatch:
     """Encode the tensors that lie in `raw` as `tensors` says, in place, and describe them.
 
@@ -95,9 +54,8 @@ def encode_microbatch(
         raw: uint8 [total bytes]; holds the encoded bytes afterwards.
         validity: uint8 [items of the view], numbers of the proto.
         compressor: applied to each tensor that it makes smaller.
+        checksummed: whether they are sent as bytes, which could change on the way.
         withheld: whether another rank gets them: they are only described, and `raw` is empty.
-        block: number of that in which they lie, where the consumer looks at them: no way is left on which they could
-            change.
 
     Raises:
         DataServiceError: MICROBATCH_TOO_LARGE, the header alone exceeds what a message may hold.
@@ -121,7 +79,7 @@ def encode_microbatch(
         images_on_some_ranks=view.images_on_some_ranks,
         tensors=table,
         total_bytes=total,
-        crc32c=google_crc32c.value(payload) if block is None else 0,
+        crc32c=google_crc32c.value(payload) if checksummed else 0,
         withheld=withheld,
     )
     message = data_service_pb2.StreamMicrobatchesResponse(header=header).SerializeToString()
@@ -131,7 +89,7 @@ def encode_microbatch(
             f"the header of microbatch {view.microbatch} of step {plan.step} names {view.num_items} items in "
             f"{len(message)} bytes, more than the {MAX_MESSAGE_BYTES} of one message; lower execution.microbatch",
         )
-    return EncodedMicrobatch(message, payload, block)
+    return EncodedMicrobatch(message, payload)
 
 
 def end_of_stream(reason: data_service_pb2.EndOfStream.Reason.ValueType, step: int, microbatch: int) -> bytes:
@@ -235,12 +193,3 @@ def _routing(routing: Routing) -> microbatch_pb2.Routing:
         source_microbatch=routing.source_microbatch.tolist(),
         target_microbatch=routing.target_microbatch.tolist(),
     )
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)

@@ -15,8 +15,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dataserver.serving.memory import ByteBudget
-from dataserver.serving.shared_memory import SharedMemoryConsumer, SharedMemoryListener
+from dataserver.serving.memory import BufferPool, ByteBudget
+from dataserver.serving.transport.shared_memory import SharedMemoryTransport
+from dataserver.serving.transport.shared_memory_listener import SharedMemoryListener
 from trainclient.stream import shared_memory
 from trainclient.stream.errors import ProtocolError
 from trainclient.stream.shared_memory import MAX_BLOCKS, MappedBlocks
@@ -31,16 +32,16 @@ def listener() -> Iterator[SharedMemoryListener]:
     found.close()
 
 
-def pair(listener: SharedMemoryListener, limit: int = 1 << 30) -> tuple[SharedMemoryConsumer, MappedBlocks]:
+def pair(listener: SharedMemoryListener, limit: int = 1 << 30) -> tuple[SharedMemoryTransport, MappedBlocks]:
     mapped = MappedBlocks.of(listener.name, limit, stays=True)
     assert mapped is not None
-    consumer = listener.consumer(mapped.token, ByteBudget(1 << 40).open())
+    consumer = listener.transport(mapped.token, ByteBudget(1 << 40).open(), BufferPool(ByteBudget(0)))
     assert consumer is not None
     return consumer, mapped
 
 
-def share(consumer: SharedMemoryConsumer, fill: int) -> int:
-    block = consumer.block(SIZE)
+def share(consumer: SharedMemoryTransport, fill: int) -> int:
+    block = consumer.memory(SIZE)
     assert block is not None
     block.buffer[:] = fill
     consumer.share(block)
@@ -64,7 +65,7 @@ def test_a_block_comes_back_when_its_last_view_is_dropped(listener: SharedMemory
 def test_a_client_with_nothing_to_read_is_lent_one_more(listener: SharedMemoryListener) -> None:
     consumer, mapped = pair(listener, SIZE)
     kept = mapped.take(share(consumer, 3), SIZE)
-    following = consumer.block(SIZE)
+    following = consumer.memory(SIZE)
     assert following is not None
     assert not consumer.wants(following)
     mapped.ask()
@@ -79,7 +80,7 @@ def test_a_client_to_which_one_is_on_its_way_does_not_keep_what_it_has(listener:
     kept = mapped.take(share(consumer, 3), SIZE)
     number = share(consumer, 4)
     mapped.ask()
-    following = consumer.block(SIZE)
+    following = consumer.memory(SIZE)
     assert following is not None
     assert not consumer.wants(following)
     assert (mapped.take(number, SIZE) == 4).all()  # and dropped
@@ -95,7 +96,7 @@ def test_what_was_returned_is_said_before_that_nothing_is_left(listener: SharedM
     assert len(mapped._unsaid) == 2
     mapped.ask()
     taken += [mapped.take(share(consumer, number), SIZE) for number in range(2)]
-    assert consumer.block(SIZE) is not None, "it was taken for one that keeps as much as it wants"
+    assert consumer.memory(SIZE) is not None, "it was taken for one that keeps as much as it wants"
 
 
 def test_what_finds_no_room_is_said_later(listener: SharedMemoryListener) -> None:
@@ -106,10 +107,10 @@ def test_what_finds_no_room_is_said_later(listener: SharedMemoryListener) -> Non
     del taken
     assert len(mapped._unsaid) == 2
     while mapped._unsaid:
-        consumer.block(1)
+        consumer.memory(1)
         mapped.ask()
     for _ in range(100):  # it listens to some at a time
-        consumer.block(1)
+        consumer.memory(1)
     assert {share(consumer, 4), share(consumer, 5)} == {0, 1}, "one that was returned, and another one"
 
 
@@ -184,7 +185,7 @@ def test_what_a_server_said_before_it_left_is_read(listener: SharedMemoryListene
 def test_dropped_blocks_are_unmapped(listener: SharedMemoryListener) -> None:
     consumer, mapped = pair(listener)
     for size in range(1, 40):
-        block = consumer.block(size << 19)
+        block = consumer.memory(size << 19)
         assert block is not None
         consumer.share(block)
         consumer.give(block)

@@ -7,7 +7,7 @@ from concurrent.futures import Future, wait
 import pytest
 from serving.harness import TIMEOUT_S
 
-from dataserver.serving.fair_pool import FairPool
+from dataserver.serving.stream.fair_pool import FairPool
 
 
 @pytest.fixture

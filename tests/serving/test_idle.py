@@ -1,4 +1,4 @@
-"""Consumers that stop reading: their places and memory go to others, and they come back where they stopped."""
+"""Consumers that stop reading: their slots and memory go to others, and they come back where they stopped."""
 
 import itertools
 import time
@@ -13,10 +13,10 @@ from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1.data_service_pb2 import EndOfStream
 from serving.harness import FIXED_WINDOW, TIMEOUT_S, Running, large_job, reason_of, receive, running
 
-from dataserver.serving import stream as stream_module
+from dataserver.serving.stream import handing_out
 
 IDLE_S = 1
-PLACES = 64
+SLOTS = 64
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def job() -> dict[str, Any]:
 
 
 def until_admitted(server: Running, job_id: str) -> Any:
-    """A stream, as soon as there is a place for it, and its first message."""
+    """A stream, as soon as there is a slot for it, and its first message."""
     while True:
         stream = server.stream(job_id)
         try:
@@ -51,11 +51,11 @@ def how_it_ended(stream: Any) -> Any:
         return error.code()
 
 
-def test_streams_that_nobody_reads_leave_their_places_and_go_on_where_they_were(photographs: Path) -> None:
-    with serving(photographs, max_streams=PLACES) as server:
+def test_streams_that_nobody_reads_free_their_slots_and_go_on_where_they_were(photographs: Path) -> None:
+    with serving(photographs, max_streams=SLOTS) as server:
         job_id = server.create(job()).job_id
         whole = server.read(job_id)
-        unread = [server.stream(job_id) for _ in range(PLACES)]
+        unread = [server.stream(job_id) for _ in range(SLOTS)]
         firsts = [next(stream) for stream in unread]
         receive(until_admitted(server, job_id))
         assert server.server.streams.wait_until_idle(TIMEOUT_S)
@@ -72,7 +72,7 @@ def test_streams_that_nobody_reads_leave_their_places_and_go_on_where_they_were(
         assert part.blob() + rest.blob() == whole.blob()
 
 
-def test_the_oldest_idle_calls_are_cancelled_where_more_wait_than_there_are_places(photographs: Path) -> None:
+def test_the_oldest_idle_calls_are_cancelled_where_more_wait_than_there_are_slots(photographs: Path) -> None:
     with serving(photographs, max_streams=2) as server:
         job_id = server.create(job()).job_id
         unread = [until_admitted(server, job_id) for _ in range(5)]
@@ -89,7 +89,7 @@ def test_a_consumer_that_takes_a_microbatch_in_each_timeout_keeps_its_stream(
     photographs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(stream_module, "monotonic", lambda: now)
+    monkeypatch.setattr(handing_out, "monotonic", lambda: now)
     with serving(photographs) as server:
         job_id = server.create(job()).job_id
         whole, stream = server.read(job_id), server.stream(job_id)

@@ -3,8 +3,8 @@ import threading
 import pytest
 
 from dataserver.dataset.errors import ShardReadError
-from dataserver.serving.assembly import READ_ATTEMPTS, with_retries
 from dataserver.serving.metrics import Metrics
+from dataserver.serving.stream.assembly import READ_ATTEMPTS, with_retries
 
 
 class Storage:

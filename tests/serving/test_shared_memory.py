@@ -16,16 +16,11 @@ import pytest
 from disttrain.v1 import data_service_pb2 as pb
 from serving.harness import large_job, running
 
-from dataserver.serving import shared_memory
-from dataserver.serving.memory import Account, ByteBudget, size_class
-from dataserver.serving.shared_memory import (
-    MAX_IDLE,
-    MAX_SHARED,
-    MIN_SHARED_BYTES,
-    Block,
-    SharedMemoryConsumer,
-    SharedMemoryListener,
-)
+from dataserver.serving.memory import Account, BufferPool, ByteBudget, size_class
+from dataserver.serving.transport import shared_memory, shared_memory_listener
+from dataserver.serving.transport.interface import Memory
+from dataserver.serving.transport.shared_memory import MAX_IDLE, MAX_SHARED, MIN_SHARED_BYTES, SharedMemoryTransport
+from dataserver.serving.transport.shared_memory_listener import SharedMemoryListener
 
 TOKEN = bytes(range(16))
 SIZE = 1 << 20
@@ -79,30 +74,30 @@ def said(listener: SharedMemoryListener, message: bytes) -> socket.socket:
     return connection
 
 
-def consumer_of(listener: SharedMemoryListener, token: bytes = TOKEN) -> SharedMemoryConsumer | None:
-    return listener.consumer(token, ByteBudget(1 << 40).open())
+def consumer_of(listener: SharedMemoryListener, token: bytes = TOKEN) -> SharedMemoryTransport | None:
+    return listener.transport(token, ByteBudget(1 << 40).open(), BufferPool(ByteBudget(0)))
 
 
 def connected(
     listener: SharedMemoryListener, limit: int = 1 << 30, account: Account | None = None
-) -> tuple[SharedMemoryConsumer, Client]:
+) -> tuple[SharedMemoryTransport, Client]:
     connection = said(listener, struct.pack("<16sQ", TOKEN, limit))
-    consumer = listener.consumer(TOKEN, account or ByteBudget(1 << 40).open())
+    consumer = listener.transport(TOKEN, account or ByteBudget(1 << 40).open(), BufferPool(ByteBudget(0)))
     assert consumer is not None
     connection.setblocking(False)
     return consumer, Client(connection)
 
 
-def shared(consumer: SharedMemoryConsumer, num_bytes: int = SIZE, fill: int = 1) -> Block:
+def shared(consumer: SharedMemoryTransport, num_bytes: int = SIZE, fill: int = 1) -> Memory:
     """A block in the stream's hand; the client is told of it."""
-    block = consumer.block(num_bytes)
+    block = consumer.memory(num_bytes)
     assert block is not None
     block.buffer[:] = fill
     consumer.share(block)
     return block
 
 
-def made(consumer: SharedMemoryConsumer, num_bytes: int = SIZE, fill: int = 1) -> Block:
+def made(consumer: SharedMemoryTransport, num_bytes: int = SIZE, fill: int = 1) -> Memory:
     """A block that the client alone has."""
     block = shared(consumer, num_bytes, fill)
     consumer.give(block)
@@ -125,8 +120,8 @@ def test_a_returned_block_is_used_again_and_another_one_is_not(listener: SharedM
     client.give_back(second.number)
     client.give_back(second.number)  # it has returned it already
     client.give_back(12345)
-    assert consumer.block(SIZE) is second
-    assert consumer.block(SIZE) not in (first, second)
+    assert consumer.memory(SIZE) is second
+    assert consumer.memory(SIZE) not in (first, second)
 
 
 def test_a_block_is_used_again_when_neither_the_stream_nor_its_client_has_it(listener: SharedMemoryListener) -> None:
@@ -138,9 +133,9 @@ def test_a_block_is_used_again_when_neither_the_stream_nor_its_client_has_it(lis
     consumer.give(early)
     assert shared(consumer) is early
     consumer.give(other)
-    assert consumer.block(SIZE) not in (early, other)
+    assert consumer.memory(SIZE) not in (early, other)
     client.give_back(other.number)
-    assert consumer.block(SIZE) is other
+    assert consumer.memory(SIZE) is other
 
 
 def test_a_stream_lets_go_of_blocks_beyond_its_share(listener: SharedMemoryListener) -> None:
@@ -151,7 +146,7 @@ def test_a_stream_lets_go_of_blocks_beyond_its_share(listener: SharedMemoryListe
     assert not other.take(SIZE)
     for block in blocks:
         client.give_back(block.number)
-    assert consumer.block(SIZE) is blocks[3]
+    assert consumer.memory(SIZE) is blocks[3]
     assert budget.used == 2 * SIZE
     assert other.take(2 * SIZE)
 
@@ -162,7 +157,7 @@ def test_one_block_beyond_a_streams_share_is_used_again(listener: SharedMemoryLi
     block = made(consumer, 3 * SIZE)
     budget.open()
     client.give_back(block.number)
-    assert consumer.block(3 * SIZE) is block
+    assert consumer.memory(3 * SIZE) is block
 
 
 def test_blocks_are_used_for_smaller_microbatches_and_make_room_for_larger_ones(listener: SharedMemoryListener) -> None:
@@ -188,7 +183,7 @@ def test_a_large_block_makes_room_for_a_small_one_where_there_is_none_beside_it(
     budget = ByteBudget(3 * SIZE)
     consumer, client = connected(listener, account=budget.open())
     client.give_back(made(consumer, 3 * SIZE).number)
-    assert consumer.block(SIZE) is not None
+    assert consumer.memory(SIZE) is not None
     assert budget.used == SIZE
 
 
@@ -198,7 +193,7 @@ def test_few_blocks_wait_to_be_used_again(listener: SharedMemoryListener) -> Non
     assert len(client.read()) == len(blocks)
     for block in blocks:
         client.give_back(block.number)
-    assert consumer.block(SIZE) is blocks[-1]
+    assert consumer.memory(SIZE) is blocks[-1]
     assert client.read() == [(block.number, 0) for block in blocks[:2]]
 
 
@@ -207,11 +202,11 @@ def test_blocks_are_on_the_streams_account(listener: SharedMemoryListener) -> No
     consumer, client = connected(listener, account=budget.open())
     blocks = [made(consumer) for _ in range(3)]
     assert budget.used == 3 * SIZE
-    assert consumer.block(SIZE) is None
+    assert consumer.memory(SIZE) is None
     client.give_back(blocks[0].number)
-    assert consumer.block(SIZE) is blocks[0]
+    assert consumer.memory(SIZE) is blocks[0]
     consumer.give(blocks[0])
-    assert consumer.block(2 * SIZE) is None  # nor is there room for it instead of the idle one
+    assert consumer.memory(2 * SIZE) is None  # nor is there room for it instead of the idle one
     assert budget.used == 2 * SIZE
     consumer.close()
     assert budget.used == 0
@@ -237,7 +232,7 @@ def test_what_a_client_has_stays_as_it_is_when_its_stream_ends(listener: SharedM
     consumer.close()
     consumer.give(block)  # for the stream that was in the middle of it
     consumer.share(block)
-    assert consumer.block(SIZE) is None
+    assert consumer.memory(SIZE) is None
     again, _client = connected(listener)
     made(again, fill=8)
     assert (client.blocks[block.number] == 4).all()
@@ -246,19 +241,19 @@ def test_what_a_client_has_stays_as_it_is_when_its_stream_ends(listener: SharedM
 @pytest.mark.parametrize("limit", [0, SIZE - 1])
 def test_no_client_is_lent_what_it_does_not_want(listener: SharedMemoryListener, limit: int) -> None:
     consumer, _client = connected(listener, limit)
-    assert consumer.block(SIZE) is None
+    assert consumer.memory(SIZE) is None
 
 
 def test_a_client_is_lent_more_when_it_returns_some_or_has_nothing_to_read(listener: SharedMemoryListener) -> None:
     consumer, client = connected(listener, 2 * SIZE)
     blocks = [made(consumer) for _ in range(2)]
-    following = consumer.block(SIZE)
+    following = consumer.memory(SIZE)
     assert following is not None
     assert not consumer.wants(following)
     client.give_back(blocks[0].number)
     assert consumer.wants(following)
     consumer.share(following)
-    last = consumer.block(SIZE)
+    last = consumer.memory(SIZE)
     assert last is blocks[0]
     client.ask(2)  # before it got the third one
     assert not consumer.wants(last)
@@ -272,42 +267,42 @@ def test_a_client_is_lent_more_when_it_returns_some_or_has_nothing_to_read(liste
 
 def test_blocks_are_counted_and_small_ones_are_not_worth_it(listener: SharedMemoryListener) -> None:
     consumer, client = connected(listener)
-    assert consumer.block(MIN_SHARED_BYTES - 1) is None
+    assert consumer.memory(MIN_SHARED_BYTES - 1) is None
     for _ in range(MAX_SHARED):
         assert consumer.wants(made(consumer, MIN_SHARED_BYTES)) == (len(consumer._shared) < MAX_SHARED)
     numbers = list(consumer._shared)
-    assert consumer.block(MIN_SHARED_BYTES) is not None  # ahead
+    assert consumer.memory(MIN_SHARED_BYTES) is not None  # ahead
     client.ask(MAX_SHARED - 1)
-    again = consumer.block(MIN_SHARED_BYTES)
+    again = consumer.memory(MIN_SHARED_BYTES)
     assert again is not None  # one is on its way
     client.ask(MAX_SHARED)
-    assert consumer.block(MIN_SHARED_BYTES) is None  # it keeps them
+    assert consumer.memory(MIN_SHARED_BYTES) is None  # it keeps them
     client.give_back(numbers.pop())
-    assert consumer.block(MIN_SHARED_BYTES) is not None
+    assert consumer.memory(MIN_SHARED_BYTES) is not None
     shared(consumer, MIN_SHARED_BYTES)
-    assert consumer.block(MIN_SHARED_BYTES) is None
+    assert consumer.memory(MIN_SHARED_BYTES) is None
     for number in numbers:
         client.give_back(number)
     for _ in range(MAX_SHARED):
         shared(consumer, MIN_SHARED_BYTES)
-    assert consumer.block(MIN_SHARED_BYTES) is not None  # it has returned most since
+    assert consumer.memory(MIN_SHARED_BYTES) is not None  # it has returned most since
 
 
 def test_the_blocks_of_all_clients_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "MAX_BLOCKS", 3)
+    monkeypatch.setattr(shared_memory_listener, "MAX_BLOCKS", 3)
     listener = SharedMemoryListener(wanted=True)
     one, _client = connected(listener)
     made(one)
     made(one)
     other, client = connected(listener)
     block = made(other)
-    assert one.block(SIZE) is None
+    assert one.memory(SIZE) is None
     client.give_back(block.number)
     block = made(other, 4 * SIZE)  # instead of the first one
     one.close()
     made(other)
     made(other)
-    assert other.block(SIZE) is None
+    assert other.memory(SIZE) is None
     listener.close()
 
 
@@ -316,7 +311,7 @@ def test_a_client_that_is_gone_gets_nothing(listener: SharedMemoryListener) -> N
     block = made(consumer)
     consumer.give(block)
     client.connection.close()
-    assert consumer.block(SIZE) is None
+    assert consumer.memory(SIZE) is None
 
 
 def test_a_client_that_does_not_listen_gets_no_further_blocks(
@@ -326,11 +321,11 @@ def test_a_client_that_does_not_listen_gets_no_further_blocks(
     consumer, _ = connected(listener)
     consumer._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # type: ignore[union-attr]
     blocks = 0
-    while (block := consumer.block(MIN_SHARED_BYTES)) is not None:
+    while (block := consumer.memory(MIN_SHARED_BYTES)) is not None:
         consumer.share(block)
         blocks += 1
-    assert 0 < blocks < shared_memory.MAX_BLOCKS
-    assert consumer.block(MIN_SHARED_BYTES) is None
+    assert 0 < blocks < shared_memory_listener.MAX_BLOCKS
+    assert consumer.memory(MIN_SHARED_BYTES) is None
 
 
 def test_without_descriptors_microbatches_are_sent(listener: SharedMemoryListener) -> None:
@@ -340,12 +335,12 @@ def test_without_descriptors_microbatches_are_sent(listener: SharedMemoryListene
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (another.fileno(), limits[1]))
     try:
-        assert consumer.block(SIZE) is None
+        assert consumer.memory(SIZE) is None
         assert consumer_of(listener, bytes(16)) is None
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert budget.used == 0
-    assert consumer.block(SIZE) is not None
+    assert consumer.memory(SIZE) is not None
     assert consumer_of(listener, bytes(16)) is not None
 
 
@@ -395,7 +390,7 @@ def test_who_left_before_its_stream_began_keeps_no_descriptor(listener: SharedMe
 def test_connections_that_nobody_claims_are_bounded(
     listener: SharedMemoryListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_memory, "MAX_PENDING", 2)
+    monkeypatch.setattr(shared_memory_listener, "MAX_PENDING", 2)
     connections = []
     for i in range(3):
         connections.append(said(listener, struct.pack("<16sQ", bytes([i]) * 16, 9)))

@@ -13,12 +13,14 @@ from disttrain.v1.data_service_pb2 import EndOfStream
 from serving.harness import TIMEOUT_S
 
 from dataserver.serving.errors import DataServiceError
-from dataserver.serving.fair_pool import FairPool
 from dataserver.serving.memory import BufferPool, ByteBudget
 from dataserver.serving.metrics import Metrics
-from dataserver.serving.shared_memory import SharedMemoryListener
-from dataserver.serving.stream import MicrobatchStream, Shared
-from dataserver.serving.wire import EncodedMicrobatch
+from dataserver.serving.stream.fair_pool import FairPool
+from dataserver.serving.stream.shared import Shared
+from dataserver.serving.stream.stream import MicrobatchStream
+from dataserver.serving.transport.grpc import GrpcTransport
+from dataserver.serving.transport.interface import EncodedMicrobatch, Memory
+from dataserver.serving.transport.shared_memory_listener import SharedMemoryListener
 
 SIZE = 3 << 20
 """Bytes of a microbatch: three chunks."""
@@ -31,7 +33,7 @@ class Source:
     module = "m"
     prepared = 0
 
-    def plan(self, step: int, _unwanted: Any) -> Any:
+    def plan(self, step: int, _cancelled: Any) -> Any:
         return SimpleNamespace(step=step, num_microbatches=1)
 
     def specify(self, plan: Any, microbatch: int) -> Any:
@@ -42,7 +44,7 @@ class Source:
         buffer[:] = 7
         return SimpleNamespace(tasks=[], finish=lambda: None, buffer=buffer, num_images=0, num_invalid=0)
 
-    def encode(self, _spec: Any, prepared: Any, _block: int | None) -> EncodedMicrobatch:
+    def encode(self, _spec: Any, prepared: Any, _checksummed: bool) -> EncodedMicrobatch:
         return EncodedMicrobatch(b"header", prepared.buffer)
 
 
@@ -87,7 +89,7 @@ def test_a_consumer_that_reads_as_its_memory_is_taken_gets_no_bytes_of_another_s
     messages = stream.messages()
     assert next(messages) == b"header"
     ending, go = threading.Event(), threading.Event()
-    put_down = stream._put_down
+    put_down = stream._handing_out._put_down
 
     def put_down_late() -> None:
         if threading.current_thread() is watcher:
@@ -95,15 +97,15 @@ def test_a_consumer_that_reads_as_its_memory_is_taken_gets_no_bytes_of_another_s
             assert go.wait(TIMEOUT_S)
         put_down()
 
-    def message(encoded: EncodedMicrobatch, i: int) -> bytes:
+    def message(transport: GrpcTransport, memory: Memory, encoded: EncodedMicrobatch, i: int) -> bytes:
         go.set()
         watcher.join(TIMEOUT_S)
         shared.buffers.take(SIZE)[:] = 9  # another stream's
-        return made(encoded, i)
+        return made(transport, memory, encoded, i)
 
-    made = EncodedMicrobatch.message
-    monkeypatch.setattr(EncodedMicrobatch, "message", message)
-    monkeypatch.setattr(stream, "_put_down", put_down_late)
+    made = GrpcTransport.message
+    monkeypatch.setattr(GrpcTransport, "message", message)
+    monkeypatch.setattr(stream._handing_out, "_put_down", put_down_late)
     watcher = threading.Thread(target=stream.end_if_idle, args=(0.0,))
     watcher.start()
     assert ending.wait(TIMEOUT_S)
@@ -118,7 +120,7 @@ def test_a_stream_that_is_closed_before_it_tokenizes_does_not(shared: Shared) ->
     source = Source()
     with shared.laying_out:
         stream = opened(shared, source)
-        until(lambda: bool(stream._queue))
+        until(lambda: bool(stream._preparation._queue))
         stream.close()
     until(lambda: shared.buffers.free_bytes >= SIZE)
     assert source.prepared == 0
@@ -132,7 +134,7 @@ def test_a_microbatch_that_the_machine_has_no_memory_for_ends_its_stream(
 
     monkeypatch.setattr(shared.buffers, "take", take)
     stream = opened(shared, Source())
-    until(lambda: stream._exhausted)
+    until(lambda: stream._preparation._exhausted)
     with pytest.raises(DataServiceError, match="MemoryError"):
         next(stream.messages())
 
@@ -150,7 +152,7 @@ def test_a_consumer_that_waits_for_a_plan_is_woken_when_its_stream_is_closed(sha
     consumer = threading.Thread(target=lambda: received.extend(stream.messages()), daemon=True)
     consumer.start()
     assert asked.wait(TIMEOUT_S)
-    until(lambda: bool(stream._condition._waiters))  # type: ignore[attr-defined]
+    until(lambda: bool(stream._preparation._condition._waiters))  # type: ignore[attr-defined]
     stream.close()
     consumer.join(TIMEOUT_S)
     assert not consumer.is_alive()
@@ -158,7 +160,7 @@ def test_a_consumer_that_waits_for_a_plan_is_woken_when_its_stream_is_closed(sha
     planned.set()
 
 
-def test_a_plan_that_comes_after_the_end_is_not_kept(shared: Shared) -> None:
+def test_a_plan_that_comes_after_the_end_is_not_cached(shared: Shared) -> None:
     asked, closed = threading.Event(), threading.Event()
 
     class Late(Source):
@@ -172,4 +174,4 @@ def test_a_plan_that_comes_after_the_end_is_not_kept(shared: Shared) -> None:
     stream.close()
     closed.set()
     shared.preparing.shutdown()
-    assert stream._plan is None
+    assert stream._preparation._plan is None

@@ -6,21 +6,23 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1 import errors_pb2
 from disttrain.v1.data_service_pb2 import EndOfStream
 
 from dataserver.dataset import ShardReadError
-from dataserver.serving import assembly
-from dataserver.serving.assembly import Assembly, with_retries
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.memory import BufferPool, ByteBudget
 from dataserver.serving.metrics import Metrics
-from dataserver.serving.shared_memory import SharedMemoryListener
-from dataserver.serving.stream import MAX_AHEAD, MicrobatchStream, Shared
-from dataserver.serving.wire import EncodedMicrobatch
+from dataserver.serving.stream import assembly
+from dataserver.serving.stream.assembly import Assembly, with_retries
+from dataserver.serving.stream.preparing import MAX_AHEAD
+from dataserver.serving.stream.shared import Shared
+from dataserver.serving.stream.stream import MicrobatchStream
+from dataserver.serving.transport.grpc import GrpcTransport
+from dataserver.serving.transport.interface import EncodedMicrobatch, Memory
+from dataserver.serving.transport.shared_memory_listener import SharedMemoryListener
 from trainclient.stream.shared_memory import MappedBlocks
 
 SIZE = 1 << 16
@@ -47,7 +49,7 @@ class Source:
         self.plans: list[int] = []
         self.prepared: list[tuple[int, int]] = []
 
-    def plan(self, step: int, _unwanted: Any) -> Any:
+    def plan(self, step: int, _cancelled: Any) -> Any:
         self.plans.append(step)
         if (step, -1) == self.broken:
             raise DataServiceError(errors_pb2.ERROR_REASON_SAMPLE_TOO_LARGE, "no plan")
@@ -64,7 +66,7 @@ class Source:
         buffer[:] = 10 * where[0] + where[1]
         return SimpleNamespace(tasks=[], finish=lambda: None, buffer=buffer, num_images=0, num_invalid=0)
 
-    def encode(self, _spec: Any, prepared: Any, _block: int | None) -> EncodedMicrobatch:
+    def encode(self, _spec: Any, prepared: Any, _checksummed: bool) -> EncodedMicrobatch:
         return EncodedMicrobatch(b"header", prepared.buffer)
 
 
@@ -108,6 +110,14 @@ class OneStream:
         assert self.closed == [self.stream]
         assert self.shared.budget.used == 0
         return found.reason, found.next_step, found.next_microbatch
+
+
+def memory() -> Memory:
+    """Memory for one microbatch, as streams get it."""
+    budget = ByteBudget(0)
+    found = GrpcTransport(budget.open(), BufferPool(budget)).memory(SIZE)
+    assert found is not None
+    return found
 
 
 ALL = [(step, microbatch) for step in range(5) for microbatch in range(3)]
@@ -233,7 +243,7 @@ def test_a_closed_stream_gives_all_back_and_says_nothing_more() -> None:
     assert second.take(3 * SIZE - 1), "the closed stream shares no more"
 
 
-def test_memory_that_is_lent_takes_the_place_of_idle_buffers() -> None:
+def test_shared_memory_takes_the_budget_of_idle_buffers() -> None:
     one = OneStream(Source(), 8 * SIZE)
     one.stream.close()
     idle = one.shared.buffers.free_bytes
@@ -251,7 +261,7 @@ def test_memory_that_is_lent_takes_the_place_of_idle_buffers() -> None:
 
 def test_a_stream_is_idle_when_a_message_was_not_taken_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("dataserver.serving.stream.monotonic", lambda: now[0])
+    monkeypatch.setattr("dataserver.serving.stream.handing_out.monotonic", lambda: now[0])
     one = OneStream(Source(), 3 * SIZE)
     now[0] = 900.0
     assert not one.stream.end_if_idle(10), "nothing was offered yet"
@@ -309,7 +319,7 @@ def test_a_cancelled_assembly_is_settled_without_its_tasks() -> None:
     source, settled = Source(), list[Assembly]()
     prepared = SimpleNamespace(tasks=[lambda: 1] * 3, finish=lambda: None, num_images=3, num_invalid=0)
     source.prepare = lambda *_: prepared  # type: ignore[method-assign]
-    made = Assembly(source.specify(source.plan(0, None), 0), np.zeros(SIZE, np.uint8), Metrics(), settled.append)
+    made = Assembly(source.specify(source.plan(0, None), 0), memory(), Metrics(), settled.append)
     made.start(source, Busy())  # type: ignore[arg-type]
     assert (len(waiting), settled) == (3, [])
     made.cancel()
@@ -329,7 +339,7 @@ def test_an_assembly_that_failed_begins_no_other_task() -> None:
     tasks = [lambda number=number: task(number) for number in range(3)]
     prepared = SimpleNamespace(tasks=tasks, finish=lambda: None, buffer=b"", num_images=3, num_invalid=0)
     source.prepare = lambda *_: prepared  # type: ignore[method-assign]
-    made = Assembly(source.specify(source.plan(0, None), 0), np.zeros(SIZE, np.uint8), Metrics(), settled.append)
+    made = Assembly(source.specify(source.plan(0, None), 0), memory(), Metrics(), settled.append)
     with ThreadPoolExecutor(1) as pool:
         made.start(source, pool)  # type: ignore[arg-type]
     assert begun == [0]

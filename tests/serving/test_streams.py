@@ -246,11 +246,11 @@ def test_a_consumer_that_does_not_read_holds_its_room_and_the_budget_at_most(pho
         next(stream)
         rest(server)
         (opened,) = server.server.streams._open
-        held = sum(assembly.buffer.nbytes for assembly in opened._queue)
+        held = sum(assembly.memory.buffer.nbytes for assembly in opened._preparation._queue)
         assert server.server.streams.shared.budget.used <= budget
         assert held <= budget + 16 * MIB
-        assert opened._position == (0, 0), "nothing was sent that was not asked for"
-        assert (len(opened._queue) > 0) == (budget > 0)
+        assert opened._handing_out._position == (0, 0), "nothing was sent that was not asked for"
+        assert (len(opened._preparation._queue) > 0) == (budget > 0)
         stream.cancel()
         assert server.server.streams.wait_until_idle(TIMEOUT_S)
         rest(server)

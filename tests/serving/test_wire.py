@@ -17,6 +17,8 @@ from dataserver.serving.config import ConfigError, ServerConfig, joined, load_co
 from dataserver.serving.errors import MAX_TEXT_BYTES, DataServiceError, _cut
 from dataserver.serving.memory import BufferPool, ByteBudget, size_class
 from dataserver.serving.registry import StepTimesLog
+from dataserver.serving.transport.grpc import CHUNK_BYTES, GrpcTransport
+from dataserver.serving.transport.interface import EncodedMicrobatch
 
 MIB = 1 << 20
 UINT8, INT32 = np.dtype(np.uint8), np.dtype(np.int32)
@@ -25,12 +27,15 @@ UINT8, INT32 = np.dtype(np.uint8), np.dtype(np.int32)
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 16383, 16384, MIB - 1, MIB, MIB + 1, 2 * MIB])
 def test_chunks_are_what_protobuf_makes_of_them(size: int) -> None:
     payload = np.arange(size, dtype=np.uint32).astype(np.uint8)
-    found = wire.EncodedMicrobatch(b"head", payload)
+    found, budget = EncodedMicrobatch(b"head", payload), ByteBudget(0)
+    transport = GrpcTransport(budget.open(), BufferPool(budget))
+    memory = transport.memory(size)
+    assert memory is not None
     chunks = [payload[start : start + MIB].tobytes() for start in range(0, size, MIB)]
-    assert found.num_messages == 1 + len(chunks)
+    assert transport.num_messages(found) == len(chunks)
     expected = [pb.StreamMicrobatchesResponse(chunk=chunk).SerializeToString() for chunk in chunks]
-    assert [found.message(i) for i in range(found.num_messages)] == [b"head", *expected]
-    assert wire.CHUNK_BYTES == MIB
+    assert [transport.message(memory, found, i) for i in range(len(chunks))] == expected
+    assert CHUNK_BYTES == MIB
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,15 @@ from dataserver.dataset import usable_memory
 from dataserver.serving.budgets import Budgets, microbatch_bytes
 from dataserver.serving.config import ServerConfig
 from dataserver.serving.errors import DataServiceError
-from dataserver.serving.fair_pool import FairPool
 from dataserver.serving.memory import BufferPool, ByteBudget
 from dataserver.serving.metrics import Metrics, Progress
-from dataserver.serving.shared_memory import SharedMemoryListener
-from dataserver.serving.source import ViewSource
-from dataserver.serving.stream import AHEAD_BYTES, MicrobatchStream, Shared
-from dataserver.serving.wire import CHUNK_BYTES
+from dataserver.serving.stream.fair_pool import FairPool
+from dataserver.serving.stream.preparing import AHEAD_BYTES
+from dataserver.serving.stream.shared import Shared
+from dataserver.serving.stream.source import ViewSource
+from dataserver.serving.stream.stream import MicrobatchStream
+from dataserver.serving.transport.grpc import CHUNK_BYTES
+from dataserver.serving.transport.shared_memory_listener import SharedMemoryListener
 
 VIEWS_AT_ONCE: Final = 4
 """Streams that read token ids and lay out views at once."""

@@ -8,12 +8,13 @@ from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.plan.views import ViewPlan, view_plan
 from dataserver.serving.memory import Buffer
 from dataserver.serving.registry import ServedJob
-from dataserver.serving.wire import EncodedMicrobatch, encode_microbatch, zstd_compressor
+from dataserver.serving.transport.interface import EncodedMicrobatch
+from dataserver.serving.wire import encode_microbatch, zstd_compressor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicrobatchSpec:
-    """Shapes and places of what a microbatch will hold."""
+    """What a microbatch will hold, and where in its memory."""
 
     plan: StepPlan
     view: ViewPlan
@@ -28,8 +29,14 @@ class MicrobatchSpec:
 
     @property
     def num_bytes(self) -> int:
-        """Of these."""
+        """Bytes of the tensors that are sent."""
         return total_bytes(self.made)
+
+
+def following(spec: MicrobatchSpec) -> tuple[int, int]:
+    """Step and microbatch behind this one."""
+    step, after = spec.plan.step, spec.view.microbatch + 1
+    return (step, after) if after < spec.plan.num_microbatches else (step + 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +84,8 @@ class ViewSource:
         served = self.served
         return prepare_view(served.job.spec, wanted.plan, wanted.view, served.datasets, wanted.made, buffer)
 
-    def encode(self, wanted: MicrobatchSpec, prepared: PreparedView, block: int | None) -> EncodedMicrobatch:
-        """Encode a view whose tasks have all run; in a shared block, if it lies in one."""
+    def encode(self, wanted: MicrobatchSpec, prepared: PreparedView, checksummed: bool) -> EncodedMicrobatch:
+        """Encode a view whose tasks have all run; with a checksum if it is sent as bytes."""
         compressor = None if self.zstd_level is None else zstd_compressor(self.zstd_level)
         return encode_microbatch(
             self.served.job,
@@ -88,6 +95,6 @@ class ViewSource:
             prepared.buffer,
             prepared.validity,
             compressor,
+            checksummed=checksummed,
             withheld=wanted.withheld,
-            block=block,
         )

@@ -7,11 +7,9 @@ from typing import Final, TypeVar
 
 from dataserver.assembly import PreparedView
 from dataserver.dataset import ShardReadError
-from dataserver.serving.memory import Buffer
 from dataserver.serving.metrics import Metrics
-from dataserver.serving.shared_memory import Block
-from dataserver.serving.source import MicrobatchSpec, ViewSource
-from dataserver.serving.wire import EncodedMicrobatch
+from dataserver.serving.stream.source import MicrobatchSpec, ViewSource
+from dataserver.serving.transport.interface import EncodedMicrobatch, Memory
 
 READ_ATTEMPTS: Final = 4
 READ_BACKOFF_S: Final = 0.05
@@ -39,29 +37,26 @@ def with_retries(action: Callable[[], Result], stop: threading.Event, metrics: M
 
 
 class Assembly:
-    """A microbatch in the making. It owns its buffer until it is released."""
+    """A microbatch in the making. It owns its memory until it is released."""
 
     def __init__(
         self,
         spec: MicrobatchSpec,
-        buffer: Buffer,
+        memory: Memory,
         metrics: Metrics,
         settled: Callable[["Assembly"], None],
-        block: Block | None = None,
     ) -> None:
         """Make an assembly that has not begun.
 
         Args:
             spec: what to make.
-            buffer: at least `spec.num_bytes` long.
+            memory: for at least `spec.num_bytes`.
             metrics: are told of images and bytes.
             settled: called once, from any thread, when the assembly is made, has failed or was cancelled, and no thread
-                writes to the buffer any more.
-            block: that of the buffer, where it is shared with the consumer.
+                writes to the memory any more.
         """
         self.spec = spec
-        self.block = block
-        self.buffer = buffer
+        self.memory = memory
         self.encoded: EncodedMicrobatch | None = None
         self.error: Exception | None = None
         self._metrics = metrics
@@ -70,7 +65,7 @@ class Assembly:
         self._stop = threading.Event()
         self._futures: list[Future[None]] = []
         self._outstanding = 1
-        """`start` itself and each submitted task, until it is done. Whoever brings it to 0 owns the buffer alone."""
+        """`start` itself and each submitted task, until it is done. Whoever brings it to 0 owns the memory alone."""
 
     def start(self, source: ViewSource, pool: Executor) -> None:
         """Fill in what needs no decoding and hand the images to the pool. Errors end in `error`.
@@ -80,7 +75,7 @@ class Assembly:
         prepared: PreparedView | None = None
         try:
             if not self._stop.is_set():
-                used = self.buffer[: self.spec.num_bytes]
+                used = self.memory.buffer[: self.spec.num_bytes]
                 prepared = with_retries(lambda: source.prepare(self.spec, used), self._stop, self._metrics)
                 for task in prepared.tasks:
                     self._submit(pool, task)
@@ -127,7 +122,7 @@ class Assembly:
         if prepared is not None and not self._stop.is_set():
             try:
                 prepared.finish()
-                self.encoded = source.encode(self.spec, prepared, None if self.block is None else self.block.number)
+                self.encoded = source.encode(self.spec, prepared, self.memory.transport.sends_payload)
                 self._metrics.prepared(prepared.num_images, prepared.num_invalid)
             except Exception as error:
                 self._fail(error)

@@ -1,0 +1,34 @@
+"""What all streams of a server share."""
+
+import threading
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from dataserver.serving.memory import BufferPool, ByteBudget
+from dataserver.serving.metrics import Metrics
+from dataserver.serving.stream.fair_pool import FairPool
+from dataserver.serving.transport.shared_memory_listener import SharedMemoryListener
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shared:
+    """What all streams of a server share."""
+
+    stream_bytes: int
+    """Largest microbatch."""
+    ahead_bytes: int
+    """A stream that has so many bytes of microbatches ahead begins no further one."""
+    budget: ByteBudget
+    buffers: BufferPool
+    preparing: Executor
+    """Plans and lays out views, in a thread for each stream: one whose job is queued keeps no other from
+    planning. Decoding has threads of its own, so that a new stream's plan need not wait for images."""
+    laying_out: AbstractContextManager[bool]
+    """Entered while a stream reads token ids and lays out a view, which few of them do at once."""
+    decoding: FairPool
+    """Decodes images; a queue for each stream."""
+    shared_memory: SharedMemoryListener
+    draining: threading.Event
+    """Set when streams are to end after the microbatch in hand."""
+    metrics: Metrics
