@@ -1,19 +1,15 @@
 """Argument types that several commands share."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final
 
 import tyro
-from pydantic import BaseModel
-
-from dataserver.cli.logs import LogFormat
 
 if TYPE_CHECKING:
     from dataserver.planning.job.fields import Sizing
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 _SAYS_ITSELF = tyro.conf.arg(help_behavior_hint="")
 """The help text says what holds without the flag, and whether it may be repeated."""
 
@@ -22,10 +18,8 @@ Pairs = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(meta
 Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff, _SAYS_ITSELF]
 """A flag without a value."""
 MaybePath = Annotated[Path | None, _SAYS_ITSELF]
-MaybeLogFormat = Annotated[LogFormat | None, _SAYS_ITSELF]
 MaybeInt = Annotated[int | None, _SAYS_ITSELF]
 Address = Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT", help_behavior_hint="")]
-Addresses = Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT,...", help_behavior_hint="")]
 
 BYTES: Final = "bytes"
 """The built-in tokenizer, which --tokenizer may name without a file."""
@@ -74,23 +68,3 @@ def sizing_of(**values: int | str) -> "Sizing":
         return Sizing.model_validate_json(json.dumps(values))
     except ValidationError as error:
         raise ValueError(describe(error, values, Sizing)) from None
-
-
-def given(**values: Any) -> dict[str, Any]:
-    """The values that were given: neither None nor empty."""
-    return {key: value for key, value in values.items() if value is not None and value != {}}
-
-
-def with_ranges(model: type[BaseModel]) -> Callable[[_Function], _Function]:
-    """Let the help of a command show the range of each flag that is a number with limits in a model."""
-
-    def shown(function: _Function) -> _Function:
-        for name in function.__annotations__.keys() & model.model_fields.keys():
-            limits = model.model_fields[name].metadata
-            ends = [getattr(limit, side) for side in ("ge", "le") for limit in limits if hasattr(limit, side)]
-            if len(ends) == 2:
-                range_ = tyro.conf.arg(metavar=f"{ends[0]}..{ends[1]}", help_behavior_hint="")
-                function.__annotations__[name] = Annotated[int | None, range_]
-        return function
-
-    return shown

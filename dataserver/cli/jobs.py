@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from dataserver.cli.arguments import Pairs, given, named_paths, tokenizer_files
+from dataserver.cli.arguments import Pairs, named_paths, tokenizer_files
 from dataserver.jobs import Catalog, JobPlanner, fill_job
 from dataserver.planning.costs.profile import ProfileError, with_profiles
 from dataserver.planning.job.fields import MAX_TEXT_BYTES, TextError, parse_yaml
@@ -19,13 +19,13 @@ def open_job(
     Raises:
         ValueError: the file, a flag, or what they name cannot be used, or the job does not fit the datasets.
     """
-    flags = given(
-        datasets=named_paths("dataset", dataset),
-        index_dirs=named_paths("index-dir", index_dir),
-        quarantines=named_paths("quarantine", quarantine),
-        tokenizers=tokenizer_files(tokenizer),
-    )
-    catalog = Catalog.open(load_config(config, flags))
+    flags = {
+        "datasets": named_paths("dataset", dataset),
+        "index_dirs": named_paths("index-dir", index_dir),
+        "quarantines": named_paths("quarantine", quarantine),
+        "tokenizers": tokenizer_files(tokenizer),
+    }
+    catalog = Catalog.open(load_config(config, {key: paths for key, paths in flags.items() if paths}))
     parsed = parse_job(fill_job(read_job(job), catalog))
     datasets = catalog.find_datasets(parsed.stream)
     catalog.check_tokenizer(parsed.stream.tokenizer)

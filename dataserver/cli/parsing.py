@@ -20,7 +20,7 @@ def parse(command: Callable[..., Any], prog: str, arguments: Sequence[str]) -> C
         ValueError: the arguments do not fit; says which, what is nearest, and where help is.
     """
 
-    command.__doc__ = command.__doc__ or _docstring(command)
+    command.__doc__ = command.__doc__ or docstring(command)
 
     @functools.wraps(command)
     def ready(*args: Any, **kwargs: Any) -> Callable[[], Any]:
@@ -37,7 +37,7 @@ def parse(command: Callable[..., Any], prog: str, arguments: Sequence[str]) -> C
     raise ValueError(f"{_reason(errors.getvalue(), ready, prog)}; `{prog} --help` lists the options")
 
 
-def _docstring(command: Callable[..., Any]) -> str | None:
+def docstring(command: Callable[..., Any]) -> str | None:
     """What help is made of, from the source: `python -OO` drops it."""
     try:
         (function,) = ast.parse(inspect.getsource(command)).body

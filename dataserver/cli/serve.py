@@ -5,25 +5,14 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from dataserver import process
 from dataserver.cli import logs
-from dataserver.cli.arguments import (
-    Address,
-    Addresses,
-    MaybeInt,
-    MaybeLogFormat,
-    MaybePath,
-    Pairs,
-    Switch,
-    given,
-    named_paths,
-    tokenizer_files,
-    with_ranges,
-)
+from dataserver.cli.config_flags import with_flags
 from dataserver.cli.warm import compile_missing
 from dataserver.dataset import usable_memory
 from dataserver.images import silence_pillow_warnings
@@ -44,84 +33,15 @@ _ENDED: Final = 0
 """Takes the place of a signal's number when the server has ended."""
 
 
-@with_ranges(ServerConfig)
-def serve(
-    dataset: Pairs = (),
-    index_dir: Pairs = (),
-    quarantine: Pairs = (),
-    tokenizer: Pairs = (),
-    listen: Address = None,
-    metrics_listen: Address = None,
-    peers: Addresses = None,
-    config: MaybePath = None,
-    insecure: Switch = False,
-    max_streams: MaybeInt = None,
-    idle_timeout_s: MaybeInt = None,
-    stream_bytes: MaybeInt = None,
-    prefetch_bytes: MaybeInt = None,
-    no_shared_memory: Switch = False,
-    decode_threads: MaybeInt = None,
-    job_bytes: MaybeInt = None,
-    cache_dir: MaybePath = None,
-    zstd_level: MaybeInt = None,
-    drain_grace_s: MaybeInt = None,
-    log_format: MaybeLogFormat = None,
-) -> None:
+@with_flags(ServerConfig)
+def serve(config: Path | None, flags: Mapping[str, Any]) -> None:
     """Serve balanced microbatches of indexed datasets over gRPC.
 
     On a new machine it first compiles the kernels of planning and decoding. Prints `listening on HOST:PORT` when it
     serves, and then where its metrics are. SIGTERM, Ctrl-C or the Drain call end it in order; a second signal ends it
-    at once. Every flag is also a key of the YAML file (the repeated ones as maps: datasets, index_dirs, quarantines,
-    tokenizers), and wins over it.
-
-    Args:
-        dataset: Dataset by the logical name that jobs use; may be repeated.
-        index_dir: Folder of a dataset's index, where it does not lie beside the shards; may be repeated.
-        quarantine: Quarantine list of a dataset, written by `dataserver lint`; may be repeated.
-        tokenizer: Hugging Face tokenizers file by logical name; may be repeated. `bytes` is built in.
-        listen: Address to serve on; 127.0.0.1:50051 by default, port 0 for a free one.
-        metrics_listen: Address for metrics (Prometheus, HTTP, /metrics); none by default, port 0 for a free one.
-        peers: Other servers of the fleet, with commas between them; a name may stand for several, and HOST:FIRST-LAST
-            for a range of ports. Each step is then planned by one of them. This server may be among them, so that all
-            get the same list.
-        config: YAML file with the same names and settings.
-        insecure: Permit an address that others can reach, though there is no encryption and no authentication yet.
-        max_streams: Streams open at once, 64 by default; one more is refused.
-        idle_timeout_s: Close streams idle for so many seconds, which frees their slots; 600 by default.
-        stream_bytes: Largest microbatch in bytes; 256 MiB by default.
-        prefetch_bytes: Bytes that all streams together use to work ahead; 1 GiB by default, less where memory is
-            limited.
-        no_shared_memory: Send bytes over the network also to clients of this user on this machine, which otherwise read
-            them from shared memory (key `shared_memory: false`).
-        decode_threads: Threads that decode images; one for each core by default, fewer where memory is limited.
-        job_bytes: Bytes cached of jobs, such as plans; 1 GiB by default, less where memory is limited.
-        cache_dir: Folder for statistics of datasets and compiled kernels; servers may share it; ~/.cache/disttrain by
-            default.
-        zstd_level: Zstandard level for clients that ask for compression; 1 by default.
-        drain_grace_s: Seconds that open streams get to finish the microbatch in hand; 30 by default.
-        log_format: Log on stderr: text, or json with one object a line; text by default.
+    at once. Every flag is also a key of the YAML file, where repeated flags are maps: datasets, index_dirs,
+    quarantines, tokenizers.
     """
-    flags = given(
-        datasets=named_paths("dataset", dataset),
-        index_dirs=named_paths("index-dir", index_dir),
-        quarantines=named_paths("quarantine", quarantine),
-        tokenizers=tokenizer_files(tokenizer),
-        listen=listen,
-        metrics_listen=metrics_listen,
-        peers=None if peers is None else tuple(name.strip() for name in peers.split(",") if name.strip()),
-        insecure=insecure or None,
-        max_streams=max_streams,
-        idle_timeout_s=idle_timeout_s,
-        stream_bytes=stream_bytes,
-        prefetch_bytes=prefetch_bytes,
-        shared_memory=False if no_shared_memory else None,
-        decode_threads=decode_threads,
-        job_bytes=job_bytes,
-        cache_dir=cache_dir,
-        zstd_level=zstd_level,
-        drain_grace_s=drain_grace_s,
-        log_format=log_format,
-    )
     allow_many_descriptors()
     silence_pillow_warnings()
     settings = load_config(config, flags)

@@ -19,61 +19,64 @@ class ConfigError(ValueError):
     """A configuration that no server can be started from; the message names the key."""
 
 
-class ServerConfig(BaseModel):
-    """Everything that an operator decides about one server."""
+class Metavar(str):
+    """What help shows for the value of a flag."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+class ServerConfig(BaseModel):
+    """Everything that an operator decides about one server. Each field is a flag of `serve`, with its docstring."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, use_attribute_docstrings=True)
 
     datasets: dict[Name, Path] = {}
-    """Folder of each dataset, by the logical name that jobs use."""
+    """Folder of a dataset's shards, by the name that jobs use."""
     index_dirs: dict[Name, Path] = {}
-    """Folder of a dataset's index, where it does not lie beside the shards."""
+    """Folder of a dataset's index, where it is not beside the shards."""
     quarantines: dict[Name, Path] = {}
-    """Quarantine list of a dataset, as `dataserver lint` writes it."""
+    """Quarantine list of a dataset, written by `dataserver lint`."""
     tokenizers: dict[Name, Path] = {}
-    """Hugging Face `tokenizers` file of each tokenizer; the byte-level vocabulary `bytes` is always there."""
-    listen: str = "127.0.0.1:50051"
-    """HOST:PORT to serve on; port 0 takes a free one."""
-    metrics_listen: str | None = None
-    """HOST:PORT for metrics in the form of Prometheus, over HTTP; port 0 takes a free one. None serves none."""
-    peers: Annotated[tuple[str, ...], AfterValidator(expanded)] = ()
-    """HOST:PORT of the other servers of the fleet, which share the planning of steps, or HOST:FIRST-LAST for a range of
-    ports. A host may stand for several, and this server may be among them."""
+    """Hugging Face tokenizers file, by the name that jobs use. The byte-level tokenizer `bytes` is built in."""
+    listen: Annotated[str, Metavar("HOST:PORT")] = "127.0.0.1:50051"
+    """Address to serve on; port 0 takes a free one."""
+    metrics_listen: Annotated[str | None, Metavar("HOST:PORT")] = None
+    """Address for metrics in the format of Prometheus (HTTP, /metrics); port 0 takes a free one. By default there are
+    none."""
+    peers: Annotated[tuple[str, ...], AfterValidator(expanded), Metavar("HOST:PORT,...")] = ()
+    """Other servers of the fleet, so that each step is planned by one of them. A host may stand for several, and
+    HOST:FIRST-LAST for a range of ports. This server may be in the list, so all servers can get the same one."""
     insecure: bool = False
-    """Permit to serve without encryption or authentication beyond this machine."""
+    """Permit addresses that others can reach, although there is no encryption or authentication yet."""
     max_streams: Annotated[int, Field(ge=1, le=4096)] = 64
     """Streams open at once; one more is refused."""
     idle_timeout_s: Annotated[int, Field(ge=1, le=86400)] = 600
-    """Seconds after which an idle stream is closed, which frees its slot and memory. Clients open it again when they
-    want more."""
+    """Close streams idle for this many seconds, freeing their slots and memory. Clients reopen them when they want
+    more."""
     stream_bytes: Annotated[int, Field(ge=1 * MIB, le=1 << 40)] = 256 * MIB
-    """Largest microbatch. Every open stream may hold one, whatever the others hold, as far as there is memory for all;
-    one stream more is refused."""
+    """Largest microbatch in bytes. Every open stream may hold one, as far as there is memory for all; one stream more
+    is refused."""
     prefetch_bytes: Annotated[int, Field(ge=0, le=1 << 44)] = Field(
         default_factory=lambda: budgets(usable_memory().num_bytes).prefetch_bytes
     )
-    """Memory that all streams together use to work ahead of their consumers, a message of each on its way included.
-    1 GiB by default, less where memory is limited."""
-    shared_memory: bool = True
-    """Share memory that holds microbatches with clients of the same user on this machine, instead of sending bytes."""
-    decode_threads: Annotated[int, Field(ge=1, le=1024)] = Field(default_factory=default_decode_threads)
-    """Threads that decode images; by default one for each core that the server may keep busy, fewer where memory is
+    """Bytes that all streams together use to work ahead of their consumers. 1 GiB by default, less where memory is
     limited."""
+    shared_memory: bool = True
+    """Let clients of the same user on this machine read microbatches from shared memory. With --no-shared-memory they
+    are sent bytes, like all others."""
+    decode_threads: Annotated[int, Field(ge=1, le=1024)] = Field(default_factory=default_decode_threads)
+    """Threads that decode images. One for each core by default, fewer where memory is limited."""
     job_bytes: Annotated[int, Field(ge=LEAST_JOB_BYTES, le=1 << 44)] = Field(
         default_factory=lambda: budgets(usable_memory().num_bytes).job_bytes
     )
-    """Memory for what is cached of jobs, besides what streams use: specifications, reported times, sizes of samples and
-    plans. What was used least recently is forgotten first, and made again when it is wanted. 1 GiB by default, less
-    where memory is limited."""
+    """Bytes cached for jobs, such as sizes of samples and plans; the least recently used go first. 1 GiB by default,
+    less where memory is limited."""
     cache_dir: Path | None = Field(default_factory=lambda: user_cache())
-    """Folder for statistics of datasets and for compiled kernels; servers may share it. `~/.cache/disttrain` by
-    default."""
+    """Folder for statistics of datasets and compiled kernels; servers may share it. ~/.cache/disttrain by default."""
     zstd_level: Annotated[int, Field(ge=-7, le=19)] = 1
-    """Compression level for clients that ask for Zstandard."""
+    """Zstandard level for clients that ask for compression."""
     drain_grace_s: Annotated[int, Field(ge=0, le=3600)] = 30
-    """Seconds that open streams get to finish the microbatch in hand when the server is told to end."""
+    """Seconds that open streams get to finish the microbatch in hand when the server ends."""
     log_format: Literal["text", "json"] = "text"
-    """Form of the log on stderr: lines of text, or one JSON object a line."""
+    """Format of the log on stderr: text, or json with one object a line."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
