@@ -1,5 +1,6 @@
-"""Lists of addresses, in which a range of ports stands for one server each. Servers and trainers use this alike."""
+"""Addresses, and lists of them, in which a range of ports stands for one server each. Both sides use this."""
 
+import ipaddress
 import re
 from collections.abc import Sequence
 from typing import Final
@@ -28,6 +29,29 @@ def expanded(entries: str | Sequence[str]) -> tuple[str, ...]:
             raise ValueError(f"the list of addresses has more than {MAX_ADDRESSES}, which is reached at {text!r}")
         found += [text] if match is None else [f"{match['host']}:{port}" for port in ports]
     return tuple(found)
+
+
+def joined(host: str, port: int) -> str:
+    """The address of a host and a port."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split_address(address: str, key: str = "listen") -> tuple[str, int]:
+    """Host and port of `HOST:PORT` or `[IPV6]:PORT`; ValueError, which names the key, for anything else."""
+    host, separator, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    malformed = not host or "/" in host or (":" in host and not is_number(host))
+    if malformed or not separator or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
+        raise ValueError(f"{key} is {address!r}; HOST:PORT with a port from 0 to 65535 is required")
+    return host, int(port)
+
+
+def is_number(host: str) -> bool:
+    """Whether a host is an IP address, not a name."""
+    try:
+        return bool(ipaddress.ip_address(host))
+    except ValueError:
+        return False
 
 
 def _ports(text: str, first: int, last: int) -> range:

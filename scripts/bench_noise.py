@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from benchmarks.rows import Row, report
 
+from dataserver.allocator import cache_freed_memory
 from dataserver.planning.stream.randomness import Operator, draws
-from trainclient.allocator import cache_freed_memory
 from trainclient.models.noise import diffusion_noise, image_words
 
 ROUNDS = 15

@@ -6,7 +6,7 @@ content_version 2. A sample that is understood (a pair, an interleaved document,
 
 one that is generated, whose image takes no tokens: `BOS  text  BOI  QUERY ... QUERY`, and the text of one that is
 contrasted with its image: `BOS  text  EOS`. Text that was cut is cut from
-the end of the document backward, so what is kept is a prefix of all text tokens. Targets of the loss are the text
+the end of the document backward, so what is left is a prefix of all text tokens. Targets of the loss are the text
 tokens and EOS of understood samples; labels are shifted: a token's label is the token that follows it.
 """
 
@@ -45,16 +45,16 @@ class _Planned(NamedTuple):
     """What the plan says of a sample."""
 
     number: int
-    """In the step."""
+    """Number of the sample in the step."""
     task: int
-    kept: int
-    """Text tokens."""
+    text_tokens: int
+    """Text tokens that are left."""
     cut: int
-    """Text tokens that were left out."""
+    """Text tokens that were cut off."""
     tokens: int
-    """Of the whole sequence."""
+    """Length of the whole sequence."""
     images: list[int]
-    """Tokens of each, where it is understood."""
+    """Tokens of each image, where it is understood."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -171,7 +171,7 @@ def _checked_pieces(
     stream: Stream, samples: StepSamples, planned: _Planned, document: TokenizedDocument
 ) -> list[_Piece]:
     """Return the pieces of one sample's sequence after comparing the document with the plan."""
-    found, counted = sum(map(len, document.texts)), planned.kept + planned.cut
+    found, counted = sum(map(len, document.texts)), planned.text_tokens + planned.cut
     if found != counted:
         raise TokenCountError(
             f"{sample_name(stream, samples, planned.number)}: the tokenizer {stream.tokenizer.name} makes {found} "
@@ -185,11 +185,11 @@ def _checked_pieces(
             f"{len(images)} images in the plan and {len(document.texts)} texts; run dataserver index again"
         )
     if planned.task == Task.GENERATION:
-        pieces = list(_generation(stream, document, planned.kept))
+        pieces = list(_generation(stream, document, planned.text_tokens))
     elif planned.task == Task.CONTRASTIVE:
-        pieces = list(_contrastive(stream, document, planned.kept))
+        pieces = list(_contrastive(stream, document, planned.text_tokens))
     else:
-        pieces = list(_understanding(stream, document, images, planned.kept))
+        pieces = list(_understanding(stream, document, images, planned.text_tokens))
     length = sum(n for _, n, _ in pieces)
     if length != planned.tokens:
         raise TokenCountError(
@@ -199,14 +199,16 @@ def _checked_pieces(
     return pieces
 
 
-def _understanding(stream: Stream, document: TokenizedDocument, images: list[int], kept: int) -> Iterator[_Piece]:
+def _understanding(
+    stream: Stream, document: TokenizedDocument, images: list[int], text_tokens: int
+) -> Iterator[_Piece]:
     ids = stream.tokenizer
     texts, sizes = iter(document.texts), iter(images)
     yield ids.bos, 1, _OTHER
     for kind in document.kinds:
         if kind == TEXT:
-            text = next(texts)[:kept]
-            kept -= len(text)
+            text = next(texts)[:text_tokens]
+            text_tokens -= len(text)
             yield text, len(text), _TARGET
         else:
             yield ids.boi, 1, _OTHER
@@ -215,25 +217,25 @@ def _understanding(stream: Stream, document: TokenizedDocument, images: list[int
     yield ids.eos, 1, _TARGET
 
 
-def _generation(stream: Stream, document: TokenizedDocument, kept: int) -> Iterator[_Piece]:
+def _generation(stream: Stream, document: TokenizedDocument, text_tokens: int) -> Iterator[_Piece]:
     ids = stream.tokenizer
     yield ids.bos, 1, _OTHER
-    yield from _texts(document, kept)
+    yield from _texts(document, text_tokens)
     yield ids.boi, 1, _OTHER
     yield ids.query, stream.generation.query_tokens, _QUERY
 
 
-def _contrastive(stream: Stream, document: TokenizedDocument, kept: int) -> Iterator[_Piece]:
+def _contrastive(stream: Stream, document: TokenizedDocument, text_tokens: int) -> Iterator[_Piece]:
     yield stream.tokenizer.bos, 1, _OTHER
-    yield from _texts(document, kept)
+    yield from _texts(document, text_tokens)
     yield stream.tokenizer.eos, 1, _OTHER
 
 
-def _texts(document: TokenizedDocument, kept: int) -> Iterator[_Piece]:
-    """The first `kept` tokens of all text parts."""
+def _texts(document: TokenizedDocument, text_tokens: int) -> Iterator[_Piece]:
+    """The first `text_tokens` tokens of all text parts."""
     for text in document.texts:
-        yield text[:kept], min(kept, len(text)), _OTHER
-        kept -= min(kept, len(text))
+        yield text[:text_tokens], min(text_tokens, len(text)), _OTHER
+        text_tokens -= min(text_tokens, len(text))
 
 
 def _cumulative(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

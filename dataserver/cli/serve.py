@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dataserver import process
+from dataserver.allocator import cache_freed_memory
 from dataserver.cli import logs
 from dataserver.cli.config_flags import with_flags
 from dataserver.cli.warm import compile_missing
@@ -18,7 +19,6 @@ from dataserver.dataset import usable_memory
 from dataserver.images import silence_pillow_warnings
 from dataserver.jobs import Catalog
 from dataserver.planning.kernels import cache as kernel_cache
-from dataserver.serving.allocator import cache_freed_memory
 from dataserver.serving.budgets import Budgets, remark
 from dataserver.serving.config import ServerConfig, load_config
 from dataserver.serving.descriptors import allow_many_descriptors

@@ -14,12 +14,11 @@ from google.protobuf.message import DecodeError
 from rich.console import Console
 from rich.live import Live
 
-from dataserver.addresses import expanded
+from dataserver.addresses import expanded, split_address
 from dataserver.cli.arguments import Switch
 from dataserver.cli.fleet_numbers import Answer, answered
 from dataserver.cli.fleet_tables import DOES_NOT_ANSWER, fleet_tables
 from dataserver.cli.tables import console_for_tables
-from dataserver.serving.config import split_address
 
 ANSWER_S: Final = 2.0
 """Time that a server has to answer, its connection included."""

@@ -11,13 +11,14 @@ from dataserver.jobs.errors import (
 )
 from dataserver.jobs.filling import fill_job
 from dataserver.jobs.histogram import size_histogram, thinned
-from dataserver.jobs.planner import Fetch, JobPlanner
+from dataserver.jobs.planner import JOB_CHARS, Fetch, JobPlanner
 from dataserver.jobs.scheduler import FairScheduler, IsCancelled, WorkCancelledError, never_cancelled
 from dataserver.jobs.shard_statistics import Rules
 from dataserver.jobs.single_flight import SingleFlightCache
 from dataserver.jobs.statistics_cache import index_statistics
 
 __all__ = [
+    "JOB_CHARS",
     "Catalog",
     "DatasetMismatchError",
     "DatasetUnknownError",

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from dataserver.planning.stream.statistics import ShardStatistics, axis_lengths
 
 if TYPE_CHECKING:
     from dataserver.planning.layouts.interface import Limits
+
+JOB_CHARS: Final = 12
+"""Characters of a job's id that name it in logs and metrics."""
 
 Value = TypeVar("Value")
 Fetch = Callable[["JobPlanner", int, IsCancelled], StepPlan | None]

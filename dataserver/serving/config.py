@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from dataserver.addresses import expanded
+from dataserver.addresses import expanded, is_number, split_address
 from dataserver.dataset import usable_memory
 from dataserver.planning.job.fields import MAX_TEXT_BYTES, Name, TextError, parse_yaml, required
 from dataserver.planning.kernels.cache import user_cache
@@ -104,29 +104,6 @@ def _check_address(key: str, address: str, insecure: bool) -> None:
             f"{key} is {address}, which others can reach, and the service has neither encryption nor "
             "authentication yet; listen on 127.0.0.1, or add --insecure where the network is trusted"
         )
-
-
-def joined(host: str, port: int) -> str:
-    """The address of a host and a port."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def split_address(address: str, key: str = "listen") -> tuple[str, int]:
-    """Host and port of `HOST:PORT` or `[IPV6]:PORT`; ValueError, which names the key, for anything else."""
-    host, separator, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    malformed = not host or "/" in host or (":" in host and not is_number(host))
-    if malformed or not separator or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
-        raise ValueError(f"{key} is {address!r}; HOST:PORT with a port from 0 to 65535 is required")
-    return host, int(port)
-
-
-def is_number(host: str) -> bool:
-    """Whether a host is an IP address, not a name."""
-    try:
-        return bool(ipaddress.ip_address(host))
-    except ValueError:
-        return False
 
 
 def _is_loopback(host: str) -> bool:

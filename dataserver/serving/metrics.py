@@ -16,10 +16,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Final
 
+from dataserver.fleet.plan_source import PlanSource
+
 PLAN_BUCKETS_S: Final = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds of the histogram of plans, in seconds; a last bucket has none."""
-JOB_CHARS: Final = 12
-"""Of a job id, as ranks are labelled with it."""
 
 
 class Stage(StrEnum):
@@ -35,23 +35,6 @@ class Stage(StrEnum):
     """It would work ahead, and the budget that streams share is used up."""
     PLANNING_QUEUE = "planning_queue"
     """Planning for a job, on behalf of all its streams, is queued while other jobs compute."""
-
-
-class PlanSource(StrEnum):
-    """Where the plan of a step comes from, in a server that has peers."""
-
-    OWN = "own"
-    """Made here, because no other server owns the step; not counted if another server asked for it before."""
-    FETCHED = "fetched"
-    """From its owner."""
-    LATE = "late"
-    """Made here, because its owner did not answer in time."""
-    UNREACHABLE = "unreachable"
-    """Made here, because its owner could not be reached, or fell silent."""
-    REFUSED = "refused"
-    """Made here, because its owner cannot plan the job, or did not say why not."""
-    WRONG = "wrong"
-    """Made here, because what its owner answered was not right."""
 
 
 @dataclass(slots=True)
@@ -78,7 +61,7 @@ class Progress:
     """How far the streams of one rank are; where there are several, the one that is furthest behind."""
 
     job_id: str
-    """Its first `JOB_CHARS` characters."""
+    """The id of the job, cut to `JOB_CHARS`."""
     module: str
     rank: int
     sent_step: int | None

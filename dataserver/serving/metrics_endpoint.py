@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from prometheus_client import generate_latest
 
-from dataserver.serving.config import ConfigError, joined
+from dataserver.addresses import joined
+from dataserver.serving.config import ConfigError
 from dataserver.serving.metrics_families import metrics_registry
 from dataserver.serving.metrics_message import TakeMetrics
 

@@ -8,7 +8,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dataserver.serving.metrics import PLAN_BUCKETS_S, PlanSource, Stage, cumulative
+from dataserver.fleet.plan_source import PlanSource
+from dataserver.serving.metrics import PLAN_BUCKETS_S, Stage, cumulative
 from dataserver.serving.metrics_message import TakeMetrics
 
 CACHED = ("jobs", "tables", "windows", "plans")

@@ -5,13 +5,14 @@ from collections.abc import Iterator
 import numpy as np
 from disttrain.v1 import plan_pb2, program_pb2
 
+from dataserver.fleet.schedule_message import schedule_messages
 from dataserver.planning.job.identity import Job
 from dataserver.planning.layouts.interface import PlannedTimeline
 from dataserver.planning.plan.expectation import padding_ppm
 from dataserver.planning.plan.plan import Arrangement, StepPlan
 from dataserver.planning.planner import PlanSummary, programs
 from dataserver.planning.simulation import Program
-from dataserver.serving.wire import denominators, schedules
+from dataserver.serving.wire import denominators
 
 
 def plan_message(job: Job, plan: StepPlan, summary: PlanSummary, *, with_timelines: bool = False) -> plan_pb2.StepPlan:
@@ -41,7 +42,7 @@ def plan_message(job: Job, plan: StepPlan, summary: PlanSummary, *, with_timelin
         candidates=[plan_pb2.Candidate(name=c.name, makespan_ns=c.makespan_ns) for c in plan.candidates],
         decisions=[plan_pb2.Decision(subject=d.subject, chosen=d.chosen, reason=d.reason) for d in plan.decisions],
         arrangements=[_arrangement(a) for a in plan.arrangements],
-        schedules=schedules(plan),
+        schedules=schedule_messages(plan),
         groups=_groups(plan),
         programs=[_program(p) for p in programs(job.spec.execution, plan)],
         timelines=_timelines(summary.after) if with_timelines else (),

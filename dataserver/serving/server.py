@@ -10,19 +10,20 @@ from disttrain.v1 import admin_service_pb2, data_service_pb2, peer_service_pb2
 from disttrain.v1.admin_service_pb2 import GetMetricsResponse
 from grpc_health.v1 import health, health_pb2
 
+from dataserver.addresses import joined, split_address
+from dataserver.fleet.fetching import PlanFetcher
+from dataserver.fleet.membership import Peers
+from dataserver.fleet.peer import INSTANCE_BYTES
 from dataserver.jobs import Catalog
 from dataserver.serving.admin_service import AdminService
 from dataserver.serving.admission import Admission, CallPool
-from dataserver.serving.config import ConfigError, ServerConfig, joined, split_address
+from dataserver.serving.config import ConfigError, ServerConfig
 from dataserver.serving.data_service import DataService
 from dataserver.serving.handlers import service_handler, standard_handler
 from dataserver.serving.limits import MAX_TRANSPORT_BYTES
 from dataserver.serving.metrics import Metrics, Snapshot
 from dataserver.serving.metrics_message import metrics_message
-from dataserver.serving.peers.fetching import PlanFetcher
-from dataserver.serving.peers.membership import Peers
-from dataserver.serving.peers.peer import INSTANCE_BYTES
-from dataserver.serving.peers.service import PeerService
+from dataserver.serving.peer_service import PeerService
 from dataserver.serving.reflection import enable_reflection
 from dataserver.serving.registry import JobRegistry
 from dataserver.serving.stream.streams import Streams
@@ -65,7 +66,7 @@ class DataServer:
         self._streams = Streams(config, self._metrics)
         instance = secrets.token_bytes(INSTANCE_BYTES)
         self._peers = Peers(config.peers, instance) if config.peers else None
-        fetch = None if self._peers is None else PlanFetcher(self._peers, self._metrics).fetch
+        fetch = None if self._peers is None else PlanFetcher(self._peers, self._metrics.plan_found).fetch
         self._jobs = JobRegistry(catalog, config, self._metrics, fetch)
         self._health = health.HealthServicer()
         self._lock = threading.Lock()

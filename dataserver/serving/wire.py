@@ -8,6 +8,7 @@ import zstandard
 from disttrain.v1 import data_service_pb2, errors_pb2, microbatch_pb2
 
 from dataserver.assembly import TensorSpec, total_bytes
+from dataserver.fleet.schedule_message import schedule_messages
 from dataserver.planning.job.fields import ModuleKind
 from dataserver.planning.job.identity import Job
 from dataserver.planning.plan.plan import Routing, StepPlan
@@ -75,7 +76,7 @@ def encode_microbatch(
         sequence_valid=_sequence_valid(plan, view),
         routings=[_routing(r) for r in view.routings],
         sequence_parallel_groups=_groups(plan, view),
-        schedules=schedules(plan),
+        schedules=schedule_messages(plan),
         images_on_some_ranks=view.images_on_some_ranks,
         tensors=table,
         total_bytes=total,
@@ -101,16 +102,6 @@ def end_of_stream(reason: data_service_pb2.EndOfStream.Reason.ValueType, step: i
 def denominators(plan: StepPlan) -> microbatch_pb2.Denominators:
     """What the step's losses are divided by."""
     return microbatch_pb2.Denominators(text_tokens=plan.text_tokens, target_patches=plan.target_patches)
-
-
-def schedules(plan: StepPlan) -> list[microbatch_pb2.ModuleSchedule]:
-    """What the stages of all modules do."""
-    return [
-        microbatch_pb2.ModuleSchedule(
-            module=s.module, in_flight=s.in_flight.tolist(), drain_every=s.drain_every, chunks=s.chunks
-        )
-        for s in plan.schedules
-    ]
 
 
 def _groups(plan: StepPlan, view: ViewPlan) -> list[microbatch_pb2.SequenceParallelGroup]:

@@ -14,8 +14,8 @@ import grain
 from adapter_loops.job import SERVED, job
 from adapter_loops.measuring import RANKS, ROWS, SEQ_LEN, STEPS, WORKERS, Load, Meter
 from adapter_loops.samples import MERGE, Images, sample
+from dataserver.allocator import cache_freed_memory
 from trainclient.adapters.grain import ServedDataset
-from trainclient.allocator import cache_freed_memory
 
 
 def own(shards: Path, decoder: str) -> Any:

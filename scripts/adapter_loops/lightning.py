@@ -16,9 +16,9 @@ from adapter_loops.job import SERVED, job
 from adapter_loops.measuring import BATCH, RANKS, ROWS, STEPS, WORKERS, Meter
 from adapter_loops.samples import sample
 from adapter_loops.tiny_vlm import TinyVLM, collate, inputs, time_loaders
+from dataserver.allocator import cache_freed_memory
 from trainclient.adapters.full_model import FullModelMicrobatch, FullModelStream
 from trainclient.adapters.lightning import ServedData, ServedModule
-from trainclient.allocator import cache_freed_memory
 
 
 def trainer(**options: Any) -> Trainer:

@@ -24,10 +24,10 @@ from torch.overrides import TorchFunctionMode
 from adapter_loops.job import SERVED, full_job, job
 from adapter_loops.measuring import RANKS, ROWS, SEQ_LEN, STEPS, WORKERS, Load, Meter
 from adapter_loops.samples import IMAGE, Sample, sample
+from dataserver.allocator import cache_freed_memory
 from trainclient.adapters.full_model import FullModelStream
 from trainclient.adapters.megatron import MegatronBatches, ServedIterator
 from trainclient.adapters.qwen2_vl import Qwen2VLInputs
-from trainclient.allocator import cache_freed_memory
 
 BUFFER = 100
 """Samples among which Energon packs; each of its workers has so many."""

@@ -32,8 +32,8 @@ from torchtitan.trainer import Trainer
 
 from adapter_loops.job import SERVED, full_job, job
 from adapter_loops.measuring import BATCH, RANKS, ROWS, SEQ_LEN, STEPS, WORKERS, Load, Meter
+from dataserver.allocator import cache_freed_memory
 from trainclient.adapters.torchtitan import ServedDataLoader
-from trainclient.allocator import cache_freed_memory
 
 PACKED = "packed"
 LONGEST = 1536

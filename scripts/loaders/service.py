@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from dataserver.allocator import cache_freed_memory
 from loaders.reporting import BATCH, report
-from trainclient.allocator import cache_freed_memory
 from trainclient.client import DataClient
 
 MODULE = "vision"

@@ -57,7 +57,7 @@ class Document:
         return [p for p in self.parts if isinstance(p, tuple)]
 
     @property
-    def kept(self) -> int:
+    def text_tokens(self) -> int:
         return max(0, sum(map(len, self.texts)) - self.cut)
 
     def tokenized(self) -> TokenizedDocument:
@@ -67,7 +67,7 @@ class Document:
 
 def naive(document: Document, ids: TokenizerSpec) -> tuple[list[int], list[int], list[int], list[int]]:
     """Tokens, labels, image positions and query positions of one sample, token by token."""
-    left = document.kept
+    left = document.text_tokens
     tokens, is_target, images, queries = [ids.bos], [False], [], []
     understood = document.task is Task.UNDERSTANDING
     for part in document.parts:
@@ -101,14 +101,14 @@ def step_samples(documents: list[Document]) -> StepSamples:
     lengths = [len(naive(d, JOB.stream.tokenizer)[0]) for d in documents]
     grids = [g for d in documents for g in d.grids]
     n = len(documents)
-    kept = np.array([d.kept for d in documents], np.int64)
+    text_tokens = np.array([d.text_tokens for d in documents], np.int64)
     return StepSamples(
         dataset=np.zeros(n, np.int32),
         epoch=np.zeros(n, np.int64),
         sample=np.arange(n, dtype=np.uint64),
         task=np.array([d.task for d in documents], np.int32),
-        text_tokens=kept,
-        truncated_tokens=np.array([sum(map(len, d.texts)) for d in documents], np.int64) - kept,
+        text_tokens=text_tokens,
+        truncated_tokens=np.array([sum(map(len, d.texts)) for d in documents], np.int64) - text_tokens,
         tokens=np.array(lengths, np.int64),
         image_offsets=np.concatenate([[0], np.cumsum([len(d.grids) for d in documents])]).astype(np.int64),
         image_rows=np.array([g[0] for g in grids], np.int32),
@@ -189,7 +189,7 @@ def test_the_targets_of_all_views_are_the_planned_denominator() -> None:
             view = view_plan(JOB.spec, plan, "llm", rank, microbatch)
             arrays = backbone_arrays(JOB.stream, plan, view, [documents[i].tokenized() for i in view.items])
             targets += int((arrays["labels"] != -100).sum())
-    # three texts of 3, 0 (generated) and 3 kept tokens, and the EOS of three understood samples
+    # three texts of 3, 0 (generated) and 3 tokens that are left, and the EOS of three understood samples
     assert targets == plan.text_tokens == 3 + 3 + 3
 
 

@@ -62,7 +62,7 @@ def test_a_block_comes_back_when_its_last_view_is_dropped(listener: SharedMemory
     assert {share(consumer, 7), share(consumer, 8)} == {0, 1}
 
 
-def test_a_client_with_nothing_to_read_is_lent_one_more(listener: SharedMemoryListener) -> None:
+def test_a_client_with_nothing_to_read_gets_one_more(listener: SharedMemoryListener) -> None:
     consumer, mapped = pair(listener, SIZE)
     kept = mapped.take(share(consumer, 3), SIZE)
     following = consumer.memory(SIZE)
@@ -146,7 +146,7 @@ def test_what_is_dropped_while_something_is_said_is_said_as_well(
     assert share(consumer, 4) == 0
 
 
-def test_what_is_lent_when_a_process_forks_stays_as_it_is(listener: SharedMemoryListener) -> None:
+def test_what_is_shared_when_a_process_forks_stays_as_it_is(listener: SharedMemoryListener) -> None:
     consumer, mapped = pair(listener)
     taken = [mapped.take(share(consumer, 3), SIZE)]
     read, write = os.pipe()
@@ -205,7 +205,7 @@ def test_other_sockets_are_not_talked_to(name: str) -> None:
             other.accept()
 
 
-def test_a_server_elsewhere_lends_nothing() -> None:
+def test_a_server_elsewhere_shares_nothing() -> None:
     assert MappedBlocks.of(f"disttrain-{secrets.token_hex(16)}", 1, stays=True) is None
 
 
@@ -268,7 +268,7 @@ def test_memory_that_is_not_as_it_should_be_is_refused(server: Server, options: 
         server.client.take(0, 1)
 
 
-def test_blocks_that_are_not_there_too_small_or_lent_already_are_refused(server: Server) -> None:
+def test_blocks_that_are_not_there_too_small_or_shared_already_are_refused(server: Server) -> None:
     server.say(4, SIZE, SIZE)
     with pytest.raises(ProtocolError, match=r"shared 9 bytes in block 3; this client has none such"):
         server.client.take(3, 9)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from cli.server_process import serving
+from fleet.servers import until
 from serving.harness import Running, index, large_job, running
-from serving.peers import until
 from shards import write_pairs
 
 from dataserver.jobs import fill_job
@@ -56,7 +56,7 @@ def shared_bytes(server: Running) -> int:
     return server.server.snapshot().counts.shared_bytes
 
 
-def test_lent_microbatches_are_those_that_are_sent(server: Running, sent: list[dict[str, bytes]]) -> None:
+def test_shared_microbatches_are_those_that_are_sent(server: Running, sent: list[dict[str, bytes]]) -> None:
     before = shared_bytes(server)
     with opened(server) as client:
         assert [content(microbatch) for microbatch in client] == sent
@@ -81,7 +81,7 @@ def test_a_client_that_keeps_more_than_it_wanted_gets_everything(server: Running
     assert shared_bytes(server) > before
 
 
-def test_a_slow_client_is_lent_everything(server: Running, sent: list[dict[str, bytes]]) -> None:
+def test_a_slow_client_gets_everything_in_shared_memory(server: Running, sent: list[dict[str, bytes]]) -> None:
     until(lambda: not server.server.snapshot().streams)  # of other tests, which have a share of the memory
     until(lambda: server.server.snapshot().prefetch_used_bytes == 0)
     before, sizes = shared_bytes(server), [sum(map(len, one.values())) for one in sent]

@@ -129,7 +129,7 @@ def test_blocks_that_no_take_needed_are_dropped() -> None:
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is counted in /proc")
 def test_dropped_blocks_go_back_to_the_system_whatever_the_allocator_keeps() -> None:
     line = (
-        "from trainclient.allocator import cache_freed_memory; cache_freed_memory()\n"
+        "from dataserver.allocator import cache_freed_memory; cache_freed_memory()\n"
         "from trainclient.stream.buffers import BufferPool\n"
         "def resident(): return int(open('/proc/self/statm').read().split()[1]) * 4096\n"
         "pool, before = BufferPool(0), resident()\n"

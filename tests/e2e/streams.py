@@ -45,7 +45,7 @@ def used_address(client: DataClient) -> str:
 class Digest:
     """Everything of a microbatch that must be the same from every server; of each tensor a hash of its bytes."""
 
-    place: tuple[str, int, int, int]
+    position: tuple[str, int, int, int]
     plan_hash: bytes
     denominators: tuple[int, int]
     samples: tuple[tuple[int, int, int], ...]
@@ -61,7 +61,7 @@ def digest(batch: Batch) -> Digest:
     """Sum a microbatch up."""
     items = batch.items
     return Digest(
-        place=(batch.job_id, batch.step, batch.microbatch, batch.num_microbatches),
+        position=(batch.job_id, batch.step, batch.microbatch, batch.num_microbatches),
         plan_hash=batch.plan_hash,
         denominators=(batch.text_tokens, batch.target_patches),
         samples=tuple(zip(items.dataset.tolist(), items.epoch.tolist(), items.sample.tolist(), strict=True)),

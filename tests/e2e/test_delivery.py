@@ -97,7 +97,7 @@ class Delivered:
     """What one microbatch of one rank says."""
 
     step: int
-    place: tuple[int, int]
+    position: tuple[int, int]
     plan: tuple[object, ...]
     samples: list[Sample]
     images: list[Image]
@@ -151,7 +151,8 @@ def assert_once_per_epoch(delivered: Mapping[View, list[Delivered]], datasets: l
 
 def assert_views_agree(delivered: Mapping[View, list[Delivered]], datasets: list[Dataset]) -> None:
     """One plan per step in all views; encoder and generator have the images of the backbone's samples by task."""
-    assert len({tuple(one.place for one in found) for found in delivered.values()}) == 1, "waves differ between ranks"
+    positions = {tuple(one.position for one in found) for found in delivered.values()}
+    assert len(positions) == 1, "waves differ between ranks"
     sizes = [[np.diff(shard.sizes().image_offsets) for shard in dataset.shards] for dataset in datasets]
     for step in {one.step for found in delivered.values() for one in found}:
         ours = {view: [one for one in found if one.step == step] for view, found in delivered.items()}

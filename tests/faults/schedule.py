@@ -17,8 +17,8 @@ class Planned:
     """One fault."""
 
     step: int
-    place: int
-    """Of its site, in order of how many streams come from each: 0 is the busiest."""
+    site: int
+    """Its position in the order of how many streams come from each: 0 is the busiest."""
     kind: str
     lasts: int
     """Steps until it is over; with 0 it is over before anything else happens."""
@@ -27,7 +27,7 @@ class Planned:
 def draw(seed: int, count: int, sites: int) -> list[Planned]:
     """A fault for each step from 1 on; all kinds come before any comes again, and busy sites are hit more often."""
     rng = random.Random(seed)
-    weights = [2.0**-place for place in range(sites)]
+    weights = [2.0**-position for position in range(sites)]
     kinds: list[str] = []
     found = []
     for step in range(1, count + 1):
@@ -57,7 +57,7 @@ class Schedule:
         """
         fault = self._planned[step]
         order = sorted(range(len(self._sites)), key=lambda site: -used.count(self._sites[site].address))
-        site = order[fault.place]
+        site = order[fault.site]
         for other, (begun, _) in tuple(self._open.items()):
             if other == site or begun.step + begun.lasts < step:
                 self._heal(other)

@@ -38,7 +38,7 @@ def as_node_says(batch: Batch) -> dict[str, Any]:
     """The fields of a microbatch that both clients hand out, in the form of the client in JavaScript."""
     items = batch.items
     return {
-        "place": [str(batch.step), batch.microbatch, batch.num_microbatches],
+        "position": [str(batch.step), batch.microbatch, batch.num_microbatches],
         "plan_hash": batch.plan_hash.hex(),
         "denominators": [str(batch.text_tokens), str(batch.target_patches)],
         "items": [items.dataset.tolist(), items.epoch.tolist(), [str(s) for s in items.sample], items.image.tolist()],
@@ -54,7 +54,7 @@ def as_python_says(line: node.Line) -> dict[str, Any]:
     header = line["header"]
     items, denominators = header["items"], header["denominators"]
     return {
-        "place": [header["step"], header["microbatch"], header["num_microbatches"]],
+        "position": [header["step"], header["microbatch"], header["num_microbatches"]],
         "plan_hash": header["plan_hash"],
         "denominators": [denominators["text_tokens"], denominators["target_patches"]],
         "items": [items["dataset"], items["epoch"], items["sample"], items["image"]],
@@ -65,7 +65,7 @@ def as_python_says(line: node.Line) -> dict[str, Any]:
     }
 
 
-def place(line: node.Line) -> tuple[int, int]:
+def position(line: node.Line) -> tuple[int, int]:
     return int(line["header"]["step"]), line["header"]["microbatch"]
 
 
@@ -88,8 +88,8 @@ def test_a_stream_begins_anywhere(case: Case, server: ServerProcess) -> None:
     found = node.read(
         [server.address], case.job, "--module", "llm", "--rank", "1", "--step", "3", "--microbatch", "2", "--steps", "2"
     )
-    assert place(found.lines[0]) == (3, 2)
-    expected = [line for line in case.undisturbed.view("llm", 1) if (3, 2) <= place(line) < (5, 0)]
+    assert position(found.lines[0]) == (3, 2)
+    expected = [line for line in case.undisturbed.view("llm", 1) if (3, 2) <= position(line) < (5, 0)]
     assert [*map(node.content, found.lines)] == [*map(node.content, expected)]
 
 

@@ -18,7 +18,7 @@ from fuzz.search import Search, kept
 from serving.harness import index, job_data
 from shards import write_pairs
 
-from dataserver.serving.peers.build import build_id
+from dataserver.fleet.build import build_id
 
 TARGET = "requests"
 

@@ -14,10 +14,11 @@ BEFORE = {
     "dataset": {"images"},
     "assembly": {"images", "dataset", "planning"},
     "jobs": {"images", "dataset", "planning", "assembly"},
-    "serving": {"images", "dataset", "planning", "assembly", "jobs"},
-    "cli": {"images", "dataset", "planning", "assembly", "jobs", "serving"},
+    "fleet": {"dataset", "planning", "jobs"},
+    "serving": {"images", "dataset", "planning", "assembly", "jobs", "fleet"},
+    "cli": {"images", "dataset", "planning", "assembly", "jobs", "fleet", "serving"},
 }
-BELOW_ALL = {"addresses", "outputs", "process"}
+BELOW_ALL = {"addresses", "allocator", "outputs", "process"}
 """Modules beside the folders, which import nothing of ours."""
 NO_PROTOS = {"images", "dataset", "planning", "assembly", "jobs"}
 
@@ -55,7 +56,7 @@ def test_what_all_folders_use_imports_nothing_of_ours(module: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("folder", ["images", "dataset", "assembly", "serving", "cli"])
+@pytest.mark.parametrize("folder", ["images", "dataset", "assembly", "fleet", "serving", "cli"])
 def test_jobs_are_entered_by_their_face(folder: str) -> None:
     for file in (FOLDER / folder).rglob("*.py"):
         assert not [name for name in imports(file) if name.startswith("dataserver.jobs.")], file

@@ -7,10 +7,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+from fleet.servers import until
 from serving.harness import TIMEOUT_S, Running, running
-from serving.peers import until
 
-from dataserver.serving.config import ConfigError, load_config, split_address
+from dataserver.addresses import split_address
+from dataserver.serving.config import ConfigError, load_config
 
 MAX_CONNECTIONS = 16
 """As SECURITY.md has it."""

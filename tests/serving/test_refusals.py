@@ -190,7 +190,7 @@ def test_a_plan_and_a_header_as_large_as_a_message_may_be_and_one_byte_larger(
         assert re.search(rf"the header of microbatch 0 of step 0 names \d+ items in {sizes}", text)
 
 
-def lacking(monkeypatch: pytest.MonkeyPatch, prefix: str, count: int) -> None:
+def without_threads(monkeypatch: pytest.MonkeyPatch, prefix: str, count: int) -> None:
     """Let so many threads of a pool fail to start, as beyond a limit of the system."""
     start, left = threading.Thread.start, [None] * count
 
@@ -216,7 +216,7 @@ def test_a_thread_that_cannot_be_started_costs_no_call(
     code: grpc.StatusCode,
 ) -> None:
     with running(datasets) as server:
-        lacking(monkeypatch, prefix, 1)
+        without_threads(monkeypatch, prefix, 1)
         calls = [server.channel.unary_unary(f"{SERVICE}/{method}").future(b"", timeout=TIMEOUT_S) for _ in range(4)]
         codes = {call.exception(TIMEOUT_S).code() for call in calls}
     assert codes == {code}
@@ -226,7 +226,7 @@ def test_a_thread_that_cannot_be_started_costs_no_call(
 def test_a_stream_that_cannot_begin_takes_no_place(datasets: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     with running(datasets, max_streams=1) as server:
         job_id = server.create().job_id
-        lacking(monkeypatch, "prepare", 2)
+        without_threads(monkeypatch, "prepare", 2)
         for _ in range(2):
             with pytest.raises(grpc.RpcError) as caught:
                 server.read(job_id)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from dataserver.addresses import split_address
 from dataserver.planning.job.fields.text import MAX_TEXT_BYTES
-from dataserver.serving.config import ConfigError, ServerConfig, load_config, split_address, user_cache
+from dataserver.serving.config import ConfigError, ServerConfig, load_config, user_cache
 from dataserver.serving.server import DataServer
 
 DATASETS = {"datasets": {"d": "/data"}}

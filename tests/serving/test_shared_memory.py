@@ -239,12 +239,12 @@ def test_what_a_client_has_stays_as_it_is_when_its_stream_ends(listener: SharedM
 
 
 @pytest.mark.parametrize("limit", [0, SIZE - 1])
-def test_no_client_is_lent_what_it_does_not_want(listener: SharedMemoryListener, limit: int) -> None:
+def test_no_client_gets_blocks_that_it_does_not_want(listener: SharedMemoryListener, limit: int) -> None:
     consumer, _client = connected(listener, limit)
     assert consumer.memory(SIZE) is None
 
 
-def test_a_client_is_lent_more_when_it_returns_some_or_has_nothing_to_read(listener: SharedMemoryListener) -> None:
+def test_a_client_gets_more_when_it_returns_some_or_has_nothing_to_read(listener: SharedMemoryListener) -> None:
     consumer, client = connected(listener, 2 * SIZE)
     blocks = [made(consumer) for _ in range(2)]
     following = consumer.memory(SIZE)
@@ -361,7 +361,7 @@ def test_who_says_something_else_is_sent_away(listener: SharedMemoryListener, me
     assert connection.recv(1) == b""
 
 
-def test_tokens_are_claimed_once_and_in_any_order(listener: SharedMemoryListener) -> None:
+def test_tokens_are_taken_once_and_in_any_order(listener: SharedMemoryListener) -> None:
     silent = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     silent.connect(f"\0{listener.name}")
     others = [said(listener, struct.pack("<16sQ", bytes([i]) * 16, 9)) for i in range(3)]
@@ -387,7 +387,7 @@ def test_who_left_before_its_stream_began_keeps_no_descriptor(listener: SharedMe
     staying.close()
 
 
-def test_connections_that_nobody_claims_are_bounded(
+def test_connections_whose_stream_is_not_asked_for_are_bounded(
     listener: SharedMemoryListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_memory_listener, "MAX_PENDING", 2)
@@ -421,7 +421,7 @@ except ConnectionResetError:
         assert process.wait(30) == 0
 
 
-def test_without_lending_there_is_no_socket() -> None:
+def test_where_nothing_is_shared_there_is_no_socket() -> None:
     listener = SharedMemoryListener(wanted=False)
     assert listener.name == ""
     assert consumer_of(listener) is None

@@ -11,9 +11,10 @@ from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1 import microbatch_pb2
 from google.protobuf.duration_pb2 import Duration
 
+from dataserver.addresses import joined, split_address
 from dataserver.assembly import TensorSpec
 from dataserver.serving import admission, data_service, registry, server, wire
-from dataserver.serving.config import ConfigError, ServerConfig, joined, load_config, split_address
+from dataserver.serving.config import ConfigError, ServerConfig, load_config
 from dataserver.serving.errors import MAX_TEXT_BYTES, DataServiceError, _cut
 from dataserver.serving.memory import BufferPool, ByteBudget, size_class
 from dataserver.serving.registry import StepTimesLog

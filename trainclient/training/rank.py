@@ -17,8 +17,8 @@ from rich.console import Console
 from torch._C._distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
+from dataserver.allocator import cache_freed_memory
 from dataserver.planning.job.identity import Job
-from trainclient.allocator import cache_freed_memory
 from trainclient.checkpoint.folder import stored_tensors
 from trainclient.checkpoint.lease import Lease
 from trainclient.checkpoint.lease_file import LeaseError

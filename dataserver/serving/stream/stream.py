@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator
 
-from dataserver.serving.metrics import JOB_CHARS, Progress
+from dataserver.jobs import JOB_CHARS
+from dataserver.serving.metrics import Progress
 from dataserver.serving.stream.handing_out import HandingOut
 from dataserver.serving.stream.preparing import Preparation
 from dataserver.serving.stream.shared import Shared

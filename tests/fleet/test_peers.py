@@ -14,17 +14,18 @@ import grpc
 import pytest
 from disttrain.v1 import peer_service_pb2 as pb
 from disttrain.v1.peer_service_pb2_grpc import PeerServiceStub
+from fleet.servers import fleet, free_addresses, live, lying, made, read_all, sources, until
 from serving.harness import TIMEOUT_S, Running, job_data, reason_of, running
-from serving.peers import fleet, free_addresses, live, lying, made, read_all, sources, until
 
+from dataserver.fleet import fetching
+from dataserver.fleet.build import build_id
+from dataserver.fleet.compact_message import compact_message
+from dataserver.fleet.plan_source import PlanSource
 from dataserver.jobs import IsCancelled, JobPlanner
 from dataserver.planning.job.identity import Job
 from dataserver.planning.plan.plan import StepPlan, plan_hash
 from dataserver.planning.planner import baseline_plan
-from dataserver.serving.metrics import PlanSource
-from dataserver.serving.peers import fetching, service
-from dataserver.serving.peers.build import build_id
-from dataserver.serving.peers.compact_message import compact_message
+from dataserver.serving import peer_service
 
 STEPS = 12
 JOB = job_data(end={"steps": STEPS}, global_batch=4)
@@ -41,7 +42,9 @@ def warnings(caplog: pytest.LogCaptureFixture, about: str = "") -> list[str]:
     return [
         record.getMessage()
         for record in caplog.records
-        if record.levelno >= logging.WARNING and "serving.peers" in record.name and about in record.getMessage()
+        if record.levelno >= logging.WARNING
+        and record.name.startswith("dataserver.fleet.")
+        and about in record.getMessage()
     ]
 
 
@@ -316,9 +319,9 @@ def test_a_plan_that_is_too_large_for_a_message_is_refused(server: Running, monk
     stub, job_id = PeerServiceStub(server.channel), server.create(JOB).job_id
     request = pb.FetchPlanRequest(job_id=job_id, step=1, build=build_id())
     size = stub.FetchPlan(request, timeout=TIMEOUT_S).ByteSize()
-    monkeypatch.setattr(service, "MAX_PLAN_BYTES", size)
+    monkeypatch.setattr(peer_service, "MAX_PLAN_BYTES", size)
     assert stub.FetchPlan(request, timeout=TIMEOUT_S).ByteSize() == size
-    monkeypatch.setattr(service, "MAX_PLAN_BYTES", size - 1)
+    monkeypatch.setattr(peer_service, "MAX_PLAN_BYTES", size - 1)
     with pytest.raises(grpc.RpcError) as error:
         stub.FetchPlan(request, timeout=TIMEOUT_S)
     _, reason, _, text = reason_of(error.value)

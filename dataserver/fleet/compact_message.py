@@ -4,9 +4,11 @@ from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
-from disttrain.v1 import microbatch_pb2, plan_pb2
 from disttrain.v1 import peer_service_pb2 as pb
+from disttrain.v1 import plan_pb2
 
+from dataserver.fleet.packed import PackedError, packed, unpacked
+from dataserver.fleet.schedule_message import schedule_messages, schedules_from
 from dataserver.planning import I64
 from dataserver.planning.job.identity import Job
 from dataserver.planning.plan.compact import CompactPlan, Positions, UnfitPlanError, compact, expand
@@ -14,13 +16,10 @@ from dataserver.planning.plan.plan import (
     NO_GROUPS,
     Candidate,
     Decision,
-    ModuleSchedule,
     RankGroups,
     StepPlan,
 )
 from dataserver.planning.stream.samples import StepSamples
-from dataserver.serving.peers.packed import PackedError, packed, unpacked
-from dataserver.serving.wire import schedules
 
 MAX_TEXTS: Final = 4096
 """Candidates and decisions of a plan; planning makes a few for each module."""
@@ -43,7 +42,7 @@ def compact_message(job: Job, plan: StepPlan, build: str) -> pb.FetchPlanRespons
             )
             for p in found.positions
         ],
-        schedules=schedules(plan),
+        schedules=schedule_messages(plan),
         groups=plan_pb2.PlannedGroups(
             module=groups.module,
             microbatch=groups.microbatch.tolist(),
@@ -82,7 +81,7 @@ def plan_from_message(job: Job, step: int, samples: StepSamples, build: str, mes
             num_microbatches=message.num_microbatches,
             sequences_per_microbatch=message.sequences_per_microbatch,
             positions=tuple(map(_positions, message.arrangements)),
-            schedules=tuple(map(_schedule, message.schedules)),
+            schedules=schedules_from(message.schedules),
             groups=_groups(message.groups),
             candidates=tuple(Candidate(c.name, c.makespan_ns) for c in message.candidates),
             decisions=tuple(Decision(d.subject, d.chosen, d.reason) for d in message.decisions),
@@ -104,10 +103,6 @@ def _positions(message: pb.CompactArrangement) -> Positions:
         )
     except PackedError as error:
         raise UnfitPlanError(str(error)) from error
-
-
-def _schedule(message: microbatch_pb2.ModuleSchedule) -> ModuleSchedule:
-    return ModuleSchedule(message.module, _array(message.in_flight), message.drain_every, message.chunks)
 
 
 def _groups(message: plan_pb2.PlannedGroups) -> RankGroups:

@@ -15,11 +15,11 @@ from typing import Final
 import grpc
 from disttrain.v1.peer_service_pb2 import GreetResponse
 
+from dataserver.addresses import is_number, joined, split_address
 from dataserver.dataset import printable
-from dataserver.serving.config import is_number, joined, split_address
-from dataserver.serving.peers.build import build_id
-from dataserver.serving.peers.peer import GREET_S, INSTANCE_BYTES, Peer
-from dataserver.serving.peers.peer_health import PeerHealth
+from dataserver.fleet.build import build_id
+from dataserver.fleet.peer import GREET_S, INSTANCE_BYTES, Peer
+from dataserver.fleet.peer_health import PeerHealth
 
 LOOK_EVERY_S: Final = 1.0
 """Time between two questions to the same address, in small fleets."""

@@ -16,8 +16,8 @@ from disttrain.v1.data_service_pb2_grpc import DataServiceServicer, add_DataServ
 from disttrain.v1.peer_service_pb2_grpc import PeerServiceServicer, PeerServiceStub, add_PeerServiceServicer_to_server
 from serving.harness import TIMEOUT_S, Received, Running, running
 
-from dataserver.serving.metrics import PlanSource
-from dataserver.serving.peers.build import build_id
+from dataserver.fleet.build import build_id
+from dataserver.fleet.plan_source import PlanSource
 
 
 def free_addresses(count: int) -> list[str]:

@@ -8,11 +8,11 @@ import grpc
 import pytest
 from disttrain.v1.peer_service_pb2 import GreetResponse
 
-from dataserver.serving.peers import fetching, membership, peer_health
-from dataserver.serving.peers import peer as peer_module
-from dataserver.serving.peers.build import build_id
-from dataserver.serving.peers.peer import Peer
-from dataserver.serving.peers.peer_health import PeerHealth
+from dataserver.fleet import fetching, membership, peer_health
+from dataserver.fleet import peer as peer_module
+from dataserver.fleet.build import build_id
+from dataserver.fleet.peer import Peer
+from dataserver.fleet.peer_health import PeerHealth
 
 OWN = bytes(16)
 JOB: Any = SimpleNamespace(job_id="ab" * 32, text="{}")

@@ -5,8 +5,8 @@ import sys
 
 SCRIPT = """
 import resource, sys
-from dataserver.serving.allocator import cache_freed_memory
-if sys.argv[1] == "kept":
+from dataserver.allocator import cache_freed_memory
+if sys.argv[1] == "cached":
     cache_freed_memory()
 
 def messages():
@@ -26,4 +26,4 @@ def faults(how: str) -> int:
 
 
 def test_memory_of_messages_is_used_again() -> None:
-    assert faults("kept") < 1_000 < 4_000 < faults("given back")
+    assert faults("cached") < 1_000 < 4_000 < faults("given back")

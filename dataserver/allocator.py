@@ -1,4 +1,4 @@
-"""The C library's allocator, told to keep what a server allocates again a moment later."""
+"""The C library's allocator, told to keep what servers and trainers allocate again a moment later."""
 
 import ctypes
 import sys
@@ -23,11 +23,12 @@ more of what was freed is found again."""
 def cache_freed_memory(share_bytes: int = CACHED_BYTES) -> None:
     """Have freed blocks used again instead of given back to the system, which costs a page fault per 4 KiB each time.
 
-    Args:
-        share_bytes: what may be kept so at the end of the heap at most.
+    Messages of 1 MiB come and go with every few images, and by default glibc gives such blocks back at once: a third of
+    a client's CPU time. It is a setting of the whole process, so programs with a loop of their own call it if they
+    like, at their start; `trainclient train` does. Without glibc this does nothing.
 
-    Messages of 1 MiB come and go with every few images. By default glibc gives such blocks back at once. Elsewhere than
-    with glibc this does nothing.
+    Args:
+        share_bytes: free memory that may stay at the end of the heap at most.
     """
     if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
         mallopt(M_MMAP_THRESHOLD, LARGEST_BYTES)

@@ -10,14 +10,14 @@ import grpc
 from disttrain.v1.peer_service_pb2 import FetchPlanRequest, FetchPlanResponse
 
 from dataserver.dataset import printable
-from dataserver.jobs import IsCancelled, JobPlanner, WorkCancelledError
+from dataserver.fleet.build import build_id
+from dataserver.fleet.compact_message import plan_from_message
+from dataserver.fleet.membership import Peers
+from dataserver.fleet.peer import Peer
+from dataserver.fleet.plan_source import PlanSource
+from dataserver.jobs import JOB_CHARS, IsCancelled, JobPlanner, WorkCancelledError
 from dataserver.planning.plan.compact import UnfitPlanError
 from dataserver.planning.plan.plan import StepPlan
-from dataserver.serving.metrics import JOB_CHARS, Metrics, PlanSource
-from dataserver.serving.peers.build import build_id
-from dataserver.serving.peers.compact_message import plan_from_message
-from dataserver.serving.peers.membership import Peers
-from dataserver.serving.peers.peer import Peer
 
 FETCH_S: Final = 10.0
 """The longest that a plan is waited for. It is asked for while the steps before it are consumed, so that ordinarily no
@@ -51,9 +51,15 @@ class FailedError(Exception):
 class PlanFetcher:
     """Asks the owners of steps for their plans."""
 
-    def __init__(self, peers: Peers, metrics: Metrics) -> None:
+    def __init__(self, peers: Peers, count: Callable[[PlanSource], object]) -> None:
+        """Ask nobody yet.
+
+        Args:
+            peers: the other servers.
+            count: told where each plan comes from.
+        """
         self._peers = peers
-        self._metrics = metrics
+        self._count = count
 
     def fetch(self, planner: JobPlanner, step: int, cancelled: IsCancelled) -> StepPlan | None:
         """The plan of a step from its owner; None where it is for this server to make.
@@ -64,7 +70,7 @@ class PlanFetcher:
         job_id = planner.job.job_id
         owner, *others = self._peers.ranked(job_id, step)
         if owner is None:
-            self._metrics.plan_found(PlanSource.OWN)
+            self._count(PlanSource.OWN)
             return None
         try:
             plan = self._asked(owner, planner, step, cancelled)
@@ -73,7 +79,7 @@ class PlanFetcher:
         except FailedError as failure:
             self._act(owner, failure, job_id, step)
             return None
-        self._metrics.plan_found(PlanSource.FETCHED)
+        self._count(PlanSource.FETCHED)
         return plan
 
     def _asked(self, peer: Peer, planner: JobPlanner, step: int, cancelled: IsCancelled) -> StepPlan:
@@ -105,7 +111,7 @@ class PlanFetcher:
 
     def _act(self, peer: Peer, failure: FailedError, job_id: str, step: int) -> None:
         """Count a failure, say so, and keep from asking that peer again too soon."""
-        self._metrics.plan_found(failure.source)
+        self._count(failure.source)
         what = f"plan of step {step} of job {job_id[:JOB_CHARS]}"
         of_job = failure.source is PlanSource.REFUSED
         leave_alone(self._peers, peer, failure, job_id if of_job else "", what, "planned here")
@@ -118,7 +124,7 @@ def leave_alone(peers: Peers, peer: Peer, failure: FailedError, name: str, what:
         peers: all of them.
         peer: the one that failed.
         failure: how.
-        name: what it is not asked for meanwhile, a job or a measure; anything where empty.
+        name: the job whose plans it is not asked for meanwhile; all jobs where empty.
         what: what it did not give.
         instead: what is done about it.
     """

@@ -9,11 +9,11 @@ import grpc
 from disttrain.v1 import errors_pb2
 from disttrain.v1 import peer_service_pb2 as pb
 
+from dataserver.fleet.build import build_id
+from dataserver.fleet.compact_message import compact_message
+from dataserver.fleet.peer import MAX_PLAN_BYTES
 from dataserver.jobs import IsCancelled, SingleFlightCache
 from dataserver.serving.errors import DataServiceError
-from dataserver.serving.peers.build import build_id
-from dataserver.serving.peers.compact_message import compact_message
-from dataserver.serving.peers.peer import MAX_PLAN_BYTES
 from dataserver.serving.registry import JobRegistry
 
 ANSWER_BYTES: Final = 16 << 20

@@ -9,15 +9,15 @@ from typing import Any
 import grpc
 import pytest
 from disttrain.v1.peer_service_pb2 import GreetResponse
-from serving.lone_peer import JOB, OWN, Clock, Failure, clock, peer, said
+from fleet.lone_peer import JOB, OWN, Clock, Failure, clock, peer, said
 
-from dataserver.serving.metrics import PlanSource
-from dataserver.serving.peers import membership
-from dataserver.serving.peers.build import build_id
-from dataserver.serving.peers.fetching import FailedError
-from dataserver.serving.peers.membership import Peers
-from dataserver.serving.peers.peer import Peer
-from dataserver.serving.peers.peer_health import MAX_DISTRUSTED, PeerHealth
+from dataserver.fleet import membership
+from dataserver.fleet.build import build_id
+from dataserver.fleet.fetching import FailedError
+from dataserver.fleet.membership import Peers
+from dataserver.fleet.peer import Peer
+from dataserver.fleet.peer_health import MAX_DISTRUSTED, PeerHealth
+from dataserver.fleet.plan_source import PlanSource
 
 __all__ = ["clock", "peer"]
 

@@ -11,8 +11,8 @@ from disttrain.v1.data_service_pb2_grpc import DataServiceStub
 from disttrain.v1.peer_service_pb2 import GreetRequest, GreetResponse
 from disttrain.v1.peer_service_pb2_grpc import PeerServiceStub
 
+from dataserver.fleet.peer_health import PeerHealth
 from dataserver.planning.job.identity import Job
-from dataserver.serving.peers.peer_health import PeerHealth
 
 GREET_S: Final = 4.0
 """Time that a server has to answer Greet, its connection included. Its processor may be busy, so no less."""

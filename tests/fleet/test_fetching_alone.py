@@ -10,16 +10,17 @@ import grpc
 import numpy as np
 import pytest
 from disttrain.v1 import peer_service_pb2 as pb
-from serving.lone_peer import JOB, Clock, Failure, clock, peer, said
+from fleet.lone_peer import JOB, Clock, Failure, clock, peer, said
 
+from dataserver.fleet import compact_message, fetching, packed
+from dataserver.fleet.build import build_id
+from dataserver.fleet.fetching import PlanFetcher
+from dataserver.fleet.membership import Peers
+from dataserver.fleet.peer import Peer
+from dataserver.fleet.plan_source import PlanSource
 from dataserver.jobs import WorkCancelledError
 from dataserver.planning.plan.compact import UnfitPlanError
-from dataserver.serving.metrics import Metrics, PlanSource
-from dataserver.serving.peers import compact_message, fetching, packed
-from dataserver.serving.peers.build import build_id
-from dataserver.serving.peers.fetching import PlanFetcher
-from dataserver.serving.peers.membership import Peers
-from dataserver.serving.peers.peer import Peer
+from dataserver.serving.metrics import Metrics
 
 __all__ = ["clock", "peer"]
 
@@ -118,7 +119,7 @@ def fetcher(peer: Peer, monkeypatch: pytest.MonkeyPatch, plan: Call, bring: Call
     monkeypatch.setattr(peer, "bring", lambda _: (bring, since))
     future = SimpleNamespace(future=lambda request, timeout: next(calls))  # noqa: ARG005
     monkeypatch.setattr(peer, "plans", SimpleNamespace(FetchPlan=future))
-    return PlanFetcher(OnePeer(peer, []), Metrics())
+    return PlanFetcher(OnePeer(peer, []), Metrics().plan_found)
 
 
 @pytest.mark.parametrize(("since", "looks"), [(985.0, 1), (991.0, 4), (1000.0, 40)])
