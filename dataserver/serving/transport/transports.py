@@ -1,4 +1,4 @@
-"""The transports of one stream, of which each microbatch takes the best that has memory for it."""
+"""The transports of one stream. Each microbatch takes the best one that has memory for it."""
 
 from dataserver.serving.memory import BufferPool, ByteBudget
 from dataserver.serving.transport.grpc import GrpcTransport
