@@ -20,7 +20,6 @@ from dataserver.fleet.peer import Peer
 from dataserver.fleet.plan_source import PlanSource
 from dataserver.jobs import WorkCancelledError
 from dataserver.planning.plan.compact import UnfitPlanError
-from dataserver.serving.metrics import Metrics
 
 __all__ = ["clock", "peer"]
 
@@ -114,12 +113,19 @@ class OnePeer(Peers):
         self.told.append((peer, why))
 
 
-def fetcher(peer: Peer, monkeypatch: pytest.MonkeyPatch, plan: Call, bring: Call, since: float) -> PlanFetcher:
+def fetcher(
+    peer: Peer,
+    monkeypatch: pytest.MonkeyPatch,
+    plan: Call,
+    bring: Call,
+    since: float,
+    count: Callable[[PlanSource], object] = lambda _: None,
+) -> PlanFetcher:
     calls = iter([Call(Failure(grpc.StatusCode.NOT_FOUND)), plan])
     monkeypatch.setattr(peer, "bring", lambda _: (bring, since))
     future = SimpleNamespace(future=lambda request, timeout: next(calls))  # noqa: ARG005
     monkeypatch.setattr(peer, "plans", SimpleNamespace(FetchPlan=future))
-    return PlanFetcher(OnePeer(peer, []), Metrics().plan_found)
+    return PlanFetcher(OnePeer(peer, []), count)
 
 
 @pytest.mark.parametrize(("since", "looks"), [(985.0, 1), (991.0, 4), (1000.0, 40)])
@@ -170,9 +176,10 @@ def test_whom_a_failure_concerns(
 ) -> None:
     """One that is lost is told of by who looks for peers; one that refuses serves other jobs."""
     peer.hear(said(1))
-    found = fetcher(peer, monkeypatch, Call(error), Call(None), 1000.0)
+    counted = list[PlanSource]()
+    found = fetcher(peer, monkeypatch, Call(error), Call(None), 1000.0, counted.append)
     assert found.fetch(SimpleNamespace(job=JOB), 3, lambda: False) is None  # type: ignore[arg-type]
-    assert {s: n for s, n in found._metrics.counts().plans_by_source.items() if n} == {source: 1}
+    assert counted == [source]
     assert (peer.serves(JOB.job_id), peer.serves("other")) == (job, other)
     lost = found._peers.told  # type: ignore[attr-defined]
     assert lost == ([(peer, "UNAVAILABLE: why")] if source is PlanSource.UNREACHABLE else [])
