@@ -17,7 +17,7 @@ from trainclient.orchestrate.choice import Choice, NoLayoutError, Problem
 from trainclient.orchestrate.cluster import Cluster, cluster
 from trainclient.orchestrate.job_execution import execution_block
 from trainclient.orchestrate.networks import Network, read_network
-from trainclient.orchestrate.rescoring import simulated_ns
+from trainclient.orchestrate.rescoring import simulate
 from trainclient.orchestrate.solving import solvers_of
 from trainclient.orchestrate.workload import SampleSize, Stream, workload
 
@@ -88,7 +88,7 @@ def _cells(one: Problem) -> list[str]:
             choice = solver(one)[0]
         except NoLayoutError:
             continue
-        found[name] = choice, simulated_ns(one, choice, execution_block(one, choice), 1)
+        found[name] = choice, simulate(one, choice, execution_block(one, choice), 1).mean_ns
     best = min((time for _, time in found.values()), default=0.0)
     missing = {name: "does not fit" if name in solvers else "-" for name in COLUMNS}
     return [_cell(one, *found[name], best) if name in found else missing[name] for name in COLUMNS]

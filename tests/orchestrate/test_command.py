@@ -61,6 +61,33 @@ def test_choices_say_what_they_are(capsys: pytest.CaptureFixture[str], sizes: Pa
     assert made["execution"] is not None
 
 
+def test_steps_and_waves_are_those_of_several_draws(capsys: pytest.CaptureFixture[str], sizes: Path) -> None:
+    asked = (*MODEL, "--sizes", str(sizes), "--seq-len", "4096", "--global-batch", "32")
+    made = found(capsys, *asked, "--gpus", 8)
+    for choice in made["choices"]:
+        times, waves = choice["simulated_steps_ns"], choice["simulated_waves"]
+        assert len(times) == len(waves) == 3
+        assert choice["simulated_ns"] == pytest.approx(sum(times) / 3, abs=1)
+        assert choice["spread_percent"] == pytest.approx(100 * (max(times) - min(times)) / choice["simulated_ns"])
+    assert any(len(set(c["simulated_steps_ns"])) > 1 for c in made["choices"]), "each draw has other samples"
+    assert any(set(c["simulated_waves"]) != {c["waves"]} for c in made["choices"]), "planned waves, not solved ones"
+    assert main([*asked, "--gpus", "8", "--steps", "2"]) == 0
+    assert "as planned, over 2 steps of different samples" in capsys.readouterr().out
+
+
+def test_on_large_clusters_the_best_of_each_layout_is_planned_once(
+    capsys: pytest.CaptureFixture[str], sizes: Path
+) -> None:
+    asked = (*MODEL, "--sizes", sizes, "--seq-len", 4096, "--global-batch", 96, "--gpus", 136)
+    choices = found(capsys, *asked)["choices"]
+    layouts = [c["layout"] for c in choices]
+    assert sorted(layouts) == sorted({c["layout"] for c in found(capsys, *asked, "--steps", 0)["choices"]})
+    fastest = min(c["simulated_ns"] for c in choices if c["simulated_steps_ns"])
+    for choice in choices:
+        hopeless = choice["step_ns"] > 1.5 * fastest
+        assert len(choice["simulated_steps_ns"]) == (0 if hopeless else 1)
+
+
 def test_neither_help_nor_solving_loads_torch(sizes: Path) -> None:
     arguments = [*MODEL, "--gpus", "8", "--sizes", str(sizes)]
     for given in (["--help"], arguments):

@@ -25,7 +25,7 @@ from trainclient.orchestrate.exit_code import exit_code
 from trainclient.orchestrate.networks import Network, read_network
 from trainclient.orchestrate.picture import SUFFIXES, draw
 from trainclient.orchestrate.profile import costs_of, read_profile
-from trainclient.orchestrate.report import HEADINGS, advice, as_json, reasons, rows
+from trainclient.orchestrate.report import HEADINGS, advice, as_json, notes, reasons, rows
 from trainclient.orchestrate.rescoring import stream_block
 from trainclient.orchestrate.solving import Solution, solve
 from trainclient.orchestrate.workload import Stream, read_sizes, workload
@@ -102,8 +102,9 @@ class Orchestrate(Options):
     """Query tokens behind a caption, which condition the generator."""
     profile: MaybePath = None
     """Profile by `trainclient profile` on such GPUs; without it costs are computed from operations and bytes."""
-    steps: Annotated[int, Field(ge=0)] = 1
-    """Steps to plan and simulate for the best few layouts; 0 skips that."""
+    steps: Annotated[int | None, Field(ge=0), SAYS_ITSELF] = None
+    """Steps to plan and simulate for the best three choices of each layout, each of other samples; 0 skips that. By
+    default 3; on more than 128 GPUs one, for the best choice of each layout."""
     as_json: bool = False
     """Print the result as JSON."""
     plot: MaybePath = None
@@ -288,6 +289,8 @@ def show(solution: Solution) -> None:
     if any(s.not_run is not None for s in solution.scored):
         console.print("*: servers plan and serve it, this trainer does not run it yet")
     console.print("r: computes activations again; MFU of all GPUs of the cluster, over the time as it is best known")
+    for line in notes(solution):
+        console.print(line, highlight=False)
     for line in (*reasons(solution), *advice(solution)):
         console.print(line, highlight=False)
     console.print(f"solved in {solution.solving_s:.2f} s, planned and simulated in {solution.scoring_s:.2f} s")

@@ -7,7 +7,7 @@ from trainclient.orchestrate.choice import Choice, ModuleChoice
 from trainclient.orchestrate.solving import Scored, Solution
 
 HEADINGS = ("layout", "GPUs", "modules: dp x tp x pp", "micro-\nbatch", "waves", "step s\nsolved", "step s\nsimulated",
-            "MFU %", "GB", "bubble\n%")  # fmt: skip
+            "spread\n%", "MFU %", "GB", "bubble\n%")  # fmt: skip
 
 
 def degrees(module: ModuleChoice) -> str:
@@ -27,16 +27,37 @@ def rows(solution: Solution) -> list[list[str]]:
 
 
 def _row(solution: Solution, scored: Scored) -> list[str]:
-    choice = scored.choice
-    simulated = "-" if scored.simulated_ns is None else f"{scored.simulated_ns / 1e9:.3f}"
+    choice, found = scored.choice, scored.simulated
     return [
         choice.layout + ("" if scored.not_run is None else " *"), str(choice.gpus),
         ", ".join(degrees(m) for m in choice.modules) + (f", {choice.chunks} chunks" if choice.chunks > 1 else ""),
         sequences(choice),
-        str(choice.waves) + (f" in {choice.rounds} rounds" if choice.rounds > 1 else ""),
-        f"{choice.step_ns / 1e9:.3f}", simulated, f"{mfu(solution, scored):.1f}",
-        f"{choice.memory_bytes / 1e9:.1f}", f"{100 * choice.bubble:.1f}",
+        waves(scored) + (f" in {choice.rounds} rounds" if choice.rounds > 1 else ""),
+        f"{choice.step_ns / 1e9:.3f}", "-" if found is None else f"{found.mean_ns / 1e9:.3f}",
+        "-" if found is None or len(found.times_ns) == 1 else f"{found.spread_percent:.1f}",
+        f"{mfu(solution, scored):.1f}", f"{choice.memory_bytes / 1e9:.1f}", f"{100 * choice.bubble:.1f}",
     ]  # fmt: skip
+
+
+def waves(scored: Scored) -> str:
+    """Microbatches of each rank as they are planned, such as `17` or `16-18`; as solved where nothing is planned."""
+    if scored.simulated is None:
+        return str(scored.choice.waves)
+    least, most = min(scored.simulated.waves), max(scored.simulated.waves)
+    return str(least) if least == most else f"{least}-{most}"
+
+
+def notes(solution: Solution) -> list[str]:
+    """What the simulated columns of the table say, if something was simulated."""
+    draws = {len(s.simulated.times_ns) for s in solution.scored if s.simulated is not None}
+    if not draws:
+        return []
+    number = max(draws)
+    how = "one step" if number == 1 else f"{number} steps of different samples; spread: slowest less fastest of them"
+    said = [f"microbatch: sequences of it as solved; waves and step simulated: as planned, over {how}"]
+    if any(s.simulated is None and s.refusal is None for s in solution.scored):
+        said.append("-: not planned, since its solved step is far longer than the fastest; --steps plans all")
+    return said
 
 
 def mfu(solution: Solution, scored: Scored) -> float:
@@ -140,6 +161,9 @@ def _choice_json(solution: Solution, scored: Scored) -> dict[str, Any]:
         "sharding": choice.sharding,
         "step_ns": round(choice.step_ns),
         "simulated_ns": None if scored.simulated_ns is None else round(scored.simulated_ns),
+        "simulated_steps_ns": [] if scored.simulated is None else [round(ns) for ns in scored.simulated.times_ns],
+        "simulated_waves": [] if scored.simulated is None else list(scored.simulated.waves),
+        "spread_percent": None if scored.simulated is None else scored.simulated.spread_percent,
         "refusal": scored.refusal,
         "parts_ns": _rounded(choice.parts),
         "mfu_percent": mfu(solution, scored),

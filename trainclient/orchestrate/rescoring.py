@@ -1,6 +1,7 @@
 """Choices scored again by planner and simulator, on samples of the sizes that there are."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -13,8 +14,6 @@ from trainclient.orchestrate.choice import Choice, Problem
 from trainclient.orchestrate.workload import SampleSize, Workload
 
 SEED: Final = 20_240_804
-NODES: Final = 20_000
-"""Stages x ranks x microbatches of a step that is simulated whole; of a larger one a share of the batch is."""
 
 
 def stream_block(problem: Problem) -> dict[str, Any]:
@@ -36,18 +35,39 @@ def stream_block(problem: Problem) -> dict[str, Any]:
     return found
 
 
-def simulated_ns(problem: Problem, choice: Choice, block: dict[str, Any], steps: int) -> float:
-    """Mean time of some steps as they would be planned and are simulated, and the sums of gradients after them.
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """What planner and simulator make of a choice, for each draw of samples."""
+
+    times_ns: tuple[float, ...]
+    """Steps, with the sums of gradients after them."""
+    waves: tuple[int, ...]
+    """Microbatches of each rank."""
+
+    @property
+    def mean_ns(self) -> float:
+        """Of all draws."""
+        return float(np.mean(self.times_ns))
+
+    @property
+    def spread_percent(self) -> float:
+        """The slowest draw less the fastest one, in percent of the mean."""
+        return 100 * (max(self.times_ns) - min(self.times_ns)) / self.mean_ns
+
+
+def simulate(problem: Problem, choice: Choice, block: dict[str, Any], draws: int) -> Simulated:
+    """Steps as they would be planned and are simulated, each of other samples.
 
     Raises:
         ValueError: the job cannot be planned; says why.
     """
     job = parse_job({"stream": stream_block(problem), "execution": block})
-    times = []
-    for step in range(steps):
-        samples = drawn_samples(problem.workload, job.spec.stream, step)
-        times.append(timeline(job.spec, plan_step(job, step, samples)).makespan_ns)
-    return float(np.mean(times)) + choice.parts.get("gradients", 0.0)
+    times, waves = [], []
+    for step in range(draws):
+        plan = plan_step(job, step, drawn_samples(problem.workload, job.spec.stream, step))
+        times.append(timeline(job.spec, plan).makespan_ns + choice.parts.get("gradients", 0.0))
+        waves.append(plan.num_microbatches)
+    return Simulated(tuple(times), tuple(waves))
 
 
 def drawn_samples(workload: Workload, stream: Any, step: int) -> StepSamples:
