@@ -5,11 +5,15 @@ import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 from loaders.installing import install, python_of
 
+EXAMPLES_PERCENT = float(os.environ.get("DISTTRAIN_TEST_EXAMPLES", 25))
+"""The share of its examples that a Hypothesis test tries. `scripts/test --long` and `scripts/mutate` try all."""
+FEWEST_EXAMPLES = 20
 # No test asserts on time: machines are shared, and a first call may compile a kernel.
 settings.register_profile("disttrain", deadline=None)
 settings.load_profile("disttrain")
@@ -25,14 +29,29 @@ DATA_SETS = ("flexsp", "interleaved-mini", "laion-mini")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with many slow tests first: with whole files dealt out, the processes of pytest-xdist then end together."""
+    for test in {getattr(item, "function", None) for item in items}:
+        if getattr(test, "is_hypothesis_test", False):
+            _try_a_share(test)
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
+
+
+def _try_a_share(test: Any) -> None:
+    """Have a Hypothesis test try its share of the examples it asks for.
+
+    Hypothesis has no public way to change the settings of a decorated test; its own plugin of pytest reads this
+    attribute, too.
+    """
+    asked = getattr(test, "_hypothesis_internal_use_settings", settings.get_profile("disttrain"))
+    share = max(FEWEST_EXAMPLES, round(asked.max_examples * EXAMPLES_PERCENT / 100))
+    if share < asked.max_examples:
+        test._hypothesis_internal_use_settings = settings(asked, max_examples=share)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of `tests/fuzz/` and `tests/adapters/`. Here, because pytest asks no deeper folder for options."""
     group = parser.getgroup("fuzzing")
-    group.addoption("--fuzz-seconds", type=float, default=60.0, help="seconds for requests, and for each kind of file")
+    group.addoption("--fuzz-seconds", type=float, default=10.0, help="seconds for requests, and for each kind of file")
     group.addoption("--fuzz-seed", type=int, default=0, help="another seed tries other inputs")
     group.addoption("--fuzz-blob", default="", help="try only the input of a @reproduce_failure that a test printed")
     parser.addoption("--install", action="store_true", help="install frameworks that long tests want")

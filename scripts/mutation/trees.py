@@ -62,6 +62,7 @@ class Tree:
         return {
             **os.environ,
             "DISTTRAIN_TEST_DATA": data,
+            "DISTTRAIN_TEST_EXAMPLES": "100",
             "NUMBA_CACHE_DIR": str(COMPILED),
             "OMP_NUM_THREADS": "1",
             "PYTHONDONTWRITEBYTECODE": "",

@@ -35,7 +35,7 @@ def run_warm(**environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(2 * TIMEOUT_S)
 def test_two_servers_start_cold_at_once_and_plans_then_compile_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -98,8 +98,15 @@ def test_any_number_of_servers_with_and_without_compression_gives_the_same_bytes
     assert found[0] == found[1] == found[2]
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
-@pytest.mark.parametrize(("module", "rank"), [("vit", 0), ("llm", 1)])
+@pytest.mark.parametrize(
+    ("signum", "module", "rank"),
+    [
+        (signal.SIGKILL, "vit", 0),
+        (signal.SIGTERM, "llm", 1),
+        pytest.param(signal.SIGKILL, "llm", 1, marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, "vit", 0, marks=pytest.mark.long),
+    ],
+)
 def test_losing_a_server_in_mid_stream_changes_no_byte(start, signum: int, module: str, rank: int) -> None:
     servers = dict(reversed(start()) for _ in range(2))
     with DataClient(list(servers), job_data(), module, rank) as client:

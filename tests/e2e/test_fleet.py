@@ -64,7 +64,7 @@ def test_the_broken_image_is_invalid_wherever_it_occurs(undisturbed: Received) -
     assert invalid == {(0, BROKEN_SHARD << 32 | BROKEN_ROW)}
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_any_number_of_servers_sends_the_same_bytes(
     folders: dict[str, Path], job: Job, undisturbed: Received, count: int
 ) -> None:
@@ -118,6 +118,7 @@ def test_kill_9_in_mid_step_while_all_ranks_stream(
     assert any(after[view] != victim for view in orphans)
 
 
+@pytest.mark.long
 def test_each_server_is_killed_once_and_one_comes_back(
     folders: dict[str, Path], job: Job, undisturbed: Received, tmp_path: Path
 ) -> None:

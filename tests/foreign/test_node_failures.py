@@ -48,7 +48,10 @@ def contents(lines: Iterable[node.Line]) -> list[object]:
     return [*map(node.content, lines)]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["kill -9", "drain"])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGKILL, marks=pytest.mark.long, id="kill -9"), pytest.param(signal.SIGTERM, id="drain")],
+)
 def test_a_lost_server_costs_nothing(case: Case, mortal: Two, tmp_path: Path, number: int) -> None:
     # The second server learns the job (JOB_UNKNOWN) when the stream comes to it.
     addresses = [server.address for server in mortal]
@@ -73,6 +76,7 @@ def test_all_ranks_survive_a_kill(case: Case, mortal: Two) -> None:
         assert contents(read.view(*view)) == contents(case.undisturbed.view(*view))
 
 
+@pytest.mark.long
 def test_a_restarted_server_gets_the_job_again(case: Case, tmp_path: Path) -> None:
     with serving(*case.flags) as first, node.reading([first.address], case.complete(tmp_path), *FLAGS) as lines:
         next(lines)
@@ -129,8 +133,9 @@ def test_an_unknown_module_is_given_up(case: Case, servers: Two) -> None:
     assert "vot" in message
 
 
-def test_too_many_streams_mean_another_server_or_later(case: Case, tmp_path: Path) -> None:
-    with serving(*case.flags, "--max-streams", "1") as full, serving(*case.flags) as free:
+def test_too_many_streams_mean_another_server_or_later(case: Case, servers: Two, tmp_path: Path) -> None:
+    free = servers[0]
+    with serving(*case.flags, "--max-streams", "1") as full:
         job_id = node.read([full.address], case.job, *FLAGS, "--steps", "1").job["job_id"]
         with grpc.insecure_channel(full.address) as channel:
             request = StreamMicrobatchesRequest(job_id=job_id, module="vit", rank=1)

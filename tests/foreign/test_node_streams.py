@@ -73,7 +73,7 @@ def codecs(read: node.Read) -> set[str]:
     return {tensor["codec"] for line in read.lines for tensor in line["header"]["tensors"]}
 
 
-@pytest.mark.parametrize("codec", ["raw", "zstd"])
+@pytest.mark.parametrize("codec", ["raw", pytest.param("zstd", marks=pytest.mark.long)])
 def test_all_modules_and_ranks_get_what_python_gets(case: Case, server: ServerProcess, codec: str) -> None:
     read = node.read([server.address], case.job, "--codec", codec)
     assert codecs(read) == ({"CODEC_RAW"} if codec == "raw" else {"CODEC_RAW", "CODEC_ZSTD"})

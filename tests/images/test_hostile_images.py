@@ -120,7 +120,12 @@ except MemoryError:
 
 
 @pytest.mark.parametrize(
-    ("image_format", "options"), [("JPEG", {"progressive": True}), ("WEBP", {"lossless": True}), ("PNG", {})]
+    ("image_format", "options"),
+    [
+        ("JPEG", {"progressive": True}),
+        pytest.param("WEBP", {"lossless": True}, marks=pytest.mark.long),
+        pytest.param("PNG", {}, marks=pytest.mark.long),
+    ],
 )
 def test_lack_of_memory_is_no_verdict_on_the_image(tmp_path: Path, image_format: str, options: dict[str, bool]) -> None:
     path = tmp_path / "large"
@@ -199,7 +204,7 @@ def test_all_that_may_be_scans_counts_where_a_file_goes_wrong(begin: bytes, coun
     assert look_at_jpeg(data[:-12], 0)[0] == max(397, counted - 3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_ordinary_progressive_image_of_the_largest_size_is_valid() -> None:
     width, height = 1 << 14, 1 << 13
     data = encode(Image.new("RGB", (width, height), "teal"), "JPEG", progressive=True)

@@ -228,7 +228,9 @@ def digest_of_all(folder: Path) -> str:
     return digest.hexdigest()
 
 
-@pytest.mark.parametrize("variables", [{"JSIMD_FORCENONE": "1"}, {"NUMBA_CPU_FEATURES": ""}])
+@pytest.mark.parametrize(
+    "variables", [{"JSIMD_FORCENONE": "1"}, pytest.param({"NUMBA_CPU_FEATURES": ""}, marks=pytest.mark.long)]
+)
 def test_the_bytes_are_the_same_without_vector_instructions(variables: dict[str, str], tmp_path: Path) -> None:
     large = encode(ASTRONAUT.resize((1531, 1117)), "JPEG", quality=90)
     for name, data in {**ORDINARY, **ODDITIES, "large": large}.items():

@@ -141,6 +141,7 @@ def test_checkpointing_changes_no_gradient() -> None:
         torch.testing.assert_close(recomputed, plain)
 
 
+@pytest.mark.long
 def test_trained_on_one_picture_it_draws_that_picture() -> None:
     generator, image = make_generator(), IMAGES[2]
     inputs = pack([image])

@@ -127,12 +127,18 @@ def test_any_two_choices_of_a_pipeline_on_eight_processes_meet() -> None:
     assert all(any(row.items() >= of.items() for row in PIPELINED_ROWS) for of in PIPELINED)
 
 
-@pytest.mark.parametrize("degrees", COLOCATED["degrees"], ids=str)
+def first_of(factors: Factors) -> list[Any]:
+    """The degrees of a layout; all but the first are for the long tests."""
+    first, *others = factors["degrees"]
+    return [first, *(pytest.param(degrees, marks=pytest.mark.long) for degrees in others)]
+
+
+@pytest.mark.parametrize("degrees", first_of(COLOCATED), ids=str)
 def test_colocated(fleet: Fleet, pool: Pool, tmp_path: Path, degrees: Degrees) -> None:
     check(fleet, pool, tmp_path, rows_of(COLOCATED, degrees), degrees)
 
 
-@pytest.mark.parametrize("degrees", GROUPED["degrees"], ids=str)
+@pytest.mark.parametrize("degrees", first_of(GROUPED), ids=str)
 def test_grouped(fleet: Fleet, pool: Pool, tmp_path: Path, degrees: Degrees) -> None:
     check(fleet, pool, tmp_path, rows_of(GROUPED, degrees), degrees, backbone=HEADS, **MIXED)
 

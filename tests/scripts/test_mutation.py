@@ -435,8 +435,8 @@ def test_a_mutant_that_computes_or_sleeps_for_ever_is_killed(repository: Path) -
     assert min(computed) <= 2, "the deadlock sleeps"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stop", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_what_was_judged_before_it_was_stopped_counts(repository: Path, stop: signal.Signals) -> None:
     with starting(repository, MUTATE) as process:
         assert process.stdout is not None

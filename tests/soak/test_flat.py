@@ -172,7 +172,11 @@ def odd_requests(server: Server, numbers: range) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("load", "times", "each_kib"),
-    [(jobs, 10_000, 10), (unread_streams, 2_000, 120), (odd_requests, 20_000, 12)],
+    [
+        pytest.param(jobs, 10_000, 10, marks=pytest.mark.long),
+        (unread_streams, 2_000, 120),
+        pytest.param(odd_requests, 20_000, 12, marks=pytest.mark.long),
+    ],
     ids=lambda v: getattr(v, "__name__", ""),
 )
 def test_a_server_stays_as_large_as_it_was(

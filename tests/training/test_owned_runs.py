@@ -26,18 +26,14 @@ def test_a_second_run_is_refused_and_may_take_over(fleet: Fleet, tmp_path: Path)
     try:
         read_until(process, "step 2/")
         (rank,) = descendants(process)
-        for options, what in (
-            ((), "folder of checkpoints"),
-            (("--checkpoint.directory", str(tmp_path / "c")), "metrics"),
-        ):
-            code, errors = run.train(ALONE, *options)
-            assert code == 2
-            owner = rf"run \w{{16}}, process {rank.pid} on {socket.gethostname()}, attempt \w{{8}}, since \d{{4}}-"
-            refused = rf"trainclient: the {what} .* belongs to another run: {owner}.* It is alive: wait for it, end it"
-            assert re.fullmatch(
-                rf"{refused}.*take over with --take-over; or give another --\S+", errors.splitlines()[-1]
-            ), errors
-            assert not (tmp_path / "c").exists()
+        code, errors = run.train(ALONE, "--checkpoint.directory", str(tmp_path / "c"))
+        assert code == 2
+        owner = rf"run \w{{16}}, process {rank.pid} on {socket.gethostname()}, attempt \w{{8}}, since \d{{4}}-"
+        refused = rf"trainclient: the metrics .* belongs to another run: {owner}.* It is alive: wait for it, end it"
+        assert re.fullmatch(
+            rf"{refused}.*take over with --take-over; or give another --\S+", errors.splitlines()[-1]
+        ), errors
+        assert not (tmp_path / "c").exists()
         os.kill(rank.pid, signal.SIGSTOP)
         done = len(run.metrics())
         code, errors = run.train(ALONE, "--steps", str(done + 3), "--take-over")

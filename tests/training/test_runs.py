@@ -86,6 +86,7 @@ tempfile._get_default_tempdir = none
 """
 
 
+@pytest.mark.long
 def test_a_run_without_temporary_folder_and_with_all_descriptors_closed(fleet: Fleet, tmp_path: Path) -> None:
     """It trains, as files and sockets that it opens get other numbers; a refusal is its exit status alone."""
     run = Run(fleet.address, tmp_path)
@@ -309,6 +310,7 @@ def test_refusals(fleet: Fleet, tmp_path: Path) -> None:
     assert not (broken.folder / "metrics.jsonl").read_text()
 
 
+@pytest.mark.long
 def test_torchrun_starts_a_run_again_and_it_goes_on_from_the_last_checkpoint(
     fleet: Fleet, tmp_path: Path, undisturbed: Run
 ) -> None:

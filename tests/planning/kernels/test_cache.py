@@ -81,6 +81,7 @@ def test_of_processes_that_need_a_kernel_at_once_one_compiles_it(tmp_path: Path)
     assert python(ROOT, **where).stderr == ""
 
 
+@pytest.mark.long
 def test_a_damaged_cache_is_compiled_again(tmp_path: Path) -> None:
     where = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     python(ROOT, **where)
