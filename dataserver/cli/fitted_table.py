@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 GAP: Final = 2
-"""Characters between two columns."""
+"""Number of spaces between two columns."""
 HEAD_LINES: Final = 2
 MIN_NAME: Final = 12
 """Characters to which a column of names may shrink, if they still differ by then."""

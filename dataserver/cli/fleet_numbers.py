@@ -19,7 +19,7 @@ class Answer:
     address: str
     now: GetMetricsResponse | None = None
     before: GetMetricsResponse | None = None
-    """Of the same process; None if there is no such answer."""
+    """The previous answer of the same process; None if there is none."""
     problem: str = ""
 
 

@@ -15,7 +15,7 @@ from dataserver.cli.fleet_numbers import Answer, RankRow, by_lag, most_behind, r
 
 DOES_NOT_ANSWER: Final = "does not answer"
 MAX_CHARS: Final = 64
-"""Of a text that a server sent."""
+"""Most characters shown of a text that a server sent."""
 MAX_NOTE_WIDTH: Final = 110
 KEEP_OF_SERVERS: Final = ("server", "state", "images/s", "MB/s", "streams", "memory", "ahead", "storage", "invalid")
 """Columns, the one that is left out last first."""

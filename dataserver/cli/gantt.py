@@ -36,7 +36,7 @@ class Chart:
 
     planned: PlannedTimeline
     bars: Sequence[Sequence[Bar]]
-    """Of each node."""
+    """The bars of each node, in order of time."""
     rows: Sequence[int]
     """Nodes that are drawn, from top to bottom."""
     groups: I64

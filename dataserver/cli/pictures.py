@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 CAPTION_WIDTH: Final = 150
 MOST_LARGE_ROWS: Final = 30
-"""Of more rows each is lower."""
+"""Rows are drawn lower if there are more than this."""
 
 
 def draw_plan(summary: PlanSummary, title: str, path: Path, ablation: Sequence[AblationRow] = ()) -> None:

@@ -17,7 +17,7 @@ from dataserver.planning.job.spec import Execution
 from dataserver.planning.plan.expectation import imbalance
 
 WIDTH: Final = 110
-"""Of tables where the output is no terminal."""
+"""Width of tables, in characters, where the output is no terminal."""
 MAX_SAMPLES_SHOWN: Final = 24
 MAX_STAGES_SHOWN: Final = 8
 CHOSEN_WIDTH: Final = 32

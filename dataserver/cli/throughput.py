@@ -35,9 +35,9 @@ class Rate:
 
     threads: int
     images: float
-    """A second."""
+    """Images that the threads decoded per second."""
     cores: float
-    """That they kept busy."""
+    """Number of cores that the threads kept busy."""
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ METHOD: Final = f"/{DESCRIPTOR.services_by_name['AdminService'].full_name}/GetMe
 NO_SERVER: Final = "no server of this release"
 """What is said where something else answers: another program, or another release."""
 WIDTH_OF_FILE: Final = 1000
-"""Of a table that goes to no terminal: it has all columns, and is as narrow as they are."""
+"""Most characters of a table that goes to a file: it has all columns and no more width than they need."""
 MAX_SERVERS: Final = 256
 MAX_INTERVAL_S: Final = 3600.0
 

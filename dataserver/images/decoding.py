@@ -37,9 +37,9 @@ class ImageShape(NamedTuple):
     """What the index says of an image, and the patch grid that the plan gives it."""
 
     width: int
-    """Pixels, upright."""
+    """Pixels of a row, after the EXIF rotation."""
     height: int
-    """Pixels, upright."""
+    """Pixels of a column, after the EXIF rotation."""
     orientation: int
     """EXIF orientation, 1 to 8."""
     rows: int

@@ -30,7 +30,7 @@ class ImageFormat:
 
     name: str
     title: str
-    """For messages."""
+    """The format's name in messages."""
     magic: tuple[tuple[int, bytes], ...]
     """What stands at which byte of every such file."""
     plugin: str

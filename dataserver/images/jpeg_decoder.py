@@ -12,7 +12,7 @@ from dataserver.images.patches import U8
 from dataserver.images.scratch import scratch
 
 COMPONENTS: Final = {"Gray": 1, "YCbCr": 3, "RGB": 3}
-"""Of the colours that libjpeg makes RGB of."""
+"""Components of each pixel, by the colour spaces that libjpeg converts to RGB."""
 
 
 def decode(data: bytes, size: tuple[int, int], least: tuple[int, int]) -> U8 | None:

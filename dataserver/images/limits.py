@@ -7,7 +7,7 @@ same on every server of a fleet.
 from typing import Final
 
 MAX_IMAGE_BYTES: Final = 64 << 20
-"""Largest encoded image."""
+"""Most bytes that an encoded image may have."""
 
 MAX_IMAGE_PIXELS: Final = 1 << 27
 """Width x height of one image, 0.4 GB of RGB. It lies below the 178,956,970 pixels at which some of Pillow's readers

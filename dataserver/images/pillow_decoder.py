@@ -17,7 +17,7 @@ _WIDENED: Final = {"L;2": (0x03, 0x55), "L;4": (0x0F, 0x11)}
 _DEEP: Final = "RGB;16B"
 """Two bytes for a channel; Pillow takes the first, the high one."""
 _LOW_BYTES: Final = "RGB;16L"
-"""Of these it takes the second."""
+"""Two bytes for a channel; Pillow takes the second, the low one."""
 
 
 def decode(data: bytes, size: tuple[int, int], least: tuple[int, int]) -> U8:

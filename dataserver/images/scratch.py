@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_CACHED_BYTES: Final = 4 << 20
-"""Of one buffer; a thread has two: 1.4 megapixels of what was decoded. What is larger is allocated and given
-back, so that posters do not stay in every thread."""
+"""Largest buffer that a thread keeps; it has two. This holds 1.4 decoded megapixels. Larger buffers are freed after
+use, so that posters do not stay in every thread."""
 LINE: Final = 64
 _NONE: Final = np.empty(0, np.uint8)
 

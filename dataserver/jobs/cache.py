@@ -41,7 +41,7 @@ class JobCache:
         self.cuts = LruCache[Slices](CUTS_BYTES, memory_of)
         """By stream, dataset, epoch and the window's first shard: how each window is cut into slices, most into one."""
         self.plans = SingleFlightCache[tuple[str, int], StepPlan](num_bytes - 2 * third, memory_of)
-        """By job and step."""
+        """Plans by job and step."""
         self.in_flight = SingleFlightCache[tuple[str, int], StepPlan](0, memory_of)
         """Plans that are being made here, by job and step. `plans` also has some that are being fetched, and a
         server that asks for one must not wait for what this one asks others for."""

@@ -28,13 +28,13 @@ from dataserver.planning.stream.statistics import ShardStatistics, row_statistic
 MANY: Final = 256
 """So many shards are worth the second that it takes to start processes."""
 MOST_WORKERS: Final = 8
-"""Processes."""
+"""Most processes that compute statistics at once."""
 WORKER_BYTES: Final = 100 << 20
 """Memory of one. Half of what there is is for them together: the rest is the server's."""
 TASK: Final = 16
 """Shards that a process is given at once."""
 NICENESS: Final = 10
-"""Of the processes of a server: its streams come first."""
+"""Niceness of the processes that a server starts: its streams come first."""
 _has_processes: Final = threading.Lock()
 Progress = Callable[[int, int], object]
 """Called with (shards done, shards in total)."""

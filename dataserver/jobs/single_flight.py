@@ -19,7 +19,7 @@ class _InFlight(Generic[Value]):
     def __init__(self) -> None:
         self.made: Future[Value] = Future()
         self.callers: list[IsCancelled] = []
-        """Of all that wait; changed under the cache's lock."""
+        """One for each caller that waits; changed under the cache's lock."""
 
     def cancelled(self) -> bool:
         """Whether none of them does any more."""

@@ -31,9 +31,9 @@ from dataserver.planning import I64
 from dataserver.planning.stream.statistics import Lists, ShardStatistics, join_statistics
 
 STATISTICS_VERSION: Final = 1
-"""Of what is computed and how it is stored."""
+"""Changes with what is computed and with how it is stored."""
 CACHED_BYTES: Final = 64 << 20
-"""Of statistics in memory, and those used last in any case. Those of 10,000 shards take 40 MB at most."""
+"""Most memory that cached statistics take; those used last stay in any case. 10,000 shards take 40 MB at most."""
 STORED_FROM_S: Final = 0.5
 """What takes less is neither stored on disk nor worth a line in the log."""
 STORED_FILES: Final = 256
@@ -142,7 +142,7 @@ class _Pending:
     def __init__(self) -> None:
         self.result = Future[ShardStatistics]()
         self.asked = self._began = time.monotonic()
-        """When somebody asked last."""
+        """Time at which somebody asked last."""
         self._done = self._total = 0
 
     def look(self) -> None:
@@ -171,7 +171,7 @@ class Stored:
     """What a file says of the shards of a dataset."""
 
     statistics: ShardStatistics | None
-    """Of all shards in the file; None without one."""
+    """Statistics of all shards in the file; None without a file."""
     row: I64
     """int64 [shards]: where the file has each shard of the dataset, or -1."""
 

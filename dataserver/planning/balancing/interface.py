@@ -22,7 +22,7 @@ class BinBudget:
     need: I64
     """int64 [n]: of each item, non-negative."""
     cap: int
-    """Of each bin."""
+    """Most memory that one bin holds."""
 
 
 class Balancer(Protocol):

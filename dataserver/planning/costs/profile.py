@@ -45,7 +45,7 @@ class ProfiledCost(SpecModel):
     tp: int = Field(ge=1)
     """Devices that share its layers; of these one was measured, without the sums over its peers."""
     cost: Cost
-    """Of the whole module, trained; `backward_percent` as it was measured."""
+    """Cost of the whole module when trained; `backward_percent` is the measured one."""
     error_percent: float
     """Median of how far times are from the cost."""
 
@@ -65,7 +65,7 @@ class Profile(SpecModel):
     gpu: str
     """Kind of GPU, or what the device is called if it is of no known kind."""
     device: str
-    """What it is called."""
+    """Name that the device's driver gives it."""
     dtype: str
     within_gb_s: Annotated[DecimalString, AfterValidator(_some)] | None = None
     """10^9 bytes a second that it sends to others of its node, where tensor-parallel peers add up what they have; that

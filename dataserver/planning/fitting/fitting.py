@@ -23,7 +23,7 @@ from dataserver.planning.plan.plan import StepPlan
 
 TERMS: Final = ("microbatch_ns", "linear_ps", "quadratic_fs")
 UNITS: Final = {"microbatch_ns": 1, "linear_ps": 1_000, "quadratic_fs": 1_000_000}
-"""Of each term in a nanosecond."""
+"""How many units of each term make a nanosecond."""
 LEAST_SHARE_PPM: Final = 10
 """Least part of a column's square that the other columns do not explain: below, noise of 1 % decides what it costs."""
 MAX_TIME_NS: Final = 10**15
@@ -39,7 +39,7 @@ class TimingSamples:
     """Microbatches of one module and what they took in all its stages together, int64 [m] each."""
 
     count: I64
-    """Images or samples."""
+    """Number of images or samples."""
     total: I64
     """Sum of their patches or tokens."""
     squares: I64

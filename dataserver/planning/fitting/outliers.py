@@ -43,9 +43,9 @@ class Row:
     total: int
     squares: int
     time: int
-    """Nanoseconds."""
+    """Nanoseconds that it took."""
     weight: int = 1
-    """Of its distance from a fit."""
+    """Factor that a row's distance from a fit is multiplied by."""
 
     def expected(self, values: Values) -> int:
         """Its time by a cost, in millionths of a nanosecond."""

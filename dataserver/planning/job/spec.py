@@ -61,7 +61,7 @@ class Execution(SpecModel):
     transfers: Annotated[tuple[Transfer, ...], Field(min_length=1, max_length=64)] | None = None
     """How long rows take between modules and between stages, each pair once; pairs that are not named take no time."""
     end: End
-    """End of the job."""
+    """The step or epoch after which the job ends."""
     plan_version: Positive = 3
     """Version of the rules that turn a step's samples into a plan, and of the limits of a step. Version 2 makes the
     plans of version 1, with hashes that servers find sooner; in version 3 the search for a pipelined plan ends where no
@@ -173,7 +173,7 @@ class JobSpec(SpecModel):
     stream: Stream
     """Which samples each step holds."""
     execution: Execution
-    """How they are run."""
+    """How the samples are run; may change when a run resumes."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -37,7 +37,7 @@ class Costs(NamedTuple):
     transfer_back: I64
     """int64 [r]: of gradients on the same way; 0 where none return."""
     encoders: int
-    """Rows before the backbone's."""
+    """Number of encoders, whose rows come before the backbone's."""
     ranks_per_component: int
     """Backbone ranks of a component; components are consecutive."""
     whole: bool

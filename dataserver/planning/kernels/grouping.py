@@ -59,32 +59,28 @@ def _chunk_bounds(lengths: I64, prefix: I64, best: I64, previous: I64, cuts: I64
 
 
 class Scratch(NamedTuple):
-    """What the search for a grouping works on: d degrees, c compositions, n sequences, the most groups of any."""
+    """What the search for a grouping works on: d degrees, c compositions, n sequences, the most groups of any.
+
+    `limits`, `tokens` and `left` are int64 [d], `starts` int64 [d + 1], `loads`, `free` and `order` int64 [groups], and
+    `group` int64 [n].
+    """
 
     best_group: I64
     """int64 [n]: group of each sequence in the best grouping."""
     bounds: I64
-    """int64 [c]."""
+    """int64 [c]: lower bound of the time of each composition."""
     by_bound: I64
-    """int64 [c]."""
+    """int64 [c]: the compositions by that bound, least first."""
     limits: I64
-    """int64 [d]."""
     tokens: I64
-    """int64 [d]."""
     left: I64
-    """int64 [d]."""
     starts: I64
-    """int64 [d + 1]."""
     column: I64
     """int64 [groups]: of each group of the composition that is tried, in whose first places all stands."""
     loads: I64
-    """int64 [groups]."""
     free: I64
-    """int64 [groups]."""
     order: I64
-    """int64 [groups]."""
     group: I64
-    """int64 [n]."""
 
 
 def _scratch(num_sequences: int, compositions: I64) -> Scratch:

@@ -225,9 +225,9 @@ class Climb(NamedTuple):
     slots: Slots
     """The placement, which is changed; within the memory."""
     costs: Costs
-    """Of the problem."""
+    """Costs of the problem whose placement is searched."""
     clocks: Clocks
-    """Scratch."""
+    """Clocks of one simulated component, reused by the next."""
     makespan: I64
     """int64 [components]: of each component, nanoseconds; -1 where it was not simulated yet, as all are at first."""
 

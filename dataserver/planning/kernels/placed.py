@@ -27,7 +27,7 @@ class Placed(NamedTuple):
     position: I64
     """Items before it in its microbatch."""
     start: I64
-    """Rows before it there."""
+    """Rows of the items before it in its microbatch."""
 
 
 def in_places(order: I64, rank: I64, microbatch: I64, rows: I64) -> Placed:
@@ -58,7 +58,7 @@ class Beside(NamedTuple):
     """bool [n]: samples whose images have rows in the backbone, and those of them whose images are found."""
     image_rows: I32
     image_columns: I32
-    """int32 [m]."""
+    """int32 [m] each: size of each image in patches."""
 
 
 def images_of(beside: Beside, merged: int, given: int) -> tuple[I64, ...]:

@@ -17,7 +17,7 @@ class Items(NamedTuple):
     """What is to be placed."""
 
     load: I64
-    """int64 [n]."""
+    """int64 [n]: load of each item."""
     memory: I64
     """int64 [n]: the second resource, zeros if there is none."""
     order: I64
@@ -36,13 +36,13 @@ class Bins(NamedTuple):
     held: I64
     """int64 [m]: entries in use."""
     member: I64
-    """int64: items."""
+    """int64: the items, bin after bin."""
     value: I64
-    """int64: their loads."""
+    """int64: load of each entry of `member`."""
     load: I64
-    """int64 [m]."""
+    """int64 [m]: sum of the loads in each bin."""
     used: I64
-    """int64 [m]: memory."""
+    """int64 [m]: memory in use in each bin."""
     ranked: I64
     """int64 [m]: the bins, lightest first."""
     position_of: I64

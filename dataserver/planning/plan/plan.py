@@ -167,7 +167,7 @@ class ArrangedStep:
 
     samples: StepSamples
     num_microbatches: int
-    """Of each rank of every module."""
+    """Number of microbatches that each rank of every module runs."""
     sequences_per_microbatch: int
     """Sequence slots of each backbone microbatch; some may be empty."""
     arrangements: tuple[Arrangement, ...]

@@ -61,9 +61,9 @@ class Operations(Sequence[Operation]):
     kind: I64
     """int64 [n], numbers of `KINDS`."""
     microbatch: I64
-    """int64 [n]."""
+    """int64 [n]: the microbatch of each operation."""
     chunk: I64
-    """int64 [n]."""
+    """int64 [n]: the stage's own chunk that each operation runs."""
 
     @classmethod
     def of(cls, operations: Iterable[Operation]) -> Self:

@@ -28,9 +28,9 @@ class OrderTimes:
     line: I64
     """int64 [r]: the line whose microbatches the row prices."""
     forward_ns: I64
-    """int64 [r, microbatches]."""
+    """int64 [r, microbatches]: time of each forward."""
     backward_ns: I64
-    """int64 [r, microbatches]."""
+    """int64 [r, microbatches]: time of each backward."""
 
     @classmethod
     def of(cls, pipeline: Pipeline) -> Self:
@@ -56,11 +56,11 @@ class OrderScorer:
     offsets: I64
     """int64 [ops + 1]: of what each waits for beside that."""
     needs: I64
-    """int64 [offsets[-1]]."""
+    """int64 [offsets[-1]]: the operations waited for."""
     delay_ns: I64
-    """int64 [offsets[-1]]."""
+    """int64 [offsets[-1]]: time from the end of each of these to the start of what waits."""
     shape: tuple[int, int]
-    """Blocks and microbatches."""
+    """Number of blocks, and of microbatches."""
     batch_size: int
     """Microbatches of a contrastive batch; all of them where microbatches do not interact."""
 

@@ -21,9 +21,9 @@ class Pipeline:
     stage: I64
     """int64 [n]: the stage of each node."""
     forward_ns: I64
-    """int64 [blocks, microbatches]."""
+    """int64 [blocks, microbatches]: time of each forward."""
     backward_ns: I64
-    """int64 [blocks, microbatches]."""
+    """int64 [blocks, microbatches]: time of each backward."""
     edges: I64
     """int64 [e, 3]: in this microbatch the target block needs the source's output and gives its gradient back."""
     operations: Sequence[Sequence[Operation]]

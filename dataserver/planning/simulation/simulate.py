@@ -23,7 +23,7 @@ class Timeline:
     start_ns: I64
     """int64 [n, operations]: start of each operation of each node."""
     end_ns: I64
-    """int64 [n, operations]."""
+    """int64 [n, operations]: end of each operation of each node."""
     busy_ns: I64
     """int64 [n]: time in which each node computes."""
     peak_bytes: I64

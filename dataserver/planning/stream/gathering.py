@@ -65,7 +65,7 @@ class Window:
     first: I64
     """int64 [n]: first unit of each sample, from the start of the epoch."""
     sizes: SampleSizes
-    """Of the samples, in that order."""
+    """Sizes of the samples, in the same order."""
 
     def part(self, span: Span) -> tuple[U64, SampleSizes]:
         """The samples that begin in a span, uint64 [k], and their sizes."""

@@ -81,9 +81,9 @@ class StepSamples:
     image_offsets: I64
     """int64 [n + 1]: first image of each sample."""
     image_rows: I32
-    """int32 [m]."""
+    """int32 [m]: height of each image in patches."""
     image_columns: I32
-    """int32 [m]."""
+    """int32 [m]: width of each image in patches."""
 
     def __len__(self) -> int:
         return len(self.sample)

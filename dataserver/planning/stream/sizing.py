@@ -19,11 +19,11 @@ from dataserver.planning.stream.randomness import Operator, dataset_key, draw
 from dataserver.planning.stream.samples import SampleSizes, ShardTable, StepSamples, Task
 
 UNDERSTANDING_EXTRA = 2
-"""BOS and EOS."""
+"""Tokens around the sample that is understood: BOS and EOS."""
 IMAGE_EXTRA = 2
-"""BOI and EOI."""
+"""Tokens around each image: BOI and EOI."""
 GENERATION_EXTRA = 2
-"""BOS and BOI."""
+"""Tokens before the image that is generated: BOS and BOI."""
 
 
 class MicrobatchTooLargeError(ValueError):

@@ -21,7 +21,7 @@ Table = Callable[[int], ShardTable]
 """The table of a shard of the dataset."""
 
 _BITS: Final = 12
-"""Of a draw that tell slices apart: the smallest slice is a 4,096th of its window."""
+"""Leading bits of a draw that tell slices apart: the smallest slice is a 4,096th of its window."""
 _SAMPLE_BYTES: Final = 48
 _IMAGE_BYTES: Final = 8
 """In the arrays of a window."""

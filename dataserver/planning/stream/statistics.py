@@ -89,11 +89,11 @@ class ShardStatistics:
     """What is known of each of s shards. A pair has one image and some text; all other samples are `others`."""
 
     samples: I64
-    """int64 [s]."""
+    """int64 [s]: number of samples."""
     images: I64
     """int64 [s]: of all samples."""
     pairs: I64
-    """int64 [s]."""
+    """int64 [s]: number of pairs."""
     pair_text: I64
     """int64 [s]: text tokens of all pairs."""
     other_tokens: I64

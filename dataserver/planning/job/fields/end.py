@@ -14,14 +14,14 @@ class LastStep(StrEnum):
     PAD = "pad"
     """It is served, with empty slots."""
     DROP = "drop"
-    """It is left out."""
+    """The last step is left out."""
 
 
 class End(SpecModel):
     """When the job ends: exactly one of `steps` and `epochs`."""
 
     steps: Positive | None = None
-    """Number of steps."""
+    """The job ends after this many steps."""
     epochs: Positive | None = None
     """Epochs that every dataset completes; in a mixture the smaller ones begin further epochs meanwhile."""
     last: LastStep = LastStep.PAD

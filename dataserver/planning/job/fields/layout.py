@@ -201,7 +201,7 @@ class WaveOptions(BackboneOptions):
     """Options of a layout whose modules, on devices of their own, work wave by wave."""
 
     schedule: Schedule = Schedule.ONE_F_ONE_B
-    """What each stage does."""
+    """The order in which each stage runs its forwards and backwards."""
     extra_in_flight: ExtraInFlight | None = None
     """Microbatches that each stage but the last may hold beyond those of 1F1B, within its memory: less waiting, more
     activations. By default none, or 4 where every module states its memory. A plan takes fewer where that is faster."""

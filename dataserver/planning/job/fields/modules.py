@@ -87,9 +87,9 @@ class ModuleSpec(SpecModel):
     name: Name
     """Name that clients ask for."""
     kind: ModuleKind
-    """What it computes."""
+    """Role of the module: encoder, backbone, generator or tower."""
     dp: Annotated[int, Field(ge=1, le=65536)] = 1
-    """Data-parallel ranks."""
+    """Data-parallel degree: the number of ranks, each with a view of its own."""
     tp: Annotated[int, Field(ge=1, le=1024)] = 1
     """Tensor-parallel degree; peers of one rank get the same view."""
     pp: Annotated[int, Field(ge=1, le=1024)] = 1
@@ -100,7 +100,7 @@ class ModuleSpec(SpecModel):
     """Encoder, generator: the datasets whose images it handles; by default those that no other module of its kind
     names."""
     modality: Modality | None = None
-    """Tower: what it reads."""
+    """Tower: whether it reads images or text."""
     frozen: bool | None = None
     """Whether its weights stay as they are. Gradients then only pass through it, to trained modules before it; where
     there are none it runs no backward at all. By default all modules are trained."""

@@ -11,7 +11,7 @@ class PlanLimits:
     """The most that one plan version takes. A job beyond a limit is refused, by its name, when it is created."""
 
     step_sequences: int
-    """`stream.global_batch`."""
+    """Largest `stream.global_batch`."""
     step_samples: int
     """Samples of a step, on average over an epoch; a single step has at most four times as many."""
     step_images: int
@@ -26,7 +26,7 @@ class PlanLimits:
     rank_pairs: int
     """Colocated: pairs of ranks between which bytes are counted, ranks^2 for each encoder and generator."""
     group_sequences: int
-    """Grouped: `stream.global_batch`."""
+    """Grouped: largest `stream.global_batch`."""
     component_work: int
     """Where an encoder or generator states its memory: `stream.global_batch` x the backbone ranks of a component (`dp`
     over the greatest common divisor of all modules' `dp`), which share that memory."""
@@ -47,7 +47,7 @@ _LIMITS: Final = PlanLimits(
     integer=1 << 62,
 )
 PLAN_LIMITS: Final[Mapping[int, PlanLimits]] = MappingProxyType(dict.fromkeys((1, 2, 3), _LIMITS))
-"""By plan version."""
+"""The limits of each plan version."""
 
 SINGLE_STEP: Final = 4
 """A single step may have so many times the samples and images of the average."""

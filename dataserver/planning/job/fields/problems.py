@@ -15,7 +15,7 @@ Path = tuple[int | str, ...]
 _MOST_SHOWN = 8
 """Problems in one message; whoever has more will have to ask again anyway."""
 _MOST_CHARS = 64
-"""Of a value that is shown."""
+"""A longer value is cut in a message."""
 _HINTS = {
     ("string_type", "int"): "; put it in quotes",
     ("string_type", "float"): "; put it in quotes",

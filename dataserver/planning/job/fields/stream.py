@@ -69,7 +69,7 @@ class Quality(StrEnum):
     FAST = "fast"
     """A JPEG at the smallest of the scales 1/1 to 1/8 that covers the grid, which its decoder has at less cost."""
     EXACT = "exact"
-    """Whole."""
+    """The image is decoded whole."""
 
 
 class Sizing(SpecModel):
@@ -127,19 +127,19 @@ class Stream(SpecModel):
     """The part of a job that decides which samples a step holds, and what they look like."""
 
     datasets: Annotated[tuple[DatasetSpec, ...], Field(min_length=1, max_length=1024)]
-    """The mixture."""
+    """The datasets that samples are drawn from, and their shares."""
     tokenizer: TokenizerSpec
     """Tokenizer and special token ids."""
     sizing: Sizing = Sizing.model_construct()
-    """Patch grids."""
+    """How images become patch grids."""
     seq_len: Annotated[int, Field(ge=8, le=2**22)]
     """Longest sequence in tokens; a longer sample's text is cut, its images never."""
     packing: Packing = Packing.model_construct()
-    """Packing into sequences."""
+    """How samples are packed into sequences."""
     global_batch: Annotated[int, Field(ge=1, le=2**20)]
-    """Sequences of one step."""
+    """Number of sequences in one step, over all ranks."""
     generation: Generation = Generation.model_construct()
-    """Understanding or generation."""
+    """Which samples train the generator."""
     contrastive_batch: Annotated[int, Field(ge=1, le=2**20)] | None = None
     """Image-text pairs of one contrastive batch, whose loss couples them all; only for jobs of towers. A sample is then
     its image and its text, each for towers of its own; both are required, also where no tower reads one of them."""

@@ -9,11 +9,11 @@ from collections import Counter
 from typing import Any, Final, NoReturn
 
 MAX_TEXT_BYTES: Final = 1 << 20
-"""Of a job or a configuration."""
+"""A longer job or configuration is refused unread."""
 MAX_NODES: Final = 1 << 20
 """Keys and values of a YAML text with its aliases written out."""
 MAX_DIGITS: Final = 1000
-"""Of an integer in JSON; the largest that a job can state has 16."""
+"""An integer with more digits is refused; the largest that a job can state has 16."""
 
 
 class TextError(ValueError):

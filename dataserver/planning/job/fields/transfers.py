@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from dataserver.planning.job.fields.values import DecimalString, Name, SpecModel
 
 MAX_BYTES_PER_NS = 10**6
-"""A petabyte a second."""
+"""Fastest link that a job may state, a petabyte a second."""
 
 
 class Transfer(SpecModel):

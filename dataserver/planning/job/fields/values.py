@@ -68,7 +68,7 @@ class ModuleKind(StrEnum):
     ENCODER = "encoder"
     """Images to embeddings for the backbone."""
     BACKBONE = "backbone"
-    """The LLM."""
+    """The language model that reads text and embeddings."""
     GENERATOR = "generator"
     """Images from conditions that the backbone gives."""
     TOWER = "tower"

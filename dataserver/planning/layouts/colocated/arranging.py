@@ -21,14 +21,14 @@ class ArrangedRound:
     """What was found for the items of a round, which may be the whole step."""
 
     spreads: Mapping[str, Spread]
-    """Of all modules."""
+    """How the items of each module are spread."""
     at_home: Mapping[str, I64]
-    """Of the modules with an arrangement of their own int64 [ranks]: nanoseconds where every item is on the rank of its
+    """int64 [ranks] for each module with an arrangement of its own: nanoseconds if every item stayed on the rank of its
     sequence."""
     exchanges: Sequence[Exchange]
     """Between the backbone and the others of those."""
     assigned: Assignment
-    """Of all modules; images beside their sequences go where the backbone's batches go."""
+    """The rank of each batch of every module; images beside their sequences go where the backbone's batches go."""
 
     def places(self, module: str) -> tuple[I64, I64]:
         """Rank and microbatch of each item of a module. int64 [k] each."""

@@ -12,7 +12,7 @@ class StepBudgetError(BinBudgetError):
     def __init__(self, message: str, module: str) -> None:
         super().__init__(message)
         self.module = module
-        """Whose memory that is."""
+        """Name of the module whose memory is too small."""
 
 
 def check_total(items: ModuleItems, rounds: int) -> None:

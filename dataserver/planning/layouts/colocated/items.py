@@ -23,7 +23,7 @@ class ModuleItems:
     sizes: I64
     """int64 [k]: patches or tokens, which need the module's memory."""
     loads: I64
-    """int64 [k]: forward nanoseconds."""
+    """int64 [k]: nanoseconds of each item's forward."""
     sequence: I64
     """int64 [k]: the sequence of each."""
     rows: I64

@@ -25,7 +25,7 @@ class ColocatedOptions(BackboneOptions):
     """
 
     kind: Literal["colocated"]
-    """Names the layout."""
+    """Selects the colocated layout."""
     ranks_per_node: Annotated[int, Field(ge=1, le=65536)] = 8
     """Consecutive ranks of a node; batches are assigned to ranks so that few bytes leave their node. With `dp` or more
     there is one node, and no assignment saves anything."""

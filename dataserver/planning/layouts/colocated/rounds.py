@@ -33,9 +33,9 @@ class StepRounds:
     size: int
     """Microbatches of each rank in a round."""
     items: Sequence[tuple[ModuleItems, ...]]
-    """Of each round; `ModuleItems.sequence` counts those of the round from 0."""
+    """The items of each round; `ModuleItems.sequence` counts the sequences of the round from 0."""
     arranged: Sequence[ArrangedRound]
-    """For each round."""
+    """Where the items of each round go."""
     asked_by: Sequence[str] = ()
     """Modules that fewer rounds are known to be too few for."""
     split_sequences: bool = False

@@ -30,7 +30,7 @@ class Spread:
     batch: I64
     """There is one for each rank; which rank takes which comes later (`assignment.assign_batches`)."""
     microbatch: I64
-    """Of those of the batch."""
+    """Position among the microbatches of the batch."""
 
 
 def spread_items(items: ModuleItems, num_sequences: int, microbatches: int) -> tuple[Spread, I64]:

@@ -22,7 +22,7 @@ class BatchedArrangement:
     """Where each of n items of a step goes in one tower."""
 
     rank: I64
-    """int64 [n]: data-parallel rank."""
+    """int64 [n]: data-parallel rank of each item."""
     microbatch: I64
     """int64 [n]: number within the step; each contrastive batch has consecutive ones, in the order of the batches."""
 

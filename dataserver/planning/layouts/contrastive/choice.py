@@ -59,7 +59,7 @@ class TowerChoice:
     tp: int
     replicas: int
     batch: int
-    """Samples of one replica."""
+    """Samples of a contrastive batch that one replica takes."""
     step_ns: int
     device_bytes: int
     """Memory on each of its devices."""

@@ -31,7 +31,7 @@ Sizes = Callable[[ModuleSpec, int], I64]
 
 
 MAX_MICROBATCHES = 65536
-"""Largest value of `layout.microbatches`."""
+"""Largest value that `layout.microbatches` may have."""
 
 
 class TowerMemoryError(MicrobatchTooLargeError):

@@ -22,7 +22,7 @@ class TowerMemory:
     batched: BatchedStep
     tower: ModuleSpec
     memory: Memory
-    """Of the tower."""
+    """Memory that each rank of the tower has."""
     arrangement: Arrangement
 
     def in_flight(self, wanted: I64, schedule: ContrastiveSchedule) -> I64:

@@ -32,7 +32,7 @@ class ContrastiveOptions(LayoutOptions):
     """Towers side by side on devices of their own, whose features meet in one loss for each contrastive batch."""
 
     kind: Literal["contrastive"]
-    """Names the layout."""
+    """Selects the contrastive layout."""
     schedule: ContrastiveSchedule = ContrastiveSchedule.DISTMM_PIPE
     """What the stages of a tower do around the barrier. `distmm_pipe` is taken in steps where memory holds it and where
     the simulator finds it faster than `batch_sync`; the plan says which."""

@@ -24,7 +24,7 @@ class CandidatePlan:
     groups: str
     """How they were found, for people."""
     changes: tuple[str, ...]
-    """What was changed afterwards."""
+    """What was changed after the groups were found, for people."""
     plan: ArrangedStep
     planned: PlannedTimeline
     held: InFlight

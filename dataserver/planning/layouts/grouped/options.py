@@ -50,9 +50,9 @@ class GroupedOptions(WaveOptions):
     """
 
     kind: Literal["grouped"]
-    """Names the layout."""
+    """Selects the grouped layout."""
     policy: GroupPolicy = GroupPolicy.SEARCH
-    """How groups are chosen."""
+    """How each microbatch's groups of ranks are chosen."""
     min_degree: Annotated[int, Field(ge=1, le=65536)] = 1
     """Ranks of the smallest group, a power of two. A job with more than 50,000 ways to group its ranks is refused, and
     needs larger ones: 128 ranks can have groups of 1 to 128, 256 ranks of 1 to 8, but not of 1 to 16."""

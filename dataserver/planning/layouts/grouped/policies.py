@@ -24,7 +24,7 @@ PLACING = 5_000
 """Compositions that could be looked at while one microbatch is placed and improved."""
 
 QUICK = Budget(microbatch_counts=2, moves=16, cuts=4, rounds=1, transfers=2)
-"""Of the search for one degree beside that for unequal groups."""
+"""Budget of the search for groups of one degree, which runs beside that for unequal groups."""
 
 _SAVINGS: tuple[Mapping[str, int], ...] = (
     MappingProxyType({"rounds": 1}),

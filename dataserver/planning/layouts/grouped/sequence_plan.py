@@ -52,7 +52,7 @@ class SequencePlan:
 
     microbatches: tuple[GroupedMicrobatch, ...]
     time_ns: int
-    """Sum over the microbatches."""
+    """Sum of the times of all microbatches."""
     bound_ns: int
     """No plan of this cost model takes less."""
 

@@ -44,7 +44,7 @@ class PlannedSequences:
     """The n sequences of a plan, by group and slot."""
 
     lengths: I64
-    """int64 [n], tokens."""
+    """int64 [n]: tokens of each sequence."""
     squares: I64
     """int64 [n], the squares of the tokens of their samples."""
     group: I64

@@ -12,7 +12,7 @@ class PipelinedOptions(WaveOptions):
     """Modules on devices of their own: encoders feed the backbone, the backbone feeds generators, wave by wave."""
 
     kind: Literal["pipelined"] = "pipelined"
-    """Names the layout."""
+    """Selects the pipelined layout."""
     chunks: Annotated[int, Field(ge=1, le=64)] = 1
     """Model chunks in each backbone stage; more than one with the schedule `interleaved`, and only there. They shorten
     the start and the end of a step with several stages; a backbone of one stage (`pp` 1) gains nothing."""

@@ -20,7 +20,7 @@ class PackedStep:
     sequence: I64
     """int64 [n]: the sequence of each sample."""
     num_microbatches: int
-    """Of each rank."""
+    """Number of microbatches that each rank runs in the step."""
     parity: bool = False
     """Whether all ranks of a wave must have images, or none."""
 

@@ -28,7 +28,7 @@ from dataserver.planning.layouts.shared.waves import Units, one_f_one_b_in_fligh
 CANONICAL = "canonical order"
 
 Placements = Mapping[str, Placement]
-"""By names for people."""
+"""Placements by the names that messages give them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,11 +37,11 @@ class PlacementProblem:
     """
 
     dp: int
-    """Backbone ranks."""
+    """Data-parallel ranks of the backbone."""
     num_waves: int
-    """Microbatches of each rank."""
+    """Number of microbatches that each rank runs."""
     slots: int
-    """Sequences of each microbatch."""
+    """Number of sequences in each microbatch."""
     components: int
     num_stages: int
     """Pipeline stages of the backbone."""
