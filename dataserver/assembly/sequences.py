@@ -62,9 +62,9 @@ class _Tokens:
     """The tokens of all samples of a view, one after the other."""
 
     ids: I32
-    """int32 [tokens]."""
+    """int32 [tokens]: id of each token."""
     roles: NDArray[np.uint8]
-    """uint8 [tokens]."""
+    """uint8 [tokens]: role of each token."""
     lengths: NDArray[np.int64]
     """int64 [samples]: tokens of each."""
 

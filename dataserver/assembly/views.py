@@ -65,7 +65,7 @@ class PreparedView:
 
     tensors: tuple[TensorSpec, ...]
     buffer: U8
-    """uint8 [total_bytes(tensors)]."""
+    """uint8 [total_bytes(tensors)]: all tensors, one behind the other."""
     validity: U8
     """uint8 [items], numbers of `Validity`; complete after `finish`."""
     tasks: tuple[Callable[[], int], ...]

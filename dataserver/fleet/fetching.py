@@ -26,7 +26,7 @@ is noticed sooner, by its silence."""
 ASIDE_S: Final = 30.0
 """Time for which a peer that was late or could not answer is not asked again: a defect costs one wait in that time."""
 CHECK_ONE_IN: Final = 64
-"""Of so many plans one is made again by the server that would own it next, and compared."""
+"""One plan in so many is made again by the server that would own it next, and compared."""
 LOOK_S: Final = 0.05
 """Time between two looks at whether a caller still waits, and its peer is still there."""
 

@@ -49,7 +49,7 @@ class Peers:
         self._names = tuple(dict.fromkeys(names))
         self._health = PeerHealth()
         self._lock = threading.Lock()
-        """Guards the four below."""
+        """Guards the four attributes below it."""
         self._peers: dict[str, Peer] = {}
         """By address. Peers that are gone are closed."""
         self._told: dict[str, str] = {}
@@ -57,7 +57,6 @@ class Peers:
         self._stand_for: dict[str, list[str]] = {}
         """The addresses of each name that was looked up, which may be none."""
         self._found: list[str] = []
-        """All of these."""
         self._began = monotonic()
         self._resolved = threading.Event()
         """Set when all names have been looked up once, and `_looked` when everybody was asked once."""

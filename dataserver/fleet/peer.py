@@ -19,7 +19,7 @@ GREET_S: Final = 4.0
 BRING_S: Final = 1800.0
 """Time in which a server may make a job known: it sizes every sample of it first."""
 MAX_PLAN_BYTES: Final = 32 << 20
-"""Of a plan's message: the largest step that `plan_version` takes has half of it."""
+"""Largest message of a plan; the largest step that `plan_version` takes needs half of it."""
 INSTANCE_BYTES: Final = 16
 
 _OPTIONS: Final = (
@@ -50,14 +50,14 @@ class Peer:
     def __init__(self, address: str, health: PeerHealth) -> None:
         self.address = address
         self._health = health
-        """Of all servers of the fleet."""
+        """Health of all servers of the fleet."""
         self._channel = grpc.insecure_channel(address, _OPTIONS)
         self.plans = PeerServiceStub(self._channel)
         self._jobs = DataServiceStub(self._channel)
         self._lock = threading.Lock()
         self._said: GreetResponse | None = None
         self.answered = False
-        """Whether it ever did."""
+        """Whether this peer ever answered."""
         self._bringing: dict[str, _Bringing] = {}
 
     @property

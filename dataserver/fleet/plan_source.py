@@ -9,7 +9,7 @@ class PlanSource(StrEnum):
     OWN = "own"
     """Made here, because no other server owns the step; not counted if another server asked for it before."""
     FETCHED = "fetched"
-    """From its owner."""
+    """Fetched from the server that owns the step."""
     LATE = "late"
     """Made here, because its owner did not answer in time."""
     UNREACHABLE = "unreachable"

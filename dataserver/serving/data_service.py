@@ -40,7 +40,7 @@ MESSAGE_MARGIN_BYTES: Final = 1024
 """Room in a message of the largest size for what wraps a plan."""
 MAX_TENSOR_NAME_CHARS: Final = 64
 MAX_REPORT_BYTES: Final = 64 << 10
-"""Of one report of step times: a few thousand microbatches."""
+"""Largest report of step times, enough for a few thousand microbatches."""
 
 
 class DataService:

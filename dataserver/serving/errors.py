@@ -27,7 +27,7 @@ from dataserver.planning.stream.sizing import MicrobatchTooLargeError, SampleToo
 
 ERROR_DOMAIN = "disttrain"
 MAX_TEXT_BYTES = 1500
-"""Of an error's text: it travels twice in HTTP/2 trailers, which gRPC bounds to 8 KiB by default."""
+"""Longest text of an error. It travels twice in HTTP/2 trailers, which gRPC bounds to 8 KiB by default."""
 
 _log = logging.getLogger(__name__)
 

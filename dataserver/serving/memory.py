@@ -104,7 +104,7 @@ class ByteBudget:
         self._used = 0
         self._accounts = 0
         self._unreserved = for_microbatches
-        """Left of these."""
+        """Bytes for microbatches that no stream has reserved."""
 
     @property
     def used(self) -> int:

@@ -83,7 +83,7 @@ class Snapshot:
     waited_s: Mapping[Stage, float]
     """Seconds by stage, with those of waits that go on."""
     streams: tuple[Progress, ...]
-    """Of every open stream."""
+    """Progress of every open stream."""
     prefetch_used_bytes: int
     prefetch_limit_bytes: int
     known_jobs: int

@@ -17,7 +17,7 @@ from dataserver.serving.errors import DataServiceError
 from dataserver.serving.registry import JobRegistry
 
 ANSWER_BYTES: Final = 16 << 20
-"""Of messages: all servers of a fleet ask for a plan within a short time."""
+"""Most bytes of answers kept ready: all servers of a fleet ask for a plan within a short time."""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

@@ -16,14 +16,15 @@ from dataserver.serving.metrics import Metrics, Stage
 
 MAX_STEP_TIMES: Final = 1024
 MAX_STEP_TIMES_BYTES: Final = 3 << 20
-"""Of all reports kept for a job, so that one message can list them."""
+"""Most bytes of reports that are kept for a job, so that one message can list them."""
 REPORT_OVERHEAD_BYTES: Final = 64
-"""Of the object that holds a report."""
+"""Bytes counted for the object that holds a report."""
 PATIENCE_S: Final = 5.0
 """Time that a call waits for the statistics of a dataset; then its client asks other servers, or this one again. Those
 of small datasets are computed in it, also where the cores are busy."""
 JOBS_SHARE: Final = 1 / 4
-"""Of the memory for jobs: their specifications, axes and reported times. The rest is for tables and plans."""
+"""Share of the memory for jobs that their specifications, axes and reported times may take. The rest is for tables
+and plans."""
 
 
 class StepTimesLog:

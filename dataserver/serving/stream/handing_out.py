@@ -50,7 +50,7 @@ class HandingOut:
         """For the consumer that has a microbatch in hand."""
         self._sent_step: int | None = None
         self._lock = threading.Lock()
-        """Guards what follows."""
+        """Guards the attributes below it."""
         self._offered_at: float | None = None
         """Since when the consumer is waited for, on the monotonic clock: gRPC has a message that it has not sent, or
         what is in hand is more than the consumer wants to have; None if it is not."""

@@ -50,7 +50,7 @@ class Preparation:
         """Guards what follows, except `_cursor`, `_pending` and `_plan`, which are the preparing task's, one at a time,
         until the stream is closed. Locks of transports are taken under it, none of `Streams` or an assembly."""
         self._cursor = start
-        """Next microbatch to prepare."""
+        """The microbatch that is prepared next."""
         self._pending: MicrobatchSpec | None = None
         """What that microbatch will hold, where it waits for memory, or for those before it."""
         self._plan: StepPlan | None = None

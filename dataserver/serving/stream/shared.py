@@ -16,7 +16,7 @@ class Shared:
     """What all streams of a server share."""
 
     stream_bytes: int
-    """Largest microbatch."""
+    """Largest microbatch, in bytes, that a stream may have."""
     ahead_bytes: int
     """A stream that has so many bytes of microbatches ahead begins no further one."""
     budget: ByteBudget

@@ -12,7 +12,7 @@ class Memory:
 
     transport: "Transport"
     buffer: Buffer
-    """uint8 [capacity]."""
+    """uint8 [capacity]: the memory that the microbatch is prepared in."""
     number: int = -1
     """Number of the block, where the consumer sees it too."""
 
@@ -22,7 +22,7 @@ class EncodedMicrobatch:
     """A microbatch ready to be handed out."""
 
     header: bytes
-    """The first message."""
+    """The microbatch's first message, serialized."""
     payload: Buffer
     """uint8 [total_bytes]: the encoded tensors, at the front of the memory of the microbatch."""
 
