@@ -45,7 +45,7 @@ PREPARED: Final = Stage(PREPARE, "Shards and the kernels", 150)
 STAGES: Final = (
     Stage("units", "Kernels: tests of attention and noise", 90),
     Stage("training", "Utilisation of the preset, and a profile of one step", 240, shards=True),
-    Stage("pipelines", "Runs of several processes over NCCL", 150),
+    Stage("pipelines", "Runs of several processes over NCCL", 200, shards=True),
     Stage("planned", "The step as it is planned from a profile, beside the measured one", 75, shards=True),
     Stage("rivals", "webdataset's loader and transformers' loop beside ours", 75, shards=True),
 )

@@ -12,7 +12,9 @@ SHOWN = 6000
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note what ends a test: its call, or what comes before it."""
+    """Note what ends a test: its call, or what comes before it. Workers leave that to the process that started them."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return
     if report.when == "call" or (report.when == "setup" and not report.passed):
         said = "" if report.passed else str(report.longrepr)[-SHOWN:]
         line = {"test": report.nodeid, "outcome": report.outcome, "seconds": report.duration, "said": said}

@@ -29,11 +29,14 @@ class Cases:
         return ", ".join(f"{number} {outcome}" for outcome, number in counted.items()) or "none was run"
 
 
-def run_cases(tests: Sequence[str], limit_s: float, log: Path, environment: Mapping[str, str]) -> Cases:
-    """Run tests in the order in which they are given."""
+def run_cases(
+    tests: Sequence[str], limit_s: float, log: Path, environment: Mapping[str, str], at_once: int = 1
+) -> Cases:
+    """Run tests in the order in which they are given, so many at once."""
     notes = log.with_suffix(".jsonl")
     notes.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-p", "on_gpu.case_log", "-q", "--color=no", "-rN", "--rootdir", ROOT]
+    command: list[object] = [sys.executable, "-m", "pytest", "-p", "on_gpu.case_log", "-q", "--color=no", "-rN"]
+    command += ["--rootdir", ROOT, *(["-n", at_once, "--maxschedchunk", 1] if at_once > 1 else [])]
     paths = [ROOT / "tests" / test for test in tests]
     ended = run_bounded([*command, *paths], limit_s, log, {**environment, FILE: str(notes)})
     lines = notes.read_text().splitlines() if notes.exists() else []

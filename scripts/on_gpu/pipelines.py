@@ -21,6 +21,8 @@ OTHERS: Final = (
 )  # fmt: skip
 """In the order of what is not known yet."""
 CASE_S: Final = 75.0
+AT_ONCE: Final = 3
+"""Of the others: most of a run is the start of its processes."""
 SMALL: Final = ("gpu/test_shared_gpu.py",)
 
 
@@ -29,11 +31,11 @@ def pipelines(asked: Given) -> None:
     told, ends = asked.told("pipelines"), time.monotonic() + asked.limit_s - 8
     table = told.table("Runs over NCCL", "case", "outcome", "seconds", "how")
 
-    def run(tests: tuple[str, ...], way: str, variables: dict[str, str]) -> Cases:
+    def run(tests: tuple[str, ...], way: str, variables: dict[str, str], at_once: int = 1) -> Cases:
         number = len(told.data.setdefault("runs", []))
         variables |= {"DISTTRAIN_CASE_S": f"{CASE_S:g}"}
         left = ends - time.monotonic()
-        cases = run_cases(tests, max(5.0, left), asked.work / f"pipelines-{number}.log", variables)
+        cases = run_cases(tests, max(5.0, left), asked.work / f"pipelines-{number}.log", variables, at_once)
         told.data["runs"].append({"way": way, "ended": cases.ended.how, "cases": list(cases.found)})
         _tell(told, table, cases, tests, way)
         return cases
@@ -48,7 +50,7 @@ def pipelines(asked: Given) -> None:
         table.title += f"; {about}"
         worked = next((way for way in ways if _passed(run((FIRST,), *way))), ways[-1])
         if ends - time.monotonic() > CASE_S / 2:
-            run(OTHERS, *worked)
+            run(OTHERS, *worked, AT_ONCE)
 
 
 def _passed(cases: Cases) -> bool:

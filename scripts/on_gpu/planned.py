@@ -28,7 +28,7 @@ from on_gpu.telling import Given, Told, given
 SIZES: Final = (1024, 2048, 4096, 8192, 16384)
 """Rows, up to what microbatches of the preset have: with fewer, all of them take as long as launching does."""
 SMALL_SIZES: Final = (64, 128, 256)
-REPEATS: Final = 6
+REPEATS: Final = 4
 BASE: Final = "base"
 
 
@@ -47,7 +47,7 @@ def plan(asked: Given) -> None:
     models = ["--encoder", size.encoder, "--backbone", backbone]
     profile = folder / "profile.yaml"
     options = ["--sizes", *(SMALL_SIZES if asked.small else SIZES), "--tp", 1, "--repeats", REPEATS]
-    options += ["--device", "cpu", "--dtype", "float32"] if asked.small else []
+    options += ["--device", "cpu", "--dtype", "float32"] if asked.small else ["--compile"]
     _run("profile", ["profile", *models, "--output", profile, *options], ends, asked.work)
     measured = yaml.safe_load(profile.read_text())
     told.data["profile"] = measured

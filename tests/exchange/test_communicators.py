@@ -1,5 +1,8 @@
 """Point-to-point messages: what is waited for, what a rank sends itself, and the error for a lost rank."""
 
+from collections.abc import Callable
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -62,7 +65,7 @@ def test_what_has_left_is_what_the_backend_says_of_rows() -> None:
 
 
 def test_what_a_process_sends_itself_arrives_in_order_without_a_transfer() -> None:
-    found = GroupP2P(0, CPU, None, dist.ProcessGroupGloo(dist.HashStore(), 0, 1), 0)
+    found = GroupP2P(0, CPU, None, dist.ProcessGroupGloo(dist.HashStore(), 0, 1), 0, ahead=True)
     awaited = [message(0, [0], [[0.0, 0.0]]) for _ in range(2)]
     arrivals = [found.post([m], 0) for m in awaited]
     for value in (3, 4):
@@ -71,6 +74,38 @@ def test_what_a_process_sends_itself_arrives_in_order_without_a_transfer() -> No
         work.wait_headers()
         work.wait_rows()
     assert [(m.header.tolist(), m.rows.tolist()) for m in awaited] == [([3], [[3.0, 1.5]]), ([4], [[4.0, 2.0]])]
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_receive_that_must_not_run_ahead_begins_behind_its_headers(
+    monkeypatch: pytest.MonkeyPatch, *, ahead: bool
+) -> None:
+    calls: list[str] = []
+
+    def begin(name: str) -> Callable[..., Work]:
+        def begun(*_: object, **__: object) -> Work:
+            calls.append(name)
+            return Work()
+
+        return begun
+
+    def rows(operations: list[dist.P2POp]) -> list[Work]:
+        calls.append(f"{operations[0].op} rows")
+        return [Work()]
+
+    for name in ("isend", "irecv"):
+        monkeypatch.setattr(dist, name, begin(name))
+    monkeypatch.setattr(dist, "P2POp", lambda op, *_: SimpleNamespace(op="send" if op is dist.isend else "receive"))
+    monkeypatch.setattr(dist, "batch_isend_irecv", rows)
+    found = GroupP2P(0, CPU, None, dist.ProcessGroupGloo(dist.HashStore(), 0, 1), 0, ahead=ahead)
+    found.send([message(1, [1], [[1.0, 2.0]])], 0)
+    assert calls == ["send rows", "isend"], "headers say that the rows are on their way"
+    calls.clear()
+    work = found.post([message(1, [1], [[1.0, 2.0]])], 0)
+    assert calls == (["irecv", "receive rows"] if ahead else ["irecv"])
+    work.wait_headers()
+    assert calls == ["irecv", "receive rows"]
+    work.wait_rows()
 
 
 def test_a_lost_peer_is_named_with_the_first_sentence_of_the_backend() -> None:

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -41,7 +42,10 @@ class ReceiveWork(Protocol):
     """Messages of one microbatch that are being received."""
 
     def wait_headers(self) -> None:
-        """Wait on the CPU until all headers are there; RankLostError names the rank that is gone."""
+        """Wait on the CPU until all headers are there; RankLostError names the rank that is gone.
+
+        Their rows have been given to the sender's device by then.
+        """
 
     def wait_rows(self) -> None:
         """Wait for the rows; on CUDA only the current stream waits, and the CPU goes on."""
@@ -132,7 +136,14 @@ class GroupP2P:
     """
 
     def __init__(
-        self, rank: int, device: torch.device, rows: ProcessGroup | None, headers: ProcessGroup, tag: int
+        self,
+        rank: int,
+        device: torch.device,
+        rows: ProcessGroup | None,
+        headers: ProcessGroup,
+        tag: int,
+        *,
+        ahead: bool,
     ) -> None:
         """Join the other processes.
 
@@ -142,12 +153,16 @@ class GroupP2P:
             rows: group of the ranks at both ends, for this direction alone; None where a rank sends only to itself.
             headers: group of all ranks, over gloo.
             tag: tells the headers of this direction from those of others.
+            ahead: whether receives of rows begin before their headers have arrived. Under NCCL a receive is a kernel
+                that runs until the rows are there, and a first use of another kernel may wait for it: the process could
+                not compute what lets the sender go on. There a receive begins when its sender has begun to send.
         """
         self.rank = rank
         self._device = device
         self._rows = rows
         self._headers = headers
         self._tag = tag
+        self._ahead = ahead
         self._own: deque[Message] = deque()
         # Receives wait for what their stream was given before. Nothing is computed on this one.
         self._aside = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
@@ -157,25 +172,48 @@ class GroupP2P:
         with torch.cuda.stream(self._aside) if self._aside is not None else nullcontext():
             return torch.empty(num_rows, width, dtype=dtype, device=self._device)
 
+    def connect(self, targets: Sequence[int], sources: Sequence[int]) -> None:
+        """Exchange one byte with ranks to which this process sends here, and with those from which it receives.
+
+        Both ends call this at the same point of their program: NCCL builds a connection at its first message, in both
+        processes at once, and holds up each until the other one is there.
+        """
+        byte = partial(torch.zeros, 1, dtype=torch.uint8, device=self._device)
+        operations = [
+            dist.P2POp(dist.isend, byte(), rank, self._rows, self._tag) for rank in targets if rank != self.rank
+        ]
+        operations += [
+            dist.P2POp(dist.irecv, byte(), rank, self._rows, self._tag) for rank in sources if rank != self.rank
+        ]
+        for work in dist.batch_isend_irecv(operations) if operations else []:
+            work.wait()
+
     def send(self, messages: Sequence[Message], microbatch: int) -> SendWork:
         """See `P2P`."""
         del microbatch
         self._own.extend(m for m in messages if m.rank == self.rank)
-        return _GroupSend(*self._begin(dist.isend, messages), messages)
+        others = [m for m in messages if m.rank != self.rank]
+        rows = self._begin_rows(dist.isend, others)  # before the headers, which say that the device has them
+        return _GroupSend(self._begin_headers(dist.isend, others), rows, messages)
 
     def post(self, messages: Sequence[Message], microbatch: int) -> ReceiveWork:
         """See `P2P`."""
         del microbatch
-        with torch.cuda.stream(self._aside) if self._aside is not None else nullcontext():
-            begun = self._begin(dist.irecv, messages)
-        return _GroupReceive(*begun, messages, [m for m in messages if m.rank == self.rank], self._own)
-
-    def _begin(self, begin: Callable[..., Any], messages: Sequence[Message]) -> "tuple[_GroupWork, _GroupWork]":
         others = [m for m in messages if m.rank != self.rank]
-        rows = [dist.P2POp(begin, m.rows, m.rank, self._rows, self._tag) for m in others if m.rows.numel()]
+        headers = self._begin_headers(dist.irecv, others)
+        begin = partial(self._begin_rows, dist.irecv, others)
+        own = [m for m in messages if m.rank == self.rank]
+        return _GroupReceive(headers, begin() if self._ahead else begin, messages, own, self._own)
+
+    def _begin_headers(self, begin: Callable[..., Any], others: Sequence[Message]) -> "_GroupWork":
         with translate_rank_errors(_ranks(others)):
-            headers = [begin(m.header, m.rank, group=self._headers, tag=self._tag) for m in others]
-            return _GroupWork(others, headers), _GroupWork(others, dist.batch_isend_irecv(rows) if rows else [])
+            return _GroupWork(others, [begin(m.header, m.rank, group=self._headers, tag=self._tag) for m in others])
+
+    def _begin_rows(self, begin: Callable[..., Any], others: Sequence[Message]) -> "_GroupWork":
+        rows = [dist.P2POp(begin, m.rows, m.rank, self._rows, self._tag) for m in others if m.rows.numel()]
+        aside = begin is dist.irecv and self._aside is not None
+        with translate_rank_errors(_ranks(others)), torch.cuda.stream(self._aside) if aside else nullcontext():
+            return _GroupWork(others, dist.batch_isend_irecv(rows) if rows else [])
 
 
 def _ranks(messages: Sequence[Message]) -> str:
@@ -214,10 +252,11 @@ class _GroupSend:
         return all(work.is_completed() for work in self.rows.works)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _GroupReceive:
     headers: _GroupWork
-    rows: _GroupWork
+    rows: _GroupWork | Callable[[], _GroupWork]
+    """The receives of the rows, or what begins them."""
     messages: Sequence[Message]
     own: Sequence[Message]
     """Messages that this process sends itself."""
@@ -226,12 +265,16 @@ class _GroupReceive:
 
     def wait_headers(self) -> None:
         self.headers.wait()
+        if not isinstance(self.rows, _GroupWork):
+            self.rows = self.rows()
         for message in self.own:
             found = self.sent.popleft()
             message.header.copy_(found.header)
             message.rows.copy_(found.rows)
 
     def wait_rows(self) -> None:
+        if not isinstance(self.rows, _GroupWork):
+            raise RuntimeError("rows are waited for before their headers")
         self.rows.wait()
         for message in self.messages:
             if message.rows.is_cuda:  # its memory belongs to the stream in which it was received

@@ -12,6 +12,7 @@ from pydantic import Field
 from dataserver.outputs import require_writable, tells_on
 from dataserver.planning.costs.profile import Profile
 from trainclient.flags import parse
+from trainclient.models.compiling import require_compiler
 from trainclient.orchestrate.command import MaybePath, MaybeText, Orchestrate, networks
 from trainclient.orchestrate.exit_code import exit_code
 from trainclient.orchestrate.networks import Network
@@ -44,7 +45,8 @@ class ProfileOptions(Options):
     output: MaybePath = None
     """YAML file to write."""
     sizes: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192)
-    """Patches or tokens of the items that are measured, multiples of 4; at least three."""
+    """Patches or tokens of the microbatches that are timed, multiples of 4; at least three. Each is timed as one image
+    or text, and as eight where 32 divides it."""
     tp: tuple[int, ...] = (1, 2, 4, 8)
     """Degrees of tensor parallelism; 1 is among them."""
     device: str = "cuda"
@@ -53,6 +55,8 @@ class ProfileOptions(Options):
     """Type of weights: bfloat16 or float32."""
     repeats: Annotated[int, Field(ge=1)] = 10
     """Times that each size is run, after one that is not counted."""
+    compile: bool = False
+    """Compile blocks with torch.compile. Give it if you train with --compile."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -129,4 +133,8 @@ def _checked(options: ProfileOptions) -> tuple[Path, Plan]:
             "cpu to try the command"
         )
     device = torch.device(options.device)
-    return options.output, Plan(device, DTYPES[options.dtype], options.sizes, options.tp, options.repeats)
+    if options.compile:
+        require_compiler(device)
+    return options.output, Plan(
+        device, DTYPES[options.dtype], options.sizes, options.tp, options.repeats, options.compile
+    )

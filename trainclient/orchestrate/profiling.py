@@ -2,8 +2,9 @@
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Final, cast
 
@@ -15,6 +16,7 @@ from dataserver.planning.costs.profile import Profile, ProfiledCost, ProfiledMod
 from dataserver.planning.fitting import FitError, TimingSamples, fit
 from dataserver.planning.job.fields import ModelSize
 from trainclient.models.backbone import BackboneBatch, BackboneConfig, BackboneStage
+from trainclient.models.compiling import compile_blocks
 from trainclient.models.encoder import EncoderConfig, ImageEncoder
 from trainclient.models.generator import GeneratorConfig, ImageGenerator
 from trainclient.models.layers import SplitLayer
@@ -29,6 +31,11 @@ LAYERS: Final = (1, 3)
 PATCH: Final = 16
 MERGE: Final = 2
 QUERIES: Final = 64
+"""Rows of the conditions of a picture."""
+PIECES: Final = 8
+"""Images or texts that a microbatch is cut into, to tell what rows cost from what attention among them does."""
+RUNS: Final = 3
+"""Passes between two waits for the device: as in a step, the next one is prepared while one is computed."""
 ROTARY_BASE: Final = 500_000.0
 TOWER_VOCABULARY: Final = 49_408
 """Rows of a text tower's embedding, which sizes do not tell: CLIP's (arXiv 2103.00020, section 2.4)."""
@@ -39,8 +46,10 @@ Step = Callable[[], tuple[int, int]]
 """One forward and backward, and the nanoseconds that each took."""
 Run = Callable[[], Tensor]
 """A forward that ends in a scalar."""
-Subject = tuple[nn.Module, Callable[[int], Run]]
-"""A module, and a forward of it for an item of so many rows."""
+Lengths = tuple[int, ...]
+"""Rows of each image or text of a microbatch."""
+Subject = tuple[nn.Module, Callable[[Lengths], Run]]
+"""A module, and a forward of it for a microbatch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +59,18 @@ class Plan:
     device: torch.device
     dtype: torch.dtype
     sizes: tuple[int, ...]
-    """Rows of an item."""
+    """Rows of a microbatch."""
     degrees: tuple[int, ...]
     repeats: int
+    compile: bool = False
+    """Whether blocks are compiled, as `trainclient train --compile` does."""
+
+    def microbatches(self) -> Iterator[Lengths]:
+        """Each size as one image or text, and as several where it can be divided."""
+        for size in self.sizes:
+            yield (size,)
+            if size % (PIECES * MERGE**2) == 0:
+                yield (size // PIECES,) * PIECES
 
 
 def gpu_kind(device: torch.device) -> tuple[str, str]:
@@ -102,10 +120,14 @@ def share(network: nn.Module, tp: int) -> nn.Module:
 
 def _profiled(network: Network, tp: int, plan: Plan) -> ProfiledCost:
     few, more = (_steps(network, tp, layers, plan) for layers in LAYERS)
-    times = np.array([_whole_ns(network.size.layers, few(size), more(size), plan) for size in plan.sizes], np.int64)
-    sizes = np.array(plan.sizes, np.int64)
+    microbatches = list(plan.microbatches())
+    times = np.array([_whole_ns(network.size.layers, few(each), more(each), plan) for each in microbatches], np.int64)
+    counts, rows, squares = (
+        np.array([f(each) for each in microbatches], np.int64)
+        for f in (len, sum, lambda each: sum(n * n for n in each))
+    )
     try:
-        found = fit(TimingSamples(np.ones_like(sizes), sizes, sizes * sizes, times[:, 0], times[:, 1]))
+        found = fit(TimingSamples(counts, rows, squares, times[:, 0], times[:, 1]))
     except FitError as error:
         raise FitError(
             f"{network.name}, tp {tp}: {error}. Here steps are --repeats, and items --sizes: raise the first, or give "
@@ -115,22 +137,24 @@ def _profiled(network: Network, tp: int, plan: Plan) -> ProfiledCost:
 
 
 def _whole_ns(layers: int, few: Step, more: Step, plan: Plan) -> tuple[int, int]:
-    """Forward and backward of an item in a module of so many layers, from steps of modules of `LAYERS`."""
+    """Forward and backward of a microbatch in a module of so many layers, from steps of modules of `LAYERS`."""
     ends, long = (_median_ns(step, plan.repeats) for step in (few, more))
     each = [max(0, m - f) / (LAYERS[1] - LAYERS[0]) for f, m in zip(ends, long, strict=True)]
     whole = [f + (layers - LAYERS[0]) * e for f, e in zip(ends, each, strict=True)]
     return round(whole[0]), round(whole[1])
 
 
-def _steps(network: Network, tp: int, layers: int, plan: Plan) -> Callable[[int], Step]:
-    """Steps of a module of so many layers, for items of any size."""
+def _steps(network: Network, tp: int, layers: int, plan: Plan) -> Callable[[Lengths], Step]:
+    """Steps of a module of so many layers, for any microbatch."""
     few = replace(network.size, layers=layers, vocab_size=-(-network.size.vocab_size // tp))
     with torch.device("meta"):
         module, run = _SUBJECTS[network.modality or network.kind](network, few, plan)
         share(module, tp)
     module.to(plan.dtype).to_empty(device=plan.device)
     initialise(module, 0, "profile")
-    return lambda size: _timed(plan, module, run(size))
+    if plan.compile:
+        compile_blocks(module, plan.device, plan.dtype)
+    return lambda lengths: _timed(plan, module, run(lengths))
 
 
 def _median_ns(step: Step, repeats: int) -> tuple[int, int]:
@@ -149,31 +173,39 @@ def _timed(plan: Plan, network: nn.Module, run: Run) -> Step:
     def step() -> tuple[int, int]:
         network.zero_grad(set_to_none=True)
         began = now()
-        loss = run()
+        for _ in range(RUNS):
+            run()
         between = now()
-        loss.backward()  # type: ignore[no-untyped-call]
-        return between - began, now() - between
+        for _ in range(RUNS):
+            run().backward()  # type: ignore[no-untyped-call]
+        forward_ns = (between - began) // RUNS
+        return forward_ns, max(0, (now() - between) // RUNS - forward_ns)
 
     return step
 
 
-def _image(size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Pixels, grid and offsets of a picture of so many patches, as wide as it must be."""
-    patches = torch.zeros(size, PATCH**2 * 3, dtype=torch.uint8)
-    return patches, torch.tensor([[MERGE, size // MERGE]]), torch.tensor([0, size])
+def _image(lengths: Lengths) -> tuple[Tensor, Tensor, Tensor]:
+    """Pixels, grids and offsets of pictures of so many patches, as wide as they must be."""
+    patches = torch.zeros(sum(lengths), PATCH**2 * 3, dtype=torch.uint8)
+    return patches, torch.tensor([[MERGE, n // MERGE] for n in lengths]), _offsets(lengths)
 
 
-def _text(size: int, vocab_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Token ids, positions and offsets of a text."""
-    return torch.arange(size) % vocab_size, torch.arange(size), torch.tensor([0, size])
+def _text(lengths: Lengths, vocab_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Token ids, positions and offsets of texts."""
+    positions = torch.cat([torch.arange(n) for n in lengths])
+    return positions % vocab_size, positions, _offsets(lengths)
+
+
+def _offsets(lengths: Lengths) -> Tensor:
+    return torch.tensor([0, *accumulate(lengths)])
 
 
 def _encoder(network: Network, few: ModelSize, plan: Plan) -> Subject:
     del network, plan
     module = ImageEncoder(EncoderConfig(few.layers, few.width, few.heads, few.mlp_width, PATCH, MERGE, few.width))
 
-    def run(size: int) -> Run:
-        image = _image(size)
+    def run(lengths: Lengths) -> Run:
+        image = _image(lengths)
         return lambda: module(*image).float().sum()
 
     return module, run
@@ -184,8 +216,8 @@ def _backbone(network: Network, few: ModelSize, plan: Plan) -> Subject:
     sizes = few.layers, few.width, few.mlp_width, few.heads, few.groups
     module = BackboneStage(BackboneConfig(*sizes, ROTARY_BASE, few.vocab_size, 0))
 
-    def run(size: int) -> Run:
-        (tokens, positions, offsets), empty = _text(size, few.vocab_size), torch.zeros(0, dtype=torch.int64)
+    def run(lengths: Lengths) -> Run:
+        (tokens, positions, offsets), empty = _text(lengths, few.vocab_size), torch.zeros(0, dtype=torch.int64)
         batch = BackboneBatch(offsets, positions, tokens, empty, empty, tokens)
         return lambda: module(batch).loss_sum
 
@@ -196,11 +228,13 @@ def _generator(network: Network, few: ModelSize, plan: Plan) -> Subject:
     width = network.condition_width or few.width
     module = ImageGenerator(GeneratorConfig(few.layers, few.width, few.heads, few.mlp_width, PATCH, MERGE, width))
 
-    def run(size: int) -> Run:
-        patches, grid, offsets = _image(size)
-        conditions = torch.zeros(QUERIES, width, device=plan.device, dtype=plan.dtype)
-        noise, moment = torch.zeros(size, PATCH**2 * 3, device=plan.device), torch.full((1,), 0.5, device=plan.device)
-        queries, generated = torch.tensor([0, QUERIES]), torch.tensor([True])
+    def run(lengths: Lengths) -> Run:
+        patches, grid, offsets = _image(lengths)
+        count = len(lengths)
+        conditions = torch.zeros(count * QUERIES, width, device=plan.device, dtype=plan.dtype)
+        noise = torch.zeros(sum(lengths), PATCH**2 * 3, device=plan.device)
+        moment = torch.full((count,), 0.5, device=plan.device)
+        queries, generated = torch.arange(count + 1) * QUERIES, torch.ones(count, dtype=torch.bool)
         return lambda: module(patches, grid, offsets, conditions, queries, noise, moment, generated)
 
     return module, run
@@ -210,8 +244,8 @@ def _image_tower(network: Network, few: ModelSize, plan: Plan) -> Subject:
     del network, plan
     module = ImageTower(ImageTowerConfig(few.layers, few.width, few.heads, few.mlp_width, PATCH, MERGE, FEATURES))
 
-    def run(size: int) -> Run:
-        image = _image(size)
+    def run(lengths: Lengths) -> Run:
+        image = _image(lengths)
         return lambda: module(*image, None).features.float().sum()
 
     return module, run
@@ -222,8 +256,8 @@ def _text_tower(network: Network, few: ModelSize, plan: Plan) -> Subject:
     sizes = few.layers, few.width, few.mlp_width, few.heads, few.groups
     module = TextTower(TextTowerConfig(*sizes, ROTARY_BASE, TOWER_VOCABULARY, 0, output_dim=FEATURES))
 
-    def run(size: int) -> Run:
-        text = _text(size, TOWER_VOCABULARY)
+    def run(lengths: Lengths) -> Run:
+        text = _text(lengths, TOWER_VOCABULARY)
         return lambda: module(*text, None).features.float().sum()
 
     return module, run

@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from trainclient.exchange.all_to_all import GroupCollective
-from trainclient.exchange.communicators import P2P, Collective, Communicators, EdgeP2P, GroupP2P, Message
+from trainclient.exchange.communicators import Collective, Communicators, EdgeP2P, GroupP2P
 from trainclient.exchange.leader_broadcast import LeaderCollective, TorchViewGroup, leader_edges
 from trainclient.exchange.rank_errors import translate_rank_errors
 from trainclient.exchange.view_groups import SharedSequences
@@ -84,7 +84,8 @@ def process_groups(
     mesh, data_parallel, tp_group = _mesh(topology, rank, device, timeout, waits)
     reading = _own(rank, topology.readers, _on_cpus, timeout)
     shared, fetching = _shared_sequences(topology, rank, device, timeout, waits)
-    edges = _edges(topology, rank, device, timeout)
+    directions = _edges(topology, rank, device, timeout)
+    edges = {name: EdgeP2P(*both) for name, both in directions.items()}
     ranks = topology.collective_ranks
     together = world if len(ranks) == len(topology.processes) else dist.new_group(ranks, timeout=timeout)
     if topology.colocated and tp_group is not None:
@@ -114,7 +115,7 @@ def process_groups(
         waits=waits,
     )
     with translate_rank_errors("other ranks"):
-        connect(topology, edges, rank)
+        connect(topology, directions, rank)
     yield groups
     dist.destroy_process_group()
 
@@ -185,13 +186,18 @@ def _shared_sequences(
     return SharedSequences(process.rank, pool) if pool or rank in topology.lockstep_ranks else None, fetching
 
 
-def _edges(topology: Topology, rank: int, device: torch.device, timeout: timedelta) -> dict[str, EdgeP2P]:
-    """The edges of the chunks of this process; all processes make the groups of all edges together, in the same order.
+def _edges(
+    topology: Topology, rank: int, device: torch.device, timeout: timedelta
+) -> dict[str, tuple[GroupP2P, GroupP2P]]:
+    """Both directions of the edges of the chunks of this process, by name.
+
+    All processes make the groups of all edges together, in the same order.
 
     Each direction of each edge has a group, and so under NCCL one communicator. In it a process only sends or only
     receives, in the order of microbatches: what waits there waits for what comes before it in the plan.
     """
     headers, found = dist.new_group(backend="gloo", timeout=timeout), {}
+    ahead = False
     held = topology.processes[rank].chunks
     for number, edge in enumerate(() if topology.colocated else topology.edges):
         pairs = topology.pairs(edge)
@@ -199,35 +205,27 @@ def _edges(topology: Topology, rank: int, device: torch.device, timeout: timedel
         used = (True, edge.returns) if members else (False, False)
         rows = [dist.new_group(members, timeout=timeout) if direction else None for direction in used]
         if edge.source in held or edge.target in held:
-            ends = (GroupP2P(rank, device, group, headers, 2 * number + back) for back, group in enumerate(rows))
-            found[str(edge)] = EdgeP2P(*ends)
+            there, back = (
+                GroupP2P(rank, device, group, headers, 2 * number + i, ahead=ahead) for i, group in enumerate(rows)
+            )
+            found[str(edge)] = there, back
     return found
 
 
-def connect(topology: Topology, edges: Mapping[str, EdgeP2P], rank: int) -> None:
-    """Send one row between any two processes that exchange rows, in every direction that they use, edge by edge.
+def connect(topology: Topology, edges: Mapping[str, tuple[GroupP2P, GroupP2P]], rank: int) -> None:
+    """Connect any two processes that exchange rows, in every direction that they use, edge by edge.
 
-    NCCL builds the connection of a pair at its first message, and builds it in both processes at once. In the middle
-    of 1F1B, where the first messages of different pairs fall on different waves, the processes could wait for each
-    other in a circle; in this order, the same on all of them, they cannot. Colocated modules have no pairs: their rows
-    cross by collectives.
+    In the middle of 1F1B, where the first messages of different pairs fall on different waves, the processes could wait
+    for each other in a circle (see `GroupP2P.connect`); in this order, the same on all of them, they cannot. Colocated
+    modules have no pairs: their rows cross by collectives.
     """
     if topology.colocated:
         return
     for edge in topology.edges:
         pairs = topology.pairs(edge)
-        for routes in (pairs, [(b, a) for a, b in pairs] if edge.returns else []):
-            sent = [target for source, target in routes if source == rank]
-            taken = [source for source, target in routes if target == rank]
-            if sent or taken:
-                communicators = edges[str(edge)]
-                p2p = communicators.forward if routes is pairs else communicators.backward
-                send_work = p2p.send([_empty(rank, p2p) for rank in sent], microbatch=-1)
-                receive_work = p2p.post([_empty(rank, p2p) for rank in taken], microbatch=-1)
-                receive_work.wait_headers()
-                receive_work.wait_rows()
-                send_work.wait()
-
-
-def _empty(rank: int, p2p: P2P) -> Message:
-    return Message(rank, torch.zeros(1, dtype=torch.uint8), p2p.empty(1, 1, torch.uint8))
+        for back in range(1 + edge.returns):
+            routes = [(b, a) for a, b in pairs] if back else pairs
+            targets = [target for source, target in routes if source == rank]
+            sources = [source for source, target in routes if target == rank]
+            if targets or sources:
+                edges[str(edge)][back].connect(targets, sources)
