@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from orchestration.instances import paper_problem
+from torch import nn
 
 from dataserver.cli.jobs import read_job
 from dataserver.planning.costs.profile import Profile, ProfiledCost, ProfiledModule, ProfileError
 from dataserver.planning.job.fields import Cost
 from dataserver.planning.job.spec import Execution
+from trainclient.models.compiling import compile_blocks
 from trainclient.models.generator import GeneratorConfig, ImageGenerator
 from trainclient.models.towers import TextTower, TextTowerConfig
+from trainclient.orchestrate import profiling
 from trainclient.orchestrate.cluster import cluster
 from trainclient.orchestrate.command import Orchestrate, networks, problem
 from trainclient.orchestrate.command import main as orchestrate
@@ -25,7 +29,7 @@ from trainclient.orchestrate.networks import Network, read_network
 from trainclient.orchestrate.profile import costs_of, read_profile, write_profile
 from trainclient.orchestrate.profile_command import doubts
 from trainclient.orchestrate.profile_command import main as profile_command
-from trainclient.orchestrate.profiling import share
+from trainclient.orchestrate.profiling import LAYERS, Plan, share
 from trainclient.stream.jobs import load_job_data
 
 H100 = cluster("h100", 16)
@@ -236,6 +240,29 @@ def test_modules_and_towers_are_measured_and_solved_with(tmp_path: Path, capsys:
     for modules in (towers, [*model, "--generation", "0.5"]):
         assert orchestrate([*modules, *solved]) == 0, capsys.readouterr().err
         assert json.loads(capsys.readouterr().out)["execution"]["modules"]
+
+
+def test_each_size_is_one_item_and_several() -> None:
+    plan = Plan(torch.device("cpu"), torch.float32, sizes=(16, 64, 256), degrees=(1,), repeats=1)
+    assert list(plan.microbatches()) == [(16,), (64,), (8,) * 8, (256,), (32,) * 8]
+
+
+@pytest.mark.slow  # two modules of each kind are compiled
+def test_blocks_are_compiled_where_they_are_in_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[nn.Module] = []
+
+    def noted(network: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+        compiled.append(network)
+        compile_blocks(network, device, dtype)
+
+    monkeypatch.setattr(profiling, "compile_blocks", noted)
+    given = ["--backbone", "tiny", "--output", str(tmp_path / "profile.yaml"), "--device", "cpu", "--dtype", "float32",
+             "--sizes", "16", "64", "256", "--tp", "1", "--repeats", "1", "--compile"]  # fmt: skip
+    assert profile_command(given) == 0, capsys.readouterr().err
+    assert len(compiled) == len(LAYERS)
+    assert read_profile(tmp_path / "profile.yaml").modules[0].degrees[0].cost.linear_ps > 0
 
 
 def test_a_share_is_that_of_one_peer() -> None:
