@@ -225,7 +225,8 @@ def _table(fits: dict[str, Fit]) -> Table:
     names = ("module", "mb", "out", "const us", "each ns", "pair ps", "bwd %", "R2", "p50 %", "p90 %")
     title = (
         "costs that explain the measured times (mb: microbatches; out: others, slowed down by something "
-        "else than their size; p50, p90: how far off they are)"
+        "else than their size; p50, p90: errors of half and of nine tenths of them, at most; R2: share of the "
+        "differences between times that sizes explain, low where all are alike, however small the errors)"
     )
     table = Table(*names, title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
     for name, found in fits.items():

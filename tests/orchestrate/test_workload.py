@@ -57,3 +57,17 @@ def test_drawn_samples_hold_what_the_solver_counts_with() -> None:
 def test_samples_that_fit_no_tower_are_refused() -> None:
     with pytest.raises(WorkloadError, match="towers need one image and some text"):
         workload([SampleSize(1, 5, (16, 16))], Stream(8, 77, packed=False, contrastive_batch=8))
+
+
+@pytest.mark.parametrize(
+    ("patches", "said"),
+    [
+        ((616,), "a sample has an image of 616 patches, which take 158 tokens with the marks"),
+        ((616, 616), "a sample has 2 images of 616 patches, which take 314 tokens with the marks"),
+        ((64, 616), "a sample has 2 images of 64 to 616 patches, which take 176 tokens with the marks"),
+        ((618,), r"a sample has an image of 618 patches; multiples of merge\^2 = 4 are required"),
+    ],
+)
+def test_images_that_fit_no_sequence_are_told_as_people_would(patches: tuple[int, ...], said: str) -> None:
+    with pytest.raises(WorkloadError, match=said):
+        workload([SampleSize(1, 5, patches)], Stream(8, 100))

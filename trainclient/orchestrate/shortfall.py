@@ -44,7 +44,10 @@ def shortfall(problem: Problem, layout: str, solver: Solver) -> str:
 def remedy(problem: Problem) -> str:
     """What else makes a model fit."""
     batch = "the contrastive batch" if problem.network("tower") else "seq-len or the patches of images"
-    return f"Use as many GPUs, or such with as much memory, lower {batch}, or freeze a module"
+    return (
+        f"Use as many GPUs as one of these layouts needs, or GPUs with the memory that it needs; or lower {batch}, or "
+        "freeze a module"
+    )
 
 
 def _fewest(fits: Callable[[int], bool], least: int, most: int) -> int | None:

@@ -169,10 +169,13 @@ def workload(sizes: Sequence[SampleSize], stream: Stream) -> Workload:
     for size in sizes:
         tokens = MARKS + sum(p // stream.merge**2 + MARKS for p in size.patches)
         if any(p % stream.merge**2 for p in size.patches):
-            raise WorkloadError(f"images of {size.patches} patches are no multiples of merge^2 = {stream.merge**2}")
+            raise WorkloadError(
+                f"a sample has {_images(size)}; multiples of merge^2 = {stream.merge**2} are required, since so many "
+                "patches become one token: set --merge to what the sizes were made with, or correct the sizes"
+            )
         if tokens > stream.seq_len and stream.contrastive_batch is None:
             raise WorkloadError(
-                f"a sample has images of {size.patches} patches, which take {tokens} tokens; seq-len is "
+                f"a sample has {_images(size)}, which take {tokens} tokens with the marks around them; seq-len is "
                 f"{stream.seq_len}: raise it to {tokens}, or leave such samples out"
             )
         if stream.contrastive_batch is not None and (len(size.patches) != 1 or not size.text_tokens):
@@ -181,6 +184,14 @@ def workload(sizes: Sequence[SampleSize], stream: Stream) -> Workload:
                 "and some text of each: leave others out"
             )
     return Workload(tuple(sizes), stream)
+
+
+def _images(size: SampleSize) -> str:
+    """For people, such as `an image of 616 patches` or `3 images of 64 to 616 patches`."""
+    least, most = min(size.patches), max(size.patches)
+    if len(size.patches) == 1:
+        return f"an image of {most} patches"
+    return f"{len(size.patches)} images of {most if least == most else f'{least} to {most}'} patches"
 
 
 def read_sizes(path: Path) -> tuple[SampleSize, ...]:
