@@ -22,10 +22,10 @@ from orchestration.instances import paper_problem, random_problem, random_towers
 from rich.console import Console
 from rich.table import Table
 
+from trainclient.layouts.colocated.degrees import colocated
+from trainclient.layouts.pipelined.degrees import pipelined
 from trainclient.orchestrate.choice import NoLayoutError, Problem
-from trainclient.orchestrate.colocated import colocated
-from trainclient.orchestrate.pipelined import pipelined
-from trainclient.orchestrate.solving import OF_TOWERS, SOLVERS, solve
+from trainclient.orchestrate.solving import solve, solvers, solvers_of
 
 PAPER_MS = {(112, 240): 133, (320, 480): 441, (648, 960): 641, (1296, 1920): 922}
 """DistTrain's table 3, by GPUs (324 for our 320, whole nodes) and global batch; all but the last recalled."""
@@ -76,7 +76,7 @@ def times() -> Iterator[Row]:
 
 
 def _all_layouts(problem: Problem) -> None:
-    for solver in SOLVERS.values():
+    for solver in solvers(has_backbone=True).values():
         try:
             solver(problem)
         except NoLayoutError:
@@ -98,12 +98,12 @@ def exactness(layout: str, search: Callable[[Problem], float], instances: int, g
     """Random problems, solved and searched."""
     equal = solved = 0
     worst = 1.0
-    random, solvers = (random_towers, OF_TOWERS) if layout in OF_TOWERS else (random_problem, SOLVERS)
+    random = random_towers if layout in solvers(has_backbone=False) else random_problem
     for seed in range(instances):
         problem = random(seed, gpus)
         best = search(problem)
         try:
-            ratio = solvers[layout](problem)[0].step_ns / best
+            ratio = solvers_of(problem)[layout](problem)[0].step_ns / best
         except NoLayoutError:
             ratio = 1.0 if best == float("inf") else float("inf")
         else:

@@ -19,15 +19,17 @@ LAYOUTS = tuple(
 OPEN = ("options", "layout")
 """Modules of a layout's folder that others may import."""
 BESIDE_THE_LAYOUT = {
-    ("trainclient.orchestrate.grouped", f"{PLANNING}.layouts.grouped.compositions"),
+    ("trainclient.layouts.grouped.degrees", f"{PLANNING}.layouts.grouped.compositions"),
     ("dataserver.cli.towers", f"{PLANNING}.layouts.contrastive.choice"),
     ("dataserver.cli.towers", f"{PLANNING}.layouts.contrastive.profiles"),
 }
-"""The command that places towers is about contrastive jobs alone; each layout is solved by a module of its own."""
+"""The command that places towers is about contrastive jobs alone; each layout finds its own degrees in the trainer."""
 NAMES_A_LAYOUT = {
     "dataserver.cli.towers": "it is about contrastive jobs alone",
-    "trainclient.topology.support": "it says which layouts the trainer runs, and refuses the others",
 }
+OF_TRAINER = "trainclient.layouts"
+PARTS = ("topology", "exchange", "degrees")
+"""Modules of a layout's folder in the trainer, which the registry finds by their names."""
 
 
 @cache
@@ -147,7 +149,7 @@ def test_a_layout_has_one_name(folder: str) -> None:
     """From the kind in a job to the modules that know it alone, and its page."""
     name = folder.rpartition(".")[2]
     assert f'Literal["{name}"]' in modules()[f"{folder}.options"].read_text()
-    assert f"trainclient.orchestrate.{name}" in modules()
+    assert {f"{OF_TRAINER}.{name}.{part}" for part in PARTS} <= modules().keys()
     assert (ROOT / "docs/layouts" / f"{name}.md").is_file()
 
 
@@ -164,9 +166,90 @@ def mentions(tree: ast.AST) -> set[str]:
 
 
 def test_nothing_but_the_registry_asks_which_layout_it_is() -> None:
-    outside = [n for n in modules() if not any(n == f or n.startswith(f"{f}.") for f in LAYOUTS)]
+    outside = [n for n in modules() if not any(n == f or n.startswith(f"{f}.") for f in (*LAYOUTS, OF_TRAINER))]
     found = {name for name in outside if mentions(ast.parse(modules()[name].read_text()))}
     assert found - {f"{PLANNING}.job.spec"} == NAMES_A_LAYOUT.keys()
+
+
+KIND = "(pipelined|grouped|colocated|contrastive)"
+IS_A_KIND = re.compile(rf"(is_|has_|_)*{KIND}(_layout)?|shares_ranks")
+"""Names of what is true of one layout alone."""
+
+
+def layout_branches(tree: ast.AST) -> set[str]:
+    """Where code does one thing for one layout and another for the others: conditions that are true of one layout, and
+    names of layouts that something is compared with or looked up by."""
+    conditions, compared = list[ast.expr](), list[ast.expr]()
+    for node in ast.walk(tree):
+        match node:
+            case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test) | ast.Assert(test=test):
+                conditions.append(test)
+            case ast.BoolOp(values=values):
+                conditions += values
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                conditions.append(operand)
+            case ast.comprehension(ifs=ifs):
+                conditions += ifs
+            case ast.Compare(left=left, comparators=others):
+                compared += [left, *others]
+            case ast.MatchValue(value=value) | ast.Subscript(slice=value):
+                compared.append(value)
+            case ast.Dict(keys=keys):
+                compared += [key for key in keys if key is not None]
+            case ast.Call(func=ast.Attribute(attr="get" | "startswith"), args=args):
+                compared += args
+            case _:
+                pass
+    constants = [c for found in compared for c in ast.walk(found) if isinstance(c, ast.Constant)]
+    found = {ast.unparse(c) for c in constants if isinstance(c.value, str) and re.fullmatch(KIND, c.value)}
+    for condition in conditions:
+        called = condition.func if isinstance(condition, ast.Call) else condition
+        name = {ast.Attribute: "attr", ast.Name: "id"}.get(type(called))
+        if name is not None and IS_A_KIND.fullmatch(getattr(called, name)):
+            found.add(ast.unparse(condition))
+    return found
+
+
+def test_the_trainer_branches_on_no_layout_outside_their_folders() -> None:
+    of_trainer = [n for n in modules() if n.startswith("trainclient.") and not n.startswith(f"{OF_TRAINER}.")]
+    trees = {name: ast.parse(modules()[name].read_text()) for name in of_trainer}
+    assert {name: found for name, tree in trees.items() if (found := layout_branches(tree) | mentions(tree))} == {}
+
+
+def test_the_trainer_enters_layouts_by_its_registry() -> None:
+    found = set()
+    for name in (n for n in modules() if n.startswith("trainclient.")):
+        for goal in (target(*i) for i in imports(name)):
+            folder = re.match(rf"{re.escape(OF_TRAINER)}\.{KIND}\b", goal)
+            if folder is not None and not name.startswith(folder[0]):
+                found.add((name, goal))
+    assert found == set()
+
+
+@pytest.mark.parametrize(
+    "branch",
+    [
+        "x = 1 if topology.colocated else 2",
+        "for e in (() if self._topology.colocated else edges): pass",
+        "pipelined = world_size > 1 and not topology.colocated",
+        "while job.is_contrastive(): pass",
+        "if pipelined: pass",
+        "[e for e in edges if layout.shares_ranks]",
+        "shared = choice.layout == 'colocated'",
+        "if kind in ('grouped', 'pipelined'): pass",
+        "match kind:\n  case 'grouped': pass",
+        "{'colocated': 1}[kind]",
+        "table.get('grouped')",
+        "options['contrastive']",
+    ],
+)
+def test_no_branch_on_a_layout_is_overlooked(branch: str) -> None:
+    assert layout_branches(ast.parse(branch))
+
+
+def test_words_that_layouts_share_with_others_are_no_branches() -> None:
+    said = "config.contrastive.loss; x = y if stream.contrastive_batch is None else z; f('colocated')"
+    assert layout_branches(ast.parse(said)) == set()
 
 
 def test_the_checks_see_what_they_look_for() -> None:

@@ -12,9 +12,9 @@ from math import ceil, inf
 
 import numpy as np
 
+from trainclient.layouts.grouped.degrees import exchange_ps, smallest_degree
 from trainclient.orchestrate.choice import Problem
 from trainclient.orchestrate.costs import Option, gathering_ns, shard_bytes
-from trainclient.orchestrate.grouped import exchange_ps, smallest_degree
 
 CHUNKS = range(1, 9)
 

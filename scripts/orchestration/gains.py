@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from orchestration.instances import paper_problem
+from trainclient.layouts.pipelined.degrees import monolithic, pipelined
 from trainclient.orchestrate.choice import Choice, Problem
 from trainclient.orchestrate.costs import DEGREES, HALF_WIDTH, computed_cost, with_reductions
 from trainclient.orchestrate.networks import Network
-from trainclient.orchestrate.pipelined import monolithic, pipelined
 from trainclient.orchestrate.workload import workload
 
 WIDE: Final = 8

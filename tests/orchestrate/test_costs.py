@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from dataserver.planning.job.fields import ModelSize
+from trainclient.layouts.contrastive.degrees import _interaction_ns
+from trainclient.layouts.grouped.degrees import exchange_ps
 from trainclient.orchestrate.choice import Problem
 from trainclient.orchestrate.cluster import Cluster
-from trainclient.orchestrate.contrastive import _interaction_ns
 from trainclient.orchestrate.costs import Option, gathering_ns, options, shard_bytes
-from trainclient.orchestrate.grouped import exchange_ps
 from trainclient.orchestrate.networks import Network
 from trainclient.orchestrate.workload import SampleSize, Stream, workload
 

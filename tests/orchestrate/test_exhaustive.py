@@ -9,7 +9,7 @@ from orchestration.exhaustive import best_colocated, best_grouped, best_monolith
 from orchestration.instances import random_problem, random_towers
 
 from trainclient.orchestrate.choice import Choice, Problem, TooLargeError
-from trainclient.orchestrate.solving import OF_TOWERS, SOLVERS
+from trainclient.orchestrate.solving import solvers_of
 
 SEARCHES = {
     "pipelined": best_pipelined,
@@ -25,7 +25,7 @@ SEARCHES_OF_TOWERS = {
 
 def equal(layout: str, problem: Problem, search: Callable[[Problem], float]) -> Choice | None:
     """The solver's best, which is that of the search; None where nothing fits, and both say so."""
-    solver = (OF_TOWERS if problem.network("tower") else SOLVERS)[layout]
+    solver = solvers_of(problem)[layout]
     best = search(problem)
     if best == float("inf"):
         with pytest.raises(TooLargeError):

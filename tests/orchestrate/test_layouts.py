@@ -9,19 +9,19 @@ from orchestration.instances import paper_problem
 
 from dataserver.planning.job.spec import Execution
 from dataserver.planning.layouts.grouped.compositions import check_compositions
+from trainclient.layouts.colocated.degrees import colocated
+from trainclient.layouts.contrastive.degrees import contrastive, equal_towers
+from trainclient.layouts.grouped.degrees import exchange_ps, grouped, smallest_degree
+from trainclient.layouts.pipelined.degrees import pipelined
 from trainclient.orchestrate.choice import Choice, NoLayoutError, Problem, Solver, TooLargeError
 from trainclient.orchestrate.cluster import cluster
-from trainclient.orchestrate.colocated import colocated
-from trainclient.orchestrate.contrastive import contrastive, equal_towers
 from trainclient.orchestrate.costs import shard_bytes
-from trainclient.orchestrate.grouped import exchange_ps, grouped, smallest_degree
 from trainclient.orchestrate.job_execution import execution_block
 from trainclient.orchestrate.networks import read_network
-from trainclient.orchestrate.pipelined import pipelined
 from trainclient.orchestrate.report import reason
 from trainclient.orchestrate.rescoring import simulate
 from trainclient.orchestrate.shortfall import shortfall
-from trainclient.orchestrate.solving import OF_TOWERS, SOLVERS, solve
+from trainclient.orchestrate.solving import solve, solvers
 from trainclient.orchestrate.workload import SampleSize, Stream, workload
 
 
@@ -30,6 +30,9 @@ def towers(gpus: int = 24, batch: int = 1024, memory_gb: float | None = None) ->
     sizes = [SampleSize(1, 60, (256,)), SampleSize(1, 30, (1024,))]
     stream = Stream(batch, 77, packed=False, contrastive_batch=batch)
     return Problem(networks, cluster("h100", gpus, memory_gb=memory_gb), workload(sizes, stream))
+
+
+SOLVERS = solvers(has_backbone=True)
 
 
 @pytest.mark.parametrize("layout", SOLVERS)
@@ -129,7 +132,8 @@ def test_long_sequences_need_groups() -> None:
     assert choice.extras["max_degree"] > 1
     assert choice.extras["heads"] == 32, "so that servers refuse larger groups, whoever changes the block"
     smallest, largest = choice.extras["min_degree"], choice.extras["max_degree"]
-    assert [d for d, _ in choice.exchange] == [2**p for p in range(1, 7) if smallest <= 2**p <= largest]
+    degrees = [entry["degree"] for entry in choice.extras["exchange"]]
+    assert degrees == [2**p for p in range(1, 7) if smallest <= 2**p <= largest]
 
 
 def test_towers_with_degrees_of_their_own_beat_equal_ones() -> None:
@@ -169,7 +173,7 @@ def fits(solver: Solver, problem: Problem, memory_bytes: int, gpus: int) -> bool
     ("layout", "solver", "problem"),
     [
         *((layout, solver, paper_problem("llama3-13b", 4, 64, 512)) for layout, solver in SOLVERS.items()),
-        *((layout, solver, towers(3, 96, memory_gb=8)) for layout, solver in OF_TOWERS.items()),
+        *((layout, solver, towers(3, 96, memory_gb=8)) for layout, solver in solvers(has_backbone=False).items()),
         ("pipelined", pipelined, paper_problem("llama3-7b", 1, 64, 512)),
     ],
 )

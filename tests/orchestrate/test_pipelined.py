@@ -10,9 +10,9 @@ from orchestration.instances import paper_problem, random_problem
 
 from dataserver.planning.layouts.pipelined.interleaving import _taken_ahead
 from dataserver.planning.layouts.pipelined.programs import interleaved_in_flight
+from trainclient.layouts.pipelined.degrees import monolithic, pipelined
 from trainclient.orchestrate.backbones import _passes, backbones, taken_ahead
 from trainclient.orchestrate.choice import Choice, NoLayoutError, Problem
-from trainclient.orchestrate.pipelined import monolithic, pipelined
 from trainclient.orchestrate.sharing import Side, Spine, lower_bounds, share, side, step_ns
 
 

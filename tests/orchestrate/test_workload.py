@@ -5,9 +5,9 @@ import pytest
 from orchestration.instances import paper_problem
 
 from dataserver.planning.job.identity import parse_job
+from trainclient.layouts.pipelined.degrees import pipelined
 from trainclient.orchestrate.job_execution import execution_block
 from trainclient.orchestrate.networks import Network
-from trainclient.orchestrate.pipelined import pipelined
 from trainclient.orchestrate.rescoring import drawn_samples, stream_block
 from trainclient.orchestrate.workload import SampleSize, Stream, WorkloadError, workload
 

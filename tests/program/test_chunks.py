@@ -13,8 +13,10 @@ from dataserver.planning.simulation import Operation, OperationKind
 from trainclient.exchange.message_header import Kind, MessageType
 from trainclient.exchange.rows import Rows
 from trainclient.exchange.wait_times import Waits
+from trainclient.layouts.interface import ProcessSurroundings
+from trainclient.layouts.shared.messages import edge_end
 from trainclient.modules import Output, Target
-from trainclient.program.assembly import Machine, _edge_end
+from trainclient.program.assembly import Machine
 from trainclient.program.clock import Executed, Stopwatch
 from trainclient.program.runner import ChunkRunner, LossWeights, planned_targets
 from trainclient.program.step_programs import StepPrograms, StreamError
@@ -65,13 +67,12 @@ def test_messages_say_which_chunk_of_a_module_made_them() -> None:
     communicators: Any = SimpleNamespace(
         edges=dict.fromkeys(map(str, topology.edges), SimpleNamespace(forward=0, backward=0))
     )
+    spec: Any = None
+    surroundings = ProcessSurroundings(spec, topology, topology.processes[1], communicators, Stopwatch(CPU))
     found = {}
     for edge in topology.edges:
-        ends = [
-            _edge_end(topology, topology.processes[1], edge, direction, communicators, torch.float32)
-            for direction in (-1, 1)
-        ]
-        (found[str(edge)],) = {(edge_end.forward.message_type, edge_end.backward.message_type) for edge_end in ends}
+        ends = [edge_end(surroundings, edge, direction, torch.float32) for direction in (-1, 1)]
+        (found[str(edge)],) = {(end.forward.message_type, end.backward.message_type) for end in ends}
     assert list(found.values()) == [
         (MessageType(Kind.EMBEDDINGS), MessageType(Kind.EMBEDDING_GRADIENTS)),
         (MessageType(Kind.CONDITIONS), MessageType(Kind.CONDITION_GRADIENTS)),

@@ -183,7 +183,8 @@ def execute(
         ends = {edge: EdgeP2P(*(ThreadP2P(rank, edge, back, boxes) for back in (False, True))) for edge in edges}
         group = ThreadViewGroup(rank, rows[rank], handed_on)
         ends = leader_edges(ends, group)
-        met, headers = (collective_of(topology.collective_ranks, group, through) for through in (together, said))
+        exchanging = topology.lockstep_ranks or next((r for r in topology.collectives if group.leader in r), ())
+        met, headers = (collective_of(exchanging, group, through) for through in (together, said))
         groups = [group for group in topology.sequence_groups if rank in group.members]
         pool = {group.ranks: ThreadViewGroup(rank, group.members, handed_on) for group in groups}
         shared = SharedSequences(process.rank, pool) if pool or rank in topology.lockstep_ranks else None

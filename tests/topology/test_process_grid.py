@@ -142,12 +142,16 @@ def test_colocated_modules_share_their_ranks() -> None:
     ]
     assert [m.name for m in found.processes[0].modules] == ["vit", "vit_more", "llm", "dit"]
     assert found.stages == (((0,), (1,)),)
-    assert found.colocated
-    assert not layout(Degrees(1, 1, 2, 1, chunks=2)).colocated
+    assert found.is_uniform
+    assert (found.message_edges, found.collective_edges, found.collectives) == ((), found.edges, ((0, 1),))
+    chain = layout(Degrees(1, 1, 2, 1, chunks=2))
+    assert not chain.is_uniform
+    assert (chain.message_edges, chain.collective_edges, chain.collectives) == (chain.edges, (), ())
     with pytest.raises(TopologyError, match=r"needs 2 processes \(vit \+ vit_more \+ llm \+ dit dp 2\)"):
         found.require_world_size(4)
     ranks = layout(Degrees(2, 2, 1, 2, colocated=True, tp=(2, 2, 2)))
     assert ranks.stages == (((0, 1), (2, 3)),)
+    assert ranks.collectives == ((0, 2), (1, 3))
     assert str(ranks.processes[3]) == "vit + llm + dit rank 1 tp rank 1"
 
 
@@ -214,7 +218,7 @@ def test_ranks_of_a_backbone_may_share_sequences_in_aligned_groups() -> None:
     found = Topology.of(parsed(grouped(8, 4, least=2)).spec)
     ranks = [(0, 1), (2, 3), (4, 5), (6, 7), (0, 1, 2, 3), (4, 5, 6, 7)]
     assert [(g.ranks, g.members) for g in found.sequence_groups] == [(r, tuple(1 + n for n in r)) for r in ranks]
-    assert found.lockstep_ranks == found.collective_ranks == tuple(range(1, 9))
+    assert found.lockstep_ranks == found.plan_checked_ranks == tuple(range(1, 9))
     alone = Topology.of(parsed(grouped(2, 1)).spec)
     assert (alone.sequence_groups, alone.lockstep_ranks) == ((), (1, 2))
     assert not layout(Degrees(1, 2, 1, 1)).lockstep_ranks
@@ -236,7 +240,7 @@ def test_what_servers_plan_and_this_trainer_does_not_run_is_refused(data: dict[s
 def test_the_last_stages_of_towers_meet() -> None:
     found = Topology.of(parsed(contrastive()).spec)
     assert [process.stage for process in found.processes] == [0, 1, 0, 1]
-    assert found.collective_ranks == (1, 3)
+    assert found.collectives == ((1, 3),)
     assert edges(found) == {"image0 image1": ((0, 1),), "text0 text1": ((2, 3),)}
 
 

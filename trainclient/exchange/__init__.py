@@ -1,8 +1,8 @@
 """Rows between the processes of a job, and their gradients back. Nothing here knows a model.
 
 - *edge*: rows go from one chunk of a module to another in the forward pass, and their gradients come back
-  (`topology.process_grid.Edge`). `edges` has the end of one that a process holds, over point-to-point messages;
-  `colocated` has edges whose rows move by all-to-alls, one for all microbatches of a round.
+  (`topology.process_grid.Edge`). `message_edges` has the end of one that a process holds, over point-to-point
+  messages; the colocated layout has edges whose rows move by all-to-alls.
 - *sender*, *receiver*: what a chunk calls to hand its rows on, and to get those it needs (`interfaces`). The sender
   also receives the gradients, and the receiver sends them.
 - *message*: what one rank sends another for one microbatch: a header with the validity of the items
@@ -12,5 +12,5 @@
 
 `communicators` has the process groups that messages travel over; tensor-parallel ranks share one through their leader
 (`leader_broadcast`), ranks that work on the same views form a group (`view_groups`), and one of them fetches the views
-for all (`shared_fetch`). `contrastive` gathers the features of a contrastive batch.
+for all (`shared_fetch`). Which of these a chunk uses, its layout decides (`trainclient/layouts/`).
 """

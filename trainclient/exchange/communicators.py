@@ -120,8 +120,8 @@ class Communicators:
     edges: Mapping[str, EdgeP2P]
     """The edges that this process is at an end of, by name."""
     collective: Collective | None
-    """Connects `Topology.collective_ranks`; None on other ranks. It moves rows between phases, their gradients, and the
-    features of contrastive batches."""
+    """Connects one of `Topology.collectives`; None on other ranks. It moves rows between phases, their gradients, and
+    the features of contrastive batches."""
     shared: SharedSequences | None = None
     """Groups of backbone ranks with which this one may share sequences."""
     header_collective: Collective | None = None

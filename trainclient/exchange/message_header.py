@@ -6,8 +6,11 @@ in one message with their header.
 """
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from types import MappingProxyType
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -46,6 +49,16 @@ class MicrobatchId:
     plan_hash: bytes
     step: int
     microbatch: int
+
+
+GRADIENT_KINDS: Final[Mapping[Kind, Kind]] = MappingProxyType(
+    {
+        Kind.EMBEDDINGS: Kind.EMBEDDING_GRADIENTS,
+        Kind.ACTIVATIONS: Kind.ACTIVATION_GRADIENTS,
+        Kind.CONDITIONS: Kind.CONDITION_GRADIENTS,
+    }
+)
+"""What comes back for each kind of rows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import ceil
-from typing import Final
+from typing import Any, Final
 
 from trainclient.orchestrate.cluster import Cluster
 from trainclient.orchestrate.costs import CostTable, Option, options
@@ -94,7 +94,7 @@ class Choice:
     """Degrees of all modules, and what the solver expects of them."""
 
     layout: str
-    """pipelined, grouped, colocated, contrastive, or monolithic: pipelined with the same degrees for all modules."""
+    """The kind of layout, or monolithic where it is the baseline with the same degrees for all modules."""
     modules: tuple[ModuleChoice, ...]
     gpus: int
     """That compute."""
@@ -107,16 +107,18 @@ class Choice:
     """What adds up to the step."""
     sharding: str = "zero2"
     """What data-parallel ranks share: states of the optimizer (zero2), all states (zero3), or none."""
-    extras: Mapping[str, int | str] = field(default_factory=dict)
-    """Options of the layout."""
+    extras: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the layout, as a job has them."""
     rounds: int = 1
-    """Colocated: times that a step goes through all phases, since memory does not hold it at once."""
-    exchange: tuple[tuple[int, int], ...] = ()
-    """Grouped: picoseconds of the all-to-alls of each degree, for each token of a rank."""
+    """Times that a step goes through all phases, since memory does not hold it at once."""
     finer: int = 1
     """Microbatches that each sequence is divided between, since memory does not hold it whole."""
     chunks: int = 1
     """Model chunks of each stage of the backbone; several are interleaved."""
+    kind: str = field(kw_only=True)
+    """The layout of a job that runs it."""
+    end: Mapping[str, Any] = field(default_factory=lambda: {"epochs": 1})
+    """Where such a job ends."""
 
     def module(self, kind: str) -> ModuleChoice:
         """The module of a kind."""
@@ -147,16 +149,20 @@ class Choice:
         peak = problem.cluster.peak_flops_ns * problem.cluster.gpus * self.step_ns
         return problem.flops / peak
 
-    @property
-    def kind(self) -> str:
-        """The layout of a job that runs it."""
-        if self.layout != "monolithic":
-            return self.layout
-        return "pipelined" if self.modules[0].option.network.modality is None else "contrastive"
-
 
 Solver = Callable[[Problem], list[Choice]]
 """The best choices of a layout, the fastest first; NoLayoutError where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutDegrees:
+    """How the degrees of a layout are found: `DEGREES` in the `degrees` of its folder."""
+
+    has_backbone: bool
+    """Whether it is for models with a backbone; otherwise for towers."""
+    best: Solver
+    equal: Solver | None = None
+    """The baseline, monolithic: the same degrees for all modules."""
 
 
 def insert(found: list[Choice], choice: Choice) -> list[Choice]:

@@ -12,15 +12,14 @@ Data = dict[str, Any]
 
 def execution_block(problem: Problem, choice: Choice) -> Data:
     """The execution of a job: modules with degrees, costs and memory, the layout, and what lies between."""
-    block: Data = {"modules": [_module(problem, m) for m in choice.modules], "layout": _layout(problem, choice)}
-    if choice.kind == "contrastive":
-        return {**block, "end": {"epochs": 1, "last": "drop"}}
+    layout = {"kind": choice.kind, **choice.extras}
+    block: Data = {"modules": [_module(problem, m) for m in choice.modules], "layout": layout}
     if choice.microbatch > 1:
         block["microbatch"] = choice.microbatch
     transfers = _transfers(problem, choice)
     if transfers:
         block["transfers"] = transfers
-    return {**block, "end": {"epochs": 1}}
+    return {**block, "end": dict(choice.end)}
 
 
 def not_run(block: Data) -> str | None:
@@ -53,20 +52,10 @@ def _module(problem: Problem, module: ModuleChoice) -> Data:
     return {**found, "cost": cost, "memory": memory}
 
 
-def _layout(problem: Problem, choice: Choice) -> Data:
-    found: Data = {"kind": choice.kind, **choice.extras}
-    if choice.chunks > 1:
-        found |= {"schedule": "interleaved", "chunks": choice.chunks}
-    if choice.exchange:
-        found["exchange"] = [{"degree": degree, "unit_ps": ps} for degree, ps in choice.exchange]
-    if choice.kind == "colocated":
-        per_node = max(1, problem.cluster.gpus_per_node // choice.modules[0].option.tp)
-        found |= {"ranks_per_node": per_node, "row_bytes": 2 * choice.module("backbone").option.network.size.width}
-    return found
-
-
 def _transfers(problem: Problem, choice: Choice) -> list[Data]:
-    """From module to module, and between stages of the backbone."""
+    """From module to module, and between stages of the backbone; none of towers, which send no rows to each other."""
+    if problem.network("backbone") is None:
+        return []
     cluster, backbone = problem.cluster, choice.module("backbone")
     row = 2 * backbone.option.network.size.width
     names = [m.option.network.name for m in choice.modules]

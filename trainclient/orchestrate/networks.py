@@ -19,6 +19,8 @@ from trainclient.orchestrate.memory import ENCODER_BLOCK, GATED_BLOCK, GENERATOR
 
 MAX_SIZE: Final = 1 << 20
 """Of a width, a vocabulary, a number of layers."""
+FEATURES: Final = 1024
+"""Numbers of a tower's feature."""
 _LLAMA: Final = {
     "layers": "num_hidden_layers",
     "width": "hidden_size",

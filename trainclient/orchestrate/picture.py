@@ -66,9 +66,9 @@ def _draw_devices(axes: "Axes", solution: Solution) -> None:
     for number, network in enumerate(networks):
         widths = []
         for scored in solution.scored:
-            gpus = next(m.gpus for m in scored.choice.modules if m.option.network is network)
-            shared = scored.choice.layout == "colocated"
-            widths.append(gpus / len(networks) if shared else gpus)
+            modules = scored.choice.modules
+            gpus = next(m.gpus for m in modules if m.option.network is network)
+            widths.append(gpus * scored.choice.gpus / sum(m.gpus for m in modules))  # less where modules share them
         axes.barh(range(len(lefts)), widths, left=lefts, color=COLOURS[number % len(COLOURS)], label=network.name)
         lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
     axes.axvline(solution.problem.cluster.gpus, color="#777777", linestyle=":")

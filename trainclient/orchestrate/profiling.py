@@ -23,8 +23,7 @@ from trainclient.models.layers import SplitLayer
 from trainclient.models.parameters import initialise
 from trainclient.models.towers import ImageTower, ImageTowerConfig, TextTower, TextTowerConfig
 from trainclient.orchestrate.cluster import BOARDS
-from trainclient.orchestrate.contrastive import FEATURES
-from trainclient.orchestrate.networks import Network
+from trainclient.orchestrate.networks import FEATURES, Network
 
 LAYERS: Final = (1, 3)
 """Layers of the modules that are measured: the difference gives the time of a layer, the rest that of the ends."""

@@ -3,29 +3,29 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final
 
+from trainclient.layouts.registry import LAYOUTS, layout_part
 from trainclient.orchestrate.choice import Choice, NoLayoutError, Problem, Solver, TooLargeError
-from trainclient.orchestrate.colocated import colocated
-from trainclient.orchestrate.contrastive import contrastive, equal_towers
-from trainclient.orchestrate.grouped import grouped
 from trainclient.orchestrate.job_execution import execution_block, not_run
-from trainclient.orchestrate.pipelined import monolithic, pipelined
 from trainclient.orchestrate.rescoring import Simulated, simulate
 from trainclient.orchestrate.shortfall import remedy, shortfall
 
-SOLVERS: Final[Mapping[str, Solver]] = MappingProxyType(
-    {"pipelined": pipelined, "colocated": colocated, "grouped": grouped, "monolithic": monolithic}
-)
-"""Of models with a backbone; monolithic is pipelined with the same degrees for all modules, the baseline."""
-OF_TOWERS: Final[Mapping[str, Solver]] = MappingProxyType({"contrastive": contrastive, "monolithic": equal_towers})
-"""Of towers; monolithic is contrastive with the same degrees for all."""
+MONOLITHIC: Final = "monolithic"
+"""Name of the baseline."""
+
+
+def solvers(*, has_backbone: bool) -> Mapping[str, Solver]:
+    """The layouts of models with a backbone, or of towers, and last the baseline."""
+    of_layouts = {kind: layout_part(kind, "degrees").DEGREES for kind in LAYOUTS}
+    found = {kind: degrees for kind, degrees in of_layouts.items() if degrees.has_backbone == has_backbone}
+    baseline = next(degrees.equal for degrees in found.values() if degrees.equal is not None)
+    return {kind: degrees.best for kind, degrees in found.items()} | {MONOLITHIC: baseline}
 
 
 def solvers_of(problem: Problem) -> Mapping[str, Solver]:
     """The layouts that the modules of a problem can have."""
-    return OF_TOWERS if problem.network("tower") else SOLVERS
+    return solvers(has_backbone=problem.network("tower") is None)
 
 
 DRAWS: Final = 3

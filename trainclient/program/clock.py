@@ -30,7 +30,7 @@ class Clock(Protocol):
         """Forget the step before."""
 
     def next_phase(self) -> None:
-        """Where modules are colocated, the phase of another one begins."""
+        """The operations of another module of the same process begin."""
 
     def running(self, operation: Operation) -> AbstractContextManager[None]:
         """The time of the body, which computes an operation when its inputs are there and before its outputs leave."""

@@ -127,13 +127,13 @@ class Interpreter:
         seen = {module: found.seen for module, found in views.items()}
         record = StepRecord(first.step, first.num_microbatches, first.text_tokens, first.target_patches, seen)
         self._begin(programs, views)
-        phase = operations.chunk[0] if self._topology.colocated else None
+        phase = self._module(int(operations.chunk[0]))
         for of_module in views.values():
             of_module.ahead(0)  # which was waited for
         waiting, waited = list[PostedReceive](), 0.0
         for operation, due in zip(operations, posted_receives(programs, self._topology, self._process), strict=True):
-            if phase not in (None, operation.chunk):
-                phase = operation.chunk
+            if phase != self._module(operation.chunk):
+                phase = self._module(operation.chunk)
                 self._clock.next_phase()
             self.doing = f"{operation.kind} of {self._subject(operation)} of step {first.step}"
             begun = time.perf_counter_ns()
@@ -170,6 +170,10 @@ class Interpreter:
             if runner.receiver is not None:
                 taken = [programs.taken(edge) for edge in self._topology.into(chunk)]
                 runner.receiver.begin_step(taken, views[chunk.module.name].round)
+
+    def _module(self, chunk: int) -> str:
+        """The module of a chunk of this process."""
+        return self._process.chunks[chunk].module.name
 
     def _subject(self, operation: Operation) -> str:
         """What an operation works on, in words."""

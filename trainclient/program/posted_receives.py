@@ -36,10 +36,12 @@ def posted_receives(
     """What a process posts before each of its operations in a step: nothing where rows move by collectives."""
     operations = programs.of_process(process).operations
     found: defaultdict[int, list[PostedReceive]] = defaultdict(list)
-    for chunk, held in enumerate(() if topology.colocated else process.chunks):
+    for chunk, held in enumerate(process.chunks):
         mine = operations.chunk == chunk
         forward, backward = (np.flatnonzero(mine & (operations.kind == kind)) for kind in (FORWARD, BACKWARD))
         for number, edge in enumerate(topology.into(held)):
+            if edge not in topology.message_edges:
+                continue
             if edge.returns:
                 done, after = backward, programs.taken(edge)
             else:

@@ -9,13 +9,13 @@ from torch import Tensor
 from dataserver.planning.job.fields import backward_percent
 from dataserver.planning.simulation import Operation
 from trainclient.client import Batch
-from trainclient.exchange.edges import Transfer
 from trainclient.exchange.interfaces import Buffer, Receiver, Sender
+from trainclient.exchange.message_edges import Transfer
 from trainclient.exchange.view_groups import SharedSequences
 from trainclient.modules import Features, NoiseKey, Output, Site, Target, TrainedModule, View
 from trainclient.program.clock import Clock
-from trainclient.program.contrastive import Interaction
 from trainclient.program.finite import FiniteNotes
+from trainclient.program.interaction import Interaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class ChunkRunner:
                 buffer.flush(operation.microbatch)
 
     def interact(self, operation: Operation) -> None:
-        """Run the interaction of a contrastive batch with all other towers, after its last forward.
+        """Run an interaction with other processes, after the last forward that it takes features of.
 
         Raises:
             BrokerMismatchError: another process runs another step or plan.

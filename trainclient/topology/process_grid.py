@@ -2,22 +2,19 @@
 
 A module is cut into *chunks*, consecutive shares of its layers: one for each stage, or several where they are
 interleaved. Chunks are the nodes of a graph, and the rows that move between them its *edges*; nothing here assumes
-that it is a chain. A process holds one data-parallel rank of the chunks of one stage; of all modules where they are
-colocated.
+that it is a chain. Which chunks a process holds, and how rows move along the edges, the job's layout decides.
 
-Ranks are dealt module by module in the order of the job. Within a module the data-parallel rank comes first, then the
-stage, so that the stages of one pipeline are neighbours and share a node, then which share of its sequences (sp), then
-the tensor-parallel rank, so that these are next to each other. A tensor-parallel group works on the same rows, and its
-first rank, the leader, exchanges them with other processes. Colocated modules all have the same ranks.
+A tensor-parallel group works on the same rows, and its first rank, the leader, exchanges them with other processes.
 """
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Self
 
 from dataserver.planning.job.fields import ModuleSpec
 from dataserver.planning.job.spec import Execution, JobSpec
+from trainclient.layouts.registry import layout_part
 from trainclient.topology.support import TopologyError, require_supported
 
 
@@ -121,58 +118,49 @@ class Topology:
     """All processes by global rank."""
     edges: tuple[Edge, ...]
     """The edges of the graph; those into one chunk in the order of the job."""
-    group_degrees: tuple[int, ...] = ()
-    """Degrees of the groups of backbone ranks that may share the sequences of a microbatch, ascending; none where every
-    rank has its own."""
+    message_edges: tuple[Edge, ...] = ()
+    """The edges whose rows move by messages from process to process; those of the others move by collectives."""
+    collectives: tuple[tuple[int, ...], ...] = ()
+    """Global ranks of the processes of each collective that rows or features move by. A process is in one at most."""
+    plan_checked_ranks: tuple[int, ...] = ()
+    """Global ranks of the processes that compare their plans before each step, since their collectives take the sizes
+    of messages from it."""
+    lockstep_ranks: tuple[int, ...] = ()
+    """Global ranks of a backbone whose ranks share sequences: each pass begins for all of them together, since they
+    gather parameters for it."""
+    changing_groups: tuple[SequenceGroup, ...] = ()
+    """The groups of backbone ranks that share sequences in some microbatches."""
 
     @classmethod
     def of(cls, spec: JobSpec) -> Self:
-        """The processes of a job.
+        """The processes of a job, as its layout has them.
 
         Raises:
             TopologyError: the job asks for a parallelism that this trainer does not have.
         """
         require_supported(spec.execution)
-        execution = spec.execution
-        chunks = {m.name: _chunks(m, execution) for m in execution.modules}
-        deal = _all_modules_each if execution.layout.shares_ranks else _one_module_each
-        return cls(tuple(deal(execution, chunks)), tuple(_edges(execution, chunks)), execution.layout.group_degrees)
+        found = layout_part(spec.execution.layout.kind, "topology").topology(spec.execution)
+        if not isinstance(found, cls):
+            raise TypeError(f"the layout's topology is a {type(found).__name__}; a {cls.__name__} is required")
+        return found
 
     @property
-    def colocated(self) -> bool:
-        """Whether modules share their processes, and so run in phases."""
-        return any(len(process.modules) > 1 for process in self.processes)
+    def is_uniform(self) -> bool:
+        """Whether all processes run the same operations at the same time: they hold the same chunks and never wait for
+        some of the others alone."""
+        return len(self.stages) == 1 and not self.lockstep_ranks
 
     @property
-    def collective_ranks(self) -> tuple[int, ...]:
-        """Global ranks of the processes that exchange by collectives.
-
-        The lockstep ranks where there are any; the tensor-parallel leaders of the last stages of towers; otherwise all.
-        """
-        if self.group_degrees:
-            return self.lockstep_ranks
-        return tuple(
-            rank
-            for rank, process in enumerate(self.processes)
-            if not process.chunks[-1].module.makes_features or (process.chunks[-1].is_last and process.tp == 0)
-        )
-
-    @property
-    def lockstep_ranks(self) -> tuple[int, ...]:
-        """Global ranks of a backbone whose ranks share sequences: each pass begins for all of them together, since they
-        gather parameters for it. None elsewhere."""
-        of_backbone = (p.chunks[0].module.holds_samples for p in self.processes if self.group_degrees)
-        return tuple(rank for rank, found in enumerate(of_backbone) if found)
+    def collective_edges(self) -> tuple[Edge, ...]:
+        """The edges whose rows move by collectives."""
+        return tuple(edge for edge in self.edges if edge not in self.message_edges)
 
     @property
     def sequence_groups(self) -> tuple[SequenceGroup, ...]:
         """Every group of several processes that may share sequences: ranks of the backbone, or those of one rank."""
-        members, several = self.lockstep_ranks, [degree for degree in self.group_degrees if degree > 1]
-        runs = [range(first, first + n) for n in several for first in range(0, len(members), n)]
-        of_ranks = [SequenceGroup(tuple(run), tuple(members[rank] for rank in run)) for run in runs]
         alike = self._alike(lambda process: (process.chunks, process.rank, process.tp))
         return (
-            *of_ranks,
+            *self.changing_groups,
             *(SequenceGroup((self.processes[found[0]].rank,), found) for found in alike if len(found) > 1),
         )
 
@@ -253,28 +241,31 @@ def _together(modules: tuple[ModuleSpec, ...]) -> str:
     return " + ".join(m.name for m in modules)
 
 
-def _chunks(module: ModuleSpec, execution: Execution) -> tuple[Chunk, ...]:
-    """A module's chunks in their order; only stages that hold samples hold several."""
-    count = module.pp * (execution.layout.num_chunks if module.holds_samples else 1)
-    return tuple(Chunk(module, number, count) for number in range(count))
+def chunks_of(execution: Execution) -> dict[str, tuple[Chunk, ...]]:
+    """The chunks of each module in their order; only stages that hold samples hold several."""
+    counts = {m: m.pp * (execution.layout.num_chunks if m.holds_samples else 1) for m in execution.modules}
+    return {m.name: tuple(Chunk(m, number, count) for number in range(count)) for m, count in counts.items()}
 
 
-def _one_module_each(execution: Execution, chunks: dict[str, tuple[Chunk, ...]]) -> Iterator[GridProcess]:
-    for m in execution.modules:
-        for rank, stage, sp, tp in product(range(m.dp), range(m.pp), range(m.sp), range(m.tp)):
-            yield GridProcess(chunks[m.name][stage :: m.pp], rank, stage, tp, sp)
+def processes_of_modules(execution: Execution) -> tuple[GridProcess, ...]:
+    """The processes where each module has its own, module by module in the order of the job.
+
+    Within a module the data-parallel rank comes first, then the stage, so that the stages of one pipeline are
+    neighbours and share a node, then which share of its sequences (sp), then the tensor-parallel rank.
+    """
+    chunks = chunks_of(execution)
+    return tuple(
+        GridProcess(chunks[m.name][stage :: m.pp], rank, stage, tp, sp)
+        for m in execution.modules
+        for rank, stage, sp, tp in product(range(m.dp), range(m.pp), range(m.sp), range(m.tp))
+    )
 
 
-def _all_modules_each(execution: Execution, chunks: dict[str, tuple[Chunk, ...]]) -> Iterator[GridProcess]:
-    held = tuple(chunk for m in execution.by_depth for chunk in chunks[m.name])
-    backbone = execution.backbone
-    yield from (GridProcess(held, rank, 0, tp) for rank, tp in product(range(backbone.dp), range(backbone.tp)))
-
-
-def _edges(execution: Execution, chunks: dict[str, tuple[Chunk, ...]]) -> Iterator[Edge]:
-    """Between the modules that exchange rows, from the last chunk to the first; and from chunk to chunk of a module."""
-    for source, target in execution.exchanging:
-        if source != target:
-            yield Edge(chunks[source][-1], chunks[target][0])
-    for found in chunks.values():
-        yield from (Edge(*pair) for pair in pairwise(found))
+def edges_of(execution: Execution) -> tuple[Edge, ...]:
+    """From the last chunk of a module to the first of one that takes its rows; and from chunk to chunk of a module."""
+    chunks = chunks_of(execution)
+    between = [(source, target) for source, target in execution.exchanging if source != target]
+    return (
+        *(Edge(chunks[source][-1], chunks[target][0]) for source, target in between),
+        *(Edge(*pair) for found in chunks.values() for pair in pairwise(found)),
+    )

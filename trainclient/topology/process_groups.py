@@ -44,8 +44,8 @@ class Groups:
     saving: ProcessGroup
     """The same, for checkpoints alone: a thread writes them while the next steps run."""
     communicators: Communicators
-    agreeing: ProcessGroup | None
-    """Over gloo: processes that exchange rows by collectives within a step; None elsewhere."""
+    plan_checking: ProcessGroup | None
+    """Over gloo: the processes of `Topology.plan_checked_ranks`; None elsewhere."""
     fetching: Mapping[tuple[int, ...], ProcessGroup]
     """Over gloo, by the ranks of the groups that this process may share sequences in: their views alone."""
     waits: Waits
@@ -86,13 +86,11 @@ def process_groups(
     shared, fetching = _shared_sequences(topology, rank, device, timeout, waits)
     directions = _edges(topology, rank, device, timeout)
     edges = {name: EdgeP2P(*both) for name, both in directions.items()}
-    ranks = topology.collective_ranks
-    together = world if len(ranks) == len(topology.processes) else dist.new_group(ranks, timeout=timeout)
-    if topology.colocated and tp_group is not None:
-        together = data_parallel
-    headers = _on_cpus(dist.get_process_group_ranks(together), timeout) if topology.colocated else None
+    of_all = topology.collectives == (tuple(range(topology.world_size)),)
+    collective = world if of_all else _own(rank, topology.collectives, dist.new_group, timeout)
+    headers = _own(rank, topology.collectives, _on_cpus, timeout) if topology.collective_edges else None
     control = dist.new_group(backend="gloo", timeout=timeout)
-    in_step = _on_cpus(topology.lockstep_ranks, timeout) if topology.lockstep_ranks else None
+    checking = _own(rank, [topology.plan_checked_ranks], _on_cpus, timeout) if topology.plan_checked_ranks else None
     groups = Groups(
         rank=rank,
         process=topology.processes[rank],
@@ -106,11 +104,11 @@ def process_groups(
         saving=dist.new_group(backend="gloo", timeout=timeout),
         communicators=Communicators(
             edges if tp_group is None else leader_edges(edges, tp_group),
-            _collective(topology, GroupCollective(together, device) if rank in ranks else None, tp_group),
+            _collective(topology, None if collective is None else GroupCollective(collective, device), tp_group),
             shared,
             None if headers is None else GroupCollective(headers, torch.device("cpu")),
         ),
-        agreeing=control if topology.colocated else in_step if rank in topology.lockstep_ranks else None,
+        plan_checking=checking,
         fetching=fetching,
         waits=waits,
     )
@@ -121,9 +119,12 @@ def process_groups(
 
 
 def _collective(topology: Topology, own: Collective | None, tp_group: TorchViewGroup | None) -> Collective | None:
-    """The collective of a process; tensor-parallel ranks of towers share their leader's."""
-    ranks = topology.collective_ranks
-    if tp_group is None or topology.colocated or tp_group.leader not in ranks:
+    """The collective of a process; tensor-parallel ranks that have none share their leader's."""
+    if tp_group is None:
+        return own
+    ranks = next((ranks for ranks in topology.collectives if tp_group.leader in ranks), None)
+    exchanging = {rank for several in topology.collectives for rank in several}
+    if ranks is None or exchanging.issuperset(dist.get_process_group_ranks(tp_group.group)):
         return own
     return LeaderCollective(own if tp_group.is_leader else None, ranks.index(tp_group.leader), len(ranks), tp_group)
 
@@ -199,7 +200,7 @@ def _edges(
     headers, found = dist.new_group(backend="gloo", timeout=timeout), {}
     ahead = False
     held = topology.processes[rank].chunks
-    for number, edge in enumerate(() if topology.colocated else topology.edges):
+    for number, edge in enumerate(topology.message_edges):
         pairs = topology.pairs(edge)
         members = sorted({rank for pair in pairs if pair[0] != pair[1] for rank in pair})
         used = (True, edge.returns) if members else (False, False)
@@ -216,12 +217,9 @@ def connect(topology: Topology, edges: Mapping[str, tuple[GroupP2P, GroupP2P]], 
     """Connect any two processes that exchange rows, in every direction that they use, edge by edge.
 
     In the middle of 1F1B, where the first messages of different pairs fall on different waves, the processes could wait
-    for each other in a circle (see `GroupP2P.connect`); in this order, the same on all of them, they cannot. Colocated
-    modules have no pairs: their rows cross by collectives.
+    for each other in a circle (see `GroupP2P.connect`); in this order, the same on all of them, they cannot.
     """
-    if topology.colocated:
-        return
-    for edge in topology.edges:
+    for edge in topology.message_edges:
         pairs = topology.pairs(edge)
         for back in range(1 + edge.returns):
             routes = [(b, a) for a, b in pairs] if back else pairs

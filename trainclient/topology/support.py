@@ -1,11 +1,8 @@
-"""Which layouts this trainer runs, and what servers plan and serve but it does not run."""
+"""What servers plan and serve but this trainer does not run, whatever the layout."""
 
-from typing import Final
-
+from dataserver.planning.job.fields import ModuleSpec
 from dataserver.planning.job.spec import Execution
-
-LAYOUTS: Final = ("pipelined", "colocated", "contrastive", "grouped")
-"""Kinds of layouts whose programs this trainer runs. Their options say how modules lie on its processes."""
+from trainclient.layouts.registry import LAYOUTS, is_registered
 
 
 class TopologyError(ValueError):
@@ -14,7 +11,7 @@ class TopologyError(ValueError):
 
 def require_supported(execution: Execution) -> None:
     """Raise TopologyError for the first thing in a job that this trainer cannot run, with what to change."""
-    if execution.layout.kind not in LAYOUTS:
+    if not is_registered(execution.layout.kind):
         raise TopologyError(
             f"the job's layout is {execution.layout.kind}, which this trainer does not run; set layout.kind to one of "
             f"{', '.join(LAYOUTS)}"
@@ -26,10 +23,15 @@ def require_supported(execution: Execution) -> None:
         )
     for module in execution.modules:
         is_backbone = module.holds_samples and not module.makes_features
-        if module.sp > 1 and (execution.layout.shares_ranks or not is_backbone):
-            raise TopologyError(
-                f"module {module.name} has sp {module.sp}; this trainer splits the sequences of backbones alone, on "
-                "devices of their own: set sp to 1 and raise dp or tp instead"
-            )
+        if module.sp > 1 and not is_backbone:
+            raise unsplit_sequences(module)
         if module.padded:
             raise TopologyError(f"module {module.name} is padded; this trainer does not pad items, leave padded out")
+
+
+def unsplit_sequences(module: ModuleSpec) -> TopologyError:
+    """The error of a module whose sequences are to be split where this trainer does not split them."""
+    return TopologyError(
+        f"module {module.name} has sp {module.sp}; this trainer splits the sequences of backbones alone, on devices of "
+        "their own: set sp to 1 and raise dp or tp instead"
+    )

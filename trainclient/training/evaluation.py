@@ -22,7 +22,6 @@ from trainclient.modules import Site, TrainedModule
 from trainclient.program.assembly import assemble
 from trainclient.program.clock import Stopwatch
 from trainclient.program.interpreter import StepRecord
-from trainclient.program.retrieval import Retrieval, recall, require_comparable
 from trainclient.program.runner import LossWeights
 from trainclient.program.step_programs import StreamError
 from trainclient.stream.fleet import Fleet
@@ -41,6 +40,7 @@ from trainclient.training.metrics import (
     reduce_contribution,
 )
 from trainclient.training.models import Models
+from trainclient.training.retrieval import Retrieval, recall, require_comparable
 from trainclient.training.sharded_parameters import ShardedParameters
 from trainclient.training.streams import Streams
 
@@ -187,7 +187,7 @@ class Evaluation:
             groups.communicators,
             LossWeights(),
             clock,
-            self._retrieval,
+            None if self._retrieval is None else self._retrieval.add,
             parameters,
         )
         self._held_out = held_out

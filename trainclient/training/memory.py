@@ -50,12 +50,12 @@ def needs(models: Models, topology: Topology, memory_bytes: int) -> list[Need]:
     Raises:
         ConfigError: modules share devices, or one does not fit its own.
     """
-    if topology.colocated:
+    stages = [process for process in topology.processes if process.rank == 0 and process.is_leader]
+    if any(len(process.modules) > 1 for process in stages):
         raise ConfigError(
-            "the modules of a colocated job share devices, and how they divide memory depends on the sizes of samples; "
+            "the modules of this job share devices, and how they divide memory depends on the sizes of samples; "
             "`trainclient orchestrate` does that"
         )
-    stages = [process for process in topology.processes if process.rank == 0 and process.is_leader]
     modules = models.job.execution.modules
     return [_need(models, m, [p for p in stages if p.modules == (m,)], topology, memory_bytes) for m in modules]
 
@@ -82,7 +82,7 @@ def _need(
     unit = max(stage.unit_bytes for stage in found)
     work = max(stage.work_bytes for stage in found)
     room = free * unit / (unit + work) if work else free  # all of it may be one microbatch
-    if found[0].longest is not None and not topology.group_degrees:
+    if found[0].longest is not None and not topology.changing_groups:
         room = max(room, free - found[0].longest * work)
     if room < max(1, unit):
         raise ConfigError(

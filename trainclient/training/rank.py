@@ -195,8 +195,7 @@ def _train(
     config: TrainConfig, process: Process, stop: StopSignals, jobs: Jobs, topology: Topology, store: Store
 ) -> None:
     cache_freed_memory()
-    pipelined = process.world_size > 1 and not topology.colocated
-    device = choose_device(config.device, process.local_rank, pipelined=pipelined)
+    device = choose_device(config.device, process.local_rank, waits_for_single_ranks=not topology.is_uniform)
     # Beside a GPU the CPU has nothing to compute that is worth waking several cores for.
     cores = 1 if device.type == "cuda" else max(1, (os.cpu_count() or 1) // process.local_world_size)
     torch.set_num_threads(config.threads or cores)
@@ -292,13 +291,13 @@ def _gpus(wanted: Device) -> int:
     return torch.cuda.device_count() if wanted is not Device.CPU and torch.cuda.is_available() else 0
 
 
-def choose_device(wanted: Device, local_rank: int, *, pipelined: bool) -> torch.device:
+def choose_device(wanted: Device, local_rank: int, *, waits_for_single_ranks: bool) -> torch.device:
     """The device of a process; on CUDA it becomes torch's current one, for CPUs the process no longer sees any GPU.
 
     Args:
         wanted: as the configuration has it.
         local_rank: of the process on its machine.
-        pipelined: whether the process waits for single others in the middle of what it computes.
+        waits_for_single_ranks: whether the process waits for some of the others in the middle of what it computes.
 
     Raises:
         ConfigError: there is no GPU, or there are fewer than processes on this machine.
@@ -306,7 +305,7 @@ def choose_device(wanted: Device, local_rank: int, *, pipelined: bool) -> torch.
     # With fewer queues than communicators, a transfer could stand behind a receive that waits in another one. Set
     # before the driver is asked for anything, since it reads this once.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-    if pipelined:
+    if waits_for_single_ranks:
         # A kernel that is used first is loaded then, for which the driver waits for those that run. Receives that are
         # posted ahead run until others have sent, who may wait likewise: seen as processes that wait in a circle.
         os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")

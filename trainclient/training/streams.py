@@ -84,14 +84,14 @@ class Streams:
     def batches(self, groups: Groups) -> list[Batches]:
         """What the interpreter reads, one iterator for each module; who works on the same view shares one fetch.
 
-        Ranks that exchange by collectives agree on the plan of each step first.
+        Ranks whose collectives take sizes from the plan compare the plan of each step first.
         """
         shared, pin = groups.communicators.shared, groups.device.type == "cuda"
         found: list[Batches] = [*self.clients.values()]
         if groups.reading is not None:
             found = [BroadcastBatches(client, groups.reading, pin=pin) for client in self.clients.values()]
-        if groups.agreeing is not None:
-            found[0] = PlanCheckedBatches(found[0], groups.agreeing)
+        if groups.plan_checking is not None:
+            found[0] = PlanCheckedBatches(found[0], groups.plan_checking)
         if shared is not None and groups.fetching:
             found = [SharedBatches(batches, shared, groups.fetching, pin=pin) for batches in found]
         return found

@@ -11,9 +11,11 @@ import numpy as np
 
 from dataserver.planning.job.fields import PLAN_LIMITS
 from dataserver.planning.layouts.grouped.compositions import MAX_COMPOSITIONS, check_compositions
+from trainclient.layouts.shared.sides import beside, module_choices, side_options
 from trainclient.orchestrate.choice import (
     BEST_CHOICES,
     Choice,
+    LayoutDegrees,
     ModuleChoice,
     NoLayoutError,
     Problem,
@@ -21,7 +23,6 @@ from trainclient.orchestrate.choice import (
     insert,
 )
 from trainclient.orchestrate.costs import Option, gathering_ns, shard_bytes
-from trainclient.orchestrate.pipelined import beside, module_choices, side_options
 from trainclient.orchestrate.sharing import Side, Spine, parts, share, step_ns
 
 FINER: Final = (1, 2, 4, 8, 16)
@@ -102,8 +103,11 @@ def _choice(problem: Problem, groups: Groups, sides: Sequence[Side], ranks: Sequ
     return Choice(
         "grouped", modules, sum(m.gpus for m in modules), 1, spine.waves, step_ns(spine, sides, ranks),
         parts(spine, sides, ranks), "zero2" if groups.whole else "zero3",
-        extras={"min_degree": groups.smallest, "max_degree": groups.largest, "heads": option.network.size.groups},
-        exchange=tuple((d, round(exchange_ps(problem, option, d))) for d in degrees),
+        kind="grouped",
+        extras={
+            "min_degree": groups.smallest, "max_degree": groups.largest, "heads": option.network.size.groups,
+            "exchange": [{"degree": d, "unit_ps": round(exchange_ps(problem, option, d))} for d in degrees],
+        },
     )  # fmt: skip
 
 
@@ -195,3 +199,6 @@ def exchange_ps(problem: Problem, option: Option, degree: int) -> float:
 def _power(number: float) -> int:
     """The smallest power of two that is at least this, and 1."""
     return 1 << max(0, ceil(number - 1e-9) - 1).bit_length()
+
+
+DEGREES = LayoutDegrees(has_backbone=True, best=grouped)

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dataserver.planning.plan.plan import Routing
-from trainclient.exchange.colocated import AllToAllEdge, PhaseReceiver, PhaseSender
 from trainclient.exchange.message_header import BrokerMismatchError, Kind, MessageType
 from trainclient.exchange.routing import RoutingError
 from trainclient.exchange.rows import Rows
+from trainclient.layouts.colocated.all_to_all_edge import AllToAllEdge
+from trainclient.layouts.colocated.phases import PhaseReceiver, PhaseSender
 
 CPU = torch.device("cpu")
 RANKS, MICROBATCHES, ROUND, WIDTH = 2, 3, 2, 2

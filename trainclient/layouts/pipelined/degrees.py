@@ -5,18 +5,24 @@ from typing import Final
 
 import numpy as np
 
+from trainclient.layouts.shared.sides import beside, module_choices, side_options
 from trainclient.orchestrate.backbones import Backbone, Backbones, backbones, fastest_first
-from trainclient.orchestrate.choice import BEST_CHOICES, Choice, ModuleChoice, Problem, TooLargeError, insert
+from trainclient.orchestrate.choice import (
+    BEST_CHOICES,
+    Choice,
+    LayoutDegrees,
+    ModuleChoice,
+    Problem,
+    TooLargeError,
+    insert,
+)
 from trainclient.orchestrate.costs import Option
 from trainclient.orchestrate.sharing import (
     F64,
     Side,
-    Spine,
     least_of_two,
     parts,
     share,
-    side,
-    stage_bytes,
     step_ns,
 )
 
@@ -109,17 +115,6 @@ def _tied_bounds(made: Backbones, kinds: Sequence[Sequence[Option]]) -> F64:
     return found
 
 
-def side_options(problem: Problem) -> list[list[Option]]:
-    """The degrees that each module beside the backbone can have."""
-    return [problem.options(n) for n in problem.networks if not n.role.spine]
-
-
-def beside(problem: Problem, spine: Spine, kinds: Sequence[Sequence[Option]]) -> list[list[Side]]:
-    """The degrees that each other module can have beside a backbone."""
-    made = [[side(o, spine, problem.cluster, o.network.role.feeds) for o in options] for options in kinds]
-    return [[s for s in sides if s is not None] for sides in made]
-
-
 def _tied(problem: Problem, backbone: Backbone, options: Sequence[Option]) -> list[Side]:
     """The ways of a module with the degrees of the backbone."""
     (found,) = beside(problem, backbone.spine, [[o for o in options if o.tp == backbone.option.tp]])
@@ -145,15 +140,8 @@ def _choice(layout: str, problem: Problem, backbone: Backbone, sides: Sequence[S
     return Choice(
         layout, modules, sum(m.gpus for m in modules), backbone.microbatch, spine.waves,
         step_ns(spine, sides, ranks), parts(spine, sides, ranks), finer=backbone.finer, chunks=backbone.chunks,
+        kind="pipelined", extras={"schedule": "interleaved", "chunks": backbone.chunks} if backbone.chunks > 1 else {},
     )  # fmt: skip
 
 
-def module_choices(
-    problem: Problem, spine: Spine, sides: Sequence[Side], ranks: Sequence[int], backbone: ModuleChoice
-) -> tuple[ModuleChoice, ...]:
-    """The modules of a choice, in the order of the problem."""
-    found = {"backbone": backbone}
-    for s, r in zip(sides, ranks, strict=True):
-        held, states, work = stage_bytes(s.option, spine, r, s.option.network.role.feeds)
-        found[s.option.network.kind] = ModuleChoice(s.option, r, 1, held, states, work, s.fixed_ns + s.work_ns / r)
-    return tuple(found[n.kind] for n in problem.networks)
+DEGREES = LayoutDegrees(has_backbone=True, best=pipelined, equal=monolithic)

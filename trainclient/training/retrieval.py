@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from trainclient.exchange.contrastive import Gathered
+from trainclient.exchange.gathered_features import GatheredFeatures
 
 AMONG: Final = (1, 5, 10)
 """Recall is the share of samples whose own feature is one of so many nearest."""
@@ -37,9 +37,9 @@ class Retrieval:
         """
         self._towers = tuple(towers)
         self._tower = tower
-        self._gathered: list[Gathered] = []
+        self._gathered: list[GatheredFeatures] = []
 
-    def add(self, found: Gathered) -> None:
+    def add(self, found: GatheredFeatures) -> None:
         """Take one contrastive batch, as all last stages gathered it."""
         if self._tower is not None:
             self._gathered.append(found)
@@ -63,7 +63,7 @@ class Retrieval:
         ]
         return torch.stack(rows)
 
-    def _row(self, gathered: Sequence[Gathered], there: str) -> Tensor:
+    def _row(self, gathered: Sequence[GatheredFeatures], there: str) -> Tensor:
         """What is counted of this process's samples in one other tower, int64 [len(AMONG) + 1] on the CPU."""
         candidates = torch.cat([g.features[there][g.valid.to(g.features[there].device)] for g in gathered])
         candidates = candidates.to(torch.promote_types(candidates.dtype, torch.float32))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from trainclient.exchange.communicators import Collective
+from trainclient.exchange.gathered_features import GatheredFeatures
 from trainclient.exchange.message_header import (
     BrokerMismatchError,
     Kind,
@@ -46,23 +47,7 @@ class Named:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Gathered:
-    """A whole contrastive batch, B samples sorted by their names."""
-
-    features: dict[str, Tensor]
-    """Of each tower [B, width]."""
-    valid: Tensor
-    """bool [B]: whether no tower knows of something that cannot be decoded."""
-    own: Tensor
-    """int64 [n]: place of this process's samples."""
-    order: dict[str, Tensor]
-    """Of each tower int64 [B]: which of its ranks' samples, one rank's after the other's, stands at each position."""
-    scale: Tensor
-    """[2], from the first rank of all."""
-
-
-class Gathering:
+class FeatureGathering:
     """One process among the last stages of all towers."""
 
     def __init__(self, collective: Collective, ranks: Sequence[int], towers: Sequence[str]) -> None:
@@ -78,7 +63,9 @@ class Gathering:
         self._ranks = tuple(ranks)
         self._towers = tuple(towers)
 
-    def features(self, microbatch_id: MicrobatchId, own: Named, scale: Tensor, pairs: int) -> Callable[[], Gathered]:
+    def features(
+        self, microbatch_id: MicrobatchId, own: Named, scale: Tensor, pairs: int
+    ) -> Callable[[], GatheredFeatures]:
         """Begin to gather the contrastive batch of `pairs` samples; this process has `own`.
 
         Args:
@@ -98,7 +85,7 @@ class Gathering:
         payload = torch.cat([_bytes(scale.to(device)), _bytes(own.names.to(device)), _bytes(own.features)])
         coming = self._all(Kind.FEATURES, microbatch_id, own.valid, payload, [(n, 2 * 8 + n * row) for n in counts])
 
-        def gathered() -> Gathered:
+        def gathered() -> GatheredFeatures:
             found, names, valid, features = coming(), [], [], []
             for (bits, message), count in zip(found, counts, strict=True):
                 start = 16 + count * NAME_BYTES
@@ -173,7 +160,9 @@ class Gathering:
 
         return arrived
 
-    def _sorted(self, names: list[Tensor], valid: list[Tensor], features: list[Tensor], scale: Tensor) -> Gathered:
+    def _sorted(
+        self, names: list[Tensor], valid: list[Tensor], features: list[Tensor], scale: Tensor
+    ) -> GatheredFeatures:
         together: dict[str, Tensor] = {}
         order: dict[str, Tensor] = {}
         counts, expected = torch.ones(0, dtype=torch.bool), torch.zeros(0, 3, dtype=torch.int64)
@@ -193,7 +182,7 @@ class Gathering:
         mine = self.of_tower(self.tower)
         before = sum(len(names[i]) for i in mine if i < self._collective.rank)
         positions = order[self.tower].argsort()[before : before + len(names[self._collective.rank])]
-        return Gathered(together, counts, positions, order, scale)
+        return GatheredFeatures(together, counts, positions, order, scale)
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainclient.exchange.contrastive import Gathered
+from trainclient.exchange.gathered_features import GatheredFeatures
 from trainclient.program import retrieval as module
-from trainclient.program.retrieval import AMONG, MAX_RETRIEVED, Retrieval, recall, require_comparable
+from trainclient.training.retrieval import AMONG, MAX_RETRIEVED, Retrieval, recall, require_comparable
 
 TOWERS = "image", "text"
 
 
-def batch(features: Sequence[Tensor], own: Tensor, valid: Tensor) -> Gathered:
-    return Gathered(dict(zip(TOWERS, features, strict=True)), valid, own, {}, torch.zeros(2))
+def batch(features: Sequence[Tensor], own: Tensor, valid: Tensor) -> GatheredFeatures:
+    return GatheredFeatures(dict(zip(TOWERS, features, strict=True)), valid, own, {}, torch.zeros(2))
 
 
 def counted(features: Sequence[Tensor], valid: Tensor, ranks: int = 1, cut: int = 0) -> Tensor:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from trainclient.orchestrate.choice import (
     BEST_CHOICES,
     Choice,
+    LayoutDegrees,
     ModuleChoice,
     Problem,
     TooLargeError,
@@ -201,7 +202,11 @@ def _choice(problem: Problem, runs: _Runs, n: int) -> Choice:
     }
     return Choice(
         "colocated", modules, int(runs.gpus[n]), int(runs.microbatch[n]), waves, float(runs.step_ns[n]), parts,
-        "zero2" if runs.whole[n] else "zero3", rounds=rounds, finer=int(runs.finer[n]),
+        "zero2" if runs.whole[n] else "zero3", rounds=rounds, finer=int(runs.finer[n]), kind="colocated",
+        extras={
+            "ranks_per_node": max(1, problem.cluster.gpus_per_node // runs.options[0].tp),
+            "row_bytes": 2 * next(o.network.size.width for o in runs.options if o.network.role.spine),
+        },
     )  # fmt: skip
 
 
@@ -220,3 +225,6 @@ def _transfer_bytes(problem: Problem, chosen: Sequence[Option]) -> float:
         if not o.network.role.spine
     )
     return 2 * 2 * width * rows * stream.global_batch
+
+
+DEGREES = LayoutDegrees(has_backbone=True, best=colocated)

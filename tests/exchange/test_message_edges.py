@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dataserver.planning.plan.plan import Routing
 from trainclient.exchange.communicators import Message
-from trainclient.exchange.edges import EdgeEnd, P2PReceiver, P2PSender
+from trainclient.exchange.message_edges import EdgeEnd, P2PReceiver, P2PSender
 from trainclient.exchange.message_header import (
     HASH_BYTES,
     HEADER_BYTES,

@@ -1,7 +1,6 @@
 """DISTMM's layout: towers on devices of their own, which meet between the forwards and backwards of each batch."""
 
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +9,7 @@ from trainclient.orchestrate.choice import (
     BEST_CHOICES,
     MAX_MICROBATCH,
     Choice,
+    LayoutDegrees,
     ModuleChoice,
     Problem,
     TooLargeError,
@@ -17,13 +17,10 @@ from trainclient.orchestrate.choice import (
     insert,
 )
 from trainclient.orchestrate.costs import Option
-from trainclient.orchestrate.networks import Network
+from trainclient.orchestrate.networks import FEATURES, Network
 from trainclient.orchestrate.sharing import F64
 
 I64 = NDArray[np.int64]
-
-FEATURES: Final = 1024
-"""Numbers of a feature."""
 
 
 def contrastive(problem: Problem) -> list[Choice]:
@@ -136,7 +133,8 @@ def _choice(problem: Problem, layout: str, towers: list[_Tower], chosen: list[I6
     batches = problem.workload.stream.global_batch // _batch(problem)
     extras = {"interaction_ns": round(parts["interactions"] / batches)} | ({"microbatches": count} if count > 1 else {})
     return Choice(
-        layout, tuple(modules), gpus, 1, batches * count, sum(parts.values()), parts, "none", extras=extras
+        layout, tuple(modules), gpus, 1, batches * count, sum(parts.values()), parts, "none",
+        kind="contrastive", extras=extras, end={"epochs": 1, "last": "drop"},
     )  # fmt: skip
 
 
@@ -152,3 +150,6 @@ def _interaction_ns(problem: Problem, batch: int, gpus: I64) -> F64:
     sent = 2 * 2 * FEATURES * batch * len(problem.networks) / bandwidth
     found: F64 = sent + 6 * batch * batch * FEATURES / (gpus * cluster.peak_flops_ns * 0.3)
     return found
+
+
+DEGREES = LayoutDegrees(has_backbone=False, best=contrastive, equal=equal_towers)

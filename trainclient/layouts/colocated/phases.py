@@ -6,172 +6,23 @@ ends know from their views which rows go where, and one collective takes them fr
 straight into that of the next (OrchMLLM, arXiv 2503.23830, "Rearrangement Composition"). Rounds follow one another.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dataserver.planning import I64
-from dataserver.planning.plan.plan import Routing
 from trainclient.client import Batch
-from trainclient.exchange.communicators import Collective, CollectiveWork
-from trainclient.exchange.edges import Transfer, Views, microbatch_id_of
-from trainclient.exchange.message_header import MessageHeader, MessageType, MicrobatchId, decode, encode, make_header
+from trainclient.exchange.message_edges import Transfer, Views, microbatch_id_of
+from trainclient.exchange.message_header import MicrobatchId
 from trainclient.exchange.message_queue import RowSelection
 from trainclient.exchange.routing import RoutingError, RowBlocks, covering, items_of, routing_of
 from trainclient.exchange.rows import Rows
+from trainclient.layouts.colocated.all_to_all_edge import AllToAllEdge
+from trainclient.layouts.colocated.round_rows import RoundRows, round_blocks
 from trainclient.upload import upload
-
-RowSelections = tuple[RowSelection, ...]
-"""For each rank the rows that it gets, or gives."""
-_START_BITS = 32
-"""Bits of a row's number within its microbatch, a uint32 in the protocol."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RoundRows:
-    """The consecutive rows of a rank's microbatches of one round, at one end of a module."""
-
-    first: int
-    """The first microbatch of the round."""
-    base: I64
-    """int64 [microbatches + 1]: first row of each microbatch, and the end."""
-    offsets: I64
-    """int64 [k + 1]: first row of each item, and the end."""
-    selections: tuple[RowSelections, ...]
-    """For each edge, the rows of each rank."""
-
-    def rows(self, microbatch: int) -> slice:
-        """The range of a microbatch."""
-        number = microbatch - self.first
-        return slice(*self.base[number : number + 2].tolist())
-
-    def items(self, microbatch: int) -> slice:
-        """The range of a microbatch."""
-        rows = self.rows(microbatch)
-        return slice(*np.searchsorted(self.offsets[:-1], [rows.start, rows.stop]).tolist())
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Flight:
-    """Rows that are being exchanged, and their headers."""
-
-    told: CollectiveWork
-    work: CollectiveWork
-    headers: tuple[MessageHeader, ...]
-    selections: RowSelections
-    width: int
-    dtype: torch.dtype
-
-
-class AllToAllEdge:
-    """An edge between two modules of the same ranks, over which rows and gradients move by all-to-alls."""
-
-    def __init__(
-        self,
-        modules: tuple[str, str],
-        collective: Collective,
-        headers: Collective,
-        message_types: tuple[MessageType, MessageType],
-        *,
-        returns: bool,
-    ) -> None:
-        """Exchange rows between two modules.
-
-        Args:
-            modules: names of the modules, as rows go forward.
-            collective: connects all ranks; each runs both modules.
-            headers: connects the CPUs of the same ranks.
-            message_types: what the messages carry, forward and backward.
-            returns: whether gradients come back.
-        """
-        self.modules = modules
-        self.returns = returns
-        self._collective = collective
-        self._headers = headers
-        self._message_types = message_types
-        self._expected: Callable[[int], RowSelections] | None = None
-        self._selections: tuple[RowSelections, RowSelections] = (), ()
-        self._flight: _Flight | None = None
-
-    @property
-    def what(self) -> str:
-        """What the rows are, in words."""
-        return self._message_types[0].kind.name.lower()
-
-    @property
-    def num_ranks(self) -> int:
-        """Ranks of each module."""
-        return self._collective.size
-
-    def expect(self, selections: Callable[[int], RowSelections]) -> None:
-        """Set what tells which rows the target gets in the round that begins with a given microbatch."""
-        self._expected = selections
-
-    def begin_round(self, first: int, selections: RowSelections) -> None:
-        """Prepare the round that begins with a microbatch, in which this rank gives `selections`."""
-        if self._expected is None:
-            raise RuntimeError(f"rows leave {self.modules[0]} before {self.modules[1]} has begun the step")
-        self._selections = selections, self._expected(first)
-
-    def forward(self, microbatch_id: MicrobatchId, values: Tensor, valid: Tensor) -> None:
-        """Begin to send rows [n, width] and the validity of their items, bool [k] on the CPU.
-
-        Forward and backward, headers name the first microbatch of the round.
-        """
-        self._flight = self._begin(self._message_types[0], microbatch_id, self._selections, values, valid)
-
-    def backward(self, microbatch_id: MicrobatchId, gradient: Tensor) -> None:
-        """Begin to send the gradient of the received rows, [n, width]."""
-        self._flight = self._begin(self._message_types[1], microbatch_id, self._selections[::-1], gradient, None)
-
-    def arrive(self, values: Tensor, valid: Tensor | None = None) -> None:
-        """Wait for the last exchange, and write what it brings into `values` [n, width] and `valid` [k].
-
-        Raises:
-            BrokerMismatchError: another rank runs another step or plan.
-            RankLostError: a rank is gone.
-        """
-        flight, self._flight = self._flight, None
-        if flight is None:
-            raise RuntimeError(f"no exchange has begun between {' and '.join(self.modules)}")
-        decoded = [decode(told, header) for told, header in zip(flight.told.wait(), flight.headers, strict=True)]
-        for rows, bits, selection in zip(flight.work.wait(), decoded, flight.selections, strict=True):
-            values[selection.rows] = rows.view(flight.dtype).view(-1, flight.width)
-            if valid is not None:
-                valid[selection.items] = bits
-
-    def _begin(
-        self,
-        message_type: MessageType,
-        microbatch_id: MicrobatchId,
-        sides: tuple[RowSelections, RowSelections],
-        values: Tensor,
-        valid: Tensor | None,
-    ) -> _Flight:
-        leaving, arriving = sides
-        own_rank, row_bytes = self._collective.rank, values.shape[1] * values.element_size()
-
-        def header(selection: RowSelection, source: int, target: int) -> MessageHeader:
-            num_valid = 0 if valid is None else selection.num_items
-            return make_header(message_type, microbatch_id, num_valid, selection.num_rows * row_bytes, source, target)
-
-        said, messages = [], []
-        for rank, selection in enumerate(leaving):
-            bits = torch.ones(0, dtype=torch.bool) if valid is None else selection.bits(valid)
-            rows = values if selection.rows is None else values.index_select(0, selection.rows)
-            said.append(encode(header(selection, own_rank, rank), bits))
-            messages.append(rows.reshape(-1).view(torch.uint8))
-        headers = tuple(header(selection, rank, own_rank) for rank, selection in enumerate(arriving))
-        told = self._headers.all_to_all(
-            self.modules, said, [h.encoded_bytes for h in headers], microbatch_id.microbatch
-        )
-        work = self._collective.all_to_all(
-            self.modules, messages, [h.row_bytes for h in headers], microbatch_id.microbatch
-        )
-        return _Flight(told, work, headers, arriving, values.shape[1], values.dtype)
 
 
 class PhaseReceiver:
@@ -260,9 +111,9 @@ class PhaseReceiver:
             routings = [[routing_of(b.routings, *c.modules) for b in batches] for c in self._edges]
             counts = np.array([[int(r.rows.sum()) for r in found] for found in routings]).sum(axis=0)
             base = np.append(0, counts.cumsum())
-            blocks = [_shifted(found, RowBlocks.arriving, base) for found in routings]
+            blocks = [round_blocks(found, RowBlocks.arriving, base) for found in routings]
             offsets = covering(blocks, int(base[-1]), self._edges[0].what)
-            self._numbered = _numbered(self._edges, blocks, first, base, offsets, self._device)
+            self._numbered = _number_rows(self._edges, blocks, first, base, offsets, self._device)
         return self._numbered
 
 
@@ -333,10 +184,10 @@ class PhaseSender:
         base = np.append(0, np.cumsum([len(rows.values) for rows in several]))
         offsets = [rows.offsets.numpy()[:-1] + before for rows, before in zip(several, base, strict=False)]
         found = [[routing_of(b.routings, *c.modules) for b in batches] for c in self._edges]
-        blocks = [_shifted(routings, RowBlocks.leaving, base) for routings in found]
+        blocks = [round_blocks(routings, RowBlocks.leaving, base) for routings in found]
         covering(blocks, int(base[-1]), self._edges[0].what)
         ends = np.concatenate([*offsets, base[-1:]]).astype(np.int64)
-        self._numbered = _numbered(self._edges, blocks, first, base, ends, self._device)
+        self._numbered = _number_rows(self._edges, blocks, first, base, ends, self._device)
         for edge, selections in zip(self._edges, self._numbered.selections, strict=True):
             edge.begin_round(first, selections)
 
@@ -347,19 +198,7 @@ def _require_flushed(left: Sequence[object]) -> None:
         raise RuntimeError(f"{len(left)} microbatches of rows or gradients were not sent by the end of the step")
 
 
-def _shifted(routings: Sequence[Routing], side: Callable[[Routing], RowBlocks], base: I64) -> RowBlocks:
-    """The blocks of all microbatches by the numbers of their rows, in the order in which they are sent."""
-    several = [side(routing) for routing in routings]
-    leaving = [(r.source_microbatch << _START_BITS) | r.source_start for r in routings]
-    return RowBlocks(
-        rank=np.concatenate([blocks.rank for blocks in several]),
-        start=np.concatenate([blocks.start + first for blocks, first in zip(several, base, strict=False)]),
-        rows=np.concatenate([blocks.rows for blocks in several]),
-        order=np.concatenate(leaving),
-    )
-
-
-def _numbered(
+def _number_rows(
     edges: Sequence[AllToAllEdge],
     several: Sequence[RowBlocks],
     first: int,

@@ -12,38 +12,44 @@ from torch import Tensor
 from dataserver.planning.job.spec import JobSpec
 from dataserver.planning.simulation import Operation
 from trainclient.client import Batch
-from trainclient.exchange.contrastive import Gathered, Gathering, Named
+from trainclient.exchange.gathered_features import GatheredFeatures
 from trainclient.exchange.message_header import MicrobatchId
+from trainclient.layouts.contrastive.feature_gathering import FeatureGathering, Named
 from trainclient.modules import Features, Half, ScoreRows
 from trainclient.program.clock import Clock
-from trainclient.program.retrieval import Retrieval
 
 SCALES = 2
 """Temperature and bias."""
 
 
-class Interaction:
+class ContrastiveInteraction:
     """One process's part in the interactions of a step."""
 
-    def __init__(self, spec: JobSpec, gathering: Gathering, clock: Clock, retrieval: Retrieval | None = None) -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        gathering: FeatureGathering,
+        clock: Clock,
+        observe: Callable[[GatheredFeatures], None] | None = None,
+    ) -> None:
         """Run interactions.
 
         Args:
             spec: of the job.
             gathering: from the last stages of all towers.
             clock: of this process.
-            retrieval: gets all features, if they are to be compared with those of other contrastive batches too.
+            observe: gets all features, if they are to be compared with those of other contrastive batches too.
         """
         self._pairs = spec.stream.contrastive_batch or 1
         self._planned = spec.stream.global_batch
         self._learns = any(tower.runs_backward for tower in spec.execution.modules)
         self._returns = spec.execution.module(gathering.tower).runs_backward
         self._gathering = gathering
-        self._retrieval = retrieval
+        self._observe = observe
         self._clock = clock
         self._made: list[tuple[Batch, Features]] = []
         """Since the last interaction."""
-        self._under_way: tuple[MicrobatchId, Named, Callable[[], Gathered]] | None = None
+        self._under_way: tuple[MicrobatchId, Named, Callable[[], GatheredFeatures]] | None = None
         self._gradients: dict[int, tuple[Tensor, Tensor | None]] = {}
 
     def add(self, batch: Batch, features: Features) -> None:
@@ -74,8 +80,8 @@ class Interaction:
         (microbatch_id, own, coming), self._under_way = self._under_way, None
         found, made, self._made = coming(), self._made, []
         batch, features = made[0]
-        if self._retrieval is not None:
-            self._retrieval.add(found)
+        if self._observe is not None:
+            self._observe(found)
         with self._clock.running(operation):
             rows, halves = self._halves(found, own.features, features.scores)
             loss = torch.stack([half.loss for half in halves.values()]).sum() / self._pairs_of_towers
@@ -105,7 +111,7 @@ class Interaction:
         return towers * (towers - 1) / 2
 
     def _halves(
-        self, found: Gathered, own: Tensor, scores: type[ScoreRows]
+        self, found: GatheredFeatures, own: Tensor, scores: type[ScoreRows]
     ) -> tuple[dict[str, ScoreRows], dict[str, Half]]:
         """The scores of this process's samples with all of each other tower, and what they add to the loss."""
         position, valid, scale = (t.to(own.device) for t in (found.own, found.valid, found.scale))
@@ -114,7 +120,11 @@ class Interaction:
         return rows, {other: each.half() for other, each in rows.items()}
 
     def _gradients_of(
-        self, microbatch_id: MicrobatchId, found: Gathered, rows: Mapping[str, ScoreRows], halves: Mapping[str, Half]
+        self,
+        microbatch_id: MicrobatchId,
+        found: GatheredFeatures,
+        rows: Mapping[str, ScoreRows],
+        halves: Mapping[str, Half],
     ) -> tuple[Tensor, Tensor]:
         """The gradients of the sum of the losses of all pairs by this process's features, and by the scale."""
         gathering, tower = self._gathering, self._gathering.tower
