@@ -1,11 +1,10 @@
 """A simulated step as Chrome trace events, for ui.perfetto.dev and chrome://tracing."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from dataserver.chrome_trace import Event, bar, metadata, trace_json
 from dataserver.cli.timelines import Bar, bars_of, labels_of, owner_of
 from dataserver.outputs import write_whole
 from dataserver.planning import I64
@@ -15,7 +14,6 @@ from dataserver.planning.layouts.interface import Node, PlannedTimeline
 from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.simulation import OperationKind
 
-Event = dict[str, Any]
 CRITICAL_PATH = "critical path"
 SIZES = ("samples", "tokens", "patches")
 
@@ -33,8 +31,7 @@ def write_trace(job: Job, plan: StepPlan, planned: PlannedTimeline, path: Path) 
     """
     events = [*_names(planned), *_operations(job, plan, planned)]
     about = {"job_id": plan.job_id, "step": plan.step, "makespan_ns": planned.makespan_ns}
-    content = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
-    write_whole(path, json.dumps(content, allow_nan=False))
+    write_whole(path, trace_json(events, about))
 
 
 def _names(planned: PlannedTimeline) -> list[Event]:
@@ -42,21 +39,17 @@ def _names(planned: PlannedTimeline) -> list[Event]:
     processes = [*_processes(planned), CRITICAL_PATH]
     found = []
     for process, name in enumerate(processes):
-        found.append(_about("process_name", process, 0, name=name))
-        found.append(_about("process_sort_index", process, 0, sort_index=process))
+        found.append(metadata("process_name", process, 0, name=name))
+        found.append(metadata("process_sort_index", process, 0, sort_index=process))
     for node, label in enumerate(labels_of(planned)):
         process = processes.index(owner_of(planned.nodes[node]))
-        found.append(_about("thread_name", process, node, name=label))
-        found.append(_about("thread_sort_index", process, node, sort_index=node))
-    return [*found, _about("thread_name", len(processes) - 1, 0, name=CRITICAL_PATH)]
+        found.append(metadata("thread_name", process, node, name=label))
+        found.append(metadata("thread_sort_index", process, node, sort_index=node))
+    return [*found, metadata("thread_name", len(processes) - 1, 0, name=CRITICAL_PATH)]
 
 
 def _processes(planned: PlannedTimeline) -> list[str]:
     return list(dict.fromkeys(map(owner_of, planned.nodes)))
-
-
-def _about(what: str, process: int, thread: int, **values: Any) -> Event:
-    return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": values}
 
 
 def _operations(job: Job, plan: StepPlan, planned: PlannedTimeline) -> list[Event]:
@@ -65,22 +58,15 @@ def _operations(job: Job, plan: StepPlan, planned: PlannedTimeline) -> list[Even
     found, labels = [], labels_of(planned)
     for number, bars in enumerate(bars_of(planned)):
         node = planned.nodes[number]
-        for bar in bars:
-            name = _name(bar, node)
-            event = {
-                "ph": "X",
-                "name": name,
-                "cat": bar.kind.value,
-                "ts": bar.start_ns / 1e3,
-                "dur": (bar.end_ns - bar.start_ns) / 1e3,
-                "pid": processes.index(owner_of(node)),
-                "tid": number,
-                "args": {"rank": node.rank, "stage": node.stage, **_held(bar, node, sizes[bar.module])},
-            }
-            found.append(event)
-            if bar.critical:
+        for planned_bar in bars:
+            name, times = _name(planned_bar, node), (planned_bar.start_ns, planned_bar.end_ns)
+            values = _held(planned_bar, node, sizes[planned_bar.module])
+            about = {"rank": node.rank, "stage": node.stage, **values}
+            process, category = processes.index(owner_of(node)), planned_bar.kind.value
+            found.append(bar(process, number, name, category, *times, **about))
+            if planned_bar.critical:
                 title = f"{labels[number]}: {name}"
-                found.append({**event, "name": title, "cat": "critical", "pid": len(processes), "tid": 0})
+                found.append(bar(len(processes), 0, title, "critical", *times, **about))
     return found
 
 

@@ -18,7 +18,7 @@ BEFORE = {
     "serving": {"images", "dataset", "planning", "assembly", "jobs", "fleet"},
     "cli": {"images", "dataset", "planning", "assembly", "jobs", "fleet", "serving"},
 }
-BELOW_ALL = {"addresses", "allocator", "outputs", "process"}
+BELOW_ALL = {"addresses", "allocator", "chrome_trace", "outputs", "process"}
 """Modules beside the folders, which import nothing of ours."""
 NO_PROTOS = {"images", "dataset", "planning", "assembly", "jobs"}
 

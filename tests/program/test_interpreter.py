@@ -3,7 +3,6 @@
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 
 import pytest
 import torch
@@ -110,34 +109,6 @@ def test_a_stage_runs_its_list_and_nothing_else(fleet: Fleet, degrees: Degrees, 
     ends = len(runners)
     assert calls == ["begin"] * ends + list(program.operations) + ["end"] * ends
     assert len(program.operations) == 2 * ends * (len(batches) + 1) > 6
-
-
-@dataclass
-class PhaseClock(Stopwatch):
-    """Notes among the calls of the runners where phases begin."""
-
-    calls: list[object]
-
-    def __post_init__(self) -> None:
-        super().__init__(torch.device("cpu"))
-
-    def next_phase(self) -> None:
-        self.calls.append("phase")
-
-
-@pytest.mark.parametrize(("frozen", "last"), [((), [1, "phase", 0]), (("vit",), [1])], ids=["trained", "frozen"])
-def test_a_phase_begins_with_another_module_also_behind_a_single_operation(
-    fleet: Fleet, frozen: tuple[str, ...], last: list[object]
-) -> None:
-    job = fleet.job(Degrees(1, 1, 1, 1, colocated=True, frozen=frozen), global_batch=1, packing={"enabled": False})
-    case = Case("interpreter", fleet.address, job.spec.model_dump(mode="json"))
-    made, calls, _ = interpreter(case, "vit")
-    made._clock = PhaseClock(calls)
-    record = made.run([Listed(list(case.batches(name, 0))) for name in ("vit", "llm", "dit")])
-    assert record is not None
-    assert record.num_microbatches == 1
-    phases = [chunk for chunk, _ in groupby(call if call == "phase" else call.chunk for call in calls[3:-3])]  # type: ignore[attr-defined]
-    assert phases == [0, "phase", 1, "phase", 2, "phase", *last]
 
 
 @pytest.mark.parametrize("chunks", [1, 2])

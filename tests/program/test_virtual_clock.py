@@ -1,20 +1,22 @@
 """What the trainer executes is what the simulator scored, to the nanosecond."""
 
+from collections.abc import Sequence
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from program.conftest import Fleet
 from program.runtime_cases import Case, Degrees
 from program.virtual import assert_as_simulated, execute
+from program.virtual_clock import PlannedTimes, VirtualClock
 
 from dataserver.dataset import Dataset
 from dataserver.jobs import JobPlanner
 from dataserver.planning.job.fields import BalancePolicy, OrderPolicy
 from dataserver.planning.layouts.interface import layout_of
-from dataserver.planning.simulation import OperationKind
+from dataserver.planning.simulation import Operation, OperationKind
 from trainclient.program.clock import Executed
-from trainclient.program.virtual_clock import PlannedTimes
 from trainclient.topology.process_grid import Topology
 
 DEGREES = Degrees(2, 2, 2, 1)
@@ -99,3 +101,31 @@ def test_with_every_balance_and_schedule(fleet: Fleet, balance: str, schedule: s
     degrees = Degrees(2, 1, 2, 1, chunks=2) if schedule == "interleaved" else DEGREES
     layout = {} if schedule == "interleaved" else {"layout": {"schedule": schedule}}
     check(fleet, degrees, {**TRANSFERS, **layout, "balance": balance})
+
+
+class NotedClock(VirtualClock):
+    """Notes where phases begin, and what runs in them."""
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        process: Any = SimpleNamespace(chunks=[SimpleNamespace(module=SimpleNamespace(name=name)) for name in modules])
+        times: Any = SimpleNamespace(lockstep_ranks=(), operation_ns=lambda *_: 1)
+        super().__init__(times, 0, process)
+        self.noted: list[int | str] = []
+
+    def _barrier(self) -> None:
+        self.noted.append("phase")
+
+    def run(self, chunks: Sequence[int]) -> list[int | str]:
+        self.begin_step()
+        self.noted.clear()
+        for chunk in chunks:
+            with self.running(Operation(OperationKind.FORWARD, 0, chunk)):
+                self.noted.append(chunk)
+        return self.noted
+
+
+def test_a_phase_begins_with_another_module_also_behind_a_single_operation() -> None:
+    clock = NotedClock(("vit", "llm", "dit"))
+    assert clock.run([0, 0, 1, 2, 2, 1, 0]) == [0, 0, "phase", 1, "phase", 2, 2, "phase", 1, "phase", 0]
+    assert clock.run([0]) == [0], "a step begins with no phase before it"
+    assert NotedClock(("llm", "llm")).run([0, 1, 0]) == [0, 1, 0], "chunks of one module are no phases"

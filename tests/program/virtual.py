@@ -8,6 +8,7 @@ from queue import Queue
 
 import torch
 from program.runtime_cases import Case
+from program.virtual_clock import PlannedTimes, VirtualClock
 from sleeping_modules import WIDTH, Listed, sleeping_module
 from torch import Tensor
 
@@ -23,7 +24,6 @@ from trainclient.modules import Site
 from trainclient.program.assembly import assemble
 from trainclient.program.clock import Executed
 from trainclient.program.runner import LossWeights
-from trainclient.program.virtual_clock import PlannedTimes, VirtualClock
 from trainclient.topology.process_grid import Topology
 
 DEADLINE_S = 60
@@ -179,7 +179,8 @@ def execute(
     rows = {rank: row for stage in topology.stages for row in stage for rank in row}
 
     def run(rank: int, streams: Sequence[Sequence[Batch]]) -> list[Executed]:
-        process, clock = topology.processes[rank], VirtualClock(times, rank)
+        process = topology.processes[rank]
+        clock = VirtualClock(times, rank, process)
         ends = {edge: EdgeP2P(*(ThreadP2P(rank, edge, back, boxes) for back in (False, True))) for edge in edges}
         group = ThreadViewGroup(rank, rows[rank], handed_on)
         ends = leader_edges(ends, group)

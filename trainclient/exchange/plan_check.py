@@ -9,7 +9,7 @@ from torch.distributed import ProcessGroup
 from trainclient.client import Batch
 from trainclient.exchange.message_header import BrokerMismatchError
 from trainclient.exchange.rank_errors import translate_rank_errors
-from trainclient.exchange.shared_fetch import Batches
+from trainclient.exchange.view_broadcast import Batches
 
 _STEP_BYTES = 8
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from dataserver.planning.job.spec import JobSpec
 from trainclient.exchange.communicators import Communicators
 from trainclient.exchange.gathered_features import GatheredFeatures
-from trainclient.exchange.interfaces import Buffer, Receiver, Sender
+from trainclient.exchange.sender_receiver import Buffer, Receiver, Sender
 from trainclient.layouts.registry import layout_part
 from trainclient.modules import TrainedModule
 from trainclient.program.clock import Clock

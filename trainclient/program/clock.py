@@ -29,9 +29,6 @@ class Clock(Protocol):
     def begin_step(self) -> None:
         """Forget the step before."""
 
-    def next_phase(self) -> None:
-        """The operations of another module of the same process begin."""
-
     def running(self, operation: Operation) -> AbstractContextManager[None]:
         """The time of the body, which computes an operation when its inputs are there and before its outputs leave."""
 
@@ -67,9 +64,6 @@ class Stopwatch:
         """See `Clock`."""
         self._laps.clear()
         self._begin = time.perf_counter_ns(), self._instants.now()
-
-    def next_phase(self) -> None:
-        """See `Clock`; what is measured needs no barrier that rows do not ask for."""
 
     @contextmanager
     def running(self, operation: Operation) -> Iterator[None]:

@@ -10,7 +10,7 @@ from torch.profiler import record_function
 from dataserver.planning.job.spec import Execution
 from dataserver.planning.simulation import Operation, OperationKind
 from trainclient.client import Batch
-from trainclient.exchange.shared_fetch import Batches
+from trainclient.exchange.view_broadcast import Batches
 from trainclient.exchange.view_groups import SharedSequences
 from trainclient.program.clock import Clock
 from trainclient.program.parameters import WHOLE_PARAMETERS, Parameters
@@ -127,14 +127,10 @@ class Interpreter:
         seen = {module: found.seen for module, found in views.items()}
         record = StepRecord(first.step, first.num_microbatches, first.text_tokens, first.target_patches, seen)
         self._begin(programs, views)
-        phase = self._module(int(operations.chunk[0]))
         for of_module in views.values():
             of_module.ahead(0)  # which was waited for
         waiting, waited = list[PostedReceive](), 0.0
         for operation, due in zip(operations, posted_receives(programs, self._topology, self._process), strict=True):
-            if phase != self._module(operation.chunk):
-                phase = self._module(operation.chunk)
-                self._clock.next_phase()
             self.doing = f"{operation.kind} of {self._subject(operation)} of step {first.step}"
             begun = time.perf_counter_ns()
             waiting = [
@@ -170,10 +166,6 @@ class Interpreter:
             if runner.receiver is not None:
                 taken = [programs.taken(edge) for edge in self._topology.into(chunk)]
                 runner.receiver.begin_step(taken, views[chunk.module.name].round)
-
-    def _module(self, chunk: int) -> str:
-        """The module of a chunk of this process."""
-        return self._process.chunks[chunk].module.name
 
     def _subject(self, operation: Operation) -> str:
         """What an operation works on, in words."""

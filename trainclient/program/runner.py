@@ -9,8 +9,8 @@ from torch import Tensor
 from dataserver.planning.job.fields import backward_percent
 from dataserver.planning.simulation import Operation
 from trainclient.client import Batch
-from trainclient.exchange.interfaces import Buffer, Receiver, Sender
 from trainclient.exchange.message_edges import Transfer
+from trainclient.exchange.sender_receiver import Buffer, Receiver, Sender
 from trainclient.exchange.view_groups import SharedSequences
 from trainclient.modules import Features, NoiseKey, Output, Site, Target, TrainedModule, View
 from trainclient.program.clock import Clock

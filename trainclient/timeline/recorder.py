@@ -1,7 +1,6 @@
 """Writes the timelines of some steps of a run: a trace, and a table of where the time went."""
 
 import io
-import json
 import sys
 import time
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from dataserver.chrome_trace import trace_json
 from dataserver.outputs import write_whole
 from dataserver.planning.job.fields import Stream
 from trainclient.client import DataClient
@@ -68,9 +68,8 @@ class TimelineRecorder:
             table = io.StringIO()
             write_report(step, tracks, MicrobatchSamples(plan, self._topology, self._stream), table)
             write_whole(report, table.getvalue())
-            events = list(trace_events(tracks))
             about = {"job_id": plan.job_id, "step": step, "plan_hash": plan.plan_hash.hex()}
-            write_whole(trace, json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}))
+            write_whole(trace, trace_json(trace_events(tracks), about))
         except (ClientError, OSError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else error
             sys.stderr.write(f"timeline of step {step} is not written: {reason}\n")

@@ -1,12 +1,10 @@
 """A step as Chrome trace events, for ui.perfetto.dev: each process planned, and right below it as recorded."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
+from dataserver.chrome_trace import Event, bar, metadata
 from dataserver.planning.simulation import Operation, OperationKind
 from trainclient.timeline.tracks import Track
-
-Event = dict[str, Any]
 
 
 def trace_events(tracks: Sequence[Track]) -> Iterator[Event]:
@@ -16,15 +14,15 @@ def trace_events(tracks: Sequence[Track]) -> Iterator[Event]:
     """
     modules = list(dict.fromkeys(track.holds for track in tracks))
     for number, module in enumerate(modules):
-        yield _named("process_name", number, 0, module)
+        yield metadata("process_name", number, 0, name=module)
     for number, track in enumerate(tracks):
         process, planned, recorded = modules.index(track.holds), 2 * number, 2 * number + 1
         for thread, what in ((planned, "planned"), (recorded, "measured")):
-            yield _named("thread_name", process, thread, f"{track.name}, {what}")
-            yield {**_named("thread_sort_index", process, thread, ""), "args": {"sort_index": thread}}
+            yield metadata("thread_name", process, thread, name=f"{track.name}, {what}")
+            yield metadata("thread_sort_index", process, thread, sort_index=thread)
         times = zip(track.operations, track.planned_start_ns.tolist(), track.planned_end_ns.tolist(), strict=True)
         for operation, start, end in times:
-            yield _bar(process, planned, _name(operation), operation.kind, start, end)
+            yield bar(process, planned, _name(operation), operation.kind, start, end)
         yield from _profiled(track, process, recorded)
 
 
@@ -36,19 +34,19 @@ def _profiled(track: Track, process: int, thread: int) -> Iterator[Event]:
         start, end, done, data, waited, moved, excess, within = values
         name, sent = _name(operation), start - moved
         if data:
-            yield _bar(process, thread, f"{name}: its microbatch", "data", sent - waited - data, sent - waited)
+            yield bar(process, thread, f"{name}: its microbatch", "data", sent - waited - data, sent - waited)
         if waited:
-            yield _bar(process, thread, f"{name}: ranks", "ranks", sent - waited, sent)
+            yield bar(process, thread, f"{name}: ranks", "ranks", sent - waited, sent)
         if moved:
-            yield _bar(process, thread, f"{name}: rows", "transfer", sent, start)
+            yield bar(process, thread, f"{name}: rows", "transfer", sent, start)
         about = {
             "microbatch": operation.microbatch,
             "longer_than_planned_us": excess / 1e3,
             "waited_for_ranks_us": within / 1e3,
         }
-        yield {**_bar(process, thread, name, operation.kind, start, end), "args": about}
+        yield bar(process, thread, name, operation.kind, start, end, **about)
         if done > end:
-            yield _bar(process, thread, f"{name}: sending rows", "sending", end, done)
+            yield bar(process, thread, f"{name}: sending rows", "sending", end, done)
 
 
 def _name(operation: Operation) -> str:
@@ -57,12 +55,3 @@ def _name(operation: Operation) -> str:
     if operation.kind in (OperationKind.UNSHARD, OperationKind.REDUCE):
         return f"{operation.kind}{of_chunk}"
     return f"{operation.kind[0].upper()} {operation.microbatch}{of_chunk}"
-
-
-def _named(what: str, process: int, thread: int, name: str) -> Event:
-    return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"name": name}}
-
-
-def _bar(process: int, thread: int, name: str, category: str, start_ns: int, end_ns: int) -> Event:
-    times = {"ts": start_ns / 1e3, "dur": (end_ns - start_ns) / 1e3}
-    return {"ph": "X", "name": name, "cat": category, **times, "pid": process, "tid": thread}

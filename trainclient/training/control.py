@@ -76,6 +76,18 @@ class _Member:
         """Seconds since its last message."""
         return time.monotonic() - self.heard
 
+    def read_lines(self) -> list[bytes] | None:
+        """The whole lines that have come since the last call; None if the other end is gone, or says too much."""
+        try:
+            data = self.socket.recv(1 << 16)
+        except BlockingIOError:
+            return []
+        except OSError:
+            return None
+        *lines, rest = bytes(self.received + data).split(b"\n")
+        self.received = bytearray(rest)
+        return lines if data and all(len(line) <= MAX_LINE for line in (*lines, rest)) else None
+
 
 class Control:
     """This process's end of the control channel while it is entered."""
@@ -204,18 +216,8 @@ class Control:
             self._members.append(_Member(connection))
             return
         member = next(p for p in self._members if p.socket is source)
-        try:
-            data = member.socket.recv(1 << 16)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        member.received += data
-        *lines, rest = member.received.split(b"\n")
-        member.received = bytearray(rest)
-        short = all(len(line) <= MAX_LINE for line in (*lines, rest))
-        gone = not data or not short or not all(self._take(member, bytes(line)) for line in lines)
-        if gone:
+        lines = member.read_lines()
+        if lines is None or not all(self._take(member, line) for line in lines):
             self._drop(member, selector)
             if member.rank >= 0 and member.rank not in self._gone:
                 self._lose(member)

@@ -13,10 +13,9 @@ from dataserver.planning.job.identity import Job
 from trainclient.checkpoint.lease import Lease
 from trainclient.checkpoint.state import TrainerState, module_of
 from trainclient.exchange.rank_errors import translate_rank_errors
-from trainclient.exchange.shared_fetch import Batches
+from trainclient.exchange.view_broadcast import Batches
 from trainclient.program.assembly import assemble
 from trainclient.program.clock import Stopwatch
-from trainclient.program.interpreter import StepRecord
 from trainclient.program.runner import LossWeights
 from trainclient.timeline.recorder import TimelineRecorder
 from trainclient.topology.process_grid import Topology
@@ -24,12 +23,13 @@ from trainclient.topology.process_groups import Groups
 from trainclient.training import garbage
 from trainclient.training.changed_settings import changes, update_settings
 from trainclient.training.config import OnNonfinite, TrainConfig
+from trainclient.training.errors import TrainingError
 from trainclient.training.evaluation import Evaluation
+from trainclient.training.invalid_images import InvalidImages
 from trainclient.training.metrics import (
     Contribution,
     EvaluationMetrics,
     StepMetrics,
-    Totals,
     contrastive_pairs,
     reduce_contribution,
 )
@@ -49,14 +49,6 @@ from trainclient.training.streams import Streams
 
 DEGREES = ("dp", "tp", "pp", "sp")
 """Fields of a module in a job that say how many processes run it."""
-FEWEST_IMAGES = 1000
-"""A share of invalid images is judged as if of at least this many, or one early bad image would end a run."""
-
-
-class TrainingError(RuntimeError):
-    """Training cannot go on. All processes raise it in the same step with the same message."""
-
-    known_to_all = True
 
 
 class Trainer:
@@ -116,7 +108,7 @@ class Trainer:
         self._settings = digest_settings(config, job)
         self.run_name = name_run(config, job)
         """Of the run that this process is part of, from its first step on."""
-        self._images = self._invalid_images = 0
+        self._images = InvalidImages(config.max_invalid_ratio)
         self._lap_start = time.perf_counter()
         self._phase = "prepares"
         timeline = config.timeline
@@ -146,7 +138,7 @@ class Trainer:
         if state is None:
             return
         self._optimizer.publish()
-        self._images, self._invalid_images = state.images, state.invalid_images
+        self._images.images, self._images.invalid = state.images, state.invalid_images
         self.run_name = state.run or self.run_name
         if self._groups.rank == 0:
             for line in changes(state, self._updates, self._frozen):
@@ -212,7 +204,7 @@ class Trainer:
             totals = reduce_contribution(own, self._groups)
         if totals.save_failed:
             self._saving.wait()
-        self._count_images(record, totals)
+        self._images.add(record.step, totals.images, totals.invalid_images)
         self._optimizer.step(record.step, gradients, totals.norm, totals.finite)  # told before it is waited for
         finite, norm = all(map(math.isfinite, totals.sums.values)), math.sqrt(totals.sums.values[3])
         if not finite:
@@ -270,17 +262,6 @@ class Trainer:
         started, self._lap_start = self._lap_start, time.perf_counter()
         return self._lap_start - started
 
-    def _count_images(self, record: StepRecord, totals: Totals) -> None:
-        self._images += totals.images
-        self._invalid_images += totals.invalid_images
-        limit = self._config.max_invalid_ratio
-        if self._invalid_images > limit * max(self._images, FEWEST_IMAGES):
-            raise TrainingError(
-                f"{self._invalid_images} of {self._images} images up to step {record.step} could not be decoded, more "
-                f"than max_invalid_ratio {limit:g} allows; run `dataserver lint PATH --decode` and leave them out with "
-                "its quarantine list, or raise the limit"
-            )
-
     def _skip(self, step: int, gradients: Mapping[str, Tensor]) -> None:
         """Go on without an update, as all processes do, for all know the same sums; or raise TrainingError."""
         bad = dict.fromkeys(module_of(name) for name, g in gradients.items() if not bool(g.isfinite().all()))
@@ -308,7 +289,7 @@ class Trainer:
 
     def _state(self, streams: Streams) -> TrainerState:
         """What a checkpoint holds besides tensors."""
-        counts = self._images, self._invalid_images
+        counts = self._images.images, self._images.invalid
         owed = None if self._unevaluated is None else asdict(self._unevaluated)
         return TrainerState(
             streams.state_dict(),

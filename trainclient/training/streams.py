@@ -8,7 +8,7 @@ from typing import Any, Self
 from dataserver.planning.job.identity import Job
 from trainclient.client import DataClient
 from trainclient.exchange.plan_check import PlanCheckedBatches
-from trainclient.exchange.shared_fetch import Batches, BroadcastBatches, SharedBatches
+from trainclient.exchange.view_broadcast import Batches, BroadcastBatches, SharedBatches
 from trainclient.stream.endpoint import Timeouts
 from trainclient.topology.process_grid import GridProcess
 from trainclient.topology.process_groups import Groups

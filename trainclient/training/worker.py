@@ -12,7 +12,7 @@ from trainclient.exchange.rank_errors import RankLostError, is_out_of_memory, pl
 from trainclient.report import FAILURE, USER_ERROR, report
 from trainclient.training.config import TrainConfig
 from trainclient.training.control import RunEndedError
-from trainclient.training.loop import TrainingError
+from trainclient.training.errors import TrainingError
 from trainclient.training.rank import Process, run_rank
 from trainclient.training.signals import StopSignals
 from trainclient.training.stack import is_users

@@ -27,7 +27,7 @@ from trainclient.exchange.communicators import (
 )
 from trainclient.exchange.view_groups import ViewGroup
 from trainclient.program.clock import Executed
-from trainclient.topology.process_grid import Topology
+from trainclient.topology.process_grid import GridProcess, Topology
 
 TIME_BYTES = 8
 
@@ -86,12 +86,14 @@ class PlannedTimes:
 class VirtualClock:
     """The time of one process."""
 
-    def __init__(self, times: PlannedTimes, rank: int) -> None:
+    def __init__(self, times: PlannedTimes, rank: int, process: GridProcess) -> None:
         self.now_ns = 0
         self.executed: list[Executed] = []
         """All operations of the step, in the order in which they were run."""
         self._times = times
         self._rank = rank
+        self._modules = [chunk.module.name for chunk in process.chunks]
+        self._phase: str | None = None
         self._collective: Collective | None = None
         self._sequence_group: ViewGroup | None = None
 
@@ -99,10 +101,13 @@ class VirtualClock:
         """See `Clock`."""
         self.now_ns = 0
         self.executed.clear()
+        self._phase = None
 
-    def next_phase(self) -> None:
-        """See `Clock`."""
-        self._barrier()
+    def _enter_phase(self, module: str) -> None:
+        """Where the operations of another module of the process begin, go on when all ranks have come so far."""
+        if self._phase not in (None, module):
+            self._barrier()
+        self._phase = module
 
     def _barrier(self) -> None:
         """Go on when all ranks are done."""
@@ -123,6 +128,7 @@ class VirtualClock:
     def running(self, operation: Operation) -> Iterator[None]:
         """See `Clock`; ranks that are in step wait for the slowest of them before and behind what they compute, those
         that share all sequences for the first one."""
+        self._enter_phase(self._modules[operation.chunk])
         in_step = self._rank in self._times.lockstep_ranks
         if in_step:
             self._barrier()

@@ -11,7 +11,7 @@ from builders.gloo_threads import in_threads
 from disttrain.v1 import microbatch_pb2 as mb
 
 from trainclient.client import Batch, as_torch
-from trainclient.exchange.shared_fetch import Batches, SharedBatches
+from trainclient.exchange.view_broadcast import Batches, SharedBatches
 from trainclient.exchange.view_groups import SharedSequences
 from trainclient.stream.microbatch import read_header, read_table
 

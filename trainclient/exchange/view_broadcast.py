@@ -93,7 +93,7 @@ class SharedBatches:
         """Broadcast the tensors that only one client of a group fetches.
 
         Args:
-            batches: of this rank's client, with `share_fetch`; all ranks have agreed on their plan (`agreement`).
+            batches: of this rank's client, with `share_fetch`; all ranks have agreed on their plan (`plan_check`).
             shared: with whom it may share.
             groups: over gloo, by their ranks. Nothing else uses them: all ranks of one begin the same views in the same
                 order, at whatever moments.
