@@ -176,7 +176,7 @@ def _judged(title: str, found: Found, name: str, what: str, most: float | None, 
     return Row(title, f"{ratio:.3f} x", f"<= {most} x" if most < 1 else "< 1 x", ratio <= most and ratio < 1)
 
 
-def measure(frameworks: Sequence[Framework], samples: int, rounds: int, processes: Processes, folder: Path) -> Found:
+def run_rounds(frameworks: Sequence[Framework], samples: int, rounds: int, processes: Processes, folder: Path) -> Found:
     """Run all loaders of these frameworks over new shards."""
     shards, tool = folder / "shards", [sys.executable, "-m", "dataserver"]
     make = [sys.executable, HERE / "make_demo_shards.py", shards, "--samples", samples, "--shards", 8]
@@ -213,7 +213,7 @@ def main() -> int:
     there = [framework for framework in wanted if framework.python is not None]
     with tempfile.TemporaryDirectory() as folder, Processes(Path(folder)) as processes:
         try:
-            found = measure(there, given.samples, given.rounds, processes, Path(folder))
+            found = run_rounds(there, given.samples, given.rounds, processes, Path(folder))
         except FailedError as error:
             sys.exit(str(error))
     return report(rows(found, wanted, failed))

@@ -154,7 +154,7 @@ def waits(stub: DataServiceStub, job_id: str, steps: Iterator[int], count: int) 
     return first, others
 
 
-def measure(folder: Path, processes: Processes, arguments: argparse.Namespace) -> list[Row]:
+def fairness_rows(folder: Path, processes: Processes, arguments: argparse.Namespace) -> list[Row]:
     """The rows."""
     shards = folder / "shards"
     drawn = ["--samples", 512, "--shards", 4, "--seed", int(arguments.held_out)]
@@ -241,7 +241,7 @@ def main() -> int:
         be_odd(address, name, int(number), arguments.held_out)
         return 0
     with tempfile.TemporaryDirectory() as folder, Processes(Path(folder)) as processes:
-        rows = measure(Path(folder), processes, arguments)
+        rows = fairness_rows(Path(folder), processes, arguments)
     for row in rows:
         verdict = "" if row.reached is None else "reached" if row.reached else "MISSED"
         print(f"{row.name:40} {row.measured}; target {row.target} {verdict}")

@@ -213,7 +213,7 @@ def look(shards: Path, data: Data) -> Step:
     return Step(len(plan.samples.image_rows), CACHE_BYTES // 3 // memory_of(plan))
 
 
-def measure(folder: Path, shards: Path, arguments: argparse.Namespace) -> list[Row]:
+def fleet_rows(folder: Path, shards: Path, arguments: argparse.Namespace) -> list[Row]:
     """All rows."""
     count = arguments.servers
     shape = arguments.backbone, arguments.others, arguments.sequences, arguments.steps
@@ -262,7 +262,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         shards = make_dataset(Path(temporary) / "shards", NUM_SHARDS, SAMPLES, 4, seed=arguments.seed)
         subprocess.run([*SERVER, "index", str(shards)], check=True, stdout=subprocess.DEVNULL)
-        return report(measure(Path(temporary), shards, arguments))
+        return report(fleet_rows(Path(temporary), shards, arguments))
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def _cpu_s(work: Callable[[], object]) -> float:
     return time.process_time() - began
 
 
-def measure(folder: Path, shard: Shard, rounds: int) -> list[Row]:
+def indexing_rows(folder: Path, shard: Shard, rounds: int) -> list[Row]:
     """Rows of one shard."""
     tar = folder / "00000.tar"
     write_shard(tar, shard)
@@ -124,7 +124,7 @@ def main() -> int:
     rows = []
     for shard in (Shard(samples, image_bytes, 0.5, seed), Shard(2 * samples, image_bytes // 3, 1.0, seed + 1)):
         with tempfile.TemporaryDirectory() as folder:
-            rows += measure(Path(folder), shard, arguments.rounds)
+            rows += indexing_rows(Path(folder), shard, arguments.rounds)
     return report(rows)
 
 

@@ -132,7 +132,7 @@ def server(folder: Path, shards: Path) -> Iterator[Server]:
             yield Server(DataServiceStub(channel), process, Took(wall_s, times.user + times.system))
 
 
-def measure(folder: Path, shards: Path, seeks: int, seed: int) -> list[Row]:
+def scale_rows(folder: Path, shards: Path, seeks: int, seed: int) -> list[Row]:
     """All rows of one dataset."""
     rows = list[Row]()
     began = time.perf_counter()
@@ -186,7 +186,7 @@ def main() -> int:
             )
             print(file=sys.stderr)
         subprocess.run([*SERVER, "warm"], check=True, stdout=subprocess.DEVNULL)
-        return report(measure(Path(temporary), shards, arguments.seeks, arguments.seed))
+        return report(scale_rows(Path(temporary), shards, arguments.seeks, arguments.seed))
 
 
 if __name__ == "__main__":

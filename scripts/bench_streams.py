@@ -132,7 +132,7 @@ def make_shards(few: Path, many: Path, processes: Processes, drawn: list[object]
     processes.run([processes.start("measuring many shards", [*index, many])], print)
 
 
-def measure(shards: Path, streams: int, servers: int, images: int) -> Measured:
+def run_streams(shards: Path, streams: int, servers: int, images: int) -> Measured:
     """Read so many images from servers that are started for it."""
     folder = shards.parent
     with Processes(folder) as processes, ExitStack() as stack:
@@ -239,10 +239,10 @@ def main() -> int:
             make_shards(few, many, processes, ["--seed", given.seed, "--median", given.median])
         for number in range(given.rounds):
             for shape in SHAPES if number % 2 == 0 else SHAPES[::-1]:
-                found[shape].append(measure(few, *shape, given.images))
+                found[shape].append(run_streams(few, *shape, given.images))
                 print(f"round {number + 1}: {shape}: {found[shape][-1].cpu_ms:.2f} ms", flush=True)
-            linked.append(measure(many, *SHAPES[-1], given.images))
-        streams = measure(few, *MANY, given.many_images)
+            linked.append(run_streams(many, *SHAPES[-1], given.images))
+        streams = run_streams(few, *MANY, given.many_images)
     return report([*rows(found), row_of_shards(found[SHAPES[-1]], linked), *rows_of_many(streams)])
 
 

@@ -209,7 +209,7 @@ def compared(served: Served, case: Case, prefetch_mib: list[int], rounds: int, m
         yield from steady_rows(runs, f"{mib} MiB ahead: ")
 
 
-def measure(served: Served, case: Case, rounds: int, microbatches: int) -> tuple[dict[str, list[float]], Steady]:
+def run_case(served: Served, case: Case, rounds: int, microbatches: int) -> tuple[dict[str, list[float]], Steady]:
     """Waits of every microbatch by where it was decoded, and those of a steady trainer."""
     steps = case.samples // (WAVES * case.microbatch)
     job = served.job(case, steps)
@@ -258,7 +258,7 @@ def main() -> int:
             if given.prefetch_mib:
                 rows_ += compared(served, case, given.prefetch_mib, given.rounds, given.microbatches)
                 continue
-            found, at_pace = measure(served, case, given.rounds, given.microbatches)
+            found, at_pace = run_case(served, case, given.rounds, given.microbatches)
             rows_ += [*rows(case, found), *steady_rows([at_pace])]
     return report(rows_)
 

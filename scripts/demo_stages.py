@@ -61,7 +61,7 @@ TOWERS: Mapping[str, Mapping[str, int]] = {"image": COSTS["encoder"], "text": CO
 def job_spec(steps: int, layout: str = "pipelined") -> dict[str, Any]:
     """The demo's job: image-text pairs, most of them understood, 40 % generated. Servers fill in the rest.
 
-    Towers instead compare the pairs, in contrastive batches of which each step has two.
+    Towers instead compare the pairs, in two contrastive batches a step.
     """
     degrees = LAYOUTS[layout]
     if layout == "contrastive":
@@ -170,7 +170,7 @@ class Demo:
         self._run("training", [BIN / "trainclient", "train", *flags], step)
         self._display.done(last)
 
-    def measure(self, addresses: str, plans: Mapping[str, Any]) -> dict[str, Any]:
+    def timed_steps(self, addresses: str, plans: Mapping[str, Any]) -> dict[str, Any]:
         """Time some steps in canonical order and as planned; see `time_steps`."""
         self._display.begin("measuring", f"starting {self._processes_of()} that sleep instead of computing")
         steps = plans["steps"][:MEASURED_STEPS]

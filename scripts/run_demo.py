@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace, signals: Signals) -> None:
             plans = demo.plan()
             addresses = demo.serve()
             demo.train(addresses)
-            measured = demo.measure(addresses, plans)
+            measured = demo.timed_steps(addresses, plans)
             shown.begin("ending", "ending the servers")
         shown.done("all processes have ended")
     figures = collect(demo.metrics, plans, measured)

@@ -56,7 +56,7 @@ class InStep(Stopwatch):
         dist.barrier(self._group)
 
 
-def measure(job: Job, groups: Groups, servers: str, steps: int, scale: int) -> Iterator[float]:
+def timed_steps(job: Job, groups: Groups, servers: str, steps: int, scale: int) -> Iterator[float]:
     """Seconds of each of the first `steps` steps, from the moment that all processes begin to the end of the last."""
     topology = Topology.of(job.spec)
     groups = replace(groups, process=topology.processes[groups.rank])  # jobs differ in the policies of their modules
@@ -139,9 +139,9 @@ def _time_all(arguments: argparse.Namespace, jobs: Mapping[str, Job]) -> None:
     with process_groups(Topology.of(next(iter(jobs.values())).spec), torch.device("cpu"), TIMEOUT_S) as groups:
         if groups.rank == 0:
             print("fetching microbatches", flush=True)
-        list(measure(next(iter(jobs.values())), groups, arguments.servers, 1, 1))  # imports what a first step does
+        list(timed_steps(next(iter(jobs.values())), groups, arguments.servers, 1, 1))  # imports what a first step does
         for name, job in jobs.items():
-            for seconds in measure(job, groups, arguments.servers, arguments.steps, arguments.scale):
+            for seconds in timed_steps(job, groups, arguments.servers, arguments.steps, arguments.scale):
                 found[name].append(seconds)
                 if groups.rank == 0:
                     print(f"{name}: step {len(found[name])} of {arguments.steps} took {seconds:.2f} s", flush=True)

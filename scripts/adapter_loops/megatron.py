@@ -44,7 +44,7 @@ class OnCPU(TorchFunctionMode):
 
 
 class Model(nn.Module):
-    """Of one weight; tells a meter what it is handed, which sleeps in place of the device."""
+    """Of one weight; tells a meter what it is handed, which sleeps as long as a device would compute."""
 
     def __init__(self, meter: Meter) -> None:
         super().__init__()

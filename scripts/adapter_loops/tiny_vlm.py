@@ -15,7 +15,7 @@ from trainclient.adapters.full_model import FullModelMicrobatch
 
 
 class TinyVLM(nn.Module):
-    """Tells a meter what it is handed, which sleeps in place of the device. Pixels are normalised on the device."""
+    """Tells a meter what it is handed, which sleeps as long as a device would compute, with normalised pixels."""
 
     def __init__(self, meter: Meter) -> None:
         super().__init__()

@@ -56,7 +56,7 @@ def main() -> int:
     numbers = options.only or range(1, len(mutants) + 1)
     if options.list:
         for number in numbers:
-            print(f"{number}. {mutants[number - 1].place}\n{_difference(mutants[number - 1])}")
+            print(f"{number}. {mutants[number - 1].location}\n{_difference(mutants[number - 1])}")
         return 0
     # Also in the background, where shells have Ctrl-C's signal ignored; `kill` does the same.
     for stop in (signal.SIGINT, signal.SIGTERM):
@@ -85,7 +85,7 @@ def _judged(
         if stopping.is_set():
             return
         if (reason := known.get(key(mutant))) is not None:
-            print(f"{number:4d} equivalent  {mutant.place}: {reason}", flush=True)
+            print(f"{number:4d} equivalent  {mutant.location}: {reason}", flush=True)
             return
         tree = trees.get()
         try:
@@ -111,7 +111,7 @@ def _line(number: int, verdict: Verdict) -> str:
     """What became of a mutant; of one that survived also what it changes."""
     name = "killed" if verdict.killed else "SURVIVED"
     took = f"{verdict.effort.computed_s:.0f} s of CPU, {verdict.effort.asleep_s:.0f} s asleep"
-    line = f"{number:4d} {name:10s}  {verdict.mutant.place}: {verdict.why} ({took})"
+    line = f"{number:4d} {name:10s}  {verdict.mutant.location}: {verdict.why} ({took})"
     return line if verdict.killed else f"{line}\n{_difference(verdict.mutant)}"
 
 

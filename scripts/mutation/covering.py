@@ -49,13 +49,13 @@ class Covering:
         own = found & self._seconds.keys() | naming
         others = {test for file in found for test in self._tests_of.get(file, ())} - own
 
-        def place(test: str) -> tuple[bool, int, bool, int, float, str]:
+        def urgency(test: str) -> tuple[bool, int, bool, int, float, str]:
             shared = words & _words(test.partition("::")[0])
             return test not in naming, -len(shared), test in others, -extent[test], self._seconds[test], test
 
         cases = Counter[str]()
         order: dict[str, tuple[bool, bool, int]] = {}
-        for test in sorted(own | others, key=place):
+        for test in sorted(own | others, key=urgency):
             function = test.partition("[")[0]
             order[test] = test not in naming, not test.startswith(mirror), cases[function]
             cases[function] += 1

@@ -46,7 +46,7 @@ class Mutant:
         return Source(self.source).constant(self.line)
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Where it is, for people."""
         return f"{self.path}:{self.line}" + (f" in {self.scope}" if self.scope else "")
 

@@ -95,7 +95,7 @@ def _chosen(tests: list[str], covering: Covering, most: int, most_s: float) -> l
 def _killed_by(mutant: Mutant, code: int | None, output: str) -> str:
     """The test that failed, or how the run ended."""
     if code is not None and code >= 0 and code not in FAILED and NOT_LOADED not in output:
-        raise RuntimeError(f"pytest ended with {code} for the mutant of {mutant.place}:\n{output[-3000:]}")
+        raise RuntimeError(f"pytest ended with {code} for the mutant of {mutant.location}:\n{output[-3000:]}")
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
     ended = "hung" if code is None else f"ended with {code}"
     return failed[1] if failed else ended

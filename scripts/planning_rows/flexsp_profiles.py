@@ -183,5 +183,5 @@ def usable_lengths(lengths: I64, context: int, multiple: int = 128) -> I64:
         int64 [at most n], in the order given.
     """
     padded = -(-lengths.astype(np.int64) // multiple) * multiple
-    kept: I64 = padded[padded <= context - multiple]
-    return kept
+    fitting: I64 = padded[padded <= context - multiple]
+    return fitting

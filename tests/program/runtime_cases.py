@@ -73,7 +73,7 @@ class Degrees:
     """Names of modules that compute their blocks again."""
     colocated: bool = False
     """Whether all ranks run all modules."""
-    kept: tuple[int, int] = (0, 0)
+    retained: tuple[int, int] = (0, 0)
     """Of these, the patches of each encoder and the tokens of the backbone that a rank keeps at once; 0: all."""
     tp: tuple[int, int, int] = (1, 1, 1)
     """Tensor-parallel degrees of encoder, backbone and generator."""
@@ -104,7 +104,7 @@ class Degrees:
             f"{self.generator}{seconds if self.second_encoder or self.second_generator else ''}"
             f"{', frozen ' + ' and '.join(self.frozen) if self.frozen else ''}"
             f"{', colocated' if self.colocated else ''}"
-            f"{f', kept {self.kept}' if any(self.kept) else ''}"
+            f"{f', retained {self.retained}' if any(self.retained) else ''}"
             f"{', again ' + ' and '.join(self.recompute) if self.recompute else ''}"
             f"{', tp ' + ' '.join(map(str, self.tp)) if max(self.tp) > 1 else ''}"
             f"{f', groups to {self.group}' if self.group else ''}"
@@ -158,9 +158,9 @@ def job_data(
     modules = [m | {"tp": tp[m["name"]]} if tp.get(m["name"], 1) > 1 else m for m in modules]
     if degrees.sp > 1:
         modules = [m | {"sp": degrees.sp} if m["kind"] == "backbone" else m for m in modules]
-    for kind, kept in zip(("encoder", "backbone"), degrees.kept, strict=True):
-        memory = {"budget_bytes": min(kept, fields["seq_len"]), "unit_bytes": 1, "step_bytes": kept}
-        of = [m["name"] for m in modules if kept and m["kind"] == kind and m["name"] not in degrees.frozen]
+    for kind, retained in zip(("encoder", "backbone"), degrees.retained, strict=True):
+        memory = {"budget_bytes": min(retained, fields["seq_len"]), "unit_bytes": 1, "step_bytes": retained}
+        of = [m["name"] for m in modules if retained and m["kind"] == kind and m["name"] not in degrees.frozen]
         modules = [m | {"memory": memory} if m["name"] in of else m for m in modules]
     if degrees.group:
         memory = {"budget_bytes": units, "unit_bytes": 1}

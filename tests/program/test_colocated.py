@@ -51,11 +51,11 @@ def check_gradients(fleet: Fleet, pool: Pool, folder: Path, degrees: Degrees, **
     "degrees",
     [
         together(1),
-        together(2, second_encoder=True, second_generator=True, kept=(64, 192)),
+        together(2, second_encoder=True, second_generator=True, retained=(64, 192)),
         together(4, second_encoder=True, second_generator=True),
-        together(4, kept=(64, 192)),
-        together(2, second_encoder=True, frozen=("vit",), kept=(64, 0)),
-        together(2, frozen=("dit",), recompute=("vit",), kept=(64, 0)),
+        together(4, retained=(64, 192)),
+        together(2, second_encoder=True, frozen=("vit",), retained=(64, 0)),
+        together(2, frozen=("dit",), recompute=("vit",), retained=(64, 0)),
         together(2, second_encoder=True, frozen=("vit", "llm")),
         together(2, frozen=("dit",), recompute=("vit", "llm")),
     ],
@@ -78,7 +78,9 @@ def test_gradients_equal_the_reference(fleet: Fleet, pool: Pool, tmp_path: Path,
 )
 def test_shares_over_all_ranks(fleet: Fleet, pool: Pool, tmp_path: Path, shares: tuple[str, ...]) -> None:
     """In rounds."""
-    check_gradients(fleet, pool, tmp_path, together(2, kept=(64, 192)), sharding=dict(zip(KINDS, shares, strict=True)))
+    check_gradients(
+        fleet, pool, tmp_path, together(2, retained=(64, 192)), sharding=dict(zip(KINDS, shares, strict=True))
+    )
 
 
 @pytest.mark.long
@@ -130,8 +132,11 @@ HOPS = {
         (together(2, frozen=("vit",)), HOPS),
         (together(2, frozen=("vit", "llm"), second_encoder=True), HOPS),
         (together(2, frozen=("llm",)), HOPS),
-        (together(2, second_encoder=True, second_generator=True, kept=(64, 192)), HOPS),
-        (together(2, generator=0, kept=(64, 0)), {"generation": {"ratio": "0"}, "transfers": HOPS["transfers"][:1]}),
+        (together(2, second_encoder=True, second_generator=True, retained=(64, 192)), HOPS),
+        (
+            together(2, generator=0, retained=(64, 0)),
+            {"generation": {"ratio": "0"}, "transfers": HOPS["transfers"][:1]},
+        ),
     ],
     ids=str,
 )
@@ -149,7 +154,7 @@ def test_the_executed_step_is_the_simulated_one(fleet: Fleet, degrees: Degrees, 
         assert [e.end_ns for e in found] == planned.timeline.end_ns[rank].tolist()
     assert max(e.end_ns for found in executed for e in found) == planned.makespan_ns > 0
     rounds = plan.num_microbatches // (plan.schedules[0].drain_every or plan.num_microbatches)
-    assert rounds == 1 if not any(degrees.kept) else rounds > 1
+    assert rounds == 1 if not any(degrees.retained) else rounds > 1
 
 
 @dataclass

@@ -86,8 +86,8 @@ def check(fleet: Fleet, pool: Pool, folder: Path, rows: dict[str, Row], degrees:
     reference, of_backbone, cases = {}, options.pop("backbone", {}), []
     for name, row in rows.items():
         again = tuple(m for m in MODULES if row["recompute"] and m not in row["frozen"])
-        kept = (64, 0 if {"llm", "dit"} & {*row["frozen"]} else 192) if row.get("rounds") else (0, 0)
-        marked = replace(degrees, frozen=row["frozen"], recompute=again, kept=kept)
+        retained = (64, 0 if {"llm", "dit"} & {*row["frozen"]} else 192) if row.get("rounds") else (0, 0)
+        marked = replace(degrees, frozen=row["frozen"], recompute=again, retained=retained)
         layout = {"extra_in_flight": row["extra"]} if row.get("extra") else {}
         layout |= {key: row[key] for key in ("policy", "schedule") if row.get(key)}
         ours, reference = fleet.pair_of_jobs(marked, **options)

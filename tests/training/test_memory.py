@@ -58,15 +58,15 @@ NETWORKS: dict[str, tuple[Make, Run, int]] = {
 def bytes_for_backward(network: nn.Module, run: Run) -> int:
     """What a forward keeps for its backward beside parameters."""
     parameters = {p.untyped_storage().data_ptr() for p in network.parameters()}
-    kept: dict[int, Tensor] = {}
+    retained: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor
+        retained[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
     with saved_tensors_hooks(keep, lambda tensor: tensor):
         run(network, LENGTHS, torch.Generator().manual_seed(1))
-    return sum(t.untyped_storage().nbytes() for address, t in kept.items() if address not in parameters)
+    return sum(t.untyped_storage().nbytes() for address, t in retained.items() if address not in parameters)
 
 
 @pytest.mark.parametrize("recompute", [False, True])

@@ -14,8 +14,9 @@ from trainclient.training.signals import StopSignals
 from trainclient.training.worker import _explain
 
 OUT_OF_MEMORY = (
-    "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 3 has a total capacity of 79.10 GiB of which 3.00 GiB is "
-    "free. Of the allocated memory 70.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but "
+    "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 3 has a total capacity of 79.10 GiB of "
+    "which 3.00 GiB is free. Of the allocated memory 70.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by "
+    "PyTorch but "
     "unallocated. If reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True "
     "to avoid it."
 )
