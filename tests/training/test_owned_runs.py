@@ -58,6 +58,40 @@ def test_a_second_run_is_refused_and_may_take_over(fleet: Fleet, tmp_path: Path)
         assert damages(path, read_manifest(path).files or {}) == []
 
 
+@pytest.mark.parametrize(
+    ("option", "what"),
+    [("--timeline.directory", "folder of timelines"), ("--profile.directory", "folder of profiles")],
+)
+def test_two_runs_do_not_write_timelines_or_profiles_into_one_folder(
+    fleet: Fleet, tmp_path: Path, option: str, what: str
+) -> None:
+    """They share nothing else. The second one is refused, writes nothing, and may run when the first one has ended."""
+    shared = (option, str(tmp_path / "shared"), option.replace("directory", "first"), "0")
+    first, second = (Run(fleet.address, tmp_path / name) for name in ("first", "second"))
+    for run in (first, second):
+        run.folder.mkdir()
+    process = first.start(first.command(ALONE, *shared))
+    try:
+        read_until(process, "step 2/")
+        written = sorted((p.name, p.stat().st_ino) for p in (tmp_path / "shared").iterdir())
+        (rank,) = descendants(process)
+        code, errors = second.train(ALONE, *shared, "--steps", "2")
+        assert code == 2
+        assert errors.splitlines()[-1].startswith(
+            f"trainclient: the {what} {tmp_path / 'shared'} belongs to another run: run "
+        ), errors
+        assert f"process {rank.pid} on {socket.gethostname()}" in errors.splitlines()[-1]
+        assert errors.splitlines()[-1].endswith(f"take over with --take-over; or give another {option}")
+        assert "Traceback" not in errors
+        assert sorted((p.name, p.stat().st_ino) for p in (tmp_path / "shared").iterdir()) == written
+    finally:
+        kill_tree(process)
+        process.communicate(timeout=TIMEOUT_S)
+    code, errors = second.train(ALONE, *shared, "--steps", "2")
+    assert code == 0, errors
+    assert not list((tmp_path / "shared").glob(".*lease*"))
+
+
 def newest(run: Run) -> Path:
     return max(run.checkpoints.glob("step-*"))
 

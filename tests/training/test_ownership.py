@@ -6,23 +6,41 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch.distributed import HashStore
 
-from trainclient.checkpoint.lease import take
-from trainclient.checkpoint.lease_file import LeaseError
+from trainclient.checkpoint.lease import Lease, take
+from trainclient.checkpoint.lease_file import LeaseError, LeaseLostError
 from trainclient.checkpoint.owner import Owner
-from trainclient.training.config import CheckpointConfig, TrainConfig
+from trainclient.timeline.recorder import TimelineRecorder
+from trainclient.training.config import CheckpointConfig, ProfileConfig, TimelineConfig, TrainConfig
 from trainclient.training.control import RunEndedError
 from trainclient.training.ownership import outputs, require_unowned
+from trainclient.training.profiling import StepProfiler
 from trainclient.training.rank import ATTEMPTS_KEY, LAUNCH_KEY, Ending, Process, _owned
+from trainclient.training.run import name_run
 
+RUN = "0123456789abcdef"
 JOB: Any = SimpleNamespace(job_id="job")
+
+
+@pytest.fixture(autouse=True)
+def wandb_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Weights & Biases writes."""
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
 
 
 def config(folder: Path, *, take_over: bool = False) -> TrainConfig:
     """Of a run with all outputs."""
-    files = {"metrics": folder / "metrics.jsonl", "tensorboard": folder / "curves"}
-    return TrainConfig(checkpoint=CheckpointConfig(directory=folder / "ckpt"), take_over=take_over, **files)
+    return TrainConfig(
+        checkpoint=CheckpointConfig(directory=folder / "ckpt"),
+        metrics=folder / "metrics.jsonl",
+        tensorboard=folder / "curves",
+        timeline=TimelineConfig(directory=folder / "traces"),
+        profile=ProfileConfig(directory=folder / "traces"),
+        wandb="images/1",
+        take_over=take_over,
+    )
 
 
 def owning(config: TrainConfig, store: HashStore, rank: int, attempt: int = 1) -> AbstractContextManager[Any]:
@@ -33,16 +51,24 @@ def owning(config: TrainConfig, store: HashStore, rank: int, attempt: int = 1) -
 
 def test_all_outputs_are_owned_while_a_run_lives(tmp_path: Path) -> None:
     store = HashStore()
+    name = name_run(config(tmp_path), JOB)
     with owning(config(tmp_path), store, 0) as leases, owning(config(tmp_path), store, 1) as others:
-        assert list(leases) == ["checkpoint", "metrics", "tensorboard"]
+        assert list(leases) == ["checkpoint", "metrics", "tensorboard", "timeline", "profile", "wandb"]
         assert others == {}
         found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.lease*"))
-        assert found == [".metrics.jsonl.lease-000001", "ckpt/.lease-000001", "curves/.tensorboard.lease-000001"]
+        assert found == [
+            ".metrics.jsonl.lease-000001",
+            "ckpt/.lease-000001",
+            "curves/.tensorboard.lease-000001",
+            "traces/.profile.lease-000001",
+            "traces/.timeline.lease-000001",
+            f"wandb/.images%2F1-{name}.lease-000001",
+        ]
         with pytest.raises(LeaseError, match="It is alive"):
-            require_unowned(config(tmp_path))
-        require_unowned(config(tmp_path, take_over=True))
+            require_unowned(config(tmp_path), RUN)
+        require_unowned(config(tmp_path, take_over=True), RUN)
     assert list(tmp_path.rglob("*.lease*")) == []
-    require_unowned(config(tmp_path))
+    require_unowned(config(tmp_path), RUN)
 
 
 def test_checkpoints_and_curves_may_share_a_folder_and_a_file_has_one_lease_by_all_its_names(tmp_path: Path) -> None:
@@ -53,12 +79,12 @@ def test_checkpoints_and_curves_may_share_a_folder_and_a_file_has_one_lease_by_a
         assert [lease.path.name for lease in leases.values()] == names
         for field in ("metrics", "tensorboard"):
             with pytest.raises(LeaseError, match="It is alive"):
-                require_unowned(TrainConfig(**{field: {**files, "metrics": tmp_path / "metrics.jsonl"}[field]}))
+                require_unowned(TrainConfig(**{field: {**files, "metrics": tmp_path / "metrics.jsonl"}[field]}), RUN)
 
 
 def test_one_process_says_who_owns_an_output_and_all_end(tmp_path: Path) -> None:
     store, found = HashStore(), config(tmp_path)
-    take(outputs(found)["metrics"], Owner.here("another"))
+    take(outputs(found, RUN)["metrics"], Owner.here("another"))
     with pytest.raises(
         LeaseError, match=r"the metrics file .* belongs to another run: run another, .* another --metrics"
     ):
@@ -71,7 +97,7 @@ def test_one_process_says_who_owns_an_output_and_all_end(tmp_path: Path) -> None
 
 def test_only_the_first_attempt_of_a_launch_takes_over(tmp_path: Path) -> None:
     found = config(tmp_path, take_over=True)
-    take(outputs(found)["metrics"], Owner.here("another"))
+    take(outputs(found, RUN)["metrics"], Owner.here("another"))
     with pytest.raises(LeaseError, match="It is alive"):
         owning(found, HashStore(), 0, attempt=2).__enter__()
     with owning(found, HashStore(), 0) as leases:
@@ -95,3 +121,52 @@ def test_a_run_ends_whether_its_outputs_are_lost_before_or_behind_its_channel(ea
     for step in steps if early else steps[::-1]:
         step()
     assert control.said == ["another run has the folder"]
+
+
+def test_another_run_of_a_weights_and_biases_project_writes_beside_the_first_one() -> None:
+    take(outputs(TrainConfig(wandb="images"), RUN)["wandb"], Owner.here(RUN))
+    require_unowned(TrainConfig(wandb="images"), "f" * 16)
+    require_unowned(TrainConfig(wandb="texts"), RUN)
+    with pytest.raises(
+        LeaseError, match=rf"^run {RUN} of the Weights & Biases project images in .* alive: wait .* give"
+    ):
+        require_unowned(TrainConfig(wandb="images"), RUN)
+
+
+def test_weights_and_biases_writes_for_temporary_files_where_its_folder_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path / "none"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert outputs(TrainConfig(wandb="images"), RUN)["wandb"].folder == tmp_path / "wandb"
+
+
+def taken_over(tmp_path: Path, option: str) -> Lease:
+    """Of a process that was stopped while another run took its folder."""
+    output = outputs(config(tmp_path), RUN)[option]
+    lease = take(output, Owner.here(RUN))
+    take(output, Owner.here("another"), take_over=True)
+    return lease
+
+
+def test_a_timeline_is_not_written_into_a_folder_that_was_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = taken_over(tmp_path, "timeline")
+    for name in ("tracks_of", "write_report", "MicrobatchSamples"):
+        monkeypatch.setattr(f"trainclient.timeline.recorder.{name}", lambda *_: [])
+    nothing: Any = SimpleNamespace(get_plan=lambda *_, **__: None)
+    recorder = TimelineRecorder(lease.output.folder, range(1), nothing, nothing, nothing, lease)
+    with pytest.raises(LeaseLostError, match="was taken over from this run"):
+        recorder._write(0, [], nothing, lease.output.folder)
+    assert [path for path in lease.output.folder.iterdir() if "lease" not in path.name] == []
+
+
+def test_a_profile_is_not_written_into_a_folder_that_was_taken_over(tmp_path: Path) -> None:
+    lease = taken_over(tmp_path, "profile")
+    groups: Any = SimpleNamespace(rank=0, device=torch.device("cpu"))
+    profiler = StepProfiler(ProfileConfig(directory=lease.output.folder, first=0), groups, lease)
+    profiler.begin_step(0)
+    with pytest.raises(LeaseLostError, match="was taken over from this run"):
+        profiler.begin_step(1)
+    assert [path for path in lease.output.folder.iterdir() if "lease" not in path.name] == []

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from dataserver.chrome_trace import trace_json
 from dataserver.outputs import write_whole
 from dataserver.planning.job.fields import Stream
+from trainclient.checkpoint.lease import Lease
 from trainclient.client import DataClient
 from trainclient.exchange.rank_errors import translate_rank_errors
 from trainclient.program.clock import Stopwatch
@@ -28,14 +29,30 @@ class TimelineRecorder:
     """Records some steps of a run; all processes call its methods in the same ones."""
 
     def __init__(
-        self, directory: Path | None, steps: range, topology: Topology, groups: Groups, stream: Stream
+        self,
+        directory: Path | None,
+        steps: range,
+        topology: Topology,
+        groups: Groups,
+        stream: Stream,
+        lease: Lease | None = None,
     ) -> None:
-        """Record these steps into a folder, or none without one."""
+        """Record these steps into a folder, or none without one.
+
+        Args:
+            directory: the folder.
+            steps: the steps.
+            topology: of the job.
+            groups: this process and the others.
+            stream: of the job.
+            lease: of the folder; only the first process has it.
+        """
         self._directory = directory
         self._steps = steps
         self._topology = topology
         self._groups = groups
         self._stream = stream
+        self._lease = lease
         self._origin_ns = 0
 
     def records(self, step: int) -> bool:
@@ -59,7 +76,11 @@ class TimelineRecorder:
             self._write(record.step, recorded, client, self._directory)
 
     def _write(self, step: int, recorded: list[Recorded], client: DataClient, directory: Path) -> None:
-        """Write both files. What cannot be written is said, and no reason to end a run."""
+        """Write both files. What cannot be written is said, and no reason to end a run.
+
+        Raises:
+            LeaseLostError: another run has taken the folder over.
+        """
         trace, report = (directory / f"step-{step:08d}.{kind}" for kind in ("json", "txt"))
         try:
             plan = client.get_plan(step, with_timelines=True)
@@ -67,6 +88,8 @@ class TimelineRecorder:
             directory.mkdir(parents=True, exist_ok=True)
             table = io.StringIO()
             write_report(step, tracks, MicrobatchSamples(plan, self._topology, self._stream), table)
+            if self._lease is not None:
+                self._lease.require()
             write_whole(report, table.getvalue())
             about = {"job_id": plan.job_id, "step": step, "plan_hash": plan.plan_hash.hex()}
             write_whole(trace, trace_json(trace_events(tracks), about))

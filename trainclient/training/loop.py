@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from types import MappingProxyType
 
 from torch import Tensor
 
@@ -38,7 +39,7 @@ from trainclient.training.nonfinite import explain
 from trainclient.training.optimizer import Optimizer
 from trainclient.training.peak_flops import peak_flops
 from trainclient.training.profiling import StepProfiler
-from trainclient.training.reporter import StepReporter
+from trainclient.training.reporter import StepReporter, open_reporters
 from trainclient.training.run import digest_settings, name_run
 from trainclient.training.saving import Saving
 from trainclient.training.schedule import module_rates
@@ -49,6 +50,8 @@ from trainclient.training.streams import Streams
 
 DEGREES = ("dp", "tp", "pp", "sp")
 """Fields of a module in a job that say how many processes run it."""
+NO_LEASES: Mapping[str, Lease] = MappingProxyType({})
+"""Of all processes but the first one."""
 
 
 class Trainer:
@@ -61,7 +64,7 @@ class Trainer:
         topology: Topology,
         groups: Groups,
         held_out: Job | None = None,
-        lease: Lease | None = None,
+        leases: Mapping[str, Lease] = NO_LEASES,
     ) -> None:
         """Build this process's modules; all processes do so together.
 
@@ -71,7 +74,7 @@ class Trainer:
             topology: of the job.
             groups: this process and the others.
             held_out: what is evaluated, if anything.
-            lease: of the folder of checkpoints; only the first process has it.
+            leases: of `owned`; only the first process has them.
         """
         models = Models.of(config, job.spec)
         modules = models.build(groups.process, groups.device)
@@ -111,9 +114,10 @@ class Trainer:
         self._images = InvalidImages(config.max_invalid_ratio)
         self._lap_start = time.perf_counter()
         self._phase = "prepares"
-        timeline = config.timeline
-        self._timeline = TimelineRecorder(timeline.directory, timeline.recorded, topology, groups, job.stream)
-        self._saving = Saving(config.checkpoint, groups, lease)
+        recorded = config.timeline.directory, config.timeline.recorded
+        self._timeline = TimelineRecorder(*recorded, topology, groups, job.stream, leases.get("timeline"))
+        self._profile_lease = leases.get("profile")
+        self._saving = Saving(config.checkpoint, groups, leases.get("checkpoint"))
         self._evaluation = None if held_out is None else Evaluation(held_out, modules, self._parameters, groups, config)
         self._unevaluated: StepMetrics | None = None
 
@@ -158,8 +162,8 @@ class Trainer:
         batches = streams.batches(self._groups)
         self._lap()
         with self._saving.completed(), garbage.collected_between_steps(), ExitStack() as entered:
-            reporters = self._reporters(streams, entered)
-            profiler = entered.enter_context(StepProfiler(self._config.profile, self._groups))
+            reporters = open_reporters(streams, self._groups.process, entered)
+            profiler = entered.enter_context(StepProfiler(self._config.profile, self._groups, self._profile_lease))
             stopping = self._make_up(streams, stop, writer)
             while streams.step < end and not stopping:
                 profiler.begin_step(streams.step)
@@ -224,13 +228,6 @@ class Trainer:
             self._timeline.end(record, self._clock, streams.first)
             self._lap()
         return totals.stop or (due and held_out is None)
-
-    def _reporters(self, streams: Streams, entered: ExitStack) -> list[StepReporter]:
-        """One for each module of this process; of those that work on the same views the first one reports."""
-        process = self._groups.process
-        if not process.is_leader:
-            return []
-        return [entered.enter_context(StepReporter(c, process, module)) for module, c in streams.clients.items()]
 
     def _is_evaluated(self, step: int) -> bool:
         return self._evaluation is not None and (step + 1) % self._config.evaluation.every == 0

@@ -1,9 +1,13 @@
 """What a run owns while it trains: the outputs that two runs at once would mix up."""
 
+import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 from trainclient.checkpoint.lease import Lease, renewed, require_free, take
 from trainclient.checkpoint.lease_file import Output
@@ -13,10 +17,19 @@ from trainclient.training.config import TrainConfig
 
 CURVES: Final = ".tensorboard.lease"
 """How leases of TensorBoard's folder begin, which may be the folder of checkpoints, too."""
+TIMELINES: Final = ".timeline.lease"
+"""The same of the folder of timelines."""
+PROFILES: Final = ".profile.lease"
+"""The same of the folder of profiles."""
 
 
-def outputs(config: TrainConfig) -> dict[str, Output]:
-    """What a run has to own, by the option's field: its checkpoints first."""
+def outputs(config: TrainConfig, run: str) -> dict[str, Output]:
+    """What a run has to own, by the option's field: its checkpoints first.
+
+    Args:
+        config: of the run.
+        run: its name. Weights & Biases keeps the curves of runs apart by it.
+    """
     found: dict[str, Output] = {}
     if (folder := config.checkpoint.directory) is not None:
         found["checkpoint"] = Output(f"the folder of checkpoints {folder}", folder)
@@ -24,16 +37,34 @@ def outputs(config: TrainConfig) -> dict[str, Output]:
         found["metrics"] = Output.file(f"the metrics file {file}", file, "--metrics")
     if (folder := config.tensorboard) is not None:
         found["tensorboard"] = Output(f"TensorBoard's folder {folder}", folder, CURVES, "--tensorboard")
+    if (folder := config.timeline.directory) is not None:
+        found["timeline"] = Output(f"the folder of timelines {folder}", folder, TIMELINES, "--timeline.directory")
+    if (folder := config.profile.directory) is not None:
+        found["profile"] = Output(f"the folder of profiles {folder}", folder, PROFILES, "--profile.directory")
+    if (project := config.wandb) is not None:
+        folder = _wandb_folder()
+        name = f"run {run} of the Weights & Biases project {project} in {folder}"
+        found["wandb"] = Output(name, folder, f".{quote(project, safe='')}-{run}.lease", "--wandb or WANDB_DIR")
     return found
 
 
-def require_unowned(config: TrainConfig) -> None:
+def _wandb_folder() -> Path:
+    """Where Weights & Biases writes: in WANDB_DIR or here, or for temporary files where that cannot be written."""
+    above = Path(os.environ.get("WANDB_DIR") or ".")
+    return (above if os.access(above, os.W_OK) else Path(tempfile.gettempdir())) / "wandb"
+
+
+def require_unowned(config: TrainConfig, run: str) -> None:
     """Refuse early, in the launcher, what a run that is seen to live owns; `owned` decides.
+
+    Args:
+        config: of the run.
+        run: its name.
 
     Raises:
         LeaseError: a run on this machine owns an output, or its lease cannot be understood.
     """
-    for output in outputs(config).values() if not config.take_over else ():
+    for output in outputs(config, run).values() if not config.take_over else ():
         require_free(output)
 
 
@@ -54,7 +85,7 @@ def owned(
     """
     leases: dict[str, Lease] = {}
     with ExitStack() as taken:
-        for field, output in outputs(config).items():
+        for field, output in outputs(config, owner.run).items():
             after = _last_owner(output) if field == "checkpoint" else 0
             leases[field] = take(output, owner, take_over=take_over, after=after)
             taken.callback(leases[field].release)

@@ -10,6 +10,7 @@ from typing import Self
 from torch.profiler import ProfilerActivity, profile
 
 from dataserver.outputs import beside
+from trainclient.checkpoint.lease import Lease
 from trainclient.topology.process_groups import Groups
 from trainclient.training.config import ProfileConfig
 
@@ -17,11 +18,12 @@ from trainclient.training.config import ProfileConfig
 class StepProfiler:
     """Profiles consecutive steps of one process; one that ends earlier leaves what there is."""
 
-    def __init__(self, config: ProfileConfig, groups: Groups) -> None:
-        """Profile as the configuration says; without a folder nothing is."""
+    def __init__(self, config: ProfileConfig, groups: Groups, lease: Lease | None = None) -> None:
+        """Profile as the configuration says; without a folder nothing is. The first process has the folder's lease."""
         self._directory = config.directory
         self._steps = config.profiled
         self._groups = groups
+        self._lease = lease
         self._profile: profile | None = None
 
     def begin_step(self, step: int) -> None:
@@ -43,7 +45,11 @@ class StepProfiler:
             self._end()
 
     def _end(self) -> None:
-        """Write the trace. One that cannot be written is said, and no reason to end a run."""
+        """Write the trace. One that cannot be written is said, and no reason to end a run.
+
+        Raises:
+            LeaseLostError: another run has taken the folder over.
+        """
         if self._profile is None or self._directory is None:
             return
         profiled, self._profile = self._profile, None
@@ -51,6 +57,8 @@ class StepProfiler:
         path = trace_path(self._directory, self._groups.rank)
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
+            if self._lease is not None:
+                self._lease.require()
             with beside(path) as temp:
                 try:
                     profiled.export_chrome_trace(str(temp))

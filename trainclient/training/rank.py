@@ -101,7 +101,7 @@ def check(config: TrainConfig, jobs: Jobs) -> None:
         ClientError: the servers refuse the job.
     """
     _require(config.device)
-    require_unowned(config)
+    require_unowned(config, name_run(config, jobs.training))
     job, sizes = jobs.training, Models.of(config, jobs.training.spec).describe()
     module_rates(config.optimizer, job.spec.execution.modules)
     found = _checkpoint(config, job)
@@ -217,7 +217,7 @@ def _train(
         entered.enter_context(translate_torch_rank_errors())
         groups = entered.enter_context(process_groups(topology, device, config.timeout_s, store, process.rank))
         _log.info("global rank %d is %s on %s", groups.rank, groups.process, device)
-        trainer = Trainer(config, jobs.training, topology, groups, jobs.held_out, leases.get("checkpoint"))
+        trainer = Trainer(config, jobs.training, topology, groups, jobs.held_out, leases)
         trainers.append(trainer)
         pin = device.type == "cuda"
         with Streams.open(

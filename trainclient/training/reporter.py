@@ -1,6 +1,7 @@
 """Step times for the servers, sent beside training."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
@@ -9,13 +10,14 @@ from trainclient.client import DataClient
 from trainclient.program.clock import Stopwatch
 from trainclient.program.interpreter import StepRecord
 from trainclient.topology.process_grid import GridProcess
+from trainclient.training.streams import Streams
 
 
 class StepReporter:
     """Sends each step's times of a module from a thread. While a report is under way the next ones are skipped."""
 
     def __init__(self, client: DataClient, process: GridProcess, module: str) -> None:
-        """Report a module of a place, through the client of its views."""
+        """Report a module of a process, through the client of its views."""
         self._client = client
         self._module = module
         self._stage = process.stage
@@ -47,3 +49,10 @@ class StepReporter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)  # the client closes after this, with no call under way
+
+
+def open_reporters(streams: Streams, process: GridProcess, entered: ExitStack) -> list[StepReporter]:
+    """One for each module of a process; of those that work on the same views the first one reports."""
+    if not process.is_leader:
+        return []
+    return [entered.enter_context(StepReporter(c, process, module)) for module, c in streams.clients.items()]
