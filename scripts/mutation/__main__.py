@@ -134,7 +134,7 @@ def _report(verdicts: Sequence[Verdict], seed: int, stopped: bool) -> int:
         print(*(row(mutant) for mutant in survivors), sep="\n")
     if constants:
         print("\nConstants that survived, which the score leaves out:")
-        print(*(f"{mutant.place}\n{_difference(mutant)}" for mutant in constants), sep="\n")
+        print(*(f"{mutant.location}\n{_difference(mutant)}" for mutant in constants), sep="\n")
     score = 100 * killed.total() / max(1, len(verdicts))
     judged = f"{len(verdicts)} mutants{' judged before it was stopped' if stopped else ''}"
     cpu_s = sum(verdict.effort.computed_s for verdict in verdicts) / max(1, len(verdicts))
