@@ -287,12 +287,27 @@ def test_a_folder_that_cannot_be_written_to_is_known_before_the_first_checkpoint
 def test_incomplete_ones_are_passed_over_and_swept(checkpoints: Checkpoints, tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
     checkpoints.save(tensors(1), state(1))
-    left, unknown = f".partial-{'0a' * 16}-step-00000002", (".partial-step-00000002", "step-00000007", "other")
+    left, unknown = f".partial-00000000-{'0a' * 16}-step-00000002", (".partial-step-00000002", "step-00000007", "other")
     for name in (left, *unknown):
         (root / name).mkdir()
     assert [s.path.name for s in survey(root).stored] == ["step-00000001"]
     checkpoints.save(tensors(3), state(3))
     assert {p.name for p in root.iterdir()} == {"step-00000001", "step-00000003", *unknown}
+
+
+@pytest.mark.usefixtures("checkpoints")
+def test_an_owner_that_was_stopped_does_not_sweep_what_the_next_one_writes(tmp_path: Path) -> None:
+    """It had looked at its lease just before."""
+    first, root = owned(tmp_path / "ckpt", "first"), tmp_path / "ckpt"
+    first.save(tensors(1), state(1))
+    earlier, later = (root / f".partial-{number:08d}-{'0a' * 16}-step-00000002" for number in (1, 2))
+    for path in (earlier, later):
+        path.mkdir()
+    assert last_owner(root) == 2
+    first.save(tensors(2), state(2))
+    assert {p.name for p in root.iterdir() if p.is_dir()} == {"step-00000001", "step-00000002", later.name}
+    shutil.rmtree(later)
+    assert last_owner(root) == 1
 
 
 def test_other_models_are_refused(tmp_path: Path) -> None:

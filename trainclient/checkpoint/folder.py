@@ -12,7 +12,6 @@ import errno
 import itertools
 import json
 import os
-import re
 import shutil
 import sys
 import uuid
@@ -35,7 +34,7 @@ from dataserver.outputs import sync_folder
 from trainclient.checkpoint.lease import Lease
 from trainclient.checkpoint.lease_file import LeaseLostError
 from trainclient.checkpoint.resume_from import ResumeFrom
-from trainclient.checkpoint.selection import Resumption, resumption, survey
+from trainclient.checkpoint.selection import PARTIAL, Resumption, resumption, survey
 from trainclient.checkpoint.state import (
     OTHERWISE,
     REMEDY,
@@ -53,8 +52,6 @@ from trainclient.checkpoint.state import (
 from trainclient.checkpoint.sums import SummingFiles, damages, dealt, extras
 from trainclient.checkpoint.texts import gathered, told
 from trainclient.checkpoint.writer import PlainWriter
-
-_PARTIAL: Final = re.compile(r"\.partial-([0-9a-f]{32})-.+")
 
 
 class Checkpoints:
@@ -74,7 +71,9 @@ class Checkpoints:
         self._group = group
         self._leads = group.rank() == 0
         self._lease = lease
-        self._attempt = told(lease.owner.attempt if lease is not None else uuid.uuid4().hex, group)
+        self._number = lease.number if lease is not None else 0
+        attempt = lease.owner.attempt if lease is not None else uuid.uuid4().hex
+        self._attempt = told(f"{self._number:08d}-{attempt}", group)
         self._line = Line()
 
     def save(self, tensors: dict[str, Tensor], state: TrainerState) -> None:
@@ -191,12 +190,17 @@ class Checkpoints:
         self._require_lease()
         self._directory.mkdir(parents=True, exist_ok=True)
         for number, path in enumerate(sorted(self._directory.iterdir())):
-            named = _PARTIAL.fullmatch(path.name)
-            if named is None or not path.is_dir():
+            named = PARTIAL.fullmatch(path.name)
+            if named is None or not path.is_dir() or self._is_of_a_later_owner(int(named[1])):
                 continue
-            doomed = path if named[1] == self._attempt else self._own(f"dropped-{number}-{uuid.uuid4().hex[:8]}")
+            own = path.name.startswith(f".partial-{self._attempt}-")
+            doomed = path if own else self._own(f"dropped-{number}-{uuid.uuid4().hex[:8]}")
             with suppress(FileNotFoundError):  # who was writing it has found out, too
                 shutil.rmtree(path.rename(doomed), ignore_errors=True)
+
+    def _is_of_a_later_owner(self, number: int) -> bool:
+        """Whether this process was stopped behind its look at the lease, and somebody else writes by now."""
+        return self._lease is not None and number > self._number
 
     def _complete(self, partial: Path, target: Path, state: TrainerState, sums: list[str]) -> None:
         """Give what all have written its name, and remove what is older than the ones to keep."""
@@ -221,7 +225,10 @@ class Checkpoints:
         before = target.stat() if target.exists() else None
         self._require_lease()
         if before is not None:
-            names = (target.with_name(f"aside-{target.name}-{self._attempt[:8]}-{n}") for n in itertools.count(1))
+            names = (
+                target.with_name(f"aside-{target.name}-{self._attempt.rpartition('-')[2][:8]}-{n}")
+                for n in itertools.count(1)
+            )
             aside = target.rename(next(name for name in names if not name.exists()))
             if not os.path.samestat(before, aside.stat()):  # this process was stopped, and is no longer the owner
                 aside.rename(target)

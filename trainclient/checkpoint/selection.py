@@ -16,6 +16,8 @@ from trainclient.checkpoint.resume_from import ResumeFrom
 from trainclient.checkpoint.state import OTHERWISE, STATE_FILE, CheckpointError, Line, Manifest, read_manifest
 
 NAME: Final = re.compile(r"step-(\d{8,18})")
+PARTIAL: Final = re.compile(r"\.partial-(\d{8,})-[0-9a-f]{32}-.+")
+"""What an attempt writes until it is complete; the number is that of its lease, which grows with each owner."""
 MAX_NAMED: Final = 20
 """How many steps a message names."""
 
@@ -138,6 +140,8 @@ def last_owner(directory: Path) -> int:
     """The highest number of a lease under which anything in a folder was written; OSError if it cannot be read."""
     found = [0]
     for path in directory.iterdir() if directory.is_dir() else []:
+        if partial := PARTIAL.fullmatch(path.name):
+            found.append(int(partial[1]))
         with suppress(CheckpointError):
             writer = read_manifest(path).writer
             found.append(writer.number if writer is not None else 0)
