@@ -15,7 +15,7 @@ class SampleDescription:
     """One sample."""
 
     shard: str
-    """Name of the shard."""
+    """File name of the shard."""
     key: str
     columns: dict[str, Scalar]
     """The sidecar columns that have a value for it, by name."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SIZES_CACHE_BYTES: Final = 64 << 20
 TEXTS_CACHE_BYTES: Final = 64 << 20
 TOKEN_IDS_CACHE_BYTES: Final = 32 << 20
-"""Of their offsets; the ids themselves are read from the file each time."""
+"""Most memory for offsets of token ids; the ids themselves are read from the file each time."""
 MAX_OPEN_TOKEN_IDS: Final = 128
 """Each keeps its file open. Of 10,000 texts and more a shard; 400 of such would fit the bytes."""
 TOKEN_COUNTS_CACHE_BYTES: Final = 4 << 20
@@ -52,7 +52,7 @@ class ImageRef(NamedTuple):
     """Where an image's encoded bytes lie, its upright size in pixels and its EXIF orientation."""
 
     shard: int
-    """Position in `Dataset.shards`."""
+    """Position of the shard in `Dataset.shards`."""
     offset: int
     length: int
     width: int
@@ -65,7 +65,7 @@ class TokenizedDocument:
     """One sample's parts in document order."""
 
     kinds: tuple[int, ...]
-    """0 text, 1 image."""
+    """Kind of each part of a document, in order: 0 is text, 1 an image."""
     texts: tuple[I32, ...]
     """Tokens of each text part, int32 [tokens]."""
 

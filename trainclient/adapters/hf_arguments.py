@@ -60,7 +60,8 @@ _OPTIONS = """
     preprocess_logits_for_metrics processing_class
     """
 OPTIONS: Final = frozenset(_OPTIONS.split())
-"""Of the Trainer itself. `compute_loss_func` is given the step's denominator as `num_items_in_batch`, to divide by."""
+"""Options of the Trainer itself. `compute_loss_func` is given the step's denominator as `num_items_in_batch`, to divide
+by."""
 
 _PER_BACKWARD: Final = ("lomo", "adalomo")
 _ACCELERATOR: Final = frozenset({"even_batches", "non_blocking", "use_configured_state", "use_seedable_sampler"})

@@ -57,9 +57,9 @@ class SampleSizes:
     image_offsets: I64
     """int64 [n + 1]: first image of each sample."""
     image_width: I64
-    """int64 [m], pixels."""
+    """int64 [m]: width of each image in pixels."""
     image_height: I64
-    """int64 [m], pixels."""
+    """int64 [m]: height of each image in pixels."""
 
     def __post_init__(self) -> None:
         ends = len(self.text_tokens) + 1, len(self.image_width)

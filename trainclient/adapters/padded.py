@@ -20,7 +20,7 @@ class PaddedShape:
 
     sequences: int
     tokens: int
-    """Of each sequence."""
+    """Tokens of each sequence, padding included."""
     patches: int
     patch_bytes: int
     merge: int

@@ -16,7 +16,7 @@ from trainclient.adapters.full_model import IGNORED_LABEL, FullModelMicrobatch
 from trainclient.stream.microbatch import Array
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-"""Of the pixels that these models were trained on, by channel: CLIP's."""
+"""Mean and deviation, by channel, of the pixels that these models were trained on: CLIP's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Qwen2VLInputs:
     image_token: int
     """Id of the tokens that embeddings of images replace."""
     frames: int
-    """Of a patch; a still image is repeated."""
+    """Frames in a patch; a still image is repeated."""
     mean: tuple[float, ...] = MEAN
     std: tuple[float, ...] = STD
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 Digests = dict[str, tuple[str, int]]
-"""Of each tensor: its type, as in `float32`, and the CRC-32C of its bytes."""
+"""By tensor, its type, as in `float32`, and the CRC-32C of its bytes."""
 
 
 class WeightDigests:

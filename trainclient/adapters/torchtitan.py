@@ -45,7 +45,7 @@ class ServedDataLoader(BaseDataLoader):
         batches_per_step: int
         """torchtitan's gradient accumulation: training.global_batch_size / (local_batch_size x data-parallel ranks)."""
         frames: int = 2
-        """Of a patch (the encoder's temporal_patch_size)."""
+        """Frames in a patch (the encoder's temporal_patch_size)."""
         image_mean: tuple[float, ...] = MEAN
         image_std: tuple[float, ...] = STD
         mrope: bool = False

@@ -10,7 +10,7 @@ _EXTRAS: Final = {
     "megatron-core": "megatron",
     "megatron-bridge": "megatron",
 }
-"""Of packages whose extra has another name."""
+"""The extra of each package whose extra has another name."""
 
 
 def require(package: str, first: str, below: str) -> None:

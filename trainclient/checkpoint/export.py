@@ -43,7 +43,7 @@ class ExportConfig:
     module: Annotated[str, tyro.conf.arg(help_behavior_hint="(required)")]
     """Name of an encoder, a backbone or an image tower of its job."""
     output: Annotated[Path, tyro.conf.arg(help_behavior_hint="(required)")]
-    """Folder to make."""
+    """Folder that the export makes."""
     base: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="")] = None
     """The checkpoint that the module began as: its tokenizer files and further fields of config.json come along."""
     adapter: bool = False

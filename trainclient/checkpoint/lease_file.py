@@ -15,7 +15,7 @@ from trainclient.checkpoint.owner import Owner
 from trainclient.processes import has_ended, is_here
 
 FORMAT: Final = 1
-"""Of the content of a lease: another field takes another format."""
+"""Version of what a lease holds: another field takes another format."""
 RENEW_S: Final = 5.0
 """How often an owner renews."""
 WATCH_PERIODS: Final = 3
@@ -44,11 +44,11 @@ class Output:
     name: str
     """For messages, with its path."""
     folder: Path
-    """Where its lease lies."""
+    """Folder that holds its lease."""
     stem: str = ".lease"
     """How the names of its leases begin."""
     option: str = "--checkpoint.directory"
-    """Which option names it."""
+    """Option that names what is leased."""
 
     @classmethod
     def file(cls, name: str, path: Path, option: str) -> "Output":

@@ -16,19 +16,19 @@ class Owner:
     """One attempt of a run. All fields are text, which others only show or compare."""
 
     run: str
-    """Name of the run."""
+    """Name of the run that owns it."""
     attempt: str
     """32 hex digits of this start of the run; all its processes know them."""
     launch: str
     """The same for all attempts that one torchrun starts; empty if nothing says so."""
     host: str
     process: str
-    """See `processes.identity`."""
+    """Identity of the process, as of `processes.identity`."""
     pid: str
     since: str
     """When the attempt began, by its machine's clock, in ISO 8601."""
     release: str
-    """Version of this package."""
+    """Version of this package that the owner runs."""
 
     @classmethod
     def here(cls, run: str, attempt: str = "", launch: str = "") -> Self:

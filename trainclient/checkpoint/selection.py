@@ -46,7 +46,7 @@ class Unusable:
 
     path: Path
     step: int
-    """As the name says."""
+    """Step that the folder's name gives."""
     reason: str
     line: int = -1
     """The line that its content names; -1 if none can be read."""
@@ -67,7 +67,7 @@ class Survey:
 
     directory: Path
     stored: tuple[Stored, ...]
-    """The newest first."""
+    """The checkpoints, newest first."""
     unusable: tuple[Unusable, ...]
 
     @property

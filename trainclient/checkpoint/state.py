@@ -14,7 +14,8 @@ from dataserver.outputs import sync_folder
 from trainclient.models.noise import NOISE_VERSION
 
 STATE_VERSION: Final = 5
-"""Of the fields of `TrainerState` and `Manifest`, and of the metrics within: another field takes another version."""
+"""Version of the fields of `TrainerState` and `Manifest`, and of the metrics within: another field takes another
+version."""
 READ_VERSIONS: Final = (2, 3, 4, STATE_VERSION)
 """2 is without metrics that lack an evaluation; 2 and 3 without what updates were made with; all but the last without
 sums, writer and line."""
@@ -58,7 +59,7 @@ class TrainerState:
     """Images of these that could not be decoded."""
     version: int = STATE_VERSION
     noise_version: int = NOISE_VERSION
-    """Of the diffusion noise; states that do not say so are of version 1."""
+    """Version of the diffusion noise; states that do not give it are of version 1."""
     run: str = ""
     """Name of the run, which its metrics carry."""
     frozen: list[str] = field(default_factory=list)
@@ -101,7 +102,7 @@ class FileSum:
 
     bytes: int
     crc32c: str
-    """8 hex digits."""
+    """CRC-32C of the file as 8 hex digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ class Writer:
     pid: str
     attempt: str
     number: int
-    """Of the lease that the attempt had."""
+    """Number of the lease that the attempt had."""
     release: str
     saved: str
     """When, by the writer's clock, in ISO 8601."""
@@ -126,7 +127,7 @@ class Line:
     """
 
     number: int = 0
-    """Of several lines in a folder the one with the highest number is the newest."""
+    """The line with the highest number in a folder is the newest."""
     before: tuple[tuple[int, int], ...] = ()
     """(line, last step of it) of all that this one continues."""
     asked: tuple[tuple[int, str], ...] = ()
@@ -143,7 +144,7 @@ class Manifest:
 
     state: TrainerState
     files: dict[str, FileSum] | None = None
-    """Of every other file of the checkpoint; None if an older release wrote none."""
+    """Sums of every other file of the checkpoint; None if an older release wrote none."""
     writer: Writer | None = None
     line: Line = Line()
 

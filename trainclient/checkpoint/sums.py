@@ -22,7 +22,7 @@ class SummingFiles(FileSystem):
 
     def __init__(self) -> None:
         self.sums: dict[str, FileSum] = {}
-        """Of the files that are complete, by their names."""
+        """Sums of the files that are complete, by their names."""
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:

@@ -110,7 +110,7 @@ class EdgeP2P:
     forward: P2P
     """Embeddings, activations and conditions, from chunk to chunk."""
     backward: P2P
-    """Their gradients."""
+    """Communicator of the gradients."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

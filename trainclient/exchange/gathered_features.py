@@ -10,12 +10,12 @@ class GatheredFeatures:
     """A whole contrastive batch, B samples sorted by their names."""
 
     features: dict[str, Tensor]
-    """Of each tower [B, width]."""
+    """By tower, features [B, width]."""
     valid: Tensor
     """bool [B]: whether no tower knows of something that cannot be decoded."""
     own: Tensor
     """int64 [n]: positions of this process's samples."""
     order: dict[str, Tensor]
-    """Of each tower int64 [B]: which of its ranks' samples, one rank's after the other's, stands at each position."""
+    """By tower, int64 [B]: which of its ranks' samples, one rank's after the other's, stands at each position."""
     scale: Tensor
     """[2], from the first rank of all."""

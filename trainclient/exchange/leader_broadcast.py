@@ -25,7 +25,7 @@ class TorchViewGroup:
 
     leader: int
     device: torch.device
-    """The device that computes."""
+    """Device of the tensors that are broadcast."""
     group: ProcessGroup
     """The group over the backend of the device."""
     control: ProcessGroup
@@ -69,7 +69,7 @@ class LeaderP2P:
 
     def __init__(self, p2p: P2P, group: ViewGroup) -> None:
         self.rank = group.leader
-        """The leader's global rank."""
+        """Global rank of the leader."""
         self._p2p = p2p
         self._group = group
 

@@ -35,7 +35,7 @@ class EdgeEnd:
     rank: int | None = None
     """The data-parallel rank at the other end that has all rows; None where routings say which has which."""
     returns: bool = True
-    """Whether gradients come back."""
+    """Whether gradients come back along the edge."""
 
     @property
     def what(self) -> str:

@@ -150,7 +150,7 @@ class _Arriving:
     wait_s: Tensor
     """float64 [1]: how long the reader waited for it."""
     works: Sequence[dist.Work]
-    """Of that, and of the tensors."""
+    """Pending broadcasts of the header and of the tensors."""
 
     @classmethod
     def of(cls, batch: Batch, ranks: tuple[int, ...], reader: int, group: ProcessGroup) -> Self:

@@ -19,7 +19,7 @@ class HeadSharing(Protocol):
     """Ranks that have a run of the rows of packed segments each, and attend with a part of the heads each."""
 
     num_rows: int
-    """Of all ranks together."""
+    """Number of rows of all ranks together."""
 
     def to_heads(self, rows: Tensor) -> Callable[[], Tensor]:
         """Begin to hand on this rank's rows of all heads, [rows, heads, head_dim]; what waits for all rows of its own.

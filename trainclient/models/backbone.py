@@ -50,7 +50,7 @@ class BackboneConfig:
     output_bias: bool = False
     """Whether the outputs of attention have biases."""
     rotary_scaling: RotaryScaling | None = None
-    """Of the wave lengths of rotary positions."""
+    """How the wave lengths of rotary positions are scaled, if at all."""
     positions: int = 0
     """Tokens of the longest sequence that its weights know, before all wave lengths are stretched alike (as
     `max_position_embeddings` counts them); 0: not said."""
@@ -86,7 +86,7 @@ class BackboneBatch:
     cu_lengths: Tensor
     """Integers [segments + 1]: no token attends to another segment's. Of all ranks together."""
     position_ids: Tensor
-    """Integers [T]."""
+    """Integers [T]: position of each token in its sequence."""
     token_ids: Tensor | None
     """Integers [T]; only the first stage reads them."""
     embedding_slots: Tensor | None
@@ -106,7 +106,7 @@ class StageOutput:
     """What a stage passes on: `hidden` to the next stage, or from the last stage `conditions` and `loss_sum`."""
 
     hidden: Tensor | None
-    """[T, width]."""
+    """[T, width]: what the last block returns."""
     conditions: Tensor | None
     """[images * query_tokens, width], for the generator."""
     loss_sum: Tensor | None

@@ -85,7 +85,7 @@ class Half:
     """What a rank's rows add to a loss."""
 
     loss: Tensor
-    """Scalar."""
+    """Loss of the batch, a scalar."""
     scale: Tensor
     """[2]: gradient by temperature and bias."""
     normalisers: Tensor

@@ -30,11 +30,11 @@ class EncoderConfig:
     merge: int
     """merge x merge patches become one embedding."""
     output_dim: int
-    """Width of the backbone."""
+    """Width of the backbone, which takes the embeddings."""
     norm_eps: float = NORM_EPS
     """Added to the variance in all norms."""
     activation: str = "gelu"
-    """Of the blocks' MLPs: gelu, gelu_tanh or quick_gelu."""
+    """Activation of the blocks' MLPs: gelu, gelu_tanh or quick_gelu."""
     patch_bias: bool = True
     """Whether the embedding of patches has a bias."""
     pixels: str = "half"

@@ -44,7 +44,7 @@ class GeneratorConfig:
     merge: int
     """Side of the blocks in which the patches of a target stand (the stream's `merge`)."""
     condition_dim: int
-    """Width of the backbone."""
+    """Width of the backbone, which gives the conditions."""
 
     def __post_init__(self) -> None:
         require_heads("a generator", self.width, self.heads, self.heads, axes=2)

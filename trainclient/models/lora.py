@@ -17,7 +17,7 @@ class LowRank:
     """What adapters a network has."""
 
     rank: int
-    """Inner width of each."""
+    """Inner width of each adapter."""
     alpha: float
     """Their outputs are multiplied with alpha / rank."""
     targets: list[str]

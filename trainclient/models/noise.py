@@ -22,7 +22,7 @@ from trainclient.models.checks import require_integers, require_shape
 from trainclient.upload import upload
 
 NOISE_VERSION: Final = 2
-"""Of the mapping above: what resumes a run must make the same noise. Version 1 was numpy's Philox 4x64-10."""
+"""Version of the mapping above: what resumes a run must make the same noise. Version 1 was numpy's Philox 4x64-10."""
 
 _MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)
 _WEYL: Final = (0x9E3779B9, 0xBB67AE85)

@@ -33,7 +33,7 @@ class TextTowerConfig(BackboneConfig):
     """Sizes of a text tower."""
 
     output_dim: int
-    """Width of its features."""
+    """Width of the tower's features."""
     loss: ContrastiveLoss = ContrastiveLoss.CLIP
     """What its features are for."""
 
@@ -48,7 +48,7 @@ class TowerOutput:
     """What a stage passes on: `hidden` to the next one; from the last one `features`, and `scale` where it has one."""
 
     hidden: Tensor | None = None
-    """[rows, width]."""
+    """[rows, width]: what the last block returns."""
     features: Tensor | None = None
     """[items, output_dim], of length 1."""
     scale: Tensor | None = None

@@ -26,9 +26,9 @@ class Target(StrEnum):
     """What a loss is a sum over; the plan knows how many the whole step has, and the loss is divided by that."""
 
     TEXT = "text"
-    """Target tokens."""
+    """The loss is a sum over target tokens."""
     IMAGE = "image"
-    """Target patches."""
+    """The loss is a sum over target patches."""
     PAIRS = "pairs"
     """Samples of contrastive batches, in all towers; the loss is made of their features."""
 
@@ -57,10 +57,10 @@ class View:
     items: Items
     """The samples or images that they belong to, in their order."""
     key: NoiseKey
-    """Of the stream that they are of."""
+    """Noise key of the stream that the items belong to."""
     sequence_group: SequenceViewGroup | None = None
-    """Of a backbone: the ranks that have the same view and share its tokens, if others have; rows of other modules
-    arrive at the first of them and leave from it."""
+    """Backbone: the ranks that have the same view and share its tokens, if others have; rows of other modules arrive at
+    the first of them and leave from it."""
     prepared: Tensor | None = None
     """What the module has made of it before its rows came (`TrainedModule.prepare`), without a graph."""
 
@@ -101,7 +101,7 @@ class Site:
     chunk: int = 0
     """Which of its chunks this is, consecutive shares of its layers; from 0."""
     num_chunks: int = 1
-    """1: all of it."""
+    """Number of chunks that the module is cut into; 1 is the whole module."""
 
 
 class TrainedModule(ABC):

@@ -41,7 +41,7 @@ class Family:
     """What the trainer knows of a kind of module."""
 
     section: str
-    """Of a configuration, that says what all such modules are."""
+    """Section of a configuration that says what all such modules are."""
     rows: Kind
     """What it hands to other modules."""
     block: Block

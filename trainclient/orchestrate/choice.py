@@ -69,7 +69,7 @@ class ModuleChoice:
     dp: int
     pp: int = 1
     stage_bytes: float = 0
-    """Of the fullest device."""
+    """Bytes that the fullest device needs."""
     state_bytes: float = 0
     """The part of it that weights, gradients and optimizer states take."""
     work_bytes: float = 0
@@ -97,11 +97,11 @@ class Choice:
     """The kind of layout, or monolithic where it is the baseline with the same degrees for all modules."""
     modules: tuple[ModuleChoice, ...]
     gpus: int
-    """That compute."""
+    """Number of GPUs that compute."""
     microbatch: int
     """Sequences of a microbatch of each rank."""
     waves: int
-    """Microbatches of each rank."""
+    """Number of microbatches that each rank runs."""
     step_ns: float
     parts: Mapping[str, float]
     """What adds up to the step."""

@@ -46,7 +46,7 @@ class Cluster:
     gpus: int
     gpus_per_node: int
     memory_bytes: int
-    """Of each GPU, as far as modules may use it."""
+    """Bytes of each GPU that modules may use."""
     within_bytes_ns: float
     """Bytes a nanosecond (GB/s) that a GPU sends to others of its node."""
     between_bytes_ns: float

@@ -70,7 +70,7 @@ class Orchestrate(Options):
     gpu: str = "h100"
     """Kind of GPU: a800, h100 or h200."""
     gpus: Annotated[int, Field(ge=1)] = 8
-    """Number of GPUs."""
+    """Number of GPUs in the cluster."""
     gpus_per_node: Annotated[int, Field(ge=1)] = 8
     """GPUs of a node, within which tensor parallelism stays."""
     memory_gb: MaybeNumber = None
@@ -87,9 +87,9 @@ class Orchestrate(Options):
     """Sizes of samples: what `dataserver sizes` writes of a dataset's index, or JSON or YAML with a list `samples`,
     each {count: 10, text_tokens: 40, patches: [256]}."""
     global_batch: Annotated[int, Field(ge=1)] = 128
-    """Sequences of a step."""
+    """Number of sequences in a step."""
     seq_len: Annotated[int, Field(ge=8)] = 8192
-    """Longest sequence."""
+    """Longest sequence, in tokens."""
     merge: Annotated[int, Field(ge=1)] = 2
     """Side of the block of patches that becomes one backbone token."""
     fill: float = 0.97

@@ -41,7 +41,7 @@ class Option:
     tp: int
     recompute: bool
     cost: Cost
-    """Of a whole module on `tp` devices."""
+    """Cost of a whole module on `tp` devices."""
     fixed_ns: float
     """Forward and backward of a microbatch, whatever it holds."""
     sequence_ns: float

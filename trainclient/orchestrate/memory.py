@@ -16,7 +16,7 @@ class Precision:
     """Bytes of a number in a run of one type."""
 
     weight: int
-    """Also of an activation."""
+    """Bytes of a weight, and of an activation."""
     gradient: int
     """Gradients are summed in float32 at least."""
     optimizer: int
@@ -88,7 +88,7 @@ class Block:
 
 ENCODER_BLOCK: Final = Block(whole=5, divided=2, inside=2)
 GATED_BLOCK: Final = Block(whole=5, divided=2, inside=4)
-"""Of a backbone, whose MLP has a gate."""
+"""Activations of a block of a backbone, whose MLP has a gate."""
 GENERATOR_BLOCK: Final = Block(whole=16, divided=4, inside=2)
 """It keeps what its modulation multiplies, and has a second attention."""
 

@@ -18,7 +18,7 @@ from dataserver.planning.job.fields import (
 from trainclient.orchestrate.memory import ENCODER_BLOCK, GATED_BLOCK, GENERATOR_BLOCK, Block
 
 MAX_SIZE: Final = 1 << 20
-"""Of a width, a vocabulary, a number of layers."""
+"""Largest width, vocabulary or number of layers."""
 FEATURES: Final = 1024
 """Numbers of a tower's feature."""
 _LLAMA: Final = {
@@ -84,14 +84,14 @@ class Network:
     """A module of a job before it has degrees."""
 
     name: str
-    """Of the module in the job."""
+    """Name of the module in the job."""
     kind: str
     """encoder, backbone, generator or tower."""
     size: ModelSize
     condition_width: int = 0
     """Generator: width of the backbone, whose rows it attends to."""
     modality: str | None = None
-    """Tower: image or text."""
+    """Tower: whether it reads images or text."""
     frozen: bool = False
     input_gradient: bool = False
     """Whether a module before it is trained, so that it hands gradients on."""

@@ -35,15 +35,15 @@ class ProfileOptions(Options):
     encoder: MaybeText = None
     """Model of the encoder, as for `trainclient orchestrate`."""
     backbone: MaybeText = None
-    """Model of the backbone."""
+    """Model that the backbone is of."""
     generator: MaybeText = None
-    """Model of the generator."""
+    """Model that the generator is of."""
     image_tower: MaybeText = None
     """Contrastive training: model of the tower of images. May stand beside the others, in the same file."""
     text_tower: MaybeText = None
     """Contrastive training: model of the tower of texts."""
     output: MaybePath = None
-    """YAML file to write."""
+    """YAML file that the profile is written to."""
     sizes: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192)
     """Patches or tokens of the microbatches that are timed, multiples of 4; at least three. Each is timed as one image
     or text, and as eight where 32 divides it."""

@@ -58,7 +58,7 @@ class Plan:
     device: torch.device
     dtype: torch.dtype
     sizes: tuple[int, ...]
-    """Rows of a microbatch."""
+    """Rows of an item, one entry for each size that is measured."""
     degrees: tuple[int, ...]
     repeats: int
     compile: bool = False

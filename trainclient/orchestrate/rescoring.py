@@ -42,7 +42,7 @@ class Simulated:
     times_ns: tuple[float, ...]
     """Steps, with the sums of gradients after them."""
     waves: tuple[int, ...]
-    """Microbatches of each rank."""
+    """Microbatches that each rank runs, one number for each draw."""
 
     @property
     def mean_ns(self) -> float:

@@ -31,7 +31,7 @@ class Spine:
     gpus: int
     waves: int
     sequences: float
-    """Of a wave, in all ranks of the backbone."""
+    """Sequences of a wave, in all ranks of the backbone."""
     stage_ns: float
     """Forward and backward of a wave in one stage of the backbone; of interleaved chunks, in one chunk of it."""
     alone_ns: float
@@ -40,7 +40,7 @@ class Spine:
     held: int
     """Waves that the encoder holds at once; a generator holds one."""
     rest_ns: float = 0
-    """Of interleaved chunks: a wave in the other chunks of a stage."""
+    """Interleaved chunks: nanoseconds of a wave in the other chunks of a stage."""
 
     @property
     def least_ns(self) -> float:
@@ -55,7 +55,7 @@ class Side:
     option: Option
     fixed_ns: float
     work_ns: float
-    """Of a wave, divided between ranks."""
+    """Work of a wave, divided between ranks, in nanoseconds."""
     sync_ns: float
     """With two ranks or more."""
     fewest: int
@@ -167,7 +167,7 @@ def lower_bounds(spine: Spine, pairs: Sequence[tuple[Side, Side]], devices: int)
 
 
 Curve = tuple[F64, F64, F64]
-"""Of modules beside spines: what a wave takes with any devices, what it takes times those, and the fewest devices."""
+"""Modules beside spines: what a wave takes with any devices, what it takes times those, and the fewest devices."""
 
 
 def least_of_two(first: Curve, second: Curve, waves: Any, level: Any, devices: Any) -> F64:

@@ -12,7 +12,7 @@ from trainclient.orchestrate.rescoring import Simulated, simulate
 from trainclient.orchestrate.shortfall import remedy, shortfall
 
 MONOLITHIC: Final = "monolithic"
-"""Name of the baseline."""
+"""Name that results give the baseline."""
 
 
 def solvers(*, has_backbone: bool) -> Mapping[str, Solver]:

@@ -33,7 +33,7 @@ class SampleSize:
     count: int
     text_tokens: int
     patches: tuple[int, ...]
-    """Of each image."""
+    """Number of patches of each image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,9 @@ class Load:
     """What a module has to do for a sequence, on average."""
 
     items: float
-    """Images, or samples."""
+    """Number of images, or of samples."""
     rows: float
-    """Patches, or tokens."""
+    """Number of patches, or of tokens."""
     squares: float
     """The sum of the squares of its items' rows, which attention takes."""
     largest: int

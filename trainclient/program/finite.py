@@ -29,7 +29,7 @@ class Origin:
 
     microbatch: int
     direction: str
-    """Forward or backward."""
+    """Whether the pass was a forward or a backward."""
     samples: tuple[tuple[int, int], ...]
     """Some of the items: position of the dataset in the job, number of the sample."""
 

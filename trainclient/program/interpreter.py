@@ -58,7 +58,7 @@ class StepRecord:
     target_patches: int
     """Denominator of the generator's loss."""
     seen: Mapping[str, Seen]
-    """By module."""
+    """What was seen of the step, by module."""
     spans: list[Span] = field(default_factory=list)
     """What this process did, in order."""
 

@@ -62,7 +62,7 @@ class PendingBackward:
     loss: Tensor | None
     """Weighted and divided by its denominator."""
     features: Features | None
-    """Of a tower's samples, with their graph."""
+    """Features of a tower's samples, with their graph."""
 
 
 class ChunkRunner:

@@ -23,7 +23,7 @@ class SharedRows:
         bounds = [num_rows * rank // group.size for rank in range(group.size + 1)]
         self.num_rows = num_rows
         self.own = slice(bounds[group.position], bounds[group.position + 1])
-        """This rank's rows."""
+        """The rows that this rank computes."""
         self._group = group
         self._bounds = torch.tensor(bounds)
         self._lengths = self._bounds.diff().tolist()

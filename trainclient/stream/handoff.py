@@ -31,9 +31,9 @@ class Handoff:
         self._changed = threading.Condition()
         self._ready: deque[Microbatch[Any]] = deque()
         self._put_bytes = 0
-        """Of all microbatches so far; only the receiver counts it."""
+        """Bytes of all microbatches put so far; only the receiver counts them."""
         self._taken_bytes = 0
-        """Of all microbatches so far; only the caller counts it."""
+        """Bytes of all microbatches taken so far; only the caller counts them."""
         self._stalled_at: float | None = time.monotonic() + stall_s
         self._finished = False
         self._error: Exception | None = None

@@ -188,9 +188,9 @@ class TensorTable:
 
     entries: tuple[TensorEntry, ...]
     total_bytes: int
-    """Of all chunks."""
+    """Bytes of all chunks together."""
     raw_bytes: int
-    """Of all tensors after decoding, each at the next multiple of 64."""
+    """Bytes of all tensors after decoding, each at the next multiple of 64."""
     crc32c: int
 
     @property

@@ -23,11 +23,11 @@ from trainclient.stream.microbatch import Array, TensorEntry, TensorTable
 from trainclient.stream.shared_memory import MappedBlocks
 
 CHUNK_TAG = 0x12
-"""Field 2 (`chunk`), length-delimited."""
+"""Tag of field 2 (`chunk`), which is length-delimited."""
 END_TAG = b"\x1a"
-"""Field 3 (`end`)."""
+"""Tag of field 3 (`end`)."""
 LENT_TAG = b"\x22"
-"""Field 4 (`shared`)."""
+"""Tag of field 4 (`shared`)."""
 MAX_WINDOW_BYTES = 128 << 20
 """Memory that one Zstandard frame may ask for besides its content."""
 

@@ -45,7 +45,7 @@ _MOST_MESSAGES: Final = 4 * MAX_BLOCKS
 """Read at once, more than a socket holds: a server that never stops must not hold this client up."""
 
 _forks = 0
-"""Of this process so far, and of those that it is a fork of."""
+"""Number of forks between the first process and this one."""
 
 
 def _count_fork() -> None:

@@ -19,7 +19,7 @@ class Recorded:
     start_ns: I64
     """When it began to compute: its microbatch and its rows had come."""
     end_ns: I64
-    """When it had computed."""
+    """Time at which the operation had computed."""
     done_ns: I64
     """When its rows were sent, and the next operation began."""
     data_ns: I64

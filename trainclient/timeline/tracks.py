@@ -24,7 +24,7 @@ class Track:
 
     name: str
     modules: tuple[str, ...]
-    """Of each of its chunks."""
+    """Module of each chunk that the process holds."""
     rank: int
     """Data-parallel rank within the module."""
     operations: tuple[Operation, ...]

@@ -74,7 +74,7 @@ class GridProcess:
     stage: int
     """Pipeline stage within the module."""
     tp: int = 0
-    """Tensor-parallel rank."""
+    """Tensor-parallel rank of the process."""
     sp: int = 0
     """Which share of each sequence's tokens it computes."""
 
@@ -102,7 +102,7 @@ class SequenceGroup:
     ranks: tuple[int, ...]
     """Data-parallel ranks within their module."""
     members: tuple[int, ...]
-    """Global ranks."""
+    """Global ranks of the processes."""
 
     @property
     def is_lasting(self) -> bool:

@@ -25,7 +25,7 @@ class Groups:
     """This process, and how it reaches the others."""
 
     rank: int
-    """Global rank."""
+    """Global rank of this process."""
     process: GridProcess
     device: torch.device
     world: ProcessGroup

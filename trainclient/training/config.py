@@ -56,13 +56,13 @@ class ImageModuleModel(Options):
     preset: str = "tiny"
     """Name of a preset (encoder: tiny, vit-h; generator: tiny, dit-1b)."""
     layers: Size = None
-    """Transformer blocks."""
+    """Number of transformer blocks."""
     width: Size = None
     """Width of the residual stream."""
     heads: Size = None
-    """Attention heads."""
+    """Number of attention heads."""
     mlp_width: Size = None
-    """Width inside the MLP."""
+    """Width of the hidden layer of each MLP."""
     weights: Weights = None
     """Folder of a Hugging Face checkpoint to start an encoder from, instead of a preset: SigLIP, Qwen2-VL, or CLIP (not
     for image towers)."""
@@ -108,15 +108,15 @@ class BackboneModel(Options):
     preset: str = "tiny"
     """Name of a preset (tiny, llama3-7b, llama3-13b, llama3-70b)."""
     layers: Size = None
-    """Transformer blocks."""
+    """Number of transformer blocks."""
     width: Size = None
     """Width of the residual stream."""
     mlp_width: Size = None
     """Width inside the gated MLP."""
     heads: Size = None
-    """Attention heads."""
+    """Number of attention heads."""
     groups: Size = None
-    """Key and value heads."""
+    """Number of key and value heads."""
     positions: Annotated[Annotated[int, Field(ge=1, le=2**30)] | None, SAYS_ITSELF] = None
     """Longest sequence in tokens, where the job's seq_len is beyond what the given weights were trained for
     (max_position_embeddings)."""
@@ -217,7 +217,7 @@ class EvaluationConfig(Options):
     job: Annotated[Path | None, SAYS_ITSELF] = None
     """Job of the held-out stream, with the modules of the training job; without one nothing is evaluated."""
     every: Annotated[int, Field(ge=1)] = 500
-    """Steps between evaluations."""
+    """Number of steps between two evaluations."""
     steps: Annotated[Annotated[int, Field(ge=1)] | None, SAYS_ITSELF] = None
     """Steps of the held-out stream to evaluate; by default all steps of its job."""
 
@@ -270,19 +270,19 @@ class TrainConfig(Options):
     backbone: BackboneModel = BackboneModel()
     """Sizes of the backbone, and of text towers."""
     generator: ImageModuleModel = ImageModuleModel()
-    """Sizes of the generator."""
+    """Sizes of the job's generators."""
     modules: Annotated[dict[str, NamedModel], tyro.conf.Suppress] = Field(default_factory=dict)
     """Settings by module name, for modules that differ from others of their kind; only in a configuration file."""
     optimizer: OptimizerConfig = OptimizerConfig()
-    """Optimizer."""
+    """How the optimizer updates the parameters."""
     checkpoint: CheckpointConfig = CheckpointConfig()
-    """Checkpoints."""
+    """Where and how often checkpoints are saved."""
     timeline: TimelineConfig = TimelineConfig()
-    """Recording of single steps."""
+    """Which steps are recorded beside their plans."""
     profile: ProfileConfig = ProfileConfig()
     """Traces of some steps by torch's profiler."""
     contrastive: ContrastiveConfig = ContrastiveConfig()
-    """Contrastive training of towers."""
+    """How towers are trained against each other."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """Evaluation on a held-out stream."""
     text_weight: Annotated[float, Field(ge=0)] = 1.0
@@ -294,7 +294,7 @@ class TrainConfig(Options):
     compile: bool = False
     """Compile the blocks of built-in modules with torch.compile when they first run."""
     device: Device = Device.AUTO
-    """Where to compute."""
+    """Kind of device that computes."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the initial parameters; the data uses the job's seed."""
     resume_from: Annotated[ResumeStep | ResumeFrom, BeforeValidator(_resumable)] = ResumeFrom.NEWEST

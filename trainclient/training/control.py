@@ -36,7 +36,7 @@ SILENT_S = 5.0
 GRACE_S = 3.0
 """Seconds for the main thread to find the error by itself and report it properly."""
 MAX_LINE = 1 << 16
-"""Longest line, in bytes."""
+"""Longest line, in bytes, that is read."""
 MAX_STRANGERS = 64
 """Connections of processes that have not said yet who they are, beyond one for each rank."""
 MAX_DOING = 200
@@ -66,7 +66,7 @@ class _Member:
     """Its rank; -1 until it has introduced itself."""
     name: str = ""
     process: str = ""
-    """Identity as of `processes.identity`."""
+    """Identity of the process, as of `processes.identity`."""
     doing: str = "nothing yet"
     heard: float = field(default_factory=time.monotonic)
     received: bytearray = field(default_factory=bytearray)

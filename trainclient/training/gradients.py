@@ -29,7 +29,7 @@ class Gradients:
         """Collect from now on the gradients of the parameters that are trained."""
         self._parameters = {name: p for name, p in parameters.items() if p.requires_grad}
         self._sums: dict[nn.Parameter, Tensor] = {}
-        """Of the step so far."""
+        """Sums of the gradients of the step so far."""
         self._memory: dict[nn.Parameter, Tensor] = {}
         """For sums in float32, of all steps."""
         for parameter in self._parameters.values():

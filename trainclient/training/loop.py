@@ -51,7 +51,7 @@ from trainclient.training.streams import Streams
 DEGREES = ("dp", "tp", "pp", "sp")
 """Fields of a module in a job that say how many processes run it."""
 NO_LEASES: Mapping[str, Lease] = MappingProxyType({})
-"""Of all processes but the first one."""
+"""Leases of all processes but the first one: none."""
 
 
 class Trainer:
@@ -110,7 +110,7 @@ class Trainer:
         self._degrees = {m.name: {d: getattr(m, d) for d in DEGREES} for m in job.spec.execution.modules}
         self._settings = digest_settings(config, job)
         self.run_name = name_run(config, job)
-        """Of the run that this process is part of, from its first step on."""
+        """Name of the run that this process is part of, from its first step on."""
         self._images = InvalidImages(config.max_invalid_ratio)
         self._lap_start = time.perf_counter()
         self._phase = "prepares"

@@ -30,7 +30,7 @@ class Need:
 
     module: str
     parameters: int
-    """Of the whole module."""
+    """Number of parameters of the whole module."""
     state_bytes: int
     """Weights, gradients and the optimizer's states."""
     budget_bytes: int

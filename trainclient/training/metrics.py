@@ -33,7 +33,7 @@ class Contribution:
     flops: float
     """Operations that this process's views asked of its module, or 0 where another stage counts them; nan: unknown."""
     tokens: int
-    """Of these views."""
+    """Number of tokens in these views."""
     samples: int
     """Samples of this process's views, or 0 where another stage or module counts them."""
     sample_digest: int
@@ -99,7 +99,7 @@ class Totals:
     wait_ratio: float
     """Largest share of the step in which any process waited for data."""
     seconds: float
-    """Of the slowest process."""
+    """Seconds of the slowest process."""
 
     @property
     def loss_sums(self) -> Sequence[float]:
@@ -207,7 +207,7 @@ class StepMetrics:
     lr: dict[str, float]
     """Learning rate of each module."""
     tokens: int = 0
-    """Of the backbone's sequences, images included."""
+    """Number of tokens in the backbone's sequences, images included."""
     tokens_per_second: float = 0.0
     images_per_second: float = 0.0
     flops: float | None = None
@@ -220,7 +220,7 @@ class StepMetrics:
     skipped: bool = False
     """Whether the update was left out, because losses or gradients were not finite."""
     evaluation: EvaluationMetrics | None = None
-    """Of the held-out stream after the update; None after most steps."""
+    """Evaluation on the held-out stream after the update; None after most steps."""
 
     @classmethod
     def of(

@@ -14,7 +14,7 @@ from trainclient.program.runner import ChunkRunner
 from trainclient.topology.process_groups import Groups
 
 REPORT_BYTES = 2048
-"""Of one process, as JSON."""
+"""Longest report of one process, as JSON."""
 
 
 def explain(

@@ -60,15 +60,15 @@ from trainclient.training.streams import Streams
 _log = logging.getLogger(__name__)
 
 JOBS_KEY: Final = "disttrain/jobs"
-"""Of the complete jobs, as a JSON list of canonical ones, in the store of all processes."""
+"""Key of the complete jobs, as a JSON list of canonical ones, in the store of all processes."""
 
 
 OWNED_KEY: Final = "disttrain/owned"
-"""Of why the run may not write its outputs; empty if it may."""
+"""Key of why the run may not write its outputs; empty if it may."""
 LAUNCH_KEY: Final = "disttrain/launch"
-"""Of a name that all attempts share which one launcher starts."""
+"""Key of a name that all attempts share which one launcher starts."""
 ATTEMPTS_KEY: Final = "disttrain/attempts"
-"""Of how many there were, with this one."""
+"""Key of the number of attempts so far, this one included."""
 
 
 @dataclass(frozen=True, slots=True)

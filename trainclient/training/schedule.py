@@ -51,9 +51,9 @@ class ModuleRates:
     """Learning rate after the warm-up."""
     warmup_steps: int
     weight_decay: float
-    """Of matrices."""
+    """Weight decay of matrices."""
     schedule: Schedule
-    """Of all modules."""
+    """Learning rate schedule of all modules."""
 
     def lr(self, step: int) -> float:
         """The learning rate of update number `step` of the job, which counts from 0."""

@@ -56,7 +56,7 @@ class _Runs:
     dp: I64
     microbatch: I64
     finer: I64
-    """Microbatches of a sequence."""
+    """Number of microbatches for each sequence."""
     whole: NDArray[np.bool_]
     """Whether ranks keep whole weights and gradients (zero2)."""
     rounds: I64
@@ -67,7 +67,7 @@ class _Runs:
     """Bytes of activations of each module. float64 [modules, n]."""
     work: F64
     computing: F64
-    """Of a microbatch in each module, nanoseconds. float64 [modules, n]."""
+    """Nanoseconds that each module computes for a microbatch."""
     waiting: F64
     """The same for weights that are not gathered in time."""
     transfer_ns: F64

@@ -68,14 +68,14 @@ class _Tower:
 
     options: list[Option]
     number: I64
-    """Of the option."""
+    """Number of the option that each entry is of."""
     dp: I64
     gpus: I64
     states: F64
     work: F64
     held: F64
     forward_ns: F64
-    """Of a contrastive batch."""
+    """Nanoseconds of the forward of a contrastive batch."""
     backward_ns: F64
     sync_ns: F64
 

@@ -33,7 +33,7 @@ class Named:
     valid: Tensor
     """bool [n] on the CPU: False where the sample is known to have something that cannot be decoded."""
     features: Tensor
-    """[n, width]."""
+    """[n, width]: one row for each sample."""
 
     @classmethod
     def of(cls, several: Sequence[tuple[Items, Tensor]]) -> "Named":

@@ -19,7 +19,7 @@ from trainclient.modules import Features, Half, ScoreRows
 from trainclient.program.clock import Clock
 
 SCALES = 2
-"""Temperature and bias."""
+"""Number of learned scales: temperature and bias."""
 
 
 class ContrastiveInteraction:
@@ -48,7 +48,7 @@ class ContrastiveInteraction:
         self._observe = observe
         self._clock = clock
         self._made: list[tuple[Batch, Features]] = []
-        """Since the last interaction."""
+        """Features that were made since the last interaction, batch by batch."""
         self._under_way: tuple[MicrobatchId, Named, Callable[[], GatheredFeatures]] | None = None
         self._gradients: dict[int, tuple[Tensor, Tensor | None]] = {}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 MAX_HEADER_BYTES: Final = 100_000_000
-"""Of a safetensors file; its own library takes no more."""
+"""Longest header of a safetensors file; its own library takes no more."""
 _LENGTH: Final = struct.Struct("<Q")
 _PEEK_BYTES: Final = 512
 _SHOWN: Final = 40

@@ -6,7 +6,7 @@ from typing import Any, Final
 from trainclient.models.hf.files import PretrainedError
 
 MAX_SIZE: Final = 1 << 20
-"""Of a width, a vocabulary, a number of heads: beyond any model, and small enough to multiply."""
+"""Largest width, vocabulary or number of heads: beyond any model, and small enough to multiply."""
 MAX_LAYERS: Final = 1024
 
 

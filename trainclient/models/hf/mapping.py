@@ -24,14 +24,14 @@ class Entry:
     """One tensor of theirs, and the parameters of ours that hold its rows one after the other."""
 
     ours: Mapping[str, int]
-    """Rows of each."""
+    """Our tensors that it becomes, with the rows of each."""
     theirs: str
     """Its name without the prefix."""
     shape: tuple[int, ...]
     read: Callable[[Tensor], Tensor] = field(default=_same)
     """From their rows to ours."""
     write: Callable[[Tensor], Tensor] = field(default=_same)
-    """And back."""
+    """Turns our tensor back into theirs."""
 
     def divided(self, tensor: Tensor) -> dict[str, Tensor]:
         """Our parameters from their tensor."""
@@ -59,7 +59,8 @@ class Family(Generic[Config]):
     """Its fields from our sizes; refuses what it cannot be."""
     entries: Callable[[Config], list[Entry]]
     prefixes: tuple[str, ...]
-    """Of the names of its tensors, in checkpoints of its own and of models that contain it; the first is written."""
+    """Prefixes of the names of its tensors, in checkpoints of its own and of models that contain it; the first is
+    written."""
     ignored: str
     """Regular expression of names, without the prefix, that are no weights of our models."""
     suits: Callable[[Config], bool]
