@@ -1,6 +1,10 @@
 """How many files and connections a process may have open."""
 
 import resource
+from typing import Final
+
+MAX_CONNECTIONS: Final = 1 << 16
+"""However many descriptors there are."""
 
 
 def allow_many_descriptors() -> None:
@@ -10,3 +14,9 @@ def allow_many_descriptors() -> None:
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def max_connections() -> int:
+    """How many connections clients may have together: half of the descriptors, so that streams find some for files."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if limit == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, limit // 2)

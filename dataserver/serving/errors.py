@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from types import MappingProxyType
 from typing import NoReturn
 
@@ -135,9 +136,15 @@ def service_error(error: Exception) -> DataServiceError:
     )
 
 
+def load_details() -> None:
+    """Load what errors are made of. A server that has no descriptors left can load nothing, and still says why."""
+    for module in ("google.rpc.error_details_pb2", "google.rpc.status_pb2", "grpc_status.rpc_status"):
+        import_module(module)
+
+
 def abort(context: grpc.ServicerContext, error: DataServiceError) -> NoReturn:
     """End a call with the error's status, text and ErrorInfo."""
-    from google.rpc.error_details_pb2 import ErrorInfo  # servers load these with their first error
+    from google.rpc.error_details_pb2 import ErrorInfo  # importing this module takes long enough without them
     from google.rpc.status_pb2 import Status
     from grpc_status import rpc_status
 

@@ -19,6 +19,8 @@ from dataserver.serving.admin_service import AdminService
 from dataserver.serving.admission import Admission, CallPool
 from dataserver.serving.config import ConfigError, ServerConfig
 from dataserver.serving.data_service import DataService
+from dataserver.serving.descriptors import max_connections
+from dataserver.serving.errors import load_details
 from dataserver.serving.handlers import service_handler, standard_handler
 from dataserver.serving.limits import MAX_TRANSPORT_BYTES
 from dataserver.serving.metrics import Metrics, Snapshot
@@ -54,6 +56,9 @@ _OPTIONS: Final = (
     ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.max_receive_message_length", MAX_TRANSPORT_BYTES),
     ("grpc.so_reuseport", 0),  # an address that another server has is refused
+    # Clients connect again when they want something; whoever never does takes descriptors from others.
+    ("grpc.max_connection_idle_ms", 600_000),
+    ("grpc.server_handshake_timeout_ms", 20_000),
 )
 
 
@@ -80,7 +85,8 @@ class DataServer:
         self._watches = CallPool(WATCH_THREADS, "calls that watch health or ask reflection", "end one of them")
         self._peer_calls = CallPool(PEER_THREADS, "calls of other servers", "plan the step there")
         self._admission = Admission(self._calls)
-        self._grpc = grpc.server(self._calls, interceptors=[self._admission], options=_OPTIONS)
+        options = (*_OPTIONS, ("grpc.max_allowed_incoming_connections", max_connections()))
+        self._grpc = grpc.server(self._calls, interceptors=[self._admission], options=options)
         self._grpc.add_generic_rpc_handlers(
             (
                 service_handler(_DATA, DataService(catalog, self._streams, self._jobs, config)),
@@ -140,6 +146,7 @@ class DataServer:
         Raises:
             ConfigError: an address cannot be bound.
         """
+        load_details()
         host, port = split_address(self._config.listen)
         bound = self._bind(host, port)
         if self._config.metrics_listen is not None:

@@ -2,9 +2,12 @@ import json
 import os
 import re
 import resource
+import shlex
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -16,11 +19,15 @@ from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1.admin_service_pb2_grpc import AdminServiceStub
 from disttrain.v1.data_service_pb2 import EndOfStream
 from disttrain.v1.data_service_pb2_grpc import DataServiceStub
-from serving.harness import FIXED_WINDOW, index, job_data, receive
+from serving.harness import FIXED_WINDOW, index, job_data, reason_of, receive
 from shards import write_pairs
 
+from dataserver.addresses import split_address
 from dataserver.jobs import Catalog, fill_job
 from dataserver.serving.config import load_config
+
+FILES = 256
+"""Descriptors of a server. Connections may take half of them."""
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +74,45 @@ def test_a_server_may_open_as_many_files_as_the_system_lets_it(folder: Path) -> 
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert limits == (before[1], before[1])
     assert before[1] > 512
+
+
+def test_without_descriptors_a_stream_ends_with_a_reason(server: ServerProcess) -> None:
+    """Nothing can be loaded then: not even what errors are made of."""
+    with grpc.insecure_channel(server.address, FIXED_WINDOW) as channel:
+        stub = DataServiceStub(channel)
+        stub.GetDatasetInfo(pb.GetDatasetInfoRequest(), timeout=TIMEOUT_S)
+        _, most = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (1, most))
+        with pytest.raises(grpc.RpcError) as caught:
+            list(stub.StreamMicrobatches(pb.StreamMicrobatchesRequest(job_id="unknown"), timeout=TIMEOUT_S))
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (most, most))
+    assert reason_of(caught.value)[:3] == (grpc.StatusCode.NOT_FOUND, "JOB_UNKNOWN", "CREATE_JOB")
+
+
+def test_idle_connections_of_strangers_leave_descriptors_for_streams(folder: Path) -> None:
+    """The server closes those beyond half of its descriptors."""
+    line = shlex.join(command("serve", "--listen", "127.0.0.1:0", "--dataset", f"d={folder}"))
+    limited = ["bash", "-c", f"ulimit -n {FILES}; exec {line}"]
+    with ExitStack() as stack:
+        process = stack.enter_context(subprocess.Popen(limited, stdout=subprocess.PIPE, text=True))
+        stack.callback(process.kill)
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[-1]
+        stub = DataServiceStub(stack.enter_context(grpc.insecure_channel(address, FIXED_WINDOW)))
+        job_id = create(stub, folder, 3)
+        where = split_address(address)
+        strangers = [stack.enter_context(socket.create_connection(where, TIMEOUT_S)) for _ in range(2 * FILES)]
+        read_to_end(strangers[-1])
+        assert len(list(Path(f"/proc/{process.pid}/fd").iterdir())) < FILES * 3 // 4
+        request = pb.StreamMicrobatchesRequest(job_id=job_id, module="vit")
+        assert receive(stub.StreamMicrobatches(request, timeout=TIMEOUT_S)).end is not None
+
+
+def read_to_end(connection: socket.socket) -> None:
+    """Read until the other side has closed a connection; a timeout where it does not."""
+    with suppress(ConnectionResetError):
+        while connection.recv(4096):
+            pass
 
 
 def test_the_line_that_says_where_it_listens_is_written_at_once(folder: Path) -> None:

@@ -122,6 +122,20 @@ def test_equal_decimals_have_one_spelling(value: Any) -> None:
     assert len(weights) == 1
 
 
+@given(st.integers(0, 10**15 - 1))
+def test_an_integer_without_quotes_is_that_decimal(value: int) -> None:
+    entry = job_data()["stream"]["datasets"][0]
+    other = {"name": "other", "fingerprint": "2" * 64}
+    text, number = (make_job(stream={"datasets": [{**entry, "weight": w}, other]}) for w in (str(value), value))
+    assert (text.stream_id, text.job_id, text.text) == (number.stream_id, number.job_id, number.text)
+
+
+@pytest.mark.parametrize("value", [-1, 10**15, 2.0, True])
+def test_other_numbers_without_quotes_are_no_decimals(value: object) -> None:
+    with pytest.raises(JobSpecError, match="weight"):
+        make_job(stream={"datasets": [{**job_data()["stream"]["datasets"][0], "weight": value}]})
+
+
 # --- what is different ----------------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Final, TypeGuard
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 MAX_INTEGER = 2**53 - 1
 """Largest integer that every JSON implementation carries exactly (RFC 8785, section 3.2.2.3)."""
@@ -26,8 +26,20 @@ def _decimal(text: str) -> str:
     return f"{whole}.{fraction}" if fraction else whole
 
 
-DecimalString = Annotated[str, AfterValidator(_decimal), Field(json_schema_extra={"pattern": _DECIMAL})]
-"""A fraction, as text; leading and trailing zeros do not count."""
+def _integer_as_text(value: Any) -> Any:
+    """The spelling of an integer, which may stand without quotes; anything else as it is."""
+    return str(value) if type(value) is int else value
+
+
+DecimalString = Annotated[
+    str,
+    BeforeValidator(_integer_as_text),
+    AfterValidator(_decimal),
+    WithJsonSchema(
+        {"anyOf": [{"type": "string", "pattern": _DECIMAL}, {"type": "integer", "minimum": 0, "maximum": 10**15 - 1}]}
+    ),
+]
+"""A fraction as text, or an integer; leading and trailing zeros do not count."""
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 _DIGEST = r"^[0-9a-f]{64}$"
 _MAYBE_DIGEST = r"^([0-9a-f]{64})?$"
