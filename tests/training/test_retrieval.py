@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from trainclient.exchange.gathered_features import GatheredFeatures
-from trainclient.program import retrieval as module
+from trainclient.training import retrieval as module
 from trainclient.training.retrieval import AMONG, MAX_RETRIEVED, Retrieval, recall, require_comparable
 
 TOWERS = "image", "text"
