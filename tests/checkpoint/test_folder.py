@@ -296,6 +296,18 @@ def test_incomplete_ones_are_passed_over_and_swept(checkpoints: Checkpoints, tmp
 
 
 @pytest.mark.usefixtures("checkpoints")
+@pytest.mark.parametrize("gone", ["folder", "tensors"])
+def test_who_reads_what_the_next_owner_has_removed_hears_of_that_owner(tmp_path: Path, gone: str) -> None:
+    old, path = owned(tmp_path / "ckpt", "old"), tmp_path / "ckpt" / "step-00000001"
+    old.save(tensors(1), state(1))
+    owned(tmp_path / "ckpt", "new")
+    for file in path.iterdir() if gone == "folder" else [path / "__0_0.distcp"]:
+        file.unlink()
+    with pytest.raises(SaveError, match="taken over from this run"):
+        old.load(path, tensors(0))
+
+
+@pytest.mark.usefixtures("checkpoints")
 def test_an_owner_that_was_stopped_does_not_sweep_what_the_next_one_writes(tmp_path: Path) -> None:
     """It had looked at its lease just before."""
     first, root = owned(tmp_path / "ckpt", "first"), tmp_path / "ckpt"

@@ -15,7 +15,7 @@ import os
 import shutil
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -125,6 +125,7 @@ class Checkpoints:
             path = self._directory / str(name)
             damage = self._damage(path)
             if damage and wanted != ResumeFrom.NEWEST_WHOLE:
+                self._require_own_on_all()  # whoever owns the folder by now may have removed it
                 raise CheckpointError(f"the checkpoint {path} cannot be read ({damage}); {OTHERWISE}")
             if damage:
                 self._warn(f"{path} is passed over ({damage})")
@@ -142,19 +143,18 @@ class Checkpoints:
         """Read a checkpoint into existing tensors; all processes call it, each with its own tensors.
 
         Raises:
-            CheckpointError: it cannot be read, a tensor is not there, or has another shape.
+            CheckpointError: it cannot be read, a tensor is not there, or has another shape; on all processes.
+            SaveError: another run owns the folder by now, and may have removed it.
         """
-        stored = stored_tensors(path)
-        for name, tensor in tensors.items():
-            entry = stored.get(name)
-            if entry is None or entry.size != tensor.shape:
-                there = "nothing" if entry is None else f"{list(entry.size)}"
-                raise CheckpointError(
-                    f"the checkpoint {path} holds {there} for {name}, and {list(tensor.shape)} is needed; give the "
-                    "sizes and module names it was made with"
-                )
-        with explained(f"the checkpoint {path} cannot be read"):
+        said = gathered(_unlike(path, tensors), self._group)
+        if any(said):
+            self._require_own_on_all()
+            raise CheckpointError(next(text for text in said if text))
+        try:
             load(tensors, checkpoint_id=path, process_group=self._group)
+        except CheckpointException as error:  # on all processes, as in `save`
+            self._require_own_on_all()
+            raise CheckpointError(f"the checkpoint {path} cannot be read ({_reasons(error)}); {REMEDY}") from error
 
     def _look(self, found: list[Resumption], wanted: int | ResumeFrom, settings: str) -> str:
         """Names of the checkpoints to try, as JSON. From here on no attempt before this one publishes anything."""
@@ -246,6 +246,10 @@ class Checkpoints:
         if self._lease is not None:
             self._lease.require()
 
+    def _require_own_on_all(self) -> None:
+        """Raise SaveError on all processes if another run owns the folder."""
+        self._led(f"the lease of {self._directory} cannot be looked at", self._require_lease)
+
     def _own(self, name: str) -> Path:
         """A folder that is removed, if this process does not come to it, by the next owner."""
         return self._directory / f".partial-{self._attempt}-{name}"
@@ -312,6 +316,23 @@ def stored_tensors(path: Path) -> dict[str, TensorStorageMetadata]:
             f"the checkpoint {path} cannot be read ({type(error).__name__}: {error}); {REMEDY}"
         ) from None
     return {name: entry for name, entry in stored.items() if isinstance(entry, TensorStorageMetadata)}
+
+
+def _unlike(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Why tensors cannot be read from a checkpoint, by what it says of itself; empty if they can."""
+    try:
+        stored = stored_tensors(path)
+    except CheckpointError as error:
+        return str(error)
+    for name, tensor in tensors.items():
+        entry = stored.get(name)
+        if entry is None or entry.size != tensor.shape:
+            there = "nothing" if entry is None else f"{list(entry.size)}"
+            return (
+                f"the checkpoint {path} holds {there} for {name}, and {list(tensor.shape)} is needed; give the sizes "
+                "and module names it was made with"
+            )
+    return ""
 
 
 @contextmanager
