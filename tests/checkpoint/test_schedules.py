@@ -29,7 +29,7 @@ from trainclient.checkpoint.state import read_manifest
 from trainclient.checkpoint.sums import damages, extras
 
 DEADLINE_S = 120
-SCHEDULES = 4
+SCHEDULES = 10
 LONG = 200
 
 
