@@ -98,7 +98,10 @@ def notes(outcomes: Iterable[Outcome]) -> list[str]:
 
 
 def verdict(outcomes: Sequence[Outcome]) -> str:
-    """What to write into the job, first of what needs no more memory than the job as it is."""
+    """What to take, in a sentence with its gain, and what to write into the job for it.
+
+    First comes what needs no more memory than the job as it is.
+    """
     own = outcomes[0]
     assert own.figures is not None
     execution, measured = own.alternative.execution, own.figures
@@ -109,16 +112,22 @@ def verdict(outcomes: Sequence[Outcome]) -> str:
     if _gain(best, own) < WORTHWHILE_PERCENT:
         found.append(f"the job's own policies are the fastest, or within {WORTHWHILE_PERCENT} % of it")
     else:
-        found.append(f"{_gain(best, own):.1f} % less time than the job as it is, with\n{_yaml(execution, best)}")
+        gain = f"{_gain(best, own):.1f} % less time than the job as it is"
+        found.append(f"Take {_title(best)}: {gain}, with\n{_yaml(execution, best)}")
     larger = _fastest(planned)
     if _gain(larger, best) >= WORTHWHILE_PERCENT:
         assert larger.figures is not None
         held = f"{_held(larger.figures):.1f} instead of {_held(measured):.1f} in the fullest stage"
         found.append(
-            f"{_gain(larger, own):.1f} % less time if there is memory for more microbatches, {held}, with\n"
-            f"{_yaml(execution, larger)}"
+            f"If there is memory for more microbatches, {held}, take {_title(larger)}: "
+            f"{_gain(larger, own):.1f} % less time, with\n{_yaml(execution, larger)}"
         )
     return "\n".join(found)
+
+
+def _title(outcome: Outcome) -> str:
+    """What to take, for people."""
+    return f"{outcome.alternative.name} ({outcome.alternative.heading})"
 
 
 def _needs_memory(execution: Execution, figures: Figures, own: Figures) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from dataserver.cli.ablation import AblationRow, ablation_rows, ablation_table
-from dataserver.cli.alternatives import alternatives_of, changes
+from dataserver.cli.alternatives import Alternative, alternatives_of, changes
 from dataserver.cli.arguments import MaybePath, Pairs, Switch
 from dataserver.cli.comparison import Outcome, compare
 from dataserver.cli.comparison_table import beyond, comparison_table, notes, verdict
@@ -36,7 +36,8 @@ def simulate(
 
     Compared are all combinations of the main policies, the job with one thing changed at a time, and what each change
     on the way from the baseline to the job brings, over the same samples. The last lines say what to change in the job.
-    Times are those of the job's cost model, so `dataserver fit` comes first. No server is needed and no image is read.
+    A last step that is much shorter than the others is shown apart. Times are those of the job's cost model, so
+    `dataserver fit` comes first. No server is needed and no image is read.
 
     Args:
         job: YAML or JSON file of the job.
@@ -53,15 +54,44 @@ def simulate(
         raise ValueError(f"--first-step is {first_step}, --steps is {steps}; at least 0 and 1 are required")
     planner = open_job(job, dataset, index_dir, quarantine, tokenizer, config)
     taken = range(first_step, max(first_step + 1, min(first_step + steps, planner.num_steps)))
-    about = _about(planner, taken)
+    short = _short_last(planner, taken)
+    full = taken if short is None else taken[:-1]
+    about = _about(planner, full)
     with progress_bar("planning") as progress:
-        outcomes = compare(planner, alternatives_of(planner.job), taken, progress)
+        outcomes = compare(planner, alternatives_of(planner.job), full, progress)
     ablation = _ablation(planner.job, outcomes)
+    about["short_last_step"] = None if short is None else _short_step(planner, short)
     if json:
         rows = [_row(outcome, outcomes[0]) for outcome in outcomes]
         print(json_format.dumps({**about, "rows": rows, "ablation": [asdict(row) for row in ablation]}, indent=1))
         return
     _show(console_for_tables(), planner.job.job_id, about, outcomes, ablation)
+
+
+def _short_last(planner: JobPlanner, steps: range) -> int | None:
+    """The job's last step, if it has less than nine tenths of the tokens of the others; None if it is the only one.
+
+    Raises:
+        StepOutOfRangeError: the job ends before the first of the steps.
+    """
+    *others, last = (int(planner.samples(step).tokens.sum()) for step in steps)
+    short = bool(others) and steps[-1] == planner.num_steps - 1 and 10 * len(others) * last < 9 * sum(others)
+    return steps[-1] if short else None
+
+
+def _short_step(planner: JobPlanner, step: int) -> dict[str, Any]:
+    """A step by itself: as the job runs it, and as its baseline does."""
+    own, baseline = planner.job.spec.execution, layout_of(planner.job.spec.execution).ablation(planner.job)[0]
+    compared = [Alternative("", "as it is", own), Alternative("", baseline.name, baseline.execution)]
+    times = [o.figures.step_ns if o.figures else None for o in compare(planner, compared, [step], lambda *_: None)]
+    samples = planner.samples(step)
+    return {
+        "step": step,
+        "samples": len(samples),
+        "tokens": int(samples.tokens.sum()),
+        "step_ns": times[0],
+        "baseline_ns": times[1],
+    }
 
 
 def _about(planner: JobPlanner, steps: range) -> dict[str, Any]:
@@ -130,5 +160,16 @@ def _show(
     )
     console.print(comparison_table(outcomes))
     console.print(ablation_table(ablation))
-    for line in (*notes(outcomes), verdict(outcomes)):
+    for line in (*_short_line(about["short_last_step"]), *notes(outcomes), verdict(outcomes)):
         print(line)
+
+
+def _short_line(short: dict[str, Any] | None) -> list[str]:
+    """What the short last step takes, as a sentence."""
+    if short is None:
+        return []
+    said = f"the last step, {short['step']}, holds {short['samples']} samples and is no part of the means"
+    if short["baseline_ns"] is None:
+        return [f"{said}: {short['step_ns'] / 1e6:.1f} ms"]
+    beside = f"{short['step_ns'] / short['baseline_ns']:.3f} of the baseline's {short['baseline_ns'] / 1e6:.1f} ms"
+    return [f"{said}: {short['step_ns'] / 1e6:.1f} ms, {beside}"]

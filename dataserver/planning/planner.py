@@ -1,12 +1,15 @@
 """One step: from sized samples to a plan, and what it gains."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dataserver.planning import I64
 from dataserver.planning.job.identity import Job, identify
 from dataserver.planning.job.spec import Execution, JobSpec
-from dataserver.planning.layouts.interface import PlannedTimeline, layout_of
-from dataserver.planning.plan.plan import ArrangedStep, StepPlan
+from dataserver.planning.layouts.interface import Layout, PlannedTimeline, layout_of
+from dataserver.planning.layouts.shared.candidates import ranked, shown
+from dataserver.planning.layouts.shared.finalists import FINALISTS_SINCE
+from dataserver.planning.plan.naming import milliseconds
+from dataserver.planning.plan.plan import ArrangedStep, Candidate, Decision, StepPlan, make_plan
 from dataserver.planning.simulation import Program
 from dataserver.planning.stream.samples import StepSamples
 
@@ -17,7 +20,38 @@ def plan_step(job: Job, step: int, samples: StepSamples) -> StepPlan:
     Raises:
         ValueError: a module's memory cannot hold a sample; names it and the limit.
     """
-    return layout_of(job.spec.execution).plan(job, step, samples)
+    layout = layout_of(job.spec.execution)
+    plan = layout.plan(job, step, samples)
+    return _never_slower(layout, job, plan) if job.spec.execution.plan_version >= FINALISTS_SINCE else plan
+
+
+def _never_slower(layout: Layout, job: Job, plan: StepPlan) -> StepPlan:
+    """The plan, or that of a finalist of its layout which is faster."""
+    own_ns = _makespan_ns(layout, job, plan)
+    best, best_ns, chosen = plan, own_ns, ""
+    beside = list(plan.candidates) or [Candidate("the job's own policies", own_ns)]
+    for entry in layout.finalists(job):
+        try:
+            found = layout.plan(_running(job, entry.execution), plan.step, plan.samples)
+        except ValueError:  # canonical order within the memory of the job, for example
+            continue
+        makespan = _makespan_ns(layout, job, found)
+        beside.append(Candidate(entry.name, makespan))
+        if makespan < best_ns:
+            best, best_ns, chosen = found, makespan, entry.name
+    if best is plan:
+        return plan
+    reason = f"simulated {milliseconds(best_ns)}, against {milliseconds(own_ns)} by the job's own policies"
+    return replace(
+        make_plan(job, plan.step, best),
+        candidates=shown(ranked(beside)),
+        decisions=(Decision("step", f"as in the ablation: {chosen}", reason), *best.decisions),
+    )
+
+
+def _makespan_ns(layout: Layout, job: Job, plan: StepPlan) -> int:
+    """Simulated time of a plan; the job's costs are those of all its ways to run."""
+    return plan.candidates[0].makespan_ns if plan.candidates else layout.timeline(job.spec, plan).makespan_ns
 
 
 def baseline_plan(job: Job, step: int, samples: StepSamples) -> StepPlan:

@@ -104,7 +104,7 @@ def test_the_main_policies_all_with_all_and_others_one_at_a_time(found: dict[str
 def test_a_row_is_documented_by_its_keys(found: dict[str, Any]) -> None:
     assert set(found) == {
         "job_id", "first_step", "steps", "steps_of_job", "samples", "images", "tokens", "truncated_tokens", "rows",
-        "ablation",
+        "ablation", "short_last_step",
     }  # fmt: skip
     about = {"dimension", "name", "own", "changes"}
     figures = {
@@ -249,11 +249,12 @@ def test_the_table_marks_the_job_and_names_what_is_faster(indexed: Path) -> None
     assert [row.split()[:4] for row in lines if row.startswith(" * ")] == [["*", "best_fit,", "even,", "none"]]
     for heading in (GRID, "balance of vit", "schedule", "extra_in_flight"):
         assert sum(row.strip() == heading for row in lines) == 1
-    rows = [row.replace("*", " ") for row in lines if "balanced, " in row or "_fit, " in row]
+    rows = [row.replace("*", " ") for row in lines if row.startswith(" ") and ("balanced, " in row or "_fit, " in row)]
     times = [float(row.split()[3]) for row in rows]
     assert len(times) == 12
     assert times == sorted(times)
-    assert "less time than the job as it is, with" in done.stdout
+    (advice,) = re.findall(r"^Take (.+) \((.+)\): [\d.]+ % less time than the job as it is, with$", done.stdout, re.M)
+    assert any(row.strip().startswith(f"{advice[0]} ") for row in lines)
 
 
 def test_the_lines_of_the_verdict_make_the_job_faster(indexed: Path, found: dict[str, Any]) -> None:
@@ -304,6 +305,24 @@ def test_what_cannot_be_planned_is_a_row_that_says_why(indexed: Path) -> None:
 def test_steps_end_where_the_job_ends(indexed: Path) -> None:
     found = compared(indexed, JOB, "--first-step", "3")
     assert (found["first_step"], found["steps"], found["steps_of_job"]) == (3, 1, 4)
+
+
+def test_a_short_last_step_is_no_part_of_the_means(indexed: Path) -> None:
+    """An epoch of 60 pairs ends in the middle of a step."""
+    job = copy.deepcopy(JOB)
+    job["execution"]["end"] = {"epochs": 1}
+    whole = compared(indexed, job, "--steps", "1000")
+    last = whole["steps_of_job"] - 1
+    short = whole["short_last_step"]
+    assert (short["step"], whole["steps"]) == (last, last)
+    assert 0 < short["tokens"] < 0.9 * whole["tokens"] / last
+    before, alone = (compared(indexed, job, *steps) for steps in (("--steps", str(last)), ("--first-step", str(last))))
+    assert before["short_last_step"] is alone["short_last_step"] is None
+    assert before["rows"][0]["step_ns"] == whole["rows"][0]["step_ns"]
+    assert before["tokens"] == whole["tokens"]
+    assert short["step_ns"] == short["baseline_ns"] == alone["rows"][0]["step_ns"]
+    text = f"the last step, {last}, holds {short['samples']} samples and is no part of the means: "
+    assert text + f"{short['step_ns'] / 1e6:.1f} ms, 1.000 of the baseline's" in run(*line(indexed, job)).stdout
 
 
 def test_refusals(indexed: Path) -> None:

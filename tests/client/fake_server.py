@@ -133,7 +133,8 @@ class FakeServer(DataServiceServicer):
 
     def GetServerInfo(self, request, context):  # noqa: ARG002, N802
         self.asked += 1
-        fields = {"order_versions": [1], "content_versions": [2], "plan_versions": [1, 2, 3], "content_digest": DIGEST}
+        versions = {"order_versions": [1], "content_versions": [2], "plan_versions": [1, 2, 3, 4]}
+        fields = {**versions, "content_digest": DIGEST}
         return pb.GetServerInfoResponse(**{"release": "fake", **fields, **self.answers.info})
 
     def GetOrCreateJob(self, request, context):  # noqa: N802
@@ -143,7 +144,7 @@ class FakeServer(DataServiceServicer):
             fail(context, grpc.StatusCode.INVALID_ARGUMENT, "JOB_INVALID", "GIVE_UP", str(error))
         if job.spec.stream.datasets[0].fingerprint != self.answers.fingerprint:
             fail(context, grpc.StatusCode.FAILED_PRECONDITION, "DATASET_MISMATCH", "ANOTHER_SERVER")
-        if job.spec.execution.plan_version not in self.answers.info.get("plan_versions", [1, 2, 3]):
+        if job.spec.execution.plan_version not in self.answers.info.get("plan_versions", [1, 2, 3, 4]):
             fail(context, grpc.StatusCode.FAILED_PRECONDITION, "VERSION_UNSUPPORTED", "ANOTHER_SERVER")
         self._closing.wait(self.answers.job_delay_s)
         self.jobs.add(job.job_id)

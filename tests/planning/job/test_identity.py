@@ -60,6 +60,7 @@ execution:
         (1, "21c895ccf339dd6f5511a272a324b26b260881996ac3b297b6bc1aa92257a84e"),
         (2, "1cdc8e3da7fc0690fa5b593db6c50d7b3c6f33fc946b4b21bc7bd947f96d6265"),
         (3, "d8f4808c23adc6b2f0ff97509169f791dce2a88e73ca62a3e44dcaca7ddf0468"),
+        (4, "3d55a65a121718774233892f9155070bff7a63af35834772602a51b84b120df2"),
     ],
 )
 def test_golden_ids(version: int, job_id: str) -> None:
@@ -67,7 +68,7 @@ def test_golden_ids(version: int, job_id: str) -> None:
     job = parse_job(parse_yaml(f"{GOLDEN_JOB}  plan_version: {version}\n".encode()))
     assert job.stream_id == "cdbc995083e1ea03daef68fdf47474cdbaef6e049ec5b93090b88e8481def5d9"
     assert job.job_id == job_id
-    assert (job == parse_job(parse_yaml(GOLDEN_JOB.encode()))) == (version == 3)
+    assert (job == parse_job(parse_yaml(GOLDEN_JOB.encode()))) == (version == 4)
 
 
 def test_ids_are_hashes_of_canonical_json() -> None:
@@ -302,7 +303,7 @@ def test_every_field_counts() -> None:
     [
         (("stream", "order_version"), [1]),
         (("stream", "content_version"), [2]),
-        (("execution", "plan_version"), [1, 2, 3]),
+        (("execution", "plan_version"), [1, 2, 3, 4]),
     ],
 )
 def test_other_versions_are_refused_by_name(path: tuple[str, str], supported: list[int]) -> None:

@@ -83,9 +83,9 @@ BROKEN: dict[str, tuple[Callable[[CompactPlan], CompactPlan], str]] = {
     ),
     "an item less": (
         lambda f: with_positions(f, 0, rank=f.positions[0].rank[1:], microbatch=f.positions[0].microbatch[1:]),
-        "it positions",
+        "it places",
     ),
-    "uneven arrays": (lambda f: with_positions(f, 0, rank=f.positions[0].rank[1:]), "it positions"),
+    "uneven arrays": (lambda f: with_positions(f, 0, rank=f.positions[0].rank[1:]), "it places"),
     "a rank too many": (lambda f: with_positions(f, 0, rank=f.positions[0].rank + 1000), "ranks of module"),
     "a rank below": (lambda f: with_positions(f, 0, rank=f.positions[0].rank - 1000), "ranks of module"),
     "a late microbatch": (

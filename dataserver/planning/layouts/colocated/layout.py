@@ -27,6 +27,7 @@ from dataserver.planning.layouts.shared.alternatives import (
     edit_modules,
     packings,
 )
+from dataserver.planning.layouts.shared.finalists import finalists
 from dataserver.planning.layouts.shared.sequences import empty_percent, fill_percent
 from dataserver.planning.plan.expectation import loads
 from dataserver.planning.plan.plan import StepPlan
@@ -73,6 +74,7 @@ def alternatives(job: Job) -> Alternatives:
 LAYOUT = Layout(
     plan=plan,
     ablation=ablation,
+    finalists=lambda job: finalists(job, ablation(job)),
     programs=programs,
     timeline=timeline,
     lower_bound_ns=bound_ns,

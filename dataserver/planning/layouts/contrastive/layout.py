@@ -54,6 +54,7 @@ def alternatives(job: Job) -> Alternatives:
 LAYOUT = Layout(
     plan=plan,
     ablation=ablation,
+    finalists=lambda _: (),  # balanced and in canonical order, under both schedules: all are compared
     programs=programs,
     timeline=timeline,
     lower_bound_ns=bound_ns,

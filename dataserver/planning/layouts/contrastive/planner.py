@@ -20,6 +20,7 @@ from dataserver.planning.layouts.contrastive.options import ContrastiveSchedule
 from dataserver.planning.layouts.contrastive.programs import tower_in_flight
 from dataserver.planning.layouts.contrastive.timeline import timeline
 from dataserver.planning.layouts.shared.candidates import ranked, shown
+from dataserver.planning.layouts.shared.waves import EXTRAS
 from dataserver.planning.plan.expectation import item_sizes, item_sums
 from dataserver.planning.plan.naming import listed, milliseconds, unit_of
 from dataserver.planning.plan.plan import (
@@ -61,41 +62,57 @@ class CandidatePlan:
 
     balanced: bool
     schedule: ContrastiveSchedule
+    extra: int
+    """Microbatches that may run ahead beyond those of the schedule."""
+    several: bool
+    """Whether other numbers of them are compared."""
     plan: ArrangedStep
     makespan_ns: int
 
     @property
     def name(self) -> str:
         """Schedule and order."""
-        return f"{self.schedule}, {'balanced' if self.balanced else 'canonical order'}"
+        ahead = f", {self.extra} extra in flight" if self.extra and self.several else ""
+        return f"{self.schedule}, {'balanced' if self.balanced else 'canonical order'}{ahead}"
 
 
 def _compare(batched: BatchedStep) -> tuple[list[CandidatePlan], Refusals]:
     """The plans within memory, and why there are none under a schedule."""
     found, refused = list[CandidatePlan](), dict[ContrastiveSchedule, TowerMemoryError]()
-    schedules = [ContrastiveSchedule.BATCH_SYNC]
+    schedules = [(ContrastiveSchedule.BATCH_SYNC, 0)]
     if batched.layout.schedule is ContrastiveSchedule.DISTMM_PIPE:
-        schedules.append(batched.layout.schedule)
+        schedules += [(batched.layout.schedule, extra) for extra in _extras(batched)]
     balances = any(t.balance is not BalancePolicy.NONE for t in batched.towers)
     for balanced in (True, False) if balances else (False,):
         arrangements = tuple(arrange(batched, tower, balanced=balanced) for tower in batched.towers)
-        for schedule in schedules:
+        for schedule, extra in schedules:
             try:
-                made = _assemble(batched, arrangements, schedule)
+                made = _assemble(batched, arrangements, schedule, extra)
             except TowerMemoryError as error:
                 refused.setdefault(schedule, error)
                 continue
             makespan = timeline(batched.job.spec, made).makespan_ns
-            found.append(CandidatePlan(balanced, schedule, made, makespan))
+            found.append(CandidatePlan(balanced, schedule, extra, len(schedules) > 2, made, makespan))
     return found, refused
 
 
+def _extras(batched: BatchedStep) -> tuple[int, ...]:
+    """Numbers of microbatches that may run ahead beyond those of the schedule.
+
+    Before plan_version 4 the limit alone.
+    """
+    most = batched.layout.extra_in_flight
+    if batched.job.spec.execution.plan_version < 4:
+        return (most,)
+    return tuple(extra for extra in EXTRAS if extra <= most)
+
+
 def _assemble(
-    batched: BatchedStep, arrangements: tuple[Arrangement, ...], schedule: ContrastiveSchedule
+    batched: BatchedStep, arrangements: tuple[Arrangement, ...], schedule: ContrastiveSchedule, extra: int
 ) -> ArrangedStep:
     """A plan; TowerMemoryError where memory does not hold it."""
     pairs = zip(batched.towers, arrangements, strict=True)
-    held = [_in_flight(batched, tower, arrangement, schedule) for tower, arrangement in pairs]
+    held = [_in_flight(batched, tower, arrangement, schedule, extra) for tower, arrangement in pairs]
     drain_every = batched.layout.microbatches if schedule is ContrastiveSchedule.BATCH_SYNC else 0
     return ArrangedStep(
         samples=batched.samples,
@@ -107,16 +124,17 @@ def _assemble(
     )
 
 
-def _wanted(batched: BatchedStep, tower: ModuleSpec, schedule: ContrastiveSchedule) -> I64:
+def _wanted(batched: BatchedStep, tower: ModuleSpec, schedule: ContrastiveSchedule, extra: int) -> I64:
     """Microbatches in flight as far as memory does not limit them. int64 [pp]."""
-    layout = batched.layout
-    wanted = tower_in_flight(tower.pp, layout.microbatches, schedule, layout.extra_in_flight)
+    wanted = tower_in_flight(tower.pp, batched.layout.microbatches, schedule, extra)
     return np.minimum(wanted, batched.num_microbatches)
 
 
-def _in_flight(batched: BatchedStep, tower: ModuleSpec, arrangement: Arrangement, schedule: ContrastiveSchedule) -> I64:
+def _in_flight(
+    batched: BatchedStep, tower: ModuleSpec, arrangement: Arrangement, schedule: ContrastiveSchedule, extra: int
+) -> I64:
     """Microbatches that the stages of a tower hold, within its memory. int64 [pp]."""
-    wanted = _wanted(batched, tower, schedule)
+    wanted = _wanted(batched, tower, schedule, extra)
     if tower.memory is None:
         return wanted
     return TowerMemory(batched, tower, tower.memory, arrangement).in_flight(wanted, schedule)
@@ -147,7 +165,7 @@ def _tower_decisions(batched: BatchedStep, best: CandidatePlan) -> tuple[Decisio
                 f"against {before} % in canonical order"
             )
             found.append(Decision(tower.name, "padded" if tower.padded else tower.balance.value, reason))
-        free = _wanted(batched, tower, best.schedule)
+        free = _wanted(batched, tower, best.schedule, best.extra)
         if tower.memory is not None and not np.array_equal(free, schedule.in_flight):
             reason = f"memory holds {tower.memory.units:,} {unit_of(tower)}; {listed(free)} without that limit"
             found.append(Decision(tower.name, f"in flight: {listed(schedule.in_flight)}", reason))

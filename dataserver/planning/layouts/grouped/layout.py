@@ -30,6 +30,7 @@ from dataserver.planning.layouts.shared.alternatives import (
     orders,
     packings,
 )
+from dataserver.planning.layouts.shared.finalists import finalists
 from dataserver.planning.layouts.shared.limits import BackboneLimits
 from dataserver.planning.layouts.shared.sequences import fill_percent
 from dataserver.planning.layouts.shared.waves import wave_programs
@@ -78,6 +79,7 @@ def alternatives(job: Job) -> Alternatives:
 LAYOUT = Layout(
     plan=plan,
     ablation=ablation,
+    finalists=lambda job: finalists(job, ablation(job)),
     programs=wave_programs,
     timeline=timeline,
     lower_bound_ns=bound_ns,

@@ -78,7 +78,7 @@ def _packed(job: Job, step: int, samples: StepSamples) -> _PackedStep:
     return _PackedStep(job, step, samples, costs, sequence, lengths, squares)
 
 
-def _plans_of(packed: _PackedStep, costs: GroupCosts) -> dict[str, SequencePlan]:
+def _plans_of(packed: _PackedStep, costs: GroupCosts) -> Mapping[str, SequencePlan]:
     """The groups among which the job's policy lets the step choose, by names for people."""
     policy = packed.job.spec.execution.options(GroupedOptions).policy
     try:

@@ -2,8 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import groupby
 from types import MappingProxyType
+
+import numpy as np
 
 from dataserver.planning import I64
 from dataserver.planning.layouts.grouped.baselines import (
@@ -16,6 +19,9 @@ from dataserver.planning.layouts.grouped.costs import GroupCosts
 from dataserver.planning.layouts.grouped.options import GroupPolicy
 from dataserver.planning.layouts.grouped.search import Budget
 from dataserver.planning.layouts.grouped.sequence_plan import SequenceGroup, SequencePlan, plan_groups
+
+Plans = Mapping[str, SequencePlan]
+"""By names for people."""
 
 MAX_LOOKS = 15_000_000
 """Compositions that the search of a step may look at, placing and improving counted as so many more: two seconds."""
@@ -36,7 +42,7 @@ _SAVINGS: tuple[Mapping[str, int], ...] = (
 """What a budget gives up, in this order."""
 
 
-def plans_of(policy: GroupPolicy, lengths: I64, squares: I64, costs: GroupCosts) -> dict[str, SequencePlan]:
+def plans_of(policy: GroupPolicy, lengths: I64, squares: I64, costs: GroupCosts) -> Plans:
     """The policy's own plan first, and plans of one degree to compare it with, by names for people.
 
     Each is compared with the published plan of the best degree (FlexSP-BatchAda: best fit) and with that of the largest
@@ -47,6 +53,13 @@ def plans_of(policy: GroupPolicy, lengths: I64, squares: I64, costs: GroupCosts)
     Raises:
         ValueError: a sequence fits no group, costs are beyond int64.
     """
+    return _plans_of(policy, lengths.tobytes(), squares.tobytes(), costs)
+
+
+@lru_cache(maxsize=4)
+def _plans_of(policy: GroupPolicy, packed_lengths: bytes, packed_squares: bytes, costs: GroupCosts) -> Plans:
+    """`plans_of`, once for the ways to run a step that differ in other things than groups."""
+    lengths, squares = np.frombuffer(packed_lengths, np.int64), np.frombuffer(packed_squares, np.int64)
     static = homogeneous_plan(lengths, costs, squares=squares)
     best_fit = best_homogeneous_plan(lengths, costs, squares=squares)
     compared = {_titled("static", static): static}

@@ -14,6 +14,7 @@ from dataserver.planning.layouts.grouped.policies import halved
 from dataserver.planning.layouts.grouped.wave_order import algorithm_2, chain, searched_order
 from dataserver.planning.layouts.shared import waves
 from dataserver.planning.layouts.shared.candidates import fastest, ranked
+from dataserver.planning.layouts.shared.finalists import FINALISTS_SINCE
 from dataserver.planning.simulation import Pipeline
 
 NUM_SEEDS = 2
@@ -22,17 +23,24 @@ NUM_SEEDS = 2
 MAX_HALVINGS = 16
 """Microbatches that are halved for the sake of encoders and generators, at most."""
 
+ALGORITHM_2 = "Algorithm 2"
+
 _ORDERS: Mapping[OrderPolicy, tuple[Callable[[Pipeline], list[int]], str]] = MappingProxyType(
-    {OrderPolicy.DISTTRAIN: (algorithm_2, "Algorithm 2"), OrderPolicy.SEARCH: (searched_order, "order searched")}
+    {OrderPolicy.DISTTRAIN: (algorithm_2, ALGORITHM_2), OrderPolicy.SEARCH: (searched_order, "order searched")}
 )
 
 
 def refined(job: Job, plain: Sequence[CandidatePlan]) -> Iterator[CandidatePlan]:
-    """The fastest candidates in a better order; the best of all with waves halved, and with more in flight."""
+    """The fastest candidates in a better order; the best of all with waves halved, and with more in flight.
+
+    Since plan_version 4 Algorithm 2 orders them beside the search, and the best of either policy, as of none, is
+    compared with more in flight, too: no policy for the order is faster than the search.
+    """
     seeds = ranked(plain)[:NUM_SEEDS]
     ordered = [candidate for seed in seeds for candidate in _ordered(job, seed)]
     yield from ordered
     best = fastest([*seeds, *ordered])
+    compared = [fastest(seeds), fastest([*seeds, *(c for c in ordered if ALGORITHM_2 in c.changes)])]
     searches = job.spec.execution.options(GroupedOptions).order is OrderPolicy.SEARCH
     for number in range(1, MAX_HALVINGS + 1 if searches else 1):
         finer = _halved(job, best, number)
@@ -41,17 +49,24 @@ def refined(job: Job, plain: Sequence[CandidatePlan]) -> Iterator[CandidatePlan]
             break
         yield found
         best = found
-    for extra in waves.extras(job.spec.execution)[1:]:
-        yield with_extra(job, best, extra)
+    bases = [best]
+    if job.spec.execution.plan_version >= FINALISTS_SINCE:
+        bases += [c for n, c in enumerate(compared) if all(c is not other for other in (best, *compared[:n]))]
+    for base in bases:
+        for extra in waves.extras(job.spec.execution)[1:]:
+            yield with_extra(job, base, extra)
 
 
 def _ordered(job: Job, seed: CandidatePlan) -> Iterator[CandidatePlan]:
     """The same microbatches in a better order, as the job's policy finds it."""
     execution, groups = job.spec.execution, seed.arranged.microbatches
-    find, title = _ORDERS.get(execution.options(GroupedOptions).order, (None, ""))
-    if find is not None:
-        order = find(_chain(execution, seed))
-        yield with_microbatches(job, seed, [groups[k] for k in order], *seed.changes, title)
+    policy = execution.options(GroupedOptions).order
+    compares = policy is OrderPolicy.SEARCH and execution.plan_version >= FINALISTS_SINCE
+    for one in (policy, OrderPolicy.DISTTRAIN) if compares else (policy,):
+        find, title = _ORDERS.get(one, (None, ""))
+        if find is not None:
+            order = find(_chain(execution, seed))
+            yield with_microbatches(job, seed, [groups[k] for k in order], *seed.changes, title)
 
 
 def _halved(job: Job, seed: CandidatePlan, number: int) -> CandidatePlan:

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from dataserver.planning import I64
-from dataserver.planning.job.fields import ModuleKind, ModuleSpec, OrderPolicy
+from dataserver.planning.job.fields import BalancePolicy, ModuleKind, ModuleSpec, OrderPolicy
 from dataserver.planning.layouts.pipelined.candidates import CandidatePlan, ImageSpread, Trial, candidates_of
 from dataserver.planning.layouts.pipelined.packed import PackedStep
 from dataserver.planning.layouts.pipelined.placing import NO_GOAL, goal_ns, makespan_ns, searched
-from dataserver.planning.layouts.pipelined.starts import CANONICAL, Starts, find_starts, guided_problem
+from dataserver.planning.layouts.pipelined.starts import CANONICAL, STRATIFIED, Starts, find_starts, guided_problem
 from dataserver.planning.layouts.shared.candidates import fastest
+from dataserver.planning.layouts.shared.finalists import FINALISTS_SINCE
 from dataserver.planning.layouts.shared.waves import extras
 
 
@@ -48,8 +49,12 @@ class Attempt:
 
     @property
     def fastest_ns(self) -> int:
-        """Makespan of the fastest rule-based plan; there must be one."""
-        return fastest(self.candidates).makespan_ns
+        """Makespan of the fastest rule-based plan with no extra microbatch in flight; there must be one.
+
+        Before plan_version 4, with any number of them.
+        """
+        strict = [c for c in self.candidates if not c.extra] if self.packed.execution.plan_version >= 4 else []
+        return fastest(strict or self.candidates).makespan_ns
 
 
 def attempt(packed: PackedStep) -> Attempt:
@@ -79,18 +84,20 @@ def _outcome(packed: PackedStep, trials: Iterable[Trial]) -> tuple[tuple[Candida
 def _by_rules(packed: PackedStep, starts: Starts) -> Iterator[Trial]:
     """The rule-based placements, each with the numbers of extra microbatches in flight to try.
 
-    Canonical order is always one of them. Where a search follows, they are what it begins with.
+    Canonical order is always one of them. Where a search follows, they are what it begins with. Since plan_version 4
+    all of them are compared then, too, but for `STRATIFIED`, which no other policy has.
     """
     searches, some_extras = packed.layout.order is OrderPolicy.SEARCH, extras(packed.execution)
     guessed = packed.layout.chunks > 1 or any(m.padded for m in packed.modules)  # the search goes by an estimate
     guessed = guessed or starts.problem.transfers is not None
-    placements = dict(starts.by_rules)
-    if guessed or not searches:
+    compares, placements = packed.execution.plan_version >= FINALISTS_SINCE, dict(starts.by_rules)
+    if guessed or not searches or compares:
         placements |= starts.by_algorithm_2
     for name, placement in placements.items():
-        if not searches or guessed or name == CANONICAL or starts.problem.budgets is not None:
+        taken = not searches or guessed or name == CANONICAL or starts.problem.budgets is not None
+        if taken or (compares and not name.startswith(STRATIFIED)):
             spreads = _spreads(packed, starts.problem.components, name == CANONICAL)
-            yield Trial(name, placement, spreads, some_extras[:1] if searches else some_extras)
+            yield Trial(name, placement, spreads, some_extras if compares or not searches else some_extras[:1])
 
 
 def _searches(packed: PackedStep, starts: Starts, most_sequences: int) -> Iterator[Trial]:
@@ -117,8 +124,13 @@ def _spreads(packed: PackedStep, components: int, canonical: bool) -> tuple[Imag
     everywhere = ImageSpread()
     if packed.execution.identity_routing:
         return (ImageSpread(beside=True),)
+    compares = canonical and packed.execution.plan_version >= FINALISTS_SINCE
+    evenly = compares and any(m.balance is not BalancePolicy.EVEN for m in others)
+    even = (ImageSpread(even=True),) if evenly else ()
     if all(m.balance.keeps_order for m in others):
-        return (everywhere,)
+        return (everywhere, *even)
     spreads = (ImageSpread(components), everywhere) if components > 1 else (everywhere,)
     same = all(m.dp == components for m in others)  # components of one rank leave no other
-    return (*spreads, ImageSpread(beside=True)) if canonical and not same else spreads
+    if not canonical:
+        return spreads
+    return (*spreads, *even) if same else (*spreads, *even, ImageSpread(beside=True))

@@ -1,6 +1,6 @@
 """The plans of a packed step that are compared: placements with their images spread and their stages scheduled."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dataserver.planning import yield_point
@@ -8,7 +8,8 @@ from dataserver.planning.job.fields import BalancePolicy, ModuleKind, ModuleSpec
 from dataserver.planning.layouts.pipelined.interleaving import stages_in_flight, too_small
 from dataserver.planning.layouts.pipelined.packed import PackedStep
 from dataserver.planning.layouts.pipelined.placing import Placement
-from dataserver.planning.layouts.pipelined.timeline import makespan_of
+from dataserver.planning.layouts.pipelined.timeline import makespans_of
+from dataserver.planning.layouts.shared.finalists import FINALISTS_SINCE
 from dataserver.planning.layouts.shared.waves import InFlight, extras
 from dataserver.planning.plan.arranging import (
     BesideBackbone,
@@ -42,12 +43,16 @@ class ImageSpread:
     """Parts of the ranks within which they stay."""
     beside: bool = False
     """Whether each goes to the rank beside that of its sequence, whatever the balance of its module."""
+    even: bool = False
+    """Whether ranks get equal counts, whatever the balance of their module."""
 
     @property
     def name(self) -> str:
         """For people."""
         if self.beside:
             return "images beside their sequences"
+        if self.even:
+            return "images dealt out evenly"
         return f"images within {self.components} components" if self.components > 1 else "images over all ranks"
 
 
@@ -89,7 +94,8 @@ def _arranged(
     routings: list[Routing] = []
     for name, images in beside.items():
         module = execution.module(name)
-        balanced = module.model_copy(update={"balance": BalancePolicy.NONE}) if spread.beside else module
+        policy = BalancePolicy.NONE if spread.beside else BalancePolicy.EVEN if spread.even else module.balance
+        balanced = module.model_copy(update={"balance": policy})
         try:
             sizes, ranks = patches[images.image], execution.backbone.dp
             yield_point()
@@ -115,12 +121,21 @@ def _scheduled(
     execution, count = packed.execution, packed.num_microbatches
     units = {m.name: held_units(m, plan) for m in packed.modules if m.memory is not None}
     several = len(extras(execution)) > 1
-    for extra in some_extras:
-        held = stages_in_flight(execution, count, extra, units)
-        if held is None:
-            yield too_small(execution, count, units)
-            continue
+    found = [(extra, stages_in_flight(execution, count, extra, units)) for extra in some_extras]
+    yield from (too_small(execution, count, units) for _, held in found if held is None)
+    fitting = [(extra, held) for extra, held in found if held is not None]
+    if execution.plan_version >= FINALISTS_SINCE:
+        fitting = _different(fitting)
+    times = makespans_of(packed.job.spec, plan, (held.schedules(execution) for _, held in fitting))
+    for (extra, held), makespan in zip(fitting, times, strict=True):
         yield_point()
         scheduled = replace(plan, schedules=held.schedules(execution))
-        makespan = makespan_of(packed.job.spec, scheduled)
         yield CandidatePlan(f"{name}, {extra} extra in flight" if several else name, scheduled, held, extra, makespan)
+
+
+def _different(found: Sequence[tuple[int, InFlight]]) -> list[tuple[int, InFlight]]:
+    """The first of those that memory makes the same."""
+    by_held = {
+        tuple(n for held in one.held.values() for n in held.tolist()): (extra, one) for extra, one in found[::-1]
+    }
+    return sorted(by_held.values(), key=lambda pair: pair[0])

@@ -33,6 +33,7 @@ from dataserver.planning.layouts.shared.alternatives import (
     wave_balances,
     without,
 )
+from dataserver.planning.layouts.shared.finalists import finalists
 from dataserver.planning.layouts.shared.limits import BackboneLimits
 from dataserver.planning.layouts.shared.sequences import empty_percent, fill_percent
 from dataserver.planning.plan.expectation import loads
@@ -53,6 +54,17 @@ def ablation(job: Job) -> tuple[AblationEntry, ...]:
     baseline = strict(own)(own.model_copy(update=plain))
     changes = (packing, images, sequences, memory, order, in_flight, parity)
     return cumulative_ablation(job, "canonical order", baseline, (change(job) for change in changes))
+
+
+def _finalists(job: Job) -> tuple[AblationEntry, ...]:
+    """Those with another packing; all where memory or parity may ask for more microbatches.
+
+    Otherwise sequences in canonical order, images dealt out evenly and Algorithm 2 are among the plan's candidates.
+    """
+    execution, found = job.spec.execution, finalists(job, ablation(job))
+    if execution.modality_parity or any(m.memory is not None for m in execution.modules):
+        return found
+    return tuple(e for e in found if e.execution.backbone.packing is not execution.backbone.packing)
 
 
 def alternatives(job: Job) -> Alternatives:
@@ -95,6 +107,7 @@ def _schedules(layout: PipelinedOptions, stages: int) -> Dimension:
 LAYOUT = Layout(
     plan=plan,
     ablation=ablation,
+    finalists=_finalists,
     programs=programs,
     timeline=timeline,
     lower_bound_ns=bound_ns,

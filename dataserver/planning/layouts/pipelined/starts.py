@@ -26,6 +26,7 @@ from dataserver.planning.layouts.pipelined.placing import (
 from dataserver.planning.layouts.shared.waves import Units, one_f_one_b_in_flight
 
 CANONICAL = "canonical order"
+STRATIFIED = "stratified"
 
 Placements = Mapping[str, Placement]
 """Placements by the names that messages give them."""
@@ -83,7 +84,7 @@ def _by_rules(problem: PlacementProblem, balance: BalancePolicy, order: OrderPol
         if problem.items is not None:
             found |= padded_runs(problem)
     if order is OrderPolicy.SEARCH:
-        found["stratified"] = stratified(problem)
+        found[STRATIFIED] = stratified(problem)
     if problem.budgets is not None and problem.num_sequences < problem.num_waves * problem.slots * problem.dp:
         found["even waves"] = spread_over_waves(problem)
     return found

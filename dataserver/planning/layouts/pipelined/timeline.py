@@ -1,6 +1,7 @@
 """The joined pipeline of a job: encoders, backbone stages, generators, and its simulation."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,8 +15,10 @@ from dataserver.planning.layouts.pipelined.options import PipelinedOptions
 from dataserver.planning.layouts.pipelined.programs import programs
 from dataserver.planning.layouts.shared.transfers import routed_ns
 from dataserver.planning.plan.expectation import held_units, microbatch_loads
-from dataserver.planning.plan.plan import ArrangedStep, Routing
+from dataserver.planning.plan.plan import ArrangedStep, ModuleSchedule, Routing
 from dataserver.planning.simulation import Pipeline, Program, chunk_transfers, makespan_ns, simulate
+
+Schedules = tuple[ModuleSchedule, ...]
 
 
 def timeline(spec: JobSpec, plan: ArrangedStep) -> PlannedTimeline:
@@ -25,9 +28,16 @@ def timeline(spec: JobSpec, plan: ArrangedStep) -> PlannedTimeline:
     return PlannedTimeline(nodes, pipeline, simulate(pipeline))
 
 
-def makespan_of(spec: JobSpec, plan: ArrangedStep) -> int:
-    """Nanoseconds that a plan takes: those of its timeline."""
-    return makespan_ns(_joined(spec, plan)[1])
+def makespans_of(spec: JobSpec, plan: ArrangedStep, some_schedules: Iterable[Schedules]) -> Iterator[int]:
+    """Nanoseconds that a plan takes with each of some schedules: those of its timeline."""
+    pipeline: Pipeline | None = None
+    for schedules in some_schedules:
+        if pipeline is None:
+            _, pipeline = _joined(spec, replace(plan, schedules=schedules))
+        else:
+            stages = programs(spec.execution, schedules, plan.num_microbatches)
+            pipeline = replace(pipeline, operations=[p.operations for p in stages])
+        yield makespan_ns(pipeline)
 
 
 def _joined(spec: JobSpec, plan: ArrangedStep) -> tuple[tuple[Program, ...], Pipeline]:

@@ -13,6 +13,7 @@ from builders.contrastive import (
     tower,
     two_towers,
 )
+from builders.jobs import in_version
 from hypothesis import given, settings
 from planning.layouts.contrastive.checks import advised, check_groups
 
@@ -142,9 +143,14 @@ def test_distmm_pipe_is_faster_where_batches_follow_each_other() -> None:
 
 
 def test_extra_in_flight_and_the_simulated_lists() -> None:
+    """Before plan_version 4 a plan has as many as the job allows; since then as many as make it fastest."""
     job = contrastive_job(two_towers(), batch=24, groups=4, microbatches=4, extra_in_flight=2)
+    fastest, job = planned(job), in_version(job, 3)
     plan = planned(job)
     assert plan.in_flight("image").tolist() == [8, 7, 4]
+    names = {c.name for c in fastest.candidates}
+    assert {f"distmm_pipe, balanced{more}" for more in ("", ", 1 extra in flight", ", 2 extra in flight")} <= names
+    assert fastest.candidates[0].makespan_ns <= plan.candidates[0].makespan_ns
     pipeline = timeline(job.spec, plan).pipeline
     forwards = [[o.kind for o in operations].index(OperationKind.BACKWARD) for operations in pipeline.operations]
     assert forwards == [9, 8, 7, 7]  # behind the gather; the last stages: 4 forwards, the exchange and the interaction
@@ -161,11 +167,11 @@ def test_batch_sync_is_kept_where_it_is_asked_for() -> None:
 def test_memory_limits_what_is_in_flight() -> None:
     """Memory for any seven microbatches that follow each other, where ten would be taken."""
     shape: dict[str, Any] = {"batch": 24, "groups": 4, "microbatches": 4, "extra_in_flight": 4}
-    job = contrastive_job(two_towers(), **shape)
+    job = in_version(contrastive_job(two_towers(), **shape), 3)
     free = planned(job)
     units = item_sums(job.spec.execution.modules[0], free.arrangement("image"), free.samples.patches, 16)
     seven = max(int(units[:, m : m + 7].sum(axis=1).max()) for m in range(10))
-    plan = planned(contrastive_job(two_towers(memory=seven), **shape))
+    plan = planned(in_version(contrastive_job(two_towers(memory=seven), **shape), 3))
     assert plan.in_flight("image").tolist() == [7, 6, 4]
     found = next(d for d in plan.decisions if "in flight" in d.chosen)
     assert (found.subject, found.chosen) == ("image", "in flight: 7, 6, 4")

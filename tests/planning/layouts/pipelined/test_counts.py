@@ -1,11 +1,12 @@
 """Numbers of microbatches that are tried for one step, and what is tried with each of them."""
 
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from builders.jobs import job_data, make_job
+from builders.jobs import in_version, job_data, make_job
 from builders.samples import make_samples, texts
 
 from dataserver.planning.job.identity import Job, parse_job
@@ -25,19 +26,20 @@ def packed_step(encoder: int, balance: str, generator: int = 0) -> PackedStep:
 
 
 EVERYWHERE, WITHIN, BESIDE = ImageSpread(), ImageSpread(2), ImageSpread(beside=True)
+EVEN = ImageSpread(even=True)
 
 
 @pytest.mark.parametrize(
     ("encoder", "generator", "balance", "components", "spreads", "of_canonical"),
     [
-        (4, 0, "none", 1, [EVERYWHERE], [EVERYWHERE]),
-        (2, 0, "none", 2, [EVERYWHERE], [EVERYWHERE]),
-        (4, 0, "lpt", 1, [EVERYWHERE], [EVERYWHERE, BESIDE]),
-        (1, 0, "lpt", 1, [EVERYWHERE], [EVERYWHERE]),
-        (2, 0, "lpt", 2, [WITHIN, EVERYWHERE], [WITHIN, EVERYWHERE]),
-        (4, 0, "lpt", 2, [WITHIN, EVERYWHERE], [WITHIN, EVERYWHERE, BESIDE]),
-        (2, 4, "lpt", 2, [WITHIN, EVERYWHERE], [WITHIN, EVERYWHERE, BESIDE]),
-        (2, 2, "lpt", 2, [WITHIN, EVERYWHERE], [WITHIN, EVERYWHERE]),
+        (4, 0, "none", 1, [EVERYWHERE], [EVERYWHERE, EVEN]),
+        (2, 0, "none", 2, [EVERYWHERE], [EVERYWHERE, EVEN]),
+        (4, 0, "lpt", 1, [EVERYWHERE], [EVERYWHERE, EVEN, BESIDE]),
+        (1, 0, "lpt", 1, [EVERYWHERE], [EVERYWHERE, EVEN]),
+        (2, 0, "lpt", 2, [WITHIN, EVERYWHERE], [WITHIN, EVERYWHERE, EVEN]),
+        (4, 0, "lpt", 2, [WITHIN, EVERYWHERE], [WITHIN, EVERYWHERE, EVEN, BESIDE]),
+        (2, 4, "lpt", 2, [WITHIN, EVERYWHERE], [WITHIN, EVERYWHERE, EVEN, BESIDE]),
+        (2, 2, "lpt", 2, [WITHIN, EVERYWHERE], [WITHIN, EVERYWHERE, EVEN]),
     ],
 )
 def test_images_are_spread_in_every_way_that_can_differ(
@@ -51,6 +53,8 @@ def test_images_are_spread_in_every_way_that_can_differ(
     packed = packed_step(encoder, balance, generator)
     assert list(_spreads(packed, components, canonical=False)) == spreads
     assert list(_spreads(packed, components, canonical=True)) == of_canonical
+    before = replace(packed, job=in_version(packed.job, 3))  # later, the baseline's way is compared, too
+    assert list(_spreads(before, components, canonical=True)) == [s for s in of_canonical if s is not EVEN]
 
 
 def test_a_plan_that_lacks_no_memory_is_no_one_s_fault() -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import numpy as np
-from builders.jobs import make_job
+from builders.jobs import in_version, make_job
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -114,8 +114,8 @@ def what_a_job_holds(memory: dict[str, int], layout: dict[str, Any], held: dict[
 
 def extras_that_are_compared() -> None:
     everything = {"vit": 100, "llm": 100, "dit": 100}
-    found = [
-        extras(job(memory, **layout).spec.execution)
+    jobs = [
+        job(memory, **layout)
         for memory, layout in (
             ({}, {}),
             (everything, {}),
@@ -127,7 +127,9 @@ def extras_that_are_compared() -> None:
             (everything, {"schedule": "gpipe"}),
         )
     ]
-    assert found == [(0,), (0, 2, 4), (0,), (0,), (0, 1), (0, 2), (0, 2, 3), (0,)]
+    found, before = ([extras(in_version(j, version).spec.execution) for j in jobs] for version in (4, 3))
+    assert found == [(0,), (0, 1, 2, 4), (0,), (0,), (0, 1), (0, 1, 2), (0, 1, 2), (0,)]
+    assert before == [(0,), (0, 2, 4), (0,), (0,), (0, 1), (0, 2), (0, 2, 3), (0,)]
     assert in_flight(job().spec.execution, 8, 2, {}).held["vit"].tolist() == [7]
 
 

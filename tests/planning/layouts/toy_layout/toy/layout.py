@@ -83,6 +83,7 @@ def _bound_ns(job: Job, plan: StepPlan) -> int:
 LAYOUT = Layout(
     plan=_plan,
     ablation=_ablation,
+    finalists=lambda _: (),
     programs=_programs,
     timeline=_timeline,
     lower_bound_ns=_bound_ns,

@@ -1,0 +1,115 @@
+"""No plan is slower than what is shown beside it: its baseline, Algorithm 2, every policy of the layout's ablation."""
+
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import pytest
+from builders.jobs import LAYOUT_KINDS
+from builders.matrix import matrix, samples_of
+
+from dataserver.planning.job.fields import OrderPolicy, Schedule, WaveOptions
+from dataserver.planning.job.identity import Job, JobSpecError, identify, parse_job
+from dataserver.planning.job.spec import Execution
+from dataserver.planning.layouts.contrastive.options import ContrastiveSchedule
+from dataserver.planning.layouts.interface import layout_of
+from dataserver.planning.layouts.shared.alternatives import edit_layout
+from dataserver.planning.layouts.shared.finalists import constrained
+from dataserver.planning.planner import plan_step, timeline
+from dataserver.planning.stream.samples import StepSamples
+
+STEP = 3
+DISTMM_PIPE = ContrastiveSchedule.DISTMM_PIPE
+BLOCK = 10
+"""Jobs of a test."""
+FIRST = 1_000
+"""The golden matrix has the jobs before."""
+
+
+def partly_frozen(job: Job, draw: Random) -> Job:
+    """The job with some of its modules frozen, now and then."""
+    data: dict[str, Any] = json.loads(job.text)
+    for module in data["execution"]["modules"]:
+        if draw.random() < 0.2:
+            module["frozen"] = True
+            module.get("cost", {}).pop("backward_percent", None)
+    try:
+        return parse_job(data)
+    except JobSpecError:  # as a job in which nothing is trained
+        return job
+
+
+def drawn(kind: str, number: int) -> tuple[Job, StepSamples]:
+    """A job of the matrix, some of it frozen, and a step."""
+    job, tables = matrix(kind, number)
+    job = partly_frozen(job, Random(number))
+    return job, samples_of(job, tables)
+
+
+def makespan(job: Job, samples: StepSamples, execution: Execution | None = None) -> int | None:
+    """Simulated time of a step as the job runs it, or in another way; None where that cannot be planned."""
+    spec = job.spec if execution is None else job.spec.model_copy(update={"execution": execution})
+    running = identify(spec)
+    try:
+        return timeline(running.spec, plan_step(running, STEP, samples)).makespan_ns
+    except ValueError:
+        return None
+
+
+def beside(job: Job) -> Iterator[tuple[str, Execution]]:
+    """What is shown beside a plan, within the job's memory and parity."""
+    own = job.spec.execution
+    for entry in layout_of(own).ablation(job)[:-1]:
+        yield entry.name, constrained(own, entry.execution)
+    if isinstance(own.layout, WaveOptions) and own.layout.order is OrderPolicy.SEARCH:
+        for order in (OrderPolicy.DISTTRAIN, OrderPolicy.NONE):
+            yield f"order {order}", edit_layout(order=order)(own)
+
+
+def slower(kind: str, number: int) -> list[str]:
+    """What is faster than the plan of a job."""
+    job, samples = drawn(kind, number)
+    own, found = makespan(job, samples), []
+    for name, execution in beside(job):
+        other = makespan(job, samples, execution)
+        if other is not None and (own is None or own > other):
+            found.append(f"{kind} {number}: {own} ns, {other} ns with {name}")
+    return found
+
+
+def slower_with_more(kind: str, number: int) -> list[str]:
+    """Larger limits of microbatches in flight that make the plan of a job slower."""
+    job, samples = drawn(kind, number)
+    if getattr(job.spec.execution.layout, "schedule", None) not in (Schedule.ONE_F_ONE_B, DISTMM_PIPE):
+        return []
+    limits = (0, 1, 2, 3, 4, 8)
+    edits = [edit_layout(extra_in_flight=limit)(job.spec.execution) for limit in limits]
+    times = [makespan(job, samples, execution) for execution in edits]
+    return [
+        f"{kind} {number}: {slow} ns with a limit of {more}, {fast} ns with {less}"
+        for (less, fast), (more, slow) in pairwise(zip(limits, times, strict=True))
+        if fast is not None and (slow is None or slow > fast)
+    ]
+
+
+@pytest.mark.parametrize("kind", LAYOUT_KINDS)
+def test_no_plan_is_slower_than_what_is_shown_beside_it(kind: str) -> None:
+    found = [line for number in range(FIRST, FIRST + BLOCK) for line in slower(kind, number)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("kind", LAYOUT_KINDS)
+def test_a_larger_limit_in_flight_makes_no_plan_slower(kind: str) -> None:
+    found = [line for number in range(FIRST, FIRST + BLOCK) for line in slower_with_more(kind, number)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("block", range(25))
+@pytest.mark.parametrize("kind", LAYOUT_KINDS)
+def test_no_plan_of_a_thousand_jobs_is_slower(kind: str, block: int) -> None:
+    numbers = range(FIRST + (block + 1) * BLOCK, FIRST + (block + 2) * BLOCK)
+    found = [line for number in numbers for line in (*slower(kind, number), *slower_with_more(kind, number))]
+    assert not found, "\n".join(found)
