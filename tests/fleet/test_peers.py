@@ -170,7 +170,7 @@ LIES: dict[str, tuple[Callable[[pb.FetchPlanResponse], pb.FetchPlanResponse], st
     "another job": (changed(job_id="x" * 64), "it is of job 'xxx"),
     "many microbatches": (changed(num_microbatches=1 << 31), "microbatches; 1 to"),
     "many slots": (changed(sequences_per_microbatch=1 << 31), "sequence slots; 0 to"),
-    "no arrangements": (without_arrangements, "places for 0 modules"),
+    "no arrangements": (without_arrangements, "positions for 0 modules"),
     "arrangements cut short": (cut_short, "bytes for the ranks of"),
     "many texts": (many_texts, "5000 decisions|decisions"),
     "nothing": (lambda _: pb.FetchPlanResponse(), "it is of job ''"),
