@@ -16,7 +16,7 @@ from golden.transcript import JOB, load
 
 from dataserver.assembly import content_digest, load_tokenizer
 from dataserver.dataset import count_tokens
-from dataserver.dataset.build import build_index
+from dataserver.dataset.index.build import build_index
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 ROOT = Path(__file__).resolve().parents[1]

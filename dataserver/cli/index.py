@@ -51,7 +51,7 @@ def _index_one(path: Path, index_dir: Path | None, workers: int | None, tokenize
     print(f"{path}")
     print(f"  shards       {built.num_shards} ({built.num_built} indexed now)")
     print(f"  samples      {built.num_samples}")
-    for kind, count in built.oddities.items():
+    for kind, count in built.findings.items():
         print(f"  {KINDS[kind]:<12} {count} {kind}")
     for tokenizer in tokenizers:
         with progress_bar(f"counting {tokenizer.name} tokens") as report:

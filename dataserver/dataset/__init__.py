@@ -1,16 +1,13 @@
 """Shards, storage and index: input and output, no policy."""
 
-from dataserver.dataset.arrays import Array, ArraysError, read_arrays, write_arrays
-from dataserver.dataset.build import BuildReport, build_index
 from dataserver.dataset.cache import LruCache
-from dataserver.dataset.cores import usable_cores
 from dataserver.dataset.dataset import Dataset
 from dataserver.dataset.descriptions import SampleDescription, describe
 from dataserver.dataset.errors import (
     DatasetError,
     FilterError,
-    Oddity,
-    OddityReport,
+    Finding,
+    FindingReport,
     QuarantineError,
     ShardReadError,
     StaleIndexError,
@@ -18,15 +15,18 @@ from dataserver.dataset.errors import (
     printable,
 )
 from dataserver.dataset.filters import Filter, compile_filter
+from dataserver.dataset.index.arrays import Array, ArraysError, read_arrays, write_arrays
+from dataserver.dataset.index.build import BuildReport, build_index
+from dataserver.dataset.index.numeric import ShardSizes
+from dataserver.dataset.index.tokens import TextTokenizer, TokensReport, count_tokens
 from dataserver.dataset.kinds import KINDS, Effect
-from dataserver.dataset.lint import Finding, LintReport, lint
-from dataserver.dataset.memory import Memory, processes_within, usable_memory
-from dataserver.dataset.numeric import ShardSizes
-from dataserver.dataset.parts import IMAGE, TEXT, Scalar
+from dataserver.dataset.lint import LintReport, ShardFinding, lint
+from dataserver.dataset.machine.cores import usable_cores
+from dataserver.dataset.machine.memory import Memory, processes_within, usable_memory
+from dataserver.dataset.machine.workers import in_processes
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.dataset.shard import DocumentParts, ImageRef, Shard, TokenizedDocument
-from dataserver.dataset.tokens import TextTokenizer, TokensReport, count_tokens
-from dataserver.dataset.workers import in_processes
+from dataserver.dataset.shards.parts import IMAGE, TEXT, Scalar
 
 __all__ = [
     "IMAGE",
@@ -42,17 +42,17 @@ __all__ = [
     "Filter",
     "FilterError",
     "Finding",
+    "FindingReport",
     "ImageRef",
     "LintReport",
     "LruCache",
     "Memory",
-    "Oddity",
-    "OddityReport",
     "Quarantine",
     "QuarantineError",
     "SampleDescription",
     "Scalar",
     "Shard",
+    "ShardFinding",
     "ShardReadError",
     "ShardSizes",
     "StaleIndexError",

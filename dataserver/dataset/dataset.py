@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dataserver.dataset.errors import DatasetError, ShardReadError
-from dataserver.dataset.files import find_shards, index_folder, read_fresh_index
+from dataserver.dataset.index.fresh import read_fresh_index
+from dataserver.dataset.index.summary import Summary
 from dataserver.dataset.open_shards import OpenShards
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.dataset.shard import IMAGE_COLUMNS, ImageRef, IndexCaches, Shard, TokenizedDocument
-from dataserver.dataset.summary import Summary
+from dataserver.dataset.shards.listing import find_shards, index_folder
 from dataserver.images import MAX_IMAGE_BYTES
 
 _log = logging.getLogger(__name__)

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dataserver.dataset.dataset import Dataset
-from dataserver.dataset.index import BATCH_ROWS, META_PREFIX, read_batch
-from dataserver.dataset.parts import Scalar
+from dataserver.dataset.index.format import BATCH_ROWS, META_PREFIX, read_batch
 from dataserver.dataset.shard import Shard
+from dataserver.dataset.shards.parts import Scalar
 
 
 @dataclass(frozen=True, slots=True)

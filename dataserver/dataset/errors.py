@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-MAX_ODDITY_BYTES = 4 << 20
+MAX_FINDING_BYTES = 4 << 20
 """Limit of the details kept per shard, some 50,000 of them; the counts stay exact beyond it."""
 
 MAX_DETAIL_CHARS = 200
@@ -38,7 +38,7 @@ class ShardReadError(DatasetError):
 
 
 class SampleError(Exception):
-    """One sample or member cannot be used; becomes an `Oddity` and never leaves this folder."""
+    """One sample or member cannot be used; becomes an `Finding` and never leaves this folder."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(kind, detail)
@@ -55,7 +55,7 @@ class TarError(SampleError):
 
 
 @dataclass(frozen=True, slots=True)
-class Oddity:
+class Finding:
     """Something odd in one shard: `kind` is one of `KINDS`, `key` the sample's key, empty where it belongs to none."""
 
     key: str
@@ -64,28 +64,28 @@ class Oddity:
 
 
 @dataclass(slots=True)
-class Oddities:
-    """Collects what is odd in one shard: exact counts by kind, and the first details, up to `MAX_ODDITY_BYTES`."""
+class Findings:
+    """Collects what is odd in one shard: exact counts by kind, and the first details, up to `MAX_FINDING_BYTES`."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    details: list[Oddity] = field(default_factory=list)
+    details: list[Finding] = field(default_factory=list)
     num_bytes: int = 0
 
     def add(self, key: str, kind: str, detail: str) -> None:
-        """Count one oddity; names and texts of hostile files are made printable and cut."""
+        """Count one finding; names and texts of hostile files are made printable and cut."""
         self.counts[kind] += 1
-        oddity = Oddity(printable(key, MAX_KEY_CHARS), kind, printable(detail))
-        self.num_bytes += len(oddity.key) + len(kind) + len(oddity.detail)
-        if self.num_bytes <= MAX_ODDITY_BYTES:
-            self.details.append(oddity)
+        finding = Finding(printable(key, MAX_KEY_CHARS), kind, printable(detail))
+        self.num_bytes += len(finding.key) + len(kind) + len(finding.detail)
+        if self.num_bytes <= MAX_FINDING_BYTES:
+            self.details.append(finding)
 
 
 @dataclass(frozen=True, slots=True)
-class OddityReport:
-    """The oddities of one shard as its index holds them."""
+class FindingReport:
+    """The findings of one shard as its index holds them."""
 
     counts: Mapping[str, int]
-    details: tuple[Oddity, ...]
+    details: tuple[Finding, ...]
 
 
 _OF_THE_FILE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP)

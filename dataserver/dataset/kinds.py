@@ -53,4 +53,4 @@ KINDS: Final[Mapping[str, Effect]] = {
     UNUSABLE_COLUMN: Effect.IGNORED,
     "unsafe_name": Effect.IGNORED,
 }
-"""Every kind of oddity; docs/datasets.md explains each."""
+"""Every kind of finding; docs/datasets.md explains each."""

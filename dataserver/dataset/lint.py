@@ -7,21 +7,21 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from dataserver.dataset.cores import usable_cores
 from dataserver.dataset.dataset import Dataset
 from dataserver.dataset.errors import printable
-from dataserver.dataset.files import list_shards
 from dataserver.dataset.kinds import UNDECODABLE
+from dataserver.dataset.machine.cores import usable_cores
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.dataset.shard import ImageRef, Shard
+from dataserver.dataset.shards.listing import list_shards
 
 Judge = Callable[[bytes, ImageRef], str | None]
 """Says why an image's bytes are no usable image, or None."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One oddity with the shard it is in; `key` is empty where it belongs to no sample."""
+class ShardFinding:
+    """One finding with the shard it is in; `key` is empty where it belongs to no sample."""
 
     shard: str
     key: str
@@ -33,8 +33,8 @@ class Finding:
 class LintReport:
     """Everything odd in a dataset."""
 
-    findings: tuple[Finding, ...]
-    """In shard order; of what was found while indexing, at most `MAX_ODDITY_BYTES` of each shard."""
+    findings: tuple[ShardFinding, ...]
+    """In shard order; of what was found while indexing, at most `MAX_FINDING_BYTES` of each shard."""
     counts: Mapping[str, int]
     """Exact counts by kind, also of what is not among the findings."""
     num_samples: int
@@ -70,14 +70,14 @@ def lint(
     """
     list_shards(path, index_dir).warn_of_links()
     dataset = Dataset.open(path, index_dir, may_be_empty=True, lazily=False)
-    findings: list[Finding] = []
+    findings: list[ShardFinding] = []
     counts: Counter[str] = Counter()
     num_samples = sum(shard.num_samples for shard in dataset.shards)
     done = 0
     for shard in dataset.shards:
-        report = shard.oddities()
+        report = shard.findings()
         counts.update(report.counts)
-        findings += [Finding(shard.name, o.key, o.kind, o.detail) for o in report.details]
+        findings += [ShardFinding(shard.name, o.key, o.kind, o.detail) for o in report.details]
         if judge is not None:
             failures = list(_judge_shard(dataset, shard, judge))
             counts[UNDECODABLE] += len(failures)
@@ -91,7 +91,7 @@ def lint(
     return LintReport(tuple(findings), {k: n for k, n in sorted(counts.items()) if n}, num_samples, quarantine)
 
 
-def _judge_shard(dataset: Dataset, shard: Shard, judge: Judge) -> Iterator[Finding]:
+def _judge_shard(dataset: Dataset, shard: Shard, judge: Judge) -> Iterator[ShardFinding]:
     """Decode all images of a shard in threads, yielding one finding per sample that does not decode."""
     num_workers = usable_cores()
     keys = shard.keys()
@@ -104,7 +104,7 @@ def _judge_shard(dataset: Dataset, shard: Shard, judge: Judge) -> Iterator[Findi
             reasons = executor.map(lambda images: _first_failure(dataset, images, judge), refs)
             for row, reason in zip(window, reasons, strict=True):
                 if reason is not None:
-                    yield Finding(shard.name, keys[row], UNDECODABLE, printable(reason))
+                    yield ShardFinding(shard.name, keys[row], UNDECODABLE, printable(reason))
 
 
 def _first_failure(dataset: Dataset, refs: list[ImageRef], judge: Judge) -> str | None:

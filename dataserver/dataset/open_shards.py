@@ -1,51 +1,38 @@
 """The bytes of a dataset's shards: a few open descriptors, and a watch on files that change while they are served."""
 
 import logging
-import os
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 from dataserver.dataset.cache import LruCache
 from dataserver.dataset.errors import ShardReadError, StaleIndexError
-from dataserver.dataset.files import IndexedShard
-from dataserver.dataset.stamps import Stamp, check_regular
+from dataserver.dataset.index.fresh import IndexedShard
+from dataserver.dataset.storage.etags import Etag
+from dataserver.dataset.storage.interface import StoredFile
 
 MAX_OPEN_SHARDS: Final = 128
 
 _log = logging.getLogger(__name__)
 
 
-class Descriptor:
-    """A file descriptor that is closed when nobody uses it any more, so that a cache can drop it at any time."""
-
-    def __init__(self, path: Path) -> None:
-        check_regular(path)
-        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-    def __del__(self) -> None:
-        if hasattr(self, "number"):
-            os.close(self.number)
-
-
 class OpenShards:
     """Reads shards whose content is what their indexes describe; may be used by several threads.
 
-    Every read compares the file's stamp with the one for which that is known. Where they differ, or none is known yet,
+    Every read compares the file's etag with the one for which that is known. Where they differ, or none is known yet,
     the contents of the shard and its sidecar are read and compared with the index once.
     """
 
     def __init__(self, shards: Sequence[IndexedShard]) -> None:
         self._shards = shards
-        self._stamps = [shard.stamps[0] if shard.is_known else None for shard in shards]
+        self._etags = [shard.etags[0] if shard.is_known else None for shard in shards]
         """For which the content is known to be that of the index."""
-        self._refused: dict[int, Stamp] = {}
+        self._refused: dict[int, Etag] = {}
         """By position, for which it is known to be another."""
-        self._descriptors: LruCache[Descriptor] = LruCache(MAX_OPEN_SHARDS, lambda _: 1)
+        self._descriptors: LruCache[StoredFile] = LruCache(MAX_OPEN_SHARDS, lambda _: 1)
         self._checking = [threading.Lock() for _ in shards]
 
-    def read(self, position: int, places: Sequence[tuple[int, int]]) -> list[bytes]:
+    def read(self, position: int, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Read pieces of the shard at `position`, each given by its offset and length.
 
         Raises:
@@ -55,10 +42,10 @@ class OpenShards:
         file = self._shards[position].file  # its path is made where it is wanted: that takes as long as the reading
         try:
             for _ in range(2):
-                descriptor = self._descriptors.get(position, lambda: Descriptor(file.path))
-                pieces = [os.pread(descriptor.number, length, offset) for offset, length in places]
-                stamp = Stamp.of(os.fstat(descriptor.number))  # after the reads: it was so all the time
-                if stamp == self._stamps[position]:
+                descriptor = self._descriptors.get(position, lambda: file.storage.ranges(file.path))
+                pieces = descriptor.read(ranges)
+                etag = descriptor.etag()  # after the reads: it was so all the time
+                if etag == self._etags[position]:
                     break
                 self._descriptors.drop(position)
                 self._check(position)
@@ -67,7 +54,7 @@ class OpenShards:
         except OSError as error:
             self._descriptors.drop(position)
             raise ShardReadError(f"cannot read {file.path}: {error}; check the storage") from error
-        for data, (offset, length) in zip(pieces, places, strict=True):
+        for data, (offset, length) in zip(pieces, ranges, strict=True):
             if len(data) != length:
                 raise ShardReadError(
                     f"{file.path} gave {len(data)} of {length} bytes at {offset}; was it cut? index it again"
@@ -79,7 +66,7 @@ class OpenShards:
 
         Raises as `read`.
         """
-        if self._stamps[position] is None:
+        if self._etags[position] is None:
             try:
                 self._check(position)
             except OSError as error:
@@ -90,27 +77,27 @@ class OpenShards:
     def _check(self, position: int) -> None:
         """Compare a shard that is not known, or changed, with its index. Raises OSError, or what `read` raises."""
         shard = self._shards[position]
-        path, before = shard.file.path, self._stamps[position]
+        path, before = shard.file.path, self._etags[position]
         happened = "may have changed since it was indexed" if before is None else "changed while it was served"
         with self._checking[position]:  # however many threads wait for a shard, it is read once
-            stamp = Stamp.of(path.stat())
-            if stamp == self._stamps[position]:
+            etag = shard.file.storage.etag(str(path))
+            if etag == self._etags[position]:
                 return
-            if stamp.num_bytes != shard.header.shard_bytes:
+            if etag.num_bytes != shard.header.shard_bytes:
                 raise ShardReadError(
-                    f"{path} has {stamp.num_bytes} bytes, its index describes {shard.header.shard_bytes};"
+                    f"{path} has {etag.num_bytes} bytes, its index describes {shard.header.shard_bytes};"
                     f" run {shard.file.index_command} and start the server again"
                 )
-            if stamp != self._refused.get(position):
+            if etag != self._refused.get(position):
                 _log.log(
                     logging.INFO if before is None else logging.WARNING,
                     "%s %s; its content is compared with its index",
                     *(path, happened),
                 )
                 if shard.changed_file() is None:
-                    self._stamps[position] = stamp
+                    self._etags[position] = etag
                     return
-                self._refused[position] = stamp
+                self._refused[position] = etag
         raise StaleIndexError(
             f"{path} {happened}, its index describes another content;"
             f" run {shard.file.index_command} and start the server again"

@@ -8,21 +8,21 @@ import numpy as np
 import numpy.typing as npt
 
 from dataserver.dataset.cache import LruCache
-from dataserver.dataset.errors import DatasetError, OddityReport, TokensMissingError
-from dataserver.dataset.files import ShardFile
+from dataserver.dataset.errors import DatasetError, FindingReport, TokensMissingError
 from dataserver.dataset.filters import Filter
-from dataserver.dataset.index import (
+from dataserver.dataset.index.format import (
     BATCH_ROWS,
     META_PREFIX,
     IndexHeader,
     read_batch,
     read_columns,
-    read_oddities,
+    read_findings,
 )
-from dataserver.dataset.numeric import NumericColumns, ShardSizes, read_numeric
+from dataserver.dataset.index.numeric import NumericColumns, ShardSizes, read_numeric
+from dataserver.dataset.index.token_ids import TokenIds
+from dataserver.dataset.index.tokens import I32, TokenCounts, read_counts
 from dataserver.dataset.quarantine import Quarantine
-from dataserver.dataset.token_ids import TokenIds
-from dataserver.dataset.tokens import I32, TokenCounts, read_counts
+from dataserver.dataset.shards.listing import ShardFile
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -129,9 +129,9 @@ class Shard:
         keys: list[str] = self._read("key").to_pylist()
         return keys
 
-    def oddities(self) -> OddityReport:
+    def findings(self) -> FindingReport:
         """Return what was left out of this shard, and why."""
-        return read_oddities(self.file.index_path)
+        return read_findings(self.file.index_path)
 
     def sizes(self) -> ShardSizes:
         """Return the sizes of all samples; the texts are not touched."""

@@ -17,12 +17,12 @@ import pyarrow as pa
 
 from dataserver.assembly import load_tokenizer
 from dataserver.dataset import count_tokens
-from dataserver.dataset.columns import CORE_SCHEMA, IMAGE_TYPE
-from dataserver.dataset.errors import Oddities
-from dataserver.dataset.files import find_shards
-from dataserver.dataset.index import BATCH_ROWS, FORMAT_VERSION, NO_SIDECAR, IndexHeader, read_schema
-from dataserver.dataset.indexing import write_index
-from dataserver.dataset.known import state_of, write_known
+from dataserver.dataset.errors import Findings
+from dataserver.dataset.index.columns import CORE_SCHEMA, IMAGE_TYPE
+from dataserver.dataset.index.format import BATCH_ROWS, FORMAT_VERSION, NO_SIDECAR, IndexHeader, read_schema
+from dataserver.dataset.index.indexing import write_index
+from dataserver.dataset.index.known import state_of, write_known
+from dataserver.dataset.shards.listing import find_shards
 
 IMAGE_BYTES: Final = 60_000
 """Of a sample, as in LAION at 512 pixels."""
@@ -97,7 +97,7 @@ def link_shards(originals: Path, folder: Path, count: int) -> None:
 def _note_known(folder: Path) -> None:
     """Note that the shards of a folder are as their indexes say, which is not so where they are made up."""
     for shard in find_shards(folder):
-        write_known(shard.index_path, read_schema(shard.index_path)[0], state_of(shard.stamps()))
+        write_known(shard.index_path, read_schema(shard.index_path)[0], state_of(shard.etags()))
 
 
 def _write_index(tar: Path, samples: int, seed: int, median: int) -> None:
@@ -139,7 +139,7 @@ def _write_index(tar: Path, samples: int, seed: int, median: int) -> None:
         num_samples=samples,
     )
     batches = [_compact(core.slice(start, BATCH_ROWS)) for start in range(0, samples, BATCH_ROWS)]
-    write_index(tar.with_name(f"{tar.name}.index"), header, Oddities(), batches, columns)
+    write_index(tar.with_name(f"{tar.name}.index"), header, Findings(), batches, columns)
 
 
 def _compact(rows: pa.RecordBatch) -> pa.RecordBatch:

@@ -23,7 +23,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from dataserver.assembly import load_tokenizer
 from dataserver.dataset import count_tokens
-from dataserver.dataset.build import build_index
+from dataserver.dataset.index.build import build_index
 from dataserver.jobs import Catalog
 from dataserver.serving.config import load_config
 from dataserver.serving.server import DataServer

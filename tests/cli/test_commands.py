@@ -48,7 +48,7 @@ def test_index_prints_what_it_found_and_the_same_fingerprint_again(tmp_path: Pat
 SHORT_OF_MEMORY = """
 import resource, sys
 from dataserver.cli import main
-import dataserver.cli.index, dataserver.dataset.indexing
+import dataserver.cli.index, dataserver.dataset.index.indexing
 held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (held + (24 << 20),) * 2)
 sys.exit(main(["index", sys.argv[1], "--workers", "1"]))

@@ -25,8 +25,8 @@ from dataserver.dataset import (
     compile_filter,
     lint,
 )
-from dataserver.dataset.index import BATCH_ROWS
-from dataserver.dataset.sidecar_columns import MAX_COLUMNS
+from dataserver.dataset.index.format import BATCH_ROWS
+from dataserver.dataset.shards.sidecar_columns import MAX_COLUMNS
 from dataserver.images import MAX_IMAGE_BYTES
 
 
@@ -121,7 +121,7 @@ def test_sidecar_columns_are_bounded(tmp_path: Path) -> None:
     write_tar(
         tmp_path / "0.tar", [("0.txt", b"x"), ("0.json", json.dumps({f"c{i:03d}": i for i in range(300)}).encode())]
     )
-    assert build_index(tmp_path, workers=1).oddities == {"too_many_columns": 1}
+    assert build_index(tmp_path, workers=1).findings == {"too_many_columns": 1}
     assert list(Dataset.open(tmp_path).shards[0].sidecar_columns) == [f"c{i:03d}" for i in range(MAX_COLUMNS)]
 
 
@@ -131,7 +131,7 @@ def test_a_parquet_that_unfolds_without_end(tmp_path: Path) -> None:
     keys = [str(i) for i in range(2000)]
     pq.write_table(pa.table({"key": keys, "text": repeated}), tmp_path / "0.parquet")
     assert (tmp_path / "0.parquet").stat().st_size < 10 << 20
-    assert build_index(tmp_path, workers=1).oddities == {"unusable_column": 1}
+    assert build_index(tmp_path, workers=1).findings == {"unusable_column": 1}
 
 
 def test_sizes_do_not_read_the_texts(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_sizes_do_not_read_the_texts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["garbage", "no_key", "key_not_utf8"])
-def test_a_bad_sidecar_is_an_oddity(tmp_path: Path, kind: str) -> None:
+def test_a_bad_sidecar_is_a_finding(tmp_path: Path, kind: str) -> None:
     write_tar(tmp_path / "0.tar", [("0.txt", b"x"), ("0.json", b'{"score": 1}')])
     path = tmp_path / "0.parquet"
     if kind == "garbage":
@@ -164,7 +164,7 @@ def test_a_bad_sidecar_is_an_oddity(tmp_path: Path, kind: str) -> None:
         text = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"], pa.binary()).buffers())
         pq.write_table(pa.table({"key": text, "score": [2]}), path)
     report = build_index(tmp_path, workers=1)
-    assert report.oddities == {"bad_sidecar": 1}
+    assert report.findings == {"bad_sidecar": 1}
     assert Dataset.open(tmp_path).shards[0].column("score").to_pylist() == [1]
 
 
@@ -181,7 +181,7 @@ def test_one_odd_value_leaves_filters_as_they_are(tmp_path: Path) -> None:
         "tags": [["a"]] * 4,
     }
     pq.write_table(pa.table(columns), tmp_path / "1.parquet")
-    assert build_index(tmp_path, workers=1).oddities == {"odd_values": 2}
+    assert build_index(tmp_path, workers=1).findings == {"odd_values": 2}
     odd = "width: values that do not fit int64 and are null:"
     assert [(f.shard, f.kind, f.detail) for f in lint(tmp_path).findings] == [
         ("0.tar", "odd_values", f"{odd} 2, the first is 'x' of sample 2"),
@@ -231,12 +231,12 @@ def test_interleaved_documents(tmp_path: Path) -> None:
 def test_a_shard_without_usable_samples_among_others(tmp_path: Path) -> None:
     write_texts(tmp_path, 3, 3)
     write_tar(tmp_path / "00001.tar", [("0.txt", b"")])
-    assert build_index(tmp_path, workers=1).oddities == {"missing_caption": 1}
+    assert build_index(tmp_path, workers=1).findings == {"missing_caption": 1}
     empty = Dataset.open(tmp_path).shards[1]
     assert (empty.num_samples, empty.keys()) == (0, [])
     assert empty.sizes().text_offsets.tolist() == [0]
     assert empty.keep(compile_filter("width > 3")).shape == (0,)
-    assert [(o.key, o.kind) for o in empty.oddities().details] == [("0", "missing_caption")]
+    assert [(o.key, o.kind) for o in empty.findings().details] == [("0", "missing_caption")]
 
 
 def test_one_shard_is_a_dataset(pairs: Path) -> None:
@@ -322,11 +322,11 @@ def test_an_absurd_reference_is_refused_before_allocating(pairs: Path) -> None:
         Dataset.open(pairs).read(ImageRef(0, 0, MAX_IMAGE_BYTES + 1, 1, 1, 1))
 
 
-def test_oddity_details_are_bounded_and_counts_exact(tmp_path: Path) -> None:
+def test_finding_details_are_bounded_and_counts_exact(tmp_path: Path) -> None:
     count = 6000
     members = [(f"{i:06d}{'k' * 900}.txt", b"") for i in range(count)]
     write_tar(tmp_path / "0.tar", [*members, ("x.txt", b"good")])
-    assert build_index(tmp_path, workers=1).oddities == {"missing_caption": count}
+    assert build_index(tmp_path, workers=1).findings == {"missing_caption": count}
     report = lint(tmp_path)
     assert report.counts == {"missing_caption": count}
     assert 4000 < len(report.findings) < 5000
@@ -344,7 +344,7 @@ def test_a_missing_index_names_the_command(tmp_path: Path) -> None:
 def laion(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     indexes = tmp_path_factory.mktemp("laion")
     report = build_index(shared_data / "laion-mini", indexes, workers=1)
-    assert (report.num_shards, report.num_samples, report.oddities) == (9, 1760, {})
+    assert (report.num_shards, report.num_samples, report.findings) == (9, 1760, {})
     return Dataset.open(shared_data / "laion-mini", indexes)
 
 
@@ -379,7 +379,7 @@ def test_laion_mini_texts_are_the_captions(laion: Dataset, shared_data: Path) ->
 def test_interleaved_mini(shared_data: Path, tmp_path: Path) -> None:
     folder = shared_data / "interleaved-mini"
     report = build_index(folder, tmp_path, workers=1)
-    assert (report.num_shards, report.num_samples, report.oddities) == (4, 300, {})
+    assert (report.num_shards, report.num_samples, report.findings) == (4, 300, {})
     dataset = Dataset.open(folder, tmp_path)
     assert sum(len(shard.sizes().image_width) for shard in dataset.shards) == 866
     for shard in dataset.shards:

@@ -1,4 +1,4 @@
-"""Limits and words of headers, oddities, quarantines, caches and token counts, on both sides."""
+"""Limits and words of headers, findings, quarantines, caches and token counts, on both sides."""
 
 import io
 from pathlib import Path
@@ -16,16 +16,16 @@ from dataserver.dataset import quarantine as quarantine_module
 from dataserver.dataset.cache import LruCache
 from dataserver.dataset.errors import (
     MAX_DETAIL_CHARS,
+    MAX_FINDING_BYTES,
     MAX_KEY_CHARS,
-    MAX_ODDITY_BYTES,
-    Oddities,
+    Findings,
     QuarantineError,
     printable,
 )
-from dataserver.dataset.files import find_shards
-from dataserver.dataset.index import read_schema
+from dataserver.dataset.index.format import read_schema
+from dataserver.dataset.index.tokens import read_counts
 from dataserver.dataset.quarantine import Quarantine
-from dataserver.dataset.tokens import read_counts
+from dataserver.dataset.shards.listing import find_shards
 from dataserver.images import FORMAT_NAMES, ImageHeaderError, read_header, sniff_format
 from dataserver.images import header as headers_module
 
@@ -81,20 +81,20 @@ def test_headers_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
         read_header(magic)
 
 
-def test_oddities_are_cut_and_counted_to_the_byte() -> None:
-    assert (MAX_DETAIL_CHARS, MAX_KEY_CHARS, MAX_ODDITY_BYTES) == (200, 1024, 4 << 20)
+def test_findings_are_cut_and_counted_to_the_byte() -> None:
+    assert (MAX_DETAIL_CHARS, MAX_KEY_CHARS, MAX_FINDING_BYTES) == (200, 1024, 4 << 20)
     assert printable("x" * 201) == "x" * 200
     assert printable("a\nb", 2) == "a\\n"
     assert printable("\ud800\u00e4") == "\\ud800\\xe4"
-    oddities = Oddities()
-    oddities.add("k" * 1025, "kind", "d" * 201)
-    assert [(o.key, o.kind, o.detail) for o in oddities.details] == [("k" * 1024, "kind", "d" * 200)]
-    assert oddities.num_bytes == 1024 + 4 + 200
-    oddities.num_bytes = (4 << 20) - 3
-    oddities.add("k", "o", "d")
-    assert (len(oddities.details), oddities.num_bytes) == (2, 4 << 20)
-    oddities.add("", "o", "")
-    assert (len(oddities.details), oddities.counts) == (2, {"kind": 1, "o": 2})
+    findings = Findings()
+    findings.add("k" * 1025, "kind", "d" * 201)
+    assert [(o.key, o.kind, o.detail) for o in findings.details] == [("k" * 1024, "kind", "d" * 200)]
+    assert findings.num_bytes == 1024 + 4 + 200
+    findings.num_bytes = (4 << 20) - 3
+    findings.add("k", "o", "d")
+    assert (len(findings.details), findings.num_bytes) == (2, 4 << 20)
+    findings.add("", "o", "")
+    assert (len(findings.details), findings.counts) == (2, {"kind": 1, "o": 2})
 
 
 def test_quarantine_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_a_cache_holds_exactly_its_budget() -> None:
         found = cache.get(key, lambda: loads.append(value) or value)  # type: ignore[func-returns-value]
         return found == value and loads == [value]
 
-    def kept() -> list[object]:
+    def cached() -> list[object]:
         return list(cache._values)
 
     for key, value, expected in (
@@ -140,18 +140,18 @@ def test_a_cache_holds_exactly_its_budget() -> None:
         ("f", 0, ["e", "f"]),
     ):
         assert get(key, value)
-        assert kept() == expected
+        assert cached() == expected
     cache.drop("e")
     cache.drop("e")
     for key in ("g", "h", "i"):
         assert get(key, 3)
     assert cache.get("g", lambda: 99) == 3
     cache.drop_where(lambda key: key in ("h", "f"))
-    assert kept() == ["i", "g"]
+    assert cached() == ["i", "g"]
     assert get("j", 4)
-    assert kept() == ["i", "g", "j"]
+    assert cached() == ["i", "g", "j"]
     assert get("k", 1)
-    assert kept() == ["g", "j", "k"]
+    assert cached() == ["g", "j", "k"]
 
 
 def test_token_counts_at_their_limits(tmp_path: Path) -> None:

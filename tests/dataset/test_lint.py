@@ -102,7 +102,7 @@ def test_an_image_that_only_the_sidecar_has_is_counted_and_the_text_served(tmp_p
     if sidecar == "parquet":
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / "0.parquet")
     report = build_index(tmp_path, workers=1)
-    assert (report.num_samples, report.oddities) == (5, {"lost_image": 1})
+    assert (report.num_samples, report.findings) == (5, {"lost_image": 1})
     (finding,) = lint(tmp_path).findings
     assert (finding.key, finding.kind) == ("1", "lost_image")
     assert "40 x 30 pixels" in finding.detail

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from shards import write_texts
 
-from dataserver.dataset import ShardReadError, StaleIndexError, build_index, files
+from dataserver.dataset import ShardReadError, StaleIndexError, build_index
 from dataserver.dataset import open_shards as module
-from dataserver.dataset.files import find_shards, read_fresh_index
+from dataserver.dataset.index import fresh
+from dataserver.dataset.index.fresh import read_fresh_index
 from dataserver.dataset.open_shards import OpenShards
+from dataserver.dataset.shards.listing import find_shards
 
 
 @pytest.fixture
@@ -109,13 +111,13 @@ def test_another_content_of_the_same_size_is_read_once_and_refused_until_it_chan
 ) -> None:
     shards, path, digests = opened(folder), paths(folder)[1], list[Path]()
     content = path.read_bytes()
-    digest = files.digest_file
+    digest = fresh.digest_file
 
     def counted(path: Path) -> str:
         digests.append(path)
         return digest(path)
 
-    monkeypatch.setattr(files, "digest_file", counted)
+    monkeypatch.setattr(fresh, "digest_file", counted)
     path.write_bytes(bytes(reversed(content)))
     for _ in range(3):
         with pytest.raises(StaleIndexError, match=rf"{path} changed while it was served, its index describes another"):

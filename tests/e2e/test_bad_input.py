@@ -21,7 +21,7 @@ from e2e.streams import dataset_flags, start_servers
 from serving.harness import index
 from shards import write_interleaved, write_pairs, write_tar
 
-from dataserver.dataset.build import build_index
+from dataserver.dataset.index.build import build_index
 from trainclient.client import DataClient
 
 HANG_S = 60

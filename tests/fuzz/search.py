@@ -30,7 +30,7 @@ ROUND: Final = settings(
 Input = TypeVar("Input", bound=SupportsBytes)
 
 
-def kept(target: str) -> list[Path]:
+def recorded(target: str) -> list[Path]:
     """The kept inputs of a target, in order."""
     return sorted((CORPUS / target).glob("*"))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from fuzz.files import TARGETS, Worker
-from fuzz.search import Search, kept
+from fuzz.search import Search, recorded
 
 KINDS = (
     ("tar",),
@@ -17,7 +17,7 @@ KINDS = (
 )
 """Tars, sidecars, images, and indexes with what lies beside them: each has all of the seconds."""
 SHARES = {target: 1 / len(kind) for kind in KINDS for target in kind}
-KEPT = [pytest.param(target, path, id=f"{target}-{path.name}") for target in TARGETS for path in kept(target)]
+KEPT = [pytest.param(target, path, id=f"{target}-{path.name}") for target in TARGETS for path in recorded(target)]
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from disttrain.v1.data_service_pb2_grpc import DataServiceStub
 from disttrain.v1.peer_service_pb2 import FetchPlanRequest
 from faults.processes import Member
 from fuzz.requests import METHODS, TIMEOUT_S, Request, changed_requests, problem
-from fuzz.search import Search, kept
+from fuzz.search import Search, recorded
 from serving.harness import index, job_data
 from shards import write_pairs
 
@@ -89,7 +89,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         assert server.wait() == 0
 
 
-@pytest.mark.parametrize("path", kept(TARGET), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", recorded(TARGET), ids=lambda path: path.name)
 def test_kept_requests(target: Target, path: Path) -> None:
     target.attempt(Request.of(path.read_bytes()))
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dataserver.dataset import samples
+from dataserver.dataset.shards import samples
 from dataserver.images import ImageHeader, ImageHeaderError, ImageShape, decode_patches, formats, read_header
 from dataserver.images.formats import FORMATS, ImageFormat
 from dataserver.planning.job.fields import Sizing

@@ -158,7 +158,7 @@ ODDITIES = {
 
 
 @pytest.mark.parametrize("name", [*ORDINARY, *ODDITIES])
-def test_only_oddities_go_to_pillow_and_all_come_out_like_pillows(name: str) -> None:
+def test_only_unusual_images_go_to_pillow_and_all_come_out_like_pillows(name: str) -> None:
     data = ORDINARY.get(name) or ODDITIES[name]
     assert (decode_fast(data, (52, 38), (52, 38)) is None) == (name in ODDITIES)
     valid, patches = decode(data, ImageShape(52, 38, 1, 38, 52), Sizing(patch=1, merge=1, max_patches=4000))

@@ -17,7 +17,7 @@ from shards import write_interleaved, write_pairs, write_texts
 
 from dataserver.assembly.tokens import load_tokenizer
 from dataserver.dataset import Dataset, Quarantine, Shard, TokensMissingError, build_index, count_tokens
-from dataserver.dataset.arrays import read_arrays, write_arrays
+from dataserver.dataset.index.arrays import read_arrays, write_arrays
 from dataserver.jobs import shard_statistics, statistics_cache
 from dataserver.jobs.errors import StatisticsPendingError
 from dataserver.jobs.scheduler import WorkCancelledError

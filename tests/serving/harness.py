@@ -20,7 +20,7 @@ from grpc_status import rpc_status
 
 from dataserver.assembly import load_tokenizer
 from dataserver.dataset import count_tokens
-from dataserver.dataset.build import build_index
+from dataserver.dataset.index.build import build_index
 from dataserver.jobs import Catalog, fill_job
 from dataserver.serving.config import load_config
 from dataserver.serving.server import DataServer

@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from serving.harness import FIXED_WINDOW, TIMEOUT_S, Running, index, job_data, large_job, reason_of, running
 from shards import write_pairs
 
-from dataserver.dataset.build import build_index
+from dataserver.dataset.index.build import build_index
 from dataserver.jobs import JobPlanner, fill_job
 from dataserver.planning import yield_point
 from dataserver.planning.job.identity import parse_job

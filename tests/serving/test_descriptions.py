@@ -11,7 +11,7 @@ from disttrain.v1 import data_service_pb2 as pb
 from serving.harness import TIMEOUT_S, Running, reason_of, running
 from shards import make_image, write_tar
 
-from dataserver.dataset.build import build_index
+from dataserver.dataset.index.build import build_index
 
 CODE = grpc.StatusCode
 

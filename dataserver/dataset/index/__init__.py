@@ -1,0 +1,1 @@
+"""The files that `dataserver index` writes beside shards, and how they are made and read."""

@@ -1,0 +1,190 @@
+"""The index file of one shard: Arrow IPC, record batches of `BATCH_ROWS` samples, LZ4 buffers.
+
+Zstandard would save a fifth of the bytes, and take ten times as long to read whole columns: it sets up a context for
+each of the many small buffers. Indexes that have its buffers are read all the same.
+Numeric columns are read without decompressing the texts, and the texts of one row by decompressing one batch.
+The schema's metadata holds the `IndexHeader` and the findings, so that opening a dataset reads no column at all.
+An index is stale where its format differs, or the content of the shard or of its sidecar. `indexing.py` writes it.
+
+Arrow takes as long to load as gRPC. Here and in the modules that read the other files it is imported where it is used,
+so that it costs a server nothing until a job's sizes are read.
+"""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from dataserver.dataset.errors import DatasetError, Finding, FindingReport, StaleIndexError, check_storage, printable
+from dataserver.dataset.kinds import KINDS
+from dataserver.dataset.storage.etags import check_regular
+from dataserver.outputs import TEMP_LIFETIME_S, TEMP_SUFFIX, beside
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMAT_VERSION: Final = 3
+BATCH_ROWS: Final = 256
+META_PREFIX: Final = "meta."
+"""Before the names of the columns that come from a sidecar."""
+NO_SIDECAR: Final = -1
+
+HEADER_KEY: Final = b"disttrain.header"
+FINDINGS_KEY: Final = b"disttrain.findings"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexHeader:
+    """What an index says about its shard as a whole."""
+
+    format_version: int
+    shard_bytes: int
+    sidecar_bytes: int
+    """Size of the parquet, `NO_SIDECAR` where there is none, `NOT_REGULAR` where something else has its name."""
+    sha256: str
+    """Of the shard's bytes, hex."""
+    sidecar_sha256: str
+    """Of the parquet's bytes, hex; empty where there are none."""
+    columns_digest: str
+    """sha256 over the logical values of all columns, hex."""
+    num_samples: int
+
+
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
+
+
+def canonical(value: Any) -> bytes:
+    """The one spelling of a value that digests and headers are made of: a line of JSON, ASCII."""
+    return _ENCODER.encode(value).encode("ascii") + b"\n"
+
+
+@contextlib.contextmanager
+def atomic_writer(path: Path) -> Iterator[Path]:
+    """Yield a temporary path in the folder of `path`; on success it is synced and renamed to `path`.
+
+    Raises:
+        DatasetError: the folder cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _sweep_temps(path.parent)
+        with beside(path) as temp:
+            yield temp
+    except OSError as error:
+        raise DatasetError(
+            f"cannot write {path}: {error}; make the folder writable and the disk large enough,"
+            " or name a writable folder with --index-dir"
+        ) from error
+
+
+@cache
+def _sweep_temps(folder: Path) -> None:
+    """Remove what killed writers left behind in a folder; the files of running ones are newer and stay.
+
+    Once in a process: a folder may hold several files of very many shards, and each is written.
+    """
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(TEMP_SUFFIX):
+                with contextlib.suppress(OSError):  # another process was quicker, or it is another user's
+                    if entry.stat().st_mtime < time.time() - TEMP_LIFETIME_S:
+                        Path(entry.path).unlink()
+
+
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[tuple[Any, Any]]:
+    """Yield (source, reader) of an index; what cannot be parsed, or is no index, is a StaleIndexError.
+
+    Raises:
+        ShardReadError: storage failed.
+    """
+    import pyarrow as pa
+
+    from dataserver.dataset.index.columns import check_schema
+
+    try:
+        check_regular(path)
+        with pa.memory_map(os.fsencode(path)) as source:
+            reader = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(use_threads=False))
+            check_schema(reader.schema, META_PREFIX)
+            yield source, reader
+    except (OSError, pa.ArrowException, ValueError, TypeError, KeyError, AttributeError) as error:
+        check_storage(path, error)
+        raise StaleIndexError(f"{path} cannot be read ({printable(str(error))}); remove it and index again") from error
+
+
+@contextlib.contextmanager
+def _open_columns(path: Path, header: IndexHeader, columns: Sequence[str]) -> Iterator[Any]:
+    """Yield a reader of some columns, after checking that the file still is the one whose header was read."""
+    import pyarrow as pa
+
+    with _open(path) as (source, reader):
+        if (reader.schema.metadata or {}).get(HEADER_KEY) != canonical(asdict(header)):
+            raise ValueError("another index was written since the dataset was opened; open it again")
+        included = [reader.schema.names.index(column) for column in columns]
+        options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=included)
+        yield pa.ipc.open_file(source, options=options)
+
+
+def read_schema(path: Path) -> tuple[IndexHeader, dict[str, str]]:
+    """Return the header and the sidecar columns (name -> type) of an index; reads no column.
+
+    Raises:
+        StaleIndexError: the file is missing, damaged or of another format version.
+    """
+    with _open(path) as (_, reader):
+        schema = reader.schema
+        fields = json.loads((schema.metadata or {}).get(HEADER_KEY, b"{}"))
+        version = fields.get("format_version")
+        if version != FORMAT_VERSION:
+            raise ValueError(f"it has format version {version}, this program reads {FORMAT_VERSION}")
+        header = IndexHeader(**fields)
+        if any(type(fields[name]) is not kind for name, kind in IndexHeader.__annotations__.items()):
+            raise ValueError(f"its header is {fields}")
+        if header.num_samples < 0 or reader.num_record_batches != -(-header.num_samples // BATCH_ROWS):
+            raise ValueError(f"it holds {reader.num_record_batches} batches for {header.num_samples} samples")
+        meta = [field for field in schema if field.name.startswith(META_PREFIX)]
+        return header, {f.name.removeprefix(META_PREFIX): str(f.type) for f in meta}
+
+
+def read_findings(path: Path) -> FindingReport:
+    """Return what was odd in the shard of this index."""
+    with _open(path) as (_, reader):
+        content = json.loads(reader.schema.metadata[FINDINGS_KEY])
+        details = tuple(Finding(*detail) for detail in content["details"])
+        if not KINDS.keys() >= content["counts"].keys() | {finding.kind for finding in details}:
+            raise ValueError("it counts an unknown kind of finding")
+        return FindingReport(content["counts"], details)
+
+
+def read_columns(path: Path, header: IndexHeader, columns: Sequence[str]) -> "pa.RecordBatch":
+    """Read whole columns; the buffers of the others are neither read nor decompressed.
+
+    Raises:
+        StaleIndexError: the index is damaged, or not the one that `header` was read from.
+    """
+    import pyarrow as pa
+
+    with _open_columns(path, header, columns) as reader:
+        table = reader.read_all()
+        whole = [column.combine_chunks() for column in table.columns]
+        return _checked(pa.record_batch(whole, schema=table.schema), header.num_samples)
+
+
+def read_batch(path: Path, header: IndexHeader, batch: int, columns: Sequence[str]) -> "pa.RecordBatch":
+    """Read columns of one record batch: rows `batch * BATCH_ROWS` and following; raises as `read_columns`."""
+    with _open_columns(path, header, columns) as reader:
+        return _checked(reader.get_batch(batch), min(BATCH_ROWS, header.num_samples - batch * BATCH_ROWS))
+
+
+def _checked(rows: "pa.RecordBatch", num_rows: int) -> "pa.RecordBatch":
+    from dataserver.dataset.index.columns import check_rows
+
+    rows.validate(full=True)
+    check_rows(rows, num_rows)
+    return rows

@@ -1,0 +1,1 @@
+"""What this machine allows: cores, memory, and processes that share out work."""

@@ -1,0 +1,1 @@
+"""What a dataset is made of: tar shards, their samples, and the metadata beside them."""

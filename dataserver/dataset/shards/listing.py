@@ -1,0 +1,189 @@
+"""Where the files of a dataset lie: shards below a root, their sidecars, indexes and token counts beside them."""
+
+import hashlib
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dataserver.dataset.errors import DatasetError
+from dataserver.dataset.storage.etags import TICK_S, Etag
+from dataserver.dataset.storage.interface import EntryKind, Storage
+from dataserver.dataset.storage.registry import storage_of
+
+SHARD_SUFFIX: Final = ".tar"
+SIDECAR_SUFFIX: Final = ".parquet"
+INDEX_SUFFIX: Final = ".index"
+MAX_SHARDS: Final = 1 << 20
+_MOST_SHOWN: Final = 8
+"""Names in one message."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFile:
+    """One shard and the files that belong to it; `name` is its path relative to the root, with slashes."""
+
+    name: str
+    root: Path
+    index_dir: Path | None
+    """Where indexes lie instead of beside the shards."""
+
+    @property
+    def path(self) -> Path:
+        """The tar itself."""
+        return self.root / self.name
+
+    @property
+    def index_path(self) -> Path:
+        """The index file, beside the shard or at the same relative path below `index_dir`."""
+        return (self.index_dir or self.root) / f"{self.name}{INDEX_SUFFIX}"
+
+    @property
+    def index_command(self) -> str:
+        """The command that indexes this dataset."""
+        return f"dataserver index {self.root}" + (f" --index-dir {self.index_dir}" if self.index_dir else "")
+
+    @property
+    def sidecar_path(self) -> Path:
+        """The parquet that img2dataset writes beside the tar."""
+        return self.path.with_suffix(SIDECAR_SUFFIX)
+
+    def tokens_path(self, tokenizer_digest: str) -> Path:
+        """The token counts of one tokenizer, beside the index."""
+        return self._of_tokenizer("tokens", tokenizer_digest)
+
+    def token_ids_path(self, tokenizer_digest: str) -> Path:
+        """The token ids of one tokenizer, beside the index."""
+        return self._of_tokenizer("ids", tokenizer_digest)
+
+    def _of_tokenizer(self, what: str, tokenizer_digest: str) -> Path:
+        short = hashlib.sha256(tokenizer_digest.encode()).hexdigest()[:16]
+        return self.index_path.with_name(f"{self.path.name}.{what}-{short}")
+
+    @property
+    def storage(self) -> Storage:
+        """The backend that the shard and its sidecar lie in."""
+        return storage_of(self.root)
+
+    def etags(self) -> tuple[Etag, Etag | None]:
+        """Return the etags of the shard and of its sidecar, None where there is none. Raises OSError."""
+        path = f"{self.root}/{self.name}"  # text: a server asks for very many, and `Path` takes longer than the file
+        storage = self.storage
+        try:
+            sidecar = storage.etag(path.removesuffix(SHARD_SUFFIX) + SIDECAR_SUFFIX)
+        except FileNotFoundError:
+            sidecar = None
+        return storage.etag(path), sidecar
+
+    def settled_etags(self) -> tuple[Etag, Etag | None]:
+        """The same, for reading the files now: whatever changes them from here on gives them other etags.
+
+        A file that changed a moment ago could change once more without a new time; that moment is waited for. Raises
+        OSError.
+        """
+        etags = self.etags()
+        if any(e is not None and time.time_ns() - e.ctime_ns < TICK_S * 1e9 for e in etags):
+            time.sleep(TICK_S)
+        return etags
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What lies at the path of a dataset."""
+
+    shards: tuple[ShardFile, ...]
+    """In name order."""
+    links: tuple[str, ...]
+    """Links to folders, which are not searched: relative to the root, in name order."""
+
+    def warn_of_links(self) -> None:
+        """Log the links, where there are any: what lies behind them is easily taken for a part of the dataset."""
+        if self.links:
+            _log.warning("%s; name the folders themselves, or put the shards where the links are", _links(self.links))
+
+
+def find_shards(path: Path, index_dir: Path | None = None) -> tuple[ShardFile, ...]:
+    """The shards at a path in name order; as `list_shards`."""
+    return list_shards(path, index_dir).shards
+
+
+def list_shards(path: Path, index_dir: Path | None = None) -> Listing:
+    """List the shards at `path`: a folder, searched recursively but not behind links, or one tar.
+
+    Raises:
+        DatasetError: the path does not exist, holds no shard, or a shard lies outside of it behind a link.
+    """
+    storage = storage_of(path)
+    if not storage.is_local and index_dir is None:
+        raise DatasetError(f"{path} lies in a storage that holds no indexes; name a local folder with --index-dir")
+    try:
+        is_file = storage.is_file(path)
+    except OSError as error:
+        raise DatasetError(
+            f"dataset path {path} cannot be opened ({error.strerror}); name a folder that holds .tar shards"
+        ) from error
+    links: list[str] = []
+    if is_file:
+        if path.suffix != SHARD_SUFFIX:
+            raise DatasetError(f"{path} is not a .tar shard; name a folder that holds .tar shards")
+        root, names = path.parent, {path.name: True}
+    else:
+        root = path
+        names = _find(storage, path, links)
+    if not names:
+        skipped = f" ({_links(links)})" if links else ""
+        raise DatasetError(f"no .tar shards below {path}{skipped}; name a folder that img2dataset or webdataset wrote")
+    for name in sorted(names):
+        if names[name] or not name.isprintable():
+            _check_name(storage, root, name)
+    return Listing(tuple(ShardFile(name, root, index_dir) for name in sorted(names)), tuple(sorted(links)))
+
+
+def index_folder(shard: ShardFile) -> Path:
+    """Where the indexes of a shard's dataset lie."""
+    return shard.index_dir or shard.root
+
+
+def _links(links: Sequence[str]) -> str:
+    more = f" and {len(links) - _MOST_SHOWN} more" if len(links) > _MOST_SHOWN else ""
+    shown = ", ".join(map(ascii, sorted(links)[:_MOST_SHOWN]))
+    return f"folders behind links are not searched: {shown}{more}"
+
+
+def _find(storage: Storage, root: Path, links: list[str]) -> dict[str, bool]:
+    """The shards below a folder, each with whether it or its sidecar is a link, or else no regular file.
+
+    Links to folders are appended to `links`.
+    """
+    names: dict[str, bool] = {}
+    unusual: set[str] = set()
+    try:
+        for name, kind in storage.walk(root):
+            if kind is EntryKind.FOLDER_LINK:
+                links.append(name)
+            elif name.endswith(SHARD_SUFFIX):
+                names[name] = kind is EntryKind.LINK
+                if len(names) > MAX_SHARDS:
+                    raise DatasetError(f"more than {MAX_SHARDS} shards below {root}; split the dataset")
+            elif kind is EntryKind.LINK and name.endswith(SIDECAR_SUFFIX):
+                unusual.add(name.removesuffix(SIDECAR_SUFFIX) + SHARD_SUFFIX)
+    except OSError as error:
+        raise DatasetError(f"cannot list {error.filename}: {error.strerror}; make the folder readable") from error
+    return {name: is_unusual or name in unusual for name, is_unusual in names.items()}
+
+
+def _check_name(storage: Storage, root: Path, name: str) -> None:
+    if not name.isprintable():
+        raise DatasetError(f"shard name {name!a} is not printable UTF-8; rename the file")
+    storage.check(root, name)
+    storage.check(root, name.removesuffix(SHARD_SUFFIX) + SIDECAR_SUFFIX)
+    try:
+        is_file = storage.is_file(root / name)
+    except OSError:
+        is_file = False
+    if not is_file:
+        raise DatasetError(f"shard {root / name} is not a regular file; remove it or repair the link")

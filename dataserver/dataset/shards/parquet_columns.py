@@ -1,0 +1,169 @@
+"""The columns of a shard's parquet: read one after the other, joined with its samples by key, cast to stored types."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from dataserver.dataset.errors import Findings
+from dataserver.dataset.kinds import UNUSABLE_COLUMN
+from dataserver.dataset.shards.sidecar_columns import (
+    INT64_RANGE,
+    nan_to_null,
+    refusing,
+    report_misfits,
+    usable_names,
+)
+from dataserver.dataset.storage.registry import storage_of
+
+MAX_SIDECAR_BYTES: Final = 1 << 30
+MAX_SIDECAR_ROWS: Final = 1 << 22
+MAX_SIDECAR_VALUE_BYTES: Final = 1 << 29
+"""Limit of the decoded columns, and of one while it is read: a few bytes of a parquet can be a very long string."""
+
+READ_ROWS: Final = 256
+"""Rows decoded at a time at most, where each may be as long as the column."""
+
+_PLAIN_OR_DICTIONARY: Final = frozenset({"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"})
+"""What no value is longer of than where it is stored."""
+
+KEY: Final = "key"
+
+
+def parquet_columns(path: Path, keys: Sequence[str], findings: Findings) -> dict[str, pa.Array]:
+    """Read the scalar columns of a parquet and join them with `keys`; of a repeated key the first row counts.
+
+    Columns that cannot be used, and values that do not fit, are counted in `findings`.
+
+    Raises:
+        ValueError, ArrowException, OSError: the parquet cannot be used at all, or storage failed (with an errno).
+    """
+    size = storage_of(path).etag(str(path)).num_bytes
+    if size > MAX_SIDECAR_BYTES:
+        raise ValueError(f"{size} bytes, limit {MAX_SIDECAR_BYTES}")
+    with _opened(path) as source:
+        metadata = pq.read_metadata(source)
+    if metadata.num_rows > MAX_SIDECAR_ROWS:
+        raise ValueError(f"{metadata.num_rows} rows, limit {MAX_SIDECAR_ROWS}")
+    with _opened(path) as source, pq.ParquetFile(source, metadata=metadata) as file:
+        schema = file.schema_arrow
+    kinds = {field.name: _target_type(field.type) for field in schema}
+    if len(kinds) != len(schema) or kinds.get(KEY) != pa.string():
+        raise ValueError("needs one string column 'key' and no repeated names")
+    names = usable_names([name for name, kind in kinds.items() if kind is not None], findings)
+    stored = _find_stored(metadata, [KEY, *names])
+    folded = [name for name, column in stored.items() if column.is_folded]
+    columns: dict[str, pa.Array] = {}
+    left = MAX_SIDECAR_VALUE_BYTES
+    with (
+        _opened(path) as source,
+        pq.ParquetFile(source, metadata=metadata, read_dictionary=folded) as file,
+    ):
+        known = _unfolded(_read(file, KEY, stored[KEY], left), left)
+        rows = pc.index_in(pa.array(keys, pa.string()), value_set=known.cast(pa.string()))
+        del known
+        for name in names:
+            with refusing(UNUSABLE_COLUMN, name, findings):
+                taken = _unfolded(_read(file, name, stored[name], left).take(rows), left)
+                columns[name] = _fitted(name, taken, kinds[name], keys, findings)
+                left -= columns[name].nbytes
+    return columns
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[pa.NativeFile]:
+    with storage_of(path).open(path) as file, pa.PythonFile(file, "r") as source:
+        yield source
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """What a parquet says of a column, before anything of it is decoded."""
+
+    num_bytes: int
+    """Of its pages, decompressed."""
+    is_folded: bool
+    """Whether repeated strings are in it once, in dictionaries that Arrow can keep."""
+    unfolds: bool
+    """Whether values share bytes in a way that Arrow can only undo: each may be as long as the whole column."""
+
+
+def _find_stored(metadata: pq.FileMetaData, names: Sequence[str]) -> dict[str, _Stored]:
+    places = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}
+    found = {}
+    for name in names:
+        chunks = [metadata.row_group(group).column(places[name]) for group in range(metadata.num_row_groups)]
+        encodings = frozenset(encoding for chunk in chunks for encoding in chunk.encodings)
+        strings = any(chunk.physical_type == "BYTE_ARRAY" for chunk in chunks)
+        plain = encodings <= _PLAIN_OR_DICTIONARY
+        num_bytes = sum(chunk.total_uncompressed_size for chunk in chunks)
+        found[name] = _Stored(num_bytes, strings and plain, strings and not plain)
+    return found
+
+
+def _target_type(kind: pa.DataType) -> pa.DataType | None:
+    """Return the type a column is stored as; None for those that no filter could compare, such as lists and times."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_boolean(kind):
+        return pa.bool_()
+    if pa.types.is_integer(kind):
+        return pa.int64()
+    if pa.types.is_floating(kind):
+        return pa.float64()
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return pa.string()
+    return None
+
+
+def _read(file: pq.ParquetFile, name: str, stored: _Stored, max_bytes: int) -> pa.ChunkedArray:
+    """Read one column. Raises ValueError where it takes more than `max_bytes`, before it does."""
+    _check_bytes(stored.num_bytes, max_bytes)
+    num_rows = max(file.metadata.num_rows, 1)
+    if stored.unfolds:
+        num_rows = min(READ_ROWS, max(max_bytes // max(stored.num_bytes, 1), 1))
+    parts = []
+    num_bytes = 0
+    for batch in file.iter_batches(num_rows, columns=[name], use_threads=False):
+        parts.append(_plain(batch.column(name)))
+        num_bytes += parts[-1].nbytes
+        _check_bytes(num_bytes, max_bytes)
+    return pa.chunked_array(parts, _plain(pa.nulls(0, file.schema_arrow.field(name).type)).type)
+
+
+def _plain(values: pa.Array) -> pa.Array:
+    """Arrow cannot take values out of views."""
+    return values.cast(pa.string()) if pa.types.is_string_view(values.type) else values
+
+
+def _check_bytes(num_bytes: int, max_bytes: int) -> None:
+    if num_bytes > max_bytes:
+        raise ValueError(f"{num_bytes} bytes of values, {max_bytes} are left of {MAX_SIDECAR_VALUE_BYTES}")
+
+
+def _unfolded(values: pa.ChunkedArray, max_bytes: int) -> pa.Array:
+    """Put every string in its place. Raises ValueError where they take more than `max_bytes`, before they do."""
+    whole = values.unify_dictionaries().combine_chunks()
+    if pa.types.is_dictionary(whole.type):
+        lengths = pc.binary_length(whole.dictionary).take(whole.indices)
+        _check_bytes(pc.sum(lengths.cast(pa.int64())).as_py() or 0, max_bytes)
+        whole = whole.dictionary_decode()
+    whole.validate(full=True)  # a parquet may hold strings that are not UTF-8
+    return whole
+
+
+def _fitted(name: str, values: pa.Array, kind: pa.DataType, keys: Sequence[str], findings: Findings) -> pa.Array:
+    """Cast to a stored type; what does not fit is null."""
+    fitting = values
+    if pa.types.is_uint64(values.type):
+        large = pc.greater(values, pa.scalar(INT64_RANGE[-1], pa.uint64()))
+        fitting = pc.if_else(large, pa.scalar(None, pa.uint64()), values)
+    kept = fitting.cast(kind)
+    if kept.null_count > values.null_count:
+        report_misfits(name, values.to_pylist(), kept, keys, findings)
+    return nan_to_null(kept)

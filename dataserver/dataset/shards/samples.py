@@ -1,0 +1,279 @@
+"""From tar members to samples: grouping by key as webdataset does, and the three kinds of samples.
+
+An image-text pair is `KEY.<image>` + `KEY.txt` (or the `caption` of `KEY.json`); an interleaved document is
+`KEY.json` with parallel lists `texts` and `images`, whose entries name members; text alone is `KEY.txt`.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, TypeVar
+
+from dataserver.dataset.errors import Findings, SampleError, TarError
+from dataserver.dataset.kinds import NEEDS_SPECIAL_MEMBER
+from dataserver.dataset.shards.parts import IMAGE, TEXT, Scalar
+from dataserver.dataset.shards.tar import MAX_MEMBER_BYTES, Member, sample_key, show, split_name
+from dataserver.images import FORMAT_NAMES, ImageHeaderError, read_header, sniff_format
+
+MAX_TEXT_BYTES: Final = 4 << 20
+"""Limit of one .txt or .json member, and so of all texts of one sample."""
+
+MAX_SAMPLE_MEMBERS: Final = 4096
+"""Limit of the members of one sample, and of the parts of one interleaved document."""
+
+MAX_SCALARS: Final = 1024
+"""Limit of the scalar entries of one .json member."""
+
+IMAGE_SUFFIXES: Final = frozenset(
+    {"jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "heic", "ppm", "img"}
+)
+"""Extensions of members that claim to be images; the magic decides what they are."""
+
+Parsed = TypeVar("Parsed")
+
+
+class ImagePart(NamedTuple):
+    """One image in a shard: position in bytes, upright size in pixels, EXIF orientation, index into `FORMAT_NAMES`.
+
+    Its fields are those of `columns.IMAGE_TYPE`, in that order.
+    """
+
+    offset: int
+    length: int
+    width: int
+    height: int
+    orientation: int
+    format: int
+
+
+class Sample(NamedTuple):
+    """One sample: `kinds` in document order (TEXT or IMAGE), its texts and images each in that order."""
+
+    key: str
+    kinds: tuple[int, ...]
+    texts: tuple[str, ...]
+    images: tuple[ImagePart, ...]
+    scalars: dict[str, Scalar]
+    """Scalar entries of the member .json."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """The members of one key's run; images are reduced to their headers on arrival to bound the memory."""
+
+    key: str
+    num_members: int
+    images: dict[str, ImagePart | SampleError]
+    """By extension, in tar order."""
+    types: set[str] = field(default_factory=set)
+    """What the extensions of all members end in."""
+    text: str | SampleError | None = None
+    document: dict[str, Any] | SampleError | None = None
+
+
+def read_samples(members: Iterable[Member], findings: Findings) -> Iterator[Sample]:
+    """Yield the usable samples in tar order; everything else is counted in `findings`.
+
+    The sample in which the tar is cut or damaged is left out, since nobody knows what is missing.
+    """
+    seen: set[str] = set()
+    before: _Group | None = None
+    group: _Group | None = None
+    try:
+        for member in members:
+            split = split_name(member.name)
+            if split is None:
+                continue
+            key, extension = split
+            if group is None or group.key != key:
+                yield from _finish(group, seen, findings)
+                before, group = group, _Group(key, 0, {})
+            _add_member(group, extension, member, findings)
+    except TarError as error:
+        key = sample_key(show(error.member)) if error.member else ""
+        after = f"; the last sample before it is {group.key}" if group else ""
+        if group is None or _is_whole(group, before, key):
+            yield from _finish(group, seen, findings)
+        else:
+            key, after = group.key, ""
+        findings.add(key, error.kind, error.detail + after)
+        return
+    yield from _finish(group, seen, findings)
+
+
+def _is_whole(group: _Group, before: _Group | None, cut_key: str) -> bool:
+    """Say whether the last sample before a cut is complete: the cut member has another key (`cut_key`), or no name any
+    more, but then the sample has members of every type that the one before it has (or is the first)."""
+    if cut_key:
+        return cut_key != group.key
+    return before is None or group.types >= before.types
+
+
+def _finish(group: _Group | None, seen: set[str], findings: Findings) -> Iterator[Sample]:
+    """Yield the sample of a complete group, if there is one."""
+    if group is None:
+        return
+    if group.key in seen:
+        findings.add(group.key, "duplicate_key", "the key came before in this shard; the first sample is kept")
+        return
+    seen.add(group.key)
+    try:
+        yield _assemble(group, findings)
+    except SampleError as error:
+        findings.add(group.key, error.kind, error.detail)
+
+
+def _add_member(group: _Group, extension: str, member: Member, findings: Findings) -> None:
+    group.num_members += 1
+    if group.num_members > MAX_SAMPLE_MEMBERS:
+        return
+    group.types.add(extension.rpartition(".")[2])
+    duplicate = False
+    if extension == "txt":
+        duplicate = group.text is not None
+        group.text = group.text if duplicate else _caught(_decode_text, member)
+    elif extension == "json":
+        duplicate = group.document is not None
+        group.document = group.document if duplicate else _caught(_parse_json, member)
+    elif _claims_image(extension, member):
+        duplicate = extension in group.images
+        if not duplicate:
+            group.images[extension] = _caught(_read_image, member)
+    if duplicate:
+        findings.add(group.key, "duplicate_member", f"{member.name} comes twice; the first is kept")
+
+
+def _caught(parse: Callable[[Member], Parsed], member: Member) -> Parsed | SampleError:
+    """Parse a member; a failure is kept, because it matters only where the sample needs this member."""
+    if member.special:
+        remedy = "store the file itself: tar --hard-dereference --dereference, without --sparse"
+        return SampleError(NEEDS_SPECIAL_MEMBER, f"{member.name} is a link, device or sparse file; {remedy}")
+    try:
+        return parse(member)
+    except SampleError as error:
+        return SampleError(error.kind, f"{member.name}: {error.detail}")
+
+
+def _claims_image(extension: str, member: Member) -> bool:
+    if extension.rpartition(".")[2] in IMAGE_SUFFIXES:
+        return True
+    return member.content is not None and sniff_format(member.content) is not None
+
+
+def _read_image(member: Member) -> ImagePart:
+    if member.content is None:
+        raise SampleError("image_too_large", f"{member.length} bytes, limit {MAX_MEMBER_BYTES}")
+    try:
+        header = read_header(member.content)
+    except ImageHeaderError as error:
+        raise SampleError(error.kind, error.detail) from error
+    return ImagePart(
+        member.offset, member.length, header.width, header.height, header.orientation, FORMAT_NAMES.index(header.format)
+    )
+
+
+def _decode_text(member: Member) -> str:
+    if member.content is None or member.length > MAX_TEXT_BYTES:
+        raise SampleError("text_too_large", f"{member.length} bytes, limit {MAX_TEXT_BYTES}")
+    try:
+        return member.content.decode()
+    except UnicodeDecodeError as error:
+        raise SampleError("not_utf8", f"byte {error.start} is not UTF-8") from error
+
+
+def _parse_json(member: Member) -> dict[str, Any]:
+    text = _decode_text(member)
+    try:
+        document = json.loads(text)
+        if "\\u" in text:
+            # JSON can escape a lone surrogate, which no UTF-8 text can hold
+            json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise SampleError("not_utf8", "a string holds a lone surrogate") from error
+    except (ValueError, RecursionError) as error:
+        raise SampleError("bad_json", f"{type(error).__name__}: {error}") from error
+    if not isinstance(document, dict):
+        raise SampleError("bad_json", f"is a {type(document).__name__}, not an object")
+    return document
+
+
+def _assemble(group: _Group, findings: Findings) -> Sample:
+    """Make the sample of a group.
+
+    Raises:
+        SampleError: it cannot be used, and why.
+    """
+    if group.num_members > MAX_SAMPLE_MEMBERS:
+        raise SampleError("too_many_members", f"{group.num_members} members, limit {MAX_SAMPLE_MEMBERS}")
+    if isinstance(group.document, SampleError):
+        raise group.document
+    document = group.document if group.document is not None else {}
+    scalars = {name: value for name, value in document.items() if isinstance(value, Scalar)}
+    if len(scalars) > MAX_SCALARS:
+        raise SampleError("too_many_scalars", f"{len(scalars)} entries in .json, limit {MAX_SCALARS}")
+    if isinstance(document.get("texts"), list) and isinstance(document.get("images"), list):
+        kinds, texts, images = _interleaved(group, document["texts"], document["images"])
+        return Sample(group.key, kinds, texts, images, scalars)
+    if group.images:
+        image = _pair_image(group, findings)
+        return Sample(group.key, (IMAGE, TEXT), (_caption(group, document),), (image,), scalars)
+    if group.text is None:
+        raise SampleError("missing_image", "the sample has neither an image nor a text")
+    return Sample(group.key, (TEXT,), (_caption(group, {}),), (), scalars)
+
+
+def _caption(group: _Group, document: dict[str, Any]) -> str:
+    if isinstance(group.text, SampleError):
+        raise group.text
+    caption = group.text if group.text is not None else document.get("caption")
+    if not isinstance(caption, str) or not caption.strip():
+        raise SampleError("missing_caption", "no text in .txt or in the caption of .json")
+    return caption
+
+
+def _pair_image(group: _Group, findings: Findings) -> ImagePart:
+    """Return the first image in tar order; `KEY.<image>` goes before `KEY.<name>.<image>`."""
+    extensions = sorted(group.images, key=lambda extension: "." in extension)
+    if len(extensions) > 1:
+        findings.add(group.key, "extra_image", f"{len(extensions)} images, only .{extensions[0]} is used")
+    return _image(group.images[extensions[0]])
+
+
+def _image(part: ImagePart | SampleError) -> ImagePart:
+    if isinstance(part, SampleError):
+        raise part
+    return part
+
+
+def _interleaved(
+    group: _Group, texts: list[Any], images: list[Any]
+) -> tuple[tuple[int, ...], tuple[str, ...], tuple[ImagePart, ...]]:
+    """Return kinds, texts and images of an interleaved document."""
+    if len(texts) != len(images):
+        raise SampleError("bad_document", f"{len(texts)} texts but {len(images)} images")
+    if len(texts) > MAX_SAMPLE_MEMBERS:
+        raise SampleError("too_many_members", f"{len(texts)} parts, limit {MAX_SAMPLE_MEMBERS}")
+    kinds: list[int] = []
+    usable_texts: list[str] = []
+    usable_images: list[ImagePart] = []
+    for position, (text, name) in enumerate(zip(texts, images, strict=True)):
+        if isinstance(text, str) and name is None:
+            kinds.append(TEXT)
+            usable_texts.append(text)
+        elif isinstance(name, str) and text is None:
+            kinds.append(IMAGE)
+            usable_images.append(_named_image(group, name))
+        else:
+            raise SampleError("bad_document", f"position {position} needs one string, in texts or in images")
+    if not usable_images and not any(text.strip() for text in usable_texts):
+        raise SampleError("empty_document", "the document has neither images nor text")
+    return tuple(kinds), tuple(usable_texts), tuple(usable_images)
+
+
+def _named_image(group: _Group, name: str) -> ImagePart:
+    """Find the image that a document names, by its full name or by its name in the document's folder."""
+    split = split_name(name)
+    keys = {group.key, group.key.rpartition("/")[2]}
+    if split is None or split[0] not in keys or split[1] not in group.images:
+        raise SampleError("missing_image", f"the document names {name!r}, which the tar does not hold under its key")
+    return _image(group.images[split[1]])

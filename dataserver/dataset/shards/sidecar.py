@@ -1,0 +1,62 @@
+"""Sidecar columns: what the shard's parquet (or else its .json members) says about each sample, as typed columns."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from dataserver.dataset.errors import Findings
+from dataserver.dataset.shards.parquet_columns import parquet_columns
+from dataserver.dataset.shards.parts import Scalar
+from dataserver.dataset.shards.sidecar_columns import json_columns, refusing
+from dataserver.dataset.storage.registry import storage_of
+
+
+def read_sidecar(path: Path, keys: Sequence[str], scalars: Sequence[dict[str, Scalar]], findings: Findings) -> pa.Table:
+    """Return the sidecar columns of a shard, one row per key, sorted by column name.
+
+    Args:
+        path: the shard's parquet; where it does not exist or cannot be used (a finding), `scalars` are taken.
+        keys: sample keys in row order.
+        scalars: per sample, the scalar entries of its .json.
+        findings: where an unusable parquet, unusable columns and odd values are counted.
+    """
+    columns: dict[str, pa.Array] | None = None
+    if _exists(path):
+        with refusing("bad_sidecar", path.name, findings):
+            columns = parquet_columns(path, keys, findings)
+    if columns is None:
+        columns = json_columns(keys, scalars, findings)
+    return pa.table(list(columns.values()), names=list(columns))
+
+
+def _exists(path: Path) -> bool:
+    try:
+        storage_of(path).etag(str(path))
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def promised_images(
+    rows: Sequence[int], columns: pa.Table, scalars: Sequence[dict[str, Scalar]]
+) -> Iterator[tuple[int, str]]:
+    """Yield those of `rows` whose sidecar or .json gives the size of an image, with that size.
+
+    img2dataset writes the width and height of every image that it stored.
+    """
+    taken = pa.array(rows, pa.int64())
+    widths, heights = (
+        columns.column(name).take(taken).to_pylist() if name in columns.column_names else [None] * len(rows)
+        for name in ("width", "height")
+    )
+    for row, width, height in zip(rows, widths, heights, strict=True):
+        size = _size(width, height) or _size(scalars[row].get("width"), scalars[row].get("height"))
+        if size:
+            yield row, size
+
+
+def _size(width: Scalar | None, height: Scalar | None) -> str:
+    if not (isinstance(width, int | float) and isinstance(height, int | float) and width > 0 and height > 0):
+        return ""
+    return f"{width} x {height} pixels"

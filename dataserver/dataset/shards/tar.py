@@ -1,0 +1,316 @@
+"""Sequential reader of one tar that hashes every byte on the way: members with offsets and contents, in one pass.
+
+Tars are hostile: nothing is allocated by a declared size before it is compared with a limit and with what the file
+still holds. Formats: v7, ustar, GNU (long names, base-256 sizes) and PAX (path, size). Links, devices and sparse files
+are members without content; folders are none.
+"""
+
+import hashlib
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from io import BufferedIOBase
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+from dataserver.dataset.errors import Findings, TarError
+
+BLOCK = 512
+READ_CHUNK_BYTES = 1 << 20
+MAX_MEMBER_BYTES = 64 << 20
+"""A larger member is skipped unread (but hashed)."""
+
+MAX_EXTENSION_BYTES = 64 << 10
+"""Limit of a PAX or GNU long-name header; webdataset's are about 20 bytes."""
+
+MAX_NAME_CHARS = 1024
+
+REGULAR = {b"0", b"\0", b"7"}
+EXTENSIONS = {b"x", b"g", b"L", b"K"}
+DIRECTORY = b"5"
+SPARSE = b"S"
+SPARSE_RECORDS = b"GNU.sparse."
+SPARSE_CONTINUES = 482, 504
+"""Where the header of a GNU sparse file, and each block that continues it, says that another block follows."""
+WITHOUT_DATA = {b"1", b"2", b"3", b"4", b"5", b"6"}
+
+
+class Member(NamedTuple):
+    """One member of a tar; `content` is None where `length` exceeds `MAX_MEMBER_BYTES`, and where it is special."""
+
+    name: str
+    offset: int
+    length: int
+    content: bytes | None
+    special: bool = False
+    """Whether it is no regular file: its sample does without it, or is left out."""
+
+
+class _Header(NamedTuple):
+    name: bytes
+    size: int
+    kind: bytes
+
+
+@dataclass(slots=True)
+class _Extensions:
+    """What extension headers say of the member that follows them."""
+
+    path: bytes | None = None
+    size: int | None = None
+    sparse: bool = False
+    known: bool = True
+    """False where one was too large to be read: the member's name may be another one."""
+
+
+class HashingReader:
+    """Sequential reader of a file of known size that feeds each byte to sha256 once, in large chunks."""
+
+    def __init__(self, file: BufferedIOBase, size: int) -> None:
+        self._file = file
+        self._hash = hashlib.sha256()
+        self.size = size
+        self._chunk = b""
+        """Read and hashed."""
+        self._start = 0
+        """Where the chunk begins in the file."""
+        self._at = 0
+        """Where the next byte to be given lies in the chunk."""
+
+    @property
+    def position(self) -> int:
+        """Bytes that were given or skipped."""
+        return self._start + self._at
+
+    @property
+    def remaining(self) -> int:
+        """Bytes between the position and the size that the file had when it was opened."""
+        return self.size - self.position
+
+    def read(self, length: int) -> bytes:
+        """Read `length` bytes; fewer only where the file ends."""
+        end = self._at + length
+        if end <= len(self._chunk):
+            data = self._chunk[self._at : end]
+            self._at = end
+            return data
+        parts = []
+        while length > 0 and (self._at < len(self._chunk) or self._fill()):
+            part = self._chunk[self._at : self._at + length]
+            self._at += len(part)
+            length -= len(part)
+            parts.append(part)
+        return b"".join(parts)
+
+    def _fill(self) -> bool:
+        """Read the next chunk; False where the file ends."""
+        self._start += len(self._chunk)
+        self._chunk = self._file.read(min(READ_CHUNK_BYTES, self.size - self._start))
+        self._at = 0
+        self._hash.update(self._chunk)
+        return bool(self._chunk)
+
+    def skip(self, length: int) -> bool:
+        """Hash `length` bytes without keeping them; say whether any of them is not zero."""
+        if self._at + length <= len(self._chunk):
+            first, self._at = self._at, self._at + length
+            return self._chunk.count(0, first, self._at) != length
+        end = min(self.position + length, self.size)
+        nonzero = False
+        while self.position < end:
+            data = self.read(min(READ_CHUNK_BYTES, end - self.position))
+            if not data:
+                break
+            nonzero = nonzero or data.count(0) != len(data)
+        return nonzero
+
+    def hexdigest(self) -> str:
+        """Return the sha256 of the file, when all of it was read."""
+        return self._hash.hexdigest()
+
+
+def scan_members(reader: HashingReader, findings: Findings) -> Iterator[Member]:
+    """Yield the members of a tar in order; those that cannot be used, or not as files, are counted in `findings`.
+
+    Raises:
+        TarError: the tar ends too early or a header is damaged; the members before it were yielded.
+    """
+    extensions = _Extensions()
+    while (header := _read_header(reader, extensions.path)) is not None:
+        if header.kind in EXTENSIONS:
+            _read_extension(reader, header, extensions, findings)
+            continue
+        member = _read_member(reader, header, extensions, findings)
+        extensions = _Extensions()
+        if member is not None:
+            yield member
+    if reader.skip(reader.remaining):
+        findings.add("", "trailing_data", "bytes after the end-of-archive marker are ignored")
+
+
+def _read_header(reader: HashingReader, path: bytes | None) -> _Header | None:
+    """Read one header block; None at the end-of-archive marker.
+
+    A block that the end of the file cuts is filled up with zeros: headers end in zeros, so that the checksum often
+    still proves it whole.
+    """
+    start = reader.position
+    found = reader.read(BLOCK)
+    if not found:
+        raise TarError("cut_tar", f"the file ends at byte {start} without an end-of-archive marker", path)
+    block = found.ljust(BLOCK, b"\0")
+    zeros = block.count(0)
+    if zeros == BLOCK:
+        return None
+    total = _sum(block, zeros) - sum(block[148:156]) + 8 * 32
+    size = _number(block[124:136])
+    stated = block[148:156]
+    if size is None or (stated != b"%06o\0 " % total and _number(stated) != total):
+        if len(found) < BLOCK:
+            raise TarError("cut_tar", f"the file ends at byte {reader.position}, within a header", path)
+        raise TarError("corrupt_tar", f"the header at byte {start} has a malformed size or a wrong checksum", path)
+    name = block[:100].partition(b"\0")[0]
+    if block[345] and block[257:263] == b"ustar\0":
+        name = block[345:500].partition(b"\0")[0] + b"/" + name
+    kind = block[156:157]
+    continues = kind == SPARSE and block[SPARSE_CONTINUES[0]] != 0
+    while continues:
+        continues = reader.read(BLOCK).ljust(BLOCK, b"\0")[SPARSE_CONTINUES[1]] != 0
+    return _Header(name, size, kind)
+
+
+def _sum(block: bytes, zeros: int) -> int:
+    """The sum of all bytes of a block with so many zeros.
+
+    Adler-32 holds it in its lower half, plus one, as long as it is below 65,521: 256 bytes cannot sum up to more.
+    """
+    return (zlib.adler32(block) & 0xFFFF) - 1 if zeros >= BLOCK - 256 else sum(block)
+
+
+def _number(field: bytes) -> int | None:
+    """Parse a number field: octal digits, or GNU base-256 where the top bit is set; None where it is neither."""
+    if field[0] == 0x80:
+        return int.from_bytes(field[1:], "big")
+    digits = field.strip(b" \0")
+    return None if digits.strip(b"01234567") else int(digits or b"0", 8)
+
+
+def _check_size(reader: HashingReader, size: int, what: bytes, name: bytes | None) -> None:
+    if size > reader.remaining:
+        raise TarError(
+            "cut_tar",
+            f"{show(what)} declares {size} bytes at {reader.position}, the file holds {reader.remaining} more",
+            name,
+        )
+
+
+def _padding(size: int) -> int:
+    return -size % BLOCK
+
+
+def _read_extension(reader: HashingReader, header: _Header, extensions: _Extensions, findings: Findings) -> None:
+    """Read an extension header into `extensions`."""
+    _check_size(reader, header.size, b"an extension header", extensions.path)
+    if header.size > MAX_EXTENSION_BYTES:
+        reader.skip(header.size + _padding(header.size))
+        detail = f"{header.size} bytes before {reader.position}, limit {MAX_EXTENSION_BYTES}; its member is left out"
+        findings.add("", "extension_too_large", detail)
+        extensions.known = False
+        return
+    data = reader.read(header.size)
+    reader.skip(_padding(header.size))
+    if header.kind == b"L":
+        extensions.path = data.rstrip(b"\0")
+    elif header.kind == b"x":
+        records = _parse_pax(data)
+        if records is None:
+            raise TarError("corrupt_tar", f"the PAX header before byte {reader.position} is malformed")
+        extensions.sparse |= any(key.startswith(SPARSE_RECORDS) for key in records)
+        extensions.path = records.get(SPARSE_RECORDS + b"name", records.get(b"path", extensions.path))
+        extensions.size = _pax_size(records[b"size"]) if b"size" in records else extensions.size
+
+
+@lru_cache(64)  # writers repeat theirs for every member
+def _parse_pax(data: bytes) -> Mapping[bytes, bytes] | None:
+    """Parse PAX records `LENGTH KEY=VALUE\\n`, whose length counts the whole record; None if malformed."""
+    records: dict[bytes, bytes] = {}
+    start = 0
+    while start < len(data) and data[start] != 0:
+        space = data.find(b" ", start, start + 8)
+        length = int(data[start:space]) if space > start and data[start:space].isdigit() else 0
+        record = data[space + 1 : start + length]
+        key, equals, value = record.partition(b"=")
+        if length <= max(space - start + 1, 0) or start + length > len(data) or not equals or value[-1:] != b"\n":
+            return None
+        records[key] = value[:-1]
+        start += length
+    return records
+
+
+def _pax_size(value: bytes) -> int:
+    if not value.isdigit() or len(value) > 20:
+        raise TarError("corrupt_tar", f"a PAX header declares the size {value[:20]!r}")
+    return int(value)
+
+
+def _read_member(reader: HashingReader, header: _Header, extensions: _Extensions, findings: Findings) -> Member | None:
+    """Read one member's data; None for directories and for what has no name that can be used."""
+    raw_name = extensions.path or header.name
+    known = raw_name if extensions.known else None
+    directory = header.kind == DIRECTORY
+    special = not directory and (header.kind not in REGULAR or extensions.sparse)
+    length = 0
+    if header.kind not in WITHOUT_DATA:
+        length = header.size if extensions.size is None else extensions.size
+        _check_size(reader, length, raw_name, known)
+    if special:
+        findings.add(sample_key(show(raw_name)), "special_member", f"{show(raw_name)} is no regular file")
+    name = None if directory or not extensions.known else _safe_name(raw_name, findings)
+    if name is not None and name.endswith("/"):
+        name = None  # a directory as v7 writes it
+    offset = reader.position
+    if name is None or special or length > MAX_MEMBER_BYTES:
+        reader.skip(length)
+        content = None
+    else:
+        content = reader.read(length)
+        if len(content) < length:
+            raise TarError("cut_tar", f"{name} ends after {len(content)} of {length} bytes", known)
+    reader.skip(_padding(length))
+    return None if name is None else Member(name, offset, length, content, special)
+
+
+def _safe_name(raw: bytes, findings: Findings) -> str | None:
+    """Decode a member name; None (and a finding) where it is not UTF-8, too long, or leaves the tar."""
+    try:
+        name = raw.decode()
+    except UnicodeDecodeError:
+        findings.add("", "unsafe_name", f"{show(raw)}: the member name is not UTF-8")
+        return None
+    name = name.removeprefix("./")
+    if len(name) > MAX_NAME_CHARS or not name.isprintable() or name.startswith("/"):
+        findings.add("", "unsafe_name", f"{name}: the member name is absolute, too long or has control characters")
+        return None
+    if ".." in name and ".." in PurePosixPath(name).parts:
+        findings.add("", "unsafe_name", f"{name}: the member name has a '..' part")
+        return None
+    return name
+
+
+def split_name(name: str) -> tuple[str, str] | None:
+    """Split a member name into key and extension at the first dot of its last part; None where there is no key."""
+    folder, slash, base = name.rpartition("/")
+    stem, dot, extension = base.partition(".")
+    return (folder + slash + stem, extension.lower()) if stem and dot else None
+
+
+def sample_key(name: str) -> str:
+    """The key of the sample to which a member belongs; empty where it belongs to none."""
+    split = split_name(name.removeprefix("./"))
+    return split[0] if split else ""
+
+
+def show(raw: bytes) -> str:
+    """A member name as text, whatever its bytes are."""
+    return raw[:MAX_NAME_CHARS].decode("utf-8", "backslashreplace")

@@ -1,0 +1,22 @@
+"""The storage backends, one line each. The scheme of a dataset's path chooses one."""
+
+import re
+from pathlib import PurePath
+from typing import Final
+
+from dataserver.dataset.storage.interface import Storage
+from dataserver.dataset.storage.local import LocalStorage
+
+LOCAL: Final = LocalStorage()
+STORAGES: Final[dict[str, Storage]] = {
+    "": LOCAL,
+}
+"""By scheme: the part before `:/` of a dataset's path. A path without a registered scheme is a local one."""
+
+_SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*):/")
+
+
+def storage_of(path: PurePath) -> Storage:
+    """Return the backend that a path belongs to."""
+    found = _SCHEME.match(str(path))
+    return STORAGES.get(found[1] if found else "", LOCAL)
