@@ -1,14 +1,14 @@
 """`dataserver index`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
 from dataserver.assembly import BYTES, Tokenizer, load_tokenizer
-from dataserver.cli.arguments import MaybeInt, MaybePath, tokenizer_files
+from dataserver.cli.arguments import MaybeInt, MaybePath, Switch, tokenizer_files
 from dataserver.cli.progress import progress_bar
-from dataserver.dataset import KINDS, Dataset, build_index, count_tokens
+from dataserver.dataset import KINDS, Dataset, IndexRules, MetadataKeys, TextOnly, build_index, count_tokens
 from dataserver.jobs import Rules, index_statistics
 from dataserver.planning.job.fields import Sizing
 
@@ -22,6 +22,9 @@ def index(
     tokenizer: Annotated[
         tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=FILE", help_behavior_hint="")
     ] = (),
+    text_only: Literal["leave-out", "allow"] = "leave-out",
+    metadata_keys: Literal["whole", "last-part"] = "whole",
+    allow_duplicates: Switch = False,
 ) -> None:
     """Index datasets, count their tokens, and print their fingerprints.
 
@@ -33,6 +36,9 @@ def index(
         index_dir: Folder for the index of a read-only dataset, instead of beside the shards; with one PATH only.
         workers: Processes; one for each core by default.
         tokenizer: Tokenizer whose tokens are counted, NAME=FILE or `bytes`; may be repeated. `bytes` by default.
+        text_only: Texts without an image, in a dataset that has images: leave them out, or serve them.
+        metadata_keys: How rows of a parquet find their samples: by the whole key, or by what follows its last slash.
+        allow_duplicates: Serve shards with the same bytes several times.
     """
     if not paths:
         raise ValueError("no dataset is named; give at least one folder of shards")
@@ -41,13 +47,16 @@ def index(
     tokenizers = [load_tokenizer(name, file) for name, file in tokenizer_files(tokenizer).items()]
     if BYTES in tokenizer or not tokenizers:
         tokenizers.append(load_tokenizer(BYTES))
+    rules = IndexRules(TextOnly(text_only), MetadataKeys(metadata_keys), allow_duplicates)
     for path in paths:
-        _index_one(path, index_dir, workers, tokenizers)
+        _index_one(path, index_dir, workers, tokenizers, rules)
 
 
-def _index_one(path: Path, index_dir: Path | None, workers: int | None, tokenizers: list[Tokenizer]) -> None:
+def _index_one(
+    path: Path, index_dir: Path | None, workers: int | None, tokenizers: list[Tokenizer], rules: IndexRules
+) -> None:
     with progress_bar(f"indexing {path.name}", in_bytes=True) as report:
-        built = build_index(path, index_dir, workers, report)
+        built = build_index(path, index_dir, workers, report, rules)
     print(f"{path}")
     print(f"  shards       {built.num_shards} ({built.num_built} indexed now)")
     print(f"  samples      {built.num_samples}")

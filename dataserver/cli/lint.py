@@ -9,13 +9,13 @@ import tyro
 
 from dataserver.cli.arguments import MaybePath, Switch
 from dataserver.cli.progress import progress_bar
-from dataserver.dataset import KINDS, LintReport
+from dataserver.dataset import KINDS, LintReport, printable
 from dataserver.dataset import lint as lint_dataset
 from dataserver.images import silence_pillow_warnings, undecodable
 from dataserver.outputs import require_writable
 
-ODD: Final = 1
-"""Exit status where something is odd."""
+FOUND: Final = 1
+"""Exit status where there are findings."""
 
 
 def lint(
@@ -25,16 +25,17 @@ def lint(
     quarantine_file: MaybePath = None,
     json: Switch = False,
 ) -> None:
-    """Print everything that is odd in an indexed dataset, one line each: shard, key, kind, detail.
+    """Print the findings of an indexed dataset, one line each: shard, key, kind, detail; then a table of kinds.
 
-    The key is empty where something belongs to a shard and to no sample. docs/datasets.md explains the kinds. The exit
-    status is 0 where nothing is odd, 1 where something is, and 2 where the dataset cannot be checked.
+    The key is empty where a finding belongs to a shard and to no sample. docs/datasets.md explains the kinds. The exit
+    status is 0 where nothing was lost, 1 where there are findings, and 2 where the dataset cannot be checked.
 
     Args:
         path: Folder of shards, or a single shard.
         index_dir: Folder of the index, where it does not lie beside the shards.
         decode: Decode every image too, as servers do.
-        quarantine_file: File for the list of all samples that are named; a server takes it with --quarantine NAME=FILE.
+        quarantine_file: File for the list of all samples that are left out or invalid; a server takes it with
+            --quarantine NAME=FILE.
         json: Print one JSON document instead.
     """
     silence_pillow_warnings()
@@ -47,7 +48,7 @@ def lint(
     else:
         _show(found, quarantine_file)
     if found.counts:
-        raise SystemExit(ODD)
+        raise SystemExit(FOUND)
 
 
 def _document(found: LintReport) -> dict[str, object]:
@@ -62,13 +63,18 @@ def _document(found: LintReport) -> dict[str, object]:
 
 def _show(found: LintReport, quarantine_file: Path | None) -> None:
     for finding in found.findings:
-        print("\t".join((finding.shard, finding.key, finding.kind, finding.detail)))
+        print("\t".join((printable(finding.shard), printable(finding.key), finding.kind, finding.detail)))
     if found.num_unlisted:
-        print(f"{found.num_unlisted} more are counted only: a shard lists a few MiB of what is odd in it")
-    counts = ", ".join(f"{count} {kind}" for kind, count in found.counts.items()) or "nothing odd"
-    print(f"{found.num_samples} samples; {counts}")
+        print(f"{found.num_unlisted} more are counted only: a shard lists a few MiB of its findings")
     if quarantine_file is not None:
         print(f"{found.quarantine.num_samples} samples in {quarantine_file}, digest {found.quarantine.digest}")
         unnamed = sum(not finding.key for finding in found.findings)
         if unnamed:
             print(f"{unnamed} findings name a shard and no sample: no quarantine list can hold them")
+    if not found.counts:
+        print(f"{found.num_samples} samples, no findings")
+        return
+    print(f"{found.num_samples} samples, {sum(found.counts.values())} findings:")
+    width = max(map(len, found.counts))
+    for kind, count in sorted(found.counts.items(), key=lambda item: (KINDS[item[0]], item[0])):
+        print(f"  {kind:<{width}}  {count:>8}  {KINDS[kind]}")

@@ -1,17 +1,21 @@
 """`dataserver sizes`."""
 
 import json
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import tyro
 
 from dataserver.assembly import BYTES, load_tokenizer
 from dataserver.cli.arguments import MaybePath, sizing_of, tokenizer_files
 from dataserver.cli.progress import progress_bar
-from dataserver.dataset import Dataset
+from dataserver.dataset import Dataset, compile_filter
 from dataserver.jobs import Rules, size_histogram, thinned
 from dataserver.outputs import require_writable, tells_on, write_output
+
+EMPTY: Final = 1
+"""Exit status where no sample is left."""
 
 
 def sizes(
@@ -59,6 +63,23 @@ def sizes(
         for (tokens, patches), count in sorted(found.items())
         if tokens or patches
     ]
+    num_samples = sum(found.values())
+    dropped = _dropped(dataset, filter, num_samples) if filter else ""
+    if not num_samples:
+        print(
+            f"dataserver: no sample of {path} is left{dropped}; change the filter or the quarantine list",
+            file=sys.stderr,
+        )
+        raise SystemExit(EMPTY)
     write_output("--output", output, json.dumps({"samples": samples}) + "\n")
     of = "" if len(found) == len(counted) else f", which stand for {len(counted)}"
-    print(f"{sum(found.values())} samples of {len(samples)} sizes{of} are in {output}", file=tells_on(output))
+    print(f"{num_samples} samples of {len(samples)} sizes{of} are in {output}{dropped}", file=tells_on(output))
+
+
+def _dropped(dataset: Dataset, condition: str, num_samples: int) -> str:
+    """Say how many samples a filter and the quarantine list drop, and how many of them for a null."""
+    before = sum(shard.num_samples for shard in dataset.shards)
+    compiled = compile_filter(condition)
+    nulls = sum(shard.dropped_for_nulls(compiled) for shard in dataset.shards)
+    why = f", {nulls} of them because a column of the filter is null" if nulls else ""
+    return f"; {before - num_samples} of {before} are dropped{why}"

@@ -9,6 +9,7 @@ from dataserver.dataset.errors import (
     Finding,
     FindingReport,
     QuarantineError,
+    ShardFinding,
     ShardReadError,
     StaleIndexError,
     TokensMissingError,
@@ -18,9 +19,10 @@ from dataserver.dataset.filters import Filter, compile_filter
 from dataserver.dataset.index.arrays import Array, ArraysError, read_arrays, write_arrays
 from dataserver.dataset.index.build import BuildReport, build_index
 from dataserver.dataset.index.numeric import ShardSizes
+from dataserver.dataset.index.rules import IndexRules, MetadataKeys, TextOnly
 from dataserver.dataset.index.tokens import TextTokenizer, TokensReport, count_tokens
 from dataserver.dataset.kinds import KINDS, Effect
-from dataserver.dataset.lint import LintReport, ShardFinding, lint
+from dataserver.dataset.lint import LintReport, lint
 from dataserver.dataset.machine.cores import usable_cores
 from dataserver.dataset.machine.memory import Memory, processes_within, usable_memory
 from dataserver.dataset.machine.workers import in_processes
@@ -44,9 +46,11 @@ __all__ = [
     "Finding",
     "FindingReport",
     "ImageRef",
+    "IndexRules",
     "LintReport",
     "LruCache",
     "Memory",
+    "MetadataKeys",
     "Quarantine",
     "QuarantineError",
     "SampleDescription",
@@ -56,6 +60,7 @@ __all__ = [
     "ShardReadError",
     "ShardSizes",
     "StaleIndexError",
+    "TextOnly",
     "TextTokenizer",
     "TokenizedDocument",
     "TokensMissingError",

@@ -10,8 +10,9 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from dataserver.dataset.errors import DatasetError, ShardReadError
-from dataserver.dataset.index.fresh import read_fresh_index
+from dataserver.dataset.errors import DatasetError, ShardReadError, StaleIndexError
+from dataserver.dataset.index.copies import are_copies_allowed, check_copies
+from dataserver.dataset.index.fresh import IndexedShard, read_fresh_index
 from dataserver.dataset.index.summary import Summary
 from dataserver.dataset.open_shards import OpenShards
 from dataserver.dataset.quarantine import Quarantine
@@ -54,7 +55,7 @@ class Dataset:
         Raises:
             StaleIndexError: an index is missing or does not belong to its shard; names the command to run.
             QuarantineError: the list cannot be read.
-            DatasetError: there is no dataset at `path`, or it has no usable sample.
+            DatasetError: there is no dataset at `path`, it has no usable sample, or several shards have the same bytes.
         """
         files = find_shards(path, index_dir)
         summary = Summary.read(index_folder(files[0]))
@@ -65,6 +66,9 @@ class Dataset:
                 " each is read whole before any of its samples is served; %s does so once",
                 *(num_unknown, len(files), path, files[0].index_command),
             )
+        _check_rules(path, indexed)
+        headers = [(shard.file.name, shard.header) for shard in indexed]
+        check_copies(path, headers, allowed=are_copies_allowed(index_folder(files[0])))
         if not may_be_empty and not any(shard.header.num_samples for shard in indexed):
             raise DatasetError(
                 f"the {len(files)} shards at {path} have no usable sample; see what is wrong: dataserver lint {path}"
@@ -109,6 +113,19 @@ class Dataset:
                 name = self.shards[ref.shard].name
                 raise ShardReadError(f"shard {name}: an image of {ref.length} bytes, the limit is {MAX_IMAGE_BYTES}")
         return self._open_shards.read(refs[0].shard, [(ref.offset, ref.length) for ref in refs])
+
+
+def _check_rules(path: Path, shards: Sequence[IndexedShard]) -> None:
+    """Raise StaleIndexError if some samples were made by other rules than the others."""
+    by_rules: dict[str, str] = {}
+    for shard in shards:
+        by_rules.setdefault(shard.header.rules, shard.file.name)
+    if len(by_rules) > 1:
+        shown = ", ".join(f"{name} by {rules!a}" for rules, name in list(by_rules.items())[:4])
+        command = shards[0].file.index_command
+        raise StaleIndexError(
+            f"the shards at {path} were indexed by different rules ({shown}); index it again: {command}"
+        )
 
 
 def _fingerprint(shards: tuple[Shard, ...]) -> str:

@@ -1,6 +1,7 @@
 """What can go wrong with a dataset as a whole, and the collector of what is wrong with single samples."""
 
 import errno
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -63,6 +64,16 @@ class Finding:
     detail: str
 
 
+@dataclass(frozen=True, slots=True)
+class ShardFinding:
+    """One finding with the shard it is in; `key` is empty where it belongs to no sample."""
+
+    shard: str
+    key: str
+    kind: str
+    detail: str
+
+
 @dataclass(slots=True)
 class Findings:
     """Collects what is odd in one shard: exact counts by kind, and the first details, up to `MAX_FINDING_BYTES`."""
@@ -74,7 +85,8 @@ class Findings:
     def add(self, key: str, kind: str, detail: str) -> None:
         """Count one finding; names and texts of hostile files are made printable and cut."""
         self.counts[kind] += 1
-        finding = Finding(printable(key, MAX_KEY_CHARS), kind, printable(detail))
+        whole = len(key) <= MAX_KEY_CHARS and is_safe(key)
+        finding = Finding(key if whole else printable(key, MAX_KEY_CHARS), kind, printable(detail))
         self.num_bytes += len(finding.key) + len(kind) + len(finding.detail)
         if self.num_bytes <= MAX_FINDING_BYTES:
             self.details.append(finding)
@@ -88,6 +100,8 @@ class FindingReport:
     details: tuple[Finding, ...]
 
 
+_UNSAFE = frozenset({"Cc", "Cs", "Zl", "Zp"})
+"""Controls, surrogates, and separators of lines and paragraphs."""
 _OF_THE_FILE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP)
 """What the system says where a file is gone or another one than expected; an empty one cannot be mapped (EINVAL)."""
 
@@ -96,6 +110,14 @@ def check_storage(path: Path, error: Exception) -> None:
     """Raise ShardReadError if a file could not be read for a reason that says nothing of what it holds."""
     if isinstance(error, OSError) and error.errno is not None and error.errno not in _OF_THE_FILE:
         raise ShardReadError(f"cannot read {path}: {error}; check the storage") from error
+
+
+def is_safe(text: str) -> bool:
+    """Say whether a name can stand in a path and in a line of a log: it has no control character and no line break.
+
+    Spaces of any width, joiners and soft hyphens are safe.
+    """
+    return text.isprintable() or not any(unicodedata.category(character) in _UNSAFE for character in text)
 
 
 def printable(text: str, max_chars: int = MAX_DETAIL_CHARS) -> str:

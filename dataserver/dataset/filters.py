@@ -110,6 +110,13 @@ class Filter:
         self.check([shard])
         return _mask(self.node, shard)
 
+    def nulls(self, shard: ColumnSource) -> Mask:
+        """Return bool[num samples]: True where a column that the filter names is null, or the shard has none."""
+        found = np.zeros(shard.num_samples, np.bool_)
+        for name in dict.fromkeys(comparison.column for comparison in _comparisons(self.node)):
+            found |= shard.column(name).is_null().to_numpy(zero_copy_only=False) if name in shard.columns else True
+        return found
+
 
 def compile_filter(text: str) -> Filter:
     """Parse a filter expression.

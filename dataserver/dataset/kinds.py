@@ -20,37 +20,56 @@ class Effect(StrEnum):
 
 UNDECODABLE: Final = "undecodable"
 LOST_IMAGE: Final = "lost_image"
+BAD_JSON: Final = "bad_json"
+DUPLICATE_KEY: Final = "duplicate_key"
+DUPLICATE_SHARD: Final = "duplicate_shard"
+FAILED_DOWNLOAD: Final = "failed_download"
+MISSING_SIDECAR: Final = "missing_sidecar"
+ORPHAN_TEXT: Final = "orphan_text"
+ROW_WITHOUT_SAMPLE: Final = "row_without_sample"
+SAMPLE_WITHOUT_ROW: Final = "sample_without_row"
+TOO_MANY_SCALARS: Final = "too_many_scalars"
+UNREAD_FILE: Final = "unread_file"
+UNUSED_PART: Final = "unused_part"
 NEEDS_SPECIAL_MEMBER: Final = "needs_special_member"
 ODD_VALUES: Final = "odd_values"
 UNUSABLE_COLUMN: Final = "unusable_column"
 
 KINDS: Final[Mapping[str, Effect]] = {
     "bad_document": Effect.LEFT_OUT,
-    "bad_json": Effect.LEFT_OUT,
+    BAD_JSON: Effect.LEFT_OUT,
     "corrupt_tar": Effect.LEFT_OUT,
     "cut_tar": Effect.LEFT_OUT,
-    "duplicate_key": Effect.LEFT_OUT,
+    DUPLICATE_KEY: Effect.LEFT_OUT,
     "empty_document": Effect.LEFT_OUT,
+    FAILED_DOWNLOAD: Effect.LEFT_OUT,
     "image_too_large": Effect.LEFT_OUT,
     "missing_caption": Effect.LEFT_OUT,
     "missing_image": Effect.LEFT_OUT,
     NEEDS_SPECIAL_MEMBER: Effect.LEFT_OUT,
     "not_utf8": Effect.LEFT_OUT,
+    ORPHAN_TEXT: Effect.LEFT_OUT,
     "text_too_large": Effect.LEFT_OUT,
     "too_many_members": Effect.LEFT_OUT,
-    "too_many_scalars": Effect.LEFT_OUT,
     "unreadable_header": Effect.LEFT_OUT,
     "duplicate_member": Effect.SERVED,
+    DUPLICATE_SHARD: Effect.SERVED,
     "extra_image": Effect.SERVED,
     LOST_IMAGE: Effect.SERVED,
+    MISSING_SIDECAR: Effect.SERVED,
+    SAMPLE_WITHOUT_ROW: Effect.SERVED,
     UNDECODABLE: Effect.INVALID,
     "bad_sidecar": Effect.IGNORED,
     "extension_too_large": Effect.IGNORED,
     ODD_VALUES: Effect.IGNORED,
+    ROW_WITHOUT_SAMPLE: Effect.IGNORED,
     "special_member": Effect.IGNORED,
     "too_many_columns": Effect.IGNORED,
+    TOO_MANY_SCALARS: Effect.IGNORED,
     "trailing_data": Effect.IGNORED,
+    UNREAD_FILE: Effect.IGNORED,
     UNUSABLE_COLUMN: Effect.IGNORED,
+    UNUSED_PART: Effect.IGNORED,
     "unsafe_name": Effect.IGNORED,
 }
 """Every kind of finding; docs/datasets.md explains each."""

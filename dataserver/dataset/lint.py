@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dataserver.dataset.dataset import Dataset
-from dataserver.dataset.errors import printable
-from dataserver.dataset.kinds import UNDECODABLE
+from dataserver.dataset.errors import ShardFinding, printable
+from dataserver.dataset.index.dataset_findings import dataset_findings
+from dataserver.dataset.index.summary import IndexContent
+from dataserver.dataset.kinds import KINDS, UNDECODABLE, Effect
 from dataserver.dataset.machine.cores import usable_cores
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.dataset.shard import ImageRef, Shard
@@ -17,16 +19,6 @@ from dataserver.dataset.shards.listing import list_shards
 
 Judge = Callable[[bytes, ImageRef], str | None]
 """Says why an image's bytes are no usable image, or None."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShardFinding:
-    """One finding with the shard it is in; `key` is empty where it belongs to no sample."""
-
-    shard: str
-    key: str
-    kind: str
-    detail: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +32,7 @@ class LintReport:
     num_samples: int
     """Usable samples, the quarantined ones included."""
     quarantine: Quarantine
-    """The samples that the findings name, usable or not."""
+    """The samples that are left out or invalid."""
 
     @property
     def num_unlisted(self) -> int:
@@ -68,24 +60,31 @@ def lint(
         StaleIndexError: a shard is not indexed as it is now.
         ShardReadError: storage failed.
     """
-    list_shards(path, index_dir).warn_of_links()
+    listing = list_shards(path, index_dir)
+    listing.warn_of_links()
     dataset = Dataset.open(path, index_dir, may_be_empty=True, lazily=False)
-    findings: list[ShardFinding] = []
-    counts: Counter[str] = Counter()
+    contents = [(s.name, IndexContent(s.header, s.sidecar_columns, 0, None)) for s in dataset.shards]
+    findings = list(dataset_findings(listing, contents))
+    counts = Counter(finding.kind for finding in findings)
+    dropped: list[tuple[str, str]] = []
     num_samples = sum(shard.num_samples for shard in dataset.shards)
     done = 0
     for shard in dataset.shards:
         report = shard.findings()
         counts.update(report.counts)
         findings += [ShardFinding(shard.name, o.key, o.kind, o.detail) for o in report.details]
+        left_out = {o.key for o in report.details if o.key and KINDS[o.kind] is Effect.LEFT_OUT}
+        if left_out:  # of a repeated key the first sample is served
+            dropped += [(shard.name, key) for key in left_out.difference(shard.keys())]
         if judge is not None:
             failures = list(_judge_shard(dataset, shard, judge))
             counts[UNDECODABLE] += len(failures)
             findings += failures
+            dropped += [(failure.shard, failure.key) for failure in failures]
         done += shard.num_samples
         if progress is not None:
             progress(done, num_samples)
-    quarantine = Quarantine.from_samples((f.shard, f.key) for f in findings if f.key)
+    quarantine = Quarantine.from_samples(dropped)
     if quarantine_file is not None:
         quarantine.save(quarantine_file)
     return LintReport(tuple(findings), {k: n for k, n in sorted(counts.items()) if n}, num_samples, quarantine)

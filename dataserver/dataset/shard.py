@@ -37,7 +37,7 @@ TOKEN_COUNTS_CACHE_BYTES: Final = 4 << 20
 """A hundred such shards: what plans them needs their counts, and a moment later what opens their ids."""
 
 IMAGE_COLUMNS: Final = ("width", "height")
-"""Filter columns that fall back to the true size of a sample's first image where there is no such sidecar column."""
+"""Filter columns that fall back to the true size of a sample's first image where the sidecar has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,13 +207,17 @@ class Shard:
     def column(self, name: str) -> "pa.Array":
         """Return a sidecar column (Arrow array with one value or null per row), or the first image's width or height.
 
+        Where a sidecar has a width or height that is null, the true one stands for it.
+
         Raises:
             KeyError: this shard has no such column.
         """
         import pyarrow as pa
+        import pyarrow.compute as pc
 
-        if name in self.sidecar_columns:
-            return self._read(META_PREFIX + name)
+        stored = self._read(META_PREFIX + name) if name in self.sidecar_columns else None
+        if stored is not None and (name not in IMAGE_COLUMNS or not stored.null_count):
+            return stored
         if name not in IMAGE_COLUMNS:
             raise KeyError(name)
         sizes = self._rows()
@@ -221,7 +225,12 @@ class Shard:
         has_image = np.diff(sizes.image_offsets) > 0
         first = np.zeros(self.num_samples, np.int64)
         first[has_image] = values[sizes.image_offsets[:-1][has_image]]
-        return pa.array(first, mask=~has_image)
+        true_sizes = pa.array(first, mask=~has_image)
+        if stored is None:
+            return true_sizes
+        if not pa.types.is_integer(stored.type) and not pa.types.is_floating(stored.type):
+            return stored
+        return pc.coalesce(stored, true_sizes.cast(stored.type))
 
     def keep(self, sample_filter: Filter | None = None, quarantine: Quarantine | None = None) -> npt.NDArray[np.bool_]:
         """Return bool[num samples]: True where neither the filter nor the quarantine leaves the sample out."""
@@ -231,6 +240,10 @@ class Shard:
         if quarantine is not None:
             kept &= quarantine.mask(self)
         return kept
+
+    def dropped_for_nulls(self, sample_filter: Filter) -> int:
+        """Return how many samples a filter drops for which a column that it names is null."""
+        return int(np.count_nonzero(~sample_filter.mask(self) & sample_filter.nulls(self)))
 
     def check_row(self, row: int) -> None:
         """Raise IndexError, which names the shard, if it has no such row."""

@@ -27,6 +27,11 @@ def _pair(*rest: tuple[str, bytes], kinds: tuple[str, ...] = ()) -> Maker:
     return lambda rng, _key: Odd((("jpg", jpeg(rng)), *rest), SERVED, kinds, PAIR)
 
 
+def _unused(*rest: tuple[str, bytes]) -> Maker:
+    """A good image with members of which it does without one."""
+    return _pair(*rest, kinds=("unused_part",))
+
+
 def _left_out(kind: str, *members: tuple[str, bytes], image: bool = True) -> Maker:
     """These members, after a good image."""
 
@@ -102,12 +107,20 @@ SAMPLES: dict[str, Maker] = {
     "text in UTF-16": _left_out("not_utf8", ("txt", "text".encode("utf-16"))),
     "JSON with half a surrogate": _left_out("not_utf8", ("json", b'{"caption": "\\ud83d"}')),
     "more text than allowed": _left_out("text_too_large", ("txt", b"x" * (4 * MIB + 1)), image=False),
-    "JSON that ends too early": _left_out("bad_json", ("txt", CAPTION), ("json", b'{"caption": "a')),
-    "JSON of a list": _left_out("bad_json", ("txt", CAPTION), ("json", b"[]")),
-    "JSON nested without end": _left_out("bad_json", ("txt", CAPTION), ("json", b"[" * 200_000)),
-    "JSON with an endless number": _left_out("bad_json", ("txt", CAPTION), ("json", b'{"a": ' + b"9" * 5000 + b"}")),
-    "JSON with many entries": _left_out(
-        "too_many_scalars", ("txt", CAPTION), ("json", _json({f"c{n}": n for n in range(1025)}))
+    "broken JSON without a text": _left_out("bad_json", ("json", b'{"caption": "a')),
+    "JSON that ends too early": _unused(("txt", CAPTION), ("json", b'{"caption": "a')),
+    "JSON of a list": _unused(("txt", CAPTION), ("json", b"[]")),
+    "JSON nested without end": _unused(("txt", CAPTION), ("json", b"[" * 200_000)),
+    "JSON with an endless number": _unused(("txt", CAPTION), ("json", b'{"a": ' + b"9" * 5000 + b"}")),
+    "blank text beside a caption": _unused(("txt", b" "), ("json", _json({"caption": "a"}))),
+    "text in Latin-1 beside a caption": _unused(("txt", b"gr\xfc\xdf"), ("json", _json({"caption": "a"}))),
+    "broken image beside a good one": _unused(("png", b"no image"), ("txt", CAPTION)),
+    "JSON with a byte order mark": _pair(("json", b"\xef\xbb\xbf" + _json({"caption": "a"}))),
+    "JSON with many entries": _pair(
+        ("txt", CAPTION), ("json", _json({f"c{n}": n for n in range(1025)})), kinds=("too_many_scalars",)
+    ),
+    "text whose download failed": _left_out(
+        "failed_download", ("txt", CAPTION), ("json", _json({"status": "failed_to_download"})), image=False
     ),
     "many members": _left_out("too_many_members", *((f"{n}.txt", b"") for n in range(4097)), image=False),
     "document of another key": _bad_document("missing_image", [None], ["other.0.jpg"]),

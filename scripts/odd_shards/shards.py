@@ -1,5 +1,6 @@
 """Shards that are odd, hostile or broken as a whole."""
 
+import gzip
 import io
 import tarfile
 from collections.abc import Callable, Sequence
@@ -26,6 +27,8 @@ class OddShard:
     """By key, as they must be judged; what the tar does not show of a sample stands in none of them."""
     kinds: list[str] = field(default_factory=list)
     """What lint must say of the shard, with no key."""
+    has_columns: bool = False
+    """Whether filters have something to compare: of a sidecar, or of .json members."""
 
     def say(self, key: str, form: str = PAIR, verdict: str = SERVED, kinds: Sequence[str] = ()) -> None:
         """Expect a sample."""
@@ -37,7 +40,7 @@ Maker = Callable[[Rng], OddShard]
 
 def mixture(rng: Rng) -> OddShard:
     """Every odd image and every odd sample once, in any order, in any format, in any folder."""
-    shard, tar = OddShard(), Tar(FORMATS[rng.integers(3)])
+    shard, tar = OddShard(has_columns=True), Tar(FORMATS[rng.integers(3)])
     folder = ("", "./", "a/b.c/", "\u00e4/", "d" * 60 + "/")[rng.integers(5)]
     names = [*IMAGES, *SAMPLES]
     for n, i in enumerate(rng.permutation(len(names))):
@@ -124,7 +127,7 @@ CUTS = ("header", "extension", "data", "text", "padding", "later header", "betwe
 
 def cut_tar(rng: Rng, where: str) -> OddShard:
     """A tar that ends within a sample, at one of `CUTS`; the samples before it are whole."""
-    shard = OddShard()
+    shard = OddShard(has_columns=True)
     tar, keys = _pairs(rng, int(rng.integers(3, 7)))
     victim = int(rng.integers(1, len(keys)))
     first, second, last = tar.places[3 * victim : 3 * victim + 3]
@@ -158,7 +161,7 @@ def cut_tar(rng: Rng, where: str) -> OddShard:
 
 def corrupt_tar(rng: Rng) -> OddShard:
     """A header in the middle is overwritten: what comes after it cannot be found."""
-    shard = OddShard(kinds=["corrupt_tar"])
+    shard = OddShard(kinds=["corrupt_tar"], has_columns=True)
     tar, keys = _pairs(rng, 5)
     victim = int(rng.integers(1, 5))
     place = tar.places[3 * victim]
@@ -188,7 +191,7 @@ def _table(content: pa.Table) -> bytes:
 
 def with_sidecar(rng: Rng) -> OddShard:
     """A sidecar that has an image for a sample that the tar has as text; a row twice, and rows without a sample."""
-    shard, tar = OddShard(), Tar()
+    shard, tar = OddShard(kinds=["row_without_sample"], has_columns=True), Tar()
     for n in range(6):
         tar.add_all(f"{n}", ((("jpg", jpeg(rng)),) if n % 3 else ()) + (("txt", CAPTION),))
         shard.say(f"{n}", PAIR if n % 3 else TEXT, kinds=["lost_image"] if n == 3 else [])
@@ -202,8 +205,8 @@ def with_sidecar(rng: Rng) -> OddShard:
 def bad_sidecar(rng: Rng, how: str) -> OddShard:
     """A sidecar that cannot be used; the samples can."""
     shard, tar = OddShard(), Tar()
-    tar.add("0.txt", CAPTION)
-    shard.say("0", TEXT)
+    tar.add_all("0", (("jpg", jpeg(rng)), ("txt", CAPTION)))
+    shard.say("0")
     shard.content = tar.whole()
     shard.kinds.append({"wide": "too_many_columns", "not UTF-8": "unusable_column"}.get(how, "bad_sidecar"))
     good = _table(pa.table({"key": ["0"], "score": [1]}))
@@ -227,13 +230,40 @@ def _fixed(content: bytes, *kinds: str) -> Maker:
     return lambda _rng: OddShard(content, kinds=list(kinds))
 
 
-def trailing_data(_rng: Rng) -> OddShard:
-    """A second tar after the first: GNU tar would need --ignore-zeros to see it."""
-    shard, tar, second = OddShard(kinds=["trailing_data"]), Tar(), Tar()
+def joined_tars(rng: Rng) -> OddShard:
+    """A second tar after the first, as `cat` makes it: GNU tar would need --ignore-zeros to see it."""
+    shard, tar, second = OddShard(), Tar(), Tar()
     tar.add("0.txt", CAPTION)
     second.add("1.txt", CAPTION)
     shard.say("0", TEXT)
-    shard.content = tar.whole() + second.whole()
+    shard.say("1", TEXT)
+    shard.content = tar.whole() + bytes(BLOCK * int(rng.integers(20))) + second.whole()
+    return shard
+
+
+def trailing_data(rng: Rng) -> OddShard:
+    """Bytes after a tar that are none."""
+    shard, tar = OddShard(kinds=["trailing_data"]), Tar()
+    tar.add("0.txt", CAPTION)
+    shard.say("0", TEXT)
+    shard.content = tar.whole() + b"no tar" + rng.bytes(900)
+    return shard
+
+
+def compressed(rng: Rng) -> OddShard:
+    """A tar that gzip compressed, under the name of a tar."""
+    tar = Tar()
+    tar.add("0.txt", rng.bytes(3000))
+    return OddShard(gzip.compress(tar.whole(), mtime=0), kinds=["corrupt_tar"])
+
+
+def wide_names(rng: Rng) -> OddShard:
+    """Names with spaces of all widths, joiners and soft hyphens, as files of people have them."""
+    shard, tar = OddShard(), Tar()
+    for name in ("shot\u3000a", "shot\u00a0b", "shot\u202fc", "so\u00adft", "joi\u200dner"):
+        tar.add_all(name, (("jpg", jpeg(rng)), ("txt", CAPTION)))
+        shard.say(name)
+    shard.content = tar.whole()
     return shard
 
 
@@ -245,6 +275,9 @@ SHARDS: dict[str, Maker] = {
     "absurd_size": absurd_size,
     "sidecar": with_sidecar,
     "trailing": trailing_data,
+    "joined": joined_tars,
+    "compressed": compressed,
+    "wide_names": wide_names,
     "nothing": _fixed(b"", "cut_tar"),
     "no_members": _fixed(bytes(10_240)),
     "no_tar": _fixed(b"This is not a tar. " * 60, "corrupt_tar"),

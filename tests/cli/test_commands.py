@@ -96,13 +96,17 @@ def test_lint_lists_what_does_not_decode_and_writes_a_quarantine_list(tmp_path: 
     assert quarantine.num_samples == 1
     assert quarantine.digest in found.stdout
     clean = run("lint", folder)
-    assert (clean.returncode, clean.stdout) == (0, "6 samples; nothing odd\n")
+    assert (clean.returncode, clean.stdout) == (0, "6 samples, no findings\n")
 
 
 def test_lint_says_what_no_quarantine_list_can_hold(tmp_path: Path) -> None:
     write_tar(tmp_path / "d" / "0.tar", [("0.txt", b"x"), ("../1.txt", b"x"), ("2.txt", b"")])
     assert run("index", tmp_path / "d").returncode == 0
-    *_, listed, unnamed = run("lint", tmp_path / "d", "--quarantine-file", tmp_path / "q").stdout.splitlines()
+    *_, listed, unnamed, total, first, second = run(
+        "lint", tmp_path / "d", "--quarantine-file", tmp_path / "q"
+    ).stdout.splitlines()
+    assert total == "1 samples, 2 findings:"
+    assert [first.split(), second.split()] == [["unsafe_name", "1", "ignored"], ["missing_caption", "1", "left", "out"]]
     assert listed.startswith(f"1 samples in {tmp_path / 'q'}, digest ")
     assert unnamed == "1 findings name a shard and no sample: no quarantine list can hold them"
     assert (tmp_path / "q").read_text() == '["0.tar", "2"]\n'
@@ -119,7 +123,7 @@ def test_lint_as_json_says_what_becomes_of_each_sample(tmp_path: Path) -> None:
         ("0.tar", "1", "missing_caption", "left out"),
         ("0.tar", "0", "duplicate_key", "left out"),
     ]
-    assert (document["samples"], document["unlisted"], document["quarantine"]["samples"]) == (1, 0, 2)
+    assert (document["samples"], document["unlisted"], document["quarantine"]["samples"]) == (1, 0, 1)
     assert document["counts"] == {"duplicate_key": 1, "missing_caption": 1}
     assert "not-here" in refused("lint", tmp_path / "not-here")
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from cli.server_process import command, refused, run
 from faults.disk import fill, missing, small_disk
-from shards import write_pairs
+from serving.harness import index
+from shards import make_image, write_pairs, write_tar
 
 from dataserver.assembly import load_tokenizer
 from dataserver.dataset import Dataset
@@ -95,3 +96,20 @@ def test_what_cannot_be_counted_is_refused(tmp_path: Path) -> None:
     said = f"dataserver: --output {path} cannot be written (No such file or directory); name a file in a folder that"
     assert refused("sizes", folder, "--output", path).startswith(said)
     assert "--max-patches 1" in refused("sizes", folder, "--output", tmp_path / "x", "--max-patches", 1)
+
+
+def test_a_filter_says_what_it_drops_for_a_null_and_that_nothing_is_left(tmp_path: Path) -> None:
+    folder = write_pairs(tmp_path / "d", 4, 2)
+    (folder / "00001.parquet").unlink()
+    names = [f"{key}.{kind}" for key in ("a", "b") for kind in ("jpg", "txt")]
+    image = make_image(np.random.default_rng(0), 40, 30)
+    write_tar(folder / "00001.tar", [(name, image if name.endswith("jpg") else b"words") for name in names])
+    index(folder)
+    found = run("sizes", folder, "--filter", "punsafe <= 1", "--output", tmp_path / "sizes.json")
+    assert found.returncode == 0, found.stderr
+    assert "2 of 4 are dropped, 2 of them because a column of the filter is null" in found.stdout
+    empty = run("sizes", folder, "--filter", "punsafe > 1", "--output", tmp_path / "none.json")
+    assert empty.returncode == 1
+    assert "no sample of" in empty.stderr
+    assert "4 of 4 are dropped, 2 of them because a column of the filter is null" in empty.stderr
+    assert not (tmp_path / "none.json").exists()

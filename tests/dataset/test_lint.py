@@ -16,8 +16,10 @@ from dataserver.dataset import (
     KINDS,
     Dataset,
     DatasetError,
+    IndexRules,
     Quarantine,
     QuarantineError,
+    TextOnly,
     build_index,
     compile_filter,
     lint,
@@ -60,14 +62,14 @@ def test_without_decoding(folder: Path) -> None:
     assert report.num_unlisted == 0
 
 
-def test_the_quarantine_list_holds_all_samples_that_are_named(folder: Path, tmp_path: Path) -> None:
+def test_the_quarantine_list_holds_samples_that_are_left_out_or_invalid(folder: Path, tmp_path: Path) -> None:
     progress: list[tuple[int, int]] = []
     path = tmp_path / "quarantine.jsonl"
     report = lint(folder, None, undecodable, path, lambda *call: progress.append(call))
     assert progress == [(4, 8), (8, 8)]
     assert [(f.shard, f.key) for f in report.findings if f.kind == "undecodable"] == [("0.tar", "0"), ("1.tar", "1")]
     assert report.counts["undecodable"] == 2
-    listed = [["0.tar", key] for key in "0389"] + [["1.tar", key] for key in "1389"]
+    listed = [["0.tar", key] for key in "089"] + [["1.tar", key] for key in "189"]
     assert [json.loads(line) for line in path.read_text().splitlines()] == listed
     dataset = Dataset.open(folder, quarantine=path)
     assert dataset.quarantine is not None
@@ -75,7 +77,7 @@ def test_the_quarantine_list_holds_all_samples_that_are_named(folder: Path, tmp_
     shard = dataset.shards[0]
     assert dataset.fingerprint == Dataset.open(folder).fingerprint
     assert shard.keep().tolist() == [True] * 4
-    assert shard.keep(quarantine=dataset.quarantine).tolist() == [False, True, True, False]
+    assert shard.keep(quarantine=dataset.quarantine).tolist() == [False, True, True, True]
     kept = shard.keep(compile_filter("width > 100"), dataset.quarantine)
     assert kept.tolist() == [False] * 4
 
@@ -101,7 +103,7 @@ def test_an_image_that_only_the_sidecar_has_is_counted_and_the_text_served(tmp_p
     write_tar(tmp_path / "0.tar", members)
     if sidecar == "parquet":
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / "0.parquet")
-    report = build_index(tmp_path, workers=1)
+    report = build_index(tmp_path, workers=1, rules=IndexRules(TextOnly.ALLOW))
     assert (report.num_samples, report.findings) == (5, {"lost_image": 1})
     (finding,) = lint(tmp_path).findings
     assert (finding.key, finding.kind) == ("1", "lost_image")

@@ -23,12 +23,13 @@ Place = tuple[str, str]
 """Shard and key."""
 
 
-@pytest.fixture(scope="module", params=[1, 2])
+@pytest.fixture(scope="module", params=[(1, "allow"), (2, "leave-out")], ids=["allow", "leave-out"])
 def odd(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """Indexed shards and their manifest."""
     folder = tmp_path_factory.mktemp("odd") / "d"
-    manifest = make(folder, request.param)
-    indexed = run("index", folder)
+    seed, text_only = request.param
+    manifest = make(folder, seed, text_only == "allow")
+    indexed = run("index", folder, "--text-only", text_only)
     assert indexed.returncode == 0, indexed.stderr
     found = [line.split() for line in indexed.stdout.splitlines()]
     counts = {line[-1]: int(line[-2]) for line in found if len(line) > 2 and line[0] in ("left", "served", "ignored")}
@@ -62,7 +63,7 @@ def test_lint_says_what_the_manifest_says(odd: tuple[Path, dict[str, Any]]) -> N
         sample = manifest["shards"][finding["shard"]]["samples"].get(finding["key"])
         assert sample is None or finding["effect"] in (sample["verdict"], "served", "ignored", "left out")
     quarantined = [tuple(json.loads(line)) for line in folder.with_name("list").read_text().splitlines()]
-    assert set(quarantined) == {(shard, key) for shard, key, _ in said(manifest) if key}
+    assert set(quarantined) == {place for place, sample in samples(manifest) if sample["verdict"] != "served"}
 
 
 def test_a_server_delivers_what_the_manifest_says(odd: tuple[Path, dict[str, Any]]) -> None:

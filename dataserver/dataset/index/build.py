@@ -13,15 +13,18 @@ from pathlib import Path
 from typing import Final
 
 from dataserver.dataset.errors import DatasetError, StaleIndexError
-from dataserver.dataset.index.format import read_findings
+from dataserver.dataset.index.copies import allow_copies, check_copies
+from dataserver.dataset.index.dataset_findings import dataset_findings
+from dataserver.dataset.index.format import IndexHeader, read_findings
 from dataserver.dataset.index.fresh import read_fresh_index, read_index
 from dataserver.dataset.index.known import state_of, write_known
 from dataserver.dataset.index.numeric import has_numeric, write_numeric
-from dataserver.dataset.index.summary import Summary, write_summary
+from dataserver.dataset.index.rules import DEFAULT_RULES, IndexRules, LoneTexts, lone_texts_of, written_rules
+from dataserver.dataset.index.summary import IndexContent, Summary, write_summary
 from dataserver.dataset.machine.cores import usable_cores
 from dataserver.dataset.machine.memory import processes_within, usable_memory
 from dataserver.dataset.machine.workers import in_processes
-from dataserver.dataset.shards.listing import ShardFile, index_folder, list_shards
+from dataserver.dataset.shards.listing import Listing, ShardFile, index_folder, list_shards
 
 _log = logging.getLogger(__name__)
 
@@ -44,9 +47,13 @@ class BuildReport:
 
 
 def build_index(
-    path: Path, index_dir: Path | None = None, workers: int | None = None, progress: Progress | None = None
+    path: Path,
+    index_dir: Path | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    rules: IndexRules = DEFAULT_RULES,
 ) -> BuildReport:
-    """Index every shard at `path` whose index is missing or stale.
+    """Index every shard at `path` whose index is missing, stale, or made by other rules.
 
     Args:
         path: folder of shards, or one shard.
@@ -54,81 +61,125 @@ def build_index(
         workers: number of processes; by default one for each usable core that there is memory for. One works in this
             process.
         progress: called as shards finish.
+        rules: what decides samples and texts.
 
     Raises:
-        DatasetError: there is no shard, or one cannot be read or its index not written.
+        DatasetError: there is no shard, or one cannot be read or its index not written, or several have the same bytes
+            and the rules do not allow it.
     """
     if workers is not None and workers < 1:
         raise DatasetError(f"workers is {workers}; give at least 1")
     listing = list_shards(path, index_dir)
     listing.warn_of_links()
     shards = listing.shards
-    sizes = {shard.name: shard.storage.etag(str(shard.path)).num_bytes for shard in shards}
-    summary = Summary.read(index_folder(shards[0]))
-    stale = [shard for shard in shards if not _is_known(shard, summary)]
-    total = sum(sizes.values())
-    num_built = 0
-    done = total - sum(sizes[shard.name] for shard in stale)
-
-    problems: list[str] = []
-
-    def advance(shard: ShardFile, built: bool, problem: str) -> None:
-        nonlocal done, num_built
-        done += sizes[shard.name]
-        num_built += built
-        if problem:
-            problems.append(problem)
-        if progress is not None:
-            progress(done, total)
-
-    if progress is not None:
-        progress(done, total)
-    num_workers = min(workers or min(usable_cores(), processes_within(WORKER_BYTES, usable_memory())), len(stale))
-    if num_workers <= 1:
-        for shard in stale:
-            advance(shard, *_refresh(shard))
-    else:
-        for position, found in in_processes(_refresh, stale, num_workers):
-            advance(stale[position], *found)
-    if problems:
-        _log.warning("%s; servers read %d shards more slowly without such files", problems[0], len(problems))
+    folder = index_folder(shards[0])
+    summary = Summary.read(folder)
+    run = _Run(shards, workers, progress)
+    headers = {shard.name: header for shard in shards if (header := _known_header(shard, summary)) is not None}
+    lone_texts = lone_texts_of(rules, any(header.has_images for header in headers.values()))
+    keys = rules.metadata_keys
+    fresh = {name for name, header in headers.items() if header.rules == written_rules(lone_texts, keys)}
+    first = None if lone_texts is LoneTexts.ALONE else lone_texts  # a shard may have the first image
+    run.refresh([shard for shard in shards if shard.name not in fresh], rules, first)
     contents = [(shard.name, read_index(shard, summary).content) for shard in shards]
+    wanted = written_rules(lone_texts_of(rules, any(c.header.has_images for _, c in contents)), keys)
+    others = [shard for shard, (_, content) in zip(shards, contents, strict=True) if content.header.rules != wanted]
+    if others:  # texts alone, where another shard turned out to have images; or the other way round
+        run.refresh(others, rules, lone_texts_of(rules, any(c.header.has_images for _, c in contents)))
+        contents = [(shard.name, read_index(shard, summary).content) for shard in shards]
+    run.warn()
     if path.is_dir() and not summary.holds(contents):
-        write_summary(index_folder(shards[0]), contents)
-    return _report(shards, num_built, sum(content.header.num_samples for _, content in contents), total)
+        write_summary(folder, contents)
+    check_copies(path, [(name, content.header) for name, content in contents], rules.allow_duplicates)
+    if rules.allow_duplicates:
+        allow_copies(folder)
+    return _report(listing, contents, run)
 
 
-def _is_known(shard: ShardFile, summary: Summary) -> bool:
-    """Say whether a shard has all files of its index and is known to be as it was indexed."""
+class _Run:
+    """Indexes shards and tells how far it is."""
+
+    def __init__(self, shards: Sequence[ShardFile], workers: int | None, progress: Progress | None) -> None:
+        self._sizes = {shard.name: shard.storage.etag(str(shard.path)).num_bytes for shard in shards}
+        self._workers = workers or min(usable_cores(), processes_within(WORKER_BYTES, usable_memory()))
+        self._progress = progress
+        self._problems: list[str] = []
+        self._built: set[str] = set()
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all shards."""
+        return sum(self._sizes.values())
+
+    @property
+    def num_built(self) -> int:
+        """Shards that were indexed."""
+        return len(self._built)
+
+    def refresh(self, shards: Sequence[ShardFile], rules: IndexRules, lone_texts: LoneTexts | None) -> None:
+        """Index shards whose indexes are not known to be right."""
+        left = sum(self._sizes[shard.name] for shard in shards)
+        self._tell(left)
+        tasks = [(shard, rules, lone_texts) for shard in shards]
+        num_workers = min(self._workers, len(tasks))
+        found = enumerate(map(_refresh, tasks)) if num_workers <= 1 else in_processes(_refresh, tasks, num_workers)
+        for position, (built, problem) in found:
+            shard = shards[position]
+            left -= self._sizes[shard.name]
+            if built:
+                self._built.add(shard.name)
+            if problem:
+                self._problems.append(problem)
+            self._tell(left)
+
+    def warn(self) -> None:
+        """Log which files beside indexes could not be written."""
+        if self._problems:
+            _log.warning(
+                "%s; servers read %d shards more slowly without such files", self._problems[0], len(self._problems)
+            )
+
+    def _tell(self, left: int) -> None:
+        if self._progress is not None:
+            self._progress(self.num_bytes - left, self.num_bytes)
+
+
+def _known_header(shard: ShardFile, summary: Summary) -> IndexHeader | None:
+    """The header of a shard that has all files of its index and is known to be as it was indexed."""
     try:
         found = read_index(shard, summary)
-        return found.is_known and has_numeric(shard.index_path, found.content.header)
+        whole = found.is_known and has_numeric(shard.index_path, found.content.header)
+        return found.content.header if whole else None
     except StaleIndexError:
-        return False
+        return None
 
 
-def _refresh(shard: ShardFile) -> tuple[bool, str]:
+def _refresh(task: tuple[ShardFile, IndexRules, LoneTexts | None]) -> tuple[bool, str]:
     """Index a shard, unless its index describes its content; then note that, so that nobody compares them again.
 
     Returns:
         Whether it was indexed, and why a file beside the index was not written, where that is impossible.
     """
+    shard, rules, lone_texts = task
     problem = ""
     try:
         indexed = read_fresh_index(shard)
-        if not has_numeric(shard.index_path, indexed.header):  # of an earlier release, cut short, or removed
+        wanted = written_rules(lone_texts or lone_texts_of(rules, indexed.header.has_images), rules.metadata_keys)
+        made_so = indexed.header.rules == wanted
+        if made_so and not has_numeric(shard.index_path, indexed.header):  # cut short, or removed
             problem = write_numeric(shard.index_path, indexed.header)
-        if indexed.etags == shard.etags():
+        if made_so and indexed.etags == shard.etags():
             return False, problem or write_known(shard.index_path, indexed.header, state_of(indexed.etags))
     except StaleIndexError:
         pass
     from dataserver.dataset.index.indexing import index_shard  # with parquet, which servers do without
 
-    return True, index_shard(shard)
+    return True, index_shard(shard, rules, lone_texts)
 
 
-def _report(shards: Sequence[ShardFile], num_built: int, num_samples: int, num_bytes: int) -> BuildReport:
-    counts: Counter[str] = Counter()
-    for shard in shards:
+def _report(listing: Listing, contents: Sequence[tuple[str, IndexContent]], run: _Run) -> BuildReport:
+    counts: Counter[str] = Counter(finding.kind for finding in dataset_findings(listing, contents))
+    for shard in listing.shards:
         counts.update(read_findings(shard.index_path).counts)
-    return BuildReport(len(shards), num_built, num_samples, num_bytes, dict(sorted(counts.items())))
+    num_samples = sum(content.header.num_samples for _, content in contents)
+    return BuildReport(len(listing.shards), run.num_built, num_samples, run.num_bytes, dict(sorted(counts.items())))

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dataserver.dataset.errors import DatasetError, Finding, FindingReport, StaleIndexError, check_storage, printable
+from dataserver.dataset.index.rules import check_rules
 from dataserver.dataset.kinds import KINDS
 from dataserver.dataset.storage.etags import check_regular
 from dataserver.outputs import TEMP_LIFETIME_S, TEMP_SUFFIX, beside
@@ -53,6 +54,10 @@ class IndexHeader:
     columns_digest: str
     """sha256 over the logical values of all columns, hex."""
     num_samples: int
+    rules: str
+    """By which samples were made, as `rules.written_rules` has it."""
+    has_images: bool
+    """Whether the shard has an image, in samples that were left out too."""
 
 
 _ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
@@ -146,6 +151,7 @@ def read_schema(path: Path) -> tuple[IndexHeader, dict[str, str]]:
         header = IndexHeader(**fields)
         if any(type(fields[name]) is not kind for name, kind in IndexHeader.__annotations__.items()):
             raise ValueError(f"its header is {fields}")
+        check_rules(header.rules)
         if header.num_samples < 0 or reader.num_record_batches != -(-header.num_samples // BATCH_ROWS):
             raise ValueError(f"it holds {reader.num_record_batches} batches for {header.num_samples} samples")
         meta = [field for field in schema if field.name.startswith(META_PREFIX)]

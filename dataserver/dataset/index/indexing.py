@@ -2,8 +2,9 @@
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 
@@ -24,11 +25,22 @@ from dataserver.dataset.index.format import (
 )
 from dataserver.dataset.index.known import state_of, write_known
 from dataserver.dataset.index.numeric import numeric_path, write_numeric
+from dataserver.dataset.index.rules import (
+    DEFAULT_RULES,
+    IndexRules,
+    LoneTexts,
+    MetadataKeys,
+    TextOnly,
+    lone_texts_of,
+    written_rules,
+)
 from dataserver.dataset.kinds import LOST_IMAGE
 from dataserver.dataset.shards.listing import ShardFile
-from dataserver.dataset.shards.samples import ImagePart, Sample, read_samples
+from dataserver.dataset.shards.lone_texts import without_failures, without_orphans
+from dataserver.dataset.shards.row_match import RowMatch
+from dataserver.dataset.shards.samples import ImagePart, Sample, Seen, read_samples
 from dataserver.dataset.shards.scalar_rows import ScalarRows
-from dataserver.dataset.shards.sidecar import promised_images, read_sidecar
+from dataserver.dataset.shards.sidecar import failed_downloads, promised_images, read_sidecar
 from dataserver.dataset.shards.tar import HashingReader, scan_members
 from dataserver.dataset.storage.digests import digest_file
 from dataserver.dataset.storage.etags import NOT_REGULAR
@@ -80,9 +92,10 @@ def _image_lists(rows: Sequence[Sequence[ImagePart]]) -> pa.ListArray:
     return pa.ListArray.from_arrays(ends, images, CORE_SCHEMA.field("images").type)
 
 
-def digest_columns(core_digest: str, meta: pa.Table) -> str:
-    """Return the digest over the core columns and the sidecar columns: logical values, not file bytes."""
+def digest_columns(core_digest: str, meta: pa.Table, rules: str) -> str:
+    """Return the digest over rules, core columns and sidecar columns: logical values, not file bytes."""
     digest = hashlib.sha256(core_digest.encode())
+    digest.update(canonical(rules))
     for column in meta.column_names:
         values = meta.column(column)
         digest.update(canonical([column, str(values.type)]))
@@ -117,28 +130,57 @@ def write_index(
     return write_numeric(path, header)
 
 
-def index_shard(shard: ShardFile) -> str:
+class _Statuses:
+    """What a sidecar says of failed downloads; it is read for the first text without an image."""
+
+    def __init__(self, path: Path, keys: MetadataKeys) -> None:
+        self._path = path
+        self._by_last_part = keys is MetadataKeys.LAST_PART
+
+    @cached_property
+    def _failed(self) -> Mapping[str, str]:
+        return failed_downloads(self._path, self._by_last_part)
+
+    def of(self, key: str) -> str | None:
+        """Return the status of a key, where it is no success. Raises OSError where storage failed."""
+        return self._failed.get(key.rpartition("/")[2] if self._by_last_part else key)
+
+
+def index_shard(shard: ShardFile, rules: IndexRules = DEFAULT_RULES, lone_texts: LoneTexts | None = None) -> str:
     """Index one shard in one sequential pass; why a file beside the index was not written, where that is impossible.
 
+    Args:
+        shard: the shard.
+        rules: what the user chose.
+        lone_texts: what becomes of texts without an image; by default what the shard itself suggests.
+
     Raises:
-        DatasetError: the shard cannot be read, changes meanwhile, or the index cannot be written.
+        DatasetError: the shard cannot be read, changes meanwhile, its sidecar belongs to another one, or the index
+            cannot be written.
     """
-    findings = Findings()
+    findings, seen = Findings(), Seen()
     rows = RowCollector()
     scalars = ScalarRows()
     without_image: list[int] = []
+    statuses = _Statuses(shard.sidecar_path, rules.metadata_keys)
     try:
         etag, sidecar = before = shard.settled_etags()
         with shard.storage.open(shard.path) as file:
             reader = HashingReader(file, etag.num_bytes)
-            for sample in read_samples(scan_members(reader, findings), findings):
+            found = without_failures(
+                read_samples(scan_members(reader, findings), findings, seen), statuses.of, findings
+            )
+            if lone_texts in (None, LoneTexts.LEFT_OUT) and rules.text_only is not TextOnly.ALLOW:
+                found = without_orphans(found, seen, lone_texts is LoneTexts.LEFT_OUT, findings)
+            for sample in found:
                 rows.add(sample)
                 scalars.add(sample.scalars, findings)
                 if not sample.images:
                     without_image.append(len(rows.keys) - 1)
             reader.skip(reader.remaining)
         core_digest = rows.finish()
-        meta = read_sidecar(shard.sidecar_path, rows.keys, scalars.rows, findings)
+        match = RowMatch(rules.metadata_keys is MetadataKeys.LAST_PART, seen.keys)
+        meta = read_sidecar(shard.sidecar_path, rows.keys, scalars.rows, findings, match)
         for row, size in promised_images(without_image, meta, scalars.rows):
             findings.add(rows.keys[row], LOST_IMAGE, f"the sidecar gives {size}, the tar has no image; served as text")
         has_content = sidecar is not None and sidecar.num_bytes != NOT_REGULAR
@@ -148,14 +190,17 @@ def index_shard(shard: ShardFile) -> str:
         raise DatasetError(f"cannot read shard {shard.path}: {error}; make it readable and index again") from error
     if before != after:
         raise DatasetError(f"shard {shard.path} changed while it was indexed; index again when it is complete")
+    written = written_rules(lone_texts or lone_texts_of(rules, seen.has_images), rules.metadata_keys)
     header = IndexHeader(
         format_version=FORMAT_VERSION,
         shard_bytes=etag.num_bytes,
         sidecar_bytes=sidecar.num_bytes if sidecar else NO_SIDECAR,
         sha256=reader.hexdigest(),
         sidecar_sha256=sidecar_sha256,
-        columns_digest=digest_columns(core_digest, meta),
+        columns_digest=digest_columns(core_digest, meta, written),
         num_samples=len(rows.keys),
+        rules=written,
+        has_images=seen.has_images,
     )
     problem = write_index(shard.index_path, header, findings, rows.batches, meta)
     return problem or write_known(shard.index_path, header, state_of(before))

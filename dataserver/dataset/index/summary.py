@@ -18,10 +18,11 @@ from dataserver.dataset.errors import DatasetError, printable
 from dataserver.dataset.index.arrays import Array, ArraysError, read_arrays, write_arrays
 from dataserver.dataset.index.format import FORMAT_VERSION, IndexHeader
 from dataserver.dataset.index.known import State
+from dataserver.dataset.index.rules import check_rules
 
 SUMMARY_NAME: Final = "disttrain.summary"
-_VERSION: Final = 2
-_NUMBERS: Final = ("index_bytes", "shard_bytes", "sidecar_bytes", "num_samples", "columns")
+_VERSION: Final = 3
+_NUMBERS: Final = ("index_bytes", "shard_bytes", "sidecar_bytes", "num_samples", "columns", "rules", "has_images")
 _DIGESTS: Final = ("sha256", "sidecar_sha256", "columns_digest")
 _UNKNOWN: Final[State] = (0, 0, 0, 0)
 """Stands for a state; no file changed in 1970."""
@@ -82,11 +83,14 @@ class Summary:
 def write_summary(folder: Path, shards: Sequence[tuple[str, IndexContent]]) -> None:
     """Write the summary of shards, by name, into the folder of their indexes; a warning where that is impossible."""
     schemas: dict[tuple[tuple[str, str], ...], int] = {}
+    rules: dict[str, int] = {}
     numbers, digests, known = [], [], []
     for _, found in shards:
         header = found.header
         columns = schemas.setdefault(tuple(found.columns.items()), len(schemas))
-        numbers.append((found.num_bytes, header.shard_bytes, header.sidecar_bytes, header.num_samples, columns))
+        made_by = rules.setdefault(header.rules, len(rules))
+        sizes = found.num_bytes, header.shard_bytes, header.sidecar_bytes, header.num_samples
+        numbers.append((*sizes, columns, made_by, header.has_images))
         digests.append(bytes.fromhex(header.sha256 + (header.sidecar_sha256 or "00" * 32) + header.columns_digest))
         known.append(found.known or _UNKNOWN)
     about = {
@@ -94,6 +98,7 @@ def write_summary(folder: Path, shards: Sequence[tuple[str, IndexContent]]) -> N
         "format_version": FORMAT_VERSION,
         "names": [name for name, _ in shards],
         "columns": [dict(schema) for schema in schemas],
+        "rules": list(rules),
     }
     arrays: dict[str, Array] = {
         "numbers": np.array(numbers, np.int64).reshape(-1, len(_NUMBERS)),
@@ -110,6 +115,9 @@ def _parse(about: Mapping[str, Any], arrays: Mapping[str, Array]) -> dict[str, I
     if (about["version"], about["format_version"]) != (_VERSION, FORMAT_VERSION):
         raise ValueError("it was written by another release")
     names, columns = list(map(str, about["names"])), [{str(k): str(v) for k, v in c.items()} for c in about["columns"]]
+    rules = list(map(str, about["rules"]))
+    for written in rules:
+        check_rules(written)
     numbers, digests, states = arrays["numbers"], arrays["digests"], arrays["known"]
     if numbers.shape != (len(names), len(_NUMBERS)) or digests.shape != (len(names), len(_DIGESTS), 32):
         raise ValueError("its parts do not fit each other")
@@ -119,8 +127,8 @@ def _parse(about: Mapping[str, Any], arrays: Mapping[str, Array]) -> dict[str, I
     text = digests.tobytes().hex()
     for i, (name, row, state) in enumerate(zip(names, numbers.tolist(), map(tuple, states.tolist()), strict=True)):
         at = i * 64 * len(_DIGESTS)
-        size, shard_bytes, sidecar_bytes, num_samples, schema = row
-        if min(num_samples, schema) < 0:
+        size, shard_bytes, sidecar_bytes, num_samples, schema, made_by, has_images = row
+        if min(num_samples, schema, made_by) < 0:
             raise ValueError(f"it gives {name!a} a negative number")
         header = IndexHeader(
             FORMAT_VERSION,
@@ -130,6 +138,8 @@ def _parse(about: Mapping[str, Any], arrays: Mapping[str, Array]) -> dict[str, I
             text[at + 64 : at + 128] if sidecar_bytes >= 0 else "",
             text[at + 128 : at + 192],
             num_samples,
+            rules[made_by],
+            bool(has_images),
         )
         found[name] = IndexContent(header, columns[schema], size, None if state == _UNKNOWN else state)
     return found

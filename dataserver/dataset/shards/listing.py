@@ -17,6 +17,22 @@ SHARD_SUFFIX: Final = ".tar"
 SIDECAR_SUFFIX: Final = ".parquet"
 INDEX_SUFFIX: Final = ".index"
 MAX_SHARDS: Final = 1 << 20
+UNREAD: Final = {
+    ".tar.gz": "a compressed tar is not read; unpack it: gunzip FILE",
+    ".tgz": "a compressed tar is not read; unpack it: gunzip < FILE > NAME.tar",
+    ".tar.zst": "a compressed tar is not read; unpack it: zstd -d --rm FILE",
+    ".tar.zstd": "a compressed tar is not read; unpack it: zstd -d FILE -o NAME.tar",
+    ".tar.bz2": "a compressed tar is not read; unpack it: bunzip2 FILE",
+    ".tar.xz": "a compressed tar is not read; unpack it: xz -d FILE",
+    ".tar.lz4": "a compressed tar is not read; unpack it: lz4 -d FILE",
+    ".tar": "only names that end in .tar in lower case are shards; rename it: mv FILE NAME.tar",
+    ".jsonl": "JSON lines are not read; put each line into its sample's tar as KEY.json",
+    ".jsonl.gz": "JSON lines are not read; put each line into its sample's tar as KEY.json",
+}
+"""Ends of names, in lower case, of files that look like shards, with what helps."""
+LONE_SIDECAR: Final = (
+    "a parquet is read beside the .tar of the same name, and there is none; rename it, or pack its samples"
+)
 _MOST_SHOWN: Final = 8
 """Names in one message."""
 
@@ -99,6 +115,8 @@ class Listing:
     """In name order."""
     links: tuple[str, ...]
     """Links to folders, which are not searched: relative to the root, in name order."""
+    unread: tuple[tuple[str, str], ...] = ()
+    """Files that look like shards or their metadata and are not read, each with what helps; in name order."""
 
     def warn_of_links(self) -> None:
         """Log the links, where there are any: what lies behind them is easily taken for a part of the dataset."""
@@ -127,20 +145,23 @@ def list_shards(path: Path, index_dir: Path | None = None) -> Listing:
             f"dataset path {path} cannot be opened ({error.strerror}); name a folder that holds .tar shards"
         ) from error
     links: list[str] = []
+    unread: dict[str, str] = {}
     if is_file:
         if path.suffix != SHARD_SUFFIX:
             raise DatasetError(f"{path} is not a .tar shard; name a folder that holds .tar shards")
         root, names = path.parent, {path.name: True}
     else:
         root = path
-        names = _find(storage, path, links)
+        names = _find(storage, path, links, unread)
     if not names:
         skipped = f" ({_links(links)})" if links else ""
+        skipped += "".join(f" ({name!a}: {remedy})" for name, remedy in sorted(unread.items())[:1])
         raise DatasetError(f"no .tar shards below {path}{skipped}; name a folder that img2dataset or webdataset wrote")
     for name in sorted(names):
         if names[name] or not name.isprintable():
             _check_name(storage, root, name)
-    return Listing(tuple(ShardFile(name, root, index_dir) for name in sorted(names)), tuple(sorted(links)))
+    shards = tuple(ShardFile(name, root, index_dir) for name in sorted(names))
+    return Listing(shards, tuple(sorted(links)), tuple(sorted(unread.items())))
 
 
 def index_folder(shard: ShardFile) -> Path:
@@ -154,13 +175,14 @@ def _links(links: Sequence[str]) -> str:
     return f"folders behind links are not searched: {shown}{more}"
 
 
-def _find(storage: Storage, root: Path, links: list[str]) -> dict[str, bool]:
+def _find(storage: Storage, root: Path, links: list[str], unread: dict[str, str]) -> dict[str, bool]:
     """The shards below a folder, each with whether it or its sidecar is a link, or else no regular file.
 
-    Links to folders are appended to `links`.
+    Links to folders are appended to `links`, and files that are not read are noted in `unread` with what helps.
     """
     names: dict[str, bool] = {}
     unusual: set[str] = set()
+    sidecars: set[str] = set()
     try:
         for name, kind in storage.walk(root):
             if kind is EntryKind.FOLDER_LINK:
@@ -169,11 +191,22 @@ def _find(storage: Storage, root: Path, links: list[str]) -> dict[str, bool]:
                 names[name] = kind is EntryKind.LINK
                 if len(names) > MAX_SHARDS:
                     raise DatasetError(f"more than {MAX_SHARDS} shards below {root}; split the dataset")
-            elif kind is EntryKind.LINK and name.endswith(SIDECAR_SUFFIX):
-                unusual.add(name.removesuffix(SIDECAR_SUFFIX) + SHARD_SUFFIX)
+            elif name.endswith(SIDECAR_SUFFIX):
+                sidecars.add(name)
+                if kind is EntryKind.LINK:
+                    unusual.add(name.removesuffix(SIDECAR_SUFFIX) + SHARD_SUFFIX)
+            elif remedy := _unread(name):
+                unread[name] = remedy
     except OSError as error:
         raise DatasetError(f"cannot list {error.filename}: {error.strerror}; make the folder readable") from error
+    unread |= {name: LONE_SIDECAR for name in sidecars if name.removesuffix(SIDECAR_SUFFIX) + SHARD_SUFFIX not in names}
     return {name: is_unusual or name in unusual for name, is_unusual in names.items()}
+
+
+def _unread(name: str) -> str:
+    """What helps with a file that looks like a shard and is not read; nothing for any other file."""
+    lower = name.lower()
+    return next((remedy for suffix, remedy in UNREAD.items() if lower.endswith(suffix)), "")
 
 
 def _check_name(storage: Storage, root: Path, name: str) -> None:

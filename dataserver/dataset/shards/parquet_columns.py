@@ -12,7 +12,10 @@ import pyarrow.parquet as pq
 
 from dataserver.dataset.errors import Findings
 from dataserver.dataset.kinds import UNUSABLE_COLUMN
+from dataserver.dataset.shards.lone_texts import SUCCESS
+from dataserver.dataset.shards.row_match import RowMatch
 from dataserver.dataset.shards.sidecar_columns import (
+    EXCLUDED,
     INT64_RANGE,
     nan_to_null,
     refusing,
@@ -33,14 +36,22 @@ _PLAIN_OR_DICTIONARY: Final = frozenset({"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DI
 """What no value is longer of than where it is stored."""
 
 KEY: Final = "key"
+STATUS: Final = "status"
 
 
-def parquet_columns(path: Path, keys: Sequence[str], findings: Findings) -> dict[str, pa.Array]:
+def parquet_columns(path: Path, keys: Sequence[str], findings: Findings, match: RowMatch) -> dict[str, pa.Array]:
     """Read the scalar columns of a parquet and join them with `keys`; of a repeated key the first row counts.
 
     Columns that cannot be used, and values that do not fit, are counted in `findings`.
 
+    Args:
+        path: the parquet.
+        keys: of the samples, in row order.
+        findings: see above; rows without a sample and samples without a row are counted there, too.
+        match: how rows find samples.
+
     Raises:
+        DatasetError: no row finds a sample.
         ValueError, ArrowException, OSError: the parquet cannot be used at all, or storage failed (with an errno).
     """
     size = storage_of(path).etag(str(path)).num_bytes
@@ -55,6 +66,10 @@ def parquet_columns(path: Path, keys: Sequence[str], findings: Findings) -> dict
     kinds = {field.name: _target_type(field.type) for field in schema}
     if len(kinds) != len(schema) or kinds.get(KEY) != pa.string():
         raise ValueError("needs one string column 'key' and no repeated names")
+    for name, kind in kinds.items():
+        held = schema.field(name).type
+        if kind is None and name not in EXCLUDED and not pa.types.is_null(held):
+            findings.add("", UNUSABLE_COLUMN, f"{name}: a column of type {held}, which no filter can compare")
     names = usable_names([name for name, kind in kinds.items() if kind is not None], findings)
     stored = _find_stored(metadata, [KEY, *names])
     folded = [name for name, column in stored.items() if column.is_folded]
@@ -64,15 +79,41 @@ def parquet_columns(path: Path, keys: Sequence[str], findings: Findings) -> dict
         _opened(path) as source,
         pq.ParquetFile(source, metadata=metadata, read_dictionary=folded) as file,
     ):
-        known = _unfolded(_read(file, KEY, stored[KEY], left), left)
-        rows = pc.index_in(pa.array(keys, pa.string()), value_set=known.cast(pa.string()))
-        del known
+        known = _unfolded(_read(file, KEY, stored[KEY], left), left).cast(pa.string())
+        statuses = None
+        if STATUS in names and kinds[STATUS] == pa.string():
+            with refusing(UNUSABLE_COLUMN, STATUS, Findings()):  # counted with the other columns
+                statuses = _unfolded(_read(file, STATUS, stored[STATUS], left), left).cast(pa.string())
+        rows = match.rows(known, statuses, keys, path.name, findings)
+        del known, statuses
         for name in names:
             with refusing(UNUSABLE_COLUMN, name, findings):
                 taken = _unfolded(_read(file, name, stored[name], left).take(rows), left)
                 columns[name] = _fitted(name, taken, kinds[name], keys, findings)
                 left -= columns[name].nbytes
     return columns
+
+
+def failed_rows(path: Path) -> dict[str, str]:
+    """Return the status of each row of a parquet that is no success, by key; nothing where it does not say.
+
+    Raises OSError where storage failed.
+    """
+    found: dict[str, str] = {}
+    with refusing(UNUSABLE_COLUMN, STATUS, Findings()):  # `parquet_columns` counts what is wrong
+        with _opened(path) as source, pq.ParquetFile(source) as file:
+            types = {field.name: _target_type(field.type) for field in file.schema_arrow}
+            if types.get(KEY) != pa.string() or types.get(STATUS) != pa.string():
+                return found
+            stored = _find_stored(file.metadata, [KEY, STATUS])
+            limit = MAX_SIDECAR_VALUE_BYTES
+            keys, statuses = (
+                _unfolded(_read(file, name, stored[name], limit), limit).to_pylist() for name in (KEY, STATUS)
+            )
+        for key, status in zip(keys, statuses, strict=True):
+            if key is not None and status is not None and status != SUCCESS:
+                found.setdefault(key, status)
+    return found
 
 
 @contextmanager
@@ -116,6 +157,10 @@ def _target_type(kind: pa.DataType) -> pa.DataType | None:
         return pa.int64()
     if pa.types.is_floating(kind):
         return pa.float64()
+    if pa.types.is_decimal(kind):
+        return pa.float64()
+    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+        return pa.string()
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return pa.string()
     return None

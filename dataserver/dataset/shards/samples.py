@@ -4,13 +4,14 @@ An image-text pair is `KEY.<image>` + `KEY.txt` (or the `caption` of `KEY.json`)
 `KEY.json` with parallel lists `texts` and `images`, whose entries name members; text alone is `KEY.txt`.
 """
 
+import codecs
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeVar
 
 from dataserver.dataset.errors import Findings, SampleError, TarError
-from dataserver.dataset.kinds import NEEDS_SPECIAL_MEMBER
+from dataserver.dataset.kinds import BAD_JSON, DUPLICATE_KEY, NEEDS_SPECIAL_MEMBER, TOO_MANY_SCALARS, UNUSED_PART
 from dataserver.dataset.shards.parts import IMAGE, TEXT, Scalar
 from dataserver.dataset.shards.tar import MAX_MEMBER_BYTES, Member, sample_key, show, split_name
 from dataserver.images import FORMAT_NAMES, ImageHeaderError, read_header, sniff_format
@@ -28,6 +29,10 @@ IMAGE_SUFFIXES: Final = frozenset(
     {"jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "heic", "ppm", "img"}
 )
 """Extensions of members that claim to be images; the magic decides what they are."""
+
+BYTE_ORDER_MARK: Final = "\ufeff"
+_MOST_SHOWN: Final = 4
+"""Extensions in a message."""
 
 Parsed = TypeVar("Parsed")
 
@@ -55,6 +60,16 @@ class Sample(NamedTuple):
     images: tuple[ImagePart, ...]
     scalars: dict[str, Scalar]
     """Scalar entries of the member .json."""
+    is_lone_text: bool = False
+    """Whether it is a `KEY.txt` without an image, which may be half of a pair."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a tar was seen to hold, in samples that are left out too."""
+
+    keys: set[str] = field(default_factory=set)
+    has_images: bool = False
 
 
 @dataclass(slots=True)
@@ -67,16 +82,23 @@ class _Group:
     """By extension, in tar order."""
     types: set[str] = field(default_factory=set)
     """What the extensions of all members end in."""
+    extensions: set[str] = field(default_factory=set)
+    """The first few of them, for messages."""
     text: str | SampleError | None = None
     document: dict[str, Any] | SampleError | None = None
 
 
-def read_samples(members: Iterable[Member], findings: Findings) -> Iterator[Sample]:
+def read_samples(members: Iterable[Member], findings: Findings, seen: Seen | None = None) -> Iterator[Sample]:
     """Yield the usable samples in tar order; everything else is counted in `findings`.
 
     The sample in which the tar is cut or damaged is left out, since nobody knows what is missing.
+
+    Args:
+        members: of one tar, in order.
+        findings: where everything else is counted.
+        seen: notes what the tar holds.
     """
-    seen: set[str] = set()
+    seen = Seen() if seen is None else seen
     before: _Group | None = None
     group: _Group | None = None
     try:
@@ -89,6 +111,7 @@ def read_samples(members: Iterable[Member], findings: Findings) -> Iterator[Samp
                 yield from _finish(group, seen, findings)
                 before, group = group, _Group(key, 0, {})
             _add_member(group, extension, member, findings)
+            seen.has_images |= bool(group.images)
     except TarError as error:
         key = sample_key(show(error.member)) if error.member else ""
         after = f"; the last sample before it is {group.key}" if group else ""
@@ -109,14 +132,19 @@ def _is_whole(group: _Group, before: _Group | None, cut_key: str) -> bool:
     return before is None or group.types >= before.types
 
 
-def _finish(group: _Group | None, seen: set[str], findings: Findings) -> Iterator[Sample]:
+def _finish(group: _Group | None, seen: Seen, findings: Findings) -> Iterator[Sample]:
     """Yield the sample of a complete group, if there is one."""
     if group is None:
         return
-    if group.key in seen:
-        findings.add(group.key, "duplicate_key", "the key came before in this shard; the first sample is kept")
+    if group.key in seen.keys:
+        findings.add(
+            group.key,
+            DUPLICATE_KEY,
+            "the key came before in this shard, and its first members count; those of a sample must lie together: make"
+            " the tar with --sort=name",
+        )
         return
-    seen.add(group.key)
+    seen.keys.add(group.key)
     try:
         yield _assemble(group, findings)
     except SampleError as error:
@@ -128,6 +156,8 @@ def _add_member(group: _Group, extension: str, member: Member, findings: Finding
     if group.num_members > MAX_SAMPLE_MEMBERS:
         return
     group.types.add(extension.rpartition(".")[2])
+    if len(group.extensions) < _MOST_SHOWN:
+        group.extensions.add(extension)
     duplicate = False
     if extension == "txt":
         duplicate = group.text is not None
@@ -176,7 +206,7 @@ def _decode_text(member: Member) -> str:
     if member.content is None or member.length > MAX_TEXT_BYTES:
         raise SampleError("text_too_large", f"{member.length} bytes, limit {MAX_TEXT_BYTES}")
     try:
-        return member.content.decode()
+        return member.content.removeprefix(codecs.BOM_UTF8).decode()
     except UnicodeDecodeError as error:
         raise SampleError("not_utf8", f"byte {error.start} is not UTF-8") from error
 
@@ -191,52 +221,87 @@ def _parse_json(member: Member) -> dict[str, Any]:
     except UnicodeEncodeError as error:
         raise SampleError("not_utf8", "a string holds a lone surrogate") from error
     except (ValueError, RecursionError) as error:
-        raise SampleError("bad_json", f"{type(error).__name__}: {error}") from error
+        raise SampleError(BAD_JSON, f"{type(error).__name__}: {error}") from error
     if not isinstance(document, dict):
-        raise SampleError("bad_json", f"is a {type(document).__name__}, not an object")
+        raise SampleError(BAD_JSON, f"is a {type(document).__name__}, not an object")
     return document
 
 
 def _assemble(group: _Group, findings: Findings) -> Sample:
-    """Make the sample of a group.
+    """Make the sample of a group. A part that it does not need is a finding where it cannot be used.
 
     Raises:
         SampleError: it cannot be used, and why.
     """
     if group.num_members > MAX_SAMPLE_MEMBERS:
         raise SampleError("too_many_members", f"{group.num_members} members, limit {MAX_SAMPLE_MEMBERS}")
-    if isinstance(group.document, SampleError):
-        raise group.document
-    document = group.document if group.document is not None else {}
+    document = group.document if isinstance(group.document, dict) else {}
     scalars = {name: value for name, value in document.items() if isinstance(value, Scalar)}
     if len(scalars) > MAX_SCALARS:
-        raise SampleError("too_many_scalars", f"{len(scalars)} entries in .json, limit {MAX_SCALARS}")
+        detail = f"{len(scalars)} entries in .json, limit {MAX_SCALARS}; the sample has no columns"
+        findings.add(group.key, TOO_MANY_SCALARS, detail)
+        scalars = {}
     if isinstance(document.get("texts"), list) and isinstance(document.get("images"), list):
         kinds, texts, images = _interleaved(group, document["texts"], document["images"])
+        _unused(group, group.text, findings)
         return Sample(group.key, kinds, texts, images, scalars)
-    if group.images:
-        image = _pair_image(group, findings)
-        return Sample(group.key, (IMAGE, TEXT), (_caption(group, document),), (image,), scalars)
-    if group.text is None:
-        raise SampleError("missing_image", "the sample has neither an image nor a text")
-    return Sample(group.key, (TEXT,), (_caption(group, {}),), (), scalars)
+    if not group.images and group.text is None:
+        if isinstance(group.document, SampleError):
+            raise group.document
+        raise SampleError("missing_image", f"the sample has neither an image nor a text{_dots(group)}")
+    caption = _caption(group, document)
+    if not group.images:
+        _unused(group, group.document, findings)
+        return Sample(group.key, (TEXT,), (caption,), (), scalars, is_lone_text=True)
+    image = _pair_image(group, findings)
+    _unused(group, group.document, findings)
+    if isinstance(group.text, SampleError):
+        _unused(group, group.text, findings)
+    elif group.text is not None and not group.text.strip():
+        findings.add(group.key, UNUSED_PART, ".txt is blank; the caption of .json is used")
+    return Sample(group.key, (IMAGE, TEXT), (caption,), (image,), scalars)
+
+
+def _unused(group: _Group, part: object, findings: Findings) -> None:
+    """Count a part that is broken and that its sample does without."""
+    if isinstance(part, SampleError):
+        findings.add(group.key, UNUSED_PART, f"{part.detail} ({part.kind}); the sample does without it")
 
 
 def _caption(group: _Group, document: dict[str, Any]) -> str:
-    if isinstance(group.text, SampleError):
-        raise group.text
-    caption = group.text if group.text is not None else document.get("caption")
-    if not isinstance(caption, str) or not caption.strip():
-        raise SampleError("missing_caption", "no text in .txt or in the caption of .json")
-    return caption
+    """Return the text of .txt, or else the caption of .json beside an image."""
+    if isinstance(group.text, str) and group.text.strip():
+        return group.text
+    caption = document.get("caption") if group.images else None
+    if isinstance(caption, str) and caption.strip():
+        return caption.removeprefix(BYTE_ORDER_MARK)
+    for part in (group.text, group.document if group.images else None):
+        if isinstance(part, SampleError):
+            raise part
+    raise SampleError("missing_caption", f"no text in .txt or in the caption of .json{_dots(group)}")
+
+
+def _dots(group: _Group) -> str:
+    """Say how names were cut, if members have dots where the sample lacks something."""
+    dotted = sorted(extension for extension in group.extensions if "." in extension)
+    if not dotted:
+        return ""
+    shown = ", ".join(f".{extension}" for extension in dotted[:_MOST_SHOWN])
+    return f"; a key ends at the first dot of a name, so that its members are {shown}: rename them to KEY.jpg, KEY.txt"
 
 
 def _pair_image(group: _Group, findings: Findings) -> ImagePart:
-    """Return the first image in tar order; `KEY.<image>` goes before `KEY.<name>.<image>`."""
+    """Return the first usable image in tar order; `KEY.<image>` goes before `KEY.<name>.<image>`."""
     extensions = sorted(group.images, key=lambda extension: "." in extension)
-    if len(extensions) > 1:
-        findings.add(group.key, "extra_image", f"{len(extensions)} images, only .{extensions[0]} is used")
-    return _image(group.images[extensions[0]])
+    usable = [extension for extension in extensions if not isinstance(group.images[extension], SampleError)]
+    if not usable:
+        return _image(group.images[extensions[0]])
+    for extension in extensions:
+        _unused(group, group.images[extension], findings)
+    if len(usable) > 1:
+        hint = _dots(group) if "." in usable[0] else ""
+        findings.add(group.key, "extra_image", f"{len(usable)} images, only .{usable[0]} is used{hint}")
+    return _image(group.images[usable[0]])
 
 
 def _image(part: ImagePart | SampleError) -> ImagePart:

@@ -6,13 +6,20 @@ from pathlib import Path
 import pyarrow as pa
 
 from dataserver.dataset.errors import Findings
-from dataserver.dataset.shards.parquet_columns import parquet_columns
+from dataserver.dataset.shards.parquet_columns import failed_rows, parquet_columns
 from dataserver.dataset.shards.parts import Scalar
+from dataserver.dataset.shards.row_match import RowMatch
 from dataserver.dataset.shards.sidecar_columns import json_columns, refusing
 from dataserver.dataset.storage.registry import storage_of
 
 
-def read_sidecar(path: Path, keys: Sequence[str], scalars: Sequence[dict[str, Scalar]], findings: Findings) -> pa.Table:
+def read_sidecar(
+    path: Path,
+    keys: Sequence[str],
+    scalars: Sequence[dict[str, Scalar]],
+    findings: Findings,
+    match: RowMatch = RowMatch(),  # noqa: B008  it is frozen
+) -> pa.Table:
     """Return the sidecar columns of a shard, one row per key, sorted by column name.
 
     Args:
@@ -20,11 +27,15 @@ def read_sidecar(path: Path, keys: Sequence[str], scalars: Sequence[dict[str, Sc
         keys: sample keys in row order.
         scalars: per sample, the scalar entries of its .json.
         findings: where an unusable parquet, unusable columns and odd values are counted.
+        match: how rows of the parquet find samples.
+
+    Raises:
+        DatasetError: no row of the parquet finds a sample.
     """
     columns: dict[str, pa.Array] | None = None
     if _exists(path):
         with refusing("bad_sidecar", path.name, findings):
-            columns = parquet_columns(path, keys, findings)
+            columns = parquet_columns(path, keys, findings, match)
     if columns is None:
         columns = json_columns(keys, scalars, findings)
     return pa.table(list(columns.values()), names=list(columns))
@@ -36,6 +47,12 @@ def _exists(path: Path) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+def failed_downloads(path: Path, by_last_part: bool) -> dict[str, str]:
+    """Return the status of each row of a sidecar that is no success, by what `RowMatch` compares."""
+    failed = failed_rows(path) if _exists(path) else {}
+    return {key.rpartition("/")[2]: status for key, status in failed.items()} if by_last_part else failed
 
 
 def promised_images(

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dataserver.dataset.errors import Findings
+from dataserver.dataset.errors import DatasetError, Findings
 from dataserver.dataset.kinds import ODD_VALUES, UNUSABLE_COLUMN
 from dataserver.dataset.shards.parts import Scalar
 
@@ -35,7 +35,7 @@ def refusing(kind: str, what: str, findings: Findings) -> Iterator[None]:
     """Count as a finding what cannot be used; that storage failed, or memory, says nothing of it and is raised."""
     try:
         yield
-    except MemoryError:  # Arrow's is one of its exceptions as well
+    except (MemoryError, DatasetError):  # Arrow's is one of its exceptions as well
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno is not None:

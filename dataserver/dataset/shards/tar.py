@@ -14,7 +14,7 @@ from io import BufferedIOBase
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from dataserver.dataset.errors import Findings, TarError
+from dataserver.dataset.errors import Findings, TarError, is_safe
 
 BLOCK = 512
 READ_CHUNK_BYTES = 1 << 20
@@ -33,6 +33,14 @@ SPARSE = b"S"
 SPARSE_RECORDS = b"GNU.sparse."
 SPARSE_CONTINUES = 482, 504
 """Where the header of a GNU sparse file, and each block that continues it, says that another block follows."""
+COMPRESSIONS = {
+    b"\x1f\x8b": ("gzip", "gunzip < OLD > NEW"),
+    b"\x28\xb5\x2f\xfd": ("Zstandard", "zstd -d < OLD > NEW"),
+    b"BZh": ("bzip2", "bunzip2 < OLD > NEW"),
+    b"\xfd7zXZ\0": ("xz", "xz -d < OLD > NEW"),
+    b"PK\x03\x04": ("zip", "unzip it, then make a tar of the files with tar --sort=name"),
+}
+"""By how such files begin: what they are compressed with, and the command that helps."""
 WITHOUT_DATA = {b"1", b"2", b"3", b"4", b"5", b"6"}
 
 
@@ -125,6 +133,28 @@ class HashingReader:
             nonzero = nonzero or data.count(0) != len(data)
         return nonzero
 
+    def skip_zeros(self) -> bool:
+        """Skip blocks of zeros; say whether another block follows, at whose start the position is then."""
+        while self._at < len(self._chunk) or self._fill():
+            rest = self._chunk[self._at :]
+            zeros = len(rest) - len(rest.lstrip(b"\0"))
+            if zeros < len(rest):
+                self._at += zeros - zeros % BLOCK
+                return True
+            self._at = len(self._chunk)
+        return False
+
+    def peek(self, length: int) -> bytes:
+        """Return the next bytes without moving on; fewer only where the file ends."""
+        while len(self._chunk) - self._at < length:
+            more = self._file.read(min(READ_CHUNK_BYTES, self.size - self._start - len(self._chunk)))
+            if not more:
+                break
+            self._hash.update(more)
+            self._start += self._at
+            self._chunk, self._at = self._chunk[self._at :] + more, 0
+        return self._chunk[self._at : self._at + length]
+
     def hexdigest(self) -> str:
         """Return the sha256 of the file, when all of it was read."""
         return self._hash.hexdigest()
@@ -136,6 +166,21 @@ def scan_members(reader: HashingReader, findings: Findings) -> Iterator[Member]:
     Raises:
         TarError: the tar ends too early or a header is damaged; the members before it were yielded.
     """
+    yield from _scan_archive(reader, findings)
+    while reader.skip_zeros():  # tars put together with `cat` are read on
+        start = reader.position
+        if _parse_header(reader.peek(BLOCK)) is None:
+            num_bytes = reader.remaining
+            reader.skip(num_bytes)
+            findings.add(
+                "", "trailing_data", f"{num_bytes} bytes after an end-of-archive marker, from byte {start}, are no tar"
+            )
+            return
+        yield from _scan_archive(reader, findings)
+
+
+def _scan_archive(reader: HashingReader, findings: Findings) -> Iterator[Member]:
+    """Yield the members up to the next end-of-archive marker."""
     extensions = _Extensions()
     while (header := _read_header(reader, extensions.path)) is not None:
         if header.kind in EXTENSIONS:
@@ -145,8 +190,6 @@ def scan_members(reader: HashingReader, findings: Findings) -> Iterator[Member]:
         extensions = _Extensions()
         if member is not None:
             yield member
-    if reader.skip(reader.remaining):
-        findings.add("", "trailing_data", "bytes after the end-of-archive marker are ignored")
 
 
 def _read_header(reader: HashingReader, path: bytes | None) -> _Header | None:
@@ -160,24 +203,41 @@ def _read_header(reader: HashingReader, path: bytes | None) -> _Header | None:
     if not found:
         raise TarError("cut_tar", f"the file ends at byte {start} without an end-of-archive marker", path)
     block = found.ljust(BLOCK, b"\0")
-    zeros = block.count(0)
-    if zeros == BLOCK:
+    if block.count(0) == BLOCK:
         return None
-    total = _sum(block, zeros) - sum(block[148:156]) + 8 * 32
+    header = _parse_header(block)
+    if header is None:
+        if len(found) < BLOCK:
+            raise TarError("cut_tar", f"the file ends at byte {reader.position}, within a header", path)
+        detail = f"the header at byte {start} has a malformed size or a wrong checksum"
+        raise TarError("corrupt_tar", (_compressed(block) if start == 0 else "") or detail, path)
+    continues = header.kind == SPARSE and block[SPARSE_CONTINUES[0]] != 0
+    while continues:
+        continues = reader.read(BLOCK).ljust(BLOCK, b"\0")[SPARSE_CONTINUES[1]] != 0
+    return header
+
+
+def _parse_header(block: bytes) -> _Header | None:
+    """Parse a header block that is not all zeros; None where its size or its checksum is wrong."""
+    if len(block) < BLOCK:
+        return None
+    total = _sum(block, block.count(0)) - sum(block[148:156]) + 8 * 32
     size = _number(block[124:136])
     stated = block[148:156]
     if size is None or (stated != b"%06o\0 " % total and _number(stated) != total):
-        if len(found) < BLOCK:
-            raise TarError("cut_tar", f"the file ends at byte {reader.position}, within a header", path)
-        raise TarError("corrupt_tar", f"the header at byte {start} has a malformed size or a wrong checksum", path)
+        return None
     name = block[:100].partition(b"\0")[0]
     if block[345] and block[257:263] == b"ustar\0":
         name = block[345:500].partition(b"\0")[0] + b"/" + name
-    kind = block[156:157]
-    continues = kind == SPARSE and block[SPARSE_CONTINUES[0]] != 0
-    while continues:
-        continues = reader.read(BLOCK).ljust(BLOCK, b"\0")[SPARSE_CONTINUES[1]] != 0
-    return _Header(name, size, kind)
+    return _Header(name, size, block[156:157])
+
+
+def _compressed(start: bytes) -> str:
+    """Say how a file is compressed that begins so; nothing where it is not."""
+    for magic, (what, command) in COMPRESSIONS.items():
+        if start.startswith(magic):
+            return f"the file is compressed with {what}, whatever its name says; unpack it: {command}"
+    return ""
 
 
 def _sum(block: bytes, zeros: int) -> int:
@@ -289,13 +349,22 @@ def _safe_name(raw: bytes, findings: Findings) -> str | None:
         findings.add("", "unsafe_name", f"{show(raw)}: the member name is not UTF-8")
         return None
     name = name.removeprefix("./")
-    if len(name) > MAX_NAME_CHARS or not name.isprintable() or name.startswith("/"):
-        findings.add("", "unsafe_name", f"{name}: the member name is absolute, too long or has control characters")
-        return None
-    if ".." in name and ".." in PurePosixPath(name).parts:
-        findings.add("", "unsafe_name", f"{name}: the member name has a '..' part")
+    problem = _problem(name)
+    if problem:
+        findings.add("", "unsafe_name", f"{name}: the member name {problem}")
         return None
     return name
+
+
+def _problem(name: str) -> str:
+    """Say why a member name cannot be used; nothing where it can."""
+    if len(name) > MAX_NAME_CHARS:
+        return f"has {len(name)} characters, limit {MAX_NAME_CHARS}"
+    if name.startswith("/"):
+        return "is absolute"
+    if not is_safe(name):
+        return "has control characters or line breaks"
+    return "has a '..' part" if ".." in name and ".." in PurePosixPath(name).parts else ""
 
 
 def split_name(name: str) -> tuple[str, str] | None:

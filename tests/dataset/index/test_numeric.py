@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 from shards import write_interleaved, write_pairs, write_tar, write_texts
 
-from dataserver.dataset import Dataset, build_index
+from dataserver.dataset import Dataset, IndexRules, TextOnly, build_index
 from dataserver.dataset.index import numeric
 from dataserver.dataset.index.arrays import read_arrays, write_arrays
 from dataserver.dataset.index.format import read_columns
 from dataserver.dataset.index.numeric import NumericColumns, read_numeric
 
 SUFFIX = ".tar.numeric"
+
+ALLOW = IndexRules(TextOnly.ALLOW)
+"""Texts lie beside pairs here."""
 
 
 @pytest.fixture
@@ -24,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
     write_interleaved(folder / "documents", 4, 4, median_size=24)
     write_texts(folder / "texts", 300, 300)
     write_tar(folder / "none.tar", [])
-    build_index(folder, workers=1)
+    build_index(folder, workers=1, rules=ALLOW)
     return folder
 
 
@@ -63,7 +66,7 @@ def test_it_says_what_the_index_says_and_spares_reading_it(folder: Path, monkeyp
     expected, asked = read(folder, monkeypatch)
     assert len(asked) == len(found) == 5
     assert_equal(found, expected)
-    assert build_index(folder, workers=1).num_built == 0, "nothing but what is missing is made again"
+    assert build_index(folder, workers=1, rules=ALLOW).num_built == 0, "nothing but what is missing is made again"
     again, asked = read(folder, monkeypatch)
     assert asked == []
     assert_equal(again, expected)
@@ -91,7 +94,7 @@ def test_one_that_does_not_fit_is_named_and_the_index_read(
     (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert f"{path} is not used" in warning
     path.unlink()
-    build_index(folder, workers=1)
+    build_index(folder, workers=1, rules=ALLOW)
     assert read(folder, monkeypatch)[1] == []
 
 
@@ -134,10 +137,10 @@ def test_a_shard_that_changed_leaves_none_of_its_old_ones(folder: Path, monkeypa
     shard = folder / "00001.tar"
     shard.write_bytes(shard.read_bytes().replace(b"bigdata", b"bigDATA"))
     monkeypatch.setattr("dataserver.dataset.index.indexing.write_numeric", lambda *_: "")
-    assert build_index(folder, workers=1).num_built == 1
+    assert build_index(folder, workers=1, rules=ALLOW).num_built == 1
     assert not (folder / f"00001{SUFFIX}").exists()
     monkeypatch.undo()
-    assert build_index(folder, workers=1).num_built == 0
+    assert build_index(folder, workers=1, rules=ALLOW).num_built == 0
     assert read(folder, monkeypatch)[1] == []
 
 
@@ -148,7 +151,7 @@ def test_one_that_cannot_be_written_costs_a_warning(folder: Path, caplog: pytest
         taken.mkdir()
         (taken / "something").touch()
     shard = Dataset.open(folder).shards[0]
-    assert build_index(folder, workers=1).num_built == 0
+    assert build_index(folder, workers=1, rules=ALLOW).num_built == 0
     assert len(shard.sizes().text_bytes) == 3
     messages = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert [str(path) in message for message in messages] == [True, True]
@@ -176,7 +179,7 @@ def test_one_that_does_not_fit_is_made_again_by_indexing(
             change, b"x"
         )
     )
-    assert build_index(folder, workers=1).num_built == 0
+    assert build_index(folder, workers=1, rules=ALLOW).num_built == 0
     found, asked = read(folder, monkeypatch)
     assert asked == []
     assert_equal(found, expected)

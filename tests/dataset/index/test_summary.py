@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 from shards import write_pairs, write_texts
 
-from dataserver.dataset import Dataset, StaleIndexError, build_index
+from dataserver.dataset import Dataset, IndexRules, StaleIndexError, TextOnly, build_index
 from dataserver.dataset.index import fresh
 from dataserver.dataset.index.arrays import read_arrays, write_arrays
 from dataserver.dataset.index.format import read_schema
 from dataserver.dataset.index.summary import SUMMARY_NAME, Summary
+
+ALLOW = IndexRules(TextOnly.ALLOW)
+"""Texts lie beside pairs here."""
 
 
 @pytest.fixture
@@ -19,8 +22,8 @@ def folder(tmp_path: Path) -> Path:
     """Six shards with two kinds of columns, indexed and summed up."""
     folder = write_pairs(tmp_path / "data", 12, 4)
     write_texts(folder / "texts", 6, 2)
-    build_index(folder, workers=1)
-    build_index(folder, workers=1)  # the first one's last index may have the summary's time
+    build_index(folder, workers=1, rules=ALLOW)
+    build_index(folder, workers=1, rules=ALLOW)  # the first one's last index may have the summary's time
     return folder
 
 
@@ -48,14 +51,14 @@ def test_indexes_that_changed_since_are_read_themselves(folder: Path, monkeypatc
     (folder / "00001.tar.index").touch()
     before, read = opened(folder, monkeypatch)
     assert read == ["00001.tar.index"]
-    build_index(folder, workers=1)
+    build_index(folder, workers=1, rules=ALLOW)
     after, read = opened(folder, monkeypatch)
     assert (read, after.fingerprint) == ([], before.fingerprint)
     shard = folder / "00001.tar"
     shard.write_bytes(shard.read_bytes().replace(b"bigdata", b"bigDATA"))
     with pytest.raises(StaleIndexError, match=r"another content of 00001\.tar"):
         Dataset.open(folder)
-    assert build_index(folder, workers=1).num_built == 1
+    assert build_index(folder, workers=1, rules=ALLOW).num_built == 1
     changed, read = opened(folder, monkeypatch)
     assert changed.fingerprint != before.fingerprint
     assert set(read) <= {"00001.tar.index"}
@@ -79,16 +82,16 @@ def test_shards_that_come_and_go(folder: Path, monkeypatch: pytest.MonkeyPatch) 
         (folder / f"00000.{suffix}").unlink()
     dataset, read = opened(folder, monkeypatch)
     assert (len(dataset.shards), read) == (5, [])
-    build_index(folder, workers=1)
+    build_index(folder, workers=1, rules=ALLOW)
     assert len(read_arrays(folder / SUMMARY_NAME)[0]["names"]) == 5
     written = (folder / SUMMARY_NAME).stat()
-    build_index(folder, workers=1)
+    build_index(folder, workers=1, rules=ALLOW)
     assert (folder / SUMMARY_NAME).stat() == written, "what holds is not written again"
 
 
 def test_one_shard_alone_leaves_the_summary_as_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = (folder / SUMMARY_NAME).read_bytes()
-    build_index(folder / "00001.tar", workers=1)
+    build_index(folder / "00001.tar", workers=1, rules=ALLOW)
     assert (folder / SUMMARY_NAME).read_bytes() == before
     dataset, read = opened(folder / "00001.tar", monkeypatch)
     assert ([shard.name for shard in dataset.shards], read) == (["00001.tar"], [])
@@ -97,7 +100,7 @@ def test_one_shard_alone_leaves_the_summary_as_it_is(folder: Path, monkeypatch: 
 def test_summaries_beside_indexes_elsewhere(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = Dataset.open(folder).fingerprint
     for _ in range(2):
-        build_index(folder, tmp_path / "indexes", workers=1)
+        build_index(folder, tmp_path / "indexes", workers=1, rules=ALLOW)
     dataset, read = opened(folder, monkeypatch, tmp_path / "indexes")
     assert (dataset.fingerprint, read) == (expected, [])
 
@@ -126,7 +129,7 @@ def test_damaged_and_foreign_summaries_are_passed_over(
     (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert f"{path} cannot be used" in warning
     assert "dataserver index makes it again" in warning
-    build_index(folder, workers=1)
+    build_index(folder, workers=1, rules=ALLOW)
     assert len(opened(folder, monkeypatch)[1]) <= 1
 
 
@@ -147,7 +150,7 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(
     (folder / SUMMARY_NAME).unlink()
     (folder / SUMMARY_NAME).mkdir()
     (folder / SUMMARY_NAME / "in the way").write_text("")
-    assert build_index(folder, workers=1).num_samples == 18
+    assert build_index(folder, workers=1, rules=ALLOW).num_samples == 18
     assert "servers start more slowly without it" in caplog.text
     assert len(opened(folder, monkeypatch)[1]) == 6
 

@@ -81,7 +81,14 @@ def pair(key: str, text: str, image: ImagePart) -> tuple[str, tuple[int, ...], t
 
 TEXT = member("0.txt", b"t")
 NO_CAPTION = ("0", "missing_caption", "no text in .txt or in the caption of .json")
+AGAIN = (
+    "the key came before in this shard, and its first members count; those of a sample must lie together: make the tar"
+    " with --sort=name"
+)
+CUT = "JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"
+UNUSED = "; the sample does without it"
 REMEDY = " file; store the file itself: tar --hard-dereference --dereference, without --sparse"
+SPECIAL = f"is a link, device or sparse{REMEDY}"
 NO_IMAGE = "which the tar does not hold under its key"
 
 
@@ -113,7 +120,11 @@ def test_members_make_these_samples_and_findings() -> None:
             [alone("0", "t"), alone("1", "v")],
             [
                 ("0", "duplicate_member", "0.txt comes twice; the first is kept"),
-                ("0", "duplicate_key", "the key came before in this shard; the first sample is kept"),
+                (
+                    "0",
+                    "duplicate_key",
+                    AGAIN,
+                ),
             ],
         ),
         (
@@ -130,17 +141,56 @@ def test_members_make_these_samples_and_findings() -> None:
             ],
         ),
         ([large("0.jpg", 70_000_000), TEXT], [], [("0", "image_too_large", "0.jpg: 70000000 bytes, limit 67108864")]),
-        *(
-            (
-                [special(name), *others],
-                [],
-                [("0", "needs_special_member", f"{name} is a link, device or sparse{REMEDY}")],
-            )
-            for name, others in (
-                ("0.jpg", [TEXT]),
-                ("0.txt", [member("0.png", PNG), member("0.json", document(caption="c"))]),
-                ("0.json", [TEXT]),
-            )
+        ([special("0.jpg"), TEXT], [], [("0", "needs_special_member", f"0.jpg {SPECIAL}")]),
+        ([special("0.txt"), member("0.png", PNG)], [], [("0", "needs_special_member", f"0.txt {SPECIAL}")]),
+        (
+            [special("0.txt"), member("0.png", PNG), member("0.json", document(caption="c"))],
+            [pair("0", "c", PNG_PART)],
+            [("0", "unused_part", f"0.txt {SPECIAL} (needs_special_member){UNUSED}")],
+        ),
+        (
+            [special("0.json"), TEXT],
+            [alone("0", "t")],
+            [("0", "unused_part", f"0.json {SPECIAL} (needs_special_member){UNUSED}")],
+        ),
+        (
+            [member("0.jpg", b"GIF89a"), member("0.png", PNG), TEXT],
+            [pair("0", "t", PNG_PART)],
+            [("0", "unused_part", f"0.jpg: {broken} (unreadable_header){UNUSED}")],
+        ),
+        (
+            [member("0.png", PNG), member("0.txt", b" "), member("0.json", document(caption="\ufeffc"))],
+            [pair("0", "c", PNG_PART)],
+            [("0", "unused_part", ".txt is blank; the caption of .json is used")],
+        ),
+        (
+            [member("0.png", PNG), member("0.txt", b"\xff"), member("0.json", document(caption="c"))],
+            [pair("0", "c", PNG_PART)],
+            [("0", "unused_part", f"0.txt: byte 0 is not UTF-8 (not_utf8){UNUSED}")],
+        ),
+        (
+            [
+                member("0.a.png", PNG),
+                member("0.txt", b"\xff"),
+                member("0.json", document(texts=[None], images=["0.a.png"])),
+            ],
+            [("0", (1,), (), (PNG_PART,))],
+            [("0", "unused_part", f"0.txt: byte 0 is not UTF-8 (not_utf8){UNUSED}")],
+        ),
+        ([member("0.png", PNG), member("0.json", b"{")], [], [("0", "bad_json", f"0.json: {CUT}")]),
+        ([member("0.json", b"{")], [], [("0", "bad_json", f"0.json: {CUT}")]),
+        ([member("0.txt", b"\xef\xbb\xbft"), member("0.json", b'\xef\xbb\xbf{"a": 1}')], [alone("0", "t")], []),
+        (
+            [member("0.input.png", PNG), member("0.output.txt", b"t")],
+            [],
+            [
+                (
+                    "0",
+                    "missing_caption",
+                    "no text in .txt or in the caption of .json; a key ends at the first dot of a name, so that its"
+                    " members are .input.png, .output.txt: rename them to KEY.jpg, KEY.txt",
+                )
+            ],
         ),
         ([special("0.bin"), TEXT, special("0.x.cls")], [alone("0", "t")], []),
         ([large("0.txt", 5)], [], [("0", "text_too_large", "0.txt: 5 bytes, limit 4194304")]),
@@ -153,19 +203,23 @@ def test_members_make_these_samples_and_findings() -> None:
         ([member("0.txt", b"abc\xff")], [], [("0", "not_utf8", "0.txt: byte 3 is not UTF-8")]),
         (
             [TEXT, member("0.json", b'{"a": "\\ud800"}')],
-            [],
-            [("0", "not_utf8", "0.json: a string holds a lone surrogate")],
+            [alone("0", "t")],
+            [("0", "unused_part", f"0.json: a string holds a lone surrogate (not_utf8){UNUSED}")],
         ),
         ([TEXT, member("0.json", b'{"a": "\\u00e4"}')], [alone("0", "t")], []),
-        ([TEXT, member("0.json", b"[]")], [], [("0", "bad_json", "0.json: is a list, not an object")]),
+        (
+            [TEXT, member("0.json", b"[]")],
+            [alone("0", "t")],
+            [("0", "unused_part", f"0.json: is a list, not an object (bad_json){UNUSED}")],
+        ),
         (
             [TEXT, member("0.json", b"[")],
-            [],
+            [alone("0", "t")],
             [
                 (
                     "0",
-                    "bad_json",
-                    "0.json: JSONDecodeError: Expecting value: line 1 column 2 (char 1)",
+                    "unused_part",
+                    f"0.json: JSONDecodeError: Expecting value: line 1 column 2 (char 1) (bad_json){UNUSED}",
                 )
             ],
         ),
@@ -178,8 +232,8 @@ def test_members_make_these_samples_and_findings() -> None:
         ([TEXT, member("0.json", document(**{str(i): i for i in range(1024)}, a=[], b=None))], [alone("0", "t")], []),
         (
             [TEXT, member("0.json", document(**{str(i): i for i in range(1025)}))],
-            [],
-            [("0", "too_many_scalars", "1025 entries in .json, limit 1024")],
+            [alone("0", "t")],
+            [("0", "too_many_scalars", "1025 entries in .json, limit 1024; the sample has no columns")],
         ),
         (
             [member("0.json", document(texts=["a"] * most, images=[None] * most))],

@@ -117,8 +117,14 @@ def test_columns_of_a_parquet(tmp_path: Path) -> None:
         "unsigned": ("int64", [(1 << 63) - 1, None, 1]),
         "view": ("string", ["b", None, "a"]),
     }
-    ((_, kind, detail),) = findings
-    assert (kind, detail.partition(" ")[0]) == ("unusable_column", "broken:")
+    assert {(kind, detail.partition(" ")[0]) for _, kind, detail in findings if kind == "unusable_column"} == {
+        ("unusable_column", "broken:"),
+        ("unusable_column", "bytes:"),
+    }
+    assert (
+        sorted(kind for _, kind, _ in findings)
+        == ["row_without_sample", "sample_without_row"] + ["unusable_column"] * 2
+    )
 
 
 def too_large(limit: int) -> tuple[str, str, str]:
@@ -163,7 +169,9 @@ def test_each_limit_of_a_parquet_on_both_sides(tmp_path: Path, monkeypatch: pyte
         pq.write_table(wrong, path)
         assert read(path, rows) == (instead, [("", "bad_sidecar", needed)])
     pq.write_table(pa.table({"key": pa.array([], pa.string()), "score": pa.array([], pa.int32())}), path)
-    assert read(path, rows) == ({"score": ("int64", [None] * 600)}, [])
+    columns, findings = read(path, rows)
+    assert columns == {"score": ("int64", [None] * 600)}
+    assert [kind for _, kind, _ in findings] == ["sample_without_row"]
 
 
 @pytest.mark.parametrize("how", ["zstd", "dictionary", "delta"])

@@ -18,15 +18,15 @@ from dataserver.dataset import (
     TokensMissingError,
     build_index,
     count_tokens,
-    indexing,
     lint,
-    sidecar,
 )
 from dataserver.dataset.errors import Findings
+from dataserver.dataset.index import indexing
 from dataserver.dataset.index.indexing import index_shard
 from dataserver.dataset.index.tokens import TokenCounts
 from dataserver.dataset.machine.workers import in_processes
 from dataserver.dataset.shard import Shard
+from dataserver.dataset.shards import sidecar
 from dataserver.dataset.shards.listing import find_shards
 
 

@@ -1,0 +1,56 @@
+"""Shards with the same bytes, whose samples would be served once for each copy."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from dataserver.dataset.errors import DatasetError
+from dataserver.dataset.index.format import IndexHeader, atomic_writer
+
+ALLOWED_NAME: Final = "disttrain.duplicates-allowed"
+"""A file in the folder of the indexes: the user wants all copies."""
+_MOST_SHOWN: Final = 8
+
+
+def copies(shards: Iterable[tuple[str, IndexHeader]]) -> list[list[str]]:
+    """Return the names of shards with the same bytes, a list for each content that several have."""
+    names: dict[str, list[str]] = {}
+    for name, header in shards:
+        if header.num_samples:
+            names.setdefault(header.sha256, []).append(name)
+    return [same for same in names.values() if len(same) > 1]
+
+
+def check_copies(path: Path, shards: Sequence[tuple[str, IndexHeader]], allowed: bool) -> None:
+    """Raise DatasetError, which names the copies, if shards have the same bytes and that is not allowed."""
+    found = [] if allowed else copies(shards)
+    if not found:
+        return
+    shown = "; ".join(" = ".join(map(ascii, same[:_MOST_SHOWN])) for same in found[:_MOST_SHOWN])
+    more = f" and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
+    num_shards = sum(map(len, found))
+    raise DatasetError(
+        f"{num_shards} shards at {path} are copies of {len(found)}: {shown}{more}; each sample would be served once for"
+        f" each copy: {_remedy(path, found[0])}, or run dataserver index with --allow-duplicates"
+    )
+
+
+def allow_copies(folder: Path) -> None:
+    """Note in the folder of the indexes that copies are wanted. Raises DatasetError where it cannot be written."""
+    with atomic_writer(folder / ALLOWED_NAME) as temp:
+        temp.write_text("shards with the same bytes are served several times\n", "ascii")
+
+
+def are_copies_allowed(folder: Path) -> bool:
+    """Whether copies are wanted."""
+    return (folder / ALLOWED_NAME).is_file()
+
+
+def _remedy(path: Path, same: Sequence[str]) -> str:
+    """What helps: the Hub's cache has one snapshot for each revision, whose files are links to the same blobs."""
+    for name in same:
+        before, found, after = f"/{name}".rpartition("/snapshots/")
+        if found and "/" in after:
+            snapshot = path / f"{before}/snapshots/{after.partition('/')[0]}".lstrip("/")
+            return f"copy one snapshot of this cache, cp -rL {snapshot} FOLDER, and index FOLDER"
+    return "move the copies out of the folder"

@@ -1,0 +1,62 @@
+"""Texts without an image: samples in a dataset of texts, lost halves of pairs in any other."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from dataserver.dataset.errors import Findings
+from dataserver.dataset.kinds import FAILED_DOWNLOAD, ORPHAN_TEXT
+from dataserver.dataset.shards.samples import Sample, Seen
+
+SUCCESS = "success"
+"""What img2dataset writes as the status of a sample that it stored."""
+
+
+def without_failures(
+    samples: Iterable[Sample], failed: Callable[[str], str | None], findings: Findings
+) -> Iterator[Sample]:
+    """Leave out texts whose download failed, as .json or the sidecar says.
+
+    Args:
+        samples: of one shard.
+        failed: returns the status that the sidecar gives a key, where it is no success.
+        findings: where they are counted.
+    """
+    for sample in samples:
+        if sample.is_lone_text:
+            status = sample.scalars.get("status") or failed(sample.key)
+            if isinstance(status, str) and status != SUCCESS:
+                message = sample.scalars.get("error_message")
+                reason = f": {message}" if isinstance(message, str) else ""
+                findings.add(sample.key, FAILED_DOWNLOAD, f"its status is {status}{reason}")
+                continue
+        yield sample
+
+
+def without_orphans(samples: Iterable[Sample], seen: Seen, is_known: bool, findings: Findings) -> Iterator[Sample]:
+    """Leave out texts without an image, if the shard has images or another one is known to.
+
+    Args:
+        samples: of one shard.
+        seen: what was seen of the shard so far.
+        is_known: whether another shard of the dataset has images.
+        findings: where they are counted.
+    """
+    waiting: list[Sample] = []  # until an image is seen, nobody knows whether this is a dataset of texts
+    for sample in samples:
+        waiting.append(sample)
+        if is_known or seen.has_images:
+            yield from _with_images(waiting, findings)
+            waiting = []
+    yield from _with_images(waiting, findings) if is_known or seen.has_images else waiting
+
+
+def _with_images(samples: Iterable[Sample], findings: Findings) -> Iterator[Sample]:
+    for sample in samples:
+        if sample.is_lone_text:
+            findings.add(
+                sample.key,
+                ORPHAN_TEXT,
+                "a text without its image, in a dataset that has images; is the image called otherwise, or in another"
+                " tar? index with --text-only allow to serve such texts",
+            )
+        else:
+            yield sample

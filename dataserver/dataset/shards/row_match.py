@@ -1,0 +1,83 @@
+"""Which row of a sidecar belongs to which sample, and what is said of those that belong to none."""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dataserver.dataset.errors import DatasetError, Findings, printable
+from dataserver.dataset.kinds import ROW_WITHOUT_SAMPLE, SAMPLE_WITHOUT_ROW
+from dataserver.dataset.shards.lone_texts import SUCCESS
+
+
+@dataclass(frozen=True, slots=True)
+class RowMatch:
+    """How rows find samples."""
+
+    by_last_part: bool = False
+    """Compare what follows the last slash of both keys."""
+    seen_keys: Collection[str] = field(default_factory=tuple)
+    """Keys of all samples in the tar, those that are left out too."""
+
+    def rows(
+        self, known: pa.Array, statuses: pa.Array | None, keys: Sequence[str], name: str, findings: Findings
+    ) -> pa.Array:
+        """Return the row of each sample, null where there is none. Of a repeated key the first row counts.
+
+        Args:
+            known: keys of the rows.
+            statuses: of the rows; those that are no success have no sample.
+            keys: of the samples.
+            name: of the sidecar, for messages.
+            findings: where rows without a sample and samples without a row are counted.
+
+        Raises:
+            DatasetError: no row finds a sample.
+        """
+        wanted = self._form(keys)
+        rows = pa.array(self._form(known.to_pylist()), pa.string()) if self.by_last_part else known
+        found = pc.index_in(pa.array(wanted, pa.string()), value_set=rows, skip_nulls=True)
+        seen = self._form({*keys, *self.seen_keys})
+        has_sample = pc.is_in(rows, value_set=pa.array(seen, pa.string()), skip_nulls=True)
+        if seen and len(rows) and not pc.any(has_sample).as_py():
+            raise self._mismatch(known, sorted({*keys, *self.seen_keys}), name)
+        self._report_samples(found, keys, name, findings)
+        failed = pa.array([False] * len(rows), pa.bool_()) if statuses is None else pc.not_equal(statuses, SUCCESS)
+        lost = pc.invert(pc.or_(has_sample, pc.fill_null(failed, False)))
+        count = pc.sum(lost).as_py() or 0
+        if count:
+            first = known.filter(lost)[0].as_py()
+            detail = f"{count} of {len(rows)} rows of {name} have no sample in the tar, the first is {first!a}"
+            findings.add("", ROW_WITHOUT_SAMPLE, detail)
+        return found
+
+    def _form(self, keys: Collection[str | None]) -> list[str | None]:
+        """What is compared. Where the last part is that of several keys, none of them has a row."""
+        if not self.by_last_part:
+            return list(keys)
+        parts = [None if key is None else _last_part(key) for key in keys]
+        counts = Counter(parts)
+        return [part if counts[part] == 1 else None for part in parts]
+
+    def _report_samples(self, found: pa.Array, keys: Sequence[str], name: str, findings: Findings) -> None:
+        if found.null_count:
+            first = keys[pc.index(found.is_null(), True).as_py()]
+            detail = f"{found.null_count} of {len(keys)} samples have no row in {name}, the first is {first!a}"
+            findings.add("", SAMPLE_WITHOUT_ROW, f"{detail}; their columns are null, which no comparison holds for")
+
+    def _mismatch(self, known: pa.Array, seen: Sequence[str], name: str) -> DatasetError:
+        last_parts = {_last_part(key) for key in seen}
+        row = next((key for key in known.to_pylist() if key is not None), None)
+        remedy = f"put the {name} beside it that was written with it, or remove it"
+        if not self.by_last_part and any(k is not None and _last_part(k) in last_parts for k in known.to_pylist()):
+            remedy = "they match by the last part of their paths: index with --metadata-keys last-part"
+        shown = f"{printable(seen[0])!a} where the rows of {name} say {printable(str(row))!a}"
+        return DatasetError(
+            f"no row of {name} belongs to a sample of its tar: the samples are called {shown}; {remedy}"
+        )
+
+
+def _last_part(key: str) -> str:
+    return key.rpartition("/")[2]
