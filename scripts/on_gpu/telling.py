@@ -2,12 +2,13 @@
 
 import argparse
 import json
-import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from dataserver.outputs import write_whole
 
 
 @dataclass(slots=True)
@@ -48,9 +49,7 @@ class Told:
 
     def save(self) -> None:
         """Write all of it down, whole or not at all."""
-        unfinished = self.path.with_suffix(".unfinished")
-        unfinished.write_text(json.dumps({"tables": [asdict(t) for t in self.tables], "data": self.data}))
-        os.replace(unfinished, self.path)  # noqa: PTH105 - one call
+        write_whole(self.path, json.dumps({"tables": [asdict(t) for t in self.tables], "data": self.data}))
 
 
 @dataclass(frozen=True, slots=True)

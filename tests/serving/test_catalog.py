@@ -9,10 +9,10 @@ from shards import write_pairs, write_texts
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from dataserver.assembly import load_tokenizer
-from dataserver.dataset import build_index, count_tokens
+from dataserver.dataset import IndexRules, TextOnly, build_index, count_tokens
 from dataserver.dataset.dataset import Dataset
 from dataserver.dataset.quarantine import Quarantine
-from dataserver.jobs import Catalog, DatasetUnknownError, fill_job
+from dataserver.jobs import Catalog, DatasetMismatchError, DatasetUnknownError, fill_job
 from dataserver.planning.job.identity import parse_job
 from dataserver.serving.config import load_config
 
@@ -112,3 +112,15 @@ def test_interleaved_documents_are_served_whole(shared_data: Path, tmp_path: Pat
         assert len(documents) == len(expected) == 300
         assert set(documents) == expected
         assert len(images) == len(set(images)) == 866
+
+
+def test_servers_whose_indexes_follow_different_rules_refuse_each_others_jobs(tmp_path: Path) -> None:
+    folders = [write_texts(tmp_path / name, 8, 8) for name in ("one", "two")]
+    for folder, text_only in zip(folders, TextOnly, strict=True):
+        build_index(folder, workers=1, rules=IndexRules(text_only))
+        count_tokens(folder, load_tokenizer("bytes"))
+    first, second = (Catalog.open(load_config(None, {"datasets": {"d": folder}})) for folder in folders)
+    job = parse_job(fill_job(job_data(datasets=[{"name": "d"}]), first))
+    assert first.find_datasets(job.stream)
+    with pytest.raises(DatasetMismatchError, match="'d'"):
+        second.find_datasets(job.stream)

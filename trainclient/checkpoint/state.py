@@ -1,7 +1,6 @@
 """What a checkpoint holds besides tensors: what the trainer says of itself, who wrote it, and sums of all files."""
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any, Final
 import google_crc32c
 from torch import Tensor
 
-from dataserver.outputs import sync_folder
+from dataserver.outputs import write_whole
 from trainclient.models.noise import NOISE_VERSION
 
 STATE_VERSION: Final = 5
@@ -189,13 +188,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     if manifest.files is not None:
         data["files"] = {name: asdict(found) for name, found in sorted(manifest.files.items())}
     data["crc32c"] = _own_sum(data)
-    new = folder / f".{STATE_FILE}"
-    with new.open("wb") as file:
-        file.write(json.dumps(data, sort_keys=True, indent=1).encode())
-        file.flush()
-        os.fsync(file.fileno())
-    new.rename(folder / STATE_FILE)
-    sync_folder(folder)
+    write_whole(folder / STATE_FILE, json.dumps(data, sort_keys=True, indent=1))
 
 
 def _own_sum(data: dict[str, Any]) -> str:
