@@ -16,7 +16,16 @@ import pytest
 from shards import write_interleaved, write_pairs, write_texts
 
 from dataserver.assembly.tokens import load_tokenizer
-from dataserver.dataset import Dataset, Quarantine, Shard, TokensMissingError, build_index, count_tokens
+from dataserver.dataset import (
+    Dataset,
+    IndexRules,
+    Quarantine,
+    Shard,
+    TextOnly,
+    TokensMissingError,
+    build_index,
+    count_tokens,
+)
 from dataserver.dataset.index.arrays import read_arrays, write_arrays
 from dataserver.jobs import shard_statistics, statistics_cache
 from dataserver.jobs.errors import StatisticsPendingError
@@ -34,7 +43,7 @@ FILTERED = Rules(BYTES.digest, Sizing(max_patches=256), "width >= 96 and punsafe
 
 
 def index(folder: Path) -> Dataset:
-    build_index(folder, workers=1)
+    build_index(folder, workers=1, rules=IndexRules(TextOnly.ALLOW))
     count_tokens(folder, BYTES)
     return Dataset.open(folder)
 
