@@ -50,7 +50,7 @@ import resource, sys
 from dataserver.cli import main
 import dataserver.cli.index, dataserver.dataset.index.indexing
 held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (held + (24 << 20),) * 2)
+resource.setrlimit(resource.RLIMIT_AS, (held + (32 << 20),) * 2)
 sys.exit(main(["index", sys.argv[1], "--workers", "1"]))
 """
 
