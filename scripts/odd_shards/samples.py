@@ -28,7 +28,7 @@ def _pair(*rest: tuple[str, bytes], kinds: tuple[str, ...] = ()) -> Maker:
 
 
 def _unused(*rest: tuple[str, bytes]) -> Maker:
-    """A good image with members of which it does without one."""
+    """A good image beside members that include one that it does without."""
     return _pair(*rest, kinds=("unused_part",))
 
 
