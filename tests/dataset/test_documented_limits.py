@@ -33,11 +33,12 @@ def of_scalars(count: int) -> list[tuple[str, bytes]]:
     return [("0.txt", b"a"), ("0.json", json.dumps({str(n): n for n in range(count)}).encode())]
 
 
-LEFT_OUT: dict[str, tuple[str, Callable[[int], list[tuple[str, bytes]]], int]] = {
+DOCUMENT = b'{"texts": ["a"], "images": [null]}'
+FINDINGS: dict[str, tuple[str, Callable[[int], list[tuple[str, bytes]]], int]] = {
     "bytes of an image": ("image_too_large", of_bytes, 64 * MIB),
     "pixels of an image": ("image_too_large", of_pixels, 1 << 27),
     "bytes of a text": ("text_too_large", lambda n: [("0.txt", b"x" * n)], 4 * MIB),
-    "bytes of a JSON": ("text_too_large", lambda n: [("0.txt", b"a"), ("0.json", b"{}".ljust(n))], 4 * MIB),
+    "bytes of a JSON": ("text_too_large", lambda n: [("0.json", DOCUMENT.ljust(n))], 4 * MIB),
     "members": ("too_many_members", lambda n: [("0.txt", b"a"), *((f"0.{i}", b"") for i in range(n - 1))], 4096),
     "scalars": ("too_many_scalars", of_scalars, 1024),
     "characters of a name": ("unsafe_name", lambda n: [("0." + "x" * (n - 2), b""), ("1.txt", b"a")], 1024),
@@ -49,9 +50,9 @@ def kinds(folder: Path) -> dict[str, int]:
     return dict(lint(folder).counts)
 
 
-@pytest.mark.parametrize("limit", LEFT_OUT)
-def test_a_sample_beyond_a_limit_is_left_out_and_named(tmp_path: Path, limit: str) -> None:
-    kind, members, most = LEFT_OUT[limit]
+@pytest.mark.parametrize("limit", FINDINGS)
+def test_what_is_beyond_a_limit_is_a_finding(tmp_path: Path, limit: str) -> None:
+    kind, members, most = FINDINGS[limit]
     for size, beyond in ((most, False), (most + 1, True)):
         folder = tmp_path / str(size)
         write_tar(folder / "0.tar", members(size))
