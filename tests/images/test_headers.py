@@ -108,11 +108,11 @@ def test_damage_raises_sample_errors_only(image_format: str, data: st.DataObject
 
 
 def test_a_lack_of_memory_is_no_fault_of_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lacking(*_: object) -> None:
+    def unavailable(*_: object) -> None:
         raise MemoryError
 
     for place in ("PngImagePlugin.PngImageFile", "Image.Exif.load"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"PIL.{place}", lacking)
+            patch.setattr(f"PIL.{place}", unavailable)
             with pytest.raises(MemoryError):
                 read_header(encode("PNG", "RGB", 6))

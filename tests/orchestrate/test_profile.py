@@ -17,7 +17,6 @@ from dataserver.cli.jobs import read_job
 from dataserver.planning.costs.profile import Profile, ProfiledCost, ProfiledModule, ProfileError
 from dataserver.planning.job.fields import Cost
 from dataserver.planning.job.spec import Execution
-from trainclient.models.compiling import compile_blocks
 from trainclient.models.generator import GeneratorConfig, ImageGenerator
 from trainclient.models.towers import TextTower, TextTowerConfig
 from trainclient.orchestrate import profiling
@@ -247,22 +246,17 @@ def test_each_size_is_one_item_and_several() -> None:
     assert list(plan.microbatches()) == [(16,), (64,), (8,) * 8, (256,), (32,) * 8]
 
 
-@pytest.mark.slow  # two modules of each kind are compiled
 def test_blocks_are_compiled_where_they_are_in_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What compiles them is noted alone: compiling takes a minute, and has tests of its own."""
     compiled: list[nn.Module] = []
-
-    def noted(network: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-        compiled.append(network)
-        compile_blocks(network, device, dtype)
-
-    monkeypatch.setattr(profiling, "compile_blocks", noted)
+    monkeypatch.setattr(profiling, "compile_blocks", lambda network, *_: compiled.append(network))
     given = ["--backbone", "tiny", "--output", str(tmp_path / "profile.yaml"), "--device", "cpu", "--dtype", "float32",
-             "--sizes", "16", "64", "256", "--tp", "1", "--repeats", "1", "--compile"]  # fmt: skip
-    assert profile_command(given) == 0, capsys.readouterr().err
-    assert len(compiled) == len(LAYERS)
-    assert read_profile(tmp_path / "profile.yaml").modules[0].degrees[0].cost.linear_ps > 0
+             "--sizes", "16", "64", "256", "--tp", "1", "--repeats", "1"]  # fmt: skip
+    for options, number in (([], 0), (["--compile"], len(LAYERS))):
+        assert profile_command([*given, *options]) == 0, capsys.readouterr().err
+        assert len(compiled) == number
 
 
 def test_a_share_is_that_of_one_peer() -> None:

@@ -40,14 +40,14 @@ def test_process_from_environment() -> None:
 
 def test_cpu_is_chosen_and_no_gpu_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert choose_device(Device.CPU, 3, pipelined=True).type == "cpu"
+    assert choose_device(Device.CPU, 3, waits_for_single_ranks=True).type == "cpu"
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_processes_of_pipelines_load_their_kernels_before_any_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     for before, pipelined, after in ((None, False, None), (None, True, "EAGER"), ("LAZY", True, "LAZY")):
         monkeypatch.setattr(os, "environ", {} if before is None else {"CUDA_MODULE_LOADING": before})
-        choose_device(Device.CPU, 0, pipelined=pipelined)
+        choose_device(Device.CPU, 0, waits_for_single_ranks=pipelined)
         assert os.environ.get("CUDA_MODULE_LOADING") == after
 
 

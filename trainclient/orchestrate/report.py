@@ -53,7 +53,10 @@ def notes(solution: Solution) -> list[str]:
     if not draws:
         return []
     number = max(draws)
-    how = "one step" if number == 1 else f"{number} steps of different samples; spread: slowest less fastest of them"
+    several = (
+        f"{number} steps of different samples{'' if len(draws) == 1 else ' of the fastest two, one of the others'}"
+    )
+    how = "one step" if number == 1 else f"{several}; spread: slowest less fastest of them"
     said = [f"microbatch: sequences of it as solved; waves and step simulated: as planned, over {how}"]
     if any(s.simulated is None and s.refusal is None for s in solution.scored):
         said.append("-: not planned, since its solved step is far longer than the fastest; --steps plans all")

@@ -1,6 +1,6 @@
 """Choices scored again by planner and simulator, on samples of the sizes that there are."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -54,16 +54,20 @@ class Simulated:
         """The slowest draw less the fastest one, in percent of the mean."""
         return 100 * (max(self.times_ns) - min(self.times_ns)) / self.mean_ns
 
+    def plus(self, other: "Simulated") -> "Simulated":
+        """The draws of both."""
+        return Simulated(self.times_ns + other.times_ns, self.waves + other.waves)
 
-def simulate(problem: Problem, choice: Choice, block: dict[str, Any], draws: int) -> Simulated:
-    """Steps as they would be planned and are simulated, each of other samples.
+
+def simulate(problem: Problem, choice: Choice, block: Mapping[str, Any], draws: Sequence[int]) -> Simulated:
+    """Steps as they would be planned and are simulated, each of the samples that its number draws.
 
     Raises:
         ValueError: the job cannot be planned; says why.
     """
-    job = parse_job({"stream": stream_block(problem), "execution": block})
+    job = parse_job({"stream": stream_block(problem), "execution": dict(block)})
     times, waves = [], []
-    for step in range(draws):
+    for step in draws:
         plan = plan_step(job, step, drawn_samples(problem.workload, job.spec.stream, step))
         times.append(timeline(job.spec, plan).makespan_ns + choice.parts.get("gradients", 0.0))
         waves.append(plan.num_microbatches)

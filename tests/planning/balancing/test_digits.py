@@ -143,7 +143,7 @@ def test_a_search_without_a_budget_is_its_seed(loads: list[int], bins: int) -> N
     given_loads = np.array(loads, np.int64)
     assert searched(given_loads, bins, looks=0).tolist() == longest_first(given_loads, bins).tolist()
     assert searched(given_loads, bins).tolist() == searched(
-        given_loads, bins, seed=longest_first, budget=search_budget(len(loads))
+        given_loads, bins, seed=longest_first, looks=search_budget(len(loads))
     ).tolist()  # fmt: skip
 
 

@@ -117,7 +117,7 @@ row = st.tuples(
 )
 
 
-def expected_terms_apart(total: Sequence[int], squares: Sequence[int]) -> set[tuple[str, ...]]:
+def expected_separable_terms(total: Sequence[int], squares: Sequence[int]) -> set[tuple[str, ...]]:
     columns, least = ([1] * len(total), total, squares), Fraction(LEAST_SHARE_PPM, 10**6)
     pairs = {(TERMS[i], TERMS[j]) for i, j in ((0, 1), (1, 2), (0, 2)) if unexplained(columns[i], [columns[j]]) < least}
     if not pairs and any(
@@ -130,7 +130,7 @@ def expected_terms_apart(total: Sequence[int], squares: Sequence[int]) -> set[tu
 def test_squares_that_the_others_explain_are_enough_to_refuse() -> None:
     """What the others leave of the squares is too little here, and only of these."""
     found = [(1, 276, 28_745, 5_000, 5_000), (1, 129, 22_348, 4_000, 4_000), (1, 63, 19_669, 3_500, 3_500)]
-    assert expected_terms_apart([r[1] for r in found], [r[2] for r in found]) == {TERMS}
+    assert expected_separable_terms([r[1] for r in found], [r[2] for r in found]) == {TERMS}
     with pytest.raises(FitError, match=f"{', '.join(TERMS)} cannot be told apart"):
         fit(measurements(found))
 
@@ -144,14 +144,14 @@ def test_fits_and_refusals_are_those_of_fractions(rows: list[tuple[int, ...]], m
         for count, wide, off, time, back, _ in rows
     ]
     total, squares, times = ([r[k] for r in found] for k in (1, 2, 3))
-    apart = expected_terms_apart(total, squares)
-    if apart:
+    separable = expected_separable_terms(total, squares)
+    if separable:
         with pytest.raises(FitError) as refusal:
             fit(measurements(found))
         message = str(refusal.value)
         assert message.startswith(f"{len(rows)} microbatches do not determine the cost: ")
         told = {pair for pair in combinations(TERMS, 2) if f"{pair[0]} cannot be told from {pair[1]}" in message}
-        assert told | ({TERMS} if f"{', '.join(TERMS)} cannot be told apart" in message else set()) == apart
+        assert told | ({TERMS} if f"{', '.join(TERMS)} cannot be told apart" in message else set()) == separable
         return
     columns = [[1] * len(total), total, squares]
     values = expected_cost(columns, times)

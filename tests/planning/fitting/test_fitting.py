@@ -28,7 +28,7 @@ from dataserver.planning.planner import module_loads, plan_step
 TRUE = Cost(microbatch_ns=320_000, linear_ps=3_179_430, quadratic_fs=413_989, backward_percent=100)
 
 
-def measure(sizes: list[np.ndarray], cost: Cost = TRUE, noise: float = 0, seed: int = 0) -> TimingSamples:
+def samples_of(sizes: list[np.ndarray], cost: Cost = TRUE, noise: float = 0, seed: int = 0) -> TimingSamples:
     """Microbatches of these sizes, timed as the cost says, with multiplicative noise of that deviation."""
     forward = np.array([cost.microbatch_ns + int(forward_ns(cost, s).sum()) for s in sizes])
     factor = 1 + noise * np.random.default_rng(seed).standard_normal((2, len(sizes)))
@@ -99,7 +99,7 @@ def near(found: Fit, parts: float) -> bool:
 
 
 def test_times_without_noise_give_the_cost_back() -> None:
-    found = fit(measure(random_sizes(200)))
+    found = fit(samples_of(random_sizes(200)))
     assert near(found, 1e-6)
     assert abs(found.cost.microbatch_ns - TRUE.microbatch_ns) <= 20, "items are rounded down to nanoseconds"
     assert found.cost.backward_percent == 100
@@ -110,7 +110,7 @@ def test_times_without_noise_give_the_cost_back() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_moves_the_cost_no_more_than_least_squares_must(seed: int) -> None:
-    measured = measure(random_sizes(2000, seed), noise=0.03, seed=seed)
+    measured = samples_of(random_sizes(2000, seed), noise=0.03, seed=seed)
     found = fit(measured)
     # Covariance of ordinary least squares under noise of another deviation in each row (White 1980, theorem 1).
     columns = np.stack([np.ones(2000), measured.total / 1e3, measured.squares / 1e6], axis=1)
@@ -127,20 +127,20 @@ def test_noise_moves_the_cost_no_more_than_least_squares_must(seed: int) -> None
 
 def test_terms_that_are_not_there_are_zero_never_negative() -> None:
     linear = Cost(linear_ps=5_000_000, quadratic_fs=0)
-    found = fit(measure(random_sizes(300), linear, noise=0.05, seed=3)).cost
+    found = fit(samples_of(random_sizes(300), linear, noise=0.05, seed=3)).cost
     assert min(found.microbatch_ns, found.linear_ps, found.quadratic_fs) >= 0
     quadratic = Cost(linear_ps=0, quadratic_fs=900_000, microbatch_ns=0)
-    assert fit(measure(random_sizes(300), quadratic)).cost.linear_ps <= 20
+    assert fit(samples_of(random_sizes(300), quadratic)).cost.linear_ps <= 20
 
 
 def test_the_largest_sizes_do_not_overflow() -> None:
-    found = fit(measure(random_sizes(60, 1, 2**20, 2**22)))
+    found = fit(samples_of(random_sizes(60, 1, 2**20, 2**22)))
     assert near(found, 1e-6)
 
 
 def test_microbatches_without_items_tell_the_constant() -> None:
     sizes = [*random_sizes(40), *[np.empty(0, np.int64)] * 10]
-    assert abs(fit(measure(sizes)).cost.microbatch_ns - TRUE.microbatch_ns) <= 20
+    assert abs(fit(samples_of(sizes)).cost.microbatch_ns - TRUE.microbatch_ns) <= 20
 
 
 # --- refusals -------------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def test_microbatches_without_items_tell_the_constant() -> None:
 
 def test_one_size_cannot_tell_linear_from_quadratic() -> None:
     with pytest.raises(FitError) as refusal:
-        fit(measure([np.full(n, 1024) for n in (1, 2, 3, 5, 8)]))
+        fit(samples_of([np.full(n, 1024) for n in (1, 2, 3, 5, 8)]))
     assert "linear_ps cannot be told from quadratic_fs: all items have about 1024" in str(refusal.value)
     assert "items of other sizes" in str(refusal.value)
     assert "microbatch_ns" not in str(refusal.value)
@@ -157,12 +157,12 @@ def test_one_size_cannot_tell_linear_from_quadratic() -> None:
 def test_one_total_cannot_tell_the_constant_from_linear() -> None:
     sizes = [np.array([a, 4096 - a]) for a in (100, 500, 900, 2000)]
     with pytest.raises(FitError, match=r"microbatch_ns cannot be told from linear_ps: .* about 4096 .* other totals"):
-        fit(measure(sizes))
+        fit(samples_of(sizes))
 
 
 def test_one_size_and_one_count_tell_nothing() -> None:
     with pytest.raises(FitError) as refusal:
-        fit(measure([np.full(4, 1024)] * 9))
+        fit(samples_of([np.full(4, 1024)] * 9))
     for i, j in (("microbatch_ns", "linear_ps"), ("linear_ps", "quadratic_fs"), ("microbatch_ns", "quadratic_fs")):
         assert f"{i} cannot be told from {j}" in str(refusal.value)
 
@@ -171,15 +171,15 @@ def test_all_three_may_depend_on_each_other() -> None:
     # Two kinds of microbatch: any two columns differ, but two rows cannot tell three terms.
     sizes = [np.array([100]), np.array([300, 50])] * 5
     with pytest.raises(FitError, match=r"cannot be told apart: .* differ both in the count and in the sizes"):
-        fit(measure(sizes))
-    fit(measure([*sizes, np.array([900])]))
+        fit(samples_of(sizes))
+    fit(samples_of([*sizes, np.array([900])]))
 
 
 def test_sizes_that_are_nearly_the_same_are_refused_whatever_the_noise() -> None:
     rng = np.random.default_rng(0)
     sizes = [rng.integers(1023, 1026, rng.integers(1, 9)) for _ in range(500)]
     with pytest.raises(FitError, match="linear_ps cannot be told from quadratic_fs"):
-        fit(measure(sizes, noise=0.02))
+        fit(samples_of(sizes, noise=0.02))
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_sizes_that_are_nearly_the_same_are_refused_whatever_the_noise() -> None
     ],
 )
 def test_times_that_cannot_be(changes: dict[str, int], message: str) -> None:
-    fields: dict[str, Any] = {f: getattr(measure(random_sizes(9)), f) for f in TimingSamples.__slots__}
+    fields: dict[str, Any] = {f: getattr(samples_of(random_sizes(9)), f) for f in TimingSamples.__slots__}
     with pytest.raises(FitError, match=message):
         fit(TimingSamples(**{f: np.full_like(v, changes[f]) if f in changes else v for f, v in fields.items()}))
 

@@ -42,7 +42,7 @@ def sums(costs: Any, at: I64) -> tuple[Any, Any]:
     ]
 
 
-def lacking(costs: Any, used: Any, row: int, rank: int, first: int, last: int) -> int:
+def shortfall(costs: Any, used: Any, row: int, rank: int, first: int, last: int) -> int:
     """What the fullest window around some waves has beyond the budget."""
     if costs.budget[row] < 0:
         return 0
@@ -74,10 +74,10 @@ def test_sums_stay_up_to_date_whatever_moves(padded: bool, limited: bool) -> Non
             first, second = random.integers(0, waves, 2).tolist()
             low, high = sorted((first, second))
             for row in range(len(costs.budget)):
-                assert components.excess_of(slots, costs, row, rank, low, high) == lacking(
+                assert components.excess_of(slots, costs, row, rank, low, high) == shortfall(
                     costs, used, row, rank, low, high
                 )
-            every = sum(lacking(costs, used, row, rank, low, high) for row in range(len(costs.budget)))
+            every = sum(shortfall(costs, used, row, rank, low, high) for row in range(len(costs.budget)))
             assert components.excess(slots, costs, rank, low, high) == every
             expected = at.tolist()
             if random.integers(0, 2):
@@ -121,7 +121,7 @@ class Climb:
         ranks, waves, _ = self.at.shape
         used = sums(self.costs, self.at)[1]
         rows = range(len(self.costs.budget))
-        return not any(lacking(self.costs, used, row, rank, 0, waves - 1) for row in rows for rank in range(ranks))
+        return not any(shortfall(self.costs, used, row, rank, 0, waves - 1) for row in rows for rank in range(ranks))
 
     def covers(self, large: int, small: int) -> bool:
         rows = range(len(self.costs.base))

@@ -71,10 +71,10 @@ def spelled(placement: Placement) -> list[list[int]]:
 
 def found_in(problem: PlacementProblem, placement: Placement, seed: int) -> list[object]:
     """What is made of a placement: its time, as it fits, what lacks, and what the search makes of it."""
-    fitted, lacking = search.fitted(problem, placement)
-    found: list[object] = [int(search.makespan_ns(problem, placement)), spelled(fitted), lacking]
+    fitted, shortfall = search.fitted(problem, placement)
+    found: list[object] = [int(search.makespan_ns(problem, placement)), spelled(fitted), shortfall]
     found.append(search.shortfall_alone(problem))
-    if lacking is None:
+    if shortfall is None:
         better = search.searched(problem, [placement, fitted][problem.budgets is not None :], seed, 7, 1 + seed % 4)
         assert search.makespan_ns(problem, better) <= search.makespan_ns(problem, fitted)
         assert spelled(search.fitted(problem, better)[0]) == spelled(better)
@@ -122,10 +122,10 @@ def test_searches_let_others_have_a_turn_between_their_pieces(monkeypatch: pytes
             problem, placement = problem_of(seed, limited=True)
             counted: list[None] = []
             with yielding_to(partial(counted.append, None)):
-                fitted, lacking = search.fitted(problem, placement)
+                fitted, shortfall = search.fitted(problem, placement)
                 turns["fitted", once] += len(counted)
                 counted.clear()
-                if lacking is None:
+                if shortfall is None:
                     search.searched(problem, [fitted], 1, 7)
                     turns["searched", once] += len(counted)
     assert list(turns.values()) == [296, 65, 6, 334, 12, 6]
@@ -140,8 +140,8 @@ def test_few_exchanges_are_tried_for_memory_that_holds_nothing(monkeypatch: pyte
             problem, placement = problem_of(seed, padded=bool(seed % 2), limited=True)
             assert problem.budgets is not None
             tight = replace(problem, budgets=replace(problem.budgets, budget=problem.budgets.budget * 4 // 5))
-            fitted, lacking = search.fitted(tight, placement)
-            found.append((spelled(fitted), lacking))
+            fitted, shortfall = search.fitted(tight, placement)
+            found.append((spelled(fitted), shortfall))
     assert digest(found) == "d8a315fd23e2e488"
 
 

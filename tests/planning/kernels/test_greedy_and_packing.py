@@ -103,9 +103,9 @@ def test_longest_first_within_memory(bins: int) -> None:
         mean = -(-int(memory.sum()) // bins)
         for capacity, cap in product((-(-len(loads) // bins), len(loads) + 1), (mean, mean + 1, mean + 4, 99)):
             expected = one_by_one(loads, memory, order, bins, capacity, cap)
-            found, lacking = greedy.longest_first_within(loads, memory, order, bins, capacity, cap)
-            assert (found.tolist(), lacking) == expected
-            outcomes.add(lacking >= 0)
+            found, shortfall = greedy.longest_first_within(loads, memory, order, bins, capacity, cap)
+            assert (found.tolist(), shortfall) == expected
+            outcomes.add(shortfall >= 0)
     assert outcomes == ({False, True} if bins > 1 else {False})
 
 
@@ -145,18 +145,18 @@ def test_items_of_a_wave_go_to_the_rank_of_their_component_that_finishes_them_fi
         components, width = 1 + number % 2, 1 + number % 3
         wave, component = np.sort(loads % 3)[np.argsort(order)], loads % components
         for room in (6, 9, 99):
-            finish, used, expected, lacking, current = [0] * 6, [0] * 6, [-1] * len(loads), -1, -1
+            finish, used, expected, shortfall, current = [0] * 6, [0] * 6, [-1] * len(loads), -1, -1
             for item in order.tolist():
                 if wave[item] != current:
                     used, current = [0] * 6, int(wave[item])
                 ranks = range(component[item] * width, (component[item] + 1) * width)
                 free = [r for r in ranks if used[r] + need[item] <= room]
                 if not free:
-                    lacking = item
+                    shortfall = item
                     break
                 r = expected[item] = min(free, key=lambda r: (finish[r], r))
                 finish[r], used[r] = finish[r] + loads[item], used[r] + need[item]
             found, first = spreading.first_to_finish(loads, need, order, wave, component, components, width, room)
-            assert (found.tolist(), first) == (expected, lacking)
-            outcomes.add(lacking >= 0)
+            assert (found.tolist(), first) == (expected, shortfall)
+            outcomes.add(shortfall >= 0)
     assert outcomes == {False, True}

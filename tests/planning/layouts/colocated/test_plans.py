@@ -32,16 +32,16 @@ def test_any_step(step: Step) -> None:
     job, samples = step
     plan = plan_step(job, 3, samples)
     assert plan.samples is samples
-    check_every_item_is_in_one_place(job, plan)
+    check_every_item_has_one_rank(job, plan)
     check_counts_slots_and_memory(job, plan)
-    check_routings_take_every_row_from_its_image_to_its_place_in_the_backbone(job, plan)
+    check_routings_take_every_row_to_where_the_backbone_reads_it(job, plan)
     check_views_get_their_entries_of_every_routing(job, plan)
     check_no_policy_is_slower_than_the_sampling_layout_and_none_beats_the_bound(job, plan)
     check_the_assignment_to_ranks_changes_no_load_and_saves_bytes(job, plan)
     check_the_baseline_keeps_images_on_the_rank_of_their_sequence(job, baseline_plan(job, 3, samples))
 
 
-def check_every_item_is_in_one_place(job: Job, plan: StepPlan) -> None:
+def check_every_item_has_one_rank(job: Job, plan: StepPlan) -> None:
     samples = plan.samples
     assert [a.module for a in plan.arrangements] == [m.name for m in job.spec.execution.modules]
     for module in job.spec.execution.modules:
@@ -80,7 +80,7 @@ def held(module: ModuleSpec, plan: StepPlan) -> dict[tuple[int, int], int]:
     return {place: len(s) * max(s) if module.padded else sum(s) for place, s in of.items()}
 
 
-def check_routings_take_every_row_from_its_image_to_its_place_in_the_backbone(job: Job, plan: StepPlan) -> None:
+def check_routings_take_every_row_to_where_the_backbone_reads_it(job: Job, plan: StepPlan) -> None:
     """Row by row: both sides are filled without a gap, the backbone's in the order of its view."""
     spec = job.spec.execution
     filled: dict[Task, dict[Place, tuple[int, int]]] = {Task.UNDERSTANDING: {}, Task.GENERATION: {}}
