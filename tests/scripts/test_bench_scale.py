@@ -16,6 +16,10 @@ def test_it_runs_with_few_shards(tmp_path: Path) -> None:
     assert "job creation on the first server" in ran.stdout, ran.stderr
     assert "memory (PSS)" in ran.stdout
     names = sorted(p.name for p in (tmp_path / "shards").glob("disttrain.*"))
-    assert [name.split("-")[0] for name in names] == ["disttrain.statistics", "disttrain.summary"]
+    assert [name.split("-")[0] for name in names] == [
+        "disttrain.duplicates",
+        "disttrain.statistics",
+        "disttrain.summary",
+    ]
     assert len(list((tmp_path / "shards").glob("*.tar"))) == 60
     assert len({p.stat().st_ino for p in (tmp_path / "shards").glob("*.index")}) == 10
