@@ -115,13 +115,15 @@ def _beside(problem: Problem, option: Option, dp: int, pp: int, count: tuple[int
     stage = (option.fixed_ns + sequences * option.sequence_ns) / pp
     between = (pp - 1) / (cluster.within_bytes_ns if option.tp * pp <= cluster.gpus_per_node
                           else cluster.between_bytes_ns)  # fmt: skip
-    hops = 4 * option.network.size.width * sequences * option.load.rows * (between + sides / cluster.between_bytes_ns)
+    transfers = (
+        4 * option.network.size.width * sequences * option.load.rows * (between + sides / cluster.between_bytes_ns)
+    )
     held = pp + 1 + after
     if chunks > 1:
         held = 1 + _taken_ahead(pp, chunks, waves, 1 + 2 * (pp - 1) + (chunks - 1) * pp + 2 * after)
     return Beside(
         option.tp * dp * pp, dp, option.tp, waves, dp * sequences, min(waves, held), stage / chunks,
-        stage - stage / chunks, stage + (pp - 1) * stage / chunks + hops, option.sync_ns(dp, pp, cluster),
+        stage - stage / chunks, stage + (pp - 1) * stage / chunks + transfers, option.sync_ns(dp, pp, cluster),
     )  # fmt: skip
 
 
@@ -269,9 +271,9 @@ def _groups(
     stage = option.fixed_ns + max(total / (ranks * waves), longest)
     stage += 0 if whole else gathering_ns(option, ranks, cluster)
     sequences = stream.global_batch / waves
-    hops = 4 * option.network.size.width * sequences * mean / ranks * sides / cluster.between_bytes_ns
+    transfers = 4 * option.network.size.width * sequences * mean / ranks * sides / cluster.between_bytes_ns
     sync = option.sync_ns(ranks, 1, cluster) if whole else 0
-    return Beside(ranks, ranks, 1, waves, sequences, min(waves, 2 + after), stage, 0, stage + hops, sync)
+    return Beside(ranks, ranks, 1, waves, sequences, min(waves, 2 + after), stage, 0, stage + transfers, sync)
 
 
 def best_towers(problem: Problem, *, tied: bool) -> float:

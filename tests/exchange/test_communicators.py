@@ -1,6 +1,7 @@
 """Point-to-point messages: what is waited for, what a rank sends itself, and the error for a lost rank."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -65,7 +66,7 @@ def test_what_has_left_is_what_the_backend_says_of_rows() -> None:
 
 
 def test_what_a_process_sends_itself_arrives_in_order_without_a_transfer() -> None:
-    found = GroupP2P(0, CPU, None, dist.ProcessGroupGloo(dist.HashStore(), 0, 1), 0, ahead=True)
+    found = GroupP2P(0, CPU, None, dist.ProcessGroupGloo(dist.HashStore(), 0, 1), 0)
     awaited = [message(0, [0], [[0.0, 0.0]]) for _ in range(2)]
     arrivals = [found.post([m], 0) for m in awaited]
     for value in (3, 4):
@@ -76,11 +77,13 @@ def test_what_a_process_sends_itself_arrives_in_order_without_a_transfer() -> No
     assert [(m.header.tolist(), m.rows.tolist()) for m in awaited] == [([3], [[3.0, 1.5]]), ([4], [[4.0, 2.0]])]
 
 
-@pytest.mark.parametrize("ahead", [True, False])
-def test_a_receive_that_must_not_run_ahead_begins_behind_its_headers(
-    monkeypatch: pytest.MonkeyPatch, *, ahead: bool
+@pytest.mark.parametrize(("device", "ahead"), [("cpu", True), ("cuda", False)])
+def test_on_cuda_alone_a_receive_begins_behind_its_headers(
+    monkeypatch: pytest.MonkeyPatch, device: str, *, ahead: bool
 ) -> None:
     calls: list[str] = []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: object())
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
 
     def begin(name: str) -> Callable[..., Work]:
         def begun(*_: object, **__: object) -> Work:
@@ -97,7 +100,7 @@ def test_a_receive_that_must_not_run_ahead_begins_behind_its_headers(
         monkeypatch.setattr(dist, name, begin(name))
     monkeypatch.setattr(dist, "P2POp", lambda op, *_: SimpleNamespace(op="send" if op is dist.isend else "receive"))
     monkeypatch.setattr(dist, "batch_isend_irecv", rows)
-    found = GroupP2P(0, CPU, None, dist.ProcessGroupGloo(dist.HashStore(), 0, 1), 0, ahead=ahead)
+    found = GroupP2P(0, torch.device(device), None, dist.ProcessGroupGloo(dist.HashStore(), 0, 1), 0)
     found.send([message(1, [1], [[1.0, 2.0]])], 0)
     assert calls == ["send rows", "isend"], "headers say that the rows are on their way"
     calls.clear()

@@ -136,14 +136,7 @@ class GroupP2P:
     """
 
     def __init__(
-        self,
-        rank: int,
-        device: torch.device,
-        rows: ProcessGroup | None,
-        headers: ProcessGroup,
-        tag: int,
-        *,
-        ahead: bool,
+        self, rank: int, device: torch.device, rows: ProcessGroup | None, headers: ProcessGroup, tag: int
     ) -> None:
         """Join the other processes.
 
@@ -153,16 +146,15 @@ class GroupP2P:
             rows: group of the ranks at both ends, for this direction alone; None where a rank sends only to itself.
             headers: group of all ranks, over gloo.
             tag: tells the headers of this direction from those of others.
-            ahead: whether receives of rows begin before their headers have arrived. Under NCCL a receive is a kernel
-                that runs until the rows are there, and a first use of another kernel may wait for it: the process could
-                not compute what lets the sender go on. There a receive begins when its sender has begun to send.
         """
         self.rank = rank
         self._device = device
         self._rows = rows
         self._headers = headers
         self._tag = tag
-        self._ahead = ahead
+        # Under NCCL a receive is a kernel that runs until the rows are there, and the first use of another kernel may
+        # wait for it: the process could not compute what lets the sender go on. So it begins once its sender has begun.
+        self._ahead = device.type != "cuda"
         self._own: deque[Message] = deque()
         # Receives wait for what their stream was given before. Nothing is computed on this one.
         self._aside = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]

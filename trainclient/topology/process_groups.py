@@ -198,7 +198,6 @@ def _edges(
     receives, in the order of microbatches: what waits there waits for what comes before it in the plan.
     """
     headers, found = dist.new_group(backend="gloo", timeout=timeout), {}
-    ahead = False
     held = topology.processes[rank].chunks
     for number, edge in enumerate(topology.message_edges):
         pairs = topology.pairs(edge)
@@ -206,9 +205,7 @@ def _edges(
         used = (True, edge.returns) if members else (False, False)
         rows = [dist.new_group(members, timeout=timeout) if direction else None for direction in used]
         if edge.source in held or edge.target in held:
-            there, back = (
-                GroupP2P(rank, device, group, headers, 2 * number + i, ahead=ahead) for i, group in enumerate(rows)
-            )
+            there, back = (GroupP2P(rank, device, group, headers, 2 * number + i) for i, group in enumerate(rows))
             found[str(edge)] = there, back
     return found
 

@@ -306,8 +306,8 @@ def choose_device(wanted: Device, local_rank: int, *, waits_for_single_ranks: bo
     # before the driver is asked for anything, since it reads this once.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     if waits_for_single_ranks:
-        # A kernel that is used first is loaded then, for which the driver waits for those that run. Receives that are
-        # posted ahead run until others have sent, who may wait likewise: seen as processes that wait in a circle.
+        # A kernel that is used first is loaded then, for which the driver waits for those that run. Transfers run until
+        # the other rank takes part, which may wait likewise: seen as processes that wait in a circle.
         os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
     # Microbatches differ in size: blocks of one would not fit the next, until the allocator stops to free them all.
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
