@@ -25,5 +25,7 @@ def interpreted(name: str) -> Any:
         for key in [key for key in sys.modules if key.startswith(names)]:
             del sys.modules[key]
         sys.modules.update(compiled)
+        for key in [key for key, value in vars(kernels).items() if isinstance(value, ModuleType)]:
+            del vars(kernels)[key]  # `from kernels import search` finds the attribute before it imports
         vars(kernels).update(before)
         vars(compiler).update(decorators)

@@ -38,3 +38,12 @@ def test_planner_modules_import_without_numba() -> None:
         "print('numba' in sys.modules)"
     )
     assert python("-c", code).stdout.strip() == "False"
+
+
+def test_interpreted_kernels_leave_the_compiled_ones_where_they_are() -> None:
+    code = (
+        "from planning.kernels.interpreted import interpreted; read = interpreted('kernels.search');"
+        "from dataserver.planning.kernels import search;"
+        "print(hasattr(read._search, '__wrapped__'), hasattr(search._search, '__wrapped__'))"
+    )
+    assert python("-c", code, PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}").stdout.strip() == "False True"
