@@ -15,7 +15,8 @@ from dataserver.dataset.errors import (
     TokensMissingError,
     printable,
 )
-from dataserver.dataset.filters import Filter, compile_filter
+from dataserver.dataset.filter_grammar import compile_filter
+from dataserver.dataset.filters import Filter
 from dataserver.dataset.index.arrays import Array, ArraysError, read_arrays, write_arrays
 from dataserver.dataset.index.build import BuildReport, build_index
 from dataserver.dataset.index.numeric import ShardSizes

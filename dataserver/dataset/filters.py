@@ -1,11 +1,9 @@
-"""Filters over sidecar columns, such as `width >= 256 and (punsafe < 0.1 or not nsfw == "NSFW")`.
+"""Filters over sidecar columns, such as `width >= 256 and (punsafe < 0.1 or not nsfw in ("NSFW", "UNSURE"))`.
 
-Grammar: `and`, `or`, `not`, parentheses, and comparisons (chained ones too) of a column, named in ASCII, with a
-literal: integer, float, string, `true`, `false`. Python's parser builds the tree, a list of permitted nodes checks it,
-nothing is evaluated as code. A comparison with a missing value is false (so `not (x < 1)` keeps samples without x).
+A comparison with a missing value is false (so `not (x < 1)` keeps samples without x); only `is null` holds for it.
+`filter_grammar.py` makes filters of text.
 """
 
-import ast
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -19,31 +17,14 @@ from dataserver.dataset.errors import FilterError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-MAX_FILTER_CHARS: Final = 4096
-MAX_FILTER_DEPTH: Final = 32
-
 Literal = bool | int | float | str
 Mask = npt.NDArray[np.bool_]
 
-OPERATORS: Final[Mapping[type[ast.cmpop], str]] = {
-    ast.Eq: "equal",
-    ast.NotEq: "not_equal",
-    ast.Lt: "less",
-    ast.LtE: "less_equal",
-    ast.Gt: "greater",
-    ast.GtE: "greater_equal",
-}
-MIRRORED: Final[Mapping[str, str]] = {
-    "equal": "equal",
-    "not_equal": "not_equal",
-    "less": "greater",
-    "less_equal": "greater_equal",
-    "greater": "less",
-    "greater_equal": "less_equal",
-}
 NUMERIC: Final = frozenset({"int64", "double"})
-INT64_RANGE: Final = range(-(1 << 63), 1 << 63)
-GRAMMAR: Final = "use comparisons of a column with a number, string, true or false, joined by and, or, not, ( )"
+IN: Final = "in"
+NOT_IN: Final = "not_in"
+IS_NULL: Final = "is_null"
+IS_NOT_NULL: Final = "is_not_null"
 
 
 class ColumnSource(Protocol):
@@ -66,11 +47,19 @@ class ColumnSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`column` compared with a literal by one of the values of `OPERATORS`."""
+    """`column` compared with a literal by a function of Arrow, or by one of the words above."""
 
     column: str
     operator: str
-    literal: Literal
+    literal: Literal | tuple[Literal, ...] | None
+    """Several with `IN` and `NOT_IN`, none with `IS_NULL` and `IS_NOT_NULL`."""
+
+    @property
+    def literals(self) -> tuple[Literal, ...]:
+        """All of them."""
+        if self.literal is None:
+            return ()
+        return self.literal if isinstance(self.literal, tuple) else (self.literal,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,107 +100,11 @@ class Filter:
         return _mask(self.node, shard)
 
     def nulls(self, shard: ColumnSource) -> Mask:
-        """Return bool[num samples]: True where a column that the filter names is null, or the shard has none."""
+        """Return bool[num samples]: True where a column that the filter compares is null, or the shard has none."""
         found = np.zeros(shard.num_samples, np.bool_)
-        for name in dict.fromkeys(comparison.column for comparison in _comparisons(self.node)):
-            found |= shard.column(name).is_null().to_numpy(zero_copy_only=False) if name in shard.columns else True
+        for name in dict.fromkeys(c.column for c in _comparisons(self.node) if c.operator != IS_NULL):
+            found |= _nulls(name, shard)
         return found
-
-
-def compile_filter(text: str) -> Filter:
-    """Parse a filter expression.
-
-    Raises:
-        FilterError: it is too long, too deep, or has anything in it that the grammar does not have.
-    """
-    if len(text) > MAX_FILTER_CHARS:
-        raise FilterError(f"the filter has {len(text)} characters, the limit is {MAX_FILTER_CHARS}; shorten it")
-    source = text.strip()
-    try:
-        tree = ast.parse(source, mode="eval")
-    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        problem = error.msg if isinstance(error, SyntaxError) else error
-        raise FilterError(f"the filter {text[:80]!r} cannot be parsed ({problem}); {GRAMMAR}") from error
-    _check_names(tree, source)
-    try:
-        return Filter(text, _compile(tree.body, 0))
-    except _RefusedError as error:
-        part = (ast.get_source_segment(source, error.node) or "")[:80]
-        place = f"the filter holds {part!r} at byte {error.node.col_offset}"
-        raise FilterError(f"{place}, {error.problem}; {GRAMMAR}") from None
-
-
-def _check_names(tree: ast.AST, source: str) -> None:
-    """Refuse names that Python's parser reads as other ones: it takes U+217E, a Roman numeral, for the letter d."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            written = ast.get_source_segment(source, node)
-            if written != node.id or not written.isascii():
-                raise FilterError(
-                    f"the filter names {written!a} at byte {node.col_offset}, which is not ASCII; columns are named by"
-                    " ASCII letters, digits and underscores, as they are spelled in the sidecar"
-                )
-
-
-class _RefusedError(Exception):
-    """A part of a filter that the grammar does not have."""
-
-    def __init__(self, node: ast.expr, problem: str) -> None:
-        super().__init__(problem)
-        self.node, self.problem = node, problem
-
-
-def _compile(node: ast.expr, depth: int) -> Node:
-    if depth > MAX_FILTER_DEPTH:
-        raise FilterError(f"the filter is nested deeper than {MAX_FILTER_DEPTH}; flatten it")
-    if isinstance(node, ast.BoolOp):
-        name = "and" if isinstance(node.op, ast.And) else "or"
-        return Group(name, tuple(_compile(value, depth + 1) for value in node.values))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        return Group("not", (_compile(node.operand, depth + 1),))
-    if isinstance(node, ast.Compare):
-        sides = [node.left, *node.comparators]
-        links = [_compile_link(node, *link) for link in zip(sides, node.ops, sides[1:], strict=False)]
-        return links[0] if len(links) == 1 else Group("and", tuple(links))
-    raise _RefusedError(node, "which is no comparison")
-
-
-def _compile_link(whole: ast.Compare, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Comparison:
-    name = OPERATORS.get(type(op))
-    if name is None:
-        raise _RefusedError(whole, "which compares by something else than ==, !=, <, <=, > or >=")
-    column, literal = _operand(left), _operand(right)
-    if not isinstance(column, _Column):
-        column, literal, name = literal, column, MIRRORED[name]
-    if isinstance(column, _Column) and not isinstance(literal, _Column):
-        return Comparison(column.name, name, literal)
-    raise _RefusedError(whole, "which does not compare a column with a value")
-
-
-@dataclass(frozen=True, slots=True)
-class _Column:
-    name: str
-
-
-def _operand(node: ast.expr) -> _Column | Literal:
-    if isinstance(node, ast.Name):
-        return {"true": True, "false": False}.get(node.id, _Column(node.id))
-    value: object = None
-    if isinstance(node, ast.Constant):
-        value = node.value
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
-        number = node.operand.value
-        value = -number if isinstance(number, int | float) and not isinstance(number, bool) else None
-    if isinstance(value, Literal) and _is_storable(value):
-        return value
-    raise _RefusedError(node, "which is neither the name of a column nor a value that a column can hold")
-
-
-def _is_storable(value: Literal) -> bool:
-    """Say whether a column can hold the literal: text as UTF-8, integers in 64 bits."""
-    if isinstance(value, str):
-        return not any("\ud800" <= character <= "\udfff" for character in value)
-    return not isinstance(value, int) or value in INT64_RANGE
 
 
 def _comparisons(node: Node) -> Iterable[Comparison]:
@@ -223,25 +116,26 @@ def _comparisons(node: Node) -> Iterable[Comparison]:
 
 
 def _check(comparison: Comparison, shard: ColumnSource) -> None:
-    name, literal = comparison.column, comparison.literal
+    name = comparison.column
     kind = shard.columns.get(name)
     if kind is None:
         if name in shard.known_columns:
             return
         listed = ", ".join(sorted(shard.known_columns))
         raise FilterError(f"the filter names the column {name!r}, which no shard has; the columns are: {listed}")
+    for literal in comparison.literals:
+        if not _fits(literal, kind, comparison.operator):
+            listed = ", ".join(f"{column} ({shard.columns[column]})" for column in sorted(shard.columns))
+            raise FilterError(
+                f"the filter compares ({comparison.operator}) the column {name!r} of type {kind} in shard {shard.name}"
+                f" with {literal!r}; use a literal of its type; the columns are: {listed}"
+            )
+
+
+def _fits(literal: Literal, kind: str, by: str) -> bool:
     if isinstance(literal, bool):
-        fits = kind == "bool" and comparison.operator in {"equal", "not_equal"}
-    elif isinstance(literal, str):
-        fits = kind == "string"
-    else:
-        fits = kind in NUMERIC
-    if not fits:
-        listed = ", ".join(f"{column} ({shard.columns[column]})" for column in sorted(shard.columns))
-        raise FilterError(
-            f"the filter compares ({comparison.operator}) the column {name!r} of type {kind} in shard {shard.name}"
-            f" with {literal!r}; use a literal of its type; the columns are: {listed}"
-        )
+        return kind == "bool" and by in {"equal", "not_equal", IN, NOT_IN}
+    return kind == "string" if isinstance(literal, str) else kind in NUMERIC
 
 
 def _mask(node: Node, shard: ColumnSource) -> Mask:
@@ -261,15 +155,31 @@ def _compare(comparison: Comparison, shard: ColumnSource) -> Mask:
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    if comparison.operator in (IS_NULL, IS_NOT_NULL):
+        return _nulls(comparison.column, shard) == (comparison.operator == IS_NULL)
     kind = shard.columns.get(comparison.column)
     if kind is None:
         return np.zeros(shard.num_samples, np.bool_)
     values = shard.column(comparison.column)
-    literal: Any = comparison.literal
-    if isinstance(literal, float) and kind == "int64":
+    literals: list[Any] = [*comparison.literals]
+    if kind == "int64" and any(isinstance(literal, float) for literal in literals):
         values = values.cast(pa.float64(), safe=False)
         kind = "double"
-    scalar = pa.scalar(float(literal) if kind == "double" else literal, values.type)
-    found = pc.call_function(comparison.operator, [values, scalar])
+    if kind == "double":
+        literals = [float(literal) for literal in literals]
+    if comparison.operator in (IN, NOT_IN):
+        found = pc.is_in(values, value_set=pa.array(literals, values.type))
+        if comparison.operator == NOT_IN:
+            found = pc.and_(pc.invert(found), values.is_valid())
+    else:
+        found = pc.call_function(comparison.operator, [values, pa.scalar(literals[0], values.type)])
     mask: Mask = found.fill_null(False).to_numpy(zero_copy_only=False)
     return mask
+
+
+def _nulls(name: str, shard: ColumnSource) -> Mask:
+    """bool[num samples]: where a column is null, as all of one that the shard does not have."""
+    if name not in shard.columns:
+        return np.ones(shard.num_samples, np.bool_)
+    found: Mask = shard.column(name).is_null().to_numpy(zero_copy_only=False)
+    return found

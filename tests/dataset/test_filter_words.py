@@ -5,7 +5,7 @@ import re
 import pytest
 
 from dataserver.dataset.errors import FilterError
-from dataserver.dataset.filters import compile_filter
+from dataserver.dataset.filter_grammar import compile_filter
 
 NO_VALUE = "which is neither the name of a column nor a value that a column can hold"
 NO_PAIR = "which does not compare a column with a value"
@@ -19,8 +19,13 @@ NO_PAIR = "which does not compare a column with a value"
         ("x + 1 > 2", "x + 1", NO_VALUE),
         ("x == 99999999999999999999", "99999999999999999999", NO_VALUE),
         ("x > -'a'", "-'a'", NO_VALUE),
-        ("x in (1, 2)", "x in (1, 2)", "which compares by something else than ==, !=, <, <=, > or >="),
-        ("x is 3", "x is 3", "which compares by something else than ==, !=, <, <=, > or >="),
+        ("x in ()", "x in ()", "where `in` needs one or more values in parentheses"),
+        ("x in (1, y)", "x in (1, y)", "where `in` needs one or more values in parentheses"),
+        ("x in [1, 2]", "[1, 2]", NO_VALUE),
+        ("1 in (1, 2)", "1 in (1, 2)", "which does not begin with the name of a column"),
+        ("x is 3", "x is 3", "where `is` stands before something else than null or not null"),
+        ("x == null", "null", "which no comparison holds for: write `is null` or `is not null`"),
+        ("'a' < 'b' < 'c'", "'a' < 'b' < 'c'", NO_PAIR),
         ("x < y", "x < y", NO_PAIR),
         ("1 < 2", "1 < 2", NO_PAIR),
         ("x < 1 and y", "y", "which is no comparison"),

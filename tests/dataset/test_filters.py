@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataserver.dataset.errors import FilterError
-from dataserver.dataset.filters import MAX_FILTER_CHARS, MAX_FILTER_DEPTH, Comparison, Group, compile_filter
+from dataserver.dataset.filter_grammar import MAX_FILTER_CHARS, MAX_FILTER_DEPTH, compile_filter
+from dataserver.dataset.filters import Comparison, Group
 
 
 class Columns:
@@ -37,6 +38,7 @@ SHARD = Columns(
     punsafe=([0.05, 0.5, None, 0.1], pa.float64()),
     nsfw=(["UNLIKELY", None, "NSFW", "a b"], pa.string()),
     ok=([True, False, None, True], pa.bool_()),
+    **{"clip-b32 score": ([0.25, 0.35, None, 0.3], pa.float64()), "gr\u00f6\u00dfe": ([1, 2, 3, 4], pa.int64())},
 )
 
 
@@ -62,6 +64,29 @@ SHARD = Columns(
         ("elsewhere > 3", [0, 0, 0, 0]),
         ("width < 9223372036854775807", [1, 1, 1, 0]),
         ("width < 1e999", [1, 1, 1, 0]),
+        ("width in (100, 512)", [1, 0, 1, 0]),
+        ("width in (100)", [1, 0, 0, 0]),
+        ("width in (100, -3, 256.0)", [1, 1, 0, 0]),
+        ("width not in (100, 7)", [0, 1, 1, 0]),
+        ("not width in (100, 7)", [0, 1, 1, 1]),
+        ("punsafe in (0.1, 1)", [0, 0, 0, 1]),
+        ("nsfw in ('NSFW', 'a b',)", [0, 0, 1, 1]),
+        ("ok in (true, false)", [1, 1, 0, 1]),
+        ("elsewhere in (3, 4)", [0, 0, 0, 0]),
+        ("elsewhere not in (3, 4)", [0, 0, 0, 0]),
+        ("width is null", [0, 0, 0, 1]),
+        ("width is not null and nsfw is not null", [1, 0, 1, 0]),
+        ("elsewhere is null", [1, 1, 1, 1]),
+        ("not elsewhere is not null", [1, 1, 1, 1]),
+        ("punsafe is null or punsafe < 0.1", [1, 0, 1, 0]),
+        ('"clip-b32 score" > 0.28', [0, 1, 0, 1]),
+        ("0.28 < 'clip-b32 score' <= 0.3", [0, 0, 0, 1]),
+        ('"clip-b32 score" is null', [0, 0, 1, 0]),
+        ('"clip-b32 score" in (0.25, 0.3)', [1, 0, 0, 1]),
+        ('"nsfw" == "NSFW"', [0, 0, 1, 0]),
+        ('"NSFW" == nsfw', [0, 0, 1, 0]),
+        ('"ok" == true', [1, 0, 0, 1]),
+        ('"gr\u00f6\u00dfe" >= 3', [0, 0, 1, 1]),
     ],
 )
 def test_masks(text: str, expected: list[int]) -> None:
@@ -74,7 +99,9 @@ def test_masks(text: str, expected: list[int]) -> None:
     "text",
     [
         "", "width", "ok", "true", "1 < 2", "width < punsafe", "width + 1 < 2", "f(width) < 1", "width.real < 1",
-        "width < (1 if ok else 2)", "__import__('os').system('true') == 0", "width in (1, 2)", "width is 1",
+        "width < (1 if ok else 2)", "__import__('os').system('true') == 0", "width in ()", "width in width",
+        "width is 1",
+        "width == null", "null is null", "width is not 1", "1 in (1, 2)", "width in [1]", "'a' < 'b' < 'c'",
         "width < None", "width < 1j", "width == b'x'", "width[0] < 1", "[w for w in 'a'] == 1", "lambda: 1",
         "(x := 3) > 2", "width < 1; 2", "width <", "width < +1", "width < --1", "width = 1", "a < b < 3", "w\0 < 1",
         "width < 9223372036854775808", "nsfw == '\\ud800'", "width < " + "9" * 4500, "width < 1\nwidth > 2",
@@ -104,11 +131,39 @@ def test_names_that_look_like_columns_are_refused_by_name_and_place(text: str, n
 
 
 @pytest.mark.parametrize(
-    "text", ["widht > 1", "width == 'a'", "nsfw < 3", "ok == 1", "width == true", "ok < true", "punsafe == 'x'"]
+    "text",
+    [
+        "widht > 1",
+        "width == 'a'",
+        "nsfw < 3",
+        "ok == 1",
+        "width == true",
+        "ok < true",
+        "punsafe == 'x'",
+        "'nowhere' is null",
+        "'nowhere' == 'a'",
+        "width in (1, 'a')",
+        "ok in (1, 2)",
+    ],
 )
 def test_errors_list_the_columns(text: str) -> None:
     with pytest.raises(FilterError, match=r"nsfw.*ok.*punsafe.*width"):
         compile_filter(text).mask(SHARD)
+
+
+def test_many_values_read_a_column_once_and_a_null_that_is_asked_for_drops_nothing() -> None:
+    reads = []
+
+    class Counted(Columns):
+        def column(self, name: str) -> pa.Array:
+            reads.append(name)
+            return super().column(name)
+
+    shard = Counted(n=([1, 700, None], pa.int64()), m=([None, 1, 1], pa.int64()))
+    assert compile_filter(f"n in ({', '.join(map(str, range(500, 900)))})").mask(shard).tolist() == [False, True, False]
+    assert reads == ["n"]
+    assert compile_filter("n is null and m > 0").nulls(shard).tolist() == [True, False, False]
+    assert compile_filter("n is not null").nulls(shard).tolist() == [False, False, True]
 
 
 COMPARISONS = {
@@ -210,7 +265,9 @@ def test_what_compiles_to_what_and_each_limit_on_both_sides() -> None:
 
 
 def test_the_words_of_each_error() -> None:
-    columns = "nsfw (string), ok (bool), punsafe (double), width (int64)"
+    columns = (
+        "clip-b32 score (double), gr\u00f6\u00dfe (int64), nsfw (string), ok (bool), punsafe (double), width (int64)"
+    )
     for text, kind, done in (
         ("width == 'a'", "int64", "(equal) the column 'width' of type int64 in shard 00000.tar with 'a'"),
         ("ok < true", "bool", "(less) the column 'ok' of type bool in shard 00000.tar with True"),
