@@ -156,7 +156,8 @@ def _compare(comparison: Comparison, shard: ColumnSource) -> Mask:
     import pyarrow.compute as pc
 
     if comparison.operator in (IS_NULL, IS_NOT_NULL):
-        return _nulls(comparison.column, shard) == (comparison.operator == IS_NULL)
+        nulls = _nulls(comparison.column, shard)
+        return nulls if comparison.operator == IS_NULL else ~nulls
     kind = shard.columns.get(comparison.column)
     if kind is None:
         return np.zeros(shard.num_samples, np.bool_)
