@@ -45,9 +45,8 @@ class IndexedShard:
         header = self.header
         if digest_file(self.file.path) != header.sha256:
             return self.file.path
-        if header.sidecar_sha256 and digest_file(self.file.sidecar_path) != header.sidecar_sha256:
-            return self.file.sidecar_path
-        return None
+        sidecar = self.file.sidecar_path
+        return sidecar if sidecar and header.sidecar_sha256 and digest_file(sidecar) != header.sidecar_sha256 else None
 
 
 def read_fresh_index(shard: ShardFile, summary: Summary | None = None, lazily: bool = False) -> IndexedShard:
@@ -100,7 +99,8 @@ def read_index(shard: ShardFile, summary: Summary | None = None) -> IndexedShard
     if etag.num_bytes != header.shard_bytes:
         raise _stale(shard, f"its index describes {header.shard_bytes} bytes, it has {etag.num_bytes}")
     if (sidecar.num_bytes if sidecar else NO_SIDECAR) != header.sidecar_bytes:
-        raise _stale(shard, f"its index was made with another {shard.sidecar_path.name}")
+        name = shard.sidecar_path.name if shard.sidecar_path else "sidecar"
+        raise _stale(shard, f"its index was made with another {name}")
     if content.known != state and (known := read_known(shard.index_path, header)) != content.known:
         content = replace(content, known=known)
     # Equal times prove nothing: file systems count them in milliseconds.

@@ -35,13 +35,15 @@ from dataserver.dataset.index.rules import (
     written_rules,
 )
 from dataserver.dataset.kinds import LOST_IMAGE
+from dataserver.dataset.shards.hashing import HashingReader
+from dataserver.dataset.shards.interface import ShardSource
 from dataserver.dataset.shards.listing import ShardFile
 from dataserver.dataset.shards.lone_texts import without_failures, without_orphans
+from dataserver.dataset.shards.parts import ImagePart
 from dataserver.dataset.shards.row_match import RowMatch
-from dataserver.dataset.shards.samples import ImagePart, Sample, Seen, read_samples
+from dataserver.dataset.shards.samples import Sample, Seen, read_samples
 from dataserver.dataset.shards.scalar_rows import ScalarRows
 from dataserver.dataset.shards.sidecar import failed_downloads, promised_images, read_sidecar
-from dataserver.dataset.shards.tar import HashingReader, scan_members
 from dataserver.dataset.storage.digests import digest_file
 from dataserver.dataset.storage.etags import NOT_REGULAR
 
@@ -133,7 +135,7 @@ def write_index(
 class _Statuses:
     """What a sidecar says of failed downloads; it is read for the first text without an image."""
 
-    def __init__(self, path: Path, keys: MetadataKeys) -> None:
+    def __init__(self, path: Path | None, keys: MetadataKeys) -> None:
         self._path = path
         self._by_last_part = keys is MetadataKeys.LAST_PART
 
@@ -167,9 +169,8 @@ def index_shard(shard: ShardFile, rules: IndexRules = DEFAULT_RULES, lone_texts:
         etag, sidecar = before = shard.settled_etags()
         with shard.storage.open(shard.path) as file:
             reader = HashingReader(file, etag.num_bytes)
-            found = without_failures(
-                read_samples(scan_members(reader, findings), findings, seen), statuses.of, findings
-            )
+            members = shard.format.scan(ShardSource(shard.path, reader), findings)
+            found = without_failures(read_samples(members, findings, seen), statuses.of, findings)
             if lone_texts in (None, LoneTexts.LEFT_OUT) and rules.text_only is not TextOnly.ALLOW:
                 found = without_orphans(found, seen, lone_texts is LoneTexts.LEFT_OUT, findings)
             for sample in found:
@@ -184,7 +185,7 @@ def index_shard(shard: ShardFile, rules: IndexRules = DEFAULT_RULES, lone_texts:
         for row, size in promised_images(without_image, meta, scalars.rows):
             findings.add(rows.keys[row], LOST_IMAGE, f"the sidecar gives {size}, the tar has no image; served as text")
         has_content = sidecar is not None and sidecar.num_bytes != NOT_REGULAR
-        sidecar_sha256 = digest_file(shard.sidecar_path) if has_content else ""
+        sidecar_sha256 = digest_file(shard.sidecar_path) if has_content and shard.sidecar_path else ""
         after = shard.etags()
     except OSError as error:
         raise DatasetError(f"cannot read shard {shard.path}: {error}; make it readable and index again") from error

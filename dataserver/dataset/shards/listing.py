@@ -1,20 +1,26 @@
-"""Where the files of a dataset lie: shards below a root, their sidecars, indexes and token counts beside them."""
+"""Where the files of a dataset lie: shards below a root, their sidecars, indexes and token counts beside them.
 
+A dataset has shards of one format: the first of the registry that any of its files has.
+"""
+
+import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from dataserver.dataset.errors import DatasetError
+from dataserver.dataset.shards.formats import FORMATS, format_of
+from dataserver.dataset.shards.interface import ShardFormat
 from dataserver.dataset.storage.etags import TICK_S, Etag
 from dataserver.dataset.storage.interface import EntryKind, Storage
 from dataserver.dataset.storage.registry import storage_of
 
-SHARD_SUFFIX: Final = ".tar"
-SIDECAR_SUFFIX: Final = ".parquet"
+SUFFIXES: Final = " or ".join(found.suffix for found in FORMATS)
+"""For messages."""
 INDEX_SUFFIX: Final = ".index"
 MAX_SHARDS: Final = 1 << 20
 UNREAD: Final = {
@@ -33,6 +39,8 @@ UNREAD: Final = {
 LONE_SIDECAR: Final = (
     "a parquet is read beside the .tar of the same name, and there is none; rename it, or pack its samples"
 )
+_KNOWN_SUFFIXES: Final = tuple(dict.fromkeys(s for f in FORMATS for s in (f.suffix, f.sidecar_suffix) if s))
+"""Of shards and sidecars."""
 _MOST_SHOWN: Final = 8
 """Names in one message."""
 
@@ -50,8 +58,15 @@ class ShardFile:
 
     @property
     def path(self) -> Path:
-        """The tar itself."""
+        """The shard itself."""
         return self.root / self.name
+
+    @property
+    def format(self) -> ShardFormat:
+        """How the shard is read."""
+        found = format_of(self.name)
+        assert found is not None, self.name
+        return found
 
     @property
     def index_path(self) -> Path:
@@ -64,9 +79,13 @@ class ShardFile:
         return f"dataserver index {self.root}" + (f" --index-dir {self.index_dir}" if self.index_dir else "")
 
     @property
-    def sidecar_path(self) -> Path:
-        """The parquet that img2dataset writes beside the tar."""
-        return self.path.with_suffix(SIDECAR_SUFFIX)
+    def sidecar_path(self) -> Path | None:
+        """The file with the shard's columns, such as the parquet that img2dataset writes beside a tar, if it has one.
+
+        None where the format has its columns in the shard itself.
+        """
+        name = _sidecar_name(self.name, self.format)
+        return self.root / name if name else None
 
     def tokens_path(self, tokenizer_digest: str) -> Path:
         """The token counts of one tokenizer, beside the index."""
@@ -89,10 +108,10 @@ class ShardFile:
         """Return the etags of the shard and of its sidecar, None where there is none. Raises OSError."""
         path = f"{self.root}/{self.name}"  # text: a server asks for very many, and `Path` takes longer than the file
         storage = self.storage
-        try:
-            sidecar = storage.etag(path.removesuffix(SHARD_SUFFIX) + SIDECAR_SUFFIX)
-        except FileNotFoundError:
-            sidecar = None
+        sidecar = None
+        if sidecar_path := _sidecar_name(path, self.format):
+            with contextlib.suppress(FileNotFoundError):
+                sidecar = storage.etag(sidecar_path)
         return storage.etag(path), sidecar
 
     def settled_etags(self) -> tuple[Etag, Etag | None]:
@@ -130,7 +149,7 @@ def find_shards(path: Path, index_dir: Path | None = None) -> tuple[ShardFile, .
 
 
 def list_shards(path: Path, index_dir: Path | None = None) -> Listing:
-    """List the shards at `path`: a folder, searched recursively but not behind links, or one tar.
+    """List the shards at `path`: a folder, searched recursively but not behind links, or one shard.
 
     Raises:
         DatasetError: the path does not exist, holds no shard, or a shard lies outside of it behind a link.
@@ -142,13 +161,13 @@ def list_shards(path: Path, index_dir: Path | None = None) -> Listing:
         is_file = storage.is_file(path)
     except OSError as error:
         raise DatasetError(
-            f"dataset path {path} cannot be opened ({error.strerror}); name a folder that holds .tar shards"
+            f"dataset path {path} cannot be opened ({error.strerror}); name a folder that holds {SUFFIXES} shards"
         ) from error
     links: list[str] = []
     unread: dict[str, str] = {}
     if is_file:
-        if path.suffix != SHARD_SUFFIX:
-            raise DatasetError(f"{path} is not a .tar shard; name a folder that holds .tar shards")
+        if format_of(path.name) is None:
+            raise DatasetError(f"{path} is not a {SUFFIXES} shard; name a folder that holds {SUFFIXES} shards")
         root, names = path.parent, {path.name: True}
     else:
         root = path
@@ -156,7 +175,9 @@ def list_shards(path: Path, index_dir: Path | None = None) -> Listing:
     if not names:
         skipped = f" ({_links(links)})" if links else ""
         skipped += "".join(f" ({name!a}: {remedy})" for name, remedy in sorted(unread.items())[:1])
-        raise DatasetError(f"no .tar shards below {path}{skipped}; name a folder that img2dataset or webdataset wrote")
+        raise DatasetError(
+            f"no {SUFFIXES} shards below {path}{skipped}; name a folder that img2dataset or webdataset wrote"
+        )
     for name in sorted(names):
         if names[name] or not name.isprintable():
             _check_name(storage, root, name)
@@ -180,27 +201,35 @@ def _find(storage: Storage, root: Path, links: list[str], unread: dict[str, str]
 
     Links to folders are appended to `links`, and files that are not read are noted in `unread` with what helps.
     """
-    names: dict[str, bool] = {}
-    unusual: set[str] = set()
-    sidecars: set[str] = set()
+    names: dict[str, dict[str, bool]] = {suffix: {} for suffix in _KNOWN_SUFFIXES}
     try:
         for name, kind in storage.walk(root):
             if kind is EntryKind.FOLDER_LINK:
                 links.append(name)
-            elif name.endswith(SHARD_SUFFIX):
-                names[name] = kind is EntryKind.LINK
-                if len(names) > MAX_SHARDS:
+            elif suffix := next((suffix for suffix in names if name.endswith(suffix)), ""):
+                names[suffix][name] = kind is EntryKind.LINK
+                if len(names[suffix]) > MAX_SHARDS:
                     raise DatasetError(f"more than {MAX_SHARDS} shards below {root}; split the dataset")
-            elif name.endswith(SIDECAR_SUFFIX):
-                sidecars.add(name)
-                if kind is EntryKind.LINK:
-                    unusual.add(name.removesuffix(SIDECAR_SUFFIX) + SHARD_SUFFIX)
             elif remedy := _unread(name):
                 unread[name] = remedy
     except OSError as error:
         raise DatasetError(f"cannot list {error.filename}: {error.strerror}; make the folder readable") from error
-    unread |= {name: LONE_SIDECAR for name in sidecars if name.removesuffix(SIDECAR_SUFFIX) + SHARD_SUFFIX not in names}
-    return {name: is_unusual or name in unusual for name, is_unusual in names.items()}
+    chosen = next((found for found in FORMATS if names[found.suffix]), FORMATS[0])
+    shards = names.pop(chosen.suffix)
+    found = _with_sidecars(shards, names.get(chosen.sidecar_suffix, {}), chosen)
+    unread |= {name: LONE_SIDECAR for others in names.values() for name in others}
+    return found
+
+
+def _with_sidecars(shards: Mapping[str, bool], others: dict[str, bool], chosen: ShardFormat) -> dict[str, bool]:
+    """Mark shards whose sidecar is unusual, and take all sidecars out of `others`."""
+    return {name: is_unusual | others.pop(_sidecar_name(name, chosen), False) for name, is_unusual in shards.items()}
+
+
+def _sidecar_name(name: str, shard_format: ShardFormat) -> str:
+    """The name of a shard's sidecar; empty where its format has none."""
+    suffix = shard_format.sidecar_suffix
+    return name.removesuffix(shard_format.suffix) + suffix if suffix else ""
 
 
 def _unread(name: str) -> str:
@@ -213,7 +242,9 @@ def _check_name(storage: Storage, root: Path, name: str) -> None:
     if not name.isprintable():
         raise DatasetError(f"shard name {name!a} is not printable UTF-8; rename the file")
     storage.check(root, name)
-    storage.check(root, name.removesuffix(SHARD_SUFFIX) + SIDECAR_SUFFIX)
+    shard_format = format_of(name)
+    if shard_format is not None and (sidecar := _sidecar_name(name, shard_format)):
+        storage.check(root, sidecar)
     try:
         is_file = storage.is_file(root / name)
     except OSError:

@@ -12,8 +12,9 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from dataserver.dataset.errors import Findings, SampleError, TarError
 from dataserver.dataset.kinds import BAD_JSON, DUPLICATE_KEY, NEEDS_SPECIAL_MEMBER, TOO_MANY_SCALARS, UNUSED_PART
-from dataserver.dataset.shards.parts import IMAGE, TEXT, Scalar
-from dataserver.dataset.shards.tar import MAX_MEMBER_BYTES, Member, sample_key, show, split_name
+from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES, Member
+from dataserver.dataset.shards.parts import IMAGE, TEXT, ImagePart, Scalar
+from dataserver.dataset.shards.tar import sample_key, show, split_name
 from dataserver.images import FORMAT_NAMES, ImageHeaderError, read_header, sniff_format
 
 MAX_TEXT_BYTES: Final = 4 << 20
@@ -35,20 +36,6 @@ _MOST_SHOWN: Final = 4
 """Extensions in a message."""
 
 Parsed = TypeVar("Parsed")
-
-
-class ImagePart(NamedTuple):
-    """One image in a shard: position in bytes, upright size in pixels, EXIF orientation, index into `FORMAT_NAMES`.
-
-    Its fields are those of `columns.IMAGE_TYPE`, in that order.
-    """
-
-    offset: int
-    length: int
-    width: int
-    height: int
-    orientation: int
-    format: int
 
 
 class Sample(NamedTuple):
@@ -103,7 +90,7 @@ def read_samples(members: Iterable[Member], findings: Findings, seen: Seen | Non
     group: _Group | None = None
     try:
         for member in members:
-            split = split_name(member.name)
+            split = split_name(member.name) if member.key is None else (member.key, member.name)
             if split is None:
                 continue
             key, extension = split
@@ -175,6 +162,9 @@ def _add_member(group: _Group, extension: str, member: Member, findings: Finding
 
 def _caught(parse: Callable[[Member], Parsed], member: Member) -> Parsed | SampleError:
     """Parse a member; a failure is kept, because it matters only where the sample needs this member."""
+    if member.parsed is not None:
+        found: Parsed | SampleError = member.parsed
+        return found
     if member.special:
         remedy = "store the file itself: tar --hard-dereference --dereference, without --sparse"
         return SampleError(NEEDS_SPECIAL_MEMBER, f"{member.name} is a link, device or sparse file; {remedy}")
@@ -193,12 +183,17 @@ def _claims_image(extension: str, member: Member) -> bool:
 def _read_image(member: Member) -> ImagePart:
     if member.content is None:
         raise SampleError("image_too_large", f"{member.length} bytes, limit {MAX_MEMBER_BYTES}")
+    return read_image(member.content, member.offset)
+
+
+def read_image(content: bytes, offset: int) -> ImagePart:
+    """Return what an index holds of an image that lies at `offset`. Raises SampleError where it is none."""
     try:
-        header = read_header(member.content)
+        header = read_header(content)
     except ImageHeaderError as error:
         raise SampleError(error.kind, error.detail) from error
     return ImagePart(
-        member.offset, member.length, header.width, header.height, header.orientation, FORMAT_NAMES.index(header.format)
+        offset, len(content), header.width, header.height, header.orientation, FORMAT_NAMES.index(header.format)
     )
 
 
@@ -337,8 +332,8 @@ def _interleaved(
 
 def _named_image(group: _Group, name: str) -> ImagePart:
     """Find the image that a document names, by its full name or by its name in the document's folder."""
-    split = split_name(name)
-    keys = {group.key, group.key.rpartition("/")[2]}
-    if split is None or split[0] not in keys or split[1] not in group.images:
+    keys = (group.key, group.key.rpartition("/")[2])
+    extension = next((name[len(key) + 1 :].lower() for key in keys if name.startswith(f"{key}.")), "")
+    if extension not in group.images:
         raise SampleError("missing_image", f"the document names {name!r}, which the tar does not hold under its key")
-    return _image(group.images[split[1]])
+    return _image(group.images[extension])

@@ -14,7 +14,7 @@ from dataserver.dataset.storage.registry import storage_of
 
 
 def read_sidecar(
-    path: Path,
+    path: Path | None,
     keys: Sequence[str],
     scalars: Sequence[dict[str, Scalar]],
     findings: Findings,
@@ -23,7 +23,7 @@ def read_sidecar(
     """Return the sidecar columns of a shard, one row per key, sorted by column name.
 
     Args:
-        path: the shard's parquet; where it does not exist or cannot be used (a finding), `scalars` are taken.
+        path: the shard's parquet; where there is none or it cannot be used (a finding), `scalars` are taken.
         keys: sample keys in row order.
         scalars: per sample, the scalar entries of its .json.
         findings: where an unusable parquet, unusable columns and odd values are counted.
@@ -33,7 +33,7 @@ def read_sidecar(
         DatasetError: no row of the parquet finds a sample.
     """
     columns: dict[str, pa.Array] | None = None
-    if _exists(path):
+    if path is not None and _exists(path):
         with refusing("bad_sidecar", path.name, findings):
             columns = parquet_columns(path, keys, findings, match)
     if columns is None:
@@ -49,9 +49,9 @@ def _exists(path: Path) -> bool:
     return True
 
 
-def failed_downloads(path: Path, by_last_part: bool) -> dict[str, str]:
+def failed_downloads(path: Path | None, by_last_part: bool) -> dict[str, str]:
     """Return the status of each row of a sidecar that is no success, by what `RowMatch` compares."""
-    failed = failed_rows(path) if _exists(path) else {}
+    failed = failed_rows(path) if path is not None and _exists(path) else {}
     return {key.rpartition("/")[2]: status for key, status in failed.items()} if by_last_part else failed
 
 

@@ -1,25 +1,22 @@
-"""Sequential reader of one tar that hashes every byte on the way: members with offsets and contents, in one pass.
+"""Members of one tar with offsets and contents, in the one pass that hashes every byte.
 
 Tars are hostile: nothing is allocated by a declared size before it is compared with a limit and with what the file
 still holds. Formats: v7, ustar, GNU (long names, base-256 sizes) and PAX (path, size). Links, devices and sparse files
 are members without content; folders are none.
 """
 
-import hashlib
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from io import BufferedIOBase
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from dataserver.dataset.errors import Findings, TarError, is_safe
+from dataserver.dataset.shards.hashing import HashingReader
+from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES, Member, ShardSource
 
 BLOCK = 512
-READ_CHUNK_BYTES = 1 << 20
-MAX_MEMBER_BYTES = 64 << 20
-"""A larger member is skipped unread (but hashed)."""
 
 MAX_EXTENSION_BYTES = 64 << 10
 """Limit of a PAX or GNU long-name header; webdataset's are about 20 bytes."""
@@ -44,17 +41,6 @@ COMPRESSIONS = {
 WITHOUT_DATA = {b"1", b"2", b"3", b"4", b"5", b"6"}
 
 
-class Member(NamedTuple):
-    """One member of a tar; `content` is None where `length` exceeds `MAX_MEMBER_BYTES`, and where it is special."""
-
-    name: str
-    offset: int
-    length: int
-    content: bytes | None
-    special: bool = False
-    """Whether it is no regular file: its sample does without it, or is left out."""
-
-
 class _Header(NamedTuple):
     name: bytes
     size: int
@@ -72,92 +58,15 @@ class _Extensions:
     """False where one was too large to be read: the member's name may be another one."""
 
 
-class HashingReader:
-    """Sequential reader of a file of known size that feeds each byte to sha256 once, in large chunks."""
+class TarFormat:
+    """Shards as img2dataset and webdataset write them, with a parquet beside each or none."""
 
-    def __init__(self, file: BufferedIOBase, size: int) -> None:
-        self._file = file
-        self._hash = hashlib.sha256()
-        self.size = size
-        self._chunk = b""
-        """Read and hashed."""
-        self._start = 0
-        """Where the chunk begins in the file."""
-        self._at = 0
-        """Where the next byte to be given lies in the chunk."""
+    suffix = ".tar"
+    sidecar_suffix = ".parquet"
 
-    @property
-    def position(self) -> int:
-        """Bytes that were given or skipped."""
-        return self._start + self._at
-
-    @property
-    def remaining(self) -> int:
-        """Bytes between the position and the size that the file had when it was opened."""
-        return self.size - self.position
-
-    def read(self, length: int) -> bytes:
-        """Read `length` bytes; fewer only where the file ends."""
-        end = self._at + length
-        if end <= len(self._chunk):
-            data = self._chunk[self._at : end]
-            self._at = end
-            return data
-        parts = []
-        while length > 0 and (self._at < len(self._chunk) or self._fill()):
-            part = self._chunk[self._at : self._at + length]
-            self._at += len(part)
-            length -= len(part)
-            parts.append(part)
-        return b"".join(parts)
-
-    def _fill(self) -> bool:
-        """Read the next chunk; False where the file ends."""
-        self._start += len(self._chunk)
-        self._chunk = self._file.read(min(READ_CHUNK_BYTES, self.size - self._start))
-        self._at = 0
-        self._hash.update(self._chunk)
-        return bool(self._chunk)
-
-    def skip(self, length: int) -> bool:
-        """Hash `length` bytes without keeping them; say whether any of them is not zero."""
-        if self._at + length <= len(self._chunk):
-            first, self._at = self._at, self._at + length
-            return self._chunk.count(0, first, self._at) != length
-        end = min(self.position + length, self.size)
-        nonzero = False
-        while self.position < end:
-            data = self.read(min(READ_CHUNK_BYTES, end - self.position))
-            if not data:
-                break
-            nonzero = nonzero or data.count(0) != len(data)
-        return nonzero
-
-    def skip_zeros(self) -> bool:
-        """Skip blocks of zeros; say whether another block follows, at whose start the position is then."""
-        while self._at < len(self._chunk) or self._fill():
-            rest = self._chunk[self._at :]
-            zeros = len(rest) - len(rest.lstrip(b"\0"))
-            if zeros < len(rest):
-                self._at += zeros - zeros % BLOCK
-                return True
-            self._at = len(self._chunk)
-        return False
-
-    def peek(self, length: int) -> bytes:
-        """Return the next bytes without moving on; fewer only where the file ends."""
-        while len(self._chunk) - self._at < length:
-            more = self._file.read(min(READ_CHUNK_BYTES, self.size - self._start - len(self._chunk)))
-            if not more:
-                break
-            self._hash.update(more)
-            self._start += self._at
-            self._chunk, self._at = self._chunk[self._at :] + more, 0
-        return self._chunk[self._at : self._at + length]
-
-    def hexdigest(self) -> str:
-        """Return the sha256 of the file, when all of it was read."""
-        return self._hash.hexdigest()
+    def scan(self, source: ShardSource, findings: Findings) -> Iterator[Member]:
+        """As `scan_members`."""
+        return scan_members(source.reader, findings)
 
 
 def scan_members(reader: HashingReader, findings: Findings) -> Iterator[Member]:
@@ -167,7 +76,7 @@ def scan_members(reader: HashingReader, findings: Findings) -> Iterator[Member]:
         TarError: the tar ends too early or a header is damaged; the members before it were yielded.
     """
     yield from _scan_archive(reader, findings)
-    while reader.skip_zeros():  # tars put together with `cat` are read on
+    while reader.skip_zeros(BLOCK):  # tars put together with `cat` are read on
         start = reader.position
         if _parse_header(reader.peek(BLOCK)) is None:
             num_bytes = reader.remaining

@@ -10,6 +10,7 @@ from PIL import Image
 from shards import make_image
 
 from dataserver.dataset.errors import Findings, TarError
+from dataserver.dataset.shards.interface import Member
 from dataserver.dataset.shards.samples import (
     IMAGE_SUFFIXES,
     MAX_SAMPLE_MEMBERS,
@@ -19,7 +20,6 @@ from dataserver.dataset.shards.samples import (
     Sample,
     read_samples,
 )
-from dataserver.dataset.shards.tar import Member
 
 Found = list[tuple[str, tuple[int, ...], tuple[str, ...], tuple[ImagePart, ...]]]
 Odd = list[tuple[str, str, str]]

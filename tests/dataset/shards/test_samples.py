@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from shards import make_image, write_tar
 
 from dataserver.dataset.errors import Findings
+from dataserver.dataset.shards.hashing import HashingReader
 from dataserver.dataset.shards.samples import IMAGE, MAX_SAMPLE_MEMBERS, MAX_TEXT_BYTES, TEXT, Sample, read_samples
-from dataserver.dataset.shards.tar import BLOCK, HashingReader, scan_members
+from dataserver.dataset.shards.tar import BLOCK, scan_members
 from dataserver.images import FORMAT_NAMES
 
 RNG = np.random.default_rng(0)

@@ -16,15 +16,13 @@ from hypothesis import strategies as st
 from shards import write_pairs
 
 from dataserver.dataset.errors import Findings, TarError
+from dataserver.dataset.shards.hashing import READ_CHUNK_BYTES, HashingReader
+from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES, Member
 from dataserver.dataset.shards.tar import (
     BLOCK,
     MAX_EXTENSION_BYTES,
-    MAX_MEMBER_BYTES,
     MAX_NAME_CHARS,
-    READ_CHUNK_BYTES,
     SPARSE_CONTINUES,
-    HashingReader,
-    Member,
     sample_key,
     scan_members,
     show,

@@ -1,0 +1,13 @@
+"""The formats of shards, one line each. The shards of a dataset are of the first one that any of its files has."""
+
+from typing import Final
+
+from dataserver.dataset.shards.interface import ShardFormat
+from dataserver.dataset.shards.tar import TarFormat
+
+FORMATS: Final[tuple[ShardFormat, ...]] = (TarFormat(),)
+
+
+def format_of(name: str) -> ShardFormat | None:
+    """Return the format of a shard by its name; None for any other file."""
+    return next((found for found in FORMATS if name.endswith(found.suffix)), None)

@@ -1,0 +1,95 @@
+"""Sequential reader that hashes every byte on the way, so that a shard is read once."""
+
+import hashlib
+from io import BufferedIOBase
+from typing import Final
+
+READ_CHUNK_BYTES: Final = 1 << 20
+
+
+class HashingReader:
+    """Sequential reader of a file of known size that feeds each byte to sha256 once, in large chunks."""
+
+    def __init__(self, file: BufferedIOBase, size: int) -> None:
+        self._file = file
+        self._hash = hashlib.sha256()
+        self.size = size
+        self._chunk = b""
+        """Read and hashed."""
+        self._start = 0
+        """Where the chunk begins in the file."""
+        self._at = 0
+        """Where the next byte to be given lies in the chunk."""
+
+    @property
+    def position(self) -> int:
+        """Bytes that were given or skipped."""
+        return self._start + self._at
+
+    @property
+    def remaining(self) -> int:
+        """Bytes between the position and the size that the file had when it was opened."""
+        return self.size - self.position
+
+    def read(self, length: int) -> bytes:
+        """Read `length` bytes; fewer only where the file ends."""
+        end = self._at + length
+        if end <= len(self._chunk):
+            data = self._chunk[self._at : end]
+            self._at = end
+            return data
+        parts = []
+        while length > 0 and (self._at < len(self._chunk) or self._fill()):
+            part = self._chunk[self._at : self._at + length]
+            self._at += len(part)
+            length -= len(part)
+            parts.append(part)
+        return b"".join(parts)
+
+    def _fill(self) -> bool:
+        """Read the next chunk; False where the file ends."""
+        self._start += len(self._chunk)
+        self._chunk = self._file.read(min(READ_CHUNK_BYTES, self.size - self._start))
+        self._at = 0
+        self._hash.update(self._chunk)
+        return bool(self._chunk)
+
+    def skip(self, length: int) -> bool:
+        """Hash `length` bytes without keeping them; say whether any of them is not zero."""
+        if self._at + length <= len(self._chunk):
+            first, self._at = self._at, self._at + length
+            return self._chunk.count(0, first, self._at) != length
+        end = min(self.position + length, self.size)
+        nonzero = False
+        while self.position < end:
+            data = self.read(min(READ_CHUNK_BYTES, end - self.position))
+            if not data:
+                break
+            nonzero = nonzero or data.count(0) != len(data)
+        return nonzero
+
+    def skip_zeros(self, block: int) -> bool:
+        """Skip blocks of `block` zeros; say whether another block follows, at whose start the position is then."""
+        while self._at < len(self._chunk) or self._fill():
+            rest = self._chunk[self._at :]
+            zeros = len(rest) - len(rest.lstrip(b"\0"))
+            if zeros < len(rest):
+                self._at += zeros - zeros % block
+                return True
+            self._at = len(self._chunk)
+        return False
+
+    def peek(self, length: int) -> bytes:
+        """Return the next bytes without moving on; fewer only where the file ends."""
+        while len(self._chunk) - self._at < length:
+            more = self._file.read(min(READ_CHUNK_BYTES, self.size - self._start - len(self._chunk)))
+            if not more:
+                break
+            self._hash.update(more)
+            self._start += self._at
+            self._chunk, self._at = self._chunk[self._at :] + more, 0
+        return self._chunk[self._at : self._at + length]
+
+    def hexdigest(self) -> str:
+        """Return the sha256 of the file, when all of it was read."""
+        return self._hash.hexdigest()
