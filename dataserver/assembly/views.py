@@ -18,10 +18,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from dataserver.assembly.image_transforms import draw_transforms
 from dataserver.assembly.sequences import IGNORED, backbone_arrays, text_arrays
 from dataserver.assembly.tensors import TensorSpec, num_patches, total_bytes
 from dataserver.dataset import Dataset, Shard
-from dataserver.images import U8, ImageShape, decode_patches
+from dataserver.images import U8, DrawnTransform, ImageShape, decode_patches
 from dataserver.planning import I64, Bool
 from dataserver.planning.job.fields import ModuleKind, Sizing
 from dataserver.planning.job.spec import JobSpec, ValidityPolicy
@@ -207,6 +208,7 @@ def _image_tasks(
         sources=[(datasets[d], datasets[d].shards[s]) for d, s in zip(dataset.tolist(), shard.tolist(), strict=True)],
         places=list(zip(row.tolist(), number.tolist(), strict=True)),
         grids=list(zip(*(a[images.index].tolist() for a in (samples.image_rows, samples.image_columns)), strict=True)),
+        drawn=draw_transforms(spec.stream, samples, list(zip(of.tolist(), number.tolist(), strict=True))),
         out=None if patches is None else [patches[a:b] for a, b in pairwise([0, *ends])],
         valid=images.valid,
     )
@@ -225,6 +227,7 @@ class _Decoding:
     """Rows of the shards' indexes, and the numbers of the images within their samples."""
     grids: list[tuple[int, int]]
     """Rows and columns of patches."""
+    drawn: list[tuple[DrawnTransform, ...]]
     out: list[U8] | None
     valid: Bool
     """bool [k]: what each task finds out."""
@@ -246,5 +249,5 @@ class _Decoding:
             rows, columns = self.grids[n]
             out = np.empty((rows * columns, self.sizing.patch**2 * 3), np.uint8) if self.out is None else self.out[n]
             shape = ImageShape(ref.width, ref.height, ref.orientation, rows, columns)
-            self.valid[n] = decode_patches(data, shape, self.sizing, out)
+            self.valid[n] = decode_patches(data, shape, self.sizing, out, self.drawn[n])
         return num_bytes

@@ -6,12 +6,15 @@ from dataserver.images.formats import FORMAT_NAMES, sniff_format
 from dataserver.images.header import ImageHeader, read_header
 from dataserver.images.limits import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
 from dataserver.images.patches import U8, write_patches
+from dataserver.images.transforms import TRANSFORM_WORDS, DrawnTransform
 
 __all__ = [
     "FORMAT_NAMES",
     "MAX_IMAGE_BYTES",
     "MAX_IMAGE_PIXELS",
+    "TRANSFORM_WORDS",
     "U8",
+    "DrawnTransform",
     "ImageHeader",
     "ImageHeaderError",
     "ImageShape",

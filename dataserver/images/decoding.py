@@ -10,6 +10,8 @@ The rules of content_version 2:
 4. Scaled to exactly (columns x patch, rows x patch), aspect not kept to the pixel, by the filter of `scaling.py`.
 5. Turned upright as its EXIF orientation says.
 
+Where the job has `transforms`, an image is turned upright first, then transformed, then scaled.
+
 A format's fast decoder (`formats`) comes first. What it refuses, warns of, or does not know goes to Pillow, and what
 Pillow cannot read is invalid: truncated data, a size other than the index has, anything over the limits.
 """
@@ -17,7 +19,7 @@ Pillow cannot read is invalid: truncated data, a size other than the index has, 
 import functools
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
@@ -26,6 +28,7 @@ from dataserver.images.errors import InvalidImageError
 from dataserver.images.formats import format_of
 from dataserver.images.limits import DECODER_BYTES_PER_PIXEL, MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
 from dataserver.images.patches import TRANSPOSED, U8, UPRIGHT, PixelOffsets, pixel_offsets, write_patches
+from dataserver.images.transforms import DrawnTransform, enlarged, transform
 from dataserver.planning.job.fields import Quality, Sizing
 
 logger = logging.getLogger(__name__)
@@ -72,7 +75,9 @@ def silence_pillow_warnings() -> None:
     warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
-def decode_patches(data: bytes, shape: ImageShape, sizing: Sizing, out: U8) -> bool:
+def decode_patches(
+    data: bytes, shape: ImageShape, sizing: Sizing, out: U8, drawn: Sequence[DrawnTransform] = ()
+) -> bool:
     """Decode an image into its patches, merge-block-major.
 
     Args:
@@ -80,6 +85,7 @@ def decode_patches(data: bytes, shape: ImageShape, sizing: Sizing, out: U8) -> b
         shape: its size according to the index, and its patch grid.
         sizing: side of a patch, and of a merge block; quality.
         out: uint8 [rows * columns, patch * patch * 3], C-contiguous, overwritten.
+        drawn: transforms of the upright image, before it is scaled.
 
     Returns:
         True; or False, with zeros in `out`, where `data` is not a usable image: a pure function of the arguments.
@@ -92,17 +98,25 @@ def decode_patches(data: bytes, shape: ImageShape, sizing: Sizing, out: U8) -> b
     size = _as_stored(shape.width, shape.height, shape.orientation)
     goal = _as_stored(shape.columns * sizing.patch, shape.rows * sizing.patch, shape.orientation)
     try:
-        pixels = _decode(data, size, goal if sizing.quality is Quality.FAST else size)
+        pixels = _decode(data, size, enlarged(goal, drawn) if sizing.quality is Quality.FAST else size)
     except InvalidImageError as error:
         logger.debug("an image of %d bytes cannot be decoded: %s", len(data), error)
         out.fill(0)
         return False
-    if pixels.shape[1::-1] == goal:
+    if drawn:
+        pixels = np.ascontiguousarray(transform(UPRIGHT[shape.orientation](pixels), drawn))
+        size, shape = pixels.shape[1::-1], shape._replace(orientation=1)
+    _write_scaled(pixels, size, shape, sizing, out)
+    return True
+
+
+def _write_scaled(pixels: U8, size: tuple[int, int], shape: ImageShape, sizing: Sizing, out: U8) -> None:
+    """Scale pixels, which are an image of `size` at one of its scales, and cut them."""
+    if pixels.shape[1::-1] == _as_stored(shape.columns * sizing.patch, shape.rows * sizing.patch, shape.orientation):
         write_patches(UPRIGHT[shape.orientation](pixels), sizing, out)
     else:
         of = pixel_offsets(shape.rows, shape.columns, sizing.patch, sizing.merge, shape.orientation)
         _scaler()(pixels, size, of, out)
-    return True
 
 
 def undecodable(data: bytes, image: StoredImage) -> str | None:

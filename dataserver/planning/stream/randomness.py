@@ -35,6 +35,8 @@ class Operator(IntEnum):
     """Diffusion time of a target image."""
     PLAN_SEARCH = 6
     """Trials of the planner's search; the `sample` word is the step."""
+    IMAGE_TRANSFORM = 7
+    """Transforms of a sample's images, four words for each transform of each image."""
 
 
 def dataset_key(name: str) -> int:

@@ -171,7 +171,7 @@ def candidates(value: Any) -> list[Any]:
         return [5, "exact", True]
     flipped = "f" * 64 if value != "f" * 64 else "e" * 64
     names = [m.value for e in StrEnum.__subclasses__() if value in set(e) for m in e]
-    return [v for v in [*names, flipped, "0.5", "2", "x"] if v != value]
+    return [v for v in [*names, flipped, "0.5", "0.25", "2", "x"] if v != value]
 
 
 TRANSFER = {"source": "vit", "target": "llm", "latency_ns": 20, "bytes_per_ns": "25.5", "row_bytes": 8192}
@@ -194,7 +194,8 @@ def base_jobs() -> list[dict[str, Any]]:
         stream={"global_batch": 8, "contrastive_batch": 4, "packing": {"enabled": False}},
         execution={"modules": towers, "layout": {"kind": "contrastive"}},
     )
-    colocated = job_data(execution={"layout": {"kind": "colocated"}})
+    transforms = [{"kind": "horizontal_flip"}, {"kind": "random_resized_crop"}]
+    colocated = job_data(stream={"transforms": transforms}, execution={"layout": {"kind": "colocated"}})
     colocated["execution"]["modules"][0] |= {"memory": {**MEMORY, "step_bytes": 2 * MEMORY["budget_bytes"]}}
     return [plain, whole, chunks, grouped, contrastive, colocated]
 
@@ -246,9 +247,11 @@ TOGETHER = {
 ONLY_WITH_MODULES = {
     ("execution", "layout", "ContrastiveOptions", "kind"),
     ("execution", "layout", "GroupedOptions", "kind"),
+    ("stream", "transforms", "HorizontalFlip", "kind"),
+    ("stream", "transforms", "RandomResizedCrop", "kind"),
 }
-"""A contrastive layout has other modules than the rest, and a grouped one needs its degrees: no field of them can be
-kept."""
+"""A contrastive layout has other modules than the rest, a grouped one needs its degrees, and transforms have fields of
+their own: no field of them can be kept."""
 
 
 def variants(data: dict[str, Any]) -> dict[tuple[str, ...], Job]:
@@ -258,6 +261,9 @@ def variants(data: dict[str, Any]) -> dict[tuple[str, ...], Job]:
         field = tuple(k for k in path if isinstance(k, str))
         if field[:2] == ("execution", "layout"):
             field = (*field[:2], LAYOUTS[data["execution"]["layout"]["kind"]], *field[2:])
+        if field[:2] == ("stream", "transforms") and len(path) > 2:
+            kind = data["stream"]["transforms"][path[2]]["kind"]
+            field = (*field[:2], "".join(word.title() for word in kind.split("_")), *field[2:])
         if field in TOGETHER:
             others = TOGETHER[field](data)
         elif path[-2:-1] == ("end",) and value is None:

@@ -45,6 +45,7 @@ from dataserver.planning.job.fields.stream import (
 )
 from dataserver.planning.job.fields.text import MAX_TEXT_BYTES, TextError, parse_json, parse_yaml
 from dataserver.planning.job.fields.transfers import Transfer
+from dataserver.planning.job.fields.transforms import HorizontalFlip, RandomResizedCrop
 from dataserver.planning.job.fields.values import (
     MAX_INTEGER,
     DecimalString,
@@ -81,6 +82,7 @@ __all__ = [
     "ExecutionParts",
     "ExtraInFlight",
     "Extreme",
+    "HorizontalFlip",
     "LastStep",
     "LayoutOptions",
     "Memory",
@@ -96,6 +98,7 @@ __all__ = [
     "PlanLimits",
     "Positive",
     "Quality",
+    "RandomResizedCrop",
     "Schedule",
     "Sizing",
     "SpecModel",

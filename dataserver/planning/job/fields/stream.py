@@ -6,6 +6,7 @@ from typing import Annotated, Final, Self
 
 from pydantic import Field, model_validator
 
+from dataserver.planning.job.fields.transforms import Transforms
 from dataserver.planning.job.fields.values import (
     DecimalString,
     Digest,
@@ -132,6 +133,9 @@ class Stream(SpecModel):
     """Tokenizer and special token ids."""
     sizing: Sizing = Sizing.model_construct()
     """How images become patch grids."""
+    transforms: Transforms | None = None
+    """Random transforms of the pixels of every image, in this order, before they are scaled to the patch grid. The
+    draws depend on seed, dataset, epoch and sample alone."""
     seq_len: Annotated[int, Field(ge=8, le=2**22)]
     """Longest sequence in tokens; a longer sample's text is cut, its images never."""
     packing: Packing = Packing.model_construct()

@@ -1,0 +1,34 @@
+"""The transforms of a view's images, with the words that are drawn for them."""
+
+from collections.abc import Sequence
+
+from dataserver.images import TRANSFORM_WORDS, DrawnTransform
+from dataserver.planning.job.fields import Stream
+from dataserver.planning.stream.randomness import Operator, dataset_key, draws
+from dataserver.planning.stream.samples import StepSamples
+
+
+def draw_transforms(
+    stream: Stream, samples: StepSamples, images: Sequence[tuple[int, int]]
+) -> list[tuple[DrawnTransform, ...]]:
+    """The transforms of each image, by its sample's position in the step and its number within the sample.
+
+    Words are keyed by dataset, epoch and sample; transform t of an image has those from (number x transforms + t) x 4.
+    So an image is the same in all views of an epoch, and another one in the next epoch.
+    """
+    wanted = stream.transforms or ()
+    if not wanted:
+        return [()] * len(images)
+    count, of_sample = TRANSFORM_WORDS * len(wanted), dict[int, list[int]]()
+    found = []
+    for position, number in images:
+        if position not in of_sample:
+            num_images = int(samples.image_offsets[position + 1] - samples.image_offsets[position])
+            key = dataset_key(stream.datasets[int(samples.dataset[position])].name)
+            epoch, sample = int(samples.epoch[position]), int(samples.sample[position])
+            words = draws(stream.seed, Operator.IMAGE_TRANSFORM, key, epoch, sample, count * num_images)
+            of_sample[position] = words.tolist()
+        own = of_sample[position][count * number : count * (number + 1)]
+        each = zip(*[iter(own)] * TRANSFORM_WORDS, strict=True)
+        found.append(tuple(DrawnTransform(options, words) for options, words in zip(wanted, each, strict=True)))
+    return found

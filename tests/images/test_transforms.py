@@ -1,0 +1,111 @@
+"""Random transforms of pixels: what they do, held against whole images that look so already, and the registry."""
+
+import io
+from fractions import Fraction
+from typing import Literal
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from images.pictures import ASTRONAUT, encode, naive_patches, noise
+from PIL import Image
+
+from dataserver.images import ImageShape, decode_patches
+from dataserver.images.patches import TRANSPOSED, UPRIGHT
+from dataserver.images.transforms import TRANSFORMS, DrawnTransform, ImageTransform, transform
+from dataserver.planning.job.fields import HorizontalFlip, Quality, RandomResizedCrop, Sizing, SpecModel
+
+SIZING = Sizing(patch=4, merge=2, max_patches=64)
+WORD = st.integers(0, 2**64 - 1)
+
+
+def flip(probability: str = "1", word: int = 0) -> DrawnTransform:
+    return DrawnTransform(HorizontalFlip(kind="horizontal_flip", probability=probability), (word, 0, 0, 0))
+
+
+def crop(min_area: str, *words: int) -> DrawnTransform:
+    return DrawnTransform(RandomResizedCrop(kind="random_resized_crop", min_area=min_area), (*words, 0))
+
+
+def decoded(data: bytes, shape: ImageShape, *drawn: DrawnTransform, sizing: Sizing = SIZING) -> np.ndarray:
+    out = np.full((shape.rows * shape.columns, sizing.patch**2 * 3), 171, np.uint8)
+    assert decode_patches(data, shape, sizing, out, drawn)
+    return out
+
+
+@pytest.mark.parametrize("orientation", UPRIGHT)
+def test_an_image_is_mirrored_as_people_see_it(orientation: int) -> None:
+    picture = noise("RGB", 16, 24)
+    upright = UPRIGHT[orientation](np.asarray(picture))
+    rows, columns = (4, 6) if orientation in TRANSPOSED else (6, 4)
+    shape = ImageShape(4 * columns, 4 * rows, orientation, rows, columns)
+    found = decoded(encode(picture, "PNG"), shape, flip())
+    assert np.array_equal(found, naive_patches(upright[:, ::-1], 4, 2))
+    assert np.array_equal(decoded(encode(picture, "PNG"), shape, flip("0")), naive_patches(upright, 4, 2))
+
+
+def test_as_many_images_are_mirrored_as_the_probability_says() -> None:
+    pixels = np.zeros((1, 2, 3), np.uint8)
+    pixels[0, 0] = 1
+    quarter = 1 << 62
+    for word, mirrored in ((0, True), (quarter - 1, True), (quarter, False), (2**64 - 1, False)):
+        assert bool(transform(pixels, [flip("0.25", word)])[0, 1, 0]) == mirrored
+
+
+@given(WORD, WORD, WORD, st.sampled_from(["0.01", "0.3", "1"]))
+def test_a_part_is_what_the_same_part_in_a_file_of_its_own_is(area: int, top: int, left: int, least: str) -> None:
+    picture, shape = noise("RGB", 37, 29), ImageShape(37, 29, 1, 6, 8)
+    share = Fraction(least) + (1 - Fraction(least)) * Fraction(area, 2**64)
+    height, width = (
+        max(n for n in range(1, side + 1) if n == 1 or Fraction(n, side) ** 2 <= share) for side in (29, 37)
+    )
+    y, x = top * (29 - height + 1) >> 64, left * (37 - width + 1) >> 64
+    box = (x, y, x + width, y + height)
+    assert 0 <= x <= x + width <= 37
+    assert 0 <= y <= y + height <= 29
+    alone = encode(picture.crop(box), "PNG")
+    expected = decoded(alone, ImageShape(width, height, 1, 6, 8))
+    assert np.array_equal(decoded(encode(picture, "PNG"), shape, crop(least, area, top, left)), expected)
+
+
+def test_of_a_large_photograph_as_much_is_decoded_as_the_part_needs() -> None:
+    """At an eighth of its size, which covers the grid of the whole, the part would be a blur."""
+    data = encode(ASTRONAUT, "JPEG", quality=95)
+    shape, part = ImageShape(512, 512, 1, 8, 8), crop("0.04", 0, 1 << 62, 1 << 63)
+    sizing = Sizing(patch=8, merge=2, max_patches=64)
+    fast = decoded(data, shape, part, sizing=sizing).astype(int)
+    exact = decoded(data, shape, part, sizing=sizing.model_copy(update={"quality": Quality.EXACT})).astype(int)
+    assert np.abs(fast - exact).mean() < 1.5
+    small = Image.open(io.BytesIO(data)).reduce(8).crop((13, 25, 26, 38)).resize((64, 64))
+    assert np.abs(naive_patches(np.asarray(small), 8, 2).astype(int) - exact).mean() > 10, "the test tells them apart"
+
+
+def test_transforms_follow_each_other() -> None:
+    picture, shape = noise("RGB", 32, 32), ImageShape(32, 32, 1, 8, 8)
+    left_half = crop("0.25", 0, 0, 0)
+    data = encode(picture, "PNG")
+    first, then = decoded(data, shape, left_half, flip()), decoded(data, shape, flip(), left_half)
+    corner = encode(picture.crop((0, 0, 16, 16)).transpose(Image.Transpose.FLIP_LEFT_RIGHT), "PNG")
+    assert np.array_equal(first, decoded(corner, ImageShape(16, 16, 1, 8, 8)))
+    assert not np.array_equal(first, then)
+
+
+def test_what_cannot_be_decoded_is_invalid_with_transforms_too() -> None:
+    data, out = encode(ASTRONAUT, "JPEG"), np.full((64, 48), 171, np.uint8)
+    assert not decode_patches(data[: len(data) // 2], ImageShape(512, 512, 1, 8, 8), SIZING, out, [flip()])
+    assert not out.any()
+
+
+class Negative(SpecModel):
+    """A transform that only this test knows."""
+
+    kind: Literal["negative"]
+
+
+def test_a_line_adds_a_transform(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TRANSFORMS, Negative, ImageTransform(lambda pixels, *_: 255 - pixels))
+    picture, shape = noise("RGB", 16, 24), ImageShape(16, 24, 1, 6, 4)
+    drawn = DrawnTransform(Negative(kind="negative"), (0, 0, 0, 0))
+    found = decoded(encode(picture, "PNG"), shape, drawn, flip())
+    assert np.array_equal(found, naive_patches(255 - np.asarray(picture)[:, ::-1], 4, 2))
