@@ -26,9 +26,9 @@ class OpenShards:
     def __init__(self, shards: Sequence[IndexedShard]) -> None:
         self._shards = shards
         self._etags = [shard.etags[0] if shard.is_known else None for shard in shards]
-        """For which the content is known to be that of the index."""
+        """By position: the etag whose content is known to be that of the index."""
         self._refused: dict[int, Etag] = {}
-        """By position, for which it is known to be another."""
+        """By position: the etag whose content is known to be another one."""
         self._descriptors: LruCache[StoredFile] = LruCache(MAX_OPEN_SHARDS, lambda _: 1)
         self._checking = [threading.Lock() for _ in shards]
 

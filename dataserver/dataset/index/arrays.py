@@ -22,9 +22,9 @@ from dataserver.dataset.storage.etags import check_regular
 Array = npt.NDArray[Any]
 
 MAX_FILE_BYTES: Final = 4 << 30
-"""Of a file that is read, which all is in memory then."""
+"""Largest file that is read: all of it is in memory then."""
 MAX_ABOUT_BYTES: Final = 1 << 20
-"""Of what a file is about where that is read alone."""
+"""Largest description of a file that is read without the rest."""
 _MAGIC: Final = b"disttrain arrays 2 "
 _FIRST_LINE: Final = len(_MAGIC) + 8 + 1
 _ALIGNED: Final = 64

@@ -29,7 +29,7 @@ from dataserver.dataset.shards.listing import Listing, ShardFile, index_folder, 
 _log = logging.getLogger(__name__)
 
 WORKER_BYTES: Final = 160 << 20
-"""What a process takes that indexes shards of 10,000 samples."""
+"""Memory of a process that indexes shards of 10,000 samples."""
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in total)."""
 

@@ -8,7 +8,7 @@ from dataserver.dataset.errors import DatasetError
 from dataserver.dataset.index.format import IndexHeader, atomic_writer
 
 ALLOWED_NAME: Final = "disttrain.duplicates-allowed"
-"""A file in the folder of the indexes: the user wants all copies."""
+"""Name of a file in the folder of the indexes, by which the user allows copies of shards."""
 _MOST_SHOWN: Final = 8
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 FORMAT_VERSION: Final = 3
 BATCH_ROWS: Final = 256
 META_PREFIX: Final = "meta."
-"""Before the names of the columns that come from a sidecar."""
+"""Stands before the names of columns that come from a sidecar."""
 NO_SIDECAR: Final = -1
 
 HEADER_KEY: Final = b"disttrain.header"
@@ -48,16 +48,16 @@ class IndexHeader:
     sidecar_bytes: int
     """Size of the parquet, `NO_SIDECAR` where there is none, `NOT_REGULAR` where something else has its name."""
     sha256: str
-    """Of the shard's bytes, hex."""
+    """SHA-256 of the shard's bytes, hexadecimal."""
     sidecar_sha256: str
-    """Of the parquet's bytes, hex; empty where there are none."""
+    """SHA-256 of the parquet's bytes, hexadecimal; empty where there is no parquet."""
     columns_digest: str
-    """sha256 over the logical values of all columns, hex."""
+    """SHA-256 over the logical values of all columns, hexadecimal."""
     num_samples: int
     rules: str
-    """By which samples were made, as `rules.written_rules` has it."""
+    """Rules that made the samples, as `rules.written_rules` writes them."""
     has_images: bool
-    """Whether the shard has an image, in samples that were left out too."""
+    """Whether the shard has an image, also in samples that were left out."""
 
 
 _ENCODER: Final = json.JSONEncoder(separators=(",", ":"))

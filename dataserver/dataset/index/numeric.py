@@ -36,7 +36,7 @@ _TYPES: Final = {
     "image_length": np.int64,
     "orientation": np.uint8,
 }
-"""Of the columns, by name."""
+"""Type of each column, by name."""
 
 _log = logging.getLogger(__name__)
 _told: Final = threading.Event()

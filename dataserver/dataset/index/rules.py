@@ -19,9 +19,9 @@ class MetadataKeys(StrEnum):
     """How rows of a sidecar find their samples."""
 
     WHOLE = "whole"
-    """By the whole key."""
+    """Rows belong to the samples of the same key."""
     LAST_PART = "last-part"
-    """By what follows the last slash."""
+    """Rows belong to the samples whose keys have the same last part, behind the last slash."""
 
 
 @dataclass(frozen=True, slots=True)

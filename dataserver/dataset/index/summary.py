@@ -38,7 +38,7 @@ class IndexContent:
     columns: Mapping[str, str]
     """Sidecar columns: name -> Arrow type. Shards with the same ones may share the mapping."""
     num_bytes: int
-    """Of the index file."""
+    """Size of the index file."""
     known: State | None
     """In which its shard and sidecar were seen to have the contents that it describes; None where that is not known."""
 

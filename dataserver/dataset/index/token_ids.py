@@ -14,7 +14,7 @@ from dataserver.dataset.index.tokens import I32, TokenCounts
 from dataserver.dataset.storage.local import Descriptor
 
 _CHECKED_BYTES: Final = 1 << 20
-"""Read at a time while the checksum is found."""
+"""Bytes that are read at a time while the checksum is computed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

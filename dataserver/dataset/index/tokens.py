@@ -64,9 +64,9 @@ class TokenCounts:
     counts: I32
     """int32 [texts]: tokens of each, in row and document order."""
     id_type: np.dtype[np.integer[npt.NBitBase]]
-    """Of an id in the second file."""
+    """Type of an id in the second file, a name in `ID_TYPES`."""
     ids_crc32c: int
-    """Of the second file."""
+    """Checksum of the second file."""
 
 
 def count_tokens(

@@ -14,7 +14,7 @@ class Memory(NamedTuple):
 
     num_bytes: int
     whose: str
-    """What limits it, for messages."""
+    """Name of what limits the memory, for messages."""
 
 
 def usable_memory(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> Memory:

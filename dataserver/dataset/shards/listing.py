@@ -131,7 +131,7 @@ class Listing:
     """What lies at the path of a dataset."""
 
     shards: tuple[ShardFile, ...]
-    """In name order."""
+    """Shards in the order of their names."""
     links: tuple[str, ...]
     """Links to folders, which are not searched: relative to the root, in name order."""
     unread: tuple[tuple[str, str], ...] = ()

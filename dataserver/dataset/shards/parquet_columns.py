@@ -33,7 +33,7 @@ READ_ROWS: Final = 256
 """Rows decoded at a time at most, where each may be as long as the column."""
 
 _PLAIN_OR_DICTIONARY: Final = frozenset({"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"})
-"""What no value is longer of than where it is stored."""
+"""Encodings that store each value whole, or each distinct one: none is longer than the page that holds it."""
 
 KEY: Final = "key"
 STATUS: Final = "status"
@@ -127,7 +127,7 @@ class _Stored:
     """What a parquet says of a column, before anything of it is decoded."""
 
     num_bytes: int
-    """Of its pages, decompressed."""
+    """Size of its pages, decompressed."""
     is_folded: bool
     """Whether repeated strings are in it once, in dictionaries that Arrow can keep."""
     unfolds: bool

@@ -4,7 +4,7 @@ from typing import Final, NamedTuple
 
 TEXT: Final = 0
 IMAGE: Final = 1
-"""Kinds of a sample's parts."""
+"""The kinds of a sample's parts."""
 Scalar = bool | int | float | str
 """Entry of a sample's JSON, or of a sidecar, that filters can ask for."""
 

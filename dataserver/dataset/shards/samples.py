@@ -66,11 +66,11 @@ class _Group:
     key: str
     num_members: int
     images: dict[str, ImagePart | SampleError]
-    """By extension, in tar order."""
+    """Image members by extension, in the order of the tar."""
     types: set[str] = field(default_factory=set)
-    """What the extensions of all members end in."""
+    """Last part of each member's extension."""
     extensions: set[str] = field(default_factory=set)
-    """The first few of them, for messages."""
+    """The first few extensions, for messages."""
     text: str | SampleError | None = None
     document: dict[str, Any] | SampleError | None = None
 

@@ -11,7 +11,7 @@ MAX_SCALAR_BYTES: Final = 1 << 30
 """Limit of the memory of one shard's entries."""
 
 _ENTRY_BYTES: Final = 64
-"""Of an entry, besides the characters of a string; and of a name."""
+"""Memory of an entry or of a name, besides the characters of a string."""
 
 
 class ScalarRows:
@@ -20,7 +20,7 @@ class ScalarRows:
     def __init__(self) -> None:
         self.rows: list[dict[str, Scalar]] = []
         self._names: dict[str, str] = {}
-        """So that all rows share them."""
+        """Names of entries, which all rows share."""
         self._num_bytes = 0
 
     def add(self, scalars: dict[str, Scalar], findings: Findings) -> None:

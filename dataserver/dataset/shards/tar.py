@@ -55,7 +55,7 @@ class _Extensions:
     size: int | None = None
     sparse: bool = False
     known: bool = True
-    """False where one was too large to be read: the member's name may be another one."""
+    """Whether all extension headers were read. Where one was too large, the member's name may be another one."""
 
 
 class TarFormat:

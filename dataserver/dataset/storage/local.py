@@ -11,7 +11,7 @@ from dataserver.dataset.storage.etags import Etag, check_regular
 from dataserver.dataset.storage.interface import Entry, EntryKind
 
 _BUFFER_BYTES: Final = 1 << 20
-"""Large reads: shards are read once, from the first byte to the last."""
+"""Bytes of a read; large, since shards are read once, from the first byte to the last."""
 
 
 class Descriptor:
