@@ -22,7 +22,7 @@ from trainclient.checkpoint.owner import Owner
 from trainclient.checkpoint.resume_from import ResumeFrom
 from trainclient.checkpoint.saver import Saver, share
 from trainclient.checkpoint.selection import last_owner
-from trainclient.checkpoint.state import CheckpointError, SaveError, TrainerState, read_state
+from trainclient.checkpoint.state import CheckpointError, SaveError, TrainerState
 
 END = 8
 KEEP = 3
@@ -131,12 +131,11 @@ def _train(start: Start, rank: int, lease: Lease | None) -> Code:
     assert group is not None
     checkpoints = Checkpoints(start.folder, KEEP, group, lease)
     saver = Saver(checkpoints, group, torch.device("cpu"), beside=start.beside)
-    path, run, step = checkpoints.resume_point(start.resume_from, start.run), start.run, 0
+    newest, run, step = checkpoints.resume_point(start.resume_from, start.run), start.run, 0
     tensors = begin(run)
-    if path is not None:
-        found = read_state(path)
-        run, step = found.run, found.step
-        checkpoints.load(path, tensors)
+    if newest is not None:
+        run, step = newest.manifest.state.run, newest.step
+        checkpoints.load(newest.path, tensors)
     if lease is not None:
         seen = {p.name: p.stat().st_ino for p in start.folder.iterdir() if p.is_dir()}
         _log(start, {"attempt": lease.owner.attempt, "seen": seen})

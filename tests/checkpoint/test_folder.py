@@ -31,7 +31,6 @@ from trainclient.checkpoint.state import (
     TrainerState,
     Writer,
     read_manifest,
-    read_state,
 )
 from trainclient.training.metrics import EvaluationMetrics, StepMetrics
 
@@ -56,15 +55,21 @@ def checkpoints(tmp_path: Path) -> Iterator[Checkpoints]:
     dist.destroy_process_group()
 
 
+def newest(checkpoints: Checkpoints, wanted: int | ResumeFrom = ResumeFrom.NEWEST, settings: str = "") -> Path | None:
+    """Where the checkpoint lies from which a run would continue."""
+    found = checkpoints.resume_point(wanted, settings)
+    return found and found.path
+
+
 def test_round_trip(checkpoints: Checkpoints) -> None:
     assert checkpoints.resume_point() is None
     for step in (1, 2, 3):
         checkpoints.save(tensors(step / 3), state(step))
-    path = checkpoints.resume_point()
+    path = newest(checkpoints)
     assert path is not None
     assert [s.path.name for s in reversed(survey(path.parent).stored)] == ["step-00000002", "step-00000003"]
     assert sorted(p.name for p in path.parent.iterdir()) == ["step-00000002", "step-00000003"]
-    assert read_state(path) == state(3)
+    assert read_manifest(path).state == state(3)
     found = tensors(0)
     checkpoints.load(path, found)
     for name, tensor in tensors(1.0).items():
@@ -74,9 +79,9 @@ def test_round_trip(checkpoints: Checkpoints) -> None:
 def test_a_module_that_was_frozen_is_read_without_state(checkpoints: Checkpoints) -> None:
     weights = {name: tensor for name, tensor in tensors(1).items() if "/" not in name}
     checkpoints.save(weights, replace(state(1), frozen=["vit"]))
-    path = checkpoints.resume_point()
+    path = newest(checkpoints)
     assert path is not None
-    found = read_state(path)
+    found = read_manifest(path).state
     assert found.frozen == ["vit"]
     with pytest.raises(CheckpointError, match=r"holds nothing for vit\.weight/step"):
         checkpoints.load(path, replace(found, frozen=["llm"]).readable(tensors(0)))
@@ -92,7 +97,7 @@ def test_what_has_the_name_already_is_set_aside(
     """As when a run went back to an older step: nothing is lost, and the run goes on with its own."""
     for value in (1, 2, 3):
         checkpoints.save(tensors(value), state(5))
-    path = checkpoints.resume_point()
+    path = newest(checkpoints)
     assert path is not None
     assert loaded(checkpoints, path) == 3
     asides = sorted((tmp_path / "checkpoints").glob("aside-step-00000005-*"))
@@ -117,7 +122,7 @@ def test_only_what_the_run_wrote_is_removed(checkpoints: Checkpoints, tmp_path: 
         checkpoints.save(tensors(step), replace(state(step), run="ours"))
     shutil.copytree(root / "step-00000003", root / "step-00000900")
     shutil.copytree(root / "step-00000003", root / "milestone")
-    assert checkpoints.resume_point() == root / "step-00000004"
+    assert newest(checkpoints) == root / "step-00000004"
     for step in (5, 6, 7):
         checkpoints.save(tensors(step), replace(state(step), run="ours"))
     kept = [f"step-{step:08d}" for step in (1, 2, 6, 7, 900)]
@@ -129,11 +134,11 @@ def test_what_was_left_behind_is_not_removed(checkpoints: Checkpoints, tmp_path:
     many = Checkpoints(root, keep=9, group=dist.group.WORLD)
     for step in (1, 2, 3, 4, 9):
         many.save(tensors(step), state(step))
-    assert checkpoints.resume_point(2, "settings") == root / "step-00000002"
+    assert newest(checkpoints, 2, "settings") == root / "step-00000002"
     for step in (3, 4, 5):
         checkpoints.save(tensors(step + 10), state(step))
     again = Checkpoints(root, keep=2, group=dist.group.WORLD)
-    assert again.resume_point(2, "settings") == root / "step-00000005"
+    assert newest(again, 2, "settings") == root / "step-00000005"
     again.save(tensors(16), state(6))
     names = sorted(p.name.rpartition("-step-")[2][:8] if "aside" in p.name else p.name for p in root.iterdir())
     assert names == ["00000003", "00000004", "step-00000005", "step-00000006", "step-00000009"]
@@ -189,7 +194,7 @@ def test_who_is_stopped_between_its_last_look_and_its_rename(
     with pytest.raises(SaveError, match="was taken over from this run by another one: run new"):
         old.save(tensors(8), state(2))
     assert loaded(news[0], root / f"step-{step:08d}") == 9
-    assert news[0].resume_point() == root / f"step-{step:08d}"
+    assert newest(news[0]) == root / f"step-{step:08d}"
     assert [loaded(news[0], aside) for aside in root.glob("aside-*")] == [7] * is_there
     assert len(names(root)) == 1 + is_there
 
@@ -210,7 +215,7 @@ def test_a_checkpoint_says_who_wrote_it(checkpoints: Checkpoints, tmp_path: Path
 
 def test_missing_and_misshapen_tensors_are_named(checkpoints: Checkpoints) -> None:
     checkpoints.save(tensors(1), state(1))
-    path = checkpoints.resume_point()
+    path = newest(checkpoints)
     assert path is not None
     with pytest.raises(CheckpointError, match=r"holds nothing for dit\.weight, and \[2\] is needed"):
         checkpoints.load(path, {"dit.weight": torch.zeros(2)})
@@ -225,7 +230,7 @@ def test_damaged_files_are_named(
 ) -> None:
     for step in (1, 2):
         checkpoints.save(tensors(step), state(step))
-    path = checkpoints.resume_point()
+    path = newest(checkpoints)
     assert path is not None
     (file,) = path.glob(kind)
     content = file.read_bytes()
@@ -246,17 +251,17 @@ def test_damaged_files_are_named(
     assert (sums is not None) == (damage == "flipped")
     assert sums is None or (sums[1], sums[2]) == (f"{google_crc32c.value(bytes(flipped)):08x}", expected)
     assert capsys.readouterr().err == ""
-    older = checkpoints.resume_point(ResumeFrom.NEWEST_WHOLE)
+    older = newest(checkpoints, ResumeFrom.NEWEST_WHOLE)
     assert older == path.with_name("step-00000001")
     assert f"warning: {path} is passed over (rank 0: {file.name}" in capsys.readouterr().err
     checkpoints.save(tensors(3), state(2))
-    assert checkpoints.resume_point() == path
+    assert newest(checkpoints) == path
     assert loaded(checkpoints, path) == 3
 
 
 def test_no_checkpoint_is_whole(checkpoints: Checkpoints) -> None:
     checkpoints.save(tensors(1), state(1))
-    path = checkpoints.resume_point()
+    path = newest(checkpoints)
     assert path is not None
     (path / ".metadata").unlink()
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole; begin anew in another folder"):
@@ -265,10 +270,10 @@ def test_no_checkpoint_is_whole(checkpoints: Checkpoints) -> None:
 
 def test_a_file_more_is_named_and_left(checkpoints: Checkpoints, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoints.save(tensors(1), state(1))
-    path = checkpoints.resume_point()
+    path = newest(checkpoints)
     assert path is not None
     (path / "notes.txt").write_text("the good one")
-    assert checkpoints.resume_point() == path
+    assert newest(checkpoints) == path
     assert f"{path} has files that it was not written with, which are not read: notes.txt" in capsys.readouterr().err
     assert (path / "notes.txt").exists()
 
@@ -308,6 +313,28 @@ def test_who_reads_what_the_next_owner_has_removed_hears_of_that_owner(tmp_path:
 
 
 @pytest.mark.usefixtures("checkpoints")
+@pytest.mark.parametrize("moment", ["looking", "chosen"])
+@pytest.mark.parametrize("wanted", [ResumeFrom.NEWEST, ResumeFrom.NEWEST_WHOLE, 1])
+def test_who_chooses_what_the_next_owner_removes_meanwhile_hears_of_that_owner(
+    tmp_path: Path, wanted: int | ResumeFrom, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, root = owned(tmp_path / "ckpt", "old"), tmp_path / "ckpt"
+    old.save(tensors(1), state(1))
+    takes = []
+
+    def read(path: Path) -> Manifest:
+        if not takes:
+            takes.append(take(Output("the folder", root), Owner.here("new"), take_over=True))
+            shutil.rmtree(path)
+        return read_manifest(path)
+
+    module = "selection" if moment == "looking" else "folder"
+    monkeypatch.setattr(f"trainclient.checkpoint.{module}.read_manifest", read)
+    with pytest.raises(SaveError, match="was taken over from this run by another one: run new"):
+        old.resume_point(wanted)
+
+
+@pytest.mark.usefixtures("checkpoints")
 def test_an_owner_that_was_stopped_does_not_sweep_what_the_next_one_writes(tmp_path: Path) -> None:
     """It had looked at its lease just before."""
     first, root = owned(tmp_path / "ckpt", "first"), tmp_path / "ckpt"
@@ -334,7 +361,7 @@ def test_other_models_are_refused(tmp_path: Path) -> None:
 def test_unreadable_state_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "trainer.json").write_text(text)
     with pytest.raises(CheckpointError, match="cannot be read"):
-        read_state(tmp_path)
+        read_manifest(tmp_path)
 
 
 def test_another_version_is_refused(tmp_path: Path) -> None:
@@ -342,7 +369,7 @@ def test_another_version_is_refused(tmp_path: Path) -> None:
     for more in ({}, {"of_another_release": 1}):
         (tmp_path / "trainer.json").write_text(json.dumps(data | more))
         with pytest.raises(CheckpointError, match="state version 9; this release reads 2 to 5"):
-            read_state(tmp_path)
+            read_manifest(tmp_path)
 
 
 KINDS = (TrainerState, Manifest, FileSum, Writer, Line, StepMetrics, EvaluationMetrics)
@@ -357,9 +384,9 @@ def test_a_version_stands_for_fields() -> None:
 def test_what_is_besides_tensors_may_change(checkpoints: Checkpoints) -> None:
     checkpoints.save(tensors(1), replace(state(5), unevaluated={"step": 4}))
     checkpoints.amend(state(5))
-    path = checkpoints.resume_point()
+    path = newest(checkpoints)
     assert path is not None
-    assert read_state(path) == state(5)
+    assert read_manifest(path).state == state(5)
     found = tensors(0)
     checkpoints.load(path, found)
     assert float(found["vit.weight/step"]) == 1
@@ -371,8 +398,8 @@ def test_other_noise_is_refused(tmp_path: Path, noise: dict[str, int]) -> None:
     """Checkpoints that do not say which were made before there were several."""
     data = {"cursor": {"step": 1}, "modules": {}, "images": 0, "invalid_images": 0, "version": 2, "noise_version": 2}
     (tmp_path / "trainer.json").write_text(json.dumps(data))
-    assert read_state(tmp_path).noise_version == 2
+    assert read_manifest(tmp_path).state.noise_version == 2
     del data["noise_version"]
     (tmp_path / "trainer.json").write_text(json.dumps(data | noise))
     with pytest.raises(CheckpointError, match=f"noise version {noise.get('noise_version', 1)}; this release makes 2"):
-        read_state(tmp_path)
+        read_manifest(tmp_path)

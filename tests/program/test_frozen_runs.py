@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from dataserver.assembly.tokens import ByteTokenizer, tokenizer_spec
 from dataserver.outputs import OutputError
 from trainclient.checkpoint.export import ExportConfig, export
-from trainclient.checkpoint.state import read_manifest, read_state, write_manifest
+from trainclient.checkpoint.state import read_manifest, write_manifest
 from trainclient.models.hf import PretrainedError
 from trainclient.training.gradients import scale_gradients, square_sum
 from trainclient.training.optimizer import Optimizer
@@ -91,7 +91,7 @@ def test_a_run_with_frozen_modules_goes_on_with_others_frozen(fleet: Fleet, pool
     kept = {name: value for name, value in second.items() if module_of(name) in frozen}
     assert all(torch.equal(value, first[name]) and value.dtype == torch.bfloat16 for name, value in kept.items())
     assert not torch.equal(first["dit.output.weight"], second["dit.output.weight"])
-    assert read_state(tmp_path / "step-00000002").frozen == list(frozen)
+    assert read_manifest(tmp_path / "step-00000002").state.frozen == list(frozen)
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["lr"].keys() for line in lines] == [{"dit"}] * 2
 

@@ -1,5 +1,6 @@
 """What the processes of a run do about its outputs: the first one owns them, the others follow it."""
 
+import shutil
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,18 +8,26 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed import HashStore
 
+from trainclient.checkpoint import selection
+from trainclient.checkpoint.folder import Checkpoints
 from trainclient.checkpoint.lease import Lease, take
 from trainclient.checkpoint.lease_file import LeaseError, LeaseLostError
 from trainclient.checkpoint.owner import Owner
+from trainclient.checkpoint.resume_from import ResumeFrom
+from trainclient.checkpoint.selection import Stored
+from trainclient.checkpoint.state import CheckpointError, Manifest, SaveError, TrainerState, write_manifest
 from trainclient.timeline.recorder import TimelineRecorder
+from trainclient.training import rank
 from trainclient.training.config import CheckpointConfig, ProfileConfig, TimelineConfig, TrainConfig
 from trainclient.training.control import RunEndedError
-from trainclient.training.ownership import outputs, require_unowned
+from trainclient.training.ownership import outputs, owned, require_unowned
 from trainclient.training.profiling import StepProfiler
 from trainclient.training.rank import ATTEMPTS_KEY, LAUNCH_KEY, Ending, Process, _owned
 from trainclient.training.run import name_run
+from trainclient.training.saving import Saving
 
 RUN = "0123456789abcdef"
 JOB: Any = SimpleNamespace(job_id="job")
@@ -53,8 +62,10 @@ def test_all_outputs_are_owned_while_a_run_lives(tmp_path: Path) -> None:
     store = HashStore()
     name = name_run(config(tmp_path), JOB)
     with owning(config(tmp_path), store, 0) as leases, owning(config(tmp_path), store, 1) as others:
-        assert list(leases) == ["checkpoint", "metrics", "tensorboard", "timeline", "profile", "wandb"]
-        assert others == {}
+        assert list(leases.own) == ["checkpoint", "metrics", "tensorboard", "timeline", "profile", "wandb"]
+        assert others.own == {}
+        leases.profile.require()
+        others.profile.require()
         found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.lease*"))
         assert found == [
             ".metrics.jsonl.lease-000001",
@@ -76,7 +87,7 @@ def test_checkpoints_and_curves_may_share_a_folder_and_a_file_has_one_lease_by_a
     files = {"metrics": tmp_path / "link", "tensorboard": tmp_path}
     with owning(TrainConfig(checkpoint=CheckpointConfig(directory=tmp_path), **files), HashStore(), 0) as leases:
         names = [".lease-000001", ".metrics.jsonl.lease-000001", ".tensorboard.lease-000001"]
-        assert [lease.path.name for lease in leases.values()] == names
+        assert [lease.path.name for lease in leases.own.values()] == names
         for field in ("metrics", "tensorboard"):
             with pytest.raises(LeaseError, match="It is alive"):
                 require_unowned(TrainConfig(**{field: {**files, "metrics": tmp_path / "metrics.jsonl"}[field]}), RUN)
@@ -101,7 +112,67 @@ def test_only_the_first_attempt_of_a_launch_takes_over(tmp_path: Path) -> None:
     with pytest.raises(LeaseError, match="It is alive"):
         owning(found, HashStore(), 0, attempt=2).__enter__()
     with owning(found, HashStore(), 0) as leases:
-        assert leases["metrics"].note.startswith(f"the metrics file {found.metrics} is taken over from run another")
+        assert leases.own["metrics"].note.startswith(f"the metrics file {found.metrics} is taken over from run another")
+
+
+def with_checkpoint(folder: Path) -> Path:
+    """A folder whose one checkpoint says it has no tensors."""
+    path = folder / "step-00000001"
+    path.mkdir(parents=True)
+    cursor = {"version": 1, "stream_id": "a" * 64, "step": 1, "stream": "{}"}
+    write_manifest(path, Manifest(TrainerState(cursor, {}), {}))
+    return path
+
+
+@pytest.mark.parametrize("moment", ["read_manifest", "seen_damage", "stored_tensors"])
+@pytest.mark.parametrize("is_owned", [True, False])
+def test_who_checks_a_checkpoint_that_an_owner_elsewhere_removes_meanwhile_hears_of_that_owner(
+    tmp_path: Path, moment: str, is_owned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = config(tmp_path)
+    path = with_checkpoint(tmp_path / "ckpt")
+    if is_owned:
+        take(outputs(found, RUN)["checkpoint"], Owner.here("another"))
+    module = selection if moment == "read_manifest" else rank
+    real = getattr(module, moment)
+
+    def read(folder: Path, *more: Any) -> Any:
+        shutil.rmtree(path, ignore_errors=True)
+        if moment == "seen_damage":
+            return ["x.distcp: No such file or directory"]
+        return real(folder, *more)
+
+    monkeypatch.setattr(module, moment, read)
+    monkeypatch.setattr(rank, "digest_settings", lambda *_: "")
+    owner = r"\. But the folder of checkpoints .* belongs to another run, which may .* meanwhile: run another, process"
+    with pytest.raises(CheckpointError, match=f"step-00000001 cannot be read .*{owner if is_owned else '[^.]*$'}"):
+        rank._checkpoint(found, JOB)
+
+
+def test_who_resumes_needs_no_second_look_at_what_it_chose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another run takes over and removes it: the tensors are gone, and this run says who has them."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        found = config(tmp_path)
+        path = with_checkpoint(tmp_path / "ckpt")
+        groups: Any = SimpleNamespace(
+            saving=dist.group.WORLD, data_parallel=None, device=torch.device("cpu"), process=SimpleNamespace(tp=0)
+        )
+        with owned(found, Owner.here(RUN), list[str]().append, take_over=False) as leases:
+            choose = Checkpoints.resume_point
+
+            def chosen(checkpoints: Checkpoints, *wanted: Any) -> Stored | None:
+                newest = choose(checkpoints, *wanted)
+                take(outputs(found, RUN)["checkpoint"], Owner.here("another"), take_over=True)
+                shutil.rmtree(path)
+                return newest
+
+            monkeypatch.setattr(Checkpoints, "resume_point", chosen)
+            streams: Any = SimpleNamespace(load_state_dict=lambda _: None)
+            with pytest.raises(SaveError, match="was taken over from this run by another one: run another"):
+                Saving(found.checkpoint, groups, leases["checkpoint"]).resume(streams, {}, {}, ResumeFrom.NEWEST, "")
+    finally:
+        dist.destroy_process_group()
 
 
 class Told:
@@ -162,11 +233,25 @@ def test_a_timeline_is_not_written_into_a_folder_that_was_taken_over(
     assert [path for path in lease.output.folder.iterdir() if "lease" not in path.name] == []
 
 
-def test_a_profile_is_not_written_into_a_folder_that_was_taken_over(tmp_path: Path) -> None:
-    lease = taken_over(tmp_path, "profile")
-    groups: Any = SimpleNamespace(rank=0, device=torch.device("cpu"))
-    profiler = StepProfiler(ProfileConfig(directory=lease.output.folder, first=0), groups, lease)
-    profiler.begin_step(0)
-    with pytest.raises(LeaseLostError, match="was taken over from this run"):
-        profiler.begin_step(1)
-    assert [path for path in lease.output.folder.iterdir() if "lease" not in path.name] == []
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_profile_is_not_written_into_a_folder_that_was_taken_over(
+    tmp_path: Path, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By no process of a run, whichever of them was stopped, and while it was writing."""
+    store, found = HashStore(), config(tmp_path)
+    with owning(found, store, 0) as first, owning(found, store, 1) as second:
+        groups: Any = SimpleNamespace(rank=rank, device=torch.device("cpu"))
+        profiler = StepProfiler(
+            ProfileConfig(directory=tmp_path / "traces", first=0), groups, (first, second)[rank].profile
+        )
+        profiler.begin_step(0)
+        export = torch.profiler.profile.export_chrome_trace
+
+        def stopped(profiled: Any, path: str) -> Any:
+            take(outputs(found, RUN)["profile"], Owner.here("another"), take_over=True)
+            return export(profiled, path)
+
+        monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", stopped)
+        with pytest.raises(LeaseLostError, match="was taken over from this run by another one: run another"):
+            profiler.begin_step(1)
+        assert [path for path in (tmp_path / "traces").iterdir() if "lease" not in path.name] == []

@@ -26,7 +26,7 @@ from program.runtime_cases import Degrees, job_data
 from training.runs import TIMEOUT_S, Run, descendants, kill_tree, read_until, stored, variables
 
 from dataserver.planning.simulation import OperationKind
-from trainclient.checkpoint.state import read_state
+from trainclient.checkpoint.state import read_manifest
 
 FIRST = Degrees(2, 2, 1, 2, colocated=True)
 SECOND = Degrees(2, 2, 1, 1)
@@ -228,7 +228,7 @@ def test_signal_ends_an_evaluation_after_the_step_in_hand(fleet: Fleet, tmp_path
         code, errors = again.train(degrees, "--steps", steps, *evaluated)
         assert code == 0, errors
         if steps == "1":  # without a step that would save
-            assert read_state(run.checkpoints / "step-00000001").unevaluated is None
+            assert read_manifest(run.checkpoints / "step-00000001").state.unevaluated is None
     for ours, theirs in zip(run.metrics(), undisturbed.metrics(), strict=True):
         assert ours["evaluation"] | {"seconds": 0} == theirs["evaluation"] | {"seconds": 0}
 

@@ -34,7 +34,7 @@ from dataserver.outputs import sync_folder
 from trainclient.checkpoint.lease import Lease
 from trainclient.checkpoint.lease_file import LeaseLostError
 from trainclient.checkpoint.resume_from import ResumeFrom
-from trainclient.checkpoint.selection import PARTIAL, Resumption, resumption, survey
+from trainclient.checkpoint.selection import PARTIAL, Resumption, Stored, resumption, survey
 from trainclient.checkpoint.state import (
     OTHERWISE,
     REMEDY,
@@ -107,7 +107,7 @@ class Checkpoints:
 
         self._led(f"the checkpoint {target} cannot be written", write)
 
-    def resume_point(self, wanted: int | ResumeFrom = ResumeFrom.NEWEST, settings: str = "") -> Path | None:
+    def resume_point(self, wanted: int | ResumeFrom = ResumeFrom.NEWEST, settings: str = "") -> Stored | None:
         """The checkpoint to continue from, whose files are as they were written; the same on all processes.
 
         Args:
@@ -116,23 +116,23 @@ class Checkpoints:
 
         Raises:
             CheckpointError: there is no such checkpoint, it is damaged, or a process does not see it.
-            SaveError: the folder cannot be written to; better known now than at the first checkpoint.
+            SaveError: the folder cannot be written to, better known now than at the first checkpoint; or another run
+                owns it by now.
         """
         found: list[Resumption] = []
         failure = f"no checkpoint can be written to {self._directory}"
         names = json.loads(self._led(failure, lambda: self._look(found, wanted, settings)))
         for number, name in enumerate(names):
             path = self._directory / str(name)
-            damage = self._damage(path)
-            if damage and wanted != ResumeFrom.NEWEST_WHOLE:
-                self._require_own_on_all()  # whoever owns the folder by now may have removed it
+            manifest, damage = self._read(path)
+            if manifest is not None and not damage:
+                if found:
+                    self._line = found[0].line(found[0].candidates[number])
+                return Stored(path, manifest)
+            self._require_own_on_all()  # whoever owns the folder by now may have removed it
+            if wanted != ResumeFrom.NEWEST_WHOLE:
                 raise CheckpointError(f"the checkpoint {path} cannot be read ({damage}); {OTHERWISE}")
-            if damage:
-                self._warn(f"{path} is passed over ({damage})")
-                continue
-            if found:
-                self._line = found[0].line(found[0].candidates[number])
-            return path
+            self._warn(f"{path} is passed over ({damage})")
         if names:
             raise CheckpointError(f"no checkpoint in {self._directory} is whole; begin anew in another folder")
         if found:
@@ -160,14 +160,17 @@ class Checkpoints:
         """Names of the checkpoints to try, as JSON. From here on no attempt before this one publishes anything."""
         make_folder(self._directory)
         self._make_room()
-        seen = survey(self._directory)
-        found.append(resumption(seen, wanted, settings))
+        try:
+            seen = survey(self._directory)
+            found.append(resumption(seen, wanted, settings))
+        finally:
+            self._require_lease()  # whoever owns the folder by now may have removed some meanwhile
         for line in (*seen.warnings, *found[0].notes):
             self._warn(line)
         return json.dumps([stored.path.name for stored in found[0].candidates])
 
-    def _damage(self, path: Path) -> str:
-        """What is wrong with the files of a checkpoint; each process reads its share, and all get the same answer."""
+    def _read(self, path: Path) -> tuple[Manifest | None, str]:
+        """What a checkpoint says of itself, and what is wrong with it; the same on all, which each read their share."""
         rank, manifest, more = self._group.rank(), None, []
         try:
             manifest = read_manifest(path)
@@ -183,7 +186,7 @@ class Checkpoints:
                 self._warn(f"{path} was written without checksums, so that damage to it would not be noticed")
             if more:
                 self._warn(f"{path} has files that it was not written with, which are not read: {', '.join(more)}")
-        return told("; ".join(problems[:4]), self._group)
+        return manifest, told("; ".join(problems[:4]), self._group)
 
     def _make_room(self) -> None:
         """Make the folder, without what attempts before this one were writing when they ended, or still write."""

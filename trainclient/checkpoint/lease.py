@@ -17,6 +17,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +29,19 @@ CONTENDERS: Final = 100
 """How many others may be faster before taking a lease is given up."""
 _UNSUPPORTED: Final = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EINVAL)
 """What file systems without hard links say."""
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedLease:
+    """A lease of the run's first process, as another one of the run looks at it."""
+
+    output: Output
+    number: int
+
+    def require(self) -> None:
+        """Raise LeaseLostError if the run no longer owns the output; OSError if storage does not answer."""
+        if not self.output.folder.is_dir() or self.output.numbers()[-1:] != [self.number]:
+            raise _lost(self.output, self.number)
 
 
 class Lease:
@@ -79,18 +93,8 @@ class Lease:
                 raise
             own = False
         numbers = self.output.numbers() if self.output.folder.is_dir() else []
-        if own and numbers[-1:] == [self.number]:
-            return
-        with contextlib.suppress(OSError):
-            if (taken := current(self.output)) is not None and taken.number != self.number:
-                raise LeaseLostError(
-                    f"{self.output.name} was taken over from this run by another one: {taken.whose}. This run ends, "
-                    "and what it had not published is dropped; start it again when the other one has ended"
-                )
-        raise LeaseLostError(
-            f"the lease {self.path} of {self.output.name} is gone, so another run may own it by now; this run ends. "
-            "Let nothing remove that file while a run lives, and start again"
-        )
+        if not own or numbers[-1:] != [self.number]:
+            raise _lost(self.output, self.number)
 
     def release(self) -> None:
         """Give it up, if it is still this process's own."""
@@ -98,6 +102,20 @@ class Lease:
             if os.path.samestat(self.path.stat(), os.fstat(self._descriptor)):
                 self.path.unlink()
         os.close(self._descriptor)
+
+
+def _lost(output: Output, number: int) -> LeaseLostError:
+    """Why the run with the lease of that number no longer owns an output."""
+    with contextlib.suppress(OSError):
+        if (taken := current(output)) is not None and taken.number != number:
+            return LeaseLostError(
+                f"{output.name} was taken over from this run by another one: {taken.whose}. This run ends, and what it "
+                "had not published is dropped; start it again when the other one has ended"
+            )
+    return LeaseLostError(
+        f"the lease {output.path(number)} of {output.name} is gone, so another run may own it by now; this run ends. "
+        "Let nothing remove that file while a run lives, and start again"
+    )
 
 
 def take(output: Output, owner: Owner, *, take_over: bool = False, after: int = 0) -> Lease:

@@ -148,11 +148,6 @@ class Manifest:
     line: Line = Line()
 
 
-def read_state(path: Path) -> TrainerState:
-    """What the trainer says of itself in a checkpoint; errors as in `read_manifest`."""
-    return read_manifest(path).state
-
-
 def read_manifest(path: Path) -> Manifest:
     """What a checkpoint holds besides tensors.
 

@@ -6,12 +6,11 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from types import MappingProxyType
+from typing import Final
 
 from torch import Tensor
 
 from dataserver.planning.job.identity import Job
-from trainclient.checkpoint.lease import Lease
 from trainclient.checkpoint.state import TrainerState, module_of
 from trainclient.exchange.rank_errors import translate_rank_errors
 from trainclient.exchange.view_broadcast import Batches
@@ -37,6 +36,7 @@ from trainclient.training.metrics import (
 from trainclient.training.models import Models
 from trainclient.training.nonfinite import explain
 from trainclient.training.optimizer import Optimizer
+from trainclient.training.ownership import Leases
 from trainclient.training.peak_flops import peak_flops
 from trainclient.training.profiling import StepProfiler
 from trainclient.training.reporter import StepReporter, open_reporters
@@ -50,8 +50,8 @@ from trainclient.training.streams import Streams
 
 DEGREES = ("dp", "tp", "pp", "sp")
 """Fields of a module in a job that say how many processes run it."""
-NO_LEASES: Mapping[str, Lease] = MappingProxyType({})
-"""Leases of all processes but the first one: none."""
+NO_LEASES: Final = Leases()
+"""Those of a run that owns nothing."""
 
 
 class Trainer:
@@ -64,7 +64,7 @@ class Trainer:
         topology: Topology,
         groups: Groups,
         held_out: Job | None = None,
-        leases: Mapping[str, Lease] = NO_LEASES,
+        leases: Leases = NO_LEASES,
     ) -> None:
         """Build this process's modules; all processes do so together.
 
@@ -74,7 +74,7 @@ class Trainer:
             topology: of the job.
             groups: this process and the others.
             held_out: what is evaluated, if anything.
-            leases: of `owned`; only the first process has them.
+            leases: of the run's outputs.
         """
         models = Models.of(config, job.spec)
         modules = models.build(groups.process, groups.device)
@@ -115,9 +115,9 @@ class Trainer:
         self._lap_start = time.perf_counter()
         self._phase = "prepares"
         recorded = config.timeline.directory, config.timeline.recorded
-        self._timeline = TimelineRecorder(*recorded, topology, groups, job.stream, leases.get("timeline"))
-        self._profile_lease = leases.get("profile")
-        self._saving = Saving(config.checkpoint, groups, leases.get("checkpoint"))
+        self._timeline = TimelineRecorder(*recorded, topology, groups, job.stream, leases.own.get("timeline"))
+        self._profile_lease = leases.profile
+        self._saving = Saving(config.checkpoint, groups, leases.own.get("checkpoint"))
         self._evaluation = None if held_out is None else Evaluation(held_out, modules, self._parameters, groups, config)
         self._unevaluated: StepMetrics | None = None
 

@@ -3,16 +3,18 @@
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from trainclient.checkpoint.lease import Lease, renewed, require_free, take
-from trainclient.checkpoint.lease_file import Output
+from trainclient.checkpoint.lease import FollowedLease, Lease, renewed, require_free, take
+from trainclient.checkpoint.lease_file import Output, current
 from trainclient.checkpoint.owner import Owner
 from trainclient.checkpoint.selection import last_owner
+from trainclient.checkpoint.state import CheckpointError
 from trainclient.training.config import TrainConfig
 
 CURVES: Final = ".tensorboard.lease"
@@ -21,6 +23,16 @@ TIMELINES: Final = ".timeline.lease"
 """The same of the folder of timelines."""
 PROFILES: Final = ".profile.lease"
 """The same of the folder of profiles."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leases:
+    """Those of a run's outputs, as one of its processes has them."""
+
+    own: Mapping[str, Lease] = field(default_factory=dict)
+    """By the names of `outputs`; only the first process has any, which publishes for all."""
+    profile: Lease | FollowedLease | None = None
+    """Of the folder of profiles, into which every process writes."""
 
 
 def outputs(config: TrainConfig, run: str) -> dict[str, Output]:
@@ -69,6 +81,26 @@ def require_unowned(config: TrainConfig, run: str) -> None:
 
 
 @contextmanager
+def owner_named(config: TrainConfig) -> Iterator[None]:
+    """Say who owns the folder of checkpoints, and may have removed one, where it cannot be read while this is entered.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    try:
+        yield
+    except CheckpointError as error:
+        with suppress(OSError):
+            found = current(outputs(config, "")["checkpoint"])
+            if found is not None and not found.is_free:
+                raise CheckpointError(
+                    f"{error}. But {found.output.name} belongs to another run, which may have removed it meanwhile: "
+                    f"{found.whose}"
+                ) from None
+        raise
+
+
+@contextmanager
 def owned(
     config: TrainConfig, owner: Owner, lost: Callable[[str], None], *, take_over: bool
 ) -> Iterator[dict[str, Lease]]:
@@ -85,12 +117,12 @@ def owned(
     """
     leases: dict[str, Lease] = {}
     with ExitStack() as taken:
-        for field, output in outputs(config, owner.run).items():
-            after = _last_owner(output) if field == "checkpoint" else 0
-            leases[field] = take(output, owner, take_over=take_over, after=after)
-            taken.callback(leases[field].release)
-            if leases[field].note:
-                sys.stderr.write(f"warning: {leases[field].note}\n")
+        for name, output in outputs(config, owner.run).items():
+            after = _last_owner(output) if name == "checkpoint" else 0
+            leases[name] = take(output, owner, take_over=take_over, after=after)
+            taken.callback(leases[name].release)
+            if leases[name].note:
+                sys.stderr.write(f"warning: {leases[name].note}\n")
         with renewed(tuple(leases.values()), lost):
             yield leases
 

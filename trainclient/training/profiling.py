@@ -10,7 +10,7 @@ from typing import Self
 from torch.profiler import ProfilerActivity, profile
 
 from dataserver.outputs import beside
-from trainclient.checkpoint.lease import Lease
+from trainclient.checkpoint.lease import FollowedLease, Lease
 from trainclient.topology.process_groups import Groups
 from trainclient.training.config import ProfileConfig
 
@@ -18,8 +18,8 @@ from trainclient.training.config import ProfileConfig
 class StepProfiler:
     """Profiles consecutive steps of one process; one that ends earlier leaves what there is."""
 
-    def __init__(self, config: ProfileConfig, groups: Groups, lease: Lease | None = None) -> None:
-        """Profile as the configuration says; without a folder nothing is. The first process has the folder's lease."""
+    def __init__(self, config: ProfileConfig, groups: Groups, lease: Lease | FollowedLease | None = None) -> None:
+        """Profile as the configuration says; without a folder nothing is. The lease is the folder's."""
         self._directory = config.directory
         self._steps = config.profiled
         self._groups = groups
@@ -57,8 +57,6 @@ class StepProfiler:
         path = trace_path(self._directory, self._groups.rank)
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            if self._lease is not None:
-                self._lease.require()
             with beside(path) as temp:
                 try:
                     profiled.export_chrome_trace(str(temp))
@@ -66,6 +64,8 @@ class StepProfiler:
                     temp.with_name(f"{temp.name}.tmp").unlink(missing_ok=True)
                 if not temp.stat().st_size:  # it does not say that it could not
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                if self._lease is not None:  # behind all that takes long
+                    self._lease.require()
         except (OSError, RuntimeError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else error
             sys.stderr.write(f"the profile {path} is not written: {reason}\n")

@@ -1,5 +1,6 @@
 """One process of a run, from torchrun's environment to the end of training."""
 
+import json
 import logging
 import os
 import sys
@@ -9,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Final
 
 import torch
@@ -20,12 +20,12 @@ from torch.distributed.rendezvous import rendezvous
 from dataserver.allocator import cache_freed_memory
 from dataserver.planning.job.identity import Job
 from trainclient.checkpoint.folder import stored_tensors
-from trainclient.checkpoint.lease import Lease
+from trainclient.checkpoint.lease import FollowedLease
 from trainclient.checkpoint.lease_file import LeaseError
 from trainclient.checkpoint.owner import Owner
 from trainclient.checkpoint.resume_from import ResumeFrom
-from trainclient.checkpoint.selection import resumption, survey
-from trainclient.checkpoint.state import OTHERWISE
+from trainclient.checkpoint.selection import Stored, resumption, survey
+from trainclient.checkpoint.state import OTHERWISE, CheckpointError
 from trainclient.checkpoint.sums import seen_damage
 from trainclient.client import DataClient
 from trainclient.exchange.rank_errors import translate_rank_errors, translate_torch_rank_errors
@@ -38,7 +38,7 @@ from trainclient.training.evaluation import evaluated_steps
 from trainclient.training.jobs import Jobs, prepare
 from trainclient.training.loop import Trainer
 from trainclient.training.models import Models
-from trainclient.training.ownership import owned, require_unowned
+from trainclient.training.ownership import Leases, outputs, owned, owner_named, require_unowned
 from trainclient.training.rendezvous import join_attempt
 from trainclient.training.run import digest_settings, name_run
 from trainclient.training.saving import continue_from
@@ -64,7 +64,7 @@ JOBS_KEY: Final = "disttrain/jobs"
 
 
 OWNED_KEY: Final = "disttrain/owned"
-"""Key of why the run may not write its outputs; empty if it may."""
+"""Key of whether the run may write its outputs, as JSON: `refused` says why not, `profile` numbers that lease."""
 LAUNCH_KEY: Final = "disttrain/launch"
 """Key of a name that all attempts share which one launcher starts."""
 ATTEMPTS_KEY: Final = "disttrain/attempts"
@@ -119,30 +119,34 @@ def check(config: TrainConfig, jobs: Jobs) -> None:
             evaluated_steps(config, jobs.held_out, client.num_steps)
     with DataClient(config.servers, job, reader, 0, timeouts=config.timeouts) as client:
         if found is not None:
-            stored_tensors(found)
             run = continue_from(found, client, sizes).run or run
         if config.metrics is not None:
             bytes_before(config.metrics, run, client.step)
 
 
-def _checkpoint(config: TrainConfig, job: Job) -> Path | None:
+def _checkpoint(config: TrainConfig, job: Job) -> Stored | None:
     """The checkpoint to continue from, as far as it can be known without reading all of it."""
     directory = config.checkpoint.directory
     if directory is None:
         return None
-    try:
-        found = resumption(survey(directory), config.resume_from, digest_settings(config, job)).candidates
-        damaged = [seen_damage(stored.path, stored.manifest) for stored in found]
-    except OSError as error:
-        raise ConfigError(
-            f"the folder of checkpoints {directory} cannot be read ({error.strerror}); check its permissions and its "
-            "storage, or give another --checkpoint.directory"
-        ) from None
-    if config.resume_from == ResumeFrom.NEWEST_WHOLE:
-        return next((stored.path for stored, damage in zip(found, damaged, strict=True) if not damage), None)
-    if found and damaged[0]:
-        raise ConfigError(f"the checkpoint {found[0].path} cannot be read ({'; '.join(damaged[0][:4])}); {OTHERWISE}")
-    return found[0].path if found else None
+    with owner_named(config):
+        try:
+            found = resumption(survey(directory), config.resume_from, digest_settings(config, job)).candidates
+            damaged = [seen_damage(stored.path, stored.manifest) for stored in found]
+        except OSError as error:
+            raise ConfigError(
+                f"the folder of checkpoints {directory} cannot be read ({error.strerror}); check its permissions and "
+                "its storage, or give another --checkpoint.directory"
+            ) from None
+        if config.resume_from == ResumeFrom.NEWEST_WHOLE:
+            found = tuple(stored for stored, damage in zip(found, damaged, strict=True) if not damage)
+        elif found and damaged[0]:
+            said = "; ".join(damaged[0][:4])
+            raise CheckpointError(f"the checkpoint {found[0].path} cannot be read ({said}); {OTHERWISE}")
+        if not found:
+            return None
+        stored_tensors(found[0].path)
+        return found[0]
 
 
 @contextmanager
@@ -226,7 +230,7 @@ def _train(
             trainer.resume(streams)
             if streams.step and groups.rank == 0:
                 sys.stderr.write(f"resumed: {streams.step} of {streams.num_steps} steps are done\n")
-            metrics = leases.get("metrics")
+            metrics = leases.own.get("metrics")
             copied = metrics is not None and bool(metrics.note)  # whoever had the file may live, and have it open
             with closing(_writer(config, groups.rank, trainer, streams, copied=copied)) as writer:
                 trainer.run(streams, stop, writer)
@@ -258,7 +262,7 @@ class Ending:
 @contextmanager
 def _owned(
     config: TrainConfig, process: Process, job: Job, store: Store, lost: Callable[[str], None]
-) -> Iterator[Mapping[str, Lease]]:
+) -> Iterator[Leases]:
     """Own the run's outputs, before anything is written; only the first process does, which publishes for all.
 
     What torchrun starts again takes nothing over by force, or two runs that were both told to would do so in turns.
@@ -268,10 +272,11 @@ def _owned(
     """
     if process.rank != 0:
         with translate_rank_errors("rank 0"):
-            refusal = store.get(OWNED_KEY).decode()
-        if refusal:
-            raise RunEndedError(refusal, reports=False)
-        yield {}
+            said = json.loads(store.get(OWNED_KEY))
+        if "refused" in said:
+            raise RunEndedError(said["refused"], reports=False)
+        profiles = outputs(config, name_run(config, job)).get("profile")
+        yield Leases(profile=None if profiles is None else FollowedLease(profiles, said["profile"]))
         return
     launch, attempts = store.get(LAUNCH_KEY).decode(), int(store.get(ATTEMPTS_KEY))
     owner = Owner.here(name_run(config, job), launch=launch)
@@ -280,10 +285,11 @@ def _owned(
             take_over = config.take_over and attempts == 1
             leases = taken.enter_context(owned(config, owner, lost, take_over=take_over))
         except LeaseError as error:
-            store.set(OWNED_KEY, str(error))
+            store.set(OWNED_KEY, json.dumps({"refused": str(error)}))
             raise
-        store.set(OWNED_KEY, "")
-        yield leases
+        profile = leases.get("profile")
+        store.set(OWNED_KEY, json.dumps({"profile": profile and profile.number}))
+        yield Leases(leases, profile)
 
 
 def _gpus(wanted: Device) -> int:

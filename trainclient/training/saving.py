@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +10,8 @@ from trainclient.checkpoint.folder import Checkpoints
 from trainclient.checkpoint.lease import Lease
 from trainclient.checkpoint.resume_from import ResumeFrom
 from trainclient.checkpoint.saver import Saver
-from trainclient.checkpoint.state import SaveError, TrainerState, read_state
+from trainclient.checkpoint.selection import Stored
+from trainclient.checkpoint.state import SaveError, TrainerState
 from trainclient.client import DataClient
 from trainclient.exchange.rank_errors import translate_rank_errors
 from trainclient.topology.process_groups import Groups
@@ -19,21 +19,21 @@ from trainclient.training.config import CheckpointConfig
 from trainclient.training.streams import Streams
 
 
-def continue_from(path: Path, client: DataClient | Streams, sizes: dict[str, Any]) -> TrainerState:
+def continue_from(found: Stored, client: DataClient | Streams, sizes: dict[str, Any]) -> TrainerState:
     """Set a client to where a checkpoint ended.
 
     Args:
-        path: the checkpoint.
+        found: the checkpoint.
         client: of any views of the job.
         sizes: of every module (`Models.describe`).
 
     Raises:
         StateError: the checkpoint belongs to another stream.
-        CheckpointError: it belongs to other models, or cannot be read.
+        CheckpointError: it belongs to other models.
     """
-    state = read_state(path)
+    state = found.manifest.state
     client.load_state_dict(state.cursor)
-    state.require_modules(sizes, path)
+    state.require_modules(sizes, found.path)
     return state
 
 
@@ -78,11 +78,11 @@ class Saving:
         if self._checkpoints is None:
             return None
         with translate_rank_errors("other ranks"):
-            path = self._checkpoints.resume_point(wanted, settings)
-        if path is None:
+            found = self._checkpoints.resume_point(wanted, settings)
+        if found is None:
             return None
-        state = continue_from(path, streams, sizes)
-        self._checkpoints.load(path, state.readable(tensors))
+        state = continue_from(found, streams, sizes)
+        self._checkpoints.load(found.path, state.readable(tensors))
         return state
 
     def save(self, tensors: Mapping[str, Tensor], state: TrainerState) -> None:
