@@ -36,7 +36,7 @@ class OpenShards:
         """Read pieces of the shard at `position`, each given by its offset and length.
 
         Raises:
-            ShardReadError: storage failed, or gave fewer bytes; says nothing about the sample.
+            ShardReadError: storage failed, or gave fewer bytes than the file has; says nothing about the sample.
             StaleIndexError: the shard has another content than the one that was indexed.
         """
         file = self._shards[position].file  # its path is made where it is wanted: that takes as long as the reading
@@ -84,7 +84,7 @@ class OpenShards:
             if etag == self._etags[position]:
                 return
             if etag.num_bytes != shard.header.shard_bytes:
-                raise ShardReadError(
+                raise StaleIndexError(
                     f"{path} has {etag.num_bytes} bytes, its index describes {shard.header.shard_bytes};"
                     f" run {shard.file.index_command} and start the server again"
                 )

@@ -255,7 +255,7 @@ def test_reads_from_many_threads(pairs: Path) -> None:
     assert texts == [s.parts(r).texts[0] for s, r in jobs]
 
 
-def test_storage_trouble_is_a_shard_read_error(tmp_path: Path) -> None:
+def test_a_cut_shard_is_a_stale_index_and_a_missing_one_is_storage_trouble(tmp_path: Path) -> None:
     folder = write_pairs(tmp_path, 4, 4)
     build_index(folder, workers=1)
     dataset = Dataset.open(folder)
@@ -266,7 +266,7 @@ def test_storage_trouble_is_a_shard_read_error(tmp_path: Path) -> None:
     with shard.open("r+b") as file:
         file.truncate(refs[2].offset + 10)
     for ref in (refs[2], refs[0]):
-        with pytest.raises(ShardReadError, match=r"has \d+ bytes, its index describes \d+; run dataserver index"):
+        with pytest.raises(StaleIndexError, match=r"has \d+ bytes, its index describes \d+; run dataserver index"):
             dataset.read(ref)
     shard.unlink()
     with pytest.raises(ShardReadError, match="No such file"):

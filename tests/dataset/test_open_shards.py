@@ -130,6 +130,6 @@ def test_another_content_of_the_same_size_is_read_once_and_refused_until_it_chan
     assert digests == [path, path]
     path.write_bytes(content + b"x")
     said = rf"{path} has {len(content) + 1} bytes, its index describes {len(content)}; run dataserver index .* again"
-    with pytest.raises(ShardReadError, match=said):
+    with pytest.raises(StaleIndexError, match=said):
         shards.read(1, [(0, 1)])
     assert len(digests) == 2

@@ -20,8 +20,8 @@ def pool() -> Iterator[FairPool]:
 
 def test_queues_have_a_task_run_in_turn_however_many_they_have(pool: FairPool) -> None:
     ran, go = list[str](), threading.Event()
-    first = pool.queue().submit(go.wait, TIMEOUT_S)
-    many, few = pool.queue(), pool.queue()
+    first = pool.queue("x").submit(go.wait, TIMEOUT_S)
+    many, few = pool.queue("x"), pool.queue("x")
     futures = [many.submit(ran.append, f"many {i}") for i in range(4)]
     futures += [few.submit(ran.append, f"few {i}") for i in range(2)]
     go.set()
@@ -29,8 +29,21 @@ def test_queues_have_a_task_run_in_turn_however_many_they_have(pool: FairPool) -
     assert ran == ["many 0", "few 0", "many 1", "few 1", "many 2", "many 3"]
 
 
+def test_groups_have_turns_however_many_queues_they_have(pool: FairPool) -> None:
+    """As jobs, of which one has many streams, or opens and cancels them."""
+    ran, go = list[str](), threading.Event()
+    first = pool.queue("x").submit(go.wait, TIMEOUT_S)
+    many, few = [pool.queue("many") for _ in range(3)], [pool.queue("few")]
+    futures = []
+    for name, queues in (("many", many), ("few", few)):
+        futures += [q.submit(ran.append, f"{name} {n}") for _ in range(2) for n, q in enumerate(queues)]
+    go.set()
+    assert not wait([first, *futures], TIMEOUT_S).not_done
+    assert ran == ["many 0", "few 0", "many 1", "few 0", "many 2", "many 0", "many 1", "many 2"]
+
+
 def test_what_a_task_gives_or_raises_and_what_is_cancelled(pool: FairPool) -> None:
-    queue, go = pool.queue(), threading.Event()
+    queue, go = pool.queue("x"), threading.Event()
     first = queue.submit(go.wait, timeout=TIMEOUT_S)
     cancelled, failed, last = queue.submit(print), queue.submit(int, "x"), queue.submit(int, "7")
     told: list[Future[None]] = []
@@ -44,13 +57,13 @@ def test_what_a_task_gives_or_raises_and_what_is_cancelled(pool: FairPool) -> No
 
 
 def test_a_pool_that_ends_finishes_what_runs_and_cancels_what_waits(pool: FairPool) -> None:
-    queue, began, go = pool.queue(), threading.Event(), threading.Event()
+    queue, began, go = pool.queue("x"), threading.Event(), threading.Event()
 
     def work() -> int:
         began.set()
         return int(go.wait(TIMEOUT_S))
 
-    running, waiting = queue.submit(work), pool.queue().submit(print)
+    running, waiting = queue.submit(work), pool.queue("y").submit(print)
     assert began.wait(TIMEOUT_S)
     waiting.add_done_callback(lambda _: queue.tasks.clear())  # it may take locks, so none is held
     threading.Timer(0.05, go.set).start()

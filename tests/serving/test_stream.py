@@ -30,6 +30,7 @@ class Source:
     """Steps of one microbatch, whose bytes are all 7."""
 
     num_steps = 2
+    job_id = "job"
     module = "m"
     prepared = 0
 

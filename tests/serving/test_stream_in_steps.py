@@ -32,7 +32,7 @@ SIZE = 1 << 16
 class Inline:
     """Runs at once what is submitted."""
 
-    def queue(self) -> "Inline":
+    def queue(self, _group: str) -> "Inline":
         return self
 
     def submit(self, task: Callable[..., None], *arguments: Any) -> None:
@@ -42,6 +42,7 @@ class Inline:
 class Source:
     """Steps of three microbatches, and notes of what was made."""
 
+    job_id = "job"
     module = "m"
 
     def __init__(self, num_steps: int = 5, size: int = SIZE, broken: tuple[int, int] | None = None) -> None:

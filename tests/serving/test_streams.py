@@ -1,4 +1,5 @@
 import itertools
+import re
 import shutil
 import threading
 import time
@@ -45,7 +46,7 @@ def refusal(call: Any) -> tuple[grpc.StatusCode, str, str, str]:
 def test_a_server_that_has_stopped_has_no_threads_that_prepare_or_decode(tmp_path: Path) -> None:
     with running({"d": index(write_pairs(tmp_path / "d", 4, 4))}) as made:
         shared = made.server.streams.shared
-    for pool in (shared.preparing, shared.decoding.queue()):
+    for pool in (shared.preparing, shared.decoding.queue("job")):
         with pytest.raises(RuntimeError, match="after shutdown"):
             pool.submit(print)
 
@@ -350,13 +351,28 @@ def test_a_consumer_that_does_not_read_cannot_hold_a_drain(photographs: Path, cu
         assert caught.value.code() in (CODE.UNAVAILABLE, CODE.CANCELLED)
 
 
+@pytest.mark.parametrize("moment", ["indexed", "served"])
+def test_a_shard_that_is_cut_ends_as_a_stale_index_at_once(tmp_path: Path, moment: str) -> None:
+    folder = index(write_pairs(tmp_path / "d", 32, 8, seed=5))
+    with running({"d": folder}) as server:
+        job_id = server.create(job_data(datasets=[{"name": "d"}], end={"steps": 1})).job_id
+        if moment == "served":
+            server.read(job_id)
+        for shard in folder.glob("*.tar"):
+            with shard.open("r+b") as file:
+                file.truncate(1024)
+        *rest, text = refusal(server.stream(job_id))
+        assert rest == [CODE.FAILED_PRECONDITION, "INDEX_STALE", "ANOTHER_SERVER"]
+        assert re.search(r"\.tar has 1024 bytes, its index describes \d+; run dataserver index", text)
+        assert server.server.snapshot().counts.storage_errors == 0, "nothing is tried again"
+
+
 def test_a_shard_that_disappears_ends_as_unavailable_after_what_was_ready(tmp_path: Path) -> None:
     folder = index(write_pairs(tmp_path / "d", 32, 8, seed=5))
     with running({"d": folder}) as server:
         job_id = server.create(job_data(datasets=[{"name": "d"}], end={"steps": 1})).job_id
         for shard in folder.glob("*.tar"):
-            with shard.open("r+b") as file:
-                file.truncate(1024)
+            shard.unlink()
         assert refusal(server.stream(job_id))[:3] == (CODE.UNAVAILABLE, "STORAGE_UNAVAILABLE", "RETRY")
         assert server.read(job_id, "llm").end is not None, "texts lie in the index"
 

@@ -1,11 +1,11 @@
-"""Threads that several queues share, one task of each after the other.
+"""Threads that several queues share: a turn for each group of queues, and within a group one for each queue.
 
 In one queue for all, each task waits as long as the others, so whoever has more of them there gets more done: a stream
-whose microbatches are small just now, or whose consumer is quick.
+whose microbatches are small just now, or whose consumer is quick; or a job with many streams.
 """
 
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -17,45 +17,48 @@ Result = TypeVar("Result")
 
 
 class FairPool:
-    """Threads that run one task of each queue after the other. Queues without tasks hold up nobody."""
+    """Threads that run one task of each group after the other, of its queues in turn; who has none holds up nobody."""
 
     def __init__(self, num_threads: int, name: str) -> None:
         self._threads = ThreadPoolExecutor(num_threads, name)
         self._lock = threading.Lock()
-        self._waiting: deque[Queue] = deque()
-        """Those that have tasks, each of them once; the first one is next."""
+        self._waiting: OrderedDict[str, deque[Queue]] = OrderedDict()
+        """By group, the queues that have tasks, each of them once; the first one of the first group is next."""
 
-    def queue(self) -> "Queue":
-        """A queue of its own, which need not be closed."""
-        return Queue(self)
+    def queue(self, group: str) -> "Queue":
+        """A queue of its own, which need not be closed, in a group that has turns together."""
+        return Queue(self, group)
 
     def shutdown(self) -> None:
         """Take no further tasks, wait for those that run, and cancel all others."""
         self._threads.shutdown(cancel_futures=True)
         with self._lock:
-            futures = [task.future for queue in self._waiting for task in queue.tasks]
+            futures = [task.future for queues in self._waiting.values() for queue in queues for task in queue.tasks]
         for future in futures:  # without the lock: callbacks run here
             future.cancel()
 
     def put(self, queue: "Queue", task: "Task") -> None:
-        """Have a task run after one task of each queue that waits before its own.
+        """Have a task run after one task of each group that waits before its own, or of each queue of its group.
 
         Raises:
             RuntimeError: after `shutdown`.
         """
         with self._lock:
             if not queue.tasks:
-                self._waiting.append(queue)
+                self._waiting.setdefault(queue.group, deque()).append(queue)
             queue.tasks.append(task)
         self._threads.submit(self._run_next)  # not before: it must find one
 
     def _run_next(self) -> None:
         """Run one task, which may be another one than that for which this was submitted: there are as many."""
         with self._lock:
-            queue = self._waiting.popleft()
+            group, queues = self._waiting.popitem(last=False)
+            queue = queues.popleft()
             task = queue.tasks.popleft()
             if queue.tasks:
-                self._waiting.append(queue)
+                queues.append(queue)
+            if queues:
+                self._waiting[group] = queues
         task.run()
 
 
@@ -81,6 +84,7 @@ class Queue(Executor):
     """Tasks of one user of a pool."""
 
     pool: FairPool
+    group: str
     tasks: deque[Task] = field(default_factory=deque)
     """Those that wait. Guarded by the pool."""
 

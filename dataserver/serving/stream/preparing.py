@@ -44,7 +44,7 @@ class Preparation:
         self._shared = shared
         self._source = source
         self._transports = transports
-        self._decoding = shared.decoding.queue()
+        self._decoding = shared.decoding.queue(source.job_id)
         self._stop = threading.Event()
         self._condition = threading.Condition()
         """Guards what follows, except `_cursor`, `_pending` and `_plan`, which are the preparing task's, one at a time,

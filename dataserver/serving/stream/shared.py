@@ -27,7 +27,7 @@ class Shared:
     laying_out: AbstractContextManager[bool]
     """Entered while a stream reads token ids and lays out a view, which few of them do at once."""
     decoding: FairPool
-    """Decodes images; a queue for each stream."""
+    """Decodes images; a group for each job, and in it a queue for each stream."""
     shared_memory: SharedMemoryListener
     draining: threading.Event
     """Set when streams are to end after the microbatch in hand."""

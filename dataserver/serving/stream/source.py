@@ -54,6 +54,11 @@ class ViewSource:
     """Whether one rank of each sequence-parallel group gets the tensors for all."""
 
     @property
+    def job_id(self) -> str:
+        """Id of the job."""
+        return self.served.job.job_id
+
+    @property
     def num_steps(self) -> int:
         """Steps until the job ends."""
         return self.served.planner.num_steps

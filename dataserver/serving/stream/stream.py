@@ -72,7 +72,7 @@ class MicrobatchStream:
         """How far this stream is. May be called from any thread."""
         ready, preparing = self._preparation.counts()
         return Progress(
-            job_id=self._source.served.job.job_id[:JOB_CHARS],
+            job_id=self._source.job_id[:JOB_CHARS],
             module=self._source.module,
             rank=self._source.rank,
             sent_step=self._handing_out.sent_step,
