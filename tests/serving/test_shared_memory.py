@@ -6,6 +6,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from disttrain.v1 import data_service_pb2 as pb
-from serving.harness import large_job, running
+from serving.harness import TIMEOUT_S, large_job, running
 
 from dataserver.serving.memory import Account, BufferPool, ByteBudget, size_class
 from dataserver.serving.transport import shared_memory, shared_memory_listener
@@ -449,6 +450,26 @@ def test_a_client_that_knows_the_protos_alone(photographs: Path) -> None:
             numbers.add(block.number)
         assert len(numbers) < len(sent.microbatches), "what was returned is used again"
         assert next(stream).end.reason == pb.EndOfStream.REASON_END_OF_JOB
+
+
+def test_a_client_that_keeps_what_it_has_does_not_hold_a_drain(photographs: Path) -> None:
+    """The next microbatch is in the stream's hand, and waits for memory that never comes back."""
+    with running({"photos": photographs}) as server:
+        job = server.create(large_job(end={"steps": 6}))
+        sizes = [header.total_bytes for header, _ in server.read(job.job_id, "vit", 0).microbatches[:2]]
+        connection = said(server.server.streams.shared.shared_memory, struct.pack("<16sQ", TOKEN, max(sizes)))
+        stream = server.stub.StreamMicrobatches(
+            pb.StreamMicrobatchesRequest(job_id=job.job_id, module="vit", rank=0, memory_token=TOKEN), timeout=TIMEOUT_S
+        )
+        assert [next(stream).WhichOneof("message") for _ in range(2)] == ["header", "shared"]
+        until = time.monotonic() + TIMEOUT_S
+        while (one := server.server.streams.progress()[0]).sent_step is None or not one.unread_s:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        server.server.drain(3600.0)
+        assert list(stream)[-1].end.reason == pb.EndOfStream.REASON_DRAINING
+        server.server.wait()
+        connection.close()
 
 
 @pytest.mark.parametrize("token", [b"unknown", b"?" * (1 << 20)])
