@@ -16,7 +16,7 @@ from typing import Any, Final
 from prometheus_client import generate_latest
 
 from dataserver.addresses import joined
-from dataserver.serving.config import ConfigError
+from dataserver.serving.binding import when_free
 from dataserver.serving.metrics_families import metrics_registry
 from dataserver.serving.metrics_message import TakeMetrics
 
@@ -46,14 +46,12 @@ class MetricsEndpoint:
             ConfigError: the address cannot be bound.
         """
         registry = metrics_registry(metrics)
-        try:
+
+        def bind() -> _HttpServer:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-            self._server = _HttpServer(family, (host, port), lambda: generate_latest(registry))
-        except OSError as error:
-            raise ConfigError(
-                f"cannot listen for metrics on {joined(host, port)}: {error.strerror or error}; "
-                "choose another address with --metrics-listen"
-            ) from None
+            return _HttpServer(family, (host, port), lambda: generate_latest(registry))
+
+        self._server = when_free(host, port, "--metrics-listen", bind, " for metrics")
         self.address = joined(host, self._server.server_address[1])
         """HOST:PORT with the port that was taken."""
         self._thread = threading.Thread(target=self._server.serve_forever, args=(_POLL_S,), name="metrics", daemon=True)

@@ -1,7 +1,6 @@
 """One server: it binds an address, serves until it is drained, and ends."""
 
 import secrets
-import socket
 import threading
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +16,8 @@ from dataserver.fleet.peer import INSTANCE_BYTES
 from dataserver.jobs import Catalog
 from dataserver.serving.admin_service import AdminService
 from dataserver.serving.admission import Admission, CallPool
-from dataserver.serving.config import ConfigError, ServerConfig
+from dataserver.serving.binding import probe, when_free
+from dataserver.serving.config import ServerConfig
 from dataserver.serving.data_service import DataService
 from dataserver.serving.descriptors import max_connections
 from dataserver.serving.errors import load_details
@@ -204,22 +204,11 @@ class DataServer:
         self._ended.set()
 
     def _bind(self, host: str, port: int) -> int:
-        problem = _why_not(host, port)
-        if problem is None:
+        def bind() -> int:
+            probe(host, port)
             try:
                 return self._grpc.add_insecure_port(joined(host, port))
             except RuntimeError as error:
-                problem = str(error)
-        raise ConfigError(f"cannot listen on {joined(host, port)}: {problem}; choose another address with --listen")
+                raise OSError(str(error)) from None
 
-
-def _why_not(host: str, port: int) -> str | None:
-    """Why an address cannot be bound, in the words of the system, which gRPC keeps to itself; None if it can be."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        return error.strerror or str(error)
-    return None
+        return when_free(host, port, "--listen", bind)

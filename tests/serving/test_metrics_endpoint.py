@@ -99,14 +99,6 @@ def test_clients_that_vanish_leave_no_trace(server: Running, capfd: pytest.Captu
     assert capfd.readouterr().err == ""
 
 
-def test_a_taken_address_is_an_error(server: Running, datasets: dict[str, Path]) -> None:
-    with (
-        pytest.raises(ConfigError, match=r"cannot listen for metrics on .*in use; .*--metrics-listen"),
-        running(datasets, metrics_listen=server.server.metrics_address),
-    ):
-        pass
-
-
 def test_the_address_is_closed_with_the_server(datasets: dict[str, Path]) -> None:
     with running(datasets, metrics_listen="[::1]:0") as server:
         address = server.server.metrics_address
