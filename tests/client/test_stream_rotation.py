@@ -47,6 +47,7 @@ class Trio:
         self.endpoints = tuple(Address(name) for name in "abcdefgh"[:count])
         self.timeouts = Timeouts(**timeouts)
         self.key = "job/llm/0"
+        self.speaks = True
         self.current = 0
         self.reached = True
         self.refusals: dict[str, str] = {}
@@ -174,6 +175,22 @@ def test_reports_come_every_five_seconds(monkeypatch: pytest.MonkeyPatch, caplog
     assert reports == [f"no server could go on for {s} s of 100 s: {listed[1]}" for s in (5, 10)]
     lines = [(r.levelno, r.getMessage()) for r in caplog.records if not r.getMessage().startswith("no server")]
     assert lines == [(logging.WARNING, "lost; going to the next server")] * 2
+
+
+def test_other_ranks_than_the_first_report_late_and_once_for_each_loss(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a thousand ranks one is enough, unless it has its servers and another one has not."""
+    fleet = Trio(monkeypatch, 1, give_up=100.0)
+    fleet.speaks = False
+    way = fleet.rotation()
+    for begin in (2000.0, 3000.0):
+        for wait in range(0, 90, 10):
+            fleet.guard.now = begin + wait
+            way.failed(error("lost"))
+        way.succeeded()
+    reports = [r.getMessage() for r in caplog.records if r.getMessage().startswith("no server")]
+    assert reports == ["no server could go on for 30 s of 100 s: a: lost"] * 2
 
 
 def test_servers_that_refuse_are_set_aside_until_another_makes_progress(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,8 @@ class ViewClient(Generic[TensorT]):
             ClientError: no server could be reached, or they refuse the job.
         """
         source = load_job_data(job)
-        self.fleet = Fleet(addresses, key=_spread_key(source, module, rank), timeouts=timeouts)
+        key, speaks = _spread_key(source, module, rank), _is_first(source, module, rank)
+        self.fleet = Fleet(addresses, key=key, timeouts=timeouts, speaks=speaks)
         self._reader: MicrobatchReader | None = None
         self._finished_wait_s = 0.0
         self._closed = False
@@ -310,6 +311,17 @@ def _spread_key(job: Job | dict[str, Any], module: str, rank: int) -> str:
     """What the first server is chosen by: the job as given, and who asks."""
     text = job.job_id if isinstance(job, Job) else json.dumps(job, sort_keys=True, default=str)
     return f"{hashlib.sha256(text.encode()).hexdigest()}/{module}/{rank}"
+
+
+def _is_first(job: Job | dict[str, Any], module: str, rank: int) -> bool:
+    """Whether this is the first rank of the first module, or of any where the job as given has none."""
+    if isinstance(job, Job):
+        return rank == 0 and job.spec.execution.modules[0].name == module
+    try:
+        first = job["execution"]["modules"][0]["name"]
+    except (KeyError, IndexError, TypeError):  # it is refused later, with what is wrong
+        first = module
+    return rank == 0 and bool(first == module)
 
 
 def _differences(job: Job, state: Mapping[str, Any]) -> str:

@@ -32,7 +32,14 @@ _Result = TypeVar("_Result")
 class Fleet:
     """Servers by address, as a `Rotation` goes through them. Thread-safe."""
 
-    def __init__(self, addresses: str | Sequence[str], *, key: str = "", timeouts: Timeouts | None = None) -> None:
+    def __init__(
+        self,
+        addresses: str | Sequence[str],
+        *,
+        key: str = "",
+        timeouts: Timeouts | None = None,
+        speaks: bool = True,
+    ) -> None:
         """Parse the addresses; nothing is connected yet.
 
         Args:
@@ -40,6 +47,7 @@ class Fleet:
             key: decides the server to begin with, so that ranks spread over a fleet, and the jitter of pauses. Where
                 addresses are of the loopback device, it is one of these.
             timeouts: deadlines of all calls.
+            speaks: whether to say every few seconds that no server answers: of many ranks one is enough.
 
         Raises:
             AddressError: an address cannot be used.
@@ -47,6 +55,7 @@ class Fleet:
         self.addresses = parse_addresses(addresses)
         self.timeouts = timeouts or Timeouts()
         self.key = key
+        self.speaks = speaks
         self.endpoints = tuple(Endpoint(address, self.timeouts) for address in self.addresses)
         # One on this machine, if the addresses name any: it shares memory instead of sending bytes.
         local = [i for i, endpoint in enumerate(self.endpoints) if endpoint.is_local] or range(len(self.endpoints))

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import math
 import time
 from typing import Protocol
 
@@ -14,7 +15,9 @@ from trainclient.stream.errors import ClientError, DataServiceError, FleetError
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 REPORT_EVERY_S = 5.0
-"""While no server answers or goes on."""
+"""While no server answers or goes on: by the first rank, which speaks for all."""
+REPORT_LATE_S = 30.0
+"""After which each of the others says it once: it may be alone with that."""
 
 _STATISTICS_PENDING = "STATISTICS_PENDING"
 """Reason of servers that look at every sample of a dataset first: nothing is wrong with them."""
@@ -29,6 +32,8 @@ class Servers(Protocol):
     timeouts: Timeouts
     key: str
     """Decides the jitter of pauses."""
+    speaks: bool
+    """Whether this is the rank that says again and again that no server answers."""
     current: int
     """Position of the server that answered last. A stale value costs one try."""
     reached: bool
@@ -145,8 +150,9 @@ class Rotation:
         left = since + limit - now
         if left <= 0 and len(self._failures) == len(self._fleet.endpoints):
             raise FleetError(f"{problem} for {limit:g} s{hint}", self._failures) from None
-        if now - self._reported >= REPORT_EVERY_S:
-            self._reported = now
+        speaks = self._fleet.speaks
+        if now - self._reported >= (REPORT_EVERY_S if speaks else REPORT_LATE_S):
+            self._reported = now if speaks else math.inf
             _log.warning("%s", FleetError(f"{problem} for {now - since:.0f} s of {limit:g} s", self._failures))
         return max(left, 0.0)
 
