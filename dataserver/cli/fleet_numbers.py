@@ -63,22 +63,24 @@ def slowest_stage(now: GetMetricsResponse, before: GetMetricsResponse | None) ->
 
 @dataclass(frozen=True)
 class RankRow:
-    """A rank, the server that it reads from, and how many steps it is behind the first rank of its job."""
+    """A rank, the server that it reads from, and how many steps it is behind the first rank of its module."""
 
     address: str
     progress: RankProgress
     lag: int | None
+    """None where the client has not said at which step its trainer is."""
 
 
 def ranked(answers: Mapping[str, GetMetricsResponse]) -> list[RankRow]:
     """All ranks by job, module and rank."""
     found = [(address, rank) for address, answer in answers.items() for rank in answer.ranks]
-    first: dict[str, int] = {}
+    first: dict[tuple[str, str], int] = {}
     for _, rank in found:
-        if rank.HasField("sent_step"):
-            first[rank.job] = max(first.get(rank.job, 0), rank.sent_step)
+        if rank.HasField("step"):
+            module = rank.job, rank.module
+            first[module] = max(first.get(module, 0), rank.step)
     rows = [
-        RankRow(address, rank, first[rank.job] - rank.sent_step if rank.HasField("sent_step") else None)
+        RankRow(address, rank, first[rank.job, rank.module] - rank.step if rank.HasField("step") else None)
         for address, rank in found
     ]
     return sorted(rows, key=lambda row: (row.progress.job, row.progress.module, row.progress.rank, row.address))

@@ -39,6 +39,7 @@ MAX_TENSOR_NAMES: Final = 64
 MESSAGE_MARGIN_BYTES: Final = 1024
 """Room in a message of the largest size for what wraps a plan."""
 MAX_TENSOR_NAME_CHARS: Final = 64
+MAX_PROGRESS_TOKEN_BYTES: Final = 16
 MAX_REPORT_BYTES: Final = 64 << 10
 """Largest report of step times, enough for a few thousand microbatches."""
 
@@ -97,7 +98,9 @@ class DataService:
         )
         # What is compressed is made for a network.
         token = request.memory_token if source.zstd_level is None else b""
-        return self._streams.open(source, request.start_step, request.start_microbatch, context.cancel, token)
+        progress_token = _checked_token(request.progress_token)
+        start = request.start_step, request.start_microbatch
+        return self._streams.open(source, *start, context.cancel, token, progress_token)
 
     def GetPlan(self, request: pb.GetPlanRequest, context: grpc.ServicerContext) -> pb.GetPlanResponse:
         """Plan one step and say what the plan gains."""
@@ -128,6 +131,12 @@ class DataService:
         _check_times(served, module, times)
         self._jobs.report(served, times)
         return pb.ReportStepTimesResponse()
+
+    def ReportProgress(self, request: pb.ReportProgressRequest, _: grpc.ServicerContext) -> pb.ReportProgressResponse:
+        """Note at which step a trainer is."""
+        if token := _checked_token(request.progress_token):
+            self._streams.note_progress(token, request.step)
+        return pb.ReportProgressResponse()
 
     def ListStepTimes(self, request: pb.ListStepTimesRequest, _: grpc.ServicerContext) -> pb.ListStepTimesResponse:
         """List the newest measured times."""
@@ -227,6 +236,12 @@ def _check_start(served: ServedJob, step: int, microbatch: int) -> None:
             errors_pb2.ERROR_REASON_STEP_OUT_OF_RANGE,
             f"step {step}, microbatch {microbatch} was asked for; the job has {counted(num_steps, 'step')}",
         )
+
+
+def _checked_token(token: bytes) -> bytes:
+    if len(token) > MAX_PROGRESS_TOKEN_BYTES:
+        raise _invalid(f"progress_token has {len(token)} bytes; at most {MAX_PROGRESS_TOKEN_BYTES} are allowed")
+    return token
 
 
 def _checked_names(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -65,7 +65,9 @@ class Progress:
     module: str
     rank: int
     sent_step: int | None
-    """Step of the microbatch that the consumer took last; None before the first."""
+    """Step of the microbatch that was sent last; None before the first."""
+    step: int | None
+    """Step of the microbatch that the trainer took last, as its client said; None if it has said nothing."""
     ready: int
     """Microbatches that wait for the consumer."""
     preparing: int
@@ -208,6 +210,15 @@ def resident_bytes() -> int:
 
 
 def _furthest_behind(one: Progress, other: Progress) -> Progress:
-    sent = None if one.sent_step is None or other.sent_step is None else min(one.sent_step, other.sent_step)
-    ready, preparing = min(one.ready, other.ready), min(one.preparing, other.preparing)
-    return replace(one, sent_step=sent, ready=ready, preparing=preparing, unread_s=max(one.unread_s, other.unread_s))
+    return replace(
+        one,
+        sent_step=_earlier(one.sent_step, other.sent_step),
+        step=_earlier(one.step, other.step),
+        ready=min(one.ready, other.ready),
+        preparing=min(one.preparing, other.preparing),
+        unread_s=max(one.unread_s, other.unread_s),
+    )
+
+
+def _earlier(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else min(one, other)

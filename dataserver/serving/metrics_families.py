@@ -92,13 +92,13 @@ def _of_jobs(found: GetMetricsResponse) -> Iterator[Metric]:
 def _of_ranks(ranks: Iterable[RankProgress]) -> Iterator[Metric]:
     """Series of a rank exist as long as one of its streams is open."""
     labels = ("job_id", "module", "rank")
-    step = _labelled("rank_sent_step", "Step of the microbatch that the rank took last.", *labels)
+    step = _labelled("rank_step", "Step of the microbatch that the trainer took last.", *labels)
     ahead = _labelled("rank_ready_microbatches", "Microbatches that wait for the rank.", *labels)
     unread = _labelled("rank_unread_seconds", "Seconds for which the rank has not taken what is offered.", *labels)
     for rank in ranks:
         values = [rank.job, rank.module, str(rank.rank)]
-        if rank.HasField("sent_step"):
-            step.add_metric(values, rank.sent_step)
+        if rank.HasField("step"):
+            step.add_metric(values, rank.step)
         ahead.add_metric(values, rank.ready_microbatches)
         unread.add_metric(values, _seconds(rank.unread))
     yield from (step, ahead, unread)

@@ -55,6 +55,7 @@ def _rank(found: Progress) -> pb.RankProgress:
         module=found.module,
         rank=found.rank,
         sent_step=found.sent_step,
+        step=found.step,
         ready_microbatches=found.ready,
         preparing_microbatches=found.preparing,
         unread=_duration(found.unread_s),

@@ -52,4 +52,4 @@ class Opened:
 
 
 def receiving_threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("reader-")]
+    return [t.name for t in threading.enumerate() if t.name.startswith(("reader-", "progress-"))]

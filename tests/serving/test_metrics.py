@@ -11,6 +11,7 @@ from urllib.request import urlopen
 
 import grpc
 import pytest
+from disttrain.v1 import data_service_pb2 as pb
 from prometheus_client.parser import text_string_to_metric_families
 from serving.harness import FIXED_WINDOW, TIMEOUT_S, Running, index, job_data, large_job, running
 from shards import break_images, write_pairs
@@ -128,7 +129,7 @@ def test_an_unread_stream_shows_until_it_is_closed(photographs: Path) -> None:
             ),
         )
         assert later[("open_streams",)] == 1
-        assert ("rank_sent_step", *rank) not in later
+        assert ("rank_step", *rank) not in later
         assert later[("queued_microbatches", "ready")] == later[("rank_ready_microbatches", *rank)]
         assert 0 < later[("prefetch_used_bytes",)] <= later[("prefetch_limit_bytes",)] == 6 << 20
         rest = list(stream)
@@ -166,19 +167,26 @@ def test_nothing_waits_for_a_stream_that_was_given_up(photographs: Path, idle: b
         stream.cancel()
 
 
-def test_a_rank_is_at_the_step_that_its_consumer_took_last(photographs: Path) -> None:
-    """Of two streams of a rank the one behind counts."""
+def test_a_rank_is_at_the_step_that_its_client_said_last(photographs: Path) -> None:
+    """Of two streams of a rank the one behind counts; what was sent does not."""
     job = large_job(datasets=[{"name": "d"}], global_batch=8, microbatch=8, end={"steps": 9})
     with serving(photographs) as server:
         job_id = server.create(job).job_id
-        streams = [server.stream(job_id, start_step=step) for step in (4, 2)]
+        streams = [server.stream(job_id, start_step=step, progress_token=bytes([step])) for step in (4, 2)]
         for stream in streams:
-            seen = 0
-            while seen < 2:  # the server is asked for a second header when the first microbatch was taken
-                seen += next(stream).WhichOneof("message") == "header"
-        found = until(server, lambda now: ("rank_sent_step", job_id[:12], "vit", "0") in now)
-        assert found[("rank_sent_step", job_id[:12], "vit", "0")] == 2
-        assert found[("open_streams",)] == 2
+            next(stream)
+
+        def said(token: bytes, step: int) -> float | None:
+            request = pb.ReportProgressRequest(progress_token=token, step=step)
+            server.stub.ReportProgress(request, timeout=TIMEOUT_S)
+            return values(server).get(("rank_step", job_id[:12], "vit", "0"))
+
+        assert said(bytes([4]), 4) is None
+        assert said(bytes([2]), 2) == 2
+        assert said(bytes([2]), 3) == 3
+        assert said(b"", 9) == said(b"unknown", 9) == 3
+        with pytest.raises(grpc.RpcError, match="progress_token has 17 bytes; at most 16 are allowed"):
+            said(bytes(17), 9)
         for stream in streams:
             stream.cancel()
 
@@ -215,7 +223,7 @@ def test_waits_count_while_they_go_on_and_once() -> None:
 
 def test_peers_of_a_rank_are_one_entry() -> None:
     def stream(rank: int, sent: int | None, ready: int, unread_s: float) -> Progress:
-        return Progress("job", "llm", rank, sent, ready, 1, unread_s)
+        return Progress("job", "llm", rank, sent, sent, ready, 1, unread_s)
 
     streams = (stream(1, 4, 0, 0.0), stream(0, 7, 3, 0.5), stream(0, 6, 5, 0.0), stream(1, None, 2, 9.0))
     found = Snapshot(1.0, Metrics().counts(), {}, streams, 0, 0, 0, {}, 0).ranks

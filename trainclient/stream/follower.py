@@ -24,6 +24,7 @@ from trainclient.stream.errors import (
 from trainclient.stream.fleet import Fleet
 from trainclient.stream.handoff import Handoff
 from trainclient.stream.microbatch import Array, Cursor, Microbatch, read_header, read_table
+from trainclient.stream.progress import ProgressReports
 from trainclient.stream.receiver import IdleEndError, receive_head, receive_tensors
 from trainclient.stream.rotation import Rotation
 from trainclient.stream.shared_memory import MappedBlocks
@@ -71,6 +72,7 @@ class Follower:
         handoff: Handoff,
         shown: Callable[[Microbatch[Array]], Microbatch[Any]],
         guard: CallGuard,
+        progress: ProgressReports,
     ) -> None:
         self._fleet = fleet
         self._job = job
@@ -84,6 +86,7 @@ class Follower:
         self._handoff = handoff
         self._shown = shown
         self._guard = guard
+        self._progress = progress
         self._in_hand: _StepInHand | None = None
 
     def run(self) -> None:
@@ -134,7 +137,8 @@ class Follower:
     def _read(self, endpoint: Endpoint, rotation: Rotation, info: GetServerInfoResponse) -> EndOfStream:
         mapped = self._mapped_blocks(info)
         self._handoff.when_emptied(None if mapped is None else mapped.ask)
-        call = endpoint.stream(self._request(b"" if mapped is None else mapped.token), self._guard)
+        request = self._request(b"" if mapped is None else mapped.token, self._progress.begin_stream(endpoint))
+        call = endpoint.stream(request, self._guard)
         self._handoff.restart_clock()
         try:
             while True:
@@ -155,6 +159,7 @@ class Follower:
             raise type(error)(f"server {endpoint.address}: {error}") from None
         finally:
             call.cancel()
+            self._progress.end_stream()
             if mapped is not None:
                 mapped.close()
 
@@ -179,7 +184,7 @@ class Follower:
             return microbatch
         return microbatch.with_tensors(receive_tensors(messages, table, self._buffers, mapped))
 
-    def _request(self, memory_token: bytes) -> StreamMicrobatchesRequest:
+    def _request(self, memory_token: bytes, progress_token: bytes) -> StreamMicrobatchesRequest:
         return StreamMicrobatchesRequest(
             job_id=self._job.job_id,
             module=self._view.module,
@@ -190,6 +195,7 @@ class Follower:
             accepted_codecs=[CODEC_ZSTD] if self._view.compress else [],
             share_fetch=self._view.share_fetch,
             memory_token=memory_token,
+            progress_token=progress_token,
         )
 
     def _check(self, microbatch: Microbatch[Array], server: str) -> None:

@@ -16,6 +16,7 @@ from trainclient.stream.fleet import Fleet
 from trainclient.stream.follower import Follower, ViewRequest
 from trainclient.stream.handoff import Handoff
 from trainclient.stream.microbatch import Array, Cursor, Microbatch
+from trainclient.stream.progress import ProgressReports
 
 PREFETCH_BYTES = 128 << 20
 MAX_MICROBATCH_BYTES = 4 << 30
@@ -26,8 +27,8 @@ class MicrobatchReader:
     """Iterates over the microbatches of one (module, rank) in plan order, to the end of the job.
 
     A thread receives ahead of the caller, so that transfer overlaps computing; a lost server costs a reconnect at the
-    next (step, microbatch). One thread may iterate. Close it, or use it as a context manager; at the exit of the
-    interpreter it closes itself.
+    next (step, microbatch). Another one tells servers how far the caller is. One thread may iterate. Close it, or use
+    it as a context manager; at the exit of the interpreter it closes itself.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class MicrobatchReader:
         self._pid = os.getpid()
         self._guard = CallGuard()
         self._handoff = Handoff(prefetch_bytes, fleet.timeouts.stall)
+        self._progress = ProgressReports()
         follower = Follower(
             fleet,
             job,
@@ -75,14 +77,19 @@ class MicrobatchReader:
             handoff=self._handoff,
             shown=shown,
             guard=self._guard,
+            progress=self._progress,
         )
-        name = f"reader-{view.module}-{view.rank}"
-        # A daemon, because the interpreter joins other threads before anything could tell them to end.
-        thread = threading.Thread(target=follower.run, name=name, daemon=True)
-        # Neither the thread nor the finalizer refers to this reader: dropped without `close`, it is closed as well.
+        name = f"{view.module}-{view.rank}"
+        # Daemons, because the interpreter joins other threads before anything could tell them to end.
+        threads = (
+            threading.Thread(target=follower.run, name=f"reader-{name}", daemon=True),
+            threading.Thread(target=self._progress.run, name=f"progress-{name}", daemon=True),
+        )
+        # Neither the threads nor the finalizer refer to this reader: dropped without `close`, it is closed as well.
         # Only an error raised from `next` keeps it: the handoff holds the error, whose traceback holds the reader.
-        self._finalizer = weakref.finalize(self, _stop, self._guard, self._handoff, thread, self._pid)
-        thread.start()
+        self._finalizer = weakref.finalize(self, _stop, self._guard, self._handoff, self._progress, threads, self._pid)
+        for thread in threads:
+            thread.start()
 
     @property
     def cursor(self) -> Cursor:
@@ -119,6 +126,7 @@ class MicrobatchReader:
             raise StopIteration
         waited = time.perf_counter() - begin
         self._wait_s += waited
+        self._progress.step = microbatch.step
         self._cursor = microbatch.cursor.after(microbatch.num_microbatches)
         # Nobody else has seen it; a copy of all its fields would take longer than the rest, within what is waited.
         object.__setattr__(microbatch, "wait_s", waited)
@@ -137,11 +145,15 @@ class MicrobatchReader:
         self.close()
 
 
-def _stop(guard: CallGuard, handoff: Handoff, thread: threading.Thread, pid: int) -> None:
+def _stop(
+    guard: CallGuard, handoff: Handoff, progress: ProgressReports, threads: tuple[threading.Thread, ...], pid: int
+) -> None:
     if os.getpid() != pid:
         return  # a fork inherits the reader, but neither its thread nor its calls
     handoff.close()  # first: what the receiver then ends with is no end of the job
     guard.stop()
-    # A collection may run this in any thread, also in the receiving one, and before that was started.
-    if thread is not threading.current_thread() and thread.ident is not None:
-        thread.join(JOIN_S)
+    progress.stop()
+    # A collection may run this in any thread, also in one of these, and before they were started.
+    for thread in threads:
+        if thread is not threading.current_thread() and thread.ident is not None:
+            thread.join(JOIN_S)

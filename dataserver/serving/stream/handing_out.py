@@ -59,7 +59,7 @@ class HandingOut:
 
     @property
     def sent_step(self) -> int | None:
-        """Step of the microbatch that the consumer took last; None before the first."""
+        """Step of the microbatch that was sent last; None before the first."""
         return self._sent_step
 
     @property

@@ -23,6 +23,7 @@ class MicrobatchStream:
         cancel: Callable[[], object],
         on_close: Callable[["MicrobatchStream"], None],
         memory_token: bytes = b"",
+        progress_token: bytes = b"",
     ) -> None:
         """Make a stream that has not begun.
 
@@ -34,8 +35,12 @@ class MicrobatchStream:
             cancel: ends the call of the stream, whatever its consumer reads.
             on_close: called whenever the stream is closed, without a lock.
             memory_token: of a consumer that maps memory instead of receiving bytes.
+            progress_token: by which its client reports on it; empty for one that does not.
         """
         self.cancel = cancel
+        self.progress_token = progress_token
+        self.step: int | None = None
+        """Step of the microbatch that the trainer took last, as its client said; None if it has said nothing."""
         self._source = source
         self._on_close = on_close
         start = (step, microbatch)
@@ -76,6 +81,7 @@ class MicrobatchStream:
             module=self._source.module,
             rank=self._source.rank,
             sent_step=self._handing_out.sent_step,
+            step=self.step,
             ready=ready,
             preparing=preparing,
             unread_s=self._handing_out.unread_s,

@@ -76,6 +76,7 @@ class Streams:
         microbatch: int,
         cancel: Callable[[], object],
         memory_token: bytes = b"",
+        progress_token: bytes = b"",
     ) -> MicrobatchStream:
         """Open a stream that starts at (step, microbatch), and let it begin to prepare.
 
@@ -85,6 +86,7 @@ class Streams:
             microbatch: the first one.
             cancel: ends the call of the stream, whatever its consumer reads.
             memory_token: of a consumer that maps memory instead of receiving bytes.
+            progress_token: by which its client reports on it; empty for one that does not.
 
         Raises:
             DataServiceError: DRAINING or TOO_MANY_STREAMS, at once.
@@ -98,7 +100,9 @@ class Streams:
                     f"this server has {self._max_streams} streams open, as many as it may; go to another one, or raise "
                     "max_streams",
                 )
-            stream = MicrobatchStream(self.shared, source, step, microbatch, cancel, self._forget, memory_token)
+            stream = MicrobatchStream(
+                self.shared, source, step, microbatch, cancel, self._forget, memory_token, progress_token
+            )
             self._open[stream] = None
         try:
             stream.start()  # does nothing if the stream was closed since the lock was released
@@ -106,6 +110,13 @@ class Streams:
             stream.close()
             raise
         return stream
+
+    def note_progress(self, progress_token: bytes, step: int) -> None:
+        """Note at which step the trainer is that reads an open stream; one that has ended is no more."""
+        with self._changed:
+            for stream in self._open:
+                if stream.progress_token == progress_token:
+                    stream.step = step
 
     def drain(self) -> int:
         """Let every stream end after the microbatch in hand, and refuse new ones; the number that were open."""

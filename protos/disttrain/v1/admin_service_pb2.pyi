@@ -377,6 +377,7 @@ class RankProgress(_message.Message):
     READY_MICROBATCHES_FIELD_NUMBER: _builtins.int
     PREPARING_MICROBATCHES_FIELD_NUMBER: _builtins.int
     UNREAD_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """The first 12 characters of the job's id."""
     module: _builtins.str
@@ -384,11 +385,15 @@ class RankProgress(_message.Message):
     rank: _builtins.int
     """Data-parallel rank within that module."""
     sent_step: _builtins.int
-    """Step of the microbatch that the rank took last; absent before the first."""
+    """Step of the microbatch that was sent last, which may wait in buffers of gRPC and of the client; absent before the first."""
     ready_microbatches: _builtins.int
     """Microbatches that wait for the rank."""
     preparing_microbatches: _builtins.int
     """Microbatches in the making behind them."""
+    step: _builtins.int
+    """Step of the microbatch that the trainer took last, as its client said (ReportProgress); absent before the first, and of
+    clients that do not say it.
+    """
     @_builtins.property
     def unread(self) -> _duration_pb2.Duration:
         """Time for which the rank has not taken what it is offered."""
@@ -403,13 +408,19 @@ class RankProgress(_message.Message):
         ready_microbatches: _builtins.int = ...,
         preparing_microbatches: _builtins.int = ...,
         unread: _duration_pb2.Duration | None = ...,
+        step: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_sent_step", b"_sent_step", "sent_step", b"sent_step", "unread", b"unread"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_sent_step", b"_sent_step", "_step", b"_step", "sent_step", b"sent_step", "step", b"step", "unread", b"unread"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sent_step", b"_sent_step", "job", b"job", "module", b"module", "preparing_microbatches", b"preparing_microbatches", "rank", b"rank", "ready_microbatches", b"ready_microbatches", "sent_step", b"sent_step", "unread", b"unread"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sent_step", b"_sent_step", "_step", b"_step", "job", b"job", "module", b"module", "preparing_microbatches", b"preparing_microbatches", "rank", b"rank", "ready_microbatches", b"ready_microbatches", "sent_step", b"sent_step", "step", b"step", "unread", b"unread"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__sent_step: _TypeAlias = _typing.Literal["sent_step"]  # noqa: Y015
     _WhichOneofArgType__sent_step: _TypeAlias = _typing.Literal["_sent_step", b"_sent_step"]  # noqa: Y015
+    _WhichOneofReturnType__step: _TypeAlias = _typing.Literal["step"]  # noqa: Y015
+    _WhichOneofArgType__step: _TypeAlias = _typing.Literal["_step", b"_step"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__sent_step) -> _WhichOneofReturnType__sent_step | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__step) -> _WhichOneofReturnType__step | None: ...
 
 Global___RankProgress: _TypeAlias = RankProgress  # noqa: Y015

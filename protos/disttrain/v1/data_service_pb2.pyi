@@ -157,6 +157,7 @@ class StreamMicrobatchesRequest(_message.Message):
     ACCEPTED_CODECS_FIELD_NUMBER: _builtins.int
     SHARE_FETCH_FIELD_NUMBER: _builtins.int
     MEMORY_TOKEN_FIELD_NUMBER: _builtins.int
+    PROGRESS_TOKEN_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Job to read, as GetOrCreateJob names it; JOB_UNKNOWN where this server does not know it."""
     module: _builtins.str
@@ -179,6 +180,10 @@ class StreamMicrobatchesRequest(_message.Message):
     said on a connection to `GetServerInfoResponse.memory_socket`, which describes what is said there; empty for bytes.
     Microbatches may then come as `shared`, each as the server decides. Whatever the server does not know as such a token, and
     any token beside a codec that it compresses with, changes nothing. One connection and token serve one stream, and end with it.
+    """
+    progress_token: _builtins.bytes
+    """For a client that calls ReportProgress: up to 16 random bytes, another for each stream, by which it names this one there;
+    empty for a client that does not.
     """
     @_builtins.property
     def tensors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -203,10 +208,11 @@ class StreamMicrobatchesRequest(_message.Message):
         accepted_codecs: _abc.Iterable[_microbatch_pb2.Codec.ValueType] | None = ...,
         share_fetch: _builtins.bool = ...,
         memory_token: _builtins.bytes = ...,
+        progress_token: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_codecs", b"accepted_codecs", "job_id", b"job_id", "memory_token", b"memory_token", "module", b"module", "rank", b"rank", "share_fetch", b"share_fetch", "start_microbatch", b"start_microbatch", "start_step", b"start_step", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_codecs", b"accepted_codecs", "job_id", b"job_id", "memory_token", b"memory_token", "module", b"module", "progress_token", b"progress_token", "rank", b"rank", "share_fetch", b"share_fetch", "start_microbatch", b"start_microbatch", "start_step", b"start_step", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -506,6 +512,49 @@ class ReportStepTimesResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReportStepTimesResponse: _TypeAlias = ReportStepTimesResponse  # noqa: Y015
+
+@_typing.final
+class ReportProgressRequest(_message.Message):
+    """Request of ReportProgress."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROGRESS_TOKEN_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    progress_token: _builtins.bytes
+    """Names an open stream of this server. Of a stream that has ended meanwhile the report changes nothing."""
+    step: _builtins.int
+    """Step of the microbatch that the trainer took last."""
+    def __init__(
+        self,
+        *,
+        progress_token: _builtins.bytes = ...,
+        step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["progress_token", b"progress_token", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportProgressRequest: _TypeAlias = ReportProgressRequest  # noqa: Y015
+
+@_typing.final
+class ReportProgressResponse(_message.Message):
+    """Response of ReportProgress."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportProgressResponse: _TypeAlias = ReportProgressResponse  # noqa: Y015
 
 @_typing.final
 class ListStepTimesRequest(_message.Message):

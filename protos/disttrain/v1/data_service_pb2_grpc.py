@@ -55,6 +55,11 @@ class DataServiceStub(object):
                 request_serializer=disttrain_dot_v1_dot_data__service__pb2.ReportStepTimesRequest.SerializeToString,
                 response_deserializer=disttrain_dot_v1_dot_data__service__pb2.ReportStepTimesResponse.FromString,
                 _registered_method=True)
+        self.ReportProgress = channel.unary_unary(
+                '/disttrain.v1.DataService/ReportProgress',
+                request_serializer=disttrain_dot_v1_dot_data__service__pb2.ReportProgressRequest.SerializeToString,
+                response_deserializer=disttrain_dot_v1_dot_data__service__pb2.ReportProgressResponse.FromString,
+                _registered_method=True)
         self.ListStepTimes = channel.unary_unary(
                 '/disttrain.v1.DataService/ListStepTimes',
                 request_serializer=disttrain_dot_v1_dot_data__service__pb2.ListStepTimesRequest.SerializeToString,
@@ -118,6 +123,15 @@ class DataServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportProgress(self, request, context):
+        """Takes how far the trainer is that reads a stream, for `RankProgress.step`; nothing else depends on it. What was sent lies in
+        buffers of gRPC and of the client, so only the client knows. Optional: say it where `progress_token` was given, when the step
+        has changed, about once a second, to the server of the stream. Servers of older releases answer UNIMPLEMENTED: say no more then.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListStepTimes(self, request, context):
         """The step times reported most recently to this server.
         """
@@ -168,6 +182,11 @@ def add_DataServiceServicer_to_server(servicer, server):
                     servicer.ReportStepTimes,
                     request_deserializer=disttrain_dot_v1_dot_data__service__pb2.ReportStepTimesRequest.FromString,
                     response_serializer=disttrain_dot_v1_dot_data__service__pb2.ReportStepTimesResponse.SerializeToString,
+            ),
+            'ReportProgress': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportProgress,
+                    request_deserializer=disttrain_dot_v1_dot_data__service__pb2.ReportProgressRequest.FromString,
+                    response_serializer=disttrain_dot_v1_dot_data__service__pb2.ReportProgressResponse.SerializeToString,
             ),
             'ListStepTimes': grpc.unary_unary_rpc_method_handler(
                     servicer.ListStepTimes,
@@ -299,6 +318,33 @@ class DataService(object):
             '/disttrain.v1.DataService/ReportStepTimes',
             disttrain_dot_v1_dot_data__service__pb2.ReportStepTimesRequest.SerializeToString,
             disttrain_dot_v1_dot_data__service__pb2.ReportStepTimesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportProgress(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/disttrain.v1.DataService/ReportProgress',
+            disttrain_dot_v1_dot_data__service__pb2.ReportProgressRequest.SerializeToString,
+            disttrain_dot_v1_dot_data__service__pb2.ReportProgressResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -69,6 +69,11 @@ class DataServiceStub:
     """The plan of one step: who gets which sample, and what the simulator expects of it."""
     ReportStepTimes: _grpc.UnaryUnaryMultiCallable[_data_service_pb2.ReportStepTimesRequest, _data_service_pb2.ReportStepTimesResponse]
     """Takes the times that a rank measured in one step. Running jobs' plans never change because of them."""
+    ReportProgress: _grpc.UnaryUnaryMultiCallable[_data_service_pb2.ReportProgressRequest, _data_service_pb2.ReportProgressResponse]
+    """Takes how far the trainer is that reads a stream, for `RankProgress.step`; nothing else depends on it. What was sent lies in
+    buffers of gRPC and of the client, so only the client knows. Optional: say it where `progress_token` was given, when the step
+    has changed, about once a second, to the server of the stream. Servers of older releases answer UNIMPLEMENTED: say no more then.
+    """
     ListStepTimes: _grpc.UnaryUnaryMultiCallable[_data_service_pb2.ListStepTimesRequest, _data_service_pb2.ListStepTimesResponse]
     """The step times reported most recently to this server."""
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_data_service_pb2.GetServerInfoRequest, _data_service_pb2.GetServerInfoResponse]
@@ -102,6 +107,11 @@ class DataServiceAsyncStub(DataServiceStub):
     """The plan of one step: who gets which sample, and what the simulator expects of it."""
     ReportStepTimes: _aio.UnaryUnaryMultiCallable[_data_service_pb2.ReportStepTimesRequest, _data_service_pb2.ReportStepTimesResponse]  # type: ignore[assignment]
     """Takes the times that a rank measured in one step. Running jobs' plans never change because of them."""
+    ReportProgress: _aio.UnaryUnaryMultiCallable[_data_service_pb2.ReportProgressRequest, _data_service_pb2.ReportProgressResponse]  # type: ignore[assignment]
+    """Takes how far the trainer is that reads a stream, for `RankProgress.step`; nothing else depends on it. What was sent lies in
+    buffers of gRPC and of the client, so only the client knows. Optional: say it where `progress_token` was given, when the step
+    has changed, about once a second, to the server of the stream. Servers of older releases answer UNIMPLEMENTED: say no more then.
+    """
     ListStepTimes: _aio.UnaryUnaryMultiCallable[_data_service_pb2.ListStepTimesRequest, _data_service_pb2.ListStepTimesResponse]  # type: ignore[assignment]
     """The step times reported most recently to this server."""
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_data_service_pb2.GetServerInfoRequest, _data_service_pb2.GetServerInfoResponse]  # type: ignore[assignment]
@@ -156,6 +166,17 @@ class DataServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_data_service_pb2.ReportStepTimesResponse, _abc.Awaitable[_data_service_pb2.ReportStepTimesResponse]]:
         """Takes the times that a rank measured in one step. Running jobs' plans never change because of them."""
+
+    @_abc_1.abstractmethod
+    def ReportProgress(
+        self,
+        request: _data_service_pb2.ReportProgressRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_data_service_pb2.ReportProgressResponse, _abc.Awaitable[_data_service_pb2.ReportProgressResponse]]:
+        """Takes how far the trainer is that reads a stream, for `RankProgress.step`; nothing else depends on it. What was sent lies in
+        buffers of gRPC and of the client, so only the client knows. Optional: say it where `progress_token` was given, when the step
+        has changed, about once a second, to the server of the stream. Servers of older releases answer UNIMPLEMENTED: say no more then.
+        """
 
     @_abc_1.abstractmethod
     def ListStepTimes(
