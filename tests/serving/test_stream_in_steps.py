@@ -32,7 +32,10 @@ SIZE = 1 << 16
 class Inline:
     """Runs at once what is submitted."""
 
-    def queue(self, _group: str) -> "Inline":
+    groups: tuple[str, ...] = ()
+
+    def queue(self, group: str) -> "Inline":
+        self.groups += (group,)
         return self
 
     def submit(self, task: Callable[..., None], *arguments: Any) -> None:
@@ -123,6 +126,11 @@ def memory() -> Memory:
 
 ALL = [(step, microbatch) for step in range(5) for microbatch in range(3)]
 NUMBERS = [10 * step + microbatch for step, microbatch in ALL]
+
+
+def test_a_stream_has_its_turns_at_decoding_with_those_of_its_job() -> None:
+    decoding: Any = OneStream(Source()).shared.decoding
+    assert decoding.groups == ("job",)
 
 
 @pytest.mark.parametrize(
