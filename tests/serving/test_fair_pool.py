@@ -30,7 +30,7 @@ def test_queues_have_a_task_run_in_turn_however_many_they_have(pool: FairPool) -
 
 
 def test_groups_have_turns_however_many_queues_they_have(pool: FairPool) -> None:
-    """As jobs, of which one has many streams, or opens and cancels them."""
+    """As jobs, one with many streams, which it may open and cancel anew."""
     ran, go = list[str](), threading.Event()
     first = pool.queue("x").submit(go.wait, TIMEOUT_S)
     many, few = [pool.queue("many") for _ in range(3)], [pool.queue("few")]
