@@ -1,6 +1,6 @@
 """The plans of a packed step that are compared: placements with their images spread and their stages scheduled."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dataserver.planning import yield_point
@@ -46,14 +46,18 @@ class ImageSpread:
     even: bool = False
     """Whether ranks get equal counts, whatever the balance of their module."""
 
-    @property
-    def name(self) -> str:
-        """For people."""
-        if self.beside:
+    def name_for(self, modules: Iterable[ModuleSpec]) -> str:
+        """For people, of a job with these modules; empty without any that has images."""
+        balances = {m.name: m.balance for m in modules if m.kind is not ModuleKind.BACKBONE}
+        staying = [name for name, balance in balances.items() if balance is BalancePolicy.NONE]
+        if not balances:
+            return ""
+        if self.beside or (len(staying) == len(balances) and not self.even):
             return "images beside their sequences"
-        if self.even:
+        if self.even or set(balances.values()) == {BalancePolicy.EVEN}:
             return "images dealt out evenly"
-        return f"images within {self.components} components" if self.components > 1 else "images over all ranks"
+        found = f"images within {self.components} components" if self.components > 1 else "images over all ranks"
+        return f"{found}, of {' and '.join(staying)} beside their sequences" if staying else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,8 @@ def candidates_of(packed: PackedStep, trial: Trial) -> Iterator[CandidatePlan | 
         if isinstance(plan, ModuleSpec):
             yield plan
         else:
-            yield from _scheduled(packed, f"{trial.name}, {spread.name}", plan, trial.extras)
+            name = ", ".join(filter(None, (trial.name, spread.name_for(packed.modules))))
+            yield from _scheduled(packed, name, plan, trial.extras)
 
 
 def _arranged(

@@ -169,3 +169,31 @@ def test_longest_first_evens_out_the_backbone() -> None:
     assert any(c.name.startswith("longest first") for c in plan.candidates)
     baseline = baseline_plan(job, 0, plan.samples)
     assert timeline(job.spec, plan).makespan_ns <= timeline(job.spec, baseline).makespan_ns
+
+
+@pytest.mark.parametrize(
+    ("balances", "said"),
+    [
+        (("none", "none"), {"images beside their sequences", "images dealt out evenly"}),
+        (("even", "even"), {"images dealt out evenly"}),
+        (("none", "lpt"), {"images over all ranks, of vit beside their sequences"}),
+        (("lpt", "lpt"), {"images over all ranks"}),
+    ],
+)
+def test_candidates_say_where_their_images_are(balances: tuple[str, str], said: set[str]) -> None:
+    data = job_data(encoder=2, backbone=(3, 1), generator=2, stream={"generation": {"ratio": "0.5"}, "global_batch": 6})
+    for module, balance in zip(data["execution"]["modules"][::2], balances, strict=True):
+        module["balance"] = balance
+    job = parse_job(data)
+    names = [c.name for c in plan_step(job, 0, make_samples(job, 20)).candidates]
+    assert all(any(f", {place}" in f"{name}," or name.endswith(place) for name in names) for place in said)
+    everywhere = [name for name in names if "images over all ranks" in name]
+    assert bool(everywhere) == ("lpt" in balances)
+    assert all("of vit beside" in name for name in everywhere) or balances != ("none", "lpt")
+
+
+def test_candidates_of_texts_say_nothing_of_images() -> None:
+    job = make_job(encoder=0, backbone=(2, 2))
+    plan = plan_step(job, 0, make_samples(job, 8, max_images=0))
+    assert plan.candidates
+    assert not any("image" in c.name for c in plan.candidates)

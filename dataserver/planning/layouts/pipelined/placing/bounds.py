@@ -11,6 +11,12 @@ def lower_bound_ns(problem: PlacementProblem, *, within_components: bool = False
 
     With `within_components` only plans are bounded whose images stay within their component: all images of a sequence
     then take at least their share of the component's ranks.
+    """
+    return max(work_bound_ns(problem, within_components=within_components), _longest_way(problem, within_components))
+
+
+def work_bound_ns(problem: PlacementProblem, *, within_components: bool = False) -> int:
+    """The same from the work of ranks alone, whatever way a single sequence has.
 
     Some rank of each stage has at least the mean work of the stage. Before it begins with its first microbatch that
     holds a sequence, that sequence passes all earlier stages and the transfers between them, and after the last one its
@@ -36,6 +42,34 @@ def lower_bound_ns(problem: PlacementProblem, *, within_components: bool = False
         until = problem.num_encoders + 1
         bound = max(bound, int(both[:until].sum()) // problem.dp + int(base[:until].sum()) * problem.num_waves)
     return bound
+
+
+def _longest_way(problem: PlacementProblem, within_components: bool) -> int:
+    """What the sequence with the longest way takes through all modules and back, and its rank for other microbatches.
+
+    Waves pass each rank in the same order forward and back. So a backbone rank of the first stage has run the forwards
+    of earlier waves before the sequence passes, and runs the backwards of later ones behind its gradients; meanwhile
+    encoders may work on the sequence.
+    """
+    if not problem.num_sequences:
+        return 0
+    backbone, parts = problem.num_encoders, problem.num_stages * problem.chunks
+    encoding, inside = np.zeros((2, problem.num_sequences), np.int64)
+    for passing, transfer in _passings(problem, within_components):
+        encoding += (passing[:backbone] + transfer[:backbone]).max(axis=0, initial=0)
+        inside += passing[backbone] * parts + transfer[backbone] * (parts - 1)
+        inside += (passing[backbone + 1 :] + transfer[backbone + 1 :]).max(axis=0, initial=0)
+    return int((inside + np.maximum(encoding, _beside(problem))).max())
+
+
+def _beside(problem: PlacementProblem) -> int:
+    """Forwards or backwards, whatever is shorter, that a rank runs in its first chunk for its other microbatches."""
+    backbone, others = problem.num_encoders, problem.num_waves - 1
+    elsewhere = ((problem.dp - 1) * problem.num_waves + 1) * problem.slots
+    least = np.sort(problem.work[backbone])[: max(0, problem.num_sequences - elsewhere)]
+    forward = (int(least.sum()) + others * int(problem.base[backbone])) // problem.chunks
+    percent = min(100, int(problem.percent[backbone]))
+    return max(0, forward * percent // 100 - others)  # each backward may have lost a nanosecond
 
 
 def _ends(problem: PlacementProblem) -> int:
@@ -107,19 +141,26 @@ def _both(problem: PlacementProblem, forward: I64) -> I64:
     return found
 
 
+def _passings(problem: PlacementProblem, within_components: bool) -> list[tuple[I64, I64]]:
+    """What each sequence takes in each row alone, of the backbone in one chunk, and its least transfers.
+
+    int64 [rows, s] each; of its forward and of its backward.
+    """
+    alone = np.maximum(problem.way, problem.work) if within_components else problem.way
+    forward = np.where(alone > 0, alone + problem.base[:, None], 0)
+    forward[problem.num_encoders] //= problem.chunks
+    backward = forward * problem.percent[:, None] // 100
+    return list(zip((forward, backward), _transfers(problem), strict=True))
+
+
 def _ways(problem: PlacementProblem, within_components: bool) -> tuple[I64, I64]:
     """Time of each sequence from the beginning to the row, and of its gradients from there to the end.
 
     int64 [rows, s] each; of the backbone to its last stage. Transfers are part of them.
     """
-    backbone = problem.num_encoders
-    alone = np.maximum(problem.way, problem.work) if within_components else problem.way
-    forward = np.where(alone > 0, alone + problem.base[:, None], 0)
-    forward[backbone] //= problem.chunks
-    backward = forward * problem.percent[:, None] // 100
-    found = []
-    for passing, transfer in zip((forward, backward), _transfers(problem), strict=True):
-        way, parts = np.zeros_like(passing), problem.num_stages * problem.chunks
+    backbone, parts, found = problem.num_encoders, problem.num_stages * problem.chunks, []
+    for passing, transfer in _passings(problem, within_components):
+        way = np.zeros_like(passing)
         encoders = (passing[:backbone] + transfer[:backbone]).max(axis=0, initial=0)
         way[backbone] = encoders + (passing[backbone] + transfer[backbone]) * (problem.num_stages - 1)
         way[backbone + 1 :] = (

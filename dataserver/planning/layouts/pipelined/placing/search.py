@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dataserver.planning import I64, U64, yield_point
-from dataserver.planning.layouts.pipelined.placing.bounds import lower_bound_ns
+from dataserver.planning.layouts.pipelined.placing.bounds import work_bound_ns
 from dataserver.planning.layouts.pipelined.placing.problem import PlacementProblem
 from dataserver.planning.plan.placement import Placement, in_slots, of_slots
 from dataserver.planning.stream.randomness import Operator, draws
@@ -38,8 +38,11 @@ LOOKS_AT_ONCE = 1 << 14
 
 
 def goal_ns(problem: PlacementProblem) -> int:
-    """Simulated time of the slowest component that is so near the best one that a search ends with it."""
-    bound = lower_bound_ns(problem)
+    """Simulated time of the slowest component that is so near the best one that a search ends with it.
+
+    By the work alone, as plans up to `plan_version` 4 depend on it.
+    """
+    bound = work_bound_ns(problem)
     return bound + bound // GOAL_SHARE
 
 
