@@ -1,7 +1,8 @@
 """What the memory of ranks holds of a step at once (`jobspec.Memory.step_bytes`)."""
 
 from dataserver.planning import I64
-from dataserver.planning.balancing import BALANCERS, BinBudget, BinBudgetError, bin_totals
+from dataserver.planning.balancing import BALANCERS, BinBudget, BinBudgetError, bin_loads, bin_totals
+from dataserver.planning.job.fields import BalancePolicy
 from dataserver.planning.layouts.colocated.items import ModuleItems
 from dataserver.planning.plan.naming import counted, unit_of
 
@@ -34,6 +35,24 @@ def check_total(items: ModuleItems, rounds: int) -> None:
         "raise memory.step_bytes or dp, take balanced packing, or leave such samples out",
         module.name,
     )
+
+
+def check_sequences(items: ModuleItems) -> None:
+    """Refuse sequences whose images, beside them, are more than a rank keeps: no number of rounds takes them apart.
+
+    Raises:
+        StepBudgetError: names the module, what is needed and what there is.
+    """
+    module, budget = items.module, items.step_budget(items.sizes)
+    if budget is None or module.balance is not BalancePolicy.NONE:
+        return
+    most = int(bin_loads(items.sizes, items.sequence, int(items.sequence.max(initial=0)) + 1).max())
+    if most > budget.cap:
+        raise StepBudgetError(
+            f"module {module.name}: the rank of a sequence would keep its {most} {unit_of(module)} until its backward "
+            f"phase, but memory.step_bytes holds {budget.cap}; raise it, or take a balance other than none",
+            module.name,
+        )
 
 
 def _of(rounds: int) -> str:

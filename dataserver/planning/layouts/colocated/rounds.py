@@ -8,10 +8,11 @@ import numpy as np
 
 from dataserver.planning import I64, yield_point
 from dataserver.planning.balancing import BALANCERS, BinBudgetError, bin_loads
+from dataserver.planning.job.fields import PackingPolicy
 from dataserver.planning.job.identity import Job
 from dataserver.planning.job.spec import Execution
 from dataserver.planning.layouts.colocated.arranging import ArrangedRound, arrange
-from dataserver.planning.layouts.colocated.budgets import StepBudgetError, check_total
+from dataserver.planning.layouts.colocated.budgets import StepBudgetError, check_sequences, check_total
 from dataserver.planning.layouts.colocated.items import ModuleItems, module_items
 from dataserver.planning.layouts.colocated.splitting import Pack, pack_for_rounds, split_sequences
 from dataserver.planning.layouts.shared.sequences import pack_step
@@ -88,6 +89,9 @@ def arrange_step(job: Job, samples: StepSamples) -> tuple[StepRounds, int]:
 def _in_fewest_rounds(job: Job, samples: StepSamples, pack: Pack) -> tuple[StepRounds, int]:
     sequence, fewest = pack(0)
     items = module_items(job.spec, samples, sequence)
+    if not (job.stream.packing.enabled and job.spec.execution.backbone.packing is PackingPolicy.BALANCED):
+        for own in items:  # more rounds have the same sequences
+            check_sequences(own)
     alone = [_fewest_rounds(i) for i in items]
     rounds, most = max(alone), 1
     asked_by = [i.module.name for i, number in zip(items, alone, strict=True) if number == rounds and _bounds_step(i)]

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,12 @@ from builders.samples import make_samples, make_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataserver.planning.balancing import BinBudgetError
+from dataserver.planning.balancing import BinBudgetError, bin_loads
 from dataserver.planning.job import limits as plan_limits
 from dataserver.planning.job.fields import PLAN_LIMITS
 from dataserver.planning.job.identity import Job, JobSpecError, canonical_json, parse_job
+from dataserver.planning.layouts.colocated import rounds
+from dataserver.planning.layouts.colocated.rounds import arrange_step
 from dataserver.planning.layouts.colocated.splitting import pack_for_rounds
 from dataserver.planning.layouts.interface import layout_of
 from dataserver.planning.layouts.shared.sequences import pack_step
@@ -311,6 +314,24 @@ def test_images_beside_their_sequences_that_a_rank_cannot_keep() -> None:
     plan = plan_step(tight, 0, samples)
     assert num_rounds(plan) > 1
     assert_rounds_keep_little(tight, plan)
+
+
+def test_no_rounds_are_tried_for_a_sequence_whose_images_no_rank_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Best fit packs the same sequences however many rounds there are: each would end in the same refusal."""
+    data = colocated_data(vit={"balance": "none"}, llm={"packing": "best_fit"})
+    samples = make_samples(parse_job(data), 300, 5)
+    kept = bin_loads(samples.patches, pack_step(parse_job(data), samples)[0][samples.image_sample], 300)
+    data["execution"]["modules"][ENCODER]["memory"] = memory(int(kept.max()) - 1, int(kept.max()) - 1)
+    tried = list[int]()
+    cut = rounds._cut
+    monkeypatch.setattr(rounds, "_cut", lambda items, number, size: tried.append(number) or cut(items, number, size))
+    found, _ = arrange_step(parse_job(data), samples)
+    assert found.split_sequences
+    assert 0 < len(tried) < 10
+    with pytest.raises(BinBudgetError, match=f"the rank of a sequence would keep its {kept.max()} patches until"):
+        rounds._in_fewest_rounds(parse_job(data), samples, partial(pack_step, parse_job(data), samples))
+    data["execution"]["modules"][ENCODER]["memory"] = memory(int(kept.max()), int(kept.max()))
+    assert not arrange_step(parse_job(data), samples)[0].split_sequences
 
 
 @st.composite
