@@ -36,6 +36,8 @@ class Beside:
     """What a wave takes besides the slowest stage."""
     alone: float
     sync: float
+    interleaved: int = 0
+    """Number of stages, if they have several chunks; of as many waves an encoder has 1.5 ready in time."""
 
 
 def best_pipelined(problem: Problem) -> float:
@@ -51,14 +53,18 @@ def best_monolithic(problem: Problem) -> float:
 def _best_beside(problem: Problem, backbone: Beside, *, tied: bool) -> float:
     """The best degrees and ranks of encoder and generator beside a backbone; inf where none fits."""
     gpus = problem.cluster.gpus - backbone.gpus
-    slowest, sync = np.array(backbone.slowest), np.array(backbone.sync)
+    others, encoding, sync = np.array(backbone.slowest), np.array(0.0), np.array(backbone.sync)
     fill, size = np.array(backbone.alone), np.array(0.0)
     for network in (n for n in problem.networks if n.kind != "backbone"):
         ways = [_ways(problem, o, backbone, gpus, tied) for o in problem.options(network)]
         time, devices, sums = np.concatenate(ways, axis=1)
         fill, size = fill[..., None] + time, size[..., None] + devices
-        slowest, sync = np.maximum(slowest[..., None], time), np.maximum(sync[..., None], sums)
-    step = fill + (backbone.waves - 1) * (slowest + backbone.rest) + sync
+        encodes, sync = network.kind == "encoder", np.maximum(sync[..., None], sums)
+        encoding = np.maximum(encoding[..., None], time if encodes else 0)
+        others = np.maximum(others[..., None], 0 if encodes else time)
+    slowest = np.maximum(others, encoding)
+    in_time = 1.5 / backbone.interleaved * (slowest - others) if backbone.interleaved else 0
+    step = fill + (backbone.waves - 1) * np.maximum(encoding, slowest + backbone.rest - in_time) + sync
     return float(np.where(size <= gpus, step, inf).min(initial=inf))
 
 
@@ -124,6 +130,7 @@ def _beside(problem: Problem, option: Option, dp: int, pp: int, count: tuple[int
     return Beside(
         option.tp * dp * pp, dp, option.tp, waves, dp * sequences, min(waves, held), stage / chunks,
         stage - stage / chunks, stage + (pp - 1) * stage / chunks + transfers, option.sync_ns(dp, pp, cluster),
+        pp if chunks > 1 else 0,
     )  # fmt: skip
 
 

@@ -5,9 +5,10 @@ other. A step of K + 1 waves takes (DistTrain, arXiv 2408.04275, section 4)
 
     c + a / x + d + b / z + K max(L, c + a / x, d + b / z)
 
-beside what the backbone's choice fixes. It is convex in x: a maximum of three convex functions, whose minimum is at a
-stationary point of one of them or where two cross. All six are known in closed form. That bounds every pair of
-degrees; of those whose bound is below the best so far, all legal ranks are looked at.
+beside what the backbone's choice fixes; of interleaved chunks, no less than that with a smaller K. It is convex in x: a
+maximum of three convex functions, whose minimum is at a stationary point of one of them or where two cross. All six are
+known in closed form. That bounds every pair of degrees; of those whose bound is below the best so far, all legal ranks
+are looked at.
 """
 
 from collections.abc import Sequence
@@ -41,11 +42,19 @@ class Spine:
     """Waves that the encoder holds at once; a generator holds one."""
     rest_ns: float = 0
     """Interleaved chunks: nanoseconds of a wave in the other chunks of a stage."""
+    ahead: float = 0
+    """Share of waves that an encoder has ready when it is their turn, since it works while other chunks are run."""
 
     @property
     def least_ns(self) -> float:
         """The step if encoder and generator took no time."""
         return self.alone_ns + (self.stage_ns + self.rest_ns) * (self.waves - 1) + self.sync_ns
+
+    def steady_ns(self, encoder_ns: Any, generator_ns: Any) -> Any:
+        """A further wave, if it takes so long in encoder and generator; numbers or arrays."""
+        others = np.maximum(self.stage_ns, generator_ns)
+        later = np.maximum(0.0, encoder_ns - others)  # than all others
+        return np.maximum(encoder_ns, others + (1 - self.ahead) * later + self.rest_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +76,11 @@ class Side:
     def tp(self) -> int:
         """Devices of a rank."""
         return self.option.tp
+
+    @property
+    def encodes(self) -> bool:
+        """Whether it works before the backbone."""
+        return self.option.network.role.feeds
 
 
 def side(option: Option, spine: Spine, cluster: Cluster, encodes: bool) -> Side | None:
@@ -101,18 +115,17 @@ def stage_bytes(option: Option, spine: Spine, ranks: int, encodes: bool) -> tupl
 
 def step_ns(spine: Spine, sides: Sequence[Side], ranks: Sequence[int]) -> float:
     """Time of a step: the objective that is minimised."""
-    times = [s.fixed_ns + s.work_ns / r for s, r in zip(sides, ranks, strict=True)]
-    syncs = [s.sync_ns for s, r in zip(sides, ranks, strict=True) if r > 1]
-    steady = (max([spine.stage_ns, *times]) + spine.rest_ns) * (spine.waves - 1)
-    return spine.alone_ns + sum(times) + steady + max([spine.sync_ns, *syncs])
+    return sum(parts(spine, sides, ranks).values())
 
 
 def parts(spine: Spine, sides: Sequence[Side], ranks: Sequence[int]) -> dict[str, float]:
     """What adds up to a step."""
     times = [s.fixed_ns + s.work_ns / r for s, r in zip(sides, ranks, strict=True)]
     syncs = [s.sync_ns for s, r in zip(sides, ranks, strict=True) if r > 1]
+    encoder = max((t for s, t in zip(sides, times, strict=True) if s.encodes), default=0.0)
+    generator = max((t for s, t in zip(sides, times, strict=True) if not s.encodes), default=0.0)
     return {
-        "waves": (max([spine.stage_ns, *times]) + spine.rest_ns) * (spine.waves - 1),
+        "waves": float(spine.steady_ns(encoder, generator)) * (spine.waves - 1),
         "filling the pipeline": spine.alone_ns + sum(times),
         "gradients": max([spine.sync_ns, *syncs]),
     }
@@ -162,8 +175,9 @@ def lower_bounds(spine: Spine, pairs: Sequence[tuple[Side, Side]], devices: int)
     rows = [(e.fixed_ns, e.work_ns * e.tp, e.tp * e.fewest, g.fixed_ns, g.work_ns * g.tp, g.tp * g.fewest)
             for e, g in pairs]  # fmt: skip
     c, a, least, d, b, other = np.array(rows, np.float64).T
-    found: F64 = least_of_two((c, a, least), (d, b, other), spine.waves, spine.stage_ns, devices)
-    return found + spine.alone_ns + spine.rest_ns * (spine.waves - 1) + spine.sync_ns
+    late = (spine.waves - 1) * (1 - spine.ahead)
+    found: F64 = least_of_two((c, a, least), (d, b, other), 1 + late, spine.stage_ns, devices)
+    return found + spine.alone_ns + (spine.rest_ns + spine.ahead * spine.stage_ns) * (spine.waves - 1) + spine.sync_ns
 
 
 Curve = tuple[F64, F64, F64]
@@ -200,7 +214,7 @@ def _all_ranks(spine: Spine, e: Side, g: Side, devices: int) -> tuple[float, tup
     for others in (most, np.full_like(most, g.fewest)):
         generator = g.fixed_ns + g.work_ns / others
         sync = np.maximum(np.where(ranks > 1, e.sync_ns, 0), np.where(others > 1, g.sync_ns, 0))
-        steady = (np.maximum(spine.stage_ns, np.maximum(encoder, generator)) + spine.rest_ns) * (spine.waves - 1)
+        steady = spine.steady_ns(encoder, generator) * (spine.waves - 1)
         times = spine.alone_ns + (encoder + generator) + steady + np.maximum(spine.sync_ns, sync)
         at = int(times.argmin())
         if times[at] < best:

@@ -92,12 +92,14 @@ def _bounds(problem: Problem, made: Backbones, kinds: Sequence[Sequence[Option]]
         )
         for options in kinds
     ]
+    late = (made.waves - 1) * (1 - made.ahead)
     if len(curves) == 2:
-        rest = least_of_two(curves[0], curves[1], made.waves, made.stage_ns, devices)
+        rest = least_of_two(curves[0], curves[1], 1 + late, made.stage_ns, devices)
     else:
         times = [fixed + work / devices for fixed, work, _ in curves]
-        rest = sum(times) + (made.waves - 1) * np.maximum.reduce([made.stage_ns, *times])
-    found: F64 = made.alone_ns + rest + made.rest_ns * (made.waves - 1) + made.sync_ns
+        rest = sum(times) + late * np.maximum.reduce([made.stage_ns, *times])
+    steady = made.rest_ns + made.ahead * made.stage_ns
+    found: F64 = made.alone_ns + rest + steady * (made.waves - 1) + made.sync_ns
     return found
 
 
@@ -110,7 +112,8 @@ def _tied_bounds(made: Backbones, kinds: Sequence[Sequence[Option]]) -> F64:
         if not each:
             return np.full(len(made), np.inf)
         times.append(np.minimum.reduce(each))
-    steady = np.maximum.reduce([made.stage_ns, *times]) + made.rest_ns
+    slowest = np.maximum.reduce([made.stage_ns, *times])
+    steady = slowest + made.rest_ns - made.ahead * (slowest - made.stage_ns)
     found: F64 = made.alone_ns + sum(times) + (made.waves - 1) * steady + made.sync_ns
     return found
 
