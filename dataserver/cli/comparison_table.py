@@ -104,10 +104,10 @@ def verdict(outcomes: Sequence[Outcome]) -> str:
     """
     own = outcomes[0]
     assert own.figures is not None
-    execution, measured = own.alternative.execution, own.figures
+    execution = own.alternative.execution
     shown = (ABLATION, *ASKED_FOR)
     planned = [o for o in outcomes if o.figures and o.alternative.heading not in shown]
-    best = _fastest([o for o in planned if o.figures and not _needs_memory(execution, o.figures, measured)])
+    best = _fastest([o for o in planned if not _needs_memory(o, own)])
     found = []
     if _gain(best, own) < WORTHWHILE_PERCENT:
         found.append(f"the job's own policies are the fastest, or within {WORTHWHILE_PERCENT} % of it")
@@ -116,10 +116,9 @@ def verdict(outcomes: Sequence[Outcome]) -> str:
         found.append(f"Take {_title(best)}: {gain}, with\n{_yaml(execution, best)}")
     larger = _fastest(planned)
     if _gain(larger, best) >= WORTHWHILE_PERCENT:
-        assert larger.figures is not None
-        held = f"{_held(larger.figures):.1f} instead of {_held(measured):.1f} in the fullest stage"
+        held = f"{_most_sequences(larger):.1f} instead of {_most_sequences(own):.1f} in the fullest stage"
         found.append(
-            f"If there is memory for more microbatches, {held}, take {_title(larger)}: "
+            f"If there is memory for more sequences, {held}, take {_title(larger)}: "
             f"{_gain(larger, own):.1f} % less time, with\n{_yaml(execution, larger)}"
         )
     return "\n".join(found)
@@ -130,18 +129,30 @@ def _title(outcome: Outcome) -> str:
     return f"{outcome.alternative.name} ({outcome.alternative.heading})"
 
 
-def _needs_memory(execution: Execution, figures: Figures, own: Figures) -> bool:
+def _sequences(outcome: Outcome) -> dict[str, float]:
+    """For each module: sequences of one rank that the microbatches in its fullest stage hold."""
+    assert outcome.figures is not None
+    each = outcome.alternative.execution.microbatch
+    return {module: held * each for module, held in outcome.figures.in_flight.items()}
+
+
+def _most_sequences(outcome: Outcome) -> float:
+    return max(_sequences(outcome).values())
+
+
+def _needs_memory(outcome: Outcome, own: Outcome) -> bool:
     """Whether more may be in flight than in the job as it is, and the job does not say whether there is memory."""
-    more = any(held > own.in_flight[module] for module, held in figures.in_flight.items())
-    return more and any(m.memory is None for m in execution.modules)
+    limits = _sequences(own)
+    more = any(held > limits[module] for module, held in _sequences(outcome).items())
+    return more and any(m.memory is None for m in own.alternative.execution.modules)
 
 
 def _fastest(outcomes: Sequence[Outcome]) -> Outcome:
     """Of those that are as fast as the fastest, but for what is not worth a change, the one that holds least."""
-    planned = [(o, o.figures) for o in outcomes if o.figures is not None]
-    limit = min(f.step_ns for _, f in planned) * (1 + WORTHWHILE_PERCENT / 100)
-    near = [(o, f) for o, f in planned if f.step_ns <= limit]
-    return min(near, key=lambda pair: (_held(pair[1]), pair[1].step_ns))[0]
+    planned = [(o, o.figures.step_ns) for o in outcomes if o.figures is not None]
+    limit = min(step for _, step in planned) * (1 + WORTHWHILE_PERCENT / 100)
+    near = [(o, step) for o, step in planned if step <= limit]
+    return min(near, key=lambda pair: (_most_sequences(pair[0]), pair[1]))[0]
 
 
 def _gain(outcome: Outcome, reference: Outcome) -> float:

@@ -75,7 +75,7 @@ def changed(job: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     other = copy.deepcopy(job)
     for module in changes.get("modules", ()):
         next(m for m in other["execution"]["modules"] if m["name"] == module["name"]).update(module)
-    other["execution"] |= {name: value for name, value in changes.items() if name == "layout"}
+    other["execution"] |= {name: value for name, value in changes.items() if name != "modules"}
     return other
 
 
@@ -94,7 +94,8 @@ def test_the_main_policies_all_with_all_and_others_one_at_a_time(found: dict[str
     assert names == {
         "balance of vit": ["none", "lpt"],  # one rank of the generator takes all
         "balance of llm": ["lpt"],
-        "schedule": ["gpipe", "interleaved, 2 chunks"],
+        "schedule": ["gpipe", *(f"interleaved, {chunks} chunks" for chunks in (2, 4, 8))],
+        "microbatch": ["2", "4"],  # 8 do not divide the batch
         "extra_in_flight": ["0", "1", "2", "4"],
     }
     assert [(r["dimension"], r["name"]) for r in found["rows"] if r["own"]] == [(GRID, "best_fit, even, none")]
@@ -131,8 +132,10 @@ def test_changes_are_what_to_write_into_the_job(indexed: Path, found: dict[str, 
     best = by_name[GRID, "balanced, lpt, search"]
     again = compared(indexed, changed(JOB, best["changes"]))
     assert (again["rows"][0]["name"], again["rows"][0]["step_ns"]) == (best["name"], best["step_ns"])
-    row = by_name["schedule", "gpipe"]
-    assert compared(indexed, changed(JOB, row["changes"]))["rows"][0]["step_ns"] == row["step_ns"]
+    assert by_name["microbatch", "2"]["changes"] == {"microbatch": 2}
+    for name in (("schedule", "gpipe"), ("schedule", "interleaved, 4 chunks"), ("microbatch", "2")):
+        row = by_name[name]
+        assert compared(indexed, changed(JOB, row["changes"]))["rows"][0]["step_ns"] == row["step_ns"]
 
 
 def test_figures_agree_with_the_plans_of_the_same_steps(indexed: Path) -> None:
@@ -177,7 +180,7 @@ def test_what_must_hold_of_any_comparison(found: dict[str, Any]) -> None:
 def test_one_step_accounts_for_every_token(indexed: Path) -> None:
     found = compared(indexed, JOB, "--steps", "1")
     for row in found["rows"]:
-        slots = 2 * row["microbatches"]
+        slots = 2 * row["microbatches"] * row["changes"].get("microbatch", 1)
         held = slots * (1 - row["empty_sequences_percent"] / 100) * 256 * row["fill_percent"] / 100
         assert found["tokens"] == pytest.approx(held)
 

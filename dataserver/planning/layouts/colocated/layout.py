@@ -25,6 +25,7 @@ from dataserver.planning.layouts.shared.alternatives import (
     balances,
     edit_layout,
     edit_modules,
+    microbatches,
     packings,
 )
 from dataserver.planning.layouts.shared.finalists import finalists
@@ -60,12 +61,13 @@ def _evenly(job: Job) -> list[tuple[str, Edit]]:
 
 
 def alternatives(job: Job) -> Alternatives:
-    """Packing and balance together; each balance, and ranks as if all shared a node, by themselves.
+    """Packing and balance together; each balance, the size of microbatches, and ranks as if all shared a node, by
+    themselves.
 
     With transfers a node more or less would be another network, on which no time can be compared.
     """
     execution = job.spec.execution
-    single, ranks = [balance_of(m) for m in execution.modules], execution.backbone.dp
+    single, ranks = [*map(balance_of, execution.modules), microbatches(job)], execution.backbone.dp
     if execution.options(ColocatedOptions).ranks_per_node < ranks and execution.transfers is None:
         single.append(Dimension("assignment to ranks", {"as balanced": edit_layout(ranks_per_node=ranks)}))
     return Alternatives([*packings(job), balances(execution)], single)

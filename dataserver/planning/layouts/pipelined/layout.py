@@ -28,6 +28,7 @@ from dataserver.planning.layouts.shared.alternatives import (
     edit_layout,
     edit_modules,
     extras,
+    microbatches,
     orders,
     packings,
     wave_balances,
@@ -38,7 +39,7 @@ from dataserver.planning.layouts.shared.limits import BackboneLimits
 from dataserver.planning.layouts.shared.sequences import empty_percent, fill_percent
 from dataserver.planning.plan.expectation import loads
 
-CHUNKS = 2
+CHUNKS = (2, 4, 8)
 """Model chunks of a stage that are tried with the interleaved schedule."""
 
 
@@ -68,7 +69,8 @@ def _finalists(job: Job) -> tuple[AblationEntry, ...]:
 
 
 def alternatives(job: Job) -> Alternatives:
-    """Packing, balance and order together; each balance, the schedule and what is in flight on their own."""
+    """Packing, balance and order together; on their own each balance, the schedule, the size of microbatches, and what
+    is in flight."""
     execution = job.spec.execution
     layout, backbone = execution.options(PipelinedOptions), execution.backbone
     single = [
@@ -76,7 +78,7 @@ def alternatives(job: Job) -> Alternatives:
         for m in execution.modules
         if m.kind is ModuleKind.BACKBONE or (m.dp > 1 and not execution.identity_routing)  # others take whole waves
     ]
-    single.append(_schedules(layout, backbone.pp))
+    single += [_schedules(layout, backbone.pp), microbatches(job)]
     alone = len(execution.modules) == 1 and backbone.pp == 1
     if layout.schedule is Schedule.ONE_F_ONE_B and not alone:
         single.append(extras())
@@ -93,14 +95,12 @@ def _balances(execution: Execution) -> Dimension:
 
 
 def _schedules(layout: PipelinedOptions, stages: int) -> Dimension:
-    """The schedules that the job does not have."""
-    found = {}
-    for schedule in Schedule:
-        if schedule is layout.schedule or (schedule is Schedule.INTERLEAVED and stages == 1):
-            continue
-        chunks = CHUNKS if schedule is Schedule.INTERLEAVED else 1
-        name = f"{schedule}, {chunks} chunks" if chunks > 1 else schedule.value
-        found[name] = edit_layout(schedule=schedule, chunks=chunks, extra_in_flight=None)
+    """The schedules that the job does not have, interleaved with several numbers of chunks."""
+    others = [s for s in Schedule if s not in (layout.schedule, Schedule.INTERLEAVED)]
+    found = {s.value: edit_layout(schedule=s, chunks=1, extra_in_flight=None) for s in others}
+    for chunks in CHUNKS if stages > 1 else ():
+        edit = edit_layout(schedule=Schedule.INTERLEAVED, chunks=chunks, extra_in_flight=None)
+        found[f"{Schedule.INTERLEAVED}, {chunks} chunks"] = edit
     return Dimension("schedule", found)
 
 

@@ -33,6 +33,10 @@ class Alternatives:
 EXTRA_IN_FLIGHT = (0, 1, 2, 4)
 
 
+MICROBATCHES = (1, 2, 4, 8)
+"""Sequences of a microbatch that are tried, where they divide the batch."""
+
+
 def edit_layout(**values: Any) -> Edit:
     """Other options of the layout."""
     return lambda e: e.model_copy(update={"layout": e.layout.model_copy(update=values)})
@@ -87,6 +91,16 @@ def packings(job: Job) -> list[Dimension]:
 def orders() -> Dimension:
     """The order of a rank's microbatches."""
     return Dimension("order", {p.value: edit_layout(order=p) for p in OrderPolicy})
+
+
+def microbatches(job: Job) -> Dimension:
+    """Sequences of a microbatch: more of them in fewer waves, which stages then hold longer."""
+    batch, ranks = job.stream.global_batch, job.spec.execution.backbone.dp
+
+    def edit(number: int) -> Edit:
+        return lambda e: e.model_copy(update={"microbatch": number})
+
+    return Dimension("microbatch", {str(m): edit(m) for m in MICROBATCHES if batch % (ranks * m) == 0})
 
 
 def extras() -> Dimension:
