@@ -51,13 +51,13 @@ def test_the_block_is_planned_and_simulated_as_it_stands(tmp_path: Path, sizes: 
 def test_choices_say_what_they_are(capsys: pytest.CaptureFixture[str], sizes: Path) -> None:
     made = found(capsys, *MODEL, "--gpus", 8, "--sizes", sizes, "--seq-len", 4096, "--global-batch", 32)
     assert {c["layout"] for c in made["choices"]} >= {"pipelined", "monolithic"}
-    times = [c["simulated_ns"] for c in made["choices"]]
+    times = [c["simulated_ns"] or c["step_ns"] for c in made["choices"]]
     assert times == sorted(times)
     for choice in made["choices"]:
         assert sum(m["gpus"] for m in choice["modules"].values()) >= choice["gpus"] > 0
         assert 0 < choice["mfu_percent"] < 100
         assert 0 <= choice["bubble_percent"] < 100
-        assert choice["simulated_ns"] == pytest.approx(choice["step_ns"], rel=0.5)
+        assert choice["simulated_ns"] in (None, pytest.approx(choice["step_ns"], rel=0.5))
     assert made["execution"] is not None
 
 
@@ -65,15 +65,22 @@ def test_steps_and_waves_are_those_of_several_draws(capsys: pytest.CaptureFixtur
     asked = (*MODEL, "--sizes", str(sizes), "--seq-len", "4096", "--global-batch", "32")
     made = found(capsys, *asked, "--gpus", 8)
     drawn = [len(choice["simulated_steps_ns"]) for choice in made["choices"]]
-    assert sorted(drawn) == [1] * (len(drawn) - 2) + [3] * 2, "the two fastest are drawn again"
+    assert drawn.count(3) == 2, "the two fastest are drawn again"
     assert drawn[0] == 3 or drawn[1] == 3
-    for choice in made["choices"]:
+    planned = [choice for choice in made["choices"] if choice["simulated_steps_ns"]]
+    assert {c["layout"] for c in planned} == {c["layout"] for c in made["choices"]}, (
+        "the best of each layout is planned"
+    )
+    fastest = min(c["simulated_ns"] for c in planned)
+    assert 0 in drawn, "what is far slower as solved is not"
+    assert all(c["step_ns"] > 1.2 * fastest for c in made["choices"] if c not in planned)
+    for choice in planned:
         times, waves = choice["simulated_steps_ns"], choice["simulated_waves"]
         assert len(times) == len(waves)
         assert choice["simulated_ns"] == pytest.approx(sum(times) / len(times), abs=1)
         assert choice["spread_percent"] == pytest.approx(100 * (max(times) - min(times)) / choice["simulated_ns"])
-    assert any(len(set(c["simulated_steps_ns"])) > 1 for c in made["choices"]), "each draw has other samples"
-    assert any(set(c["simulated_waves"]) != {c["waves"]} for c in made["choices"]), "planned waves, not solved ones"
+    assert any(len(set(c["simulated_steps_ns"])) > 1 for c in planned), "each draw has other samples"
+    assert any(set(c["simulated_waves"]) != {c["waves"]} for c in planned), "planned waves, not solved ones"
     assert main([*asked, "--gpus", "8"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "as planned, over 3 steps of different samples of the fastest two, one of the others" in shown

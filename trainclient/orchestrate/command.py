@@ -104,7 +104,8 @@ class Orchestrate(Options):
     """Profile by `trainclient profile` on such GPUs; without it costs are computed from operations and bytes."""
     steps: Annotated[int | None, Field(ge=0), SAYS_ITSELF] = None
     """Steps to plan and simulate for the best three choices of each layout, each of other samples; 0 skips that. By
-    default one, and 3 for the two fastest of all; on more than 128 GPUs one, for the best choice of each layout."""
+    default one, of choices that could be the fastest, and 3 for the two fastest of all; on more than 128 GPUs one, for
+    the best choice of each layout."""
     as_json: bool = False
     """Print the result as JSON."""
     plot: MaybePath = None

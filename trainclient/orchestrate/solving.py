@@ -37,6 +37,8 @@ LARGE: Final = 128
 HOPELESS: Final = 1.5
 """Times the fastest simulated step that a solved one takes which is not planned there, if samples are packed: then
 solved and simulated steps are closer than that."""
+FURTHER: Final = 1.25
+"""The same of all but the best choice of each layout, on clusters of any size."""
 
 
 class ScoringError(ValueError):
@@ -87,8 +89,8 @@ class Solution:
 def solve(problem: Problem, draws: int | None = None) -> Solution:
     """Solve the problem in every layout, and score what is found by planner and simulator over so many draws.
 
-    Without a number, the best three of each layout are scored once, and the `CLOSEST` for `DRAWS`; on a `LARGE` cluster
-    the best of each layout, once.
+    Without a number, the best three of each layout are scored once, but for those beyond `FURTHER`, and the `CLOSEST`
+    for `DRAWS`; on a `LARGE` cluster the best of each layout, once.
 
     Raises:
         NoLayoutError: no layout fits; says what each lacks.
@@ -104,7 +106,7 @@ def solve(problem: Problem, draws: int | None = None) -> Solution:
         except NoLayoutError as error:
             refused[name] = error
     solved = time.perf_counter()
-    scored = _all_scored(problem, found, 1 if draws is None else draws, few)
+    scored = _all_scored(problem, found, draws)
     if draws is None and not few:
         scored = [_drawn_again(problem, s) for s in scored[:CLOSEST]] + scored[CLOSEST:]
         scored.sort(key=_speed)
@@ -118,13 +120,15 @@ def solve(problem: Problem, draws: int | None = None) -> Solution:
     return Solution(problem, tuple(scored), why, solved - started, scoring_s)
 
 
-def _all_scored(problem: Problem, found: Sequence[Choice], draws: int, few: bool) -> list[Scored]:
-    """The fastest first; with `few`, what is hopelessly slow as solved alone."""
-    scored = list[Scored]()
+def _all_scored(problem: Problem, found: Sequence[Choice], draws: int | None) -> list[Scored]:
+    """The fastest first; without a number of draws, what is hopelessly slow as solved alone."""
+    scored, seen = list[Scored](), set[str]()
     for choice in sorted(found, key=lambda c: c.step_ns):
         fastest = min((s.best_known_ns for s in scored), default=float("inf"))
-        hopeless = few and problem.workload.stream.packed and choice.step_ns > HOPELESS * fastest
-        scored.append(_scored(problem, choice, 0 if hopeless else draws))
+        limit = HOPELESS if problem.cluster.gpus > LARGE else FURTHER if choice.layout in seen else float("inf")
+        hopeless = draws is None and problem.workload.stream.packed and choice.step_ns > limit * fastest
+        scored.append(_scored(problem, choice, 0 if hopeless else 1 if draws is None else draws))
+        seen.add(choice.layout)
     return sorted(scored, key=_speed)
 
 
