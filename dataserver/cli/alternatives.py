@@ -61,8 +61,8 @@ def changes(own: Execution, other: Execution) -> dict[str, Any]:
         if (fields := _different(before.model_dump(mode="json"), after.model_dump(mode="json")))
     ]
     found: dict[str, Any] = {"modules": modules} if modules else {}
-    fields = (*ASKED_FOR, "microbatch")
-    found |= {field: getattr(other, field) for field in fields if getattr(own, field) != getattr(other, field)}
+    asked = (*ASKED_FOR, "microbatch")
+    found |= {field: getattr(other, field) for field in asked if getattr(own, field) != getattr(other, field)}
     if own.layout == other.layout:
         return found
     layout = other.layout.model_dump(mode="json", exclude_defaults=True)
