@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -33,6 +34,7 @@ from torch.distributed.tensor import debug as dtensor_debug
 from dataserver.planning.job.identity import Job, parse_job
 from dataserver.planning.job.spec import JobSpec
 from trainclient.client import Batch, DataClient, as_torch
+from trainclient.layouts.registry import LAYOUTS, layout_part
 from trainclient.models.parameters import units
 from trainclient.program.assembly import assemble
 from trainclient.program.clock import Stopwatch
@@ -455,6 +457,10 @@ def train(case: Case, layout: Topology, groups: Groups, folder: Path) -> None:
 def main() -> None:
     """Fork a process for each request on stdin, which brings where it reads and writes lines, and its stderr."""
     torch.set_num_threads(1)
+    for kind in LAYOUTS:  # the first step would import them, in each process
+        import_module(f"dataserver.planning.layouts.{kind}.layout")
+        for part in ("topology", "exchange"):
+            layout_part(kind, part)
     gc.freeze()  # else every search for garbage goes through all that was imported, and copies its pages
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them here
     with socket.socket(fileno=sys.stdin.fileno()) as requests:

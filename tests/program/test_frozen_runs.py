@@ -33,7 +33,7 @@ def stored(path: Path) -> dict[str, Tensor]:
 
 def case(fleet: Fleet, degrees: Degrees, folder: Path, steps: int, lr: float = 0.01) -> Case:
     """A run to a step in bfloat16 that saves every step."""
-    job, _ = fleet.pair_of_jobs(degrees)
+    job = fleet.job(degrees).spec.model_dump(mode="json")
     training = {
         "steps": steps,
         "metrics": str(folder / "metrics.jsonl"),

@@ -338,7 +338,7 @@ def test_another_plan_ends_all_ranks(fleet: Fleet, pool: Pool, tmp_path: Path) -
 
 def a_run(fleet: Fleet, degrees: Degrees, folder: Path, steps: int, **options: Any) -> Case:
     """A run to a step, in a folder of its own, that saves at its end."""
-    job, _ = fleet.pair_of_jobs(degrees, **options.pop("job", {}))
+    job = fleet.job(degrees, **options.pop("job", {})).spec.model_dump(mode="json")
     training = {
         "steps": steps,
         "metrics": str(folder / "metrics.jsonl"),

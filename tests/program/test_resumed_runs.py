@@ -15,7 +15,7 @@ DEGREES = Degrees(1, 1, 1, 1)
 
 def case(fleet: Fleet, folder: Path, steps: int, resume_from: int | str) -> Case:
     """A run to a step that saves every step."""
-    job, _ = fleet.pair_of_jobs(DEGREES)
+    job = fleet.job(DEGREES).spec.model_dump(mode="json")
     training: dict[str, Any] = {
         "steps": steps,
         "metrics": str(folder / "metrics.jsonl"),

@@ -57,7 +57,7 @@ class Run:
         return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=variables())
 
     def train(self, degrees: Degrees, *options: str, stream: dict[str, Any] | None = None) -> tuple[int, str]:
-        """Run to the end; exit code and stderr. The launcher is forked, its ranks are as users have them."""
+        """Run to the end; exit code and stderr. Launcher and ranks are forked; `start` has them as users do."""
         words = self.command(degrees, *options, stream=stream)[2:]
         self.temporary.mkdir(exist_ok=True)
         done = run_forked(words, self.folder, variables() | {"TMPDIR": str(self.temporary)}, TIMEOUT_S)

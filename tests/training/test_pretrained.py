@@ -159,9 +159,11 @@ def test_a_run_begins_as_its_weights_and_is_exported(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("steps", [50, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("steps", "degrees"), [(50, ALONE), pytest.param(200, STAGES, marks=pytest.mark.long)], ids=str
+)
 def test_training_on_photographs_from_weights_to_what_transformers_reads(
-    shared_data: Path, tmp_path: Path, steps: int
+    shared_data: Path, tmp_path: Path, steps: int, degrees: Degrees
 ) -> None:
     """Captions of real photographs are learned, and transformers gives the exported model's logits."""
     arguments = ("--dataset", f"pairs={shared_data / 'laion-mini'}", "--index-dir", f"pairs={tmp_path / 'index'}")
@@ -171,7 +173,7 @@ def test_training_on_photographs_from_weights_to_what_transformers_reads(
     with serving(*arguments) as server:
         run = Run(server.address, tmp_path / "run")
         options = ("--steps", str(steps), "--optimizer.lr", "0.003", "--checkpoint.every", "100")
-        code, errors = run.train(STAGES, *weights, *options)
+        code, errors = run.train(degrees, *weights, *options)
     assert code == 0, errors
     losses = [line["text_loss"] for line in run.metrics()]
     assert len(losses) == steps
