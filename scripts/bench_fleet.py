@@ -38,7 +38,7 @@ from disttrain.v1.data_service_pb2_grpc import DataServiceStub
 from dataserver.images import decode_patches
 from dataserver.jobs import Catalog, JobPlanner, fill_job
 from dataserver.jobs.cache import CACHE_BYTES
-from dataserver.jobs.sizes import memory_of
+from dataserver.jobs.memory_usage import memory_of
 from dataserver.planning.job.fields import Sizing
 from dataserver.planning.job.identity import parse_job
 from dataserver.serving.config import load_config

@@ -1,4 +1,4 @@
-"""`dataserver serve`."""
+"""`dataserver serve`, whose flags are the fields of `ServerConfig` (`dataserver/serving/config.py`)."""
 
 import logging
 import signal

@@ -7,7 +7,7 @@ import numpy as np
 from disttrain.v1 import peer_service_pb2 as pb
 from disttrain.v1 import plan_pb2
 
-from dataserver.fleet.packed import PackedError, packed, unpacked
+from dataserver.fleet.integer_arrays import PackedError, packed, unpacked
 from dataserver.fleet.schedule_message import schedule_messages, schedules_from
 from dataserver.planning import I64
 from dataserver.planning.job.identity import Job

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Final
 
 from dataserver.dataset import LruCache
+from dataserver.jobs.memory_usage import memory_of
 from dataserver.jobs.single_flight import SingleFlightCache
-from dataserver.jobs.sizes import memory_of
 from dataserver.jobs.statistics_cache import StatisticsCache
 from dataserver.planning.job.identity import Job
 from dataserver.planning.plan.plan import StepPlan

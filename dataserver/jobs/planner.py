@@ -8,8 +8,8 @@ import numpy as np
 
 from dataserver.dataset import Dataset
 from dataserver.jobs.cache import JobCache
+from dataserver.jobs.memory_usage import memory_of
 from dataserver.jobs.scheduler import FairScheduler, IsCancelled, never_cancelled
-from dataserver.jobs.sizes import memory_of
 from dataserver.jobs.tables import ShardTables
 from dataserver.planning import I64, yield_point
 from dataserver.planning.job.identity import Job, JobSpecError

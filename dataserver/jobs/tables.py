@@ -7,8 +7,8 @@ from typing import Final
 
 from dataserver.dataset import Dataset, DatasetError, Filter, FilterError, compile_filter
 from dataserver.jobs.cache import JobCache
+from dataserver.jobs.memory_usage import memory_of
 from dataserver.jobs.shard_statistics import Rules, columns_of, rows_left
-from dataserver.jobs.sizes import memory_of
 from dataserver.planning.job.fields import DatasetSpec
 from dataserver.planning.job.identity import Job
 from dataserver.planning.stream.gathering import Window, gather_window, size_rows

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from builders.jobs import job_data
 
-from dataserver.jobs.sizes import memory_of
+from dataserver.jobs.memory_usage import memory_of
 from dataserver.planning.job.identity import parse_job
 
 
