@@ -1,14 +1,13 @@
 """Samples and images in; the tensors of one module, rank and microbatch out."""
 
 from dataserver.assembly.digest import content_digest
+from dataserver.assembly.hugging_face import HuggingFaceTokenizer, TokenizerError
 from dataserver.assembly.sequences import TokenCountError
 from dataserver.assembly.tensors import TensorSpec, UnknownTensorError, total_bytes, view_tensors
 from dataserver.assembly.tokens import (
     BYTES,
     ByteTokenizer,
-    HuggingFaceTokenizer,
     Tokenizer,
-    TokenizerError,
     check_tokenizer,
     load_tokenizer,
     tokenizer_spec,

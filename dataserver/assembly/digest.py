@@ -45,11 +45,12 @@ def content_digest() -> str:
 
 
 def built_in_images() -> Iterator[tuple[bytes, ImageShape]]:
-    """Yield encoded images with their shapes; scaled up, down and by whole factors, and one of them cut off."""
+    """Yield encoded images with their shapes; scaled up, down and by whole factors, and some of them cut off."""
     half = base64.b64decode(JPEG_SCALED)
     yield half, ImageShape(120, 76, 1, 4, 6)
     yield half, ImageShape(120, 76, 3, 2, 4)
-    yield half[: len(half) // 2], ImageShape(120, 76, 1, 4, 6)
+    for may_be_truncated in (False, True):
+        yield half[: len(half) // 2], ImageShape(120, 76, 1, 4, 6, may_be_truncated)
     for text, width, height in (
         (JPEG_PROGRESSIVE, 52, 38),
         (JPEG_CMYK, 52, 38),
@@ -61,7 +62,11 @@ def built_in_images() -> Iterator[tuple[bytes, ImageShape]]:
     ):
         yield base64.b64decode(text), ImageShape(width, height, 1, 6, 8)
     for mode, channels in (("RGB", 3), ("RGBA", 4), ("LA", 2)):
-        yield _png(mode, channels), ImageShape(61, 97, 6, 4, 2)
+        yield (png := _png(mode, channels)), ImageShape(61, 97, 6, 4, 2)
+        yield png[: len(png) // 2], ImageShape(61, 97, 6, 4, 2, may_be_truncated=True)
+    yield png[:-12], ImageShape(61, 97, 6, 4, 2)
+    progressive = base64.b64decode(JPEG_PROGRESSIVE)
+    yield progressive[: len(progressive) // 2], ImageShape(52, 38, 1, 6, 8, may_be_truncated=True)
 
 
 def _png(mode: str, channels: int) -> bytes:

@@ -248,6 +248,6 @@ class _Decoding:
         for n, ref, data in zip(chosen, refs, encoded, strict=True):
             rows, columns = self.grids[n]
             out = np.empty((rows * columns, self.sizing.patch**2 * 3), np.uint8) if self.out is None else self.out[n]
-            shape = ImageShape(ref.width, ref.height, ref.orientation, rows, columns)
+            shape = ImageShape(ref.width, ref.height, ref.orientation, rows, columns, ref.may_be_truncated)
             self.valid[n] = decode_patches(data, shape, self.sizing, out, self.drawn[n])
         return num_bytes

@@ -8,7 +8,19 @@ import tyro
 from dataserver.assembly import BYTES, Tokenizer, load_tokenizer
 from dataserver.cli.arguments import MaybeInt, MaybePath, Switch, tokenizer_files
 from dataserver.cli.progress import progress_bar
-from dataserver.dataset import KINDS, Dataset, IndexRules, MetadataKeys, TextOnly, build_index, count_tokens
+from dataserver.dataset import (
+    KINDS,
+    UNENCODABLE,
+    Dataset,
+    Effect,
+    IndexRules,
+    MetadataKeys,
+    OnTokenError,
+    TextOnly,
+    TruncatedImages,
+    build_index,
+    count_tokens,
+)
 from dataserver.jobs import Rules, index_statistics
 from dataserver.planning.job.fields import Sizing
 
@@ -25,6 +37,8 @@ def index(
     text_only: Literal["leave-out", "allow"] = "leave-out",
     metadata_keys: Literal["whole", "last-part"] = "whole",
     allow_duplicates: Switch = False,
+    on_token_error: Literal["refuse", "skip"] = "refuse",  # noqa: S107
+    truncated_images: Literal["invalid", "accept"] = "invalid",
 ) -> None:
     """Index datasets, count their tokens, and print their fingerprints.
 
@@ -39,6 +53,8 @@ def index(
         text_only: Texts without an image, in a dataset that has images: leave them out, or serve them.
         metadata_keys: How rows of a parquet find their samples: by the whole key, or by what follows its last slash.
         allow_duplicates: Serve shards with the same bytes several times.
+        on_token_error: Texts that a tokenizer cannot encode: end with an error, or leave their samples out.
+        truncated_images: Images whose data end too early: invalid, or decoded as far as they go and grey from there.
     """
     if not paths:
         raise ValueError("no dataset is named; give at least one folder of shards")
@@ -47,7 +63,13 @@ def index(
     tokenizers = [load_tokenizer(name, file) for name, file in tokenizer_files(tokenizer).items()]
     if BYTES in tokenizer or not tokenizers:
         tokenizers.append(load_tokenizer(BYTES))
-    rules = IndexRules(TextOnly(text_only), MetadataKeys(metadata_keys), allow_duplicates)
+    rules = IndexRules(
+        TextOnly(text_only),
+        MetadataKeys(metadata_keys),
+        allow_duplicates,
+        OnTokenError(on_token_error),
+        TruncatedImages(truncated_images),
+    )
     for path in paths:
         _index_one(path, index_dir, workers, tokenizers, rules)
 
@@ -65,9 +87,13 @@ def _index_one(
     for tokenizer in tokenizers:
         with progress_bar(f"counting {tokenizer.name} tokens") as report:
             counted = count_tokens(path, tokenizer, index_dir, report)
+        if counted.num_failed:
+            print(f"  {Effect.LEFT_OUT:<12} {counted.num_failed} {UNENCODABLE} ({tokenizer.name})")
         print(f"  tokens       {counted.num_tokens} ({tokenizer.name}, digest {tokenizer.digest})")
     dataset = Dataset.open(path, index_dir)
     for tokenizer in tokenizers if path.is_dir() else ():
         with progress_bar(f"measuring with {tokenizer.name} tokens") as report:
             index_statistics(dataset, Rules(tokenizer.digest, Sizing()), report, workers)
+    for earlier in dataset.earlier_sets():
+        print(f"  earlier      {earlier.fingerprint} ({len(earlier.names)} shards)")
     print(f"  fingerprint  {dataset.fingerprint}", flush=True)

@@ -11,7 +11,7 @@ from dataserver.cli.arguments import MaybePath, Switch
 from dataserver.cli.progress import progress_bar
 from dataserver.dataset import KINDS, LintReport, printable
 from dataserver.dataset import lint as lint_dataset
-from dataserver.images import silence_pillow_warnings, undecodable
+from dataserver.images import fault_of, silence_pillow_warnings
 from dataserver.outputs import require_writable
 
 FOUND: Final = 1
@@ -42,7 +42,7 @@ def lint(
     if quarantine_file is not None and quarantine_file.parent.exists():  # otherwise it is made
         require_writable("--quarantine-file", quarantine_file)
     with progress_bar(f"checking {path.name}") as report:
-        found = lint_dataset(path, index_dir, undecodable if decode else None, quarantine_file, report)
+        found = lint_dataset(path, index_dir, fault_of if decode else None, quarantine_file, report)
     if json:
         print(json_format.dumps(_document(found), indent=1))
     else:

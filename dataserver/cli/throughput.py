@@ -92,7 +92,8 @@ def sampled(dataset: Dataset, num_samples: int, sizing: Sizing) -> list[Sample]:
 
 
 def _shape(ref: ImageRef, sizing: Sizing) -> ImageShape:
-    return ImageShape(ref.width, ref.height, ref.orientation, *patch_grid(ref.width, ref.height, sizing))
+    grid = patch_grid(ref.width, ref.height, sizing)
+    return ImageShape(ref.width, ref.height, ref.orientation, *grid, ref.may_be_truncated)
 
 
 class Maker:

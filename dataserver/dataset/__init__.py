@@ -12,6 +12,7 @@ from dataserver.dataset.errors import (
     ShardFinding,
     ShardReadError,
     StaleIndexError,
+    TokenizingError,
     TokensMissingError,
     printable,
 )
@@ -20,9 +21,9 @@ from dataserver.dataset.filters import Filter
 from dataserver.dataset.index.arrays import Array, ArraysError, read_arrays, write_arrays
 from dataserver.dataset.index.build import BuildReport, build_index
 from dataserver.dataset.index.numeric import ShardSizes
-from dataserver.dataset.index.rules import IndexRules, MetadataKeys, TextOnly
+from dataserver.dataset.index.rules import IndexRules, MetadataKeys, OnTokenError, TextOnly, TruncatedImages
 from dataserver.dataset.index.tokens import TextTokenizer, TokensReport, count_tokens
-from dataserver.dataset.kinds import KINDS, Effect
+from dataserver.dataset.kinds import KINDS, UNENCODABLE, Effect
 from dataserver.dataset.lint import LintReport, lint
 from dataserver.dataset.machine.cores import usable_cores
 from dataserver.dataset.machine.memory import Memory, processes_within, usable_memory
@@ -35,6 +36,7 @@ __all__ = [
     "IMAGE",
     "KINDS",
     "TEXT",
+    "UNENCODABLE",
     "Array",
     "ArraysError",
     "BuildReport",
@@ -52,6 +54,7 @@ __all__ = [
     "LruCache",
     "Memory",
     "MetadataKeys",
+    "OnTokenError",
     "Quarantine",
     "QuarantineError",
     "SampleDescription",
@@ -64,8 +67,10 @@ __all__ = [
     "TextOnly",
     "TextTokenizer",
     "TokenizedDocument",
+    "TokenizingError",
     "TokensMissingError",
     "TokensReport",
+    "TruncatedImages",
     "build_index",
     "compile_filter",
     "count_tokens",

@@ -4,15 +4,15 @@ Opening reads the summary of all indexes, or the schema of each, and nothing els
 descriptors are held in small bounded caches. All methods may be called from several threads.
 """
 
-import hashlib
-import json
 import logging
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 from dataserver.dataset.errors import DatasetError, ShardReadError, StaleIndexError
 from dataserver.dataset.index.copies import are_copies_allowed, check_copies
 from dataserver.dataset.index.fresh import IndexedShard, read_fresh_index
+from dataserver.dataset.index.sets import ShardSet, earlier_sets, find_set, fingerprint_of
 from dataserver.dataset.index.summary import Summary
 from dataserver.dataset.open_shards import OpenShards
 from dataserver.dataset.quarantine import Quarantine
@@ -29,9 +29,12 @@ class Dataset:
     def __init__(self, shards: tuple[Shard, ...], quarantine: Quarantine | None, open_shards: OpenShards) -> None:
         self.shards = shards
         self.quarantine = quarantine
-        self.fingerprint = _fingerprint(shards)
+        self.fingerprint = fingerprint_of((shard.name, shard.header) for shard in shards)
         """sha256, hex, of the names, bytes and index columns of all shards; the same for a copy elsewhere."""
         self._open_shards = open_shards
+        self._earlier: dict[str, Dataset | None] = {}
+        """By fingerprint."""
+        self._finding = threading.Lock()
 
     @classmethod
     def open(
@@ -73,18 +76,41 @@ class Dataset:
             raise DatasetError(
                 f"the {len(files)} shards at {path} have no usable sample; see what is wrong: dataserver lint {path}"
             )
+        return cls._of(indexed, None if quarantine is None else Quarantine.load(quarantine))
+
+    @classmethod
+    def _of(cls, indexed: Sequence[IndexedShard], quarantine: Quarantine | None) -> "Dataset":
         known = frozenset(IMAGE_COLUMNS).union(*(shard.columns for shard in indexed))
         caches = IndexCaches.make()
         shards = tuple(
             Shard(position, shard.file, shard.header, shard.columns, known, caches)
             for position, shard in enumerate(indexed)
         )
-        return cls(shards, None if quarantine is None else Quarantine.load(quarantine), OpenShards(indexed))
+        return cls(shards, quarantine, OpenShards(indexed))
+
+    def as_it_was(self, fingerprint: str) -> "Dataset | None":
+        """Return the dataset with a fingerprint: this one, or the set of shards that it had before others were added.
+
+        None where it never had that set, or some of its shards are no longer as they were.
+        """
+        if fingerprint == self.fingerprint:
+            return self
+        with self._finding:
+            if fingerprint not in self._earlier:
+                headers = [(shard.name, shard.header) for shard in self.shards]
+                found = find_set(self.index_folder, headers, fingerprint)
+                indexed = [] if found is None else [s for s in self._open_shards.shards if s.file.name in found.names]
+                self._earlier[fingerprint] = Dataset._of(indexed, self.quarantine) if indexed else None
+            return self._earlier[fingerprint]
 
     @property
     def index_folder(self) -> Path:
         """Where the indexes lie."""
         return index_folder(self.shards[0].file)
+
+    def earlier_sets(self) -> list[ShardSet]:
+        """Return the sets of shards that the dataset had before others were added, oldest first."""
+        return earlier_sets(self.index_folder, [(shard.name, shard.header) for shard in self.shards])
 
     def document(self, shard: int, row: int, tokenizer_digest: str) -> TokenizedDocument:
         """Return the parts of a sample with the token ids of its texts, as `Shard.document`.
@@ -126,11 +152,3 @@ def _check_rules(path: Path, shards: Sequence[IndexedShard]) -> None:
         raise StaleIndexError(
             f"the shards at {path} were indexed by different rules ({shown}); index it again: {command}"
         )
-
-
-def _fingerprint(shards: tuple[Shard, ...]) -> str:
-    digest = hashlib.sha256(b"disttrain dataset\n")
-    for shard in shards:
-        line = json.dumps([shard.name, shard.header.sha256, shard.header.columns_digest])
-        digest.update(line.encode("ascii") + b"\n")
-    return digest.hexdigest()

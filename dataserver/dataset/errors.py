@@ -1,11 +1,15 @@
 """What can go wrong with a dataset as a whole, and the collector of what is wrong with single samples."""
 
 import errno
+import json
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Final
+
+from dataserver.dataset.kinds import KINDS
 
 MAX_FINDING_BYTES = 4 << 20
 """Limit of the details kept per shard, some 50,000 of them; the counts stay exact beyond it."""
@@ -24,6 +28,10 @@ class StaleIndexError(DatasetError):
 
 class TokensMissingError(DatasetError):
     """A shard's texts were not counted with this tokenizer; the message names the command to run."""
+
+
+class TokenizingError(Exception):
+    """A tokenizer cannot encode a text; the message is the tokenizer's own word."""
 
 
 class FilterError(DatasetError):
@@ -91,6 +99,11 @@ class Findings:
         if self.num_bytes <= MAX_FINDING_BYTES:
             self.details.append(finding)
 
+    def to_json(self) -> bytes:
+        """Counts and details as files of an index hold them: a line of ASCII."""
+        details = [[found.key, found.kind, found.detail] for found in self.details]
+        return canonical({"counts": dict(sorted(self.counts.items())), "details": details})
+
 
 @dataclass(frozen=True, slots=True)
 class FindingReport:
@@ -98,6 +111,23 @@ class FindingReport:
 
     counts: Mapping[str, int]
     details: tuple[Finding, ...]
+
+    @classmethod
+    def from_json(cls, text: bytes) -> "FindingReport":
+        """Read what `Findings.to_json` wrote. Raises ValueError, TypeError or KeyError for anything else."""
+        content = json.loads(text)
+        details = tuple(Finding(*detail) for detail in content["details"])
+        if not KINDS.keys() >= content["counts"].keys() | {finding.kind for finding in details}:
+            raise ValueError("it counts an unknown kind of finding")
+        return cls(content["counts"], details)
+
+
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
+
+
+def canonical(value: Any) -> bytes:
+    """The one spelling of a value that digests and headers are made of: a line of JSON, ASCII."""
+    return _ENCODER.encode(value).encode("ascii") + b"\n"
 
 
 _UNSAFE = frozenset({"Cc", "Cs", "Zl", "Zp"})

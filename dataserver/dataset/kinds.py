@@ -24,11 +24,14 @@ BAD_JSON: Final = "bad_json"
 DUPLICATE_KEY: Final = "duplicate_key"
 DUPLICATE_SHARD: Final = "duplicate_shard"
 FAILED_DOWNLOAD: Final = "failed_download"
+MISSING_CAPTION: Final = "missing_caption"
 MISSING_SIDECAR: Final = "missing_sidecar"
 ORPHAN_TEXT: Final = "orphan_text"
 ROW_WITHOUT_SAMPLE: Final = "row_without_sample"
 SAMPLE_WITHOUT_ROW: Final = "sample_without_row"
+UNENCODABLE: Final = "token_error"
 TOO_MANY_SCALARS: Final = "too_many_scalars"
+TRUNCATED_IMAGE: Final = "truncated_image"
 UNREAD_FILE: Final = "unread_file"
 UNUSED_PART: Final = "unused_part"
 NEEDS_SPECIAL_MEMBER: Final = "needs_special_member"
@@ -44,12 +47,13 @@ KINDS: Final[Mapping[str, Effect]] = {
     "empty_document": Effect.LEFT_OUT,
     FAILED_DOWNLOAD: Effect.LEFT_OUT,
     "image_too_large": Effect.LEFT_OUT,
-    "missing_caption": Effect.LEFT_OUT,
+    MISSING_CAPTION: Effect.LEFT_OUT,
     "missing_image": Effect.LEFT_OUT,
     NEEDS_SPECIAL_MEMBER: Effect.LEFT_OUT,
     "not_utf8": Effect.LEFT_OUT,
     ORPHAN_TEXT: Effect.LEFT_OUT,
     "text_too_large": Effect.LEFT_OUT,
+    UNENCODABLE: Effect.LEFT_OUT,
     "too_many_members": Effect.LEFT_OUT,
     "unreadable_header": Effect.LEFT_OUT,
     "duplicate_member": Effect.SERVED,
@@ -58,6 +62,7 @@ KINDS: Final[Mapping[str, Effect]] = {
     LOST_IMAGE: Effect.SERVED,
     MISSING_SIDECAR: Effect.SERVED,
     SAMPLE_WITHOUT_ROW: Effect.SERVED,
+    TRUNCATED_IMAGE: Effect.SERVED,
     UNDECODABLE: Effect.INVALID,
     "bad_sidecar": Effect.IGNORED,
     "extension_too_large": Effect.IGNORED,

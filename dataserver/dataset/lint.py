@@ -11,14 +11,15 @@ from dataserver.dataset.dataset import Dataset
 from dataserver.dataset.errors import ShardFinding, printable
 from dataserver.dataset.index.dataset_findings import dataset_findings
 from dataserver.dataset.index.summary import IndexContent
-from dataserver.dataset.kinds import KINDS, UNDECODABLE, Effect
+from dataserver.dataset.kinds import KINDS, TRUNCATED_IMAGE, UNDECODABLE, Effect
 from dataserver.dataset.machine.cores import usable_cores
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.dataset.shard import ImageRef, Shard
 from dataserver.dataset.shards.listing import list_shards
+from dataserver.images import ImageFault
 
-Judge = Callable[[bytes, ImageRef], str | None]
-"""Says why an image's bytes are no usable image, or None."""
+Judge = Callable[[bytes, ImageRef], ImageFault | None]
+"""Says what is wrong with an image's bytes, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,8 @@ def lint(
     Args:
         path: folder of shards, or one shard.
         index_dir: where the indexes lie instead of beside the shards.
-        judge: is given every image, by several threads; what it refuses is a finding of the kind `undecodable`.
+        judge: is given every image, by several threads; its faults are findings of the kinds `undecodable` and
+            `truncated_image`.
         quarantine_file: where the quarantine list is written.
         progress: called with (samples done, samples in total).
 
@@ -70,17 +72,18 @@ def lint(
     num_samples = sum(shard.num_samples for shard in dataset.shards)
     done = 0
     for shard in dataset.shards:
-        report = shard.findings()
-        counts.update(report.counts)
-        findings += [ShardFinding(shard.name, o.key, o.kind, o.detail) for o in report.details]
+        report, of_tokens = shard.findings(), shard.token_findings()
+        for some in (report, of_tokens):
+            counts.update(some.counts)
+            findings += [ShardFinding(shard.name, o.key, o.kind, o.detail) for o in some.details]
         left_out = {o.key for o in report.details if o.key and KINDS[o.kind] is Effect.LEFT_OUT}
         if left_out:  # of a repeated key the first sample is served
             dropped += [(shard.name, key) for key in left_out.difference(shard.keys())]
         if judge is not None:
             failures = list(_judge_shard(dataset, shard, judge))
-            counts[UNDECODABLE] += len(failures)
+            counts.update(failure.kind for failure in failures)
             findings += failures
-            dropped += [(failure.shard, failure.key) for failure in failures]
+            dropped += [(failure.shard, failure.key) for failure in failures if failure.kind == UNDECODABLE]
         done += shard.num_samples
         if progress is not None:
             progress(done, num_samples)
@@ -100,15 +103,16 @@ def _judge_shard(dataset: Dataset, shard: Shard, judge: Judge) -> Iterator[Shard
         # `map` submits all that it is given: a window bounds what waits. The threads share only `Dataset.read`.
         while window := list(itertools.islice(rows, 16 * num_workers)):
             refs = [[shard.image(row, i) for i in range(int(offsets[row + 1] - offsets[row]))] for row in window]
-            reasons = executor.map(lambda images: _first_failure(dataset, images, judge), refs)
-            for row, reason in zip(window, reasons, strict=True):
-                if reason is not None:
-                    yield ShardFinding(shard.name, keys[row], UNDECODABLE, printable(reason))
+            for row, found in zip(
+                window, executor.map(lambda images: _worst(dataset, images, judge), refs), strict=True
+            ):
+                if found is not None:
+                    number, fault = found
+                    kind = TRUNCATED_IMAGE if fault.is_served else UNDECODABLE
+                    yield ShardFinding(shard.name, keys[row], kind, printable(f"image {number}: {fault.detail}"))
 
 
-def _first_failure(dataset: Dataset, refs: list[ImageRef], judge: Judge) -> str | None:
-    for number, ref in enumerate(refs):
-        reason = judge(dataset.read(ref), ref)
-        if reason is not None:
-            return f"image {number}: {reason}"
-    return None
+def _worst(dataset: Dataset, refs: list[ImageRef], judge: Judge) -> tuple[int, ImageFault] | None:
+    """The first image that is invalid, or else that is served in part, by its number; None where all are whole."""
+    faults = [(number, fault) for number, ref in enumerate(refs) if (fault := judge(dataset.read(ref), ref))]
+    return min(faults, key=lambda found: found[1].is_served, default=None)

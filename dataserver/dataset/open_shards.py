@@ -24,7 +24,7 @@ class OpenShards:
     """
 
     def __init__(self, shards: Sequence[IndexedShard]) -> None:
-        self._shards = shards
+        self.shards = shards
         self._etags = [shard.etags[0] if shard.is_known else None for shard in shards]
         """By position: the etag whose content is known to be that of the index."""
         self._refused: dict[int, Etag] = {}
@@ -39,7 +39,7 @@ class OpenShards:
             ShardReadError: storage failed, or gave fewer bytes than the file has; says nothing about the sample.
             StaleIndexError: the shard has another content than the one that was indexed.
         """
-        file = self._shards[position].file  # its path is made where it is wanted: that takes as long as the reading
+        file = self.shards[position].file  # its path is made where it is wanted: that takes as long as the reading
         try:
             for _ in range(2):
                 descriptor = self._descriptors.get(position, lambda: file.storage.ranges(file.path))
@@ -71,12 +71,12 @@ class OpenShards:
                 self._check(position)
             except OSError as error:
                 raise ShardReadError(
-                    f"cannot read {self._shards[position].file.path}: {error}; check the storage"
+                    f"cannot read {self.shards[position].file.path}: {error}; check the storage"
                 ) from error
 
     def _check(self, position: int) -> None:
         """Compare a shard that is not known, or changed, with its index. Raises OSError, or what `read` raises."""
-        shard = self._shards[position]
+        shard = self.shards[position]
         path, before = shard.file.path, self._etags[position]
         happened = "may have changed since it was indexed" if before is None else "changed while it was served"
         with self._checking[position]:  # however many threads wait for a shard, it is read once

@@ -1,5 +1,6 @@
 """One shard of an open dataset: sizes, texts, image positions and columns, all from its index."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -8,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataserver.dataset.cache import LruCache
-from dataserver.dataset.errors import DatasetError, FindingReport, TokensMissingError
+from dataserver.dataset.errors import DatasetError, Finding, FindingReport, TokensMissingError
 from dataserver.dataset.filters import Filter
 from dataserver.dataset.index.format import (
     BATCH_ROWS,
@@ -19,8 +20,9 @@ from dataserver.dataset.index.format import (
     read_findings,
 )
 from dataserver.dataset.index.numeric import NumericColumns, ShardSizes, read_numeric
+from dataserver.dataset.index.rules import TruncatedImages, read_rules
 from dataserver.dataset.index.token_ids import TokenIds
-from dataserver.dataset.index.tokens import I32, TokenCounts, read_counts
+from dataserver.dataset.index.tokens import I32, TokenCounts, counted_tokenizers, read_counts
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.dataset.shards.listing import ShardFile
 
@@ -58,6 +60,8 @@ class ImageRef(NamedTuple):
     width: int
     height: int
     orientation: int
+    may_be_truncated: bool = False
+    """Whether its data may end too early, by the rules of the index."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,6 +124,11 @@ class Shard:
         return self.header.num_samples
 
     @property
+    def may_have_truncated_images(self) -> bool:
+        """Whether images whose data end too early are decoded as far as they go."""
+        return read_rules(self.header.rules)["truncated-images"] == TruncatedImages.ACCEPT
+
+    @property
     def columns(self) -> Mapping[str, str]:
         """Filter columns of this shard: name -> Arrow type."""
         return {**dict.fromkeys(IMAGE_COLUMNS, "int64"), **self.sidecar_columns}
@@ -151,6 +160,28 @@ class Shard:
                 " remove the file and count again"
             )
         return counts
+
+    def not_encodable(self, tokenizer_digest: str) -> npt.NDArray[np.bool_] | None:
+        """Return bool [num_samples]: where a text is one that the tokenizer cannot encode; None if there is none.
+
+        Raises as `token_counts`.
+        """
+        failed = self._counts(tokenizer_digest).failed
+        if not len(failed):
+            return None
+        found = np.zeros(self.num_samples, np.bool_)
+        found[np.searchsorted(self.sizes().text_offsets, failed, side="right") - 1] = True
+        return found
+
+    def token_findings(self) -> FindingReport:
+        """Return what tokenizers that were counted cannot encode."""
+        counts: Counter[str] = Counter()
+        details: list[Finding] = []
+        for digest in counted_tokenizers(self.file, self.header):
+            found = self._counts(digest).findings
+            counts.update(found.counts)
+            details += found.details
+        return FindingReport(counts, tuple(details))
 
     def document(self, row: int, tokenizer_digest: str) -> TokenizedDocument:
         """Return the parts of one sample with the token ids of its texts.
@@ -202,6 +233,7 @@ class Shard:
             int(rows.image_width[at]),
             int(rows.image_height[at]),
             int(rows.orientation[at]),
+            self.may_have_truncated_images,
         )
 
     def column(self, name: str) -> "pa.Array":

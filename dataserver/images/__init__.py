@@ -1,6 +1,6 @@
 """Encoded images: bytes in, patches out. `formats` has a line for each format that is read."""
 
-from dataserver.images.decoding import ImageShape, decode_patches, silence_pillow_warnings, undecodable
+from dataserver.images.decoding import ImageFault, ImageShape, decode_patches, fault_of, silence_pillow_warnings
 from dataserver.images.errors import ImageHeaderError
 from dataserver.images.formats import FORMAT_NAMES, sniff_format
 from dataserver.images.header import ImageHeader, read_header
@@ -15,13 +15,14 @@ __all__ = [
     "TRANSFORM_WORDS",
     "U8",
     "DrawnTransform",
+    "ImageFault",
     "ImageHeader",
     "ImageHeaderError",
     "ImageShape",
     "decode_patches",
+    "fault_of",
     "read_header",
     "silence_pillow_warnings",
     "sniff_format",
-    "undecodable",
     "write_patches",
 ]

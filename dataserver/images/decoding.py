@@ -9,6 +9,9 @@ The rules of content_version 2:
    in PNGs also the one colour that is transparent, all of its bits. Colour profiles are ignored.
 4. Scaled to exactly (columns x patch, rows x patch), aspect not kept to the pixel, by the filter of `scaling.py`.
 5. Turned upright as its EXIF orientation says.
+6. An image whose data end too early is invalid, be it a JPEG that lacks its end marker alone or a PNG that lacks IEND.
+   Where the dataset accepts such images (`may_be_truncated`), a JPEG gets an end marker and a PNG rows of zeros, and
+   Pillow decodes that. What lacks is grey: as libjpeg leaves it, and (128, 128, 128) in a PNG. A WebP stays invalid.
 
 Where the job has `transforms`, an image is turned upright first, then transformed, then scaled.
 
@@ -29,10 +32,13 @@ from dataserver.images.formats import format_of
 from dataserver.images.limits import DECODER_BYTES_PER_PIXEL, MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
 from dataserver.images.patches import TRANSPOSED, U8, UPRIGHT, PixelOffsets, pixel_offsets, write_patches
 from dataserver.images.transforms import DrawnTransform, enlarged, transform
+from dataserver.images.truncation import Size
 from dataserver.planning.job.fields import Quality, Sizing
 
 logger = logging.getLogger(__name__)
 
+GREY: Final = 128
+"""Value of all pixels that an image lacks."""
 _BYTE: Final = np.dtype(np.uint8)
 
 
@@ -49,6 +55,8 @@ class ImageShape(NamedTuple):
     """Patches of the upright image, a multiple of `merge`."""
     columns: int
     """Patches of the upright image, a multiple of `merge`."""
+    may_be_truncated: bool = False
+    """Whether its data may end too early."""
 
 
 class StoredImage(Protocol):
@@ -65,6 +73,18 @@ class StoredImage(Protocol):
     @property
     def orientation(self) -> int:
         """EXIF orientation, 1 to 8."""
+
+    @property
+    def may_be_truncated(self) -> bool:
+        """Whether its data may end too early."""
+
+
+class ImageFault(NamedTuple):
+    """What is wrong with an image."""
+
+    detail: str
+    is_served: bool
+    """Whether servers deliver it all the same."""
 
 
 def silence_pillow_warnings() -> None:
@@ -98,7 +118,8 @@ def decode_patches(
     size = _as_stored(shape.width, shape.height, shape.orientation)
     goal = _as_stored(shape.columns * sizing.patch, shape.rows * sizing.patch, shape.orientation)
     try:
-        pixels = _decode(data, size, enlarged(goal, drawn) if sizing.quality is Quality.FAST else size)
+        wanted = enlarged(goal, drawn) if sizing.quality is Quality.FAST else size
+        pixels = _decode(data, size, wanted, shape.may_be_truncated)[0]
     except InvalidImageError as error:
         logger.debug("an image of %d bytes cannot be decoded: %s", len(data), error)
         out.fill(0)
@@ -119,17 +140,18 @@ def _write_scaled(pixels: U8, size: tuple[int, int], shape: ImageShape, sizing: 
         _scaler()(pixels, size, of, out)
 
 
-def undecodable(data: bytes, image: StoredImage) -> str | None:
-    """Say why servers would deliver an image as invalid; None where they deliver it.
+def fault_of(data: bytes, image: StoredImage) -> ImageFault | None:
+    """Say why servers deliver an image as invalid, or only a part of it; None where they deliver it whole.
 
     Raises:
         MemoryError: the machine, not the image, is at fault.
     """
     try:
-        _decode(data, _as_stored(image.width, image.height, image.orientation), (1, 1))
+        size = _as_stored(image.width, image.height, image.orientation)
+        why = _decode(data, size, (1, 1), image.may_be_truncated)[1]
     except InvalidImageError as error:
-        return str(error)
-    return None
+        return ImageFault(str(error), is_served=False)
+    return ImageFault(f"{why}; the part that lacks is grey", is_served=True) if why else None
 
 
 def _check_target(shape: ImageShape, sizing: Sizing, out: U8) -> None:
@@ -153,11 +175,12 @@ def _as_stored(width: int, height: int, orientation: int) -> tuple[int, int]:
     return (height, width) if orientation in TRANSPOSED else (width, height)
 
 
-def _decode(data: bytes, size: tuple[int, int], least: tuple[int, int]) -> U8:
+def _decode(data: bytes, size: Size, least: Size, may_be_truncated: bool) -> tuple[U8, str]:
     """Decode an image that is stored with `size` (width, height) pixels; `least` suffice.
 
     Returns:
-        uint8 [height, width, 3], C-contiguous, as it is stored; the next call of this thread may overwrite it.
+        uint8 [height, width, 3], C-contiguous, as it is stored; the next call of this thread may overwrite it. And why
+        a part of it is grey; nothing where it is whole.
 
     Raises:
         InvalidImageError: the bytes are not a usable image.
@@ -165,10 +188,24 @@ def _decode(data: bytes, size: tuple[int, int], least: tuple[int, int]) -> U8:
     """
     _check_limits(data, size)
     pixels = decode_fast(data, size, least)
-    return _decode_by_pillow(data, size, least) if pixels is None else pixels
+    if pixels is not None:
+        return pixels, ""
+    found = format_of(data)
+    try:
+        if found is not None and found.is_whole is not None and not found.is_whole(data):
+            raise InvalidImageError(f"its data end before the end of the {found.title}")
+        return _decode_by_pillow(data, size, least), ""
+    except InvalidImageError as error:
+        completed = found.complete(data, size) if may_be_truncated and found and found.complete else None
+        if completed is None:
+            raise
+        pixels = _decode_by_pillow(completed.data, size, least)
+        for part in completed.missing:
+            pixels[part] = GREY
+        return pixels, str(error)
 
 
-def decode_fast(data: bytes, size: tuple[int, int], least: tuple[int, int]) -> U8 | None:
+def decode_fast(data: bytes, size: Size, least: Size) -> U8 | None:
     """Decode by the fast decoder of the image's format; None where there is none, or where it is not sure."""
     found = format_of(data)
     decode = None if found is None else found.load_decoder()

@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
+from dataserver.images.jpeg import complete as complete_jpeg
+from dataserver.images.jpeg import is_whole as is_whole_jpeg
 from dataserver.images.jpeg import upright_size as jpeg_size
+from dataserver.images.png import SIGNATURE, without_pixels
+from dataserver.images.png import complete as complete_png
+from dataserver.images.png import is_whole as is_whole_png
+from dataserver.images.truncation import Completed, Size
 from dataserver.images.webp import canvas_size as webp_canvas
 from dataserver.images.webp import upright_size as webp_size
 
@@ -19,9 +25,6 @@ if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
 
     from dataserver.images.patches import U8
-
-Size = tuple[int, int]
-"""Width and height, in pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,12 @@ class ImageFormat:
     """Reads the size where Pillow allocates a canvas as it opens the file, so that a limit comes first."""
     decoder: str = ""
     """Module with `decode(data, size, least)`, which is loaded with the first image; empty where Pillow decodes all."""
+    without_pixels: Callable[[bytes], bytes] | None = None
+    """Leaves out the pixels, where what says the orientation may stand behind them and Pillow would decode them."""
+    is_whole: Callable[[bytes], bool] | None = None
+    """Whether a file has its end, which Pillow does not always ask for."""
+    complete: Callable[[bytes, Size], Completed | None] | None = None
+    """Completes a file whose data end too early; None for any other."""
 
     def matches(self, data: bytes) -> bool:
         """Whether a file begins as one of this format."""
@@ -65,8 +74,18 @@ FORMATS: Final = (
         "PIL.JpegImagePlugin.JpegImageFile",
         upright_size=jpeg_size,
         decoder="dataserver.images.jpeg_decoder",
+        is_whole=is_whole_jpeg,
+        complete=complete_jpeg,
     ),
-    ImageFormat("png", "PNG", ((0, b"\x89PNG\r\n\x1a\n"),), "PIL.PngImagePlugin.PngImageFile"),
+    ImageFormat(
+        "png",
+        "PNG",
+        ((0, SIGNATURE),),
+        "PIL.PngImagePlugin.PngImageFile",
+        without_pixels=without_pixels,
+        is_whole=is_whole_png,
+        complete=complete_png,
+    ),
     ImageFormat(
         "webp",
         "WebP",

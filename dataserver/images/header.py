@@ -42,7 +42,7 @@ def read_header(data: bytes) -> ImageHeader:
     with _open(found, data) as image:
         width, height = image.size  # above zero, or Pillow does not open it
         _check_pixels(width, height)
-        orientation = _orientation(image)
+        orientation = _orientation(found, data, image)
     if orientation in TRANSPOSED:
         width, height = height, width
     return ImageHeader(found.name, width, height, orientation)
@@ -62,20 +62,17 @@ def _check_pixels(width: int, height: int) -> None:
         raise ImageHeaderError("image_too_large", f"declares {width} x {height} pixels, limit {MAX_IMAGE_PIXELS}")
 
 
-def _orientation(image: "ImageFile") -> int:
-    """Return the EXIF orientation, 1 where there is none or it is damaged.
+def _orientation(found: ImageFormat, data: bytes, image: "ImageFile") -> int:
+    """Return the orientation as Pillow's `exif_transpose` sees it: of the EXIF data, a PNG's raw profile, or the XMP.
 
-    `image.getexif()` is not used: for PNG it decodes the pixels.
+    It is 1 where there is none or it is damaged.
     """
     from PIL import Image
 
-    raw = image.info.get("exif")
-    if not isinstance(raw, bytes):
-        return 1
-    exif = Image.Exif()
     try:
-        exif.load(raw)
-        value = exif.get(ORIENTATION_TAG, 1)
+        if found.without_pixels is not None:
+            image = _open(found, found.without_pixels(data))
+        value = Image.Image.getexif(image).get(ORIENTATION_TAG, 1)  # that of the plugin for PNG decodes the pixels
     except MemoryError:
         raise
     except Exception:  # as in _open; damaged EXIF data does not make an image unusable

@@ -63,11 +63,12 @@ class Catalog:
         return tuple(self._dataset(spec) for spec in stream.datasets)
 
     def _dataset(self, spec: DatasetSpec) -> Dataset:
-        dataset = self.named_dataset(spec.name)
-        if dataset.fingerprint != spec.fingerprint:
+        newest = self.named_dataset(spec.name)
+        dataset = newest.as_it_was(spec.fingerprint)
+        if dataset is None:
             raise DatasetMismatchError(
                 f"dataset {spec.name!r} of the job has fingerprint {spec.fingerprint}, the one here has "
-                f"{dataset.fingerprint}: serve the data that the job was made with, or leave fingerprint out of a new "
+                f"{newest.fingerprint}: serve the data that the job was made with, or leave fingerprint out of a new "
                 "job, to take this one"
             )
         found = quarantine_digest(dataset)

@@ -35,7 +35,7 @@ def size_histogram(dataset: Dataset, rules: Rules, progress: Callable[[int, int]
         patches = (rows.astype(np.int64) * columns_of_grid).tolist()
         texts = row_sums(columns.text_tokens, columns.text_offsets).tolist()
         offsets = columns.image_offsets.tolist()
-        for row in rows_left(shard, compiled, rules.quarantine).tolist():
+        for row in rows_left(shard, compiled, rules.quarantine, rules.tokenizer_digest).tolist():
             found[_leading(texts[row]), tuple(patches[offsets[row] : offsets[row + 1]])] += 1
         progress(number, len(dataset.shards))
     return found

@@ -12,6 +12,7 @@ from dataserver.jobs.memory_usage import memory_of
 from dataserver.jobs.scheduler import FairScheduler, IsCancelled, never_cancelled
 from dataserver.jobs.tables import ShardTables
 from dataserver.planning import I64, yield_point
+from dataserver.planning.job.fields import DatasetSpec
 from dataserver.planning.job.identity import Job, JobSpecError
 from dataserver.planning.job.limits import PlanLimitError, check_contents, limits_of
 from dataserver.planning.plan.plan import StepPlan
@@ -78,6 +79,12 @@ class JobPlanner:
             self._cache.statistics.get(dataset, self._tables.rules(number), cancelled, patience_s)
             for number, dataset in enumerate(datasets)
         ]
+        self.notes = [
+            note
+            for spec, dataset, found in zip(job.stream.datasets, datasets, statistics, strict=True)
+            if (note := _null_note(spec, dataset, found))
+        ]
+        """What people should know of the job, a line each."""
         try:
             self._order = self.scheduled(lambda: self._lay_out(statistics), cancelled)
         except ValueError as error:
@@ -171,3 +178,15 @@ class JobPlanner:
                 limits.add(dataset, table, self._tables.where(dataset, shard))
             lengths[shard] = units_of(self.job.stream, table).sum()
         return lengths
+
+
+def _null_note(spec: DatasetSpec, dataset: Dataset, statistics: ShardStatistics) -> str:
+    """Say how many samples a filter drops, if it drops any for a null."""
+    nulls = int(statistics.null_drops.sum())
+    if not nulls:
+        return ""
+    total = sum(shard.num_samples for shard in dataset.shards)
+    return (
+        f"dataset {spec.name!r}: the filter {spec.filter!r} leaves {int(statistics.samples.sum())} of {total} samples;"
+        f" {nulls} are dropped because a column of it is null"
+    )

@@ -116,11 +116,17 @@ def _one_at_a_time(look: Callable[[], object]) -> Iterator[None]:
         _has_processes.release()
 
 
-def rows_left(shard: Shard, compiled: Filter | None, quarantine: Quarantine | None) -> I64:
-    """The rows of a shard that filter and quarantine leave. int64 [k]."""
-    if compiled is None and quarantine is None:
+def rows_left(shard: Shard, compiled: Filter | None, quarantine: Quarantine | None, tokenizer_digest: str) -> I64:
+    """The rows of a shard that filter, quarantine and what the tokenizer cannot encode leave. int64 [k].
+
+    Raises:
+        TokensMissingError: the shard is not counted for the tokenizer; names the command.
+    """
+    not_encodable = shard.not_encodable(tokenizer_digest)
+    if compiled is None and quarantine is None and not_encodable is None:
         return _all_rows(shard.num_samples)
-    return np.flatnonzero(shard.keep(compiled, quarantine))
+    kept = shard.keep(compiled, quarantine)
+    return np.flatnonzero(kept if not_encodable is None else kept & ~not_encodable)
 
 
 @lru_cache(maxsize=16)
@@ -154,8 +160,9 @@ def _compute_all(task: tuple[Sequence[Shard], Rules]) -> list[ShardStatistics]:
 
 
 def _compute(shard: Shard, rules: Rules, compiled: Filter | None) -> ShardStatistics:
-    row = rows_left(shard, compiled, rules.quarantine)
-    return row_statistics(rules.sizing, columns_of(shard, rules.tokenizer_digest), row)
+    row = rows_left(shard, compiled, rules.quarantine, rules.tokenizer_digest)
+    null_drops = 0 if compiled is None else shard.dropped_for_nulls(compiled)
+    return row_statistics(rules.sizing, columns_of(shard, rules.tokenizer_digest), row, null_drops)
 
 
 def _reduced(rules: Rules, shards: Sequence[Shard]) -> Rules:

@@ -30,7 +30,7 @@ from dataserver.jobs.single_flight import LOOK_S, SingleFlightCache
 from dataserver.planning import I64
 from dataserver.planning.stream.statistics import Lists, ShardStatistics, join_statistics
 
-STATISTICS_VERSION: Final = 1
+STATISTICS_VERSION: Final = 2
 """Changes with what is computed and with how it is stored."""
 CACHED_BYTES: Final = 64 << 20
 """Most memory that cached statistics take; those used last stay in any case. 10,000 shards take 40 MB at most."""

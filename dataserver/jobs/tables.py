@@ -106,7 +106,7 @@ class ShardTables:
         opened = self._datasets[dataset]
         source = opened.shards[shard]
         quarantine = opened.quarantine if self._stream.datasets[dataset].quarantine else None
-        row = rows_left(source, self._filters[dataset], quarantine)
+        row = rows_left(source, self._filters[dataset], quarantine, self._stream.tokenizer.digest)
         columns = columns_of(source, self._stream.tokenizer.digest)
         return size_rows(self._stream, columns, row, self.where(dataset, shard))
 

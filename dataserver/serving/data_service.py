@@ -73,6 +73,7 @@ class DataService:
                 pb.FilledField(path=json_pointer(path), value_json=json.dumps(value_at(complete, path)))
                 for path in absent_fields(stated)
             ],
+            notes=served.planner.notes,
         )
 
     def StreamMicrobatches(
@@ -183,12 +184,13 @@ class DataService:
         self, request: pb.DescribeSamplesRequest, _: grpc.ServicerContext
     ) -> pb.DescribeSamplesResponse:
         """Say which samples the numbers stand for."""
-        dataset = self._catalog.named_dataset(request.dataset)
-        if request.fingerprint not in ("", dataset.fingerprint):
+        newest = self._catalog.named_dataset(request.dataset)
+        dataset = newest.as_it_was(request.fingerprint or newest.fingerprint)
+        if dataset is None:
             raise DataServiceError(
                 errors_pb2.ERROR_REASON_DATASET_MISMATCH,
                 f"dataset {request.dataset!r} was asked for with fingerprint {request.fingerprint[:64]!r}, the "
-                f"server's has {dataset.fingerprint}, in which the numbers mean other samples: ask another server",
+                f"server's has {newest.fingerprint}, in which the numbers mean other samples: ask another server",
             )
         return describe_samples(dataset, request.samples)
 

@@ -1,5 +1,6 @@
 """The jobs that this server knows: in memory only, made once however many ask for them, and bounded in bytes."""
 
+import logging
 import threading
 from collections import deque
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from dataserver.planning.job.identity import Job
 from dataserver.serving.config import ServerConfig
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.metrics import Metrics, Stage
+
+_log = logging.getLogger(__name__)
 
 MAX_STEP_TIMES: Final = 1024
 MAX_STEP_TIMES_BYTES: Final = 3 << 20
@@ -131,6 +134,8 @@ class JobRegistry:
         planner = JobPlanner(
             job, datasets, self._cache, self._scheduler, cancelled, self._metrics.planned, self._fetch, PATIENCE_S
         )
+        for note in planner.notes:
+            _log.warning("job %s, %s", job.job_id[:12], note)
         return ServedJob(job, datasets, planner)
 
 

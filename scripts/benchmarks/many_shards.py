@@ -22,7 +22,7 @@ from dataserver.dataset.index.columns import CORE_SCHEMA, IMAGE_TYPE
 from dataserver.dataset.index.format import BATCH_ROWS, FORMAT_VERSION, NO_SIDECAR, IndexHeader, read_schema
 from dataserver.dataset.index.indexing import write_index
 from dataserver.dataset.index.known import state_of, write_known
-from dataserver.dataset.index.rules import LoneTexts, MetadataKeys, written_rules
+from dataserver.dataset.index.rules import DEFAULT_RULES, LoneTexts, written_rules
 from dataserver.dataset.shards.listing import find_shards
 
 IMAGE_BYTES: Final = 60_000
@@ -138,7 +138,7 @@ def _write_index(tar: Path, samples: int, seed: int, median: int) -> None:
         sidecar_sha256="",
         columns_digest=hashlib.sha256(f"{seed} {samples} {median}".encode()).hexdigest(),
         num_samples=samples,
-        rules=written_rules(LoneTexts.LEFT_OUT, MetadataKeys.WHOLE),
+        rules=written_rules(LoneTexts.LEFT_OUT, DEFAULT_RULES),
         has_images=True,
     )
     batches = [_compact(core.slice(start, BATCH_ROWS)) for start in range(0, samples, BATCH_ROWS)]

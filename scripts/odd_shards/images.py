@@ -4,8 +4,9 @@ import io
 import struct
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from PIL import Image
@@ -106,10 +107,41 @@ def _left_out(make: Callable[[Rng], bytes], kind: str = "unreadable_header") -> 
     return lambda rng: Odd.pair(make(rng), LEFT_OUT, kind)
 
 
+def cut_scan(data: bytes, rng: Rng) -> bytes:
+    """A JPEG that ends within its first scan."""
+    return data[: int(rng.integers(data.index(b"\xff\xda") + 14, len(data) - 2))]
+
+
+def with_chunk(data: bytes, kind: bytes, content: bytes, behind: bool) -> bytes:
+    """A PNG with one more chunk, before or behind its pixels."""
+    at = len(data) - 12 if behind else data.index(b"IDAT") - 4
+    return data[:at] + chunk(kind, content) + data[at:]
+
+
+def raw_profile(rng: Rng) -> bytes:
+    """A PNG whose orientation stands where ImageMagick writes it, before or behind the pixels."""
+    text = exif(int(rng.integers(1, 9))).hex()
+    profile = f"\nexif\n{len(text) // 2:8d}\n{text}\n".encode()
+    content = b"Raw profile type exif\0\0" + zlib.compress(profile)
+    return with_chunk(encode(picture(rng), "PNG"), b"zTXt", content, bool(rng.integers(2)))
+
+
+def by_xmp(rng: Rng) -> bytes:
+    """An image whose orientation stands in its XMP alone."""
+    xmp = f'<x:xmpmeta><rdf:Description tiff:Orientation="{rng.integers(1, 9)}"/></x:xmpmeta>'.encode()
+    return encode(picture(rng), ("JPEG", "WEBP")[rng.integers(2)], xmp=xmp)
+
+
+def _truncated(make: Callable[[Rng], bytes]) -> Maker:
+    return lambda rng: replace(Odd.pair(make(rng), INVALID, "undecodable"), truncated=True)
+
+
 def _invalid(make: Callable[[Rng], bytes]) -> Maker:
     return lambda rng: Odd.pair(make(rng), INVALID, "undecodable")
 
 
+HEAVY: Final = frozenset({"JPEG with a thousand scans", "JPEG before what looks like scans"})
+"""Those that take longer than all others together."""
 IMAGES: dict[str, Maker] = {
     "grey JPEG": _served(lambda rng: encode(picture(rng, "L"), "JPEG")),
     "CMYK JPEG": _served(lambda rng: encode(picture(rng, "CMYK"), "JPEG")),
@@ -129,8 +161,16 @@ IMAGES: dict[str, Maker] = {
     "lossless WebP": _served(lambda rng: encode(picture(rng), "WEBP", lossless=True)),
     "one pixel": _served(lambda rng: encode(picture(rng, "RGB", 1, 1), "PNG")),
     "a line of pixels": _served(lambda rng: encode(picture(rng, "RGB", 1500, 1), "PNG")),
-    "truncated JPEG": _invalid(lambda rng: cut(jpeg(rng), rng.uniform(0.8, 0.95))),
-    "truncated PNG": _invalid(lambda rng: cut(encode(picture(rng), "PNG"), rng.uniform(0.3, 0.9))),
+    "PNG turned by a raw profile": _served(raw_profile),
+    "image turned by its XMP": _served(by_xmp),
+    "PNG turned behind its pixels": _served(
+        lambda rng: with_chunk(encode(picture(rng), "PNG"), b"eXIf", exif(int(rng.integers(1, 9)))[6:], behind=True)
+    ),
+    "truncated JPEG": _truncated(lambda rng: cut_scan(jpeg(rng), rng)),
+    "truncated progressive JPEG": _truncated(lambda rng: cut_scan(jpeg(rng, progressive=True), rng)),
+    "truncated PNG": _truncated(lambda rng: cut(encode(picture(rng), "PNG"), rng.uniform(0.3, 0.9))),
+    "JPEG without its end marker": _truncated(lambda rng: jpeg(rng)[:-2]),
+    "PNG without its end": _truncated(lambda rng: encode(picture(rng), "PNG")[:-12]),
     "PNG with a wrong checksum": _invalid(broken_crc),
     "PNG that declares more than it holds": _invalid(lambda _: declared_png(300, 200)),
     "JPEG with a thousand scans": _invalid(scan_bomb),

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from odd_shards.images import Rng, encode, jpeg, picture
 from odd_shards.verdicts import CAPTION, DOCUMENT, LEFT_OUT, PAIR, SERVED, TEXT, Members, Odd
@@ -76,6 +76,8 @@ def _lost_image(rng: Rng, _key: str) -> Odd:
     return Odd((("txt", CAPTION), ("json", size)), SERVED, ("lost_image",), TEXT)
 
 
+HEAVY: Final = frozenset({"more text than allowed", "very long text", "many members", "JSON nested without end"})
+"""Those that take longer than all others together."""
 SAMPLES: dict[str, Maker] = {
     "good pair": _pair(("txt", CAPTION)),
     "caption in JSON": _pair(("json", _json({"caption": "from the JSON", "score": 1.5}))),
@@ -88,6 +90,7 @@ SAMPLES: dict[str, Maker] = {
     "text with a byte order mark": _texts(b"\xef\xbb\xbftext"),
     "text in many scripts": _texts("\u0645\u0631\u062d \u4f60\u597d \U0001f600\u200d\u202e e\u0301".encode()),
     "text like a special token": _texts(b"<|endoftext|></s><s>[INST]"),
+    "caption like an image": _pair(("txt", b"words <image> words </s>")),
     "very long text": _texts(b"word " * 40_000),
     "text with a size of nothing": lambda _rng, _key: Odd(
         (("txt", CAPTION), ("json", _json({"width": None, "height": 0}))), SERVED, (), TEXT

@@ -4,14 +4,16 @@ import gzip
 import io
 import tarfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from odd_shards.images import HEAVY as HEAVY_IMAGES
 from odd_shards.images import IMAGES, Rng, jpeg
+from odd_shards.samples import HEAVY as HEAVY_SAMPLES
 from odd_shards.samples import SAMPLES
 from odd_shards.tars import BLOCK, FORMATS, Tar, mended, pax_header, plain_header
 from odd_shards.verdicts import CAPTION, LEFT_OUT, PAIR, SERVED, TEXT, Odd
@@ -38,11 +40,16 @@ class OddShard:
 Maker = Callable[[Rng], OddShard]
 
 
-def mixture(rng: Rng) -> OddShard:
-    """Every odd image and every odd sample once, in any order, in any format, in any folder."""
+def mixture(rng: Rng, light: bool = False) -> OddShard:
+    """Every odd image and every odd sample once, in any order, in any format, in any folder.
+
+    Args:
+        rng: draws all that is not said here.
+        light: without those that take long.
+    """
     shard, tar = OddShard(has_columns=True), Tar(FORMATS[rng.integers(3)])
     folder = ("", "./", "a/b.c/", "\u00e4/", "d" * 60 + "/")[rng.integers(5)]
-    names = [*IMAGES, *SAMPLES]
+    names = [name for name in (*IMAGES, *SAMPLES) if not light or name not in HEAVY_IMAGES | HEAVY_SAMPLES]
     for n, i in enumerate(rng.permutation(len(names))):
         key = f"{folder}{n:03d}"
         name = names[i]
@@ -54,7 +61,7 @@ def mixture(rng: Rng) -> OddShard:
     tar.add(f"{folder}001.txt", CAPTION)
     repeated = f"{folder}001".removeprefix("./")
     first = shard.samples[repeated]
-    shard.say(repeated, first.form, first.verdict, (*first.kinds, "duplicate_key"))
+    shard.samples[repeated] = replace(first, kinds=(*first.kinds, "duplicate_key"))
     shard.content = tar.whole()
     return shard
 
@@ -267,6 +274,33 @@ def wide_names(rng: Rng) -> OddShard:
     return shard
 
 
+def spellings(rng: Rng) -> OddShard:
+    """Pairs whose halves are called alike to people: they differ in case, or in the form of Unicode."""
+    shard, tar = OddShard(), Tar()
+    halves = [("caf\u00e9", "cafe\u0301"), ("Shot", "shot"), ("\u00c5ngstr\u00f6m", "a\u030angstro\u0308m")]
+    for text, image in halves:
+        members = [(f"{text}.txt", CAPTION), (f"{image}.jpg", jpeg(rng))]
+        for name, content in members if rng.integers(2) else members[::-1]:
+            tar.add(name, content)
+        shard.say(text, TEXT)
+        shard.say(image, verdict=LEFT_OUT, kinds=["missing_caption"])
+    shard.content = tar.whole()
+    return shard
+
+
+FILES: dict[str, Callable[[Rng], bytes]] = {
+    "unread/beside.tar.gz": lambda rng: gzip.compress(rng.bytes(100), mtime=0),
+    "unread/beside.tgz": lambda rng: rng.bytes(100),
+    "unread/beside.tar.zst": lambda rng: rng.bytes(100),
+    "unread/beside.TAR": lambda rng: rng.bytes(100),
+    "unread/beside.jsonl": lambda rng: b'{"caption": "a"}\n' * int(rng.integers(5)),
+    "unread/alone.parquet": lambda rng: _table(pa.table({"key": ["0"], "score": rng.random(1)})),
+}
+"""By name: files that look like shards or their metadata, and are not read."""
+COPIES = {"wide_names_copy": "wide_names"}
+"""Shards that have the bytes of another one."""
+
+
 SHARDS: dict[str, Maker] = {
     "mixture": mixture,
     "hostile_members": hostile_members,
@@ -278,6 +312,7 @@ SHARDS: dict[str, Maker] = {
     "joined": joined_tars,
     "compressed": compressed,
     "wide_names": wide_names,
+    "spellings": spellings,
     "nothing": _fixed(b"", "cut_tar"),
     "no_members": _fixed(bytes(10_240)),
     "no_tar": _fixed(b"This is not a tar. " * 60, "corrupt_tar"),
@@ -287,6 +322,18 @@ SHARDS: dict[str, Maker] = {
 """By name: makes such a shard."""
 
 
-def make_shard(name: str, seed: int) -> OddShard:
-    """The shard of that name; the same bytes for the same seed."""
-    return SHARDS[name](np.random.default_rng([seed, list(SHARDS).index(name)]))
+def make_shard(name: str, seed: int, light: bool = False) -> OddShard:
+    """The shard of that name; the same bytes for the same seed.
+
+    Args:
+        name: of `SHARDS`.
+        seed: another one makes another shard.
+        light: without samples that take long.
+    """
+    rng = np.random.default_rng([seed, list(SHARDS).index(name)])
+    return mixture(rng, light=True) if light and name == "mixture" else SHARDS[name](rng)
+
+
+def make_file(name: str, seed: int) -> bytes:
+    """The file of that name, of `FILES`."""
+    return FILES[name](np.random.default_rng([seed, list(FILES).index(name)]))

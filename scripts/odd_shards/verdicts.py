@@ -26,6 +26,8 @@ class Odd:
     """What lint must say of its key."""
     form: str = PAIR
     """What is served, if it is."""
+    truncated: bool = False
+    """Whether it is invalid because its data end too early: with `--truncated-images accept` it is served."""
 
     @classmethod
     def pair(cls, image: bytes, verdict: str, *kinds: str, extension: str = "jpg") -> "Odd":

@@ -15,17 +15,10 @@ from hypothesis import strategies as st
 from shards import write_pairs
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
-from dataserver.assembly import tokens
+from dataserver.assembly import hugging_face
+from dataserver.assembly.hugging_face import HuggingFaceTokenizer, TokenizerError, text_batches
 from dataserver.assembly.limits import MAX_TEXT_BATCH_BYTES
-from dataserver.assembly.tokens import (
-    ByteTokenizer,
-    HuggingFaceTokenizer,
-    TokenizerError,
-    check_tokenizer,
-    load_tokenizer,
-    text_batches,
-    tokenizer_spec,
-)
+from dataserver.assembly.tokens import ByteTokenizer, check_tokenizer, load_tokenizer, tokenizer_spec
 from dataserver.dataset import Dataset, build_index, count_tokens
 
 CORPUS = ["the quick brown fox jumps over the lazy dog", "two cats and an old boat on the river"] * 20
@@ -190,9 +183,9 @@ def test_a_dataset_is_counted_once(tmp_path: Path, plain_file: Path) -> None:
 
 def test_a_tokenizer_file_may_be_so_large_and_no_larger(plain_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = plain_file.stat().st_size
-    monkeypatch.setattr(tokens, "MAX_TOKENIZER_BYTES", size)
+    monkeypatch.setattr(hugging_face, "MAX_TOKENIZER_BYTES", size)
     assert load_tokenizer("bpe", plain_file).name == "bpe"
-    monkeypatch.setattr(tokens, "MAX_TOKENIZER_BYTES", size - 1)
+    monkeypatch.setattr(hugging_face, "MAX_TOKENIZER_BYTES", size - 1)
     with pytest.raises(
         TokenizerError, match=rf"tokenizer file {plain_file} has more than {size - 1} bytes; name a tok"
     ):

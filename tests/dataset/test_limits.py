@@ -191,9 +191,10 @@ def test_token_counts_at_their_limits(tmp_path: Path) -> None:
         b"disttrain.tokenizer_digest": b"d",
         b"disttrain.ids_type": b"<u2",
         b"disttrain.ids_crc32c": f"{found.ids_crc32c:08x}".encode(),
+        b"disttrain.findings": b'{"counts":{},"details":[]}\n',
     }
     for column, changed, words in (
-        (pa.array([0, -1, 1], pa.int32()), {}, "cannot be read (it holds a negative count)"),
+        (pa.array([0, -2, 1], pa.int32()), {}, "cannot be read (it holds a negative count)"),
         (pa.array([0, None, 1], pa.int32()), {}, "cannot be read (its counts are int32 with 1 missing, not int32)"),
         (pa.array([0, 1, 1]), {}, "cannot be read (its counts are int64 with 0 missing, not int32)"),
         (pa.array([0, 1, 1], pa.int32()), {b"disttrain.ids_type": b"<f4"}, "cannot be read ('<f4')"),

@@ -24,7 +24,7 @@ from dataserver.dataset import (
     compile_filter,
     lint,
 )
-from dataserver.images import undecodable
+from dataserver.images import fault_of
 from dataserver.outputs import OutputError
 
 
@@ -65,7 +65,7 @@ def test_without_decoding(folder: Path) -> None:
 def test_the_quarantine_list_holds_samples_that_are_left_out_or_invalid(folder: Path, tmp_path: Path) -> None:
     progress: list[tuple[int, int]] = []
     path = tmp_path / "quarantine.jsonl"
-    report = lint(folder, None, undecodable, path, lambda *call: progress.append(call))
+    report = lint(folder, None, fault_of, path, lambda *call: progress.append(call))
     assert progress == [(4, 8), (8, 8)]
     assert [(f.shard, f.key) for f in report.findings if f.kind == "undecodable"] == [("0.tar", "0"), ("1.tar", "1")]
     assert report.counts["undecodable"] == 2
@@ -134,7 +134,7 @@ def test_a_dataset_without_a_usable_sample_can_be_checked(tmp_path: Path) -> Non
 def test_good_documents_have_no_findings(tmp_path: Path) -> None:
     folder = write_interleaved(tmp_path, 6, 3)
     build_index(folder, workers=1)
-    report = lint(folder, judge=undecodable)
+    report = lint(folder, judge=fault_of)
     assert (report.findings, report.counts, report.num_samples) == ((), {}, 6)
 
 

@@ -24,6 +24,7 @@ from dataserver.dataset import (
 )
 from dataserver.dataset.index import rules as rules_module
 from dataserver.dataset.index.copies import ALLOWED_NAME
+from dataserver.images import ImageFault
 
 JPEG = make_image(np.random.default_rng(0), 64, 48)
 DEFAULT = IndexRules()
@@ -211,7 +212,7 @@ def test_an_index_of_other_rules_is_refused_and_made_again(tmp_path: Path, monke
     build_index(folder, workers=1)
     before = Dataset.open(folder).fingerprint
     monkeypatch.undo()
-    with pytest.raises(StaleIndexError, match=r"rules '7' for samples, this program has rules 1.* index again"):
+    with pytest.raises(StaleIndexError, match=r"rules '7' for samples, this program has rules \d.* index again"):
         Dataset.open(folder)
     assert build_index(folder, workers=1).num_built == 1
     assert Dataset.open(folder).fingerprint != before
@@ -266,7 +267,7 @@ def test_a_quarantine_list_drops_what_is_left_out_and_nothing_else(tmp_path: Pat
     report = lint(tmp_path)
     assert {"duplicate_member", "extra_image", "duplicate_key"} <= report.counts.keys()
     assert report.quarantine.keys == {"0.tar": frozenset({"bad"})}
-    undecodable = lint(tmp_path, judge=lambda *_: "broken")
+    undecodable = lint(tmp_path, judge=lambda *_: ImageFault("broken", is_served=False))
     assert undecodable.quarantine.keys == {"0.tar": frozenset({"a", "b", "bad"})}
 
 
@@ -313,3 +314,16 @@ def test_every_rule_changes_the_fingerprint(tmp_path: Path) -> None:
             build_index(tmp_path, workers=1, rules=IndexRules(text_only, keys))
             found[Dataset.open(tmp_path).fingerprint] += 1
     assert set(found.values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("of_text", "of_image"), [("caf\u00e9", "cafe\u0301"), ("Shot", "shot"), ("\u00c9T\u00c9", "e\u0301te\u0301")]
+)
+@pytest.mark.parametrize("image_first", [True, False])
+def test_spellings_that_differ_are_both_named(tmp_path: Path, of_text: str, of_image: str, image_first: bool) -> None:
+    """A pair whose halves are called alike to people, and not to programs."""
+    members = [(f"{of_image}.jpg", JPEG), (f"{of_text}.txt", b"words")]
+    write_tar(tmp_path / "0.tar", [*pairs("a"), *(members if image_first else members[::-1]), *pairs("z")])
+    assert index(tmp_path) == (2, {"missing_caption": 1, "orphan_text": 1})
+    found = details(tmp_path)
+    assert found["orphan_text"].startswith(f"a text called {of_text!a}, whose image is called {of_image!a}: the two")

@@ -23,17 +23,19 @@ Place = tuple[str, str]
 """Shard and key."""
 
 
-@pytest.fixture(scope="module", params=[(1, "allow"), (2, "leave-out")], ids=["allow", "leave-out"])
+@pytest.fixture(
+    scope="module", params=[(1, "allow", "invalid"), (2, "leave-out", "accept")], ids=["allow", "leave-out"]
+)
 def odd(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """Indexed shards and their manifest."""
     folder = tmp_path_factory.mktemp("odd") / "d"
-    seed, text_only = request.param
-    manifest = make(folder, seed, text_only == "allow")
-    indexed = run("index", folder, "--text-only", text_only)
+    seed, text_only, truncated = request.param
+    manifest = make(folder, seed, text_only == "allow", truncated == "accept")
+    indexed = run("index", folder, "--text-only", text_only, "--truncated-images", truncated, "--allow-duplicates")
     assert indexed.returncode == 0, indexed.stderr
     found = [line.split() for line in indexed.stdout.splitlines()]
     counts = {line[-1]: int(line[-2]) for line in found if len(line) > 2 and line[0] in ("left", "served", "ignored")}
-    expected = Counter(kind for _, _, kind in said(manifest) if kind != "undecodable")
+    expected = Counter(kind for _, _, kind in said(manifest) if kind not in ("undecodable", "truncated_image"))
     assert counts == expected
     assert ["samples", str(sum(s["verdict"] in SERVED for _, s in samples(manifest)))] in found
     return folder, manifest
@@ -47,6 +49,7 @@ def samples(manifest: dict[str, Any]) -> Iterator[tuple[Place, dict[str, Any]]]:
 
 def said(manifest: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Shard, key and kind of all that must be found."""
+    yield from ((name, "", kind) for name, kind in manifest["files"].items())
     for name, shard in manifest["shards"].items():
         yield from ((name, "", kind) for kind in shard["kinds"])
     for (name, key), sample in samples(manifest):
@@ -60,7 +63,7 @@ def test_lint_says_what_the_manifest_says(odd: tuple[Path, dict[str, Any]]) -> N
     found = json.loads(done.stdout)
     assert Counter((f["shard"], f["key"], f["kind"]) for f in found["findings"]) == Counter(said(manifest))
     for finding in found["findings"]:
-        sample = manifest["shards"][finding["shard"]]["samples"].get(finding["key"])
+        sample = manifest["shards"].get(finding["shard"], {"samples": {}})["samples"].get(finding["key"])
         assert sample is None or finding["effect"] in (sample["verdict"], "served", "ignored", "left out")
     quarantined = [tuple(json.loads(line)) for line in folder.with_name("list").read_text().splitlines()]
     assert set(quarantined) == {place for place, sample in samples(manifest) if sample["verdict"] != "served"}

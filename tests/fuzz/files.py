@@ -31,9 +31,9 @@ from dataserver.images import (
     ImageHeaderError,
     ImageShape,
     decode_patches,
+    fault_of,
     read_header,
     silence_pillow_warnings,
-    undecodable,
 )
 from dataserver.planning.job.fields import Sizing
 
@@ -67,7 +67,7 @@ class Target:
 def _use(folder: Path) -> None:
     """Index a dataset and read all that jobs, views and lint read of it."""
     build_index(folder, workers=1, rules=IndexRules(TextOnly.ALLOW))
-    lint(folder, judge=undecodable)
+    lint(folder, judge=fault_of)
     _read(folder)
 
 
@@ -145,13 +145,16 @@ def _image(_folder: Path, data: bytes) -> None:
         header = read_header(data)
     except ImageHeaderError:
         return
-    reason = undecodable(data, ImageRef(0, 0, len(data), header.width, header.height, header.orientation))
-    for sizing in SIZINGS:
-        rows = columns = sizing.merge * 2
-        shape = ImageShape(header.width, header.height, header.orientation, rows, columns)
-        out = np.full((rows * columns, sizing.patch**2 * 3), 171, np.uint8)
-        assert decode_patches(data, shape, sizing, out) == (reason is None), reason
-        assert reason is None or not out.any()
+    for may_be_truncated in (False, True):
+        of = header.width, header.height, header.orientation
+        fault = fault_of(data, ImageRef(0, 0, len(data), *of, may_be_truncated))
+        is_served = fault is None or fault.is_served
+        for sizing in SIZINGS:
+            rows = columns = sizing.merge * 2
+            out = np.full((rows * columns, sizing.patch**2 * 3), 171, np.uint8)
+            shape = ImageShape(*of, rows, columns, may_be_truncated)
+            assert decode_patches(data, shape, sizing, out) == is_served, fault
+            assert is_served or not out.any()
 
 
 def _files(name: str) -> Callable[[Path], list[bytes]]:

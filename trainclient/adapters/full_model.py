@@ -85,6 +85,24 @@ class FullModelMicrobatch:
             return dict(self.backbone.tensors)
         return {**self.backbone.tensors, **self.images.tensors, "labels": self._labels(self.images)}
 
+    def token_ids(self, image_token: int) -> Array:
+        """Token ids, int32 [T], with a model's own id where it replaces a token by the embedding of an image.
+
+        Raises:
+            ValueError: text has this id, too, so that the model would look for more embeddings than there are.
+        """
+        tensors = self.tensors
+        ids, slots = tensors["token_ids"].copy(), tensors["embedding_slots"]
+        ids[slots] = image_token
+        count = np.count_nonzero(ids == image_token)
+        if self.images is not None and count != len(slots):
+            raise ValueError(
+                f"step {self.backbone.step}, microbatch {self.backbone.microbatch}: {count} tokens have the model's"
+                f" image id {image_token}, and images have {len(slots)}: text has this id; count the tokens again with"
+                " the model's own tokenizer (dataserver index --tokenizer), or correct the image id"
+            )
+        return ids
+
     def _labels(self, images: Microbatch[Array]) -> Array:
         tensors, labels = self.backbone.tensors, self.backbone.tensors["labels"].copy()
         first = tensors["embedding_slots"][(np.cumsum(self.rows) - self.rows)[~images.items.valid]]

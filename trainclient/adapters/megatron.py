@@ -83,8 +83,7 @@ class MegatronBatches:
         last token, which no other sees and which has no target.
         """
         tensors = microbatch.tensors
-        ids = tensors["token_ids"].copy()
-        ids[tensors["embedding_slots"]] = self.image_token
+        ids = microbatch.token_ids(self.image_token)
         found = self._tokens(ids, tensors["position_ids"], tensors["labels"], tensors["cu_lengths"])
         patches, grid = microbatch.pictures
         if not len(grid):

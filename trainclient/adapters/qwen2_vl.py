@@ -55,10 +55,13 @@ class Qwen2VLInputs:
         Where other ranks have images and this one has none (`FullModelMicrobatch.lacks_images`), a grey one of a single
         token follows as a sample of its own, without a label: it adds nothing to loss and gradients. Nor does the token
         that stands in a microbatch without any, where other ranks have sequences: these models take no empty one.
+
+        Raises:
+            ValueError: text has the id of the image token.
         """
         tensors = microbatch.tensors
-        ids, labels = tensors["token_ids"].astype(np.int64), np.full(len(tensors["labels"]), IGNORED_LABEL, np.int64)
-        ids[tensors["embedding_slots"]] = self.image_token
+        ids = microbatch.token_ids(self.image_token).astype(np.int64)
+        labels = np.full(len(tensors["labels"]), IGNORED_LABEL, np.int64)
         labels[1:] = tensors["labels"][:-1]  # these models shift labels themselves
         places = positions(microbatch)[:, None]
         arrays: dict[str, Array] = {"input_ids": ids[None], "labels": labels[None], "position_ids": places}

@@ -136,8 +136,7 @@ class ServedDataLoader(BaseDataLoader):
 
     def _batch(self, microbatch: FullModelMicrobatch) -> Batch:
         tensors, slots = microbatch.tensors, self._shape.slots(microbatch)
-        ids = tensors["token_ids"].copy()
-        ids[tensors["embedding_slots"]] = self._special.get("image_id", 0)
+        ids = microbatch.token_ids(self._special.get("image_id", 0))
         found, labels = self._tokens(ids, tensors["position_ids"], tensors["labels"], slots)
         if microbatch.lacks_images:  # at the end of padding or of a sample: no other token sees it, and it has no label
             found["input"].reshape(-1)[-1] = self._special["image_id"]

@@ -1,6 +1,7 @@
 """Jobs as users write them, made complete by a server."""
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from dataserver.planning.job.spec import JobSpec
 from trainclient.stream.endpoint import CallGuard, Endpoint
 from trainclient.stream.errors import DataServiceError, ProtocolError
 from trainclient.stream.fleet import Fleet
+
+_log = logging.getLogger(__name__)
 
 FAULTS_OF_THE_JOB = frozenset({"JOB_INVALID", "DATASET_UNKNOWN", "TOKENIZER_UNKNOWN"})
 """Reasons of a refusal that only another job avoids."""
@@ -94,6 +97,8 @@ def _filled_in(data: dict[str, Any], fleet: Fleet, guard: CallGuard) -> Job:
             f"server {address} names the job that it filled in {response.job_id} (stream {response.stream_id}), this "
             f"client {job.job_id} (stream {job.stream_id}): install the same release on both"
         )
+    for note in response.notes:
+        _log.warning("%s (says server %s)", note, address)
     return job
 
 

@@ -20,6 +20,7 @@ from dataserver.dataset.index.fresh import read_fresh_index, read_index
 from dataserver.dataset.index.known import state_of, write_known
 from dataserver.dataset.index.numeric import has_numeric, write_numeric
 from dataserver.dataset.index.rules import DEFAULT_RULES, IndexRules, LoneTexts, lone_texts_of, written_rules
+from dataserver.dataset.index.sets import add_set
 from dataserver.dataset.index.summary import IndexContent, Summary, write_summary
 from dataserver.dataset.machine.cores import usable_cores
 from dataserver.dataset.machine.memory import processes_within, usable_memory
@@ -77,12 +78,11 @@ def build_index(
     run = _Run(shards, workers, progress)
     headers = {shard.name: header for shard in shards if (header := _known_header(shard, summary)) is not None}
     lone_texts = lone_texts_of(rules, any(header.has_images for header in headers.values()))
-    keys = rules.metadata_keys
-    fresh = {name for name, header in headers.items() if header.rules == written_rules(lone_texts, keys)}
+    fresh = {name for name, header in headers.items() if header.rules == written_rules(lone_texts, rules)}
     first = None if lone_texts is LoneTexts.ALONE else lone_texts  # a shard may have the first image
     run.refresh([shard for shard in shards if shard.name not in fresh], rules, first)
     contents = [(shard.name, read_index(shard, summary).content) for shard in shards]
-    wanted = written_rules(lone_texts_of(rules, any(c.header.has_images for _, c in contents)), keys)
+    wanted = written_rules(lone_texts_of(rules, any(c.header.has_images for _, c in contents)), rules)
     others = [shard for shard, (_, content) in zip(shards, contents, strict=True) if content.header.rules != wanted]
     if others:  # texts alone, where another shard turned out to have images; or the other way round
         run.refresh(others, rules, lone_texts_of(rules, any(c.header.has_images for _, c in contents)))
@@ -90,9 +90,12 @@ def build_index(
     run.warn()
     if path.is_dir() and not summary.holds(contents):
         write_summary(folder, contents)
-    check_copies(path, [(name, content.header) for name, content in contents], rules.allow_duplicates)
+    by_name = [(name, content.header) for name, content in contents]
+    check_copies(path, by_name, rules.allow_duplicates)
     if rules.allow_duplicates:
         allow_copies(folder)
+    if path.is_dir():
+        add_set(folder, by_name)
     return _report(listing, contents, run)
 
 
@@ -162,9 +165,10 @@ def _refresh(task: tuple[ShardFile, IndexRules, LoneTexts | None]) -> tuple[bool
     """
     shard, rules, lone_texts = task
     problem = ""
+    indexed = None
     try:
-        indexed = read_fresh_index(shard)
-        wanted = written_rules(lone_texts or lone_texts_of(rules, indexed.header.has_images), rules.metadata_keys)
+        indexed = read_fresh_index(shard, any_rules=True)
+        wanted = written_rules(lone_texts or lone_texts_of(rules, indexed.header.has_images), rules)
         made_so = indexed.header.rules == wanted
         if made_so and not has_numeric(shard.index_path, indexed.header):  # cut short, or removed
             problem = write_numeric(shard.index_path, indexed.header)
@@ -174,7 +178,7 @@ def _refresh(task: tuple[ShardFile, IndexRules, LoneTexts | None]) -> tuple[bool
         pass
     from dataserver.dataset.index.indexing import index_shard  # with parquet, which servers do without
 
-    return True, index_shard(shard, rules, lone_texts)
+    return True, index_shard(shard, rules, lone_texts, indexed)
 
 
 def _report(listing: Listing, contents: Sequence[tuple[str, IndexContent]], run: _Run) -> BuildReport:

@@ -20,9 +20,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from dataserver.dataset.errors import DatasetError, Finding, FindingReport, StaleIndexError, check_storage, printable
-from dataserver.dataset.index.rules import check_rules
-from dataserver.dataset.kinds import KINDS
+from dataserver.dataset.errors import DatasetError, FindingReport, StaleIndexError, canonical, check_storage, printable
+from dataserver.dataset.index.rules import read_rules
 from dataserver.dataset.storage.etags import check_regular
 from dataserver.outputs import TEMP_LIFETIME_S, TEMP_SUFFIX, beside
 
@@ -58,14 +57,6 @@ class IndexHeader:
     """Rules that made the samples, as `rules.written_rules` writes them."""
     has_images: bool
     """Whether the shard has an image, also in samples that were left out."""
-
-
-_ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
-
-
-def canonical(value: Any) -> bytes:
-    """The one spelling of a value that digests and headers are made of: a line of JSON, ASCII."""
-    return _ENCODER.encode(value).encode("ascii") + b"\n"
 
 
 @contextlib.contextmanager
@@ -136,11 +127,15 @@ def _open_columns(path: Path, header: IndexHeader, columns: Sequence[str]) -> It
         yield pa.ipc.open_file(source, options=options)
 
 
-def read_schema(path: Path) -> tuple[IndexHeader, dict[str, str]]:
+def read_schema(path: Path, any_rules: bool = False) -> tuple[IndexHeader, dict[str, str]]:
     """Return the header and the sidecar columns (name -> type) of an index; reads no column.
 
+    Args:
+        path: of the index.
+        any_rules: also of one that another release made, whose samples may be others.
+
     Raises:
-        StaleIndexError: the file is missing, damaged or of another format version.
+        StaleIndexError: the file is missing, damaged or of another format version, or of other rules.
     """
     with _open(path) as (_, reader):
         schema = reader.schema
@@ -151,7 +146,8 @@ def read_schema(path: Path) -> tuple[IndexHeader, dict[str, str]]:
         header = IndexHeader(**fields)
         if any(type(fields[name]) is not kind for name, kind in IndexHeader.__annotations__.items()):
             raise ValueError(f"its header is {fields}")
-        check_rules(header.rules)
+        if not any_rules:
+            read_rules(header.rules)
         if header.num_samples < 0 or reader.num_record_batches != -(-header.num_samples // BATCH_ROWS):
             raise ValueError(f"it holds {reader.num_record_batches} batches for {header.num_samples} samples")
         meta = [field for field in schema if field.name.startswith(META_PREFIX)]
@@ -161,11 +157,7 @@ def read_schema(path: Path) -> tuple[IndexHeader, dict[str, str]]:
 def read_findings(path: Path) -> FindingReport:
     """Return what was odd in the shard of this index."""
     with _open(path) as (_, reader):
-        content = json.loads(reader.schema.metadata[FINDINGS_KEY])
-        details = tuple(Finding(*detail) for detail in content["details"])
-        if not KINDS.keys() >= content["counts"].keys() | {finding.kind for finding in details}:
-            raise ValueError("it counts an unknown kind of finding")
-        return FindingReport(content["counts"], details)
+        return FindingReport.from_json(reader.schema.metadata[FINDINGS_KEY])
 
 
 def read_columns(path: Path, header: IndexHeader, columns: Sequence[str]) -> "pa.RecordBatch":

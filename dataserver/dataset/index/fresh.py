@@ -49,19 +49,22 @@ class IndexedShard:
         return sidecar if sidecar and header.sidecar_sha256 and digest_file(sidecar) != header.sidecar_sha256 else None
 
 
-def read_fresh_index(shard: ShardFile, summary: Summary | None = None, lazily: bool = False) -> IndexedShard:
+def read_fresh_index(
+    shard: ShardFile, summary: Summary | None = None, lazily: bool = False, any_rules: bool = False
+) -> IndexedShard:
     """Read what a shard's index says of it, after comparing contents where they are not known.
 
     Args:
         shard: the shard.
         summary: of its dataset's indexes.
         lazily: leave it to whoever reads the shard, unless it changed after the index was written.
+        any_rules: as in `read_schema`.
 
     Raises:
         StaleIndexError: the index is missing, unreadable, or does not belong to the shard as it is now.
         DatasetError: the shard cannot be reached.
     """
-    indexed = read_index(shard, summary)
+    indexed = read_index(shard, summary, any_rules)
     if indexed.is_known or (lazily and not indexed.is_late):
         return indexed
     _log.info(
@@ -77,7 +80,7 @@ def read_fresh_index(shard: ShardFile, summary: Summary | None = None, lazily: b
     return replace(indexed, etags=etags, is_known=True)
 
 
-def read_index(shard: ShardFile, summary: Summary | None = None) -> IndexedShard:
+def read_index(shard: ShardFile, summary: Summary | None = None, any_rules: bool = False) -> IndexedShard:
     """Read what a shard's index says of it, or take it from the dataset's summary where that is as good.
 
     Contents are not compared. Raises as `read_fresh_index`.
@@ -86,7 +89,7 @@ def read_index(shard: ShardFile, summary: Summary | None = None) -> IndexedShard
         written = os.stat(f"{shard.index_dir or shard.root}/{shard.name}{INDEX_SUFFIX}")  # noqa: PTH116
         content = None if summary is None else summary.find(shard.name, written)
         if content is None:
-            content = IndexContent(*read_schema(shard.index_path), written.st_size, None)
+            content = IndexContent(*read_schema(shard.index_path, any_rules), written.st_size, None)
     except FileNotFoundError as error:
         raise _stale(shard, f"it has no index at {shard.index_path}") from error
     except (OSError, StaleIndexError) as error:

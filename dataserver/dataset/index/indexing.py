@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from dataserver.dataset.errors import DatasetError, Findings
+from dataserver.dataset.errors import DatasetError, Findings, canonical
 from dataserver.dataset.index.columns import CORE_SCHEMA, IMAGE_TYPE
 from dataserver.dataset.index.format import (
     BATCH_ROWS,
@@ -21,8 +21,8 @@ from dataserver.dataset.index.format import (
     NO_SIDECAR,
     IndexHeader,
     atomic_writer,
-    canonical,
 )
+from dataserver.dataset.index.fresh import IndexedShard
 from dataserver.dataset.index.known import state_of, write_known
 from dataserver.dataset.index.numeric import numeric_path, write_numeric
 from dataserver.dataset.index.rules import (
@@ -110,11 +110,7 @@ def write_index(
     path: Path, header: IndexHeader, findings: Findings, batches: Sequence[pa.RecordBatch], meta: pa.Table
 ) -> str:
     """Write an index atomically, and its numeric columns once more beside it; why not, where that is impossible."""
-    details = [[o.key, o.kind, o.detail] for o in findings.details]
-    metadata = {
-        HEADER_KEY: canonical(asdict(header)),
-        FINDINGS_KEY: canonical({"counts": dict(sorted(findings.counts.items())), "details": details}),
-    }
+    metadata = {HEADER_KEY: canonical(asdict(header)), FINDINGS_KEY: findings.to_json()}
     fields = [pa.field(META_PREFIX + name, meta.schema.field(name).type) for name in meta.column_names]
     schema = pa.schema([*CORE_SCHEMA, *fields], metadata)
     options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
@@ -148,13 +144,19 @@ class _Statuses:
         return self._failed.get(key.rpartition("/")[2] if self._by_last_part else key)
 
 
-def index_shard(shard: ShardFile, rules: IndexRules = DEFAULT_RULES, lone_texts: LoneTexts | None = None) -> str:
+def index_shard(
+    shard: ShardFile,
+    rules: IndexRules = DEFAULT_RULES,
+    lone_texts: LoneTexts | None = None,
+    before_rules: IndexedShard | None = None,
+) -> str:
     """Index one shard in one sequential pass; why a file beside the index was not written, where that is impossible.
 
     Args:
         shard: the shard.
         rules: what the user chose.
         lone_texts: what becomes of texts without an image; by default what the shard itself suggests.
+        before_rules: its index by other rules, whose digests need not be made again while the files are the same.
 
     Raises:
         DatasetError: the shard cannot be read, changes meanwhile, its sidecar belongs to another one, or the index
@@ -168,7 +170,8 @@ def index_shard(shard: ShardFile, rules: IndexRules = DEFAULT_RULES, lone_texts:
     try:
         etag, sidecar = before = shard.settled_etags()
         with shard.storage.open(shard.path) as file:
-            reader = HashingReader(file, etag.num_bytes)
+            same = before_rules if before_rules is not None and before_rules.etags == before else None
+            reader = HashingReader(file, etag.num_bytes, None if same is None else same.header.sha256)
             members = shard.format.scan(ShardSource(shard.path, reader), findings)
             found = without_failures(read_samples(members, findings, seen), statuses.of, findings)
             if lone_texts in (None, LoneTexts.LEFT_OUT) and rules.text_only is not TextOnly.ALLOW:
@@ -185,13 +188,16 @@ def index_shard(shard: ShardFile, rules: IndexRules = DEFAULT_RULES, lone_texts:
         for row, size in promised_images(without_image, meta, scalars.rows):
             findings.add(rows.keys[row], LOST_IMAGE, f"the sidecar gives {size}, the tar has no image; served as text")
         has_content = sidecar is not None and sidecar.num_bytes != NOT_REGULAR
-        sidecar_sha256 = digest_file(shard.sidecar_path) if has_content and shard.sidecar_path else ""
+        if same is not None:
+            sidecar_sha256 = same.header.sidecar_sha256
+        else:
+            sidecar_sha256 = digest_file(shard.sidecar_path) if has_content and shard.sidecar_path else ""
         after = shard.etags()
     except OSError as error:
         raise DatasetError(f"cannot read shard {shard.path}: {error}; make it readable and index again") from error
     if before != after:
         raise DatasetError(f"shard {shard.path} changed while it was indexed; index again when it is complete")
-    written = written_rules(lone_texts or lone_texts_of(rules, seen.has_images), rules.metadata_keys)
+    written = written_rules(lone_texts or lone_texts_of(rules, seen.has_images), rules)
     header = IndexHeader(
         format_version=FORMAT_VERSION,
         shard_bytes=etag.num_bytes,

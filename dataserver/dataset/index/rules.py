@@ -1,11 +1,14 @@
 """The rules that decide which samples and texts an index has. They stand in its header and in the fingerprint."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final
 
-RULES_VERSION: Final = 1
-"""Grows with every release that makes other samples or texts of the same bytes."""
+RULES_VERSION: Final = 2
+"""Grows with every release that makes other samples, texts, token ids or sizes of the same bytes."""
 
 
 class TextOnly(StrEnum):
@@ -24,6 +27,23 @@ class MetadataKeys(StrEnum):
     """Rows belong to the samples whose keys have the same last part, behind the last slash."""
 
 
+class OnTokenError(StrEnum):
+    """What becomes of a text that a tokenizer cannot encode."""
+
+    REFUSE = "refuse"
+    """Counting ends with an error."""
+    SKIP = "skip"
+    """Its sample is a finding, and left out of jobs with that tokenizer."""
+
+
+class TruncatedImages(StrEnum):
+    """What becomes of an image whose data end too early."""
+
+    INVALID = "invalid"
+    ACCEPT = "accept"
+    """It is decoded as far as it goes; the missing part is grey."""
+
+
 @dataclass(frozen=True, slots=True)
 class IndexRules:
     """What the user chooses when a dataset is indexed."""
@@ -32,6 +52,8 @@ class IndexRules:
     metadata_keys: MetadataKeys = MetadataKeys.WHOLE
     allow_duplicates: bool = False
     """Whether shards with the same bytes are served several times. It changes no index of a shard."""
+    on_token_error: OnTokenError = OnTokenError.REFUSE
+    truncated_images: TruncatedImages = TruncatedImages.INVALID
 
 
 DEFAULT_RULES: Final = IndexRules()
@@ -48,9 +70,17 @@ class LoneTexts(StrEnum):
     """They are samples: no shard of the dataset has an image."""
 
 
-def written_rules(lone_texts: LoneTexts, keys: MetadataKeys) -> str:
-    """Return the rules as a header holds them."""
-    return f"{RULES_VERSION} texts={lone_texts} metadata-keys={keys}"
+def written_rules(lone_texts: LoneTexts, rules: IndexRules) -> str:
+    """Return the rules as a header holds them: JSON, a text by the name of each rule."""
+    return json.dumps(
+        {
+            "version": str(RULES_VERSION),
+            "texts": lone_texts,
+            "metadata-keys": rules.metadata_keys,
+            "on-token-error": rules.on_token_error,
+            "truncated-images": rules.truncated_images,
+        }
+    )
 
 
 def lone_texts_of(rules: IndexRules, has_images: bool) -> LoneTexts:
@@ -60,8 +90,25 @@ def lone_texts_of(rules: IndexRules, has_images: bool) -> LoneTexts:
     return LoneTexts.LEFT_OUT if has_images else LoneTexts.ALONE
 
 
-def check_rules(written: str) -> None:
-    """Raise ValueError if an index was made by the rules of another release."""
-    version = written.partition(" ")[0]
-    if version != str(RULES_VERSION):
-        raise ValueError(f"it was made by rules {version[:20]!a} for samples, this program has rules {RULES_VERSION}")
+def read_rules(written: str) -> Mapping[str, str]:
+    """Return the rules that a header holds, each by its name.
+
+    Raises:
+        ValueError: they are those of another release.
+    """
+    return _read_rules(written, str(RULES_VERSION))
+
+
+@lru_cache
+def _read_rules(written: str, own_version: str) -> Mapping[str, str]:
+    try:
+        found = json.loads(written)
+        version = str(found["version"])
+    except (ValueError, TypeError, KeyError):
+        version, found = written.partition(" ")[0], {}
+    if version != own_version:
+        raise ValueError(f"it was made by rules {version[:20]!a} for samples, this program has rules {own_version}")
+    expected = json.loads(written_rules(LoneTexts.ALONE, DEFAULT_RULES))
+    if found.keys() != expected.keys() or not all(isinstance(value, str) for value in found.values()):
+        raise ValueError(f"its rules are {written[:200]!a}; those of {sorted(expected)} are required")
+    return found  # type: ignore[no-any-return]

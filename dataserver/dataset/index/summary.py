@@ -18,7 +18,7 @@ from dataserver.dataset.errors import DatasetError, printable
 from dataserver.dataset.index.arrays import Array, ArraysError, read_arrays, write_arrays
 from dataserver.dataset.index.format import FORMAT_VERSION, IndexHeader
 from dataserver.dataset.index.known import State
-from dataserver.dataset.index.rules import check_rules
+from dataserver.dataset.index.rules import read_rules
 
 SUMMARY_NAME: Final = "disttrain.summary"
 _VERSION: Final = 3
@@ -117,7 +117,7 @@ def _parse(about: Mapping[str, Any], arrays: Mapping[str, Array]) -> dict[str, I
     names, columns = list(map(str, about["names"])), [{str(k): str(v) for k, v in c.items()} for c in about["columns"]]
     rules = list(map(str, about["rules"]))
     for written in rules:
-        check_rules(written)
+        read_rules(written)
     numbers, digests, states = arrays["numbers"], arrays["digests"], arrays["known"]
     if numbers.shape != (len(names), len(_NUMBERS)) or digests.shape != (len(names), len(_DIGESTS), 32):
         raise ValueError("its parts do not fit each other")

@@ -3,11 +3,12 @@
 Two files a shard and tokenizer lie beside the index. One holds the number of tokens of each text, as Arrow; the other
 the ids of all texts one after the other, 1, 2 or 4 bytes each, so that the ids of a sample are one read. The first is
 written last. It names the tokenizer's digest, the digest of the index columns that the texts come from, and the
-checksum of the ids: counts of other texts, and ids that are not theirs, count as missing.
+checksum of the ids: counts of other texts, and ids that are not theirs, count as missing. A text that the tokenizer
+cannot encode has a count of -1, where the rules of the index allow it, and a finding in the first file.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -16,9 +17,19 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from dataserver.dataset.errors import DatasetError, TokensMissingError, check_storage, printable
-from dataserver.dataset.index.format import BATCH_ROWS, IndexHeader, atomic_writer, read_batch
+from dataserver.dataset.errors import (
+    DatasetError,
+    FindingReport,
+    Findings,
+    TokenizingError,
+    TokensMissingError,
+    check_storage,
+    printable,
+)
+from dataserver.dataset.index.format import BATCH_ROWS, FINDINGS_KEY, IndexHeader, atomic_writer, read_batch
 from dataserver.dataset.index.fresh import read_fresh_index
+from dataserver.dataset.index.rules import OnTokenError, read_rules
+from dataserver.dataset.kinds import UNENCODABLE
 from dataserver.dataset.shards.listing import ShardFile, find_shards
 from dataserver.dataset.storage.etags import check_regular
 
@@ -28,12 +39,18 @@ COLUMNS_KEY: Final = b"disttrain.columns_digest"
 TOKENIZER_KEY: Final = b"disttrain.tokenizer_digest"
 IDS_TYPE_KEY: Final = b"disttrain.ids_type"
 IDS_CRC_KEY: Final = b"disttrain.ids_crc32c"
+_FAILED: Final = -1
+"""Count of a text that the tokenizer cannot encode."""
 ID_TYPES: Final = {name: np.dtype(name) for name in ("|u1", "<u2", "<i4")}
 """How ids are stored, by numpy's name; the first that holds a vocabulary."""
 
 
 class TextTokenizer(Protocol):
     """What makes token ids of texts."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
 
     @property
     def digest(self) -> str:
@@ -44,7 +61,11 @@ class TextTokenizer(Protocol):
         """All ids lie below it."""
 
     def encode_all(self, texts: list[str]) -> Sequence[I32]:
-        """Return int32 [tokens] for each text, without special tokens."""
+        """Return int32 [tokens] for each text, without special tokens.
+
+        Raises:
+            TokenizingError: it cannot encode one of them.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +76,8 @@ class TokensReport:
     num_counted: int
     num_texts: int
     num_tokens: int
+    num_failed: int
+    """Samples with a text that the tokenizer cannot encode."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,10 +86,14 @@ class TokenCounts:
 
     counts: I32
     """int32 [texts]: tokens of each, in row and document order."""
+    failed: npt.NDArray[np.int64]
+    """int64 [k]: numbers of the texts that the tokenizer cannot encode; their counts are 0."""
     id_type: np.dtype[np.integer[npt.NBitBase]]
     """Type of an id in the second file, a name in `ID_TYPES`."""
     ids_crc32c: int
     """Checksum of the second file."""
+    findings: FindingReport
+    """What the tokenizer cannot encode, by the keys of samples."""
 
 
 def count_tokens(
@@ -85,26 +112,27 @@ def count_tokens(
 
     Raises:
         StaleIndexError: a shard is not indexed.
-        DatasetError: the tokenizer broke its contract, or a file cannot be written.
+        DatasetError: the tokenizer broke its contract or cannot encode a text, or a file cannot be written.
     """
     shards = find_shards(path, index_dir)
-    num_counted = num_texts = num_tokens = 0
+    num_counted = num_texts = num_tokens = num_failed = 0
     for done, shard in enumerate(shards):
         if progress is not None:
             progress(done, len(shards))
         header = read_fresh_index(shard).header
         try:
-            counts = read_counts(shard, header, tokenizer.digest).counts
+            counts = read_counts(shard, header, tokenizer.digest)
             if not shard.token_ids_path(tokenizer.digest).is_file():
                 raise _missing(shard, tokenizer.digest, "has no ids")
         except TokensMissingError:
             counts = _tokenize_shard(shard, header, tokenizer)
             num_counted += 1
-        num_texts += len(counts)
-        num_tokens += int(counts.sum(dtype=np.int64))
+        num_texts += len(counts.counts)
+        num_tokens += int(counts.counts.sum(dtype=np.int64))
+        num_failed += sum(counts.findings.counts.values())
     if progress is not None:
         progress(len(shards), len(shards))
-    return TokensReport(len(shards), num_counted, num_texts, num_tokens)
+    return TokensReport(len(shards), num_counted, num_texts, num_tokens, num_failed)
 
 
 def read_counts(shard: ShardFile, header: IndexHeader, tokenizer_digest: str) -> TokenCounts:
@@ -126,10 +154,17 @@ def read_counts(shard: ShardFile, header: IndexHeader, tokenizer_digest: str) ->
         if column.type != pa.int32() or column.null_count:
             raise ValueError(f"its counts are {column.type} with {column.null_count} missing, not int32")
         counts: I32 = column.to_numpy().astype(np.int32, copy=False)
-        if counts.min(initial=0) < 0:
+        if counts.min(initial=0) < _FAILED:
             raise ValueError("it holds a negative count")
         id_type = ID_TYPES[metadata.get(IDS_TYPE_KEY, b"").decode()]
-        found = TokenCounts(counts, id_type, int(metadata[IDS_CRC_KEY], 16))
+        failed = np.flatnonzero(counts == _FAILED)
+        found = TokenCounts(
+            np.maximum(counts, 0) if len(failed) else counts,
+            failed,
+            id_type,
+            int(metadata[IDS_CRC_KEY], 16),
+            FindingReport.from_json(metadata[FINDINGS_KEY]),
+        )
     except FileNotFoundError as error:
         raise _missing(shard, tokenizer_digest, "is not counted") from error
     except (OSError, pa.ArrowException, ValueError, KeyError) as error:
@@ -140,6 +175,23 @@ def read_counts(shard: ShardFile, header: IndexHeader, tokenizer_digest: str) ->
     return found
 
 
+def counted_tokenizers(shard: ShardFile, header: IndexHeader) -> Iterator[str]:
+    """Yield the digests of the tokenizers with which a shard, as it is indexed now, was counted."""
+    import pyarrow as pa
+
+    begin = f"{shard.path.name}.tokens-"
+    for path in sorted(p for p in shard.index_path.parent.iterdir() if p.name.startswith(begin)):
+        try:
+            check_regular(path)
+            metadata = pa.ipc.open_file(pa.py_buffer(path.read_bytes())).schema.metadata or {}
+            digest = metadata.get(TOKENIZER_KEY, b"").decode()
+        except (OSError, pa.ArrowException, ValueError) as error:
+            check_storage(path, error)
+            continue  # a damaged file counts as missing
+        if path == shard.tokens_path(digest) and metadata.get(COLUMNS_KEY) == header.columns_digest.encode():
+            yield digest
+
+
 def _missing(shard: ShardFile, digest: str, reason: str) -> TokensMissingError:
     return TokensMissingError(
         f"shard {shard.path} {reason} for the tokenizer {digest}; run:"
@@ -147,42 +199,82 @@ def _missing(shard: ShardFile, digest: str, reason: str) -> TokensMissingError:
     )
 
 
-def _tokenize_shard(shard: ShardFile, header: IndexHeader, tokenizer: TextTokenizer) -> I32:
-    """Write both files. Returns the counts."""
-    import pyarrow as pa
-
+def _tokenize_shard(shard: ShardFile, header: IndexHeader, tokenizer: TextTokenizer) -> TokenCounts:
+    """Write both files. Returns what the first one says."""
     most = tokenizer.vocab_size - 1
     name, id_type = next((n, t) for n, t in ID_TYPES.items() if most <= np.iinfo(t).max)
     parts: list[I32] = []
-    crc = 0
+    crc, findings = 0, Findings()
     with atomic_writer(shard.token_ids_path(tokenizer.digest)) as temp, temp.open("wb") as file:
         for batch in range(-(-header.num_samples // BATCH_ROWS)):
-            rows = read_batch(shard.index_path, header, batch, ["texts"])
-            texts: list[str] = rows.column("texts").flatten().to_pylist()
-            encoded = tokenizer.encode_all(texts)
-            if len(encoded) != len(texts):
-                raise DatasetError(
-                    f"the tokenizer gave ids of {len(encoded)} texts for {len(texts)}; it must give those of each"
-                )
-            parts.append(np.fromiter((len(ids) for ids in encoded), np.int32, len(encoded)))
-            ids = np.concatenate(encoded) if encoded else np.zeros(0, np.int32)
+            encoded = _encode_batch(shard, header, batch, tokenizer, findings)
+            parts.append(np.fromiter((_FAILED if i is None else len(i) for i in encoded), np.int32, len(encoded)))
+            given = [ids for ids in encoded if ids is not None]
+            ids = np.concatenate(given) if given else np.zeros(0, np.int32)
             if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) <= most:
                 raise DatasetError(f"the tokenizer gave an id outside 0..{most}; check its vocab_size")
             data = ids.astype(id_type).tobytes()
             crc = google_crc32c.extend(crc, data)
             file.write(data)
     counts = np.concatenate(parts) if parts else np.zeros(0, np.int32)
-    metadata = {
+    metadata: dict[bytes, str | bytes] = {
         COLUMNS_KEY: header.columns_digest,
         TOKENIZER_KEY: tokenizer.digest,
         IDS_TYPE_KEY: name,
         IDS_CRC_KEY: f"{crc:08x}",
+        FINDINGS_KEY: findings.to_json(),
     }
+    _write_counts(shard.tokens_path(tokenizer.digest), counts, metadata)
+    return read_counts(shard, header, tokenizer.digest)
+
+
+def _encode_batch(
+    shard: ShardFile, header: IndexHeader, batch: int, tokenizer: TextTokenizer, findings: Findings
+) -> list[I32 | None]:
+    """Return the ids of the texts of one record batch, None for those that the tokenizer cannot encode."""
+    rows = read_batch(shard.index_path, header, batch, ["key", "texts"])
+    texts: list[str] = rows.column("texts").flatten().to_pylist()
+    try:
+        encoded: list[I32 | None] = list(tokenizer.encode_all(texts))
+    except TokenizingError:
+        encoded = []
+        for key, own in zip(rows.column("key").to_pylist(), rows.column("texts").to_pylist(), strict=True):
+            encoded += _encode_sample(shard, header, key, own, tokenizer, findings)
+    if len(encoded) != len(texts):
+        raise DatasetError(
+            f"the tokenizer gave ids of {len(encoded)} texts for {len(texts)}; it must give those of each"
+        )
+    return encoded
+
+
+def _encode_sample(
+    shard: ShardFile, header: IndexHeader, key: str, texts: list[str], tokenizer: TextTokenizer, findings: Findings
+) -> list[I32 | None]:
+    found: list[I32 | None] = []
+    reasons: list[str] = []
+    for text in texts:
+        try:
+            found += tokenizer.encode_all([text])
+        except TokenizingError as error:
+            found.append(None)
+            reasons.append(printable(str(error)))
+    if reasons and read_rules(header.rules)["on-token-error"] != OnTokenError.SKIP:
+        raise DatasetError(
+            f"shard {shard.path}, sample {key!a}: tokenizer {tokenizer.name} cannot encode its text ({reasons[0]});"
+            " mend the text or the tokenizer's file, or index with --on-token-error skip, which leaves such samples out"
+        )
+    if reasons:
+        findings.add(key, UNENCODABLE, f"tokenizer {tokenizer.name} cannot encode its text: {reasons[0]}")
+    return found
+
+
+def _write_counts(path: Path, counts: I32, metadata: dict[bytes, str | bytes]) -> None:
+    import pyarrow as pa
+
     table = pa.table({"tokens": pa.array(counts, pa.int32())}).replace_schema_metadata(metadata)
     with (
-        atomic_writer(shard.tokens_path(tokenizer.digest)) as temp,
+        atomic_writer(path) as temp,
         pa.OSFile(os.fsencode(temp), "w") as file,
         pa.ipc.new_file(file, table.schema) as writer,
     ):
         writer.write_table(table)
-    return counts

@@ -10,9 +10,11 @@ READ_CHUNK_BYTES: Final = 1 << 20
 class HashingReader:
     """Sequential reader of a file of known size that feeds each byte to sha256 once, in large chunks."""
 
-    def __init__(self, file: BufferedIOBase, size: int) -> None:
+    def __init__(self, file: BufferedIOBase, size: int, sha256: str | None = None) -> None:
+        """Begin at a file's start; `sha256` is its digest, where it is known and nothing needs to be hashed."""
         self._file = file
         self._hash = hashlib.sha256()
+        self._known = sha256
         self.size = size
         self._chunk = b""
         """Read and hashed."""
@@ -51,8 +53,12 @@ class HashingReader:
         self._start += len(self._chunk)
         self._chunk = self._file.read(min(READ_CHUNK_BYTES, self.size - self._start))
         self._at = 0
-        self._hash.update(self._chunk)
+        self._feed(self._chunk)
         return bool(self._chunk)
+
+    def _feed(self, data: bytes) -> None:
+        if self._known is None:
+            self._hash.update(data)
 
     def skip(self, length: int) -> bool:
         """Hash `length` bytes without keeping them; say whether any of them is not zero."""
@@ -85,11 +91,11 @@ class HashingReader:
             more = self._file.read(min(READ_CHUNK_BYTES, self.size - self._start - len(self._chunk)))
             if not more:
                 break
-            self._hash.update(more)
+            self._feed(more)
             self._start += self._at
             self._chunk, self._at = self._chunk[self._at :] + more, 0
         return self._chunk[self._at : self._at + length]
 
     def hexdigest(self) -> str:
         """Return the sha256 of the file, when all of it was read."""
-        return self._hash.hexdigest()
+        return self._known or self._hash.hexdigest()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from dataserver.dataset.errors import Findings
 from dataserver.dataset.kinds import FAILED_DOWNLOAD, ORPHAN_TEXT
-from dataserver.dataset.shards.samples import Sample, Seen
+from dataserver.dataset.shards.samples import Sample, Seen, without_spelling
 
 SUCCESS = "success"
 """What img2dataset writes as the status of a sample that it stored."""
@@ -41,22 +41,33 @@ def without_orphans(samples: Iterable[Sample], seen: Seen, is_known: bool, findi
         findings: where they are counted.
     """
     waiting: list[Sample] = []  # until an image is seen, nobody knows whether this is a dataset of texts
+    orphans: list[str] = []
     for sample in samples:
         waiting.append(sample)
         if is_known or seen.has_images:
-            yield from _with_images(waiting, findings)
+            yield from _with_images(waiting, orphans)
             waiting = []
-    yield from _with_images(waiting, findings) if is_known or seen.has_images else waiting
+    yield from _with_images(waiting, orphans) if is_known or seen.has_images else waiting
+    for key in orphans:  # when all images are known
+        findings.add(key, ORPHAN_TEXT, _orphan(key, seen))
 
 
-def _with_images(samples: Iterable[Sample], findings: Findings) -> Iterator[Sample]:
+def _with_images(samples: Iterable[Sample], orphans: list[str]) -> Iterator[Sample]:
     for sample in samples:
         if sample.is_lone_text:
-            findings.add(
-                sample.key,
-                ORPHAN_TEXT,
-                "a text without its image, in a dataset that has images; is the image called otherwise, or in another"
-                " tar? index with --text-only allow to serve such texts",
-            )
+            orphans.append(sample.key)
         else:
             yield sample
+
+
+def _orphan(key: str, seen: Seen) -> str:
+    image = seen.lone_images.get(without_spelling(key))
+    if image is not None:
+        return (
+            f"a text called {key!a}, whose image is called {image!a}: the two differ in case or in the form of Unicode"
+            " (NFC, NFD) alone; spell them alike"
+        )
+    return (
+        "a text without its image, in a dataset that has images; is the image called otherwise, or in another"
+        " tar? index with --text-only allow to serve such texts"
+    )

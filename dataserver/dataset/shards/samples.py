@@ -6,12 +6,20 @@ An image-text pair is `KEY.<image>` + `KEY.txt` (or the `caption` of `KEY.json`)
 
 import codecs
 import json
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeVar
 
 from dataserver.dataset.errors import Findings, SampleError, TarError
-from dataserver.dataset.kinds import BAD_JSON, DUPLICATE_KEY, NEEDS_SPECIAL_MEMBER, TOO_MANY_SCALARS, UNUSED_PART
+from dataserver.dataset.kinds import (
+    BAD_JSON,
+    DUPLICATE_KEY,
+    MISSING_CAPTION,
+    NEEDS_SPECIAL_MEMBER,
+    TOO_MANY_SCALARS,
+    UNUSED_PART,
+)
 from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES, Member
 from dataserver.dataset.shards.parts import IMAGE, TEXT, ImagePart, Scalar
 from dataserver.dataset.shards.tar import sample_key, show, split_name
@@ -57,6 +65,8 @@ class Seen:
 
     keys: set[str] = field(default_factory=set)
     has_images: bool = False
+    lone_images: dict[str, str] = field(default_factory=dict)
+    """Keys of images without a text, by what they share with other spellings of theirs."""
 
 
 @dataclass(slots=True)
@@ -135,7 +145,14 @@ def _finish(group: _Group | None, seen: Seen, findings: Findings) -> Iterator[Sa
     try:
         yield _assemble(group, findings)
     except SampleError as error:
+        if group.images and error.kind == MISSING_CAPTION:
+            seen.lone_images[without_spelling(group.key)] = group.key
         findings.add(group.key, error.kind, error.detail)
+
+
+def without_spelling(key: str) -> str:
+    """Return what a key shares with those that differ from it in case or in the form of Unicode alone."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", key).casefold())
 
 
 def _add_member(group: _Group, extension: str, member: Member, findings: Findings) -> None:
@@ -273,7 +290,7 @@ def _caption(group: _Group, document: dict[str, Any]) -> str:
     for part in (group.text, group.document if group.images else None):
         if isinstance(part, SampleError):
             raise part
-    raise SampleError("missing_caption", f"no text in .txt or in the caption of .json{_dots(group)}")
+    raise SampleError(MISSING_CAPTION, f"no text in .txt or in the caption of .json{_dots(group)}")
 
 
 def _dots(group: _Group) -> str:

@@ -90,6 +90,8 @@ class ShardStatistics:
 
     samples: I64
     """int64 [s]: number of samples."""
+    null_drops: I64
+    """int64 [s]: samples that the filter leaves out because a column is null."""
     images: I64
     """int64 [s]: of all samples."""
     pairs: I64
@@ -159,7 +161,7 @@ def join_statistics(parts: Sequence[ShardStatistics]) -> ShardStatistics:
     return ShardStatistics(**joined)
 
 
-def row_statistics(sizing: Sizing, columns: ShardColumns, row: I64) -> ShardStatistics:
+def row_statistics(sizing: Sizing, columns: ShardColumns, row: I64, null_drops: int = 0) -> ShardStatistics:
     """The statistics of one shard, some of whose rows are used, int64 [k]."""
     counts = np.diff(columns.image_offsets)[row]
     images = ranges(columns.image_offsets[row], counts)
@@ -176,6 +178,7 @@ def row_statistics(sizing: Sizing, columns: ShardColumns, row: I64) -> ShardStat
     others = fixed[~pair] + text[~pair]
     return ShardStatistics(
         samples=_one(len(row)),
+        null_drops=_one(null_drops),
         images=_one(len(images)),
         pairs=_one(len(pair_text)),
         pair_text=_one(pair_text.sum()),

@@ -83,6 +83,7 @@ class GetOrCreateJobResponse(_message.Message):
     CANONICAL_JOB_SPEC_JSON_FIELD_NUMBER: _builtins.int
     NUM_STEPS_FIELD_NUMBER: _builtins.int
     FILLED_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Names the job in all other calls. Clients take this and stream_id from here and need not compute them: they are
     the SHA-256, 64 hexadecimal digits, of the canonical JSON of the complete specification with all defaults.
@@ -99,6 +100,12 @@ class GetOrCreateJobResponse(_message.Message):
         was complete. Fields with a default that holds everywhere, such as stream.seed, are not listed.
         """
 
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What people should know of the job, a line of English each, such as how many samples a filter drops because a column
+        is null. Nothing depends on it.
+        """
+
     def __init__(
         self,
         *,
@@ -107,10 +114,11 @@ class GetOrCreateJobResponse(_message.Message):
         canonical_job_spec_json: _builtins.str = ...,
         num_steps: _builtins.int = ...,
         filled: _abc.Iterable[Global___FilledField] | None = ...,
+        notes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["canonical_job_spec_json", b"canonical_job_spec_json", "filled", b"filled", "job_id", b"job_id", "num_steps", b"num_steps", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["canonical_job_spec_json", b"canonical_job_spec_json", "filled", b"filled", "job_id", b"job_id", "notes", b"notes", "num_steps", b"num_steps", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

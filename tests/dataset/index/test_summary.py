@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 def opened(folder: Path, monkeypatch: pytest.MonkeyPatch, index_dir: Path | None = None) -> tuple[Dataset, list[str]]:
     """The dataset, and the indexes that were read for it."""
     read: list[str] = []
-    monkeypatch.setattr(fresh, "read_schema", lambda path: (read.append(path.name), read_schema(path))[1])
+    monkeypatch.setattr(fresh, "read_schema", lambda path, *a: (read.append(path.name), read_schema(path, *a))[1])
     try:
         return Dataset.open(folder, index_dir), read
     finally:

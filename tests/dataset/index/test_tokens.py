@@ -23,6 +23,7 @@ class Tokenizer(NamedTuple):
     digest: str
     encode_all: Callable[[list[str]], Sequence[np.ndarray]]
     vocab_size: int = 256
+    name: str = "test"
 
 
 def byte_ids(texts: list[str]) -> Sequence[np.ndarray]:
@@ -95,14 +96,14 @@ def test_counts_of_other_texts_are_noticed(tmp_path: Path) -> None:
         Dataset.open(tmp_path).shards[0].token_counts("words")
 
 
-@pytest.mark.parametrize("counts", [[1.5], [float("nan")], [None], [-1], ["1"]])
+@pytest.mark.parametrize("counts", [[1.5], [float("nan")], [None], [-2], ["1"]])
 def test_counts_that_are_none_are_missing_ones(tmp_path: Path, counts: list[object]) -> None:
     write_tar(tmp_path / "0.tar", [("0.txt", b"x")])
     build_index(tmp_path, workers=1)
     count_tokens(tmp_path, BYTES)
     (path,) = tmp_path.glob("*.tokens-*")
     metadata = pa.ipc.open_file(path.read_bytes()).schema.metadata
-    typed = pa.array(counts, pa.int32()) if counts in ([None], [-1]) else pa.array(counts)
+    typed = pa.array(counts, pa.int32()) if counts in ([None], [-2]) else pa.array(counts)
     table = pa.table({"tokens": typed}).replace_schema_metadata(metadata)
     with pa.ipc.new_file(str(path), table.schema) as writer:
         writer.write_table(table)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from dataserver.dataset import (
 from dataserver.dataset.errors import Findings
 from dataserver.dataset.index import indexing
 from dataserver.dataset.index.indexing import index_shard
-from dataserver.dataset.index.tokens import TokenCounts
 from dataserver.dataset.machine.workers import in_processes
 from dataserver.dataset.shard import Shard
 from dataserver.dataset.shards import sidecar, tar
@@ -114,7 +114,7 @@ def test_counts_of_another_number_of_texts_are_refused(counted: Path, monkeypatc
     (shard,) = Dataset.open(counted).shards
     counts = shard._counts("bytes")
     for wrong in (counts.counts[:1], np.append(counts.counts, 1).astype(np.int32)):
-        found = TokenCounts(wrong, counts.id_type, counts.ids_crc32c)
+        found = replace(counts, counts=wrong)
         monkeypatch.setattr(Shard, "_counts", lambda *_, found=found: found)
         with pytest.raises(DatasetError) as caught:
             shard.token_counts("bytes")
@@ -202,7 +202,7 @@ def test_a_sidecar_that_is_no_regular_file_is_a_bad_one(tmp_path: Path, kind: st
 @pytest.mark.timeout(60)
 def test_files_of_an_index_that_are_fifos_are_made_again(counted: Path) -> None:
     names = sorted(path.name for path in counted.iterdir() if path.name not in ("0.tar", "1.tar"))
-    assert len(names) == 6, "index, its numbers and what is known, a summary, counts and ids"
+    assert len(names) == 7, "index, its numbers and what is known, a summary, sets, counts and ids"
     for name in names:
         make_odd(counted / name, "FIFO")
         if name.endswith(".known"):  # the summary knows as much

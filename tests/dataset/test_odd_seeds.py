@@ -1,0 +1,118 @@
+"""Odd and hostile shards of many seeds: what is served, and what is found, are what the generator says.
+
+And nothing is lost: each member, row and file belongs to a sample that is served, to a finding, or to what
+docs/datasets.md says is ignored.
+"""
+
+import json
+import tarfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from make_odd_shards import make
+
+from dataserver.dataset import (
+    KINDS,
+    Dataset,
+    Effect,
+    IndexRules,
+    LintReport,
+    TextOnly,
+    TruncatedImages,
+    build_index,
+    lint,
+)
+from dataserver.images import fault_of, silence_pillow_warnings
+
+SEEDS = 60
+"""In continuous integration; a thousand with --long."""
+AT_ONCE = 10
+IGNORED = ("README", ".hidden.txt", "folder/.hidden", "._0.jpg")
+"""Names that make no sample: no dot, or one at the beginning of the last part."""
+
+
+def check(folder: Path, seed: int) -> None:
+    text_only, truncated = list(TextOnly)[seed % 2], list(TruncatedImages)[seed // 2 % 2]
+    accepts = truncated is TruncatedImages.ACCEPT
+    manifest = make(folder, seed, text_only is TextOnly.ALLOW, accepts, light=seed % 60 != 0)
+    build_index(folder, workers=1, rules=IndexRules(text_only, allow_duplicates=True, truncated_images=truncated))
+    found = lint(folder, judge=fault_of, quarantine_file=folder.with_name("list"))
+    assert Counter((f.shard, f.key, f.kind) for f in found.findings) == Counter(said(manifest)), seed
+    served = {(shard.name, key) for shard in Dataset.open(folder).shards for key in list(shard.keys())}
+    expected = {place for place, sample in samples(manifest) if sample["verdict"] != "left out"}
+    assert served == expected, seed
+    listed = {tuple(json.loads(line)) for line in folder.with_name("list").read_text().splitlines()}
+    assert listed == {place for place, sample in samples(manifest) if sample["verdict"] != "served"}, seed
+    for shard in Dataset.open(folder).shards:
+        count_members(folder / shard.name, set(shard.keys()), found, seed)
+        count_rows(folder / shard.name, set(shard.keys()), found, seed)
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert {f for f in files if f.startswith("unread/")} == manifest["files"].keys()
+
+
+def samples(manifest: dict[str, Any]) -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:
+    for name, shard in manifest["shards"].items():
+        for key, sample in shard["samples"].items():
+            yield (name, key), sample
+
+
+def said(manifest: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    yield from ((name, "", kind) for name, kind in manifest["files"].items())
+    for name, shard in manifest["shards"].items():
+        yield from ((name, "", kind) for kind in shard["kinds"])
+    for (name, key), sample in samples(manifest):
+        yield from ((name, key, kind) for kind in sample["kinds"])
+
+
+def count_members(path: Path, served: set[str], found: LintReport, seed: int) -> None:
+    """As Python's own `tarfile` sees the members, where it reads the tar to its end."""
+    own = [f for f in found.findings if f.shard == path.name]
+    if any(f.kind in ("cut_tar", "corrupt_tar", "trailing_data", "extension_too_large") for f in own):
+        return
+    left_out = {f.key for f in own if KINDS[f.kind] is Effect.LEFT_OUT and f.key}
+    unsafe = 0
+    with tarfile.open(path, ignore_zeros=path.name == "joined.tar") as tar:
+        for member in tar:
+            if member.isdir() or member.name in IGNORED:
+                continue
+            name = member.name.removeprefix("./")
+            key = "/".join([*name.split("/")[:-1], name.split("/")[-1].partition(".")[0]])
+            is_unsafe = not name.isprintable() or name.startswith("/") or ".." in name.split("/") or len(name) > 1024
+            if is_unsafe and key not in served:
+                unsafe += 1
+                continue
+            assert (key in served) + (key in left_out) >= 1, (seed, path.name, member.name)
+    assert unsafe == sum(f.kind == "unsafe_name" for f in own), (seed, path.name)
+
+
+def count_rows(path: Path, served: set[str], found: LintReport, seed: int) -> None:
+    own = [f for f in found.findings if f.shard == path.name]
+    if not path.with_suffix(".parquet").exists() or any(f.kind == "bad_sidecar" for f in own):
+        return
+    rows = pq.read_table(path.with_suffix(".parquet")).column("key").to_pylist()
+    left_out = {f.key for f in own if KINDS[f.kind] is Effect.LEFT_OUT}
+    lost = [key for key in rows if key not in served | left_out]
+    details = [f.detail for f in own if f.kind == "row_without_sample"]
+    assert [f"{len(lost)} of {len(rows)} rows" in detail for detail in details] == [True] * bool(lost), (
+        seed,
+        path.name,
+    )
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))
+def test_what_is_served_and_found_is_what_the_generator_says(tmp_path: Path, first: int) -> None:
+    silence_pillow_warnings()
+    for seed in range(first, first + AT_ONCE):
+        check(tmp_path / f"{seed}" / "d", seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(SEEDS, 1000, 20))
+def test_a_thousand_seeds(tmp_path: Path, first: int) -> None:
+    silence_pillow_warnings()
+    for seed in range(first, first + 20):
+        check(tmp_path / f"{seed}" / "d", seed)

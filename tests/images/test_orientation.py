@@ -1,0 +1,94 @@
+"""Orientations outside the EXIF block, or behind the pixels, are those that Pillow's `exif_transpose` sees."""
+
+import io
+import zlib
+from collections.abc import Callable
+
+import pytest
+from images.pictures import ASTRONAUT, encode, png_chunk
+from PIL import Image, ImageOps, PngImagePlugin
+
+from dataserver.images import read_header
+
+PICTURE = ASTRONAUT.resize((48, 40))
+PNG = encode(PICTURE, "PNG")
+SPELLINGS = {
+    "attribute": '<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="{}"/></x:xmpmeta>',
+    "element": "<x:xmpmeta><tiff:Orientation>{}</tiff:Orientation></x:xmpmeta>",
+}
+
+
+def exif(orientation: int) -> bytes:
+    found = Image.Exif()
+    found[0x0112] = orientation
+    return found.tobytes()
+
+
+def raw_profile(orientation: int) -> bytes:
+    """As ImageMagick writes it."""
+    text = exif(orientation).hex()
+    lines = "\n".join(text[i : i + 72] for i in range(0, len(text), 72))
+    return f"\nexif\n{len(text) // 2:8d}\n{lines}\n".encode()
+
+
+def with_chunk(kind: bytes, content: bytes, behind: bool = False) -> bytes:
+    at = len(PNG) - 12 if behind else PNG.index(b"IDAT") - 4
+    return PNG[:at] + png_chunk(kind, content) + PNG[at:]
+
+
+def xmp_of_png(orientation: int) -> bytes:
+    about = PngImagePlugin.PngInfo()
+    about.add_itxt("XML:com.adobe.xmp", SPELLINGS["attribute"].format(orientation))
+    return encode(PICTURE, "PNG", pnginfo=about)
+
+
+def xmp_of_jpeg(spelling: str) -> Callable[[int], bytes]:
+    return lambda orientation: encode(PICTURE, "JPEG", xmp=SPELLINGS[spelling].format(orientation).encode())
+
+
+KINDS: dict[str, Callable[[int], bytes]] = {
+    "eXIf": lambda n: with_chunk(b"eXIf", exif(n)[6:]),
+    "eXIf behind the pixels": lambda n: with_chunk(b"eXIf", exif(n)[6:], behind=True),
+    "raw profile": lambda n: with_chunk(b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(raw_profile(n))),
+    "raw profile as text": lambda n: with_chunk(b"tEXt", b"Raw profile type exif\0" + raw_profile(n)),
+    "raw profile behind the pixels": lambda n: with_chunk(
+        b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(raw_profile(n)), behind=True
+    ),
+    "XMP of a PNG": xmp_of_png,
+    "XMP of a JPEG": xmp_of_jpeg("attribute"),
+    "XMP of a JPEG, as an element": xmp_of_jpeg("element"),
+    "XMP of a WebP": lambda n: encode(PICTURE, "WEBP", xmp=SPELLINGS["attribute"].format(n).encode()),
+    "EXIF before XMP": lambda n: encode(PICTURE, "JPEG", exif=exif(n), xmp=SPELLINGS["attribute"].format(8).encode()),
+    "EXIF without one, and XMP": lambda n: encode(
+        PICTURE, "JPEG", exif=Image.Exif().tobytes(), xmp=SPELLINGS["attribute"].format(n).encode()
+    ),
+    "EXIF of a JPEG": lambda n: encode(PICTURE, "JPEG", exif=exif(n)),
+}
+
+
+@pytest.mark.parametrize("orientation", [0, 1, 3, 6, 8, 9])
+@pytest.mark.parametrize("kind", KINDS)
+def test_agrees_with_pillow(kind: str, orientation: int) -> None:
+    data = KINDS[kind](orientation)
+    header = read_header(data)
+    with Image.open(io.BytesIO(data)) as image:
+        expected = ImageOps.exif_transpose(image)
+        found = image.getexif().get(0x0112, 1)
+    assert (header.width, header.height) == expected.size
+    assert header.orientation == (found if 1 <= found <= 8 else 1)
+    assert orientation not in (3, 6, 8) or header.orientation == orientation
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        with_chunk(b"tEXt", b"Raw profile type exif\0\nexif\n 4\nzz\n"),
+        with_chunk(b"tEXt", b"Raw profile type exif\0"),
+        with_chunk(b"zTXt", b"Raw profile type exif\0\0no stream"),
+        with_chunk(b"eXIf", b"\xff" * 8, behind=True),
+        with_chunk(b"tEXt", b"Raw profile type exif\0" + raw_profile(6), behind=True)[:-40],
+    ],
+)
+def test_damaged_ones_count_as_upright(data: bytes) -> None:
+    header = read_header(data)
+    assert (header.width, header.height, header.orientation) == (48, 40, 1)
