@@ -21,13 +21,14 @@ from numpy.typing import NDArray
 from dataserver.assembly.image_transforms import draw_transforms
 from dataserver.assembly.sequences import IGNORED, backbone_arrays, text_arrays
 from dataserver.assembly.tensors import TensorSpec, num_patches, total_bytes
-from dataserver.dataset import Dataset, Shard
+from dataserver.dataset import Dataset, Shard, texts_key
 from dataserver.images import U8, DrawnTransform, ImageShape, decode_patches
 from dataserver.planning import I64, Bool
 from dataserver.planning.job.fields import ModuleKind, Sizing
 from dataserver.planning.job.spec import JobSpec, ValidityPolicy
 from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.plan.views import ViewPlan
+from dataserver.planning.stream.captions import captions_of
 from dataserver.planning.stream.samples import ROW_BITS, StepSamples
 
 IMAGES_PER_TASK: Final = 8
@@ -172,10 +173,12 @@ def _sequences(
     spec: JobSpec, plan: StepPlan, view: ViewPlan, datasets: Sequence[Dataset]
 ) -> dict[str, NDArray[np.int32]]:
     documents = []
-    for i in view.items.tolist():
+    of = (array[view.items] for array in (plan.samples.dataset, plan.samples.epoch, plan.samples.sample))
+    digest = spec.stream.tokenizer.digest
+    for i, caption in zip(view.items.tolist(), captions_of(spec.stream, *of), strict=True):
         shard, row = divmod(int(plan.samples.sample[i]), 1 << ROW_BITS)
         dataset = datasets[int(plan.samples.dataset[i])]
-        documents.append(dataset.document(shard, row, spec.stream.tokenizer.digest))
+        documents.append(dataset.document(shard, row, texts_key(digest, caption)))
     assemble = backbone_arrays if view.kind is ModuleKind.BACKBONE else text_arrays
     return assemble(spec.stream, plan, view, documents)
 

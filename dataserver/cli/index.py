@@ -10,19 +10,24 @@ from dataserver.cli.arguments import MaybeInt, MaybePath, Switch, tokenizer_file
 from dataserver.cli.progress import progress_bar
 from dataserver.dataset import (
     KINDS,
+    OWN,
     UNENCODABLE,
     Dataset,
     Effect,
     IndexRules,
+    KeyEnd,
     MetadataKeys,
     OnTokenError,
+    SeveralImages,
     TextOnly,
     TruncatedImages,
     build_index,
     count_tokens,
+    parse_captions,
 )
 from dataserver.jobs import Rules, index_statistics
 from dataserver.planning.job.fields import Sizing
+from dataserver.planning.stream.captions import Captions
 
 
 def index(
@@ -39,6 +44,11 @@ def index(
     allow_duplicates: Switch = False,
     on_token_error: Literal["refuse", "skip"] = "refuse",  # noqa: S107
     truncated_images: Literal["invalid", "accept"] = "invalid",
+    key: Literal["first-dot", "last-dot"] = "first-dot",
+    several_images: Literal["first", "all"] = "first",
+    caption: Annotated[
+        tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=SOURCE", help_behavior_hint="")
+    ] = (),
 ) -> None:
     """Index datasets, count their tokens, and print their fingerprints.
 
@@ -55,6 +65,10 @@ def index(
         allow_duplicates: Serve shards with the same bytes several times.
         on_token_error: Texts that a tokenizer cannot encode: end with an error, or leave their samples out.
         truncated_images: Images whose data end too early: invalid, or decoded as far as they go and grey from there.
+        key: A key ends at the first dot of a file name, as webdataset has it, or at the last one.
+        several_images: Several images in a sample without a document: the first, or all in the order of their names.
+        caption: Further text of samples, which jobs name: NAME=MEMBER, NAME=MEMBER:KEY of a JSON member, or
+            NAME=parquet:COLUMN; may be repeated.
     """
     if not paths:
         raise ValueError("no dataset is named; give at least one folder of shards")
@@ -69,6 +83,9 @@ def index(
         allow_duplicates,
         OnTokenError(on_token_error),
         TruncatedImages(truncated_images),
+        KeyEnd(key),
+        SeveralImages(several_images),
+        parse_captions(caption),
     )
     for path in paths:
         _index_one(path, index_dir, workers, tokenizers, rules)
@@ -84,16 +101,19 @@ def _index_one(
     print(f"  samples      {built.num_samples}")
     for kind, count in built.findings.items():
         print(f"  {KINDS[kind]:<12} {count} {kind}")
-    for tokenizer in tokenizers:
-        with progress_bar(f"counting {tokenizer.name} tokens") as report:
-            counted = count_tokens(path, tokenizer, index_dir, report)
+    texts = [(tokenizer, name) for tokenizer in tokenizers for name in (OWN, *(c.name for c in rules.captions))]
+    for tokenizer, name in texts:
+        of = tokenizer.name if name == OWN else f"{tokenizer.name}, caption {name}"
+        with progress_bar(f"counting tokens ({of})") as report:
+            counted = count_tokens(path, tokenizer, index_dir, report, name)
         if counted.num_failed:
-            print(f"  {Effect.LEFT_OUT:<12} {counted.num_failed} {UNENCODABLE} ({tokenizer.name})")
-        print(f"  tokens       {counted.num_tokens} ({tokenizer.name}, digest {tokenizer.digest})")
+            print(f"  {Effect.LEFT_OUT:<12} {counted.num_failed} {UNENCODABLE} ({of})")
+        print(f"  tokens       {counted.num_tokens} ({of}, digest {tokenizer.digest})")
     dataset = Dataset.open(path, index_dir)
-    for tokenizer in tokenizers if path.is_dir() else ():
+    for tokenizer, name in texts if path.is_dir() else ():
         with progress_bar(f"measuring with {tokenizer.name} tokens") as report:
-            index_statistics(dataset, Rules(tokenizer.digest, Sizing()), report, workers)
+            asked = Rules(tokenizer.digest, Sizing(), captions=Captions((name,)))
+            index_statistics(dataset, asked, report, workers)
     for earlier in dataset.earlier_sets():
         print(f"  earlier      {earlier.fingerprint} ({len(earlier.names)} shards)")
     print(f"  fingerprint  {dataset.fingerprint}", flush=True)

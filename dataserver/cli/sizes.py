@@ -10,9 +10,10 @@ import tyro
 from dataserver.assembly import BYTES, load_tokenizer
 from dataserver.cli.arguments import MaybePath, sizing_of, tokenizer_files
 from dataserver.cli.progress import progress_bar
-from dataserver.dataset import Dataset, compile_filter
+from dataserver.dataset import OWN, Dataset, compile_filter
 from dataserver.jobs import Rules, size_histogram, thinned
 from dataserver.outputs import require_writable, tells_on, write_output
+from dataserver.planning.stream.captions import Captions
 
 EMPTY: Final = 1
 """Exit status where no sample is left."""
@@ -25,6 +26,7 @@ def sizes(
     quarantine: MaybePath = None,
     filter: str = "",  # noqa: A002
     tokenizer: str = BYTES,
+    caption: str = OWN,
     patch: int = 14,
     merge: int = 2,
     max_patches: int = 1024,
@@ -41,6 +43,7 @@ def sizes(
         quarantine: Quarantine list of the dataset.
         filter: Condition over sidecar columns, as a job has it.
         tokenizer: Tokenizer whose tokens were counted, NAME=FILE or `bytes`.
+        caption: Named caption whose tokens count, as the job has it; `own` is the samples' own text.
         patch: Side of a patch in pixels, as in the job's sizing.
         merge: merge x merge patches become a token of the backbone.
         max_patches: Most patches of an image; larger ones are scaled down.
@@ -54,7 +57,8 @@ def sizes(
     digest = load_tokenizer(*next(iter(named.items()), (BYTES, None))).digest
     require_writable("--output", output)
     dataset = Dataset.open(path, index_dir, quarantine)
-    rules = Rules(digest, sizing, filter, dataset.quarantine)
+    dataset.check_captions([caption])
+    rules = Rules(digest, sizing, filter, dataset.quarantine, Captions((caption,)))
     with progress_bar("counting sizes") as report:
         counted = size_histogram(dataset, rules, report)
     found = thinned(counted)

@@ -4,6 +4,7 @@ from dataserver.dataset.cache import LruCache
 from dataserver.dataset.dataset import Dataset
 from dataserver.dataset.descriptions import SampleDescription, describe
 from dataserver.dataset.errors import (
+    CaptionError,
     DatasetError,
     FilterError,
     Finding,
@@ -21,8 +22,16 @@ from dataserver.dataset.filters import Filter
 from dataserver.dataset.index.arrays import Array, ArraysError, read_arrays, write_arrays
 from dataserver.dataset.index.build import BuildReport, build_index
 from dataserver.dataset.index.numeric import ShardSizes
-from dataserver.dataset.index.rules import IndexRules, MetadataKeys, OnTokenError, TextOnly, TruncatedImages
-from dataserver.dataset.index.tokens import TextTokenizer, TokensReport, count_tokens
+from dataserver.dataset.index.rules import (
+    IndexRules,
+    KeyEnd,
+    MetadataKeys,
+    OnTokenError,
+    SeveralImages,
+    TextOnly,
+    TruncatedImages,
+)
+from dataserver.dataset.index.tokens import TextTokenizer, TokensReport, count_tokens, texts_key
 from dataserver.dataset.kinds import KINDS, UNENCODABLE, Effect
 from dataserver.dataset.lint import LintReport, lint
 from dataserver.dataset.machine.cores import usable_cores
@@ -30,16 +39,20 @@ from dataserver.dataset.machine.memory import Memory, processes_within, usable_m
 from dataserver.dataset.machine.workers import in_processes
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.dataset.shard import DocumentParts, ImageRef, Shard, TokenizedDocument
+from dataserver.dataset.shards.captions import OWN, CaptionSource, parse_captions
 from dataserver.dataset.shards.parts import IMAGE, TEXT, Scalar
 
 __all__ = [
     "IMAGE",
     "KINDS",
+    "OWN",
     "TEXT",
     "UNENCODABLE",
     "Array",
     "ArraysError",
     "BuildReport",
+    "CaptionError",
+    "CaptionSource",
     "Dataset",
     "DatasetError",
     "DocumentParts",
@@ -50,6 +63,7 @@ __all__ = [
     "FindingReport",
     "ImageRef",
     "IndexRules",
+    "KeyEnd",
     "LintReport",
     "LruCache",
     "Memory",
@@ -59,6 +73,7 @@ __all__ = [
     "QuarantineError",
     "SampleDescription",
     "Scalar",
+    "SeveralImages",
     "Shard",
     "ShardFinding",
     "ShardReadError",
@@ -77,9 +92,11 @@ __all__ = [
     "describe",
     "in_processes",
     "lint",
+    "parse_captions",
     "printable",
     "processes_within",
     "read_arrays",
+    "texts_key",
     "usable_cores",
     "usable_memory",
     "write_arrays",

@@ -6,10 +6,10 @@ descriptors are held in small bounded caches. All methods may be called from sev
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from dataserver.dataset.errors import DatasetError, ShardReadError, StaleIndexError
+from dataserver.dataset.errors import CaptionError, DatasetError, ShardReadError, StaleIndexError
 from dataserver.dataset.index.copies import are_copies_allowed, check_copies
 from dataserver.dataset.index.fresh import IndexedShard, read_fresh_index
 from dataserver.dataset.index.sets import ShardSet, earlier_sets, find_set, fingerprint_of
@@ -17,6 +17,7 @@ from dataserver.dataset.index.summary import Summary
 from dataserver.dataset.open_shards import OpenShards
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.dataset.shard import IMAGE_COLUMNS, ImageRef, IndexCaches, Shard, TokenizedDocument
+from dataserver.dataset.shards.captions import OWN, caption_columns
 from dataserver.dataset.shards.listing import find_shards, index_folder
 from dataserver.images import MAX_IMAGE_BYTES
 
@@ -102,6 +103,20 @@ class Dataset:
                 indexed = [] if found is None else [s for s in self._open_shards.shards if s.file.name in found.names]
                 self._earlier[fingerprint] = Dataset._of(indexed, self.quarantine) if indexed else None
             return self._earlier[fingerprint]
+
+    @property
+    def captions(self) -> list[str]:
+        """Names of the captions that any sample has, besides its own text."""
+        return sorted(caption_columns(dict.fromkeys(self.shards[0].known_columns, "")))
+
+    def check_captions(self, names: Iterable[str]) -> None:
+        """Raise CaptionError if no sample has one of these captions."""
+        for name in names:
+            if name != OWN and name not in self.captions:
+                raise CaptionError(
+                    f"the job names the caption {name!r}, the index has {[OWN, *self.captions]}; correct the name, or "
+                    f"index again with all captions: {self.shards[0].file.index_command} --caption {name}=MEMBER"
+                )
 
     @property
     def index_folder(self) -> Path:

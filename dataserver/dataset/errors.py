@@ -38,6 +38,10 @@ class FilterError(DatasetError):
     """A filter expression is malformed, names an unknown column or compares values of different types."""
 
 
+class CaptionError(DatasetError):
+    """A caption that no sample of the dataset has."""
+
+
 class QuarantineError(DatasetError):
     """A quarantine list cannot be read."""
 

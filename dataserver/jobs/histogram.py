@@ -30,12 +30,12 @@ def size_histogram(dataset: Dataset, rules: Rules, progress: Callable[[int, int]
     """
     compiled, found = compile_filter(rules.filter) if rules.filter else None, Counter[Size]()
     for number, shard in enumerate(dataset.shards, 1):
-        columns = columns_of(shard, rules.tokenizer_digest)
+        columns = columns_of(shard, rules.tokenizer_digest, rules.captions)
         rows, columns_of_grid = patch_grids(columns.image_width, columns.image_height, rules.sizing)
         patches = (rows.astype(np.int64) * columns_of_grid).tolist()
         texts = row_sums(columns.text_tokens, columns.text_offsets).tolist()
         offsets = columns.image_offsets.tolist()
-        for row in rows_left(shard, compiled, rules.quarantine, rules.tokenizer_digest).tolist():
+        for row in rows_left(shard, compiled, rules.quarantine, rules.tokenizer_digest, rules.captions).tolist():
             found[_leading(texts[row]), tuple(patches[offsets[row] : offsets[row + 1]])] += 1
         progress(number, len(dataset.shards))
     return found

@@ -1,6 +1,7 @@
 """A job over open datasets: from the indexes to the plans of its steps."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -63,6 +64,7 @@ class JobPlanner:
             JobSpecError: samples are of a kind that the job's modules do not handle, or a step is too large to plan.
             TokensMissingError: a dataset is not counted for the job's tokenizer; names the command.
             FilterError: a filter does not fit the dataset's columns.
+            CaptionError: a dataset has no sample with a caption that the job names.
             SampleTooLargeError: a sample cannot fit a sequence, or a module's memory.
             TowerMemoryError: contrastive batches of the largest samples would not fit a tower's memory.
             DatasetEmptyError: nothing is left of a dataset.
@@ -75,13 +77,17 @@ class JobPlanner:
         self._scheduler = FairScheduler() if scheduler is None else scheduler
         self._planned = planned
         self._fetch = fetch
-        statistics = [
-            self._cache.statistics.get(dataset, self._tables.rules(number), cancelled, patience_s)
-            for number, dataset in enumerate(datasets)
-        ]
+        statistics = []
+        for number, dataset in enumerate(datasets):
+            rules = self._tables.rules(number)
+            found = self._cache.statistics.get(dataset, rules, cancelled, patience_s)
+            longest = found
+            if rules.captions.are_drawn:
+                longest = self._cache.statistics.get(dataset, replace(rules, longest=True), cancelled, patience_s)
+            statistics.append((found, longest))
         self.notes = [
             note
-            for spec, dataset, found in zip(job.stream.datasets, datasets, statistics, strict=True)
+            for spec, dataset, (found, _) in zip(job.stream.datasets, datasets, statistics, strict=True)
             if (note := _null_note(spec, dataset, found))
         ]
         """What people should know of the job, a line each."""
@@ -156,21 +162,24 @@ class JobPlanner:
     def _windows(self, span: Span) -> Iterator[Window]:
         return self._tables.windows(self._order, span)
 
-    def _lay_out(self, statistics: Sequence[ShardStatistics]) -> StreamOrder:
+    def _lay_out(self, statistics: Sequence[tuple[ShardStatistics, ShardStatistics]]) -> StreamOrder:
         from dataserver.planning.layouts.interface import layout_of
 
         limits = layout_of(self.job.spec.execution).limits(self.job.spec)
-        lengths = [self._lengths(dataset, found, limits) for dataset, found in enumerate(statistics)]
+        lengths = [self._lengths(dataset, *found, limits) for dataset, found in enumerate(statistics)]
         order = StreamOrder(self.job.stream, self.job.spec.execution.end, lengths)
-        counts = ([int(s.samples.sum()) for s in statistics], [int(s.images.sum()) for s in statistics])
+        counts = ([int(s.samples.sum()) for s, _ in statistics], [int(s.images.sum()) for s, _ in statistics])
         check_contents(self.job.spec, *(order.in_step(number) for number in counts))
         limits.check(order.repeats(self.job.stream.contrastive_batch or 1))
         return order
 
-    def _lengths(self, dataset: int, statistics: ShardStatistics, limits: "Limits") -> I64:
-        """The length of each shard on its dataset's axis, int64 [shards]; what statistics leave open is looked at."""
+    def _lengths(self, dataset: int, statistics: ShardStatistics, longest: ShardStatistics, limits: "Limits") -> I64:
+        """The length of each shard on its dataset's axis, int64 [shards]; what statistics leave open is looked at.
+
+        Where samples draw captions, limits go by the longest one of each.
+        """
         lengths, certain = axis_lengths(self.job.stream, statistics)
-        clear = limits.add_statistics(dataset, statistics)
+        clear = limits.add_statistics(dataset, longest)
         for shard in np.flatnonzero(~(certain & clear)).tolist():
             yield_point()
             table = self._tables.table(dataset, shard)

@@ -3,11 +3,12 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dataserver.dataset import (
     Filter,
@@ -16,13 +17,16 @@ from dataserver.dataset import (
     compile_filter,
     in_processes,
     processes_within,
+    texts_key,
     usable_cores,
     usable_memory,
 )
 from dataserver.jobs.single_flight import LOOK_S
 from dataserver.planning import I64
 from dataserver.planning.job.fields import Sizing
+from dataserver.planning.stream.captions import OWN_CAPTION, Captions
 from dataserver.planning.stream.gathering import ShardColumns
+from dataserver.planning.stream.samples import row_sums
 from dataserver.planning.stream.statistics import ShardStatistics, row_statistics
 
 MANY: Final = 256
@@ -48,11 +52,15 @@ class Rules:
     sizing: Sizing
     filter: str = ""
     quarantine: Quarantine | None = None
+    captions: Captions = OWN_CAPTION
+    longest: bool = False
+    """Whether a sample counts with the longest of its captions, not with their mean, where it draws one."""
 
     def key(self) -> list[Any]:
         """What tells rules apart; the quality of decoding changes no size."""
         grid = [self.sizing.patch, self.sizing.merge, self.sizing.max_patches]
-        return [self.tokenizer_digest, *grid, self.filter, self.quarantine.digest if self.quarantine else ""]
+        key = [self.tokenizer_digest, *grid, self.filter, self.quarantine.digest if self.quarantine else ""]
+        return key if self.captions == OWN_CAPTION else [*key, self.captions.key(), self.longest]
 
 
 def compute_statistics(
@@ -116,17 +124,22 @@ def _one_at_a_time(look: Callable[[], object]) -> Iterator[None]:
         _has_processes.release()
 
 
-def rows_left(shard: Shard, compiled: Filter | None, quarantine: Quarantine | None, tokenizer_digest: str) -> I64:
+def rows_left(
+    shard: Shard, compiled: Filter | None, quarantine: Quarantine | None, tokenizer_digest: str, captions: Captions
+) -> I64:
     """The rows of a shard that filter, quarantine and what the tokenizer cannot encode leave. int64 [k].
 
     Raises:
         TokensMissingError: the shard is not counted for the tokenizer; names the command.
     """
-    not_encodable = shard.not_encodable(tokenizer_digest)
-    if compiled is None and quarantine is None and not_encodable is None:
+    failed = [shard.not_encodable(texts_key(tokenizer_digest, name)) for name in captions.names]
+    not_encodable = [rows for rows in failed if rows is not None]
+    if compiled is None and quarantine is None and not not_encodable:
         return _all_rows(shard.num_samples)
     kept = shard.keep(compiled, quarantine)
-    return np.flatnonzero(kept if not_encodable is None else kept & ~not_encodable)
+    for rows in not_encodable:
+        kept &= ~rows
+    return np.flatnonzero(kept)
 
 
 @lru_cache(maxsize=16)
@@ -137,19 +150,26 @@ def _all_rows(count: int) -> I64:
     return rows
 
 
-def columns_of(shard: Shard, tokenizer_digest: str) -> ShardColumns:
+def columns_of(shard: Shard, tokenizer_digest: str, captions: Captions) -> ShardColumns:
     """What the index and the token counts say of all samples of a shard.
 
     Raises:
         TokensMissingError: the shard is not counted for the tokenizer; names the command.
     """
     sizes = shard.sizes()
+    text_offsets, tokens = sizes.text_offsets, None
+    counts = [shard.token_counts(texts_key(tokenizer_digest, name)) for name in captions.names]
+    text_tokens: NDArray[Any] = counts[0]
+    if captions.are_drawn:  # the texts of a sample count as one
+        tokens = np.stack([row_sums(found, text_offsets) for found in counts])
+        text_offsets, text_tokens = np.arange(shard.num_samples + 1), tokens.max(axis=0, initial=0)
     return ShardColumns(
-        text_offsets=sizes.text_offsets,
-        text_tokens=shard.token_counts(tokenizer_digest),
+        text_offsets=text_offsets,
+        text_tokens=text_tokens,
         image_offsets=sizes.image_offsets,
         image_width=sizes.image_width,
         image_height=sizes.image_height,
+        caption_tokens=tokens,
     )
 
 
@@ -160,9 +180,12 @@ def _compute_all(task: tuple[Sequence[Shard], Rules]) -> list[ShardStatistics]:
 
 
 def _compute(shard: Shard, rules: Rules, compiled: Filter | None) -> ShardStatistics:
-    row = rows_left(shard, compiled, rules.quarantine, rules.tokenizer_digest)
+    row = rows_left(shard, compiled, rules.quarantine, rules.tokenizer_digest, rules.captions)
     null_drops = 0 if compiled is None else shard.dropped_for_nulls(compiled)
-    return row_statistics(rules.sizing, columns_of(shard, rules.tokenizer_digest), row, null_drops)
+    columns = columns_of(shard, rules.tokenizer_digest, rules.captions)
+    if columns.caption_tokens is not None and not rules.longest:
+        columns = replace(columns, text_tokens=rules.captions.mean(columns.caption_tokens))
+    return row_statistics(rules.sizing, columns, row, null_drops)
 
 
 def _reduced(rules: Rules, shards: Sequence[Shard]) -> Rules:
@@ -171,4 +194,4 @@ def _reduced(rules: Rules, shards: Sequence[Shard]) -> Rules:
         return rules
     listed = rules.quarantine.keys
     some = Quarantine({shard.name: listed[shard.name] for shard in shards if shard.name in listed})
-    return Rules(rules.tokenizer_digest, rules.sizing, rules.filter, some)
+    return replace(rules, quarantine=some)

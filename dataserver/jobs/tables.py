@@ -11,6 +11,7 @@ from dataserver.jobs.memory_usage import memory_of
 from dataserver.jobs.shard_statistics import Rules, columns_of, rows_left
 from dataserver.planning.job.fields import DatasetSpec
 from dataserver.planning.job.identity import Job
+from dataserver.planning.stream.captions import Captions
 from dataserver.planning.stream.gathering import Window, gather_window, size_rows
 from dataserver.planning.stream.order import Span, StreamOrder, units_of
 from dataserver.planning.stream.samples import ShardTable
@@ -30,7 +31,10 @@ class ShardTables:
 
         Raises:
             FilterError: a filter does not fit the dataset's columns.
+            CaptionError: a dataset has no sample with a caption that the job names.
         """
+        for spec, dataset in zip(job.stream.datasets, datasets, strict=True):
+            dataset.check_captions(Captions.of(spec).names)
         self._stream_id, self._stream = job.stream_id, job.stream
         self._datasets = datasets
         self._filters = [_compile(s, d) for s, d in zip(job.stream.datasets, datasets, strict=True)]
@@ -106,15 +110,17 @@ class ShardTables:
         opened = self._datasets[dataset]
         source = opened.shards[shard]
         quarantine = opened.quarantine if self._stream.datasets[dataset].quarantine else None
-        row = rows_left(source, self._filters[dataset], quarantine, self._stream.tokenizer.digest)
-        columns = columns_of(source, self._stream.tokenizer.digest)
-        return size_rows(self._stream, columns, row, self.where(dataset, shard))
+        digest, captions = self._stream.tokenizer.digest, Captions.of(self._stream.datasets[dataset])
+        row = rows_left(source, self._filters[dataset], quarantine, digest, captions)
+        columns = columns_of(source, digest, captions)
+        return size_rows(self._stream, columns, row, self.where(dataset, shard), captions)
 
     def rules(self, dataset: int) -> Rules:
         """What the statistics of a dataset depend on."""
         spec, opened = self._stream.datasets[dataset], self._datasets[dataset]
         quarantine = opened.quarantine if spec.quarantine else None
-        return Rules(self._stream.tokenizer.digest, self._stream.sizing, spec.filter, quarantine)
+        captions = Captions.of(spec)
+        return Rules(self._stream.tokenizer.digest, self._stream.sizing, spec.filter, quarantine, captions)
 
 
 def _gathered(order: StreamOrder, span: Span, table: Table, slices: Slices, number: int) -> Window:

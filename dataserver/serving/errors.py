@@ -13,7 +13,14 @@ from disttrain.v1.errors_pb2 import ErrorAction, ErrorReason
 from google.protobuf.any_pb2 import Any as AnyMessage
 
 from dataserver.assembly import TokenCountError, TokenizerError, UnknownTensorError
-from dataserver.dataset import DatasetError, FilterError, ShardReadError, StaleIndexError, TokensMissingError
+from dataserver.dataset import (
+    CaptionError,
+    DatasetError,
+    FilterError,
+    ShardReadError,
+    StaleIndexError,
+    TokensMissingError,
+)
 from dataserver.jobs import (
     DatasetMismatchError,
     DatasetUnknownError,
@@ -114,6 +121,7 @@ _REASON_OF: Mapping[type[Exception], ErrorReason.ValueType] = MappingProxyType(
         StaleIndexError: errors_pb2.ERROR_REASON_INDEX_STALE,
         TokensMissingError: errors_pb2.ERROR_REASON_TOKENS_NOT_COUNTED,
         FilterError: errors_pb2.ERROR_REASON_JOB_INVALID,
+        CaptionError: errors_pb2.ERROR_REASON_JOB_INVALID,
         ShardReadError: errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
         OSError: errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
         StatisticsPendingError: errors_pb2.ERROR_REASON_STATISTICS_PENDING,

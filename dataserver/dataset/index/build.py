@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dataserver.dataset.errors import DatasetError, StaleIndexError
+from dataserver.dataset.errors import CaptionError, DatasetError, StaleIndexError
 from dataserver.dataset.index.copies import allow_copies, check_copies
 from dataserver.dataset.index.dataset_findings import dataset_findings
 from dataserver.dataset.index.format import IndexHeader, read_findings
@@ -25,6 +25,7 @@ from dataserver.dataset.index.summary import IndexContent, Summary, write_summar
 from dataserver.dataset.machine.cores import usable_cores
 from dataserver.dataset.machine.memory import processes_within, usable_memory
 from dataserver.dataset.machine.workers import in_processes
+from dataserver.dataset.shards.captions import PARQUET
 from dataserver.dataset.shards.listing import Listing, ShardFile, index_folder, list_shards
 
 _log = logging.getLogger(__name__)
@@ -88,6 +89,7 @@ def build_index(
         run.refresh(others, rules, lone_texts_of(rules, any(c.header.has_images for _, c in contents)))
         contents = [(shard.name, read_index(shard, summary).content) for shard in shards]
     run.warn()
+    _check_captions(path, rules, [content for _, content in contents])
     if path.is_dir() and not summary.holds(contents):
         write_summary(folder, contents)
     by_name = [(name, content.header) for name, content in contents]
@@ -97,6 +99,18 @@ def build_index(
     if path.is_dir():
         add_set(folder, by_name)
     return _report(listing, contents, run)
+
+
+def _check_captions(path: Path, rules: IndexRules, contents: Sequence[IndexContent]) -> None:
+    """Raise CaptionError if no sample has one of the captions that are asked for."""
+    for source in rules.captions:
+        if not any(source.column in content.columns for content in contents):
+            what = f"{source.part!r}" if source.part == PARQUET else f"member .{source.part}"
+            entry = f", {source.field!r}" if source.field else ""
+            raise CaptionError(
+                f"no sample of {path} has the caption {source.name} ({what}{entry}); correct the "
+                "extension of the member, its key, or the column of the parquet files, or leave the caption out"
+            )
 
 
 class _Run:

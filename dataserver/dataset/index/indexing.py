@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from dataserver.dataset.errors import DatasetError, Findings, canonical
+from dataserver.dataset.index.caption_texts import CaptionTexts
 from dataserver.dataset.index.columns import CORE_SCHEMA, IMAGE_TYPE
 from dataserver.dataset.index.format import (
     BATCH_ROWS,
@@ -28,8 +29,10 @@ from dataserver.dataset.index.numeric import numeric_path, write_numeric
 from dataserver.dataset.index.rules import (
     DEFAULT_RULES,
     IndexRules,
+    KeyEnd,
     LoneTexts,
     MetadataKeys,
+    SeveralImages,
     TextOnly,
     lone_texts_of,
     written_rules,
@@ -41,7 +44,7 @@ from dataserver.dataset.shards.listing import ShardFile
 from dataserver.dataset.shards.lone_texts import without_failures, without_orphans
 from dataserver.dataset.shards.parts import ImagePart
 from dataserver.dataset.shards.row_match import RowMatch
-from dataserver.dataset.shards.samples import Sample, Seen, read_samples
+from dataserver.dataset.shards.samples import Sample, SampleRules, Seen, read_samples
 from dataserver.dataset.shards.scalar_rows import ScalarRows
 from dataserver.dataset.shards.sidecar import failed_downloads, promised_images, read_sidecar
 from dataserver.dataset.storage.digests import digest_file
@@ -159,10 +162,12 @@ def index_shard(
         before_rules: its index by other rules, whose digests need not be made again while the files are the same.
 
     Raises:
-        DatasetError: the shard cannot be read, changes meanwhile, its sidecar belongs to another one, or the index
-            cannot be written.
+        DatasetError: the shard cannot be read, changes meanwhile, its sidecar belongs to another one, the index cannot
+            be written, or a column named as a caption holds no texts.
     """
     findings, seen = Findings(), Seen()
+    sample_rules = SampleRules(rules.key is KeyEnd.LAST_DOT, rules.several_images is SeveralImages.ALL, rules.captions)
+    captions = CaptionTexts(rules.captions)
     rows = RowCollector()
     scalars = ScalarRows()
     without_image: list[int] = []
@@ -172,19 +177,21 @@ def index_shard(
         with shard.storage.open(shard.path) as file:
             same = before_rules if before_rules is not None and before_rules.etags == before else None
             reader = HashingReader(file, etag.num_bytes, None if same is None else same.header.sha256)
-            members = shard.format.scan(ShardSource(shard.path, reader), findings)
-            found = without_failures(read_samples(members, findings, seen), statuses.of, findings)
+            members = shard.format.scan(ShardSource(shard.path, reader, sample_rules.split), findings)
+            found = without_failures(read_samples(members, findings, seen, sample_rules), statuses.of, findings)
             if lone_texts in (None, LoneTexts.LEFT_OUT) and rules.text_only is not TextOnly.ALLOW:
                 found = without_orphans(found, seen, lone_texts is LoneTexts.LEFT_OUT, findings)
             for sample in found:
                 rows.add(sample)
                 scalars.add(sample.scalars, findings)
+                captions.add(sample)
                 if not sample.images:
                     without_image.append(len(rows.keys) - 1)
             reader.skip(reader.remaining)
         core_digest = rows.finish()
         match = RowMatch(rules.metadata_keys is MetadataKeys.LAST_PART, seen.keys)
         meta = read_sidecar(shard.sidecar_path, rows.keys, scalars.rows, findings, match)
+        meta = captions.added_to(meta, rows.keys, shard, findings)
         for row, size in promised_images(without_image, meta, scalars.rows):
             findings.add(rows.keys[row], LOST_IMAGE, f"the sidecar gives {size}, the tar has no image; served as text")
         has_content = sidecar is not None and sidecar.num_bytes != NOT_REGULAR

@@ -7,6 +7,8 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Final
 
+from dataserver.dataset.shards.captions import CaptionSource
+
 RULES_VERSION: Final = 2
 """Grows with every release that makes other samples, texts, token ids or sizes of the same bytes."""
 
@@ -44,6 +46,22 @@ class TruncatedImages(StrEnum):
     """It is decoded as far as it goes; the missing part is grey."""
 
 
+class KeyEnd(StrEnum):
+    """Where a member name is cut into key and extension."""
+
+    FIRST_DOT = "first-dot"
+    """Of its last part, as webdataset does."""
+    LAST_DOT = "last-dot"
+
+
+class SeveralImages(StrEnum):
+    """Which images of a sample without a document are served."""
+
+    FIRST = "first"
+    ALL = "all"
+    """In the order of their names, before the text."""
+
+
 @dataclass(frozen=True, slots=True)
 class IndexRules:
     """What the user chooses when a dataset is indexed."""
@@ -54,6 +72,10 @@ class IndexRules:
     """Whether shards with the same bytes are served several times. It changes no index of a shard."""
     on_token_error: OnTokenError = OnTokenError.REFUSE
     truncated_images: TruncatedImages = TruncatedImages.INVALID
+    key: KeyEnd = KeyEnd.FIRST_DOT
+    several_images: SeveralImages = SeveralImages.FIRST
+    captions: tuple[CaptionSource, ...] = ()
+    """Texts besides the samples' own, in name order."""
 
 
 DEFAULT_RULES: Final = IndexRules()
@@ -79,6 +101,9 @@ def written_rules(lone_texts: LoneTexts, rules: IndexRules) -> str:
             "metadata-keys": rules.metadata_keys,
             "on-token-error": rules.on_token_error,
             "truncated-images": rules.truncated_images,
+            "key": rules.key,
+            "several-images": rules.several_images,
+            "captions": json.dumps([f"{source.name}={source}" for source in rules.captions]),
         }
     )
 

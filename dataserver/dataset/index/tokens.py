@@ -21,15 +21,24 @@ from dataserver.dataset.errors import (
     DatasetError,
     FindingReport,
     Findings,
+    StaleIndexError,
     TokenizingError,
     TokensMissingError,
     check_storage,
     printable,
 )
-from dataserver.dataset.index.format import BATCH_ROWS, FINDINGS_KEY, IndexHeader, atomic_writer, read_batch
-from dataserver.dataset.index.fresh import read_fresh_index
+from dataserver.dataset.index.format import (
+    BATCH_ROWS,
+    FINDINGS_KEY,
+    META_PREFIX,
+    IndexHeader,
+    atomic_writer,
+    read_batch,
+)
+from dataserver.dataset.index.fresh import IndexedShard, read_fresh_index
 from dataserver.dataset.index.rules import OnTokenError, read_rules
 from dataserver.dataset.kinds import UNENCODABLE
+from dataserver.dataset.shards.captions import COLUMN_PREFIX, OWN
 from dataserver.dataset.shards.listing import ShardFile, find_shards
 from dataserver.dataset.storage.etags import check_regular
 
@@ -96,11 +105,17 @@ class TokenCounts:
     """What the tokenizer cannot encode, by the keys of samples."""
 
 
+def texts_key(tokenizer_digest: str, caption: str = OWN) -> str:
+    """What stands for a tokenizer's digest where its ids are those of a named caption."""
+    return tokenizer_digest if caption == OWN else f"{tokenizer_digest} caption {caption}"
+
+
 def count_tokens(
     path: Path,
     tokenizer: TextTokenizer,
     index_dir: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
+    caption: str = OWN,
 ) -> TokensReport:
     """Tokenize every text of the dataset at `path`, shard by shard, where that is not done yet.
 
@@ -109,23 +124,26 @@ def count_tokens(
         tokenizer: called with the texts of at most `BATCH_ROWS` samples.
         index_dir: where the indexes lie instead of beside the shards.
         progress: called with (shards done, shards in total).
+        caption: which is read instead of a sample's own text, where it has that one.
 
     Raises:
         StaleIndexError: a shard is not indexed.
         DatasetError: the tokenizer broke its contract or cannot encode a text, or a file cannot be written.
     """
     shards = find_shards(path, index_dir)
+    key = texts_key(tokenizer.digest, caption)
     num_counted = num_texts = num_tokens = num_failed = 0
     for done, shard in enumerate(shards):
         if progress is not None:
             progress(done, len(shards))
-        header = read_fresh_index(shard).header
+        indexed = read_fresh_index(shard)
+        header = indexed.header
         try:
-            counts = read_counts(shard, header, tokenizer.digest)
-            if not shard.token_ids_path(tokenizer.digest).is_file():
-                raise _missing(shard, tokenizer.digest, "has no ids")
+            counts = read_counts(shard, header, key)
+            if not shard.token_ids_path(key).is_file():
+                raise _missing(shard, key, "has no ids")
         except TokensMissingError:
-            counts = _tokenize_shard(shard, header, tokenizer)
+            counts = _tokenize_shard(shard, indexed, tokenizer, caption)
             num_counted += 1
         num_texts += len(counts.counts)
         num_tokens += int(counts.counts.sum(dtype=np.int64))
@@ -199,15 +217,17 @@ def _missing(shard: ShardFile, digest: str, reason: str) -> TokensMissingError:
     )
 
 
-def _tokenize_shard(shard: ShardFile, header: IndexHeader, tokenizer: TextTokenizer) -> TokenCounts:
+def _tokenize_shard(shard: ShardFile, indexed: IndexedShard, tokenizer: TextTokenizer, caption: str) -> TokenCounts:
     """Write both files. Returns what the first one says."""
+    header, key = indexed.header, texts_key(tokenizer.digest, caption)
+    column = COLUMN_PREFIX + caption if COLUMN_PREFIX + caption in indexed.columns else None
     most = tokenizer.vocab_size - 1
     name, id_type = next((n, t) for n, t in ID_TYPES.items() if most <= np.iinfo(t).max)
     parts: list[I32] = []
     crc, findings = 0, Findings()
-    with atomic_writer(shard.token_ids_path(tokenizer.digest)) as temp, temp.open("wb") as file:
+    with atomic_writer(shard.token_ids_path(key)) as temp, temp.open("wb") as file:
         for batch in range(-(-header.num_samples // BATCH_ROWS)):
-            encoded = _encode_batch(shard, header, batch, tokenizer, findings)
+            encoded = _encode_batch(shard, header, _texts_of(shard, header, batch, column), tokenizer, findings)
             parts.append(np.fromiter((_FAILED if i is None else len(i) for i in encoded), np.int32, len(encoded)))
             given = [ids for ids in encoded if ids is not None]
             ids = np.concatenate(given) if given else np.zeros(0, np.int32)
@@ -219,26 +239,42 @@ def _tokenize_shard(shard: ShardFile, header: IndexHeader, tokenizer: TextTokeni
     counts = np.concatenate(parts) if parts else np.zeros(0, np.int32)
     metadata: dict[bytes, str | bytes] = {
         COLUMNS_KEY: header.columns_digest,
-        TOKENIZER_KEY: tokenizer.digest,
+        TOKENIZER_KEY: key,
         IDS_TYPE_KEY: name,
         IDS_CRC_KEY: f"{crc:08x}",
         FINDINGS_KEY: findings.to_json(),
     }
-    _write_counts(shard.tokens_path(tokenizer.digest), counts, metadata)
-    return read_counts(shard, header, tokenizer.digest)
+    _write_counts(shard.tokens_path(key), counts, metadata)
+    return read_counts(shard, header, key)
+
+
+def _texts_of(shard: ShardFile, header: IndexHeader, batch: int, caption: str | None) -> list[tuple[str, list[str]]]:
+    """Return key and texts of each row of one record batch; the caption of a column stands for the text of its row."""
+    names = ["key", "texts", *([META_PREFIX + caption] if caption else [])]
+    rows = read_batch(shard.index_path, header, batch, names).to_pydict()
+    named = rows[names[2]] if caption else [None] * len(rows["key"])
+    found = []
+    for key, texts, text in zip(rows["key"], rows["texts"], named, strict=True):
+        if text is not None and len(texts) != 1:
+            raise StaleIndexError(f"{shard.index_path} has a caption for {len(texts)} texts; remove it and index again")
+        found.append((key, texts if text is None else [text]))
+    return found
 
 
 def _encode_batch(
-    shard: ShardFile, header: IndexHeader, batch: int, tokenizer: TextTokenizer, findings: Findings
+    shard: ShardFile,
+    header: IndexHeader,
+    rows: list[tuple[str, list[str]]],
+    tokenizer: TextTokenizer,
+    findings: Findings,
 ) -> list[I32 | None]:
-    """Return the ids of the texts of one record batch, None for those that the tokenizer cannot encode."""
-    rows = read_batch(shard.index_path, header, batch, ["key", "texts"])
-    texts: list[str] = rows.column("texts").flatten().to_pylist()
+    """Return the ids of the texts of some rows, None for those that the tokenizer cannot encode."""
+    texts = [text for _, own in rows for text in own]
     try:
         encoded: list[I32 | None] = list(tokenizer.encode_all(texts))
     except TokenizingError:
         encoded = []
-        for key, own in zip(rows.column("key").to_pylist(), rows.column("texts").to_pylist(), strict=True):
+        for key, own in rows:
             encoded += _encode_sample(shard, header, key, own, tokenizer, findings)
     if len(encoded) != len(texts):
         raise DatasetError(

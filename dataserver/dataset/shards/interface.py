@@ -1,6 +1,6 @@
 """What a shard format offers: the members of a shard, with where their bytes lie, in one pass that hashes it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
@@ -27,6 +27,10 @@ class Member(NamedTuple):
     """What the member says, where the format reads that itself: an ImagePart, a dictionary, or a SampleError."""
 
 
+Split = Callable[[str], tuple[str, str] | None]
+"""Splits a member name into key and extension; None where there is no key."""
+
+
 @dataclass(frozen=True, slots=True)
 class ShardSource:
     """One shard that is read."""
@@ -34,6 +38,8 @@ class ShardSource:
     path: Path
     reader: HashingReader
     """At its first byte. Whatever the format leaves is read and hashed afterwards."""
+    split: Split
+    """For formats whose members have names and no keys."""
 
 
 class ShardFormat(Protocol):

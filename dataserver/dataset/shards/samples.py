@@ -1,32 +1,25 @@
 """From tar members to samples: grouping by key as webdataset does, and the three kinds of samples.
 
+`SampleRules` say how names are cut into keys, which images of a sample count, and where further captions lie.
+
 An image-text pair is `KEY.<image>` + `KEY.txt` (or the `caption` of `KEY.json`); an interleaved document is
 `KEY.json` with parallel lists `texts` and `images`, whose entries name members; text alone is `KEY.txt`.
 """
 
-import codecs
-import json
+import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 from dataserver.dataset.errors import Findings, SampleError, TarError
-from dataserver.dataset.kinds import (
-    BAD_JSON,
-    DUPLICATE_KEY,
-    MISSING_CAPTION,
-    NEEDS_SPECIAL_MEMBER,
-    TOO_MANY_SCALARS,
-    UNUSED_PART,
-)
+from dataserver.dataset.kinds import DUPLICATE_KEY, MISSING_CAPTION, TOO_MANY_SCALARS, UNUSED_PART
+from dataserver.dataset.shards.captions import CaptionSource
 from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES, Member
+from dataserver.dataset.shards.members import caught, decode_text, parse_json
 from dataserver.dataset.shards.parts import IMAGE, TEXT, ImagePart, Scalar
-from dataserver.dataset.shards.tar import sample_key, show, split_name
+from dataserver.dataset.shards.tar import sample_key, show, split_at_last_dot, split_name
 from dataserver.images import FORMAT_NAMES, ImageHeaderError, read_header, sniff_format
-
-MAX_TEXT_BYTES: Final = 4 << 20
-"""Limit of one .txt or .json member, and so of all texts of one sample."""
 
 MAX_SAMPLE_MEMBERS: Final = 4096
 """Limit of the members of one sample, and of the parts of one interleaved document."""
@@ -43,7 +36,21 @@ BYTE_ORDER_MARK: Final = "\ufeff"
 _MOST_SHOWN: Final = 4
 """Extensions in a message."""
 
-Parsed = TypeVar("Parsed")
+
+@dataclass(frozen=True, slots=True)
+class SampleRules:
+    """How members become samples."""
+
+    to_last_dot: bool = False
+    """Whether a key ends at the last dot of a name, not at the first one."""
+    all_images: bool = False
+    """Whether a sample has all its images, not the first one alone."""
+    captions: tuple[CaptionSource, ...] = ()
+    """Texts besides a sample's own that are looked for in its members."""
+
+    def split(self, name: str) -> tuple[str, str] | None:
+        """Split a member name into key and extension."""
+        return split_at_last_dot(name) if self.to_last_dot else split_name(name)
 
 
 class Sample(NamedTuple):
@@ -57,6 +64,8 @@ class Sample(NamedTuple):
     """Scalar entries of the member .json."""
     is_lone_text: bool = False
     """Whether it is a `KEY.txt` without an image, which may be half of a pair."""
+    captions: Mapping[str, str] | None = None
+    """Further texts for its one text, by the names of their captions; None of a document, whose texts are its parts."""
 
 
 @dataclass(slots=True)
@@ -74,9 +83,14 @@ class _Group:
     """The members of one key's run; images are reduced to their headers on arrival to bound the memory."""
 
     key: str
-    num_members: int
-    images: dict[str, ImagePart | SampleError]
+    rules: SampleRules
+    num_members: int = 0
+    images: dict[str, ImagePart | SampleError] = field(default_factory=dict)
     """Image members by extension, in the order of the tar."""
+    texts: dict[str, str | SampleError] = field(default_factory=dict)
+    """Members that are captions, by extension."""
+    entries: dict[str, dict[str, Any] | SampleError] = field(default_factory=dict)
+    """JSON members that hold captions, by extension."""
     types: set[str] = field(default_factory=set)
     """Last part of each member's extension."""
     extensions: set[str] = field(default_factory=set)
@@ -85,7 +99,12 @@ class _Group:
     document: dict[str, Any] | SampleError | None = None
 
 
-def read_samples(members: Iterable[Member], findings: Findings, seen: Seen | None = None) -> Iterator[Sample]:
+def read_samples(
+    members: Iterable[Member],
+    findings: Findings,
+    seen: Seen | None = None,
+    rules: SampleRules = SampleRules(),
+) -> Iterator[Sample]:
     """Yield the usable samples in tar order; everything else is counted in `findings`.
 
     The sample in which the tar is cut or damaged is left out, since nobody knows what is missing.
@@ -94,23 +113,24 @@ def read_samples(members: Iterable[Member], findings: Findings, seen: Seen | Non
         members: of one tar, in order.
         findings: where everything else is counted.
         seen: notes what the tar holds.
+        rules: how members become samples.
     """
     seen = Seen() if seen is None else seen
     before: _Group | None = None
     group: _Group | None = None
     try:
         for member in members:
-            split = split_name(member.name) if member.key is None else (member.key, member.name)
+            split = rules.split(member.name) if member.key is None else (member.key, member.name)
             if split is None:
                 continue
             key, extension = split
             if group is None or group.key != key:
                 yield from _finish(group, seen, findings)
-                before, group = group, _Group(key, 0, {})
+                before, group = group, _Group(key, rules)
             _add_member(group, extension, member, findings)
             seen.has_images |= bool(group.images)
     except TarError as error:
-        key = sample_key(show(error.member)) if error.member else ""
+        key = sample_key(show(error.member), rules.split) if error.member else ""
         after = f"; the last sample before it is {group.key}" if group else ""
         if group is None or _is_whole(group, before, key):
             yield from _finish(group, seen, findings)
@@ -165,30 +185,28 @@ def _add_member(group: _Group, extension: str, member: Member, findings: Finding
     duplicate = False
     if extension == "txt":
         duplicate = group.text is not None
-        group.text = group.text if duplicate else _caught(_decode_text, member)
+        group.text = group.text if duplicate else caught(decode_text, member)
     elif extension == "json":
         duplicate = group.document is not None
-        group.document = group.document if duplicate else _caught(_parse_json, member)
+        group.document = group.document if duplicate else caught(parse_json, member)
+    elif any(extension == source.part for source in group.rules.captions):
+        duplicate = extension in group.texts or extension in group.entries
+        if not duplicate:
+            _add_captions(group, extension, member)
     elif _claims_image(extension, member):
         duplicate = extension in group.images
         if not duplicate:
-            group.images[extension] = _caught(_read_image, member)
+            group.images[extension] = caught(_read_image, member)
     if duplicate:
         findings.add(group.key, "duplicate_member", f"{member.name} comes twice; the first is kept")
 
 
-def _caught(parse: Callable[[Member], Parsed], member: Member) -> Parsed | SampleError:
-    """Parse a member; a failure is kept, because it matters only where the sample needs this member."""
-    if member.parsed is not None:
-        found: Parsed | SampleError = member.parsed
-        return found
-    if member.special:
-        remedy = "store the file itself: tar --hard-dereference --dereference, without --sparse"
-        return SampleError(NEEDS_SPECIAL_MEMBER, f"{member.name} is a link, device or sparse file; {remedy}")
-    try:
-        return parse(member)
-    except SampleError as error:
-        return SampleError(error.kind, f"{member.name}: {error.detail}")
+def _add_captions(group: _Group, extension: str, member: Member) -> None:
+    fields = [source.field for source in group.rules.captions if source.part == extension]
+    if "" in fields:
+        group.texts[extension] = caught(decode_text, member)
+    if any(fields):
+        group.entries[extension] = caught(parse_json, member)
 
 
 def _claims_image(extension: str, member: Member) -> bool:
@@ -214,31 +232,6 @@ def read_image(content: bytes, offset: int) -> ImagePart:
     )
 
 
-def _decode_text(member: Member) -> str:
-    if member.content is None or member.length > MAX_TEXT_BYTES:
-        raise SampleError("text_too_large", f"{member.length} bytes, limit {MAX_TEXT_BYTES}")
-    try:
-        return member.content.removeprefix(codecs.BOM_UTF8).decode()
-    except UnicodeDecodeError as error:
-        raise SampleError("not_utf8", f"byte {error.start} is not UTF-8") from error
-
-
-def _parse_json(member: Member) -> dict[str, Any]:
-    text = _decode_text(member)
-    try:
-        document = json.loads(text)
-        if "\\u" in text:
-            # JSON can escape a lone surrogate, which no UTF-8 text can hold
-            json.dumps(document, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise SampleError("not_utf8", "a string holds a lone surrogate") from error
-    except (ValueError, RecursionError) as error:
-        raise SampleError(BAD_JSON, f"{type(error).__name__}: {error}") from error
-    if not isinstance(document, dict):
-        raise SampleError(BAD_JSON, f"is a {type(document).__name__}, not an object")
-    return document
-
-
 def _assemble(group: _Group, findings: Findings) -> Sample:
     """Make the sample of a group. A part that it does not need is a finding where it cannot be used.
 
@@ -261,17 +254,18 @@ def _assemble(group: _Group, findings: Findings) -> Sample:
         if isinstance(group.document, SampleError):
             raise group.document
         raise SampleError("missing_image", f"the sample has neither an image nor a text{_dots(group)}")
-    caption = _caption(group, document)
+    captions = _named_captions(group, findings)
+    caption = _caption(group, document, captions)
     if not group.images:
         _unused(group, group.document, findings)
-        return Sample(group.key, (TEXT,), (caption,), (), scalars, is_lone_text=True)
-    image = _pair_image(group, findings)
+        return Sample(group.key, (TEXT,), (caption,), (), scalars, is_lone_text=True, captions=captions)
+    images = _all_images(group) if group.rules.all_images else (_pair_image(group, findings),)
     _unused(group, group.document, findings)
     if isinstance(group.text, SampleError):
         _unused(group, group.text, findings)
     elif group.text is not None and not group.text.strip():
-        findings.add(group.key, UNUSED_PART, ".txt is blank; the caption of .json is used")
-    return Sample(group.key, (IMAGE, TEXT), (caption,), (image,), scalars)
+        findings.add(group.key, UNUSED_PART, ".txt is blank; another caption is used")
+    return Sample(group.key, (*[IMAGE] * len(images), TEXT), (caption,), images, scalars, captions=captions)
 
 
 def _unused(group: _Group, part: object, findings: Findings) -> None:
@@ -280,13 +274,34 @@ def _unused(group: _Group, part: object, findings: Findings) -> None:
         findings.add(group.key, UNUSED_PART, f"{part.detail} ({part.kind}); the sample does without it")
 
 
-def _caption(group: _Group, document: dict[str, Any]) -> str:
-    """Return the text of .txt, or else the caption of .json beside an image."""
+def _named_captions(group: _Group, findings: Findings) -> dict[str, str]:
+    """Return the captions that the members of a sample hold, by name; a broken member is a finding."""
+    found: dict[str, str] = {}
+    broken: dict[str, object] = {}
+    for source in group.rules.captions:
+        part: object = group.text if source.part == "txt" else group.texts.get(source.part)
+        if source.field:
+            part = group.document if source.part == "json" else group.entries.get(source.part)
+            if isinstance(part, dict):
+                part = part.get(source.field)
+        if isinstance(part, str) and part.strip():
+            found[source.name] = part.removeprefix(BYTE_ORDER_MARK)
+        elif part is not group.text and part is not group.document:
+            broken[source.part] = part
+    for part in broken.values():
+        _unused(group, part, findings)
+    return found
+
+
+def _caption(group: _Group, document: dict[str, Any], captions: dict[str, str]) -> str:
+    """Return the text of .txt, or else, beside an image, the caption of .json or the first of the named ones."""
     if isinstance(group.text, str) and group.text.strip():
         return group.text
     caption = document.get("caption") if group.images else None
     if isinstance(caption, str) and caption.strip():
         return caption.removeprefix(BYTE_ORDER_MARK)
+    if group.images and captions:
+        return next(iter(captions.values()))
     for part in (group.text, group.document if group.images else None):
         if isinstance(part, SampleError):
             raise part
@@ -299,7 +314,10 @@ def _dots(group: _Group) -> str:
     if not dotted:
         return ""
     shown = ", ".join(f".{extension}" for extension in dotted[:_MOST_SHOWN])
-    return f"; a key ends at the first dot of a name, so that its members are {shown}: rename them to KEY.jpg, KEY.txt"
+    return (
+        f"; a key ends at the first dot of a name, so that its members are {shown}: rename them to KEY.jpg, KEY.txt,"
+        " or index with --key last-dot"
+    )
 
 
 def _pair_image(group: _Group, findings: Findings) -> ImagePart:
@@ -312,8 +330,22 @@ def _pair_image(group: _Group, findings: Findings) -> ImagePart:
         _unused(group, group.images[extension], findings)
     if len(usable) > 1:
         hint = _dots(group) if "." in usable[0] else ""
-        findings.add(group.key, "extra_image", f"{len(usable)} images, only .{usable[0]} is used{hint}")
+        wanted = hint or "; index with --several-images all to serve all of them"
+        findings.add(group.key, "extra_image", f"{len(usable)} images, only .{usable[0]} is used{wanted}")
     return _image(group.images[usable[0]])
+
+
+def _all_images(group: _Group) -> tuple[ImagePart, ...]:
+    """Return all images by their names, numbers in these by their values; one that is broken takes the sample with it,
+    as in a document."""
+    return tuple(_image(group.images[extension]) for extension in sorted(group.images, key=_in_numbers))
+
+
+def _in_numbers(extension: str) -> list[tuple[int, str]]:
+    """What sorts `1.jpg` before `10.jpg`, and `jpg` before both."""
+    name = extension.rpartition(".")[0]
+    parts = re.findall(r"[0-9]{1,18}|[^0-9]+", name)
+    return [*((int(part), "") if part.isdecimal() else (-1, part) for part in parts), (-2, extension)]
 
 
 def _image(part: ImagePart | SampleError) -> ImagePart:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from dataserver.dataset.errors import Findings, TarError, is_safe
 from dataserver.dataset.shards.hashing import HashingReader
-from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES, Member, ShardSource
+from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES, Member, ShardSource, Split
 
 BLOCK = 512
 
@@ -66,16 +66,22 @@ class TarFormat:
 
     def scan(self, source: ShardSource, findings: Findings) -> Iterator[Member]:
         """As `scan_members`."""
-        return scan_members(source.reader, findings)
+        return scan_members(source.reader, findings, source.split)
 
 
-def scan_members(reader: HashingReader, findings: Findings) -> Iterator[Member]:
+def scan_members(reader: HashingReader, findings: Findings, split: Split | None = None) -> Iterator[Member]:
     """Yield the members of a tar in order; those that cannot be used, or not as files, are counted in `findings`.
+
+    Args:
+        reader: of the tar, from its beginning.
+        findings: see above.
+        split: splits a member name into key and extension; by default at the first dot.
 
     Raises:
         TarError: the tar ends too early or a header is damaged; the members before it were yielded.
     """
-    yield from _scan_archive(reader, findings)
+    split = split or split_name
+    yield from _scan_archive(reader, findings, split)
     while reader.skip_zeros(BLOCK):  # tars put together with `cat` are read on
         start = reader.position
         if _parse_header(reader.peek(BLOCK)) is None:
@@ -85,17 +91,17 @@ def scan_members(reader: HashingReader, findings: Findings) -> Iterator[Member]:
                 "", "trailing_data", f"{num_bytes} bytes after an end-of-archive marker, from byte {start}, are no tar"
             )
             return
-        yield from _scan_archive(reader, findings)
+        yield from _scan_archive(reader, findings, split)
 
 
-def _scan_archive(reader: HashingReader, findings: Findings) -> Iterator[Member]:
+def _scan_archive(reader: HashingReader, findings: Findings, split: Split) -> Iterator[Member]:
     """Yield the members up to the next end-of-archive marker."""
     extensions = _Extensions()
     while (header := _read_header(reader, extensions.path)) is not None:
         if header.kind in EXTENSIONS:
             _read_extension(reader, header, extensions, findings)
             continue
-        member = _read_member(reader, header, extensions, findings)
+        member = _read_member(reader, header, extensions, findings, split)
         extensions = _Extensions()
         if member is not None:
             yield member
@@ -223,7 +229,9 @@ def _pax_size(value: bytes) -> int:
     return int(value)
 
 
-def _read_member(reader: HashingReader, header: _Header, extensions: _Extensions, findings: Findings) -> Member | None:
+def _read_member(
+    reader: HashingReader, header: _Header, extensions: _Extensions, findings: Findings, split: Split
+) -> Member | None:
     """Read one member's data; None for directories and for what has no name that can be used."""
     raw_name = extensions.path or header.name
     known = raw_name if extensions.known else None
@@ -234,7 +242,7 @@ def _read_member(reader: HashingReader, header: _Header, extensions: _Extensions
         length = header.size if extensions.size is None else extensions.size
         _check_size(reader, length, raw_name, known)
     if special:
-        findings.add(sample_key(show(raw_name)), "special_member", f"{show(raw_name)} is no regular file")
+        findings.add(sample_key(show(raw_name), split), "special_member", f"{show(raw_name)} is no regular file")
     name = None if directory or not extensions.known else _safe_name(raw_name, findings)
     if name is not None and name.endswith("/"):
         name = None  # a directory as v7 writes it
@@ -283,10 +291,17 @@ def split_name(name: str) -> tuple[str, str] | None:
     return (folder + slash + stem, extension.lower()) if stem and dot else None
 
 
-def sample_key(name: str) -> str:
+def split_at_last_dot(name: str) -> tuple[str, str] | None:
+    """Split a member name into key and extension at the last dot of its last part; None where there is no key."""
+    folder, slash, base = name.rpartition("/")
+    stem, dot, extension = base.rpartition(".")
+    return (folder + slash + stem, extension.lower()) if stem and dot else None
+
+
+def sample_key(name: str, split: Split = split_name) -> str:
     """The key of the sample to which a member belongs; empty where it belongs to none."""
-    split = split_name(name.removeprefix("./"))
-    return split[0] if split else ""
+    found = split(name.removeprefix("./"))
+    return found[0] if found else ""
 
 
 def show(raw: bytes) -> str:

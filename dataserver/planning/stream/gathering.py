@@ -1,7 +1,7 @@
 """From the columns of shards to the samples of a step: rows picked out and put in order."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 
 from dataserver.planning import I32, I64, U64, yield_point
 from dataserver.planning.job.fields import SINGLE_STEP, PlanLimits, Stream
+from dataserver.planning.stream.captions import OWN_CAPTION, Captions
 from dataserver.planning.stream.order import Span, StreamOrder
+from dataserver.planning.stream.randomness import dataset_key
 from dataserver.planning.stream.samples import SampleSizes, ShardTable, StepSamples, ranges, row_sums
 from dataserver.planning.stream.sizing import MicrobatchTooLargeError, concatenate, shard_table, size_samples
 
@@ -28,9 +30,13 @@ class ShardColumns:
     """int32 [m]: upright width of each image in pixels."""
     image_height: I32
     """int32 [m]: upright height of each image in pixels."""
+    caption_tokens: I64 | None = None
+    """int64 [captions, n]: tokens of each caption, where samples draw one; the texts are then the longest ones."""
 
 
-def size_rows(stream: Stream, columns: ShardColumns, row: I64, where: str) -> ShardTable:
+def size_rows(
+    stream: Stream, columns: ShardColumns, row: I64, where: str, captions: Captions = OWN_CAPTION
+) -> ShardTable:
     """The sized samples of some rows of a shard.
 
     Args:
@@ -38,6 +44,7 @@ def size_rows(stream: Stream, columns: ShardColumns, row: I64, where: str) -> Sh
         columns: of all rows.
         row: int64 [k], the rows that are kept.
         where: name of dataset and shard for error messages.
+        captions: among which samples draw, if they do.
 
     Raises:
         SampleTooLargeError: a sample's images alone exceed `seq_len`.
@@ -45,7 +52,8 @@ def size_rows(stream: Stream, columns: ShardColumns, row: I64, where: str) -> Sh
     counts = np.diff(columns.image_offsets)[row]
     all_rows = len(row) == len(columns.image_offsets) - 1
     images = slice(None) if all_rows else ranges(columns.image_offsets[row], counts)
-    return shard_table(
+    drawn = None if columns.caption_tokens is None else columns.caption_tokens[:, row]
+    table = shard_table(
         stream,
         row,
         row_sums(columns.text_tokens, columns.text_offsets)[row],
@@ -53,7 +61,9 @@ def size_rows(stream: Stream, columns: ShardColumns, row: I64, where: str) -> Sh
         columns.image_width[images],
         columns.image_height[images],
         where,
+        None if drawn is None else captions.mean(drawn),
     )
+    return replace(table, caption_tokens=drawn)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,7 +93,13 @@ class Window:
 def gather_window(order: StreamOrder, span: Span, tables: Sequence[ShardTable]) -> Window:
     """The window in which a span lies, from the tables of its shards."""
     sample, first, at = order.window(span, tables)
-    return Window(sample, first, pick_sizes(tables, at))
+    sizes = pick_sizes(tables, at)
+    tokens = [table.caption_tokens for table in tables if table.caption_tokens is not None]
+    if tokens:
+        spec = order.stream.datasets[span.dataset]
+        drawn = Captions.of(spec).drawn(order.stream.seed, dataset_key(spec.name), span.epoch, sample)
+        sizes = replace(sizes, text_tokens=np.concatenate(tokens, axis=1)[drawn, at])
+    return Window(sample, first, sizes)
 
 
 def gather_step(
@@ -123,7 +139,8 @@ def pick_rows(table: ShardTable, at: I64) -> ShardTable:
     """Some samples of a table, int64 [k]."""
     sizes = pick_sizes([table], at)
     images = sizes.image_offsets, sizes.image_rows, sizes.image_columns
-    return ShardTable(sizes.text_tokens, *images, table.row[at], table.nominal[at])
+    tokens = None if table.caption_tokens is None else table.caption_tokens[:, at]
+    return ShardTable(sizes.text_tokens, *images, table.row[at], table.nominal[at], tokens)
 
 
 def _columns(tables: Sequence[SampleSizes]) -> tuple[list[NDArray[Any]], ...]:

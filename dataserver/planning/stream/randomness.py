@@ -37,6 +37,8 @@ class Operator(IntEnum):
     """Trials of the planner's search; the `sample` word is the step."""
     IMAGE_TRANSFORM = 7
     """Transforms of a sample's images, four words for each transform of each image."""
+    CAPTION = 8
+    """Which of several captions a sample is read with."""
 
 
 def dataset_key(name: str) -> int:

@@ -58,6 +58,8 @@ class ShardTable(SampleSizes):
     """int64 [n]: row of the shard's index."""
     nominal: I64
     """int64 [n]: nominal tokens, the sample's length on the dataset's axis (`sizing.nominal_tokens`)."""
+    caption_tokens: I64 | None = None
+    """int64 [captions, n]: tokens of each caption, where samples draw one; `text_tokens` are then of the longest."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

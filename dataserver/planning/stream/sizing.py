@@ -61,7 +61,14 @@ def patch_grids(widths: I32 | I64, heights: I32 | I64, sizing: Sizing) -> tuple[
 
 
 def shard_table(
-    stream: Stream, row: I64, text_tokens: I64, image_offsets: I64, widths: I32, heights: I32, where: str = "shard"
+    stream: Stream,
+    row: I64,
+    text_tokens: I64,
+    image_offsets: I64,
+    widths: I32,
+    heights: I32,
+    where: str = "shard",
+    mean_tokens: I64 | None = None,
 ) -> ShardTable:
     """Size the samples of one shard.
 
@@ -73,6 +80,7 @@ def shard_table(
         widths: int32 [m], upright width of each image.
         heights: int32 [m], upright height of each image.
         where: name of dataset and shard for error messages.
+        mean_tokens: int64 [n], those that nominal tokens count, where samples draw captions; else `text_tokens`.
 
     Raises:
         SampleTooLargeError: a sample's images alone exceed `seq_len`.
@@ -88,8 +96,9 @@ def shard_table(
             f"{stream.seq_len} ({len(too_large)} such samples in this shard); raise seq_len, lower sizing.max_patches, "
             "or leave such samples out with a filter or a quarantine list"
         )
-    understood = np.minimum(fixed + text_tokens, stream.seq_len)
-    generated = np.minimum(text_tokens + GENERATION_EXTRA + stream.generation.query_tokens, stream.seq_len)
+    counted = text_tokens if mean_tokens is None else mean_tokens
+    understood = np.minimum(fixed + counted, stream.seq_len)
+    generated = np.minimum(counted + GENERATION_EXTRA + stream.generation.query_tokens, stream.seq_len)
     nominal = np.where(is_pair(sizes), mixed_tokens(generation_share(stream), understood, generated), understood)
     return ShardTable(text_tokens, image_offsets, rows, columns, row, nominal)
 

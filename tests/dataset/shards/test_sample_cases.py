@@ -11,11 +11,11 @@ from shards import make_image
 
 from dataserver.dataset.errors import Findings, TarError
 from dataserver.dataset.shards.interface import Member
+from dataserver.dataset.shards.members import MAX_TEXT_BYTES
 from dataserver.dataset.shards.samples import (
     IMAGE_SUFFIXES,
     MAX_SAMPLE_MEMBERS,
     MAX_SCALARS,
-    MAX_TEXT_BYTES,
     ImagePart,
     Sample,
     read_samples,
@@ -137,7 +137,11 @@ def test_members_make_these_samples_and_findings() -> None:
             [pair("0", "t", PNG_PART)],
             [
                 ("0", "duplicate_member", "0.PNG comes twice; the first is kept"),
-                ("0", "extra_image", "3 images, only .png is used"),
+                (
+                    "0",
+                    "extra_image",
+                    "3 images, only .png is used; index with --several-images all to serve all of them",
+                ),
             ],
         ),
         ([large("0.jpg", 70_000_000), TEXT], [], [("0", "image_too_large", "0.jpg: 70000000 bytes, limit 67108864")]),
@@ -161,7 +165,7 @@ def test_members_make_these_samples_and_findings() -> None:
         (
             [member("0.png", PNG), member("0.txt", b" "), member("0.json", document(caption="\ufeffc"))],
             [pair("0", "c", PNG_PART)],
-            [("0", "unused_part", ".txt is blank; the caption of .json is used")],
+            [("0", "unused_part", ".txt is blank; another caption is used")],
         ),
         (
             [member("0.png", PNG), member("0.txt", b"\xff"), member("0.json", document(caption="c"))],
@@ -188,7 +192,8 @@ def test_members_make_these_samples_and_findings() -> None:
                     "0",
                     "missing_caption",
                     "no text in .txt or in the caption of .json; a key ends at the first dot of a name, so that its"
-                    " members are .input.png, .output.txt: rename them to KEY.jpg, KEY.txt",
+                    " members are .input.png, .output.txt: rename them to KEY.jpg, KEY.txt, or"
+                    " index with --key last-dot",
                 )
             ],
         ),

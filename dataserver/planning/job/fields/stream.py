@@ -22,6 +22,15 @@ SUPPORTED_ORDER_VERSIONS = frozenset({1})
 SUPPORTED_CONTENT_VERSIONS = frozenset({2})
 
 
+class CaptionShare(SpecModel):
+    """One of the captions among which each sample draws."""
+
+    name: Name
+    """Name that `dataserver index --caption` gave it; `own` is the text that samples have without a named one."""
+    weight: DecimalString = "1"
+    """Chance to be drawn, relative to the other weights."""
+
+
 class DatasetSpec(SpecModel):
     """One dataset of the mixture."""
 
@@ -35,6 +44,41 @@ class DatasetSpec(SpecModel):
     """Condition over sidecar columns, e.g. `width >= 256 and punsafe < 0.1`; empty keeps all samples."""
     quarantine: MaybeDigest = ""
     """Digest of the quarantine list (`dataserver lint`) whose samples are left out; empty for none."""
+    caption: Name | None = None
+    """Named caption (`dataserver index --caption`) that is read instead of each sample's own text. Samples without it
+    are read with their own."""
+    captions: Annotated[tuple[CaptionShare, ...], Field(min_length=2, max_length=32)] | None = None
+    """Several captions instead of `caption`: each sample draws one of them anew in every epoch, by seed, epoch and
+    sample. Samples without the drawn one are read with their own."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.captions is None:
+            return self
+        if self.caption is not None:
+            raise ValueError(f"caption is {self.caption!r} and captions has others; state one of the two")
+        names = [caption.name for caption in self.captions]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"captions {twice} are named twice; every entry needs a name of its own")
+        if all(Fraction(caption.weight) == 0 for caption in self.captions):
+            raise ValueError("all weights of captions are 0; each must be positive")
+        before, bound = Fraction(0), 0
+        for caption, share in zip(self.captions, self.caption_shares(), strict=True):
+            before, first = before + share, bound
+            bound = int(before * 2**64)
+            if bound == first:
+                raise ValueError(
+                    f"caption {caption.name!r} has the weight {caption.weight}, a share below the 2^-64 that keyed "
+                    "draws tell apart; raise its weight, or leave it out"
+                )
+        return self
+
+    def caption_shares(self) -> tuple[Fraction, ...]:
+        """Share of each of `captions`, summing to one."""
+        weights = [Fraction(caption.weight) for caption in self.captions or ()]
+        total = sum(weights)
+        return tuple(Fraction(weight, total) for weight in weights)
 
 
 class TokenizerSpec(SpecModel):

@@ -1,0 +1,66 @@
+"""Named captions: where the index finds further texts of a sample, beside its own."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from dataserver.dataset.errors import DatasetError
+
+OWN: Final = "own"
+"""What jobs call the text that a sample has without a named caption."""
+PARQUET: Final = "parquet"
+"""Stands for the sidecar where a caption is one of its columns."""
+MOST_CAPTIONS: Final = 16
+COLUMN_PREFIX: Final = "caption."
+"""Before the names of captions where they are columns of an index."""
+MAX_CAPTION_BYTES: Final = 1 << 29
+"""Limit of the texts of one caption in one shard."""
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_FORM: Final = "NAME=MEMBER, NAME=MEMBER:KEY of a JSON member, or NAME=parquet:COLUMN"
+
+
+class CaptionSource(NamedTuple):
+    """Where one named caption lies."""
+
+    name: str
+    part: str
+    """Extension of a member, or `PARQUET`."""
+    field: str
+    """Entry of a JSON member, or column; empty where a member is the text."""
+
+    @property
+    def column(self) -> str:
+        """The column of an index that holds it."""
+        return COLUMN_PREFIX + self.name
+
+    def __str__(self) -> str:
+        return f"{self.part}:{self.field}" if self.field else self.part
+
+
+def parse_captions(entries: Sequence[str]) -> tuple[CaptionSource, ...]:
+    """Return what the entries of --caption say, in name order.
+
+    Raises:
+        DatasetError: an entry does not name a caption and its source, or a name stands twice.
+    """
+    found: dict[str, CaptionSource] = {}
+    for entry in entries:
+        name, equals, source = entry.partition("=")
+        part, _, field = source.partition(":")
+        part = part.removeprefix(".").lower()
+        if not (equals and part) or "/" in part or (part in (PARQUET, "json") and not field):
+            raise DatasetError(f"--caption {entry}: {_FORM} is required")
+        if not _NAME.fullmatch(name) or name == OWN:
+            need = f"1 to 64 ASCII letters, digits, '.', '_' and '-', the first a letter or digit, and not {OWN!r}"
+            raise DatasetError(f"--caption {entry}: a caption is called {name[:80]!a}; {need} are required")
+        if name in found:
+            raise DatasetError(f"--caption names {name!r} twice; give each caption a name of its own")
+        found[name] = CaptionSource(name, part, field)
+    if len(found) > MOST_CAPTIONS:
+        raise DatasetError(f"--caption is given {len(found)} times, the limit is {MOST_CAPTIONS}")
+    return tuple(found[name] for name in sorted(found))
+
+
+def caption_columns(columns: Mapping[str, str]) -> list[str]:
+    """Return the names of the captions among columns of an index."""
+    return [name.removeprefix(COLUMN_PREFIX) for name in columns if name.startswith(COLUMN_PREFIX)]

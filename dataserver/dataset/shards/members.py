@@ -1,0 +1,56 @@
+"""What single members of a tar hold: texts and JSON."""
+
+import codecs
+import json
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from dataserver.dataset.errors import SampleError
+from dataserver.dataset.kinds import BAD_JSON, NEEDS_SPECIAL_MEMBER
+from dataserver.dataset.shards.interface import Member
+
+MAX_TEXT_BYTES: Final = 4 << 20
+"""Limit of one .txt or .json member, and so of all texts of one sample."""
+
+Parsed = TypeVar("Parsed")
+
+
+def caught(parse: Callable[[Member], Parsed], member: Member) -> Parsed | SampleError:
+    """Parse a member; a failure is kept, because it matters only where the sample needs this member."""
+    if member.parsed is not None:
+        found: Parsed | SampleError = member.parsed
+        return found
+    if member.special:
+        remedy = "store the file itself: tar --hard-dereference --dereference, without --sparse"
+        return SampleError(NEEDS_SPECIAL_MEMBER, f"{member.name} is a link, device or sparse file; {remedy}")
+    try:
+        return parse(member)
+    except SampleError as error:
+        return SampleError(error.kind, f"{member.name}: {error.detail}")
+
+
+def decode_text(member: Member) -> str:
+    """Return the text of a member. Raises SampleError if it is too large or not UTF-8."""
+    if member.content is None or member.length > MAX_TEXT_BYTES:
+        raise SampleError("text_too_large", f"{member.length} bytes, limit {MAX_TEXT_BYTES}")
+    try:
+        return member.content.removeprefix(codecs.BOM_UTF8).decode()
+    except UnicodeDecodeError as error:
+        raise SampleError("not_utf8", f"byte {error.start} is not UTF-8") from error
+
+
+def parse_json(member: Member) -> dict[str, Any]:
+    """Return the object that a member holds. Raises SampleError if it is none, or as `decode_text`."""
+    text = decode_text(member)
+    try:
+        document = json.loads(text)
+        if "\\u" in text:
+            # JSON can escape a lone surrogate, which no UTF-8 text can hold
+            json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise SampleError("not_utf8", "a string holds a lone surrogate") from error
+    except (ValueError, RecursionError) as error:
+        raise SampleError(BAD_JSON, f"{type(error).__name__}: {error}") from error
+    if not isinstance(document, dict):
+        raise SampleError(BAD_JSON, f"is a {type(document).__name__}, not an object")
+    return document
