@@ -1,4 +1,4 @@
-"""The command line: `dataserver index | lint | plan | simulate | fit | towers | sizes | serve | top | bench | warm`."""
+"""The command line of servers: `dataserver index`, `lint`, `describe` and what else `COMMANDS` lists."""
 
 import gc
 import logging
@@ -35,6 +35,7 @@ COMMANDS = {
     "simulate": Command("simulate", "Compare policies.", "reading the job and its datasets' indexes", True),
     "fit": Command("fit_costs", "Fit costs to reported times.", "reading the job and its step times", True),
     "towers": Command("towers", "Choose the degrees of contrastive towers.", "reading the job", True),
+    "describe": Command("describe", "Show what a dataset holds.", "reading the dataset's index"),
     "sizes": Command("sizes", "Count the sizes of samples.", "reading the dataset's index"),
     "serve": Command("serve", "Serve microbatches over gRPC.", "opening the datasets, then listening"),
     "top": Command("top", "Watch a fleet of servers.", "asking the servers"),

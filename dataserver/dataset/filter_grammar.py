@@ -65,6 +65,20 @@ def compile_filter(text: str) -> Filter:
         raise FilterError(f"{place}, {error.problem}; {GRAMMAR}") from None
 
 
+def filter_parts(text: str) -> tuple[Filter, ...]:
+    """Return the conditions that a filter joins by `and`, each as a filter of its own; one of them alone is the whole.
+
+    Raises:
+        FilterError: as `compile_filter`.
+    """
+    whole = compile_filter(text)
+    source = text.strip()
+    body = ast.parse(source, mode="eval").body
+    if not (isinstance(body, ast.BoolOp) and isinstance(body.op, ast.And)):
+        return (whole,)
+    return tuple(compile_filter(f"({ast.get_source_segment(source, part)})") for part in body.values)
+
+
 def _check_names(tree: ast.AST, source: str) -> None:
     """Refuse names that Python's parser reads as other ones: it takes U+217E, a Roman numeral, for the letter d."""
     for node in ast.walk(tree):

@@ -220,6 +220,10 @@ class Shard:
         rows = self._rows()
         return [self._image(rows, row, i) for row, i in places]
 
+    def image_bytes(self) -> npt.NDArray[np.int64]:
+        """Return int64[images]: the encoded bytes of each, in row and document order."""
+        return self._rows().image_length
+
     def _image(self, rows: NumericColumns, row: int, i: int) -> ImageRef:
         self.check_row(row)
         first, end = rows.image_offsets[row : row + 2].tolist()

@@ -49,8 +49,9 @@ def texts(address: str, **entry: object) -> list[str]:
     )
     with DataClient([address], data, "llm", 0) as client:
         job = client.job
-    views = read_views([address], job, lambda batch: (batch.tensors["token_ids"].flatten().tolist(), batch.items))
-    found = b"".join(bytes(token for token in tokens if token < 256) for tokens, _ in views["llm", 0])
+    views = read_views([address], job, lambda batch: (batch.tensors.get("token_ids"), batch.items))
+    ids = [tokens.flatten().tolist() for tokens, _ in views["llm", 0] if tokens is not None]
+    found = b"".join(bytes(token for token in tokens if token < 256) for tokens in ids)
     assert sum(len(items.sample) for _, items in views["vit", 0]) == 2 * 2 * 16, "every sample has two images"
     return sorted(text.rstrip(b"\0").decode() for text in found.replace(b">", b">\n").split(b"\n") if text.strip(b"\0"))
 

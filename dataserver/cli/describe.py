@@ -1,0 +1,88 @@
+"""`dataserver describe`."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from dataserver.assembly import BYTES, load_tokenizer
+from dataserver.cli.arguments import MaybePath, tokenizer_files
+from dataserver.cli.card_page import card_page
+from dataserver.cli.card_tables import Section, bars, card_sections
+from dataserver.cli.jobs import read_job
+from dataserver.cli.progress import progress_bar
+from dataserver.dataset import Dataset, lint, printable
+from dataserver.jobs.card import dataset_card
+from dataserver.outputs import require_writable, tells_on, write_output
+
+WIDTH = 80
+"""Of the terminal, in characters."""
+
+
+def describe(
+    path: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")],
+    index_dir: MaybePath = None,
+    quarantine: MaybePath = None,
+    tokenizer: str = BYTES,
+    job: MaybePath = None,
+    name: str = "",
+    output: MaybePath = None,
+) -> None:
+    """Show what an indexed dataset holds: samples, images, tokens, sizes, columns, findings, and what filters drop.
+
+    Reads the index alone; `dataserver lint` lists the findings that are counted here.
+
+    Args:
+        path: Folder of shards, or a single shard.
+        index_dir: Folder of the dataset's index, where it does not lie beside the shards.
+        quarantine: Quarantine list of the dataset.
+        tokenizer: Tokenizer whose tokens were counted, NAME=FILE or `bytes`.
+        job: YAML or JSON file of a job, to show what its filter drops of this dataset.
+        name: What the job calls the dataset, where the job has several; by default all filters are shown.
+        output: HTML file to write as well, without anything to fetch; - is stdout.
+    """
+    named = tokenizer_files([tokenizer])
+    digest = load_tokenizer(*next(iter(named.items()), (BYTES, None))).digest
+    filters = [] if job is None else list(_filters(job, name))
+    require_writable("--output", output)
+    dataset = Dataset.open(path, index_dir, quarantine)
+    found = lint(path, index_dir)
+    with progress_bar(f"describing {path.name}") as report:
+        card = dataset_card(dataset, digest, filters, report)
+    sections = list(card_sections(card, found.counts))
+    title = printable(str(path))
+    if output is not None:
+        write_output("--output", output, card_page(title, card, sections))
+    _show(title, sections, output)
+
+
+def _show(title: str, sections: Sequence[Section], output: Path | None) -> None:
+    out = tells_on(output)
+    print(title, file=out)
+    for section in sections:
+        print(f"\n{section.title}", file=out)
+        for line in bars(section, WIDTH):
+            print(line, file=out)
+
+
+def _filters(job: Path, name: str) -> Iterator[str]:
+    """The filters of a job, of the dataset that is called so, or of all.
+
+    Raises:
+        ValueError: the file holds no job, or none with that dataset.
+    """
+    data: Any = read_job(job)
+    stream = data.get("stream") if isinstance(data, dict) else None
+    entries = stream.get("datasets") if isinstance(stream, dict) else None
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ValueError(f"--job {job} has no list stream.datasets; the file of a job is required")
+    names = [str(entry.get("name", "")) for entry in entries]
+    if name and name not in names:
+        raise ValueError(f"--name is {name!r}, the datasets of {job} are {names}; give one of them")
+    for entry, called in zip(entries, names, strict=True):
+        condition = entry.get("filter", "")
+        if not isinstance(condition, str):
+            raise ValueError(f"--job {job}: the filter of dataset {called!r} is no text; put it in quotes")
+        if condition and name in ("", called):
+            yield condition

@@ -1,0 +1,192 @@
+"""The card of a dataset: what it holds, what is odd in it, and what filters would drop."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataserver.dataset import OWN, Dataset, Filter, Shard, compile_filter, texts_key
+from dataserver.dataset.filter_grammar import filter_parts
+from dataserver.planning.stream.samples import row_sums
+
+_BITS: Final = 64
+
+
+@dataclass(slots=True)
+class Histogram:
+    """How many values lie between powers of two."""
+
+    name: str
+    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(_BITS + 1, np.int64))
+    """int64 [65]: values of 0, then those from 2^(k - 1) to before 2^k."""
+    total: int = 0
+    smallest: int = 0
+    largest: int = 0
+
+    def add(self, values: NDArray[Any]) -> None:
+        """Count integers from 0."""
+        if not len(values):
+            return
+        first = not self.number
+        self.counts += np.bincount(np.frexp(values.astype(np.float64))[1], minlength=_BITS + 1)
+        self.total += int(values.sum(dtype=np.int64))
+        self.smallest = int(values.min()) if first else min(self.smallest, int(values.min()))
+        self.largest = max(self.largest, int(values.max()))
+
+    @property
+    def number(self) -> int:
+        """Of values."""
+        return int(self.counts.sum())
+
+    @property
+    def mean(self) -> float:
+        """Of the values; 0 without any."""
+        return self.total / max(self.number, 1)
+
+    def bins(self) -> list[tuple[int, int, int]]:
+        """First and last integer of each range between the smallest and the largest value, and how many lie in it."""
+        found = np.flatnonzero(self.counts)
+        if not len(found):
+            return []
+        return [
+            (0, 0, int(self.counts[0])) if k == 0 else (1 << (k - 1), (1 << k) - 1, int(self.counts[k]))
+            for k in range(int(found[0]), int(found[-1]) + 1)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnCard:
+    """A column that filters can compare."""
+
+    name: str
+    types: tuple[str, ...]
+    """Arrow's names, in the order in which shards have them."""
+    num_nulls: int
+    """Samples without a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drops:
+    """What a filter, or one of the conditions that it joins by `and`, would drop."""
+
+    text: str
+    num_dropped: int
+    num_null: int
+    """Those among them for which a column that it compares is null."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetCard:
+    """What `dataserver describe` shows."""
+
+    fingerprint: str
+    num_shards: int
+    num_bytes: int
+    """Of all shards."""
+    num_samples: int
+    forms: Mapping[str, int]
+    """Samples by their images: none, one, several."""
+    num_images: int
+    tokens: Mapping[str, int]
+    """Of all texts, by caption; of captions whose tokens are not counted nothing."""
+    histograms: tuple[Histogram, ...]
+    columns: tuple[ColumnCard, ...]
+    quarantined: int
+    """Samples that the quarantine list leaves out."""
+    filters: tuple[tuple[Drops, ...], ...]
+    """For each filter what it drops, and then what each of its conditions drops alone, if it has several."""
+
+
+def dataset_card(
+    dataset: Dataset, tokenizer_digest: str, filters: Sequence[str], progress: Callable[[int, int], None]
+) -> DatasetCard:
+    """Look at the index of each shard of a dataset; no shard is read.
+
+    Args:
+        dataset: the open dataset.
+        tokenizer_digest: of the tokenizer whose tokens count.
+        filters: of jobs.
+        progress: told of shards done, and of all.
+
+    Raises:
+        TokensMissingError: the samples' own texts are not counted for the tokenizer; names the command.
+        FilterError: a filter does not fit the dataset's columns.
+    """
+    found = _Card(dataset, tokenizer_digest, filters)
+    for number, shard in enumerate(dataset.shards, 1):
+        found.add(shard)
+        progress(number, len(dataset.shards))
+    return found.finished()
+
+
+class _Card:
+    """Collects a card shard by shard."""
+
+    def __init__(self, dataset: Dataset, tokenizer_digest: str, filters: Sequence[str]) -> None:
+        self._dataset, self._digest = dataset, tokenizer_digest
+        self._filters = [self._parts(text) for text in filters]
+        self._dropped = [np.zeros((len(parts), 2), np.int64) for parts in self._filters]
+        names = "text tokens", "images of a sample", "image width", "image height", "bytes of an image"
+        self._histograms = tuple(map(Histogram, names))
+        self._forms, self._nulls, self._tokens = Counter[str](), Counter[str](), Counter[str]()
+        self._types: dict[str, dict[str, None]] = {}
+        self._quarantined = self._images = 0
+
+    def _parts(self, text: str) -> list[Filter]:
+        parts = filter_parts(text)
+        whole = compile_filter(text)
+        whole.check(self._dataset.shards)
+        return [whole, *(parts if len(parts) > 1 else ())]
+
+    def add(self, shard: Shard) -> None:
+        """Add what a shard holds."""
+        sizes = shard.sizes()
+        images = np.diff(sizes.image_offsets)
+        self._images += len(sizes.image_width)
+        self._forms.update(
+            {
+                "text alone": int((images == 0).sum()),
+                "one image": int((images == 1).sum()),
+                "several images": int((images > 1).sum()),
+            }
+        )
+        own = row_sums(shard.token_counts(texts_key(self._digest)), sizes.text_offsets)
+        columns = own, images, sizes.image_width, sizes.image_height, shard.image_bytes()
+        for histogram, values in zip(self._histograms, columns, strict=True):
+            histogram.add(values)
+        self._tokens[OWN] += int(own.sum())
+        for name in self._dataset.captions:
+            self._tokens[name] += int(shard.token_counts(texts_key(self._digest, name)).sum(dtype=np.int64))
+        for name in shard.known_columns:
+            self._nulls[name] += shard.column(name).null_count if name in shard.columns else shard.num_samples
+            if name in shard.columns:
+                self._types.setdefault(name, {})[shard.columns[name]] = None
+        if self._dataset.quarantine is not None:
+            self._quarantined += int((~self._dataset.quarantine.mask(shard)).sum())
+        for parts, dropped in zip(self._filters, self._dropped, strict=True):
+            for n, part in enumerate(parts):
+                mask = ~part.mask(shard)
+                dropped[n] += int(mask.sum()), int((mask & part.nulls(shard)).sum())
+
+    def finished(self) -> DatasetCard:
+        """The card of all shards."""
+        shards = self._dataset.shards
+        return DatasetCard(
+            fingerprint=self._dataset.fingerprint,
+            num_shards=len(shards),
+            num_bytes=sum(shard.header.shard_bytes for shard in shards),
+            num_samples=sum(shard.num_samples for shard in shards),
+            forms={form: n for form, n in self._forms.items() if n},
+            num_images=self._images,
+            tokens=dict(self._tokens),
+            histograms=tuple(h for h in self._histograms if h.largest),
+            columns=tuple(ColumnCard(n, tuple(self._types[n]), self._nulls[n]) for n in sorted(self._types)),
+            quarantined=self._quarantined,
+            filters=tuple(
+                tuple(Drops(f.text, *row) for f, row in zip(parts, dropped.tolist(), strict=True))
+                for parts, dropped in zip(self._filters, self._dropped, strict=True)
+            ),
+        )
