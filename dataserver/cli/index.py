@@ -49,6 +49,9 @@ def index(
     caption: Annotated[
         tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=SOURCE", help_behavior_hint="")
     ] = (),
+    join: Annotated[
+        tuple[Path, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")
+    ] = (),
 ) -> None:
     """Index datasets, count their tokens, and print their fingerprints.
 
@@ -69,6 +72,8 @@ def index(
         several_images: Several images in a sample without a document: the first, or all in the order of their names.
         caption: Further text of samples, which jobs name: NAME=MEMBER, NAME=MEMBER:KEY of a JSON member, or
             NAME=parquet:COLUMN; may be repeated.
+        join: Folder whose tars and parquet files, named as the shards, bring texts, JSON and columns for the same keys;
+            may be repeated.
     """
     if not paths:
         raise ValueError("no dataset is named; give at least one folder of shards")
@@ -86,6 +91,7 @@ def index(
         KeyEnd(key),
         SeveralImages(several_images),
         parse_captions(caption),
+        join,
     )
     for path in paths:
         _index_one(path, index_dir, workers, tokenizers, rules)

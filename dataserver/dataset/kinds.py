@@ -26,6 +26,7 @@ DUPLICATE_SHARD: Final = "duplicate_shard"
 FAILED_DOWNLOAD: Final = "failed_download"
 MISSING_CAPTION: Final = "missing_caption"
 MISSING_NAMED_CAPTION: Final = "missing_named_caption"
+MISSING_PARTNER: Final = "missing_partner"
 MISSING_SIDECAR: Final = "missing_sidecar"
 ORPHAN_TEXT: Final = "orphan_text"
 ROW_WITHOUT_SAMPLE: Final = "row_without_sample"
@@ -62,6 +63,7 @@ KINDS: Final[Mapping[str, Effect]] = {
     "extra_image": Effect.SERVED,
     LOST_IMAGE: Effect.SERVED,
     MISSING_NAMED_CAPTION: Effect.SERVED,
+    MISSING_PARTNER: Effect.SERVED,
     MISSING_SIDECAR: Effect.SERVED,
     SAMPLE_WITHOUT_ROW: Effect.SERVED,
     TRUNCATED_IMAGE: Effect.SERVED,

@@ -10,8 +10,8 @@ from e2e.streams import read_views
 from serving.harness import job_data
 from shards import make_image, write_tar
 
+from dataserver.planning.job.identity import JobSpecError
 from trainclient.client import DataClient
-from trainclient.stream.errors import DataServiceError
 
 MODULES = [{"name": "vit", "kind": "encoder"}, {"name": "llm", "kind": "backbone"}]
 
@@ -65,7 +65,7 @@ def test_a_trainer_reads_the_caption_that_its_job_names(folder: Path) -> None:
         drawn = texts(server.address, captions=[{"name": "long"}, {"name": "own"}])
         assert sorted(text.split()[1] for text in drawn) == sorted(2 * [f"{key}>" for key in keys])
         assert 6 < sum(text.startswith("<long") for text in drawn) < 22
-        with pytest.raises(DataServiceError, match=r"JOB_INVALID.*the caption 'huge', the index has \['own', 'long'\]"):
+        with pytest.raises(JobSpecError, match=r"the job names the caption 'huge', the index has \['own', 'long'\]"):
             texts(server.address, caption="huge")
 
 

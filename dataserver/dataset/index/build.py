@@ -17,6 +17,7 @@ from dataserver.dataset.index.copies import allow_copies, check_copies
 from dataserver.dataset.index.dataset_findings import dataset_findings
 from dataserver.dataset.index.format import IndexHeader, read_findings
 from dataserver.dataset.index.fresh import read_fresh_index, read_index
+from dataserver.dataset.index.joins import are_as_joined, check_joins
 from dataserver.dataset.index.known import state_of, write_known
 from dataserver.dataset.index.numeric import has_numeric, write_numeric
 from dataserver.dataset.index.rules import DEFAULT_RULES, IndexRules, LoneTexts, lone_texts_of, written_rules
@@ -74,10 +75,11 @@ def build_index(
     listing = list_shards(path, index_dir)
     listing.warn_of_links()
     shards = listing.shards
+    check_joins(shards[0].root, shards, rules.joins)
     folder = index_folder(shards[0])
     summary = Summary.read(folder)
     run = _Run(shards, workers, progress)
-    headers = {shard.name: header for shard in shards if (header := _known_header(shard, summary)) is not None}
+    headers = {shard.name: header for shard in shards if (header := _known_header(shard, summary, rules)) is not None}
     lone_texts = lone_texts_of(rules, any(header.has_images for header in headers.values()))
     fresh = {name for name, header in headers.items() if header.rules == written_rules(lone_texts, rules)}
     first = None if lone_texts is LoneTexts.ALONE else lone_texts  # a shard may have the first image
@@ -161,11 +163,12 @@ class _Run:
             self._progress(self.num_bytes - left, self.num_bytes)
 
 
-def _known_header(shard: ShardFile, summary: Summary) -> IndexHeader | None:
+def _known_header(shard: ShardFile, summary: Summary, rules: IndexRules) -> IndexHeader | None:
     """The header of a shard that has all files of its index and is known to be as it was indexed."""
     try:
         found = read_index(shard, summary)
         whole = found.is_known and has_numeric(shard.index_path, found.content.header)
+        whole = whole and are_as_joined(shard, rules.joins)
         return found.content.header if whole else None
     except StaleIndexError:
         return None
@@ -183,7 +186,7 @@ def _refresh(task: tuple[ShardFile, IndexRules, LoneTexts | None]) -> tuple[bool
     try:
         indexed = read_fresh_index(shard, any_rules=True)
         wanted = written_rules(lone_texts or lone_texts_of(rules, indexed.header.has_images), rules)
-        made_so = indexed.header.rules == wanted
+        made_so = indexed.header.rules == wanted and are_as_joined(shard, rules.joins)
         if made_so and not has_numeric(shard.index_path, indexed.header):  # cut short, or removed
             problem = write_numeric(shard.index_path, indexed.header)
         if made_so and indexed.etags == shard.etags():

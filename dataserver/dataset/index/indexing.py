@@ -24,6 +24,7 @@ from dataserver.dataset.index.format import (
     atomic_writer,
 )
 from dataserver.dataset.index.fresh import IndexedShard
+from dataserver.dataset.index.joins import PARQUET_SUFFIX, partners_of, state_of_joined, write_joined
 from dataserver.dataset.index.known import state_of, write_known
 from dataserver.dataset.index.numeric import numeric_path, write_numeric
 from dataserver.dataset.index.rules import (
@@ -40,6 +41,7 @@ from dataserver.dataset.index.rules import (
 from dataserver.dataset.kinds import LOST_IMAGE
 from dataserver.dataset.shards.hashing import HashingReader
 from dataserver.dataset.shards.interface import ShardSource
+from dataserver.dataset.shards.joined import JoinedMembers, joined_columns
 from dataserver.dataset.shards.listing import ShardFile
 from dataserver.dataset.shards.lone_texts import without_failures, without_orphans
 from dataserver.dataset.shards.parts import ImagePart
@@ -174,11 +176,15 @@ def index_shard(
     statuses = _Statuses(shard.sidecar_path, rules.metadata_keys)
     try:
         etag, sidecar = before = shard.settled_etags()
+        partners = partners_of(shard, rules.joins, findings)
+        joined_before = state_of_joined(partners)
         with shard.storage.open(shard.path) as file:
             same = before_rules if before_rules is not None and before_rules.etags == before else None
             reader = HashingReader(file, etag.num_bytes, None if same is None else same.header.sha256)
             members = shard.format.scan(ShardSource(shard.path, reader, sample_rules.split), findings)
-            found = without_failures(read_samples(members, findings, seen, sample_rules), statuses.of, findings)
+            others = JoinedMembers([p for p in partners if p.suffix != PARQUET_SUFFIX], sample_rules.split, findings)
+            samples = read_samples(members, findings, seen, sample_rules, others)
+            found = without_failures(samples, statuses.of, findings)
             if lone_texts in (None, LoneTexts.LEFT_OUT) and rules.text_only is not TextOnly.ALLOW:
                 found = without_orphans(found, seen, lone_texts is LoneTexts.LEFT_OUT, findings)
             for sample in found:
@@ -191,6 +197,8 @@ def index_shard(
         core_digest = rows.finish()
         match = RowMatch(rules.metadata_keys is MetadataKeys.LAST_PART, seen.keys)
         meta = read_sidecar(shard.sidecar_path, rows.keys, scalars.rows, findings, match)
+        others.finish(seen.keys)
+        meta = joined_columns(meta, [p for p in partners if p.suffix == PARQUET_SUFFIX], rows.keys, findings, match)
         meta = captions.added_to(meta, rows.keys, shard, findings)
         for row, size in promised_images(without_image, meta, scalars.rows):
             findings.add(rows.keys[row], LOST_IMAGE, f"the sidecar gives {size}, the tar has no image; served as text")
@@ -200,9 +208,10 @@ def index_shard(
         else:
             sidecar_sha256 = digest_file(shard.sidecar_path) if has_content and shard.sidecar_path else ""
         after = shard.etags()
+        changed = before != after or joined_before != state_of_joined(partners)
     except OSError as error:
         raise DatasetError(f"cannot read shard {shard.path}: {error}; make it readable and index again") from error
-    if before != after:
+    if changed:
         raise DatasetError(f"shard {shard.path} changed while it was indexed; index again when it is complete")
     written = written_rules(lone_texts or lone_texts_of(rules, seen.has_images), rules)
     header = IndexHeader(
@@ -217,4 +226,5 @@ def index_shard(
         has_images=seen.has_images,
     )
     problem = write_index(shard.index_path, header, findings, rows.batches, meta)
+    write_joined(shard, joined_before)
     return problem or write_known(shard.index_path, header, state_of(before))

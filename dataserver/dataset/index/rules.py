@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from pathlib import Path
 from typing import Final
 
 from dataserver.dataset.shards.captions import CaptionSource
@@ -76,6 +77,8 @@ class IndexRules:
     several_images: SeveralImages = SeveralImages.FIRST
     captions: tuple[CaptionSource, ...] = ()
     """Texts besides the samples' own, in name order."""
+    joins: tuple[Path, ...] = ()
+    """Folders whose files bring more for the same samples."""
 
 
 DEFAULT_RULES: Final = IndexRules()
@@ -103,6 +106,7 @@ def written_rules(lone_texts: LoneTexts, rules: IndexRules) -> str:
             "truncated-images": rules.truncated_images,
             "key": rules.key,
             "several-images": rules.several_images,
+            "joins": str(len(rules.joins)),
             "captions": json.dumps([f"{source.name}={source}" for source in rules.captions]),
         }
     )

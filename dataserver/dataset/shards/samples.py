@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from dataserver.dataset.errors import Findings, SampleError, TarError
 from dataserver.dataset.kinds import DUPLICATE_KEY, MISSING_CAPTION, TOO_MANY_SCALARS, UNUSED_PART
@@ -68,6 +68,13 @@ class Sample(NamedTuple):
     """Further texts for its one text, by the names of their captions; None of a document, whose texts are its parts."""
 
 
+class Joined(Protocol):
+    """Members of other files."""
+
+    def take(self, key: str, has: frozenset[str]) -> Iterator[tuple[str, Member]]:
+        """Yield extension and member of all that belongs to a key; DatasetError where the sample has one itself."""
+
+
 @dataclass(slots=True)
 class Seen:
     """What a tar was seen to hold, in samples that are left out too."""
@@ -93,6 +100,8 @@ class _Group:
     """JSON members that hold captions, by extension."""
     types: set[str] = field(default_factory=set)
     """Last part of each member's extension."""
+    all_extensions: set[str] = field(default_factory=set)
+    """All extensions, which joined members may not have."""
     extensions: set[str] = field(default_factory=set)
     """The first few extensions, for messages."""
     text: str | SampleError | None = None
@@ -104,6 +113,7 @@ def read_samples(
     findings: Findings,
     seen: Seen | None = None,
     rules: SampleRules = SampleRules(),
+    joined: "Joined | None" = None,
 ) -> Iterator[Sample]:
     """Yield the usable samples in tar order; everything else is counted in `findings`.
 
@@ -114,6 +124,7 @@ def read_samples(
         findings: where everything else is counted.
         seen: notes what the tar holds.
         rules: how members become samples.
+        joined: members of other files for the same keys.
     """
     seen = Seen() if seen is None else seen
     before: _Group | None = None
@@ -125,7 +136,7 @@ def read_samples(
                 continue
             key, extension = split
             if group is None or group.key != key:
-                yield from _finish(group, seen, findings)
+                yield from _finish(group, seen, findings, joined)
                 before, group = group, _Group(key, rules)
             _add_member(group, extension, member, findings)
             seen.has_images |= bool(group.images)
@@ -133,12 +144,12 @@ def read_samples(
         key = sample_key(show(error.member), rules.split) if error.member else ""
         after = f"; the last sample before it is {group.key}" if group else ""
         if group is None or _is_whole(group, before, key):
-            yield from _finish(group, seen, findings)
+            yield from _finish(group, seen, findings, joined)
         else:
             key, after = group.key, ""
         findings.add(key, error.kind, error.detail + after)
         return
-    yield from _finish(group, seen, findings)
+    yield from _finish(group, seen, findings, joined)
 
 
 def _is_whole(group: _Group, before: _Group | None, cut_key: str) -> bool:
@@ -149,7 +160,7 @@ def _is_whole(group: _Group, before: _Group | None, cut_key: str) -> bool:
     return before is None or group.types >= before.types
 
 
-def _finish(group: _Group | None, seen: Seen, findings: Findings) -> Iterator[Sample]:
+def _finish(group: _Group | None, seen: Seen, findings: Findings, joined: "Joined | None") -> Iterator[Sample]:
     """Yield the sample of a complete group, if there is one."""
     if group is None:
         return
@@ -162,6 +173,9 @@ def _finish(group: _Group | None, seen: Seen, findings: Findings) -> Iterator[Sa
         )
         return
     seen.keys.add(group.key)
+    if joined is not None:
+        for extension, member in joined.take(group.key, frozenset(group.all_extensions)):
+            _add_member(group, extension, member, findings)
     try:
         yield _assemble(group, findings)
     except SampleError as error:
@@ -180,6 +194,7 @@ def _add_member(group: _Group, extension: str, member: Member, findings: Finding
     if group.num_members > MAX_SAMPLE_MEMBERS:
         return
     group.types.add(extension.rpartition(".")[2])
+    group.all_extensions.add(extension)
     if len(group.extensions) < _MOST_SHOWN:
         group.extensions.add(extension)
     duplicate = False

@@ -185,6 +185,7 @@ def base_jobs() -> list[dict[str, Any]]:
     whole["execution"]["modules"][1] |= {"memory": MEMORY}
     whole["execution"]["transfers"] = [TRANSFER]
     chunks = job_data(execution={"layout": {"kind": "pipelined", "schedule": "interleaved", "chunks": 2}})
+    chunks["stream"]["datasets"][0] |= {"captions": [{"name": "long", "weight": "2"}, {"name": "own"}]}
     exchange = [{"degree": d, "unit_ps": d} for d in (2, 4)]
     groups = {"kind": "grouped", "max_degree": 4, "exchange": exchange, "heads": 24}
     grouped = job_data(stream={"global_batch": 4}, execution={"layout": groups}, backbone=(8, 1))

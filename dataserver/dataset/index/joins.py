@@ -1,0 +1,86 @@
+"""Which files are joined to a shard, and whether its index was made of them as they are now.
+
+What joined files bring lies in the index, so that servers never read them, and a fingerprint covers it. Only
+`dataserver index` looks at the files again: a line of JSON beside the index has their sizes and times.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from dataserver.dataset.errors import DatasetError, Findings
+from dataserver.dataset.index.format import atomic_writer
+from dataserver.dataset.kinds import MISSING_PARTNER
+from dataserver.dataset.shards.listing import ShardFile
+from dataserver.dataset.storage.etags import check_regular
+from dataserver.dataset.storage.registry import storage_of
+
+JOINED_SUFFIX: Final = ".joined"
+PARQUET_SUFFIX: Final = ".parquet"
+_MAX_BYTES: Final = 1 << 16
+State = list[list[Any]]
+
+
+def joined_files(shard: ShardFile, joins: Sequence[Path]) -> list[Path]:
+    """Return the files that bring more for a shard: of its name in other folders, as shards or as parquet files."""
+    names = dict.fromkeys([shard.name, str(Path(shard.name).with_suffix(PARQUET_SUFFIX))])
+    return [path for join in joins for path in (join / name for name in names) if path.is_file()]
+
+
+def partners_of(shard: ShardFile, joins: Sequence[Path], findings: Findings) -> list[Path]:
+    """As `joined_files`; a folder without a file for the shard is a finding."""
+    for join in joins:
+        if not joined_files(shard, [join]):
+            detail = f"{join} has no file of this name: what is joined from there lacks for all samples of the shard"
+            findings.add("", MISSING_PARTNER, detail)
+    return joined_files(shard, joins)
+
+
+def check_joins(root: Path, shards: Sequence[ShardFile], joins: Sequence[Path]) -> None:
+    """Raise DatasetError if a folder is named twice, is the dataset's own, or has nothing for any shard."""
+    if len({join.resolve() for join in (*joins, root)}) < len(joins) + 1:
+        raise DatasetError(f"--join names a folder twice, or the dataset's own ({root}); name other folders, each once")
+    for join in joins:
+        if not join.is_dir() or not any(joined_files(shard, [join]) for shard in shards):
+            raise DatasetError(
+                f"--join {join} has no file for any of the {len(shards)} shards; a folder is required whose tars or"
+                f" parquet files have the names of the shards, such as {join / shards[0].name}"
+            )
+
+
+def state_of_joined(paths: Sequence[Path]) -> State:
+    """Return names, sizes and times of joined files. Raises OSError."""
+    found = []
+    for path in paths:
+        etag = storage_of(path).etag(str(path))
+        found.append([path.name, etag.num_bytes, etag.mtime_ns, etag.ctime_ns])
+    return found
+
+
+def are_as_joined(shard: ShardFile, joins: Sequence[Path]) -> bool:
+    """Whether the index of a shard was made of the joined files as they are now."""
+    path = _path(shard)
+    try:
+        check_regular(path)
+        with path.open("rb") as file:
+            before = json.loads(file.read(_MAX_BYTES))
+    except FileNotFoundError:
+        before = []
+    except (OSError, ValueError, RecursionError):
+        return False
+    return bool(before == state_of_joined(joined_files(shard, joins)))
+
+
+def write_joined(shard: ShardFile, state: State) -> None:
+    """Note of what an index was made. Raises DatasetError where it cannot be written."""
+    path = _path(shard)
+    if not state:
+        path.unlink(missing_ok=True)
+        return
+    with atomic_writer(path) as temp:
+        temp.write_text(f"{json.dumps(state)}\n", "ascii")
+
+
+def _path(shard: ShardFile) -> Path:
+    return shard.index_path.with_suffix(JOINED_SUFFIX)

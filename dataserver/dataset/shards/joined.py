@@ -1,0 +1,152 @@
+"""Members and columns that other files bring for the samples of a shard, by the same keys."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from dataserver.dataset.errors import DatasetError, Findings, SampleError
+from dataserver.dataset.kinds import ROW_WITHOUT_SAMPLE, SAMPLE_WITHOUT_ROW, UNUSED_PART
+from dataserver.dataset.shards.formats import format_of
+from dataserver.dataset.shards.hashing import HashingReader
+from dataserver.dataset.shards.interface import Member, ShardSource, Split
+from dataserver.dataset.shards.parquet_columns import parquet_columns
+from dataserver.dataset.shards.row_match import RowMatch
+from dataserver.dataset.storage.registry import storage_of
+from dataserver.images import sniff_format
+
+MAX_JOINED_BYTES: Final = 1 << 29
+"""Limit of the members that are joined to one shard: they are held until their samples come."""
+
+
+class JoinedMembers:
+    """Texts and JSON of other tars for the samples of one shard."""
+
+    def __init__(self, paths: Sequence[Path], split: Split, findings: Findings) -> None:
+        """Read all of them.
+
+        Args:
+            paths: shards of the same name in other folders.
+            split: splits member names into key and extension.
+            findings: where images and what cannot be read are counted.
+
+        Raises:
+            DatasetError: two bring the same member, or all hold too much.
+        """
+        self._findings = findings
+        self._members: dict[str, dict[str, tuple[Path, Member]]] = {}
+        self._taken: set[str] = set()
+        self._paths = paths
+        self._num_bytes = 0
+        for path in paths:
+            self._read(path, split)
+
+    def _read(self, path: Path, split: Split) -> None:
+        storage, found = storage_of(path), format_of(path.name)
+        assert found is not None, path
+        num_images = 0
+        with storage.open(path) as file:
+            reader = HashingReader(file, storage.etag(str(path)).num_bytes)
+            try:
+                for member in found.scan(ShardSource(path, reader, split), self._findings):
+                    if member.content is not None and sniff_format(member.content):
+                        num_images += 1
+                    elif parts := (split(member.name) if member.key is None else (member.key, member.name)):
+                        self._add(path, *parts, member)
+            except SampleError as error:
+                self._findings.add("", error.kind, f"{path.name}, which is joined: {error.detail}")
+        if num_images:
+            detail = f"{num_images} images of {path}: only texts and JSON of other tars are joined"
+            self._findings.add("", UNUSED_PART, detail)
+
+    def _add(self, path: Path, key: str, extension: str, member: Member) -> None:
+        self._num_bytes += len(member.content or b"")
+        if self._num_bytes > MAX_JOINED_BYTES:
+            raise DatasetError(f"{path} and what is joined with it hold more than {MAX_JOINED_BYTES} bytes of texts")
+        members = self._members.setdefault(key, {})
+        if extension in members:
+            other = members[extension][0]
+            if other != path:
+                raise _same_member(key, extension, other, path)
+            return
+        members[extension] = path, member
+
+    def take(self, key: str, has: frozenset[str]) -> Iterator[tuple[str, Member]]:
+        """Yield extension and member of all that belongs to a key.
+
+        Args:
+            key: of a sample.
+            has: extensions of the sample's own members.
+
+        Raises:
+            DatasetError: the sample has one of them itself.
+        """
+        for extension, (path, member) in self._members.get(key, {}).items():
+            if extension in has:
+                raise _same_member(key, extension, Path("the shard itself"), path)
+            yield extension, member
+        self._taken.add(key)
+
+    def finish(self, keys: set[str]) -> None:
+        """Count what found no partner.
+
+        Args:
+            keys: of all samples in the shard, those that are left out too.
+
+        Raises:
+            DatasetError: nothing found one.
+        """
+        if not self._paths or not keys:
+            return
+        names = ", ".join(map(str, self._paths))
+        alone = [key for key in self._members if key not in keys]
+        if self._members and len(alone) == len(self._members):
+            raise DatasetError(
+                f"nothing in {names} belongs to a sample: the samples are called {min(keys)!a} where it says"
+                f" {alone[0]!a}; name the folder whose files have the same keys"
+            )
+        if alone:
+            detail = f"{len(alone)} of {len(self._members)} keys of {names} have no sample, the first is {alone[0]!a}"
+            self._findings.add("", ROW_WITHOUT_SAMPLE, detail)
+        lacking = sorted(keys - self._members.keys())
+        if lacking:
+            detail = f"{len(lacking)} of {len(keys)} samples have nothing in {names}, the first is {lacking[0]!a}"
+            self._findings.add("", SAMPLE_WITHOUT_ROW, detail)
+
+
+def joined_columns(
+    meta: pa.Table, paths: Sequence[Path], keys: Sequence[str], findings: Findings, match: RowMatch
+) -> pa.Table:
+    """Return columns of samples with those of other parquet files, by name.
+
+    Args:
+        meta: columns of the shard.
+        paths: the other files.
+        keys: of the samples.
+        findings: rows without a sample and samples without a row are counted there.
+        match: how rows find samples.
+
+    Raises:
+        DatasetError: two bring the same column, no row of one finds a sample, or one cannot be read.
+    """
+    columns = dict(zip(meta.column_names, meta.columns, strict=True))
+    for path in paths:
+        try:
+            found = parquet_columns(path, keys, findings, match)
+        except (pa.ArrowException, ValueError) as error:
+            remedy = "" if isinstance(error, DatasetError) else "; mend it or leave it out"
+            raise DatasetError(f"{path}, which is joined, cannot be used ({error}){remedy}") from error
+        twice = sorted(found.keys() & columns.keys())
+        if twice:
+            raise DatasetError(
+                f"{path} brings the column {twice[0]!r}, which the samples have already; leave one of the two out"
+            )
+        columns |= {name: pa.chunked_array([values]) for name, values in found.items()}
+    return pa.table(dict(sorted(columns.items())))
+
+
+def _same_member(key: str, extension: str, first: Path, second: Path) -> DatasetError:
+    return DatasetError(
+        f"{first} and {second} bring the same member .{extension} of sample {key!a}; leave one of the two out"
+    )
