@@ -173,9 +173,9 @@ def _sequences(
     spec: JobSpec, plan: StepPlan, view: ViewPlan, datasets: Sequence[Dataset]
 ) -> dict[str, NDArray[np.int32]]:
     documents = []
-    of = (array[view.items] for array in (plan.samples.dataset, plan.samples.epoch, plan.samples.sample))
-    digest = spec.stream.tokenizer.digest
-    for i, caption in zip(view.items.tolist(), captions_of(spec.stream, *of), strict=True):
+    of, digest = plan.samples, spec.stream.tokenizer.digest
+    captions = captions_of(spec.stream, of.dataset[view.items], of.epoch[view.items], of.sample[view.items])
+    for i, caption in zip(view.items.tolist(), captions, strict=True):
         shard, row = divmod(int(plan.samples.sample[i]), 1 << ROW_BITS)
         dataset = datasets[int(plan.samples.dataset[i])]
         documents.append(dataset.document(shard, row, texts_key(digest, caption)))

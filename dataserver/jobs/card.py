@@ -154,7 +154,7 @@ class _Card:
             }
         )
         own = row_sums(shard.token_counts(texts_key(self._digest)), sizes.text_offsets)
-        columns = own, images, sizes.image_width, sizes.image_height, shard.image_bytes()
+        columns: list[NDArray[Any]] = [own, images, sizes.image_width, sizes.image_height, shard.image_bytes()]
         for histogram, values in zip(self._histograms, columns, strict=True):
             histogram.add(values)
         self._tokens[OWN] += int(own.sum())
