@@ -4,6 +4,7 @@ Opening reads the summary of all indexes, or the schema of each, and nothing els
 descriptors are held in small bounded caches. All methods may be called from several threads.
 """
 
+import json
 import logging
 import threading
 from collections.abc import Iterable, Sequence
@@ -12,12 +13,13 @@ from pathlib import Path
 from dataserver.dataset.errors import CaptionError, DatasetError, ShardReadError, StaleIndexError
 from dataserver.dataset.index.copies import are_copies_allowed, check_copies
 from dataserver.dataset.index.fresh import IndexedShard, read_fresh_index
+from dataserver.dataset.index.rules import read_rules
 from dataserver.dataset.index.sets import ShardSet, earlier_sets, find_set, fingerprint_of
 from dataserver.dataset.index.summary import Summary
 from dataserver.dataset.open_shards import OpenShards
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.dataset.shard import IMAGE_COLUMNS, ImageRef, IndexCaches, Shard, TokenizedDocument
-from dataserver.dataset.shards.captions import OWN, caption_columns
+from dataserver.dataset.shards.captions import COLUMN_PREFIX, OWN
 from dataserver.dataset.shards.listing import find_shards, index_folder
 from dataserver.images import MAX_IMAGE_BYTES
 
@@ -107,7 +109,9 @@ class Dataset:
     @property
     def captions(self) -> list[str]:
         """Names of the captions that any sample has, besides its own text."""
-        return sorted(caption_columns(dict.fromkeys(self.shards[0].known_columns, "")))
+        shard = self.shards[0]
+        asked = [entry.partition("=")[0] for entry in json.loads(read_rules(shard.header.rules)["captions"])]
+        return [name for name in asked if COLUMN_PREFIX + name in shard.known_columns]
 
     def check_captions(self, names: Iterable[str]) -> None:
         """Raise CaptionError if no sample has one of these captions."""

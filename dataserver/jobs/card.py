@@ -91,7 +91,7 @@ class DatasetCard:
     """Samples by their images: none, one, several."""
     num_images: int
     tokens: Mapping[str, int]
-    """Of all texts, by caption; of captions whose tokens are not counted nothing."""
+    """Of all texts, by caption."""
     histograms: tuple[Histogram, ...]
     columns: tuple[ColumnCard, ...]
     quarantined: int
@@ -112,7 +112,7 @@ def dataset_card(
         progress: told of shards done, and of all.
 
     Raises:
-        TokensMissingError: the samples' own texts are not counted for the tokenizer; names the command.
+        TokensMissingError: texts or captions are not counted for the tokenizer; names the command.
         FilterError: a filter does not fit the dataset's columns.
     """
     found = _Card(dataset, tokenizer_digest, filters)

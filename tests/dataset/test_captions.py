@@ -158,6 +158,7 @@ def test_what_a_caption_must_look_like(entries: list[str], problem: str) -> None
 def test_a_column_called_like_a_caption_is_refused(tmp_path: Path) -> None:
     write_tar(tmp_path / "0.tar", [("0.jpg", JPEG), ("0.txt", b"a"), ("0.x.txt", b"b")])
     pq.write_table(pa.table({"key": ["0"], "caption.long": ["c"]}), tmp_path / "0.parquet")
+    assert index(tmp_path, "short=x.txt").captions == ["short"], "a column of the sidecar is no caption"
     with pytest.raises(DatasetError, match=r"has a column 'caption\.long', as the caption 'long' would be stored"):
         index(tmp_path, "long=x.txt")
 

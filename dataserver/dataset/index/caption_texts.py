@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from dataserver.dataset.errors import DatasetError, Findings
 from dataserver.dataset.kinds import MISSING_NAMED_CAPTION
-from dataserver.dataset.shards.captions import MAX_CAPTION_BYTES, PARQUET, CaptionSource, caption_columns
+from dataserver.dataset.shards.captions import MAX_CAPTION_BYTES, PARQUET, CaptionSource
 from dataserver.dataset.shards.listing import ShardFile
 from dataserver.dataset.shards.samples import BYTE_ORDER_MARK, Sample
 
@@ -43,8 +43,7 @@ class CaptionTexts:
         Raises:
             DatasetError: a column that is named as a caption holds no texts, or one is called as a caption would be.
         """
-        if taken := set(caption_columns(dict.fromkeys(meta.column_names, ""))) & {s.name for s in self._sources}:
-            name = min(taken)
+        if name := next((s.name for s in self._sources if s.column in meta.column_names), ""):
             raise DatasetError(
                 f"{shard.sidecar_path} has a column 'caption.{name}', as the caption {name!r} would be stored; give the"
                 " caption another name"

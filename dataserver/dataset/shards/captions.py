@@ -1,7 +1,7 @@
 """Named captions: where the index finds further texts of a sample, beside its own."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from dataserver.dataset.errors import DatasetError
@@ -59,8 +59,3 @@ def parse_captions(entries: Sequence[str]) -> tuple[CaptionSource, ...]:
     if len(found) > MOST_CAPTIONS:
         raise DatasetError(f"--caption is given {len(found)} times, the limit is {MOST_CAPTIONS}")
     return tuple(found[name] for name in sorted(found))
-
-
-def caption_columns(columns: Mapping[str, str]) -> list[str]:
-    """Return the names of the captions among columns of an index."""
-    return [name.removeprefix(COLUMN_PREFIX) for name in columns if name.startswith(COLUMN_PREFIX)]
