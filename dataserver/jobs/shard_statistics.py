@@ -125,7 +125,11 @@ def _one_at_a_time(look: Callable[[], object]) -> Iterator[None]:
 
 
 def rows_left(
-    shard: Shard, compiled: Filter | None, quarantine: Quarantine | None, tokenizer_digest: str, captions: Captions
+    shard: Shard,
+    compiled: Filter | None,
+    quarantine: Quarantine | None,
+    tokenizer_digest: str,
+    captions: Captions = OWN_CAPTION,
 ) -> I64:
     """The rows of a shard that filter, quarantine and what the tokenizer cannot encode leave. int64 [k].
 
