@@ -6,7 +6,7 @@ from typing import Final
 
 from dataserver.cli.card_tables import Row, Section
 from dataserver.cli.pages import STYLE
-from dataserver.jobs.card import DatasetCard
+from dataserver.jobs import DatasetCard
 
 _STYLE: Final = (
     STYLE

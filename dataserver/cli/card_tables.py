@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dataserver.dataset import KINDS, OWN, printable
-from dataserver.jobs.card import DatasetCard, Drops, Histogram
+from dataserver.jobs import DatasetCard, Drops, Histogram
 
 _BAR: Final = 24
 """Characters of the longest bar."""

@@ -13,7 +13,7 @@ from dataserver.cli.card_tables import Section, bars, card_sections
 from dataserver.cli.jobs import read_job
 from dataserver.cli.progress import progress_bar
 from dataserver.dataset import Dataset, lint, printable
-from dataserver.jobs.card import dataset_card
+from dataserver.jobs import dataset_card
 from dataserver.outputs import require_writable, tells_on, write_output
 
 WIDTH = 80

@@ -17,7 +17,7 @@ from dataserver.dataset.errors import (
     TokensMissingError,
     printable,
 )
-from dataserver.dataset.filter_grammar import compile_filter
+from dataserver.dataset.filter_grammar import compile_filter, filter_parts
 from dataserver.dataset.filters import Filter
 from dataserver.dataset.index.arrays import Array, ArraysError, read_arrays, write_arrays
 from dataserver.dataset.index.build import BuildReport, build_index
@@ -90,6 +90,7 @@ __all__ = [
     "compile_filter",
     "count_tokens",
     "describe",
+    "filter_parts",
     "in_processes",
     "lint",
     "parse_captions",

@@ -1,6 +1,7 @@
 """Where input and output meet the planner: a job and open datasets in, plans out. Servers and the CLI use it alike."""
 
 from dataserver.jobs.cache import JobCache
+from dataserver.jobs.card import DatasetCard, Drops, Histogram, dataset_card
 from dataserver.jobs.catalog import Catalog, quarantine_digest
 from dataserver.jobs.errors import (
     DatasetMismatchError,
@@ -20,11 +21,14 @@ from dataserver.jobs.statistics_cache import index_statistics
 __all__ = [
     "JOB_CHARS",
     "Catalog",
+    "DatasetCard",
     "DatasetMismatchError",
     "DatasetUnknownError",
+    "Drops",
     "FairScheduler",
     "Fetch",
     "FillingError",
+    "Histogram",
     "IsCancelled",
     "JobCache",
     "JobPlanner",
@@ -33,6 +37,7 @@ __all__ = [
     "StatisticsPendingError",
     "TokenizerUnknownError",
     "WorkCancelledError",
+    "dataset_card",
     "fill_job",
     "index_statistics",
     "never_cancelled",

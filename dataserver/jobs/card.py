@@ -8,8 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.dataset import OWN, Dataset, Filter, Shard, compile_filter, texts_key
-from dataserver.dataset.filter_grammar import filter_parts
+from dataserver.dataset import OWN, Dataset, Filter, Shard, compile_filter, filter_parts, texts_key
 from dataserver.planning.stream.samples import row_sums
 
 _BITS: Final = 64
