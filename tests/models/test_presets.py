@@ -7,7 +7,7 @@ from torch import nn
 from trainclient.models.backbone import BackboneStage
 from trainclient.models.encoder import ImageEncoder
 from trainclient.models.generator import ImageGenerator
-from trainclient.models.parameters import fill_missing_gradients, initialise
+from trainclient.models.parameters import initialise
 from trainclient.models.presets import backbone_config, encoder_config, generator_config
 
 State = dict[str, torch.Tensor]
@@ -96,13 +96,3 @@ def test_a_module_without_memory_is_refused() -> None:
         module = ImageEncoder(encoder_config("tiny", 4, 2, 64))
     with pytest.raises(ValueError, match=r"encoder\.patch_embed\.weight has no memory yet"):
         initialise(module, 0, "encoder")
-
-
-def test_missing_gradients_become_zero_and_others_stay() -> None:
-    module = nn.ModuleDict({"used": nn.Linear(2, 2), "unused": nn.Linear(2, 2), "frozen": nn.Linear(2, 2)})
-    module["frozen"].requires_grad_(False)
-    module["used"](torch.ones(1, 2)).sum().backward()
-    fill_missing_gradients(module)
-    assert torch.equal(module["used"].weight.grad, torch.ones(2, 2))
-    assert torch.equal(module["unused"].weight.grad, torch.zeros(2, 2))
-    assert module["frozen"].weight.grad is None

@@ -14,7 +14,6 @@ from dataserver.planning.stream.randomness import Operator, dataset_key
 from trainclient.client import Batch
 from trainclient.models.backbone import IGNORED_LABEL, BackboneBatch, StageOutput
 from trainclient.models.noise import diffusion_noise, diffusion_times, image_words
-from trainclient.models.parameters import fill_missing_gradients
 from trainclient.modules import NoiseKey, TrainedModule, View
 from trainclient.topology.process_grid import Topology
 from trainclient.training.models import Models
@@ -41,8 +40,8 @@ def reference_gradients(case: Case, skip: Callable[[int], bool] = lambda _: Fals
         _run(case, networks, wave, encoded, generators, skip).backward()
     gradients: Gradients = {}
     for name, network in networks.items():
-        fill_missing_gradients(network)
-        gradients |= {f"{name}.{key}": p.grad for key, p in network.named_parameters()}
+        for key, p in network.named_parameters():
+            gradients[f"{name}.{key}"] = torch.zeros_like(p) if p.grad is None else p.grad
     return gradients
 
 

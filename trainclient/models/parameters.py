@@ -45,17 +45,6 @@ def initialise(module: nn.Module, seed: int, prefix: str) -> None:
             filled.result()
 
 
-def fill_missing_gradients(module: nn.Module) -> None:
-    """Give every trainable parameter without a gradient a zero one.
-
-    A microbatch without images leaves some parameters out of the graph, yet every rank must bring the same tensors to
-    the data-parallel all-reduce. Call it after the last backward pass of a step.
-    """
-    for parameter in module.parameters():
-        if parameter.requires_grad and parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-
-
 def units(network: nn.Module) -> Iterator[nn.Module]:
     """The elements of the network's own lists, that have parameters."""
     for child in network.children():
