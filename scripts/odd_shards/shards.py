@@ -290,6 +290,7 @@ def spellings(rng: Rng) -> OddShard:
 
 FILES: dict[str, Callable[[Rng], bytes]] = {
     "unread/beside.tar.gz": lambda rng: gzip.compress(rng.bytes(100), mtime=0),
+    "unread/tar_without_suffix": lambda rng: joined_tars(rng).content,
     "unread/beside.tgz": lambda rng: rng.bytes(100),
     "unread/beside.tar.zst": lambda rng: rng.bytes(100),
     "unread/beside.TAR": lambda rng: rng.bytes(100),

@@ -87,6 +87,17 @@ def test_a_microbatch_without_tokens_is_one_that_adds_nothing(
     assert not any(p.grad.any() for p in model.parameters() if p.grad is not None)
 
 
+def test_text_that_has_the_id_of_the_models_images_is_refused(microbatches: list[FullModelMicrobatch]) -> None:
+    """Before a model looks for embeddings that nobody sends."""
+    microbatch = next(m for m in microbatches if len(m.rows))
+    tensors = microbatch.tensors
+    text = np.delete(tensors["token_ids"], tensors["embedding_slots"])
+    inputs = Qwen2VLInputs(image_token=int(text[1]), frames=2)
+    count = len(tensors["embedding_slots"]) + int((text == text[1]).sum())
+    with pytest.raises(ValueError, match=rf": {count} tokens have the model's image id {text[1]}, and images have"):
+        inputs(microbatch, torch.device("cpu"))
+
+
 def _alone(
     model: Qwen2VLForConditionalGeneration, microbatch: FullModelMicrobatch, batch: dict[str, Any], n: int
 ) -> Tensor:

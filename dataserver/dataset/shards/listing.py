@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Final
 
 from dataserver.dataset.errors import DatasetError
@@ -39,6 +39,7 @@ UNREAD: Final = {
 LONE_SIDECAR: Final = (
     "a parquet is read beside the .tar of the same name, and there is none; rename it, or pack its samples"
 )
+UNNAMED_TAR: Final = "only names that end in .tar are shards, and this is a tar; rename it: mv FILE NAME.tar"
 _KNOWN_SUFFIXES: Final = tuple(dict.fromkeys(s for f in FORMATS for s in (f.suffix, f.sidecar_suffix) if s))
 """Of shards and sidecars."""
 _MOST_SHOWN: Final = 8
@@ -212,6 +213,8 @@ def _find(storage: Storage, root: Path, links: list[str], unread: dict[str, str]
                     raise DatasetError(f"more than {MAX_SHARDS} shards below {root}; split the dataset")
             elif remedy := _unread(name):
                 unread[name] = remedy
+            elif kind is EntryKind.FILE and "." not in name.rpartition("/")[2] and _begins_as_tar(storage, root / name):
+                unread[name] = UNNAMED_TAR
     except OSError as error:
         raise DatasetError(f"cannot list {error.filename}: {error.strerror}; make the folder readable") from error
     chosen = next((found for found in FORMATS if names[found.suffix]), FORMATS[0])
@@ -236,6 +239,12 @@ def _unread(name: str) -> str:
     """What helps with a file that looks like a shard and is not read; nothing for any other file."""
     lower = name.lower()
     return next((remedy for suffix, remedy in UNREAD.items() if lower.endswith(suffix)), "")
+
+
+def _begins_as_tar(storage: Storage, path: PurePath) -> bool:
+    """Whether a file begins with the header of a tar (POSIX, at byte 257). Raises OSError."""
+    with storage.open(path) as file:
+        return file.read(262)[257:] == b"ustar"
 
 
 def _check_name(storage: Storage, root: Path, name: str) -> None:
