@@ -97,7 +97,7 @@ def test_on_large_clusters_the_best_of_each_layout_is_planned_once(
     assert sorted(layouts) == sorted({c["layout"] for c in found(capsys, *asked, "--steps", 0)["choices"]})
     fastest = min(c["simulated_ns"] for c in choices if c["simulated_steps_ns"])
     for choice in choices:
-        hopeless = choice["step_ns"] > 1.5 * fastest
+        hopeless = choice["step_ns"] > 1.25 * fastest
         assert len(choice["simulated_steps_ns"]) == (0 if hopeless else 1)
 
 

@@ -34,11 +34,9 @@ CLOSEST: Final = 2
 """Choices, the fastest of one draw, between which more draws decide: planning every choice for all takes minutes."""
 LARGE: Final = 128
 """GPUs beyond which planning takes seconds: then the best choice of each layout is scored, for one draw."""
-HOPELESS: Final = 1.5
-"""Times the fastest simulated step that a solved one takes which is not planned there, if samples are packed: then
-solved and simulated steps are closer than that."""
-FURTHER: Final = 1.25
-"""The same of all but the best choice of each layout, on clusters of any size."""
+HOPELESS: Final = 1.25
+"""Times the fastest simulated step that a solved one takes which is not planned, if samples are packed: then simulated
+steps took at least 0.81 of solved ones. On up to `LARGE` GPUs the best choice of each layout always is."""
 
 
 class ScoringError(ValueError):
@@ -89,7 +87,7 @@ class Solution:
 def solve(problem: Problem, draws: int | None = None) -> Solution:
     """Solve the problem in every layout, and score what is found by planner and simulator over so many draws.
 
-    Without a number, the best three of each layout are scored once, but for those beyond `FURTHER`, and the `CLOSEST`
+    Without a number, the best three of each layout are scored once, but for `HOPELESS` ones, and the `CLOSEST`
     for `DRAWS`; on a `LARGE` cluster the best of each layout, once.
 
     Raises:
@@ -125,8 +123,8 @@ def _all_scored(problem: Problem, found: Sequence[Choice], draws: int | None) ->
     scored, seen = list[Scored](), set[str]()
     for choice in sorted(found, key=lambda c: c.step_ns):
         fastest = min((s.best_known_ns for s in scored), default=float("inf"))
-        limit = HOPELESS if problem.cluster.gpus > LARGE else FURTHER if choice.layout in seen else float("inf")
-        hopeless = draws is None and problem.workload.stream.packed and choice.step_ns > limit * fastest
+        prunes = draws is None and (choice.layout in seen or problem.cluster.gpus > LARGE)
+        hopeless = prunes and problem.workload.stream.packed and choice.step_ns > HOPELESS * fastest
         scored.append(_scored(problem, choice, 0 if hopeless else 1 if draws is None else draws))
         seen.add(choice.layout)
     return sorted(scored, key=_speed)
