@@ -88,7 +88,7 @@ def _hidden(problem: Problem) -> Problem:
     """Without the time of sums over the peers of tensor parallelism."""
     fast = replace(problem.cluster, within_bytes_ns=HIDDEN)
     peak = problem.cluster.peak_flops_ns
-    table = {(n.name, tp): with_reductions(n, tp, fast, computed_cost(n, tp, peak))
+    table = {(n.name, tp): with_reductions(n, tp, fast, computed_cost(n, tp, peak, fast.gpu))
              for n in problem.networks for tp in DEGREES}  # fmt: skip
     return replace(problem, table=table)
 
@@ -100,8 +100,9 @@ def _nearby(problem: Problem, half_width: int) -> Problem:
         width = network.size.width / tp
         return (width + half_width) / (width + HALF_WIDTH)
 
-    peak = problem.cluster.peak_flops_ns
-    table = {(n.name, tp): with_reductions(n, tp, problem.cluster, computed_cost(n, tp, peak / slower(n, tp)))
+    cluster = problem.cluster
+    table = {(n.name, tp): with_reductions(
+                 n, tp, cluster, computed_cost(n, tp, cluster.peak_flops_ns / slower(n, tp), cluster.gpu))
              for n in problem.networks for tp in DEGREES}  # fmt: skip
     return replace(problem, table=table)
 

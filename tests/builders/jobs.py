@@ -4,7 +4,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any, get_args
 
-from dataserver.planning.job.fields import BalancePolicy
+from dataserver.planning.job.fields import DEFAULT_COSTS, MODELS, BalancePolicy, ModuleKind
 from dataserver.planning.job.identity import Job, identify, parse_job
 from dataserver.planning.job.spec import AnyLayout, Execution
 
@@ -39,8 +39,16 @@ TWO_DATASETS = [dataset(name) for name in ("laion", "x")]
 
 
 def module(kind: str, name: str = "", **fields: Any) -> Data:
-    """A module, named after its kind unless told otherwise."""
-    return {"name": name or {"encoder": "vit", "backbone": "llm", "generator": "dit"}[kind], "kind": kind, **fields}
+    """A module, named after its kind unless told otherwise; with a cost of its own, which no release changes."""
+    named = {"name": name or {"encoder": "vit", "backbone": "llm", "generator": "dit"}[kind], "kind": kind}
+    return {**named, "cost": usual_cost(kind, fields.get("tp", 1) * fields.get("sp", 1)), **fields}
+
+
+def usual_cost(kind: str, degree: int = 1) -> Data:
+    """The default model on the default device at 40 % of its peak, with 10 us a layer of each microbatch."""
+    default = DEFAULT_COSTS[ModuleKind(kind)]
+    found = default.forward_fields_of(ModuleKind(kind), degree)
+    return found | {"microbatch_ns": 10_000 * MODELS[kind][default.model].layers}
 
 
 def compose(modules: list[Data], **fields: Any) -> Data:

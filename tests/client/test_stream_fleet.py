@@ -176,7 +176,7 @@ def test_names_may_appear_with_their_servers(monkeypatch: pytest.MonkeyPatch, ca
 @pytest.mark.timeout(20)
 def test_servers_that_all_refuse_are_not_waited_for(serve: Serve) -> None:
     """Where a server answered, `give_up` is what counts, and where all refuse not even that."""
-    servers = [serve(info={"plan_versions": [5]}), serve(fingerprint="1" * 64)]
+    servers = [serve(info={"plan_versions": [9]}), serve(fingerprint="1" * 64)]
     fleet = Fleet([s.address for s in servers])
     with pytest.raises(FleetError, match="no server can do this"):
         fleet.register(filled_in(serve(), Timeouts()))
@@ -211,7 +211,7 @@ def test_an_odd_server_is_named_once_and_asked_last(
     fleet.close()
 
 
-@pytest.mark.parametrize(("field", "pinned"), [("order_versions", 1), ("content_versions", 2), ("plan_versions", 4)])
+@pytest.mark.parametrize(("field", "pinned"), [("order_versions", 1), ("content_versions", 2), ("plan_versions", 5)])
 def test_unsupported_versions_are_named(serve: Serve, quick: Timeouts, field: str, pinned: int) -> None:
     job = filled_in(serve(), quick)
     fleet = Fleet(serve(info={field: [8, 9]}).address, timeouts=quick)
@@ -253,7 +253,7 @@ def test_a_server_with_another_dataset_is_passed_over(serve: Serve, quick: Timeo
 
 
 def test_a_server_that_lacks_the_versions_is_passed_over(serve: Serve, quick: Timeouts) -> None:
-    old, right = serve(info={"plan_versions": [5]}), serve()
+    old, right = serve(info={"plan_versions": [9]}), serve()
     job = filled_in(right, quick)
     for key in "abcdef":
         fleet = Fleet([old.address, right.address], key=key, timeouts=quick)

@@ -42,7 +42,7 @@ def measured(degrees: tuple[int, ...] = (1,), gpu: str = "h100", networks: Seque
             name=n.name,
             size=n.size,
             degrees=tuple(
-                ProfiledCost(tp=tp, cost=computed_cost(n, tp, 2 * H100.peak_flops_ns), error_percent=1.0)
+                ProfiledCost(tp=tp, cost=computed_cost(n, tp, 2 * H100.peak_flops_ns, H100.gpu), error_percent=1.0)
                 for tp in degrees
             ),
         )

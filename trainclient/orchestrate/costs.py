@@ -12,7 +12,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from dataserver.planning.costs.profile import with_sums
-from dataserver.planning.job.fields import LAYER_NS, Cost
+from dataserver.planning.job.fields import Cost, fixed_ns
 from trainclient.orchestrate.cluster import Cluster
 from trainclient.orchestrate.memory import BFLOAT16, Parameters, block_bytes, gathered_at_once, logit_bytes, saved_bytes
 from trainclient.orchestrate.networks import Network
@@ -144,10 +144,10 @@ def options(
 
 def analytic_cost(network: Network, tp: int, cluster: Cluster) -> Cost:
     """The cost of a module at a degree, from operations and bytes."""
-    return with_reductions(network, tp, cluster, computed_cost(network, tp, cluster.peak_flops_ns))
+    return with_reductions(network, tp, cluster, computed_cost(network, tp, cluster.peak_flops_ns, cluster.gpu))
 
 
-def computed_cost(network: Network, tp: int, peak_flops_ns: float) -> Cost:
+def computed_cost(network: Network, tp: int, peak_flops_ns: float, gpu: str) -> Cost:
     """What computing a device's share takes, without tensor-parallel sums.
 
     Raises:
@@ -157,7 +157,7 @@ def computed_cost(network: Network, tp: int, peak_flops_ns: float) -> Cost:
     rate = peak_flops_ns * share * tp
     try:
         return Cost(
-            microbatch_ns=network.size.layers * LAYER_NS,
+            microbatch_ns=fixed_ns(network.kind, network.size, gpu, tp),
             linear_ps=round(1_000 * network.row_flops / rate),
             quadratic_fs=round(1_000_000 * network.pair_flops / (rate * ATTENTION)),
             backward_percent=100 * network.gradient_passes,

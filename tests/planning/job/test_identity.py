@@ -46,8 +46,9 @@ stream:
   seed: 42
 execution:
   modules:
-    - {name: vit, kind: encoder, dp: 3}
-    - {name: llm, kind: backbone, dp: 4, pp: 2}
+    - {name: vit, kind: encoder, dp: 3, cost: {microbatch_ns: 320000, linear_ps: 3179430, quadratic_fs: 413989}}
+    - {name: llm, kind: backbone, dp: 4, pp: 2,
+       cost: {microbatch_ns: 320000, linear_ps: 35381757, quadratic_fs: 662382}}
     - {name: dit, kind: generator, dp: 2, cost: {linear_ps: 1000, quadratic_fs: 10}}
   microbatch: 2
   end: {epochs: 3, last: drop}
@@ -61,6 +62,7 @@ execution:
         (2, "1cdc8e3da7fc0690fa5b593db6c50d7b3c6f33fc946b4b21bc7bd947f96d6265"),
         (3, "d8f4808c23adc6b2f0ff97509169f791dce2a88e73ca62a3e44dcaca7ddf0468"),
         (4, "3d55a65a121718774233892f9155070bff7a63af35834772602a51b84b120df2"),
+        (5, "1cc13b0bb66791512cb69d30693427fa5ec28acc15d53e3e6cf60ef75239d7e4"),
     ],
 )
 def test_golden_ids(version: int, job_id: str) -> None:
@@ -68,7 +70,7 @@ def test_golden_ids(version: int, job_id: str) -> None:
     job = parse_job(parse_yaml(f"{GOLDEN_JOB}  plan_version: {version}\n".encode()))
     assert job.stream_id == "cdbc995083e1ea03daef68fdf47474cdbaef6e049ec5b93090b88e8481def5d9"
     assert job.job_id == job_id
-    assert (job == parse_job(parse_yaml(GOLDEN_JOB.encode()))) == (version == 4)
+    assert (job == parse_job(parse_yaml(GOLDEN_JOB.encode()))) == (version == 5)
 
 
 def test_ids_are_hashes_of_canonical_json() -> None:
@@ -106,7 +108,7 @@ def test_spelling_does_not_matter() -> None:
     for path, spellings in {
         ("stream", "packing", "fill"): ["0.97", "0.970", "00.97"],
         ("stream", "datasets", 0, "weight"): ["0.7", "0.70", "000.7"],
-        ("execution", "modules", 0, "cost"): [None],
+        ("execution", "modules", 0, "sp"): [1],
     }.items():
         same += [changed(data, path, s) for s in spellings]
     assert {(j.stream_id, j.job_id) for j in map(parse_job, same)} == {(job.stream_id, job.job_id)}
@@ -310,7 +312,7 @@ def test_every_field_counts() -> None:
     [
         (("stream", "order_version"), [1]),
         (("stream", "content_version"), [2]),
-        (("execution", "plan_version"), [1, 2, 3, 4]),
+        (("execution", "plan_version"), [1, 2, 3, 4, 5]),
     ],
 )
 def test_other_versions_are_refused_by_name(path: tuple[str, str], supported: list[int]) -> None:

@@ -23,8 +23,13 @@ GOLDEN = Path(__file__).with_name("golden_matrix.json")
 BLOCKS, BLOCK = 8, 10
 """Of each layout's kind, and jobs in a block."""
 STEP = 3
-CASES = [*((kind, 1) for kind in LAYOUT_KINDS), ("pipelined", 3), *((kind, 4) for kind in LAYOUT_KINDS)]
-"""Kinds and plan versions: version 2 makes the plans of version 1, and version 3 other ones of pipelines alone."""
+CASES = [
+    *((kind, 1) for kind in LAYOUT_KINDS),
+    ("pipelined", 3),
+    *((kind, 4) for kind in LAYOUT_KINDS),
+    ("pipelined", 5),
+]
+"""Kinds and plan versions: version 2 makes the plans of version 1, versions 3 and 5 other ones of pipelines alone."""
 
 
 def outcome(step: Step, version: int) -> dict[str, str]:

@@ -10,7 +10,7 @@ import pytest
 from builders.jobs import LAYOUT_KINDS
 from builders.matrix import matrix, samples_of
 
-from dataserver.planning.job.fields import OrderPolicy, Schedule, WaveOptions
+from dataserver.planning.job.fields import OrderPolicy, PackingPolicy, Schedule, WaveOptions
 from dataserver.planning.job.identity import Job, JobSpecError, identify, parse_job
 from dataserver.planning.job.spec import Execution
 from dataserver.planning.layouts.contrastive.options import ContrastiveSchedule
@@ -24,6 +24,11 @@ STEP = 3
 DISTMM_PIPE = ContrastiveSchedule.DISTMM_PIPE
 BLOCK = 10
 """Jobs of a test."""
+MORE_MEMORY = 15
+"""Jobs of a layout that are planned with more and more memory; about half of them state any."""
+ONE_IN = {"pipelined": 1_000, "grouped": 50, "colocated": 1_000, "contrastive": 1_000}
+"""The part of a time by which more memory may make it slower, since memory bends what stages hold at once. Groups
+are sought within the memory of a device, and those for less of it are not compared."""
 FIRST = 1_000
 """The golden matrix has the jobs before."""
 
@@ -94,6 +99,45 @@ def slower_with_more(kind: str, number: int) -> list[str]:
     ]
 
 
+def with_times_the_memory(job: Job, halves: int) -> Execution:
+    """The job with so many times half the memory. Sequences are balanced: best fit fills them as far as memory goes."""
+    modules = []
+    for module in job.spec.execution.modules:
+        if module.memory is not None:
+            fields = {n: v for n, v in module.memory.model_dump().items() if n.endswith("_bytes") and v is not None}
+            del fields["unit_bytes"]
+            more = module.memory.model_copy(update={name: value * halves // 2 for name, value in fields.items()})
+            module = module.model_copy(update={"memory": more})
+        if module.packing is not None:
+            module = module.model_copy(update={"packing": PackingPolicy.BALANCED})
+        modules.append(module)
+    return job.spec.execution.model_copy(update={"modules": tuple(modules)})
+
+
+def slower_with_more_memory(kind: str, number: int) -> list[str]:
+    """More memory that makes the plan of a job slower by more than `ONE_IN` allows.
+
+    Where samples cost a backbone nothing, balanced packing has nothing to balance, and is by length alone.
+    """
+    job, samples = drawn(kind, number)
+    modules = job.spec.execution.modules
+    if all(m.memory is None for m in modules) or any(m.packing and not m.cost.linear_ps for m in modules):
+        return []
+    sizes = (2, 3, 4, 8, 64)
+    times = [makespan(job, samples, with_times_the_memory(job, halves)) for halves in sizes]
+    return [
+        f"{kind} {number}: {slow} ns with {more / 2} x its memory, {fast} ns with {less / 2} x"
+        for (less, fast), (more, slow) in pairwise(zip(sizes, times, strict=True))
+        if fast is not None and (slow is None or slow * ONE_IN[kind] > fast * (ONE_IN[kind] + 1))
+    ]
+
+
+@pytest.mark.parametrize("kind", LAYOUT_KINDS)
+def test_more_memory_makes_no_plan_slower(kind: str) -> None:
+    found = [line for number in range(FIRST, FIRST + MORE_MEMORY) for line in slower_with_more_memory(kind, number)]
+    assert not found, "\n".join(found)
+
+
 @pytest.mark.parametrize("kind", LAYOUT_KINDS)
 def test_no_plan_is_slower_than_what_is_shown_beside_it(kind: str) -> None:
     found = [line for number in range(FIRST, FIRST + BLOCK) for line in slower(kind, number)]
@@ -111,5 +155,6 @@ def test_a_larger_limit_in_flight_makes_no_plan_slower(kind: str) -> None:
 @pytest.mark.parametrize("kind", LAYOUT_KINDS)
 def test_no_plan_of_a_thousand_jobs_is_slower(kind: str, block: int) -> None:
     numbers = range(FIRST + (block + 1) * BLOCK, FIRST + (block + 2) * BLOCK)
-    found = [line for number in numbers for line in (*slower(kind, number), *slower_with_more(kind, number))]
+    ways = slower, slower_with_more, slower_with_more_memory
+    found = [line for number in numbers for way in ways for line in way(kind, number)]
     assert not found, "\n".join(found)

@@ -10,12 +10,12 @@ from dataserver.planning.job.fields.end import End, LastStep
 from dataserver.planning.job.fields.extremes import most_forward_ns, most_units
 from dataserver.planning.job.fields.gradients import gradient_passes, with_backwards, without_backwards
 from dataserver.planning.job.fields.hardware import (
-    LAYER_NS,
     MODELS,
     PEAK_GIGAFLOPS,
     REDUCTION_NS,
     ModelSize,
     backward_percent,
+    fixed_ns,
     linear_flops,
     pair_flops,
     peer_sums,
@@ -61,7 +61,6 @@ from dataserver.planning.job.fields.values import (
 __all__ = [
     "DEFAULT_COSTS",
     "FILLED_IN",
-    "LAYER_NS",
     "MAX_INTEGER",
     "MAX_TEXT_BYTES",
     "MODELS",
@@ -112,6 +111,7 @@ __all__ = [
     "beside_sequences",
     "default_cost",
     "describe",
+    "fixed_ns",
     "gradient_passes",
     "is_name",
     "json_pointer",

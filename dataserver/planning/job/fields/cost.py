@@ -62,14 +62,14 @@ class ModelCost(SpecModel):
                 raise ValueError(f"{name} is {value}; a value in (0, 1] is required")
         return self
 
-    def fields_of(self, kind: ModuleKind, degree: int) -> dict[str, int]:
-        """The fields of the `Cost` of a module of that kind, whose work `degree` devices share.
+    def fields_of(self, kind: ModuleKind, tp: int, sp: int = 1) -> dict[str, int]:
+        """The fields of the `Cost` of a module of that kind, whose work tp x sp devices share, and whose weights tp.
 
         Raises:
             ValueError: an unknown name.
         """
         attention = None if self.attention_efficiency is None else Fraction(self.attention_efficiency)
-        found = coefficients(kind, self.model, self.device, Fraction(self.efficiency), degree, attention)
+        found = coefficients(kind, self.model, self.device, Fraction(self.efficiency), tp * sp, attention, sp)
         backward = backward_percent(
             frozen=self.frozen,
             input_gradient=self.input_gradient and kind not in (ModuleKind.ENCODER, ModuleKind.TOWER),
@@ -77,7 +77,7 @@ class ModelCost(SpecModel):
         )
         return {**asdict(found), "backward_percent": backward}
 
-    def forward_fields_of(self, kind: ModuleKind, degree: int) -> dict[str, int]:
+    def forward_fields_of(self, kind: ModuleKind, tp: int, sp: int = 1) -> dict[str, int]:
         """`fields_of` without `backward_percent`, for a module that says itself what its backward does.
 
         Raises:
@@ -89,7 +89,7 @@ class ModelCost(SpecModel):
                 f"{' and '.join(twice)} of the cost: frozen and recompute of the module say what its backward does; "
                 "leave it out"
             )
-        found = self.fields_of(kind, degree)
+        found = self.fields_of(kind, tp, sp)
         del found["backward_percent"]
         return found
 

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 Value = TypeVar("Value")
 
 LAYER_NS: Final = 10_000
-"""Time of a layer that no row causes: about ten kernels that begin and end, 1 us each. An assumption, to be fitted."""
+"""Time of a layer beside its weights and rows: about ten kernels that begin and end, 1 us each. An assumption."""
 REDUCTION_NS: Final = 15_000
 """Latency of a sum over the peers of tensor parallelism. An assumption."""
 
@@ -75,6 +75,9 @@ MODELS: Final[Mapping[str, Mapping[str, ModelSize]]] = MappingProxyType(
 # A100, the H200 like the H100.
 PEAK_GIGAFLOPS: Final[Mapping[str, int]] = MappingProxyType({"a800": 312_000, "h100": 989_400, "h200": 989_400})
 
+# Of the same data sheets: bytes in a nanosecond (GB/s) between a device and its own memory.
+MEMORY_GB_S: Final[Mapping[str, int]] = MappingProxyType({"a800": 2_039, "h100": 3_350, "h200": 4_800})
+
 
 def linear_flops(kind: str, size: ModelSize) -> int:
     """Forward operations of one row (patch or token): twice the weights that it is multiplied with.
@@ -98,13 +101,36 @@ def pair_flops(kind: str, size: ModelSize) -> int:
     return 4 * size.layers * size.width // (2 if kind == "backbone" or size.causal else 1)
 
 
+def fixed_ns(kind: str, size: ModelSize, device: str, degree: int = 1) -> int:
+    """Forward time of a microbatch that no row causes, rounded up: launching kernels, and reading each weight once.
+
+    A weight has two bytes (bf16), so all of them have as many bytes as a row takes operations. That reading hides
+    behind no computing is an assumption, which makes short microbatches slower: n rows reach n / (n + h) of the speed
+    of many, where reading takes as long as computing h rows. On an H100 at 40 % of its peak h is 118. A profile or
+    `dataserver fit` finds the time that a device takes.
+
+    Args:
+        kind: encoder, backbone, generator or tower.
+        size: of the module.
+        device: a name in `MEMORY_GB_S`.
+        degree: devices that share each weight (tensor parallelism).
+    """
+    return size.layers * LAYER_NS - (-linear_flops(kind, size) // (MEMORY_GB_S[device] * degree))
+
+
 def peer_sums(kind: str, size: ModelSize) -> int:
     """Sums over the peers of tensor parallelism in a forward: behind attention, to conditions too, and the MLP."""
     return size.layers * (3 if kind == "generator" else 2)
 
 
 def coefficients(
-    kind: str, model: str, device: str, efficiency: Fraction, degree: int = 1, attention: Fraction | None = None
+    kind: str,
+    model: str,
+    device: str,
+    efficiency: Fraction,
+    degree: int = 1,
+    attention: Fraction | None = None,
+    copies: int = 1,
 ) -> Coefficients:
     """Coefficients of a named model, rounded up.
 
@@ -113,8 +139,9 @@ def coefficients(
         model: a name in `MODELS[kind]`.
         device: a name in `PEAK_GIGAFLOPS`.
         efficiency: share of the device's peak that is reached, in (0, 1].
-        degree: devices that share each row's work (tensor x sequence parallelism); the constant is not divided.
+        degree: devices that share each row's work (tensor x sequence parallelism).
         attention: share of the peak that attention reaches, in (0, 1], where it differs from all other work.
+        copies: that these devices have of the weights (sequence parallelism).
 
     Raises:
         ValueError: an unknown name; the message lists the known ones.
@@ -122,7 +149,7 @@ def coefficients(
     size = _named(kind, MODELS[kind], model)
     rate = _named("device", PEAK_GIGAFLOPS, device) * degree  # operations per nanosecond
     return Coefficients(
-        microbatch_ns=size.layers * LAYER_NS,
+        microbatch_ns=fixed_ns(kind, size, device, degree // copies),
         linear_ps=-(-linear_flops(kind, size) * 1_000 // (efficiency * rate)),
         quadratic_fs=-(-pair_flops(kind, size) * 1_000_000 // ((attention or efficiency) * rate)),
     )

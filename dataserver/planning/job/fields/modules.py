@@ -158,7 +158,7 @@ class ModuleSpec(SpecModel):
         given = info.data
         if not {"kind", "tp", "sp", "modality", "frozen", "recompute"} <= given.keys():  # one is wrong, and reported
             return value
-        kind, degree = given["kind"], given["tp"] * given["sp"]
+        kind, tp, sp = (given[name] for name in ("kind", "tp", "sp"))
         if value is None:
             value = default_cost(kind, given["modality"])
         if isinstance(value, dict) and "model" in value:
@@ -170,8 +170,8 @@ class ModuleSpec(SpecModel):
         if not isinstance(value, ModelCost):
             return value
         if given["frozen"] or given["recompute"]:
-            return value.forward_fields_of(kind, degree)
-        return value.fields_of(kind, degree)
+            return value.forward_fields_of(kind, tp, sp)
+        return value.fields_of(kind, tp, sp)
 
     @field_validator("packing", mode="after")
     @classmethod

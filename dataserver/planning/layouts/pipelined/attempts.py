@@ -9,7 +9,7 @@ from dataserver.planning import I64
 from dataserver.planning.job.fields import BalancePolicy, ModuleKind, ModuleSpec, OrderPolicy
 from dataserver.planning.layouts.pipelined.candidates import CandidatePlan, ImageSpread, Trial, candidates_of
 from dataserver.planning.layouts.pipelined.packed import PackedStep
-from dataserver.planning.layouts.pipelined.placing import NO_GOAL, goal_ns, makespan_ns, searched
+from dataserver.planning.layouts.pipelined.placing import NO_GOAL, goal_ns, lower_bound_ns, makespan_ns, searched
 from dataserver.planning.layouts.pipelined.starts import CANONICAL, STRATIFIED, Starts, find_starts, guided_problem
 from dataserver.planning.layouts.shared.candidates import fastest
 from dataserver.planning.layouts.shared.finalists import FINALISTS_SINCE
@@ -62,6 +62,28 @@ def attempt(packed: PackedStep) -> Attempt:
     starts = find_starts(packed)
     candidates, shortfall = _outcome(packed, _by_rules(packed, starts))
     return Attempt(packed, starts, candidates, shortfall or starts.shortfall)
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What one rule-based plan tells of a number of microbatches."""
+
+    plan: CandidatePlan | None
+    """Of the placement whose slowest component is fastest, with no extra microbatch in flight; of another one where
+    memory does not hold that; None if it holds none."""
+    bound_ns: int
+    """A time that no plan of the same sequences can beat."""
+
+
+def probe(packed: PackedStep) -> Probe:
+    """Look at a number of microbatches without trying all that may be tried with it."""
+    starts = find_starts(packed)
+    spreads = _spreads(packed, starts.problem.components, canonical=False)
+    placements = [*starts.by_rules.values(), *starts.by_algorithm_2.values()]
+    placements.sort(key=lambda start: makespan_ns(guided_problem(packed, starts.problem, 0, start), start))
+    outcomes = (o for start in placements for o in candidates_of(packed, Trial("by rules", start, spreads, (0,))))
+    plan = next((o for o in outcomes if isinstance(o, CandidatePlan)), None)
+    return Probe(plan, lower_bound_ns(starts.problem))
 
 
 def search(made: Attempt, most_sequences: int) -> tuple[CandidatePlan, ...]:

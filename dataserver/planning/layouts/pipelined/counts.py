@@ -1,6 +1,8 @@
 """How many microbatches a pipelined step takes, and the sequences that go with each number."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count
 
 from dataserver.planning import I64
 from dataserver.planning.balancing import bin_loads
@@ -11,7 +13,7 @@ from dataserver.planning.layouts.pipelined.attempts import Attempt, attempt
 from dataserver.planning.layouts.pipelined.image_sequences import even_images
 from dataserver.planning.layouts.pipelined.options import PipelinedOptions
 from dataserver.planning.layouts.pipelined.packed import PackedStep
-from dataserver.planning.layouts.shared.sequences import pack_step, sequence_tokens
+from dataserver.planning.layouts.shared.sequences import pack_sequences, sequence_tokens
 from dataserver.planning.plan.arranging import module_images
 from dataserver.planning.plan.limits import check_microbatches
 from dataserver.planning.stream.packing import one_per_sequence
@@ -35,6 +37,26 @@ class Counts:
     samples: StepSamples
     parity: bool = False
     """Whether all ranks of a wave must have images, or none."""
+    memory_packs: bool = True
+    """Whether sequences are no longer than what the memory of the backbone holds; else `seq_len` alone limits them."""
+
+    def ladder(self) -> Iterator[PackedStep]:
+        """With as many microbatches as the samples need, and 1.5, 2, 3, 4, 6, 8, ... times as many.
+
+        Neither numbers nor sequences depend on memory. It ends where more microbatches would not be smaller.
+        """
+        free = replace(self, memory_packs=False)
+        packed = free._packed(1, alone=False)
+        fewest = packed.num_microbatches
+        yield packed
+        for halves in _halves():
+            finest = free._finest(packed)
+            number = min(-(-fewest * halves // 2), finest)
+            if packed.num_microbatches >= finest or number > free._allowed:
+                return
+            if number > packed.num_microbatches:
+                packed = free._packed(number, alone=False)
+                yield packed
 
     def first(self) -> Attempt:
         """With as few as the samples need, and the memory of all ranks of each module together allows."""
@@ -66,11 +88,14 @@ class Counts:
 
     def finer(self, made: Attempt) -> Attempt | None:
         """Twice as many microbatches; None where they would not be smaller."""
-        sequences = len(self.samples) if self._divisible else made.num_sequences
-        finest = made.num_microbatches * self.job.spec.execution.backbone.dp >= sequences
-        if finest or 2 * made.num_microbatches > self._allowed:
+        if made.num_microbatches >= self._finest(made.packed) or 2 * made.num_microbatches > self._allowed:
             return None
         return self._attempt(2 * made.num_microbatches, made.is_alone)
+
+    def _finest(self, packed: PackedStep) -> int:
+        """With more microbatches none would be smaller."""
+        sequences = len(self.samples) if self._divisible else packed.num_sequences
+        return -(-sequences // self.job.spec.execution.backbone.dp)
 
     def _is_final(self, made: Attempt, most: int) -> bool:
         """Whether more microbatches would not help."""
@@ -84,6 +109,9 @@ class Counts:
         return self._attempt(count, made.is_alone or count * self._slots >= len(self.samples))
 
     def _attempt(self, at_least: int, alone: bool) -> Attempt:
+        return attempt(self._packed(at_least, alone))
+
+    def _packed(self, at_least: int, alone: bool) -> PackedStep:
         """With a multiple of the stages where chunks are interleaved; `alone`, whatever packing says."""
         sequence, count = self._sequences(at_least, alone)
         if self._interleaved and count % self._stages:
@@ -91,14 +119,14 @@ class Counts:
         check_microbatches(self.job.spec.execution, count)
         if self.parity and self.job.stream.packing.enabled and not alone:
             sequence, count = self._even(sequence, count)
-        return attempt(PackedStep(self.job, self.step, self.samples, sequence, count, self.parity))
+        return PackedStep(self.job, self.step, self.samples, sequence, count, self.parity)
 
     def _even(self, sequence: I64, count: int) -> tuple[I64, int]:
         """Sequences that give the ranks equally many with images, with a microbatch more if it takes that."""
         execution = self.job.spec.execution
         (encoder,) = execution.of_kind(ModuleKind.ENCODER)
         has = sample_sizes(self.job, self.samples, encoder) > 0
-        capacity, ranks = sequence_tokens(self.job), execution.backbone.dp
+        capacity, ranks = self._capacity, execution.backbone.dp
         for more in (count, count + (self._stages if self._interleaved else 1)):
             most = more * self._slots if more <= self._allowed else 0
             even = even_images(sequence, self.samples.tokens, has, capacity, ranks, execution.microbatch, most)
@@ -108,8 +136,13 @@ class Counts:
 
     def _sequences(self, at_least: int, alone: bool) -> tuple[I64, int]:
         if not alone:
-            return pack_step(self.job, self.samples, at_least)
+            return pack_sequences(self.job, self.samples, self._capacity, self._slots, at_least)
         return one_per_sequence(self.samples.tokens), max(at_least, -(-len(self.samples) // self._slots))
+
+    @property
+    def _capacity(self) -> int:
+        """Tokens that a sequence may hold."""
+        return sequence_tokens(self.job) if self.memory_packs else self.job.stream.seq_len
 
     @property
     def _divisible(self) -> bool:
@@ -134,3 +167,10 @@ class Counts:
     @property
     def _stages(self) -> int:
         return self.job.spec.execution.backbone.pp
+
+
+def _halves() -> Iterator[int]:
+    """Twice 1.5, 2, 3, 4, 6, 8, 12, ...: every power of two, and half as much again."""
+    for power in count(1):
+        yield 3 << power - 1
+        yield 2 << power

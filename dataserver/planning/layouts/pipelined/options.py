@@ -3,7 +3,7 @@
 from math import gcd
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from dataserver.planning.job.fields import ExecutionParts, ModuleKind, Schedule, Stream, WaveOptions
 
@@ -16,6 +16,9 @@ class PipelinedOptions(WaveOptions):
     chunks: Annotated[int, Field(ge=1, le=64)] = 1
     """Model chunks in each backbone stage; more than one with the schedule `interleaved`, and only there. They shorten
     the start and the end of a step with several stages; a backbone of one stage (`pp` 1) gains nothing."""
+    fewest_microbatches: bool | None = None
+    """Whether a step has as few microbatches as its samples and memory need, for trainers that run a fixed number of
+    them, or pad each to `seq_len`. By default plans choose how many, since `plan_version` 5."""
 
     @property
     def num_chunks(self) -> int:
@@ -53,6 +56,12 @@ class PipelinedOptions(WaveOptions):
                 f"modules have (dp, tp, sp) {degrees}; with identity_routing ranks of the backbone run the encoders "
                 f"too: give these the degrees of module {backbone.name}, or leave identity_routing out"
             )
+
+    @field_validator("fewest_microbatches", mode="after")
+    @classmethod
+    def _only_if_so(cls, value: bool | None) -> bool | None:
+        """A job that does not ask for it is the same whether it says so or not."""
+        return value or None
 
     @model_validator(mode="after")
     def _check_chunks(self) -> Self:

@@ -25,6 +25,11 @@ class PackedStep:
     """Whether all ranks of a wave must have images, or none."""
 
     @property
+    def num_sequences(self) -> int:
+        """Of all ranks together."""
+        return int(self.sequence.max(initial=-1)) + 1
+
+    @property
     def execution(self) -> Execution:
         """How the job runs."""
         return self.job.spec.execution

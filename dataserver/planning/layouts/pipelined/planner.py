@@ -1,6 +1,5 @@
 """Encoders, backbone stages and generators on devices of their own, wave by wave (DistTrain, arXiv 2408.04275)."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -8,11 +7,10 @@ import numpy as np
 from dataserver.planning.job.fields import ModuleKind, ModuleSpec
 from dataserver.planning.job.identity import Job
 from dataserver.planning.job.spec import Execution
-from dataserver.planning.layouts.pipelined.attempts import Attempt, search
-from dataserver.planning.layouts.pipelined.candidates import CandidatePlan
+from dataserver.planning.layouts.pipelined.comparing import Compared, TooShort, compare
 from dataserver.planning.layouts.pipelined.counts import Counts, sample_sizes
 from dataserver.planning.layouts.pipelined.placing import lower_bound_ns, placement_problem
-from dataserver.planning.layouts.shared.candidates import ranked, shown
+from dataserver.planning.layouts.shared.candidates import shown
 from dataserver.planning.layouts.shared.sequences import sequence_of_samples
 from dataserver.planning.layouts.shared.waves import decisions
 from dataserver.planning.plan.naming import milliseconds, sample_name
@@ -25,10 +23,9 @@ from dataserver.planning.stream.sizing import SampleTooLargeError
 def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
     """Plan one step.
 
-    There are as many microbatches as the samples need. Where memory does not hold them, there are more and smaller
-    ones, equally many on every rank. Where it holds them, but fewer at once than the schedule asks for, plans with
-    twice as many are compared, and twice as many again, as long as rule-based plans get faster. Only the number that is
-    chosen is searched.
+    Microbatches are as many as the samples need, or 1.5, 2, 3, 4, 6, 8, ... times as many and smaller, whichever is
+    simulated fastest: fewer bubbles against a fixed price of each. Memory leaves out what it does not hold. Where it
+    holds none of these, there are as many as it takes, equally many on every rank.
 
     Every step of a job that the layout's limits accept has a plan: in the end every sample has a wave to itself, and
     with interleaved chunks so many waves without samples between it and the next that no two are in flight together.
@@ -37,63 +34,47 @@ def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
         SampleTooLargeError: memory does not hold a sample, however many microbatches there are.
     """
     _check_tokens(job, samples)
-    counts = Counts(job, step, samples, bool(job.spec.execution.modality_parity))
-    first = counts.first()
-    fitting = counts.fitting(first)
-    if counts.parity and not fitting.candidates:
-        counts = replace(counts, parity=False)
-        first = counts.first()
-        fitting = counts.fitting(first)
-    if not fitting.candidates:
-        raise _too_large(job, samples, fitting.shortfall, fitting.num_microbatches)
-    best, candidates = fitting, list(fitting.candidates)
-    finer = counts.finer(fitting) if fitting.is_short else None
-    while finer is not None:
-        candidates += _named(finer, finer.candidates)
-        if not finer.candidates or finer.fastest_ns >= best.fastest_ns:
-            break
-        best, finer = finer, counts.finer(finer) if finer.is_short else None
-    searched = search(best, 2 * first.num_sequences)
-    candidates += searched if best is fitting else _named(best, searched)
-    return _chosen(job, step, ranked(candidates), first.num_microbatches, fitting.num_microbatches)
+    found = compare(Counts(job, step, samples, bool(job.spec.execution.modality_parity)))
+    if isinstance(found, TooShort):
+        raise _too_large(job, samples, found.module, found.num_microbatches)
+    return _chosen(job, step, found)
 
 
-def _named(made: Attempt, candidates: Sequence[CandidatePlan]) -> list[CandidatePlan]:
-    """The candidates of an attempt beside those of fewer microbatches."""
-    return [replace(c, name=f"{c.name}, {made.num_microbatches} microbatches") for c in candidates]
-
-
-def _chosen(job: Job, step: int, candidates: Sequence[CandidatePlan], fewest: int, fitting: int) -> StepPlan:
-    """The first of the candidates, which are sorted fastest first, with what was decided."""
+def _chosen(job: Job, step: int, compared: Compared) -> StepPlan:
+    """The fastest of the candidates, with what was decided."""
+    candidates = compared.candidates
     best = candidates[0]
     number = best.plan.num_microbatches
     fastest = {c.plan.num_microbatches: c for c in reversed(candidates)}
     worth_showing = [
         c for c in candidates if c.plan.num_microbatches == number or c is fastest[c.plan.num_microbatches]
     ]
-    said = _decisions(job.spec.execution, candidates, fewest, fitting)
+    said = _decisions(job.spec.execution, compared)
     if job.spec.execution.modality_parity:
         said = (*said, parity_decision(job.spec.execution, best.plan))
     return replace(make_plan(job, step, best.plan), candidates=shown(worth_showing), decisions=said)
 
 
-def _decisions(
-    execution: Execution, candidates: Sequence[CandidatePlan], fewest: int, fitting: int
-) -> tuple[Decision, ...]:
+def _decisions(execution: Execution, compared: Compared) -> tuple[Decision, ...]:
     """Why each module holds what it does, why there are so many microbatches, and what the choice gained."""
-    best, last = candidates[0], candidates[-1]
+    best, last = compared.candidates[0], compared.candidates[-1]
     time, said = milliseconds(best.makespan_ns), list(decisions(execution, best.in_flight))
-    number = best.plan.num_microbatches
-    if number > fewest:
-        needed = number == fitting
-        reason = f"with only {fewest} they would exceed memory" if needed else "memory holds more of them in flight"
-        said.append(Decision("step", f"{number} microbatches of each rank", reason))
-    other = next((c for c in candidates if (c.extra > 0) is not (best.extra > 0)), None)
+    number, chosen = best.plan.num_microbatches, f"{best.plan.num_microbatches} microbatches of each rank"
+    others = [c for c in compared.candidates if c.plan.num_microbatches != number]
+    elsewhere = next((c for c in others if c.plan.num_microbatches == compared.fitting), others[0] if others else None)
+    if compared.fewest < number == compared.fitting:
+        said.append(Decision("step", chosen, f"with only {compared.fewest} they would exceed memory"))
+    elif elsewhere is not None:
+        beside = f"{milliseconds(elsewhere.makespan_ns)} with {elsewhere.plan.num_microbatches}"
+        said.append(Decision("step", chosen, f"simulated {time}, against {beside}"))
+    other = next((c for c in compared.candidates if (c.extra > 0) is not (best.extra > 0)), None)
     if other is not None:
         reason = f"simulated {time}, against {milliseconds(other.makespan_ns)} with {other.extra}"
         said.append(Decision("step", f"{best.extra} extra in flight", reason))
-    if len(candidates) > 1:
-        slowest = f"the slowest of {len(candidates)} plans takes {milliseconds(last.makespan_ns)} ({last.name})"
+    if len(compared.candidates) > 1:
+        slowest = (
+            f"the slowest of {len(compared.candidates)} plans takes {milliseconds(last.makespan_ns)} ({last.name})"
+        )
         said.append(Decision("step", best.name, f"simulated {time}; {slowest}"))
     return tuple(said)
 

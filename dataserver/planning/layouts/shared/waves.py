@@ -1,5 +1,6 @@
 """Layouts that work wave by wave: how many microbatches every stage holds, within memory, and its program."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -161,10 +162,16 @@ def wave_programs(
     """The programs of stages of single chunks, in the order of the joined pipeline."""
     held = {s.module: s.in_flight.tolist() for s in schedules}
     return tuple(
-        Program((m.name,), stage, done_by(m, stage_operations(held[m.name][stage], num_microbatches)))
+        Program((m.name,), stage, _done_by(held[m.name][stage], num_microbatches, m.runs_backward, not m.frozen))
         for m in execution.by_depth
         for stage in range(m.pp)
     )
+
+
+@functools.lru_cache(maxsize=256)  # a plan makes them for each stage of each candidate
+def _done_by(in_flight: int, num_microbatches: int, runs_backward: bool, trained: bool) -> Operations:
+    listed = stage_operations(in_flight, num_microbatches)
+    return whole_step(listed if runs_backward else forwards(listed), trained=trained)
 
 
 def done_by(module: ModuleSpec, operations: Operations, num_chunks: int = 1) -> Operations:

@@ -9,6 +9,7 @@ import pytest
 
 from dataserver.planning.job.fields.hardware import (
     LAYER_NS,
+    MEMORY_GB_S,
     MODELS,
     PEAK_GIGAFLOPS,
     Coefficients,
@@ -42,6 +43,7 @@ def test_the_tables_and_all_that_is_made_of_them() -> None:
     assert {kind: {name: astuple(size) for name, size in sizes.items()} for kind, sizes in MODELS.items()} == PUBLISHED
     assert dict(PEAK_GIGAFLOPS) == {"a800": 312_000, "h100": 989_400, "h200": 989_400}
     assert LAYER_NS == 10_000
+    assert dict(MEMORY_GB_S) == {"a800": 2_039, "h100": 3_350, "h200": 4_800}
     assert ModelSize(1, 2, 3, 4, 5) == ModelSize(1, 2, 3, 4, 5, vocab_size=0, causal=False)
     for kind, sizes in PUBLISHED.items():
         for name, (layers, width, mlp, heads, groups, vocab, causal) in sizes.items():
@@ -49,10 +51,14 @@ def test_the_tables_and_all_that_is_made_of_them() -> None:
             weights = width * (2 * width + 2 * (width // heads) * groups) + (3 if gated else 2) * width * mlp
             weights = layers * (weights + (2 * width * width if kind == "generator" else 0)) + width * vocab
             pairs = layers * width * (2 if gated or causal else 4)
-            for device, rate in (("a800", 312_000), ("h100", 989_400), ("h200", 989_400)):
+            for device, rate, read in (("a800", 312_000, 2_039), ("h100", 989_400, 3_350), ("h200", 989_400, 4_800)):
                 found = coefficients(kind, name, device, Fraction(1, 2), 3, Fraction(1, 4))
                 linear, quadratic = Fraction(2 * weights * 2_000, 3 * rate), Fraction(pairs * 4 * 10**6, 3 * rate)
-                assert astuple(found) == (layers * 10_000, ceil(linear), ceil(quadratic))
+                assert astuple(found) == (
+                    layers * 10_000 + ceil(Fraction(2 * weights, 3 * read)),
+                    ceil(linear),
+                    ceil(quadratic),
+                )
     with pytest.raises(ValueError, match="there is no device named 'b'; choose one of a800, h100, h200"):
         coefficients("tower", "tiny", "b", Fraction(1))
     choices = product((False, True), repeat=3)
@@ -89,14 +95,14 @@ def test_a_pair_takes_four_operations_for_each_layer_and_column_half_of_them_mas
     ("kind", "model", "expected"),
     [
         # Two devices, each at half of 312,000 operations a nanosecond. Llama 2 7B has 6,476,005,376 weights in layers,
-        # and 4096 x 128,256 in this head: 14.0 billion operations.
-        ("encoder", "tiny", (20_000, 631, 1_642)),
-        ("generator", "tiny", (20_000, 736, 1_642)),
-        ("backbone", "tiny", (40_000, 1_368, 1_642)),
-        ("backbone", "llama3-7b", (320_000, 44_880_398, 840_206)),
-        ("backbone", "llama3-13b", (400_000, 85_541_285, 1_312_821)),
-        ("generator", "dit-1b", (260_000, 5_505_024, 512_000)),
-        ("tower", "clip-text-h", (240_000, 1_935_833, 157_539)),
+        # and 4096 x 128,256 in this head: 14.0 billion operations, and bytes to read at 2,039 a nanosecond.
+        ("encoder", "tiny", (20_049, 631, 1_642)),
+        ("generator", "tiny", (20_057, 736, 1_642)),
+        ("backbone", "tiny", (40_105, 1_368, 1_642)),
+        ("backbone", "llama3-7b", (3_753_714, 44_880_398, 840_206)),
+        ("backbone", "llama3-13b", (6_944_601, 85_541_285, 1_312_821)),
+        ("generator", "dit-1b", (681_179, 5_505_024, 512_000)),
+        ("tower", "clip-text-h", (388_107, 1_935_833, 157_539)),
     ],
 )
 def test_coefficients_in_digits(kind: str, model: str, expected: tuple[int, int, int]) -> None:
@@ -106,8 +112,8 @@ def test_coefficients_in_digits(kind: str, model: str, expected: tuple[int, int,
 def test_attention_may_reach_another_share_of_the_peak() -> None:
     whole = coefficients("encoder", "tiny", "h100", Fraction(1, 4))
     apart = coefficients("encoder", "tiny", "h100", Fraction(1, 4), attention=Fraction(1, 5))
-    assert whole == Coefficients(20_000, -(-4 * 49_152 * 4_000 // 989_400), -(-512 * 4_000_000 // 989_400))
-    assert apart == Coefficients(20_000, whole.linear_ps, -(-512 * 5_000_000 // 989_400))
+    assert whole == Coefficients(20_059, -(-4 * 49_152 * 4_000 // 989_400), -(-512 * 4_000_000 // 989_400))
+    assert apart == Coefficients(20_059, whole.linear_ps, -(-512 * 5_000_000 // 989_400))
 
 
 @pytest.mark.parametrize(

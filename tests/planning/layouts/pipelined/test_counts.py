@@ -139,7 +139,8 @@ def test_compared_plans_are_named_by_more_microbatches_than_fit(
     seed: int, stages: int, chosen: int, least: int
 ) -> None:
     """Also those that search finds, which has the number that is chosen alone."""
-    data = job_data(backbone=(1, stages), stream={"global_batch": 8, "seq_len": 600})
+    layout = {"kind": "pipelined", "fewest_microbatches": True}
+    data = job_data(backbone=(1, stages), stream={"global_batch": 8, "seq_len": 600}, execution={"layout": layout})
     samples = make_samples(parse_job(data), 24, seed)
     units = int(samples.tokens.max()) * (3 + seed % 3)
     data["execution"]["modules"][1]["memory"] = {"budget_bytes": units, "unit_bytes": 1}

@@ -159,7 +159,7 @@ def test_microbatches_become_more_until_they_fit() -> None:
     def plan_with(units: dict[str, int]) -> StepPlan:
         job = make_job(
             stream={"global_batch": 16, "seq_len": 512, "packing": {"enabled": False}},
-            execution={"microbatch": 4},
+            execution={"microbatch": 4, "layout": {"kind": "pipelined", "fewest_microbatches": True}},
             encoder=2,
             backbone=(2, 2),
         )
@@ -193,7 +193,7 @@ def test_smaller_microbatches_fill_a_pipeline_that_memory_would_empty() -> None:
     for seed in range(3):
         job = make_job(
             stream={"global_batch": 64, "seq_len": 512, "packing": {"enabled": False}},
-            execution={"microbatch": 4},
+            execution={"microbatch": 4, "layout": {"kind": "pipelined", "fewest_microbatches": True}},
             encoder=2,
             backbone=(2, 4),
         )
@@ -206,4 +206,4 @@ def test_smaller_microbatches_fill_a_pipeline_that_memory_would_empty() -> None:
         assert timeline(tight.spec, plan).makespan_ns <= timeline(tight.spec, before).makespan_ns
         names = [c.name for c in plan.candidates]
         assert len(names) == len(set(names))
-        assert any(d.reason == "memory holds more of them in flight" for d in plan.decisions)
+        assert any(d.chosen == f"{plan.num_microbatches} microbatches of each rank" for d in plan.decisions)

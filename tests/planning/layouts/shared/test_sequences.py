@@ -11,7 +11,8 @@ from dataserver.planning.planner import plan_step
 def test_slots_are_those_of_all_microbatches_of_all_ranks() -> None:
     """Five samples, each a sequence, of two ranks with two microbatches of two."""
     stream = {"global_batch": 8, "packing": {"enabled": False}}
-    job = parse_job(job_data(stream=stream, execution={"microbatch": 2}, backbone=(2, 1)))
+    layout = {"kind": "pipelined", "fewest_microbatches": True}
+    job = parse_job(job_data(stream=stream, execution={"microbatch": 2, "layout": layout}, backbone=(2, 1)))
     plan = plan_step(job, 0, make_samples(job, 5))
     assert empty_percent(job, plan) == {"empty_sequences_percent": 37.5}
     assert empty_percent(job, plan_step(job, 0, make_samples(job, 0))) == {"empty_sequences_percent": 100.0}

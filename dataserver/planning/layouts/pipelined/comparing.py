@@ -1,0 +1,139 @@
+"""The plans of one step among which the fastest is taken: those of several numbers of microbatches."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from dataserver.planning.job.fields import BalancePolicy, ModuleSpec, OrderPolicy
+from dataserver.planning.layouts.pipelined.attempts import Probe, attempt, probe, search
+from dataserver.planning.layouts.pipelined.candidates import CandidatePlan
+from dataserver.planning.layouts.pipelined.counts import Counts
+from dataserver.planning.layouts.pipelined.options import PipelinedOptions
+from dataserver.planning.layouts.pipelined.packed import PackedStep
+from dataserver.planning.layouts.shared.alternatives import edit_layout, edit_modules
+from dataserver.planning.layouts.shared.candidates import ranked
+
+COUNTS_SINCE = 5
+"""The first plan_version that compares numbers of microbatches whatever memory holds."""
+
+SLOWER = 2
+"""So many numbers in a row whose rule-based plans are slower than with fewer microbatches end the ladder."""
+
+NEVER = 1 << 62
+"""Longer than any step."""
+
+SEARCHED_SHARE = 16
+"""Numbers are planned whole whose rule-based plan is slower than the fastest by no more than one part in so many: about
+what a search gains over rules."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What was tried for one step."""
+
+    candidates: Sequence[CandidatePlan]
+    """Fastest first."""
+    fewest: int
+    """Microbatches of each rank that the samples need."""
+    fitting: int
+    """The fewest that memory holds, of those that were tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class TooShort:
+    """Memory holds none of the plans that were tried."""
+
+    module: ModuleSpec | None
+    """Whose memory it is."""
+    num_microbatches: int
+    """The most that were tried."""
+
+
+def compare(counts: Counts) -> Compared | TooShort:
+    """Make the plans of a step; without modality parity where memory holds none that has it."""
+    found = _compare(counts)
+    if isinstance(found, TooShort) and counts.parity:
+        found = _compare(replace(counts, parity=False))
+    return found
+
+
+def _compare(counts: Counts) -> Compared | TooShort:
+    execution = counts.job.spec.execution
+    chooses = execution.plan_version >= COUNTS_SINCE and not execution.options(PipelinedOptions).fewest_microbatches
+    return (_of_ladder(counts) if chooses else None) or _of_memory(counts)
+
+
+def _of_ladder(counts: Counts) -> Compared | None:
+    """The plans of all numbers of the ladder that may be the fastest; None if memory holds no plan of any of them.
+
+    What is tried with a number depends on no other: neither its sequences nor the budget of its search. Which numbers
+    are tried depends on no policy but packing, so that no other policy finds a faster one. The fewest always are.
+    """
+    probes = _probes(counts)
+    fewest = probes[0][0]
+    fastest_ns = min((found.plan.makespan_ns for _, found in probes if found.plan is not None), default=0)
+    candidates = list[CandidatePlan]()
+    for packed, found in probes:
+        is_close = found.plan is not None and found.plan.makespan_ns <= fastest_ns + fastest_ns // SEARCHED_SHARE
+        promises = is_close and all(found.bound_ns < c.makespan_ns for c in candidates)
+        if promises or packed is fewest:
+            made = attempt(packed)
+            plans = (*made.candidates, *(search(made, fewest.num_sequences) if promises else ()))
+            candidates += plans if packed is fewest else _named(packed, plans)
+    if not candidates:
+        return None
+    fitting = min(c.plan.num_microbatches for c in candidates)
+    return Compared(ranked(candidates), fewest.num_microbatches, fitting)
+
+
+def _probes(counts: Counts) -> list[tuple[PackedStep, Probe]]:
+    """The numbers of the ladder, until two in a row are slower than fewer microbatches.
+
+    Where stages hold less than the schedule asks for, more microbatches let them hold more, so that the ladder goes on.
+    """
+    probes, slower, fastest_ns = list[tuple[PackedStep, Probe]](), 0, NEVER
+    for packed in counts.ladder():
+        found = probe(_with_usual_policies(packed))
+        probes.append((packed, found))
+        if found.plan is not None:
+            is_slower = found.plan.makespan_ns >= fastest_ns and not found.plan.in_flight.is_short
+            slower = slower + 1 if is_slower else 0
+            fastest_ns = min(fastest_ns, found.plan.makespan_ns)
+        if slower == SLOWER:
+            break
+    return probes
+
+
+def _with_usual_policies(packed: PackedStep) -> PackedStep:
+    """The same sequences in a job that balances and orders them by the papers' rules, whatever this one does."""
+    execution = packed.execution
+    balanced = [m.name for m in execution.modules if not (execution.identity_routing and m.handles_images)]
+    usual = edit_modules(balanced, balance=BalancePolicy.LPT)(edit_layout(order=OrderPolicy.DISTTRAIN)(execution))
+    spec = packed.job.spec.model_copy(update={"execution": usual})
+    return replace(packed, job=replace(packed.job, spec=spec))
+
+
+def _of_memory(counts: Counts) -> Compared | TooShort:
+    """The plans of as few microbatches as memory holds; finer ones where it holds fewer at once than the schedule asks.
+
+    Twice as many are compared then, and twice as many again, as long as rule-based plans get faster. Only the number
+    that is chosen is searched. The way of all jobs before `COUNTS_SINCE`.
+    """
+    first = counts.first()
+    fitting = counts.fitting(first)
+    if not fitting.candidates:
+        return TooShort(fitting.shortfall, fitting.num_microbatches)
+    best, candidates = fitting, list(fitting.candidates)
+    finer = counts.finer(fitting) if fitting.is_short else None
+    while finer is not None:
+        candidates += _named(finer.packed, finer.candidates)
+        if not finer.candidates or finer.fastest_ns >= best.fastest_ns:
+            break
+        best, finer = finer, counts.finer(finer) if finer.is_short else None
+    searched = search(best, 2 * first.num_sequences)
+    candidates += searched if best is fitting else _named(best.packed, searched)
+    return Compared(ranked(candidates), first.num_microbatches, fitting.num_microbatches)
+
+
+def _named(packed: PackedStep, candidates: Sequence[CandidatePlan]) -> list[CandidatePlan]:
+    """The candidates of a number of microbatches beside those of fewer."""
+    return [replace(c, name=f"{c.name}, {packed.num_microbatches} microbatches") for c in candidates]
