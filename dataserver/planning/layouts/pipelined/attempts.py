@@ -10,7 +10,14 @@ from dataserver.planning.job.fields import BalancePolicy, ModuleKind, ModuleSpec
 from dataserver.planning.layouts.pipelined.candidates import CandidatePlan, ImageSpread, Trial, candidates_of
 from dataserver.planning.layouts.pipelined.packed import PackedStep
 from dataserver.planning.layouts.pipelined.placing import NO_GOAL, goal_ns, lower_bound_ns, makespan_ns, searched
-from dataserver.planning.layouts.pipelined.starts import CANONICAL, STRATIFIED, Starts, find_starts, guided_problem
+from dataserver.planning.layouts.pipelined.starts import (
+    CANONICAL,
+    STRATIFIED,
+    Starts,
+    find_starts,
+    guided_problem,
+    problem_of,
+)
 from dataserver.planning.layouts.shared.candidates import fastest
 from dataserver.planning.layouts.shared.finalists import FINALISTS_SINCE
 from dataserver.planning.layouts.shared.waves import extras
@@ -59,7 +66,7 @@ class Attempt:
 
 def attempt(packed: PackedStep) -> Attempt:
     """Make the rule-based plans."""
-    starts = find_starts(packed)
+    starts = find_starts(packed, problem_of(packed))
     candidates, shortfall = _outcome(packed, _by_rules(packed, starts))
     return Attempt(packed, starts, candidates, shortfall or starts.shortfall)
 
@@ -68,22 +75,26 @@ def attempt(packed: PackedStep) -> Attempt:
 class Probe:
     """What one rule-based plan tells of a number of microbatches."""
 
-    plan: CandidatePlan | None
-    """Of the placement whose slowest component is fastest, with no extra microbatch in flight; of another one where
-    memory does not hold that; None if it holds none."""
+    packed: PackedStep
     bound_ns: int
     """A time that no plan of the same sequences can beat."""
+    plan: CandidatePlan | None
+    """Of the placement whose slowest component is fastest, with no extra microbatch in flight; of another one where
+    memory does not hold that; None if it holds none, or if there was no plan to be faster than."""
 
 
-def probe(packed: PackedStep) -> Probe:
-    """Look at a number of microbatches without trying all that may be tried with it."""
-    starts = find_starts(packed)
-    spreads = _spreads(packed, starts.problem.components, canonical=False)
+def probe(packed: PackedStep, fastest_ns: int) -> Probe:
+    """Look at a number of microbatches, unless no plan of it can beat `fastest_ns`."""
+    problem = problem_of(packed)
+    bound_ns = lower_bound_ns(problem)
+    if bound_ns >= fastest_ns:
+        return Probe(packed, bound_ns, None)
+    starts = find_starts(packed, problem)
+    spreads = _spreads(packed, problem.components, canonical=False)[-1:]  # over all ranks, if images may go there
     placements = [*starts.by_rules.values(), *starts.by_algorithm_2.values()]
-    placements.sort(key=lambda start: makespan_ns(guided_problem(packed, starts.problem, 0, start), start))
+    placements.sort(key=lambda start: makespan_ns(guided_problem(packed, problem, 0, start), start))
     outcomes = (o for start in placements for o in candidates_of(packed, Trial("by rules", start, spreads, (0,))))
-    plan = next((o for o in outcomes if isinstance(o, CandidatePlan)), None)
-    return Probe(plan, lower_bound_ns(starts.problem))
+    return Probe(packed, bound_ns, next((o for o in outcomes if isinstance(o, CandidatePlan)), None))
 
 
 def search(made: Attempt, most_sequences: int) -> tuple[CandidatePlan, ...]:

@@ -21,7 +21,7 @@ SLOWER = 2
 NEVER = 1 << 62
 """Longer than any step."""
 
-SEARCHED_SHARE = 16
+SEARCHED_SHARE = 32
 """Numbers are planned whole whose rule-based plan is slower than the fastest by no more than one part in so many: about
 what a search gains over rules."""
 
@@ -69,35 +69,36 @@ def _of_ladder(counts: Counts) -> Compared | None:
     are tried depends on no policy but packing, so that no other policy finds a faster one. The fewest always are.
     """
     probes = _probes(counts)
-    fewest = probes[0][0]
-    fastest_ns = min((found.plan.makespan_ns for _, found in probes if found.plan is not None), default=0)
-    candidates = list[CandidatePlan]()
-    for packed, found in probes:
+    fewest, candidates = probes[0].packed, list[CandidatePlan]()
+    fastest_ns = min((found.plan.makespan_ns for found in probes if found.plan is not None), default=0)
+    for found in probes:
         is_close = found.plan is not None and found.plan.makespan_ns <= fastest_ns + fastest_ns // SEARCHED_SHARE
         promises = is_close and all(found.bound_ns < c.makespan_ns for c in candidates)
-        if promises or packed is fewest:
-            made = attempt(packed)
+        if promises or found.packed is fewest:
+            made = attempt(found.packed)
             plans = (*made.candidates, *(search(made, fewest.num_sequences) if promises else ()))
-            candidates += plans if packed is fewest else _named(packed, plans)
+            candidates += plans if found.packed is fewest else _named(found.packed, plans)
     if not candidates:
         return None
     fitting = min(c.plan.num_microbatches for c in candidates)
     return Compared(ranked(candidates), fewest.num_microbatches, fitting)
 
 
-def _probes(counts: Counts) -> list[tuple[PackedStep, Probe]]:
+def _probes(counts: Counts) -> list[Probe]:
     """The numbers of the ladder, until two in a row are slower than fewer microbatches.
 
     Where stages hold less than the schedule asks for, more microbatches let them hold more, so that the ladder goes on.
     """
-    probes, slower, fastest_ns = list[tuple[PackedStep, Probe]](), 0, NEVER
+    probes, slower, fastest_ns = list[Probe](), 0, NEVER
     for packed in counts.ladder():
-        found = probe(_with_usual_policies(packed))
-        probes.append((packed, found))
-        if found.plan is not None:
-            is_slower = found.plan.makespan_ns >= fastest_ns and not found.plan.in_flight.is_short
-            slower = slower + 1 if is_slower else 0
-            fastest_ns = min(fastest_ns, found.plan.makespan_ns)
+        found = replace(probe(_with_usual_policies(packed), fastest_ns), packed=packed)
+        probes.append(found)
+        if found.plan is None:
+            slower += found.bound_ns >= fastest_ns
+        elif found.plan.makespan_ns < fastest_ns or found.plan.in_flight.is_short:
+            slower, fastest_ns = 0, min(fastest_ns, found.plan.makespan_ns)
+        else:
+            slower += 1
         if slower == SLOWER:
             break
     return probes

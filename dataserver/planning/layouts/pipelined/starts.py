@@ -46,11 +46,14 @@ class Starts:
     """Whether memory does not hold one of the sequences, however many microbatches there are."""
 
 
-def find_starts(packed: PackedStep) -> Starts:
-    """Place the sequences by every rule that the job asks for."""
-    problem = placement_problem(
-        packed.job.spec, _guide(packed, 0, {}), packed.samples, packed.sequence, packed.num_microbatches, packed.parity
-    )
+def problem_of(packed: PackedStep) -> PlacementProblem:
+    """What placing the sequences depends on, with what stages hold where memory is ample."""
+    guide, count = _guide(packed, 0, {}), packed.num_microbatches
+    return placement_problem(packed.job.spec, guide, packed.samples, packed.sequence, count, packed.parity)
+
+
+def find_starts(packed: PackedStep, problem: PlacementProblem) -> Starts:
+    """Place the sequences by every rule that the job asks for. `problem` is that of `problem_of`."""
     hopeless = shortfall_alone(problem)
     if hopeless is not None:
         return Starts(problem, {}, {}, packed.modules[hopeless], is_hopeless=True)
