@@ -65,7 +65,9 @@ def test_peers_add_up_twice_in_a_block() -> None:
     alone, two = option().cost, option(2).cost
     share = 1000 * SMALL.row_flops / (1000 * 2 * 0.76 * 4 / (4 + 256))
     assert two.linear_ps == pytest.approx(share + 4 * 80, abs=1)
-    assert two.microbatch_ns == alone.microbatch_ns + 4 * 15_000
+    read = [-(-SMALL.row_flops // (2_039 * tp)) for tp in (1, 2)]  # as many bytes as operations of a row
+    assert alone.microbatch_ns == 2 * 10_000 + read[0]
+    assert two.microbatch_ns == 2 * 10_000 + read[1] + 4 * 15_000
     assert two.backward_percent == round(100 * (2 * share + 320) / (share + 320))
 
 

@@ -88,6 +88,7 @@ def test_degrees_that_were_not_measured_follow_from_those_that_were(degrees: tup
     for (name, tp), cost in costs_of(measured(degrees), NETWORKS, H100).items():
         network = next(n for n in NETWORKS if n.name == name)
         wanted = analytic_cost(network, tp, twice)
+        assert cost.microbatch_ns == pytest.approx(wanted.microbatch_ns, rel=1e-3)
         assert cost.linear_ps == pytest.approx(wanted.linear_ps, rel=1e-3)
         assert cost.quadratic_fs == pytest.approx(wanted.quadratic_fs, rel=1e-3)
         assert cost.backward_percent == wanted.backward_percent

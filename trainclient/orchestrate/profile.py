@@ -72,9 +72,13 @@ def costs_of(profile: Profile, networks: Sequence[Network], cluster: Cluster) ->
 def _scaled(network: Network, tp: int, costs: Mapping[int, Cost], cluster: Cluster) -> Cost:
     """The cost at a degree that was not measured, from the nearest one that was."""
     near = min(costs, key=lambda other: (abs(other.bit_length() - tp.bit_length()), other))
-    ours, theirs = (computed_cost(network, degree, cluster.peak_flops_ns).linear_ps for degree in (tp, near))
-    ratio = ours / theirs
-    found = costs[near]
+    peak, gpu, found = cluster.peak_flops_ns, cluster.gpu, costs[near]
+    ours, theirs = (computed_cost(network, degree, peak, gpu) for degree in (tp, near))
+    ratio = ours.linear_ps / theirs.linear_ps
     return found.model_copy(
-        update={"linear_ps": round(found.linear_ps * ratio), "quadratic_fs": round(found.quadratic_fs * ratio)}
+        update={
+            "microbatch_ns": round(found.microbatch_ns * ours.microbatch_ns / theirs.microbatch_ns),
+            "linear_ps": round(found.linear_ps * ratio),
+            "quadratic_fs": round(found.quadratic_fs * ratio),
+        }
     )
