@@ -277,7 +277,7 @@ def test_what_clients_report_is_bounded_over_all_jobs(datasets: dict[str, Path])
 
 
 def test_a_plan_names_every_sample_once_and_agrees_with_the_stream(server: Running) -> None:
-    """With as many microbatches as the baseline, each of which takes time, so that loads add up to the same."""
+    """With the number of microbatches that the baseline has: each takes time, and loads then add up to the same."""
     job = server.create(job_data(layout={"kind": "pipelined", "fewest_microbatches": True}))
     plan = server.stub.GetPlan(pb.GetPlanRequest(job_id=job.job_id, step=1), timeout=TIMEOUT_S).plan
     assert (plan.job_id, plan.stream_id, plan.step) == (job.job_id, job.stream_id, 1)
