@@ -281,7 +281,8 @@ def test_the_words_of_each_error() -> None:
     with pytest.raises(FilterError) as caught:
         compile_filter("no > 1").mask(SHARD)
     assert str(caught.value) == (
-        "the filter names the column 'no', which no shard has; the columns are: elsewhere, nsfw, ok, punsafe, width"
+        "the filter names the column 'no', which no shard has; the columns are: clip-b32 score, elsewhere,"
+        " gr\u00f6\u00dfe, nsfw, ok, punsafe, width"
     )
     with pytest.raises(FilterError) as caught:
         compile_filter("width > " + "1" * 60 + " " * 20 + " < < 3")
