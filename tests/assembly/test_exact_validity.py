@@ -9,7 +9,7 @@ from shards import break_images, write_interleaved, write_pairs, write_texts
 
 from dataserver.assembly import Validity
 from dataserver.assembly.sequences import IGNORED
-from dataserver.dataset import ShardReadError, build_index
+from dataserver.dataset import StaleIndexError, build_index
 from dataserver.jobs import JobPlanner
 from dataserver.planning.job.fields import ModuleKind
 from dataserver.planning.job.identity import parse_job
@@ -83,7 +83,7 @@ def test_an_image_is_not_judged_while_storage_fails(tmp_path: Path) -> None:
     content = (folder / "00000.tar").read_bytes()
     (folder / "00000.tar").write_bytes(b"")
     plan, view = next(run.views(ModuleKind.BACKBONE))
-    with pytest.raises(ShardReadError):
+    with pytest.raises(StaleIndexError, match="has 0 bytes"):
         run.prepare(plan, view)
     (folder / "00000.tar").write_bytes(content)
     assert (run.prepare(plan, view).validity == Validity.VALID).all()

@@ -22,7 +22,7 @@ from dataserver.assembly import (
     view_tensors,
     views,
 )
-from dataserver.dataset import Dataset, ImageRef, Shard, ShardReadError, build_index, count_tokens
+from dataserver.dataset import Dataset, ImageRef, Shard, StaleIndexError, build_index, count_tokens
 from dataserver.images import ImageShape
 from dataserver.jobs import JobPlanner
 from dataserver.planning.job.fields import ModuleKind
@@ -295,7 +295,7 @@ def test_storage_trouble_is_no_verdict_on_the_image(tmp_path: Path) -> None:
     path = folder / "00000.tar"
     content = path.read_bytes()
     path.write_bytes(b"")
-    with pytest.raises(ShardReadError):
+    with pytest.raises(StaleIndexError, match="has 0 bytes"):
         prepared.tasks[0]()
     prepared.finish()
     assert (prepared.validity == Validity.INVALID).all(), "nothing is taken for valid before its task has run"
