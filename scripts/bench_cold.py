@@ -45,6 +45,7 @@ SIZES: Final = (1, 4)
 COMMANDS: Final = {
     "index": ["index", "/nothing-here"],
     "lint": ["lint", "/nothing-here"],
+    "convert": ["convert", "/nothing-here", "/nothing-there"],
     "plan": ["plan", "--job", "/nothing-here"],
     "simulate": ["simulate", "--job", "/nothing-here"],
     "fit": ["fit", "--job", "/nothing-here"],

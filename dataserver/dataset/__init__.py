@@ -1,6 +1,7 @@
 """Shards, storage and index: input and output, no policy."""
 
 from dataserver.dataset.cache import LruCache
+from dataserver.dataset.conversion.convert import ConversionReport, convert
 from dataserver.dataset.dataset import Dataset
 from dataserver.dataset.descriptions import SampleDescription, describe
 from dataserver.dataset.errors import (
@@ -53,6 +54,7 @@ __all__ = [
     "BuildReport",
     "CaptionError",
     "CaptionSource",
+    "ConversionReport",
     "Dataset",
     "DatasetError",
     "DocumentParts",
@@ -88,6 +90,7 @@ __all__ = [
     "TruncatedImages",
     "build_index",
     "compile_filter",
+    "convert",
     "count_tokens",
     "describe",
     "filter_parts",

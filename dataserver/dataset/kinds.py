@@ -21,6 +21,8 @@ class Effect(StrEnum):
 UNDECODABLE: Final = "undecodable"
 LOST_IMAGE: Final = "lost_image"
 BAD_JSON: Final = "bad_json"
+CORRUPT_PARQUET: Final = "corrupt_parquet"
+NEEDS_CONVERT: Final = "needs_convert"
 DUPLICATE_KEY: Final = "duplicate_key"
 DUPLICATE_SHARD: Final = "duplicate_shard"
 FAILED_DOWNLOAD: Final = "failed_download"
@@ -43,6 +45,7 @@ UNUSABLE_COLUMN: Final = "unusable_column"
 KINDS: Final[Mapping[str, Effect]] = {
     "bad_document": Effect.LEFT_OUT,
     BAD_JSON: Effect.LEFT_OUT,
+    CORRUPT_PARQUET: Effect.LEFT_OUT,
     "corrupt_tar": Effect.LEFT_OUT,
     "cut_tar": Effect.LEFT_OUT,
     DUPLICATE_KEY: Effect.LEFT_OUT,
@@ -51,6 +54,7 @@ KINDS: Final[Mapping[str, Effect]] = {
     "image_too_large": Effect.LEFT_OUT,
     MISSING_CAPTION: Effect.LEFT_OUT,
     "missing_image": Effect.LEFT_OUT,
+    NEEDS_CONVERT: Effect.LEFT_OUT,
     NEEDS_SPECIAL_MEMBER: Effect.LEFT_OUT,
     "not_utf8": Effect.LEFT_OUT,
     ORPHAN_TEXT: Effect.LEFT_OUT,

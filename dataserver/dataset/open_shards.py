@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from typing import Final
 
 from dataserver.dataset.cache import LruCache
-from dataserver.dataset.errors import ShardReadError, StaleIndexError
+from dataserver.dataset.errors import DatasetError, ShardReadError, StaleIndexError
+from dataserver.dataset.index.format import read_pages
 from dataserver.dataset.index.fresh import IndexedShard
+from dataserver.dataset.shards.pages import CODECS, Page, PageTable, unpack
 from dataserver.dataset.storage.etags import Etag
 from dataserver.dataset.storage.interface import StoredFile
 
 MAX_OPEN_SHARDS: Final = 128
+PAGE_CACHE_BYTES: Final = 64 << 20
+"""Of decompressed pages: a page is read once for each image in it, at times of their own."""
 
 _log = logging.getLogger(__name__)
 
@@ -30,15 +34,50 @@ class OpenShards:
         self._refused: dict[int, Etag] = {}
         """By position: the etag whose content is known to be another one."""
         self._descriptors: LruCache[StoredFile] = LruCache(MAX_OPEN_SHARDS, lambda _: 1)
+        self._tables: LruCache[PageTable] = LruCache(MAX_OPEN_SHARDS, lambda _: 1)
+        self._pages: LruCache[bytes] = LruCache(PAGE_CACHE_BYTES, len)
+        """Decompressed, by position of the shard and number of the page."""
         self._checking = [threading.Lock() for _ in shards]
 
     def read(self, position: int, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read pieces of the shard at `position`, each given by its offset and length.
+        """Read pieces of the shard at `position`, each given by its address (an offset, or as `PageTable`) and length.
 
         Raises:
             ShardReadError: storage failed, or gave fewer bytes than the file has; says nothing about the sample.
             StaleIndexError: the shard has another content than the one that was indexed.
         """
+        shard = self.shards[position]
+        end = shard.header.shard_bytes
+        if all(address < end for address, _ in ranges):
+            return self._read_file(position, ranges)
+        table = self._tables.get(position, lambda: read_pages(shard.file.index_path, shard.header))
+        if not table.pages:
+            return self._read_file(position, ranges)
+        return [
+            self._read_page(position, table, *one) if one[0] >= end else self._read_file(position, [one])[0]
+            for one in ranges
+        ]
+
+    def _read_page(self, position: int, table: PageTable, address: int, length: int) -> bytes:
+        """Read a value in a compressed page; raises as `read`."""
+        path = self.shards[position].file.path
+        number, start = table.find(address)
+        try:
+            page = self._pages.get((position, number), lambda: self._unpack(position, table.pages[number]))
+        except DatasetError:
+            raise
+        except ValueError as error:
+            raise ShardReadError(f"{path} has no page {number} ({error}); index it again") from error
+        if start + length > len(page):
+            raise ShardReadError(f"{path}: {length} bytes at {address} leave their page; index it again")
+        return page[start : start + length]
+
+    def _unpack(self, position: int, page: Page) -> bytes:
+        (packed,) = self._read_file(position, [(page.offset, page.packed_bytes)])
+        return unpack(packed, page.plain_bytes, CODECS[page.codec])
+
+    def _read_file(self, position: int, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Read pieces of the file, each given by its offset and length; raises as `read`."""
         file = self.shards[position].file  # its path is made where it is wanted: that takes as long as the reading
         try:
             for _ in range(2):

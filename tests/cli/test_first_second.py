@@ -23,6 +23,7 @@ COMMANDS = {
     "simulate": command("simulate", "--job", "no.yaml"),
     "index": command("index", "/nothing-here"),
     "lint": command("lint", "/nothing-here"),
+    "convert": command("convert", "/nothing-here", "/nothing-there"),
     "plan": command("plan", "--job", "no.yaml", "--step", "0"),
     "fit": command("fit", "--job", "no.yaml", "--server", "127.0.0.1:1"),
     "towers": command("towers", "--job", "no.yaml"),

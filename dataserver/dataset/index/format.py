@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dataserver.dataset.errors import DatasetError, FindingReport, StaleIndexError, canonical, check_storage, printable
 from dataserver.dataset.index.rules import read_rules
+from dataserver.dataset.shards.pages import PageTable, decode_pages
 from dataserver.dataset.storage.etags import check_regular
 from dataserver.outputs import TEMP_LIFETIME_S, TEMP_SUFFIX, beside
 
@@ -36,6 +37,8 @@ NO_SIDECAR: Final = -1
 
 HEADER_KEY: Final = b"disttrain.header"
 FINDINGS_KEY: Final = b"disttrain.findings"
+PAGES_KEY: Final = b"disttrain.pages"
+"""Where the index of a shard with compressed pages has their table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +181,12 @@ def read_batch(path: Path, header: IndexHeader, batch: int, columns: Sequence[st
     """Read columns of one record batch: rows `batch * BATCH_ROWS` and following; raises as `read_columns`."""
     with _open_columns(path, header, columns) as reader:
         return _checked(reader.get_batch(batch), min(BATCH_ROWS, header.num_samples - batch * BATCH_ROWS))
+
+
+def read_pages(path: Path, header: IndexHeader) -> PageTable:
+    """Return the compressed pages of a shard; raises as `read_columns`."""
+    with _open_columns(path, header, []) as reader:
+        return decode_pages((reader.schema.metadata or {}).get(PAGES_KEY, b""), header.shard_bytes)
 
 
 def _checked(rows: "pa.RecordBatch", num_rows: int) -> "pa.RecordBatch":

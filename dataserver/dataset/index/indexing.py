@@ -20,6 +20,7 @@ from dataserver.dataset.index.format import (
     HEADER_KEY,
     META_PREFIX,
     NO_SIDECAR,
+    PAGES_KEY,
     IndexHeader,
     atomic_writer,
 )
@@ -44,6 +45,7 @@ from dataserver.dataset.shards.interface import ShardSource
 from dataserver.dataset.shards.joined import JoinedMembers, joined_columns
 from dataserver.dataset.shards.listing import ShardFile
 from dataserver.dataset.shards.lone_texts import without_failures, without_orphans
+from dataserver.dataset.shards.pages import Page, encode_pages
 from dataserver.dataset.shards.parts import ImagePart
 from dataserver.dataset.shards.row_match import RowMatch
 from dataserver.dataset.shards.samples import Sample, SampleRules, Seen, read_samples
@@ -112,10 +114,17 @@ def digest_columns(core_digest: str, meta: pa.Table, rules: str) -> str:
 
 
 def write_index(
-    path: Path, header: IndexHeader, findings: Findings, batches: Sequence[pa.RecordBatch], meta: pa.Table
+    path: Path,
+    header: IndexHeader,
+    findings: Findings,
+    batches: Sequence[pa.RecordBatch],
+    meta: pa.Table,
+    pages: Sequence[Page] = (),
 ) -> str:
     """Write an index atomically, and its numeric columns once more beside it; why not, where that is impossible."""
     metadata = {HEADER_KEY: canonical(asdict(header)), FINDINGS_KEY: findings.to_json()}
+    if pages:
+        metadata[PAGES_KEY] = encode_pages(pages)
     fields = [pa.field(META_PREFIX + name, meta.schema.field(name).type) for name in meta.column_names]
     schema = pa.schema([*CORE_SCHEMA, *fields], metadata)
     options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
@@ -181,7 +190,8 @@ def index_shard(
         with shard.storage.open(shard.path) as file:
             same = before_rules if before_rules is not None and before_rules.etags == before else None
             reader = HashingReader(file, etag.num_bytes, None if same is None else same.header.sha256)
-            members = shard.format.scan(ShardSource(shard.path, reader, sample_rules.split), findings)
+            source = ShardSource(shard.path, reader, sample_rules.split)
+            members = shard.format.scan(source, findings)
             others = JoinedMembers([p for p in partners if p.suffix != PARQUET_SUFFIX], sample_rules.split, findings)
             samples = read_samples(members, findings, seen, sample_rules, others)
             found = without_failures(samples, statuses.of, findings)
@@ -225,6 +235,6 @@ def index_shard(
         rules=written,
         has_images=seen.has_images,
     )
-    problem = write_index(shard.index_path, header, findings, rows.batches, meta)
+    problem = write_index(shard.index_path, header, findings, rows.batches, meta, source.pages)
     write_joined(shard, joined_before)
     return problem or write_known(shard.index_path, header, state_of(before))

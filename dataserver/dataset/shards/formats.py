@@ -3,9 +3,10 @@
 from typing import Final
 
 from dataserver.dataset.shards.interface import ShardFormat
+from dataserver.dataset.shards.parquet import ParquetFormat
 from dataserver.dataset.shards.tar import TarFormat
 
-FORMATS: Final[tuple[ShardFormat, ...]] = (TarFormat(),)
+FORMATS: Final[tuple[ShardFormat, ...]] = (TarFormat(), ParquetFormat())
 
 
 def format_of(name: str) -> ShardFormat | None:

@@ -1,12 +1,13 @@
 """What a shard format offers: the members of a shard, with where their bytes lie, in one pass that hashes it."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 from dataserver.dataset.errors import Findings
 from dataserver.dataset.shards.hashing import HashingReader
+from dataserver.dataset.shards.pages import Page
 
 MAX_MEMBER_BYTES: Final = 64 << 20
 """A larger member is skipped unread (but hashed)."""
@@ -40,6 +41,8 @@ class ShardSource:
     """At its first byte. Whatever the format leaves is read and hashed afterwards."""
     split: Split
     """For formats whose members have names and no keys."""
+    pages: list[Page] = field(default_factory=list)
+    """Where the format notes compressed pages that members lie in: their offsets are addresses of `PageTable`."""
 
 
 class ShardFormat(Protocol):

@@ -24,20 +24,21 @@ SUFFIXES: Final = " or ".join(found.suffix for found in FORMATS)
 INDEX_SUFFIX: Final = ".index"
 MAX_SHARDS: Final = 1 << 20
 UNREAD: Final = {
-    ".tar.gz": "a compressed tar is not read; unpack it: gunzip FILE",
+    ".tar.gz": "a compressed tar is not read; unpack it (gunzip FILE), or all: dataserver convert SOURCE TARGET",
     ".tgz": "a compressed tar is not read; unpack it: gunzip < FILE > NAME.tar",
-    ".tar.zst": "a compressed tar is not read; unpack it: zstd -d --rm FILE",
+    ".tar.zst": "a compressed tar is not read; unpack it (zstd -d --rm FILE), or all: dataserver convert SOURCE TARGET",
     ".tar.zstd": "a compressed tar is not read; unpack it: zstd -d FILE -o NAME.tar",
     ".tar.bz2": "a compressed tar is not read; unpack it: bunzip2 FILE",
     ".tar.xz": "a compressed tar is not read; unpack it: xz -d FILE",
     ".tar.lz4": "a compressed tar is not read; unpack it: lz4 -d FILE",
     ".tar": "only names that end in .tar in lower case are shards; rename it: mv FILE NAME.tar",
-    ".jsonl": "JSON lines are not read; put each line into its sample's tar as KEY.json",
+    ".jsonl": "JSON lines are not read; make tars of a manifest and its files: dataserver convert SOURCE TARGET",
     ".jsonl.gz": "JSON lines are not read; put each line into its sample's tar as KEY.json",
 }
 """Ends of names, in lower case, of files that look like shards, with what helps."""
 LONE_SIDECAR: Final = (
-    "a parquet is read beside the .tar of the same name, and there is none; rename it, or pack its samples"
+    "a dataset of tars reads a parquet beside the .tar of the same name, and there is none; rename it, or give Parquet"
+    " files with images a folder of their own"
 )
 UNNAMED_TAR: Final = "only names that end in .tar are shards, and this is a tar; rename it: mv FILE NAME.tar"
 _KNOWN_SUFFIXES: Final = tuple(dict.fromkeys(s for f in FORMATS for s in (f.suffix, f.sidecar_suffix) if s))
@@ -177,7 +178,7 @@ def list_shards(path: Path, index_dir: Path | None = None) -> Listing:
         skipped = f" ({_links(links)})" if links else ""
         skipped += "".join(f" ({name!a}: {remedy})" for name, remedy in sorted(unread.items())[:1])
         raise DatasetError(
-            f"no {SUFFIXES} shards below {path}{skipped}; name a folder that img2dataset or webdataset wrote"
+            f"no {SUFFIXES} shards below {path}{skipped}; name a folder that img2dataset or datasets wrote"
         )
     for name in sorted(names):
         if names[name] or not name.isprintable():

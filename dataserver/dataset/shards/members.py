@@ -41,7 +41,11 @@ def decode_text(member: Member) -> str:
 
 def parse_json(member: Member) -> dict[str, Any]:
     """Return the object that a member holds. Raises SampleError if it is none, or as `decode_text`."""
-    text = decode_text(member)
+    return parse_document(decode_text(member))
+
+
+def parse_document(text: str) -> dict[str, Any]:
+    """Return the object that a JSON text is. Raises SampleError where it is none."""
     try:
         document = json.loads(text)
         if "\\u" in text:

@@ -63,7 +63,7 @@ def parquet_columns(path: Path, keys: Sequence[str], findings: Findings, match: 
         raise ValueError(f"{metadata.num_rows} rows, limit {MAX_SIDECAR_ROWS}")
     with _opened(path) as source, pq.ParquetFile(source, metadata=metadata) as file:
         schema = file.schema_arrow
-    kinds = {field.name: _target_type(field.type) for field in schema}
+    kinds = {field.name: target_type(field.type) for field in schema}
     if len(kinds) != len(schema) or kinds.get(KEY) != pa.string():
         raise ValueError("needs one string column 'key' and no repeated names")
     for name, kind in kinds.items():
@@ -102,7 +102,7 @@ def failed_rows(path: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     with refusing(UNUSABLE_COLUMN, STATUS, Findings()):  # `parquet_columns` counts what is wrong
         with _opened(path) as source, pq.ParquetFile(source) as file:
-            types = {field.name: _target_type(field.type) for field in file.schema_arrow}
+            types = {field.name: target_type(field.type) for field in file.schema_arrow}
             if types.get(KEY) != pa.string() or types.get(STATUS) != pa.string():
                 return found
             stored = _find_stored(file.metadata, [KEY, STATUS])
@@ -147,7 +147,7 @@ def _find_stored(metadata: pq.FileMetaData, names: Sequence[str]) -> dict[str, _
     return found
 
 
-def _target_type(kind: pa.DataType) -> pa.DataType | None:
+def target_type(kind: pa.DataType) -> pa.DataType | None:
     """Return the type a column is stored as; None for those that no filter could compare, such as lists and times."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type

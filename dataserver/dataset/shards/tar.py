@@ -266,14 +266,14 @@ def _safe_name(raw: bytes, findings: Findings) -> str | None:
         findings.add("", "unsafe_name", f"{show(raw)}: the member name is not UTF-8")
         return None
     name = name.removeprefix("./")
-    problem = _problem(name)
+    problem = name_problem(name)
     if problem:
         findings.add("", "unsafe_name", f"{name}: the member name {problem}")
         return None
     return name
 
 
-def _problem(name: str) -> str:
+def name_problem(name: str) -> str:
     """Say why a member name cannot be used; nothing where it can."""
     if len(name) > MAX_NAME_CHARS:
         return f"has {len(name)} characters, limit {MAX_NAME_CHARS}"

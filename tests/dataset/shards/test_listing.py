@@ -45,12 +45,16 @@ def test_what_is_no_dataset_is_refused_in_these_words(tmp_path: Path, monkeypatc
 
     gone = tmp_path / "gone"
     assert refused(gone) == (
-        f"dataset path {gone} cannot be opened (No such file or directory); name a folder that holds .tar shards"
+        f"dataset path {gone} cannot be opened (No such file or directory);"
+        " name a folder that holds .tar or .parquet shards"
     )
-    assert refused(folder) == f"no .tar shards below {folder}; name a folder that img2dataset or webdataset wrote"
+    assert (
+        refused(folder)
+        == f"no .tar or .parquet shards below {folder}; name a folder that img2dataset or datasets wrote"
+    )
     (folder / "x.txt").write_text("")
     assert refused(folder / "x.txt") == (
-        f"{folder / 'x.txt'} is not a .tar shard; name a folder that holds .tar shards"
+        f"{folder / 'x.txt'} is not a .tar or .parquet shard; name a folder that holds .tar or .parquet shards"
     )
     (outside / "0.tar").write_bytes(b"")
     link = folder / "0.tar"
@@ -87,7 +91,7 @@ def test_folders_behind_links_are_not_searched_and_named(tmp_path: Path, caplog:
     with pytest.raises(DatasetError) as caught:
         find_shards(folder)
     assert str(caught.value) == (
-        f"no .tar shards below {folder} ({said}); name a folder that img2dataset or webdataset wrote"
+        f"no .tar or .parquet shards below {folder} ({said}); name a folder that img2dataset or datasets wrote"
     )
     write_texts(folder / "own", 2, 2)
     listing = list_shards(folder)

@@ -1,0 +1,49 @@
+"""`dataserver convert`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from dataserver.cli.arguments import MaybeInt
+from dataserver.cli.progress import progress_bar
+from dataserver.dataset import KINDS
+from dataserver.dataset import convert as convert_dataset
+
+_MOST_SHOWN = 3
+
+
+def convert(
+    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")],
+    target: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")],
+    shard_mb: int = 1024,
+    workers: MaybeInt = None,
+) -> None:
+    """Rewrite compressed tars, Parquet files and JSONL manifests as plain tars, which are read at the least cost.
+
+    Images keep their bytes. Tars are read again before they count, and one that was killed goes on where it was.
+
+    Args:
+        source: Folder of tars, compressed tars (.gz, .zst, .bz2, .xz) Parquet files or JSONL manifests; or one file.
+        target: Folder for the tars: a new or an empty one.
+        shard_mb: Size at which a tar of rows is closed, MiB; a compressed tar becomes one tar.
+        workers: Processes; one for each core by default.
+    """
+    if shard_mb < 1:
+        raise ValueError(f"--shard-mb is {shard_mb}; give at least 1")
+    if workers is not None and workers < 1:
+        raise ValueError(f"--workers is {workers}; give at least 1")
+    with progress_bar(f"converting {source.name}", in_bytes=True) as report:
+        found = convert_dataset(source, target, shard_mb << 20, workers, report)
+    print(f"{target}")
+    print(f"  files        {found.num_sources} ({found.num_converted} converted now)")
+    print(f"  tars         {found.num_tars}")
+    if found.num_samples:
+        print(f"  rows         {found.num_samples} became samples")
+    for kind, count in found.findings.items():
+        print(f"  {KINDS[kind]:<12} {count} {kind}")
+    if found.passed_over:
+        more = ", ..." if len(found.passed_over) > _MOST_SHOWN else ""
+        shown = ", ".join(map(ascii, found.passed_over[:_MOST_SHOWN])) + more
+        print(f"  passed over  {len(found.passed_over)} other files: {shown}")
+    print(f"  next         dataserver index {target}")

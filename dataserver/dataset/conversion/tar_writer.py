@@ -1,0 +1,80 @@
+"""Plain tars of a given size, written whole or not at all, and read again before they count."""
+
+import io
+import tarfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+import google_crc32c
+
+from dataserver.dataset.errors import DatasetError, Findings
+from dataserver.dataset.index.format import atomic_writer
+from dataserver.dataset.shards.hashing import HashingReader
+from dataserver.dataset.shards.tar import scan_members
+
+Members = Sequence[tuple[str, bytes]]
+"""Names and contents."""
+_MODE: Final = 0o644
+
+
+class TarWriter:
+    """Writes samples into `STEM-00000.tar` and so on; the same samples give the same bytes."""
+
+    def __init__(self, folder: Path, stem: str, shard_bytes: int) -> None:
+        """Begin.
+
+        Args:
+            folder: where the tars go.
+            stem: what their names begin with; may have folders.
+            shard_bytes: a tar is closed by the sample with which it reaches so many.
+        """
+        self._folder = folder
+        self._stem = stem
+        self._shard_bytes = shard_bytes
+        self._open = ExitStack()
+        self._tar: tarfile.TarFile | None = None
+        self._temp = Path()
+        self._sums: list[tuple[str, int]] = []
+        self.written: list[str] = []
+        """Names of the tars, relative to the folder."""
+
+    def add(self, sample: Members) -> None:
+        """Write the members of one sample. Raises DatasetError where that is impossible."""
+        if self._tar is None:
+            name = f"{self._stem}-{len(self.written):05d}.tar"
+            self._temp = self._open.enter_context(atomic_writer(self._folder / name))
+            self._tar = tarfile.TarFile(self._temp, "w", format=tarfile.PAX_FORMAT)
+            self.written.append(name)
+        for name, content in sample:
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = len(content), _MODE
+            self._tar.addfile(info, io.BytesIO(content))
+            self._sums.append((name, google_crc32c.value(content)))
+        if self._tar.offset >= self._shard_bytes:
+            self.close()
+
+    def close(self) -> None:
+        """End the last tar, compare it with what was to be written, and publish it."""
+        if self._tar is None:
+            return
+        self._tar.close()
+        self._tar = None
+        sums, self._sums = self._sums, []
+        with self._open:
+            if _sums(self._temp) != sums:
+                raise DatasetError(f"{self._temp} does not hold what was written to it; check the disk")
+
+    def abandon(self, error: BaseException) -> None:
+        """Leave nothing of the last tar."""
+        if self._tar is not None:
+            self._tar.close()
+            self._open.__exit__(type(error), error, error.__traceback__)
+
+
+def _sums(path: Path) -> list[tuple[str, int]]:
+    """Name and checksum of each member of a tar."""
+    with path.open("rb") as file:
+        reader = HashingReader(file, path.stat().st_size)
+        return [(m.name, google_crc32c.value(m.content or b"")) for m in scan_members(reader, Findings())]

@@ -1,0 +1,95 @@
+"""Compressed pages of a shard: values in them have addresses behind the last byte of the file.
+
+An address below the size of the shard is an offset in it. From there on all pages that hold values follow each other
+as they are decompressed, in the order of the table. So a value has one offset and one length, wherever it lies.
+"""
+
+import zlib
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+MAX_PAGE_BYTES: Final = 2 << 20
+"""Of a decompressed page that holds several values: each value costs a whole page where the cache has lost it."""
+
+MAX_VALUE_PAGE_BYTES: Final = (64 << 20) + 64
+"""Of one that holds a single value, with its length and levels."""
+
+CODECS: Final = ("SNAPPY", "ZSTD", "GZIP")
+"""By number in a table. Of others nobody can tell whether a page is as long as it says."""
+
+
+class Page(NamedTuple):
+    """One compressed page; its fields are the columns of a stored table."""
+
+    offset: int
+    """First byte in the shard."""
+    packed_bytes: int
+    plain_bytes: int
+    codec: int
+    """Position in `CODECS`."""
+
+
+class PageTable:
+    """Finds the page of an address."""
+
+    def __init__(self, pages: Sequence[Page], shard_bytes: int) -> None:
+        self.pages = pages
+        sizes = np.array([page.plain_bytes for page in pages], np.int64)
+        self._starts: npt.NDArray[np.int64] = shard_bytes + np.cumsum(sizes) - sizes
+
+    def find(self, address: int) -> tuple[int, int]:
+        """Return the number of the page and the position in it. Raises IndexError where there is none."""
+        number = int(np.searchsorted(self._starts, address, "right")) - 1
+        if number < 0:
+            raise IndexError(address)
+        return number, address - int(self._starts[number])
+
+
+def encode_pages(pages: Sequence[Page]) -> bytes:
+    """The pages as an index holds them: little-endian int64 [pages, 4]."""
+    return np.array(pages, "<i8").reshape(-1, len(Page._fields)).tobytes()
+
+
+def decode_pages(data: bytes, shard_bytes: int) -> PageTable:
+    """Read what `encode_pages` wrote for a shard of so many bytes. Raises ValueError where it is none of this."""
+    rows = np.frombuffer(data, "<i8").reshape(-1, len(Page._fields))
+    pages = [Page(*row) for row in rows.tolist()]
+    for page in pages:
+        inside = 0 <= page.offset <= page.offset + page.packed_bytes <= shard_bytes
+        if not inside or not 0 <= page.plain_bytes <= MAX_VALUE_PAGE_BYTES or not 0 <= page.codec < len(CODECS):
+            raise ValueError(f"it has a page that no shard has: {page}")
+    return PageTable(pages, shard_bytes)
+
+
+def unpack(data: bytes, plain_bytes: int, codec: str) -> bytes:
+    """Decompress a page. Raises ValueError where it is damaged or has another length; never returns stale memory."""
+    try:
+        if codec == "GZIP":
+            stream = zlib.decompressobj(zlib.MAX_WBITS | 16)
+            found = stream.decompress(data, plain_bytes + 1)
+            if not stream.eof:
+                raise ValueError("it has another length, or is cut")
+        else:
+            import pyarrow as pa
+
+            if codec == "SNAPPY" and _snappy_length(data) != plain_bytes:  # Arrow would leave the rest as it was
+                raise ValueError("it has another length")
+            found = pa.decompress(data, plain_bytes, codec.lower(), asbytes=True)
+    except (zlib.error, OSError, ValueError) as error:  # Arrow's are one of the two
+        raise ValueError(f"a page cannot be decompressed: {error}") from error
+    if len(found) != plain_bytes:
+        raise ValueError(f"a page of {plain_bytes} bytes has another length")
+    return found
+
+
+def _snappy_length(data: bytes) -> int:
+    """What a block says that it is decompressed: a varint of at most 5 bytes."""
+    length = 0
+    for n, byte in enumerate(data[:5]):
+        length |= (byte & 0x7F) << (7 * n)
+        if byte < 0x80:
+            return length
+    return -1

@@ -1,0 +1,19 @@
+"""Shards that are Parquet files with image bytes: where each value lies, found while the file is hashed."""
+
+from collections.abc import Iterator
+
+from dataserver.dataset.errors import Findings
+from dataserver.dataset.shards.interface import Member, ShardSource
+
+
+class ParquetFormat:
+    """Parquet as `datasets` and pyarrow write it; a row is a sample, its columns are in the file itself."""
+
+    suffix = ".parquet"
+    sidecar_suffix = ""
+
+    def scan(self, source: ShardSource, findings: Findings) -> Iterator[Member]:
+        """As `format.scan_rows`; Arrow is loaded now."""
+        from dataserver.dataset.shards.parquet.format import scan_rows
+
+        return scan_rows(source, findings)

@@ -1,0 +1,198 @@
+"""Parquet files with image bytes as shards: a row becomes the members of a sample.
+
+Images are columns of bytes, structures {bytes, path} as `datasets` writes them, and lists of these. Their values are
+found in the one pass that hashes the file; all other columns are read by Arrow, row group by row group.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dataserver.dataset.errors import Findings, SampleError
+from dataserver.dataset.kinds import CORRUPT_PARQUET, NEEDS_CONVERT, UNUSABLE_COLUMN
+from dataserver.dataset.shards.interface import Member, ShardSource
+from dataserver.dataset.shards.parquet.chunk import Chunk, ChunkReader, ReadImage, Value
+from dataserver.dataset.shards.parquet.rows import OtherColumns, row_members
+from dataserver.dataset.shards.samples import IMAGE_SUFFIXES, read_image
+from dataserver.dataset.storage.registry import storage_of
+from dataserver.images import sniff_format
+
+MAX_ROWS: Final = 1 << 22
+"""Of one shard."""
+MAX_VALUES: Final = 1 << 22
+"""Of one column of images in one row group, nulls included."""
+MAX_IMAGE_COLUMNS: Final = 64
+MAGIC: Final = b"PAR1"
+ENCRYPTED_MAGIC: Final = b"PARE"
+IMAGE_NAMES: Final = IMAGE_SUFFIXES | {"image", "images", "bytes", "image_bytes"}
+"""Columns of bytes with these names hold images; others do where their bytes begin as those of one."""
+
+
+MUST_BE_IMAGES: Final = IMAGE_SUFFIXES | {"image", "images"}
+"""Columns of strings or structures with these names would be images, if they had bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageColumn:
+    """A column of images."""
+
+    name: str
+    is_list: bool
+    has_path: bool
+    is_image: bool
+    """Whether its values claim to be images, whatever they begin with."""
+    leaf: int
+    """Number of the leaf that holds the bytes; negative where the column is named as one of images and holds none."""
+    element_def: int
+    """In a list: the definition level from which on there is an element; 0 otherwise."""
+
+
+def scan_rows(source: ShardSource, findings: Findings) -> Iterator[Member]:
+    """Yield the members of the rows in order; as `ShardFormat.scan`."""
+    if source.reader.peek(len(MAGIC)) == ENCRYPTED_MAGIC:
+        findings.add("", NEEDS_CONVERT, "the file is encrypted; decrypt it")
+        return
+    try:
+        with storage_of(source.path).open(source.path) as file, pq.ParquetFile(pa.PythonFile(file, "r")) as parquet:
+            yield from _scan(parquet, source, findings)
+    except MemoryError:  # Arrow's is one of its exceptions as well
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # storage failed
+        findings.add("", CORRUPT_PARQUET, f"the rest of the file cannot be read: {error}")
+
+
+def _scan(parquet: pq.ParquetFile, source: ShardSource, findings: Findings) -> Iterator[Member]:
+    if parquet.metadata.num_rows > MAX_ROWS:
+        raise ValueError(f"{parquet.metadata.num_rows} rows, limit {MAX_ROWS}; split the file")
+    columns = image_columns(parquet)
+    others = OtherColumns(parquet, {column.name: column.has_path for column in columns}, findings)
+    seen = [False] * len(columns)
+
+    def of_column(chunk: Chunk) -> ReadImage:
+        number, is_image = chunk.column, columns[chunk.column].is_image
+
+        def read(content: bytes, address: int) -> Value:
+            if not is_image and sniff_format(content) is None:
+                return None
+            seen[number] = True
+            try:
+                return read_image(content, address)
+            except SampleError as error:
+                return SampleError(error.kind, f"{columns[number].name}: {error.detail}")
+
+        return read
+
+    reader = ChunkReader(source.reader, source.pages, of_column)
+    chunks = _chunks(parquet, columns, source.reader.size)
+    found: dict[tuple[int, int], list[list[Value]]] = {}
+    keys: set[str] = set()
+    first_row = 0
+    for group in range(parquet.metadata.num_row_groups):
+        num_rows = parquet.metadata.row_group(group).num_rows
+        wanted = [(group, number) for number, column in enumerate(columns) if column.leaf >= 0]
+        while any(one not in found for one in wanted):  # in the order of the file, whatever that is
+            chunk = chunks.pop(0)
+            rows_of = parquet.metadata.row_group(chunk.group).num_rows
+            found[chunk.group, chunk.column] = reader.read(chunk).rows(rows_of)
+        images = [
+            found.pop((group, n)) if column.leaf >= 0 else [[_without_bytes(parquet, column)]] * num_rows
+            for n, column in enumerate(columns)
+        ]
+        for row, other in enumerate(others.rows(group, num_rows)):
+            yield from row_members(first_row + row, other, columns, [of[row] for of in images], keys, findings)
+        first_row += num_rows
+    for column, was_seen in zip(columns, seen, strict=True):
+        if not (column.is_image or was_seen):
+            findings.add("", UNUSABLE_COLUMN, f"{column.name}: a column of bytes that are no images")
+
+
+def image_columns(parquet: pq.ParquetFile) -> list[ImageColumn]:
+    """The columns that hold image bytes, in the order of the schema."""
+    leaves = {parquet.schema.column(n).path: n for n in range(len(parquet.schema))}
+    found = []
+    for field in parquet.schema_arrow:
+        element, is_list = _element(field)
+        path, has_path, is_image = _bytes_of(element)
+        if path is None:
+            if field.name.lower() in MUST_BE_IMAGES and (pa.types.is_struct(element) or pa.types.is_string(element)):
+                found.append(ImageColumn(field.name, is_list, False, True, -1, 0))
+            continue
+        inner = "".join(f".{part}" for part in path)
+        prefix = f"{field.name}."
+        names = [name for name in leaves if name == field.name + inner or (is_list and name.startswith(prefix))]
+        names = [name for name in names if not path or name.endswith(inner)]
+        if len(names) != 1 or parquet.schema.column(leaves[names[0]]).max_repetition_level != int(is_list):
+            continue
+        is_image = is_image or field.name.lower() in IMAGE_NAMES
+        element_def = int(field.nullable) + 1 if is_list else 0
+        found.append(ImageColumn(field.name, is_list, has_path, is_image, leaves[names[0]], element_def))
+    return found[:MAX_IMAGE_COLUMNS]
+
+
+def _without_bytes(parquet: pq.ParquetFile, column: ImageColumn) -> SampleError:
+    kind = parquet.schema_arrow.field(column.name).type
+    return SampleError("missing_image", f"column {column.name} holds no bytes, it is of type {str(kind)[:80]}")
+
+
+def _element(field: pa.Field) -> tuple[pa.DataType, bool]:
+    is_list = pa.types.is_list(field.type) or pa.types.is_large_list(field.type)
+    return (field.type.value_type if is_list else field.type), is_list
+
+
+def _bytes_of(kind: pa.DataType) -> tuple[tuple[str, ...] | None, bool, bool]:
+    """Where the bytes are in an element, whether a path stands beside them, and whether they must be an image's."""
+    if _is_bytes(kind):
+        return (), False, False
+    if pa.types.is_struct(kind):
+        fields = {field.name: field.type for field in kind}
+        if "bytes" in fields and _is_bytes(fields["bytes"]):
+            return ("bytes",), "path" in fields, True
+    return None, False, False
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
+
+
+def _chunks(parquet: pq.ParquetFile, columns: Sequence[ImageColumn], num_bytes: int) -> list[Chunk]:
+    """The chunks of the columns in the order of the file. Raises ValueError where they overlap or leave it."""
+    chunks = []
+    for group in range(parquet.metadata.num_row_groups):
+        held = parquet.metadata.row_group(group)
+        for number, column in enumerate(columns):
+            if column.leaf < 0:
+                continue
+            chunks.append(_chunk(parquet, held.column(column.leaf), column, number, group))
+            if chunks[-1].num_values > MAX_VALUES:
+                raise ValueError(f"{column.name}: {chunks[-1].num_values} values in a row group, limit {MAX_VALUES}")
+    chunks.sort(key=lambda chunk: chunk.start)
+    ends = [len(MAGIC), *(end for chunk in chunks for end in (chunk.start, chunk.end)), num_bytes]
+    if any(before > after for before, after in pairwise(ends)):
+        raise ValueError("its footer gives columns that overlap each other or leave the file")
+    return chunks
+
+
+def _chunk(parquet: pq.ParquetFile, held: Any, column: ImageColumn, number: int, group: int) -> Chunk:
+    if held.file_path:
+        raise ValueError(f"{column.name} lies in another file, {held.file_path[:80]!a}")
+    leaf = parquet.schema.column(column.leaf)
+    start = held.data_page_offset
+    if held.dictionary_page_offset is not None and held.dictionary_page_offset > 0:
+        start = min(start, held.dictionary_page_offset)
+    return Chunk(
+        column=number,
+        group=group,
+        start=start,
+        end=start + held.total_compressed_size,
+        num_values=held.num_values,
+        codec=held.compression,
+        max_def=leaf.max_definition_level,
+        max_rep=leaf.max_repetition_level,
+        element_def=column.element_def,
+    )

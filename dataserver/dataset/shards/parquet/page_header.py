@@ -1,0 +1,153 @@
+"""Headers of Parquet pages: Thrift's compact protocol, as far as these headers use it.
+
+Source: `parquet.thrift` of the Parquet format, structures PageHeader, DataPageHeader, DataPageHeaderV2 and
+DictionaryPageHeader.
+"""
+
+from typing import Any, Final, NamedTuple
+
+DATA_PAGE: Final = 0
+DICTIONARY_PAGE: Final = 2
+DATA_PAGE_V2: Final = 3
+
+MAX_HEADER_BYTES: Final = 64 << 10
+"""Limit of one header: statistics of long values stand in it, which writers cut to 4 KiB each."""
+
+_MAX_DEPTH: Final = 8
+_MAX_VARINT_BYTES: Final = 10
+
+
+class CutError(Exception):
+    """The header goes on behind the bytes that were given."""
+
+
+class PageHeader(NamedTuple):
+    """What a page says of itself."""
+
+    kind: int
+    """DATA_PAGE, DICTIONARY_PAGE, DATA_PAGE_V2, or another one."""
+    plain_bytes: int
+    """Of the body, decompressed."""
+    packed_bytes: int
+    """Of the body, as it lies in the file."""
+    num_values: int
+    """Nulls count."""
+    encoding: int
+    rep_bytes: int
+    """Of the repetition levels, DATA_PAGE_V2 alone."""
+    def_bytes: int
+    """Of the definition levels, DATA_PAGE_V2 alone."""
+    is_compressed: bool
+    """False where a DATA_PAGE_V2 is stored plain in a compressed column."""
+
+
+def parse_page_header(data: bytes) -> tuple[PageHeader, int]:
+    """Return a header and its length in bytes.
+
+    Args:
+        data: begins with the header.
+
+    Raises:
+        CutError: it is longer than `data`.
+        ValueError: this is no page header.
+    """
+    fields, end = _struct(data, 0, _MAX_DEPTH)
+    kind = _number(fields, 1)
+    inner_id, encoding_id = {DATA_PAGE: (5, 2), DICTIONARY_PAGE: (7, 2), DATA_PAGE_V2: (8, 4)}.get(kind, (0, 0))
+    inner = fields.get(inner_id, {})
+    if inner_id and not isinstance(inner, dict):
+        raise ValueError("its header has no details")
+    header = PageHeader(
+        kind,
+        _number(fields, 2),
+        _number(fields, 3),
+        _number(inner, 1) if inner_id else 0,
+        _number(inner, encoding_id) if inner_id else 0,
+        _number(inner, 6) if kind == DATA_PAGE_V2 else 0,
+        _number(inner, 5) if kind == DATA_PAGE_V2 else 0,
+        inner.get(7, True) is not False if kind == DATA_PAGE_V2 else True,
+    )
+    return header, end
+
+
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return an unsigned varint and where it ends. Raises CutError or ValueError."""
+    value = 0
+    for n in range(_MAX_VARINT_BYTES):
+        if at + n >= len(data):
+            raise CutError
+        byte = data[at + n]
+        value |= (byte & 0x7F) << (7 * n)
+        if byte < 0x80:
+            return value, at + n + 1
+    raise ValueError("a number has more than 10 bytes")
+
+
+def _number(fields: dict[int, Any], number: int) -> int:
+    """A field that must be there and not negative."""
+    found = fields.get(number)
+    if type(found) is not int or found < 0:
+        raise ValueError(f"its header says {str(found)[:20]} in field {number}")
+    return found
+
+
+def _struct(data: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
+    """Return the fields of a structure, by number: integers, booleans and structures; others are passed over."""
+    if depth == 0:
+        raise ValueError("its header is nested too deeply")
+    fields: dict[int, Any] = {}
+    number = 0
+    while True:
+        if at >= len(data):
+            raise CutError
+        kind, step, at = data[at] & 0x0F, data[at] >> 4, at + 1
+        if kind == 0:
+            return fields, at
+        if step:
+            number += step
+        else:
+            raw, at = varint(data, at)
+            number = _zigzag(raw)
+        fields[number], at = _value(data, at, kind, depth)
+
+
+def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
+    if kind in (1, 2):
+        return kind == 1, at
+    if kind in (4, 5, 6):
+        raw, at = varint(data, at)
+        return _zigzag(raw), at
+    if kind == 12:
+        return _struct(data, at, depth - 1)
+    if kind in (9, 10):
+        return _list(data, at, depth)
+    length = {3: 1, 7: 8}.get(kind)
+    if kind == 8:
+        length, at = varint(data, at)
+    if length is None:
+        raise ValueError(f"its header has a field of type {kind}")
+    if at + length > len(data):
+        raise CutError
+    return None, at + length
+
+
+def _list(data: bytes, at: int, depth: int) -> tuple[None, int]:
+    if depth == 0:
+        raise ValueError("its header is nested too deeply")
+    if at >= len(data):
+        raise CutError
+    count, kind, at = data[at] >> 4, data[at] & 0x0F, at + 1
+    if count == 15:
+        count, at = varint(data, at)
+    if count > len(data):
+        raise CutError
+    for _ in range(count):
+        if kind in (1, 2):  # in lists a boolean has a byte of its own
+            at += 1
+        else:
+            _, at = _value(data, at, kind, depth - 1)
+    return None, at
+
+
+def _zigzag(raw: int) -> int:
+    return (raw >> 1) ^ -(raw & 1)
