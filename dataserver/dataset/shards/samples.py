@@ -204,7 +204,7 @@ def _add_member(group: _Group, extension: str, member: Member, findings: Finding
     elif extension == "json":
         duplicate = group.document is not None
         group.document = group.document if duplicate else caught(parse_json, member)
-    elif any(extension == source.part for source in group.rules.captions):
+    elif group.rules.captions and any(extension == source.part for source in group.rules.captions):
         duplicate = extension in group.texts or extension in group.entries
         if not duplicate:
             _add_captions(group, extension, member)

@@ -84,7 +84,8 @@ def scan_members(reader: HashingReader, findings: Findings, split: Split | None 
     yield from _scan_archive(reader, findings, split)
     while reader.skip_zeros(BLOCK):  # tars put together with `cat` are read on
         start = reader.position
-        if _parse_header(reader.peek(BLOCK)) is None:
+        block = reader.peek(BLOCK)
+        if _parse_header(block, block.count(0)) is None:
             num_bytes = reader.remaining
             reader.skip(num_bytes)
             findings.add(
@@ -113,15 +114,16 @@ def _read_header(reader: HashingReader, path: bytes | None) -> _Header | None:
     A block that the end of the file cuts is filled up with zeros: headers end in zeros, so that the checksum often
     still proves it whole.
     """
-    start = reader.position
     found = reader.read(BLOCK)
-    if not found:
-        raise TarError("cut_tar", f"the file ends at byte {start} without an end-of-archive marker", path)
-    block = found.ljust(BLOCK, b"\0")
-    if block.count(0) == BLOCK:
+    block = found if len(found) == BLOCK else found.ljust(BLOCK, b"\0")
+    zeros = block.count(0)
+    if zeros == BLOCK and found:
         return None
-    header = _parse_header(block)
+    header = _parse_header(block, zeros)
     if header is None:
+        start = reader.position - len(found)
+        if not found:
+            raise TarError("cut_tar", f"the file ends at byte {start} without an end-of-archive marker", path)
         if len(found) < BLOCK:
             raise TarError("cut_tar", f"the file ends at byte {reader.position}, within a header", path)
         detail = f"the header at byte {start} has a malformed size or a wrong checksum"
@@ -132,13 +134,13 @@ def _read_header(reader: HashingReader, path: bytes | None) -> _Header | None:
     return header
 
 
-def _parse_header(block: bytes) -> _Header | None:
-    """Parse a header block that is not all zeros; None where its size or its checksum is wrong."""
-    if len(block) < BLOCK:
+def _parse_header(block: bytes, zeros: int) -> _Header | None:
+    """Parse a header block with so many zeros; None where it is short, all zeros, or has a wrong size or checksum."""
+    if len(block) < BLOCK or zeros == BLOCK:
         return None
-    total = _sum(block, block.count(0)) - sum(block[148:156]) + 8 * 32
-    size = _number(block[124:136])
     stated = block[148:156]
+    total = _sum(block, zeros) - sum(stated) + 8 * 32
+    size = _number(block[124:136])
     if size is None or (stated != b"%06o\0 " % total and _number(stated) != total):
         return None
     name = block[:100].partition(b"\0")[0]
