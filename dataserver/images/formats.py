@@ -53,7 +53,10 @@ class ImageFormat:
 
     def matches(self, data: bytes) -> bool:
         """Whether a file begins as one of this format."""
-        return all(data[at : at + len(text)] == text for at, text in self.magic)
+        for at, text in self.magic:  # noqa: SIM110  a generator takes twice as long, for each member of each shard
+            if not data.startswith(text, at):
+                return False
+        return True
 
     def load_plugin(self) -> "type[ImageFile]":
         """Pillow's reader, which takes 10 ms to load."""
@@ -102,7 +105,10 @@ FORMAT_NAMES: Final = tuple(found.name for found in FORMATS)
 
 def format_of(data: bytes) -> ImageFormat | None:
     """The format of a file by its magic; None for anything else."""
-    return next((found for found in FORMATS if found.matches(data)), None)
+    for found in FORMATS:
+        if found.matches(data):
+            return found
+    return None
 
 
 def sniff_format(data: bytes) -> str | None:

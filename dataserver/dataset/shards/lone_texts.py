@@ -43,6 +43,9 @@ def without_orphans(samples: Iterable[Sample], seen: Seen, is_known: bool, findi
     waiting: list[Sample] = []  # until an image is seen, nobody knows whether this is a dataset of texts
     orphans: list[str] = []
     for sample in samples:
+        if sample.images and not waiting:
+            yield sample
+            continue
         waiting.append(sample)
         if is_known or seen.has_images:
             yield from _with_images(waiting, orphans)
