@@ -230,7 +230,8 @@ def best_grouped(problem: Problem) -> float:
     backbone = next(n for n in problem.networks if n.kind == "backbone")
     sides = len(problem.networks) - 1
     numbers = {1 << p for p in range(20) if 1 << p < cluster.gpus_per_node}
-    numbers |= {n * cluster.gpus_per_node for n in range(1, 32)}  # of more nodes not all are tried
+    nodes = range(1, cluster.gpus // cluster.gpus_per_node + 1)  # of more than 31, those of five binary digits
+    numbers |= {n * cluster.gpus_per_node for n in nodes if n % (1 << max(0, n.bit_length() - 5)) == 0}
     for option in (o for o in problem.options(backbone) if o.tp == 1):
         for ranks in sorted(n for n in numbers if n <= cluster.gpus - sides):
             for largest in (1 << p for p in range(7)):
