@@ -46,6 +46,7 @@ COMMANDS: Final = {
     "index": ["index", "/nothing-here"],
     "lint": ["lint", "/nothing-here"],
     "convert": ["convert", "/nothing-here", "/nothing-there"],
+    "describe": ["describe", "/nothing-here"],
     "plan": ["plan", "--job", "/nothing-here"],
     "simulate": ["simulate", "--job", "/nothing-here"],
     "fit": ["fit", "--job", "/nothing-here"],

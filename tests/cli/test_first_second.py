@@ -24,6 +24,7 @@ COMMANDS = {
     "index": command("index", "/nothing-here"),
     "lint": command("lint", "/nothing-here"),
     "convert": command("convert", "/nothing-here", "/nothing-there"),
+    "describe": command("describe", "/nothing-here"),
     "plan": command("plan", "--job", "no.yaml", "--step", "0"),
     "fit": command("fit", "--job", "no.yaml", "--server", "127.0.0.1:1"),
     "towers": command("towers", "--job", "no.yaml"),
