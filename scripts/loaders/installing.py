@@ -28,7 +28,10 @@ ENVIRONMENTS: Final = {
     # Of torchvision its Python alone runs beside a torch for CPUs, which is all that torchtitan's loader calls.
     "torchtitan": (("torchtitan==0.3.0",), ("--no-deps", "torchvision==0.28.0")),
     # Meant for a later Python; what the tests call runs with 3.11.
-    "megatron": ((*_LATER_PYTHON, "megatron-core==0.19.2", "megatron-bridge==0.6.2"),),
+    "megatron": (
+        (*_LATER_PYTHON, "megatron-core==0.19.2", "megatron-bridge==0.6.2"),
+        ("transformers==5.12.1",),  # the last that megatron-bridge takes; later ones lack a module that it imports
+    ),
     # Beside our megatron-core.
     "megatron-energon": (
         ("--no-deps", "megatron-energon==7.4.1"),

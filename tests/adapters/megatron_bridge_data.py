@@ -131,7 +131,7 @@ def mimo_step(server: str, folder: Path, module: str) -> list[dict[str, Any]]:
     groups = SimpleNamespace(dp=dist.group.WORLD, pp=dist.group.WORLD)
     infra = MegatronMIMOInfra({}, {}, {module: groups}, [module])
     assert "train_state" in inspect.signature(provider.iterators).parameters, "Bridge looks for it when it resumes"
-    cfg = SimpleNamespace(checkpoint=SimpleNamespace(load=None, save=str(folder / module)))
+    cfg = SimpleNamespace(model=SimpleNamespace(), checkpoint=SimpleNamespace(load=None, save=str(folder / module)))
     iterator, others = provider.iterators(cfg, infra)
     assert others is None
     state, model = SimpleNamespace(timers=Timers(2, "minmax")), Model(module == MIMO_LANGUAGE_MODULE_KEY)
@@ -147,7 +147,7 @@ def check_end(server: str) -> None:
     """A job that is shorter than the training is named, not taken for an error of parallelism."""
     served = ServedMimoProvider(servers=server, job=whole_job(1, {"steps": 1}), seq_length=256, modality="images")
     groups = SimpleNamespace(dp=dist.group.WORLD, pp=dist.group.WORLD)
-    cfg = SimpleNamespace(checkpoint=SimpleNamespace(load=None, save=None))
+    cfg = SimpleNamespace(model=SimpleNamespace(), checkpoint=SimpleNamespace(load=None, save=None))
     iterator, _ = served.iterators(cfg, MegatronMIMOInfra({}, {}, {"images": groups}, ["images"]))
     state, model = SimpleNamespace(timers=Timers(0, "minmax")), Model(language=False)
     for _ in range(MICROBATCHES):
