@@ -188,7 +188,7 @@ def _compute(shard: Shard, rules: Rules, compiled: Filter | None) -> ShardStatis
     null_drops = 0 if compiled is None else shard.dropped_for_nulls(compiled)
     columns = columns_of(shard, rules.tokenizer_digest, rules.captions)
     if columns.caption_tokens is not None and not rules.longest:
-        columns = replace(columns, text_tokens=rules.captions.mean(columns.caption_tokens))
+        columns = replace(columns, text_tokens=rules.captions.expected(columns.caption_tokens))
     return row_statistics(rules.sizing, columns, row, null_drops)
 
 

@@ -40,7 +40,7 @@ class Captions:
         """What statistics depend on."""
         return [f"{name} {share}" for name, share in zip(self.names, self.shares, strict=True)]
 
-    def mean(self, tokens: I64) -> I64:
+    def expected(self, tokens: I64) -> I64:
         """The mean over the draw, rounded up, of tokens [captions, n]. int64 [n].
 
         It is positive wherever a caption has tokens.

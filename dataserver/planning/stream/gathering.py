@@ -61,7 +61,7 @@ def size_rows(
         columns.image_width[images],
         columns.image_height[images],
         where,
-        None if drawn is None else captions.mean(drawn),
+        None if drawn is None else captions.expected(drawn),
     )
     return replace(table, caption_tokens=drawn)
 

@@ -45,9 +45,9 @@ def test_a_draw_is_the_first_word_of_philox_against_sums_of_shares() -> None:
 
 def test_the_mean_is_rounded_up_and_zero_only_without_tokens() -> None:
     found = of(*captions(a="1", b="0.000000000000001"))
-    assert found.mean(np.array([[0, 0, 7, 10**6], [0, 1, 0, 10**6]])).tolist() == [0, 1, 7, 10**6]
+    assert found.expected(np.array([[0, 0, 7, 10**6], [0, 1, 0, 10**6]])).tolist() == [0, 1, 7, 10**6]
     half = of(*captions(a="1", b="1"))
-    assert half.mean(np.array([[1, 10], [2, 20]])).tolist() == [2, 15]
+    assert half.expected(np.array([[1, 10], [2, 20]])).tolist() == [2, 15]
 
 
 def test_which_caption_a_sample_has_in_a_mixture() -> None:

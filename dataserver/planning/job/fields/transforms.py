@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from dataserver.planning.job.fields.values import DecimalString, SpecModel
 
 MAX_TRANSFORMS: Final = 8
-SMALLEST_AREA: Final = Fraction("0.01")
+SMALLEST_AREA: Final = "0.01"
 """A part of an image smaller than this is hardly a picture, and would be decoded at ten times the sides of the grid."""
 
 
@@ -41,8 +41,8 @@ class RandomResizedCrop(SpecModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not SMALLEST_AREA <= Fraction(self.min_area) <= 1:
-            raise ValueError(f"min_area is {self.min_area}; a value from {float(SMALLEST_AREA)} to 1 is required")
+        if not Fraction(SMALLEST_AREA) <= Fraction(self.min_area) <= 1:
+            raise ValueError(f"min_area is {self.min_area}; a value from {SMALLEST_AREA} to 1 is required")
         return self
 
 
