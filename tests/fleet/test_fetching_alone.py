@@ -12,7 +12,7 @@ import pytest
 from disttrain.v1 import peer_service_pb2 as pb
 from fleet.lone_peer import JOB, Clock, Failure, clock, peer, said
 
-from dataserver.fleet import compact_message, fetching, packed
+from dataserver.fleet import compact_message, fetching, integer_arrays
 from dataserver.fleet.build import build_id
 from dataserver.fleet.fetching import PlanFetcher
 from dataserver.fleet.membership import Peers
@@ -225,21 +225,21 @@ def test_a_build_is_the_release_and_every_module_that_plans(tmp_path: Path, monk
     [([], 1), ([0, 255], 1), ([256], 2), ([7, 65_535], 2), ([65_536], 4), ([(1 << 32) - 1], 4), ([1 << 32], 8)],
 )
 def test_numbers_of_items_are_as_wide_as_the_largest(values: list[int], width: int) -> None:
-    data = packed.packed(np.array(values, np.int64))
+    data = integer_arrays.packed(np.array(values, np.int64))
     assert len(data) == width * len(values)
     assert data == b"".join(value.to_bytes(width, "little") for value in values)
-    found = packed.unpacked("ranks", data, len(values))
+    found = integer_arrays.unpacked("ranks", data, len(values))
     assert (found.tolist(), found.dtype) == (values, np.int64)
 
 
 @pytest.mark.parametrize("size", [3, 9, 0, 12])
 def test_bytes_that_are_no_numbers_of_items(size: int) -> None:
     count = 6 if size != 12 else 5
-    with pytest.raises(packed.PackedError) as caught:
-        packed.unpacked("slots", bytes(size), count)
+    with pytest.raises(integer_arrays.PackedError) as caught:
+        integer_arrays.unpacked("slots", bytes(size), count)
     assert str(caught.value) == f"it has {size} bytes for the slots of {count} items; 1, 2, 4 or 8 each are required"
-    with pytest.raises(packed.PackedError, match="its slots are beyond 63 bits"):
-        packed.unpacked("slots", bytes(7) + b"\x80", 1)
+    with pytest.raises(integer_arrays.PackedError, match="its slots are beyond 63 bits"):
+        integer_arrays.unpacked("slots", bytes(7) + b"\x80", 1)
 
 
 def test_a_plan_of_another_job_or_build_is_refused_by_the_begin_of_its_name() -> None:
