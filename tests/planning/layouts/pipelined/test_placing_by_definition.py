@@ -173,7 +173,26 @@ class Loops:
                 bounds.append(work + away - empty * base)
                 if row == self.backbone:
                     bounds.append(work + self.ends())
-        return max(bounds)
+        return max(bounds + [self.there_and_back(s) for s in self.sequences])
+
+    def there_and_back(self, s: int) -> int:
+        """Through all modules, while its rank may run other microbatches before its first stage and behind it."""
+        encoding, inside, parts = 0, 0, self.p.num_stages * self.p.chunks
+        for backward in (False, True):
+            rows = [self.passing(r, s, backward) + self.transfer(r, s, backward) for r in range(self.rows)]
+            encoding += max(rows[: self.backbone], default=0)
+            inside += parts * self.passing(self.backbone, s, backward)
+            inside += (parts - 1) * self.transfer(self.backbone, s, backward)
+            inside += max(rows[self.backbone + 1 :], default=0)
+        return inside + max(encoding, self.beside())
+
+    def beside(self) -> int:
+        """The smallest sequences that its rank can have beside it: all other ranks and its own microbatch are full."""
+        elsewhere = (self.p.dp - 1) * self.p.num_waves * self.p.slots + self.p.slots
+        work, others = sorted(self.work(self.backbone, s) for s in self.sequences), self.p.num_waves - 1
+        time = sum(work[: max(0, self.count - elsewhere)]) + others * int(self.p.base[self.backbone])
+        chunk = time // self.p.chunks
+        return max(0, min(chunk, self.back(self.backbone, chunk)) - others)
 
 
 @settings(max_examples=150)
