@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from builders.parquets import pairs_table, write_table
 from shards import make_image, write_tar
 
 from dataserver.assembly import load_tokenizer
@@ -26,6 +27,7 @@ from dataserver.dataset import (
     parse_captions,
     texts_key,
 )
+from dataserver.dataset.shards.members import MAX_TEXT_BYTES
 
 JPEG = make_image(np.random.default_rng(0), 32, 32)
 WIDE = make_image(np.random.default_rng(0), 64, 32)
@@ -204,3 +206,63 @@ def test_keys_end_at_the_first_dot_or_at_the_last(tmp_path: Path) -> None:
     assert lint(tmp_path).counts == {}
     report = build_index(tmp_path, workers=1)
     assert (report.num_samples, dict(report.findings)) == (0, {"missing_caption": 1})
+
+
+def test_captions_of_parquet_shards_are_columns_and_entries_of_json(tmp_path: Path) -> None:
+    table = pairs_table(
+        [(f"k{n}", JPEG, f"own {n}") for n in range(3)],
+        blip=["blip 0", None, " "],
+        caption=["page 0", "page 1", "page 2"],
+        score=[0.5, 0.25, 1.0],
+        json=['{"long": "long 0"}', "{", '{"long": 3}'],
+    )
+    write_table(tmp_path / "0.parquet", table)
+    dataset = index(tmp_path, "blip=parquet:blip", "page=parquet:caption", "long=json:long", "same=json:blip")
+    assert dataset.captions == ["blip", "long", "page", "same"]
+    assert texts(dataset, "blip") == texts(dataset, "same") == [["blip 0"], ["own 1"], ["own 2"]]
+    assert texts(dataset, "page") == [["page 0"], ["page 1"], ["page 2"]]
+    assert texts(dataset, "long") == [["long 0"], ["own 1"], ["own 2"]]
+    assert lint(tmp_path).counts == {"missing_named_caption": 3, "odd_values": 1, "unused_part": 1}
+    with pytest.raises(DatasetError, match=r"--caption c=parquet:score: the column 'score' of \S+0.parquet is double"):
+        index(tmp_path, "c=parquet:score")
+    write_table(tmp_path / "0.parquet", table.append_column("caption.x", table["blip"]))
+    with pytest.raises(DatasetError, match=r"0.parquet has a column 'caption\.x'"):
+        index(tmp_path, "x=parquet:blip")
+
+
+def test_rows_without_a_text_of_their_own_have_the_first_named_caption(tmp_path: Path) -> None:
+    table = pairs_table([(f"k{n}", JPEG, None) for n in range(3)], b=["b 0", None, None], a=["a 0", "a 1", None])
+    write_table(tmp_path / "0.parquet", table.drop_columns("text"))
+    dataset = index(tmp_path, "b=parquet:b", "c=parquet:a")
+    assert texts(dataset, "own") == [["b 0"], ["a 1"]]
+    assert lint(tmp_path).counts == {"missing_caption": 1, "missing_named_caption": 1}
+
+
+def test_columns_of_a_joined_file_are_captions_of_a_parquet_shard(tmp_path: Path) -> None:
+    write_table(tmp_path / "d" / "0.parquet", pairs_table([("k0", JPEG, "own 0"), ("k1", JPEG, "own 1")]))
+    write_table(tmp_path / "more" / "0.parquet", pa.table({"key": ["k1"], "blip": ["blip 1"]}))
+    dataset = index(tmp_path / "d", "blip=parquet:blip", joins=(tmp_path / "more",))
+    assert texts(dataset, "blip") == [["own 0"], ["blip 1"]]
+
+
+def test_a_row_has_no_longer_texts_than_a_member(tmp_path: Path) -> None:
+    long = "x" * (MAX_TEXT_BYTES + 1)
+    table = pairs_table(
+        [(f"k{n}", JPEG, f"own {n}") for n in range(3)], a=[long, "a 1", "a 2"], json=[None, json.dumps(long), None]
+    )
+    write_table(tmp_path / "0.parquet", table)
+    dataset = index(tmp_path, "a=parquet:a")
+    assert texts(dataset, "a") == [["own 0"], ["a 1"], ["a 2"]]
+    found = [f.detail for f in lint(tmp_path).findings if f.kind == "unused_part"]
+    assert sorted(detail.partition(" (")[2].partition(")")[0] for detail in found) == ["text_too_large"] * 2
+    documents = {"texts": [[long, None], ["a", None]], "images": [[None, {"bytes": JPEG}], [None, {"bytes": JPEG}]]}
+    write_table(tmp_path / "0.parquet", pa.table(documents))
+    assert texts(index(tmp_path), "own") == [["a"]]
+    assert lint(tmp_path).counts == {"text_too_large": 1}
+
+
+def test_a_member_called_parquet_is_no_caption(tmp_path: Path) -> None:
+    write_tar(tmp_path / "0.tar", [("0.jpg", JPEG), ("0.txt", b"a"), ("0.parquet", b'{"model": "b"}')])
+    with pytest.raises(CaptionError, match="no sample of"):
+        index(tmp_path, "c=parquet:model")
+    assert lint(tmp_path).counts == {"missing_named_caption": 1}

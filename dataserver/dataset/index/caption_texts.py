@@ -8,7 +8,8 @@ from dataserver.dataset.errors import DatasetError, Findings
 from dataserver.dataset.kinds import MISSING_NAMED_CAPTION
 from dataserver.dataset.shards.captions import MAX_CAPTION_BYTES, PARQUET, CaptionSource
 from dataserver.dataset.shards.listing import ShardFile
-from dataserver.dataset.shards.samples import BYTE_ORDER_MARK, Sample
+from dataserver.dataset.shards.members import usable_caption
+from dataserver.dataset.shards.samples import Sample
 
 
 class CaptionTexts:
@@ -25,7 +26,7 @@ class CaptionTexts:
         if not self._sources:
             return
         self._rows.append(sample.captions)
-        self._num_bytes += sum(map(len, (sample.captions or {}).values()))
+        self._num_bytes += sum(len(text.encode()) for text in (sample.captions or {}).values())
         if self._num_bytes > MAX_CAPTION_BYTES:
             raise DatasetError(
                 f"named captions of a shard have more than {MAX_CAPTION_BYTES} bytes; make smaller shards"
@@ -45,8 +46,8 @@ class CaptionTexts:
         """
         if name := next((s.name for s in self._sources if s.column in meta.column_names), ""):
             raise DatasetError(
-                f"{shard.sidecar_path} has a column 'caption.{name}', as the caption {name!r} would be stored; give the"
-                " caption another name"
+                f"{shard.sidecar_path or shard.path} has a column 'caption.{name}', as the caption {name!r} would be"
+                " stored; give the caption another name"
             )
         columns = dict(zip(meta.column_names, meta.columns, strict=True))  # a table without columns has no rows
         for source in self._sources:
@@ -64,15 +65,14 @@ class CaptionTexts:
         return pa.table(columns)
 
     def _of(self, source: CaptionSource, meta: pa.Table, shard: ShardFile) -> list[str | None]:
-        if source.part != PARQUET:
-            return [(captions or {}).get(source.name) for captions in self._rows]
-        if source.field not in meta.column_names:
-            return [None] * len(self._rows)
+        given = [(captions or {}).get(source.name) for captions in self._rows]
+        if source.part != PARQUET or source.field not in meta.column_names or any(given):
+            return given
         column = meta.column(source.field)
         if column.type != pa.string():
             raise DatasetError(
-                f"--caption {source.name}={source}: the column {source.field!r} of {shard.sidecar_path} is"
-                f" {column.type}; a column of texts is required"
+                f"--caption {source.name}={source}: the column {source.field!r} of"
+                f" {shard.sidecar_path or shard.path} is {column.type}; a column of texts is required"
             )
-        found = [text.removeprefix(BYTE_ORDER_MARK) if text and text.strip() else None for text in column.to_pylist()]
-        return [None if row is None else text for text, row in zip(found, self._rows, strict=True)]
+        found = zip(column.to_pylist(), self._rows, strict=True)
+        return [None if row is None else usable_caption(text) for text, row in found]

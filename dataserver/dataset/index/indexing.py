@@ -40,6 +40,7 @@ from dataserver.dataset.index.rules import (
     written_rules,
 )
 from dataserver.dataset.kinds import LOST_IMAGE
+from dataserver.dataset.shards.captions import captions_in_members
 from dataserver.dataset.shards.hashing import HashingReader
 from dataserver.dataset.shards.interface import ShardSource
 from dataserver.dataset.shards.joined import JoinedMembers, joined_columns
@@ -177,7 +178,8 @@ def index_shard(
             be written, or a column named as a caption holds no texts.
     """
     findings, seen = Findings(), Seen()
-    sample_rules = SampleRules(rules.key is KeyEnd.LAST_DOT, rules.several_images is SeveralImages.ALL, rules.captions)
+    in_members = captions_in_members(rules.captions, has_columns=not shard.format.sidecar_suffix)
+    sample_rules = SampleRules(rules.key is KeyEnd.LAST_DOT, rules.several_images is SeveralImages.ALL, in_members)
     captions = CaptionTexts(rules.captions)
     rows = RowCollector()
     scalars = ScalarRows()

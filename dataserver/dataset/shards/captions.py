@@ -13,8 +13,10 @@ PARQUET: Final = "parquet"
 MOST_CAPTIONS: Final = 16
 COLUMN_PREFIX: Final = "caption."
 """Before the names of captions where they are columns of an index."""
+JSON: Final = "json"
+"""The member that has the columns of a Parquet shard, in each row, as its entries."""
 MAX_CAPTION_BYTES: Final = 1 << 29
-"""Limit of the texts of one caption in one shard."""
+"""Limit of all named captions in the members of one shard."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _FORM: Final = "NAME=MEMBER, NAME=MEMBER:KEY of a JSON member, or NAME=parquet:COLUMN"
 
@@ -48,7 +50,7 @@ def parse_captions(entries: Sequence[str]) -> tuple[CaptionSource, ...]:
         name, equals, source = entry.partition("=")
         part, _, field = source.partition(":")
         part = part.removeprefix(".").lower()
-        if not (equals and part) or "/" in part or (part in (PARQUET, "json") and not field):
+        if not (equals and part) or "/" in part or (part in (PARQUET, JSON) and not field):
             raise DatasetError(f"--caption {entry}: {_FORM} is required")
         if not _NAME.fullmatch(name) or name == OWN:
             need = f"1 to 64 ASCII letters, digits, '.', '_' and '-', the first a letter or digit, and not {OWN!r}"
@@ -59,3 +61,14 @@ def parse_captions(entries: Sequence[str]) -> tuple[CaptionSource, ...]:
     if len(found) > MOST_CAPTIONS:
         raise DatasetError(f"--caption is given {len(found)} times, the limit is {MOST_CAPTIONS}")
     return tuple(found[name] for name in sorted(found))
+
+
+def captions_in_members(sources: Sequence[CaptionSource], has_columns: bool) -> tuple[CaptionSource, ...]:
+    """Return the captions that the members of samples may hold.
+
+    Args:
+        sources: of all captions.
+        has_columns: whether the shard has its columns in itself, as Parquet does, and not in a sidecar.
+    """
+    found = (s._replace(part=JSON) if has_columns and s.part == PARQUET else s for s in sources)
+    return tuple(source for source in found if source.part != PARQUET)

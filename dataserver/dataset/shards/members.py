@@ -12,6 +12,7 @@ from dataserver.dataset.shards.interface import Member
 MAX_TEXT_BYTES: Final = 4 << 20
 """Limit of one .txt or .json member, and so of all texts of one sample."""
 
+BYTE_ORDER_MARK: Final = "\ufeff"
 Parsed = TypeVar("Parsed")
 
 
@@ -37,6 +38,12 @@ def decode_text(member: Member) -> str:
         return member.content.removeprefix(codecs.BOM_UTF8).decode()
     except UnicodeDecodeError as error:
         raise SampleError("not_utf8", f"byte {error.start} is not UTF-8") from error
+
+
+def usable_caption(value: object) -> str | None:
+    """Return a caption without its byte order mark; None where it is no text, blank, or too long for a member."""
+    text = value.removeprefix(BYTE_ORDER_MARK) if isinstance(value, str) else ""
+    return text if text.strip() and len(text) <= MAX_TEXT_BYTES else None
 
 
 def parse_json(member: Member) -> dict[str, Any]:

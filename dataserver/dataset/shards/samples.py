@@ -16,7 +16,7 @@ from dataserver.dataset.errors import Findings, SampleError, TarError
 from dataserver.dataset.kinds import DUPLICATE_KEY, MISSING_CAPTION, TOO_MANY_SCALARS, UNUSED_PART
 from dataserver.dataset.shards.captions import CaptionSource
 from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES, Member
-from dataserver.dataset.shards.members import caught, decode_text, parse_json
+from dataserver.dataset.shards.members import BYTE_ORDER_MARK, caught, decode_text, parse_json, usable_caption
 from dataserver.dataset.shards.parts import IMAGE, TEXT, ImagePart, Scalar
 from dataserver.dataset.shards.tar import sample_key, show, split_at_last_dot, split_name
 from dataserver.images import FORMAT_NAMES, ImageHeaderError, read_header, sniff_format
@@ -32,7 +32,6 @@ IMAGE_SUFFIXES: Final = frozenset(
 )
 """Extensions of members that claim to be images; the magic decides what they are."""
 
-BYTE_ORDER_MARK: Final = "\ufeff"
 _MOST_SHOWN: Final = 4
 """Extensions in a message."""
 
@@ -284,8 +283,8 @@ def _assemble(group: _Group, findings: Findings) -> Sample:
 
 
 def _unused(group: _Group, part: object, findings: Findings) -> None:
-    """Count a part that is broken and that its sample does without."""
-    if isinstance(part, SampleError):
+    """Count a part that is broken, not one that is missing, and that its sample does without."""
+    if isinstance(part, SampleError) and part.kind != MISSING_CAPTION:
         findings.add(group.key, UNUSED_PART, f"{part.detail} ({part.kind}); the sample does without it")
 
 
@@ -299,8 +298,8 @@ def _named_captions(group: _Group, findings: Findings) -> dict[str, str]:
             part = group.document if source.part == "json" else group.entries.get(source.part)
             if isinstance(part, dict):
                 part = part.get(source.field)
-        if isinstance(part, str) and part.strip():
-            found[source.name] = part.removeprefix(BYTE_ORDER_MARK)
+        if (text := usable_caption(part)) is not None:
+            found[source.name] = text
         elif part is not group.text and part is not group.document:
             broken[source.part] = part
     for part in broken.values():

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from dataserver.dataset.errors import Findings, SampleError
 from dataserver.dataset.kinds import DUPLICATE_KEY, ODD_VALUES, UNUSABLE_COLUMN, UNUSED_PART
 from dataserver.dataset.shards.interface import Member
-from dataserver.dataset.shards.members import parse_document
+from dataserver.dataset.shards.members import MAX_TEXT_BYTES, parse_document
 from dataserver.dataset.shards.parquet.chunk import Value
 from dataserver.dataset.shards.parquet_columns import MAX_SIDECAR_VALUE_BYTES, READ_ROWS, target_type
 from dataserver.dataset.shards.parts import ImagePart
@@ -204,7 +204,7 @@ def row_members(
         yield Member("txt", 0, len(row.caption), row.caption, key=key)
     elif not isinstance(texts, list) and not isinstance(document.get("caption"), str):
         yield Member("txt", 0, 0, None, key=key, parsed=row.caption)
-    yield Member("json", 0, 0, None, key=key, parsed=document)
+    yield Member("json", 0, 0, None, key=key, parsed=_too_large(document) or document)
 
 
 def _image_member(name: str, key: str, part: ImagePart | SampleError | bytes) -> Member:
@@ -222,11 +222,22 @@ def _document(key: str, given: dict[str, Any], findings: Findings) -> dict[str, 
     rest = {name: value for name, value in given.items() if name != JSON_NAME}
     if isinstance(held, str):
         try:
+            if len(held) > MAX_TEXT_BYTES:
+                raise SampleError("text_too_large", f"{len(held)} characters, limit {MAX_TEXT_BYTES}")
             held = parse_document(held)
         except SampleError as error:
             findings.add(key, UNUSED_PART, f"json: {error.detail} ({error.kind}); the sample does without it")
             return rest
     return {**held, **rest}
+
+
+def _too_large(document: Mapping[str, Any]) -> SampleError | None:
+    """Why the columns of a row are refused, as a member .json of that size would be."""
+    texts = (text for value in document.values() for text in (value if isinstance(value, list) else [value]))
+    size = sum(len(text) for text in texts if isinstance(text, str))
+    if size <= MAX_TEXT_BYTES:
+        return None
+    return SampleError("text_too_large", f"{size} characters in its columns, limit {MAX_TEXT_BYTES}")
 
 
 def _without_bytes(column: str, path: str) -> SampleError:
