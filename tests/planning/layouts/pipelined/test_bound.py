@@ -7,8 +7,8 @@ from random import Random
 
 import numpy as np
 import pytest
-from builders.jobs import job_data
-from builders.samples import make_samples, texts
+from builders.jobs import TWO_DATASETS, job_data
+from builders.samples import make_samples, mixed_samples, texts
 
 from dataserver.planning import I64
 from dataserver.planning.job.identity import Job, parse_job
@@ -135,3 +135,21 @@ def test_a_giant_counts_with_its_way_through_all_stages() -> None:
     plan = plan_step(job, 0, samples)
     step, bound = timeline(job.spec, plan).makespan_ns, layout_of(job.spec.execution).lower_bound_ns(job, plan)
     assert bound <= step <= bound * 101 // 100
+
+
+def test_generators_of_one_sequence_return_gradients_each_by_itself() -> None:
+    """One is slow forward, the other backward: their times overlap, so that the longer sum counts."""
+    pairs = {"datasets": TWO_DATASETS, "seq_len": 900, "sizing": {"max_patches": 256}, "generation": {"ratio": "1"}}
+    fewest = {"layout": {"kind": "pipelined", "fewest_microbatches": True}}
+    data = job_data(encoder=0, generator=1, stream=pairs, execution=fewest)
+    llm, dit = data["execution"]["modules"]
+    cost = {"microbatch_ns": 0, "quadratic_fs": 0}
+    llm["cost"] = cost | {"linear_ps": 1_000}
+    slow_forward = dit | {"cost": cost | {"linear_ps": 1_000_000, "backward_percent": 50}}
+    slow_backward = {"name": "dit-x", "datasets": ["x"], "cost": cost | {"linear_ps": 200_000, "backward_percent": 400}}
+    data["execution"]["modules"] = [llm, slow_forward, dit | slow_backward]
+    job = parse_job(data)
+    samples = mixed_samples(job, 2, seed=2)
+    plan = plan_step(job, 0, samples)
+    assert (plan.num_microbatches, len(samples.patches)) == (1, 2)
+    assert layout_of(job.spec.execution).lower_bound_ns(job, plan) == timeline(job.spec, plan).makespan_ns

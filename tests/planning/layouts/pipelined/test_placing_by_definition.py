@@ -178,13 +178,14 @@ class Loops:
     def there_and_back(self, s: int) -> int:
         """Through all modules, while its rank may run other microbatches before its first stage and behind it."""
         encoding, inside, parts = 0, 0, self.p.num_stages * self.p.chunks
+        generating = [0] * (self.rows - self.backbone - 1)
         for backward in (False, True):
             rows = [self.passing(r, s, backward) + self.transfer(r, s, backward) for r in range(self.rows)]
             encoding += max(rows[: self.backbone], default=0)
             inside += parts * self.passing(self.backbone, s, backward)
             inside += (parts - 1) * self.transfer(self.backbone, s, backward)
-            inside += max(rows[self.backbone + 1 :], default=0)
-        return inside + max(encoding, self.beside())
+            generating = [sum(pair) for pair in zip(generating, rows[self.backbone + 1 :], strict=True)]
+        return inside + max(generating, default=0) + max(encoding, self.beside())
 
     def beside(self) -> int:
         """The smallest sequences that its rank can have beside it: all other ranks and its own microbatch are full."""

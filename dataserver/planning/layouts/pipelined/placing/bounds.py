@@ -49,16 +49,18 @@ def _longest_way(problem: PlacementProblem, within_components: bool) -> int:
 
     Waves pass each rank in the same order forward and back. So a backbone rank of the first stage has run the forwards
     of earlier waves before the sequence passes, and runs the backwards of later ones behind its gradients; meanwhile
-    encoders may work on the sequence.
+    encoders may work on the sequence. Each generator returns gradients when it has them, whatever others do.
     """
     if not problem.num_sequences:
         return 0
     backbone, parts = problem.num_encoders, problem.num_stages * problem.chunks
     encoding, inside = np.zeros((2, problem.num_sequences), np.int64)
+    generating = np.zeros_like(problem.way[backbone + 1 :])
     for passing, transfer in _passings(problem, within_components):
         encoding += (passing[:backbone] + transfer[:backbone]).max(axis=0, initial=0)
         inside += passing[backbone] * parts + transfer[backbone] * (parts - 1)
-        inside += (passing[backbone + 1 :] + transfer[backbone + 1 :]).max(axis=0, initial=0)
+        generating += passing[backbone + 1 :] + transfer[backbone + 1 :]
+    inside += generating.max(axis=0, initial=0)
     return int((inside + np.maximum(encoding, _beside(problem))).max())
 
 
