@@ -24,6 +24,7 @@ BAD_JSON: Final = "bad_json"
 CORRUPT_PARQUET: Final = "corrupt_parquet"
 NEEDS_CONVERT: Final = "needs_convert"
 DUPLICATE_KEY: Final = "duplicate_key"
+DUPLICATE_MEMBER: Final = "duplicate_member"
 DUPLICATE_SHARD: Final = "duplicate_shard"
 FAILED_DOWNLOAD: Final = "failed_download"
 MISSING_CAPTION: Final = "missing_caption"
@@ -62,7 +63,7 @@ KINDS: Final[Mapping[str, Effect]] = {
     UNENCODABLE: Effect.LEFT_OUT,
     "too_many_members": Effect.LEFT_OUT,
     "unreadable_header": Effect.LEFT_OUT,
-    "duplicate_member": Effect.SERVED,
+    DUPLICATE_MEMBER: Effect.SERVED,
     DUPLICATE_SHARD: Effect.SERVED,
     "extra_image": Effect.SERVED,
     LOST_IMAGE: Effect.SERVED,

@@ -71,10 +71,11 @@ def test_texts_captions_and_columns_are_joined_by_key(folder: Path) -> None:
 def test_missing_partners_are_findings(folder: Path) -> None:
     index(folder, "texts", "more")
     said = [(f.shard, f.kind, f.detail) for f in lint(folder / "images").findings]
-    more, names = folder / "more", ", ".join(str(folder / name / "0.tar") for name in ("texts", "more"))
+    more = folder / "more"
     assert said == [
         ("0.tar", "unused_part", f"1 images of {more / '0.tar'}: only texts and JSON of other tars are joined"),
-        ("0.tar", "row_without_sample", f"1 of 4 keys of {names} have no sample, the first is '9'"),
+        ("0.tar", "row_without_sample", f"1 of 3 keys of {more / '0.tar'} have no sample, the first is '9'"),
+        ("0.tar", "sample_without_row", f"1 of 3 samples have nothing in {more / '0.tar'}, the first is '01'"),
         (
             "0.tar",
             "sample_without_row",
@@ -117,6 +118,8 @@ def test_a_join_that_matches_nothing_is_refused(folder: Path) -> None:
     write_tar(folder / "other" / "0.tar", [("x.txt", b"a"), ("y.txt", b"b")])
     with pytest.raises(DatasetError, match=r"nothing in \S+other/0.tar belongs to a sample: .* '00' where it says 'x'"):
         index(folder, "other")
+    with pytest.raises(DatasetError, match=r"nothing in \S+other/0.tar belongs to a sample"):
+        index(folder, "texts", "other")
     write_table(folder / "table" / "0.parquet", key=["x"], score=[1.0])
     with pytest.raises(DatasetError, match=r"table/0.parquet, which is joined, cannot be used \(no row of 0.parquet"):
         index(folder, "table")
@@ -124,7 +127,7 @@ def test_a_join_that_matches_nothing_is_refused(folder: Path) -> None:
     for name in ("empty", "nowhere", "more/0.tar"):
         with pytest.raises(DatasetError, match=rf"--join \S+{name} has no file for any of the 2 shards; a folder"):
             index(folder, name)
-    for joins in (("texts", "texts"), ("images",)):
+    for joins in (("texts", "texts"), ("images",), ("images/sub",)):
         with pytest.raises(DatasetError, match="names a folder twice, or the dataset's own"):
             index(folder, *joins)
 
@@ -160,3 +163,30 @@ def test_json_of_a_join_makes_columns(folder: Path) -> None:
     )
     dataset, _ = index(folder, "json")
     assert rows(dataset, "n") == [("00", "c0", 0), ("01", "c1", 1), ("02", "c2", 2)]
+
+
+def test_of_a_member_that_comes_twice_in_a_join_the_first_is_used_and_said(folder: Path) -> None:
+    write_tar(folder / "texts" / "0.tar", [("00.txt", b"first"), ("01.txt", b"b"), ("02.txt", b"c"), ("00.txt", b"d")])
+    dataset, _ = index(folder, "texts")
+    assert rows(dataset)[0] == ("00", "first")
+    (found,) = lint(folder / "images").findings
+    where = folder / "texts" / "0.tar"
+    assert (found.key, found.kind) == ("00", "duplicate_member")
+    assert found.detail == f"00.txt comes twice in {where}, which is joined; the first is used"[:200]
+
+
+def test_a_broken_image_of_a_join_is_no_image_of_a_sample(folder: Path) -> None:
+    more = [("00.txt", b"a"), ("00.jpg", b"broken"), ("01.txt", b"b"), ("02.txt", b"c"), ("02.png", b"")]
+    write_tar(folder / "texts" / "0.tar", more)
+    dataset, _ = index(folder, "texts")
+    assert [key for key, *_ in rows(dataset)][:3] == ["00", "01", "02"]
+    (found,) = lint(folder / "images").findings
+    assert (found.kind, found.detail.startswith("2 images of ")) == ("unused_part", True)
+
+
+def test_joined_members_say_nothing_of_where_a_tar_was_cut(folder: Path) -> None:
+    path = folder / "images" / "0.tar"
+    os.truncate(path, path.read_bytes().rindex(JPEG) + -(-len(JPEG) // 512) * 512)
+    index(folder, "texts")
+    assert lint(folder / "images").counts == {"cut_tar": 1}
+    assert [shard.num_samples for shard in Dataset.open(folder / "images").shards] == [3, 3]

@@ -38,9 +38,14 @@ def partners_of(shard: ShardFile, joins: Sequence[Path], findings: Findings) -> 
 
 
 def check_joins(root: Path, shards: Sequence[ShardFile], joins: Sequence[Path]) -> None:
-    """Raise DatasetError if a folder is named twice, is the dataset's own, or has nothing for any shard."""
-    if len({join.resolve() for join in (*joins, root)}) < len(joins) + 1:
-        raise DatasetError(f"--join names a folder twice, or the dataset's own ({root}); name other folders, each once")
+    """Raise DatasetError if a folder is named twice, is one of the dataset's, or has nothing for any shard."""
+    folders = {(root / folder).resolve() for shard in shards for folder in Path(shard.name).parents} if joins else set()
+    named = {join.resolve() for join in joins}
+    if len(named) < len(joins) or named & folders:
+        raise DatasetError(
+            f"--join names a folder twice, or the dataset's own ({root}), or one in it whose files are shards;"
+            " name other folders, each once"
+        )
     for join in joins:
         if not join.is_dir() or not any(joined_files(shard, [join]) for shard in shards):
             raise DatasetError(

@@ -7,17 +7,19 @@ from typing import Final
 import pyarrow as pa
 
 from dataserver.dataset.errors import DatasetError, Findings, SampleError
-from dataserver.dataset.kinds import ROW_WITHOUT_SAMPLE, SAMPLE_WITHOUT_ROW, UNUSED_PART
+from dataserver.dataset.kinds import DUPLICATE_MEMBER, ROW_WITHOUT_SAMPLE, SAMPLE_WITHOUT_ROW, UNUSED_PART
 from dataserver.dataset.shards.formats import format_of
 from dataserver.dataset.shards.hashing import HashingReader
 from dataserver.dataset.shards.interface import Member, ShardSource, Split
 from dataserver.dataset.shards.parquet_columns import parquet_columns
 from dataserver.dataset.shards.row_match import RowMatch
+from dataserver.dataset.shards.samples import claims_image
 from dataserver.dataset.storage.registry import storage_of
-from dataserver.images import sniff_format
 
 MAX_JOINED_BYTES: Final = 1 << 29
 """Limit of the members that are joined to one shard: they are held until their samples come."""
+_MEMBER_BYTES: Final = 256
+"""Memory of a member, besides its content."""
 
 
 class JoinedMembers:
@@ -36,8 +38,7 @@ class JoinedMembers:
         """
         self._findings = findings
         self._members: dict[str, dict[str, tuple[Path, Member]]] = {}
-        self._taken: set[str] = set()
-        self._paths = paths
+        self._keys: dict[Path, set[str]] = {path: set() for path in paths}
         self._num_bytes = 0
         for path in paths:
             self._read(path, split)
@@ -50,9 +51,12 @@ class JoinedMembers:
             reader = HashingReader(file, storage.etag(str(path)).num_bytes)
             try:
                 for member in found.scan(ShardSource(path, reader, split), self._findings):
-                    if member.content is not None and sniff_format(member.content):
+                    parts = split(member.name) if member.key is None else (member.key, member.name)
+                    if parts is None:
+                        continue
+                    if claims_image(parts[1], member):
                         num_images += 1
-                    elif parts := (split(member.name) if member.key is None else (member.key, member.name)):
+                    else:
                         self._add(path, *parts, member)
             except SampleError as error:
                 self._findings.add("", error.kind, f"{path.name}, which is joined: {error.detail}")
@@ -61,14 +65,19 @@ class JoinedMembers:
             self._findings.add("", UNUSED_PART, detail)
 
     def _add(self, path: Path, key: str, extension: str, member: Member) -> None:
-        self._num_bytes += len(member.content or b"")
+        self._num_bytes += _MEMBER_BYTES + len(member.content or b"")
         if self._num_bytes > MAX_JOINED_BYTES:
-            raise DatasetError(f"{path} and what is joined with it hold more than {MAX_JOINED_BYTES} bytes of texts")
+            raise DatasetError(
+                f"{path} and what is joined with it hold more than {MAX_JOINED_BYTES} bytes; make smaller ones"
+            )
+        self._keys[path].add(key)
         members = self._members.setdefault(key, {})
         if extension in members:
             other = members[extension][0]
             if other != path:
                 raise _same_member(key, extension, other, path)
+            detail = f"{member.name} comes twice in {path}, which is joined; the first is used"
+            self._findings.add(key, DUPLICATE_MEMBER, detail)
             return
         members[extension] = path, member
 
@@ -86,7 +95,6 @@ class JoinedMembers:
             if extension in has:
                 raise _same_member(key, extension, Path("the shard itself"), path)
             yield extension, member
-        self._taken.add(key)
 
     def finish(self, keys: set[str]) -> None:
         """Count what found no partner.
@@ -95,24 +103,21 @@ class JoinedMembers:
             keys: of all samples in the shard, those that are left out too.
 
         Raises:
-            DatasetError: nothing found one.
+            DatasetError: nothing of a file found one.
         """
-        if not self._paths or not keys:
-            return
-        names = ", ".join(map(str, self._paths))
-        alone = [key for key in self._members if key not in keys]
-        if self._members and len(alone) == len(self._members):
-            raise DatasetError(
-                f"nothing in {names} belongs to a sample: the samples are called {min(keys)!a} where it says"
-                f" {alone[0]!a}; name the folder whose files have the same keys"
-            )
-        if alone:
-            detail = f"{len(alone)} of {len(self._members)} keys of {names} have no sample, the first is {alone[0]!a}"
-            self._findings.add("", ROW_WITHOUT_SAMPLE, detail)
-        lacking = sorted(keys - self._members.keys())
-        if lacking:
-            detail = f"{len(lacking)} of {len(keys)} samples have nothing in {names}, the first is {lacking[0]!a}"
-            self._findings.add("", SAMPLE_WITHOUT_ROW, detail)
+        for path, given in self._keys.items() if keys else ():
+            alone, lacking = sorted(given - keys), sorted(keys - given)
+            if given and len(alone) == len(given):
+                raise DatasetError(
+                    f"nothing in {path} belongs to a sample: the samples are called {min(keys)!a} where it says"
+                    f" {alone[0]!a}; name the folder whose files have the same keys"
+                )
+            if alone:
+                detail = f"{len(alone)} of {len(given)} keys of {path} have no sample, the first is {alone[0]!a}"
+                self._findings.add("", ROW_WITHOUT_SAMPLE, detail)
+            if lacking:
+                detail = f"{len(lacking)} of {len(keys)} samples have nothing in {path}, the first is {lacking[0]!a}"
+                self._findings.add("", SAMPLE_WITHOUT_ROW, detail)
 
 
 def joined_columns(

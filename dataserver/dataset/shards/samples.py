@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
 from dataserver.dataset.errors import Findings, SampleError, TarError
-from dataserver.dataset.kinds import DUPLICATE_KEY, MISSING_CAPTION, TOO_MANY_SCALARS, UNUSED_PART
+from dataserver.dataset.kinds import DUPLICATE_KEY, DUPLICATE_MEMBER, MISSING_CAPTION, TOO_MANY_SCALARS, UNUSED_PART
 from dataserver.dataset.shards.captions import CaptionSource
 from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES, Member
 from dataserver.dataset.shards.members import BYTE_ORDER_MARK, caught, decode_text, parse_json, usable_caption
@@ -98,7 +98,7 @@ class _Group:
     entries: dict[str, dict[str, Any] | SampleError] = field(default_factory=dict)
     """JSON members that hold captions, by extension."""
     types: set[str] = field(default_factory=set)
-    """Last part of each member's extension."""
+    """Last part of the extension of each member in the tar itself."""
     all_extensions: set[str] = field(default_factory=set)
     """All extensions, which joined members may not have."""
     extensions: set[str] = field(default_factory=set)
@@ -173,8 +173,10 @@ def _finish(group: _Group | None, seen: Seen, findings: Findings, joined: "Joine
         return
     seen.keys.add(group.key)
     if joined is not None:
+        own_types = group.types.copy()
         for extension, member in joined.take(group.key, frozenset(group.all_extensions)):
             _add_member(group, extension, member, findings)
+        group.types = own_types
     try:
         yield _assemble(group, findings)
     except SampleError as error:
@@ -207,12 +209,12 @@ def _add_member(group: _Group, extension: str, member: Member, findings: Finding
         duplicate = extension in group.texts or extension in group.entries
         if not duplicate:
             _add_captions(group, extension, member)
-    elif _claims_image(extension, member):
+    elif claims_image(extension, member):
         duplicate = extension in group.images
         if not duplicate:
             group.images[extension] = caught(_read_image, member)
     if duplicate:
-        findings.add(group.key, "duplicate_member", f"{member.name} comes twice; the first is kept")
+        findings.add(group.key, DUPLICATE_MEMBER, f"{member.name} comes twice; the first is kept")
 
 
 def _add_captions(group: _Group, extension: str, member: Member) -> None:
@@ -223,7 +225,8 @@ def _add_captions(group: _Group, extension: str, member: Member) -> None:
         group.entries[extension] = caught(parse_json, member)
 
 
-def _claims_image(extension: str, member: Member) -> bool:
+def claims_image(extension: str, member: Member) -> bool:
+    """Whether a member is an image by its extension, or by its content."""
     if extension.rpartition(".")[2] in IMAGE_SUFFIXES:
         return True
     return member.content is not None and sniff_format(member.content) is not None
