@@ -35,8 +35,8 @@ class Dataset:
         self.fingerprint = fingerprint_of((shard.name, shard.header) for shard in shards)
         """sha256, hex, of the names, bytes and index columns of all shards; the same for a copy elsewhere."""
         self._open_shards = open_shards
-        self._earlier: dict[str, Dataset | None] = {}
-        """By fingerprint."""
+        self._earlier: dict[str, Dataset] = {}
+        """By fingerprint; what was asked for in vain is not in it, since anybody may ask for anything."""
         self._finding = threading.Lock()
 
     @classmethod
@@ -103,7 +103,9 @@ class Dataset:
                 headers = [(shard.name, shard.header) for shard in self.shards]
                 found = find_set(self.index_folder, headers, fingerprint)
                 indexed = [] if found is None else [s for s in self._open_shards.shards if s.file.name in found.names]
-                self._earlier[fingerprint] = Dataset._of(indexed, self.quarantine) if indexed else None
+                if not indexed:
+                    return None
+                self._earlier[fingerprint] = Dataset._of(indexed, self.quarantine)
             return self._earlier[fingerprint]
 
     @property

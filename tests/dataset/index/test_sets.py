@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,19 @@ def test_each_set_that_a_dataset_had_is_opened_by_its_fingerprint(tmp_path: Path
     assert names(dataset.as_it_was(second)) == ["00000-a.tar", "00000.tar", "00001.tar"]
     assert dataset.as_it_was(third) is dataset
     assert dataset.as_it_was("0" * 64) is None
+
+
+def test_fingerprints_that_are_asked_for_in_vain_take_no_memory(tmp_path: Path) -> None:
+    """Any client may ask for any."""
+    index(write_texts(tmp_path, 6, 3))
+    dataset = Dataset.open(tmp_path)
+    tracemalloc.start()
+    try:
+        for n in range(64):
+            assert dataset.as_it_was(f"{n:0100000}") is None
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_copy_elsewhere_has_them_too(tmp_path: Path) -> None:
