@@ -175,6 +175,18 @@ def test_who_resumes_needs_no_second_look_at_what_it_chose(tmp_path: Path, monke
         dist.destroy_process_group()
 
 
+def test_a_machine_with_a_folder_of_its_own_writes_its_profiles_there(tmp_path: Path) -> None:
+    """The first process has the lease of its own machine's folder, which no other one sees."""
+    store = HashStore()
+    here = TrainConfig(profile=ProfileConfig(directory=tmp_path / "other machine", first=0))
+    with owning(config(tmp_path), store, 0), owning(here, store, 1) as leases:
+        groups: Any = SimpleNamespace(rank=1, device=torch.device("cpu"))
+        profiler = StepProfiler(here.profile, groups, leases.profile)
+        profiler.begin_step(0)
+        profiler.begin_step(1)
+    assert [path.name for path in (tmp_path / "other machine").iterdir()] == ["rank-00001.json"]
+
+
 class Told:
     """A control channel that only notes what it is told."""
 

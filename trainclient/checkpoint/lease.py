@@ -38,6 +38,14 @@ class FollowedLease:
     output: Output
     number: int
 
+    @property
+    def is_here(self) -> bool:
+        """Whether this process sees it: a folder of that name on another machine's own disk has none."""
+        try:
+            return self.number in self.output.numbers()
+        except OSError:
+            return False
+
     def require(self) -> None:
         """Raise LeaseLostError if the run no longer owns the output; OSError if storage does not answer."""
         if not self.output.folder.is_dir() or self.output.numbers()[-1:] != [self.number]:

@@ -276,7 +276,8 @@ def _owned(
         if "refused" in said:
             raise RunEndedError(said["refused"], reports=False)
         profiles = outputs(config, name_run(config, job)).get("profile")
-        yield Leases(profile=None if profiles is None else FollowedLease(profiles, said["profile"]))
+        followed = None if profiles is None else FollowedLease(profiles, said["profile"])
+        yield Leases(profile=followed if followed is not None and followed.is_here else None)
         return
     launch, attempts = store.get(LAUNCH_KEY).decode(), int(store.get(ATTEMPTS_KEY))
     owner = Owner.here(name_run(config, job), launch=launch)
