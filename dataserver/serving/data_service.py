@@ -134,7 +134,7 @@ class DataService:
         return pb.ReportStepTimesResponse()
 
     def ReportProgress(self, request: pb.ReportProgressRequest, _: grpc.ServicerContext) -> pb.ReportProgressResponse:
-        """Note at which step a trainer is."""
+        """Note which step a trainer has reached."""
         if token := _checked_token(request.progress_token):
             self._streams.note_progress(token, request.step)
         return pb.ReportProgressResponse()

@@ -187,6 +187,9 @@ def test_a_rank_is_at_the_step_that_its_client_said_last(photographs: Path) -> N
         assert said(b"", 9) == said(b"unknown", 9) == 3
         with pytest.raises(grpc.RpcError, match="progress_token has 17 bytes; at most 16 are allowed"):
             said(bytes(17), 9)
+        with pytest.raises(grpc.RpcError, match="step 18446744073709551615 was reported; the job has 9 steps"):
+            said(bytes([2]), 2**64 - 1)
+        assert said(bytes([2]), 8) == 4, "the other stream is behind"
         for stream in streams:
             stream.cancel()
 

@@ -2,7 +2,11 @@
 
 from collections.abc import Callable, Iterator
 
+from disttrain.v1 import errors_pb2
+
 from dataserver.jobs import JOB_CHARS
+from dataserver.planning.plan.naming import counted
+from dataserver.serving.errors import DataServiceError
 from dataserver.serving.metrics import Progress
 from dataserver.serving.stream.handing_out import HandingOut
 from dataserver.serving.stream.preparing import Preparation
@@ -39,7 +43,7 @@ class MicrobatchStream:
         """
         self.cancel = cancel
         self.progress_token = progress_token
-        self.step: int | None = None
+        self._step: int | None = None
         """Step of the microbatch that the trainer took last, as its client said; None if it has said nothing."""
         self._source = source
         self._on_close = on_close
@@ -47,6 +51,19 @@ class MicrobatchStream:
         transports = Transports(shared.budget, shared.buffers, shared.shared_memory, memory_token)
         self._preparation = Preparation(shared, source, start, transports)
         self._handing_out = HandingOut(shared, self._preparation, start, source.num_steps)
+
+    def note_progress(self, step: int) -> None:
+        """Note the step of the microbatch that the trainer took last.
+
+        Raises:
+            DataServiceError: the job has no such step.
+        """
+        if step >= self._source.num_steps:
+            raise DataServiceError(
+                errors_pb2.ERROR_REASON_STEP_OUT_OF_RANGE,
+                f"step {step} was reported; the job has {counted(self._source.num_steps, 'step')}",
+            )
+        self._step = step
 
     def start(self) -> None:
         """Begin to prepare."""
@@ -81,7 +98,7 @@ class MicrobatchStream:
             module=self._source.module,
             rank=self._source.rank,
             sent_step=self._handing_out.sent_step,
-            step=self.step,
+            step=self._step,
             ready=ready,
             preparing=preparing,
             unread_s=self._handing_out.unread_s,

@@ -112,11 +112,15 @@ class Streams:
         return stream
 
     def note_progress(self, progress_token: bytes, step: int) -> None:
-        """Note at which step the trainer is that reads an open stream; one that has ended is no more."""
+        """Note which step the trainer has reached that reads an open stream; after the stream's end this does nothing.
+
+        Raises:
+            DataServiceError: the job has no such step.
+        """
         with self._changed:
             for stream in self._open:
                 if stream.progress_token == progress_token:
-                    stream.step = step
+                    stream.note_progress(step)
 
     def drain(self) -> int:
         """Let every stream end after the microbatch in hand, and refuse new ones; the number that were open."""
