@@ -29,6 +29,8 @@ def test_a_filter_says_what_it_drops_for_nulls(tmp_path: Path, caplog: pytest.Lo
         assert list(server.create(job("punsafe < 9")).notes) == [note]
         assert [r.name for r in caplog.records if note in r.getMessage()] == ["dataserver.serving.registry"]
         assert not list(server.create(job("width > 0")).notes)
-        with DataClient(server.address, job("punsafe < 9"), "llm", 0) as client:
-            assert client.job
-        assert "trainclient.stream.jobs" in [r.name for r in caplog.records if note in r.getMessage()]
+        for module, rank in (("vit", 0), ("vit", 1), ("llm", 0)):
+            with DataClient(server.address, job("punsafe < 9"), module, rank) as client:
+                assert client.job
+        said = [r.name for r in caplog.records if note in r.getMessage()]
+        assert said.count("trainclient.stream.jobs") == 1, "of many ranks one says it"

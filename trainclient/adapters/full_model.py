@@ -184,7 +184,7 @@ class FullModelStream:
             ValueError: the job is for another number of ranks, or has images on other ranks than their sequences.
             ClientError: no server could be reached, or they refuse the job.
         """
-        self.job = _resolved(addresses, job, options)
+        self.job = _resolved(addresses, job, options, speaks=rank == 0)
         execution = self.job.spec.execution
         encoder = _checked_encoder(execution, rank, world_size)
         self.encoder, self.rank, self.world_size = encoder, rank, world_size
@@ -349,8 +349,8 @@ def _require_beside(routing: Routing) -> None:
         )
 
 
-def _resolved(addresses: str | Sequence[str], job: JobSource, options: Mapping[str, Any]) -> Job:
-    fleet = Fleet(addresses, timeouts=options.get("timeouts"))
+def _resolved(addresses: str | Sequence[str], job: JobSource, options: Mapping[str, Any], *, speaks: bool) -> Job:
+    fleet = Fleet(addresses, timeouts=options.get("timeouts"), speaks=speaks)
     try:
         return resolve_job(job, fleet)
     finally:

@@ -47,7 +47,8 @@ class Fleet:
             key: decides the server to begin with, so that ranks spread over a fleet, and the jitter of pauses. Where
                 addresses are of the loopback device, it is one of these.
             timeouts: deadlines of all calls.
-            speaks: whether to say every few seconds that no server answers: of many ranks one is enough.
+            speaks: whether to say what concerns all ranks, of which one is enough: notes on the job, and every few
+                seconds that no server answers.
 
         Raises:
             AddressError: an address cannot be used.

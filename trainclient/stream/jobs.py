@@ -97,7 +97,7 @@ def _filled_in(data: dict[str, Any], fleet: Fleet, guard: CallGuard) -> Job:
             f"server {address} names the job that it filled in {response.job_id} (stream {response.stream_id}), this "
             f"client {job.job_id} (stream {job.stream_id}): install the same release on both"
         )
-    for note in response.notes:
+    for note in response.notes if fleet.speaks else ():
         _log.warning("%s (says server %s)", note, address)
     return job
 

@@ -33,7 +33,7 @@ class Servers(Protocol):
     key: str
     """Decides the jitter of pauses."""
     speaks: bool
-    """Whether this is the rank that says again and again that no server answers."""
+    """Whether this is the rank that says again and again that no server answers, for all."""
     current: int
     """Position of the server that answered last. A stale value costs one try."""
     reached: bool
