@@ -391,8 +391,8 @@ class RankProgress(_message.Message):
     preparing_microbatches: _builtins.int
     """Microbatches in the making behind them."""
     step: _builtins.int
-    """Step of the microbatch that the trainer took last, as its client said (ReportProgress); absent before the first, and of
-    clients that do not say it.
+    """Step of the microbatch that the trainer took last, as its client reported it (ReportProgress); absent before the first, and
+    for clients that do not report it.
     """
     @_builtins.property
     def unread(self) -> _duration_pb2.Duration:

@@ -102,8 +102,8 @@ class GetOrCreateJobResponse(_message.Message):
 
     @_builtins.property
     def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What people should know of the job, a line of English each, such as how many samples a filter drops because a column
-        is null. Nothing depends on it.
+        """What people should know about the job, one line of English each, such as how many samples a filter drops because a
+        column is null. Nothing depends on them.
         """
 
     def __init__(
@@ -190,8 +190,8 @@ class StreamMicrobatchesRequest(_message.Message):
     any token beside a codec that it compresses with, changes nothing. One connection and token serve one stream, and end with it.
     """
     progress_token: _builtins.bytes
-    """For a client that calls ReportProgress: up to 16 random bytes, another for each stream, by which it names this one there;
-    empty for a client that does not.
+    """Names this stream in ReportProgress: up to 16 random bytes, different ones for each stream; empty for a client that does
+    not call it.
     """
     @_builtins.property
     def tensors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -530,9 +530,9 @@ class ReportProgressRequest(_message.Message):
     PROGRESS_TOKEN_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     progress_token: _builtins.bytes
-    """Names an open stream of this server. Of a stream that has ended meanwhile the report changes nothing."""
+    """The token of an open stream of this server. If the stream has ended, the report changes nothing."""
     step: _builtins.int
-    """Step of the microbatch that the trainer took last."""
+    """Step of the microbatch that the trainer took last; one that the job does not have is refused (STEP_OUT_OF_RANGE)."""
     def __init__(
         self,
         *,

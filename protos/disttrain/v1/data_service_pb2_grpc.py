@@ -124,9 +124,10 @@ class DataServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReportProgress(self, request, context):
-        """Takes how far the trainer is that reads a stream, for `RankProgress.step`; nothing else depends on it. What was sent lies in
-        buffers of gRPC and of the client, so only the client knows. Optional: say it where `progress_token` was given, when the step
-        has changed, about once a second, to the server of the stream. Servers of older releases answer UNIMPLEMENTED: say no more then.
+        """Takes the step that the trainer reading a stream has reached, for `RankProgress.step`; nothing else depends on it. Only the
+        client knows this step, since what was sent may wait in buffers of gRPC and of the client. Optional: a client that set
+        `progress_token` calls this on the stream's server about once a second, when the step has changed. If the server answers
+        UNIMPLEMENTED, as those of older releases do, do not call it again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

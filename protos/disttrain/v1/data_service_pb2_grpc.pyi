@@ -70,9 +70,10 @@ class DataServiceStub:
     ReportStepTimes: _grpc.UnaryUnaryMultiCallable[_data_service_pb2.ReportStepTimesRequest, _data_service_pb2.ReportStepTimesResponse]
     """Takes the times that a rank measured in one step. Running jobs' plans never change because of them."""
     ReportProgress: _grpc.UnaryUnaryMultiCallable[_data_service_pb2.ReportProgressRequest, _data_service_pb2.ReportProgressResponse]
-    """Takes how far the trainer is that reads a stream, for `RankProgress.step`; nothing else depends on it. What was sent lies in
-    buffers of gRPC and of the client, so only the client knows. Optional: say it where `progress_token` was given, when the step
-    has changed, about once a second, to the server of the stream. Servers of older releases answer UNIMPLEMENTED: say no more then.
+    """Takes the step that the trainer reading a stream has reached, for `RankProgress.step`; nothing else depends on it. Only the
+    client knows this step, since what was sent may wait in buffers of gRPC and of the client. Optional: a client that set
+    `progress_token` calls this on the stream's server about once a second, when the step has changed. If the server answers
+    UNIMPLEMENTED, as those of older releases do, do not call it again.
     """
     ListStepTimes: _grpc.UnaryUnaryMultiCallable[_data_service_pb2.ListStepTimesRequest, _data_service_pb2.ListStepTimesResponse]
     """The step times reported most recently to this server."""
@@ -108,9 +109,10 @@ class DataServiceAsyncStub(DataServiceStub):
     ReportStepTimes: _aio.UnaryUnaryMultiCallable[_data_service_pb2.ReportStepTimesRequest, _data_service_pb2.ReportStepTimesResponse]  # type: ignore[assignment]
     """Takes the times that a rank measured in one step. Running jobs' plans never change because of them."""
     ReportProgress: _aio.UnaryUnaryMultiCallable[_data_service_pb2.ReportProgressRequest, _data_service_pb2.ReportProgressResponse]  # type: ignore[assignment]
-    """Takes how far the trainer is that reads a stream, for `RankProgress.step`; nothing else depends on it. What was sent lies in
-    buffers of gRPC and of the client, so only the client knows. Optional: say it where `progress_token` was given, when the step
-    has changed, about once a second, to the server of the stream. Servers of older releases answer UNIMPLEMENTED: say no more then.
+    """Takes the step that the trainer reading a stream has reached, for `RankProgress.step`; nothing else depends on it. Only the
+    client knows this step, since what was sent may wait in buffers of gRPC and of the client. Optional: a client that set
+    `progress_token` calls this on the stream's server about once a second, when the step has changed. If the server answers
+    UNIMPLEMENTED, as those of older releases do, do not call it again.
     """
     ListStepTimes: _aio.UnaryUnaryMultiCallable[_data_service_pb2.ListStepTimesRequest, _data_service_pb2.ListStepTimesResponse]  # type: ignore[assignment]
     """The step times reported most recently to this server."""
@@ -173,9 +175,10 @@ class DataServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _data_service_pb2.ReportProgressRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_data_service_pb2.ReportProgressResponse, _abc.Awaitable[_data_service_pb2.ReportProgressResponse]]:
-        """Takes how far the trainer is that reads a stream, for `RankProgress.step`; nothing else depends on it. What was sent lies in
-        buffers of gRPC and of the client, so only the client knows. Optional: say it where `progress_token` was given, when the step
-        has changed, about once a second, to the server of the stream. Servers of older releases answer UNIMPLEMENTED: say no more then.
+        """Takes the step that the trainer reading a stream has reached, for `RankProgress.step`; nothing else depends on it. Only the
+        client knows this step, since what was sent may wait in buffers of gRPC and of the client. Optional: a client that set
+        `progress_token` calls this on the stream's server about once a second, when the step has changed. If the server answers
+        UNIMPLEMENTED, as those of older releases do, do not call it again.
         """
 
     @_abc_1.abstractmethod
