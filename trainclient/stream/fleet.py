@@ -47,7 +47,7 @@ class Fleet:
             key: decides the server to begin with, so that ranks spread over a fleet, and the jitter of pauses. Where
                 addresses are of the loopback device, it is one of these.
             timeouts: deadlines of all calls.
-            speaks: whether to say what concerns all ranks, of which one is enough: notes on the job, and every few
+            speaks: whether to say what concerns all ranks, for all of them: notes on the job, and every few
                 seconds that no server answers.
 
         Raises:
