@@ -28,8 +28,8 @@ class DrawnTransform:
     """`TRANSFORM_WORDS` uniform numbers in [0, 2^64)."""
 
 
-def _never_enlarges(_options: Any) -> float:
-    return 1.0
+def _whole(_options: Any) -> Fraction:
+    return Fraction(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class ImageTransform:
     apply: Callable[[U8, Any, Sequence[int]], U8]
     """Takes upright pixels, uint8 [height, width, 3], which it does not change, the options and the words. Returns
     uint8 [any, any, 3], which may be a view of the pixels."""
-    enlarges: Callable[[Any], float] = _never_enlarges
-    """How many times as long the sides of an image may become by it, by its options: so much more is decoded."""
+    least_area: Callable[[Any], Fraction] = _whole
+    """The least share of an image's area that it leaves, by its options: so much more is decoded."""
 
 
 def horizontal_flip(pixels: U8, options: HorizontalFlip, words: Sequence[int]) -> U8:
@@ -62,7 +62,7 @@ def random_resized_crop(pixels: U8, options: RandomResizedCrop, words: Sequence[
 
 TRANSFORMS: Final[dict[type[SpecModel], ImageTransform]] = {
     HorizontalFlip: ImageTransform(horizontal_flip),
-    RandomResizedCrop: ImageTransform(random_resized_crop, lambda options: float(Fraction(options.min_area)) ** -0.5),
+    RandomResizedCrop: ImageTransform(random_resized_crop, lambda options: Fraction(options.min_area)),
 }
 """By the options that a job has for it."""
 
@@ -75,6 +75,8 @@ def transform(pixels: U8, drawn: Sequence[DrawnTransform]) -> U8:
 
 
 def enlarged(goal: tuple[int, int], drawn: Sequence[DrawnTransform]) -> tuple[int, int]:
-    """The (width, height) that has to be decoded so that what transforms leave still covers the goal."""
-    factor = math.prod(TRANSFORMS[type(step.options)].enlarges(step.options) for step in drawn)
-    return math.ceil(goal[0] * factor), math.ceil(goal[1] * factor)
+    """The (width, height) that has to be decoded so that what transforms leave still covers the goal: each side divided
+    by the root of their least area, rounded up. In integers, alike on all machines."""
+    area = math.prod((TRANSFORMS[type(step.options)].least_area(step.options) for step in drawn), start=Fraction(1))
+    width, height = (math.isqrt(math.ceil(side**2 / area) - 1) + 1 for side in goal)
+    return width, height

@@ -131,6 +131,11 @@ def test_a_caption_that_nobody_has_is_one_clear_error(folder: Path, source: str)
         index(folder, source)
 
 
+def test_a_column_of_a_sidecar_that_is_never_read_is_said(folder: Path) -> None:
+    with pytest.raises(CaptionError, match=r"columns \['caption', 'exif', 'key'\] beside a tar are not read: rename"):
+        index(folder, "page=parquet:caption")
+
+
 def test_a_column_that_holds_no_texts_is_refused(folder: Path) -> None:
     with pytest.raises(DatasetError, match=r"--caption c=parquet:score: the column 'score' of .*0.parquet is double"):
         index(folder, "c=parquet:score")

@@ -13,7 +13,7 @@ from PIL import Image
 
 from dataserver.images import ImageShape, decode_patches
 from dataserver.images.patches import TRANSPOSED, UPRIGHT
-from dataserver.images.transforms import TRANSFORMS, DrawnTransform, ImageTransform, transform
+from dataserver.images.transforms import TRANSFORMS, DrawnTransform, ImageTransform, enlarged, transform
 from dataserver.planning.job.fields import HorizontalFlip, Quality, RandomResizedCrop, Sizing, SpecModel
 
 SIZING = Sizing(patch=4, merge=2, max_patches=64)
@@ -109,3 +109,11 @@ def test_a_line_adds_a_transform(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = DrawnTransform(Negative(kind="negative"), (0, 0, 0, 0))
     found = decoded(encode(picture, "PNG"), shape, drawn, flip())
     assert np.array_equal(found, naive_patches(255 - np.asarray(picture)[:, ::-1], 4, 2))
+
+
+@given(st.integers(1, 10**6), st.integers(10**4, 10**6))
+def test_as_much_is_decoded_as_the_smallest_part_needs(side: int, area: int) -> None:
+    share = Fraction(area, 10**6)
+    width, height = enlarged((side, side), [crop(f"0.{area:06d}" if area < 10**6 else "1")])
+    assert width == height
+    assert (width - 1) ** 2 * share < side**2 <= width**2 * share

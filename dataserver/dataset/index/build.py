@@ -109,8 +109,12 @@ def _check_captions(path: Path, rules: IndexRules, contents: Sequence[IndexConte
         if not any(source.column in content.columns for content in contents):
             what = f"{source.part!r}" if source.part == PARQUET else f"member .{source.part}"
             entry = f", {source.field!r}" if source.field else ""
+            from dataserver.dataset.shards.sidecar_columns import EXCLUDED  # with Arrow, which servers load late
+
+            unread = source.part == PARQUET and source.field in EXCLUDED
+            unread_columns = f"; columns {sorted(EXCLUDED)} beside a tar are not read: rename it" if unread else ""
             raise CaptionError(
-                f"no sample of {path} has the caption {source.name} ({what}{entry}); correct the "
+                f"no sample of {path} has the caption {source.name} ({what}{entry}){unread_columns}; correct the "
                 "extension of the member, its key, or the column of the parquet files, or leave the caption out"
             )
 

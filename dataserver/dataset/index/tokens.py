@@ -213,7 +213,8 @@ def counted_tokenizers(shard: ShardFile, header: IndexHeader) -> Iterator[str]:
 def _missing(shard: ShardFile, digest: str, reason: str) -> TokensMissingError:
     return TokensMissingError(
         f"shard {shard.path} {reason} for the tokenizer {digest}; run:"
-        f" {shard.index_command} --tokenizer NAME=FILE (or --tokenizer bytes)"
+        f" {shard.index_command} --tokenizer NAME=FILE (or --tokenizer bytes), with the other flags"
+        " that it was indexed with"
     )
 
 

@@ -63,6 +63,7 @@ def test_each_set_that_a_dataset_had_is_opened_by_its_fingerprint(tmp_path: Path
     assert names(dataset.as_it_was(second)) == ["00000-a.tar", "00000.tar", "00001.tar"]
     assert dataset.as_it_was(third) is dataset
     assert dataset.as_it_was("0" * 64) is None
+    assert dataset._earlier.keys() == {first, second}, "clients may ask for any number of others"
 
 
 def test_fingerprints_that_are_asked_for_in_vain_take_no_memory(tmp_path: Path) -> None:
