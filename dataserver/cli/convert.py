@@ -19,13 +19,13 @@ def convert(
     shard_mb: int = 1024,
     workers: MaybeInt = None,
 ) -> None:
-    """Rewrite compressed tars, Parquet files and JSONL manifests as plain tars, which are read at the least cost.
+    """Rewrite compressed tars, Parquet files and JSONL manifests as plain tars, which cost least to read.
 
-    Images keep their bytes. Tars are read again before they count, and one that was killed goes on where it was.
+    Images keep their bytes. Each tar is read again before it counts as done. If killed, run it again and it continues.
 
     Args:
-        source: Folder of tars, compressed tars (.gz, .zst, .bz2, .xz) Parquet files or JSONL manifests; or one file.
-        target: Folder for the tars: a new or an empty one.
+        source: Folder of tars, compressed tars (.gz, .zst, .bz2, .xz), Parquet files or JSONL manifests; or one file.
+        target: Folder for the tars, new or empty.
         shard_mb: Size at which a tar of rows is closed, MiB; a compressed tar becomes one tar.
         workers: Processes; one for each core by default.
     """
