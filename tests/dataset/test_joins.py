@@ -190,3 +190,17 @@ def test_joined_members_say_nothing_of_where_a_tar_was_cut(folder: Path) -> None
     index(folder, "texts")
     assert lint(folder / "images").counts == {"cut_tar": 1}
     assert [shard.num_samples for shard in Dataset.open(folder / "images").shards] == [3, 3]
+
+
+def test_files_of_another_folder_are_others_whatever_their_times(folder: Path) -> None:
+    for name, score in (("a", 1.0), ("b", 2.0)):
+        write_table(folder / name / "0.parquet", key=["00"], score=[score])
+    first, _ = index(folder, "texts", "a")
+    (noted,) = [path for path in (folder / "images").glob("*.joined") if "parquet" in path.read_text()]
+    state = json.loads(noted.read_text())
+    other = (folder / "b" / "0.parquet").stat()
+    state[1][1:] = [other.st_size, other.st_mtime_ns, other.st_ctime_ns]  # as if both were written at once
+    noted.write_text(json.dumps(state))
+    second, built = index(folder, "texts", "b")
+    assert (built, rows(second, "score")[0]) == (1, ("00", "text 00", 2.0))
+    assert second.fingerprint != first.fingerprint

@@ -1,7 +1,7 @@
 """Which files are joined to a shard, and whether its index was made of them as they are now.
 
 What joined files bring lies in the index, so that servers never read them, and a fingerprint covers it. Only
-`dataserver index` looks at the files again: a line of JSON beside the index has their sizes and times.
+`dataserver index` looks at the files again: a line of JSON beside the index has their paths, sizes and times.
 """
 
 import json
@@ -55,11 +55,14 @@ def check_joins(root: Path, shards: Sequence[ShardFile], joins: Sequence[Path]) 
 
 
 def state_of_joined(paths: Sequence[Path]) -> State:
-    """Return names, sizes and times of joined files. Raises OSError."""
+    """Return paths, sizes and times of joined files. Raises OSError.
+
+    Files of two folders may have the same names, sizes and times.
+    """
     found = []
     for path in paths:
         etag = storage_of(path).etag(str(path))
-        found.append([path.name, etag.num_bytes, etag.mtime_ns, etag.ctime_ns])
+        found.append([str(path.resolve()), etag.num_bytes, etag.mtime_ns, etag.ctime_ns])
     return found
 
 
