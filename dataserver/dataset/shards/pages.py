@@ -67,6 +67,8 @@ def decode_pages(data: bytes, shard_bytes: int) -> PageTable:
 def unpack(data: bytes, plain_bytes: int, codec: str) -> bytes:
     """Decompress a page. Raises ValueError where it is damaged or has another length; never returns stale memory."""
     try:
+        if not plain_bytes and not data:  # parquet-java writes no stream at all where a page has nulls alone
+            return b""
         if codec == "GZIP":
             stream = zlib.decompressobj(zlib.MAX_WBITS | 16)
             found = stream.decompress(data, plain_bytes + 1)

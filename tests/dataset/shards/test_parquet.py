@@ -1,5 +1,6 @@
 """Parquet files as shards: values as pyarrow's own reader finds them, kinds of rows, findings, hostile files."""
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,15 @@ from hypothesis import strategies as st
 from shards import make_image, write_tar
 
 from dataserver.dataset import Dataset, DatasetError, build_index, compile_filter, lint
+from dataserver.dataset.errors import SampleError
 from dataserver.dataset.shards import pages as pages_module
+from dataserver.dataset.shards.hashing import HashingReader
 from dataserver.dataset.shards.pages import Page, PageTable, decode_pages, encode_pages, unpack
 from dataserver.dataset.shards.parquet import chunk as chunk_module
+from dataserver.dataset.shards.parquet import format as format_module
+from dataserver.dataset.shards.parquet.chunk import Chunk, ChunkReader, ChunkValues
 from dataserver.dataset.shards.parquet.levels import decode_hybrid
-from dataserver.dataset.shards.parquet.page_header import CutError, parse_page_header
+from dataserver.dataset.shards.parquet.page_header import DICTIONARY_PAGE, CutError, parse_page_header
 
 RNG = np.random.default_rng(7)
 JPEGS = [make_image(RNG, int(width), 40 + n) for n, width in enumerate(RNG.integers(32, 160, 23))]
@@ -371,7 +376,113 @@ def test_any_damage_of_pages_is_a_finding_or_serves_the_same_bytes(
     assert [shard.image(n, 0).length for n in range(shard.num_samples)] == [len(*image) for image in images_of(dataset)]
 
 
+def with_footer(path: Path, before: bytes, after: bytes) -> None:
+    """Replace the last occurrence of some bytes in the footer of a file, by others of any length."""
+    data = path.read_bytes()
+    start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    head, found, tail = data[start:-8].rpartition(before)
+    assert found
+    footer = head + after + tail
+    path.write_bytes(data[:start] + footer + len(footer).to_bytes(4, "little") + b"PAR1")
+
+
+def test_a_row_group_of_more_rows_than_memory_holds_is_one_finding(tmp_path: Path) -> None:
+    path = write_table(tmp_path / "0.parquet", pairs_table(ROWS), row_group_size=100)
+    with_footer(path, b"\x16" + _varint(2 * 23), b"\x16" + _varint(2 << 58))
+    assert pq.ParquetFile(path).metadata.row_group(0).num_rows == 1 << 58
+    _, findings = index(tmp_path)
+    assert findings == {"corrupt_parquet": 1}
+    assert f"{1 << 58} rows, limit" in details(tmp_path)["corrupt_parquet"]
+
+
+def test_values_of_all_columns_are_counted_before_they_take_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = {f"image {n}": pa.nulls(23, pa.binary()) for n in range(9)}
+    write_table(tmp_path / "0.parquet", pairs_table(ROWS, **nothing), row_group_size=10)
+    monkeypatch.setattr(format_module, "MAX_VALUES", 230)
+    assert index(tmp_path)[0].shards[0].num_samples == 23
+    write_table(tmp_path / "0.parquet", pairs_table(ROWS, more=pa.nulls(23, pa.binary()), **nothing))
+    assert index(tmp_path)[1] == {"corrupt_parquet": 1}
+    assert "values in columns of images, limit 230" in details(tmp_path)["corrupt_parquet"]
+
+
+def test_files_of_very_many_columns_are_one_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(format_module, "MAX_LEAVES", 3)
+    write_table(tmp_path / "0.parquet", pairs_table(ROWS))
+    assert index(tmp_path)[1] == {"corrupt_parquet": 1}
+    assert "4 columns, limit 3" in details(tmp_path)["corrupt_parquet"]
+
+
+def test_times_that_python_does_not_have_are_one_finding(tmp_path: Path) -> None:
+    held = pa.array([{"at": 1 << 62}] * 2, pa.struct([("at", pa.timestamp("us"))]))
+    write_table(tmp_path / "0.parquet", pairs_table(ROWS[:2], json=held))
+    assert index(tmp_path)[1] == {"corrupt_parquet": 1}
+
+
+def test_files_and_row_groups_without_rows_are_no_finding(tmp_path: Path) -> None:
+    table = pairs_table(ROWS)
+    with pq.ParquetWriter(tmp_path / "0.parquet", table.schema) as writer:
+        for part in (table.slice(0, 0), table, table.slice(0, 0)):
+            writer.write_table(part)
+    pq.write_table(table.slice(0, 0), tmp_path / "1.parquet")
+    report = build_index(tmp_path, workers=1)
+    assert (report.num_samples, report.findings) == (23, {})
+
+
+def test_documents_may_have_other_columns_of_bytes_before_their_images(tmp_path: Path) -> None:
+    images = [[None, {"bytes": JPEGS[0], "path": None}]]
+    columns = {"id": [b"1"], "Images": pa.array(images, pa.list_(IMAGE)), "texts": [["one", None]]}
+    write_table(tmp_path / "0.parquet", pa.table(columns))
+    dataset, findings = index(tmp_path)
+    assert findings == {"unusable_column": 1}
+    assert images_of(dataset) == [[JPEGS[0]]]
+    assert dataset.shards[0].parts(0).kinds == (0, 1)
+
+
 # Parts
+
+
+def page(kind: int, count: int, plain: int, body: bytes, encoding: int = 0) -> bytes:
+    """A page of a column without nulls and lists; `plain` bytes long, as it says."""
+    inner = b"\x15" + _varint(2 * count) + b"\x15" + _varint(2 * encoding)
+    inner = b"\x4c" + inner if kind == DICTIONARY_PAGE else b"\x2c" + inner + b"\x15\x06\x15\x06"
+    sizes = b"".join(b"\x15" + _varint(2 * number) for number in (kind, plain, len(body)))
+    return sizes + inner + b"\0\0" + body
+
+
+def chunk_of(*pages: bytes, num_values: int, codec: str) -> ChunkValues:
+    """What is read of a chunk of such pages."""
+    data = b"".join(pages)
+    reader = HashingReader(io.BytesIO(data), len(data))
+    chunk = Chunk(0, 0, 0, len(data), num_values, codec, max_def=0, max_rep=0, element_def=0)
+    return ChunkReader(reader, [], lambda _: lambda content, _: SampleError("missing_image", content.decode())).read(
+        chunk
+    )
+
+
+def test_dictionaries_are_bounded_by_the_values_of_their_column() -> None:
+    found = chunk_of(page(DICTIONARY_PAGE, 1 << 58, 10, b"x" * 10), num_values=5, codec="LZ4")
+    assert "fewer are left of 5" in str(found.error)
+    empty = page(DICTIONARY_PAGE, 5, 20, pa.compress(bytes(20), "zstd", asbytes=True))
+    found = chunk_of(empty, empty, num_values=5, codec="ZSTD")
+    assert "a second dictionary" in str(found.error)
+
+
+def test_pages_without_values_cost_nothing() -> None:
+    value = (3).to_bytes(4, "little") + b"abc"
+    found = chunk_of(*[page(0, 0, 0, b"")] * 999, page(0, 1, 7, value), num_values=1, codec="UNCOMPRESSED")
+    assert found.error is None
+    assert [str(value.detail) for value in found.values if isinstance(value, SampleError)] == ["abc"]
+    assert len(found.reps) == 1
+
+
+def test_what_is_packed_is_hardly_longer_than_what_it_becomes() -> None:
+    found = chunk_of(page(0, 1, 7, bytes(1 << 20)), num_values=1, codec="ZSTD")
+    (value,) = found.values
+    assert isinstance(value, SampleError)
+    assert (value.kind, found.error) == ("needs_convert", None)
+    assert "a page of 7 bytes takes 1048576" in value.detail
 
 
 def test_headers_are_cut_or_wrong_but_never_a_crash() -> None:
@@ -420,6 +531,7 @@ def test_empty_runs_and_wide_numbers_are_refused() -> None:
 def test_a_page_must_have_the_length_that_it_declares(codec: str) -> None:
     data = pa.compress(b"words" * 50, codec.lower(), asbytes=True)
     assert unpack(data, 250, codec) == b"words" * 50
+    assert unpack(b"", 0, codec) == b""
     for wrong in (0, 249, 251, 5000):
         with pytest.raises(ValueError, match="a page"):
             unpack(data, wrong, codec)

@@ -33,6 +33,10 @@ DICTIONARY_INDEXES: Final = (2, 8)
 ENCODINGS: Final = {5: "DELTA_BINARY_PACKED", 6: "DELTA_LENGTH_BYTE_ARRAY", 7: "DELTA_BYTE_ARRAY"}
 MAX_LEVELS_BYTES: Final = 8 << 20
 """Of the levels or the dictionary indexes of one page."""
+MAX_PACKED_RATIO: Final = 2
+"""What cannot be compressed becomes a little longer, by any codec."""
+_FRAME_BYTES: Final = 1024
+"""More than the header and the end of a compressed stream take."""
 REMEDY: Final = "; rewrite the dataset as tars: dataserver convert SOURCE TARGET"
 _FIRST_HEADER_BYTES: Final = 256
 
@@ -178,11 +182,13 @@ class ChunkReader:
         raise PageError(CORRUPT_PARQUET, "its column ends within the header of a page, or the header is too long")
 
     def _page(self, run: "_ChunkRun", header: PageHeader, end: int) -> None:
-        if header.kind not in (DATA_PAGE, DATA_PAGE_V2, DICTIONARY_PAGE):
+        if header.kind not in (DATA_PAGE, DATA_PAGE_V2, DICTIONARY_PAGE) or not header.num_values:
             return
         reader, chunk = self._reader, run.found.chunk
-        if header.kind != DICTIONARY_PAGE and header.num_values > chunk.num_values - run.found.num_slots:
+        if header.num_values > chunk.num_values - run.found.num_slots:
             raise PageError(CORRUPT_PARQUET, f"{header.num_values} values, fewer are left of {chunk.num_values}")
+        if header.kind == DICTIONARY_PAGE:
+            run.begin_dictionary()
         if header.kind == DATA_PAGE_V2:
             if header.rep_bytes + header.def_bytes > end - reader.position:
                 raise PageError(CORRUPT_PARQUET, "its levels run past its end")
@@ -191,10 +197,10 @@ class ChunkReader:
             run.body(header, reader, end, 0)
             return
         plain_bytes = header.plain_bytes - header.rep_bytes - header.def_bytes
-        if reason := _unfit(header, chunk.codec, plain_bytes):
+        offset = reader.position
+        if reason := _unfit(header, chunk.codec, plain_bytes, end - offset):
             run.unread(header, reason)
             return
-        offset = reader.position
         packed = reader.read(end - offset)
         buffer = _Buffer(unpack(packed, plain_bytes, chunk.codec))
         run.body(header, buffer, plain_bytes, self._next_address)
@@ -203,7 +209,7 @@ class ChunkReader:
             self._next_address += plain_bytes
 
 
-def _unfit(header: PageHeader, codec: str, plain_bytes: int) -> str:
+def _unfit(header: PageHeader, codec: str, plain_bytes: int, packed_bytes: int) -> str:
     """Say why a compressed page is not read; nothing where it is."""
     if codec not in CODECS:
         return f"a page is compressed with {codec}"
@@ -212,6 +218,8 @@ def _unfit(header: PageHeader, codec: str, plain_bytes: int) -> str:
         limit = MAX_PAGE_BYTES if header.num_values > 1 else MAX_VALUE_PAGE_BYTES
     if not 0 <= plain_bytes <= limit:
         return f"a page of {plain_bytes} bytes is compressed with {codec}, limit {limit}"
+    if packed_bytes > MAX_PACKED_RATIO * (plain_bytes + _FRAME_BYTES):
+        return f"a page of {plain_bytes} bytes takes {packed_bytes}, compressed with {codec}"
     return ""
 
 
@@ -222,6 +230,7 @@ class _ChunkRun:
         self._read_image = read_image
         self.found = found
         self._dictionary: list[Value] = []
+        self._has_dictionary = False
         self._levels = np.zeros((2, 0), np.int64)
         """Of the page that is read."""
 
@@ -236,6 +245,12 @@ class _ChunkRun:
     @property
     def _num_present(self) -> int:
         return int(np.count_nonzero(self._levels[1] == self.found.chunk.max_def))
+
+    def begin_dictionary(self) -> None:
+        """Refuse a second one: each costs as much work as a whole column, whatever few bytes it is compressed to."""
+        if self._has_dictionary:
+            raise PageError(CORRUPT_PARQUET, "a second dictionary in one column")
+        self._has_dictionary = True
 
     def levels(self, header: PageHeader, cursor: _Cursor, rep_bytes: int, def_bytes: int) -> None:
         """Read the levels of a page."""

@@ -4,7 +4,8 @@ Images are columns of bytes, structures {bytes, path} as `datasets` writes them,
 found in the one pass that hashes the file; all other columns are read by Arrow, row group by row group.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -24,8 +25,14 @@ from dataserver.images import sniff_format
 MAX_ROWS: Final = 1 << 22
 """Of one shard."""
 MAX_VALUES: Final = 1 << 22
-"""Of one column of images in one row group, nulls included."""
+"""Of all columns of images in one file, nulls included."""
+MAX_LEAVES: Final = 4096
+"""Columns of one file, each field of a structure counted."""
 MAX_IMAGE_COLUMNS: Final = 64
+BUFFER_BYTES: Final = 1 << 20
+"""Read at a time of a column: without it, Arrow reads all that a row group has of it."""
+UNREADABLE: Final = (pa.ArrowException, OSError, ValueError, OverflowError)
+"""What is raised where a file cannot be read, OverflowError for times that Python does not have."""
 MAGIC: Final = b"PAR1"
 ENCRYPTED_MAGIC: Final = b"PARE"
 IMAGE_NAMES: Final = IMAGE_SUFFIXES | {"image", "images", "bytes", "image_bytes"}
@@ -57,20 +64,22 @@ def scan_rows(source: ShardSource, findings: Findings) -> Iterator[Member]:
         findings.add("", NEEDS_CONVERT, "the file is encrypted; decrypt it")
         return
     try:
-        with storage_of(source.path).open(source.path) as file, pq.ParquetFile(pa.PythonFile(file, "r")) as parquet:
+        with (
+            storage_of(source.path).open(source.path) as file,
+            pq.ParquetFile(pa.PythonFile(file, "r"), buffer_size=BUFFER_BYTES) as parquet,
+        ):
             yield from _scan(parquet, source, findings)
     except MemoryError:  # Arrow's is one of its exceptions as well
         raise
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except UNREADABLE as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # storage failed
         findings.add("", CORRUPT_PARQUET, f"the rest of the file cannot be read: {error}")
 
 
 def _scan(parquet: pq.ParquetFile, source: ShardSource, findings: Findings) -> Iterator[Member]:
-    if parquet.metadata.num_rows > MAX_ROWS:
-        raise ValueError(f"{parquet.metadata.num_rows} rows, limit {MAX_ROWS}; split the file")
     columns = image_columns(parquet)
+    row_counts = _row_counts(parquet)
     others = OtherColumns(parquet, {column.name: column.has_path for column in columns}, findings)
     seen = [False] * len(columns)
 
@@ -89,17 +98,15 @@ def _scan(parquet: pq.ParquetFile, source: ShardSource, findings: Findings) -> I
         return read
 
     reader = ChunkReader(source.reader, source.pages, of_column)
-    chunks = _chunks(parquet, columns, source.reader.size)
+    chunks = deque(_chunks(parquet, columns, row_counts, source.reader.size))
     found: dict[tuple[int, int], list[list[Value]]] = {}
     keys: set[str] = set()
     first_row = 0
-    for group in range(parquet.metadata.num_row_groups):
-        num_rows = parquet.metadata.row_group(group).num_rows
+    for group, num_rows in row_counts.items():
         wanted = [(group, number) for number, column in enumerate(columns) if column.leaf >= 0]
         while any(one not in found for one in wanted):  # in the order of the file, whatever that is
-            chunk = chunks.pop(0)
-            rows_of = parquet.metadata.row_group(chunk.group).num_rows
-            found[chunk.group, chunk.column] = reader.read(chunk).rows(rows_of)
+            chunk = chunks.popleft()
+            found[chunk.group, chunk.column] = reader.read(chunk).rows(row_counts[chunk.group])
         images = [
             found.pop((group, n)) if column.leaf >= 0 else [[_without_bytes(parquet, column)]] * num_rows
             for n, column in enumerate(columns)
@@ -112,8 +119,19 @@ def _scan(parquet: pq.ParquetFile, source: ShardSource, findings: Findings) -> I
             findings.add("", UNUSABLE_COLUMN, f"{column.name}: a column of bytes that are no images")
 
 
+def _row_counts(parquet: pq.ParquetFile) -> dict[int, int]:
+    """Rows of each row group that has any. Raises ValueError where they are too many."""
+    counts = [parquet.metadata.row_group(group).num_rows for group in range(parquet.metadata.num_row_groups)]
+    num_rows = sum(counts)
+    if min(counts, default=0) < 0 or num_rows > MAX_ROWS:
+        raise ValueError(f"{num_rows} rows, limit {MAX_ROWS}; split the file")
+    return {group: count for group, count in enumerate(counts) if count}
+
+
 def image_columns(parquet: pq.ParquetFile) -> list[ImageColumn]:
-    """The columns that hold image bytes, in the order of the schema."""
+    """The columns that hold image bytes, in the order of the schema. Raises ValueError where a file has too many."""
+    if len(parquet.schema) > MAX_LEAVES:
+        raise ValueError(f"{len(parquet.schema)} columns, limit {MAX_LEAVES}; drop some")
     leaves = {parquet.schema.column(n).path: n for n in range(len(parquet.schema))}
     found = []
     for field in parquet.schema_arrow:
@@ -160,17 +178,23 @@ def _is_bytes(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
 
 
-def _chunks(parquet: pq.ParquetFile, columns: Sequence[ImageColumn], num_bytes: int) -> list[Chunk]:
-    """The chunks of the columns in the order of the file. Raises ValueError where they overlap or leave it."""
+def _chunks(
+    parquet: pq.ParquetFile, columns: Sequence[ImageColumn], row_counts: Mapping[int, int], num_bytes: int
+) -> list[Chunk]:
+    """The chunks of the columns in the order of the file. Raises ValueError where they overlap, leave it, or hold too
+    much."""
     chunks = []
-    for group in range(parquet.metadata.num_row_groups):
+    num_values = 0
+    for group, num_rows in row_counts.items():
         held = parquet.metadata.row_group(group)
+        num_values += num_rows * len(columns)
         for number, column in enumerate(columns):
             if column.leaf < 0:
                 continue
             chunks.append(_chunk(parquet, held.column(column.leaf), column, number, group))
-            if chunks[-1].num_values > MAX_VALUES:
-                raise ValueError(f"{column.name}: {chunks[-1].num_values} values in a row group, limit {MAX_VALUES}")
+            num_values += max(chunks[-1].num_values - num_rows, 0)
+        if num_values > MAX_VALUES:
+            raise ValueError(f"{num_values} values in columns of images, limit {MAX_VALUES}; split the file")
     chunks.sort(key=lambda chunk: chunk.start)
     ends = [len(MAGIC), *(end for chunk in chunks for end in (chunk.start, chunk.end)), num_bytes]
     if any(before > after for before, after in pairwise(ends)):

@@ -79,7 +79,7 @@ class OtherColumns:
             kind = target_type(field.type)
             if kind is not None or _is_document(field):
                 self._types[field.name] = kind
-            elif not pa.types.is_null(field.type) and not pa.types.is_large_binary(field.type):
+            elif not pa.types.is_null(field.type):
                 detail = f"{field.name}: a column of type {field.type}, which no filter can compare"
                 findings.add("", UNUSABLE_COLUMN, detail[:200])
         self._leaves = self._wanted()
@@ -112,7 +112,8 @@ class OtherColumns:
     def _batch_rows(self, group: int) -> int:
         """How many rows are decoded at a time. Of a dictionary, a few bytes are a long value in each row."""
         held = self._parquet.metadata.row_group(group)
-        leaves = [held.column(n) for n in range(held.num_columns) if held.column(n).path_in_schema in self._leaves]
+        wanted = frozenset(self._leaves)
+        leaves = [column for n in range(held.num_columns) if (column := held.column(n)).path_in_schema in wanted]
         total: int = sum(leaf.total_uncompressed_size for leaf in leaves)
         if total > MAX_SIDECAR_VALUE_BYTES:
             raise ValueError(f"{total} bytes of texts in row group {group}, limit {MAX_SIDECAR_VALUE_BYTES}")
@@ -186,19 +187,20 @@ def row_members(
     keys.add(key)
     document = _document(key, row.document, findings)
     texts = document.get(TEXTS_NAME)
+    listed = next((position for position, column in enumerate(columns) if column.is_list), None)
     for position, (column, values, path) in enumerate(zip(columns, images, row.paths, strict=True)):
         paths = path if column.is_list else [path]
         names = []
         for n, value in enumerate(values if column.is_list or values else [None]):
             name = f"{n}.img" if column.is_list and (len(values) > 1 or isinstance(texts, list)) else "img"
-            name = name if position == 0 else f"{column.name}.{name}"
+            name = name if position == 0 else f"{column.name.lower()}.{name}"
             part: Value | bytes = value
             if part is None and (stated := _path(paths, n)):
                 part = _without_bytes(column.name, stated)
             names.append(None if part is None else f"{key}.{name}")
             if part is not None:
                 yield _image_member(name, key, part)
-        if column.is_list and position == 0 and isinstance(texts, list):
+        if position == listed and isinstance(texts, list):
             document["images"] = names
     if isinstance(row.caption, bytes):
         yield Member("txt", 0, len(row.caption), row.caption, key=key)
