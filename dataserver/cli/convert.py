@@ -21,11 +21,12 @@ def convert(
 ) -> None:
     """Rewrite compressed tars, Parquet files and JSONL manifests as plain tars, which cost least to read.
 
-    Images keep their bytes. Each tar is read again before it counts as done. If killed, run it again and it continues.
+    Images keep their bytes. Each tar of rows is read again before it counts as done. If killed, run it again and it
+    continues.
 
     Args:
         source: Folder of tars, compressed tars (.gz, .zst, .bz2, .xz), Parquet files or JSONL manifests; or one file.
-        target: Folder for the tars, new or empty.
+        target: Folder for the tars: new, empty, or that of a run that was killed.
         shard_mb: Size at which a tar of rows is closed, MiB; a compressed tar becomes one tar.
         workers: Processes; one for each core by default.
     """

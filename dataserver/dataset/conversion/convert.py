@@ -5,6 +5,7 @@ options give the same bytes.
 """
 
 import json
+import re
 import shutil
 import tarfile
 from collections import Counter
@@ -29,6 +30,8 @@ SHARD_BYTES: Final = 1 << 30
 ROWS: Final = (".parquet", ".jsonl")
 """What has rows: each becomes a sample."""
 _RENAMED: Final = {".tgz": ".tar.gz", ".tar.zstd": ".tar.zst"}
+_NUMBERED: Final = re.compile(r"(.*)-\d{5,}", re.DOTALL)
+"""Stems of tars of rows."""
 _VERSION: Final = 1
 
 
@@ -152,6 +155,12 @@ def find_sources(source: Path) -> tuple[list[SourceFile], tuple[str, ...]]:
         raise DatasetError(
             f"{source} holds no tar, compressed tar, Parquet file or JSONL manifest; name a folder that does"
         )
+    rows = {file.stem for file in files if file.compression in ROWS}
+    for stem in sorted(tars):
+        if (found_stem := _NUMBERED.fullmatch(stem)) and found_stem[1] in rows:
+            raise DatasetError(
+                f"rows of {found_stem[1]} would become {stem}.tar, which another file becomes; convert them apart"
+            )
     outputs = Counter((f.stem, "rows" if f.compression in ROWS else Path(_copy_name(f)).suffix) for f in files)
     twice = sorted(stem for (stem, *_), count in outputs.items() if count > 1)
     if twice:
@@ -185,7 +194,10 @@ def _begin(source: Path, target: Path, options: dict[str, Any]) -> None:
         raise DatasetError(f"{target} and {source} lie in each other; name a target elsewhere")
     noted = target / STATE_FOLDER / OPTIONS_NAME
     if noted.is_file():
-        before = json.loads(noted.read_text())
+        try:
+            before = dict(json.loads(noted.read_text()))
+        except (ValueError, TypeError) as error:
+            raise DatasetError(f"{noted} cannot be read ({error}); remove {target}, and run it again") from error
         if before != options:
             differ = sorted(name for name in options if before.get(name) != options[name])
             shown = ", ".join(f"{name} was {str(before.get(name))!a} and is {str(options[name])!a}" for name in differ)
@@ -259,6 +271,7 @@ def _rows(file: SourceFile, target: Path, shard_bytes: int, findings: Findings) 
             writer.add(sample)
             num_samples += 1
         writer.close()
+        writer.remove_rest()
     except BaseException as error:
         writer.abandon(error)
         raise

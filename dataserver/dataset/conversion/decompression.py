@@ -13,6 +13,8 @@ from dataserver.dataset.errors import DatasetError
 
 READ_BYTES: Final = 8 << 10
 """At a time: what these can become is in memory, at most 256 MiB."""
+MAX_WINDOW_BYTES: Final = 256 << 20
+"""Memory of an xz stream, whose header names it; `xz -9` needs 65 MiB. Zstandard allows 128 MiB by itself."""
 MAX_RATIO: Final = 1000
 MAX_FREE_BYTES: Final = 1 << 30
 """Less than this is decompressed at any ratio."""
@@ -37,7 +39,7 @@ COMPRESSIONS: Final[Mapping[str, Callable[[], _Stream]]] = {
     ".gz": lambda: zlib.decompressobj(zlib.MAX_WBITS | 16),
     ".zst": lambda: zstandard.ZstdDecompressor().decompressobj(),
     ".bz2": bz2.BZ2Decompressor,
-    ".xz": lzma.LZMADecompressor,
+    ".xz": lambda: lzma.LZMADecompressor(memlimit=MAX_WINDOW_BYTES),
 }
 """By the end of a name behind `.tar`."""
 _ERRORS: Final = (zlib.error, zstandard.ZstdError, OSError, lzma.LZMAError, EOFError, ValueError)
@@ -55,14 +57,18 @@ def decompressed(file: BufferedIOBase, compression: str, name: str) -> Iterator[
         DatasetError: it is damaged or cut, or becomes more than `MAX_RATIO` times as long.
         OSError: storage failed.
     """
-    stream, begun, num_read, num_made = COMPRESSIONS[compression](), False, 0, 0
+    stream, seen, begun, num_read, num_made = COMPRESSIONS[compression](), False, False, 0, 0
     while data := file.read(READ_BYTES):
         num_read += len(data)
         while data and (begun or data.strip(b"\0")):  # zeros may fill up the last block
+            seen = True
             try:
                 made = stream.decompress(data)
             except _ERRORS as error:
-                raise DatasetError(f"{name} is damaged before byte {num_read} ({error}); copy it again") from error
+                raise DatasetError(
+                    f"{name} is damaged before byte {num_read}, or needs too much memory ({error}); copy it again, or"
+                    " unpack it yourself"
+                ) from error
             num_made += len(made)
             if num_made > max(MAX_FREE_BYTES, MAX_RATIO * num_read):
                 raise DatasetError(
@@ -72,5 +78,5 @@ def decompressed(file: BufferedIOBase, compression: str, name: str) -> Iterator[
             begun, data = not stream.eof, b""
             if not begun:
                 data, stream = stream.unused_data, COMPRESSIONS[compression]()
-    if begun or not num_read:
-        raise DatasetError(f"{name} is cut: it ends within its compressed stream, at byte {num_read}; copy it again")
+    if begun or not seen:
+        raise DatasetError(f"{name} is cut: no compressed stream ends before byte {num_read}; copy it again")

@@ -5,11 +5,11 @@ that is missing; its sample is written with what it has.
 """
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 
-from dataserver.dataset.conversion.tar_samples import tar_sample
+from dataserver.dataset.conversion.tar_samples import tar_key, tar_sample
 from dataserver.dataset.conversion.tar_writer import Members
 from dataserver.dataset.errors import DatasetError, Findings, SampleError, printable
 from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES
@@ -20,6 +20,8 @@ from dataserver.dataset.storage.registry import storage_of
 
 IMAGE_NAMES: Final = ("image", "images", "file_name", "image_path", "jpg")
 """The first of these that a line has as text or a list names its images."""
+MAX_LINE_BYTES: Final = 1 << 30
+"""Of all images of one line, which are in memory at a time."""
 
 
 class _Images(NamedTuple):
@@ -67,16 +69,27 @@ def _line(
     name = next((name for name in IMAGE_NAMES if isinstance(document.get(name), str | list)), IMAGE_NAMES[0])
     held = document.pop(name, None)
     given = held if isinstance(held, list) else [] if held is None else [held]
-    images = [_image(storage, root, one) for one in given]
-    caption = next((document[name] for name in CAPTION_NAMES if isinstance(document.get(name), str)), None)
-    key = next((document[name] for name in KEY_NAMES if isinstance(document.get(name), str)), None)
+    images: list[bytes | SampleError | None] = []
+    left = MAX_LINE_BYTES
+    for one in given:
+        images.append(image := _image(storage, root, one, min(left, MAX_MEMBER_BYTES)))
+        left -= len(image) if isinstance(image, bytes) else 0
+    caption, key = _taken(document, CAPTION_NAMES), tar_key(_taken(document, KEY_NAMES))
     text = SampleError("missing_caption", "the line has no text") if caption is None else caption.encode()
     column = _Images(name, isinstance(held, list))
-    if members := [*row_members(number, Row(key, text, document, [None]), [column], [images], keys, findings)]:
-        yield tar_sample(members, findings)
+    members = [*row_members(number, Row(key, text, document, [None]), [column], [images], keys, findings)]
+    if sample := tar_sample(members, findings):
+        yield sample
 
 
-def _image(storage: Storage, root: Path, name: object) -> bytes | SampleError | None:
+def _taken(document: dict[str, Any], names: Sequence[str]) -> str | None:
+    """Take the first of these entries that is text out of a line."""
+    name = next((name for name in names if isinstance(document.get(name), str)), None)
+    found: str | None = None if name is None else document.pop(name)
+    return found
+
+
+def _image(storage: Storage, root: Path, name: object, max_bytes: int) -> bytes | SampleError | None:
     """Read a file that a line names; None where it names none, as in the list of a document."""
     if name is None:
         return None
@@ -88,10 +101,12 @@ def _image(storage: Storage, root: Path, name: object) -> bytes | SampleError | 
         return SampleError("missing_image", f"{shown!a} leaves the folder of the manifest; give a path below it")
     try:
         storage.check(root, name)
-        if (size := storage.etag(f"{root}/{name}").num_bytes) > MAX_MEMBER_BYTES:
-            return SampleError("image_too_large", f"{shown!a} has {size} bytes, limit {MAX_MEMBER_BYTES}")
         with storage.open(root / name) as file:
-            return file.read(MAX_MEMBER_BYTES + 1)
+            content = file.read(max_bytes + 1)
+        if len(content) > max_bytes:
+            limits = f"limits are {MAX_MEMBER_BYTES}, and {MAX_LINE_BYTES} for all images of a line"
+            return SampleError("image_too_large", f"{shown!a} has more than {max_bytes} bytes; {limits}")
+        return content
     except DatasetError as error:
         return SampleError("missing_image", str(error))
     except OSError as error:

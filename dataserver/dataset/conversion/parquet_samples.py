@@ -7,17 +7,16 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dataserver.dataset.conversion.tar_samples import tar_sample
+from dataserver.dataset.conversion.tar_samples import tar_key, tar_sample
 from dataserver.dataset.conversion.tar_writer import Members
 from dataserver.dataset.errors import DatasetError, Findings
-from dataserver.dataset.shards.parquet.format import ImageColumn, image_columns
+from dataserver.dataset.shards.parquet.format import BUFFER_BYTES, UNREADABLE, ImageColumn, image_columns
 from dataserver.dataset.shards.parquet.rows import OtherColumns, row_members
 from dataserver.dataset.storage.registry import storage_of
 from dataserver.images import sniff_format
 
 BATCH_ROWS: Final = 16
 """Rows whose images are in memory at a time."""
-BUFFER_BYTES: Final = 1 << 20
 
 
 def parquet_samples(path: Path, findings: Findings) -> Iterator[Members]:
@@ -38,7 +37,7 @@ def parquet_samples(path: Path, findings: Findings) -> Iterator[Members]:
                 yield from _samples(parquet, findings)
     except (MemoryError, DatasetError):
         raise
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except UNREADABLE as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise DatasetError(f"{path} cannot be read to its end: {error}; copy it again") from error
@@ -54,8 +53,9 @@ def _samples(parquet: pq.ParquetFile, findings: Findings) -> Iterator[Members]:
         num_rows = parquet.metadata.row_group(group).num_rows
         rows = zip(others.rows(group, num_rows), _images(parquet, group, num_rows, columns, leaves), strict=True)
         for other, images in rows:
-            if members := [*row_members(number, other, columns, images, keys, findings)]:
-                yield tar_sample(members, findings)
+            row = other._replace(key=tar_key(other.key))
+            if sample := tar_sample([*row_members(number, row, columns, images, keys, findings)], findings):
+                yield sample
             number += 1
 
 

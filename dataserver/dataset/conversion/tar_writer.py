@@ -43,7 +43,7 @@ class TarWriter:
     def add(self, sample: Members) -> None:
         """Write the members of one sample. Raises DatasetError where that is impossible."""
         if self._tar is None:
-            name = f"{self._stem}-{len(self.written):05d}.tar"
+            name = _name(self._stem, len(self.written))
             self._temp = self._open.enter_context(atomic_writer(self._folder / name))
             self._tar = tarfile.TarFile(self._temp, "w", format=tarfile.PAX_FORMAT)
             self.written.append(name)
@@ -66,11 +66,24 @@ class TarWriter:
             if _sums(self._temp) != sums:
                 raise DatasetError(f"{self._temp} does not hold what was written to it; check the disk")
 
+    def remove_rest(self) -> None:
+        """Remove the tars that an earlier run left behind the last one of this run."""
+        number = len(self.written)
+        while (path := self._folder / _name(self._stem, number)).exists():
+            path.unlink()
+            number += 1
+
     def abandon(self, error: BaseException) -> None:
-        """Leave nothing of the last tar."""
+        """Leave no tar."""
         if self._tar is not None:
             self._tar.close()
             self._open.__exit__(type(error), error, error.__traceback__)
+        for name in self.written:
+            (self._folder / name).unlink(missing_ok=True)
+
+
+def _name(stem: str, number: int) -> str:
+    return f"{stem}-{number:05d}.tar"
 
 
 def _sums(path: Path) -> list[tuple[str, int]]:

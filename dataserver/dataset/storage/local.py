@@ -65,7 +65,8 @@ class LocalStorage:
     def check(self, root: PurePath, name: str) -> None:
         """Raise DatasetError if a link leaves the dataset."""
         path = Path(root) / name
-        if not path.resolve().is_relative_to(Path(root).resolve()):
+        real = Path(os.path.realpath(path))  # `resolve` raises RuntimeError where a link leads to itself
+        if not real.is_relative_to(os.path.realpath(root)):
             raise DatasetError(
                 f"{path} is a link that leaves the dataset folder {root}; copy the file into it or name its own folder"
             )

@@ -105,6 +105,29 @@ def test_odd_rows_are_counted_and_keep_what_they_have(tmp_path: Path) -> None:
         assert tar.getnames() == ["a.b/c_d.jpg", "a.b/c_d.txt", "a.b/c_d.json", "e.txt", "e.json"]
 
 
+def test_keys_become_names_that_tars_have(tmp_path: Path) -> None:
+    jpeg = make_image(RNG, 40, 30)
+    keys = ["./a/1", "photos/", "b.1", "b_1", "k" * 1022, "../c", "d"]
+    table = pairs_table([(key, jpeg, f"text {n}") for n, key in enumerate(keys)])
+    write_table(tmp_path / "in/0.parquet", table)
+    report = converted(tmp_path / "in", tmp_path / "out")
+    assert report.findings == {"duplicate_key": 1, "unsafe_name": 4}
+    assert [*samples_of(tmp_path / "out")] == ["a/1", "photos", "b_1", "000000005", "d"]
+    assert report.num_samples == 5
+
+
+def test_what_no_tar_can_hold_costs_no_other_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small, large = make_image(RNG, 20, 20), make_image(RNG, 300, 300)
+    monkeypatch.setattr("dataserver.dataset.conversion.tar_samples.MAX_MEMBER_BYTES", len(large) - 1)
+    columns = {"left/right": pa.array([None, small], pa.binary()), "line\n": pa.array([None, small], pa.binary())}
+    table = pairs_table([("a", large, "text"), ("b", small, "text")], **columns)
+    write_table(tmp_path / "in/0.parquet", table)
+    report = converted(tmp_path / "in", tmp_path / "out")
+    assert (report.num_samples, report.findings) == (2, {"image_too_large": 1, "unsafe_name": 1})
+    with tarfile.open(tmp_path / "out/0-00000.tar") as tar:
+        assert tar.getnames() == ["a.txt", "a.json", "b.jpg", "b.left_right.jpg", "b.txt", "b.json"]
+
+
 def test_the_same_source_gives_the_same_bytes(tars: Path, tmp_path: Path) -> None:
     write_table(tmp_path / "in/0.parquet", pairs_table(tar_pairs(tars / "00000.tar")))
     for name in "ab":
@@ -121,6 +144,26 @@ def test_a_source_that_changed_is_converted_again_and_leaves_nothing_of_before(t
     report = converted(tmp_path / "in", tmp_path / "out", 8192)
     assert (report.num_converted, report.num_samples) == (1, 3)
     assert [path.name for path in sorted((tmp_path / "out").glob("0-*.tar"))] == ["0-00000.tar"]
+
+
+def test_tars_of_a_run_that_ended_early_do_not_stay(tars: Path, tmp_path: Path) -> None:
+    """It was killed before it noted them, or its source is damaged behind them."""
+    rows = tar_pairs(tars / "00000.tar")
+    path = write_table(tmp_path / "in/0.parquet", pairs_table(rows))
+    converted(tmp_path / "in", tmp_path / "out", 8192)
+    assert len(list((tmp_path / "out").glob("0-*.tar"))) > 3
+    (tmp_path / "out" / STATE_FOLDER / "0.parquet.json").unlink()
+    write_table(path, pairs_table(rows[:1]))
+    converted(tmp_path / "in", tmp_path / "out", 8192)
+    assert [path.name for path in (tmp_path / "out").glob("0-*.tar")] == ["0-00000.tar"]
+    write_table(path, pairs_table(rows), row_group_size=5)
+    data = bytearray(path.read_bytes())
+    at = data.index(rows[7][1] or b"") - 4
+    data[at : at + 4] = b"\xff" * 4
+    path.write_bytes(data)
+    with pytest.raises(DatasetError, match="cannot be read to its end"):
+        converted(tmp_path / "in", tmp_path / "out", 8192)
+    assert not list((tmp_path / "out").rglob("*.tar*"))
 
 
 def test_what_is_killed_goes_on_and_ends_with_the_same_bytes(tmp_path: Path) -> None:
@@ -180,6 +223,11 @@ def test_sources_that_hold_nothing_or_too_much_are_refused(tars: Path, tmp_path:
     (source / "0.tar").write_bytes(data)
     with pytest.raises(DatasetError, match=r"several files would become 0\.tar"):
         converted(source, tmp_path / "out")
+    (source / "0.tar.gz").unlink()
+    (source / "0.tar").rename(source / "train-00000.tar")
+    (source / "train.jsonl").write_text("")
+    with pytest.raises(DatasetError, match=r"rows of train would become train-00000\.tar"):
+        converted(source, tmp_path / "out")
     with pytest.raises(DatasetError, match="cannot convert"):
         converted(tmp_path / "gone", tmp_path / "out")
 
@@ -191,7 +239,14 @@ def test_damaged_and_cut_streams_leave_no_tar(tars: Path, tmp_path: Path, compre
     whole = COMPRESS[compression]((tars / "00000.tar").read_bytes())
     damaged = bytearray(whole)
     damaged[2:6] = b"\xff\xff\xff\xff"
-    for data in (whole[:-9], whole[: len(whole) // 2], bytes(damaged), b"", COMPRESS[compression](b"no tar" * 999)):
+    for data in (
+        whole[:-9],
+        whole[: len(whole) // 2],
+        bytes(damaged),
+        b"",
+        bytes(9999),
+        COMPRESS[compression](b"no tar" * 999),
+    ):
         (source / f"0.tar{compression}").write_bytes(data)
         with pytest.raises(DatasetError, match=r"is cut|is damaged|is no compressed tar"):
             converted(source, target)
@@ -209,6 +264,15 @@ def test_bombs_are_refused_before_they_fill_the_disk(
     (tmp_path / "in").mkdir()
     (tmp_path / f"in/0.tar{compression}").write_bytes(COMPRESS[compression](bytes(64 << 20)))
     with pytest.raises(DatasetError, match="more than 100 times as long"):
+        converted(tmp_path / "in", tmp_path / "out")
+
+
+def test_memory_of_a_stream_is_bounded(tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The header of an xz stream names a window of any size."""
+    monkeypatch.setattr(decompression, "MAX_WINDOW_BYTES", 1 << 20)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/0.tar.xz").write_bytes(lzma.compress((tars / "00000.tar").read_bytes()))
+    with pytest.raises(DatasetError, match="needs too much memory"):
         converted(tmp_path / "in", tmp_path / "out")
 
 
@@ -239,6 +303,15 @@ def test_a_note_that_cannot_be_read_is_named(tars: Path, tmp_path: Path) -> None
     note = tmp_path / "out" / convert_module.STATE_FOLDER / "0.parquet.json"
     note.write_text(json.dumps({"etag": 1}))
     with pytest.raises(DatasetError, match=r"0\.parquet\.json cannot be read"):
+        converted(tmp_path / "in", tmp_path / "out")
+
+
+@pytest.mark.parametrize("options", ["{", "7"])
+def test_options_that_cannot_be_read_are_named(tars: Path, tmp_path: Path, options: str) -> None:
+    write_table(tmp_path / "in/0.parquet", pairs_table(tar_pairs(tars / "00000.tar")))
+    converted(tmp_path / "in", tmp_path / "out")
+    (tmp_path / "out" / STATE_FOLDER / "options.json").write_text(options)
+    with pytest.raises(DatasetError, match=r"options\.json cannot be read"):
         converted(tmp_path / "in", tmp_path / "out")
 
 

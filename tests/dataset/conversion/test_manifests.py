@@ -51,19 +51,28 @@ def test_a_manifest_is_the_tar_of_its_lines(tmp_path: Path) -> None:
     assert [found.parts(n) for n in range(4)] == [expected.parts(n) for n in range(4)]
     assert found.sizes().image_width.tolist() == expected.sizes().image_width.tolist()
     assert found.column("score").to_pylist() == [0.5, None, None, None]
+    assert sorted(found.sidecar_columns) == ["id", "score"]
     assert (found.findings().counts, expected.findings().counts) == ({"orphan_text": 1}, {"orphan_text": 1})
 
 
 def test_names_never_leave_the_folder_of_the_manifest(tmp_path: Path) -> None:
     (tmp_path / "secret.jpg").write_bytes(JPEGS[0])
     names = [f"{tmp_path}/secret.jpg", "../secret.jpg", "img/../../secret.jpg", "link.jpg", "linked/secret.jpg",
-             "http://x/y.jpg", "", "gone.jpg", "img", "img/0.jpg/x", "a" * 5000, "nul\0", 7]  # fmt: skip
+             "http://x/y.jpg", "", "gone.jpg", "img", "img/0.jpg/x", "a" * 5000, "nul\0", 7, "itself.jpg"]  # fmt: skip
     source = folder(tmp_path, [{"image": [name], "text": "words"} for name in names])
     (source / "link.jpg").symlink_to(tmp_path / "secret.jpg")
     (source / "linked").symlink_to(tmp_path)
+    (source / "itself.jpg").symlink_to("itself.jpg")
     report = convert(source / "data.jsonl", tmp_path / "out", workers=1)
     assert (report.num_samples, report.findings) == (len(names), {"missing_image": len(names)})
     assert JPEGS[0] not in (tmp_path / "out/data-00000.tar").read_bytes()
+
+
+def test_all_images_of_a_line_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dataserver.dataset.conversion.manifest_samples.MAX_LINE_BYTES", 3 * len(JPEGS[0]))
+    source = folder(tmp_path, [{"images": ["img/0.jpg"] * 5, "text": "words"}, {"image": "img/0.jpg", "text": "words"}])
+    report = convert(source, tmp_path / "out", workers=1)
+    assert (report.num_samples, report.findings) == (2, {"image_too_large": 2})
 
 
 def test_lines_that_cannot_be_used_are_counted(tmp_path: Path) -> None:
