@@ -17,6 +17,9 @@ _ADAM7: Final = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 
 """First column and row, and the steps to the next ones, of each pass."""
 _AT_ONCE: Final = 1 << 20
 """Bytes that are inflated at a time."""
+_FED_AT_ONCE: Final = 1 << 16
+"""Bytes of a stream that are given to zlib at a time: it copies what it does not take."""
+_HEADER: Final = struct.Struct(">IIBBBBB")
 
 
 class Chunk(NamedTuple):
@@ -66,7 +69,9 @@ def complete(data: bytes, size: Size) -> Completed | None:
     found = list(chunks(data))
     if not found or found[0].kind != b"IHDR" or found[0].end > len(data):
         return None
-    width, height, depth, colour, _, _, interlaced = struct.unpack_from(">IIBBBBB", data, found[0].begin)
+    if found[0].end - 4 - found[0].begin < _HEADER.size:
+        return None
+    width, height, depth, colour, _, _, interlaced = _HEADER.unpack_from(data, found[0].begin)
     first = next((i for i, chunk in enumerate(found) if chunk.kind == b"IDAT"), None)
     if (width, height) != size or first is None or colour not in _CHANNELS:
         return None
@@ -84,34 +89,37 @@ def _filled(
     pixels: bytes, size: Size, bits: int, passes: tuple[tuple[int, int, int, int], ...]
 ) -> tuple[bytes, tuple[tuple[slice, slice], ...]]:
     """Return a stream of all rows, of zeros where they lack or are cut, and where pixels lack."""
-    present = sum(map(len, _inflated(pixels)))
+    shapes = [(max(0, -(-(size[0] - x) // across)), max(0, -(-(size[1] - y) // down))) for x, y, across, down in passes]
+    row_sizes = [1 + (columns * bits + 7) // 8 if columns else 0 for columns, _ in shapes]
+    most = sum(rows * row_bytes for (_, rows), row_bytes in zip(shapes, row_sizes, strict=True))
+    present = sum(map(len, _inflated(pixels, most + 1)))  # beyond the last row, so that the checksum is compared
     taken, total = 0, 0
     missing: list[tuple[slice, slice]] = []
-    for x, y, across, down in passes:
-        columns, rows = -(-(size[0] - x) // across), -(-(size[1] - y) // down)
-        if columns <= 0 or rows <= 0:
+    for (x, y, across, down), (_, rows), row_bytes in zip(passes, shapes, row_sizes, strict=True):
+        if not rows * row_bytes:
             continue
-        row_bytes = 1 + (columns * bits + 7) // 8
         there = min(rows, max(0, present - total) // row_bytes)
         taken, total = taken + there * row_bytes, total + rows * row_bytes
         if there < rows:
             missing.append((slice(y + there * down, None, down), slice(x, None, across)))
     packer = zlib.compressobj(1)
-    parts, left = [], taken
-    for part in _inflated(pixels):
-        parts.append(packer.compress(part[:left]))
-        left -= min(left, len(part))
+    parts = [packer.compress(part) for part in _inflated(pixels, taken)]
     for at in range(taken, total, _AT_ONCE):
         parts.append(packer.compress(bytes(min(_AT_ONCE, total - at))))
     return b"".join([*parts, packer.flush()]), tuple(missing)
 
 
-def _inflated(stream: bytes) -> Iterator[bytes]:
-    """Yield what a stream holds, as far as it goes. Raises zlib.error where it is damaged."""
+def _inflated(stream: bytes, most: int) -> Iterator[bytes]:
+    """Yield what a stream holds, as far as it goes, up to so many bytes. Raises zlib.error where it is damaged."""
     unpacker = zlib.decompressobj()
-    while part := unpacker.decompress(stream, _AT_ONCE):
-        yield part
-        stream = unpacker.unconsumed_tail
+    for at in range(0, len(stream), _FED_AT_ONCE):
+        fed = stream[at : at + _FED_AT_ONCE]
+        while most > 0 and not unpacker.eof and (part := unpacker.decompress(fed, min(_AT_ONCE, most))):
+            yield part
+            most -= len(part)
+            fed = unpacker.unconsumed_tail
+        if most <= 0 or unpacker.eof:
+            return
 
 
 def _chunk(kind: bytes, content: bytes) -> bytes:

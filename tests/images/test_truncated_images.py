@@ -10,6 +10,7 @@ from PIL import Image
 
 from dataserver.dataset.shard import ImageRef
 from dataserver.images import ImageFault, ImageShape, decode_patches, fault_of
+from dataserver.images.png import _inflated
 from dataserver.planning.job.fields import Quality, Sizing
 
 SIDE = 28
@@ -145,3 +146,14 @@ def test_a_header_that_lies_takes_no_memory() -> None:
     assert pixels(data) is None
     assert pixels(data[:-14]) is None
     assert pixels(b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", b"") + png_chunk(b"IDAT", zlib.compress(b"\0"))) is None
+
+
+def test_a_header_without_content_is_invalid() -> None:
+    assert pixels(b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", b"")) is None
+
+
+def test_no_more_is_inflated_than_an_image_has() -> None:
+    stream = zlib.compress(np.random.default_rng(0).bytes(1 << 18) + bytes(1 << 24))
+    assert [sum(map(len, _inflated(stream, most))) for most in (0, 1000, 1 << 30)] == [0, 1000, (1 << 18) + (1 << 24)]
+    cut = b"".join(_inflated(stream[: 1 << 17], 1 << 30))
+    assert cut == zlib.decompressobj().decompress(stream[: 1 << 17])
