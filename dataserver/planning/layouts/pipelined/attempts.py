@@ -78,9 +78,11 @@ class Probe:
     packed: PackedStep
     bound_ns: int
     """A time that no plan of the same sequences can beat."""
-    plan: CandidatePlan | None
+    makespan_ns: int | None = None
     """Of the placement whose slowest component is fastest, with no extra microbatch in flight; of another one where
-    memory does not hold that; None if it holds none, or if there was no plan to be faster than."""
+    memory does not hold that; None if it holds none, or if no plan can beat what there is."""
+    is_short: bool = False
+    """Whether stages of that plan hold less than the schedule asks for."""
 
 
 def probe(packed: PackedStep, fastest_ns: int) -> Probe:
@@ -88,13 +90,16 @@ def probe(packed: PackedStep, fastest_ns: int) -> Probe:
     problem = problem_of(packed)
     bound_ns = lower_bound_ns(problem)
     if bound_ns >= fastest_ns:
-        return Probe(packed, bound_ns, None)
+        return Probe(packed, bound_ns)
     starts = find_starts(packed, problem)
     spreads = _spreads(packed, problem.components, canonical=False)[-1:]  # over all ranks, if images may go there
     placements = [*starts.by_rules.values(), *starts.by_algorithm_2.values()]
     placements.sort(key=lambda start: makespan_ns(guided_problem(packed, problem, 0, start), start))
     outcomes = (o for start in placements for o in candidates_of(packed, Trial("by rules", start, spreads, (0,))))
-    return Probe(packed, bound_ns, next((o for o in outcomes if isinstance(o, CandidatePlan)), None))
+    found = next((o for o in outcomes if isinstance(o, CandidatePlan)), None)
+    if found is None:
+        return Probe(packed, bound_ns)
+    return Probe(packed, bound_ns, found.makespan_ns, found.in_flight.is_short)
 
 
 def search(made: Attempt, most_sequences: int) -> tuple[CandidatePlan, ...]:

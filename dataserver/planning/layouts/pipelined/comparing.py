@@ -70,9 +70,9 @@ def _of_ladder(counts: Counts) -> Compared | None:
     """
     probes = _probes(counts)
     fewest, candidates = probes[0].packed, list[CandidatePlan]()
-    fastest_ns = min((found.plan.makespan_ns for found in probes if found.plan is not None), default=0)
+    fastest_ns = min((found.makespan_ns for found in probes if found.makespan_ns is not None), default=0)
     for found in probes:
-        is_close = found.plan is not None and found.plan.makespan_ns <= fastest_ns + fastest_ns // SEARCHED_SHARE
+        is_close = found.makespan_ns is not None and found.makespan_ns <= fastest_ns + fastest_ns // SEARCHED_SHARE
         promises = is_close and all(found.bound_ns < c.makespan_ns for c in candidates)
         if promises or found.packed is fewest:
             made = attempt(found.packed)
@@ -93,10 +93,10 @@ def _probes(counts: Counts) -> list[Probe]:
     for packed in counts.ladder():
         found = replace(probe(_with_usual_policies(packed), fastest_ns), packed=packed)
         probes.append(found)
-        if found.plan is None:
+        if found.makespan_ns is None:
             slower += found.bound_ns >= fastest_ns
-        elif found.plan.makespan_ns < fastest_ns or found.plan.in_flight.is_short:
-            slower, fastest_ns = 0, min(fastest_ns, found.plan.makespan_ns)
+        elif found.makespan_ns < fastest_ns or found.is_short:
+            slower, fastest_ns = 0, min(fastest_ns, found.makespan_ns)
         else:
             slower += 1
         if slower == SLOWER:
