@@ -86,7 +86,7 @@ def test_batches_around_a_microbatch_are_padded_to_its_longest_sequence(server: 
     job = whole_job(1, {"epochs": 1}, packing={"enabled": False})
     for module in job["execution"]["modules"]:
         module["padded"] = True
-    job["execution"]["microbatch"] = microbatch
+    job["execution"] |= {"microbatch": microbatch, "layout": {"kind": "pipelined", "fewest_microbatches": True}}
     shapes, padding, whole = set(), 0, 0
     with FullModelStream(server, job, rank=0, world_size=1) as stream:
         shape = PaddedShape.of(stream)

@@ -72,7 +72,7 @@ def test_batches_are_the_microbatches_and_padding(server: str, adapter: ModuleTy
 
 def test_rows_of_a_padded_job_hold_a_sequence_each(server: str, adapter: ModuleType) -> None:
     job = whole_job(1, {"steps": 1}, packing={"enabled": False})
-    job["execution"]["microbatch"] = 4
+    job["execution"] |= {"microbatch": 4, "layout": {"kind": "pipelined", "fewest_microbatches": True}}
     for module in job["execution"]["modules"]:
         module["padded"] = True
     served = loader(adapter, server, job, most=2, local_batch_size=4)

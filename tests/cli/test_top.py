@@ -52,7 +52,8 @@ def metrics(server: Running) -> pb.GetMetricsResponse:
 
 
 def half_read(server: Running) -> tuple[Any, str]:
-    data = job_data(datasets=[{"name": "d"}], end={"steps": 1000}, generation={"ratio": "0"})
+    layout = {"kind": "pipelined", "fewest_microbatches": True}  # so that the first one has the invalid image
+    data = job_data(datasets=[{"name": "d"}], end={"steps": 1000}, generation={"ratio": "0"}, layout=layout)
     job_id = server.create(data).job_id
     stream = server.stream(job_id)
     seen = 0
