@@ -116,10 +116,11 @@ def verdict(outcomes: Sequence[Outcome]) -> str:
         found.append(f"Take {_title(best)}: {gain}, with\n{_yaml(execution, best)}")
     larger = _fastest(planned)
     if _gain(larger, best) >= WORTHWHILE_PERCENT:
-        held = f"{_most_sequences(larger):.1f} instead of {_most_sequences(own):.1f} in the fullest stage"
+        limits, held = _sequences(own), _sequences(larger)
+        more = ", ".join(f"{m} {held[m]:.1f}, now {limits[m]:.1f}" for m in held if held[m] > limits[m])
         found.append(
-            f"If there is memory for more sequences, {held}, take {_title(larger)}: "
-            f"{_gain(larger, own):.1f} % less time, with\n{_yaml(execution, larger)}"
+            f"If there is memory for more sequences in the fullest stage ({more}),\n"
+            f"take {_title(larger)}: {_gain(larger, own):.1f} % less time, with\n{_yaml(execution, larger)}"
         )
     return "\n".join(found)
 

@@ -258,7 +258,8 @@ def test_reports_that_do_not_fit_the_job(
 def test_ranks_that_share_sequences_compute_a_part_of_them(dataset: Path, tmp_path: Path) -> None:
     encoder, backbone = JOB["execution"]["modules"]
     groups = {"kind": "grouped", "max_degree": 2, "exchange": [{"degree": 2, "unit_ps": 10**6}]}
-    shared = {**backbone, "pp": 1, "memory": {"budget_bytes": 512, "unit_bytes": 1}}
+    shared = {**backbone, "pp": 1, "memory": {"budget_bytes": 200, "unit_bytes": 1}}
+    shared["cost"] = {"microbatch_ns": 0, "linear_ps": 36_000_000, "quadratic_fs": 80_000_000}  # many microbatches
     data = {**JOB, "execution": {**JOB["execution"], "modules": [encoder, shared], "layout": groups}}
     reports, degrees = [r for r in reports_of(data, dataset) if r.module == "vit"], set()
     catalog, cost = Catalog.open(load_config(None, {"datasets": {"d": dataset}})), COSTS["llm"]

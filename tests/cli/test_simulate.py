@@ -16,7 +16,7 @@ from shards import write_pairs
 
 from dataserver.cli.alternatives import Alternative
 from dataserver.cli.comparison import compare
-from dataserver.cli.comparison_table import comparison_table, notes, verdict
+from dataserver.cli.comparison_table import WORTHWHILE_PERCENT, comparison_table, notes, verdict
 from dataserver.cli.jobs import open_job
 from dataserver.planning.job.fields import Memory
 
@@ -276,8 +276,14 @@ def test_more_microbatches_in_flight_are_advised_apart_unless_memory_is_stated(i
     own, extra = found["rows"][0], [row for row in found["rows"] if row["dimension"] == "extra_in_flight"]
     assert all(row["in_flight"]["llm"] > own["in_flight"]["llm"] for row in extra)
     shown = run(*line(indexed, job, "--steps", "2")).stdout
-    faster = min(row["slower_than_own_percent"] for row in found["rows"] if row["in_flight"] == own["in_flight"])
-    assert f"{-faster:.1f} % less time than the job as it is" in shown
+    alike = [row for row in found["rows"] if "refusal" not in row and row["changes"].get("microbatch", 1) == 1]
+    no_more = [row for row in alike if all(n <= own["in_flight"][m] for m, n in row["in_flight"].items())]
+    first, _, second = shown[shown.index("Take ") :].partition("If there is memory for more sequences")
+    gain = re.search(r"(\S+) % less time than the job as it is", first)
+    assert gain is not None
+    assert gain[1] in {f"{-row['slower_than_own_percent']:.1f}" for row in no_more}
+    assert float(gain[1]) >= -min(row["slower_than_own_percent"] for row in no_more) - WORTHWHILE_PERCENT - 0.1
+    assert not second or re.match(r" in the fullest stage \((\w+ \S+, now \S+)(, \w+ \S+, now \S+)*\),\ntake ", second)
 
 
 def test_what_cannot_be_planned_is_a_row_that_says_why(indexed: Path) -> None:

@@ -23,12 +23,19 @@ def tokenizer(name: str, vocab_size: int) -> Any:
     return SimpleNamespace(name=name, digest=name[:1].encode().hex()[:1] * 64, vocab_size=vocab_size)
 
 
+def dataset(fingerprint: str, quarantine: Any = None) -> Any:
+    """Without earlier sets of shards."""
+    found = SimpleNamespace(fingerprint=fingerprint, quarantine=quarantine)
+    found.as_it_was = lambda wanted: found if wanted == fingerprint else None
+    return found
+
+
 def catalog(*tokenizers: str) -> Catalog:
     """Three datasets, one with a quarantine list; `bytes`, and tokenizers of 32000 ids. No file lies behind them."""
     datasets: dict[str, Any] = {
-        "laion": SimpleNamespace(fingerprint=FINGERPRINT, quarantine=SimpleNamespace(digest=QUARANTINE)),
-        "x": SimpleNamespace(fingerprint="0" * 64, quarantine=None),
-        "docs": SimpleNamespace(fingerprint="c" * 64, quarantine=None),
+        "laion": dataset(FINGERPRINT, SimpleNamespace(digest=QUARANTINE)),
+        "x": dataset("0" * 64),
+        "docs": dataset("c" * 64),
     }
     known = {"bytes": tokenizer("bytes", 256), **{name: tokenizer(name, 32_000) for name in tokenizers}}
     return Catalog(datasets, known)
