@@ -58,6 +58,7 @@ def large_job(**changes: Any) -> dict[str, Any]:
     modules = [{"name": "vit", "kind": "encoder"}, {"name": "llm", "kind": "backbone"}]
     fixed: dict[str, Any] = {"datasets": [{"name": "photos"}], "modules": modules, "generation": {"ratio": "0"}}
     sizes = {"global_batch": 32, "microbatch": 16, "seq_len": 1024, "sizing": {"max_patches": 2048}}
+    fixed["layout"] = {"kind": "pipelined", "fewest_microbatches": True}
     return job_data(**{**fixed, **sizes, "packing": {"enabled": False}, **changes})
 
 
