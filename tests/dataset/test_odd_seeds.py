@@ -7,12 +7,11 @@ docs/datasets.md says is ignored.
 import json
 import tarfile
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from dataset.odd_manifest import said, samples
 from make_odd_shards import make
 
 from dataserver.dataset import (
@@ -52,20 +51,6 @@ def check(folder: Path, seed: int) -> None:
         count_rows(folder / shard.name, set(shard.keys()), found, seed)
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert {f for f in files if f.startswith("unread/")} == manifest["files"].keys()
-
-
-def samples(manifest: dict[str, Any]) -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:
-    for name, shard in manifest["shards"].items():
-        for key, sample in shard["samples"].items():
-            yield (name, key), sample
-
-
-def said(manifest: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    yield from ((name, "", kind) for name, kind in manifest["files"].items())
-    for name, shard in manifest["shards"].items():
-        yield from ((name, "", kind) for kind in shard["kinds"])
-    for (name, key), sample in samples(manifest):
-        yield from ((name, key, kind) for kind in sample["kinds"])
 
 
 def count_members(path: Path, served: set[str], found: LintReport, seed: int) -> None:

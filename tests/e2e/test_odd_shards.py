@@ -3,12 +3,12 @@
 import json
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli.server_process import run, serving
+from dataset.odd_manifest import Place, said, samples
 from e2e.streams import read_views
 from make_odd_shards import make
 from serving.harness import job_data
@@ -19,8 +19,6 @@ from trainclient.stream.microbatch import Items
 
 IMAGES = {"pair": 1, "text": 0, "document": 2}
 SERVED = ("served", "invalid")
-Place = tuple[str, str]
-"""Shard and key."""
 
 
 @pytest.fixture(
@@ -39,21 +37,6 @@ def odd(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     assert counts == expected
     assert ["samples", str(sum(s["verdict"] in SERVED for _, s in samples(manifest)))] in found
     return folder, manifest
-
-
-def samples(manifest: dict[str, Any]) -> Iterator[tuple[Place, dict[str, Any]]]:
-    for name, shard in manifest["shards"].items():
-        for key, sample in shard["samples"].items():
-            yield (name, key), sample
-
-
-def said(manifest: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Shard, key and kind of all that must be found."""
-    yield from ((name, "", kind) for name, kind in manifest["files"].items())
-    for name, shard in manifest["shards"].items():
-        yield from ((name, "", kind) for kind in shard["kinds"])
-    for (name, key), sample in samples(manifest):
-        yield from ((name, key, kind) for kind in sample["kinds"])
 
 
 def test_lint_says_what_the_manifest_says(odd: tuple[Path, dict[str, Any]]) -> None:

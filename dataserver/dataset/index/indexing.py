@@ -53,7 +53,7 @@ from dataserver.dataset.shards.samples import Sample, SampleRules, Seen, read_sa
 from dataserver.dataset.shards.scalar_rows import ScalarRows
 from dataserver.dataset.shards.sidecar import failed_downloads, promised_images, read_sidecar
 from dataserver.dataset.storage.digests import digest_file
-from dataserver.dataset.storage.etags import NOT_REGULAR
+from dataserver.dataset.storage.etags import NOT_REGULAR, Etag
 
 
 class RowCollector:
@@ -159,6 +159,13 @@ class _Statuses:
         return self._failed.get(key.rpartition("/")[2] if self._by_last_part else key)
 
 
+def _sidecar_digest(shard: ShardFile, etag: Etag | None) -> str:
+    """The SHA-256 of the sidecar, as hexadecimal digits; empty without a regular file."""
+    if shard.sidecar_path is None or etag is None or etag.num_bytes == NOT_REGULAR:
+        return ""
+    return digest_file(shard.sidecar_path)
+
+
 def index_shard(
     shard: ShardFile,
     rules: IndexRules = DEFAULT_RULES,
@@ -214,11 +221,7 @@ def index_shard(
         meta = captions.added_to(meta, rows.keys, shard, findings)
         for row, size in promised_images(without_image, meta, scalars.rows):
             findings.add(rows.keys[row], LOST_IMAGE, f"the sidecar gives {size}, the tar has no image; served as text")
-        has_content = sidecar is not None and sidecar.num_bytes != NOT_REGULAR
-        if same is not None:
-            sidecar_sha256 = same.header.sidecar_sha256
-        else:
-            sidecar_sha256 = digest_file(shard.sidecar_path) if has_content and shard.sidecar_path else ""
+        sidecar_sha256 = _sidecar_digest(shard, sidecar) if same is None else same.header.sidecar_sha256
         after = shard.etags()
         changed = before != after or joined_before != state_of_joined(partners)
     except OSError as error:
