@@ -59,3 +59,11 @@ def tar_documents(path: Path) -> pa.Table:
     texts = [document["texts"] for document in documents.values()]
     columns = {"key": [*documents], "images": pa.array(images, pa.list_(IMAGE)), "texts": texts}
     return pa.table(columns)
+
+
+def varint(number: int) -> bytes:
+    found = b""
+    while number >= 0x80:
+        found += bytes([number & 0x7F | 0x80])
+        number >>= 7
+    return found + bytes([number])
