@@ -166,6 +166,9 @@ class FakeServer(DataServiceServicer):
         self.reports.append(request.times)
         return pb.ReportStepTimesResponse()
 
+    def ReportProgress(self, request, context):  # noqa: ARG002, N802
+        return pb.ReportProgressResponse()
+
     def StreamMicrobatches(self, request, context):  # noqa: N802
         self._require_job(request.job_id, context)
         if self.answers.forgets_jobs:
