@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dataserver.dataset.errors import CaptionError, DatasetError, ShardReadError, StaleIndexError
 from dataserver.dataset.index.copies import are_copies_allowed, check_copies
+from dataserver.dataset.index.flags import index_command
 from dataserver.dataset.index.fresh import IndexedShard, read_fresh_index
 from dataserver.dataset.index.rules import read_rules
 from dataserver.dataset.index.sets import ShardSet, earlier_sets, find_set, fingerprint_of
@@ -70,11 +71,11 @@ class Dataset:
             _log.warning(
                 "%d of %d shards at %s may have changed since they were indexed, for instance because they were copied:"
                 " each is read whole before any of its samples is served; %s does so once",
-                *(num_unknown, len(files), path, files[0].index_command),
+                *(num_unknown, len(files), path, index_command(files[0])),
             )
         _check_rules(path, indexed)
         headers = [(shard.file.name, shard.header) for shard in indexed]
-        check_copies(path, headers, allowed=are_copies_allowed(index_folder(files[0])))
+        check_copies(path, headers, are_copies_allowed(index_folder(files[0])), index_command(files[0]))
         if not may_be_empty and not any(shard.header.num_samples for shard in indexed):
             raise DatasetError(
                 f"the {len(files)} shards at {path} have no usable sample; see what is wrong: dataserver lint {path}"
@@ -121,7 +122,7 @@ class Dataset:
             if name != OWN and name not in self.captions:
                 raise CaptionError(
                     f"the job names the caption {name!r}, the index has {[OWN, *self.captions]}; correct the name, or "
-                    f"index again with all captions: {self.shards[0].file.index_command} --caption {name}=MEMBER"
+                    f"index again: {index_command(self.shards[0].file)} --caption {name}=MEMBER"
                 )
 
     @property
@@ -169,7 +170,7 @@ def _check_rules(path: Path, shards: Sequence[IndexedShard]) -> None:
         by_rules.setdefault(shard.header.rules, shard.file.name)
     if len(by_rules) > 1:
         shown = ", ".join(f"{name} by {rules!a}" for rules, name in list(by_rules.items())[:4])
-        command = shards[0].file.index_command
+        command = index_command(shards[0].file)
         raise StaleIndexError(
             f"the shards at {path} were indexed by different rules ({shown}); index it again: {command}"
         )

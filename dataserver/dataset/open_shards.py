@@ -7,9 +7,12 @@ from typing import Final
 
 from dataserver.dataset.cache import LruCache
 from dataserver.dataset.errors import DatasetError, ShardReadError, StaleIndexError
+from dataserver.dataset.index.flags import index_command
 from dataserver.dataset.index.format import read_pages
 from dataserver.dataset.index.fresh import IndexedShard
+from dataserver.dataset.joined_images import JoinedImages
 from dataserver.dataset.shards.pages import CODECS, Page, PageTable, unpack
+from dataserver.dataset.shards.parts import JOINED_START
 from dataserver.dataset.storage.etags import Etag
 from dataserver.dataset.storage.interface import StoredFile
 
@@ -35,12 +38,14 @@ class OpenShards:
         """By position: the etag whose content is known to be another one."""
         self._descriptors: LruCache[StoredFile] = LruCache(MAX_OPEN_SHARDS, lambda _: 1)
         self._tables: LruCache[PageTable] = LruCache(MAX_OPEN_SHARDS, lambda _: 1)
+        self._joined = JoinedImages([shard.file for shard in shards], [shard.header for shard in shards])
         self._pages: LruCache[bytes] = LruCache(PAGE_CACHE_BYTES, len)
         """Decompressed, by position of the shard and number of the page."""
         self._checking = [threading.Lock() for _ in shards]
 
     def read(self, position: int, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read pieces of the shard at `position`, each given by its address (an offset, or as `PageTable`) and length.
+        """Read pieces of the shard at `position`, each given by its address (an offset, or as `PageTable`
+        or `joined_address`) and length.
 
         Raises:
             ShardReadError: storage failed, or gave fewer bytes than the file has; says nothing about the sample.
@@ -48,6 +53,11 @@ class OpenShards:
         """
         shard = self.shards[position]
         end = shard.header.shard_bytes
+        if any(address >= JOINED_START for address, _ in ranges):
+            return [
+                self._joined.read(position, *one) if one[0] >= JOINED_START else self.read(position, [one])[0]
+                for one in ranges
+            ]
         if all(address < end for address, _ in ranges):
             return self._read_file(position, ranges)
         table = self._tables.get(position, lambda: read_pages(shard.file.index_path, shard.header))
@@ -125,7 +135,7 @@ class OpenShards:
             if etag.num_bytes != shard.header.shard_bytes:
                 raise StaleIndexError(
                     f"{path} has {etag.num_bytes} bytes, its index describes {shard.header.shard_bytes};"
-                    f" run {shard.file.index_command} and start the server again"
+                    f" run {index_command(shard.file)} and start the server again"
                 )
             if etag != self._refused.get(position):
                 _log.log(
@@ -139,5 +149,5 @@ class OpenShards:
                 self._refused[position] = etag
         raise StaleIndexError(
             f"{path} {happened}, its index describes another content;"
-            f" run {shard.file.index_command} and start the server again"
+            f" run {index_command(shard.file)} and start the server again"
         )

@@ -176,8 +176,7 @@ def test_token_counts_at_their_limits(tmp_path: Path) -> None:
         count_tokens(folder, Fixed((1, 2)))
     with pytest.raises(TokensMissingError) as caught:
         read_counts(shard, header, "d")
-    run = f"run: dataserver index {folder} --tokenizer NAME=FILE (or --tokenizer bytes), with the other flags"
-    run += " that it was indexed with"
+    run = f"run: dataserver index {folder} --tokenizer NAME=FILE (or --tokenizer bytes)"
     assert str(caught.value) == f"shard {shard.path} is not counted for the tokenizer d; {run}"
     report = count_tokens(folder, Fixed((0, 4, 70_000), 299))
     assert (report.num_shards, report.num_counted, report.num_texts, report.num_tokens) == (1, 1, 3, 70_004)

@@ -18,6 +18,7 @@ def test_it_runs_with_few_shards(tmp_path: Path) -> None:
     names = sorted(p.name for p in (tmp_path / "shards").glob("disttrain.*"))
     assert [name.split("-")[0] for name in names] == [
         "disttrain.duplicates",
+        "disttrain.flags",
         "disttrain.sets",
         "disttrain.statistics",
         "disttrain.summary",

@@ -15,6 +15,7 @@ from typing import Final
 from dataserver.dataset.errors import CaptionError, DatasetError, StaleIndexError
 from dataserver.dataset.index.copies import allow_copies, check_copies
 from dataserver.dataset.index.dataset_findings import dataset_findings
+from dataserver.dataset.index.flags import command_of, flags_of, write_flags
 from dataserver.dataset.index.format import IndexHeader, read_findings
 from dataserver.dataset.index.fresh import read_fresh_index, read_index
 from dataserver.dataset.index.joins import are_as_joined, check_joins
@@ -95,11 +96,12 @@ def build_index(
     if path.is_dir() and not summary.holds(contents):
         write_summary(folder, contents)
     by_name = [(name, content.header) for name, content in contents]
-    check_copies(path, by_name, rules.allow_duplicates)
+    check_copies(path, by_name, rules.allow_duplicates, command_of(shards[0], flags_of(rules)))
     if rules.allow_duplicates:
         allow_copies(folder)
     if path.is_dir():
         add_set(folder, by_name)
+    write_flags(folder, rules)
     return _report(listing, contents, run)
 
 

@@ -21,8 +21,15 @@ def copies(shards: Iterable[tuple[str, IndexHeader]]) -> list[list[str]]:
     return [same for same in names.values() if len(same) > 1]
 
 
-def check_copies(path: Path, shards: Sequence[tuple[str, IndexHeader]], allowed: bool) -> None:
-    """Raise DatasetError, which names the copies, if shards have the same bytes and that is not allowed."""
+def check_copies(path: Path, shards: Sequence[tuple[str, IndexHeader]], allowed: bool, command: str) -> None:
+    """Raise DatasetError, which names the copies, if shards have the same bytes and that is not allowed.
+
+    Args:
+        path: of the dataset.
+        shards: all of them, by name.
+        allowed: whether copies are wanted.
+        command: which indexes the dataset.
+    """
     found = [] if allowed else copies(shards)
     if not found:
         return
@@ -31,7 +38,7 @@ def check_copies(path: Path, shards: Sequence[tuple[str, IndexHeader]], allowed:
     num_shards = sum(map(len, found))
     raise DatasetError(
         f"{num_shards} shards at {path} are copies of {len(found)}: {shown}{more}; each sample would be served once for"
-        f" each copy: {_remedy(path, found[0])}, or run dataserver index with --allow-duplicates"
+        f" each copy: {_remedy(path, found[0])}, or run: {command} --allow-duplicates"
     )
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dataserver.dataset.errors import DatasetError, FindingReport, StaleIndexError, canonical, check_storage, printable
 from dataserver.dataset.index.rules import read_rules
 from dataserver.dataset.shards.pages import PageTable, decode_pages
+from dataserver.dataset.shards.parts import JoinedFile
 from dataserver.dataset.storage.etags import check_regular
 from dataserver.outputs import TEMP_LIFETIME_S, TEMP_SUFFIX, beside
 
@@ -39,6 +40,8 @@ HEADER_KEY: Final = b"disttrain.header"
 FINDINGS_KEY: Final = b"disttrain.findings"
 PAGES_KEY: Final = b"disttrain.pages"
 """Where the index of a shard with compressed pages has their table."""
+JOINED_KEY: Final = b"disttrain.joined"
+"""Where the index of a shard with images in joined files has a list of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +190,13 @@ def read_pages(path: Path, header: IndexHeader) -> PageTable:
     """Return the compressed pages of a shard; raises as `read_columns`."""
     with _open_columns(path, header, []) as reader:
         return decode_pages((reader.schema.metadata or {}).get(PAGES_KEY, b""), header.shard_bytes)
+
+
+def read_joined(path: Path, header: IndexHeader) -> list[JoinedFile]:
+    """Return the joined files that images of a shard lie in; raises as `read_columns`."""
+    with _open_columns(path, header, []) as reader:
+        found = json.loads((reader.schema.metadata or {}).get(JOINED_KEY, b"[]"))
+        return [JoinedFile(int(number), int(num_bytes), str(sha256)) for number, num_bytes, sha256 in found]
 
 
 def _checked(rows: "pa.RecordBatch", num_rows: int) -> "pa.RecordBatch":

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dataserver.dataset.errors import DatasetError, StaleIndexError
+from dataserver.dataset.index.flags import index_command
 from dataserver.dataset.index.format import NO_SIDECAR, IndexHeader, read_schema
 from dataserver.dataset.index.known import read_known, state_of
 from dataserver.dataset.index.summary import IndexContent, Summary
@@ -67,9 +68,7 @@ def read_fresh_index(
     indexed = read_index(shard, summary, any_rules)
     if indexed.is_known or (lazily and not indexed.is_late):
         return indexed
-    _log.info(
-        "%s may have changed since it was indexed: comparing contents; %s does so once", shard.path, shard.index_command
-    )
+    _log.info("%s may have changed since it was indexed: comparing contents", shard.path)
     try:
         etags = shard.settled_etags()
         changed = indexed.changed_file()
@@ -116,4 +115,4 @@ def _unreachable(shard: ShardFile, error: OSError) -> DatasetError:
 
 
 def _stale(shard: ShardFile, reason: str) -> StaleIndexError:
-    return StaleIndexError(f"shard {shard.path}: {reason}; run: {shard.index_command}")
+    return StaleIndexError(f"shard {shard.path}: {reason}; run: {index_command(shard)}")

@@ -18,6 +18,7 @@ from dataserver.dataset.index.format import (
     FINDINGS_KEY,
     FORMAT_VERSION,
     HEADER_KEY,
+    JOINED_KEY,
     META_PREFIX,
     NO_SIDECAR,
     PAGES_KEY,
@@ -47,7 +48,7 @@ from dataserver.dataset.shards.joined import JoinedMembers, joined_columns
 from dataserver.dataset.shards.listing import ShardFile
 from dataserver.dataset.shards.lone_texts import without_failures, without_orphans
 from dataserver.dataset.shards.pages import Page, encode_pages
-from dataserver.dataset.shards.parts import ImagePart
+from dataserver.dataset.shards.parts import ImagePart, JoinedFile
 from dataserver.dataset.shards.row_match import RowMatch
 from dataserver.dataset.shards.samples import Sample, SampleRules, Seen, read_samples
 from dataserver.dataset.shards.scalar_rows import ScalarRows
@@ -102,10 +103,15 @@ def _image_lists(rows: Sequence[Sequence[ImagePart]]) -> pa.ListArray:
     return pa.ListArray.from_arrays(ends, images, CORE_SCHEMA.field("images").type)
 
 
-def digest_columns(core_digest: str, meta: pa.Table, rules: str) -> str:
-    """Return the digest over rules, core columns and sidecar columns: logical values, not file bytes."""
+def digest_columns(core_digest: str, meta: pa.Table, rules: str, joined: Sequence[JoinedFile] = ()) -> str:
+    """Return the digest over rules, core columns and sidecar columns: logical values, not file bytes.
+
+    It covers the bytes of joined files that images lie in, as a fingerprint covers those of shards.
+    """
     digest = hashlib.sha256(core_digest.encode())
     digest.update(canonical(rules))
+    if joined:
+        digest.update(canonical(joined))
     for column in meta.column_names:
         values = meta.column(column)
         digest.update(canonical([column, str(values.type)]))
@@ -121,11 +127,14 @@ def write_index(
     batches: Sequence[pa.RecordBatch],
     meta: pa.Table,
     pages: Sequence[Page] = (),
+    joined: Sequence[JoinedFile] = (),
 ) -> str:
     """Write an index atomically, and its numeric columns once more beside it; why not, where that is impossible."""
     metadata = {HEADER_KEY: canonical(asdict(header)), FINDINGS_KEY: findings.to_json()}
     if pages:
         metadata[PAGES_KEY] = encode_pages(pages)
+    if joined:
+        metadata[JOINED_KEY] = canonical(joined)
     fields = [pa.field(META_PREFIX + name, meta.schema.field(name).type) for name in meta.column_names]
     schema = pa.schema([*CORE_SCHEMA, *fields], metadata)
     options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
@@ -201,7 +210,8 @@ def index_shard(
             reader = HashingReader(file, etag.num_bytes, None if same is None else same.header.sha256)
             source = ShardSource(shard.path, reader, sample_rules.split)
             members = shard.format.scan(source, findings)
-            others = JoinedMembers([p for p in partners if p.suffix != PARQUET_SUFFIX], sample_rules.split, findings)
+            tars = {number: path for number, path in enumerate(partners, 1) if path.suffix != PARQUET_SUFFIX}
+            others = JoinedMembers(tars, sample_rules.split, findings) if tars else None
             samples = read_samples(members, findings, seen, sample_rules, others)
             found = without_failures(samples, statuses.of, findings)
             if lone_texts in (None, LoneTexts.LEFT_OUT) and rules.text_only is not TextOnly.ALLOW:
@@ -216,7 +226,8 @@ def index_shard(
         core_digest = rows.finish()
         match = RowMatch(rules.metadata_keys is MetadataKeys.LAST_PART, seen.keys)
         meta = read_sidecar(shard.sidecar_path, rows.keys, scalars.rows, findings, match)
-        others.finish(seen.keys)
+        if others is not None:
+            others.finish(seen.keys)
         meta = joined_columns(meta, [p for p in partners if p.suffix == PARQUET_SUFFIX], rows.keys, findings, match)
         meta = captions.added_to(meta, rows.keys, shard, findings)
         for row, size in promised_images(without_image, meta, scalars.rows):
@@ -228,6 +239,7 @@ def index_shard(
         raise DatasetError(f"cannot read shard {shard.path}: {error}; make it readable and index again") from error
     if changed:
         raise DatasetError(f"shard {shard.path} changed while it was indexed; index again when it is complete")
+    joined = [] if others is None else others.image_files
     written = written_rules(lone_texts or lone_texts_of(rules, seen.has_images), rules)
     header = IndexHeader(
         format_version=FORMAT_VERSION,
@@ -235,11 +247,11 @@ def index_shard(
         sidecar_bytes=sidecar.num_bytes if sidecar else NO_SIDECAR,
         sha256=reader.hexdigest(),
         sidecar_sha256=sidecar_sha256,
-        columns_digest=digest_columns(core_digest, meta, written),
+        columns_digest=digest_columns(core_digest, meta, written, joined),
         num_samples=len(rows.keys),
         rules=written,
         has_images=seen.has_images,
     )
-    problem = write_index(shard.index_path, header, findings, rows.batches, meta, source.pages)
+    problem = write_index(shard.index_path, header, findings, rows.batches, meta, source.pages, joined)
     write_joined(shard, joined_before)
     return problem or write_known(shard.index_path, header, state_of(before))

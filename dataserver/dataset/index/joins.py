@@ -1,7 +1,8 @@
 """Which files are joined to a shard, and whether its index was made of them as they are now.
 
-What joined files bring lies in the index, so that servers never read them, and a fingerprint covers it. Only
-`dataserver index` looks at the files again: a line of JSON beside the index has their paths, sizes and times.
+What joined files bring lies in the index, all but the bytes of images, and a fingerprint covers it. A line of JSON
+beside the index has the paths, sizes and times of the files: `dataserver index` compares them, and servers find there
+where images lie.
 """
 
 import json
@@ -12,6 +13,7 @@ from typing import Any, Final
 from dataserver.dataset.errors import DatasetError, Findings
 from dataserver.dataset.index.format import atomic_writer
 from dataserver.dataset.kinds import MISSING_PARTNER
+from dataserver.dataset.shards.formats import FORMATS
 from dataserver.dataset.shards.listing import ShardFile
 from dataserver.dataset.storage.etags import check_regular
 from dataserver.dataset.storage.registry import storage_of
@@ -23,8 +25,9 @@ State = list[list[Any]]
 
 
 def joined_files(shard: ShardFile, joins: Sequence[Path]) -> list[Path]:
-    """Return the files that bring more for a shard: of its name in other folders, as shards or as parquet files."""
-    names = dict.fromkeys([shard.name, str(Path(shard.name).with_suffix(PARQUET_SUFFIX))])
+    """Return the files that bring more for a shard: of its name in other folders, with the suffix of any format."""
+    stem = shard.name.removesuffix(shard.format.suffix)
+    names = [stem + found.suffix for found in FORMATS]
     return [path for join in joins for path in (join / name for name in names) if path.is_file()]
 
 
@@ -66,13 +69,22 @@ def state_of_joined(paths: Sequence[Path]) -> State:
     return found
 
 
+def read_state(shard: ShardFile) -> State:
+    """Return what was noted of the joined files when the shard was indexed. Raises OSError or ValueError."""
+    path = _path(shard)
+    check_regular(path)
+    with path.open("rb") as file:
+        found = json.loads(file.read(_MAX_BYTES))
+    for entry in found if isinstance(found, list) else [None]:
+        if not (isinstance(entry, list) and len(entry) == 4 and [*map(type, entry)] == [str, int, int, int]):
+            raise ValueError(f"{path} is damaged; index again")
+    return found  # type: ignore[no-any-return]
+
+
 def are_as_joined(shard: ShardFile, joins: Sequence[Path]) -> bool:
     """Whether the index of a shard was made of the joined files as they are now."""
-    path = _path(shard)
     try:
-        check_regular(path)
-        with path.open("rb") as file:
-            before = json.loads(file.read(_MAX_BYTES))
+        before = read_state(shard)
     except FileNotFoundError:
         before = []
     except (OSError, ValueError, RecursionError):

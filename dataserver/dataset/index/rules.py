@@ -14,6 +14,10 @@ RULES_VERSION: Final = 2
 """Grows with every release that makes other samples, texts, token ids or sizes of the same bytes."""
 
 
+_JOIN_VERSION: Final = 2
+"""As `RULES_VERSION`, of what is joined alone."""
+
+
 class TextOnly(StrEnum):
     """What becomes of a text without an image, in a dataset that has images."""
 
@@ -106,7 +110,7 @@ def written_rules(lone_texts: LoneTexts, rules: IndexRules) -> str:
             "truncated-images": rules.truncated_images,
             "key": rules.key,
             "several-images": rules.several_images,
-            "joins": str(len(rules.joins)),
+            "joins": f"{len(rules.joins)} of version {_JOIN_VERSION}" if rules.joins else "0",
             "captions": json.dumps([f"{source.name}={source}" for source in rules.captions]),
         }
     )

@@ -27,6 +27,7 @@ from dataserver.dataset.errors import (
     check_storage,
     printable,
 )
+from dataserver.dataset.index.flags import index_command
 from dataserver.dataset.index.format import (
     BATCH_ROWS,
     FINDINGS_KEY,
@@ -213,8 +214,7 @@ def counted_tokenizers(shard: ShardFile, header: IndexHeader) -> Iterator[str]:
 def _missing(shard: ShardFile, digest: str, reason: str) -> TokensMissingError:
     return TokensMissingError(
         f"shard {shard.path} {reason} for the tokenizer {digest}; run:"
-        f" {shard.index_command} --tokenizer NAME=FILE (or --tokenizer bytes), with the other flags"
-        " that it was indexed with"
+        f" {index_command(shard)} --tokenizer NAME=FILE (or --tokenizer bytes)"
     )
 
 

@@ -1,19 +1,21 @@
 """Members and columns that other files bring for the samples of a shard, by the same keys."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 
 from dataserver.dataset.errors import DatasetError, Findings, SampleError
-from dataserver.dataset.kinds import DUPLICATE_MEMBER, ROW_WITHOUT_SAMPLE, SAMPLE_WITHOUT_ROW, UNUSED_PART
+from dataserver.dataset.kinds import DUPLICATE_MEMBER, ROW_WITHOUT_SAMPLE, SAMPLE_WITHOUT_ROW
 from dataserver.dataset.shards.formats import format_of
 from dataserver.dataset.shards.hashing import HashingReader
 from dataserver.dataset.shards.interface import Member, ShardSource, Split
+from dataserver.dataset.shards.members import caught
 from dataserver.dataset.shards.parquet_columns import parquet_columns
+from dataserver.dataset.shards.parts import ImagePart, JoinedFile
 from dataserver.dataset.shards.row_match import RowMatch
-from dataserver.dataset.shards.samples import claims_image
+from dataserver.dataset.shards.samples import claims_image, image_member
 from dataserver.dataset.storage.registry import storage_of
 
 MAX_JOINED_BYTES: Final = 1 << 29
@@ -23,30 +25,32 @@ _MEMBER_BYTES: Final = 256
 
 
 class JoinedMembers:
-    """Texts and JSON of other tars for the samples of one shard."""
+    """Members of other tars for the samples of one shard."""
 
-    def __init__(self, paths: Sequence[Path], split: Split, findings: Findings) -> None:
-        """Read all of them.
+    def __init__(self, paths: Mapping[int, Path], split: Split, findings: Findings) -> None:
+        """Read all of them; of images, their headers are held.
 
         Args:
-            paths: shards of the same name in other folders.
+            paths: shards of the same name in other folders, by their numbers.
             split: splits member names into key and extension.
-            findings: where images and what cannot be read are counted.
+            findings: where what cannot be read is counted.
 
         Raises:
             DatasetError: two bring the same member, or all hold too much.
         """
         self._findings = findings
         self._members: dict[str, dict[str, tuple[Path, Member]]] = {}
-        self._keys: dict[Path, set[str]] = {path: set() for path in paths}
+        self._keys: dict[Path, set[str]] = {path: set() for path in paths.values()}
         self._num_bytes = 0
-        for path in paths:
-            self._read(path, split)
+        self.image_files: list[JoinedFile] = []
+        """Those that hold any image."""
+        for number, path in paths.items():
+            self._read(number, path, split)
 
-    def _read(self, path: Path, split: Split) -> None:
+    def _read(self, number: int, path: Path, split: Split) -> None:
         storage, found = storage_of(path), format_of(path.name)
         assert found is not None, path
-        num_images = 0
+        has_images = False
         with storage.open(path) as file:
             reader = HashingReader(file, storage.etag(str(path)).num_bytes)
             try:
@@ -55,14 +59,16 @@ class JoinedMembers:
                     if parts is None:
                         continue
                     if claims_image(parts[1], member):
-                        num_images += 1
-                    else:
-                        self._add(path, *parts, member)
+                        image = caught(image_member, member)
+                        if isinstance(image, ImagePart):
+                            has_images, image = True, image.in_joined(number)
+                        member = member._replace(content=None, parsed=image)
+                    self._add(path, *parts, member)
             except SampleError as error:
                 self._findings.add("", error.kind, f"{path.name}, which is joined: {error.detail}")
-        if num_images:
-            detail = f"{num_images} images of {path}: only texts and JSON of other tars are joined"
-            self._findings.add("", UNUSED_PART, detail)
+            reader.skip(reader.remaining)
+        if has_images:
+            self.image_files.append(JoinedFile(number, reader.size, reader.hexdigest()))
 
     def _add(self, path: Path, key: str, extension: str, member: Member) -> None:
         self._num_bytes += _MEMBER_BYTES + len(member.content or b"")

@@ -76,11 +76,6 @@ class ShardFile:
         return (self.index_dir or self.root) / f"{self.name}{INDEX_SUFFIX}"
 
     @property
-    def index_command(self) -> str:
-        """The command that indexes this dataset."""
-        return f"dataserver index {self.root}" + (f" --index-dir {self.index_dir}" if self.index_dir else "")
-
-    @property
     def sidecar_path(self) -> Path | None:
         """The file with the shard's columns, such as the parquet that img2dataset writes beside a tar, if it has one.
 

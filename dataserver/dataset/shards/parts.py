@@ -1,6 +1,6 @@
 """What samples consist of, in the numbers of an index. Apart from what reads them: servers need no more of it."""
 
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 TEXT: Final = 0
 IMAGE: Final = 1
@@ -16,8 +16,39 @@ class ImagePart(NamedTuple):
     """
 
     offset: int
+    """Or an address: beyond the shard in one of its decompressed pages (`pages.py`), or as `joined_address`."""
     length: int
     width: int
     height: int
     orientation: int
     format: int
+
+    def in_joined(self, number: int) -> Self:
+        """Return the image where it lies in a joined file instead of the shard."""
+        return self._replace(offset=joined_address(number, self.offset))
+
+
+_FILE_BITS: Final = 52
+"""Of an address that hold an offset; the bits above them hold the number of a file, 0 for the shard and its pages."""
+JOINED_START: Final = 1 << _FILE_BITS
+"""The first address in a joined file."""
+
+
+def joined_address(number: int, offset: int) -> int:
+    """Return the address of a byte in the joined file of a number, which counts from 1."""
+    return (number << _FILE_BITS) + offset
+
+
+def split_address(address: int) -> tuple[int, int]:
+    """Return the number of the file that an address lies in, and the offset there."""
+    return address >> _FILE_BITS, address & (JOINED_START - 1)
+
+
+class JoinedFile(NamedTuple):
+    """A joined file that holds images."""
+
+    number: int
+    """Of the file among all that are joined to the shard, from 1."""
+    num_bytes: int
+    sha256: str
+    """Of its bytes, hexadecimal."""

@@ -177,6 +177,7 @@ def _finish(group: _Group | None, seen: Seen, findings: Findings, joined: "Joine
         for extension, member in joined.take(group.key, frozenset(group.all_extensions)):
             _add_member(group, extension, member, findings)
         group.types = own_types
+        seen.has_images |= bool(group.images)
     try:
         yield _assemble(group, findings)
     except SampleError as error:
@@ -212,7 +213,7 @@ def _add_member(group: _Group, extension: str, member: Member, findings: Finding
     elif claims_image(extension, member):
         duplicate = extension in group.images
         if not duplicate:
-            group.images[extension] = caught(_read_image, member)
+            group.images[extension] = caught(image_member, member)
     if duplicate:
         findings.add(group.key, DUPLICATE_MEMBER, f"{member.name} comes twice; the first is kept")
 
@@ -227,12 +228,13 @@ def _add_captions(group: _Group, extension: str, member: Member) -> None:
 
 def claims_image(extension: str, member: Member) -> bool:
     """Whether a member is an image by its extension, or by its content."""
-    if extension.rpartition(".")[2] in IMAGE_SUFFIXES:
+    if extension.rpartition(".")[2] in IMAGE_SUFFIXES or isinstance(member.parsed, ImagePart):
         return True
     return member.content is not None and sniff_format(member.content) is not None
 
 
-def _read_image(member: Member) -> ImagePart:
+def image_member(member: Member) -> ImagePart:
+    """Return what an index holds of an image. Raises SampleError where it is too large or none."""
     if member.content is None:
         raise SampleError("image_too_large", f"{member.length} bytes, limit {MAX_MEMBER_BYTES}")
     return read_image(member.content, member.offset)

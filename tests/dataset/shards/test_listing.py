@@ -26,9 +26,7 @@ def test_names_and_paths_of_shards(tmp_path: Path) -> None:
     assert alone == ShardFile("c.tar", tmp_path / "a", None)
     assert (alone.path, alone.index_path) == (tmp_path / "a/c.tar", tmp_path / "a/c.tar.index")
     assert alone.sidecar_path == tmp_path / "a/c.parquet"
-    assert alone.index_command == f"dataserver index {tmp_path / 'a'}"
     assert shards[0].index_path == Path("/indexes/a/c.tar.index")
-    assert shards[0].index_command == f"dataserver index {tmp_path} --index-dir /indexes"
     short = hashlib.sha256(b"digest").hexdigest()[:16]
     assert shards[0].tokens_path("digest") == Path(f"/indexes/a/c.tar.tokens-{short}")
 

@@ -1,0 +1,81 @@
+"""The flags of `dataserver index` that a dataset was indexed with, for messages that say how to index it again.
+
+A line of JSON in the folder of the indexes. It decides nothing: what an index holds, its header says. Anybody may
+delete it; messages then name no flags.
+"""
+
+import json
+import logging
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from dataserver.dataset.errors import DatasetError, canonical, is_safe
+from dataserver.dataset.index.format import atomic_writer
+from dataserver.dataset.index.rules import DEFAULT_RULES, IndexRules
+from dataserver.dataset.shards.listing import ShardFile, index_folder
+from dataserver.dataset.storage.etags import check_regular
+
+FLAGS_NAME: Final = "disttrain.flags"
+_MAX_BYTES: Final = 1 << 16
+
+_log = logging.getLogger(__name__)
+
+
+def flags_of(rules: IndexRules) -> list[str]:
+    """Return the flags by which `dataserver index` gets these rules, without those that it has by default."""
+    chosen = {
+        "--text-only": (rules.text_only, DEFAULT_RULES.text_only),
+        "--metadata-keys": (rules.metadata_keys, DEFAULT_RULES.metadata_keys),
+        "--on-token-error": (rules.on_token_error, DEFAULT_RULES.on_token_error),
+        "--truncated-images": (rules.truncated_images, DEFAULT_RULES.truncated_images),
+        "--key": (rules.key, DEFAULT_RULES.key),
+        "--several-images": (rules.several_images, DEFAULT_RULES.several_images),
+    }
+    flags = [text for flag, (value, default) in chosen.items() if value != default for text in (flag, str(value))]
+    if rules.allow_duplicates:
+        flags.append("--allow-duplicates")
+    for join in rules.joins:
+        flags += ["--join", str(join.absolute())]
+    for source in rules.captions:
+        flags += ["--caption", f"{source.name}={source}"]
+    return flags
+
+
+def write_flags(folder: Path, rules: IndexRules) -> None:
+    """Note the flags in the folder of the indexes; a warning where that is impossible."""
+    path, flags = folder / FLAGS_NAME, flags_of(rules)
+    if flags == _read_flags(folder):
+        return
+    try:
+        if not flags:
+            path.unlink(missing_ok=True)
+            return
+        with atomic_writer(path) as temp:
+            temp.write_bytes(canonical(flags))
+    except (DatasetError, OSError) as error:
+        _log.warning("%s; messages that say how to index the dataset again name no flags", error)
+
+
+def command_of(shard: ShardFile, flags: Sequence[str]) -> str:
+    """Return the command that indexes the dataset of a shard with these flags, as a shell takes it."""
+    where = ["--index-dir", str(shard.index_dir)] if shard.index_dir else []
+    return shlex.join(["dataserver", "index", str(shard.root), *where, *flags])
+
+
+def index_command(shard: ShardFile) -> str:
+    """Return the command that indexes the dataset of a shard again, with the flags it was indexed with."""
+    return command_of(shard, _read_flags(index_folder(shard)))
+
+
+def _read_flags(folder: Path) -> list[str]:
+    path = folder / FLAGS_NAME
+    try:
+        check_regular(path)
+        with path.open("rb") as file:
+            flags = json.loads(file.read(_MAX_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return []
+    known = isinstance(flags, list) and all(isinstance(flag, str) and is_safe(flag) for flag in flags)
+    return flags if known else []
