@@ -103,6 +103,13 @@ class Findings:
         if self.num_bytes <= MAX_FINDING_BYTES:
             self.details.append(finding)
 
+    def add_all(self, other: "Findings") -> None:
+        """Count all of another collector."""
+        counts = self.counts + other.counts
+        for found in other.details:
+            self.add(found.key, found.kind, found.detail)
+        self.counts = counts  # exact, also of what has no details
+
     def to_json(self) -> bytes:
         """Counts and details as files of an index hold them: a line of ASCII."""
         details = [[found.key, found.kind, found.detail] for found in self.details]

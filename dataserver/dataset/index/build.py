@@ -18,7 +18,8 @@ from dataserver.dataset.index.dataset_findings import dataset_findings
 from dataserver.dataset.index.flags import command_of, flags_of, write_flags
 from dataserver.dataset.index.format import IndexHeader, read_findings
 from dataserver.dataset.index.fresh import read_fresh_index, read_index
-from dataserver.dataset.index.joins import are_as_joined, check_joins
+from dataserver.dataset.index.join_findings import note_join_findings
+from dataserver.dataset.index.joins import Joins, are_as_joined, find_joins
 from dataserver.dataset.index.known import state_of, write_known
 from dataserver.dataset.index.numeric import has_numeric, write_numeric
 from dataserver.dataset.index.rules import DEFAULT_RULES, IndexRules, LoneTexts, lone_texts_of, written_rules
@@ -76,11 +77,11 @@ def build_index(
     listing = list_shards(path, index_dir)
     listing.warn_of_links()
     shards = listing.shards
-    check_joins(shards[0].root, shards, rules.joins)
+    joins = find_joins(shards[0].root, shards, rules.joins)
     folder = index_folder(shards[0])
     summary = Summary.read(folder)
-    run = _Run(shards, workers, progress)
-    headers = {shard.name: header for shard in shards if (header := _known_header(shard, summary, rules)) is not None}
+    run = _Run(shards, joins, workers, progress)
+    headers = {shard.name: header for shard in shards if (header := _known_header(shard, summary, joins)) is not None}
     lone_texts = lone_texts_of(rules, any(header.has_images for header in headers.values()))
     fresh = {name for name, header in headers.items() if header.rules == written_rules(lone_texts, rules)}
     first = None if lone_texts is LoneTexts.ALONE else lone_texts  # a shard may have the first image
@@ -101,6 +102,7 @@ def build_index(
         allow_copies(folder)
     if path.is_dir():
         add_set(folder, by_name)
+        note_join_findings(folder, shards, by_name, joins, rules.metadata_keys)
     write_flags(folder, rules)
     return _report(listing, contents, run)
 
@@ -124,7 +126,10 @@ def _check_captions(path: Path, rules: IndexRules, contents: Sequence[IndexConte
 class _Run:
     """Indexes shards and tells how far it is."""
 
-    def __init__(self, shards: Sequence[ShardFile], workers: int | None, progress: Progress | None) -> None:
+    def __init__(
+        self, shards: Sequence[ShardFile], joins: Joins, workers: int | None, progress: Progress | None
+    ) -> None:
+        self._joins = joins
         self._sizes = {shard.name: shard.storage.etag(str(shard.path)).num_bytes for shard in shards}
         self._workers = workers or min(usable_cores(), processes_within(WORKER_BYTES, usable_memory()))
         self._progress = progress
@@ -145,7 +150,7 @@ class _Run:
         """Index shards whose indexes are not known to be right."""
         left = sum(self._sizes[shard.name] for shard in shards)
         self._tell(left)
-        tasks = [(shard, rules, lone_texts) for shard in shards]
+        tasks = [(shard, rules, lone_texts, self._joins) for shard in shards]
         num_workers = min(self._workers, len(tasks))
         found = enumerate(map(_refresh, tasks)) if num_workers <= 1 else in_processes(_refresh, tasks, num_workers)
         for position, (built, problem) in found:
@@ -169,30 +174,30 @@ class _Run:
             self._progress(self.num_bytes - left, self.num_bytes)
 
 
-def _known_header(shard: ShardFile, summary: Summary, rules: IndexRules) -> IndexHeader | None:
+def _known_header(shard: ShardFile, summary: Summary, joins: Joins) -> IndexHeader | None:
     """The header of a shard that has all files of its index and is known to be as it was indexed."""
     try:
         found = read_index(shard, summary)
         whole = found.is_known and has_numeric(shard.index_path, found.content.header)
-        whole = whole and are_as_joined(shard, rules.joins)
+        whole = whole and are_as_joined(shard, joins)
         return found.content.header if whole else None
     except StaleIndexError:
         return None
 
 
-def _refresh(task: tuple[ShardFile, IndexRules, LoneTexts | None]) -> tuple[bool, str]:
+def _refresh(task: tuple[ShardFile, IndexRules, LoneTexts | None, Joins]) -> tuple[bool, str]:
     """Index a shard, unless its index describes its content; then note that, so that nobody compares them again.
 
     Returns:
         Whether it was indexed, and why a file beside the index was not written, where that is impossible.
     """
-    shard, rules, lone_texts = task
+    shard, rules, lone_texts, joins = task
     problem = ""
     indexed = None
     try:
         indexed = read_fresh_index(shard, any_rules=True)
         wanted = written_rules(lone_texts or lone_texts_of(rules, indexed.header.has_images), rules)
-        made_so = indexed.header.rules == wanted and are_as_joined(shard, rules.joins)
+        made_so = indexed.header.rules == wanted and are_as_joined(shard, joins)
         if made_so and not has_numeric(shard.index_path, indexed.header):  # cut short, or removed
             problem = write_numeric(shard.index_path, indexed.header)
         if made_so and indexed.etags == shard.etags():
@@ -201,7 +206,7 @@ def _refresh(task: tuple[ShardFile, IndexRules, LoneTexts | None]) -> tuple[bool
         pass
     from dataserver.dataset.index.indexing import index_shard  # with parquet, which servers do without
 
-    return True, index_shard(shard, rules, lone_texts, indexed)
+    return True, index_shard(shard, rules, lone_texts, indexed, joins)
 
 
 def _report(listing: Listing, contents: Sequence[tuple[str, IndexContent]], run: _Run) -> BuildReport:

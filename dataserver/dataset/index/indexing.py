@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -26,7 +26,7 @@ from dataserver.dataset.index.format import (
     atomic_writer,
 )
 from dataserver.dataset.index.fresh import IndexedShard
-from dataserver.dataset.index.joins import PARQUET_SUFFIX, partners_of, state_of_joined, write_joined
+from dataserver.dataset.index.joins import PARQUET_SUFFIX, Joins, state_of_joined, write_joined
 from dataserver.dataset.index.known import state_of, write_known
 from dataserver.dataset.index.numeric import numeric_path, write_numeric
 from dataserver.dataset.index.rules import (
@@ -180,6 +180,7 @@ def index_shard(
     rules: IndexRules = DEFAULT_RULES,
     lone_texts: LoneTexts | None = None,
     before_rules: IndexedShard | None = None,
+    joins: Joins = Joins(),  # noqa: B008  it is frozen
 ) -> str:
     """Index one shard in one sequential pass; why a file beside the index was not written, where that is impossible.
 
@@ -188,6 +189,7 @@ def index_shard(
         rules: what the user chose.
         lone_texts: what becomes of texts without an image; by default what the shard itself suggests.
         before_rules: its index by other rules, whose digests need not be made again while the files are the same.
+        joins: what other files bring.
 
     Raises:
         DatasetError: the shard cannot be read, changes meanwhile, its sidecar belongs to another one, the index cannot
@@ -203,8 +205,9 @@ def index_shard(
     statuses = _Statuses(shard.sidecar_path, rules.metadata_keys)
     try:
         etag, sidecar = before = shard.settled_etags()
-        partners = partners_of(shard, rules.joins, findings)
-        joined_before = state_of_joined(partners)
+        partners = joins.files_of(shard)
+        joins.report_missing(shard, findings)
+        joined_before = state_of_joined(joins.all_of(shard))
         with shard.storage.open(shard.path) as file:
             same = before_rules if before_rules is not None and before_rules.etags == before else None
             reader = HashingReader(file, etag.num_bytes, None if same is None else same.header.sha256)
@@ -228,13 +231,15 @@ def index_shard(
         meta = read_sidecar(shard.sidecar_path, rows.keys, scalars.rows, findings, match)
         if others is not None:
             others.finish(seen.keys)
-        meta = joined_columns(meta, [p for p in partners if p.suffix == PARQUET_SUFFIX], rows.keys, findings, match)
+        tables = [(path,) for path in partners if path.suffix == PARQUET_SUFFIX]
+        meta = joined_columns(meta, tables, rows.keys, findings, match)
+        meta = joined_columns(meta, joins.tables, rows.keys, findings, replace(match, is_of_all=True))
         meta = captions.added_to(meta, rows.keys, shard, findings)
         for row, size in promised_images(without_image, meta, scalars.rows):
             findings.add(rows.keys[row], LOST_IMAGE, f"the sidecar gives {size}, the tar has no image; served as text")
         sidecar_sha256 = _sidecar_digest(shard, sidecar) if same is None else same.header.sidecar_sha256
         after = shard.etags()
-        changed = before != after or joined_before != state_of_joined(partners)
+        changed = before != after or joined_before != state_of_joined(joins.all_of(shard))
     except OSError as error:
         raise DatasetError(f"cannot read shard {shard.path}: {error}; make it readable and index again") from error
     if changed:

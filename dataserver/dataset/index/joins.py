@@ -7,54 +7,92 @@ where images lie.
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from dataserver.dataset.errors import DatasetError, Findings
 from dataserver.dataset.index.format import atomic_writer
 from dataserver.dataset.kinds import MISSING_PARTNER
-from dataserver.dataset.shards.formats import FORMATS
+from dataserver.dataset.shards.formats import FORMATS, format_of
 from dataserver.dataset.shards.listing import ShardFile
 from dataserver.dataset.storage.etags import check_regular
 from dataserver.dataset.storage.registry import storage_of
 
 JOINED_SUFFIX: Final = ".joined"
 PARQUET_SUFFIX: Final = ".parquet"
-_MAX_BYTES: Final = 1 << 16
+MOST_TABLE_FILES: Final = 1024
+_MAX_BYTES: Final = 1 << 20
 State = list[list[Any]]
 
 
-def joined_files(shard: ShardFile, joins: Sequence[Path]) -> list[Path]:
-    """Return the files that bring more for a shard: of its name in other folders, with the suffix of any format."""
-    stem = shard.name.removesuffix(shard.format.suffix)
-    names = [stem + found.suffix for found in FORMATS]
-    return [path for join in joins for path in (join / name for name in names) if path.is_file()]
+@dataclass(frozen=True, slots=True)
+class Joins:
+    """What is joined to the shards of a dataset."""
+
+    folders: tuple[Path, ...] = ()
+    """Their files are named as the shards."""
+    tables: tuple[tuple[Path, ...], ...] = ()
+    """Parquet files that cover several shards; those of one entry have rows of one table."""
+
+    def files_of(self, shard: ShardFile) -> list[Path]:
+        """Return the files in folders that bring more for a shard: of its name, with the suffix of any format."""
+        stem = shard.name.removesuffix(shard.format.suffix)
+        names = [stem + found.suffix for found in FORMATS]
+        return [path for folder in self.folders for path in (folder / name for name in names) if path.is_file()]
+
+    def all_of(self, shard: ShardFile) -> list[Path]:
+        """Return all files that are looked at for a shard: `files_of`, then those of tables."""
+        return [*self.files_of(shard), *(path for table in self.tables for path in table)]
+
+    def report_missing(self, shard: ShardFile, findings: Findings) -> None:
+        """Count each folder without a file for a shard."""
+        for folder in self.folders:
+            if not Joins((folder,)).files_of(shard):
+                detail = f"{folder} has no file of this name: what is joined from there lacks for all samples"
+                findings.add("", MISSING_PARTNER, f"{detail} of the shard")
 
 
-def partners_of(shard: ShardFile, joins: Sequence[Path], findings: Findings) -> list[Path]:
-    """As `joined_files`; a folder without a file for the shard is a finding."""
-    for join in joins:
-        if not joined_files(shard, [join]):
-            detail = f"{join} has no file of this name: what is joined from there lacks for all samples of the shard"
-            findings.add("", MISSING_PARTNER, detail)
-    return joined_files(shard, joins)
+def find_joins(root: Path, shards: Sequence[ShardFile], paths: Sequence[Path]) -> Joins:
+    """Return what the paths of --join hold for the shards of a dataset.
 
-
-def check_joins(root: Path, shards: Sequence[ShardFile], joins: Sequence[Path]) -> None:
-    """Raise DatasetError if a folder is named twice, is one of the dataset's, or has nothing for any shard."""
-    folders = {(root / folder).resolve() for shard in shards for folder in Path(shard.name).parents} if joins else set()
-    named = {join.resolve() for join in joins}
-    if len(named) < len(joins) or named & folders:
+    Raises:
+        DatasetError: a path is named twice, lies in the dataset's own folders, or has nothing for any shard.
+    """
+    own = {(root / folder).resolve() for shard in shards for folder in Path(shard.name).parents} if paths else set()
+    named = {path.resolve() for path in paths}
+    if len(named) < len(paths) or any(path in own or (path.is_file() and path.parent in own) for path in named):
         raise DatasetError(
-            f"--join names a folder twice, or the dataset's own ({root}), or one in it whose files are shards;"
-            " name other folders, each once"
+            f"--join names a folder twice, or the dataset's own ({root}), or something in it;"
+            " name other folders or files, each once"
         )
-    for join in joins:
-        if not join.is_dir() or not any(joined_files(shard, [join]) for shard in shards):
+    by_name, tables = [], []
+    for path in paths:
+        table = _table_files(path)
+        if path.is_dir() and any(Joins((path,)).files_of(shard) for shard in shards):
+            by_name.append(path)
+        elif 0 < len(table) <= MOST_TABLE_FILES:
+            tables.append(table)
+        else:
             raise DatasetError(
-                f"--join {join} has no file for any of the {len(shards)} shards; a folder is required whose tars or"
-                f" parquet files have the names of the shards, such as {join / shards[0].name}"
+                f"--join {path} has no file for any of the {len(shards)} shards; a folder is required whose tars or"
+                f" parquet files have the names of the shards, such as {path / shards[0].name}, or 1 to"
+                f" {MOST_TABLE_FILES} parquet files whose rows have the keys of all samples"
             )
+    return Joins(tuple(by_name), tuple(tables))
+
+
+def _table_files(path: Path) -> tuple[Path, ...]:
+    if path.is_dir():
+        return tuple(sorted(found for found in path.iterdir() if found.suffix == PARQUET_SUFFIX and found.is_file()))
+    return (path,) if path.suffix == PARQUET_SUFFIX and path.is_file() else ()
+
+
+def unread_files(shards: Sequence[ShardFile], joins: Joins) -> list[Path]:
+    """Return the files in joined folders that look like partners and belong to no shard, in the order of names."""
+    used = {path for shard in shards for path in joins.files_of(shard)}
+    found = (path for folder in joins.folders for path in sorted(folder.rglob("*")))
+    return [path for path in found if path not in used and format_of(path.name) is not None and path.is_file()]
 
 
 def state_of_joined(paths: Sequence[Path]) -> State:
@@ -76,12 +114,12 @@ def read_state(shard: ShardFile) -> State:
     with path.open("rb") as file:
         found = json.loads(file.read(_MAX_BYTES))
     for entry in found if isinstance(found, list) else [None]:
-        if not (isinstance(entry, list) and len(entry) == 4 and [*map(type, entry)] == [str, int, int, int]):
+        if not (isinstance(entry, list) and [*map(type, entry)] == [str, int, int, int]):
             raise ValueError(f"{path} is damaged; index again")
     return found  # type: ignore[no-any-return]
 
 
-def are_as_joined(shard: ShardFile, joins: Sequence[Path]) -> bool:
+def are_as_joined(shard: ShardFile, joins: Joins) -> bool:
     """Whether the index of a shard was made of the joined files as they are now."""
     try:
         before = read_state(shard)
@@ -89,7 +127,7 @@ def are_as_joined(shard: ShardFile, joins: Sequence[Path]) -> bool:
         before = []
     except (OSError, ValueError, RecursionError):
         return False
-    return bool(before == state_of_joined(joined_files(shard, joins)))
+    return before == state_of_joined(joins.all_of(shard))
 
 
 def write_joined(shard: ShardFile, state: State) -> None:

@@ -4,7 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dataserver.dataset.errors import DatasetError, Findings, SampleError
 from dataserver.dataset.kinds import DUPLICATE_MEMBER, ROW_WITHOUT_SAMPLE, SAMPLE_WITHOUT_ROW
@@ -14,7 +16,7 @@ from dataserver.dataset.shards.interface import Member, ShardSource, Split
 from dataserver.dataset.shards.members import caught
 from dataserver.dataset.shards.parquet_columns import parquet_columns
 from dataserver.dataset.shards.parts import ImagePart, JoinedFile
-from dataserver.dataset.shards.row_match import RowMatch
+from dataserver.dataset.shards.row_match import RowMatch, report_samples
 from dataserver.dataset.shards.samples import claims_image, image_member
 from dataserver.dataset.storage.registry import storage_of
 
@@ -127,13 +129,13 @@ class JoinedMembers:
 
 
 def joined_columns(
-    meta: pa.Table, paths: Sequence[Path], keys: Sequence[str], findings: Findings, match: RowMatch
+    meta: pa.Table, tables: Sequence[Sequence[Path]], keys: Sequence[str], findings: Findings, match: RowMatch
 ) -> pa.Table:
-    """Return columns of samples with those of other parquet files, by name.
+    """Return columns of samples with those of other tables, by name.
 
     Args:
         meta: columns of the shard.
-        paths: the other files.
+        tables: each the parquet files that hold its rows.
         keys: of the samples.
         findings: rows without a sample and samples without a row are counted there.
         match: how rows find samples.
@@ -142,19 +144,44 @@ def joined_columns(
         DatasetError: two bring the same column, no row of one finds a sample, or one cannot be read.
     """
     columns = dict(zip(meta.column_names, meta.columns, strict=True))
-    for path in paths:
-        try:
-            found = parquet_columns(path, keys, findings, match)
-        except (pa.ArrowException, ValueError) as error:
-            remedy = "" if isinstance(error, DatasetError) else "; mend it or leave it out"
-            raise DatasetError(f"{path}, which is joined, cannot be used ({error}){remedy}") from error
+    for paths in tables:
+        found = _columns_of(paths, keys, findings, match)
         twice = sorted(found.keys() & columns.keys())
         if twice:
             raise DatasetError(
-                f"{path} brings the column {twice[0]!r}, which the samples have already; leave one of the two out"
+                f"{paths[0]} brings the column {twice[0]!r}, which the samples have already; leave one of the two out"
             )
         columns |= {name: pa.chunked_array([values]) for name, values in found.items()}
     return pa.table(dict(sorted(columns.items())))
+
+
+def _columns_of(paths: Sequence[Path], keys: Sequence[str], findings: Findings, match: RowMatch) -> dict[str, pa.Array]:
+    """The columns of one table; of a key with rows in several files the first one counts."""
+    columns: dict[str, pa.Array] = {}
+    has_row = pa.array(np.zeros(len(keys), np.bool_))
+    for path in paths:
+        of_file = Findings()
+        try:
+            found = parquet_columns(path, keys, of_file, match)
+        except (pa.ArrowException, ValueError) as error:
+            remedy = "" if isinstance(error, DatasetError) else "; mend it or leave it out"
+            raise DatasetError(f"{path}, which is joined, cannot be used ({error}){remedy}") from error
+        if match.is_of_all and not pc.any(found.has_row).as_py():
+            continue  # it is about other shards
+        findings.add_all(of_file)
+        for name, values in found.columns.items():
+            before = columns.get(name, pa.nulls(len(keys), values.type))
+            if before.type != values.type:
+                raise DatasetError(
+                    f"the column {name!r} of {path} is {values.type}, that of other files there is {before.type}; write"
+                    " both with one type"
+                )
+            columns[name] = pc.if_else(has_row, before, values)
+        has_row = pc.or_(has_row, found.has_row)
+    if match.is_of_all:
+        name = paths[0].name if len(paths) == 1 else f"the {len(paths)} parquet files in {paths[0].parent}"
+        report_samples(has_row, keys, name, findings)
+    return columns
 
 
 def _same_member(key: str, extension: str, first: Path, second: Path) -> DatasetError:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -39,10 +39,20 @@ KEY: Final = "key"
 STATUS: Final = "status"
 
 
-def parquet_columns(path: Path, keys: Sequence[str], findings: Findings, match: RowMatch) -> dict[str, pa.Array]:
+class FoundColumns(NamedTuple):
+    """What a parquet says of some samples."""
+
+    columns: dict[str, pa.Array]
+    """By name; a value or null for each sample."""
+    has_row: pa.BooleanArray
+    """Which samples have a row."""
+
+
+def parquet_columns(path: Path, keys: Sequence[str], findings: Findings, match: RowMatch) -> FoundColumns:
     """Read the scalar columns of a parquet and join them with `keys`; of a repeated key the first row counts.
 
-    Columns that cannot be used, and values that do not fit, are counted in `findings`.
+    Columns that cannot be used, and values that do not fit, are counted in `findings`. Of a parquet with rows for all
+    shards only the row groups are read that may have these keys, by the statistics of the key.
 
     Args:
         path: the parquet.
@@ -55,12 +65,17 @@ def parquet_columns(path: Path, keys: Sequence[str], findings: Findings, match: 
         ValueError, ArrowException, OSError: the parquet cannot be used at all, or storage failed (with an errno).
     """
     size = storage_of(path).etag(str(path)).num_bytes
-    if size > MAX_SIDECAR_BYTES:
+    if size > MAX_SIDECAR_BYTES and not match.is_of_all:
         raise ValueError(f"{size} bytes, limit {MAX_SIDECAR_BYTES}")
     with _opened(path) as source:
         metadata = pq.read_metadata(source)
-    if metadata.num_rows > MAX_SIDECAR_ROWS:
-        raise ValueError(f"{metadata.num_rows} rows, limit {MAX_SIDECAR_ROWS}")
+    groups = _row_groups(metadata, keys, match)
+    if match.is_of_all and not groups:
+        return FoundColumns({}, pa.array([False] * len(keys), pa.bool_()))
+    num_rows = sum(metadata.row_group(group).num_rows for group in groups)
+    if num_rows > MAX_SIDECAR_ROWS:
+        sort = "; sort the rows by key, then only the row groups of a shard are read" if match.is_of_all else ""
+        raise ValueError(f"{num_rows} rows, limit {MAX_SIDECAR_ROWS}{sort}")
     with _opened(path) as source, pq.ParquetFile(source, metadata=metadata) as file:
         schema = file.schema_arrow
     kinds = {field.name: target_type(field.type) for field in schema}
@@ -71,7 +86,7 @@ def parquet_columns(path: Path, keys: Sequence[str], findings: Findings, match: 
         if kind is None and name not in EXCLUDED and not pa.types.is_null(held):
             findings.add("", UNUSABLE_COLUMN, f"{name}: a column of type {held}, which no filter can compare")
     names = usable_names([name for name, kind in kinds.items() if kind is not None], findings)
-    stored = _find_stored(metadata, [KEY, *names])
+    stored = _find_stored(metadata, [KEY, *names], groups)
     folded = [name for name, column in stored.items() if column.is_folded]
     columns: dict[str, pa.Array] = {}
     left = MAX_SIDECAR_VALUE_BYTES
@@ -79,19 +94,36 @@ def parquet_columns(path: Path, keys: Sequence[str], findings: Findings, match: 
         _opened(path) as source,
         pq.ParquetFile(source, metadata=metadata, read_dictionary=folded) as file,
     ):
-        known = _unfolded(_read(file, KEY, stored[KEY], left), left).cast(pa.string())
+        known = _unfolded(_read(file, KEY, stored[KEY], left, groups), left).cast(pa.string())
         statuses = None
         if STATUS in names and kinds[STATUS] == pa.string():
             with refusing(UNUSABLE_COLUMN, STATUS, Findings()):  # counted with the other columns
-                statuses = _unfolded(_read(file, STATUS, stored[STATUS], left), left).cast(pa.string())
+                statuses = _unfolded(_read(file, STATUS, stored[STATUS], left, groups), left).cast(pa.string())
         rows = match.rows(known, statuses, keys, path.name, findings)
         del known, statuses
-        for name in names:
+        for name in names if rows.null_count < len(rows) or not match.is_of_all else ():
             with refusing(UNUSABLE_COLUMN, name, findings):
-                taken = _unfolded(_read(file, name, stored[name], left).take(rows), left)
+                taken = _unfolded(_read(file, name, stored[name], left, groups).take(rows), left)
                 columns[name] = _fitted(name, taken, kinds[name], keys, findings)
                 left -= columns[name].nbytes
-    return columns
+    return FoundColumns(columns, rows.is_valid())
+
+
+def _row_groups(metadata: pq.FileMetaData, keys: Sequence[str], match: RowMatch) -> list[int]:
+    """The row groups that may have a row for one of the samples."""
+    groups = range(metadata.num_row_groups)
+    number = next((n for n in range(metadata.num_columns) if metadata.schema.column(n).path == KEY), None)
+    if not match.is_of_all or match.by_last_part or not keys or number is None:
+        return list(groups)
+    first, last = min(keys).encode(), max(keys).encode()  # the order of UTF-8 is that of code points
+    return [group for group in groups if _may_have(metadata.row_group(group).column(number).statistics, first, last)]
+
+
+def _may_have(statistics: pq.Statistics | None, first: bytes, last: bytes) -> bool:
+    """Whether a row group has values between two, as far as its statistics tell."""
+    if statistics is None or not statistics.has_min_max or not isinstance(statistics.min, str):
+        return True
+    return bool(statistics.min.encode() <= last and first <= statistics.max.encode())
 
 
 def failed_rows(path: Path) -> dict[str, str]:
@@ -101,19 +133,38 @@ def failed_rows(path: Path) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     with refusing(UNUSABLE_COLUMN, STATUS, Findings()):  # `parquet_columns` counts what is wrong
-        with _opened(path) as source, pq.ParquetFile(source) as file:
-            types = {field.name: target_type(field.type) for field in file.schema_arrow}
-            if types.get(KEY) != pa.string() or types.get(STATUS) != pa.string():
-                return found
-            stored = _find_stored(file.metadata, [KEY, STATUS])
-            limit = MAX_SIDECAR_VALUE_BYTES
-            keys, statuses = (
-                _unfolded(_read(file, name, stored[name], limit), limit).to_pylist() for name in (KEY, STATUS)
-            )
-        for key, status in zip(keys, statuses, strict=True):
-            if key is not None and status is not None and status != SUCCESS:
-                found.setdefault(key, status)
+        columns = _strings(path, [KEY, STATUS])
+        if len(columns) == 2:
+            for key, status in zip(columns[KEY].to_pylist(), columns[STATUS].to_pylist(), strict=True):
+                if key is not None and status is not None and status != SUCCESS:
+                    found.setdefault(key, status)
     return found
+
+
+def keys_and_failures(path: Path) -> tuple[pa.StringArray, pa.BooleanArray]:
+    """Return the key of each row of a parquet, and whether its status is given and no success.
+
+    Raises ValueError, ArrowException, OSError: it cannot be read, or has no keys.
+    """
+    columns = _strings(path, [KEY, STATUS])
+    if KEY not in columns:
+        raise ValueError(f"{path} has no column of strings called {KEY}")
+    keys = columns[KEY]
+    if STATUS not in columns:
+        return keys, pa.array([False] * len(keys), pa.bool_())
+    return keys, pc.fill_null(pc.not_equal(columns[STATUS], SUCCESS), False)
+
+
+def _strings(path: Path, names: Sequence[str]) -> dict[str, pa.StringArray]:
+    """Those of these columns that hold strings, by name."""
+    with _opened(path) as source, pq.ParquetFile(source) as file:
+        kinds = {field.name: target_type(field.type) for field in file.schema_arrow}
+        found = [name for name in names if kinds.get(name) == pa.string()]
+        groups, limit = range(file.metadata.num_row_groups), MAX_SIDECAR_VALUE_BYTES
+        stored = _find_stored(file.metadata, found, groups)
+        return {
+            name: _unfolded(_read(file, name, stored[name], limit, groups), limit).cast(pa.string()) for name in found
+        }
 
 
 @contextmanager
@@ -134,11 +185,11 @@ class _Stored:
     """Whether values share bytes in a way that Arrow can only undo: each may be as long as the whole column."""
 
 
-def _find_stored(metadata: pq.FileMetaData, names: Sequence[str]) -> dict[str, _Stored]:
+def _find_stored(metadata: pq.FileMetaData, names: Sequence[str], groups: Sequence[int]) -> dict[str, _Stored]:
     places = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}
     found = {}
     for name in names:
-        chunks = [metadata.row_group(group).column(places[name]) for group in range(metadata.num_row_groups)]
+        chunks = [metadata.row_group(group).column(places[name]) for group in groups]
         encodings = frozenset(encoding for chunk in chunks for encoding in chunk.encodings)
         strings = any(chunk.physical_type == "BYTE_ARRAY" for chunk in chunks)
         plain = encodings <= _PLAIN_OR_DICTIONARY
@@ -166,7 +217,7 @@ def target_type(kind: pa.DataType) -> pa.DataType | None:
     return None
 
 
-def _read(file: pq.ParquetFile, name: str, stored: _Stored, max_bytes: int) -> pa.ChunkedArray:
+def _read(file: pq.ParquetFile, name: str, stored: _Stored, max_bytes: int, groups: Sequence[int]) -> pa.ChunkedArray:
     """Read one column. Raises ValueError where it takes more than `max_bytes`, before it does."""
     _check_bytes(stored.num_bytes, max_bytes)
     num_rows = max(file.metadata.num_rows, 1)
@@ -174,7 +225,7 @@ def _read(file: pq.ParquetFile, name: str, stored: _Stored, max_bytes: int) -> p
         num_rows = min(READ_ROWS, max(max_bytes // max(stored.num_bytes, 1), 1))
     parts = []
     num_bytes = 0
-    for batch in file.iter_batches(num_rows, columns=[name], use_threads=False):
+    for batch in file.iter_batches(num_rows, groups, columns=[name], use_threads=False):
         parts.append(_plain(batch.column(name)))
         num_bytes += parts[-1].nbytes
         _check_bytes(num_bytes, max_bytes)

@@ -20,6 +20,8 @@ class RowMatch:
     """Compare what follows the last slash of both keys."""
     seen_keys: Collection[str] = field(default_factory=tuple)
     """Keys of all samples in the tar, those that are left out too."""
+    is_of_all: bool = False
+    """Whether there are rows for the samples of other shards, too: nothing is said of those without a sample."""
 
     def rows(
         self, known: pa.Array, statuses: pa.Array | None, keys: Sequence[str], name: str, findings: Findings
@@ -36,14 +38,16 @@ class RowMatch:
         Raises:
             DatasetError: no row finds a sample.
         """
-        wanted = self._form(keys)
-        rows = pa.array(self._form(known.to_pylist()), pa.string()) if self.by_last_part else known
+        wanted = self.form(keys)
+        rows = pa.array(self.form(known.to_pylist()), pa.string()) if self.by_last_part else known
         found = pc.index_in(pa.array(wanted, pa.string()), value_set=rows, skip_nulls=True)
-        seen = self._form({*keys, *self.seen_keys})
+        if self.is_of_all:
+            return found
+        seen = self.form({*keys, *self.seen_keys})
         has_sample = pc.is_in(rows, value_set=pa.array(seen, pa.string()), skip_nulls=True)
         if seen and len(rows) and not pc.any(has_sample).as_py():
             raise self._mismatch(known, sorted({*keys, *self.seen_keys}), name)
-        self._report_samples(found, keys, name, findings)
+        report_samples(found.is_valid(), keys, name, findings)
         failed = pa.array([False] * len(rows), pa.bool_()) if statuses is None else pc.not_equal(statuses, SUCCESS)
         lost = pc.invert(pc.or_(has_sample, pc.fill_null(failed, False)))
         count = pc.sum(lost).as_py() or 0
@@ -53,19 +57,13 @@ class RowMatch:
             findings.add("", ROW_WITHOUT_SAMPLE, detail)
         return found
 
-    def _form(self, keys: Collection[str | None]) -> list[str | None]:
+    def form(self, keys: Collection[str | None]) -> list[str | None]:
         """What is compared. Where the last part is that of several keys, none of them has a row."""
         if not self.by_last_part:
             return list(keys)
         parts = [None if key is None else _last_part(key) for key in keys]
         counts = Counter(parts)
         return [part if counts[part] == 1 else None for part in parts]
-
-    def _report_samples(self, found: pa.Array, keys: Sequence[str], name: str, findings: Findings) -> None:
-        if found.null_count:
-            first = keys[pc.index(found.is_null(), True).as_py()]
-            detail = f"{found.null_count} of {len(keys)} samples have no row in {name}, the first is {first!a}"
-            findings.add("", SAMPLE_WITHOUT_ROW, f"{detail}; their columns are null, which no comparison holds for")
 
     def _mismatch(self, known: pa.Array, seen: Sequence[str], name: str) -> DatasetError:
         last_parts = {_last_part(key) for key in seen}
@@ -77,6 +75,14 @@ class RowMatch:
         return DatasetError(
             f"no row of {name} belongs to a sample of its tar: the samples are called {shown}; {remedy}"
         )
+
+
+def report_samples(has_row: pa.BooleanArray, keys: Sequence[str], name: str, findings: Findings) -> None:
+    """Count samples without a row, of those of these keys."""
+    if num_lacking := len(keys) - (pc.sum(has_row).as_py() or 0):
+        first = keys[pc.index(has_row, False).as_py()]
+        detail = f"{num_lacking} of {len(keys)} samples have no row in {name}, the first is {first!a}"
+        findings.add("", SAMPLE_WITHOUT_ROW, f"{detail}; their columns are null, which no comparison holds for")
 
 
 def _last_part(key: str) -> str:

@@ -35,7 +35,7 @@ def read_sidecar(
     columns: dict[str, pa.Array] | None = None
     if path is not None and _exists(path):
         with refusing("bad_sidecar", path.name, findings):
-            columns = parquet_columns(path, keys, findings, match)
+            columns = parquet_columns(path, keys, findings, match).columns
     if columns is None:
         columns = json_columns(keys, scalars, findings)
     return pa.table(list(columns.values()), names=list(columns))
