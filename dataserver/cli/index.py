@@ -72,8 +72,8 @@ def index(
         several_images: Several images in a sample without a document: the first, or all in the order of their names.
         caption: Further text of samples, which jobs name: NAME=MEMBER, NAME=MEMBER:KEY of a JSON member, or
             NAME=parquet:COLUMN; may be repeated.
-        join: Folder whose tars and parquet files, named as the shards, bring texts, JSON and columns for the same keys;
-            may be repeated.
+        join: Folder whose tars and parquet files, named as the shards, bring members and columns for the same keys; or
+            parquet files, or a folder of them, with rows for all shards. May be repeated.
     """
     if not paths:
         raise ValueError("no dataset is named; give at least one folder of shards")

@@ -119,7 +119,7 @@ def test_a_table_that_changed_is_joined_again(folder: Path) -> None:
 
 def test_tables_that_cannot_be_joined_are_refused(folder: Path) -> None:
     write_table(folder / "t/0.parquet", key=["x/a0"], n=[1])
-    with pytest.raises(DatasetError, match=r"no row of \S+0.parquet, which|nothing|no row of 0.parquet belongs"):
+    with pytest.raises(DatasetError, match=r"0.parquet, which is joined, cannot be used \(no row of 0.parquet belongs"):
         index(folder, "t")
     (folder / "t/0.parquet").rename(folder / "t/part.parquet")
     with pytest.raises(DatasetError, match=r"the samples are called 'a0' where it says 'x/a0'; .* last-part"):
@@ -127,9 +127,7 @@ def test_tables_that_cannot_be_joined_are_refused(folder: Path) -> None:
     dataset, _ = index(folder, "t", metadata_keys=MetadataKeys.LAST_PART)
     assert column(dataset, "n")["a0"] == 1
     write_table(folder / "t/other.parquet", key=["a0"], n=[1.5])
-    with pytest.raises(
-        DatasetError, match=r"the column 'n' of \S+part.parquet is int64, that of other files .* double"
-    ):
+    with pytest.raises(DatasetError, match=r"the column 'n' of \S+part.parquet is int64, that of other files"):
         index(folder, "t", metadata_keys=MetadataKeys.LAST_PART)
     write_table(folder / "t/other.parquet", n=[1])
     with pytest.raises(DatasetError, match=r"other.parquet, which is joined, cannot be used \(needs one string column"):

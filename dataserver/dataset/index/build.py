@@ -17,11 +17,12 @@ from dataserver.dataset.index.copies import allow_copies, check_copies
 from dataserver.dataset.index.dataset_findings import dataset_findings
 from dataserver.dataset.index.flags import command_of, flags_of, write_flags
 from dataserver.dataset.index.format import IndexHeader, read_findings
-from dataserver.dataset.index.fresh import read_fresh_index, read_index
+from dataserver.dataset.index.fresh import IndexedShard, read_fresh_index, read_index
 from dataserver.dataset.index.join_findings import note_join_findings
 from dataserver.dataset.index.joins import Joins, are_as_joined, find_joins
 from dataserver.dataset.index.known import state_of, write_known
 from dataserver.dataset.index.numeric import has_numeric, write_numeric
+from dataserver.dataset.index.pending import PendingIndexes
 from dataserver.dataset.index.rules import DEFAULT_RULES, IndexRules, LoneTexts, lone_texts_of, written_rules
 from dataserver.dataset.index.sets import add_set
 from dataserver.dataset.index.summary import IndexContent, Summary, write_summary
@@ -80,29 +81,27 @@ def build_index(
     joins = find_joins(shards[0].root, shards, rules.joins)
     folder = index_folder(shards[0])
     summary = Summary.read(folder)
-    run = _Run(shards, joins, workers, progress)
-    headers = {shard.name: header for shard in shards if (header := _known_header(shard, summary, joins)) is not None}
-    lone_texts = lone_texts_of(rules, any(header.has_images for header in headers.values()))
-    fresh = {name for name, header in headers.items() if header.rules == written_rules(lone_texts, rules)}
-    first = None if lone_texts is LoneTexts.ALONE else lone_texts  # a shard may have the first image
-    run.refresh([shard for shard in shards if shard.name not in fresh], rules, first)
-    contents = [(shard.name, read_index(shard, summary).content) for shard in shards]
-    wanted = written_rules(lone_texts_of(rules, any(c.header.has_images for _, c in contents)), rules)
-    others = [shard for shard, (_, content) in zip(shards, contents, strict=True) if content.header.rules != wanted]
-    if others:  # texts alone, where another shard turned out to have images; or the other way round
-        run.refresh(others, rules, lone_texts_of(rules, any(c.header.has_images for _, c in contents)))
-        contents = [(shard.name, read_index(shard, summary).content) for shard in shards]
-    run.warn()
-    _check_captions(path, rules, [content for _, content in contents])
+    headers = {shard.name: header for shard in shards if (header := _known_header(shard, summary)) is not None}
+    pending = PendingIndexes(folder)
+    run = _Run(shards, joins, workers, progress, pending if len(headers) == len(shards) else None)
+    try:
+        contents = run.refresh_all(rules, headers, summary)
+        by_name = [(name, content.header) for name, content in contents]
+        _check_captions(path, rules, [content for _, content in contents])
+        check_copies(path, by_name, rules.allow_duplicates, command_of(shards[0], flags_of(rules)))
+        if path.is_dir():
+            note_join_findings(folder, run.indexes, by_name, joins, rules)
+    except DatasetError:
+        pending.discard(shards)
+        raise
+    run.finish()
+    pending.discard(shards)  # what a killed run left behind
     if path.is_dir() and not summary.holds(contents):
         write_summary(folder, contents)
-    by_name = [(name, content.header) for name, content in contents]
-    check_copies(path, by_name, rules.allow_duplicates, command_of(shards[0], flags_of(rules)))
     if rules.allow_duplicates:
         allow_copies(folder)
     if path.is_dir():
         add_set(folder, by_name)
-        note_join_findings(folder, shards, by_name, joins, rules.metadata_keys)
     write_flags(folder, rules)
     return _report(listing, contents, run)
 
@@ -127,14 +126,24 @@ class _Run:
     """Indexes shards and tells how far it is."""
 
     def __init__(
-        self, shards: Sequence[ShardFile], joins: Joins, workers: int | None, progress: Progress | None
+        self,
+        shards: Sequence[ShardFile],
+        joins: Joins,
+        workers: int | None,
+        progress: Progress | None,
+        pending: PendingIndexes | None,
     ) -> None:
+        """Prepare to index shards; indexes wait in `pending`, if there is one, until `finish`."""
+        self._shards = shards
         self._joins = joins
+        self._pending = pending
         self._sizes = {shard.name: shard.storage.etag(str(shard.path)).num_bytes for shard in shards}
         self._workers = workers or min(usable_cores(), processes_within(WORKER_BYTES, usable_memory()))
         self._progress = progress
         self._problems: list[str] = []
         self._built: set[str] = set()
+        self._targets: dict[str, ShardFile] = {}
+        """By name: the shards that were looked at, with where their new indexes are."""
 
     @property
     def num_bytes(self) -> int:
@@ -146,15 +155,70 @@ class _Run:
         """Shards that were indexed."""
         return len(self._built)
 
-    def refresh(self, shards: Sequence[ShardFile], rules: IndexRules, lone_texts: LoneTexts | None) -> None:
-        """Index shards whose indexes are not known to be right."""
-        left = sum(self._sizes[shard.name] for shard in shards)
+    @property
+    def indexes(self) -> list[ShardFile]:
+        """All shards, each with where its index is until `finish`."""
+        return [self._targets.get(shard.name, shard) for shard in self._shards]
+
+    def refresh_all(
+        self, rules: IndexRules, headers: Mapping[str, IndexHeader], summary: Summary
+    ) -> list[tuple[str, IndexContent]]:
+        """Index shards that are not known to be indexed by these rules; return the contents of all indexes, by name.
+
+        Args:
+            rules: what decides samples and texts.
+            headers: of the shards that are known to be as they were indexed.
+            summary: of the indexes that the dataset has.
+        """
+        lone_texts = lone_texts_of(rules, any(header.has_images for header in headers.values()))
+        written = written_rules(lone_texts, rules)
+        made_so = {
+            shard.name
+            for shard in self._shards
+            if shard.name in headers and headers[shard.name].rules == written and are_as_joined(shard, self._joins)
+        }
+        first = None if lone_texts is LoneTexts.ALONE else lone_texts  # a shard may have the first image
+        in_part = [s for s in self._shards if s.name in made_so and not has_numeric(s.index_path, headers[s.name])]
+        self._refresh([(shard, shard) for shard in in_part], rules, first)
+        self._refresh([(s, self._target(s)) for s in self._shards if s.name not in made_so], rules, first)
+        contents = self._contents(summary)
+        lone_texts = lone_texts_of(rules, any(content.header.has_images for _, content in contents))
+        wanted = written_rules(lone_texts, rules)
+        others = [s for s, (_, content) in zip(self._shards, contents, strict=True) if content.header.rules != wanted]
+        if not others:
+            return contents
+        # texts alone, where another shard turned out to have images; or the other way round
+        self._refresh([(shard, self._target(shard)) for shard in others], rules, lone_texts)
+        return self._contents(summary)
+
+    def _target(self, shard: ShardFile) -> ShardFile:
+        return shard if self._pending is None else self._pending.of(shard)
+
+    def finish(self) -> None:
+        """Publish indexes that wait; log which files beside indexes could not be written."""
+        if self._pending is not None:
+            self._pending.publish(s for s in self._shards if self._targets.get(s.name, s) != s)
+        if self._problems:
+            _log.warning(
+                "%s; servers read %d shards more slowly without such files", self._problems[0], len(self._problems)
+            )
+
+    def _contents(self, summary: Summary) -> list[tuple[str, IndexContent]]:
+        pairs = zip(self._shards, self.indexes, strict=True)
+        return [(s.name, read_index(at, summary if at == s else None).content) for s, at in pairs]
+
+    def _refresh(
+        self, shards: Sequence[tuple[ShardFile, ShardFile]], rules: IndexRules, lone_texts: LoneTexts | None
+    ) -> None:
+        """Index shards, each given with the index that it has and with the one that it gets."""
+        left = sum(self._sizes[shard.name] for shard, _ in shards)
         self._tell(left)
-        tasks = [(shard, rules, lone_texts, self._joins) for shard in shards]
+        self._targets |= {shard.name: target for shard, target in shards}
+        tasks = [(shard, target, rules, lone_texts, self._joins) for shard, target in shards]
         num_workers = min(self._workers, len(tasks))
         found = enumerate(map(_refresh, tasks)) if num_workers <= 1 else in_processes(_refresh, tasks, num_workers)
         for position, (built, problem) in found:
-            shard = shards[position]
+            shard, _ = shards[position]
             left -= self._sizes[shard.name]
             if built:
                 self._built.add(shard.name)
@@ -162,51 +226,50 @@ class _Run:
                 self._problems.append(problem)
             self._tell(left)
 
-    def warn(self) -> None:
-        """Log which files beside indexes could not be written."""
-        if self._problems:
-            _log.warning(
-                "%s; servers read %d shards more slowly without such files", self._problems[0], len(self._problems)
-            )
-
     def _tell(self, left: int) -> None:
         if self._progress is not None:
             self._progress(self.num_bytes - left, self.num_bytes)
 
 
-def _known_header(shard: ShardFile, summary: Summary, joins: Joins) -> IndexHeader | None:
-    """The header of a shard that has all files of its index and is known to be as it was indexed."""
+def _known_header(shard: ShardFile, summary: Summary) -> IndexHeader | None:
+    """The header of a shard that is known to be as it was indexed."""
     try:
         found = read_index(shard, summary)
-        whole = found.is_known and has_numeric(shard.index_path, found.content.header)
-        whole = whole and are_as_joined(shard, joins)
-        return found.content.header if whole else None
+        return found.content.header if found.is_known else None
     except StaleIndexError:
         return None
 
 
-def _refresh(task: tuple[ShardFile, IndexRules, LoneTexts | None, Joins]) -> tuple[bool, str]:
+def _refresh(task: tuple[ShardFile, ShardFile, IndexRules, LoneTexts | None, Joins]) -> tuple[bool, str]:
     """Index a shard, unless its index describes its content; then note that, so that nobody compares them again.
+
+    Args:
+        task: the shard with the index that it has, the same with the one that it gets, and what decides that.
 
     Returns:
         Whether it was indexed, and why a file beside the index was not written, where that is impossible.
     """
-    shard, rules, lone_texts, joins = task
+    shard, target, rules, lone_texts, joins = task
     problem = ""
-    indexed = None
-    try:
-        indexed = read_fresh_index(shard, any_rules=True)
+    indexed = _indexed(target)
+    if indexed is not None:
         wanted = written_rules(lone_texts or lone_texts_of(rules, indexed.header.has_images), rules)
-        made_so = indexed.header.rules == wanted and are_as_joined(shard, joins)
-        if made_so and not has_numeric(shard.index_path, indexed.header):  # cut short, or removed
-            problem = write_numeric(shard.index_path, indexed.header)
+        made_so = indexed.header.rules == wanted and are_as_joined(target, joins)
+        if made_so and not has_numeric(target.index_path, indexed.header):  # cut short, or removed
+            problem = write_numeric(target.index_path, indexed.header)
         if made_so and indexed.etags == shard.etags():
-            return False, problem or write_known(shard.index_path, indexed.header, state_of(indexed.etags))
-    except StaleIndexError:
-        pass
+            return False, problem or write_known(target.index_path, indexed.header, state_of(indexed.etags))
     from dataserver.dataset.index.indexing import index_shard  # with parquet, which servers do without
 
-    return True, index_shard(shard, rules, lone_texts, indexed, joins)
+    return True, index_shard(target, rules, lone_texts, indexed or _indexed(shard), joins)
+
+
+def _indexed(shard: ShardFile) -> IndexedShard | None:
+    """The index of a shard, by any rules, if it describes the content."""
+    try:
+        return read_fresh_index(shard, any_rules=True)
+    except StaleIndexError:
+        return None
 
 
 def _report(listing: Listing, contents: Sequence[tuple[str, IndexContent]], run: _Run) -> BuildReport:

@@ -14,7 +14,7 @@ from typing import Final
 from dataserver.dataset.errors import DatasetError, ShardFinding, canonical
 from dataserver.dataset.index.format import IndexHeader, atomic_writer
 from dataserver.dataset.index.joins import Joins, unread_files
-from dataserver.dataset.index.rules import MetadataKeys
+from dataserver.dataset.index.rules import IndexRules, MetadataKeys
 from dataserver.dataset.index.sets import fingerprint_of
 from dataserver.dataset.kinds import UNREAD_FILE
 from dataserver.dataset.shards.listing import ShardFile
@@ -31,7 +31,7 @@ def note_join_findings(
     shards: Sequence[ShardFile],
     headers: Sequence[tuple[str, IndexHeader]],
     joins: Joins,
-    keys: MetadataKeys,
+    rules: IndexRules,
 ) -> None:
     """Compare tables with the samples of all shards; write what is found into the folder of the indexes.
 
@@ -40,7 +40,7 @@ def note_join_findings(
         shards: of the dataset.
         headers: of their indexes, by name.
         joins: what is joined to them.
-        keys: how rows find samples.
+        rules: of the index.
 
     Raises:
         DatasetError: no row of a table belongs to a sample, or one belongs to samples of several shards.
@@ -48,12 +48,12 @@ def note_join_findings(
     path = folder / JOINS_NAME
     found = [
         ShardFinding(str(file), "", UNREAD_FILE, "no shard has this name: nothing of the file is joined")
-        for file in unread_files(shards, joins)
+        for file in unread_files(shards, joins, rules.joins)
     ]
     if joins.tables:
         from dataserver.dataset.index.table_rows import lost_rows  # with Arrow, which servers load late
 
-        found += lost_rows(shards, dict(headers), joins.tables, keys is MetadataKeys.LAST_PART)
+        found += lost_rows(shards, dict(headers), joins.tables, rules.metadata_keys is MetadataKeys.LAST_PART)
     try:
         if not found:
             path.unlink(missing_ok=True)

@@ -88,10 +88,10 @@ def _table_files(path: Path) -> tuple[Path, ...]:
     return (path,) if path.suffix == PARQUET_SUFFIX and path.is_file() else ()
 
 
-def unread_files(shards: Sequence[ShardFile], joins: Joins) -> list[Path]:
-    """Return the files in joined folders that look like partners and belong to no shard, in the order of names."""
-    used = {path for shard in shards for path in joins.files_of(shard)}
-    found = (path for folder in joins.folders for path in sorted(folder.rglob("*")))
+def unread_files(shards: Sequence[ShardFile], joins: Joins, paths: Sequence[Path]) -> list[Path]:
+    """Return the files in joined folders that look like partners and are not joined, in the order of names."""
+    used = {path for shard in shards for path in joins.all_of(shard)}
+    found = (path for folder in paths if folder.is_dir() for path in sorted(folder.rglob("*")))
     return [path for path in found if path not in used and format_of(path.name) is not None and path.is_file()]
 
 
