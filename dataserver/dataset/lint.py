@@ -11,6 +11,7 @@ from dataserver.dataset.dataset import Dataset
 from dataserver.dataset.errors import ShardFinding, printable
 from dataserver.dataset.index.dataset_findings import dataset_findings
 from dataserver.dataset.index.summary import IndexContent
+from dataserver.dataset.index.twins import with_images_elsewhere
 from dataserver.dataset.kinds import KINDS, TRUNCATED_IMAGE, UNDECODABLE, Effect
 from dataserver.dataset.machine.cores import usable_cores
 from dataserver.dataset.quarantine import Quarantine
@@ -87,6 +88,7 @@ def lint(
         done += shard.num_samples
         if progress is not None:
             progress(done, num_samples)
+    findings = with_images_elsewhere(findings)
     quarantine = Quarantine.from_samples(dropped)
     if quarantine_file is not None:
         quarantine.save(quarantine_file)

@@ -327,3 +327,21 @@ def test_spellings_that_differ_are_both_named(tmp_path: Path, of_text: str, of_i
     assert index(tmp_path) == (2, {"missing_caption": 1, "orphan_text": 1})
     found = details(tmp_path)
     assert found["orphan_text"].startswith(f"a text called {of_text!a}, whose image is called {of_image!a}: the two")
+
+
+@pytest.mark.parametrize(
+    ("of_text", "of_image", "said"),
+    [
+        ("shot", "shot", "in images.tar; put both into one tar under one name, or the tars into two folders"),
+        ("caf\u00e9", "cafe\u0301", "in images.tar, in another case or form of Unicode (NFC, NFD); put both"),
+        ("Shot", "shot", "in images.tar, in another case or form of Unicode (NFC, NFD); put both into one tar"),
+        ("shot", "other", "is the image called otherwise, or in another tar?"),
+    ],
+)
+def test_halves_of_a_pair_in_two_tars_are_named(tmp_path: Path, of_text: str, of_image: str, said: str) -> None:
+    write_tar(tmp_path / "texts.tar", [(f"{of_text}.txt", b"words"), ("blank.txt", b" ")])
+    write_tar(tmp_path / "images.tar", [(f"{of_image}.jpg", JPEG), *pairs("pair")])
+    assert index(tmp_path) == (1, {"missing_caption": 2, "orphan_text": 1})
+    found = {(f.shard, f.kind): f.detail for f in lint(tmp_path).findings}
+    assert said in found["texts.tar", "orphan_text"]
+    assert found["texts.tar", "missing_caption"] == "the text in .txt is blank"

@@ -32,6 +32,9 @@ IMAGE_SUFFIXES: Final = frozenset(
 )
 """Extensions of members that claim to be images; the magic decides what they are."""
 
+NO_CAPTION: Final = "no text in .txt or in the caption of .json"
+"""What is said of an image without a text."""
+
 _MOST_SHOWN: Final = 4
 """Extensions in a message."""
 
@@ -324,7 +327,8 @@ def _caption(group: _Group, document: dict[str, Any], captions: dict[str, str]) 
     for part in (group.text, group.document if group.images else None):
         if isinstance(part, SampleError):
             raise part
-    raise SampleError(MISSING_CAPTION, f"no text in .txt or in the caption of .json{_dots(group)}")
+    reason = NO_CAPTION if group.images else "the text in .txt is blank"
+    raise SampleError(MISSING_CAPTION, f"{reason}{_dots(group)}")
 
 
 def _dots(group: _Group) -> str:

@@ -107,7 +107,7 @@ def test_members_make_these_samples_and_findings() -> None:
         ([member("0.png", PNG), member("0.json", document(caption=3))], [], [NO_CAPTION]),
         ([member("0.png", PNG), member("0.json", document(caption=" "))], [], [NO_CAPTION]),
         ([member("0.png", PNG)], [], [NO_CAPTION]),
-        ([member("0.txt", b" \n")], [], [NO_CAPTION]),
+        ([member("0.txt", b" \n")], [], [("0", "missing_caption", "the text in .txt is blank")]),
         (
             [member("0.json", document(caption="c"))],
             [],
