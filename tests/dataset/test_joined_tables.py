@@ -7,12 +7,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from shards import write_texts
+from shards import write_tar
 
 from dataserver.dataset import Dataset, DatasetError, IndexRules, MetadataKeys, build_index, lint, parse_captions
 from dataserver.dataset.index.join_findings import JOINS_NAME
 
 KEYS = {"0.tar": ["a0", "a1", "a2"], "b/1.tar": ["b0", "b1"], "2.tar": ["c0"]}
+
+
+def write_texts(path: Path, texts: dict[str, str]) -> None:
+    write_tar(path, [(f"{key}.txt", text.encode()) for key, text in texts.items()])
 
 
 def write_table(path: Path, row_group_size: int = 2, **columns: Any) -> None:

@@ -178,9 +178,13 @@ class _Run:
             if shard.name in headers and headers[shard.name].rules == written and are_as_joined(shard, self._joins)
         }
         first = None if lone_texts is LoneTexts.ALONE else lone_texts  # a shard may have the first image
-        in_part = [s for s in self._shards if s.name in made_so and not has_numeric(s.index_path, headers[s.name])]
-        self._refresh([(shard, shard) for shard in in_part], rules, first)
-        self._refresh([(s, self._target(s)) for s in self._shards if s.name not in made_so], rules, first)
+        tasks = []
+        for shard in self._shards:
+            if shard.name not in made_so:
+                tasks.append((shard, self._target(shard)))
+            elif not has_numeric(shard.index_path, headers[shard.name]):
+                tasks.append((shard, shard))
+        self._refresh(tasks, rules, first)
         contents = self._contents(summary)
         lone_texts = lone_texts_of(rules, any(content.header.has_images for _, content in contents))
         wanted = written_rules(lone_texts, rules)

@@ -68,7 +68,10 @@ def read_fresh_index(
     indexed = read_index(shard, summary, any_rules)
     if indexed.is_known or (lazily and not indexed.is_late):
         return indexed
-    _log.info("%s may have changed since it was indexed: comparing contents", shard.path)
+    _log.info(
+        "%s may have changed since it was indexed: comparing contents; %s does so once",
+        *(shard.path, index_command(shard)),
+    )
     try:
         etags = shard.settled_etags()
         changed = indexed.changed_file()

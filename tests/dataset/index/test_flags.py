@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from shards import write_texts
+from shards import write_tar
 
 from dataserver.cli import index as index_command_line
 from dataserver.cli import main
@@ -34,6 +34,10 @@ NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,8}", fullmatch=True).filter(
 WORDS = st.text(st.characters(exclude_categories=["C"], exclude_characters="/:"), min_size=1, max_size=8)
 SOURCES = st.dictionaries(NAMES, st.tuples(st.sampled_from(["json", "parquet", "re.json"]), WORDS), max_size=3)
 FOLDERS = st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters="/."), min_size=1, max_size=8)
+
+
+def write_texts(path: Path, texts: dict[str, str]) -> None:
+    write_tar(path, [(f"{key}.txt", text.encode()) for key, text in texts.items()])
 
 
 @st.composite

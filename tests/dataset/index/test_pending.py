@@ -5,11 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shards import write_texts
+from shards import write_tar
 
 from dataserver.dataset import Dataset, DatasetError, IndexRules, KeyEnd, build_index, parse_captions
 from dataserver.dataset.index import indexing
 from dataserver.dataset.index.pending import PENDING_NAME
+
+
+def write_texts(path: Path, texts: dict[str, str]) -> None:
+    write_tar(path, [(f"{key}.txt", text.encode()) for key, text in texts.items()])
 
 
 @pytest.fixture
