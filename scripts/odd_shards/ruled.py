@@ -92,7 +92,9 @@ def make_ruled(folder: Path, seed: int) -> RuledDataset:
     asked = tuple(caption for caption in CAPTIONS if drawer.one_in(2))
     rules = Rules(drawer.one_in(3), drawer.one_in(2), drawer.one_in(3), not drawer.one_in(6), asked)
     shards = {f"{n}.tar": drawer.shard("abc"[n]) for n in range(int(rng.integers(2, 4)))}
-    tars = {name: drawer.joined_tars(shards, rules, kinds) for name, kinds in drawer.join_kinds(rules)}
+    tars: dict[str, Shards] = {
+        name: drawer.joined_tars(shards, rules, kinds) for name, kinds in drawer.join_kinds(rules)
+    }
     made = RuledDataset(folder, rules, shards, tars)
     _judge(made)
     made.tables = list(_tables(made, drawer))
@@ -129,9 +131,9 @@ def _tables(made: RuledDataset, drawer: Drawer) -> Iterator[JoinedTable]:
     if drawer.one_in(2):
         seen = drawer.some([key for verdict in made.verdicts.values() for key in verdict.seen])
         texts = ["blip {}", "blip {}", " ", None]
-        rows = {key: texts[drawer.rng.integers(4)] for key in [*seen, *(f"z{n}" for n in range(3))]}
-        rows = {key: text and text.format(key) for key, text in rows.items()}
-        yield JoinedTable(made.folder / "table.parquet", "", "blip", rows)
+        chosen = {key: texts[drawer.rng.integers(4)] for key in [*seen, *(f"z{n}" for n in range(3))]}
+        blips = {key: text and text.format(key) for key, text in chosen.items()}
+        yield JoinedTable(made.folder / "table.parquet", "", "blip", blips)
 
 
 def _said(made: RuledDataset) -> Iterator[Said]:
