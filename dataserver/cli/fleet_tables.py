@@ -17,7 +17,10 @@ DOES_NOT_ANSWER: Final = "does not answer"
 MAX_CHARS: Final = 64
 """Most characters shown of a text that a server sent."""
 MAX_NOTE_WIDTH: Final = 110
-KEEP_OF_SERVERS: Final = ("server", "state", "images/s", "MB/s", "streams", "memory", "ahead", "storage", "invalid")
+KEEP_OF_SERVERS: Final = (
+    *("server", "state", "images/s", "MB/s", "streams"),
+    *("memory", "ahead", "storage", "invalid", "fallbacks"),
+)
 """Columns, the one that is left out last first."""
 KEEP_OF_RANKS: Final = ("module", "rank", "lag", "step", "job", "unread", "server", "ready")
 _MIB: Final = 1 << 20
@@ -126,12 +129,16 @@ def _parts(tables: Sequence[_Rows], shown: Sequence[list[int]], width: int, lege
 def _servers(answers: Sequence[Answer], width: int) -> _Rows:
     """Those that answer go first."""
     cells = [
-        ["-"] * 7 + [_clean(answer.problem)] if answer.now is None else _server_cells(answer.now, answer.before)
+        ["-"] * 8 + [_clean(answer.problem)] if answer.now is None else _server_cells(answer.now, answer.before)
         for answer in answers
     ]
     columns = [Column("server", [_clean(answer.address) for answer in answers], Kind.NAMES)]
-    about = {"invalid": "images, since the start", "storage": "failed reads, since the start"}
-    titles = ("images/s", "MB/s", "streams", "memory", "ahead", "invalid", "storage")
+    about = {
+        "invalid": "images, since the start",
+        "storage": "failed reads, since the start",
+        "fallbacks": "streams that left their data connection for gRPC, since the start",
+    }
+    titles = ("images/s", "MB/s", "streams", "memory", "ahead", "invalid", "storage", "fallbacks")
     figures = list(zip(*cells, strict=True))
     columns += [Column(title, figures[i], about=about.get(title, "")) for i, title in enumerate(titles)]
     waited = "what streams waited for most; consumer is the trainer"
@@ -158,6 +165,7 @@ def _server_cells(now: GetMetricsResponse, before: GetMetricsResponse | None) ->
         f"{now.prefetch_used_bytes / now.prefetch_limit_bytes:.0%}" if now.prefetch_limit_bytes else "-",
         str(now.invalid_images),
         str(now.storage_errors),
+        str(now.direct_fallbacks),
         slowest_stage(now, before),
     ]
 

@@ -38,6 +38,9 @@ class ServerConfig(BaseModel):
     """Hugging Face tokenizers file, by the name that jobs use. The byte-level tokenizer `bytes` is built in."""
     listen: Annotated[str, Metavar("HOST:PORT")] = "127.0.0.1:50051"
     """Address to serve on; port 0 takes a free one."""
+    data_listen: Annotated[str | None, Metavar("HOST:PORT")] = None
+    """Address of data connections, which carry payloads beside gRPC; port 0 takes a free one. By default it is the host
+    of --listen and its port + 1000, or a free port if that is taken."""
     metrics_listen: Annotated[str | None, Metavar("HOST:PORT")] = None
     """Address for metrics in the format of Prometheus (HTTP, /metrics); port 0 takes a free one. By default there are
     none."""
@@ -62,6 +65,9 @@ class ServerConfig(BaseModel):
     shared_memory: bool = True
     """Let clients of the same user on this machine read microbatches from shared memory. With --no-shared-memory they
     are sent bytes, like all others."""
+    direct: bool = True
+    """Let clients read payloads over data connections, which costs less CPU time on both sides. With --no-direct they
+    are sent over gRPC."""
     decode_threads: Annotated[int, Field(ge=1, le=1024)] = Field(default_factory=default_decode_threads)
     """Threads that decode images. One for each core by default, fewer where memory is limited."""
     job_bytes: Annotated[int, Field(ge=LEAST_JOB_BYTES, le=1 << 44)] = Field(
@@ -89,6 +95,8 @@ class ServerConfig(BaseModel):
         if "bytes" in self.tokenizers:
             raise ValueError("tokenizers names 'bytes', which is built in; give the file another name")
         _check_address("listen", self.listen, self.insecure)
+        if self.data_listen is not None:
+            _check_address("data_listen", self.data_listen, self.insecure)
         if self.metrics_listen is not None:
             _check_address("metrics_listen", self.metrics_listen, self.insecure)
         for peer in self.peers:

@@ -31,7 +31,7 @@ from dataserver.serving.errors import DataServiceError
 from dataserver.serving.limits import MAX_MESSAGE_BYTES
 from dataserver.serving.registry import JobRegistry, ServedJob
 from dataserver.serving.stream.source import ViewSource
-from dataserver.serving.stream.stream import MicrobatchStream
+from dataserver.serving.stream.stream import MicrobatchStream, StreamOptions
 from dataserver.serving.stream.streams import Streams
 
 CODECS: Final = (microbatch_pb2.CODEC_RAW, microbatch_pb2.CODEC_ZSTD)
@@ -39,6 +39,8 @@ MAX_TENSOR_NAMES: Final = 64
 MESSAGE_MARGIN_BYTES: Final = 1024
 """Room in a message of the largest size for what wraps a plan."""
 MAX_TENSOR_NAME_CHARS: Final = 64
+MAX_CAUSE_CHARS: Final = 1024
+"""Of a client's reason to leave its data connection, as far as it is logged."""
 MAX_PROGRESS_TOKEN_BYTES: Final = 16
 MAX_REPORT_BYTES: Final = 64 << 10
 """Largest report of step times, enough for a few thousand microbatches."""
@@ -99,9 +101,9 @@ class DataService:
         )
         # What is compressed is made for a network.
         token = request.memory_token if source.zstd_level is None else b""
-        progress_token = _checked_token(request.progress_token)
+        options = StreamOptions(token, _checked_token(request.progress_token), request.direct, _port(context.peer()))
         start = request.start_step, request.start_microbatch
-        return self._streams.open(source, *start, context.cancel, token, progress_token)
+        return self._streams.open(source, *start, context.cancel, options)
 
     def GetPlan(self, request: pb.GetPlanRequest, context: grpc.ServicerContext) -> pb.GetPlanResponse:
         """Plan one step and say what the plan gains."""
@@ -138,6 +140,12 @@ class DataService:
         if token := _checked_token(request.progress_token):
             self._streams.note_progress(token, request.step)
         return pb.ReportProgressResponse()
+
+    def EndDirect(self, request: pb.EndDirectRequest, _: grpc.ServicerContext) -> pb.EndDirectResponse:
+        """Have a stream send chunks from now on."""
+        cause = request.cause[:MAX_CAUSE_CHARS].encode("unicode_escape").decode()
+        restarted = self._streams.end_direct(request.token, request.step, request.microbatch, cause)
+        return pb.EndDirectResponse(restarted=restarted)
 
     def ListStepTimes(self, request: pb.ListStepTimesRequest, _: grpc.ServicerContext) -> pb.ListStepTimesResponse:
         """List the newest measured times."""
@@ -207,6 +215,12 @@ class DataService:
 def _left(context: grpc.ServicerContext) -> IsCancelled:
     """Whether a call has ended: its client gave it up, or the server ends."""
     return lambda: not context.is_active()
+
+
+def _port(peer: str) -> int:
+    """The port in gRPC's name of a peer, such as ipv4:127.0.0.1:40000; 0 where there is none."""
+    port = peer.rpartition(":")[2]
+    return int(port) if port.isascii() and port.isdecimal() and int(port) < 1 << 16 else 0
 
 
 def _invalid(message: str) -> DataServiceError:

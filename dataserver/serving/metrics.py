@@ -50,6 +50,8 @@ class Counts:
     read_bytes: int = 0
     sent_bytes: int = 0
     shared_bytes: int = 0
+    direct_bytes: int = 0
+    direct_fallbacks: int = 0
     plan_seconds: float = 0.0
     plans: list[int] = field(default_factory=lambda: [0] * (len(PLAN_BUCKETS_S) + 1))
     """Plans made, by bucket of `PLAN_BUCKETS_S`; not cumulative."""
@@ -127,12 +129,18 @@ class Metrics:
             self._counts.decoded_images += num_images
             self._counts.invalid_images += num_invalid
 
-    def sent(self, num_bytes: int, shared_bytes: int) -> None:
-        """A consumer took a whole microbatch; so much of it lies in shared memory."""
+    def sent(self, num_bytes: int, *, shared_bytes: int = 0, direct_bytes: int = 0) -> None:
+        """A consumer took a whole microbatch; so much of it lies in shared memory, or went over a data connection."""
         with self._lock:
             self._counts.sent_microbatches += 1
             self._counts.sent_bytes += num_bytes
             self._counts.shared_bytes += shared_bytes
+            self._counts.direct_bytes += direct_bytes
+
+    def direct_ended(self) -> None:
+        """A client left its data connection for gRPC."""
+        with self._lock:
+            self._counts.direct_fallbacks += 1
 
     def read(self, num_bytes: int) -> None:
         """So many bytes of images were read from shards."""

@@ -49,6 +49,9 @@ def _of_streams(found: GetMetricsResponse) -> Iterator[Metric]:
     yield _counter("sent_microbatches", "Microbatches that consumers took whole.", found.sent_microbatches)
     yield _counter("sent_bytes", "Bytes of these, headers included.", found.sent_bytes)
     yield _counter("shared_bytes", "Those of them that went through shared memory.", found.shared_bytes)
+    yield _counter("direct_bytes", "Those of them that went over data connections.", found.direct_bytes)
+    about = "Streams that left their data connection for gRPC."
+    yield _counter("direct_fallbacks", about, found.direct_fallbacks)
     yield _gauge("prefetch_used_bytes", "Memory in use for working ahead.", found.prefetch_used_bytes)
     yield _gauge("prefetch_limit_bytes", "Limit of it (--prefetch-bytes).", found.prefetch_limit_bytes)
     waited = _counter("waited_seconds", "Seconds waited, summed over streams, by what for.", labels=("stage",))

@@ -22,6 +22,8 @@ def metrics_message(found: Snapshot) -> pb.GetMetricsResponse:
         sent_microbatches=counts.sent_microbatches,
         sent_bytes=counts.sent_bytes,
         shared_bytes=counts.shared_bytes,
+        direct_bytes=counts.direct_bytes,
+        direct_fallbacks=counts.direct_fallbacks,
         prefetch_used_bytes=found.prefetch_used_bytes,
         prefetch_limit_bytes=found.prefetch_limit_bytes,
         waits=pb.StageWaits(

@@ -18,6 +18,7 @@ from dataserver.serving.admin_service import AdminService
 from dataserver.serving.admission import Admission, CallPool
 from dataserver.serving.binding import probe, when_free
 from dataserver.serving.config import ServerConfig
+from dataserver.serving.data_port import listen_for_data
 from dataserver.serving.data_service import DataService
 from dataserver.serving.descriptors import max_connections
 from dataserver.serving.errors import load_details
@@ -149,6 +150,8 @@ class DataServer:
         load_details()
         host, port = split_address(self._config.listen)
         bound = self._bind(host, port)
+        if self._config.direct:
+            listen_for_data(self._streams.shared.direct, self._config, bound)
         if self._config.metrics_listen is not None:
             # With Prometheus' client and an HTTP server, which take twice as long to load as gRPC.
             from dataserver.serving.metrics_endpoint import MetricsEndpoint

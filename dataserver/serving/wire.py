@@ -63,6 +63,7 @@ def encode_microbatch(
     """
     table, total = _as_they_lie(tensors) if withheld else _encode_into(tensors, raw, compressor)
     payload = raw[:total]
+    crc32c = google_crc32c.value(payload) if checksummed else 0
     header = microbatch_pb2.MicrobatchHeader(
         job_id=job.job_id,
         stream_id=job.stream_id,
@@ -80,7 +81,7 @@ def encode_microbatch(
         images_on_some_ranks=view.images_on_some_ranks,
         tensors=table,
         total_bytes=total,
-        crc32c=google_crc32c.value(payload) if checksummed else 0,
+        crc32c=crc32c,
         withheld=withheld,
     )
     message = data_service_pb2.StreamMicrobatchesResponse(header=header).SerializeToString()
@@ -90,13 +91,25 @@ def encode_microbatch(
             f"the header of microbatch {view.microbatch} of step {plan.step} names {view.num_items} items in "
             f"{len(message)} bytes, more than the {MAX_MESSAGE_BYTES} of one message; lower execution.microbatch",
         )
-    return EncodedMicrobatch(message, payload)
+    return EncodedMicrobatch(message, payload, crc32c)
 
 
 def end_of_stream(reason: data_service_pb2.EndOfStream.Reason.ValueType, step: int, microbatch: int) -> bytes:
     """The last message of a stream that ends in order; (step, microbatch) is the first that was not sent."""
     end = data_service_pb2.EndOfStream(reason=reason, next_step=step, next_microbatch=microbatch)
     return data_service_pb2.StreamMicrobatchesResponse(end=end).SerializeToString()
+
+
+def direct_offer(token: bytes, port: int, client_port: int) -> bytes:
+    """The first message of a stream that offers a data connection."""
+    offer = data_service_pb2.DirectOffer(port=port, token=token, client_port=client_port)
+    return data_service_pb2.StreamMicrobatchesResponse(offer=offer).SerializeToString()
+
+
+def restart(step: int, microbatch: int) -> bytes:
+    """What comes before the header of the microbatch at which a stream begins again."""
+    message = data_service_pb2.Restart(step=step, microbatch=microbatch)
+    return data_service_pb2.StreamMicrobatchesResponse(restart=message).SerializeToString()
 
 
 def denominators(plan: StepPlan) -> microbatch_pb2.Denominators:

@@ -5,6 +5,7 @@ scripts/make_golden        writes protos/golden; its README.md says what the fil
 
 import hashlib
 import json
+import socket
 import struct
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 
 import grpc
 import zstandard
@@ -27,6 +29,7 @@ from dataserver.dataset.index.build import build_index
 from dataserver.jobs import Catalog
 from dataserver.serving.config import load_config
 from dataserver.serving.server import DataServer
+from dataserver.serving.stream import handing_out
 from golden.dataset import MAX_PATCHES, MERGE, PATCH, write_golden
 
 FOLDER = Path(__file__).resolve().parents[2] / "protos" / "golden"
@@ -50,6 +53,10 @@ JOB: dict[str, Any] = {
         "end": {"steps": 3},
     },
 }
+MAGIC = b"DTD1"
+"""Begins what both sides say on a data connection."""
+FRAME_BYTES = 24
+"""Before a payload there."""
 VIEWS = (("vit", 0), ("vit", 1), ("llm", 0), ("llm", 1), ("gen", 0))
 ZSTD = [microbatch_pb2.CODEC_ZSTD]
 DRAINING = "draining"
@@ -71,6 +78,8 @@ class Exchange:
     code: str = "OK"
     details: bytes = b""
     """Of an error: the google.rpc.Status in `grpc-status-details-bin`."""
+    frames: bytes = b""
+    """Of a stream with a data connection: what came there behind the server's first bytes."""
 
     @property
     def answers(self) -> list[Any]:
@@ -93,8 +102,8 @@ class Exchange:
 
     @property
     def microbatches(self) -> Iterator[tuple[microbatch_pb2.MicrobatchHeader, bytes]]:
-        """Header and concatenated chunks of each microbatch of a stream."""
-        header, body = None, b""
+        """Header and bytes of each microbatch of a stream."""
+        header, body, frames = None, b"", self.frames
         for message in self.answers:
             if not isinstance(message, pb.StreamMicrobatchesResponse):
                 return
@@ -104,6 +113,9 @@ class Exchange:
             if header is not None:
                 yield header, body
             header, body = (message.header if message.HasField("header") else None), b""
+            if message.direct:
+                end = FRAME_BYTES + message.header.total_bytes
+                body, frames = frames[FRAME_BYTES:end], frames[end:]
 
     def hashes(self) -> list[dict[str, str]]:
         """For each microbatch of a stream the SHA-256 of each decoded tensor."""
@@ -137,13 +149,15 @@ def record() -> list[Exchange]:
 
 def save(exchanges: Iterable[Exchange], folder: Path = FOLDER) -> None:
     """Replace the transcript."""
-    for old in (*folder.glob("*.json"), *folder.glob("*.bin")):
+    for old in (*folder.glob("*.json"), *folder.glob("*.bin"), *folder.glob("*.frames")):
         old.unlink()
     for number, exchange in enumerate(exchanges):
         path = folder / f"{number:02d}_{exchange.name}"
         path.with_suffix(".json").write_text(_text(_readable(exchange)))
         framed = b"".join(struct.pack(">BI", 0, len(message)) + message for message in exchange.messages)
         path.with_suffix(".bin").write_bytes(exchange.details or framed)
+        if exchange.frames:
+            path.with_suffix(".frames").write_bytes(exchange.frames)
 
 
 def load(folder: Path = FOLDER) -> list[Exchange]:
@@ -179,6 +193,8 @@ def _exchanges(done: list[Exchange]) -> Iterator[Exchange]:
     misfit = json.loads(created.canonical_job_spec_json)
     misfit["stream"]["datasets"][0]["fingerprint"] = "0" * 64
     yield _create("error_another_server", json.dumps(misfit))
+    # Token and ports are others each time.
+    yield _stream("stream_vit_0_direct", created.job_id, "vit", 0, direct=True, variable=("offer",))
     yield _stream("error_retry", created.job_id, "vit", 0, state=DRAINING)
 
 
@@ -186,15 +202,18 @@ def _create(name: str, text: str) -> Exchange:
     return Exchange(name, "GetOrCreateJob", pb.GetOrCreateJobRequest(job_spec_json=text))
 
 
-def _stream(name: str, job_id: str, module: str, rank: int, *, state: str = "", **request: Any) -> Exchange:
+def _stream(
+    name: str, job_id: str, module: str, rank: int, *, state: str = "", variable: tuple[str, ...] = (), **request: Any
+) -> Exchange:
     message = pb.StreamMicrobatchesRequest(job_id=job_id, module=module, rank=rank, **request)
-    return Exchange(name, "StreamMicrobatches", message, state=state)
+    return Exchange(name, "StreamMicrobatches", message, state=state, variable=variable)
 
 
 @contextmanager
 def _server() -> Iterator[tuple[DataServer, grpc.Channel]]:
     """A server of the golden datasets."""
-    with tempfile.TemporaryDirectory() as folder:
+    # However busy the machine is, all payloads come over a data connection that was asked for.
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(handing_out, "CONNECT_S", TIMEOUT_S):
         datasets = write_golden(Path(folder))
         for path in datasets.values():
             build_index(path, workers=1)
@@ -214,11 +233,31 @@ def _ask(channel: grpc.Channel, exchange: Exchange) -> Exchange:
     call: Any = channel.unary_stream(path) if streams else channel.unary_unary(path)
     try:
         answer = call(exchange.request.SerializeToString(), timeout=TIMEOUT_S)
-        exchange.messages = [*answer] if streams else [answer]
+        if isinstance(exchange.request, pb.StreamMicrobatchesRequest) and exchange.request.direct:
+            exchange.messages, exchange.frames = _with_data_connection(answer)
+        else:
+            exchange.messages = [*answer] if streams else [answer]
     except grpc.RpcError as error:
         exchange.code = error.code().name
         exchange.details = dict(cast(Any, error).trailing_metadata())["grpc-status-details-bin"]
     return exchange
+
+
+def _with_data_connection(answer: Any) -> tuple[list[bytes], bytes]:
+    """The messages of a stream, and what came over the data connection that it offers."""
+    first = next(answer)
+    offer = pb.StreamMicrobatchesResponse.FromString(first).offer
+    frames = b""
+    with socket.create_connection(("127.0.0.1", offer.port), TIMEOUT_S) as connection:
+        connection.sendall(MAGIC + offer.token)
+        while len(frames) < len(MAGIC):
+            frames += connection.recv(len(MAGIC) - len(frames))
+        assert frames == MAGIC
+        frames = b""
+        messages = [first, *answer]  # as small as it is, all of it fits the buffers of the connection
+        while piece := connection.recv(1 << 16):
+            frames += piece
+    return messages, frames
 
 
 def _readable(exchange: Exchange) -> dict[str, Any]:
@@ -256,6 +295,7 @@ def _json(message: Message) -> dict[str, Any]:
 
 def _load(path: Path) -> Exchange:
     found = json.loads(path.read_text())
+    frames = path.with_suffix(".frames")
     request = ParseDict(found["request"], message_class(found["method"], "input_type")())
     exchange = Exchange(
         path.stem.partition("_")[2],
@@ -263,6 +303,7 @@ def _load(path: Path) -> Exchange:
         request,
         found.get("state", ""),
         tuple(found.get("variable", ())),
+        frames=frames.read_bytes() if frames.exists() else b"",
     )
     data = path.with_suffix(".bin").read_bytes()
     if "error" in found:

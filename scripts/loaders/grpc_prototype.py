@@ -5,54 +5,36 @@ arrays from the message in place. No plans, no order, no checks: what is left of
 """
 
 import ctypes
-import os
 import subprocess
 import sys
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import chain, cycle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 import grpc
 import numpy as np
+from numpy.typing import NDArray
 
-from loaders.common import DECODERS, Files, Place, members, read
+from loaders.ahead import MALLOPT, batches_ahead
+from loaders.common import U8
 from loaders.reporting import BATCH, report
 
 SERVE: Final = "serve"
 """Given instead of a count: be the server."""
 METHOD: Final = "/prototype/Batches"
 OPTIONS: Final = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
-AHEAD: Final = 4
-"""Batches that are decoded or wait, as many as others prefetch."""
-MALLOPT: Final = {-1: 256 << 20, -3: 32 << 20}
-"""Thresholds (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD): memory of messages is used again instead of being given back."""
 
 
-def encoded(folder: Path, decoder: str) -> Iterator[bytes]:
-    """Batches for ever: how many patches each image has, int64 [BATCH], and then all patches."""
-    places, decode, files = members(folder), DECODERS[decoder], Files()
-    starts = cycle(range(0, len(places) - BATCH + 1, BATCH))
-
-    def batch(of: list[Place]) -> bytes:
-        images = [decode(read(files, place)) for place in of]
-        counts = np.array([len(image) for image in images])
-        return b"".join(part.data for part in chain((counts,), images))
-
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        coming: deque[Future[bytes]] = deque()
-        for start in starts:
-            coming.append(pool.submit(batch, places[start : start + BATCH]))
-            if len(coming) >= AHEAD:
-                yield coming.popleft().result()
+def encoded(counts: NDArray[np.int64], images: list[U8]) -> bytes:
+    """A batch: how many patches each image has, and then all patches."""
+    return b"".join((counts.data, *(image.data for image in images)))
 
 
 def serve(folder: Path, decoder: str) -> None:
     """Be the server until the end of stdin."""
     handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(
-        lambda _request, _context: encoded(folder, decoder)
+        lambda _request, _context: batches_ahead(folder, decoder, encoded)
     )
     service, _, method = METHOD[1:].partition("/")
     server = grpc.server(ThreadPoolExecutor(1), options=OPTIONS)

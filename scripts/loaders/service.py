@@ -1,6 +1,7 @@
 """This service and its client, in processes of their own: `service.py SHARDS COUNT VIEWS`.
 
-VIEWS is encoder or all; with `-sent` behind it the server shares no memory with the client, as on another machine.
+VIEWS is encoder or all; with `-sent` behind it the server shares no memory with the client, as on another machine, and
+with `-grpc` it has no data port either.
 """
 
 import subprocess
@@ -14,6 +15,8 @@ from dataserver.allocator import cache_freed_memory
 from loaders.reporting import BATCH, report
 from trainclient.client import DataClient
 
+TRANSPORTS = {"": [], "sent": ["--no-shared-memory"], "grpc": ["--no-shared-memory", "--no-direct"]}
+"""Flags of the server, by what stands behind the views."""
 MODULE = "vision"
 """Whose view has the images."""
 
@@ -46,14 +49,16 @@ def batches(address: str, views: str) -> Iterator[int]:
         first = stack.enter_context(DataClient(address, job_data(views), wanted[0], 0))
         others = [stack.enter_context(DataClient(address, first.job.spec, name, 0)) for name in wanted[1:]]
         for microbatches in zip(first, *others, strict=True):
+            if any(client.direct_fallbacks for client in (first, *others)):
+                raise SystemExit("a data connection was left for gRPC: see the warning above")
             yield sum(len(m.tensors["grid"]) for m in microbatches if "grid" in m.tensors)
 
 
 def main() -> None:
     """Start a server on a free port, and read from it."""
     cache_freed_memory()
-    views, _, sent = sys.argv[3].partition("-")
-    line = [*serve_command(Path(sys.argv[1])), *["--no-shared-memory"] * bool(sent)]
+    views, _, transport = sys.argv[3].partition("-")
+    line = [*serve_command(Path(sys.argv[1])), *TRANSPORTS[transport]]
     server = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None

@@ -200,7 +200,7 @@ def test_servers_that_do_not_answer_are_shown_as_such(server: Running) -> None:
         taken.close()
         done = run("top", f"{silent},{closed}", other, server.address, *ONCE)
     assert done.returncode == 0
-    ends = {row[0]: " ".join(row[8:]) for row in rows(done.stdout) if row and ":" in row[0]}
+    ends = {row[0]: " ".join(row[9:]) for row in rows(done.stdout) if row and ":" in row[0]}
     assert ends[silent] == ends[closed] == "does not answer"
     assert ends[other] == "no server of this release"
     assert ends[server.address] == "0 -", "its memory is two words; nothing failed, and no stream waited"
@@ -211,7 +211,7 @@ def test_another_program_is_named_as_such_without_a_traceback(answer: bytes, cap
     with grpc_server(Stranger(answer)) as address:
         done = run("top", address, *ONCE)
     (row,) = [row for row in rows(done.stdout) if row[:1] == [address]]
-    assert " ".join(row[8:]) == "no server of this release"
+    assert " ".join(row[9:]) == "no server of this release"
     assert not caplog.records, "what is logged goes to stderr, and so onto the screen"
     assert "Traceback" not in done.stderr
 
@@ -304,6 +304,7 @@ def fleet(live: int, silent: int, host: str = "127.0.0.1", ranks: int = 4) -> li
         prefetch_limit_bytes=100,
         invalid_images=54_321,
         storage_errors=987,
+        direct_fallbacks=321,
         waits=pb.StageWaits(consumer=Duration(seconds=9)),
         ranks=[pb.RankProgress(job="eabb7b144187", module="backbone", rank=r, step=5000 - 7 * r) for r in range(ranks)],
     )
@@ -321,7 +322,7 @@ def cells(line: str, head: str) -> dict[str, str]:
 
 SERVER = {
     "images/s": "123401", "MB/s": "156.0", "streams": "0", "memory": "451 MiB", "ahead": "37%", "invalid": "54321",
-    "storage": "987", "state": "consumer 100%",
+    "storage": "987", "fallbacks": "321", "state": "consumer 100%",
 }  # fmt: skip
 RANK = {"job": "eabb7b144187", "module": "backbone", "rank": "3", "step": "4979", "lag": "21", "unread": "0.0 s"}
 RANK["ready"] = "0"
@@ -355,7 +356,7 @@ def test_what_a_narrow_terminal_keeps() -> None:
 
 def test_more_servers_than_lines_are_counted_and_ranks_keep_some() -> None:
     answers = fleet(1, 31, ranks=30)
-    lines = drawn(answers, 100, 24)
+    lines = drawn(answers, 110, 24)
     assert len(lines) <= 24
     assert any(line.startswith("127.0.0.1:50000") for line in lines), "the one that answers comes first"
     silent = sum(line.endswith("does not answer") for line in map(str.rstrip, lines))
@@ -365,7 +366,7 @@ def test_more_servers_than_lines_are_counted_and_ranks_keep_some() -> None:
     assert len(ranks) >= 4
     assert ranks == [str(rank) for rank in range(30 - len(ranks), 30)], "those that lag most"
     assert f"... and {30 - len(ranks)} more ranks are less far behind" in lines
-    everything = drawn(answers, 100)
+    everything = drawn(answers, 110)
     assert sum(bool(re.match("127.0.0.1:", line)) for line in everything) == 32
     assert not any("... and" in line for line in everything)
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from trainclient.stream.buffers import BufferPool, Bytes
 from trainclient.stream.errors import ClientError, CorruptDataError, CutStreamError, ProtocolError
 from trainclient.stream.microbatch import Cursor, read_header, read_items, read_routing, read_schedules, read_table
-from trainclient.stream.receiver import chunk_content, receive_head, receive_tensors
+from trainclient.stream.receiver import Head, chunk_content, receive_head, receive_tensors
 
 MAX_BYTES = 1 << 20
 
@@ -56,9 +56,9 @@ def messages_of(header: mb.MicrobatchHeader, payload: bytes, chunk: int = 100) -
 
 def receive(messages: Iterator[bytes]) -> dict[str, np.ndarray]:
     head = receive_head(messages)
-    assert isinstance(head, mb.MicrobatchHeader)
-    table = read_table(head, MAX_BYTES)
-    read_header(head, table)
+    assert isinstance(head, Head)
+    table = read_table(head.header, MAX_BYTES)
+    read_header(head.header, table)
     return receive_tensors(messages, table, CountingPool())
 
 

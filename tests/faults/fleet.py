@@ -1,6 +1,7 @@
 """A fleet of real servers, each behind a network of its own, to which anything may happen."""
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,13 @@ class Site:
     """One server: its process, its network, its clock and the disk that takes its log."""
 
     def __init__(
-        self, stack: contextlib.ExitStack, flags: Sequence[str | Path], folder: Path, listen: str, relay: Relay
+        self,
+        stack: contextlib.ExitStack,
+        flags: Sequence[str | Path],
+        folder: Path,
+        listen: str,
+        relay: Relay,
+        data_relay: Relay,
     ) -> None:
         folder.mkdir()
         disk_missing, clock_missing = disk.missing(), clock.missing()
@@ -36,6 +43,8 @@ class Site:
         self.member = Member(flags, (self.log_disk or folder) / "server.log", listen=listen, environment=environment)
         stack.callback(self.member.close)
         self.relay = relay
+        self.data_relay = data_relay
+        """In front of its data port, at the host at which clients find the other one."""
 
     @property
     def address(self) -> str:
@@ -47,14 +56,24 @@ def sites_of(
     stack: contextlib.ExitStack, flags: Sequence[str | Path], folder: Path, count: int, *, peers: bool
 ) -> list[Site]:
     """The servers of a fleet; as peers they know each other, and ask each other over the same networks as clients."""
-    addresses = free_addresses(count)
-    relays = [Relay(address) for address in addresses]
-    for relay in relays:
+    free = free_addresses(2 * count)
+    addresses, data = free[:count], free[count:]
+    # Each network is an address of the loopback device, so that the data port has the same number on both sides.
+    hosts = [f"127.0.{os.getpid() % 250 + 1}.{number + 1}" for number in range(count)]
+    relays = [Relay(address, host) for address, host in zip(addresses, hosts, strict=True)]
+    data_relays = [
+        Relay(address, host, int(address.rpartition(":")[2])) for address, host in zip(data, hosts, strict=True)
+    ]
+    for relay in (*relays, *data_relays):
         stack.callback(relay.close)
     if peers:
         flags = [*flags, "--peers", ",".join(relay.address for relay in relays)]
-    places = enumerate(zip(addresses, relays, strict=True))
-    return [Site(stack, flags, folder / f"server{number}", *place) for number, place in places]
+    found = []
+    for number in range(count):
+        own = [*flags, "--data-listen", data[number]]
+        folder_of = folder / f"server{number}"
+        found.append(Site(stack, own, folder_of, addresses[number], relays[number], data_relays[number]))
+    return found
 
 
 @dataclass(frozen=True)
@@ -86,12 +105,17 @@ def _drained(site: Site, jobs: Jobs) -> Any:
     site.member.start()
 
 
-def _network(mode: Mode, **options: Any) -> Fault:
+def _network(mode: Mode, *, grpc_too: bool = True, **options: Any) -> Fault:
+    """Something happens to data connections, and to all others of the server as well."""
+
     @contextlib.contextmanager
     def fault(site: Site, jobs: Jobs) -> Any:
-        site.relay.set(mode, **options)
+        relays = [site.data_relay, *[site.relay] * grpc_too]
+        for relay in relays:
+            relay.set(mode, **options)
         yield
-        site.relay.set(Mode.PASS)
+        for relay in relays:
+            relay.set(Mode.PASS)
 
     return fault
 
@@ -156,6 +180,10 @@ FAULTS: Final[dict[str, Fault]] = {
     "drop": _network(Mode.DROP),
     "reset": _network(Mode.RESET),
     "delay": _network(Mode.PASS, delay_s=DELAY_S),
+    "data connections freeze": _network(Mode.FREEZE, grpc_too=False),
+    "data connections stop in a payload": _network(Mode.FREEZE, grpc_too=False, after_bytes=HALF_A_CHUNK),
+    "data connections vanish": _network(Mode.DROP, grpc_too=False),
+    "data connections are reset": _network(Mode.RESET, grpc_too=False),
     "clock a year ahead": _clock(YEAR_S),
     "clock a year back": _clock(-YEAR_S),
     "full disk": _full_disk,

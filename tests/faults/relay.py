@@ -27,11 +27,18 @@ class Mode(Enum):
 
 
 class Relay:
-    """Listens on a free loopback port and passes everything on to one address."""
+    """Listens on a loopback port and passes everything on to one address."""
 
-    def __init__(self, target: str) -> None:
-        host, port = target.rsplit(":", 1)
-        self._target = (host, int(port))
+    def __init__(self, target: str, host: str = "127.0.0.1", port: int = 0) -> None:
+        """Listen.
+
+        Args:
+            target: where everything goes.
+            host: of the loopback device.
+            port: 0 takes a free one.
+        """
+        target_host, target_port = target.rsplit(":", 1)
+        self._target = (target_host, int(target_port))
         self._mode = Mode.PASS
         self._delay_s = 0.0
         self._left: int | None = None
@@ -42,8 +49,8 @@ class Relay:
         """Of these connections bytes are missing: they are reset when the network is back."""
         self._thread = threading.Thread(target=self._loop.run_forever, name="relay", daemon=True)
         self._thread.start()
-        self._server = self._call(asyncio.start_server(self._connected, "127.0.0.1", 0, limit=PIECE_BYTES))
-        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self._server = self._call(asyncio.start_server(self._connected, host, port, limit=PIECE_BYTES))
+        self.address = f"{host}:{self._server.sockets[0].getsockname()[1]}"
 
     def set(self, mode: Mode, *, delay_s: float = 0.0, after_bytes: int | None = None) -> None:
         """Change what happens from now on.

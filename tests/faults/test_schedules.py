@@ -19,8 +19,10 @@ from shards import write_interleaved, write_pairs
 from dataserver.jobs import Catalog, fill_job
 from dataserver.planning.job.identity import Job, parse_job
 from dataserver.serving.config import load_config
-from trainclient.stream import endpoint
+from trainclient.stream import direct, endpoint
 
+SENT, GRPC = ["--no-shared-memory"], ["--no-shared-memory", "--no-direct"]
+"""Flags of servers that send payloads over data connections, and of those that send chunks alone."""
 SEED = "DISTTRAIN_FAULT_SEED"
 """The variable that replays a schedule."""
 
@@ -53,6 +55,8 @@ def job_of(folders: dict[str, Path], steps: int, **changes: object) -> Job:
 @pytest.fixture
 def tight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients whose transport holds 64 KiB and not a whole job, so that faults meet streams; they wait less long."""
+    monkeypatch.setattr(direct, "SILENCE_S", 2.0)
+    monkeypatch.setattr(direct, "CONNECT_S", 2.0)
     options = endpoint._channel_options
     monkeypatch.setattr(endpoint, "_channel_options", lambda timeouts: [*options(timeouts), *FIXED_WINDOW])
     monkeypatch.setattr(endpoint, "PING_TIMEOUT_MS", 1500)
@@ -60,11 +64,12 @@ def tight(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("tight")
 @pytest.mark.parametrize(
-    ("count", "servers", "seed"),
+    ("count", "servers", "seed", "flags"),
     [
-        pytest.param(20, 3, 1, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
-        pytest.param(200, 3, None, marks=[pytest.mark.long, pytest.mark.timeout(1800)]),
-        pytest.param(60, 2, None, marks=[pytest.mark.long, pytest.mark.timeout(900)]),
+        pytest.param(20, 3, 1, SENT, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
+        pytest.param(200, 3, None, SENT, marks=[pytest.mark.long, pytest.mark.timeout(1800)]),
+        pytest.param(200, 3, None, [], marks=[pytest.mark.long, pytest.mark.timeout(1800)]),
+        pytest.param(60, 2, None, GRPC, marks=[pytest.mark.long, pytest.mark.timeout(900)]),
     ],
 )
 @pytest.mark.parametrize("peers", [pytest.param(False, marks=pytest.mark.long), True], ids=["strangers", "peers"])
@@ -75,12 +80,13 @@ def test_any_schedule_of_faults_leaves_every_digest(
     count: int,
     servers: int,
     seed: int | None,
+    flags: list[str],
     peers: bool,
 ) -> None:
     caplog.set_level(logging.INFO, "trainclient.stream")
     seed = int(os.environ.get(SEED) or (secrets.randbits(32) if seed is None else seed))
     sys.stderr.write(f"schedule of {count} faults; {SEED}={seed} replays it\n")
-    flags = [*dataset_flags(folders), "--drain-grace-s", "5"]
+    flags = [*dataset_flags(folders), "--drain-grace-s", "5", *flags]
     job = job_of(folders, count + 1)
     with ExitStack() as stack:
         undisturbed = read_views([*start_servers(stack, flags, 1)], job, digest)

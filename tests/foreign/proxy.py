@@ -31,6 +31,7 @@ class _Proxy(DataServiceServicer):
         return info
 
     def StreamMicrobatches(self, request: Any, _: Any) -> Iterator[Any]:  # noqa: N802
+        request.direct = False  # like a release without it: what comes beside gRPC would not be changed
         yield from self._change(self._upstream.StreamMicrobatches(request))
 
 

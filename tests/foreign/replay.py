@@ -1,12 +1,15 @@
 """A server that knows nothing but the golden transcript: requests that are in it get their answer, byte for byte."""
 
+import socket
+import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import grpc
-from golden.transcript import SERVICE, Exchange, message_class
+from disttrain.v1 import data_service_pb2 as pb
+from golden.transcript import MAGIC, SERVICE, Exchange, message_class
 from google.rpc import status_pb2
 from grpc_status import rpc_status
 
@@ -28,9 +31,27 @@ class _Replay(grpc.GenericRpcHandler):
                 if exchange.details:
                     status = status_pb2.Status.FromString(exchange.details)
                     context.abort_with_status(rpc_status.to_status(status))
-                return exchange.messages
+                return _beside_a_data_port(exchange) if exchange.frames else exchange.messages
+        if isinstance(request, pb.StreamMicrobatchesRequest) and request.direct:
+            request.direct = False  # who has no data port does not see it
+            return self._answer(method, request, context)
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not in the transcript: {method} {request}")
         raise AssertionError
+
+
+def _beside_a_data_port(exchange: Exchange) -> list[bytes]:
+    """The messages of a stream, whose offer names a port at which its frames are written to whoever has the token."""
+    first = pb.StreamMicrobatchesResponse.FromString(exchange.messages[0])
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with listener, listener.accept()[0] as connection:
+            if connection.recv(20, socket.MSG_WAITALL) == MAGIC + first.offer.token:
+                connection.sendall(MAGIC + exchange.frames)
+
+    threading.Thread(target=serve, daemon=True).start()
+    first.offer.port = listener.getsockname()[1]
+    return [first.SerializeToString(), *exchange.messages[1:]]
 
 
 @contextmanager

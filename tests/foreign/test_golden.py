@@ -38,6 +38,7 @@ def test_servers_answer_as_ever(answered: dict[str, Exchange], name: str) -> Non
     found, golden = answered[name], BY_NAME[name]
     assert found.answers == golden.answers
     assert found.error == golden.error
+    assert found.frames == golden.frames
 
 
 @pytest.mark.parametrize("name", [name for name in BY_NAME if name.endswith("zstd")])
@@ -49,6 +50,12 @@ def test_servers_compress_the_same(answered: dict[str, Exchange], name: str) -> 
         headers = [header for header, _ in exchange.microbatches]
         assert any(tensor.codec in exchange.request.accepted_codecs for header in headers for tensor in header.tensors)
         assert [simplified(header) for header in headers] == [simplified(header) for header, _ in raw.microbatches]
+
+
+def test_payloads_on_data_connections_are_those_of_chunks() -> None:
+    direct, chunks = BY_NAME["stream_vit_0_direct"], BY_NAME["stream_vit_0"]
+    assert [*direct.microbatches] == [*chunks.microbatches]
+    assert all(message.direct == (message.header.total_bytes > 0) for message in direct.answers)
 
 
 def simplified(header: MicrobatchHeader) -> MicrobatchHeader:

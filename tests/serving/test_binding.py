@@ -19,7 +19,7 @@ def taken(port: int = 0) -> socket.socket:
     return listening
 
 
-@pytest.mark.parametrize("option", ["listen", "metrics_listen"])
+@pytest.mark.parametrize("option", ["listen", "metrics_listen", "data_listen"])
 def test_a_port_that_is_taken_for_a_moment_is_waited_for(
     datasets: dict[str, Path], option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -34,7 +34,8 @@ def test_a_port_that_is_taken_for_a_moment_is_waited_for(
 
     monkeypatch.setattr(binding._log, "warning", warned)
     with running(datasets, **{option: address}) as server:
-        assert address in (server.address, server.server.metrics_address)
+        data = f"127.0.0.1:{server.server.streams.shared.direct.port}"
+        assert address in (server.address, server.server.metrics_address, data)
     (line,) = said
     assert line.startswith(f"{address} is taken")
     assert line.endswith("; trying again for 5 s")

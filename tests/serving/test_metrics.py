@@ -19,7 +19,20 @@ from shards import break_images, write_pairs
 from dataserver.dataset import Dataset
 from dataserver.serving.metrics import Metrics, Progress, Snapshot, Stage
 
-UNITS = ("bytes", "seconds", "microbatches", "images", "streams", "jobs", "errors", "retries", "step", "plans", "fds")
+UNITS = (
+    "bytes",
+    "seconds",
+    "microbatches",
+    "images",
+    "streams",
+    "jobs",
+    "errors",
+    "retries",
+    "step",
+    "plans",
+    "fds",
+    "fallbacks",
+)
 Values = dict[tuple[str, ...], float]
 
 
@@ -67,7 +80,7 @@ def test_every_metric_has_help_and_its_unit_in_its_name(folder: Path) -> None:
         next(stream)
         found = families(server)
         stream.cancel()
-    assert sum(family.name.startswith("disttrain_") for family in found) == 21
+    assert sum(family.name.startswith("disttrain_") for family in found) == 23
     for family in found:
         assert family.documentation, family.name
         assert family.name.endswith(UNITS), family.name

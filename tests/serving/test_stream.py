@@ -18,6 +18,7 @@ from dataserver.serving.metrics import Metrics
 from dataserver.serving.stream.fair_pool import FairPool
 from dataserver.serving.stream.shared import Shared
 from dataserver.serving.stream.stream import MicrobatchStream
+from dataserver.serving.transport.direct_listener import DirectListener
 from dataserver.serving.transport.grpc import GrpcTransport
 from dataserver.serving.transport.interface import EncodedMicrobatch, Memory
 from dataserver.serving.transport.shared_memory_listener import SharedMemoryListener
@@ -63,6 +64,7 @@ def shared() -> Iterator[Shared]:
             laying_out=threading.BoundedSemaphore(1),
             decoding=decoding,
             shared_memory=SharedMemoryListener(wanted=False),
+            direct=DirectListener(),
             draining=threading.Event(),
             metrics=Metrics(),
         )

@@ -19,7 +19,8 @@ from dataserver.serving.stream import assembly
 from dataserver.serving.stream.assembly import Assembly, with_retries
 from dataserver.serving.stream.preparing import MAX_AHEAD
 from dataserver.serving.stream.shared import Shared
-from dataserver.serving.stream.stream import MicrobatchStream
+from dataserver.serving.stream.stream import MicrobatchStream, StreamOptions
+from dataserver.serving.transport.direct_listener import DirectListener
 from dataserver.serving.transport.grpc import GrpcTransport
 from dataserver.serving.transport.interface import EncodedMicrobatch, Memory
 from dataserver.serving.transport.shared_memory_listener import SharedMemoryListener
@@ -91,6 +92,7 @@ class OneStream:
             laying_out=threading.Lock(),
             decoding=Inline(),  # type: ignore[arg-type]
             shared_memory=SharedMemoryListener(wanted=True),
+            direct=DirectListener(),
             draining=threading.Event(),
             metrics=Metrics(),
         )
@@ -259,7 +261,8 @@ def test_shared_memory_takes_the_budget_of_idle_buffers() -> None:
     assert idle >= 7 * SIZE
     mapped = MappedBlocks.of(one.shared.shared_memory.name, 1 << 30, stays=True)
     assert mapped is not None
-    stream = MicrobatchStream(one.shared, Source(), 0, 0, lambda: None, one.closed.append, mapped.token)  # type: ignore[arg-type]
+    options = StreamOptions(memory_token=mapped.token)
+    stream = MicrobatchStream(one.shared, Source(), 0, 0, lambda: None, one.closed.append, options)  # type: ignore[arg-type]
     stream.start()
     used = one.shared.budget.used
     assert used >= 4 * SIZE

@@ -131,8 +131,8 @@ def test_every_key_of_a_server_has_its_default_and_its_bounds() -> None:
     given: dict[str, Any] = {"datasets": {"d": "/d"}}
     defaults = load_config(None, given)
     names = {"datasets", "index_dirs", "quarantines", "tokenizers"}
-    names.add("shared_memory")
-    others = {"listen", "insecure", "metrics_listen", "log_format", "peers", "cache_dir"}
+    names |= {"shared_memory", "direct"}
+    others = {"listen", "data_listen", "insecure", "metrics_listen", "log_format", "peers", "cache_dir"}
     assert bounds.keys() | names | others == set(ServerConfig.model_fields)
     assert (defaults.listen, defaults.insecure, defaults.tokenizers) == ("127.0.0.1:50051", False, {})
     assert (defaults.metrics_listen, defaults.log_format) == (None, "text")

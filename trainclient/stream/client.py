@@ -118,6 +118,11 @@ class ViewClient(Generic[TensorT]):
         """Whether the next microbatch has been received, so that it is had without waiting."""
         return self._reader is not None and self._reader.ready
 
+    @property
+    def direct_fallbacks(self) -> int:
+        """Streams so far that left their data connection for gRPC; the log says why."""
+        return self.fleet.direct_fallbacks
+
     def __iter__(self) -> Self:
         return self
 

@@ -89,6 +89,9 @@ class Cancellable(Protocol):
 class MessageStream(Cancellable, Iterator[bytes], Protocol):
     """A stream of messages as they are on the wire; iterating raises grpc.RpcError when it fails."""
 
+    def is_active(self) -> bool:
+        """Whether the call goes on."""
+
 
 class CallGuard:
     """Lets one thread end what another one waits for: a call, or a pause between calls."""

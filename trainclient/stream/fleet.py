@@ -63,6 +63,12 @@ class Fleet:
         self.current = local[word(key) % len(local)]
         self.reached = False
         self.refusals: dict[str, str] = {}
+        self.direct_bytes = 0
+        """Bytes of payloads that came over data connections; the receiving thread counts, as below."""
+        self.direct_fallbacks = 0
+        """Streams that left their data connection for gRPC."""
+        self.avoid_direct: set[str] = set()
+        """Addresses of servers from which the next stream is to come as chunks."""
         self._lock = threading.Lock()
         """Guards the two below; never held during a call. Both may be read without it."""
         self._infos: dict[str, GetServerInfoResponse] = {}

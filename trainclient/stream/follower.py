@@ -1,13 +1,13 @@
 """Follows one view of a job from server to server, and checks that it is one and the same job everywhere."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from disttrain.v1.data_service_pb2 import EndOfStream, GetServerInfoResponse, StreamMicrobatchesRequest
+from disttrain.v1.data_service_pb2 import DirectOffer, EndOfStream, GetServerInfoResponse, StreamMicrobatchesRequest
 from disttrain.v1.errors_pb2 import ERROR_ACTION_CREATE_JOB
-from disttrain.v1.microbatch_pb2 import CODEC_ZSTD, MicrobatchHeader
+from disttrain.v1.microbatch_pb2 import CODEC_ZSTD
 
 from dataserver.planning.job.identity import Job
 from trainclient.stream.buffers import BufferPool, Buffers
@@ -24,8 +24,9 @@ from trainclient.stream.errors import (
 from trainclient.stream.fleet import Fleet
 from trainclient.stream.handoff import Handoff
 from trainclient.stream.microbatch import Array, Cursor, Microbatch, read_header, read_table
+from trainclient.stream.payloads import Payloads
 from trainclient.stream.progress import ProgressReports
-from trainclient.stream.receiver import IdleEndError, receive_head, receive_tensors
+from trainclient.stream.receiver import Head, IdleEndError, receive_head
 from trainclient.stream.rotation import Rotation
 from trainclient.stream.shared_memory import MappedBlocks
 
@@ -137,8 +138,9 @@ class Follower:
     def _read(self, endpoint: Endpoint, rotation: Rotation, info: GetServerInfoResponse) -> EndOfStream:
         mapped = self._mapped_blocks(info)
         self._handoff.when_emptied(None if mapped is None else mapped.ask)
-        request = self._request(b"" if mapped is None else mapped.token, self._progress.begin_stream(endpoint))
+        request = self._request(endpoint, mapped, self._progress.begin_stream(endpoint))
         call = endpoint.stream(request, self._guard)
+        payloads = Payloads(self._fleet, endpoint, call, self._guard, self._buffers, mapped)
         self._handoff.restart_clock()
         try:
             while True:
@@ -146,7 +148,14 @@ class Follower:
                 if isinstance(head, EndOfStream):
                     self._check_end(head)
                     return head
-                microbatch = self._receive(head, call, mapped, endpoint.address)
+                if isinstance(head, DirectOffer):
+                    payloads.connect(head)
+                    continue
+                if payloads.began_again(self._cursor):
+                    continue
+                microbatch = self._receive(head, payloads, mapped, endpoint.address)
+                if microbatch is None:
+                    continue
                 self._fleet.commit(endpoint, info.content_digest)
                 self._cursor = microbatch.cursor.after(microbatch.num_microbatches)
                 self._handoff.put(self._shown(microbatch))
@@ -160,8 +169,7 @@ class Follower:
         finally:
             call.cancel()
             self._progress.end_stream()
-            if mapped is not None:
-                mapped.close()
+            payloads.close()
 
     def _mapped_blocks(self, info: GetServerInfoResponse) -> MappedBlocks | None:
         """Memory that the server shares, if it is at hand; what is compressed is meant for a network."""
@@ -170,10 +178,11 @@ class Follower:
         return MappedBlocks.of(info.memory_socket, self._shared_bytes, stays=self._shared_stays)
 
     def _receive(
-        self, header: MicrobatchHeader, messages: Iterator[bytes], mapped: MappedBlocks | None, server: str
-    ) -> Microbatch[Array]:
-        table = read_table(header, self._max_bytes)
-        microbatch = read_header(header, table)
+        self, head: Head, payloads: Payloads, mapped: MappedBlocks | None, server: str
+    ) -> Microbatch[Array] | None:
+        """The next microbatch; None where the stream begins again with it."""
+        table = read_table(head.header, self._max_bytes)
+        microbatch = read_header(head.header, table)
         self._check(microbatch, server)
         self._handoff.admit(microbatch.nbytes)
         if mapped is not None:
@@ -182,9 +191,14 @@ class Follower:
             if not self._view.share_fetch:
                 raise ProtocolError("it withheld the tensors of a microbatch that this client shares with no other")
             return microbatch
-        return microbatch.with_tensors(receive_tensors(messages, table, self._buffers, mapped))
+        tensors = payloads.tensors(microbatch.cursor, table, direct=head.direct)
+        return None if tensors is None else microbatch.with_tensors(tensors)
 
-    def _request(self, memory_token: bytes, progress_token: bytes) -> StreamMicrobatchesRequest:
+    def _request(
+        self, endpoint: Endpoint, mapped: MappedBlocks | None, progress_token: bytes
+    ) -> StreamMicrobatchesRequest:
+        avoided = endpoint.address in self._fleet.avoid_direct
+        self._fleet.avoid_direct.discard(endpoint.address)
         return StreamMicrobatchesRequest(
             job_id=self._job.job_id,
             module=self._view.module,
@@ -194,8 +208,9 @@ class Follower:
             tensors=self._view.tensors,
             accepted_codecs=[CODEC_ZSTD] if self._view.compress else [],
             share_fetch=self._view.share_fetch,
-            memory_token=memory_token,
+            memory_token=b"" if mapped is None else mapped.token,
             progress_token=progress_token,
+            direct=mapped is None and not avoided,
         )
 
     def _check(self, microbatch: Microbatch[Array], server: str) -> None:

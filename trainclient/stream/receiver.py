@@ -1,25 +1,27 @@
 """From the messages of a stream to tensors: one copy, out of each gRPC message into a recycled buffer.
 
-Where a server shares its memory, the message only says where the bytes lie, and there is no copy.
+Where a server shares its memory, the message only says where the bytes lie, and there is no copy; nor is there one
+of ours where they come over a data connection.
 
 Messages arrive as they are on the wire. A chunk is one `bytes` field, so its content is found by hand, without the copy
 that a protobuf parser makes; everything else is parsed. Sizes are checked before memory is taken for them.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import chain
 
 import google_crc32c
 import numpy as np
 import zstandard
-from disttrain.v1.data_service_pb2 import EndOfStream, StreamMicrobatchesResponse
+from disttrain.v1.data_service_pb2 import DirectOffer, EndOfStream, StreamMicrobatchesResponse
 from disttrain.v1.microbatch_pb2 import MicrobatchHeader
 from google.protobuf.message import DecodeError
 
 from dataserver.planning.plan.views import aligned
 from trainclient.stream.buffers import Buffers, Bytes
 from trainclient.stream.errors import ClientError, CorruptDataError, CutStreamError, ProtocolError
-from trainclient.stream.microbatch import Array, TensorEntry, TensorTable
+from trainclient.stream.microbatch import Array, Cursor, TensorEntry, TensorTable
 from trainclient.stream.shared_memory import MappedBlocks
 
 CHUNK_TAG = 0x12
@@ -28,6 +30,8 @@ END_TAG = b"\x1a"
 """Tag of field 3 (`end`)."""
 LENT_TAG = b"\x22"
 """Tag of field 4 (`shared`)."""
+RESTART_TAG = b"\x32"
+"""Tag of field 6 (`restart`)."""
 MAX_WINDOW_BYTES = 128 << 20
 """Memory that one Zstandard frame may ask for besides its content."""
 
@@ -40,8 +44,17 @@ class IdleEndError(ClientError):
         self.end = end
 
 
-def receive_head(messages: Iterator[bytes]) -> MicrobatchHeader | EndOfStream:
-    """The next header, or the orderly end.
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a microbatch begins with."""
+
+    header: MicrobatchHeader
+    direct: bool
+    """Whether the payload comes over the data connection."""
+
+
+def receive_head(messages: Iterator[bytes]) -> Head | DirectOffer | EndOfStream:
+    """The next header, the orderly end, or before them an offer.
 
     Raises:
         CutStreamError: the stream is over without an end message.
@@ -50,11 +63,39 @@ def receive_head(messages: Iterator[bytes]) -> MicrobatchHeader | EndOfStream:
     response = _parsed(_next(messages, "between microbatches"))
     match response.WhichOneof("message"):
         case "header":
-            return response.header
+            return Head(response.header, response.direct)
         case "end":
             return response.end
+        case "offer":
+            return response.offer
         case other:
             raise ProtocolError(f"it sent {other or 'an empty message'} where a header or the end is required")
+
+
+def skip_to_restart(messages: Iterator[bytes], wanted: Cursor) -> None:
+    """Throw away what was sent before a stream began again.
+
+    Args:
+        messages: of the stream.
+        wanted: where it is to begin.
+
+    Raises:
+        CutStreamError: the stream is over.
+        IdleEndError: the server ended it, because nothing was taken.
+        ProtocolError: it began elsewhere.
+    """
+    while True:
+        message = _next(messages, "before it began again")
+        if message[:1] == END_TAG:
+            end = _parsed(message).end
+            if end.reason == EndOfStream.REASON_IDLE:
+                raise IdleEndError(end)
+            raise CutStreamError("the stream ended before it began again")
+        if message[:1] == RESTART_TAG:
+            found = _parsed(message).restart
+            if (found.step, found.microbatch) != (wanted.step, wanted.microbatch):
+                raise ProtocolError(f"it began again at {found.step, found.microbatch}, and {wanted} was asked for")
+            return
 
 
 def receive_tensors(
@@ -74,7 +115,20 @@ def receive_tensors(
         IdleEndError: the server ended it, because nothing was taken.
         ProtocolError: more or other bytes came than the table announces.
     """
-    received = _received(messages, table, buffers, mapped)
+    return as_tensors(_received(messages, table, buffers, mapped), table, buffers)
+
+
+def as_tensors(received: Bytes, table: TensorTable, buffers: Buffers) -> dict[str, Array]:
+    """The tensors of a microbatch whose encoded bytes are there.
+
+    Args:
+        received: uint8 [total_bytes].
+        table: that of the header.
+        buffers: where they are decoded, if they are compressed.
+
+    Raises:
+        ProtocolError: they cannot be decoded.
+    """
     if not table.compressed:
         return {e.name: _view(received, e, e.offset) for e in table.entries}
     decoded = buffers.take(table.raw_bytes)

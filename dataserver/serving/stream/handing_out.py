@@ -20,16 +20,27 @@ from dataserver.serving.stream.assembly import Assembly
 from dataserver.serving.stream.preparing import Preparation
 from dataserver.serving.stream.shared import Shared
 from dataserver.serving.stream.source import following
+from dataserver.serving.transport.direct import FIELD, DirectTransport
 from dataserver.serving.wire import end_of_stream
 
 LOOK_S: Final = 0.1
 """Time between two looks at whether a stream is to end, while its consumer wants no more memory."""
+CONNECT_S: Final = 0.5
+"""What a first microbatch waits for the data connection that its consumer was offered. It is there by then, unless
+something is wrong."""
 
 
 class HandingOut:
     """What the consumer of one stream is given, and how long it has not taken it."""
 
-    def __init__(self, shared: Shared, preparation: Preparation, start: tuple[int, int], num_steps: int) -> None:
+    def __init__(
+        self,
+        shared: Shared,
+        preparation: Preparation,
+        start: tuple[int, int],
+        num_steps: int,
+        direct: DirectTransport | None,
+    ) -> None:
         """Hand out nothing yet.
 
         Args:
@@ -37,10 +48,14 @@ class HandingOut:
             preparation: makes the microbatches.
             start: step and microbatch of the first one.
             num_steps: of the job.
+            direct: where payloads go, as soon as the consumer has connected; None for chunks.
         """
         self._shared = shared
         self._preparation = preparation
         self._num_steps = num_steps
+        self._direct = direct
+        self._awaited = False
+        """Whether the data connection was waited for."""
         self._position = start
         """First microbatch that the consumer was not given whole."""
         self._in_hand: Assembly | None = None
@@ -56,6 +71,8 @@ class HandingOut:
         what is in hand is more than the consumer wants to have; None if it is not."""
         self._idle = False
         """Whether the stream ended because of its consumer."""
+        self._writing = False
+        """Whether what is in hand is being written from where it lies."""
 
     @property
     def sent_step(self) -> int | None:
@@ -94,7 +111,9 @@ class HandingOut:
             if self._preparation.closed or offered_at is None or monotonic() < offered_at + timeout_s:
                 return False
             self._idle = True
-        self._put_down()
+            writing = self._writing
+        if not writing:  # else the thread that writes puts it down
+            self._put_down()
         return True
 
     def _take(self) -> bool:
@@ -114,10 +133,52 @@ class HandingOut:
     def _given(self) -> Iterator[bytes]:
         """The messages of the microbatch in hand; ends early if that was taken away."""
         self._await_consumer()
+        direct = self._direct_now()
         for i in itertools.count():
             if (message := self._message(i)) is None:
                 return
+            if direct is not None:
+                yield from self._offered(message + FIELD)
+                self._write(direct)
+                return
             yield from self._offered(message)
+
+    def _direct_now(self) -> DirectTransport | None:
+        """The data connection that takes the payload in hand; None for chunks."""
+        if self._direct is None or (assembly := self._in_hand) is None or assembly.encoded is None:
+            return None
+        wait_s, self._awaited = 0.0 if self._awaited else CONNECT_S, True
+        connected = self._direct.await_connection(wait_s)
+        sent = assembly.memory.transport.sends_payload and assembly.encoded.payload.nbytes > 0
+        return self._direct if connected and sent else None
+
+    def _write(self, direct: DirectTransport) -> None:
+        """Write the payload in hand; where that cannot be done, wait until the consumer says how to go on."""
+        with self._lock:  # with `end_if_idle`, which takes nothing away from here on
+            assembly = None if self._idle else self._in_hand
+            self._writing = assembly is not None
+        try:
+            with self._offering():
+                if assembly is None or (encoded := assembly.encoded) is None:
+                    return
+                cursor = assembly.spec.plan.step, assembly.spec.view.microbatch
+                if direct.write(cursor, encoded, self._progressed, self._is_over):
+                    self._position = following(assembly.spec)
+                    self._sent_step = assembly.spec.plan.step
+                    self._shared.metrics.sent(encoded.num_bytes, direct_bytes=encoded.payload.nbytes)
+                    return
+                while not self._is_over() and not self._shared.draining.is_set():
+                    self._preparation.await_end(LOOK_S)
+        finally:
+            self._writing = False
+
+    def _is_over(self) -> bool:
+        return self._idle or self._preparation.closed
+
+    def _progressed(self) -> None:
+        with self._lock:
+            if self._offered_at is not None:
+                self._offered_at = monotonic()
 
     def _message(self, i: int) -> bytes | None:
         """A message of the microbatch in hand; None behind the last one. Apart, so that no waiting frame holds it."""
@@ -131,7 +192,8 @@ class HandingOut:
         count = transport.num_messages(encoded)
         if i == 1 + count:  # the consumer has taken the last one
             self._sent_step = assembly.spec.plan.step
-            self._shared.metrics.sent(encoded.num_bytes, 0 if transport.sends_payload else encoded.payload.nbytes)
+            shared_bytes = 0 if transport.sends_payload else encoded.payload.nbytes
+            self._shared.metrics.sent(encoded.num_bytes, shared_bytes=shared_bytes)
             return None
         if i == count:
             self._position = following(assembly.spec)

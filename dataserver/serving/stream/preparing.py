@@ -117,6 +117,10 @@ class Preparation:
         with self._condition:
             self._condition.notify_all()
 
+    def await_end(self, timeout_s: float) -> None:
+        """Wait at most so long until all is given up."""
+        self._stop.wait(timeout_s)
+
     def close(self) -> None:
         """Give up what is prepared and being prepared, except what was taken. May be called again."""
         with self._condition:

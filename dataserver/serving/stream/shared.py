@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dataserver.serving.memory import BufferPool, ByteBudget
 from dataserver.serving.metrics import Metrics
 from dataserver.serving.stream.fair_pool import FairPool
+from dataserver.serving.transport.direct_listener import DirectListener
 from dataserver.serving.transport.shared_memory_listener import SharedMemoryListener
 
 
@@ -29,6 +30,7 @@ class Shared:
     decoding: FairPool
     """Decodes images; a group for each job, and in it a queue for each stream."""
     shared_memory: SharedMemoryListener
+    direct: DirectListener
     draining: threading.Event
     """Set when streams are to end after the microbatch in hand."""
     metrics: Metrics

@@ -1,6 +1,9 @@
 """One open stream: what is prepared for one consumer, handed out over its transports, and given up at the end."""
 
+import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
 
 from disttrain.v1 import errors_pb2
 
@@ -12,7 +15,26 @@ from dataserver.serving.stream.handing_out import HandingOut
 from dataserver.serving.stream.preparing import Preparation
 from dataserver.serving.stream.shared import Shared
 from dataserver.serving.stream.source import ViewSource
+from dataserver.serving.transport.direct import DirectTransport
 from dataserver.serving.transport.transports import Transports
+from dataserver.serving.wire import direct_offer, restart
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """What the client of a stream asks for beside chunks."""
+
+    memory_token: bytes = b""
+    """Of a client that maps memory instead of receiving bytes."""
+    progress_token: bytes = b""
+    """By which it reports on the stream; empty for one that does not."""
+    direct: bool = False
+    """Whether it reads payloads from a data connection."""
+    client_port: int = 0
+    """Its end of the call's connection; 0 where it is not known."""
+
+
+NO_OPTIONS: Final = StreamOptions()
 
 
 class MicrobatchStream:
@@ -26,8 +48,7 @@ class MicrobatchStream:
         microbatch: int,
         cancel: Callable[[], object],
         on_close: Callable[["MicrobatchStream"], None],
-        memory_token: bytes = b"",
-        progress_token: bytes = b"",
+        options: StreamOptions = NO_OPTIONS,
     ) -> None:
         """Make a stream that has not begun.
 
@@ -38,19 +59,50 @@ class MicrobatchStream:
             microbatch: the first one.
             cancel: ends the call of the stream, whatever its consumer reads.
             on_close: called whenever the stream is closed, without a lock.
-            memory_token: of a consumer that maps memory instead of receiving bytes.
-            progress_token: by which its client reports on it; empty for one that does not.
+            options: what its client asks for beside chunks.
         """
         self.cancel = cancel
-        self.progress_token = progress_token
+        self.progress_token = options.progress_token
+        self._client_port = options.client_port
         self._step: int | None = None
         """Step of the microbatch that the trainer took last, as its client said; None if it has said nothing."""
+        self._shared = shared
         self._source = source
         self._on_close = on_close
-        start = (step, microbatch)
-        transports = Transports(shared.budget, shared.buffers, shared.shared_memory, memory_token)
-        self._preparation = Preparation(shared, source, start, transports)
-        self._handing_out = HandingOut(shared, self._preparation, start, source.num_steps)
+        self._lock = threading.Lock()
+        """Held where the stream is closed or restarted."""
+        self._closed = False
+        self._restart: tuple[int, int] | None = None
+        """Where the stream begins again, as soon as its consumer's thread comes to it."""
+        transports = Transports(shared.budget, shared.buffers, shared.shared_memory, options.memory_token)
+        self._direct = shared.direct.offer() if options.direct and not transports.shares else None
+        self._begin((step, microbatch), transports, self._direct)
+
+    def _begin(self, start: tuple[int, int], transports: Transports, direct: DirectTransport | None) -> None:
+        self._preparation = Preparation(self._shared, self._source, start, transports)
+        self._handing_out = HandingOut(self._shared, self._preparation, start, self._source.num_steps, direct)
+
+    @property
+    def direct_token(self) -> bytes | None:
+        """By which the data connection is known that its client was offered; None without one."""
+        return None if self._direct is None else self._direct.token
+
+    def end_direct(self, step: int, microbatch: int) -> bool:
+        """Use the data connection no more; whether the stream restarts at that microbatch, since payloads were lost.
+
+        Raises:
+            DataServiceError: the job has no such step.
+        """
+        self._check(step)
+        with self._lock:
+            if self._closed or self._direct is None:
+                return False
+            direct, self._direct = self._direct, None
+            if not self._shared.direct.withdraw(direct):
+                return False
+            self._restart = step, microbatch
+            self._preparation.close()  # which ends what the consumer's thread waits for
+        return True
 
     def note_progress(self, step: int) -> None:
         """Note the step of the microbatch that the trainer took last.
@@ -58,12 +110,15 @@ class MicrobatchStream:
         Raises:
             DataServiceError: the job has no such step.
         """
+        self._check(step)
+        self._step = step
+
+    def _check(self, step: int) -> None:
         if step >= self._source.num_steps:
             raise DataServiceError(
                 errors_pb2.ERROR_REASON_STEP_OUT_OF_RANGE,
                 f"step {step} was reported; the job has {counted(self._source.num_steps, 'step')}",
             )
-        self._step = step
 
     def start(self) -> None:
         """Begin to prepare."""
@@ -76,9 +131,25 @@ class MicrobatchStream:
             DataServiceError: the next microbatch cannot be made.
         """
         try:
+            if (direct := self._direct) is not None:
+                yield direct_offer(direct.token, direct.port, self._client_port)
             yield from self._handing_out.messages()
+            while (start := self._begun_again()) is not None:
+                yield restart(*start)
+                yield from self._handing_out.messages()
         finally:
             self.close()
+
+    def _begun_again(self) -> tuple[int, int] | None:
+        """Begin to prepare anew where the consumer asked for it; from which microbatch on."""
+        with self._lock:
+            start, self._restart = self._restart, None
+            if start is None or self._closed:
+                return None
+            shared = self._shared
+            self._begin(start, Transports(shared.budget, shared.buffers, shared.shared_memory, b""), None)
+        self._preparation.more()
+        return start
 
     def end_if_idle(self, timeout_s: float) -> bool:
         """Give up all memory if the consumer has taken nothing for so long; whether it was so.
@@ -88,6 +159,10 @@ class MicrobatchStream:
         if not self._handing_out.end_if_idle(timeout_s):
             return False
         self._preparation.close()
+        with self._lock:
+            direct, self._direct = self._direct, None
+        if direct is not None:
+            self._shared.direct.withdraw(direct)
         return True
 
     def progress(self) -> Progress:
@@ -110,5 +185,10 @@ class MicrobatchStream:
 
     def close(self) -> None:
         """Give up what is prepared and being prepared. May be called from any thread, and again."""
+        with self._lock:
+            self._closed = True
+            direct, self._direct = self._direct, None
         self._preparation.close()
+        if direct is not None:
+            self._shared.direct.withdraw(direct)
         self._on_close(self)

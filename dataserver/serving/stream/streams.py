@@ -1,5 +1,6 @@
 """The open streams of a server: their number, what they share, and the end of them all."""
 
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,12 +18,15 @@ from dataserver.serving.stream.fair_pool import FairPool
 from dataserver.serving.stream.preparing import AHEAD_BYTES
 from dataserver.serving.stream.shared import Shared
 from dataserver.serving.stream.source import ViewSource
-from dataserver.serving.stream.stream import MicrobatchStream
+from dataserver.serving.stream.stream import NO_OPTIONS, MicrobatchStream, StreamOptions
+from dataserver.serving.transport.direct_listener import DirectListener
 from dataserver.serving.transport.grpc import CHUNK_BYTES
 from dataserver.serving.transport.shared_memory_listener import SharedMemoryListener
 
 VIEWS_AT_ONCE: Final = 4
 """Streams that read token ids and lay out views at once."""
+
+_log = logging.getLogger(__name__)
 
 
 class Streams:
@@ -45,6 +49,7 @@ class Streams:
             laying_out=threading.BoundedSemaphore(VIEWS_AT_ONCE),
             decoding=FairPool(config.decode_threads, "decode"),
             shared_memory=SharedMemoryListener(config.shared_memory),
+            direct=DirectListener(),
             draining=threading.Event(),
             metrics=metrics,
         )
@@ -75,8 +80,7 @@ class Streams:
         step: int,
         microbatch: int,
         cancel: Callable[[], object],
-        memory_token: bytes = b"",
-        progress_token: bytes = b"",
+        options: StreamOptions = NO_OPTIONS,
     ) -> MicrobatchStream:
         """Open a stream that starts at (step, microbatch), and let it begin to prepare.
 
@@ -85,8 +89,7 @@ class Streams:
             step: of the first microbatch.
             microbatch: the first one.
             cancel: ends the call of the stream, whatever its consumer reads.
-            memory_token: of a consumer that maps memory instead of receiving bytes.
-            progress_token: by which its client reports on it; empty for one that does not.
+            options: what its client asks for beside chunks.
 
         Raises:
             DataServiceError: DRAINING or TOO_MANY_STREAMS, at once.
@@ -100,9 +103,7 @@ class Streams:
                     f"this server has {self._max_streams} streams open, as many as it may; go to another one, or raise "
                     "max_streams",
                 )
-            stream = MicrobatchStream(
-                self.shared, source, step, microbatch, cancel, self._forget, memory_token, progress_token
-            )
+            stream = MicrobatchStream(self.shared, source, step, microbatch, cancel, self._forget, options)
             self._open[stream] = None
         try:
             stream.start()  # does nothing if the stream was closed since the lock was released
@@ -121,6 +122,25 @@ class Streams:
             for stream in self._open:
                 if stream.progress_token == progress_token:
                     stream.note_progress(step)
+
+    def end_direct(self, token: bytes, step: int, microbatch: int, cause: str) -> bool:
+        """Have an open stream use its data connection no more; whether it restarts at that microbatch.
+
+        Raises:
+            DataServiceError: the job has no such step.
+        """
+        with self._changed:
+            stream = next((stream for stream in self._open if stream.direct_token == token), None)
+        if stream is None:
+            return False
+        restarted = stream.end_direct(step, microbatch)
+        self.shared.metrics.direct_ended()
+        who = stream.progress()
+        _log.warning(
+            "rank %d of module %s of job %s gets chunks over gRPC instead of payloads over its data connection: %s",
+            who.rank, who.module, who.job_id, cause,
+        )  # fmt: skip
+        return restarted
 
     def drain(self) -> int:
         """Let every stream end after the microbatch in hand, and refuse new ones; the number that were open."""
@@ -148,6 +168,7 @@ class Streams:
         """Close all streams and end the threads."""
         self.cut()
         self.shared.shared_memory.close()
+        self.shared.direct.close()
         # Closed streams submit nothing to `preparing`; what runs there may still submit to `decoding`: it ends first.
         self.shared.preparing.shutdown(cancel_futures=True)
         self.shared.decoding.shutdown()

@@ -25,6 +25,8 @@ class EncodedMicrobatch:
     """The microbatch's first message, serialized."""
     payload: Buffer
     """uint8 [total_bytes]: the encoded tensors, at the front of the memory of the microbatch."""
+    crc32c: int = 0
+    """Checksum of the payload, as the header has it."""
 
     @property
     def num_bytes(self) -> int:

@@ -24,6 +24,11 @@ class Transports:
         self._grpc = GrpcTransport(self._account, buffers)
         self._shared = listener.transport(memory_token, self._account, buffers)
 
+    @property
+    def shares(self) -> bool:
+        """Whether the consumer maps memory."""
+        return self._shared is not None
+
     def reserve(self, num_bytes: int) -> bool:
         """Reserve memory for one microbatch until the stream is closed; False where there is none left."""
         return self._grpc.reserve(num_bytes)

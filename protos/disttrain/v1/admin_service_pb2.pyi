@@ -111,6 +111,8 @@ class GetMetricsResponse(_message.Message):
     RANKS_FIELD_NUMBER: _builtins.int
     PLANS_BY_SOURCE_FIELD_NUMBER: _builtins.int
     SHARED_BYTES_FIELD_NUMBER: _builtins.int
+    DIRECT_BYTES_FIELD_NUMBER: _builtins.int
+    DIRECT_FALLBACKS_FIELD_NUMBER: _builtins.int
     open_streams: _builtins.int
     """Streams that are open."""
     ready_microbatches: _builtins.int
@@ -143,6 +145,10 @@ class GetMetricsResponse(_message.Message):
     """Physical memory of the server's process, in bytes."""
     shared_bytes: _builtins.int
     """Counter: those of `sent_bytes` that went through memory shared with consumers on this machine, and that nobody copied."""
+    direct_bytes: _builtins.int
+    """Counter: those of `sent_bytes` that were written to data connections (DirectOffer)."""
+    direct_fallbacks: _builtins.int
+    """Counter: streams whose clients left their data connection for gRPC (EndDirect); each has a line in the log."""
     @_builtins.property
     def uptime(self) -> _duration_pb2.Duration:
         """Time since the server began, on its own steady clock. Rates are differences of two answers over that of this field."""
@@ -197,10 +203,12 @@ class GetMetricsResponse(_message.Message):
         ranks: _abc.Iterable[Global___RankProgress] | None = ...,
         plans_by_source: Global___PlanSources | None = ...,
         shared_bytes: _builtins.int = ...,
+        direct_bytes: _builtins.int = ...,
+        direct_fallbacks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "planning_time", b"planning_time", "plans_by_source", b"plans_by_source", "uptime", b"uptime", "waits", b"waits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "decoded_images", b"decoded_images", "invalid_images", b"invalid_images", "known_jobs", b"known_jobs", "open_streams", b"open_streams", "plan_times", b"plan_times", "planning_time", b"planning_time", "plans_by_source", b"plans_by_source", "prefetch_limit_bytes", b"prefetch_limit_bytes", "prefetch_used_bytes", b"prefetch_used_bytes", "prepared_microbatches", b"prepared_microbatches", "preparing_microbatches", b"preparing_microbatches", "ranks", b"ranks", "ready_microbatches", b"ready_microbatches", "resident_bytes", b"resident_bytes", "sent_bytes", b"sent_bytes", "sent_microbatches", b"sent_microbatches", "shard_read_bytes", b"shard_read_bytes", "shared_bytes", b"shared_bytes", "storage_errors", b"storage_errors", "storage_retries", b"storage_retries", "uptime", b"uptime", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "decoded_images", b"decoded_images", "direct_bytes", b"direct_bytes", "direct_fallbacks", b"direct_fallbacks", "invalid_images", b"invalid_images", "known_jobs", b"known_jobs", "open_streams", b"open_streams", "plan_times", b"plan_times", "planning_time", b"planning_time", "plans_by_source", b"plans_by_source", "prefetch_limit_bytes", b"prefetch_limit_bytes", "prefetch_used_bytes", b"prefetch_used_bytes", "prepared_microbatches", b"prepared_microbatches", "preparing_microbatches", b"preparing_microbatches", "ranks", b"ranks", "ready_microbatches", b"ready_microbatches", "resident_bytes", b"resident_bytes", "sent_bytes", b"sent_bytes", "sent_microbatches", b"sent_microbatches", "shard_read_bytes", b"shard_read_bytes", "shared_bytes", b"shared_bytes", "storage_errors", b"storage_errors", "storage_retries", b"storage_retries", "uptime", b"uptime", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

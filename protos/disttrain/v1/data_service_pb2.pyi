@@ -166,6 +166,7 @@ class StreamMicrobatchesRequest(_message.Message):
     SHARE_FETCH_FIELD_NUMBER: _builtins.int
     MEMORY_TOKEN_FIELD_NUMBER: _builtins.int
     PROGRESS_TOKEN_FIELD_NUMBER: _builtins.int
+    DIRECT_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Job to read, as GetOrCreateJob names it; JOB_UNKNOWN where this server does not know it."""
     module: _builtins.str
@@ -193,6 +194,11 @@ class StreamMicrobatchesRequest(_message.Message):
     """Names this stream in ReportProgress: up to 16 random bytes, different ones for each stream; empty for a client that does
     not call it.
     """
+    direct: _builtins.bool
+    """Whether the client would rather read payloads from a TCP connection of their own than as chunks, which costs both sides
+    less than half of the CPU time. A server that can answers with an `offer`; one that cannot, with chunks as ever. A stream
+    with a `memory_token` that the server knows gets no offer.
+    """
     @_builtins.property
     def tensors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the tensors wanted; empty for all of the view. The first pipeline stage needs no labels, the last no ids."""
@@ -217,10 +223,11 @@ class StreamMicrobatchesRequest(_message.Message):
         share_fetch: _builtins.bool = ...,
         memory_token: _builtins.bytes = ...,
         progress_token: _builtins.bytes = ...,
+        direct: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_codecs", b"accepted_codecs", "job_id", b"job_id", "memory_token", b"memory_token", "module", b"module", "progress_token", b"progress_token", "rank", b"rank", "share_fetch", b"share_fetch", "start_microbatch", b"start_microbatch", "start_step", b"start_step", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_codecs", b"accepted_codecs", "direct", b"direct", "job_id", b"job_id", "memory_token", b"memory_token", "module", b"module", "progress_token", b"progress_token", "rank", b"rank", "share_fetch", b"share_fetch", "start_microbatch", b"start_microbatch", "start_step", b"start_step", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -236,8 +243,15 @@ class StreamMicrobatchesResponse(_message.Message):
     CHUNK_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     SHARED_FIELD_NUMBER: _builtins.int
+    OFFER_FIELD_NUMBER: _builtins.int
+    RESTART_FIELD_NUMBER: _builtins.int
+    DIRECT_FIELD_NUMBER: _builtins.int
     chunk: _builtins.bytes
     """The next bytes of the microbatch's tensor data, at most about 1 MiB. Chunks are simply concatenated."""
+    direct: _builtins.bool
+    """Beside `header`: the payload of this microbatch comes over the data connection, and no chunk follows. Never beside others,
+    never where `total_bytes` is 0 or the microbatch is withheld, and never before the client's token was taken.
+    """
     @_builtins.property
     def header(self) -> _microbatch_pb2.MicrobatchHeader:
         """Begins a microbatch. `total_bytes` of chunks follow before the next header."""
@@ -252,6 +266,16 @@ class StreamMicrobatchesResponse(_message.Message):
     def shared(self) -> Global___SharedBlock:
         """Instead of all chunks of a microbatch, for a client that asked with `memory_token`: where its bytes lie."""
 
+    @_builtins.property
+    def offer(self) -> Global___DirectOffer:
+        """The first message of a stream whose client asked with `direct`, from a server that has a data port."""
+
+    @_builtins.property
+    def restart(self) -> Global___Restart:
+        """Answers an EndDirect that restarted the stream: the next message is the header of the microbatch that it named. Whatever
+        came between the call and this message, a client throws away.
+        """
+
     def __init__(
         self,
         *,
@@ -259,16 +283,96 @@ class StreamMicrobatchesResponse(_message.Message):
         chunk: _builtins.bytes = ...,
         end: Global___EndOfStream | None = ...,
         shared: Global___SharedBlock | None = ...,
+        offer: Global___DirectOffer | None = ...,
+        restart: Global___Restart | None = ...,
+        direct: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "end", b"end", "header", b"header", "message", b"message", "shared", b"shared"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "end", b"end", "header", b"header", "message", b"message", "offer", b"offer", "restart", b"restart", "shared", b"shared"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "end", b"end", "header", b"header", "message", b"message", "shared", b"shared"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "direct", b"direct", "end", b"end", "header", b"header", "message", b"message", "offer", b"offer", "restart", b"restart", "shared", b"shared"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["header", "chunk", "end", "shared"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["header", "chunk", "end", "shared", "offer", "restart"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___StreamMicrobatchesResponse: _TypeAlias = StreamMicrobatchesResponse  # noqa: Y015
+
+@_typing.final
+class DirectOffer(_message.Message):
+    """A server's offer to write payloads to a TCP connection beside gRPC, straight from the memory in which they were made. All
+    else stays with gRPC: headers, their order, ends, errors, resuming.
+
+    The client opens one connection to `port` of the host that its gRPC connection reached, and to no other: a name may
+    stand for several servers, and only one knows the token. Where gRPC speaks TLS, so does the data port, with the
+    same certificate. All integers are little-endian:
+    - the client's first and only bytes: 20, "DTD1" and the 16 bytes of `token`;
+    - the server's first bytes: 4, "DTD1": the token was taken. It closes the connection where the token is unknown or was
+      said before, and where the 20 bytes do not come within 5 s;
+    - from then on one frame for each microbatch whose header came with `direct`, in the order of the headers: 8 bytes, the
+      step; 4 bytes, the microbatch; 4 bytes, `crc32c` of the header; 8 bytes, `total_bytes` of the header; then so many bytes,
+      just as the concatenated chunks would be.
+    The server writes a frame right behind its header, and reads nothing more. A client that does not read makes the stream wait,
+    and it ends as idle just as with chunks.
+
+    A client need not wait for its connection: until the token was taken, payloads come as chunks. Whatever goes wrong with the
+    data connection - it cannot be opened within a few seconds, ends early, falls silent while a frame is due, or
+    carries other bytes than the header announces - the client closes it, calls EndDirect, and goes on with chunks. So no
+    byte is lost: what was written to a lost connection is sent again. The connection ends with its stream.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PORT_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    CLIENT_PORT_FIELD_NUMBER: _builtins.int
+    port: _builtins.int
+    """TCP port of the server's host."""
+    token: _builtins.bytes
+    """16 random bytes, good for one connection."""
+    client_port: _builtins.int
+    """TCP port of the client's end of the gRPC connection, as the server sees it; 0 where it does not know. A client whose gRPC
+    library does not tell which host it reached can find its own socket by it.
+    """
+    def __init__(
+        self,
+        *,
+        port: _builtins.int = ...,
+        token: _builtins.bytes = ...,
+        client_port: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_port", b"client_port", "port", b"port", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DirectOffer: _TypeAlias = DirectOffer  # noqa: Y015
+
+@_typing.final
+class Restart(_message.Message):
+    """The stream begins again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    MICROBATCH_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """Step of the next header."""
+    microbatch: _builtins.int
+    """Microbatch of the next header."""
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        microbatch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["microbatch", b"microbatch", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Restart: _TypeAlias = Restart  # noqa: Y015
 
 @_typing.final
 class SharedBlock(_message.Message):
@@ -563,6 +667,66 @@ class ReportProgressResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReportProgressResponse: _TypeAlias = ReportProgressResponse  # noqa: Y015
+
+@_typing.final
+class EndDirectRequest(_message.Message):
+    """Request of EndDirect."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    MICROBATCH_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    token: _builtins.bytes
+    """The `token` of the stream's offer."""
+    step: _builtins.int
+    """Step of the first microbatch that was not received completely; one that the job does not have is refused
+    (STEP_OUT_OF_RANGE).
+    """
+    microbatch: _builtins.int
+    """That microbatch."""
+    cause: _builtins.str
+    """What went wrong, for people who read the server's log; at most 1024 bytes."""
+    def __init__(
+        self,
+        *,
+        token: _builtins.bytes = ...,
+        step: _builtins.int = ...,
+        microbatch: _builtins.int = ...,
+        cause: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "microbatch", b"microbatch", "step", b"step", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndDirectRequest: _TypeAlias = EndDirectRequest  # noqa: Y015
+
+@_typing.final
+class EndDirectResponse(_message.Message):
+    """Response of EndDirect."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESTARTED_FIELD_NUMBER: _builtins.int
+    restarted: _builtins.bool
+    """Whether the stream restarts at that microbatch: read up to `restart`. Otherwise the server has no such stream (any more), or
+    its token was never said: then all that was sent came as chunks, and nothing is thrown away.
+    """
+    def __init__(
+        self,
+        *,
+        restarted: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["restarted", b"restarted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndDirectResponse: _TypeAlias = EndDirectResponse  # noqa: Y015
 
 @_typing.final
 class ListStepTimesRequest(_message.Message):

@@ -60,6 +60,11 @@ class DataServiceStub(object):
                 request_serializer=disttrain_dot_v1_dot_data__service__pb2.ReportProgressRequest.SerializeToString,
                 response_deserializer=disttrain_dot_v1_dot_data__service__pb2.ReportProgressResponse.FromString,
                 _registered_method=True)
+        self.EndDirect = channel.unary_unary(
+                '/disttrain.v1.DataService/EndDirect',
+                request_serializer=disttrain_dot_v1_dot_data__service__pb2.EndDirectRequest.SerializeToString,
+                response_deserializer=disttrain_dot_v1_dot_data__service__pb2.EndDirectResponse.FromString,
+                _registered_method=True)
         self.ListStepTimes = channel.unary_unary(
                 '/disttrain.v1.DataService/ListStepTimes',
                 request_serializer=disttrain_dot_v1_dot_data__service__pb2.ListStepTimesRequest.SerializeToString,
@@ -133,6 +138,14 @@ class DataServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EndDirect(self, request, context):
+        """Takes back a client's wish for payloads over a data connection (`DirectOffer`), and its reason, which the server logs and
+        counts. What the client has not received comes as chunks, in the same stream. Answers at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListStepTimes(self, request, context):
         """The step times reported most recently to this server.
         """
@@ -188,6 +201,11 @@ def add_DataServiceServicer_to_server(servicer, server):
                     servicer.ReportProgress,
                     request_deserializer=disttrain_dot_v1_dot_data__service__pb2.ReportProgressRequest.FromString,
                     response_serializer=disttrain_dot_v1_dot_data__service__pb2.ReportProgressResponse.SerializeToString,
+            ),
+            'EndDirect': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndDirect,
+                    request_deserializer=disttrain_dot_v1_dot_data__service__pb2.EndDirectRequest.FromString,
+                    response_serializer=disttrain_dot_v1_dot_data__service__pb2.EndDirectResponse.SerializeToString,
             ),
             'ListStepTimes': grpc.unary_unary_rpc_method_handler(
                     servicer.ListStepTimes,
@@ -346,6 +364,33 @@ class DataService(object):
             '/disttrain.v1.DataService/ReportProgress',
             disttrain_dot_v1_dot_data__service__pb2.ReportProgressRequest.SerializeToString,
             disttrain_dot_v1_dot_data__service__pb2.ReportProgressResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndDirect(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/disttrain.v1.DataService/EndDirect',
+            disttrain_dot_v1_dot_data__service__pb2.EndDirectRequest.SerializeToString,
+            disttrain_dot_v1_dot_data__service__pb2.EndDirectResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -75,6 +75,10 @@ class DataServiceStub:
     `progress_token` calls this on the stream's server about once a second, when the step has changed. If the server answers
     UNIMPLEMENTED, as those of older releases do, do not call it again.
     """
+    EndDirect: _grpc.UnaryUnaryMultiCallable[_data_service_pb2.EndDirectRequest, _data_service_pb2.EndDirectResponse]
+    """Takes back a client's wish for payloads over a data connection (`DirectOffer`), and its reason, which the server logs and
+    counts. What the client has not received comes as chunks, in the same stream. Answers at once.
+    """
     ListStepTimes: _grpc.UnaryUnaryMultiCallable[_data_service_pb2.ListStepTimesRequest, _data_service_pb2.ListStepTimesResponse]
     """The step times reported most recently to this server."""
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_data_service_pb2.GetServerInfoRequest, _data_service_pb2.GetServerInfoResponse]
@@ -113,6 +117,10 @@ class DataServiceAsyncStub(DataServiceStub):
     client knows this step, since what was sent may wait in buffers of gRPC and of the client. Optional: a client that set
     `progress_token` calls this on the stream's server about once a second, when the step has changed. If the server answers
     UNIMPLEMENTED, as those of older releases do, do not call it again.
+    """
+    EndDirect: _aio.UnaryUnaryMultiCallable[_data_service_pb2.EndDirectRequest, _data_service_pb2.EndDirectResponse]  # type: ignore[assignment]
+    """Takes back a client's wish for payloads over a data connection (`DirectOffer`), and its reason, which the server logs and
+    counts. What the client has not received comes as chunks, in the same stream. Answers at once.
     """
     ListStepTimes: _aio.UnaryUnaryMultiCallable[_data_service_pb2.ListStepTimesRequest, _data_service_pb2.ListStepTimesResponse]  # type: ignore[assignment]
     """The step times reported most recently to this server."""
@@ -179,6 +187,16 @@ class DataServiceServicer(metaclass=_abc_1.ABCMeta):
         client knows this step, since what was sent may wait in buffers of gRPC and of the client. Optional: a client that set
         `progress_token` calls this on the stream's server about once a second, when the step has changed. If the server answers
         UNIMPLEMENTED, as those of older releases do, do not call it again.
+        """
+
+    @_abc_1.abstractmethod
+    def EndDirect(
+        self,
+        request: _data_service_pb2.EndDirectRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_data_service_pb2.EndDirectResponse, _abc.Awaitable[_data_service_pb2.EndDirectResponse]]:
+        """Takes back a client's wish for payloads over a data connection (`DirectOffer`), and its reason, which the server logs and
+        counts. What the client has not received comes as chunks, in the same stream. Answers at once.
         """
 
     @_abc_1.abstractmethod

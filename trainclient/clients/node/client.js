@@ -2,6 +2,7 @@
 // A client of DistTrain's data servers, written from protos/ alone: any server addresses in, typed arrays out.
 const os = require('node:os');
 const { setTimeout: sleep } = require('node:timers/promises');
+const { DirectConnection } = require('./direct');
 const { decode, crc32c } = require('./microbatch');
 const { DataError, DataService, dataError, grpc } = require('./protocol');
 
@@ -21,6 +22,7 @@ const DEFAULTS = {
   giveUpMs: 120_000, // how long to try without progress, also before the first answer
   warn: (message) => console.warn(message), // told of each server that refuses, once
   codecs: ['CODEC_ZSTD'], // accepted besides raw, where a server has them
+  direct: true, // payloads over a TCP connection beside gRPC, where a server offers one
 };
 const REMEMBERED_STEPS = 4096;
 const MAX_ADDRESSES = 1024;
@@ -211,25 +213,34 @@ class DataClient {
     const request = { job_id: this.job.job_id, module, rank, tensors };
     Object.assign(request, { start_step: place.step, start_microbatch: place.microbatch });
     request.accepted_codecs = this.options.codecs.filter((codec) => info.codecs.includes(codec));
+    request.direct = this.options.direct;
     const call = server.stub.StreamMicrobatches(request);
     call.on('error', () => {}); // also of a call that is cancelled below, when nobody reads it any more
+    const stream = { call, messages: call[Symbol.asyncIterator]() };
     try {
-      const messages = call[Symbol.asyncIterator]();
       for (;;) {
-        const message = await this.next(call, messages);
+        const message = await this.next(stream);
         if (message.end) return this.ended(message.end, place, server);
+        if (message.offer) {
+          stream.direct = new DirectConnection(call.getPeer(), message.offer);
+          continue;
+        }
         agree(message.header, 'ANOTHER_SERVER', `${server.address} sends bytes before a header`);
+        if (stream.direct?.error && (await this.leave(server, stream, place, stream.direct.error))) continue;
         const { header } = message;
         this.check(header, place, info);
-        const chunks = [];
-        for (let left = Number(header.total_bytes); left > 0;) {
-          const { chunk, end } = await this.next(call, messages);
-          if (end?.reason === 'REASON_IDLE') return this.ended(end, place, server);
-          agree(chunk?.length, 'RETRY', `${server.address} stops ${left} bytes before the end of a microbatch`);
-          chunks.push(chunk);
-          left -= chunk.length;
+        let tensors;
+        try {
+          const { chunks, end } = await this.payload(message, stream, server);
+          if (end) return this.ended(end, place, server);
+          tensors = decode(header, chunks);
+        } catch (error) {
+          if (!message.direct || error.action === 'ANOTHER_SERVER') throw error;
+          const again = await this.leave(server, stream, place, error);
+          agree(again, 'RETRY', `${server.address} ended the stream with its data connection`);
+          continue;
         }
-        const batch = { server: server.address, header, tensors: decode(header, chunks) };
+        const batch = { server: server.address, header, tensors };
         this.commit(server, info);
         const last = header.microbatch + 1 === header.num_microbatches;
         Object.assign(place, last ? { step: place.step + 1, microbatch: 0 } : { microbatch: place.microbatch + 1 });
@@ -237,11 +248,45 @@ class DataClient {
       }
     } finally {
       call.cancel();
+      stream.direct?.close();
     }
   }
 
+  /** The bytes behind a header, or the end of an idle stream in the middle of them. */
+  async payload({ header, direct }, stream, server) {
+    if (direct) {
+      agree(stream.direct, 'ANOTHER_SERVER', `${server.address} announces a payload on no data connection`);
+      return { chunks: [await stream.direct.payload(header)] };
+    }
+    const chunks = [];
+    for (let left = Number(header.total_bytes); left > 0;) {
+      const { chunk, end } = await this.next(stream);
+      if (end?.reason === 'REASON_IDLE') return { end };
+      agree(chunk?.length, 'RETRY', `${server.address} stops ${left} bytes before the end of a microbatch`);
+      chunks.push(chunk);
+      left -= chunk.length;
+    }
+    return { chunks };
+  }
+
+  /** Give up a data connection; whether the stream begins again at `place`, with chunks. */
+  async leave(server, stream, { step, microbatch }, { message: cause }) {
+    const { token, error: unopened } = stream.direct;
+    stream.direct.close();
+    stream.direct = undefined;
+    const { restarted } = await this.ask(server, 'EndDirect', { token, step, microbatch, cause }, this.options.meetMs);
+    const told = `payloads of ${server.address} come over gRPC, since the data connection is of no use: ${cause}`;
+    if (restarted || unopened) this.options.warn(told); // else the stream has ended, and the connection with it
+    while (restarted) {
+      const { restart, end } = await this.next(stream);
+      agree(!end, 'RETRY', `${server.address} ended the stream before it began again`);
+      if (restart) break;
+    }
+    return restarted;
+  }
+
   /** The next message of a stream, which must not be silent for too long while someone waits for it. */
-  async next(call, messages) {
+  async next({ call, messages }) {
     const timer = setTimeout(() => call.cancel(), this.options.idleMs);
     try {
       const { done, value } = await messages.next();

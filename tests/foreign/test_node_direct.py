@@ -1,0 +1,43 @@
+"""Data connections of the client in JavaScript, whole and cut."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from cli.server_process import TIMEOUT_S, serving
+from client.meddler import Meddling, after, cut, flipped, meddler, passing
+from fleet.servers import free_addresses
+from foreign import node
+from foreign.conftest import Case
+
+pytestmark = pytest.mark.usefixtures("javascript")
+FAR = "127.0.0.9"
+"""An address of the server's machine that its data port does not listen on: what lies between does."""
+
+
+@contextmanager
+def between(case: Case, meddling: Meddling) -> Iterator[str]:
+    """A server with something between it and its data port; the address for clients."""
+    (data,) = free_addresses(1)
+    flags = ["--listen", "0.0.0.0:0", "--insecure", "--data-listen", data, *case.flags]
+    with serving(*flags) as server, meddler(FAR, int(data.rpartition(":")[2]), meddling):
+        yield f"{FAR}:{server.address.rpartition(':')[2]}"
+
+
+@pytest.mark.parametrize(
+    ("meddling", "cause"),
+    [(passing, ""), (after(20_000, cut), "closed early"), (after(70_000, flipped), "CRC-32C|announced")],
+)
+def test_all_payloads_come_or_the_stream_goes_on_with_chunks(case: Case, meddling: Meddling, cause: str) -> None:
+    with between(case, meddling) as address:
+        line = node.command([address], case.job, "--codec", "raw", "--module", "vit", "--rank", "0")
+        done = subprocess.run(line, capture_output=True, text=True, timeout=2 * TIMEOUT_S, check=True)
+    lines = [*map(node.json.loads, done.stdout.splitlines())][1:]
+    expected = [node.content(line) for line in case.undisturbed.view("vit", 0)]
+    assert [node.content(line) for line in lines] == expected
+    warnings = done.stderr.splitlines()
+    assert len(warnings) == bool(cause)
+    for warning in warnings:
+        assert warning.startswith(f"payloads of {address} come over gRPC, since the data connection is of no use: ")
+        assert any(text in warning for text in cause.split("|")), warning
