@@ -216,6 +216,7 @@ def _image_tasks(
         valid=images.valid,
     )
     order = np.lexsort((number, row, shard, dataset)).tolist()
+    decoding.read_ahead(order)
     for first in range(0, len(order), IMAGES_PER_TASK):
         yield partial(decoding.run, order[first : first + IMAGES_PER_TASK])
 
@@ -234,6 +235,13 @@ class _Decoding:
     out: list[U8] | None
     valid: Bool
     """bool [k]: what each task finds out."""
+
+    def read_ahead(self, chosen: Sequence[int]) -> None:
+        """Begin to read the images, where they lie in a store."""
+        for dataset, of_dataset in groupby(chosen, lambda n: self.sources[n][0]):
+            if dataset.reads_ahead:
+                runs = groupby(of_dataset, lambda n: self.sources[n][1])
+                dataset.read_ahead([ref for shard, of in runs for ref in shard.images([self.places[n] for n in of])])
 
     def run(self, chosen: Sequence[int]) -> int:
         """Read and decode some of the images; bytes that were read."""

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import tyro
 
+from dataserver.dataset import location
+
 if TYPE_CHECKING:
     from dataserver.planning.job.fields import Sizing
 
@@ -35,10 +37,11 @@ def named_paths(flag: str, entries: Iterable[str]) -> dict[str, Path]:
     for entry in entries:
         name, separator, path = entry.partition("=")
         if not (separator and name and path):
-            raise ValueError(f"--{flag} {entry}: NAME=PATH is required")
+            shown = "URL" if "://" in entry else entry  # it may hold a secret
+            raise ValueError(f"--{flag} {shown}: NAME=PATH is required")
         if name in found:
             raise ValueError(f"--{flag} names {name!r} twice; give each name once")
-        found[name] = Path(path)
+        found[name] = location(Path(path))
     return found
 
 

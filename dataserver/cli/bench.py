@@ -12,7 +12,7 @@ from rich.table import Table
 from dataserver.cli.arguments import MaybeInt, MaybePath, sizing_of
 from dataserver.cli.tables import console_for_tables
 from dataserver.cli.throughput import READING, WARM_SAMPLES, Decoded, Made, Maker, Rate, sampled
-from dataserver.dataset import Dataset, usable_cores
+from dataserver.dataset import Dataset, location, usable_cores
 from dataserver.images import silence_pillow_warnings
 
 MAX_SAMPLES: Final = 100_000
@@ -52,6 +52,7 @@ def bench(
     _check("--rate", 1 if rate is None else rate, MAX_RATE)
     sizing = sizing_of(max_patches=max_patches, quality=quality)
     silence_pillow_warnings()
+    path = location(path)
     dataset = Dataset.open(path, index_dir)
     maker = Maker(dataset, sizing)
     chosen = sampled(dataset, samples, sizing)

@@ -7,7 +7,7 @@ import tyro
 
 from dataserver.cli.arguments import MaybeInt
 from dataserver.cli.progress import progress_bar
-from dataserver.dataset import KINDS
+from dataserver.dataset import KINDS, location
 from dataserver.dataset import convert as convert_dataset
 
 _MOST_SHOWN = 3
@@ -34,6 +34,7 @@ def convert(
         raise ValueError(f"--shard-mb is {shard_mb}; give at least 1")
     if workers is not None and workers < 1:
         raise ValueError(f"--workers is {workers}; give at least 1")
+    source = location(source)
     with progress_bar(f"converting {source.name}", in_bytes=True) as report:
         found = convert_dataset(source, target, shard_mb << 20, workers, report)
     print(f"{target}")

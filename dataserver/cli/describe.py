@@ -12,7 +12,7 @@ from dataserver.cli.card_page import card_page
 from dataserver.cli.card_tables import Section, bars, card_sections
 from dataserver.cli.jobs import read_job
 from dataserver.cli.progress import progress_bar
-from dataserver.dataset import Dataset, lint, printable
+from dataserver.dataset import Dataset, lint, location, printable
 from dataserver.jobs import dataset_card
 from dataserver.outputs import require_writable, tells_on, write_output
 
@@ -42,6 +42,7 @@ def describe(
         name: What the job calls the dataset, where the job has several; by default all filters are shown.
         output: HTML file to write as well, without anything to fetch; - is stdout.
     """
+    path = location(path)
     named = tokenizer_files([tokenizer])
     digest = load_tokenizer(*next(iter(named.items()), (BYTES, None))).digest
     filters = [] if job is None else list(_filters(job, name))

@@ -1,7 +1,7 @@
 """`dataserver index`."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import tyro
 
@@ -12,22 +12,28 @@ from dataserver.dataset import (
     KINDS,
     OWN,
     UNENCODABLE,
+    WHOLE,
     Dataset,
     Effect,
     IndexRules,
     KeyEnd,
     MetadataKeys,
     OnTokenError,
+    Part,
     SeveralImages,
     TextOnly,
     TruncatedImages,
     build_index,
     count_tokens,
+    location,
     parse_captions,
+    publish,
 )
 from dataserver.jobs import Rules, index_statistics
 from dataserver.planning.job.fields import Sizing
 from dataserver.planning.stream.captions import Captions
+
+MAX_PARTS: Final = 4096
 
 
 def index(
@@ -52,6 +58,7 @@ def index(
     join: Annotated[
         tuple[Path, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")
     ] = (),
+    shards: Annotated[str | None, tyro.conf.arg(metavar="I/N", help_behavior_hint="")] = None,
 ) -> None:
     """Index datasets, count their tokens, and print their fingerprints.
 
@@ -74,6 +81,8 @@ def index(
             NAME=parquet:COLUMN; may be repeated.
         join: Folder whose tars and parquet files, named as the shards, bring members and columns for the same keys; or
             parquet files, or a folder of them, with rows for all shards. May be repeated.
+        shards: Index only every N-th shard, from the one of number I (0 to N - 1) on, while other machines index the
+            others. When all have ended, run the command once without this flag: it adds what belongs to the whole.
     """
     if not paths:
         raise ValueError("no dataset is named; give at least one folder of shards")
@@ -93,15 +102,29 @@ def index(
         parse_captions(caption),
         join,
     )
-    for path in paths:
-        _index_one(path, index_dir, workers, tokenizers, rules)
+    part = WHOLE if shards is None else _part(shards)
+    for path in map(location, paths):
+        _index_one(path, index_dir, workers, tokenizers, rules, part)
+
+
+def _part(text: str) -> Part:
+    number, slash, of_all = text.partition("/")
+    if not (slash and number.isdecimal() and of_all.isdecimal() and int(number) < int(of_all) <= MAX_PARTS):
+        raise ValueError(f"--shards is {text[:40]!r}; I/N is required, with I from 0 to N - 1 and N up to {MAX_PARTS}")
+    return Part(int(number), int(of_all))
+
+
+def _publish(root: Path, index_dir: Path | None) -> None:
+    num_written = publish(root, index_dir)
+    if num_written:
+        print(f"  published    {num_written} files of the index to {location(index_dir or root)}")
 
 
 def _index_one(
-    path: Path, index_dir: Path | None, workers: int | None, tokenizers: list[Tokenizer], rules: IndexRules
+    path: Path, index_dir: Path | None, workers: int | None, tokenizers: list[Tokenizer], rules: IndexRules, part: Part
 ) -> None:
     with progress_bar(f"indexing {path.name}", in_bytes=True) as report:
-        built = build_index(path, index_dir, workers, report, rules)
+        built = build_index(path, index_dir, workers, report, rules, part)
     print(f"{path}")
     print(f"  shards       {built.num_shards} ({built.num_built} indexed now)")
     print(f"  samples      {built.num_samples}")
@@ -111,15 +134,20 @@ def _index_one(
     for tokenizer, name in texts:
         of = tokenizer.name if name == OWN else f"{tokenizer.name}, caption {name}"
         with progress_bar(f"counting tokens ({of})") as report:
-            counted = count_tokens(path, tokenizer, index_dir, report, name)
+            counted = count_tokens(path, tokenizer, index_dir, report, name, part.of)
         if counted.num_failed:
             print(f"  {Effect.LEFT_OUT:<12} {counted.num_failed} {UNENCODABLE} ({of})")
         print(f"  tokens       {counted.num_tokens} ({of}, digest {tokenizer.digest})")
+    if part != WHOLE:
+        _publish(built.root, index_dir)
+        print("  fingerprint  when all parts are indexed, run the command without --shards", flush=True)
+        return
     dataset = Dataset.open(path, index_dir)
-    for tokenizer, name in texts if path.is_dir() else ():
+    for tokenizer, name in texts if built.is_folder else ():
         with progress_bar(f"measuring with {tokenizer.name} tokens") as report:
             asked = Rules(tokenizer.digest, Sizing(), captions=Captions((name,)))
             index_statistics(dataset, asked, report, workers)
+    _publish(built.root, index_dir)
     for earlier in dataset.earlier_sets():
         print(f"  earlier      {earlier.fingerprint} ({len(earlier.names)} shards)")
     print(f"  fingerprint  {dataset.fingerprint}", flush=True)

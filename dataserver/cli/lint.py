@@ -9,7 +9,7 @@ import tyro
 
 from dataserver.cli.arguments import MaybePath, Switch
 from dataserver.cli.progress import progress_bar
-from dataserver.dataset import KINDS, LintReport, printable
+from dataserver.dataset import KINDS, LintReport, location, printable
 from dataserver.dataset import lint as lint_dataset
 from dataserver.images import fault_of, silence_pillow_warnings
 from dataserver.outputs import require_writable
@@ -39,6 +39,7 @@ def lint(
         json: Print one JSON document instead.
     """
     silence_pillow_warnings()
+    path = location(path)
     if quarantine_file is not None and quarantine_file.parent.exists():  # otherwise it is made
         require_writable("--quarantine-file", quarantine_file)
     with progress_bar(f"checking {path.name}") as report:

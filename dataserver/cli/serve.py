@@ -19,6 +19,7 @@ from dataserver.dataset import usable_memory
 from dataserver.images import silence_pillow_warnings
 from dataserver.jobs import Catalog
 from dataserver.planning.kernels import cache as kernel_cache
+from dataserver.serving.block_cache import block_remark, configure_blocks
 from dataserver.serving.budgets import Budgets, remark
 from dataserver.serving.config import ServerConfig, load_config
 from dataserver.serving.descriptors import allow_many_descriptors
@@ -62,7 +63,10 @@ def _about_memory(settings: ServerConfig) -> None:
 def _serve(settings: ServerConfig) -> None:
     """Serve until the server ends; the first signal drains, a second one cuts."""
     sys.setswitchinterval(SWITCH_S)
+    configure_blocks(settings)
     catalog = Catalog.open(settings)
+    if (found := block_remark(settings, catalog.datasets)) is not None:
+        _log.warning("%s", found)
     compile_missing()
     server = DataServer(settings, catalog)
     with _signals() as (numbers, wake):

@@ -10,7 +10,7 @@ import tyro
 from dataserver.assembly import BYTES, load_tokenizer
 from dataserver.cli.arguments import MaybePath, sizing_of, tokenizer_files
 from dataserver.cli.progress import progress_bar
-from dataserver.dataset import OWN, Dataset, compile_filter
+from dataserver.dataset import OWN, Dataset, compile_filter, location
 from dataserver.jobs import Rules, size_histogram, thinned
 from dataserver.outputs import require_writable, tells_on, write_output
 from dataserver.planning.stream.captions import Captions
@@ -52,6 +52,7 @@ def sizes(
         raise ValueError(
             f"--patch is {patch}, --merge {merge}, --max-patches {max_patches}; at least 1, 1 and merge^2 are required"
         )
+    path = location(path)
     sizing = sizing_of(patch=patch, merge=merge, max_patches=max_patches)
     named = tokenizer_files([tokenizer])
     digest = load_tokenizer(*next(iter(named.items()), (BYTES, None))).digest

@@ -21,7 +21,7 @@ from dataserver.dataset.errors import (
 from dataserver.dataset.filter_grammar import compile_filter, filter_parts
 from dataserver.dataset.filters import Filter
 from dataserver.dataset.index.arrays import Array, ArraysError, read_arrays, write_arrays
-from dataserver.dataset.index.build import BuildReport, build_index
+from dataserver.dataset.index.build import WHOLE, BuildReport, Part, build_index
 from dataserver.dataset.index.numeric import ShardSizes
 from dataserver.dataset.index.rules import (
     IndexRules,
@@ -42,15 +42,26 @@ from dataserver.dataset.quarantine import Quarantine
 from dataserver.dataset.shard import DocumentParts, ImageRef, Shard, TokenizedDocument
 from dataserver.dataset.shards.captions import OWN, CaptionSource, parse_captions
 from dataserver.dataset.shards.parts import IMAGE, TEXT, Scalar
+from dataserver.dataset.storage.block_files import BlockFiles
+from dataserver.dataset.storage.blocks import BLOCKS, BlockCounts
+from dataserver.dataset.storage.mirror import publish
+from dataserver.dataset.storage.pieces import BLOCK_BYTES, BlockKey, Piece
+from dataserver.dataset.storage.urls import is_url, location
 
 __all__ = [
+    "BLOCKS",
+    "BLOCK_BYTES",
     "IMAGE",
     "KINDS",
     "OWN",
     "TEXT",
     "UNENCODABLE",
+    "WHOLE",
     "Array",
     "ArraysError",
+    "BlockCounts",
+    "BlockFiles",
+    "BlockKey",
     "BuildReport",
     "CaptionError",
     "CaptionSource",
@@ -71,6 +82,8 @@ __all__ = [
     "Memory",
     "MetadataKeys",
     "OnTokenError",
+    "Part",
+    "Piece",
     "Quarantine",
     "QuarantineError",
     "SampleDescription",
@@ -95,10 +108,13 @@ __all__ = [
     "describe",
     "filter_parts",
     "in_processes",
+    "is_url",
     "lint",
+    "location",
     "parse_captions",
     "printable",
     "processes_within",
+    "publish",
     "read_arrays",
     "texts_key",
     "usable_cores",

@@ -22,6 +22,9 @@ from dataserver.dataset.quarantine import Quarantine
 from dataserver.dataset.shard import IMAGE_COLUMNS, ImageRef, IndexCaches, Shard, TokenizedDocument
 from dataserver.dataset.shards.captions import COLUMN_PREFIX, OWN
 from dataserver.dataset.shards.listing import find_shards, index_folder
+from dataserver.dataset.storage.mirror import pull
+from dataserver.dataset.storage.pieces import Piece
+from dataserver.dataset.storage.urls import location
 from dataserver.images import MAX_IMAGE_BYTES
 
 _log = logging.getLogger(__name__)
@@ -64,7 +67,9 @@ class Dataset:
             QuarantineError: the list cannot be read.
             DatasetError: there is no dataset at `path`, it has no usable sample, or several shards have the same bytes.
         """
+        path = location(path)
         files = find_shards(path, index_dir)
+        pull(files[0].root, index_dir)
         summary = Summary.read(index_folder(files[0]))
         indexed = [read_fresh_index(file, summary, lazily) for file in files]
         if num_unknown := sum(not shard.is_known for shard in indexed):
@@ -144,6 +149,19 @@ class Dataset:
         """
         self._open_shards.confirm(shard)
         return self.shards[shard].document(row, tokenizer_digest)
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether to say early which images will be read gains time."""
+        return not self.shards[0].file.storage.is_local
+
+    def read_ahead(self, refs: Sequence[ImageRef]) -> None:
+        """Begin to read images, of any shards, that `read_all` will soon ask for. What fails is said there."""
+        self._open_shards.read_ahead([(ref.shard, ref.offset, ref.length) for ref in refs])
+
+    def pieces(self, digest: bytes, ranges: Sequence[tuple[int, int]]) -> list[Piece] | None:
+        """As `OpenShards.pieces`."""
+        return self._open_shards.pieces(digest, ranges) if self.reads_ahead else None
 
     def read(self, ref: ImageRef) -> bytes:
         """Read an image's encoded bytes.

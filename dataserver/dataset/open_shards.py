@@ -2,7 +2,8 @@
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Final
 
 from dataserver.dataset.cache import LruCache
@@ -15,6 +16,8 @@ from dataserver.dataset.shards.pages import CODECS, Page, PageTable, unpack
 from dataserver.dataset.shards.parts import JOINED_START
 from dataserver.dataset.storage.etags import Etag
 from dataserver.dataset.storage.interface import StoredFile
+from dataserver.dataset.storage.pieces import Piece, object_digest
+from dataserver.dataset.storage.remote import RemoteFile
 
 MAX_OPEN_SHARDS: Final = 128
 PAGE_CACHE_BYTES: Final = 64 << 20
@@ -68,6 +71,39 @@ class OpenShards:
             for one in ranges
         ]
 
+    def read_ahead(self, wanted: Sequence[tuple[int, int, int]]) -> None:
+        """Begin to read pieces that will be wanted soon, by position, address and length. What fails is said then."""
+        ranges: dict[int, list[tuple[int, int]]] = {}
+        for position, address, length in wanted:
+            if address + length <= self.shards[position].header.shard_bytes:
+                ranges.setdefault(position, []).append((address, length))
+        try:
+            files = [(self._descriptor(position), some) for position, some in ranges.items()]
+        except OSError as error:
+            _log.debug("nothing is read ahead: %s", error)
+            return
+        if files:
+            self.shards[0].file.storage.read_ahead(files)
+
+    def pieces(self, digest: bytes, ranges: Sequence[tuple[int, int]]) -> list[Piece] | None:
+        """Ranges of the object that a digest names; None where no shard is that version. Raises OSError."""
+        position = self._digests.get(digest)
+        if position is None:
+            return None
+        descriptor = self._descriptor(position)
+        if not isinstance(descriptor, RemoteFile) or descriptor.etag() != self._etags[position]:
+            return None
+        return descriptor.pieces(ranges)
+
+    @cached_property
+    def _digests(self) -> Mapping[bytes, int]:
+        """Positions of the shards as they were opened, by what names their objects among servers."""
+        return {object_digest(str(shard.file.path), shard.etags[0]): n for n, shard in enumerate(self.shards)}
+
+    def _descriptor(self, position: int) -> StoredFile:
+        file = self.shards[position].file
+        return self._descriptors.get(position, lambda: file.storage.ranges(file.path))
+
     def _read_page(self, position: int, table: PageTable, address: int, length: int) -> bytes:
         """Read a value in a compressed page; raises as `read`."""
         path = self.shards[position].file.path
@@ -91,7 +127,7 @@ class OpenShards:
         file = self.shards[position].file  # its path is made where it is wanted: that takes as long as the reading
         try:
             for _ in range(2):
-                descriptor = self._descriptors.get(position, lambda: file.storage.ranges(file.path))
+                descriptor = self._descriptor(position)
                 pieces = descriptor.read(ranges)
                 etag = descriptor.etag()  # after the reads: it was so all the time
                 if etag == self._etags[position]:

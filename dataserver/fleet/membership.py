@@ -8,7 +8,7 @@ import hashlib
 import logging
 import socket
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 from typing import Final
 
@@ -75,14 +75,22 @@ class Peers:
 
     def ranked(self, job_id: str, step: int) -> list[Peer | None]:
         """Live servers that may be asked for the plan of a step, its owner first; None is this one."""
+        return self.ranked_by(lambda instance: _weight(instance, job_id, step), job_id)
+
+    def ranked_by(self, weight: Callable[[bytes], bytes], *names: str) -> list[Peer | None]:
+        """Live servers by what rendezvous hashing gives their instances, the largest first; None is this one.
+
+        Args:
+            weight: of an instance.
+            names: of jobs, or of what else servers ask each other for; one that is set aside for any is left out.
+        """
         self._looked.wait(max(0.0, self._began + 2 * GREET_S - monotonic()))  # after the start, and not longer
         named: dict[bytes, Peer | None] = {self.instance: None}
         for peer in self.peers():
             said = peer.said
-            if said is not None and said.build == build_id() and peer.serves(job_id):
+            if said is not None and said.build == build_id() and all(map(peer.serves, names)):
                 named.setdefault(said.instance, peer)
-        order = sorted(named, key=lambda instance: _weight(instance, job_id, step), reverse=True)
-        return [named[instance] for instance in order]
+        return [named[instance] for instance in sorted(named, key=weight, reverse=True)]
 
     def peers(self) -> list[Peer]:
         """All addresses, this server's own among them if it is listed."""

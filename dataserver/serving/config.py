@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import ErrorDetails
 
 from dataserver.addresses import expanded, is_number, split_address
-from dataserver.dataset import usable_memory
+from dataserver.dataset import DatasetError, is_url, location, usable_memory
 from dataserver.planning.job.fields import MAX_TEXT_BYTES, Name, TextError, parse_yaml, required
 from dataserver.planning.kernels.cache import user_cache
 from dataserver.serving.budgets import LEAST_JOB_BYTES, MIB, budgets, default_decode_threads
@@ -77,6 +77,15 @@ class ServerConfig(BaseModel):
     less where memory is limited."""
     cache_dir: Path | None = Field(default_factory=lambda: user_cache())
     """Folder for statistics of datasets and compiled kernels; servers may share it. ~/.cache/disttrain by default."""
+    block_memory_bytes: Annotated[int, Field(ge=0, le=1 << 44)] = Field(
+        default_factory=lambda: min(1 << 30, usable_memory().num_bytes // 8)
+    )
+    """Bytes of memory for blocks of shards that lie in an object store; local datasets need none. 1 GiB by default,
+    less where memory is limited."""
+    block_cache_dir: Path | None = None
+    """Folder on a local disk for such blocks; servers of one user may share it. By default they are in memory alone."""
+    block_cache_bytes: Annotated[int, Field(ge=0, le=1 << 50)] = 64 << 30
+    """Most bytes of the files in it."""
     zstd_level: Annotated[int, Field(ge=-7, le=19)] = 1
     """Zstandard level for clients that ask for compression."""
     drain_grace_s: Annotated[int, Field(ge=0, le=3600)] = 30
@@ -135,6 +144,15 @@ def load_config(file: Path | None, overrides: Mapping[str, Any]) -> ServerConfig
         raise ConfigError("; ".join(problems)) from None
 
 
+def _path(folder: Path, text: str) -> Path:
+    """A path of the file, which may be relative to its folder, or a URL. Raises ConfigError where one has a secret."""
+    try:
+        found = location(Path(text))
+    except DatasetError as error:
+        raise ConfigError(str(error)) from None
+    return found if is_url(found) else folder / text
+
+
 def _problem(error: ErrorDetails) -> str:
     *path, last = error["loc"] or ("",)
     if last == "[key]":
@@ -162,5 +180,5 @@ def _read(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file} holds no mapping of configuration keys; the keys are {[*ServerConfig.model_fields]}")
     for key in ("datasets", "index_dirs", "quarantines", "tokenizers"):
         if isinstance(data.get(key), dict):
-            data[key] = {n: file.parent / v if isinstance(v, str) else v for n, v in data[key].items()}
+            data[key] = {n: _path(file.parent, v) if isinstance(v, str) else v for n, v in data[key].items()}
     return data

@@ -16,6 +16,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Final
 
+from dataserver.dataset import BlockCounts
 from dataserver.fleet.plan_source import PlanSource
 
 PLAN_BUCKETS_S: Final = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -94,6 +95,8 @@ class Snapshot:
     cached_bytes: Mapping[str, int]
     """What is cached of jobs, by kind, as it counts against the limit."""
     cached_limit_bytes: int
+    store_reads: BlockCounts
+    """Of this process."""
 
     @property
     def ranks(self) -> list[Progress]:

@@ -68,6 +68,17 @@ def _of_images(found: GetMetricsResponse) -> Iterator[Metric]:
     read = _counter("read_bytes", "Encoded bytes of images read, by where from.", labels=("source",))
     read.add_metric(["shards"], found.shard_read_bytes)
     yield read
+    store = found.store_reads
+    asked = _counter("store_requests", "Requests to object stores for bytes of shards.", labels=("for",))
+    asked.add_metric(["blocks"], store.requests - store.piece_requests)
+    asked.add_metric(["images"], store.piece_requests)
+    yield asked
+    yield _counter("store_bytes", "Bytes of shards read from object stores.", store.bytes)
+    cached = _counter("block_bytes", "Bytes of images that no store was asked for, by where from.", labels=("source",))
+    for source in ("memory", "disk", "owner"):
+        cached.add_metric([source], getattr(store, f"{source}_bytes"))
+    yield cached
+    yield _counter("owner_failures", "Calls to owners of blocks that gave nothing.", store.owner_failures)
     yield _counter("storage_errors", "Failed reads; one may stand for several images.", found.storage_errors)
     yield _counter("storage_retries", "Failed reads that were tried again.", found.storage_retries)
 

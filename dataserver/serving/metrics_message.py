@@ -48,6 +48,15 @@ def metrics_message(found: Snapshot) -> pb.GetMetricsResponse:
         cached=pb.CachedBytes(**found.cached_bytes, limit=found.cached_limit_bytes),
         resident_bytes=resident_bytes(),
         ranks=[_rank(rank) for rank in found.ranks],
+        store_reads=pb.StoreReads(
+            requests=found.store_reads.store_requests,
+            bytes=found.store_reads.store_bytes,
+            piece_requests=found.store_reads.piece_requests,
+            memory_bytes=found.store_reads.memory_bytes,
+            disk_bytes=found.store_reads.disk_bytes,
+            owner_bytes=found.store_reads.owner_bytes,
+            owner_failures=found.store_reads.owner_failures,
+        ),
     )
 
 

@@ -10,9 +10,11 @@ from disttrain.v1.admin_service_pb2 import GetMetricsResponse
 from grpc_health.v1 import health, health_pb2
 
 from dataserver.addresses import joined, split_address
+from dataserver.dataset import BLOCKS
 from dataserver.fleet.fetching import PlanFetcher
 from dataserver.fleet.membership import Peers
 from dataserver.fleet.peer import INSTANCE_BYTES
+from dataserver.fleet.pieces import PieceFetcher
 from dataserver.jobs import Catalog
 from dataserver.serving.admin_service import AdminService
 from dataserver.serving.admission import Admission, CallPool
@@ -73,6 +75,8 @@ class DataServer:
         instance = secrets.token_bytes(INSTANCE_BYTES)
         self._peers = Peers(config.peers, instance) if config.peers else None
         fetch = None if self._peers is None else PlanFetcher(self._peers, self._metrics.plan_found).fetch
+        if self._peers is not None and any(dataset.reads_ahead for dataset in catalog.datasets.values()):
+            BLOCKS.use_owners(PieceFetcher(self._peers))
         self._jobs = JobRegistry(catalog, config, self._metrics, fetch)
         self._health = health.HealthServicer()
         self._lock = threading.Lock()
@@ -93,7 +97,9 @@ class DataServer:
                 service_handler(_DATA, DataService(catalog, self._streams, self._jobs, config)),
                 service_handler(_ADMIN, AdminService(self.drain, self.metrics)),
                 service_handler(
-                    _PEER, PeerService(self._jobs, instance, lambda: self._streams.draining), self._peer_calls
+                    _PEER,
+                    PeerService(self._jobs, catalog.datasets.values(), instance, lambda: self._streams.draining),
+                    self._peer_calls,
                 ),
             )
         )
@@ -135,6 +141,7 @@ class DataServer:
             known_jobs=self._jobs.num_jobs,
             cached_bytes=self._jobs.cached_bytes(),
             cached_limit_bytes=self._config.job_bytes,
+            store_reads=BLOCKS.counts,
         )
 
     def metrics(self) -> GetMetricsResponse:
@@ -200,6 +207,7 @@ class DataServer:
         self._watches.shutdown(wait=False)
         self._peer_calls.shutdown(wait=False)
         if self._peers is not None:
+            BLOCKS.use_owners(None)
             self._peers.close()
         self._admission.close()
         if self._endpoint is not None:

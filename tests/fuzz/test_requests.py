@@ -11,7 +11,7 @@ import grpc
 import pytest
 from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1.data_service_pb2_grpc import DataServiceStub
-from disttrain.v1.peer_service_pb2 import FetchPlanRequest
+from disttrain.v1.peer_service_pb2 import FetchPiecesRequest, FetchPlanRequest, ObjectPieces
 from faults.processes import Member
 from fuzz.requests import METHODS, TIMEOUT_S, Request, changed_requests, problem
 from fuzz.search import Search, recorded
@@ -63,6 +63,7 @@ class Target:
             "GetPlan": pb.GetPlanRequest(job_id=job.job_id, step=1),
             "ReportStepTimes": pb.ReportStepTimesRequest(times=times),
             "ListStepTimes": pb.ListStepTimesRequest(job_id=job.job_id),
+            "FetchPieces": FetchPiecesRequest(objects=[ObjectPieces(object=bytes(32), start=[0], length=[1])]),
             "FetchPlan": FetchPlanRequest(job_id=job.job_id, step=1, build=build_id()),
             "DescribeSamples": pb.DescribeSamplesRequest(dataset="pairs", samples=[0, 1]),
         }

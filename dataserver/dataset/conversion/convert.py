@@ -139,7 +139,7 @@ def find_sources(source: Path) -> tuple[list[SourceFile], tuple[str, ...]]:
     root = source.parent if is_file else source
     entries = [source.name] if is_file else []
     if not is_file:
-        for name, kind in storage.walk(source):
+        for name, kind, _ in storage.walk(source):
             if kind is EntryKind.LINK:
                 storage.check(source, name)
             if kind is not EntryKind.FOLDER_LINK:

@@ -8,9 +8,9 @@ Each index is complete or absent, so a build that was killed continues by being 
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from dataserver.dataset.errors import CaptionError, DatasetError, StaleIndexError
 from dataserver.dataset.index.copies import allow_copies, check_copies
@@ -31,6 +31,8 @@ from dataserver.dataset.machine.memory import processes_within, usable_memory
 from dataserver.dataset.machine.workers import in_processes
 from dataserver.dataset.shards.captions import PARQUET
 from dataserver.dataset.shards.listing import Listing, ShardFile, index_folder, list_shards
+from dataserver.dataset.storage.mirror import pull
+from dataserver.dataset.storage.urls import location
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +40,23 @@ WORKER_BYTES: Final = 160 << 20
 """Memory of a process that indexes shards of 10,000 samples."""
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in total)."""
+
+
+class Part(NamedTuple):
+    """One of several machines that index the same dataset: every `of_all`-th shard, from the one of its number on."""
+
+    number: int
+    of_all: int
+
+    def of(self, shards: Sequence[ShardFile]) -> tuple[ShardFile, ...]:
+        """The shards of this machine. Raises DatasetError if there are none."""
+        found = tuple(shards[self.number :: self.of_all])
+        if not found:
+            raise DatasetError(f"--shards {self.number}/{self.of_all}: there are {len(shards)} shards; use fewer parts")
+        return found
+
+
+WHOLE: Final = Part(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +69,10 @@ class BuildReport:
     num_bytes: int
     findings: Mapping[str, int]
     """Counts by kind over all shards."""
+    is_folder: bool
+    """Whether a folder was indexed, and not a shard."""
+    root: Path
+    """The folder that the shards lie in."""
 
 
 def build_index(
@@ -58,6 +81,7 @@ def build_index(
     workers: int | None = None,
     progress: Progress | None = None,
     rules: IndexRules = DEFAULT_RULES,
+    part: Part = WHOLE,
 ) -> BuildReport:
     """Index every shard at `path` whose index is missing, stale, or made by other rules.
 
@@ -68,6 +92,8 @@ def build_index(
             process.
         progress: called as shards finish.
         rules: what decides samples and texts.
+        part: shards that are indexed here, while other machines index others. What belongs to the dataset as a whole
+            is left to a run over all of them.
 
     Raises:
         DatasetError: there is no shard, or one cannot be read or its index not written, or several have the same bytes
@@ -75,8 +101,11 @@ def build_index(
     """
     if workers is not None and workers < 1:
         raise DatasetError(f"workers is {workers}; give at least 1")
+    path = location(path)
     listing = list_shards(path, index_dir)
     listing.warn_of_links()
+    pull(listing.shards[0].root, index_dir)
+    listing = replace(listing, shards=part.of(listing.shards))
     shards = listing.shards
     joins = find_joins(shards[0].root, shards, rules.joins)
     folder = index_folder(shards[0])
@@ -87,20 +116,23 @@ def build_index(
     try:
         contents = run.refresh_all(rules, headers, summary)
         by_name = [(name, content.header) for name, content in contents]
-        _check_captions(path, rules, [content for _, content in contents])
-        check_copies(path, by_name, rules.allow_duplicates, command_of(shards[0], flags_of(rules)))
-        if path.is_dir():
-            note_join_findings(folder, run.indexes, by_name, joins, rules)
+        if part == WHOLE:
+            _check_captions(path, rules, [content for _, content in contents])
+            check_copies(path, by_name, rules.allow_duplicates, command_of(shards[0], flags_of(rules)))
+            if listing.is_folder:
+                note_join_findings(folder, run.indexes, by_name, joins, rules)
     except DatasetError:
         pending.discard(shards)
         raise
     run.finish()
     pending.discard(shards)  # what a killed run left behind
-    if path.is_dir() and not summary.holds(contents):
+    if part != WHOLE:
+        return _report(replace(listing, unread=(), is_folder=False), contents, run)
+    if listing.is_folder and not summary.holds(contents):
         write_summary(folder, contents)
     if rules.allow_duplicates:
         allow_copies(folder)
-    if path.is_dir():
+    if listing.is_folder:
         add_set(folder, by_name)
     write_flags(folder, rules)
     return _report(listing, contents, run)
@@ -137,7 +169,7 @@ class _Run:
         self._shards = shards
         self._joins = joins
         self._pending = pending
-        self._sizes = {shard.name: shard.storage.etag(str(shard.path)).num_bytes for shard in shards}
+        self._sizes = {shard.name: (shard.listed or shard.etags())[0].num_bytes for shard in shards}
         self._workers = workers or min(usable_cores(), processes_within(WORKER_BYTES, usable_memory()))
         self._progress = progress
         self._problems: list[str] = []
@@ -281,4 +313,6 @@ def _report(listing: Listing, contents: Sequence[tuple[str, IndexContent]], run:
     for shard in listing.shards:
         counts.update(read_findings(shard.index_path).counts)
     num_samples = sum(content.header.num_samples for _, content in contents)
-    return BuildReport(len(listing.shards), run.num_built, num_samples, run.num_bytes, dict(sorted(counts.items())))
+    found = dict(sorted(counts.items()))
+    num_shards, root = len(listing.shards), listing.shards[0].root
+    return BuildReport(num_shards, run.num_built, num_samples, run.num_bytes, found, listing.is_folder, root)

@@ -11,7 +11,7 @@ from dataserver.dataset.index.flags import index_command
 from dataserver.dataset.index.format import NO_SIDECAR, IndexHeader, read_schema
 from dataserver.dataset.index.known import read_known, state_of
 from dataserver.dataset.index.summary import IndexContent, Summary
-from dataserver.dataset.shards.listing import INDEX_SUFFIX, ShardFile
+from dataserver.dataset.shards.listing import INDEX_SUFFIX, ShardFile, index_folder
 from dataserver.dataset.storage.digests import digest_file
 from dataserver.dataset.storage.etags import Etag
 
@@ -88,7 +88,7 @@ def read_index(shard: ShardFile, summary: Summary | None = None, any_rules: bool
     Contents are not compared. Raises as `read_fresh_index`.
     """
     try:
-        written = os.stat(f"{shard.index_dir or shard.root}/{shard.name}{INDEX_SUFFIX}")  # noqa: PTH116
+        written = os.stat(f"{index_folder(shard)}/{shard.name}{INDEX_SUFFIX}")  # noqa: PTH116
         content = None if summary is None else summary.find(shard.name, written)
         if content is None:
             content = IndexContent(*read_schema(shard.index_path, any_rules), written.st_size, None)
@@ -97,7 +97,7 @@ def read_index(shard: ShardFile, summary: Summary | None = None, any_rules: bool
     except (OSError, StaleIndexError) as error:
         raise _stale(shard, str(error)) from error
     try:
-        etag, sidecar = etags = shard.etags()
+        etag, sidecar = etags = shard.listed or shard.etags()
     except OSError as error:
         raise _unreachable(shard, error) from error
     header, state = content.header, state_of(etags)

@@ -117,6 +117,7 @@ def count_tokens(
     index_dir: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
     caption: str = OWN,
+    choose: Callable[[Sequence[ShardFile]], Sequence[ShardFile]] | None = None,
 ) -> TokensReport:
     """Tokenize every text of the dataset at `path`, shard by shard, where that is not done yet.
 
@@ -126,12 +127,14 @@ def count_tokens(
         index_dir: where the indexes lie instead of beside the shards.
         progress: called with (shards done, shards in total).
         caption: which is read instead of a sample's own text, where it has that one.
+        choose: the shards whose texts are tokenized here; by default all.
 
     Raises:
         StaleIndexError: a shard is not indexed.
         DatasetError: the tokenizer broke its contract or cannot encode a text, or a file cannot be written.
     """
-    shards = find_shards(path, index_dir)
+    found = find_shards(path, index_dir)
+    shards = found if choose is None else choose(found)
     key = texts_key(tokenizer.digest, caption)
     num_counted = num_texts = num_tokens = num_failed = 0
     for done, shard in enumerate(shards):

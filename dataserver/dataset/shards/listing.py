@@ -8,8 +8,9 @@ import hashlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path, PurePath
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Final
 
 from dataserver.dataset.errors import DatasetError
@@ -17,7 +18,9 @@ from dataserver.dataset.shards.formats import FORMATS, format_of
 from dataserver.dataset.shards.interface import ShardFormat
 from dataserver.dataset.storage.etags import TICK_S, Etag
 from dataserver.dataset.storage.interface import EntryKind, Storage
+from dataserver.dataset.storage.mirror import index_root
 from dataserver.dataset.storage.registry import storage_of
+from dataserver.dataset.storage.urls import expanded, location
 
 SUFFIXES: Final = " or ".join(found.suffix for found in FORMATS)
 """For messages."""
@@ -41,6 +44,11 @@ LONE_SIDECAR: Final = (
     " files with images a folder of their own"
 )
 UNNAMED_TAR: Final = "only names that end in .tar are shards, and this is a tar; rename it: mv FILE NAME.tar"
+ODD_NAME: Final = "a part of its name is empty, '.' or '..'; give the object another name"
+MAX_ASKED: Final = 32
+"""Requests for the state of shards at a time, where no listing tells it."""
+MAX_LOOKS: Final = 16
+"""In a store so many files without an extension are looked at, whether they are tars."""
 _KNOWN_SUFFIXES: Final = tuple(dict.fromkeys(s for f in FORMATS for s in (f.suffix, f.sidecar_suffix) if s))
 """Of shards and sidecars."""
 _MOST_SHOWN: Final = 8
@@ -57,6 +65,8 @@ class ShardFile:
     root: Path
     index_dir: Path | None
     """Where indexes lie instead of beside the shards."""
+    listed: tuple[Etag, Etag | None] | None = field(default=None, compare=False)
+    """Etags of the shard and its sidecar, where the listing told them."""
 
     @property
     def path(self) -> Path:
@@ -72,8 +82,8 @@ class ShardFile:
 
     @property
     def index_path(self) -> Path:
-        """The index file, beside the shard or at the same relative path below `index_dir`."""
-        return (self.index_dir or self.root) / f"{self.name}{INDEX_SUFFIX}"
+        """The index file, beside the shard or at the same relative path below `index_dir`, or in a mirror of these."""
+        return index_folder(self) / f"{self.name}{INDEX_SUFFIX}"
 
     @property
     def sidecar_path(self) -> Path | None:
@@ -133,6 +143,8 @@ class Listing:
     """Links to folders, which are not searched: relative to the root, in name order."""
     unread: tuple[tuple[str, str], ...] = ()
     """Files that look like shards or their metadata and are not read, each with what helps; in name order."""
+    is_folder: bool = True
+    """Whether a folder was named, and not a shard."""
 
     def warn_of_links(self) -> None:
         """Log the links, where there are any: what lies behind them is easily taken for a part of the dataset."""
@@ -151,9 +163,12 @@ def list_shards(path: Path, index_dir: Path | None = None) -> Listing:
     Raises:
         DatasetError: the path does not exist, holds no shard, or a shard lies outside of it behind a link.
     """
+    path, index_dir = location(path), None if index_dir is None else location(index_dir)
     storage = storage_of(path)
-    if not storage.is_local and index_dir is None:
+    if index_dir is None and not storage.holds_indexes:
         raise DatasetError(f"{path} lies in a storage that holds no indexes; name a local folder with --index-dir")
+    if (named := expanded(path)) is not None:
+        return Listing(_asked(path, named[0], sorted(named[1]), index_dir), ())
     try:
         is_file = storage.is_file(path)
     except OSError as error:
@@ -162,13 +177,14 @@ def list_shards(path: Path, index_dir: Path | None = None) -> Listing:
         ) from error
     links: list[str] = []
     unread: dict[str, str] = {}
+    etags: dict[str, Etag] = {}
     if is_file:
         if format_of(path.name) is None:
             raise DatasetError(f"{path} is not a {SUFFIXES} shard; name a folder that holds {SUFFIXES} shards")
         root, names = path.parent, {path.name: True}
     else:
         root = path
-        names = _find(storage, path, links, unread)
+        names = _find(storage, path, links, unread, etags)
     if not names:
         skipped = f" ({_links(links)})" if links else ""
         skipped += "".join(f" ({name!a}: {remedy})" for name, remedy in sorted(unread.items())[:1])
@@ -178,13 +194,36 @@ def list_shards(path: Path, index_dir: Path | None = None) -> Listing:
     for name in sorted(names):
         if names[name] or not name.isprintable():
             _check_name(storage, root, name)
-    shards = tuple(ShardFile(name, root, index_dir) for name in sorted(names))
-    return Listing(shards, tuple(sorted(links)), tuple(sorted(unread.items())))
+    shards = tuple(ShardFile(name, root, index_dir, _listed(name, etags)) for name in sorted(names))
+    return Listing(shards, tuple(sorted(links)), tuple(sorted(unread.items())), not is_file)
 
 
 def index_folder(shard: ShardFile) -> Path:
-    """Where the indexes of a shard's dataset lie."""
-    return shard.index_dir or shard.root
+    """Where the indexes of a shard's dataset lie on this machine."""
+    return index_root(shard.root, shard.index_dir)
+
+
+def _asked(path: Path, root: Path, names: Sequence[str], index_dir: Path | None) -> tuple[ShardFile, ...]:
+    """The shards that braces stand for; each is asked for. Raises DatasetError where they are none, or missing."""
+    if format_of(names[0]) is None:
+        raise DatasetError(f"{path} names {names[0]!a}, which is not a {SUFFIXES} shard; name {SUFFIXES} shards")
+    shards = [ShardFile(name, root, index_dir) for name in names]
+    try:
+        with ThreadPoolExecutor(MAX_ASKED) as threads:
+            return tuple(replace(s, listed=etags) for s, etags in zip(shards, threads.map(_etags, shards), strict=True))
+    except OSError as error:
+        raise DatasetError(f"dataset path {path} cannot be opened ({error.strerror})") from error
+
+
+def _etags(shard: ShardFile) -> tuple[Etag, Etag | None]:
+    return shard.etags()
+
+
+def _listed(name: str, etags: Mapping[str, Etag]) -> tuple[Etag, Etag | None] | None:
+    shard_format = format_of(name)
+    if name not in etags or shard_format is None:
+        return None
+    return etags[name], etags.get(_sidecar_name(name, shard_format))
 
 
 def _links(links: Sequence[str]) -> str:
@@ -193,14 +232,23 @@ def _links(links: Sequence[str]) -> str:
     return f"folders behind links are not searched: {shown}{more}"
 
 
-def _find(storage: Storage, root: Path, links: list[str], unread: dict[str, str]) -> dict[str, bool]:
+def _find(
+    storage: Storage, root: Path, links: list[str], unread: dict[str, str], etags: dict[str, Etag]
+) -> dict[str, bool]:
     """The shards below a folder, each with whether it or its sidecar is a link, or else no regular file.
 
-    Links to folders are appended to `links`, and files that are not read are noted in `unread` with what helps.
+    Links to folders are appended to `links`, and files that are not read are noted in `unread` with what helps. What
+    the listing tells of shards and sidecars is put into `etags`.
     """
     names: dict[str, dict[str, bool]] = {suffix: {} for suffix in _KNOWN_SUFFIXES}
+    num_looks = MAX_LOOKS
     try:
-        for name, kind in storage.walk(root):
+        for name, kind, etag in storage.walk(root):
+            if etag is not None and name.endswith(_KNOWN_SUFFIXES):
+                if str(PurePosixPath(name)) != name or ".." in name.split("/"):
+                    unread[name] = ODD_NAME
+                    continue
+                etags[name] = etag
             if kind is EntryKind.FOLDER_LINK:
                 links.append(name)
             elif suffix := next((suffix for suffix in names if name.endswith(suffix)), ""):
@@ -209,10 +257,13 @@ def _find(storage: Storage, root: Path, links: list[str], unread: dict[str, str]
                     raise DatasetError(f"more than {MAX_SHARDS} shards below {root}; split the dataset")
             elif remedy := _unread(name):
                 unread[name] = remedy
-            elif kind is EntryKind.FILE and "." not in name.rpartition("/")[2] and _begins_as_tar(storage, root / name):
-                unread[name] = UNNAMED_TAR
+            elif kind is EntryKind.FILE and num_looks and "." not in name.rpartition("/")[2]:
+                num_looks -= not storage.is_local  # each is a request
+                if _begins_as_tar(storage, root / name):
+                    unread[name] = UNNAMED_TAR
     except OSError as error:
-        raise DatasetError(f"cannot list {error.filename}: {error.strerror}; make the folder readable") from error
+        where = error.filename or root
+        raise DatasetError(f"cannot list {where}: {error.strerror}; make the folder readable") from error
     chosen = next((found for found in FORMATS if names[found.suffix]), FORMATS[0])
     shards = names.pop(chosen.suffix)
     found = _with_sidecars(shards, names.get(chosen.sidecar_suffix, {}), chosen)

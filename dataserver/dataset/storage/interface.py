@@ -1,4 +1,4 @@
-"""What a storage backend offers. Indexes are always local files; shards and their sidecars may lie elsewhere."""
+"""What a storage backend offers. Servers map indexes from local files; shards and their sidecars may lie elsewhere."""
 
 from collections.abc import Iterator, Sequence
 from enum import Enum
@@ -25,6 +25,8 @@ class Entry(NamedTuple):
     name: str
     """Path relative to the root, with slashes."""
     kind: EntryKind
+    etag: Etag | None = None
+    """State of the file, where listing tells it."""
 
 
 class StoredFile(Protocol):
@@ -41,7 +43,9 @@ class Storage(Protocol):
     """A storage backend. Errors are OSErrors, with an `errno` where storage failed and not the file itself."""
 
     is_local: bool
-    """Whether other files can be written beside the shards."""
+    """Whether its files lie on this machine, or are mounted."""
+    holds_indexes: bool
+    """Whether the index can lie beside the shards."""
 
     def is_file(self, path: PurePath) -> bool:
         """Return whether a path names one file rather than a folder. Raises OSError where there is neither."""
@@ -60,3 +64,6 @@ class Storage(Protocol):
 
     def ranges(self, path: PurePath) -> StoredFile:
         """Open a file for reading by ranges. Raises OSError."""
+
+    def read_ahead(self, wanted: Sequence[tuple[StoredFile, Sequence[tuple[int, int]]]]) -> None:
+        """Begin to read pieces of open files that will be wanted soon, if that gains time. What fails is said then."""

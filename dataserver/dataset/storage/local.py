@@ -8,7 +8,7 @@ from typing import Final
 
 from dataserver.dataset.errors import DatasetError
 from dataserver.dataset.storage.etags import Etag, check_regular
-from dataserver.dataset.storage.interface import Entry, EntryKind
+from dataserver.dataset.storage.interface import Entry, EntryKind, StoredFile
 
 _BUFFER_BYTES: Final = 1 << 20
 """Bytes of a read; large, since shards are read once, from the first byte to the last."""
@@ -38,6 +38,7 @@ class LocalStorage:
     """Files by their paths. Folders behind links are not searched, and no file may lie outside of the dataset."""
 
     is_local = True
+    holds_indexes = True
 
     def is_file(self, path: PurePath) -> bool:
         """Return whether a path names one file rather than a folder."""
@@ -83,3 +84,6 @@ class LocalStorage:
     def ranges(self, path: PurePath) -> Descriptor:
         """Open a regular file for reading by ranges."""
         return Descriptor(path)
+
+    def read_ahead(self, wanted: Sequence[tuple[StoredFile, Sequence[tuple[int, int]]]]) -> None:
+        """Nothing: a local read takes no longer than to ask for it."""

@@ -6,10 +6,14 @@ from typing import Final
 
 from dataserver.dataset.storage.interface import Storage
 from dataserver.dataset.storage.local import LocalStorage
+from dataserver.dataset.storage.remote import RemoteStorage
+from dataserver.dataset.storage.urls import ROOT_PARTS, Url
 
 LOCAL: Final = LocalStorage()
+REMOTE: Final = {scheme: RemoteStorage(scheme) for scheme in ROOT_PARTS}
 STORAGES: Final[dict[str, Storage]] = {
     "": LOCAL,
+    **REMOTE,
 }
 """By scheme: the part before `:/` of a dataset's path. A path without a registered scheme is a local one."""
 
@@ -20,3 +24,8 @@ def storage_of(path: PurePath) -> Storage:
     """Return the backend that a path belongs to."""
     found = _SCHEME.match(str(path))
     return STORAGES.get(found[1] if found else "", LOCAL)
+
+
+def remote_storage(url: Url) -> RemoteStorage:
+    """Return the backend of a URL."""
+    return REMOTE[url.scheme]

@@ -113,6 +113,7 @@ class GetMetricsResponse(_message.Message):
     SHARED_BYTES_FIELD_NUMBER: _builtins.int
     DIRECT_BYTES_FIELD_NUMBER: _builtins.int
     DIRECT_FALLBACKS_FIELD_NUMBER: _builtins.int
+    STORE_READS_FIELD_NUMBER: _builtins.int
     open_streams: _builtins.int
     """Streams that are open."""
     ready_microbatches: _builtins.int
@@ -177,6 +178,10 @@ class GetMetricsResponse(_message.Message):
     def plans_by_source(self) -> Global___PlanSources:
         """Counters: plans that streams asked for, by where they came from. All 0 without peers."""
 
+    @_builtins.property
+    def store_reads(self) -> Global___StoreReads:
+        """Counters: what was read of shards that lie in object stores, and from where. All 0 where all shards are local files."""
+
     def __init__(
         self,
         *,
@@ -205,14 +210,61 @@ class GetMetricsResponse(_message.Message):
         shared_bytes: _builtins.int = ...,
         direct_bytes: _builtins.int = ...,
         direct_fallbacks: _builtins.int = ...,
+        store_reads: Global___StoreReads | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "planning_time", b"planning_time", "plans_by_source", b"plans_by_source", "uptime", b"uptime", "waits", b"waits"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "planning_time", b"planning_time", "plans_by_source", b"plans_by_source", "store_reads", b"store_reads", "uptime", b"uptime", "waits", b"waits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "decoded_images", b"decoded_images", "direct_bytes", b"direct_bytes", "direct_fallbacks", b"direct_fallbacks", "invalid_images", b"invalid_images", "known_jobs", b"known_jobs", "open_streams", b"open_streams", "plan_times", b"plan_times", "planning_time", b"planning_time", "plans_by_source", b"plans_by_source", "prefetch_limit_bytes", b"prefetch_limit_bytes", "prefetch_used_bytes", b"prefetch_used_bytes", "prepared_microbatches", b"prepared_microbatches", "preparing_microbatches", b"preparing_microbatches", "ranks", b"ranks", "ready_microbatches", b"ready_microbatches", "resident_bytes", b"resident_bytes", "sent_bytes", b"sent_bytes", "sent_microbatches", b"sent_microbatches", "shard_read_bytes", b"shard_read_bytes", "shared_bytes", b"shared_bytes", "storage_errors", b"storage_errors", "storage_retries", b"storage_retries", "uptime", b"uptime", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "decoded_images", b"decoded_images", "direct_bytes", b"direct_bytes", "direct_fallbacks", b"direct_fallbacks", "invalid_images", b"invalid_images", "known_jobs", b"known_jobs", "open_streams", b"open_streams", "plan_times", b"plan_times", "planning_time", b"planning_time", "plans_by_source", b"plans_by_source", "prefetch_limit_bytes", b"prefetch_limit_bytes", "prefetch_used_bytes", b"prefetch_used_bytes", "prepared_microbatches", b"prepared_microbatches", "preparing_microbatches", b"preparing_microbatches", "ranks", b"ranks", "ready_microbatches", b"ready_microbatches", "resident_bytes", b"resident_bytes", "sent_bytes", b"sent_bytes", "sent_microbatches", b"sent_microbatches", "shard_read_bytes", b"shard_read_bytes", "shared_bytes", b"shared_bytes", "storage_errors", b"storage_errors", "storage_retries", b"storage_retries", "store_reads", b"store_reads", "uptime", b"uptime", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetMetricsResponse: _TypeAlias = GetMetricsResponse  # noqa: Y015
+
+@_typing.final
+class StoreReads(_message.Message):
+    """Counters: reads of shards that lie in object stores."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    PIECE_REQUESTS_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    DISK_BYTES_FIELD_NUMBER: _builtins.int
+    OWNER_BYTES_FIELD_NUMBER: _builtins.int
+    OWNER_FAILURES_FIELD_NUMBER: _builtins.int
+    requests: _builtins.int
+    """Requests for bytes of shards that stores answered."""
+    bytes: _builtins.int
+    """Bytes of these."""
+    piece_requests: _builtins.int
+    """Those of the requests that were for single images, because their blocks of 8 MiB were not there yet."""
+    memory_bytes: _builtins.int
+    """Bytes of images, from blocks in memory."""
+    disk_bytes: _builtins.int
+    """Bytes of images, from blocks on the server's disk."""
+    owner_bytes: _builtins.int
+    """Bytes of images, from the servers that own their blocks."""
+    owner_failures: _builtins.int
+    """Calls to these that gave nothing, so that the store was read."""
+    def __init__(
+        self,
+        *,
+        requests: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        piece_requests: _builtins.int = ...,
+        memory_bytes: _builtins.int = ...,
+        disk_bytes: _builtins.int = ...,
+        owner_bytes: _builtins.int = ...,
+        owner_failures: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "disk_bytes", b"disk_bytes", "memory_bytes", b"memory_bytes", "owner_bytes", b"owner_bytes", "owner_failures", b"owner_failures", "piece_requests", b"piece_requests", "requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoreReads: _TypeAlias = StoreReads  # noqa: Y015
 
 @_typing.final
 class PlanSources(_message.Message):

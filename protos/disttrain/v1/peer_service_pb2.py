@@ -26,7 +26,7 @@ from disttrain.v1 import microbatch_pb2 as disttrain_dot_v1_dot_microbatch__pb2
 from disttrain.v1 import plan_pb2 as disttrain_dot_v1_dot_plan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x64isttrain/v1/peer_service.proto\x12\x0c\x64isttrain.v1\x1a\x1d\x64isttrain/v1/microbatch.proto\x1a\x17\x64isttrain/v1/plan.proto\"\x0e\n\x0cGreetRequest\"B\n\rGreetResponse\x12\x10\n\x08instance\x18\x01 \x01(\x0c\x12\r\n\x05\x62uild\x18\x02 \x01(\t\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\"?\n\x10\x46\x65tchPlanRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\r\n\x05\x62uild\x18\x03 \x01(\t\"\xfd\x02\n\x11\x46\x65tchPlanResponse\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\r\n\x05\x62uild\x18\x03 \x01(\t\x12\x11\n\tplan_hash\x18\x04 \x01(\x0c\x12\x18\n\x10num_microbatches\x18\x05 \x01(\r\x12 \n\x18sequences_per_microbatch\x18\x06 \x01(\r\x12\x36\n\x0c\x61rrangements\x18\x07 \x03(\x0b\x32 .disttrain.v1.CompactArrangement\x12/\n\tschedules\x18\x08 \x03(\x0b\x32\x1c.disttrain.v1.ModuleSchedule\x12+\n\x06groups\x18\t \x01(\x0b\x32\x1b.disttrain.v1.PlannedGroups\x12+\n\ncandidates\x18\n \x03(\x0b\x32\x17.disttrain.v1.Candidate\x12)\n\tdecisions\x18\x0b \x03(\x0b\x32\x16.disttrain.v1.Decision\"S\n\x12\x43ompactArrangement\x12\r\n\x05items\x18\x01 \x01(\r\x12\x0c\n\x04rank\x18\x02 \x01(\x0c\x12\x12\n\nmicrobatch\x18\x03 \x01(\x0c\x12\x0c\n\x04slot\x18\x04 \x01(\x0c\x32\x9d\x01\n\x0bPeerService\x12@\n\x05Greet\x12\x1a.disttrain.v1.GreetRequest\x1a\x1b.disttrain.v1.GreetResponse\x12L\n\tFetchPlan\x12\x1e.disttrain.v1.FetchPlanRequest\x1a\x1f.disttrain.v1.FetchPlanResponseBT\n\x10org.disttrain.v1P\x01Z>github.com/disttrain/disttrain/gen/go/disttrain/v1;disttrainv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x64isttrain/v1/peer_service.proto\x12\x0c\x64isttrain.v1\x1a\x1d\x64isttrain/v1/microbatch.proto\x1a\x17\x64isttrain/v1/plan.proto\"\x0e\n\x0cGreetRequest\"B\n\rGreetResponse\x12\x10\n\x08instance\x18\x01 \x01(\x0c\x12\r\n\x05\x62uild\x18\x02 \x01(\t\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\"?\n\x10\x46\x65tchPlanRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\r\n\x05\x62uild\x18\x03 \x01(\t\"\xfd\x02\n\x11\x46\x65tchPlanResponse\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\r\n\x05\x62uild\x18\x03 \x01(\t\x12\x11\n\tplan_hash\x18\x04 \x01(\x0c\x12\x18\n\x10num_microbatches\x18\x05 \x01(\r\x12 \n\x18sequences_per_microbatch\x18\x06 \x01(\r\x12\x36\n\x0c\x61rrangements\x18\x07 \x03(\x0b\x32 .disttrain.v1.CompactArrangement\x12/\n\tschedules\x18\x08 \x03(\x0b\x32\x1c.disttrain.v1.ModuleSchedule\x12+\n\x06groups\x18\t \x01(\x0b\x32\x1b.disttrain.v1.PlannedGroups\x12+\n\ncandidates\x18\n \x03(\x0b\x32\x17.disttrain.v1.Candidate\x12)\n\tdecisions\x18\x0b \x03(\x0b\x32\x16.disttrain.v1.Decision\"S\n\x12\x43ompactArrangement\x12\r\n\x05items\x18\x01 \x01(\r\x12\x0c\n\x04rank\x18\x02 \x01(\x0c\x12\x12\n\nmicrobatch\x18\x03 \x01(\x0c\x12\x0c\n\x04slot\x18\x04 \x01(\x0c\"A\n\x12\x46\x65tchPiecesRequest\x12+\n\x07objects\x18\x01 \x03(\x0b\x32\x1a.disttrain.v1.ObjectPieces\"=\n\x0cObjectPieces\x12\x0e\n\x06object\x18\x01 \x01(\x0c\x12\r\n\x05start\x18\x02 \x03(\x04\x12\x0e\n\x06length\x18\x03 \x03(\r\"3\n\x13\x46\x65tchPiecesResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0e\n\x06\x63rc32c\x18\x02 \x01(\r2\xf1\x01\n\x0bPeerService\x12@\n\x05Greet\x12\x1a.disttrain.v1.GreetRequest\x1a\x1b.disttrain.v1.GreetResponse\x12L\n\tFetchPlan\x12\x1e.disttrain.v1.FetchPlanRequest\x1a\x1f.disttrain.v1.FetchPlanResponse\x12R\n\x0b\x46\x65tchPieces\x12 .disttrain.v1.FetchPiecesRequest\x1a!.disttrain.v1.FetchPiecesResponseBT\n\x10org.disttrain.v1P\x01Z>github.com/disttrain/disttrain/gen/go/disttrain/v1;disttrainv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,6 +44,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FETCHPLANRESPONSE']._serialized_end=636
   _globals['_COMPACTARRANGEMENT']._serialized_start=638
   _globals['_COMPACTARRANGEMENT']._serialized_end=721
-  _globals['_PEERSERVICE']._serialized_start=724
-  _globals['_PEERSERVICE']._serialized_end=881
+  _globals['_FETCHPIECESREQUEST']._serialized_start=723
+  _globals['_FETCHPIECESREQUEST']._serialized_end=788
+  _globals['_OBJECTPIECES']._serialized_start=790
+  _globals['_OBJECTPIECES']._serialized_end=851
+  _globals['_FETCHPIECESRESPONSE']._serialized_start=853
+  _globals['_FETCHPIECESRESPONSE']._serialized_end=904
+  _globals['_PEERSERVICE']._serialized_start=907
+  _globals['_PEERSERVICE']._serialized_end=1148
 # @@protoc_insertion_point(module_scope)

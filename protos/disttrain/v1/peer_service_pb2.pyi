@@ -206,3 +206,87 @@ class CompactArrangement(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CompactArrangement: _TypeAlias = CompactArrangement  # noqa: Y015
+
+@_typing.final
+class FetchPiecesRequest(_message.Message):
+    """Request of FetchPieces: at most 16 MiB, or one piece."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OBJECTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def objects(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObjectPieces]:
+        """What is wanted of each object."""
+
+    def __init__(
+        self,
+        *,
+        objects: _abc.Iterable[Global___ObjectPieces] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["objects", b"objects"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchPiecesRequest: _TypeAlias = FetchPiecesRequest  # noqa: Y015
+
+@_typing.final
+class ObjectPieces(_message.Message):
+    """Pieces of one version of an object."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OBJECT_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
+    object: _builtins.bytes
+    """SHA-256 of the object's URL, size and version, 32 bytes. Servers that are configured with the same URL know it."""
+    @_builtins.property
+    def start(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """First byte of each piece."""
+
+    @_builtins.property
+    def length(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Bytes of each piece, at least one."""
+
+    def __init__(
+        self,
+        *,
+        object: _builtins.bytes = ...,
+        start: _abc.Iterable[_builtins.int] | None = ...,
+        length: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["length", b"length", "object", b"object", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ObjectPieces: _TypeAlias = ObjectPieces  # noqa: Y015
+
+@_typing.final
+class FetchPiecesResponse(_message.Message):
+    """Response of FetchPieces."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    CRC32C_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """The pieces, one behind the other in the order of the request."""
+    crc32c: _builtins.int
+    """CRC-32C of them."""
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+        crc32c: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc32c", b"crc32c", "data", b"data"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchPiecesResponse: _TypeAlias = FetchPiecesResponse  # noqa: Y015

@@ -45,6 +45,11 @@ class PeerServiceStub(object):
                 request_serializer=disttrain_dot_v1_dot_peer__service__pb2.FetchPlanRequest.SerializeToString,
                 response_deserializer=disttrain_dot_v1_dot_peer__service__pb2.FetchPlanResponse.FromString,
                 _registered_method=True)
+        self.FetchPieces = channel.unary_unary(
+                '/disttrain.v1.PeerService/FetchPieces',
+                request_serializer=disttrain_dot_v1_dot_peer__service__pb2.FetchPiecesRequest.SerializeToString,
+                response_deserializer=disttrain_dot_v1_dot_peer__service__pb2.FetchPiecesResponse.FromString,
+                _registered_method=True)
 
 
 class PeerServiceServicer(object):
@@ -68,6 +73,16 @@ class PeerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FetchPieces(self, request, context):
+        """Pieces of shards that lie in an object store, from the server that owns their blocks of 8 MiB: of all live servers of the
+        same build, the one for which SHA-256 of its instance, the object and the block's number (16 bytes, 32 bytes, 8 bytes
+        little-endian) is largest. The asked server reads them from its blocks or from the store, and never asks further.
+        SAMPLE_UNKNOWN if it serves no such object.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PeerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -80,6 +95,11 @@ def add_PeerServiceServicer_to_server(servicer, server):
                     servicer.FetchPlan,
                     request_deserializer=disttrain_dot_v1_dot_peer__service__pb2.FetchPlanRequest.FromString,
                     response_serializer=disttrain_dot_v1_dot_peer__service__pb2.FetchPlanResponse.SerializeToString,
+            ),
+            'FetchPieces': grpc.unary_unary_rpc_method_handler(
+                    servicer.FetchPieces,
+                    request_deserializer=disttrain_dot_v1_dot_peer__service__pb2.FetchPiecesRequest.FromString,
+                    response_serializer=disttrain_dot_v1_dot_peer__service__pb2.FetchPiecesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -137,6 +157,33 @@ class PeerService(object):
             '/disttrain.v1.PeerService/FetchPlan',
             disttrain_dot_v1_dot_peer__service__pb2.FetchPlanRequest.SerializeToString,
             disttrain_dot_v1_dot_peer__service__pb2.FetchPlanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchPieces(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/disttrain.v1.PeerService/FetchPieces',
+            disttrain_dot_v1_dot_peer__service__pb2.FetchPiecesRequest.SerializeToString,
+            disttrain_dot_v1_dot_peer__service__pb2.FetchPiecesResponse.FromString,
             options,
             channel_credentials,
             insecure,

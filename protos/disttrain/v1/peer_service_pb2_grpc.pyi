@@ -41,6 +41,12 @@ class PeerServiceStub:
     server itself, which never asks further. JOB_UNKNOWN if that does not know the job; VERSION_UNSUPPORTED if it has
     another build.
     """
+    FetchPieces: _grpc.UnaryUnaryMultiCallable[_peer_service_pb2.FetchPiecesRequest, _peer_service_pb2.FetchPiecesResponse]
+    """Pieces of shards that lie in an object store, from the server that owns their blocks of 8 MiB: of all live servers of the
+    same build, the one for which SHA-256 of its instance, the object and the block's number (16 bytes, 32 bytes, 8 bytes
+    little-endian) is largest. The asked server reads them from its blocks or from the store, and never asks further.
+    SAMPLE_UNKNOWN if it serves no such object.
+    """
 
 @_typing.type_check_only
 class PeerServiceAsyncStub(PeerServiceStub):
@@ -54,6 +60,12 @@ class PeerServiceAsyncStub(PeerServiceStub):
     job id and the step (16 bytes, the 64 hexadecimal digits, 8 bytes little-endian) is largest. It is planned by the asked
     server itself, which never asks further. JOB_UNKNOWN if that does not know the job; VERSION_UNSUPPORTED if it has
     another build.
+    """
+    FetchPieces: _aio.UnaryUnaryMultiCallable[_peer_service_pb2.FetchPiecesRequest, _peer_service_pb2.FetchPiecesResponse]  # type: ignore[assignment]
+    """Pieces of shards that lie in an object store, from the server that owns their blocks of 8 MiB: of all live servers of the
+    same build, the one for which SHA-256 of its instance, the object and the block's number (16 bytes, 32 bytes, 8 bytes
+    little-endian) is largest. The asked server reads them from its blocks or from the store, and never asks further.
+    SAMPLE_UNKNOWN if it serves no such object.
     """
 
 class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -77,6 +89,18 @@ class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
         job id and the step (16 bytes, the 64 hexadecimal digits, 8 bytes little-endian) is largest. It is planned by the asked
         server itself, which never asks further. JOB_UNKNOWN if that does not know the job; VERSION_UNSUPPORTED if it has
         another build.
+        """
+
+    @_abc_1.abstractmethod
+    def FetchPieces(
+        self,
+        request: _peer_service_pb2.FetchPiecesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_peer_service_pb2.FetchPiecesResponse, _abc.Awaitable[_peer_service_pb2.FetchPiecesResponse]]:
+        """Pieces of shards that lie in an object store, from the server that owns their blocks of 8 MiB: of all live servers of the
+        same build, the one for which SHA-256 of its instance, the object and the block's number (16 bytes, 32 bytes, 8 bytes
+        little-endian) is largest. The asked server reads them from its blocks or from the store, and never asks further.
+        SAMPLE_UNKNOWN if it serves no such object.
         """
 
 def add_PeerServiceServicer_to_server(servicer: PeerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -12,7 +12,7 @@ from shards import write_pairs
 
 from dataserver.dataset import Dataset, DatasetError, ShardReadError, StaleIndexError, build_index, lint
 from dataserver.dataset.storage.etags import Etag
-from dataserver.dataset.storage.interface import Entry, EntryKind, Storage
+from dataserver.dataset.storage.interface import Entry, EntryKind, Storage, StoredFile
 from dataserver.dataset.storage.local import LocalStorage
 from dataserver.dataset.storage.registry import LOCAL, STORAGES, storage_of
 
@@ -33,6 +33,7 @@ class ZipStorage:
     """Members of one zip file; `zip:/FOLDER` is a folder in it."""
 
     is_local = False
+    holds_indexes = False
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -65,6 +66,9 @@ class ZipStorage:
 
     def ranges(self, path: PurePath) -> _Member:
         return _Member(self, str(path))
+
+    def read_ahead(self, wanted: Sequence[tuple[StoredFile, Sequence[tuple[int, int]]]]) -> None:
+        pass
 
 
 def pack(folder: Path, file: Path) -> None:

@@ -1,0 +1,195 @@
+"""Blocks in a folder on a local disk, which processes of one user share.
+
+A file is written under another name and renamed, and never changes. It holds checksums of each 64 KiB, which every read
+compares: a file that is torn, cut or decayed is removed and its block read from the store again. Nothing is synced.
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import secrets
+import struct
+import threading
+from pathlib import Path
+from time import monotonic, time
+from typing import Final
+
+import google_crc32c
+
+from dataserver.dataset.storage.own_folder import own_folder
+from dataserver.dataset.storage.pieces import BlockKey
+from dataserver.outputs import TEMP_LIFETIME_S, TEMP_SUFFIX
+
+SUFFIX: Final = ".block"
+CHUNK_BYTES: Final = 1 << 16
+_TRAILER: Final = struct.Struct("<8sQI")
+"""Magic, bytes of the block, checksum of the table and the key before it."""
+_MAGIC: Final = b"dtblock1"
+_NETWORK: Final = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "glusterfs", "9p")
+LOOK_EVERY_S: Final = 30.0
+"""The folder is listed so often: other processes write there, too."""
+PAUSE_S: Final = 30.0
+"""Nothing is written for so long after the disk refused something."""
+
+_log = logging.getLogger(__name__)
+
+
+class BlockFiles:
+    """The folder. Thread-safe."""
+
+    def __init__(self, folder: Path, most: int) -> None:
+        """Use a folder, which is made where it is missing.
+
+        Args:
+            folder: where files lie.
+            most: bytes of all together.
+
+        Raises:
+            DatasetError: others could write there, or this user cannot.
+        """
+        self.most = most
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._used = 0
+        self._looked_at = -LOOK_EVERY_S
+        self._paused_until = 0.0
+        own_folder(folder, "--block-cache-dir")
+        self._sweep()
+        kind = _file_system(folder)
+        if kind in _NETWORK:
+            _log.warning("--block-cache-dir %s is on a network file system (%s); a local disk is faster", folder, kind)
+
+    def has(self, key: BlockKey) -> bool:
+        """Whether there is a file for a block; it may turn out to be damaged."""
+        return self._path(key).is_file()
+
+    def read(self, key: BlockKey, start: int, length: int) -> bytes | None:
+        """Return bytes of a block; None where it is not there, or not whole."""
+        path = self._path(key)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return None
+        try:
+            found = _checked(descriptor, key, start, length)
+        except OSError as error:
+            _log.warning("%s cannot be read (%s); its block is read from the store", path, error.strerror)
+            return None
+        finally:
+            os.close(descriptor)
+        if found is None:
+            _log.warning("%s is damaged; it is removed, and its block read from the store again", path)
+            with contextlib.suppress(OSError):
+                path.unlink()
+        return found
+
+    def write(self, key: BlockKey, data: bytes) -> None:
+        """Keep a block, where the disk takes it."""
+        now = monotonic()
+        with self._lock:
+            if now < self._paused_until or len(data) > self.most or self.has(key):
+                return
+        path = self._path(key)
+        temp = path.with_name(f"{path.stem[:16]}{secrets.token_hex(8)}{TEMP_SUFFIX}")
+        try:
+            self._make_room(len(data))
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            descriptor = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123  of a descriptor
+                for part in (data, _tail(key, data)):
+                    if file.write(part) != len(part):
+                        raise OSError(28, "no space left on the disk")
+            temp.rename(path)
+            with self._lock:
+                self._used += len(data)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temp.unlink()
+            with self._lock:
+                self._paused_until = now + PAUSE_S
+            _log.warning(
+                "--block-cache-dir %s: a block cannot be written (%s); none are for %.0f s",
+                *(self._folder, error.strerror, PAUSE_S),
+            )
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Remove the oldest files where the folder would be too full."""
+        with self._lock:
+            full = self._used + num_bytes > self.most
+            if not full and monotonic() < self._looked_at + LOOK_EVERY_S:
+                return
+            files = sorted(self._list())
+            self._used = sum(size for _, size, _ in files)
+            self._looked_at = monotonic()
+            for _, size, path in files:
+                if self._used + num_bytes <= self.most:
+                    break
+                with contextlib.suppress(FileNotFoundError):  # another process was quicker
+                    os.unlink(path)  # noqa: PTH108
+                self._used -= size
+
+    def _list(self) -> list[tuple[float, int, str]]:
+        """Time of writing, size and path of all files."""
+        found = []
+        for folder in os.scandir(self._folder):
+            if len(folder.name) == 2 and folder.is_dir(follow_symlinks=False):
+                for entry in os.scandir(folder):
+                    with contextlib.suppress(FileNotFoundError):
+                        about = entry.stat(follow_symlinks=False)
+                        if entry.name.endswith(SUFFIX):
+                            found.append((about.st_mtime, about.st_size, entry.path))
+        return found
+
+    def _sweep(self) -> None:
+        """Remove what killed writers left behind."""
+        for path in self._folder.glob(f"??/*{TEMP_SUFFIX}"):
+            with contextlib.suppress(OSError):
+                if path.stat().st_mtime < time() - min(TEMP_LIFETIME_S, 3600.0):
+                    path.unlink()
+
+    def _path(self, key: BlockKey) -> Path:
+        name = hashlib.sha256(repr(key).encode()).hexdigest()
+        return self._folder / name[:2] / f"{name[2:]}{SUFFIX}"
+
+
+def _tail(key: BlockKey, data: bytes) -> bytes:
+    """What stands behind the bytes of a block."""
+    table = b"".join(
+        google_crc32c.value(data[i : i + CHUNK_BYTES]).to_bytes(4, "little") for i in range(0, len(data), CHUNK_BYTES)
+    )
+    return table + _TRAILER.pack(_MAGIC, len(data), google_crc32c.value(table + repr(key).encode()))
+
+
+def _checked(descriptor: int, key: BlockKey, start: int, length: int) -> bytes | None:
+    """Bytes of a block whose checksums are right; None where they are not."""
+    num_bytes = key.num_bytes
+    num_chunks = -(-num_bytes // CHUNK_BYTES)
+    tail = os.pread(descriptor, 4 * num_chunks + _TRAILER.size + 1, num_bytes)
+    if len(tail) != 4 * num_chunks + _TRAILER.size:
+        return None
+    table, trailer = tail[: 4 * num_chunks], tail[4 * num_chunks :]
+    if trailer != _TRAILER.pack(_MAGIC, num_bytes, google_crc32c.value(table + repr(key).encode())):
+        return None
+    first, last = start // CHUNK_BYTES, (start + length - 1) // CHUNK_BYTES
+    low, high = first * CHUNK_BYTES, min((last + 1) * CHUNK_BYTES, num_bytes)
+    data = os.pread(descriptor, high - low, low)
+    if len(data) != high - low:
+        return None
+    for number in range(first, last + 1):
+        at = (number - first) * CHUNK_BYTES
+        word = int.from_bytes(table[4 * number : 4 * number + 4], "little")
+        if google_crc32c.value(data[at : at + CHUNK_BYTES]) != word:
+            return None
+    return data[start - low : start - low + length]
+
+
+def _file_system(folder: Path) -> str:
+    """The kind of file system that a folder lies on; empty where it cannot be told."""
+    real, best, kind = os.path.realpath(folder), "", ""
+    with contextlib.suppress(OSError), Path("/proc/self/mounts").open() as mounts:
+        for line in mounts:
+            _, point, found, *_ = line.split(" ")
+            if (real == point or real.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
+                best, kind = point, found
+    return kind

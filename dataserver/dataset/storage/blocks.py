@@ -1,0 +1,268 @@
+"""Blocks of objects: what servers hold of shards that lie elsewhere.
+
+A shuffle window touches all of its shards all the time, so whoever reads one image will want its neighbours: blocks of
+8 MiB are read once and held, in memory and on a disk, until all of their images were served. What is wanted before its
+block is there, such as the first batch, is read by a range of its own. In a fleet each block has an owner: the others
+ask that one for images, and hold none of its blocks, so that the memory of all servers adds up.
+"""
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from dataserver.dataset.storage.block_files import BlockFiles
+from dataserver.dataset.storage.clients import ObjectInfo
+from dataserver.dataset.storage.held_blocks import HeldBlocks
+from dataserver.dataset.storage.io_threads import IoThreads
+from dataserver.dataset.storage.pieces import BLOCK_BYTES, BlockKey, Piece, Source, part_of, runs
+
+DEFAULT_MEMORY_BYTES: Final = 256 << 20
+"""Of commands; a server has a setting."""
+LOADING: Final = 8
+"""Blocks that are read at a time."""
+MAX_QUEUED: Final = 4096
+"""Blocks that wait to be read; what is wanted beyond is asked for again with its next image."""
+READING: Final = 32
+"""Pieces that are read at a time, and calls to other servers. These have threads of their own: what two servers ask of
+each other would wait for each other's threads else."""
+AHEAD_BYTES: Final = 128 << 20
+"""Of pieces that were read ahead and are not taken yet."""
+
+_log = logging.getLogger(__name__)
+
+
+class Owners(Protocol):
+    """The other servers of a fleet, as caches."""
+
+    def owner(self, key: BlockKey) -> Any:
+        """Return who owns a block; None where this server does."""
+
+    def fetch(self, owner: Any, pieces: Sequence[Piece]) -> list[bytes]:
+        """Return pieces from the owner of their blocks. Raises OSError where it does not give them all."""
+
+
+@dataclass(slots=True)
+class BlockCounts:
+    """What was read, and from where, since the process began."""
+
+    store_requests: int = 0
+    store_bytes: int = 0
+    piece_requests: int = 0
+    """Those of the requests that are for single pieces, not blocks."""
+    served_bytes: int = 0
+    memory_bytes: int = 0
+    """Of those that were served, from blocks in memory."""
+    disk_bytes: int = 0
+    """The same, from blocks on the disk."""
+    owner_bytes: int = 0
+    """The same, from other servers."""
+    owner_failures: int = 0
+    """Calls to other servers that gave nothing."""
+
+
+class Blocks:
+    """The blocks that a process holds. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.counts = BlockCounts()
+        self.held = HeldBlocks(DEFAULT_MEMORY_BYTES)
+        self._files: BlockFiles | None = None
+        self._owners: Owners | None = None
+        self._lock = threading.Lock()
+        """Guards the counts and what follows."""
+        self._loading: set[BlockKey] = set()
+        self._ahead: OrderedDict[tuple[str, ObjectInfo, int, int], Future[bytes]] = OrderedDict()
+        """Pieces that were read ahead, oldest first."""
+        self._ahead_bytes = 0
+        self._loaders = IoThreads(LOADING, "blocks")
+        self._readers = IoThreads(READING, "pieces")
+        self._askers = IoThreads(READING, "owners")
+
+    def configure(self, memory_bytes: int, files: BlockFiles | None = None) -> None:
+        """Set how much is held."""
+        self.held.resize(memory_bytes)
+        self._files = files
+
+    def use_owners(self, owners: Owners | None) -> None:
+        """Ask other servers for what they own, from now on."""
+        self._owners = owners
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of blocks that memory and disk hold together."""
+        return self.held.most + (self._files.most if self._files else 0)
+
+    def forget(self) -> None:
+        """Hold nothing in memory."""
+        self.held.clear()
+        with self._lock:
+            self._ahead.clear()
+            self._ahead_bytes = 0
+
+    def submit(self, function: Callable[..., bytes], *given: object) -> "Future[bytes]":
+        """Read something else in one of the threads."""
+        return self._readers.submit(function, *given)
+
+    def read(self, pieces: Sequence[Piece], for_peer: bool = False) -> list[bytes]:
+        """Return pieces of objects.
+
+        Args:
+            pieces: which.
+            for_peer: whether another server asks, which this one asks nothing in turn.
+
+        Raises:
+            OSError: a store does not give them.
+        """
+        found: dict[int, bytes] = {}
+        for number, piece in enumerate(pieces):
+            data = self._from_blocks(piece)
+            ahead = self._drop_ahead(piece)
+            data = self._taken(piece, ahead) if data is None else data
+            if data is not None:
+                found[number] = data
+        missing = [number for number in range(len(pieces)) if number not in found]
+        if missing:
+            futures = self._begin([pieces[n] for n in missing], for_peer)
+            for number, future in zip(missing, futures, strict=True):
+                found[number] = self._result(pieces[number], future)
+        self._count(served_bytes=sum(map(len, found.values())))
+        return [found[number] for number in range(len(pieces))]
+
+    def read_ahead(self, pieces: Sequence[Piece]) -> None:
+        """Begin to read pieces that will be wanted soon, and the blocks that they lie in. What fails is said then."""
+        missing, room = [], AHEAD_BYTES
+        for piece in pieces:
+            if room > 0 and piece.key not in self._ahead and not self._has(piece):
+                missing.append(piece)
+                room -= piece.length
+        for piece, future in zip(missing, self._begin(missing, for_peer=False), strict=True):
+            with self._lock:
+                if piece.key not in self._ahead:
+                    self._ahead[piece.key] = future
+                    self._ahead_bytes += piece.length
+                while self._ahead_bytes > AHEAD_BYTES:
+                    key, _ = self._ahead.popitem(last=False)
+                    self._ahead_bytes -= key[3]
+
+    def _begin(self, pieces: Sequence[Piece], for_peer: bool) -> "list[Future[bytes]]":
+        """Begin to read pieces, those of other servers' blocks there, and the blocks of all others."""
+        begun: dict[int, Future[bytes]] = {}
+        groups: dict[Any, list[int]] = {}
+        owners = None if for_peer else self._owners
+        for number, piece in enumerate(pieces):
+            owner = None if owners is None else owners.owner(piece.blocks[0])
+            groups.setdefault(owner, []).append(number)
+        for owner, numbers in groups.items():
+            if owner is not None:
+                whole = self._askers.submit(self._from_owner, owner, [pieces[n] for n in numbers])
+                begun |= {n: part_of(whole, i) for i, n in enumerate(numbers)}
+        mine = {id(pieces[n]): n for n in groups.get(None, ())}
+        self._want(pieces[n] for n in mine.values())
+        for run in runs([pieces[n] for n in mine.values()]):
+            whole = self._readers.submit(self._read_run, run)
+            begun |= {mine[id(piece)]: part_of(whole, i) for i, piece in enumerate(run)}
+        return [begun[number] for number in range(len(pieces))]
+
+    def _result(self, piece: Piece, future: "Future[bytes]") -> bytes:
+        try:
+            return future.result()
+        except CancelledError:
+            return self._read_run([piece])[0]
+
+    def _has(self, piece: Piece) -> bool:
+        return all(key in self.held or (self._files is not None and self._files.has(key)) for key in piece.blocks)
+
+    def _from_blocks(self, piece: Piece) -> bytes | None:
+        """A piece from the blocks that are held; None unless all of them are."""
+        parts = []
+        for key in piece.blocks:
+            first = key.number * BLOCK_BYTES
+            low, high = max(piece.start, first) - first, min(piece.end, first + BLOCK_BYTES) - first
+            part = self.held.read(key, low, high)
+            if part is not None:
+                self._count(memory_bytes=len(part))
+            elif self._files is not None and (part := self._files.read(key, low, high - low)) is not None:
+                self._count(disk_bytes=len(part))
+            if part is None:
+                return None
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _drop_ahead(self, piece: Piece) -> "Future[bytes] | None":
+        """What was begun ahead for a piece, which is forgotten."""
+        with self._lock:
+            future = self._ahead.pop(piece.key, None)
+            if future is not None:
+                self._ahead_bytes -= piece.length
+            return future
+
+    def _taken(self, piece: Piece, ahead: "Future[bytes] | None") -> bytes | None:
+        """A piece that was read ahead; None where it was not, or where that failed: it is read again."""
+        try:
+            return None if ahead is None else ahead.result()
+        except (CancelledError, OSError) as error:
+            _log.debug("%s is read again: %s", piece.info.key, error)
+            return None
+
+    def _want(self, pieces: Iterable[Piece]) -> None:
+        """Begin to read the blocks that pieces lie in."""
+        sources = {key: piece.source for piece in pieces for key in piece.blocks}
+        for key in sorted(sources):
+            with self._lock:
+                unwanted = key in self._loading or key in self.held or key.num_bytes > self.capacity
+                if unwanted or self._loaders.num_waiting >= MAX_QUEUED:
+                    continue
+                self._loading.add(key)
+            self._loaders.submit(self._load, sources[key], key)
+
+    def _load(self, source: Source, key: BlockKey) -> None:
+        try:
+            if self._files is not None and self._files.has(key):
+                return
+            data = source.get(key.info, key.number * BLOCK_BYTES, key.num_bytes)
+            self._count(store_requests=1, store_bytes=len(data))
+            self.held.put(key, data)
+            if self._files is not None:
+                self._files.write(key, data)
+        except OSError as error:
+            _log.debug("block %d of %s/%s cannot be read: %s", key.number, key.store, key.info.key, error)
+        finally:
+            with self._lock:
+                self._loading.discard(key)
+
+    def _from_owner(self, owner: Any, pieces: Sequence[Piece]) -> list[bytes]:
+        """Pieces from another server, or from the store where that does not give them."""
+        assert self._owners is not None
+        try:
+            found = self._owners.fetch(owner, pieces)
+            self._count(owner_bytes=sum(map(len, found)))
+            return found
+        except OSError as error:
+            _log.debug("%d pieces are read from the store: %s", len(pieces), error)
+            self._count(owner_failures=1)
+        numbers = {id(piece): n for n, piece in enumerate(pieces)}
+        read: dict[int, bytes] = {}
+        for run in runs(pieces):
+            read |= {numbers[id(piece)]: data for piece, data in zip(run, self._read_run(run), strict=True)}
+        return [read[n] for n in range(len(pieces))]
+
+    def _read_run(self, run: Sequence[Piece]) -> list[bytes]:
+        """Read pieces of one object that lie close together by one request."""
+        start = run[0].start
+        end = max(piece.end for piece in run)
+        data = run[0].source.get(run[0].info, start, end - start)
+        self._count(store_requests=1, piece_requests=1, store_bytes=len(data))
+        return [data[piece.start - start : piece.end - start] for piece in run]
+
+    def _count(self, **added: int) -> None:
+        with self._lock:
+            for name, number in added.items():
+                setattr(self.counts, name, getattr(self.counts, name) + number)
+
+
+BLOCKS: Final = Blocks()
+"""Those of this process."""

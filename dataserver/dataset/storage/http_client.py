@@ -1,0 +1,304 @@
+"""HTTP(S) with ranges. Every answer is checked against what was asked for, and redirects go to named hosts alone.
+
+obstore has an HTTP store, too; it follows redirects to any host, and does not tell what a store asked to wait.
+"""
+
+import errno
+import http.client
+import os
+import ssl
+import threading
+from collections.abc import Iterator, Mapping
+from email.utils import parsedate_to_datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
+from time import monotonic, time
+from typing import Final, NamedTuple
+from urllib.parse import quote, urljoin, urlsplit
+
+from dataserver.dataset.errors import printable
+from dataserver.dataset.storage.clients import (
+    ChangedError,
+    ObjectInfo,
+    UnavailableError,
+    check_length,
+    check_version,
+)
+
+HOSTS_VARIABLE: Final = "DISTTRAIN_REDIRECT_HOSTS"
+"""Names further hosts that redirects may lead to, with commas; `*.example.com` stands for all below it."""
+SILENCE_S: Final = 10.0
+"""Seconds without a byte after which an answer is given up."""
+BASE_S: Final = 10.0
+BYTES_PER_S: Final = 1 << 20
+"""An answer may take `BASE_S`, and a second for so many bytes."""
+MAX_REDIRECTS: Final = 5
+MAX_IDLE: Final = 64
+"""Connections kept open."""
+LONGEST_WAIT_S: Final = 120.0
+"""Of what a server asks to wait, so much is taken for true."""
+_PIECE: Final = 1 << 18
+_REDIRECTS: Final = (301, 302, 303, 307, 308)
+_GONE: Final = (404, 410)
+
+
+class Answer(NamedTuple):
+    """An answer whose body was read."""
+
+    status: int
+    headers: Mapping[str, str]
+    """By names in lower case."""
+    body: bytes
+    url: str
+    """Where it came from."""
+    linked: Mapping[str, str]
+    """Headers of the first redirect; empty without one."""
+
+
+class HttpClient:
+    """Requests to one server. Fulfils `Client`; it cannot list or write."""
+
+    lists_at_once = True
+
+    def __init__(self, base: str, hosts: tuple[str, ...] = (), headers: Mapping[str, str] | None = None) -> None:
+        """Make a client; nothing is asked yet.
+
+        Args:
+            base: URL of what keys are relative to, with a slash at its end.
+            hosts: patterns of further hosts that redirects may lead to.
+            headers: sent to the host of `base` alone.
+        """
+        self._base = base
+        own = urlsplit(base)
+        named = os.environ.get(HOSTS_VARIABLE, "")
+        self._hosts = (own.hostname or "", *hosts, *(h.strip() for h in named.split(",") if h.strip()))
+        self._origin = own.scheme, own.netloc
+        self._headers = dict(headers or {})
+        self._lock = threading.Lock()
+        self._idle: dict[tuple[str, str], list[http.client.HTTPConnection]] = {}
+        self._resolved: dict[str, str] = {}
+        """By key: where a redirect led to."""
+        self._tls = ssl.create_default_context()
+
+    def objects(self, prefix: str, after: str) -> Iterator[ObjectInfo]:  # noqa: ARG002
+        """HTTP has no listing."""
+        raise OSError(
+            errno.EOPNOTSUPP, f"HTTP lists no files: name the shards, such as {self._base}{prefix}/{{00000..00099}}.tar"
+        )
+
+    def head(self, key: str) -> ObjectInfo:
+        """As `Client.head`."""
+        answer = self.ask("HEAD", self.url_of(key), 0)
+        if answer.status in (405, 501):
+            answer = self.ask("GET", self.url_of(key), 1, {"Range": "bytes=0-0"})
+        self.check(answer, self.url_of(key))
+        total = _total(answer) if answer.status == 206 else _number(answer.headers.get("content-length"))
+        if total is None:
+            raise OSError(errno.EINVAL, f"{self.url_of(key)} does not say how long it is; its server must")
+        return self.info(key, answer, total)
+
+    def get(self, wanted: ObjectInfo, start: int, length: int) -> bytes:
+        """As `Client.get`."""
+        key = wanted.key
+        asked = {"Range": f"bytes={start}-{start + length - 1}"}
+        known = self._resolved.get(key)
+        answer = self.ask("GET", known or self.url_of(key), length, asked)
+        if known and answer.status in (400, 401, 403, *_GONE):  # signed URLs expire
+            self._resolved.pop(key, None)
+            answer = self.ask("GET", self.url_of(key), length, asked)
+        if answer.status in (412, 416):
+            raise ChangedError(f"its server answers {answer.status}")
+        self.check(answer, self.url_of(key))
+        if answer.status != 206:
+            self._check_whole(wanted, start, length)
+        elif _range(answer) != (start, start + length):
+            raise UnavailableError(
+                f"{self.url_of(key)}: bytes {start} to {start + length} were asked for, the answer has"
+                f" {printable(answer.headers.get('content-range', 'none'), 60)}"
+            )
+        declared = _number(answer.headers.get("content-length"))
+        if declared is not None and declared != length:
+            raise UnavailableError(f"{self.url_of(key)}: an answer declares {declared} bytes instead of {length}")
+        total = _total(answer) if answer.status == 206 else len(answer.body)
+        self.check_version(wanted, answer, wanted.num_bytes if total is None else total)
+        if answer.linked:
+            self._resolved[key] = answer.url
+        return check_length(answer.body, length)
+
+    def put(self, key: str, source: Path) -> ObjectInfo:
+        """HTTP servers take no files."""
+        raise PermissionError(errno.EACCES, f"{self.url_of(key)} cannot be written ({source.name})")
+
+    def url_of(self, key: str) -> str:
+        """Where an object lies."""
+        return self._base + quote(key)
+
+    def info(self, key: str, answer: Answer, num_bytes: int) -> ObjectInfo:
+        """What the headers of an answer say of an object."""
+        return ObjectInfo(key, num_bytes, answer.headers.get("etag", ""), _date_ns(answer.headers.get("last-modified")))
+
+    def check(self, answer: Answer, url: str) -> None:
+        """Raise what the status of an answer means, unless it is a success."""
+        status = answer.status
+        if status in (200, 206):
+            encoding = answer.headers.get("content-encoding", "identity")
+            if encoding != "identity":
+                raise OSError(errno.EINVAL, f"{url} is sent with the encoding {printable(encoding, 30)}; switch it off")
+        elif status in _GONE:
+            raise FileNotFoundError(errno.ENOENT, f"there is no {url}")
+        elif status in (401, 403):
+            raise PermissionError(errno.EACCES, f"its server refuses access to {url} ({status})")
+        elif status in (408, 425, 429) or status >= 500:
+            raise UnavailableError(f"{url} answers {status}", _wait_s(answer.headers.get("retry-after")))
+        else:
+            raise OSError(errno.EINVAL, f"{url} answers {status}")
+
+    def _check_whole(self, wanted: ObjectInfo, start: int, length: int) -> None:
+        if start or length != wanted.num_bytes:
+            raise OSError(
+                errno.EINVAL,
+                f"{self.url_of(wanted.key)}: its server ignores Range and sends whole files; one that answers 206 is"
+                " required",
+            )
+
+    def check_version(self, wanted: ObjectInfo, answer: Answer, num_bytes: int) -> None:
+        """Raise ChangedError unless an answer is of the version that was asked for."""
+        found = self.info(wanted.key, answer, num_bytes)
+        check_version(wanted, found.version, found.num_bytes, found.modified_ns)
+
+    def ask(self, method: str, url: str, length: int, headers: Mapping[str, str] | None = None) -> Answer:
+        """Send one request, follow its redirects, and read the answer's body, of at most `length` bytes.
+
+        Raises:
+            UnavailableError: no answer, or one that was cut or too slow.
+            PermissionError: a redirect leads to a host that is not named.
+        """
+        until = monotonic() + BASE_S + length / BYTES_PER_S
+        linked: Mapping[str, str] = {}
+        for _ in range(MAX_REDIRECTS + 1):
+            answer = self._once(method, url, length, headers or {}, until)
+            if answer.status not in _REDIRECTS:
+                return answer._replace(linked=linked)
+            linked = linked or answer.headers
+            url = self._redirected(url, answer.headers.get("location", ""))
+        raise OSError(errno.ELOOP, f"{self._base} leads through more than {MAX_REDIRECTS} redirects")
+
+    def _redirected(self, url: str, target: str) -> str:
+        found = urljoin(url, target)
+        parts = urlsplit(found)
+        host = parts.hostname or ""
+        secure = parts.scheme == "https" or (parts.scheme == "http" and self._origin[0] == "http")
+        if not secure or parts.username is not None or not any(fnmatchcase(host, h) for h in self._hosts):
+            where = printable(f"{parts.scheme}://{host}", 100)
+            raise PermissionError(
+                errno.EACCES,
+                f"{self._base} redirects to {where}, which is none of {', '.join(self._hosts)}; if it should be asked,"
+                f" set {HOSTS_VARIABLE}={printable(host, 80) or 'HOST'}",
+            )
+        return found
+
+    def _once(self, method: str, url: str, length: int, headers: Mapping[str, str], until: float) -> Answer:
+        parts = urlsplit(url)
+        origin = parts.scheme, parts.netloc
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        given = {"Accept-Encoding": "identity", "User-Agent": "disttrain", **headers}
+        if origin == self._origin:
+            given |= self._headers
+        shown = url.partition("?")[0]
+        for fresh in (False, True):
+            connection = self._connection(*origin, fresh)
+            reused = connection.sock is not None
+            try:
+                connection.request(method, path, headers=given)
+                answer = connection.getresponse()
+            except (OSError, http.client.HTTPException) as error:
+                connection.close()
+                if reused and not isinstance(error, TimeoutError):
+                    continue  # it was closed while it was idle
+                raise UnavailableError(f"{shown}: {_why(error)}") from None
+            break
+        try:
+            body = answer.read(0) if method == "HEAD" else _body(answer, length, until, shown)
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            if isinstance(error, UnavailableError):
+                raise
+            raise UnavailableError(f"{shown}: {_why(error)}") from None
+        if answer.will_close or not answer.isclosed():
+            connection.close()
+        else:
+            with self._lock:
+                idle = self._idle.setdefault(origin, [])
+                if len(idle) < MAX_IDLE:
+                    idle.append(connection)
+                else:
+                    connection.close()
+        return Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, body, url, {})
+
+    def _connection(self, scheme: str, netloc: str, fresh: bool) -> http.client.HTTPConnection:
+        with self._lock:
+            idle = self._idle.setdefault((scheme, netloc), [])
+            if fresh:
+                while idle:
+                    idle.pop().close()
+            elif idle:
+                return idle.pop()
+        if scheme == "https":
+            return http.client.HTTPSConnection(netloc, timeout=SILENCE_S, context=self._tls)
+        return http.client.HTTPConnection(netloc, timeout=SILENCE_S)
+
+
+def _body(answer: http.client.HTTPResponse, most: int, until: float, shown: str) -> bytes:
+    """Read a body. What is longer than `most` is cut there, and its connection not used again."""
+    pieces, num_bytes = [], 0
+    if answer.status not in (200, 206):
+        most = 1 << 12  # of a page of an error enough to use the connection again
+    while num_bytes < most:
+        piece = answer.read1(min(_PIECE, most - num_bytes))
+        if not piece:
+            break
+        pieces.append(piece)
+        num_bytes += len(piece)
+        if monotonic() > until:
+            raise UnavailableError(f"{shown}: {num_bytes} of {most} bytes came in {BASE_S + most / BYTES_PER_S:.0f} s")
+    if answer.length == 0:
+        answer.read(0)  # lets the connection be used again
+    return b"".join(pieces)
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, http.client.IncompleteRead):
+        return "the answer was cut"
+    return printable(str(error) or type(error).__name__, 200)
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isdigit() and len(text) < 19 else None
+
+
+def _range(answer: Answer) -> tuple[int, int] | None:
+    """First byte and end that a Content-Range names."""
+    unit, _, rest = answer.headers.get("content-range", "").partition(" ")
+    first, _, last = rest.partition("/")[0].partition("-")
+    low, high = _number(first.strip()), _number(last.strip())
+    return None if unit != "bytes" or low is None or high is None else (low, high + 1)
+
+
+def _total(answer: Answer) -> int | None:
+    return _number(answer.headers.get("content-range", "").rpartition("/")[2].strip())
+
+
+def _date_ns(text: str | None) -> int:
+    try:
+        return int(parsedate_to_datetime(text or "").timestamp()) * 1_000_000_000
+    except (ValueError, TypeError, OverflowError):
+        return 0
+
+
+def _wait_s(text: str | None) -> float | None:
+    """Seconds that a Retry-After asks to wait for, at most `LONGEST_WAIT_S`; None without any."""
+    seconds = _number(text)
+    if seconds is None and text:
+        date = _date_ns(text)
+        seconds = None if not date else max(0, round(date / 1e9 - time()))
+    return None if seconds is None else min(float(seconds), LONGEST_WAIT_S)

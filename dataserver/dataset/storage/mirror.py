@@ -1,0 +1,162 @@
+"""Indexes in a store: servers map files, so a local folder mirrors those that lie beside the shards.
+
+`pull` fetches what differs there, `publish` writes what was made here. A line of JSON in the folder says which version
+of the store's file each local one is. The store's word wins where both changed.
+"""
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from dataserver.dataset.errors import DatasetError
+from dataserver.dataset.storage.blocks import BLOCKS
+from dataserver.dataset.storage.clients import ObjectInfo
+from dataserver.dataset.storage.etags import TICK_S
+from dataserver.dataset.storage.own_folder import own_folder
+from dataserver.dataset.storage.pieces import BLOCK_BYTES
+from dataserver.dataset.storage.registry import remote_storage
+from dataserver.dataset.storage.urls import Url, location
+from dataserver.outputs import beside
+
+SUMMARY: Final = "disttrain.summary"
+"""It counts only while it is younger than all that it describes, so it is written last."""
+_STATE_NAME: Final = "mirror.json"
+_OF_INDEX: Final = re.compile(
+    r"(?:.+/)?(?:disttrain\.(?:summary|sets|flags|joins|duplicates-allowed|statistics-[0-9a-f]{16})"
+    r"|[^/]+\.(?:tar|parquet)\.(?:index|numeric|known|joined|(?:tokens|ids)-[0-9a-f]{16}))"
+)
+_State = dict[str, list[Any]]
+"""By name: ETag, size and date of the store's file; size and time of the local one."""
+
+
+@lru_cache(1024)
+def index_root(root: Path, index_dir: Path | None) -> Path:
+    """Return the local folder of a dataset's index: beside its shards, in `index_dir`, or the mirror of either.
+
+    Raises:
+        DatasetError: the mirror's folder cannot be used.
+    """
+    chosen = location(index_dir or root)
+    return mirror_folder(chosen) if isinstance(chosen, Url) else chosen
+
+
+def mirror_folder(url: Url) -> Path:
+    """The local folder that mirrors the indexes below a URL."""
+    try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    except RuntimeError:
+        raise DatasetError(
+            f"the index of {url} has no folder on this machine: this user has no home; set XDG_CACHE_HOME, or name a"
+            " local folder with --index-dir"
+        ) from None
+    name = hashlib.sha256(str(url).encode()).hexdigest()[:32]
+    own_folder(home / "disttrain" / "indexes", "the folder of indexes")
+    return own_folder(home / "disttrain" / "indexes" / name, "the folder of indexes")
+
+
+def pull(root: Path, index_dir: Path | None) -> None:
+    """Bring the local folder of a dataset's index up to date, where it mirrors a store.
+
+    Raises:
+        DatasetError: the store cannot be read, or the folder not be written.
+    """
+    url = location(index_dir or root)
+    if not isinstance(url, Url):
+        return
+    folder = mirror_folder(url)
+    state = _read_state(folder)
+    store = remote_storage(url).store(url)
+    begin = f"{url.key}/" if url.key else ""
+    try:
+        found = [info for info in store.objects(url.key) if _OF_INDEX.fullmatch(info.key.removeprefix(begin))]
+        named = {info.key.removeprefix(begin): info for info in found}
+        changed = [n for n, i in named.items() if state.get(n, [])[:3] != _version(i) or not (folder / n).exists()]
+        for name in sorted(changed, key=lambda name: name == SUMMARY):
+            info = named[name]
+            if name == SUMMARY:
+                time.sleep(TICK_S)  # file systems count times in milliseconds
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with beside(path) as temp, temp.open("wb") as file:
+                for part in _parts(store.get, info):
+                    file.write(part)
+            state[name] = [*_version(info), *_local(path)]
+    except OSError as error:
+        raise DatasetError(f"the index at {url} cannot be read ({error.strerror}); check the store") from error
+    finally:
+        _write_state(folder, state)
+
+
+def publish(root: Path, index_dir: Path | None) -> int:
+    """Write what is new in the local folder of a dataset's index to the store that it mirrors; the number of files.
+
+    Raises:
+        DatasetError: the store cannot be written; names what to do.
+    """
+    url = location(index_dir or root)
+    if not isinstance(url, Url):
+        return 0
+    folder = mirror_folder(url)
+    state = _read_state(folder)
+    names = [
+        name
+        for path in folder.rglob("*")
+        if path.is_file() and _OF_INDEX.fullmatch(name := str(path.relative_to(folder))) and not name.startswith(".")
+    ]
+    wanted = [name for name in names if state.get(name, [])[3:] != _local(folder / name)]
+    try:
+        for name in sorted(wanted, key=lambda name: name == SUMMARY):
+            before = _local(folder / name)
+            info = remote_storage(url).write(url / name, folder / name)
+            state[name] = [*_version(info), *before]
+    except OSError as error:
+        raise DatasetError(
+            f"the index cannot be written to {url} ({error.strerror}); it lies in {folder}: run the same command again"
+            " with credentials that may write there, or name another folder with --index-dir"
+        ) from error
+    finally:
+        _write_state(folder, state)
+    return len(wanted)
+
+
+def _parts(get: Any, info: ObjectInfo) -> Iterator[bytes]:
+    """The blocks of an object, a few asked for ahead."""
+    ahead: list[Future[bytes]] = []
+    for start in range(0, info.num_bytes, BLOCK_BYTES):
+        ahead.append(BLOCKS.submit(get, info, start, min(BLOCK_BYTES, info.num_bytes - start)))
+        if len(ahead) > 2:
+            yield ahead.pop(0).result()
+    for future in ahead:
+        yield future.result()
+
+
+def _version(info: ObjectInfo) -> list[Any]:
+    return [info.version, info.num_bytes, info.modified_ns if not info.version else 0]
+
+
+def _local(path: Path) -> list[Any]:
+    about = path.stat()
+    return [about.st_size, about.st_mtime_ns]
+
+
+def _read_state(folder: Path) -> _State:
+    try:
+        found = json.loads((folder / _STATE_NAME).read_text())
+        return {str(name): list(entry) for name, entry in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}  # everything is compared anew
+
+
+def _write_state(folder: Path, state: _State) -> None:
+    try:
+        with beside(folder / _STATE_NAME) as temp:
+            temp.write_text(json.dumps(state))
+    except OSError as error:
+        raise DatasetError(f"cannot write {folder / _STATE_NAME}: {error.strerror}; make room there") from error

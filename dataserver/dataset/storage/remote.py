@@ -1,0 +1,268 @@
+"""Object stores, HTTP servers and the Hub as storages: versions compared on every read, retries, blocks."""
+
+import errno
+import io
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+from io import BufferedIOBase
+from itertools import islice
+from pathlib import Path, PurePath
+from typing import Final
+
+from dataserver.dataset.cache import LruCache
+from dataserver.dataset.storage.blocks import BLOCKS
+from dataserver.dataset.storage.clients import ChangedError, Client, ObjectInfo
+from dataserver.dataset.storage.etags import Etag
+from dataserver.dataset.storage.interface import Entry, EntryKind, StoredFile
+from dataserver.dataset.storage.pieces import BLOCK_BYTES, Piece
+from dataserver.dataset.storage.retries import RetryBudget
+from dataserver.dataset.storage.urls import HTTP, Url, as_url
+
+AHEAD: Final = 3
+"""Blocks that are asked for ahead of who reads a file from its first byte to its last."""
+SMALL_BYTES: Final = 16 << 20
+"""A file of no more is read as a whole, and held for who reads it next: sidecars are read several times."""
+SMALL_CACHE_BYTES: Final = 64 << 20
+CHUNK: Final = 10_000
+"""Objects of a listing that are taken at a time, so that trouble costs no more than these."""
+_BUFFER_BYTES: Final = 1 << 20
+
+
+class Store:
+    """One bucket or server: what it is asked, within its retry budget. Thread-safe."""
+
+    def __init__(self, name: str, client: Client) -> None:
+        self.name = name
+        self.client = client
+        self.budget = RetryBudget(name)
+        self.small: LruCache[bytes] = LruCache(SMALL_CACHE_BYTES, len)
+
+    def head(self, key: str) -> ObjectInfo:
+        """As `Client.head`."""
+        return self.budget.call(lambda: self.client.head(key))
+
+    def get(self, wanted: ObjectInfo, start: int, length: int) -> bytes:
+        """As `Client.get`."""
+        return self.budget.call(lambda: self.client.get(wanted, start, length)) if length else b""
+
+    def objects(self, prefix: str) -> Iterator[ObjectInfo]:
+        """As `Client.objects`, from the first one on."""
+        last = ""
+        while chunk := self.budget.call(partial(self._chunk, prefix, last)):
+            yield from chunk
+            if self.client.lists_at_once or len(chunk) < CHUNK:
+                return
+            last = chunk[-1].key
+
+    def has(self, prefix: str) -> bool:
+        """Return whether there is an object below a folder."""
+        return self.budget.call(lambda: next(self.client.objects(prefix, ""), None)) is not None
+
+    def _chunk(self, prefix: str, after: str) -> list[ObjectInfo]:
+        found = self.client.objects(prefix, after)
+        return list(found if self.client.lists_at_once else islice(found, CHUNK))
+
+    def small_file(self, info: ObjectInfo) -> bytes:
+        """Read a small object as a whole; it is held for a while."""
+        return self.small.get(info, lambda: self.get(info, 0, info.num_bytes))
+
+
+class RemoteFile:
+    """One version of an object, read by ranges. It holds nothing open."""
+
+    def __init__(self, store: Store, info: ObjectInfo) -> None:
+        self._store = store
+        self._info = info
+
+    def read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """As `StoredFile.read`. Where the object changed, nothing: `etag` tells."""
+        info = self._info
+        whole = [(start, min(length, info.num_bytes - start)) for start, length in ranges]
+        wanted = [Piece(self._store, info, start, length) for start, length in whole if length > 0]
+        try:
+            found = iter(BLOCKS.read(wanted))
+        except ChangedError:
+            self._info = self._store.head(info.key)
+            return [b""] * len(ranges)
+        return [next(found) if length > 0 else b"" for _, length in whole]
+
+    def pieces(self, ranges: Sequence[tuple[int, int]]) -> list[Piece]:
+        """Ranges that lie in the object, as pieces."""
+        size = self._info.num_bytes
+        return [Piece(self._store, self._info, s, length) for s, length in ranges if 0 < length <= size - s]
+
+    def etag(self) -> Etag:
+        """Return the state that was read, or the one that was met instead."""
+        return self._info.etag
+
+
+class RemoteStorage:
+    """All stores of one scheme. Their clients are made when they are first asked."""
+
+    is_local = False
+
+    def __init__(self, scheme: str) -> None:
+        self._scheme = scheme
+        self.holds_indexes = scheme not in (*HTTP, "hf")
+        self._lock = threading.Lock()
+        self._stores: dict[str, Store] = {}
+
+    def store(self, url: Url) -> Store:
+        """The store that a URL lies in. Raises DatasetError where it cannot be opened."""
+        with self._lock:
+            found = self._stores.get(url.store)
+            if found is None:
+                name = f"{self._scheme}://{url.store}"
+                found = self._stores[url.store] = Store(name, _client(self._scheme, url.store))
+            return found
+
+    def is_file(self, path: PurePath) -> bool:
+        """Return whether a URL names one object rather than a prefix."""
+        url = _url(path)
+        store = self.store(url)
+        missing = FileNotFoundError(errno.ENOENT, f"{store.name} has nothing there")
+        if self._scheme not in HTTP:
+            try:
+                if store.has(url.key):
+                    return False
+            except FileNotFoundError as error:
+                missing = error
+            if not url.key:
+                raise missing
+        try:
+            store.head(url.key)
+        except FileNotFoundError as error:
+            raise (error if self._scheme in HTTP else missing) from None
+        return True
+
+    def walk(self, root: PurePath) -> Iterator[Entry]:
+        """Yield all objects below a prefix but those of hidden names."""
+        url = _url(root)
+        begin = f"{url.key}/" if url.key else ""
+        for info in self.store(url).objects(url.key):
+            name = info.key.removeprefix(begin)
+            if not any(part.startswith(".") and part.strip(".") for part in name.split("/")):
+                yield Entry(name, EntryKind.FILE, info.etag)
+
+    def check(self, root: PurePath, name: str) -> None:
+        """Objects are no links."""
+
+    def etag(self, path: str) -> Etag:
+        """Return the state of an object, asked for anew."""
+        url = _url(PurePath(path))
+        return self.store(url).head(url.key).etag
+
+    def open(self, path: PurePath) -> BufferedIOBase:
+        """Open an object for reading from the first byte on; blocks are read ahead."""
+        url = _url(path)
+        store = self.store(url)
+        info = store.head(url.key)
+        if info.num_bytes <= SMALL_BYTES:
+            return io.BytesIO(store.small_file(info))
+        return io.BufferedReader(_Sequential(store, info), _BUFFER_BYTES)
+
+    def ranges(self, path: PurePath) -> RemoteFile:
+        """Open an object for reading by ranges."""
+        url = _url(path)
+        store = self.store(url)
+        return RemoteFile(store, store.head(url.key))
+
+    def read_ahead(self, wanted: Sequence[tuple[StoredFile, Sequence[tuple[int, int]]]]) -> None:
+        """As `Storage.read_ahead`."""
+        BLOCKS.read_ahead(
+            [piece for file, ranges in wanted if isinstance(file, RemoteFile) for piece in file.pieces(ranges)]
+        )
+
+    def write(self, url: Url, source: Path) -> ObjectInfo:
+        """Write an object from a local file. Raises OSError."""
+        store = self.store(url)
+        return store.budget.call(lambda: store.client.put(url.key, source))
+
+
+class _Sequential(io.RawIOBase):
+    """One version of an object from its first byte to its last, each asked for once; what is sought is read singly."""
+
+    def __init__(self, store: Store, info: ObjectInfo) -> None:
+        self._store = store
+        self._info = info
+        self._at = 0
+        self._next = 0
+        """Where reading in order goes on."""
+        self._blocks: deque[tuple[int, Future[bytes]]] = deque()
+        """By number: the block in hand, and those that were asked for ahead."""
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def tell(self) -> int:
+        """Where the next byte comes from."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go somewhere else."""
+        self._at = max(0, offset + (0, self._at, self._info.num_bytes)[whence])
+        return self._at
+
+    def readinto(self, buffer: "bytearray | memoryview") -> int:  # type: ignore[override]
+        """Read up to the end of a block."""
+        length = min(len(buffer), self._info.num_bytes - self._at)
+        if length <= 0:
+            return 0
+        number, start = divmod(self._at, BLOCK_BYTES)
+        in_order = self._at == self._next
+        if in_order or any(n == number for n, _ in self._blocks):
+            data = self._block(number)[start : start + length]
+        else:
+            data = self._store.get(self._info, self._at, length)
+        buffer[: len(data)] = data
+        self._at += len(data)
+        if in_order:
+            self._next = self._at
+        return len(data)
+
+    def _block(self, number: int) -> bytes:
+        while self._blocks and self._blocks[0][0] != number:
+            self._blocks.popleft()[1].cancel()
+        following = self._blocks[-1][0] + 1 if self._blocks else number
+        for ahead in range(following, number + 1 + AHEAD):
+            start = ahead * BLOCK_BYTES
+            if start < self._info.num_bytes:
+                length = min(BLOCK_BYTES, self._info.num_bytes - start)
+                self._blocks.append((ahead, BLOCKS.submit(self._store.get, self._info, start, length)))
+        return self._blocks[0][1].result()
+
+    def close(self) -> None:
+        """Ask for no more."""
+        for _, future in self._blocks:
+            future.cancel()
+        self._blocks.clear()
+        super().close()
+
+
+def _url(path: PurePath) -> Url:
+    found = path if isinstance(path, Url) else as_url(path)
+    assert found is not None, path
+    return found
+
+
+def _client(scheme: str, store: str) -> Client:
+    """The client of a store. Its module is imported now: most servers need one at most."""
+    if scheme in HTTP:
+        from dataserver.dataset.storage.http_client import HttpClient
+
+        return HttpClient(f"{scheme}://{store}/")
+    if scheme == "hf":
+        from dataserver.dataset.storage.hub import HubClient
+
+        return HubClient(store)
+    from dataserver.dataset.storage.buckets import BucketClient
+
+    return BucketClient(scheme, store)

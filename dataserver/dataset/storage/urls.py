@@ -1,0 +1,119 @@
+"""URLs of datasets as paths: `s3://bucket/laion` works wherever a folder does.
+
+`Path` makes one slash of two, so a URL that came through it is `s3:/bucket/laion`; here it gets its second one back.
+"""
+
+import re
+from itertools import product
+from pathlib import Path, PosixPath, PurePath
+from typing import Final
+
+from dataserver.dataset.errors import DatasetError
+
+HTTP: Final = ("http", "https")
+ROOT_PARTS: Final = {"s3": 1, "gs": 1, "az": 2, "http": 1, "https": 1, "hf": 3}
+"""By scheme: parts of a path that name the store: a bucket, account and container, a host, `datasets/ORG/NAME`."""
+_URL: Final = re.compile(r"([a-z][a-z0-9+.-]*):/+(.*)", re.DOTALL | re.IGNORECASE)
+_BRACES: Final = re.compile(r"\{(\d{1,12})\.\.(\d{1,12})\}")
+MAX_EXPANDED: Final = 1 << 20
+"""Files that braces may stand for."""
+_LIKE: Final = {
+    "s3": "s3://BUCKET/PREFIX",
+    "gs": "gs://BUCKET/PREFIX",
+    "az": "az://ACCOUNT/CONTAINER/PREFIX",
+    "http": "http://HOST/FOLDER/{00000..00099}.tar",
+    "https": "https://HOST/FOLDER/{00000..00099}.tar",
+    "hf": "hf://datasets/ORG/NAME",
+}
+
+
+class Url(PosixPath):
+    """A URL, with the parts and the operators of a path."""
+
+    def __str__(self) -> str:
+        return super().__str__().replace(":/", "://", 1)
+
+    def __fspath__(self) -> str:
+        return str(self)
+
+    @property
+    def scheme(self) -> str:
+        """Such as `s3`."""
+        return self.parts[0].removesuffix(":")
+
+    @property
+    def store(self) -> str:
+        """What names the store: a bucket, a host."""
+        return "/".join(self.parts[1 : 1 + ROOT_PARTS[self.scheme]])
+
+    @property
+    def key(self) -> str:
+        """The path within the store, without a slash before it."""
+        return "/".join(self.parts[1 + ROOT_PARTS[self.scheme] :])
+
+
+def as_url(path: PurePath) -> Url | None:
+    """Return a path as a `Url` where it begins with a scheme that is known; None where it does not."""
+    if isinstance(path, Url):
+        return path
+    found = _URL.fullmatch(str(path))
+    if found is None or found[1].lower() not in ROOT_PARTS:
+        return None
+    return Url(f"{found[1].lower()}:/{found[2]}")
+
+
+def location(path: Path) -> Path:
+    """Return the path of a dataset as it is, or as a `Url` where it is one.
+
+    Raises:
+        DatasetError: the URL has a user, a password, or a query, any of which may be a secret, or names no store.
+            The message repeats no secret.
+    """
+    url = as_url(path)
+    if url is None or isinstance(path, Url):
+        return path
+    scheme, text = url.scheme, str(url)
+    has_user = len(url.parts) > 1 and "@" in url.parts[1]
+    if has_user or "?" in text:
+        what = "a user or password" if has_user else "a query"
+        raise DatasetError(
+            f"a {scheme}:// URL has {what}, which jobs, logs and errors would show; leave it out, and give credentials"
+            " by the environment or the files that the store's own tools read"
+        )
+    if len(url.parts) < 1 + ROOT_PARTS[scheme] or ".." in url.parts:
+        raise DatasetError(f"{url} names no dataset; {_LIKE[scheme]} is required")
+    return url
+
+
+def is_url(path: Path) -> bool:
+    """Return whether `location` made a URL of a path."""
+    return isinstance(path, Url)
+
+
+def expanded(path: Path) -> tuple[Path, list[str]] | None:
+    """The folder and the names that braces stand for, as in `https://host/laion/{00000..00099}.tar`; None without any.
+
+    Raises:
+        DatasetError: they stand for too many files, or none.
+    """
+    if not isinstance(path, Url) or not _BRACES.search(path.key):
+        return None
+    parts = path.parts
+    first = next(number for number, part in enumerate(parts) if _BRACES.search(part))
+    pattern, names = "/".join(parts[first:]), [""]
+    pieces = _BRACES.split(pattern)
+    ranges = []
+    for low, high in zip(pieces[1::3], pieces[2::3], strict=True):
+        if not int(low) <= int(high) < int(low) + MAX_EXPANDED:
+            raise DatasetError(f"{path}: {{{low}..{high}}} counts no files, or more than {MAX_EXPANDED}")
+        ranges.append([str(n).zfill(len(low)) for n in range(int(low), int(high) + 1)])
+    total = 1
+    for numbers in ranges:
+        total *= len(numbers)
+    if total > MAX_EXPANDED:
+        raise DatasetError(f"{path} stands for {total} files, limit {MAX_EXPANDED}; split the dataset")
+    texts = pieces[0::3]
+    names = ["".join(a + b for a, b in zip(texts, (*chosen, ""), strict=True)) for chosen in product(*ranges)]
+    if len(set(names)) < len(names):
+        raise DatasetError(f"{path} names a shard twice; name each once")
+    return Url(*parts[:first]), names

@@ -1,0 +1,52 @@
+"""The caches of a server whose shards lie in a store: what it is configured with, and whether that is enough."""
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+from dataserver.dataset import BLOCK_BYTES, BLOCKS, BlockFiles, Dataset
+from dataserver.planning.job.fields import Stream
+from dataserver.serving.config import ServerConfig
+
+WINDOWS: Final = 1.25
+"""A fleet's caches should hold so many shuffle windows together; with less, blocks go before all of them was served."""
+
+
+def configure_blocks(config: ServerConfig) -> None:
+    """Set how many blocks this process holds. Raises DatasetError if the folder for them cannot be used."""
+    files = None
+    if config.block_cache_dir is not None and config.block_cache_bytes:
+        files = BlockFiles(config.block_cache_dir, config.block_cache_bytes)
+    BLOCKS.configure(config.block_memory_bytes, files)
+
+
+def block_remark(config: ServerConfig, datasets: Mapping[str, Dataset]) -> str | None:
+    """Say if the caches are smaller than what a job with the default shuffle window needs, and what to set."""
+    window = int(Stream.model_fields["shuffle_window"].default)
+    windows = [window_bytes(dataset, window) for dataset in datasets.values() if dataset.reads_ahead]
+    num_servers = max(1, len(config.peers))
+    needed = needed_bytes(sum(windows), num_servers)
+    if needed <= BLOCKS.capacity:
+        return None
+    what = "--block-cache-dir and --block-cache-bytes" if config.block_cache_dir is None else "--block-cache-bytes"
+    of = f"each of {num_servers} servers" if num_servers > 1 else "this server"
+    return (
+        f"the caches of blocks hold {_gib(BLOCKS.capacity)} GiB, and a shuffle window of {window} shards has"
+        f" {_gib(sum(windows))}: shards will be read from the store several times; {of} needs {_gib(needed)} GiB:"
+        f" raise --block-memory-bytes, or set {what}"
+    )
+
+
+def window_bytes(dataset: Dataset, window: int) -> int:
+    """Size of the largest shards of a dataset that a shuffle window may hold."""
+    return sum(sorted((shard.header.shard_bytes for shard in dataset.shards), reverse=True)[:window])
+
+
+def needed_bytes(total: int, num_servers: int) -> int:
+    """What each of some servers needs for windows of so many bytes, with what chance adds to a server's share."""
+    share = WINDOWS * total / num_servers
+    return math.ceil(share * (1 + (3 / math.sqrt(max(1.0, share / BLOCK_BYTES)) if num_servers > 1 else 0)))
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 30):,.1f}"

@@ -1,0 +1,271 @@
+#!/usr/bin/env python
+"""Shards in an object store: bytes and requests for each byte that is needed, and CPU time beside local disk.
+
+Bytes and requests are those of the server's own caches over a store in memory: windows of 8 shards in a random order,
+as jobs read them, two epochs, one to eight servers that own blocks together, with caches for 1.25 windows. CPU time is
+that of this process, which reads and decodes photographs from a store on loopback with a delay for each request, in
+turn with the same photographs on disk; the store is another process. The exit code is 1 on a miss.
+"""
+
+import argparse
+import hashlib
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from bench_formats import draw_images, write
+from benchmarks.calibration import slowdown
+from benchmarks.rows import Row, report, spread
+
+from dataserver.dataset import BLOCK_BYTES, BLOCKS, Dataset, ImageRef, build_index
+from dataserver.dataset.storage.blocks import Blocks
+from dataserver.dataset.storage.clients import ObjectInfo
+from dataserver.dataset.storage.pieces import BlockKey, Piece
+from dataserver.images import ImageShape, decode_patches
+from dataserver.planning.job.fields import Sizing
+from dataserver.planning.stream.sizing import patch_grid
+from dataserver.serving.block_cache import needed_bytes
+
+WINDOW: Final = 8
+"""Shards that are mixed, as a job's `shuffle_window`."""
+BATCH: Final = 512
+"""Images of a step, which the servers share."""
+PER_NEEDED: Final = 1.1
+PER_4_MIB: Final = 1.0
+"""Requests for each 4 MiB that are needed."""
+CPU_RATIO: Final = 1.15
+DELAY_S: Final = 0.03
+"""Of each request."""
+ROUND_TRIPS: Final = 20
+FACTOR: Final = 1.5
+"""A first batch may take so many times that of local disk, and so many round trips."""
+
+
+@dataclass
+class CountingStore:
+    """A store of shards full of zeros."""
+
+    name: str = "s3://bench"
+    requests: int = 0
+    num_bytes: int = 0
+
+    def get(self, wanted: ObjectInfo, start: int, length: int) -> bytes:
+        """Read a range."""
+        assert start + length <= wanted.num_bytes
+        self.requests += 1
+        self.num_bytes += length
+        return bytes(length)
+
+
+@dataclass
+class Fleet:
+    """Servers that own blocks together."""
+
+    store: CountingStore
+    servers: dict[int, Blocks] = field(default_factory=dict)
+
+    def join(self, number: int, cache_bytes: int) -> None:
+        """Add a server."""
+        blocks = Blocks()
+        blocks.configure(cache_bytes)
+        self.servers[number] = blocks
+        self._meet()
+
+    def leave(self, number: int) -> None:
+        """Lose a server."""
+        del self.servers[number]
+        self._meet()
+
+    def _meet(self) -> None:
+        for number, blocks in self.servers.items():
+            blocks.use_owners(_Owners(self, number) if len(self.servers) > 1 else None)
+
+    def settle(self) -> None:
+        """Wait for blocks on their way: the store is faster than the trainers."""
+        while any(blocks._loading for blocks in self.servers.values()):
+            time.sleep(0.001)
+
+
+@dataclass
+class _Owners:
+    """What one server knows of the others."""
+
+    fleet: Fleet
+    own: int
+
+    def owner(self, key: BlockKey) -> Any:
+        def weight(number: int) -> bytes:
+            return hashlib.sha256(f"{number} {key.info.key} {key.number}".encode()).digest()
+
+        best = max(self.fleet.servers, key=weight)
+        return None if best == self.own else best + 1  # 0 would be none
+
+    def fetch(self, owner: Any, pieces: Sequence[Piece]) -> list[bytes]:
+        return self.fleet.servers[owner - 1].read(pieces, for_peer=True)
+
+
+def steps(shards: int, images: int, share: float, epochs: int, seed: int) -> Iterator[list[tuple[int, int]]]:
+    """Yield shard and image of each step: windows of shards in a random order, each mixed whole."""
+    rng = np.random.default_rng(seed)
+    wanted = rng.random((shards, images)) < share
+    step: list[tuple[int, int]] = []
+    for _ in range(epochs):
+        order = rng.permutation(shards)
+        for first in range(0, shards, WINDOW):
+            window = [(int(s), int(i)) for s in order[first : first + WINDOW] for i in np.flatnonzero(wanted[s])]
+            for one in rng.permutation(len(window)).tolist():
+                step.append(window[one])
+                if len(step) == BATCH:
+                    yield step
+                    step = []
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run over the caches."""
+
+    name: str
+    servers: int
+    share: float = 1.0
+    """Of images that a filter keeps."""
+    joins: bool = False
+    """One server joins in the middle, and another one leaves later."""
+    has_target: bool = False
+
+
+CASES: Final = (
+    Case("1 server", 1, has_target=True),
+    Case("2 servers", 2, has_target=True),
+    Case("4 servers", 4, has_target=True),
+    Case("8 servers", 8),
+    Case("4 servers, one joins, one leaves", 4, joins=True),
+    Case("4 servers, a filter that keeps 30 %", 4, share=0.3),
+)
+
+
+def cache_rows(shards: int, images: int, image_bytes: int, seed: int) -> list[Row]:
+    """Bytes and requests of all cases."""
+    rows = []
+    for case in CASES:
+        store = CountingStore()
+        fleet = Fleet(store)
+        cache_bytes = needed_bytes(WINDOW * images * image_bytes, case.servers)
+        for number in range(case.servers):
+            fleet.join(number, cache_bytes)
+        infos = [ObjectInfo(f"{n}.tar", images * image_bytes, "v", 0) for n in range(shards)]
+        needed = 0
+        wanted = list(steps(shards, images, case.share, 2, seed))
+        for count, step in enumerate(wanted):
+            if case.joins and count == len(wanted) // 3:
+                fleet.join(case.servers, cache_bytes)
+            if case.joins and count == 2 * len(wanted) // 3:
+                fleet.leave(0)
+            for at, blocks in enumerate(fleet.servers.values()):
+                mine = step[at :: len(fleet.servers)]
+                pieces = [Piece(store, infos[s], i * image_bytes, image_bytes) for s, i in mine]
+                needed += sum(piece.length for piece in pieces)
+                blocks.read_ahead(pieces)
+                blocks.read(pieces)
+            fleet.settle()
+        ratio, requests = store.num_bytes / needed, store.requests / (needed / (4 << 20))
+        what = f"{case.name}, {shards} shards of {images * image_bytes / 1e6:.0f} MB"
+        goals = (f"<= {PER_NEEDED}", f"<= {PER_4_MIB:.0f}") if case.has_target else ("", "")
+        reached = (ratio <= PER_NEEDED, requests <= PER_4_MIB) if case.has_target else (None, None)
+        rows.append(Row(f"bytes read per byte needed, {what}", f"{ratio:.2f}", goals[0], reached[0]))
+        rows.append(Row(f"requests per 4 MiB needed, {what}", f"{requests:.2f}", goals[1], reached[1]))
+    return rows
+
+
+def decode(dataset: Dataset, refs: Sequence[ImageRef]) -> None:
+    """Read images, as a server does that knows them beforehand, and decode them."""
+    sizing = Sizing()
+    for first in range(0, len(refs), 32):
+        some = refs[first : first + 32]
+        if dataset.reads_ahead:
+            dataset.read_ahead(refs[first : first + 96])
+        for ref in some:
+            rows, columns = patch_grid(ref.width, ref.height, sizing)
+            out = np.empty((rows * columns, sizing.patch**2 * 3), np.uint8)
+            assert decode_patches(dataset.read(ref), ImageShape(*ref[3:6], rows, columns), sizing, out)
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """A store of another process with the shards of a folder; its address."""
+    command = [sys.executable, "-m", "benchmarks.range_server", str(folder), str(DELAY_S)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        yield child.stdout.readline().strip()
+        child.stdin.close()
+
+
+def cpu_rows(count: int, width: int, rounds: int, seed: int) -> list[Row]:
+    """CPU time of an image, and time to the first batch, beside local disk."""
+    images = draw_images(count, width, seed)
+    what = f"{count} images of {sum(map(len, images)) / count / 1e3:.0f} KB"
+    with tempfile.TemporaryDirectory() as root:
+        local = write(Path(root), images)["tar"]
+        build_index(local, workers=1)
+        with served(local) as address:
+            url = f"{address}/bucket/shards/0.tar"
+            index_dir = Path(root) / "index"
+            build_index(Path(url), index_dir, workers=1)
+            order = np.random.default_rng(seed).permutation(count).tolist()
+            cpu: dict[str, list[float]] = {"local": [], "store": []}
+            first: dict[str, list[float]] = {"local": [], "store": []}
+            for number in range(rounds + 1):
+                for name in cpu:
+                    BLOCKS.forget()
+                    dataset = Dataset.open(local) if name == "local" else Dataset.open(Path(url), index_dir)
+                    refs = [dataset.shards[0].image(row, 0) for row in order]
+                    began, wall = time.process_time(), time.perf_counter()
+                    decode(dataset, refs[:32])
+                    first[name].append(time.perf_counter() - wall)
+                    decode(dataset, refs[32:])
+                    cpu[name].append(time.process_time() - began)
+                    if not number:  # what is loaded at first counts for neither
+                        cpu[name].clear()
+                        first[name].clear()
+    ratios = [store / disk for store, disk in zip(cpu["store"], cpu["local"], strict=True)]
+    median = statistics.median(ratios)
+    most = FACTOR * statistics.median(first["local"]) + ROUND_TRIPS * DELAY_S * max(1.0, slowdown())
+    began = statistics.median(first["store"])
+    return [
+        Row(
+            f"CPU per image, store / local disk, {what}", spread(ratios, ".3f"), f"<= {CPU_RATIO}", median <= CPU_RATIO
+        ),
+        Row(f"seconds to a first batch of 32, {what}", f"{began:.2f}", f"<= {most:.2f}", began <= most),
+    ]
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shards", type=int, default=64, help="of the caches' rows (default 64, eight windows)")
+    parser.add_argument("--images", type=int, default=1000, help="in each of them (default 1000)")
+    parser.add_argument("--rounds", type=int, default=5, help="of the CPU rows (default 5)")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    rows = []
+    shards, images, seed = arguments.shards, arguments.images, arguments.seed
+    print(f"blocks of {BLOCK_BYTES >> 20} MiB, {DELAY_S * 1e3:.0f} ms for each request")
+    for count, size, draw in ((images, 77_000, seed), (images // 2, 120_000, seed + 1)):
+        rows += cache_rows(shards, count, size, draw)
+    for count, width, draw in ((400, 512, seed), (300, 768, seed + 1)):
+        rows += cpu_rows(count, width, arguments.rounds, draw)
+    return report(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

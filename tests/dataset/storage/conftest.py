@@ -1,0 +1,5 @@
+"""Stores on loopback."""
+
+from stores import stores
+
+__all__ = ["stores"]

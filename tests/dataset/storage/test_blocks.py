@@ -1,0 +1,242 @@
+"""Blocks in memory and on a disk: never a wrong byte, whatever becomes of their files."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataserver.dataset import DatasetError
+from dataserver.dataset.storage.block_files import CHUNK_BYTES, BlockFiles
+from dataserver.dataset.storage.blocks import Blocks
+from dataserver.dataset.storage.clients import ObjectInfo, UnavailableError
+from dataserver.dataset.storage.held_blocks import HeldBlocks
+from dataserver.dataset.storage.pieces import BLOCK_BYTES, BlockKey, Piece, runs
+
+DATA = np.random.default_rng(0).integers(0, 256, 2 * BLOCK_BYTES + 12345, np.uint8).tobytes()
+INFO = ObjectInfo("a.tar", len(DATA), '"v1"', 0)
+
+
+class Store:
+    """An object in memory, which notes what it is asked for."""
+
+    name = "s3://bucket"
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int]] = []
+        self.failing = False
+
+    def get(self, wanted: ObjectInfo, start: int, length: int) -> bytes:
+        if self.failing:
+            raise UnavailableError("503")
+        assert wanted == INFO
+        assert 0 <= start < start + length <= len(DATA)
+        self.asked.append((start, length))
+        return DATA[start : start + length]
+
+
+def settled(blocks: Blocks) -> None:
+    """Wait until nothing is read any more."""
+    until = time.monotonic() + 60
+    while blocks._loading and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not blocks._loading
+
+
+def tail_key(number: int = 2) -> BlockKey:
+    return BlockKey("s3://bucket", INFO, number)
+
+
+RANGES = st.lists(st.tuples(st.integers(0, len(DATA) - 1), st.integers(1, 300_000)), min_size=1, max_size=12)
+
+
+@settings(max_examples=40)
+@given(RANGES, st.booleans(), st.sampled_from([0, BLOCK_BYTES, 3 * BLOCK_BYTES]))
+def test_pieces_are_the_bytes_of_the_object(ranges: list[tuple[int, int]], ahead: bool, memory_bytes: int) -> None:
+    store, blocks = Store(), Blocks()
+    blocks.configure(memory_bytes)
+    pieces = [Piece(store, INFO, start, min(length, len(DATA) - start)) for start, length in ranges]
+    if ahead:
+        blocks.read_ahead(pieces)
+    for _ in range(2):
+        assert blocks.read(pieces) == [DATA[piece.start : piece.end] for piece in pieces]
+    settled(blocks)
+    assert blocks.held.used <= memory_bytes
+
+
+def test_a_block_is_read_once_and_serves_all_of_its_pieces() -> None:
+    store, blocks = Store(), Blocks()
+    blocks.read([Piece(store, INFO, 100, 50)])
+    settled(blocks)
+    store.asked.clear()
+    assert blocks.read([Piece(store, INFO, start, 1000) for start in range(0, BLOCK_BYTES - 1000, 50_000)])
+    assert store.asked == []
+    assert blocks.counts.piece_requests == 1
+    assert blocks.counts.store_requests == 2
+
+
+def test_what_was_read_ahead_is_taken_and_what_failed_then_is_read_again() -> None:
+    store, blocks = Store(), Blocks()
+    blocks.configure(0)
+    pieces = [Piece(store, INFO, start, 1000) for start in (0, 10**6, 2 * 10**6)]
+    store.failing = True
+    blocks.read_ahead(pieces)
+    time.sleep(0.1)
+    store.failing = False
+    assert blocks.read(pieces[:1]) == [DATA[:1000]]
+    blocks.read_ahead(pieces[1:2])
+    assert blocks.read(pieces[1:2]) == [DATA[10**6 : 10**6 + 1000]]
+    assert store.asked.count((10**6, 1000)) == 1
+    store.failing = True
+    with pytest.raises(UnavailableError):
+        blocks.read([Piece(store, INFO, 5, 5)])
+
+
+def test_pieces_close_together_are_asked_for_together() -> None:
+    store = Store()
+    pieces = [Piece(store, INFO, start, 50_000) for start in range(0, 10**6, 60_000)]
+    assert [len(run) for run in runs(pieces)] == [len(pieces)]
+    distant = [Piece(store, INFO, start, 1000) for start in (0, 200_000, 400_000)]
+    assert [len(run) for run in runs(distant)] == [1, 1, 1]
+
+
+def test_blocks_of_which_all_was_served_go_first() -> None:
+    held = HeldBlocks(2 * BLOCK_BYTES)
+    for number in range(2):
+        held.put(tail_key(number), DATA[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES])
+    held.read(tail_key(1), 0, BLOCK_BYTES)
+    held.read(tail_key(0), 0, 10)
+    held.put(tail_key(2), DATA[2 * BLOCK_BYTES :])
+    assert [number for number in range(3) if tail_key(number) in held] == [0, 2]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> BlockFiles:
+    return BlockFiles(tmp_path / "blocks", 1 << 30)
+
+
+LAST = DATA[2 * BLOCK_BYTES :]
+
+
+def path_of(files: BlockFiles) -> Path:
+    (path,) = files._folder.glob("*/*.block")
+    return path
+
+
+def test_blocks_on_a_disk_outlive_the_process(tmp_path: Path) -> None:
+    BlockFiles(tmp_path / "b", 1 << 30).write(tail_key(), LAST)
+    again = BlockFiles(tmp_path / "b", 1 << 30)
+    assert again.has(tail_key())
+    assert again.read(tail_key(), 5, 100) == LAST[5:105]
+    other = INFO._replace(version='"v2"')
+    assert again.read(BlockKey("s3://bucket", other, 2), 5, 100) is None
+    assert again.read(BlockKey("s3://other", INFO, 2), 5, 100) is None
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_a_file_of_which_a_bit_flips_gives_the_right_bytes_or_none(data: st.DataObject) -> None:
+    """Every bit of a file is covered, the checksums too."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        files = BlockFiles(Path(folder) / "blocks", 1 << 30)
+        files.write(tail_key(), LAST)
+        path = path_of(files)
+        content = bytearray(path.read_bytes())
+        at = data.draw(st.integers(0, len(content) - 1))
+        content[at] ^= 1 << data.draw(st.integers(0, 7))
+        path.write_bytes(content)
+        assert files.read(tail_key(), 0, len(LAST)) is None
+        assert not path.exists()
+
+
+def test_a_chunk_is_compared_with_its_checksum_alone(files: BlockFiles) -> None:
+    key, data = tail_key(0), DATA[:BLOCK_BYTES]
+    files.write(key, data)
+    with path_of(files).open("r+b") as file:
+        file.seek(5 * CHUNK_BYTES)
+        file.write(bytes([data[5 * CHUNK_BYTES] ^ 1]))
+    assert files.read(key, 0, 5 * CHUNK_BYTES) == data[: 5 * CHUNK_BYTES]
+    assert files.read(key, 6 * CHUNK_BYTES - 1, 2) is None
+
+
+@pytest.mark.parametrize("cut", [0, 1, 100, 5000, 12345])
+def test_a_file_that_is_cut_or_longer_is_none(files: BlockFiles, cut: int) -> None:
+    files.write(tail_key(), LAST)
+    path = path_of(files)
+    path.write_bytes(path.read_bytes()[:cut] if cut else path.read_bytes() + b"x")
+    assert files.read(tail_key(), 0, 10) is None
+
+
+def test_the_oldest_files_go_where_there_is_no_room(tmp_path: Path) -> None:
+    files = BlockFiles(tmp_path / "b", 2 * BLOCK_BYTES + BLOCK_BYTES // 2)
+    for number in range(3):
+        info = INFO._replace(key=f"{number}.tar")
+        files.write(BlockKey("s3://bucket", info, 0), DATA[:BLOCK_BYTES])
+        for path in files._folder.glob("*/*.block"):
+            os.utime(path, (path.stat().st_mtime - 10,) * 2)
+    found = [files.has(BlockKey("s3://bucket", INFO._replace(key=f"{number}.tar"), 0)) for number in range(3)]
+    assert found == [False, True, True]
+
+
+def test_a_full_disk_costs_the_cache_alone(files: BlockFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", full)
+        files.write(tail_key(), LAST)
+    assert files.read(tail_key(), 0, 10) is None
+    assert not list(files._folder.glob("*/*"))
+    blocks, store = Blocks(), Store()
+    blocks.configure(0, files)
+    assert blocks.read([Piece(store, INFO, 3, 4)]) == [DATA[3:7]]
+    settled(blocks)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o720, 0o702])
+def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.raises(DatasetError, match="others may write to it"):
+        BlockFiles(folder, 1 << 30)
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from dataserver.dataset.storage.block_files import BlockFiles
+from dataserver.dataset.storage.clients import ObjectInfo
+from dataserver.dataset.storage.pieces import BLOCK_BYTES, BlockKey
+files = BlockFiles(Path(sys.argv[1]), 1 << 30)
+print("ready", flush=True)
+number = 0
+while True:
+    info = ObjectInfo(f"{number % 20}.tar", BLOCK_BYTES, "v", 0)
+    files.write(BlockKey("s3://b", info, 0), bytes([number % 20]) * BLOCK_BYTES)
+    number += 1
+"""
+
+
+def test_a_writer_that_is_killed_leaves_whole_files_or_none(tmp_path: Path) -> None:
+    folder = tmp_path / "blocks"
+    for delay in (0.0, 0.013, 0.041):
+        with subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(delay)
+            process.send_signal(signal.SIGKILL)
+        files = BlockFiles(folder, 1 << 30)
+        for number in range(20):
+            key = BlockKey("s3://b", ObjectInfo(f"{number}.tar", BLOCK_BYTES, "v", 0), 0)
+            found = files.read(key, 0, BLOCK_BYTES)
+            assert found is None or found == bytes([number]) * BLOCK_BYTES
