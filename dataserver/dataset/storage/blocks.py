@@ -251,7 +251,11 @@ class Blocks:
         return [read[n] for n in range(len(pieces))]
 
     def _read_run(self, run: Sequence[Piece]) -> list[bytes]:
-        """Read pieces of one object that lie close together by one request."""
+        """Read pieces of one object that lie close together by one request, unless their blocks came meanwhile."""
+        if all(map(self._has, run)):
+            held = [self._from_blocks(piece) for piece in run]
+            if None not in held:
+                return [data for data in held if data is not None]
         start = run[0].start
         end = max(piece.end for piece in run)
         data = run[0].source.get(run[0].info, start, end - start)
