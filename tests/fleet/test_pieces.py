@@ -137,7 +137,7 @@ def started(addresses: list[str]) -> Iterator[list[subprocess.Popen[str]]]:
 
 @pytest.mark.slow
 def test_servers_of_a_fleet_read_a_bucket_together(stores: tuple[State, str], tmp_path: Path) -> None:
-    """Two processes, one of which is killed: the same bytes as from local disk."""
+    """Two processes, and one is killed: the same bytes as from local disk."""
     folder = index(write_pairs(tmp_path / "local", 24, 8))
     stores[0].put_folder("/bucket/pairs", folder)
     assert main(["index", "s3://bucket/pairs", "--workers", "1"]) == 0

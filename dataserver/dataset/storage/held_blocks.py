@@ -1,4 +1,4 @@
-"""Blocks in memory, up to a number of bytes. Those of which all was served go first, then the least recently used."""
+"""Blocks in memory, up to a number of bytes. Blocks that were served whole go first, then the least recently used."""
 
 import threading
 from collections import OrderedDict

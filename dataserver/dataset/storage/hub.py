@@ -96,7 +96,7 @@ class HubClient(HttpClient):
         return self._commit
 
     def info(self, key: str, answer: Answer, num_bytes: int) -> ObjectInfo:
-        """The version is the digest that the Hub names, of which a large file's store knows nothing."""
+        """The version is the digest that the Hub names; a large file's own store does not know it."""
         headers: Mapping[str, str] = answer.linked or answer.headers
         etag = headers.get("x-linked-etag") or headers.get("etag", "")
         return ObjectInfo(key, num_bytes, etag.removeprefix("W/").strip('"'), 0)

@@ -1,7 +1,7 @@
 """One retry budget for each store: however many threads meet its trouble, it is asked again seldom, and not for ever.
 
 Whoever is refused makes all wait: for as long as the store asked (Retry-After), or for a time that doubles while it
-goes on failing. Besides, retries take tokens, of which there are few and which come back slowly.
+goes on failing. Besides, retries take tokens: there are few, and they come back slowly.
 """
 
 import logging

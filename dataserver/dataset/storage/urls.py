@@ -66,7 +66,7 @@ def location(path: Path) -> Path:
     """Return the path of a dataset as it is, or as a `Url` where it is one.
 
     Raises:
-        DatasetError: the URL has a user, a password, or a query, any of which may be a secret, or names no store.
+        DatasetError: the URL has a user, a password, or a query (each may be a secret), or names no store.
             The message repeats no secret.
     """
     url = as_url(path)
