@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, _common_utils
+from torch.distributed.launcher.api import LaunchConfig
 
 from trainclient import torch_compat
 from trainclient.exchange.wait_times import Waits
@@ -34,6 +35,13 @@ def test_gradients_are_scattered_under_the_old_name(world: dist.ProcessGroup, mo
     monkeypatch.delattr(dist, "reduce_scatter_single", raising=False)
     gradients = {"w": torch.arange(6.0).view(3, 2)}
     assert torch.equal(scatter_gradients(gradients, world)["w"], gradients["w"])
+
+
+def test_launchers_that_cannot_be_told_how_long_to_wait_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"shutdown_timeout": 77} if hasattr(LaunchConfig, "shutdown_timeout") else {}
+    assert torch_compat.shutdown_timeout(77) == known
+    monkeypatch.setattr(torch_compat.dataclasses, "fields", lambda _: ())
+    assert torch_compat.shutdown_timeout(77) == {}
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ from dataserver import process
 SAYS = {
     "train": "asking the servers for the job, then loading torch",
     "export": "loading torch",
+    "checkpoints": "loading torch",
     "orchestrate": "solving each layout, then planning and simulating the best choices",
     "profile": "loading torch",
     "memory": "asking the servers for the job, then loading torch",

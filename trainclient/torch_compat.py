@@ -121,6 +121,17 @@ def _aten_varlen(query: Tensor, key: Tensor, *rest: Any) -> Tensor:
     return cast(Tensor, outputs[0])
 
 
+def shutdown_timeout(seconds: int) -> dict[str, int]:
+    """The option of `LaunchConfig` by which processes get so long to end after a signal. Goes with torch 2.12.
+
+    Before, there is none, and they are killed after 30 s.
+    """
+    from torch.distributed.launcher.api import LaunchConfig
+
+    is_known = any(field.name == "shutdown_timeout" for field in dataclasses.fields(LaunchConfig))
+    return {"shutdown_timeout": seconds} if is_known else {}
+
+
 class Stager:
     """A `DefaultStager` that copies any number of times; one of torch 2.11 or 2.12 does once. Goes with torch 2.13."""
 

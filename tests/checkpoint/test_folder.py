@@ -199,6 +199,32 @@ def test_who_is_stopped_between_its_last_look_and_its_rename(
     assert len(names(root)) == 1 + is_there
 
 
+@pytest.mark.usefixtures("checkpoints")
+def test_who_is_stopped_before_it_amends_a_checkpoint_changes_none_of_the_next_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, renew, news = tmp_path / "ckpt", Lease.renew, []
+    old = owned(root, "old")
+    old.save(tensors(8), replace(state(2), unevaluated={"step": 1}))
+    looks = ["before it writes", "before it publishes"]
+
+    def look(lease: Lease) -> None:
+        renew(lease)
+        if lease.owner.run == "old" and looks and looks.pop(0) == "before it publishes":
+            news.append(owned(root, "new"))
+            news[0].save(tensors(9), state(2))
+
+    monkeypatch.setattr(Lease, "require", look)
+    with pytest.raises(SaveError, match="was taken over from this run by another one: run new"):
+        old.amend(state(2))
+    assert newest(news[0]) == root / "step-00000002"
+    writer = read_manifest(root / "step-00000002").writer
+    assert writer is not None
+    assert writer.number == 2
+    assert loaded(news[0], root / "step-00000002") == 9
+    assert len(names(root)) == 2
+
+
 def test_a_checkpoint_says_who_wrote_it(checkpoints: Checkpoints, tmp_path: Path) -> None:
     ours = owned(tmp_path / "ckpt", "ours")
     for step in (1, 2):

@@ -1,11 +1,15 @@
 """The list of a folder's checkpoints, as a user sees it."""
 
+import os
 import re
 import shutil
+import tempfile
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cli.forked import forks
 
 from trainclient.checkpoint.lease import take
 from trainclient.checkpoint.lease_file import Output
@@ -96,3 +100,39 @@ def test_no_folder_and_no_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixt
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"trainclient: the folder {tmp_path}/nothing cannot be read (No such file or directory)")
     assert main(["checkpoints"]) == 2
+
+
+NOBODY = 65534
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user's folder takes root to make")
+def test_what_another_user_hides_is_named_where_it_could_be_a_checkpoint() -> None:
+    """A disk's lost+found is none; its other folders are listed all the same."""
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        folder.chmod(0o755)
+        for step in (1, 2, 3):
+            add(folder, step)
+        (folder / "lost+found").mkdir()
+        for hidden in ("lost+found", "step-00000002", "step-00000003/trainer.json"):
+            (folder / hidden).chmod(0)
+        (folder / "said").touch()
+        (folder / "said").chmod(0o666)
+        process = forks().Process(target=list_as_nobody, args=(folder,))
+        process.start()
+        process.join(60)
+        assert process.exitcode == 1
+        rows = (folder / "said").read_text().splitlines()[1:]
+    assert [row.split()[0] for row in rows[:3]] == [f"step-{step:08d}" for step in (1, 2, 3)]
+    assert "sizes fit" in rows[0]
+    assert all("no: see below" in row for row in rows[1:3])
+    assert sum("cannot be read (trainer.json: Permission denied)" in row for row in rows[3:]) == 2
+    assert not [row for row in rows if "lost+found" in row]
+
+
+def list_as_nobody(folder: Path) -> None:
+    os.setgid(NOBODY)
+    os.setuid(NOBODY)
+    with (folder / "said").open("w") as said, redirect_stdout(said):
+        code = main(["checkpoints", str(folder)])
+    os._exit(code)

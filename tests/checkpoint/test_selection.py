@@ -179,7 +179,15 @@ def test_one_that_cannot_be_read(tmp_path: Path, damage: str) -> None:
     assert steps(tmp_path) == [4]
 
 
-@pytest.mark.parametrize("change", [{"cursor": {}}, {"files": {"../x": {}}}, {"files": [1]}, {"line": {}}, {"more": 1}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"cursor": {}}, {"files": {"../x": {}}}, {"files": [1]}, {"line": {}}, {"more": 1}),
+        {"files": {"data": {"bytes": "1", "crc32c": ""}}},
+        {"line": {"number": "1", "before": [], "asked": []}},
+        {"writer": {**dict.fromkeys(("host", "pid", "attempt", "release", "saved"), ""), "number": "1"}},
+    ],
+)
 def test_fields_of_other_types_are_no_traceback(tmp_path: Path, change: dict[str, object]) -> None:
     path = add(tmp_path, 1)
     data = {key: value for key, value in json.loads((path / STATE_FILE).read_text()).items() if key != "crc32c"}

@@ -34,6 +34,7 @@ COMMANDS = {
     "warm": command("warm"),
     "train": [*TRAINCLIENT, "train", "--job", "no.yaml", "--servers", "127.0.0.1:1"],
     "export": [*TRAINCLIENT, "export", "--checkpoint", "/nothing-here", "--module", "m", "--output", "/nothing-here"],
+    "checkpoints": [*TRAINCLIENT, "checkpoints", "/nothing-here"],
     "orchestrate": [*TRAINCLIENT, "orchestrate"],
     "profile": [*TRAINCLIENT, "profile", "--backbone", "llama3-7b", "--output", "/nothing-here/profile.json"],
     "memory": [*TRAINCLIENT, "memory", "--memory-gb", "1", "--job", "no.yaml", "--servers", "127.0.0.1:1"],

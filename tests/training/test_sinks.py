@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from trainclient.training.sinks import (
     Screen,
     TensorBoard,
     WeightsAndBiases,
+    bytes_before,
     require_tensorboard,
     require_wandb,
 )
@@ -119,6 +121,13 @@ def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path: Path, line
 def test_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MetricsError, match="cannot be used: Is a directory; mend that, or give --metrics another file"):
         JsonLines(tmp_path, RUN, 0)
+
+
+@pytest.mark.parametrize("name", ["pipe", "/dev/null"])
+def test_what_cannot_be_read_again_is_refused(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(MetricsError, match=r"is a pipe or a device; .* give --metrics a regular file"):
+        bytes_before(tmp_path / name, "r", 0)
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing())

@@ -100,12 +100,7 @@ class Checkpoints:
     def amend(self, state: TrainerState) -> None:
         """Replace what the trainer says of itself in the checkpoint of a state's step; errors as in `save`."""
         target = self._directory / f"step-{state.step:08d}"
-
-        def write() -> None:
-            self._require_lease()
-            write_manifest(target, replace(read_manifest(target), state=state))
-
-        self._led(f"the checkpoint {target} cannot be written", write)
+        self._led(f"the checkpoint {target} cannot be written", lambda: self._amend(target, state))
 
     def resume_point(self, wanted: int | ResumeFrom = ResumeFrom.NEWEST, settings: str = "") -> Stored | None:
         """The checkpoint to continue from, whose files are as they were written; the same on all processes.
@@ -239,6 +234,19 @@ class Checkpoints:
             self._warn(f"{target} was there before this run came to that step; what was there is now {aside}")
         partial.rename(target)  # fails where there is one
         sync_folder(target.parent)
+
+    def _amend(self, target: Path, state: TrainerState) -> None:
+        """Rename another manifest into a checkpoint, from a folder that the next owner sweeps, as in `_publish`."""
+        self._make_room()
+        partial = self._own(f"amended-{target.name}")
+        try:
+            partial.mkdir()
+            write_manifest(partial, replace(read_manifest(target), state=state))
+            self._require_lease()
+            (partial / STATE_FILE).replace(target / STATE_FILE)
+            sync_folder(target)
+        finally:
+            self._give_up(partial)
 
     def _give_up(self, partial: Path) -> None:
         """Remove what could not be published; raises LeaseLostError if that is why."""

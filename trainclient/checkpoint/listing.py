@@ -1,6 +1,7 @@
 """`trainclient checkpoints`: what a folder has, who wrote it, and whether it is whole."""
 
 import io
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from trainclient.checkpoint.lease_file import Found, Output, current
-from trainclient.checkpoint.selection import NAME, survey
+from trainclient.checkpoint.selection import NAME, has_state, survey
 from trainclient.checkpoint.state import STATE_FILE, CheckpointError, Manifest, read_manifest
 from trainclient.checkpoint.sums import damages, extras, misfits
 
@@ -72,7 +73,7 @@ def list_checkpoints(config: ListConfig) -> tuple[str, bool]:
 
 def rows(directory: Path, *, verify: bool) -> list[Row]:
     """All folders that are checkpoints, or are named like some; OSError if the folder cannot be read."""
-    if (directory / STATE_FILE).exists():  # it is one itself
+    if os.path.exists(directory / STATE_FILE):  # noqa: PTH110 - it is one itself
         return [_row(directory.resolve(), None, False, verify=verify)]
     seen = survey(directory)
     copies = {u.path: u.reason for u in seen.unusable if u.is_copy}
@@ -81,9 +82,11 @@ def rows(directory: Path, *, verify: bool) -> list[Row]:
     for path in sorted(directory.iterdir()):
         if path.name.startswith(".") or not path.is_dir():
             continue
-        if (path / STATE_FILE).exists():
+        named = NAME.fullmatch(path.name) is not None
+        # Others, such as a disk's lost+found, need not let everybody look into them.
+        if has_state(path) if named else os.path.exists(path / STATE_FILE):  # noqa: PTH110
             found.append(_row(path, copies.get(path), path == newest, verify=verify))
-        elif NAME.fullmatch(path.name):
+        elif named:
             found.append(Row(path, None, f"no: it has no {STATE_FILE}", True))
     return sorted(found, key=lambda row: row.order)
 
@@ -99,7 +102,7 @@ def _row(path: Path, copied: str | None, is_newest: bool, *, verify: bool) -> Ro
     notes += [f"{name} is not part of it" for name in extras(path, manifest)]
     if manifest.files is None:
         return Row(path, manifest, "unknown", False, (*notes, "an older release wrote it without checksums"))
-    problems = misfits(path, manifest) or (damages(path, manifest.files) if verify else [])
+    problems = (damages if verify else misfits)(path, manifest.files)
     whole = "no: see below" if problems else "yes" if verify else "sizes fit"
     newest = "newest: a run goes on from here"
     return Row(

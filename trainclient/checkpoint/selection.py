@@ -116,7 +116,7 @@ def survey(directory: Path) -> Survey:
         if name is None or not path.is_dir():
             continue
         step = int(name[1])
-        if not (path / STATE_FILE).exists():
+        if not has_state(path):
             unusable.append(Unusable(path, step, f"it has no {STATE_FILE}", is_empty=True))
             continue
         try:
@@ -134,6 +134,17 @@ def survey(directory: Path) -> Survey:
         )
         unusable.append(Unusable(path, step, reason, found.manifest.line.number, is_copy=True))
     return Survey(directory, tuple(sorted(stored, key=lambda s: s.order, reverse=True)), tuple(unusable))
+
+
+def has_state(path: Path) -> bool:
+    """Whether a folder says what it is, or cannot be looked into: reading it then says why."""
+    try:
+        (path / STATE_FILE).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def last_owner(directory: Path) -> int:

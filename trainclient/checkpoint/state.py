@@ -201,12 +201,17 @@ def _manifest(data: dict[str, Any]) -> Manifest:
     if not isinstance(state.cursor["step"], int) or not isinstance(state.modules, dict):
         raise TypeError("step or modules are of another type")
     line, files, writer = data.get("line"), data.get("files"), data.get("writer")
-    return Manifest(
+    manifest = Manifest(
         state,
         None if files is None else {_plain(name): FileSum(**found) for name, found in files.items()},
         None if writer is None else Writer(**writer),
         Line() if line is None else Line(line["number"], _pairs(line["before"]), _pairs(line["asked"])),
     )
+    numbers = [manifest.line.number, *(file.bytes for file in (manifest.files or {}).values())]
+    numbers += [] if manifest.writer is None else [manifest.writer.number]
+    if not all(isinstance(number, int) for number in numbers):
+        raise TypeError("numbers are of another type")
+    return manifest
 
 
 def _pairs(found: list[list[Any]]) -> tuple[tuple[Any, Any], ...]:

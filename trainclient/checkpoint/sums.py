@@ -3,6 +3,7 @@
 import heapq
 import io
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,40 +78,44 @@ def sum_of(path: Path) -> FileSum:
     return FileSum(size, f"{crc:08x}")
 
 
-def misfits(path: Path, manifest: Manifest) -> list[str]:
-    """What can be seen without reading files: those that are missing or of another size."""
-    found = []
-    for name, expected in sorted((manifest.files or {}).items()):
-        try:
-            size = (path / name).stat().st_size
-        except OSError as error:
-            found.append(f"{name}: {error.strerror}")
-            continue
-        if size != expected.bytes:
-            found.append(f"{name} has {size} bytes, and {expected.bytes} were written")
-    return found
+def misfits(path: Path, files: Mapping[str, FileSum]) -> list[str]:
+    """What can be seen of these files of a checkpoint without reading them: which are missing or of another size."""
+    return [problem for name, expected in sorted(files.items()) if (problem := _misfit(path / name, expected))]
 
 
 def damages(path: Path, files: Mapping[str, FileSum]) -> list[str]:
-    """What is wrong with these files of a checkpoint; reads each to its end."""
-    said = []
-    for name, expected in sorted(files.items()):
-        try:
-            found = sum_of(path / name)
-        except OSError as error:
-            said.append(f"{name}: {error.strerror}")
-            continue
-        if found.bytes != expected.bytes:
-            said.append(f"{name} has {found.bytes} bytes, and {expected.bytes} were written")
-        elif found != expected:
-            said.append(f"{name} is damaged: it has CRC-32C {found.crc32c}, and was written with {expected.crc32c}")
-    return said
+    """What is wrong with these files of a checkpoint; reads each of the right size to its end."""
+    return [problem for name, expected in sorted(files.items()) if (problem := _damage(path / name, expected))]
+
+
+def _misfit(file: Path, expected: FileSum) -> str:
+    try:
+        found = file.stat()
+    except OSError as error:
+        return f"{file.name}: {error.strerror}"
+    if not stat.S_ISREG(found.st_mode):  # to open a pipe may wait for ever
+        return f"{file.name} is no regular file"
+    if found.st_size != expected.bytes:
+        return f"{file.name} has {found.st_size} bytes, and {expected.bytes} were written"
+    return ""
+
+
+def _damage(file: Path, expected: FileSum) -> str:
+    if problem := _misfit(file, expected):
+        return problem
+    try:
+        found = sum_of(file)
+    except OSError as error:
+        return f"{file.name}: {error.strerror}"
+    if found != expected:
+        return f"{file.name} is damaged: it has CRC-32C {found.crc32c}, and was written with {expected.crc32c}"
+    return ""
 
 
 def seen_damage(path: Path, manifest: Manifest) -> list[str]:
     """What can be found without reading tensors: sizes, and the sum of torch's list of tensors, which it unpickles."""
-    listed = {name: found for name, found in (manifest.files or {}).items() if name == ".metadata"}
-    return misfits(path, manifest) or damages(path, listed)
+    files = manifest.files or {}
+    return misfits(path, files) or damages(path, {name: found for name, found in files.items() if name == ".metadata"})
 
 
 def extras(path: Path, manifest: Manifest) -> list[str]:

@@ -326,7 +326,8 @@ class TrainConfig(Options):
     first_answer_s: Annotated[float, Field(gt=0, le=86400)] = 120.0
     """Seconds to wait for the first answer of a data server: trainers may start before their servers."""
     stop_grace_s: Annotated[float, Field(gt=0, le=3600)] = 20.0
-    """Seconds to finish the current step and save it after Ctrl-C or SIGTERM."""
+    """Seconds to finish the current step and save it after Ctrl-C or SIGTERM. Under torchrun, give its
+    --shutdown-timeout more than that: by default it kills processes after 30 s, before torch 2.12 always."""
 
     @property
     def timeouts(self) -> Timeouts:

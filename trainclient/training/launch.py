@@ -7,6 +7,7 @@ import signal
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
+from math import ceil
 
 import psutil
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
@@ -14,6 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from trainclient.topology.process_grid import Topology
+from trainclient.torch_compat import shutdown_timeout
 from trainclient.training.config import TrainConfig
 from trainclient.training.jobs import Jobs
 from trainclient.training.rank import check
@@ -22,6 +24,8 @@ from trainclient.training.signals import LAUNCHER_PID
 LOOPBACK = "127.0.0.1"
 MONITOR_INTERVAL_S = 0.2
 """How often the processes are checked; one that ends with an error ends all."""
+KILL_AFTER_S = 10
+"""Seconds beyond `stop_grace_s` after which processes are killed: by then they have ended themselves."""
 
 _KILLERS = "by the others if it was stopped, by the system if memory ran out, or by hand"
 _log = logging.getLogger(__name__)
@@ -54,6 +58,7 @@ def launch(config: TrainConfig, jobs: Jobs, topology: Topology, arguments: Seque
         logs_specs=DefaultLogsSpecs(
             os.devnull
         ),  # else it makes a folder of logs in the temp folder, and leaves it there
+        **shutdown_timeout(ceil(config.stop_grace_s) + KILL_AFTER_S),
     )
     try:
         elastic_launch(settings, sys.executable)("-m", "trainclient", *arguments)

@@ -77,6 +77,11 @@ def bytes_before(path: Path, run: str, step: int) -> int:
     with _explained(path):
         if not path.exists():
             return 0
+        if not (path.is_file() or path.is_dir()):  # to open a pipe may wait for ever
+            raise MetricsError(
+                f"the metrics file {path} is a pipe or a device; lines are read again when a run resumes: give "
+                "--metrics a regular file"
+            )
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 if not line.endswith(_END):  # its process was killed in the middle of it, or the disk was full
