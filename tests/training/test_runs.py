@@ -38,7 +38,8 @@ SCHEDULE = ("--optimizer.schedule", "cosine", "--optimizer.decay-steps", "3", "-
 
 SHARES = ("--encoder.sharding", "zero3", "--backbone.sharding", "zero2")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+# So long that nothing but a hang takes it: the first test of a process waits for servers, and kernels to be compiled.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * TIMEOUT_S)]
 
 
 def assert_same_steps(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
