@@ -121,7 +121,7 @@ def _aten_varlen(query: Tensor, key: Tensor, *rest: Any) -> Tensor:
     return cast(Tensor, outputs[0])
 
 
-def shutdown_timeout(seconds: int) -> dict[str, int]:
+def shutdown_timeout(seconds: int) -> dict[str, Any]:
     """The option of `LaunchConfig` by which processes get so long to end after a signal. Goes with torch 2.12.
 
     Before, there is none, and they are killed after 30 s.
