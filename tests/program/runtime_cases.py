@@ -490,7 +490,8 @@ def run_rank(connection: socket.socket) -> NoReturn:
                 if "coverage" in sys.modules:  # under scripts/mutate
                     count_for_test_file()
                 run_cases()
-                gc.collect()  # process groups lie in cycles, and each has a thread of gloo that wakes up 100 times a second
+                # Process groups lie in cycles, and each has a thread of gloo that wakes up 100 times a second.
+                gc.collect()
                 print(DONE, end="", file=talk, flush=True)
     except Exception:
         traceback.print_exc()
