@@ -22,14 +22,14 @@ from trainclient.training.config import Config, TrainConfig, checked, describe, 
 from trainclient.training.jobs import prepare
 
 COMMANDS = """usage: trainclient train --job JOB.yaml --servers HOST:PORT,... [OPTIONS]
-       trainclient export --checkpoint FOLDER --module NAME --output FOLDER [OPTIONS]
+       trainclient export --checkpoint FOLDER --output FOLDER [--module NAME] [OPTIONS]
        trainclient checkpoints FOLDER [--verify]
        trainclient orchestrate --backbone MODEL --gpus N --sizes FILE [OPTIONS]
        trainclient profile --backbone MODEL --output FILE [OPTIONS]
        trainclient memory --memory-gb N --job JOB.yaml --servers HOST:PORT,... [OPTIONS]
 
 train        runs beside the GPUs: trains the modules of a job on what its data servers send
-export       writes a module of a checkpoint as a folder that transformers loads
+export       writes a checkpoint, or one module of it, as a folder that transformers loads
 checkpoints  lists what a folder of checkpoints has, who wrote it, and whether it is whole
 orchestrate  chooses the layout and the degrees of a job for a model, a cluster and sizes of samples
 profile      time the modules of a model on the GPU at hand, for orchestrate
@@ -44,7 +44,8 @@ it."""
 MEMORY = """Print what each module of a job takes of a device: the fields `memory` to put into the job. Takes all
 options of `train`, so that those of a run can be given as they are; below are the ones that memory depends on.
 --config FILE.yaml gives the same options in a file; flags overrule it."""
-EXPORT = """Write an encoder or a backbone of a checkpoint as config.json and safetensors, which transformers loads."""
+EXPORT = """Write an encoder or a backbone of a checkpoint, or both as the whole model that they began as: config.json
+and safetensors, which transformers loads."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -10,7 +10,7 @@ the end of the document backward, so what is left is a prefix of all text tokens
 tokens and EOS of understood samples; labels are shifted: a token's label is the token that follows it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +22,7 @@ from dataserver.planning import I32, I64
 from dataserver.planning.job.fields import Stream
 from dataserver.planning.plan.naming import sample_name
 from dataserver.planning.plan.plan import StepPlan
+from dataserver.planning.plan.rotary_positions import rotary_positions
 from dataserver.planning.plan.views import ViewPlan
 from dataserver.planning.stream.samples import StepSamples, Task, ranges
 
@@ -114,6 +115,24 @@ def backbone_arrays(
         "condition_slots": np.flatnonzero(tokens.roles == _QUERY),
     }
     return {name: array.astype(np.int32) for name, array in arrays.items()}
+
+
+def backbone_rotary_positions(stream: Stream, samples: StepSamples, items: I64, arrays: Mapping[str, I32]) -> I32:
+    """Positions in time, height and width of each token, int32 [3, T].
+
+    Args:
+        stream: sizing.
+        samples: those of the step.
+        items: int64 [k]: indices into them of the view's samples.
+        arrays: what `backbone_arrays` made of them.
+    """
+    understood = items[samples.task[items] == Task.UNDERSTANDING]
+    first = samples.image_offsets[understood]
+    index = ranges(first, samples.image_offsets[understood + 1] - first)
+    grid = np.stack([samples.image_rows[index], samples.image_columns[index]], axis=1).astype(np.int64)
+    names = ("position_ids", "cu_lengths", "embedding_slots")
+    found = rotary_positions(*(arrays[name].astype(np.int64) for name in names), grid // stream.sizing.merge)
+    return found.astype(np.int32)
 
 
 def text_arrays(

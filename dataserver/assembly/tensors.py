@@ -20,6 +20,9 @@ from dataserver.planning.stream.samples import StepSamples, Task
 _U8: Final = np.dtype("u1")
 _I32: Final = np.dtype("<i4")
 
+_ASKED_FOR: Final = frozenset({"rotary_positions"})
+"""Tensors that only requests get which name them."""
+
 _DType = np.dtype[np.uint8] | np.dtype[np.int32]
 
 
@@ -54,7 +57,7 @@ def view_tensors(spec: JobSpec, plan: StepPlan, view: ViewPlan, names: Collectio
         spec: the job.
         plan: the step.
         view: the view.
-        names: the tensors that are wanted; all, if empty.
+        names: the tensors that are wanted; if empty, all but those that must be asked for.
 
     Raises:
         UnknownTensorError: the view has no tensor of that name.
@@ -69,7 +72,7 @@ def view_tensors(spec: JobSpec, plan: StepPlan, view: ViewPlan, names: Collectio
     tensors = []
     offset = 0
     for name, dtype, shape in shapes:
-        if not names or name in names:
+        if name in names or (not names and name not in _ASKED_FOR):
             tensors.append(TensorSpec(name, dtype, shape, offset))
             offset = aligned(offset + tensors[-1].num_bytes)
     return tuple(tensors)
@@ -113,6 +116,7 @@ def _backbone_shapes(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> _Shapes:
         ("cu_sequences", _I32, (plan.sequences_per_microbatch + 1,)),
         ("embedding_slots", _I32, (num_embeddings,)),
         ("condition_slots", _I32, (num_conditions,)),
+        ("rotary_positions", _I32, (3, num_tokens)),
     ]
 
 

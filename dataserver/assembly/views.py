@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataserver.assembly.image_transforms import draw_transforms
-from dataserver.assembly.sequences import IGNORED, backbone_arrays, text_arrays
+from dataserver.assembly.sequences import IGNORED, backbone_arrays, backbone_rotary_positions, text_arrays
 from dataserver.assembly.tensors import TensorSpec, num_patches, total_bytes
 from dataserver.dataset import Dataset, Shard, texts_key
 from dataserver.images import U8, DrawnTransform, ImageShape, decode_patches
@@ -132,6 +132,8 @@ def prepare_view(
     arrays: dict[str, NDArray[np.int32]]
     if view.holds_samples:
         arrays = _sequences(spec, plan, view, datasets) if tensors else {}
+        if "rotary_positions" in by_name:
+            arrays["rotary_positions"] = backbone_rotary_positions(spec.stream, plan.samples, view.items, arrays)
         counts = np.diff(plan.samples.image_offsets)[view.items]
     else:
         arrays = _offsets(spec, plan, view)

@@ -241,6 +241,32 @@ def test_named_tensors_alone(run: Run) -> None:
         assert [t.name for t in pair.tensors] == NAMES[view.kind][1:3]
 
 
+def test_positions_of_three_axes_come_where_they_are_named(run: Run) -> None:
+    """Their text is as in `position_ids` up to the first image; each image has its grid."""
+    num_images = 0
+    for plan, view in run.views(ModuleKind.BACKBONE):
+        assert "rotary_positions" not in {t.name for t in view_tensors(run.job.spec, plan, view)}
+        names = ["rotary_positions", "position_ids", "embedding_slots", "cu_lengths"]
+        tensors = tensors_of(run.prepare(plan, view, names, filler=171))
+        found, slots = tensors["rotary_positions"], tensors["embedding_slots"]
+        assert found.shape == (3, len(tensors["position_ids"]))
+        assert (found[:, tensors["cu_lengths"][:-1]] == 0).all()
+        text = np.setdiff1d(np.arange(found.shape[1]), slots)
+        assert (found[:, text] == found[0, text]).all()
+        samples = plan.samples
+        for i in view.items[samples.task[view.items] == Task.UNDERSTANDING].tolist():
+            for image in range(samples.image_offsets[i], samples.image_offsets[i + 1]):
+                rows, columns = samples.image_rows[image] // 2, samples.image_columns[image] // 2
+                mine, slots = slots[: rows * columns], slots[rows * columns :]
+                time, row, column = found[:, mine] - found[0, mine[0]]
+                assert not time.any()
+                assert np.array_equal(row * columns + column, np.arange(rows * columns))
+                assert (found[:, mine[-1] + 1] == found[0, mine[0]] + max(rows, columns)).all()
+                num_images += 1
+        assert not len(slots)
+    assert num_images > 20
+
+
 def test_requests_that_do_not_fit_are_refused(run: Run) -> None:
     plan, view = next(run.views(ModuleKind.ENCODER))
     with pytest.raises(UnknownTensorError, match="has no tensor labels, pixels; it has patches, grid, cu_patches"):

@@ -7,14 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainclient.models.backbone import (
-    BackboneBatch,
-    BackboneConfig,
-    BackboneStage,
-    StageOutput,
-    stage_layers,
-    token_loss,
-)
+from trainclient.models.backbone import BackboneBatch, BackboneStage, StageOutput, stage_layers, token_loss
+from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.parameters import initialise
 
 CONFIG = BackboneConfig(

@@ -13,7 +13,8 @@ from torch._dynamo.utils import counters
 from torch.distributed.device_mesh import DeviceMesh
 
 from trainclient.models import attention, compiling
-from trainclient.models.backbone import BackboneBatch, BackboneConfig, BackboneStage
+from trainclient.models.backbone import BackboneBatch, BackboneStage
+from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.compiling import compile_blocks, require_compiler
 from trainclient.models.encoder import EncoderConfig, ImageEncoder
 from trainclient.models.generator import GeneratorConfig, ImageGenerator

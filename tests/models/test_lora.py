@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from trainclient.models.backbone import BackboneBatch, BackboneConfig, BackboneStage
+from trainclient.models.backbone import BackboneBatch, BackboneStage
+from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.hf import PretrainedError, Usage, export_adapter, export_pretrained
 from trainclient.models.lora import LowRank, adapt, is_adapter, merged
 from trainclient.models.parameters import initialise

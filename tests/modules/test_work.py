@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from dataserver.planning.job.fields import ModelSize
-from trainclient.models.backbone import BackboneConfig, BackboneStage
+from trainclient.models.backbone import BackboneStage
+from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.encoder import EncoderConfig, ImageEncoder
 from trainclient.models.generator import GeneratorConfig, ImageGenerator
 from trainclient.modules import NoiseKey, View

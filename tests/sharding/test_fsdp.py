@@ -10,7 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from trainclient.exchange.wait_times import Waits
-from trainclient.models.backbone import BackboneBatch, BackboneConfig, BackboneStage
+from trainclient.models.backbone import BackboneBatch, BackboneStage
+from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.parameters import initialise
 from trainclient.sharding.dtensors import like, local
 from trainclient.sharding.fsdp import ShardedNetwork, store_precisely

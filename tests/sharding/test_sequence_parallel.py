@@ -22,7 +22,8 @@ from trainclient.exchange.message_header import BrokerMismatchError
 from trainclient.exchange.view_groups import SharedSequences
 from trainclient.exchange.wait_times import Waits
 from trainclient.models.attention import Segments
-from trainclient.models.layers import Rotation, SelfAttention
+from trainclient.models.layers import SelfAttention
+from trainclient.models.rotary import Rotation
 from trainclient.program.clock import Executed, Stopwatch
 from trainclient.sharding.sequence_parallel import SharedRows
 from trainclient.stream.microbatch import SequenceParallelGroup

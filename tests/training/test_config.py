@@ -1,5 +1,6 @@
 """Configuration from YAML and flags, and what is said when it is wrong."""
 
+import os
 import re
 import subprocess
 import sys
@@ -44,6 +45,9 @@ def test_required_inputs(tmp_path: Path) -> None:
         TrainConfig().require_inputs()
     with pytest.raises(ConfigError, match="no job file"):
         TrainConfig(job=tmp_path / "none.yaml").require_inputs()
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="is a pipe, and several processes read the job; write it to a file"):
+        TrainConfig(job=tmp_path / "pipe").require_inputs()
     (tmp_path / "job.yaml").write_text("")
     with pytest.raises(ConfigError, match="--servers"):
         TrainConfig(job=tmp_path / "job.yaml").require_inputs()

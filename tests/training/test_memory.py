@@ -17,7 +17,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from dataserver.planning.job.identity import parse_job
 from trainclient.cli import main
 from trainclient.models import backbone as backbones
-from trainclient.models.backbone import BackboneConfig, BackboneStage
+from trainclient.models.backbone import BackboneStage
+from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.encoder import EncoderConfig, ImageEncoder
 from trainclient.models.generator import GeneratorConfig, ImageGenerator
 from trainclient.orchestrate.memory import (

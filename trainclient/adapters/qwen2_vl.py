@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dataserver.planning.job.fields import Sizing
+from dataserver.planning.plan.rotary_positions import rotary_positions
 from trainclient.adapters.full_model import IGNORED_LABEL, FullModelMicrobatch
 from trainclient.stream.microbatch import Array
 
@@ -100,19 +101,8 @@ def positions(microbatch: FullModelMicrobatch) -> Array:
     the position of the image, and what follows goes on behind the larger side (Qwen2-VL, section 2.1: M-RoPE).
     """
     tensors = microbatch.tensors
-    text = tensors["position_ids"].astype(np.int64)
-    if not len(microbatch.rows):
-        return np.broadcast_to(text, (4, len(text))).copy()
-    rows, blocks = microbatch.rows, tensors["grid"] // microbatch.merge
-    slots, cu_lengths = tensors["embedding_slots"], tensors["cu_lengths"]
-    number = np.arange(len(slots)) - np.repeat(np.cumsum(rows) - rows, rows)
-    first = slots[np.cumsum(rows) - rows]
-    behind = np.zeros(len(text) + 1, np.int64)
-    np.add.at(behind, first + rows, blocks.max(axis=1) - rows)
-    behind = np.cumsum(behind)[:-1]
-    behind -= np.repeat(behind[np.minimum(cu_lengths[:-1], len(text) - 1)], np.diff(cu_lengths))
-    found = np.stack([text, *[text + behind] * 3])
-    begin = np.repeat((text + behind)[first], rows)
-    width = np.repeat(blocks[:, 1], rows)
-    found[1:, slots] = np.stack([begin, begin + number // width, begin + number % width])
-    return found
+    text, cu_lengths, slots = (tensors[n].astype(np.int64) for n in ("position_ids", "cu_lengths", "embedding_slots"))
+    blocks = (
+        tensors["grid"].astype(np.int64) // microbatch.merge if len(microbatch.rows) else np.zeros((0, 2), np.int64)
+    )
+    return np.concatenate([text[None], rotary_positions(text, cu_lengths, slots, blocks)])

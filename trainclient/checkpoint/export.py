@@ -5,24 +5,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import torch
 import tyro
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from dataserver.planning.job.fields import Stream
+from dataserver.planning.job.fields import ModuleKind, Stream
 from trainclient.checkpoint.folder import explained, stored_tensors
 from trainclient.checkpoint.selection import newest
 from trainclient.checkpoint.state import CheckpointError, TrainerState, is_state, read_manifest
 from trainclient.checkpoint.sums import damages
-from trainclient.models.backbone import BackboneConfig
+from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.encoder import EncoderConfig
-from trainclient.models.hf import Usage, export_adapter, export_pretrained
-from trainclient.models.layers import RotaryScaling
+from trainclient.models.hf import TrainedPart, Usage, export_adapter, export_pretrained, export_whole
 from trainclient.models.lora import LowRank, merged
+from trainclient.models.rotary import RotaryScaling, RotarySections
 from trainclient.modules import exported_as
+
+_NESTED: Final = {"rotary_scaling": RotaryScaling, "sections": RotarySections}
+"""Sizes that are objects."""
 
 
 class ExportType(StrEnum):
@@ -40,10 +43,11 @@ class ExportConfig:
 
     checkpoint: Annotated[Path, tyro.conf.arg(help_behavior_hint="(required)")]
     """A checkpoint (step-N), or a folder of some, whose newest is taken."""
-    module: Annotated[str, tyro.conf.arg(help_behavior_hint="(required)")]
-    """Name of an encoder, a backbone or an image tower of its job."""
     output: Annotated[Path, tyro.conf.arg(help_behavior_hint="(required)")]
     """Folder that the export makes."""
+    module: Annotated[str | None, tyro.conf.arg(help_behavior_hint="")] = None
+    """Name of an encoder, a backbone or an image tower of its job; without it, encoder and backbone are exported as the
+    whole model --base that they began as."""
     base: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="")] = None
     """The checkpoint that the module began as: its tokenizer files and further fields of config.json come along."""
     adapter: bool = False
@@ -53,7 +57,7 @@ class ExportConfig:
 
 
 def export(config: ExportConfig) -> list[str]:
-    """Export a module; returns what such a checkpoint has no place for.
+    """Export a module or a whole model; returns what such a checkpoint has no place for.
 
     Raises:
         ValueError: there is no such checkpoint or module, or no architecture that is exported is like it.
@@ -63,22 +67,59 @@ def export(config: ExportConfig) -> list[str]:
     if found := damages(path, manifest.files or {}):
         raise CheckpointError(f"the checkpoint {path} is damaged ({'; '.join(found[:4])}); export an older one")
     saved = manifest.state
-    modules = saved.modules
-    if config.module not in modules:
-        there = ", ".join(sorted(modules))
+    if config.module is None:
+        return _export_whole(config, path, saved.modules)
+    if config.module not in saved.modules:
+        there = ", ".join(sorted(saved.modules))
         raise CheckpointError(f"the checkpoint {path} has no module {config.module}; it has {there}")
-    sizes, names = _sizes(config.module, modules[config.module])
-    state = {names.get(name, name): tensor for name, tensor in _read(path, config.module).items()}
-    adapters = _adapters(modules[config.module])
+    described = saved.modules[config.module]
+    sizes, state = _read_module(path, config.module, described)
+    adapters = _adapters(described)
     if config.adapter and adapters is None:
         raise CheckpointError(f"module {config.module} has no lora adapters; export it without --adapter")
     if adapters is not None and not config.adapter:
         state = merged(state, adapters)
-    if config.dtype is not ExportType.STORED:
-        state = {name: tensor.to(getattr(torch, config.dtype)) for name, tensor in state.items()}
+    dtype = _dtype(config)
+    if dtype is not None:
+        state = {name: tensor.to(dtype) for name, tensor in state.items()}
     if adapters is not None and config.adapter:
         return export_adapter(config.output, sizes, state, adapters, base=config.base)
     return export_pretrained(config.output, sizes, state, base=config.base, usage=_usage(saved))
+
+
+def _export_whole(config: ExportConfig, path: Path, modules: Mapping[str, Any]) -> list[str]:
+    """Export the encoder and the backbone of a job as the model that they began as."""
+    if config.base is None or config.adapter:
+        what = "--adapter writes those of one module" if config.adapter else "a whole model needs --base"
+        raise CheckpointError(
+            f"{what}; give --module, one of {', '.join(sorted(modules))}, or --base without --adapter"
+        )
+    parts = []
+    for kind in (ModuleKind.ENCODER, ModuleKind.BACKBONE):
+        names = [name for name, described in modules.items() if described["kind"] == kind]
+        if len(names) > 1:
+            raise CheckpointError(f"the checkpoint has {len(names)} of kind {kind} ({', '.join(names)}); give --module")
+        for name in names:
+            sizes, state = _read_module(path, name, modules[name])
+            adapters = _adapters(modules[name])
+            parts.append(TrainedPart(sizes, state if adapters is None else merged(state, adapters)))
+    if not parts:
+        raise CheckpointError(f"the checkpoint {path} has neither encoder nor backbone; give --module")
+    return export_whole(config.output, config.base, parts, _dtype(config))
+
+
+def _dtype(config: ExportConfig) -> torch.dtype | None:
+    """The type that is asked for; None: as stored."""
+    found: torch.dtype | None = None if config.dtype is ExportType.STORED else getattr(torch, config.dtype)
+    return found
+
+
+def _read_module(
+    path: Path, name: str, described: Mapping[str, Any]
+) -> tuple[EncoderConfig | BackboneConfig, dict[str, Tensor]]:
+    """The sizes and the parameters of a module, by their names in exports."""
+    sizes, names = _sizes(name, described)
+    return sizes, {names.get(ours, ours): tensor for ours, tensor in _read(path, name).items()}
 
 
 def _usage(saved: TrainerState) -> Usage | None:
@@ -106,13 +147,20 @@ def _sizes(name: str, described: Mapping[str, Any]) -> tuple[EncoderConfig | Bac
             "exported"
         )
     try:
-        if fields.get("rotary_scaling"):
-            fields["rotary_scaling"] = RotaryScaling(**fields["rotary_scaling"])
+        for key, made in _NESTED.items():
+            if fields.get(key):
+                fields[key] = made(**_tuples(fields[key]))
+        fields = _tuples(fields)
         return found.source(**fields), found.names
     except TypeError:
         raise CheckpointError(
             f"module {name} has sizes {sorted(fields)}; a module of your own, or of another release, is not exported"
         ) from None
+
+
+def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Values as sizes have them."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
 
 
 def _read(path: Path, module: str) -> dict[str, Tensor]:

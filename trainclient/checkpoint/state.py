@@ -80,12 +80,15 @@ class TrainerState:
         return int(self.cursor["step"])
 
     def require_modules(self, modules: dict[str, Any], where: Path) -> None:
-        """Raise CheckpointError, with what differs, unless all of these models are in the checkpoint."""
+        """Raise CheckpointError, with what differs, unless all of these models are in the checkpoint.
+
+        What a model does not have (none, false, 0) may be missing: older releases did not know of it.
+        """
         different = [
             f"{name}.{key}: {value!r} here, {self.modules[name].get(key)!r} there"
             for name, sizes in modules.items()
             for key, value in sizes.items()
-            if name in self.modules and value != self.modules[name].get(key)
+            if name in self.modules and (value or None) != (self.modules[name].get(key) or None)
         ]
         different += [f"no module {name} there, only {list(self.modules)}" for name in modules.keys() - self.modules]
         if different:

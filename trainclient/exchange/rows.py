@@ -10,6 +10,10 @@ from torch import Tensor
 from trainclient.upload import upload
 
 
+class RowCountError(ValueError):
+    """Rows that are not as many as their items have; the message is the end of a sentence about a module."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
     """The rows of k items, one item after the other."""
@@ -27,8 +31,16 @@ class Rows:
         """Rows [n, width] of items at `offsets` (integers [k + 1]), where only valid ones are learned from.
 
         The rows of the others leave as zeros, and their gradients are zero whatever comes back.
+
+        Raises:
+            RowCountError: there are more or fewer rows.
         """
         offsets = offsets.to(torch.int64)
+        if len(values) != int(offsets[-1]):
+            raise RowCountError(
+                f"made {len(values)} rows for {len(valid)} items that have {int(offsets[-1])} together; it must make "
+                "as many as the plan counts (for images patches / merge^2 each)"
+            )
         row_valid = upload(torch.from_numpy(np.repeat(valid.numpy(), np.diff(offsets.numpy())))[:, None], values.device)
         return cls(values.masked_fill(~row_valid, 0), valid, offsets)
 

@@ -43,6 +43,9 @@ class Segments:
     """Rows of the longest segment."""
     sharing: HeadSharing | None = None
     """Who has the rows, where they are dealt to several ranks."""
+    blocks: Tensor | None = None
+    """Integers [rows] on the device of the computation, the block of each row, or -1: in causal attention the rows of a
+    block see each other both ways."""
 
     @classmethod
     def from_offsets(
@@ -89,11 +92,13 @@ def packed_attention(
     key_segments: Segments | None = None,
     *,
     causal: bool = False,
+    window: int = 0,
 ) -> Tensor:
     """Scaled dot product attention of each segment's queries to the same segment's keys.
 
-    Half precision on CUDA runs as one variable-length flash attention call; everything else (CPU, float32, float64)
-    runs segment by segment, so that a segment's result cannot depend on its neighbours.
+    Half precision on CUDA runs as one variable-length flash attention call; everything else (CPU, float32, float64,
+    blocks of rows that see each other both ways) runs segment by segment, so that a segment's result cannot depend on
+    its neighbours.
 
     Args:
         query: [T, heads, head_dim].
@@ -101,7 +106,9 @@ def packed_attention(
         value: [S, groups, head_dim].
         segments: partition of the T rows.
         key_segments: partition of the S rows with as many segments (cross attention); by default `segments`.
-        causal: a row attends to itself and the rows before it; only without `key_segments`.
+        causal: a row attends to itself and the rows before it, and to all of its block; only without `key_segments`.
+        window: a row attends to no row that lies `window` rows or more before it; 0: as far as its segment goes. Only
+            with `causal`.
 
     Returns:
         [T, heads, head_dim]. Queries of a segment without keys get zeros.
@@ -112,11 +119,37 @@ def packed_attention(
     keys = _key_segments(segments, key_segments, causal=causal)
     if query.shape[0] == 0 or key.shape[0] == 0:
         return _connected_zeros(query, key, value)
-    if flash_applies(query.device, query.dtype, query.shape[-1]):
-        return _flash_attention(varlen_kernel(), query, key, value, segments, keys, causal=causal)
+    two_way = causal and segments.blocks is not None
+    if flash_applies(query.device, query.dtype, query.shape[-1]) and not two_way:
+        return _flash_attention(varlen_kernel(), query, key, value, segments, keys, causal=causal, window=window)
     partitions = ((query, segments), (key, keys), (value, keys))
     parts = zip(*(torch.split(rows, list(by.lengths)) for rows, by in partitions), strict=True)
-    return torch.cat([_one_segment(q, k, v, causal=causal) for q, k, v in parts])
+    if not two_way and not window:
+        return torch.cat([_one_segment(q, k, v, causal=causal) for q, k, v in parts])
+    blocks = [None] * len(segments) if segments.blocks is None else segments.blocks.split(list(segments.lengths))
+    masks = (
+        causal_mask(length, window, block, query.device) for length, block in zip(segments.lengths, blocks, strict=True)
+    )
+    return torch.cat(
+        [_one_segment(q, k, v, causal=False, mask=mask) for (q, k, v), mask in zip(parts, masks, strict=True)]
+    )
+
+
+def causal_mask(rows: int, window: int, blocks: Tensor | None, device: torch.device) -> Tensor:
+    """Which rows of a segment see which, bool [rows, rows]: themselves and those before, at most `window` of them.
+
+    Args:
+        rows: of the segment.
+        window: as in `packed_attention`.
+        blocks: integers [rows]; rows of the same block, unless it is -1, see each other also ahead.
+        device: where it is needed.
+    """
+    number = torch.arange(rows, device=device)
+    back = number[:, None] - number
+    sees = back >= 0
+    if blocks is not None:
+        sees |= (blocks[:, None] == blocks) & (blocks >= 0)
+    return sees & (back < window) if window else sees
 
 
 @functools.cache  # code is compiled anew for each other function that it calls
@@ -132,11 +165,12 @@ def traceable_attention() -> Callable[..., Tensor]:
         key_segments: Segments | None = None,
         *,
         causal: bool = False,
+        window: int = 0,
     ) -> Tensor:
         keys = _key_segments(segments, key_segments, causal=causal)
         if query.shape[0] == 0 or key.shape[0] == 0:
             return _connected_zeros(query, key, value)
-        return _flash_attention(kernel, query, key, value, segments, keys, causal=causal)
+        return _flash_attention(kernel, query, key, value, segments, keys, causal=causal, window=window)
 
     return attend
 
@@ -155,7 +189,9 @@ def _connected_zeros(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return 0 * query + 0 * (key.sum() + value.sum())
 
 
-def shared_attention(heads: Iterable[Tensor], segments: Segments, sharing: HeadSharing, *, causal: bool) -> Tensor:
+def shared_attention(
+    heads: Iterable[Tensor], segments: Segments, sharing: HeadSharing, *, causal: bool, window: int = 0
+) -> Tensor:
     """`packed_attention` where ranks share the rows of the segments; all of them call this together.
 
     Args:
@@ -163,20 +199,21 @@ def shared_attention(heads: Iterable[Tensor], segments: Segments, sharing: HeadS
         segments: partition of the rows of all ranks.
         sharing: the ranks.
         causal: as in `packed_attention`.
+        window: as in `packed_attention`.
 
     Returns:
         Of this rank's rows, [rows, heads, head_dim].
     """
     query, key, value = [sharing.to_heads(rows) for rows in heads]
-    return sharing.to_rows(packed_attention(query(), key(), value(), segments, causal=causal))
+    return sharing.to_rows(packed_attention(query(), key(), value(), segments, causal=causal, window=window))
 
 
-def _one_segment(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Tensor:
+def _one_segment(query: Tensor, key: Tensor, value: Tensor, *, causal: bool, mask: Tensor | None = None) -> Tensor:
     if query.shape[0] == 0 or key.shape[0] == 0:
         return torch.zeros_like(query)
     q, k, v = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, key, value))
     grouped = query.shape[1] != key.shape[1]
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped)
     return out.squeeze(0).transpose(0, 1)
 
 
@@ -200,6 +237,7 @@ def _flash_attention(
     keys: Segments,
     *,
     causal: bool,
+    window: int,
 ) -> Tensor:
-    window = (-1, 0) if causal else (-1, -1)
-    return kernel(query, key, value, segments.offsets, keys.offsets, segments.longest, keys.longest, window)
+    seen = (window - 1 if window else -1, 0) if causal else (-1, -1)
+    return kernel(query, key, value, segments.offsets, keys.offsets, segments.longest, keys.longest, seen)

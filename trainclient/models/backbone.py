@@ -1,79 +1,23 @@
 """Llama-style decoder over packed sequences, whole or as one stage of a pipeline."""
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dataserver.planning.job.fields import ModelSize
 from trainclient.models.attention import HeadSharing, Segments
+from trainclient.models.backbone_block import BackboneBlock, BackboneConfig
 from trainclient.models.checks import checked_index, require_shape
-from trainclient.models.layers import (
-    RotaryScaling,
-    Rotation,
-    SelfAttention,
-    SwiGlu,
-    at_least_float32,
-    require_heads,
-    run_block,
-)
+from trainclient.models.layers import run_block
+from trainclient.models.norms import OffsetNorm, RmsNorm
+from trainclient.models.rotary import Rotation, at_least_float32
 from trainclient.upload import upload
 
 IGNORED_LABEL = -100
-NORM_EPS = 1e-5
 MAX_LOGITS = 1 << 26
 """Logits alive at once in the loss: 256 MiB in float32."""
-
-
-@dataclass(frozen=True, slots=True)
-class BackboneConfig:
-    """Sizes of a backbone."""
-
-    layers: int
-    width: int
-    mlp_width: int
-    heads: int
-    groups: int
-    """Key and value heads of grouped-query attention."""
-    rotary_base: float
-    vocab_size: int
-    query_tokens: int
-    """Learned query tokens for each generated image; 0 where the job generates none."""
-    head_dim: int | None = None
-    """Size of a head; by default width / heads."""
-    norm_eps: float = NORM_EPS
-    """Added to the mean square in all norms."""
-    qkv_bias: bool = False
-    """Whether queries, keys and values have biases."""
-    output_bias: bool = False
-    """Whether the outputs of attention have biases."""
-    rotary_scaling: RotaryScaling | None = None
-    """How the wave lengths of rotary positions are scaled, if at all."""
-    positions: int = 0
-    """Tokens of the longest sequence that its weights know, before all wave lengths are stretched alike (as
-    `max_position_embeddings` counts them); 0: not said."""
-
-    def __post_init__(self) -> None:
-        require_heads("a backbone", self.width, self.heads, self.groups, axes=1, head_dim=self.head_dim)
-
-    @property
-    def size(self) -> ModelSize:
-        """What operations and memory depend on."""
-        return ModelSize(self.layers, self.width, self.mlp_width, self.heads, self.groups, self.vocab_size)
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest sequence that its weights know; 0: not said."""
-        scaling = self.rotary_scaling
-        stretched = scaling is not None and not scaling.original_positions
-        return int(self.positions * scaling.factor) if stretched and scaling is not None else self.positions
-
-    @property
-    def head_size(self) -> int:
-        """Size of a head."""
-        return self.width // self.heads if self.head_dim is None else self.head_dim
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,11 +30,12 @@ class BackboneBatch:
     cu_lengths: Tensor
     """Integers [segments + 1]: no token attends to another segment's. Of all ranks together."""
     position_ids: Tensor
-    """Integers [T]: position of each token in its sequence."""
+    """Integers [T]: position of each token in its sequence; with m-rope [3, T], in time, height and width."""
     token_ids: Tensor | None
     """Integers [T]; only the first stage reads them."""
     embedding_slots: Tensor | None
-    """Integers [E], the rows that hold image embeddings; only the first stage reads them."""
+    """Integers [E], the rows that hold image embeddings; only the first stage reads them, and where the tokens of an
+    image see each other both ways, all."""
     condition_slots: Tensor
     """Integers [images * query_tokens], the rows of the query tokens; the first and the last stage read them."""
     labels: Tensor | None
@@ -99,6 +44,9 @@ class BackboneBatch:
     """Integers, which query token stands in each of the `condition_slots`; without it, all of each image in turn."""
     sharing: HeadSharing | None = None
     """Who has the tokens, where several ranks share them."""
+    image_blocks: Tensor | None = None
+    """Integers, of the tokens of all ranks together: the image of each, -1 for text. Only read where the tokens of an
+    image see each other both ways."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,30 +59,6 @@ class StageOutput:
     """[images * query_tokens, width], for the generator."""
     loss_sum: Tensor | None
     """Scalar, at least float32: the sum (not the mean) of the cross entropies of all labelled tokens."""
-
-
-class BackboneBlock(nn.Module):
-    """Pre-norm Llama block (arXiv 2302.13971, section 2.2)."""
-
-    def __init__(self, config: BackboneConfig) -> None:
-        super().__init__()
-        self.attention_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
-        self.attention = SelfAttention(
-            config.width,
-            config.heads,
-            config.groups,
-            bias=config.qkv_bias,
-            causal=True,
-            output_bias=config.output_bias,
-            head_dim=config.head_size,
-        )
-        self.mlp_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
-        self.mlp = SwiGlu(config.width, config.mlp_width)
-
-    def forward(self, x: Tensor, segments: Segments, rotation: Rotation) -> Tensor:
-        """[T, width] -> [T, width]."""
-        x = x + self.attention(self.attention_norm(x), segments, rotation)
-        return x + cast(Tensor, self.mlp(self.mlp_norm(x)))
 
 
 def stage_layers(layers: int, stage: int, num_stages: int) -> range:
@@ -154,7 +78,8 @@ class BackboneStage(nn.Module):
     """Some consecutive layers of the decoder; with one stage, all of it.
 
     Parameters have the names of the whole model (`layers.<number in the model>`; `embed` and `query` on the first
-    stage, `norm` and `head` on the last), so a checkpoint does not depend on the number of stages.
+    stage, `norm` and `head` on the last), so a checkpoint does not depend on the number of stages. Where the head is
+    the embedding, both stages have `embed`, and whoever trains them sees to it that they stay alike.
     """
 
     def __init__(
@@ -165,14 +90,21 @@ class BackboneStage(nn.Module):
         self.checkpoint = checkpoint
         numbers = stage_layers(config.layers, stage, num_stages)
         self.is_first, self.is_last = stage == 0, stage == num_stages - 1
-        self.layers = nn.ModuleDict({str(number): BackboneBlock(config) for number in numbers})
-        if self.is_first:
+        _require_deepstack(config, num_stages)
+        self.layers = nn.ModuleDict({str(number): BackboneBlock(config, number) for number in numbers})
+        if self.is_first or (self.is_last and config.tied):
             self.embed = nn.Embedding(config.vocab_size, config.width)
-            if config.query_tokens:
-                self.query = nn.Embedding(config.query_tokens, config.width)
+        if self.is_first and config.query_tokens:
+            self.query = nn.Embedding(config.query_tokens, config.width)
         if self.is_last:
-            self.norm = nn.RMSNorm(config.width, eps=config.norm_eps)
-            self.head = nn.Linear(config.width, config.vocab_size, bias=False)
+            self.norm = (OffsetNorm if config.offset_norms else RmsNorm)(config.width, config.norm_eps)
+            if not config.tied:
+                self.head = nn.Linear(config.width, config.vocab_size, bias=False)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """[vocab_size, width], in the last stage."""
+        return self.embed.weight if self.config.tied else self.head.weight
 
     def embed_text(self, token_ids: Tensor) -> Tensor:
         """Embeddings [T, width] of integers [T], in the first stage: all that it does before it needs images."""
@@ -194,7 +126,7 @@ class BackboneStage(nn.Module):
         Args:
             batch: the view.
             hidden: [T, width] from the stage before; the first stage takes none.
-            embeddings: [E, width] from the encoder, for the first stage; None where the view holds no image.
+            embeddings: [E, image_width] from the encoder, for the first stage; None where the view holds no image.
             text: what `embed_text` made of the batch, if it did before; its graph is made here.
 
         Returns:
@@ -206,7 +138,7 @@ class BackboneStage(nn.Module):
         if self.is_first == (hidden is not None):
             raise ValueError("the first stage takes no hidden states, and every other stage needs them")
         x = self._embed(batch, embeddings, text) if hidden is None else hidden
-        x = self._run_layers(x, batch)
+        x = self._run_layers(x, batch, embeddings)
         if not self.is_last:
             return StageOutput(x, None, None)
         x = self.norm(x)
@@ -218,12 +150,14 @@ class BackboneStage(nn.Module):
         if batch.token_ids is None or batch.embedding_slots is None:
             raise ValueError("the first stage needs token_ids and embedding_slots; request them in the view")
         x = self.embed_text(batch.token_ids) if text is None else self._followed(text, batch.token_ids)
-        device = x.device
+        device, config = x.device, self.config
+        if config.embed_scale:
+            x = x * torch.tensor(config.embed_scale, dtype=x.dtype)
         slots = checked_index("embedding_slots", batch.embedding_slots, len(x), device)
         if embeddings is None:
-            embeddings = x.new_zeros(0, self.config.width)
-        require_shape("embeddings", embeddings, len(slots), self.config.width)
-        x = x.index_copy(0, slots, embeddings.to(x))
+            embeddings = x.new_zeros(0, config.image_width)
+        require_shape("embeddings", embeddings, len(slots), config.image_width)
+        x = x.index_copy(0, slots, embeddings[:, : config.width].to(x))
         condition_slots = self._checked_condition_slots(batch, x)
         if not self.config.query_tokens:
             return x
@@ -238,17 +172,36 @@ class BackboneStage(nn.Module):
         found: Tensor = _LookedUp.apply(self.embed.weight, index, text)  # type: ignore[no-untyped-call]
         return found
 
-    def _run_layers(self, x: Tensor, batch: BackboneBatch) -> Tensor:
+    def _run_layers(self, x: Tensor, batch: BackboneBatch, embeddings: Tensor | None = None) -> Tensor:
         config = self.config
         require_shape("hidden", x, -1, config.width)
-        require_shape("position_ids", batch.position_ids, len(x))
         num_rows = len(x) if batch.sharing is None else batch.sharing.num_rows
         segments = Segments.from_offsets("cu_lengths", batch.cu_lengths, num_rows, x.device, batch.sharing)
-        positions = upload(batch.position_ids, x.device)[:, None]
-        rotation = Rotation.of(positions, config.head_size, config.rotary_base, x.dtype, config.rotary_scaling)
-        for layer in self.layers.values():
-            x = run_block(layer, x, segments, rotation, checkpoint=self.checkpoint)
+        if config.two_way_images and batch.image_blocks is not None:
+            require_shape("image_blocks", batch.image_blocks, num_rows)
+            segments.blocks = upload(batch.image_blocks, x.device)
+        rotation, windowed = self._rotations(x, batch)
+        for number, layer in self.layers.items():
+            turn = windowed if config.window_of(int(number)) else rotation
+            x = run_block(layer, x, segments, turn, checkpoint=self.checkpoint)
+            if embeddings is not None and int(number) < config.deepstack and batch.embedding_slots is not None:
+                added = embeddings[:, (int(number) + 1) * config.width :][:, : config.width]
+                x = x.index_add(0, upload(batch.embedding_slots, x.device, torch.int64), added.to(x))
         return x
+
+    def _rotations(self, x: Tensor, batch: BackboneBatch) -> tuple[Rotation, Rotation]:
+        """Of layers that see whole sequences, and of windowed ones."""
+        config, scaling = self.config, self.config.rotary_scaling
+        if config.sections is not None:
+            require_shape("position_ids", batch.position_ids, 3, len(x))
+            axes = upload(batch.position_ids, x.device).T
+            return (Rotation.in_sections(axes, config.sections, config.rotary_base, x.dtype, scaling),) * 2
+        require_shape("position_ids", batch.position_ids, len(x))
+        positions = upload(batch.position_ids, x.device)[:, None]
+        rotation = Rotation.of(positions, config.head_size, config.rotary_base, x.dtype, scaling)
+        if not config.windowed_rotary_base:
+            return rotation, rotation
+        return rotation, Rotation.of(positions, config.head_size, config.windowed_rotary_base, x.dtype)
 
     def _checked_condition_slots(self, batch: BackboneBatch, x: Tensor) -> Tensor:
         slots = checked_index("condition_slots", batch.condition_slots, len(x), x.device)
@@ -266,7 +219,17 @@ class BackboneStage(nn.Module):
         require_shape("labels", labels, len(x))
         rows = (labels != IGNORED_LABEL).nonzero().squeeze(1)
         targets = checked_index("labels", labels[rows], self.config.vocab_size, x.device)
-        return token_loss(x.index_select(0, upload(rows, x.device)), targets, self.head.weight)
+        return token_loss(x.index_select(0, upload(rows, x.device)), targets, self.head_weight)
+
+
+def _require_deepstack(config: BackboneConfig, num_stages: int) -> None:
+    """Raise ValueError unless the first stage has all layers behind which rows of images are added."""
+    if config.deepstack > config.layers // num_stages:
+        raise ValueError(
+            f"rows of images are added behind the first {config.deepstack} layers (deepstack), and of {num_stages} "
+            f"stages the first has {config.layers // num_stages} layers; set pp so that it has at least "
+            f"{config.deepstack}"
+        )
 
 
 class _LookedUp(torch.autograd.Function):

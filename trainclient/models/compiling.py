@@ -44,7 +44,8 @@ def compile_blocks(network: nn.Module, device: torch.device, dtype: torch.dtype)
         block.forward = _compiled(block.forward)  # not the call: hooks around it stay as they are
         for module in block.modules():
             if isinstance(module, SelfAttention | CrossAttention):
-                flash = flash_applies(device, dtype, module.head_dim)
+                two_way = isinstance(module, SelfAttention) and module.two_way
+                flash = flash_applies(device, dtype, module.head_dim) and not two_way
                 module.attend = traceable_attention() if flash else outside
             if isinstance(module, SelfAttention):
                 together = torch.compiler.disable(module.attend_together)  # type: ignore[no-untyped-call]

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainclient.models.contrastive_loss import ContrastiveLoss
-from trainclient.models.layers import at_least_float32
+from trainclient.models.rotary import at_least_float32
 
 MAX_TEMPERATURE: Final = 100.0
 """Above it features are multiplied with no more (CLIP, arXiv 2103.00020, section 2.5)."""

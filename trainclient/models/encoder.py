@@ -4,13 +4,17 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dataserver.planning.job.fields import ModelSize
 from trainclient.models.attention import Segments
-from trainclient.models.layers import ACTIVATIONS, Mlp, Rotation, SelfAttention, require_heads, run_block
+from trainclient.models.layers import ACTIVATIONS, GatedMlp, Mlp, SelfAttention, require_heads, run_block
+from trainclient.models.learned_positions import SCALINGS, learned_positions
+from trainclient.models.norms import RmsNorm
 from trainclient.models.patches import PIXELS, normalise, patch_positions
+from trainclient.models.projectors import PROJECTORS, NormedMerger, PatchEmbed, projector
+from trainclient.models.rotary import Rotation
+from trainclient.models.windows import window_order
 from trainclient.upload import upload
 
 ROTARY_BASE = 10_000.0
@@ -43,14 +47,55 @@ class EncoderConfig:
     """Side of a learned grid of positions, which is interpolated for images of other grids; 0: rotary positions."""
     class_token: bool = False
     """Whether a learned row stands before the patches of each image, and a norm before the first block, as in CLIP."""
+    position_scaling: str | None = None
+    """How learned positions are read for images of other grids: bilinear or nearest; by default bicubic."""
+    rotary: bool = False
+    """Whether positions are rotary beside learned ones; without learned ones they always are."""
+    rms_norms: bool = False
+    """Whether all norms are RMSNorm, without biases."""
+    gated: bool = False
+    """Whether the blocks' MLPs are gated."""
+    window: int = 0
+    """Side of the windows of attention, in blocks of merge x merge patches; 0: each patch sees its whole image."""
+    global_layers: tuple[int, ...] = ()
+    """Numbers of the layers that see whole images, where others are windowed."""
+    second_frame: bool = False
+    """Whether the embedding of patches has weights for a second frame, which a still image repeats."""
+    projector: str | None = None
+    """What makes rows of the backbone: mlp (without a norm before), linear or pool; by default Qwen2-VL's merger."""
+    deepstack: tuple[int, ...] = ()
+    """Numbers of the layers whose outputs are projected as well, for the backbone's first layers: rows are wider."""
 
     def __post_init__(self) -> None:
         require_heads("an encoder", self.width, self.heads, self.heads, axes=2)
-        for name, known in (("activation", ACTIVATIONS), ("pixels", PIXELS)):
-            if getattr(self, name) not in known:
+        choices = (("activation", ACTIVATIONS), ("pixels", PIXELS), ("position_scaling", SCALINGS))
+        for name, known in (*choices, ("projector", PROJECTORS)):
+            if getattr(self, name) not in known and getattr(self, name) is not None:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; one of {', '.join(known)} is required")
         if self.class_token and not self.position_grid:
             raise ValueError("class_token goes with learned positions; give position_grid as well")
+        if self.class_token and self.window:
+            raise ValueError("a class token lies in no window; leave class_token or window out")
+        if not set(self.deepstack) <= set(range(self.layers)):
+            raise ValueError(f"deepstack names layers {list(self.deepstack)}; there are {self.layers}, from 0")
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it is a tower of SigLIP's or CLIP's kind, which knows no merger: one begins untrained."""
+        return self.position_grid > 0 and self.projector is None
+
+    @property
+    def row_width(self) -> int:
+        """Width of the rows that it makes."""
+        return (1 + len(self.deepstack)) * self.output_dim
+
+    def norm(self, width: int) -> nn.Module:
+        """A norm of its kind."""
+        return RmsNorm(width, self.norm_eps) if self.rms_norms else nn.LayerNorm(width, eps=self.norm_eps)
+
+    def patch_embedding(self) -> PatchEmbed:
+        """What embeds patches."""
+        return PatchEmbed(self.patch, self.width, bias=self.patch_bias, frames=1 + self.second_frame)
 
     @property
     def size(self) -> ModelSize:
@@ -63,10 +108,13 @@ class EncoderBlock(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.attention_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.attention_norm = config.norm(config.width)
         self.attention = SelfAttention(config.width, config.heads, config.heads, bias=True, causal=False)
-        self.mlp_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
-        self.mlp = Mlp(config.width, config.mlp_width, activation=config.activation)
+        self.mlp_norm = config.norm(config.width)
+        if config.gated:
+            self.mlp: nn.Module = GatedMlp(config.width, config.mlp_width, config.activation, bias=True)
+        else:
+            self.mlp = Mlp(config.width, config.mlp_width, activation=config.activation)
 
     def forward(self, x: Tensor, segments: Segments, rotation: Rotation | None) -> Tensor:
         """[P, width] -> [P, width]."""
@@ -75,26 +123,27 @@ class EncoderBlock(nn.Module):
 
 
 class ImageEncoder(nn.Module):
-    """Vision transformer (arXiv 2010.11929) on packed images, with Qwen2-VL's merger.
+    """Vision transformer (arXiv 2010.11929) on packed images, with a projector to the backbone's width.
 
-    Positions are rotary in two dimensions (Qwen2-VL, arXiv 2409.12191) or learned (SigLIP, arXiv 2303.15343; CLIP,
-    arXiv 2103.00020).
+    Positions are rotary in two dimensions (Qwen2-VL, arXiv 2409.12191), learned (SigLIP, arXiv 2303.15343; CLIP, arXiv
+    2103.00020), or both (Qwen3-VL).
     """
 
     def __init__(self, config: EncoderConfig, *, checkpoint: bool = False) -> None:
         super().__init__()
         self.config = config
         self.checkpoint = checkpoint
-        merged = config.width * config.merge**2
-        self.patch_embed = nn.Linear(config.patch**2 * 3, config.width, bias=config.patch_bias)
+        self.patch_embed = config.patch_embedding()
         if config.position_grid:
             self.position_embed = nn.Embedding(config.position_grid**2 + config.class_token, config.width)
         if config.class_token:
             self.class_embed = nn.Parameter(torch.empty(config.width))
             self.input_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.layers = nn.ModuleList(EncoderBlock(config) for _ in range(config.layers))
-        self.merger_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
-        self.merger = Mlp(merged, merged, config.output_dim)
+        sizes = config.width, config.merge, config.output_dim, config.norm_eps
+        self.merger_norm = nn.Identity() if config.projector == "mlp" else config.norm(config.width)
+        self.merger = projector(config.projector or "merger", *sizes)
+        self.deepstack = nn.ModuleList(NormedMerger(*sizes) for _ in config.deepstack)
 
     def forward(self, patches: Tensor, grid: Tensor, cu_patches: Tensor) -> Tensor:
         """Embed every block of merge x merge patches.
@@ -105,58 +154,63 @@ class ImageEncoder(nn.Module):
             cu_patches: integers [images + 1].
 
         Returns:
-            [P / merge^2, output_dim] in the module's dtype.
+            [P / merge^2, row_width] in the module's dtype: the projected features, and those of `deepstack` behind.
 
         Raises:
             ValueError: the tensors do not agree with each other or with the config.
         """
         config = self.config
-        x = self.merger_norm(self.features(patches, grid, cu_patches))
-        return cast(Tensor, self.merger(x.view(-1, config.width * config.merge**2)))
+        *earlier, last = self._hidden(patches, grid, cu_patches)
+        rows = self.merger(self.merger_norm(last).view(-1, config.width * config.merge**2))
+        more = (merger(x) for merger, x in zip(self.deepstack, earlier, strict=True))
+        return torch.cat([rows, *more], dim=1) if earlier else cast(Tensor, rows)
 
     def features(self, patches: Tensor, grid: Tensor, cu_patches: Tensor) -> Tensor:
         """What the last block makes of every patch, [P, width]; arguments and errors are those of `forward`."""
+        return self._hidden(patches, grid, cu_patches)[-1]
+
+    def _hidden(self, patches: Tensor, grid: Tensor, cu_patches: Tensor) -> list[Tensor]:
+        """What the layers of `deepstack`, and then the last one, make of every patch, [P, width] each."""
         config, weight = self.config, self.patch_embed.weight
         segments = Segments.from_offsets("cu_patches", cu_patches, patches.shape[0], weight.device)
         positions = patch_positions(grid, segments, config.merge, weight.device)
         x: Tensor = self.patch_embed(normalise(patches.to(weight.device), config.patch, weight.dtype, config.pixels))
-        if not config.position_grid:
-            rotation = Rotation.of(positions, config.width // config.heads, ROTARY_BASE, weight.dtype)
-            return self._run(x, segments, rotation)
-        learned = self.position_embed.weight[int(config.class_token) :]
-        x = x + learned_positions(learned, config.position_grid, grid, segments, positions)
-        if not config.class_token:
-            return self._run(x, segments, None)
+        if config.position_grid:
+            learned, side = self.position_embed.weight[int(config.class_token) :], config.position_grid
+            scaling = config.position_scaling or "bicubic"
+            x = x + learned_positions(learned, side, grid, segments, positions, scaling)
+        if config.class_token:
+            return self._with_class_token(x, segments, cu_patches)
+        rotated = config.rotary or not config.position_grid
+        if not config.window:
+            return self._run(x, (segments, segments), self._rotation(positions, x) if rotated else None)
+        order, ends = window_order(grid.tolist(), config.merge, config.window)
+        index = upload(torch.from_numpy(order), weight.device)
+        windows = Segments.from_offsets("windows", torch.from_numpy(ends), len(x), weight.device)
+        rotation = self._rotation(positions.index_select(0, index), x) if rotated else None
+        found = self._run(x.index_select(0, index), (segments, windows), rotation)
+        return [rows.index_select(0, index.argsort()) for rows in found]
+
+    def _rotation(self, positions: Tensor, x: Tensor) -> Rotation:
+        return Rotation.of(positions, self.config.width // self.config.heads, ROTARY_BASE, x.dtype)
+
+    def _with_class_token(self, x: Tensor, segments: Segments, cu_patches: Tensor) -> list[Tensor]:
+        """Run the blocks on patches with a row before those of each image; the results have none."""
         offsets = cu_patches.cpu().to(torch.int64) + torch.arange(len(segments) + 1)
         is_patch = torch.ones(int(offsets[-1]), dtype=torch.bool).index_fill(0, offsets[:-1], False)
-        rows = upload(is_patch.nonzero().squeeze(1), weight.device)
+        rows = upload(is_patch.nonzero().squeeze(1), x.device)
         first = self.class_embed + self.position_embed.weight[0]
         with_first = first.expand(len(is_patch), -1).index_copy(0, rows, x)
-        whole = Segments.from_offsets("cu_patches", offsets, len(is_patch), weight.device)
-        return self._run(self.input_norm(with_first), whole, None).index_select(0, rows)
+        whole = Segments.from_offsets("cu_patches", offsets, len(is_patch), x.device)
+        found = self._run(self.input_norm(with_first), (whole, whole), None)
+        return [hidden.index_select(0, rows) for hidden in found]
 
-    def _run(self, x: Tensor, segments: Segments, rotation: Rotation | None) -> Tensor:
-        for layer in self.layers:
+    def _run(self, x: Tensor, partitions: tuple[Segments, Segments], rotation: Rotation | None) -> list[Tensor]:
+        """Run the blocks; partitions are whole images, and windows."""
+        found = []
+        for number, layer in enumerate(self.layers):
+            segments = partitions[0 if number in self.config.global_layers else 1]
             x = run_block(layer, x, segments, rotation, checkpoint=self.checkpoint)
-        return x
-
-
-def learned_positions(learned: Tensor, side: int, grid: Tensor, segments: Segments, positions: Tensor) -> Tensor:
-    """The position embedding of every patch, [P, width]; bicubic between those of the learned grid.
-
-    Args:
-        learned: [side * side, width].
-        side: of the learned grid.
-        grid: integers [images, 2], rows and columns in patches.
-        segments: the images.
-        positions: integers [P, 2], row and column of each patch.
-    """
-    picture = learned.view(side, side, -1).permute(2, 0, 1)[None]
-    found = [learned[:0]]
-    parts = torch.split(positions, list(segments.lengths))
-    for (rows, columns), (row, column) in zip(grid.tolist(), (p.unbind(1) for p in parts), strict=True):
-        table = learned
-        if (rows, columns) != (side, side):
-            table = F.interpolate(picture, (rows, columns), mode="bicubic", align_corners=False)[0].flatten(1).T
-        found.append(table[row * columns + column])
-    return torch.cat(found)
+            if number in self.config.deepstack:
+                found.append(x)
+        return [*found, x]

@@ -15,13 +15,12 @@ from trainclient.models.layers import (
     CrossAttention,
     Mlp,
     Modulation,
-    Rotation,
     SelfAttention,
-    at_least_float32,
     require_heads,
     run_block,
 )
 from trainclient.models.patches import normalise, patch_positions, to_pixels
+from trainclient.models.rotary import Rotation, at_least_float32
 from trainclient.upload import upload
 
 ROTARY_BASE = 10_000.0

@@ -1,9 +1,7 @@
 """The layers that the encoder, the backbone and the generator share."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
-from math import pi
 from types import MappingProxyType
 from typing import ClassVar, Final, cast
 
@@ -13,6 +11,8 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from trainclient.models.attention import HeadSharing, Segments, packed_attention, shared_attention
+from trainclient.models.norms import RmsNorm
+from trainclient.models.rotary import Rotation
 
 MODULATION_STD = 0.02
 """Initial standard deviation of what modulates a normalised activation: close to no modulation, but not zero."""
@@ -23,71 +23,8 @@ def _quick_gelu(x: Tensor) -> Tensor:
 
 
 ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = MappingProxyType(
-    {"gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "quick_gelu": _quick_gelu}
+    {"gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "quick_gelu": _quick_gelu, "silu": F.silu}
 )
-
-
-def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """The dtype for sums and angles: float64 stays, anything smaller becomes float32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-@dataclass(frozen=True, slots=True)
-class RotaryScaling:
-    """Stretches rotary wave lengths for longer sequences: all of them, or the long ones, as in Llama 3.1."""
-
-    factor: float
-    """By which wave lengths grow."""
-    original_positions: int = 0
-    """Longest sequence before; 0 stretches all wave lengths alike."""
-    low: float = 1.0
-    """Waves with fewer turns than this in such a sequence are stretched."""
-    high: float = 4.0
-    """Waves with more turns are not; between the two, partly."""
-
-    def __call__(self, frequencies: Tensor) -> Tensor:
-        """The frequencies after stretching."""
-        stretched = frequencies / self.factor
-        if not self.original_positions:
-            return stretched
-        kept = ((self.original_positions * frequencies / (2 * pi) - self.low) / (self.high - self.low)).clamp(0, 1)
-        return (1 - kept) * stretched + kept * frequencies
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Rotation:
-    """Rotary position embedding of each row (RoFormer, arXiv 2104.09864): cosines and sines [rows, 1, head_dim / 2]."""
-
-    cosine: Tensor
-    sine: Tensor
-
-    @classmethod
-    def of(
-        cls, positions: Tensor, head_dim: int, base: float, dtype: torch.dtype, scaling: RotaryScaling | None = None
-    ) -> "Rotation":
-        """Rotation by positions along one or more axes.
-
-        Args:
-            positions: integers [rows, axes]; each axis turns an equal share of the head_dim / 2 pairs.
-            head_dim: a multiple of 2 * axes.
-            base: of the geometric series of wave lengths.
-            dtype: of the activations; the result is at least float32. Angles are taken in float64.
-            scaling: of the wave lengths.
-        """
-        share = head_dim // (2 * positions.shape[1])
-        exponent = torch.arange(share, dtype=torch.float64, device=positions.device) / share
-        frequencies = base**-exponent
-        if scaling is not None:
-            frequencies = scaling(frequencies)
-        angles = (positions.to(torch.float64)[:, :, None] * frequencies).flatten(1)[:, None]
-        precise = at_least_float32(dtype)
-        return cls(angles.cos().to(precise), angles.sin().to(precise))
-
-    def __call__(self, heads: Tensor) -> Tensor:
-        """Rotate queries or keys [rows, heads, head_dim]; same shape and dtype."""
-        first, second = heads.to(self.cosine.dtype).chunk(2, dim=-1)
-        turned = (first * self.cosine - second * self.sine, second * self.cosine + first * self.sine)
-        return torch.cat(turned, dim=-1).to(heads.dtype)
 
 
 class SplitLayer(nn.Module):
@@ -100,6 +37,9 @@ class SplitLayer(nn.Module):
     """Linear layers split by their outputs: each rank has an equal part."""
     rows: ClassVar[tuple[str, ...]]
     """Linear layers split by their inputs; their outputs are summed over the ranks."""
+    replicated: Callable[[Tensor], Tensor] = staticmethod(lambda weight: weight)
+    """What weights that act within each rank's part go through: where ranks split the layer, their gradients are summed
+    over the ranks."""
 
 
 class SelfAttention(SplitLayer):
@@ -117,16 +57,39 @@ class SelfAttention(SplitLayer):
         causal: bool,
         output_bias: bool | None = None,
         head_dim: int | None = None,
+        head_norm: Callable[[int], RmsNorm] | None = None,
+        window: int = 0,
+        two_way: bool = False,
+        score_scale: float = 0.0,
     ) -> None:
-        """Attention; `output_bias` is `bias` and `head_dim` is width / heads unless given."""
+        """Make the layer.
+
+        Args:
+            width: of the rows.
+            heads: of queries.
+            groups: heads of keys and values.
+            bias: whether queries, keys and values have biases.
+            causal: whether a row sees only itself and rows before it.
+            output_bias: whether the output has a bias; by default as `bias`.
+            head_dim: size of a head; by default width / heads.
+            head_norm: makes the norm of each query head, and that of each key head, from their size; by default none.
+            window: how many rows a row sees at most, counting itself; 0: all of its segment.
+            two_way: whether blocks of rows see each other both ways (`Segments.blocks`).
+            score_scale: by which scores are multiplied; 0: head_dim^-0.5.
+        """
         super().__init__()
         self.attend = packed_attention
         self.causal = causal
+        self.window = window
+        self.two_way = two_way
         self.head_dim = width // heads if head_dim is None else head_dim
         self.query = nn.Linear(width, heads * self.head_dim, bias=bias)
         self.key = nn.Linear(width, groups * self.head_dim, bias=bias)
         self.value = nn.Linear(width, groups * self.head_dim, bias=bias)
         self.output = nn.Linear(heads * self.head_dim, width, bias=bias if output_bias is None else output_bias)
+        self.query_factor = score_scale * self.head_dim**0.5 if score_scale else 1.0
+        self.query_norm = None if head_norm is None else head_norm(self.head_dim)
+        self.key_norm = None if head_norm is None else head_norm(self.head_dim)
 
     def forward(self, x: Tensor, segments: Segments, rotation: Rotation | None) -> Tensor:
         """Attend: [rows, width] -> [rows, width]."""
@@ -134,17 +97,23 @@ class SelfAttention(SplitLayer):
             mixed = self.attend_together(x, segments, segments.sharing, rotation)
         else:
             query, key, value = self._heads(x, rotation)
-            mixed = self.attend(query, key, value, segments, causal=self.causal)
+            mixed = self.attend(query, key, value, segments, causal=self.causal, window=self.window)
         return cast(Tensor, self.output(mixed.flatten(1)))
 
     def attend_together(self, x: Tensor, segments: Segments, sharing: HeadSharing, rotation: Rotation | None) -> Tensor:
         """Attend with ranks that share the rows: [rows, width] -> [rows, heads, head_dim]."""
-        return shared_attention(self._heads(x, rotation), segments, sharing, causal=self.causal)
+        heads = self._heads(x, rotation)
+        return shared_attention(heads, segments, sharing, causal=self.causal, window=self.window)
 
     def _heads(self, x: Tensor, rotation: Rotation | None) -> Iterator[Tensor]:
         """Queries, keys and values, each computed when it is asked for."""
-        for projection, turn in ((self.query, rotation), (self.key, rotation), (self.value, None)):
+        projections = ((self.query, self.query_norm, rotation), (self.key, self.key_norm, rotation))
+        for projection, norm, turn in (*projections, (self.value, None, None)):
             heads: Tensor = projection(x).unflatten(-1, (-1, self.head_dim))
+            if norm is not None:
+                heads = norm.normed(heads, self.replicated(norm.weight))
+            if projection is self.query and self.query_factor != 1.0:
+                heads = heads * self.query_factor
             yield heads if turn is None else turn(heads)
 
 
@@ -189,20 +158,21 @@ class Mlp(SplitLayer):
         return cast(Tensor, self.down(self.activation(self.up(x))))
 
 
-class SwiGlu(SplitLayer):
-    """Gated linear unit with SiLU (arXiv 2002.05202), without biases."""
+class GatedMlp(SplitLayer):
+    """Gated linear unit (arXiv 2002.05202); with SiLU it is SwiGLU."""
 
     columns, rows = ("gate", "up"), ("down",)
 
-    def __init__(self, width: int, hidden: int) -> None:
+    def __init__(self, width: int, hidden: int, activation: str = "silu", *, bias: bool = False) -> None:
         super().__init__()
-        self.gate = nn.Linear(width, hidden, bias=False)
-        self.up = nn.Linear(width, hidden, bias=False)
-        self.down = nn.Linear(hidden, width, bias=False)
+        self.activation = ACTIVATIONS[activation]
+        self.gate = nn.Linear(width, hidden, bias=bias)
+        self.up = nn.Linear(width, hidden, bias=bias)
+        self.down = nn.Linear(hidden, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[rows, width] -> [rows, width]."""
-        return cast(Tensor, self.down(F.silu(self.gate(x)) * self.up(x)))
+        return cast(Tensor, self.down(self.activation(self.gate(x)) * self.up(x)))
 
 
 class Modulation(nn.Linear):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, TypeVar
 
-from trainclient.models.backbone import BackboneConfig
+from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.encoder import EncoderConfig
 from trainclient.models.generator import GeneratorConfig
 

@@ -10,13 +10,16 @@ from torch import Tensor, nn
 
 from dataserver.planning.job.fields import ModelSize
 from trainclient.models.attention import Segments
-from trainclient.models.backbone import BackboneBlock, BackboneConfig, stage_layers
+from trainclient.models.backbone import stage_layers
+from trainclient.models.backbone_block import BackboneBlock, BackboneConfig
 from trainclient.models.checks import checked_index, require_shape
 from trainclient.models.contrastive import Scale
 from trainclient.models.contrastive_loss import ContrastiveLoss
-from trainclient.models.encoder import ROTARY_BASE, EncoderBlock, EncoderConfig, learned_positions
-from trainclient.models.layers import Rotation, at_least_float32, run_block
+from trainclient.models.encoder import ROTARY_BASE, EncoderBlock, EncoderConfig
+from trainclient.models.layers import run_block
+from trainclient.models.learned_positions import learned_positions
 from trainclient.models.patches import normalise, patch_positions
+from trainclient.models.rotary import Rotation, at_least_float32
 from trainclient.upload import upload
 
 
@@ -143,11 +146,12 @@ class ImageTower(TowerStage):
     config: ImageTowerConfig
 
     def __init__(self, config: ImageTowerConfig, stage: int = 0, num_stages: int = 1, **options: bool) -> None:
-        if config.class_token:
-            raise ValueError("an image tower has no class token; leave it out")
+        for name in ("class_token", "window", "deepstack", "rotary", "rms_norms", "position_scaling"):
+            if getattr(config, name):
+                raise ValueError(f"an image tower has no {name}; leave it out")
         super().__init__(config, stage, num_stages, **options)
         if self.is_first:
-            self.patch_embed = nn.Linear(config.patch**2 * 3, config.width, bias=config.patch_bias)
+            self.patch_embed = config.patch_embedding()
             if config.position_grid:
                 self.position_embed = nn.Embedding(config.position_grid**2, config.width)
 

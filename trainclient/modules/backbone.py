@@ -9,7 +9,7 @@ from trainclient.modules.protocol import Output, Target, TrainedModule, View
 from trainclient.modules.work import forward_flops
 from trainclient.sharding.sequence_parallel import SharedRows
 
-_SHARED = ("position_ids", "cu_lengths")
+_SHARED = ("cu_lengths",)
 _FIRST = ("token_ids", "embedding_slots", "condition_slots")
 _LAST = ("labels", "condition_slots")
 
@@ -25,8 +25,11 @@ class Backbone(TrainedModule):
     def __init__(self, stage: BackboneStage) -> None:
         super().__init__(stage)
         self._stage = stage
+        config = stage.config
+        self._positions = "position_ids" if config.sections is None else "rotary_positions"
         own = (_FIRST if stage.is_first else ()) + (_LAST if stage.is_last else ())
-        self.tensors = tuple(dict.fromkeys(_SHARED + own))
+        blocks = ("embedding_slots",) if config.two_way_images else ()
+        self.tensors = tuple(dict.fromkeys((self._positions, *_SHARED, *own, *blocks)))
         self.target = Target.TEXT if stage.is_last else None
 
     def num_tokens(self, view: View) -> int:
@@ -94,11 +97,12 @@ class Backbone(TrainedModule):
             labels = labels.masked_fill(~token_valid, IGNORED_LABEL)
         return BackboneBatch(
             cu_lengths=tensors["cu_lengths"],
-            position_ids=tensors["position_ids"],
+            position_ids=tensors[self._positions],
             token_ids=tensors.get("token_ids"),
             embedding_slots=tensors.get("embedding_slots"),
             condition_slots=tensors.get("condition_slots", torch.zeros(0, dtype=torch.int32)),
             labels=labels,
+            image_blocks=_image_blocks(view) if self._stage.config.two_way_images else None,
         )
 
     def _conditions(self, conditions: Tensor) -> Rows:
@@ -106,3 +110,11 @@ class Backbone(TrainedModule):
         queries = max(1, self._stage.config.query_tokens)
         offsets = torch.arange(0, len(conditions) + 1, queries)
         return Rows(conditions, torch.ones(len(offsets) - 1, dtype=torch.bool), offsets)
+
+
+def _image_blocks(view: View) -> Tensor:
+    """int64 [T]: the image of each token of a view, -1 for text. No two images follow each other without text."""
+    slots = view.tensors["embedding_slots"].to(torch.int64)
+    blocks = torch.full((int(view.tensors["cu_lengths"][-1]),), -1)
+    blocks[slots] = (slots.diff(prepend=slots[:1]) > 1).cumsum(0)
+    return blocks

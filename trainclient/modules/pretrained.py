@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 from dataserver.planning.job.spec import JobSpec
-from trainclient.models.backbone import BackboneConfig
+from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.encoder import EncoderConfig
 from trainclient.models.generator import GeneratorConfig
 from trainclient.models.towers import ImageTowerConfig, TextTowerConfig
@@ -31,7 +31,7 @@ class Pretrained:
 
 def pretrained_encoder(found: EncoderConfig, job: JobSpec, width: int) -> Sizes:
     """An encoder; a tower without a merger gets one that begins untrained."""
-    if found.position_grid:
+    if found.is_bare:
         found = replace(found, merge=job.stream.sizing.merge, output_dim=width)
     return _fitting(found, job, width)
 
@@ -40,6 +40,8 @@ def pretrained_image_tower(found: EncoderConfig, job: JobSpec, width: int) -> Si
     """An image tower, whose projection begins untrained."""
     if found.class_token:
         raise ValueError("have a class token, as CLIP has, and image towers none; give it those of SigLIP or Qwen2-VL")
+    if found.projector or found.window:
+        raise ValueError("have a projector or windows, and image towers have neither; give it those of SigLIP")
     merge = job.stream.sizing.merge
     return _fitting(ImageTowerConfig(**{**sizes_of(found), "merge": merge, "output_dim": width}), job, width)
 
@@ -53,6 +55,9 @@ def pretrained_backbone(found: BackboneConfig, job: JobSpec, width: int) -> Back
 
 def pretrained_text_tower(found: BackboneConfig, job: JobSpec, width: int) -> Sizes:
     """A text tower, whose projection begins untrained."""
+    special = ("sections", "embed_scale", "windowed_rotary_base", "deepstack", "two_way_images")
+    if has := [name for name in special if getattr(found, name)]:
+        raise ValueError(f"have {', '.join(has)}, and text towers none; give it those of Llama, Qwen2 or Qwen3")
     _require_reach(found, job)
     return TextTowerConfig(**sizes_of(found), output_dim=width)
 

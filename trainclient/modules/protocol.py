@@ -97,11 +97,19 @@ class Site:
     module: ModuleSpec
     """Its entry in the job."""
     row_width: int
-    """Width of the rows that the backbone takes and gives; of a tower, of those between its chunks."""
+    """Width of the rows that it gives: of the backbone, and for an encoder of what the backbone takes for images; of a
+    tower, of those between its chunks."""
     chunk: int = 0
     """Which of its chunks this is, consecutive shares of its layers; from 0."""
     num_chunks: int = 1
     """Number of chunks that the module is cut into; 1 is the whole module."""
+    image_width: int = 0
+    """Width of the rows that a backbone's first chunk takes, where they are wider than those that it gives; else 0."""
+
+    @property
+    def width_in(self) -> int:
+        """Width of the rows that it takes."""
+        return self.image_width or self.row_width
 
 
 class TrainedModule(ABC):

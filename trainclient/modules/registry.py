@@ -14,7 +14,8 @@ from typing import Any, Final
 from dataserver.planning.job.fields import Modality, ModuleKind, ModuleSpec
 from dataserver.planning.job.spec import JobSpec
 from trainclient.exchange.message_header import Kind
-from trainclient.models.backbone import BackboneConfig, BackboneStage, stage_layers
+from trainclient.models.backbone import BackboneStage, stage_layers
+from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.encoder import EncoderConfig, ImageEncoder
 from trainclient.models.generator import GeneratorConfig, ImageGenerator
 from trainclient.models.presets import backbone_config, encoder_config, generator_config

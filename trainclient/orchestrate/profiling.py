@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from dataserver.planning.costs.profile import Profile, ProfiledCost, ProfiledModule
 from dataserver.planning.fitting import FitError, TimingSamples, fit
 from dataserver.planning.job.fields import ModelSize
-from trainclient.models.backbone import BackboneBatch, BackboneConfig, BackboneStage
+from trainclient.models.backbone import BackboneBatch, BackboneStage
+from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.compiling import compile_blocks
 from trainclient.models.encoder import EncoderConfig, ImageEncoder
 from trainclient.models.generator import GeneratorConfig, ImageGenerator

@@ -10,6 +10,7 @@ from dataserver.planning.job.fields import backward_percent
 from dataserver.planning.simulation import Operation
 from trainclient.client import Batch
 from trainclient.exchange.message_edges import Transfer
+from trainclient.exchange.rows import RowCountError
 from trainclient.exchange.sender_receiver import Buffer, Receiver, Sender
 from trainclient.exchange.view_groups import SharedSequences
 from trainclient.modules import Features, NoiseKey, Output, Site, Target, TrainedModule, View
@@ -127,7 +128,7 @@ class ChunkRunner:
     def post(self, edge: int, batch: Batch) -> None:
         """Begin to receive the rows of a microbatch over one of the edges into the chunk."""
         if self.receiver is not None:
-            self.receiver.post(edge, batch, self.module.num_rows(self._view(batch)), self.site.row_width)
+            self.receiver.post(edge, batch, self.module.num_rows(self._view(batch)), self.site.width_in)
 
     def forward(self, operation: Operation, batch: Batch) -> None:
         """Run the forward pass of a microbatch, transfers included; without a graph where no backward follows."""
@@ -135,11 +136,14 @@ class ChunkRunner:
         if self.receiver is not None:
             with torch.no_grad():
                 view = replace(view, prepared=self.module.prepare(view))
-            rows, received = self.receiver.receive(batch, self.module.num_rows(view), self.site.row_width)
+            rows, received = self.receiver.receive(batch, self.module.num_rows(view), self.site.width_in)
             leaf = rows.values.requires_grad_(self.receiver.returns)
         self._count(view)
         with self._clock.running(operation), torch.set_grad_enabled(self._returns):
-            output = self.module.forward(view, rows)
+            try:
+                output = self.module.forward(view, rows)
+            except RowCountError as error:
+                raise ValueError(f"in step {batch.step}, module {self.site.module.name} {error}") from error
         sent = self._send(batch, output)
         loss = self._loss(batch, output)
         made, features = None if output.rows is None else output.rows.values, output.features

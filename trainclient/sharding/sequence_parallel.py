@@ -50,13 +50,14 @@ class SharedRows:
         embeddings, conditions = self._mine(whole.embedding_slots), self._mine(whole.condition_slots)
         return BackboneBatch(
             cu_lengths=whole.cu_lengths,
-            position_ids=whole.position_ids[self.own],
+            position_ids=whole.position_ids[..., self.own],
             token_ids=None if whole.token_ids is None else whole.token_ids[self.own],
             embedding_slots=None if whole.embedding_slots is None else self._moved(whole.embedding_slots[embeddings]),
             condition_slots=self._moved(whole.condition_slots[conditions]),
             labels=None if whole.labels is None else whole.labels[self.own],
             query_ids=conditions % max(1, query_tokens),
             sharing=self,
+            image_blocks=whole.image_blocks,
         )
 
     def deal(self, values: Tensor, slots: Tensor) -> Tensor:

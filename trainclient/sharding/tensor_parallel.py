@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 from trainclient.models.layers import SplitLayer
 from trainclient.models.lora import AdaptedLinear
@@ -45,6 +45,7 @@ def split(network: nn.Module, name: str, mesh: DeviceMesh) -> None:
         for dim, paths in ((_OUTPUTS, layer.columns), (_INPUTS, layer.rows)):
             for own_path in paths:
                 _split(_linear(f"{name}.{path}.{own_path}", layer.get_submodule(own_path), mesh.size(), dim), mesh, dim)
+        layer.replicated = partial(_replicated, mesh)
         layer.register_forward_pre_hook(partial(_alike, mesh))
 
 
@@ -67,6 +68,11 @@ def _alike(mesh: DeviceMesh, _layer: nn.Module, inputs: tuple[Any, ...]) -> tupl
     return tuple(
         DTensor.from_local(x, mesh, [Replicate()], run_check=False) if isinstance(x, Tensor) else x for x in inputs
     )
+
+
+def _replicated(mesh: DeviceMesh, weight: Tensor) -> Tensor:
+    """A weight that acts within each rank's part: its gradient is summed over the ranks."""
+    return DTensor.from_local(weight, mesh, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
 
 
 def _linear(path: str, projection: nn.Module, tp: int, dim: int) -> nn.Linear:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import tyro
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 
 from dataserver.planning.job.fields import MAX_TEXT_BYTES, TextError, parse_yaml
 from trainclient.checkpoint.resume_from import ResumeFrom
@@ -64,8 +64,8 @@ class ImageModuleModel(Options):
     mlp_width: Size = None
     """Width of the hidden layer of each MLP."""
     weights: Weights = None
-    """Folder of a Hugging Face checkpoint to start an encoder from, instead of a preset: SigLIP, Qwen2-VL, or CLIP (not
-    for image towers)."""
+    """Folder of a Hugging Face checkpoint to start an encoder from, instead of a preset: SigLIP, CLIP (not for image
+    towers), or a whole vision-language model, whose tower and projector are read."""
     sharding: Sharding = Sharding.NONE
     """What its data-parallel ranks hold: none (all of it each), zero2 or zero3 (shares, by FSDP2; docs/training.md)."""
 
@@ -121,8 +121,8 @@ class BackboneModel(Options):
     """Longest sequence in tokens, where the job's seq_len is beyond what the given weights were trained for
     (max_position_embeddings)."""
     weights: Weights = None
-    """Folder of a Hugging Face checkpoint (Llama, Qwen2) to start the backbone, or a text tower, from, instead of a
-    preset."""
+    """Folder of a Hugging Face checkpoint to start the backbone, or a text tower, from, instead of a preset: Llama,
+    Mistral, Qwen2, Qwen3, Gemma 3, or a whole vision-language model, whose language model is read."""
     sharding: Sharding = Sharding.NONE
     """What its data-parallel ranks hold: none (all of it each), zero2 or zero3 (shares, by FSDP2; docs/training.md)."""
     lora: LoraConfig = LoraConfig()
@@ -132,6 +132,16 @@ class BackboneModel(Options):
     def adapters(self) -> LoraConfig | None:
         """Its adapters, if it has any."""
         return self.lora if self.lora.rank else None
+
+
+class WholeModel(Options):
+    """One released model for several modules."""
+
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
+
+    folder: Annotated[Path | None, tyro.conf.arg(name="from", help_behavior_hint="")] = Field(None, alias="from")
+    """Folder of a whole vision-language model in Hugging Face's layout: the job's encoder and backbone start from it,
+    unless they have weights of their own."""
 
 
 class NamedModel(BackboneModel):
@@ -265,6 +275,8 @@ class TrainConfig(Options):
     """Job specification, YAML or JSON."""
     servers: Annotated[str, REQUIRED] = ""
     """Data servers as HOST:PORT,HOST:PORT; HOST:FIRST-LAST stands for a range of ports."""
+    models: WholeModel = WholeModel()
+    """A released model that encoder and backbone start from."""
     encoder: ImageModuleModel = ImageModuleModel()
     """Sizes of the encoder, and of image towers."""
     backbone: BackboneModel = BackboneModel()
@@ -347,6 +359,11 @@ class TrainConfig(Options):
         """The job file and the servers; ConfigError if one is missing."""
         if self.job is None:
             raise ConfigError("no job is given; add --job JOB.yaml, the specification that the data servers plan")
+        if self.job.is_fifo():
+            raise ConfigError(
+                f"the job {self.job} is a pipe, and several processes read the job; write it to a file, and give that "
+                "as --job"
+            )
         if not self.job.is_file():
             raise ConfigError(f"there is no job file {self.job}; check --job")
         if not self.servers:

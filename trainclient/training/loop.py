@@ -47,6 +47,7 @@ from trainclient.training.sharded_parameters import shard_parameters
 from trainclient.training.signals import StopSignals
 from trainclient.training.sinks import MetricsWriter
 from trainclient.training.streams import Streams
+from trainclient.training.tied_heads import TiedHeads
 
 DEGREES = ("dp", "tp", "pp", "sp")
 """Fields of a module in a job that say how many processes run it."""
@@ -81,6 +82,8 @@ class Trainer:
         self._config = config
         self._groups = groups
         self._parameters = shard_parameters(modules, models.shardings(groups.process), groups)
+        self._tied = TiedHeads(models, topology, groups, config.timeout_s)
+        self._parameters.leave_to_others(self._tied.copies)
         self._rates = module_rates(config.optimizer, job.spec.execution.modules)
         rates = {
             f"{site.module.name}.{name}": self._rates[site.module.name]
@@ -196,6 +199,7 @@ class Trainer:
         gradients = self._parameters.gradients
         with translate_rank_errors("other ranks"):
             seconds = self._lap()
+            self._tied.sum(gradients)
             own = Contribution.of(
                 self._machine,
                 self._groups.process,
@@ -281,7 +285,8 @@ class Trainer:
         """Write or begin a checkpoint, if there is a place for it; returns the first step that is not in it."""
         self._phase = f"saves the checkpoint of step {streams.step}"
         writer.sync()
-        self._saving.save(self._tensors(), self._state(streams))
+        tensors = {n: t for n, t in self._tensors().items() if n.partition("/")[0] not in self._tied.copies}
+        self._saving.save(tensors, self._state(streams))
         return streams.step
 
     def _state(self, streams: Streams) -> TrainerState:

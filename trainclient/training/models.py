@@ -1,15 +1,18 @@
 """The models of a run: their sizes, and those that a process holds."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from dataserver.planning.job.fields import ModuleSpec
+from dataserver.planning.job.fields import ModuleKind, ModuleSpec
 from dataserver.planning.job.spec import JobSpec
 from trainclient.exchange.message_header import Kind
 from trainclient.models.backbone import stage_layers
+from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.compiling import compile_blocks
 from trainclient.models.lora import LowRank, adapt
 from trainclient.models.parameters import initialise
@@ -26,7 +29,7 @@ class Models:
     config: TrainConfig
     job: JobSpec
     row_width: int
-    """Width of the rows that the backbone takes and gives; of towers, of their features."""
+    """Width of the rows that the backbone gives, and takes but for images; of towers, of their features."""
     sizes: dict[str, Sizes]
     """By the names of the modules; those of the user's own have none."""
 
@@ -58,7 +61,14 @@ class Models:
         between = width or config.contrastive.features
         found = {m.name: _sizes(config, job, m, between) for m in modules if not _own(config, m)}
         for m in staged:
-            stage_layers(found[m.name].layers, 0, m.pp * job.execution.layout.num_chunks)
+            num_chunks = job.execution.layout.num_chunks
+            stage_layers(found[m.name].layers, 0, m.pp * num_chunks)
+            if getattr(found[m.name], "tied", False) and m.pp == 1 < num_chunks:
+                raise ConfigError(
+                    f"module {m.name} has pp 1 and {num_chunks} chunks, which would part its head from its embedding "
+                    "(tie_word_embeddings); set the chunks of the layout to 1"
+                )
+        _require_image_rows(modules, found)
         for m in modules:
             if family_of(m).spine:
                 _require_shared_heads(m, found[m.name], max(job.execution.layout.group_degrees, default=1))
@@ -72,7 +82,7 @@ class Models:
         for m in self.job.execution.modules:
             named = self.config.modules.get(m.name)
             given = named and named.model_dump(mode="json", exclude={"sharding", "lora"})
-            what = asdict(self.sizes[m.name]) if m.name in self.sizes else given
+            what = _plain(asdict(self.sizes[m.name])) if m.name in self.sizes else given
             found[m.name] = {"kind": str(m.kind), **(what or {})}
             adapters = low_rank(self.config, m)
             if adapters is not None:
@@ -104,7 +114,7 @@ class Models:
             if config.compile:
                 compile_blocks(made.network, computes_on, config.dtype.torch)
         initialise(made.network, config.seed, module.name)
-        weights = _model(config, module).weights
+        weights = _weights(config, module)
         if weights is not None:
             load_pretrained_into(made.network, weights, module)
         if module.frozen:
@@ -117,7 +127,11 @@ class Models:
         config, module = self.config, chunk.module
         inner = family_of(module).rows is Kind.ACTIVATIONS  # those between its own chunks
         width = self.sizes[module.name].width if inner else self.row_width
-        site = Site(self.job, module, width, chunk.number, chunk.count)
+        images = next((s.image_width for s in self.sizes.values() if isinstance(s, BackboneConfig)), self.row_width)
+        if module.kind is ModuleKind.ENCODER:
+            width = images
+        takes_images = family_of(module).spine and chunk.number == 0
+        site = Site(self.job, module, width, chunk.number, chunk.count, images if takes_images else 0)
         named = config.modules.get(module.name)
         if named is not None and named.use is not None:
             made = own(named.use, site, named.options)
@@ -138,6 +152,11 @@ class Models:
         return site, made
 
 
+def _plain(sizes: dict[str, Any]) -> dict[str, Any]:
+    """Sizes as they come back from JSON."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in sizes.items()}
+
+
 def low_rank(config: TrainConfig, module: ModuleSpec) -> LowRank | None:
     """The adapters of a module; None if it has none."""
     lora = _model(config, module).adapters
@@ -154,6 +173,19 @@ def _require_adaptable(config: TrainConfig, module: ModuleSpec) -> None:
     }
     for reason in (reason for reason, holds in reasons.items() if holds):
         raise ConfigError(f"module {module.name} has lora adapters, but {reason}")
+
+
+def _require_image_rows(modules: Sequence[ModuleSpec], sizes: Mapping[str, Any]) -> None:
+    """Raise ConfigError unless encoders make the rows that the backbone takes for images."""
+    backbone = next((m.name for m in modules if family_of(m).spine), None)
+    for m in modules if backbone is not None else ():
+        made, wanted = getattr(sizes.get(m.name), "row_width", None), sizes[backbone or ""].image_width
+        if m.kind is ModuleKind.ENCODER and made is not None and made != wanted:
+            raise ConfigError(
+                f"module {m.name} makes rows of width {made}, and {backbone} takes rows of width {wanted} for images "
+                f"(its width {sizes[backbone or ''].width}, times one more than its deepstack); start both from the "
+                "same checkpoint"
+            )
 
 
 def _require_parts(module: ModuleSpec, sizes: Sizes) -> None:
@@ -191,16 +223,24 @@ def _model(config: TrainConfig, module: ModuleSpec) -> ImageModuleModel | Backbo
     return config.modules.get(module.name, config.of_section(family_of(module).section))
 
 
+def _weights(config: TrainConfig, module: ModuleSpec) -> Path | None:
+    """The checkpoint that a module starts from."""
+    own = _model(config, module).weights
+    whole = config.models.folder if module.kind in (ModuleKind.ENCODER, ModuleKind.BACKBONE) else None
+    return whole if own is None else own
+
+
 def _sizes(config: TrainConfig, job: JobSpec, module: ModuleSpec, width: int) -> Sizes:
     """The sizes of one module."""
     model = _model(config, module)
     given = model.model_dump(exclude=set(NOT_SIZES), exclude_none=True)
     loss: dict[str, Any] = {"loss": config.contrastive.loss} if module.makes_features else {}
-    if model.weights is not None:
+    weights = _weights(config, module)
+    if weights is not None:
         positions = given.pop("positions", None)
         if given:
             raise ConfigError(f"module {module.name} has weights and {sorted(given)}; weights bring their own sizes")
-        return replace(pretrained_sizes(model.weights, job, module, width, positions), **loss)
+        return replace(pretrained_sizes(weights, job, module, width, positions), **loss)
     sizes = family_of(module).sizes(model.preset, job, width)
     wrong = given.keys() - {f.name for f in fields(sizes)}
     if wrong:

@@ -27,8 +27,8 @@ def pretrained_sizes(folder: Path, job: JobSpec, module: ModuleSpec, width: int,
     Raises:
         ValueError: the checkpoint cannot be read, is of another kind, or does not fit the job.
     """
-    found: Any = load_pretrained(folder, names=()).config
     beginning = family_of(module).begins_as
+    found: Any = load_pretrained(folder, names=(), kind=None if beginning is None else beginning.source).config
     if beginning is None or beginning.source is not type(found):
         what, of = WHAT[type(found)], "" if module.modality is None else f" of {module.modality}s"
         raise ConfigError(
@@ -61,7 +61,7 @@ def load_pretrained_into(network: nn.Module, folder: Path, module: ModuleSpec) -
     initial values.
     """
     beginning = family_of(module).begins_as
-    names = {} if beginning is None else beginning.names
+    names, kind = ({}, None) if beginning is None else (beginning.names, beginning.source)
     ours = {names.get(name, name): name for name, _ in network.named_parameters()}
-    state = load_pretrained(folder, ours.keys()).state
+    state = load_pretrained(folder, ours.keys(), kind).state
     load_into(network, {ours[name]: tensor for name, tensor in state.items()})

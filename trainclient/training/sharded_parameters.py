@@ -1,7 +1,7 @@
 """The parameters of a process, whole or sharded, and how gradients are reduced over its data-parallel ranks."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +64,10 @@ class ShardedParameters:
         """Parameters whose squares this process counts: of replicas only the first."""
         self.gradients: dict[str, Tensor] = {}
         """The step's reduced gradients, by the names of their parameters."""
+
+    def leave_to_others(self, names: Collection[str]) -> None:
+        """Have other processes count the squares of parameters that they hold as well."""
+        self._counted -= set(names)
 
     def unshard(self, chunk: int) -> None:
         """See `Parameters`."""

@@ -10,9 +10,11 @@ import torch
 import transformers
 from faults.disk import missing, small_disk
 from models.hf.tiny import BACKBONES, VOCAB, make_backbone, our_backbone, our_batch, our_logits, save
+from safetensors.torch import load_file, save_file
 
 from dataserver.outputs import OutputError
-from trainclient.models.backbone import BackboneBatch, BackboneConfig, BackboneStage
+from trainclient.models.backbone import BackboneBatch, BackboneStage
+from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.hf import (
     PretrainedError,
     Usage,
@@ -99,16 +101,47 @@ def test_weights_in_bfloat16_stay_as_they_are(tmp_path: Path) -> None:
         assert torch.equal(again.state_dict()[name], tensor), name
 
 
-def test_trained_heads_that_were_tied_are_exported_as_two(tmp_path: Path) -> None:
-    found = load_pretrained(save(make_backbone("llama, tied"), tmp_path / "c"))
-    assert torch.equal(found.state["head.weight"], found.state["embed.weight"])
-    state = found.state | {"head.weight": found.state["head.weight"] + 0.5}
-    export_pretrained(tmp_path / "back", found.config, state, base=tmp_path / "c")
+def test_a_tied_head_is_the_embedding_and_gets_both_gradients(tmp_path: Path) -> None:
+    theirs = make_backbone("llama, tied")
+    found = load_pretrained(save(theirs, tmp_path / "c"))
+    ours = our_backbone(found)
+    assert "head.weight" not in dict(ours.named_parameters())
+    batch = our_batch(IDS)
+    labels = torch.cat([IDS[:, 1:], torch.full((len(IDS), 1), -100)], dim=1)
+    labelled = BackboneBatch(**{f: getattr(batch, f) for f in batch.__slots__} | {"labels": labels.flatten()})
+    loss = ours(labelled).loss_sum
+    assert loss is not None
+    loss.backward()
+    (theirs(input_ids=IDS, labels=IDS).loss * (labels >= 0).sum()).backward()
+    torch.testing.assert_close(ours.embed.weight.grad, theirs.model.embed_tokens.weight.grad, rtol=1e-4, atol=1e-4)
+    export_pretrained(tmp_path / "back", found.config, found.state, base=tmp_path / "c")
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back")
-    assert not torch.equal(again.lm_head.weight, again.model.embed_tokens.weight)
-    model = BackboneStage(found.config)  # type: ignore[arg-type]
-    load_into(model, state)
-    torch.testing.assert_close(their_logits(again.eval()), our_logits(model, IDS), rtol=1e-5, atol=1e-5)
+    assert again.lm_head.weight is again.model.embed_tokens.weight
+
+
+def test_a_head_that_is_no_copy_of_the_embedding_it_is_said_to_be(tmp_path: Path) -> None:
+    folder = save(make_backbone("llama, tied"), tmp_path / "c")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, folder / "model.safetensors")
+    load_pretrained(folder)
+    tensors["lm_head.weight"][3, 3] += 1
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(PretrainedError, match=r"such as lm_head\.weight: its architecture is another"):
+        load_pretrained(folder)
+
+
+def test_the_last_stage_has_a_tied_head_under_the_name_of_the_embedding(tmp_path: Path) -> None:
+    found = load_pretrained(str(save(make_backbone("qwen3, tied"), tmp_path / "c")))
+    assert isinstance(found.config, BackboneConfig)
+    stages = [BackboneStage(found.config, stage, 2) for stage in range(2)]
+    assert all(load_into(stage, found.state) == [] for stage in stages)
+    assert torch.equal(stages[0].embed.weight, stages[1].head_weight)
+    with torch.no_grad():
+        x = stages[0]._run_layers(stages[0]._embed(our_batch(IDS), None, None), our_batch(IDS))
+        x = stages[1].norm(stages[1]._run_layers(x, our_batch(IDS)))
+    logits = torch.nn.functional.linear(x, stages[1].head_weight).view(*IDS.shape, -1)
+    torch.testing.assert_close(logits, our_logits(our_backbone(found), IDS))
 
 
 def test_query_tokens_are_not_in_such_checkpoints(tmp_path: Path) -> None:
@@ -155,7 +188,8 @@ def test_the_older_names_of_rotary_fields(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("llama", {"model_type": "mamba"}, "model_type is 'mamba'; one of llama, qwen2, clip"),
+        ("llama", {"model_type": "t5"}, "model_type is 't5'; one of llama, mistral, qwen2"),
+        ("llama", {"model_type": "mamba"}, "model_type is 'mamba'; it cannot be trained here: it has linear attention"),
         ("llama", {"model_type": ["llama"]}, r"model_type is \['llama'\]"),
         ("llama", {"model_type": None}, "model_type is None"),
         ("llama", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; 'silu' is required: our MLP is SwiGLU"),

@@ -9,7 +9,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from trainclient.models.backbone import BackboneBatch, BackboneConfig, BackboneStage
+from trainclient.models.backbone import BackboneBatch, BackboneStage
+from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.encoder import EncoderConfig, ImageEncoder
 from trainclient.models.hf import Pretrained, load_into
 from trainclient.models.parameters import initialise
@@ -34,6 +35,14 @@ BACKBONES: dict[str, tuple[type, dict[str, Any]]] = {
     ),
     "llama, tied": (transformers.LlamaConfig, {"tie_word_embeddings": True}),
     "qwen2": (transformers.Qwen2Config, {"rms_norm_eps": 1e-6}),
+    "qwen3": (transformers.Qwen3Config, {"head_dim": 16, "rms_norm_eps": 1e-6}),
+    "qwen3, tied": (transformers.Qwen3Config, {"head_dim": 8, "tie_word_embeddings": True}),
+    "mistral": (transformers.MistralConfig, {"sliding_window": None}),
+    "mistral with windows": (transformers.MistralConfig, {"sliding_window": 8, "head_dim": 16}),
+    "gemma3": (
+        transformers.Gemma3TextConfig,
+        {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 24, "num_hidden_layers": 6},
+    ),
     "qwen2, tied": (transformers.Qwen2Config, {"tie_word_embeddings": True, "num_key_value_heads": 4}),
 }
 SQUARE = {
@@ -52,6 +61,11 @@ TOWERS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Qwen2VLVisionConfig",
         "Qwen2VisionTransformerPretrainedModel",
         {"depth": 3, "embed_dim": 32, "hidden_size": 40, "mlp_ratio": 3, "num_heads": 2, "patch_size": 4},
+    ),
+    "qwen2-vl of patch 8": (
+        "Qwen2VLVisionConfig",
+        "Qwen2VisionTransformerPretrainedModel",
+        {"depth": 1, "embed_dim": 32, "hidden_size": 32, "mlp_ratio": 1, "num_heads": 2, "patch_size": 8},
     ),
 }
 
@@ -138,7 +152,7 @@ def our_logits(model: BackboneStage, ids: Tensor) -> Tensor:
     """Logits [n, length, vocabulary]."""
     batch = our_batch(ids)
     hidden = model._run_layers(model._embed(batch, None, None), batch)
-    logits: Tensor = model.head(model.norm(hidden))
+    logits = torch.nn.functional.linear(model.norm(hidden), model.head_weight)
     return logits.view(*ids.shape, -1)
 
 

@@ -4,13 +4,16 @@ from trainclient.models.hf.adapters import export_adapter
 from trainclient.models.hf.exporting import Usage, export_pretrained
 from trainclient.models.hf.files import PretrainedError
 from trainclient.models.hf.folder import Pretrained, load_into, load_pretrained
+from trainclient.models.hf.whole_export import TrainedPart, export_whole
 
 __all__ = [
     "Pretrained",
     "PretrainedError",
+    "TrainedPart",
     "Usage",
     "export_adapter",
     "export_pretrained",
+    "export_whole",
     "load_into",
     "load_pretrained",
 ]

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from trainclient.models.hf.exporting import as_text, exported
 from trainclient.models.hf.files import PretrainedError
-from trainclient.models.hf.folder import family_of
 from trainclient.models.hf.mapping import Sizes
+from trainclient.models.hf.registry import family_of
 from trainclient.models.lora import LowRank, adapter_pairs
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

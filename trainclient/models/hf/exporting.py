@@ -17,8 +17,9 @@ from torch import Tensor
 from dataserver.outputs import OutputError, whole_folder, writing
 from trainclient.models.hf.damaged_files import is_pointer
 from trainclient.models.hf.files import INDEX, MAX_CONFIG_BYTES, WEIGHTS, PretrainedError, read_json
-from trainclient.models.hf.folder import CONFIG, PREPROCESSOR, described, family_of
-from trainclient.models.hf.mapping import Family, Sizes
+from trainclient.models.hf.folder import CONFIG, PREPROCESSOR, described
+from trainclient.models.hf.mapping import Alone, Family, Sizes, spelled
+from trainclient.models.hf.registry import family_of
 from trainclient.models.patches import PIXELS
 
 GENERATION: Final = "generation_config.json"
@@ -99,8 +100,8 @@ def export_pretrained(
                 raise PretrainedError(f"there is {there} for {name}; a tensor of shape {list(like.shape)} is required")
             used.add(name)
         ours = {name: state[name].cpu() for name in entry.ours}
-        tensors[family.prefixes[0] + entry.theirs] = entry.joined(ours)
-    companions = [name for name in COMPANIONS if base is not None and _is_whole(base / name)]
+        tensors[spelled(family.spellings[0], entry.theirs)] = entry.joined(ours)
+    companions = [] if base is None else companions_of(base)
     with exported(folder) as made:
         _write_tensors(made, tensors, shard_bytes)
         (made / CONFIG).write_text(as_text(fields))
@@ -139,8 +140,8 @@ def _exported_config(
 ) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if base is not None:
-        like, fields, _ = described(base)
-        if like is not family:
+        like, fields, _ = described(base, family.kind)
+        if like.name != family.name:
             raise PretrainedError(f"{base} is a {like.name}, and the model a {family.name}; give the one it began as")
         found = {**fields.data}
     if family.speaks and usage is not None:
@@ -150,8 +151,16 @@ def _exported_config(
             config = replace(config, positions=max(usage.seq_len, known))
         found |= _ids(found, usage)
     dtype = str(next(iter(state.values())).dtype).removeprefix("torch.") if state else "float32"
-    written = {"architectures": [family.architecture], "model_type": family.name, "dtype": dtype, "torch_dtype": dtype}
-    return {**found, **family.write(config), **written}
+    alone = _alone(family)
+    written = {"architectures": [alone.architecture], "model_type": family.name, "dtype": dtype, "torch_dtype": dtype}
+    return {**found, **alone.write(config), **written}
+
+
+def _alone(family: Family[Any]) -> Alone:
+    """How it is exported by itself, as `family_of` has found that it is."""
+    if family.alone is None:
+        raise TypeError(f"{family.name} is a part of models alone")
+    return family.alone
 
 
 def _ids(found: Mapping[str, Any], usage: Usage | None) -> dict[str, Any]:
@@ -172,10 +181,10 @@ def _exported_preprocessor(family: Family[Any], config: Any, base: Path | None, 
     found: dict[str, Any] = {}
     if base is not None and (base / PREPROCESSOR).is_file():
         found = read_json(base / PREPROCESSOR, MAX_CONFIG_BYTES)
-    elif family.processor is not None:
+    elif (processor := _alone(family).processor) is not None:
         scaling = {"do_convert_rgb": True, "do_resize": True, "resample": BILINEAR}
         values = {"do_normalize": True, "do_rescale": True, "rescale_factor": 1 / 255}
-        found = scaling | values | family.processor(config, None if usage is None else usage.max_patches)
+        found = scaling | values | processor(config, None if usage is None else usage.max_patches)
     mean, std = PIXELS[family.pixels(config)] if family.pixels is not None else ((), ())
     return {**found, "image_mean": [*mean], "image_std": [*std]}
 
@@ -199,6 +208,11 @@ def _write_tensors(folder: Path, tensors: dict[str, Tensor], shard_bytes: int) -
         weight_map |= dict.fromkeys(shard, file)
     size = sum(tensor.nbytes for tensor in tensors.values())
     (folder / INDEX).write_text(as_text({"metadata": {"total_size": size}, "weight_map": weight_map}))
+
+
+def companions_of(base: Path) -> list[str]:
+    """The files that come along from a checkpoint; PretrainedError where one is not what it should be."""
+    return [name for name in COMPANIONS if _is_whole(base / name)]
 
 
 def _is_whole(path: Path) -> bool:

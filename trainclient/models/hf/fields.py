@@ -59,6 +59,12 @@ class Fields:
             raise self.refusal(name, f"our models have {', '.join(sorted(choices))}")
         return choices[value]
 
+    def with_defaults(self, defaults: Mapping[str, Any]) -> "Fields":
+        """The same fields, and others where none are given."""
+        return Fields(
+            {**defaults, **{name: value for name, value in self._data.items() if value is not None}}, self._where
+        )
+
     def require(self, name: str, value: Any, reason: str) -> None:
         """Refuse a field that is given with another value."""
         found = self._data.get(name)

@@ -96,6 +96,10 @@ class TensorFiles:
         """The shape of a tensor, from the header of its file."""
         return tuple(self._files_by_name[name][1].get_slice(name).get_shape())
 
+    def file(self, name: str) -> str:
+        """The file that holds a tensor."""
+        return self._files_by_name[name][0]
+
     def require_floating(self, name: str) -> None:
         """Raise PretrainedError, from the header of its file, unless a tensor is of a floating type."""
         file, opened = self._files_by_name[name]

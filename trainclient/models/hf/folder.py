@@ -4,35 +4,19 @@ import re
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from trainclient.models.hf.backbones import LLAMA, QWEN2
 from trainclient.models.hf.fields import Fields
 from trainclient.models.hf.files import MAX_CONFIG_BYTES, PretrainedError, TensorFiles, read_json
-from trainclient.models.hf.mapping import Family, Sizes
-from trainclient.models.hf.towers import CLIP, QWEN2_VL, SIGLIP
+from trainclient.models.hf.mapping import Family, Sizes, spelled, unspelled
+from trainclient.models.hf.registry import families_of
 from trainclient.models.patches import PIXELS
 
 CONFIG: Final = "config.json"
 PREPROCESSOR: Final = "preprocessor_config.json"
-VISION: Final = "vision_config"
-FAMILIES: Final[Mapping[str, Family[Any]]] = MappingProxyType(
-    {
-        "llama": LLAMA,
-        "qwen2": QWEN2,
-        "clip": CLIP,
-        "clip_vision_model": CLIP,
-        "siglip": SIGLIP,
-        "siglip_vision_model": SIGLIP,
-        "qwen2_vl": QWEN2_VL,
-        "qwen2_vl_vision": QWEN2_VL,
-    }
-)
-"""By `model_type`; of a model with a vision tower, its tower."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,24 +30,27 @@ class Pretrained:
     have (query tokens; the merger of SigLIP and CLIP) is not there."""
 
 
-def load_pretrained(folder: Path, names: Container[str] | None = None) -> Pretrained:
+def load_pretrained(
+    folder: Path | str, names: Container[str] | None = None, kind: type[Sizes] | None = None
+) -> Pretrained:
     """Read a checkpoint.
 
     Args:
         folder: holds config.json, and model.safetensors or several files with an index.
         names: read only these parameters, such as those of a pipeline stage; by default all.
+        kind: EncoderConfig or BackboneConfig, which part of a whole model is read; by default its encoder.
 
     Raises:
         PretrainedError: a file cannot be read, the architecture is none that our models can be (with the field and its
             value), or tensors are missing, unknown, or of other shapes than config.json says.
     """
-    family, fields, whole = described(folder)
-    config = family.read(fields)
+    folder = Path(folder)
+    family, fields, whole = described(folder, kind)
+    config = family.read(fields, whole)
     if family.pixels is not None:
         config = replace(config, pixels=_pixels(folder, family.pixels(config)))
     with TensorFiles(folder) as files:
-        tied = family.tied if whole.flag("tie_word_embeddings", False) else {}
-        return Pretrained(config, dict(_parameters(folder, files, family, config, names, tied)))
+        return Pretrained(config, dict(_parameters(folder, files, family, config, names)))
 
 
 def load_into(module: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
@@ -91,56 +78,73 @@ def load_into(module: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
     return missing
 
 
-def described(folder: Path) -> tuple[Family[Any], Fields, Fields]:
-    """The family of a checkpoint, the fields of the model, and those of all that it is part of."""
+def described(folder: Path, kind: type[Sizes] | None = None) -> tuple[Family[Any], Fields, Fields]:
+    """The family of a checkpoint, or of its part of a kind, the fields of that, and those of the whole model."""
     path = folder / CONFIG
     whole = Fields(read_json(path, MAX_CONFIG_BYTES), str(path))
-    name = whole.data.get("model_type")
-    if not isinstance(name, str) or name not in FAMILIES:
-        raise whole.refusal("model_type", f"one of {', '.join(FAMILIES)} is required")
-    if whole.has("quantization_config"):
-        raise whole.refusal("quantization_config", "quantized weights cannot be trained; take the original checkpoint")
-    return FAMILIES[name], whole.within(VISION) if whole.has(VISION) else whole, whole
+    families = families_of(whole)
+    family = next((f for f in families if f.kind is kind), families[0])
+    return family, part_of(whole, family), whole
 
 
-def _parameters(
-    folder: Path,
-    files: TensorFiles,
-    family: Family[Any],
-    config: Sizes,
-    names: Container[str] | None,
-    tied: Mapping[str, str],
-) -> Iterator[tuple[str, Tensor]]:
-    """Our parameters, after all shapes were compared."""
+def part_of(whole: Fields, family: Family[Any]) -> Fields:
+    """The fields of a part of a model."""
+    return whole.within(family.section) if family.section and whole.has(family.section) else whole
+
+
+def stored_names(folder: Path, files: TensorFiles, family: Family[Any], config: Sizes) -> dict[str, str]:
+    """How files spell the tensors of a part, by the names of its entries, after all shapes were compared.
+
+    Raises:
+        PretrainedError: tensors are missing, misshapen, or such a part has none like them.
+    """
     entries = family.entries(config)
     first = entries[0].theirs
-    prefix = next((p for p in family.prefixes if p + first in files), None)
-    if prefix is None:
+    names = next((n for n in family.spellings if spelled(n, first) in files), None)
+    if names is None:
         raise PretrainedError(
-            f"{folder} holds no tensor {family.prefixes[-1]}{first}; the weights of a {family.name} do"
+            f"{folder} holds no tensor {spelled(family.spellings[-1], first)}; the weights of a {family.name} do"
         )
-    stored_names: dict[str, str] = {}
+    found: dict[str, str] = {}
     for entry in entries:
-        name, shape = entry.theirs, entry.shape
-        stored_name = prefix + (tied.get(name, name) if prefix + name not in files else name)
+        stored_name, shape = spelled(names, entry.theirs), entry.shape
         there = files.shape(stored_name) if stored_name in files else None
         if there != shape:
-            found = "does not hold" if there is None else f"holds shape {list(there)} for"
-            raise PretrainedError(f"{folder} {found} {stored_name}; shape {list(shape)} is required by its config.json")
+            said = "does not hold" if there is None else f"holds shape {list(there)} for"
+            raise PretrainedError(f"{folder} {said} {stored_name}; shape {list(shape)} is required by its config.json")
         files.require_floating(stored_name)
-        stored_names[name] = stored_name
-    known = set(stored_names.values())
-    unknown = [n for n in files if n.startswith(prefix) and n not in known]
-    unknown = [n for n in unknown if not re.fullmatch(family.ignored, n.removeprefix(prefix)) and n not in tied]
+        found[entry.theirs] = stored_name
+    known = set(found.values())
+    others = {name: unspelled(names, name) for name in files if name not in known}
+    unknown = [n for n, ours in others.items() if ours is not None and not re.fullmatch(family.ignored, ours)]
+    if getattr(config, "tied", False):
+        unknown = [name for name in unknown if others[name] != _HEAD or not _is_copy(files, name, found)]
     if unknown:
         raise PretrainedError(
             f"{folder} holds {len(unknown)} tensors that no {family.name} has, such as {sorted(unknown)[0]}: its "
             "architecture is another one than its config.json says"
         )
-    for entry in entries:
+    return found
+
+
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+def _is_copy(files: TensorFiles, head: str, stored: Mapping[str, str]) -> bool:
+    """Whether a head that is said to be the embedding is that."""
+    embedding = stored[_EMBEDDING]
+    return files.shape(head) == files.shape(embedding) and torch.equal(files.read(head), files.read(embedding))
+
+
+def _parameters(
+    folder: Path, files: TensorFiles, family: Family[Any], config: Sizes, names: Container[str] | None
+) -> Iterator[tuple[str, Tensor]]:
+    """Our parameters."""
+    stored = stored_names(folder, files, family, config)
+    for entry in family.entries(config):
         wanted = [name for name in entry.ours if names is None or name in names]
         if wanted:
-            parameters = entry.divided(files.read(stored_names[entry.theirs]))
+            parameters = entry.divided(files.read(stored[entry.theirs]))
             yield from ((name, parameters[name]) for name in wanted)
 
 
@@ -159,8 +163,3 @@ def _pixels(folder: Path, default: str) -> str:
     raise PretrainedError(
         f"{path}: image_mean is {mean!r:.100} and image_std {std!r:.100}; one of {PIXELS} is required"
     )
-
-
-def family_of(config: Sizes) -> Family[Any]:
-    """The architecture as which a model of these sizes is exported."""
-    return next(f for f in FAMILIES.values() if f.kind is type(config) and f.suits(config))

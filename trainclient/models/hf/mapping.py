@@ -1,17 +1,20 @@
 """How the parameters of our models and the tensors of a family's checkpoints correspond."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from trainclient.models.backbone import BackboneConfig
+from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.encoder import EncoderConfig
 from trainclient.models.hf.fields import Fields
 
 Sizes = BackboneConfig | EncoderConfig
+Names = Mapping[str, str]
+"""How a kind of file spells the names of tensors: by the beginning of our spelling, that of theirs."""
+PLAIN: Final[Names] = {"": ""}
 Config = TypeVar("Config", BackboneConfig, EncoderConfig)
 
 
@@ -26,7 +29,7 @@ class Entry:
     ours: Mapping[str, int]
     """Our tensors that it becomes, with the rows of each."""
     theirs: str
-    """Its name without the prefix."""
+    """Its name, in the spelling of its family."""
     shape: tuple[int, ...]
     read: Callable[[Tensor], Tensor] = field(default=_same)
     """From their rows to ours."""
@@ -45,35 +48,54 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class Alone:
+    """How a model is exported that is no part of another one."""
+
+    architecture: str
+    """The class of transformers that loads it."""
+    write: Callable[[Any], dict[str, Any]]
+    """Fields of its config.json from our sizes; refuses what it cannot be."""
+    suits: Callable[[Any], bool]
+    """Whether sizes of its kind are exported as this architecture."""
+    processor: Callable[[Any, int | None], dict[str, Any]] | None = None
+    """What transformers calls its processor of images, and how large these are: given the sizes, and the most patches
+    of an image, if that is known."""
+
+
+@dataclass(frozen=True, slots=True)
 class Family(Generic[Config]):
     """An architecture that our models can be."""
 
     name: str
     """`model_type` of what is exported."""
-    architecture: str
-    """The class of transformers that loads what is exported."""
     kind: type[Config]
-    read: Callable[[Fields], Config]
-    """Our sizes from its fields; refuses what our models cannot be."""
-    write: Callable[[Config], dict[str, Any]]
-    """Its fields from our sizes; refuses what it cannot be."""
+    read: Callable[[Fields, Fields], Config]
+    """Our sizes from its fields, and from those of the whole model; refuses what our models cannot be."""
     entries: Callable[[Config], list[Entry]]
-    prefixes: tuple[str, ...]
-    """Prefixes of the names of its tensors, in checkpoints of its own and of models that contain it; the first is
-    written."""
     ignored: str
-    """Regular expression of names, without the prefix, that are no weights of our models."""
-    suits: Callable[[Config], bool]
-    """Whether sizes of its kind are exported as this architecture."""
+    """Regular expression of names, in the spelling of `entries`, that are no weights of our models."""
+    spellings: tuple[Names, ...] = (PLAIN,)
+    """How files spell names of tensors, of its own and of models that contain it; the first one is written."""
+    section: str = ""
+    """Field of config.json with its fields, where it is given; else, and in such a file of its own, all are its."""
+    alone: Alone | None = None
+    """How it is exported by itself; None for parts that only whole models have."""
     speaks: bool = False
     """Whether it is a language model, whose config.json names special tokens and the longest sequence."""
-    tied: Mapping[str, str] = field(default_factory=dict)
-    """What stands for a tensor that is not there where `tie_word_embeddings` is true."""
     pixels: Callable[[Config], str] | None = None
     """How pixels are normalised, where its folders say so."""
-    processor: Callable[[Config, int | None], dict[str, Any]] | None = None
-    """What transformers calls its processor of images, and how large these are: given the sizes, and the most patches
-    of an image, if that is known."""
+
+
+def spelled(names: Names, ours: str) -> str:
+    """How files spell a name; the name itself where they have another one for none of it."""
+    prefix = next((p for p in names if ours.startswith(p)), None)
+    return ours if prefix is None else names[prefix] + ours.removeprefix(prefix)
+
+
+def unspelled(names: Names, theirs: str) -> str | None:
+    """The reverse of `spelled`; None for a name of another part."""
+    ours = next((p for p, begins in names.items() if theirs.startswith(begins)), None)
+    return None if ours is None else ours + theirs.removeprefix(names[ours])
 
 
 def linear(ours: str, theirs: str, rows: int, columns: int, *, bias: bool) -> list[Entry]:
@@ -95,6 +117,11 @@ def vector(ours: str, theirs: str, width: int) -> Entry:
     return Entry({ours: width}, theirs, (width,))
 
 
+def transposed(ours: str, theirs: str, rows: int, columns: int) -> Entry:
+    """The entry of a linear layer without bias that they multiply from the other side, [columns, rows]."""
+    return Entry({ours: rows}, theirs, (columns, rows), Tensor.t, Tensor.t)
+
+
 def table(ours: str, theirs: str, rows: int, width: int) -> Entry:
     """The entry of an embedding."""
     return Entry({ours: rows}, theirs, (rows, width))
@@ -103,3 +130,8 @@ def table(ours: str, theirs: str, rows: int, width: int) -> Entry:
 def norm(ours: str, theirs: str, width: int) -> list[Entry]:
     """The entries of a LayerNorm."""
     return [vector(f"{ours}.{name}", f"{theirs}.{name}", width) for name in ("weight", "bias")]
+
+
+def within(prefix: str, entries: list[Entry]) -> list[Entry]:
+    """Entries whose names begin with the name of a part."""
+    return [replace(entry, theirs=prefix + entry.theirs) for entry in entries]

@@ -1,28 +1,24 @@
-"""Vision towers: SigLIP, CLIP, and that of Qwen2-VL.
+"""Vision towers of square images: SigLIP and CLIP.
 
 Theirs see pixels as (channel, row, column) of a patch and ours as (row, column, channel). Their last norm is our
-merger's. Qwen2-VL's comes with its merger; the other towers have none, so that `merge` and `output_dim` are free to
-choose, and the merger begins untrained.
+merger's. They have no merger, so that `merge` and `output_dim` are free to choose, and the merger begins untrained.
 """
 
 from typing import Any, Final
 
-import torch
 from torch import Tensor
 
 from trainclient.models.encoder import EncoderConfig
 from trainclient.models.hf.fields import MAX_LAYERS, Fields
 from trainclient.models.hf.files import PretrainedError
-from trainclient.models.hf.mapping import Entry, Family, linear, norm, stacked, table, vector
+from trainclient.models.hf.mapping import PLAIN, Alone, Entry, Family, linear, norm, table, vector
 
 ACTIVATIONS: Final = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu"}
 """What our models call the activations of theirs."""
-_NAMES: Final = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
-FRAMES: Final = 2
-"""Frames of a patch of Qwen2-VL, which sees a still image twice."""
+ACTIVATION_NAMES: Final = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
 
 
-def _side(fields: Fields, name: str, default: int) -> int:
+def side(fields: Fields, name: str, default: int) -> int:
     """A size that may be given as [n, n]."""
     value = fields.data.get(name)
     if isinstance(value, list) and len(set(map(str, value))) == 1:
@@ -30,65 +26,61 @@ def _side(fields: Fields, name: str, default: int) -> int:
     return fields.integer(name, default, 4096)
 
 
-def _read_square(fields: Fields, *, class_token: bool, patch: int, act: str, eps: float, pixels: str) -> EncoderConfig:
+def read_square(
+    fields: Fields, *, class_token: bool, patch: int, act: str, eps: float, pixels: str, **changes: Any
+) -> EncoderConfig:
+    """Sizes of a tower of square images.
+
+    Args:
+        fields: of the tower.
+        class_token: whether it has one, as CLIP.
+        patch: default of `patch_size`.
+        act: default of `hidden_act`.
+        eps: default of `layer_norm_eps`.
+        pixels: how its pixels are normalised.
+        changes: sizes that a model around it changes.
+    """
     fields.require("num_channels", 3, "images are RGB")
     fields.require("attention_dropout", 0, "our attention drops nothing out")
     width, heads = fields.integer("hidden_size", 768), fields.integer("num_attention_heads", 12)
     if width % heads:
         raise fields.refusal("num_attention_heads", f"a divisor of hidden_size, {width}, is required")
-    patch, image = _side(fields, "patch_size", patch), _side(fields, "image_size", 224)
+    patch, image = side(fields, "patch_size", patch), side(fields, "image_size", 224)
     if image < patch:
         raise fields.refusal("image_size", f"at least patch_size, {patch}, is required")
-    return EncoderConfig(
-        layers=fields.integer("num_hidden_layers", 12, MAX_LAYERS),
-        width=width,
-        heads=heads,
-        mlp_width=fields.integer("intermediate_size", 3072),
-        patch=patch,
-        merge=1,
-        output_dim=width,
-        norm_eps=fields.number("layer_norm_eps", eps),
-        activation=fields.choice("hidden_act", ACTIVATIONS, act),
-        patch_bias=not class_token,
-        pixels=pixels,
-        position_grid=image // patch,
-        class_token=class_token,
-    )
+    found = {
+        "layers": fields.integer("num_hidden_layers", 12, MAX_LAYERS),
+        "width": width,
+        "heads": heads,
+        "mlp_width": fields.integer("intermediate_size", 3072),
+        "patch": patch,
+        "merge": 1,
+        "output_dim": width,
+        "norm_eps": fields.number("layer_norm_eps", eps),
+        "activation": fields.choice("hidden_act", ACTIVATIONS, act),
+        "patch_bias": not class_token,
+        "pixels": pixels,
+        "position_grid": image // patch,
+        "class_token": class_token,
+    }
+    return EncoderConfig(**found | changes)
 
 
-def _read_clip(fields: Fields) -> EncoderConfig:
-    return _read_square(fields, class_token=True, patch=32, act="quick_gelu", eps=1e-5, pixels="clip")
+def read_clip(fields: Fields, whole: Fields, **changes: Any) -> EncoderConfig:
+    """Sizes of CLIP's tower, with those that a model around it changes."""
+    del whole
+    return read_square(fields, class_token=True, patch=32, act="quick_gelu", eps=1e-5, pixels="clip", **changes)
 
 
-def _read_siglip(fields: Fields) -> EncoderConfig:
-    return _read_square(fields, class_token=False, patch=16, act="gelu_pytorch_tanh", eps=1e-6, pixels="half")
+def read_siglip(fields: Fields, whole: Fields, **changes: Any) -> EncoderConfig:
+    """The same of SigLIP's."""
+    del whole
+    known = {"patch": 16, "act": "gelu_pytorch_tanh", "eps": 1e-6, "pixels": "half"}
+    return read_square(fields, class_token=False, **known | changes)
 
 
-def _read_qwen2_vl(fields: Fields) -> EncoderConfig:
-    for name in ("in_channels", "in_chans"):
-        fields.require(name, 3, "images are RGB")
-    fields.require("temporal_patch_size", FRAMES, "a still image is seen twice")
-    rope = fields.within("rope_parameters")
-    rope.require("rope_type", "axial", "our positions are rows and columns")
-    rope.require("rope_theta", 10_000, "our encoder's rotary base")
-    width, heads = fields.integer("embed_dim", 1280), fields.integer("num_heads", 16)
-    if width % heads or width // heads % 4:
-        raise fields.refusal("num_heads", f"heads of embed_dim, {width}, in a multiple of 4 are required")
-    return EncoderConfig(
-        layers=fields.integer("depth", 32, MAX_LAYERS),
-        width=width,
-        heads=heads,
-        mlp_width=int(width * fields.number("mlp_ratio", 4)),
-        patch=_side(fields, "patch_size", 14),
-        merge=fields.integer("spatial_merge_size", 2, 64),
-        output_dim=fields.integer("hidden_size", 3584),
-        activation=fields.choice("hidden_act", ACTIVATIONS, "quick_gelu"),
-        patch_bias=False,
-        pixels="clip",
-    )
-
-
-def _require(config: EncoderConfig, family: str, **required: Any) -> None:
+def require_sizes(config: EncoderConfig, family: str, **required: Any) -> None:
+    """Refuse to export an encoder whose sizes are not those of a family."""
     for name, value in required.items():
         if getattr(config, name) != value:
             raise PretrainedError(
@@ -99,7 +91,7 @@ def _require(config: EncoderConfig, family: str, **required: Any) -> None:
 
 def _write_square(config: EncoderConfig) -> dict[str, Any]:
     return {
-        "hidden_act": _NAMES[config.activation],
+        "hidden_act": ACTIVATION_NAMES[config.activation],
         "hidden_size": config.width,
         "image_size": config.position_grid * config.patch,
         "intermediate_size": config.mlp_width,
@@ -112,56 +104,33 @@ def _write_square(config: EncoderConfig) -> dict[str, Any]:
 
 
 def _write_clip(config: EncoderConfig) -> dict[str, Any]:
-    _require(config, "clip", patch_bias=False)
+    require_sizes(config, "clip", patch_bias=False)
     return _write_square(config)
 
 
 def _write_siglip(config: EncoderConfig) -> dict[str, Any]:
-    _require(config, "siglip", patch_bias=True)
+    require_sizes(config, "siglip", patch_bias=True)
     return {**_write_square(config), "vision_use_head": False}
 
 
-def _write_qwen2_vl(config: EncoderConfig) -> dict[str, Any]:
-    _require(config, "qwen2_vl", patch_bias=False, norm_eps=1e-6)
-    if config.mlp_width % config.width:
-        raise PretrainedError(f"mlp_width is {config.mlp_width}; qwen2_vl has a multiple of the width, {config.width}")
-    return {
-        "depth": config.layers,
-        "embed_dim": config.width,
-        "hidden_act": _NAMES[config.activation],
-        "hidden_size": config.output_dim,
-        "in_channels": 3,
-        "mlp_ratio": config.mlp_width // config.width,
-        "num_heads": config.heads,
-        "patch_size": config.patch,
-        "spatial_merge_size": config.merge,
-        "temporal_patch_size": FRAMES,
-    }
-
-
-def _patches(config: EncoderConfig, name: str, frames: int) -> Entry:
-    """The convolution that embeds patches; `frames` of them in one, or 0 for one of two dimensions.
-
-    A still image meets the sum over the frames. It is written back in equal parts: what only videos would see of it is
-    not kept.
-    """
-    width, patch = config.width, config.patch
-    shape = (width, 3, *([frames] if frames else []), patch, patch)
+def pixels_first(config: EncoderConfig, name: str) -> Entry:
+    """The convolution that embeds patches, over pixels, or over pixels of frames."""
+    width, patch, frames = config.width, config.patch, 1 + config.second_frame
+    shape = (width, 3, *([frames] if config.second_frame else []), patch, patch)
 
     def read(weight: Tensor) -> Tensor:
-        flat = weight.sum(2) if frames else weight
-        return flat.permute(0, 2, 3, 1).reshape(width, -1)
+        return weight.reshape(width, 3, frames, patch, patch).permute(0, 2, 3, 4, 1).reshape(width, -1)
 
     def write(weight: Tensor) -> Tensor:
-        square = weight.view(width, patch, patch, 3).permute(0, 3, 1, 2)
-        return torch.stack([square / frames] * frames, dim=2) if frames else square
+        return weight.view(width, frames, patch, patch, 3).permute(0, 4, 1, 2, 3).reshape(shape)
 
     return Entry({"patch_embed.weight": width}, name, shape, read, write)
 
 
-def _square_entries(config: EncoderConfig) -> list[Entry]:
+def square_entries(config: EncoderConfig) -> list[Entry]:
+    """All but the norm behind the last block."""
     width = config.width
-    found = [_patches(config, "embeddings.patch_embedding.weight", 0)]
+    found = [pixels_first(config, "embeddings.patch_embedding.weight")]
     if config.patch_bias:
         found.append(vector("patch_embed.bias", "embeddings.patch_embedding.bias", width))
     if config.class_token:
@@ -181,36 +150,20 @@ def _square_entries(config: EncoderConfig) -> list[Entry]:
             *linear(f"{ours}.mlp.up", f"{theirs}.mlp.fc1", config.mlp_width, width, bias=True),
             *linear(f"{ours}.mlp.down", f"{theirs}.mlp.fc2", width, config.mlp_width, bias=True),
         ]
-    return [*found, *norm("merger_norm", "post_layernorm", width)]
+    return found
 
 
-def _qwen2_vl_entries(config: EncoderConfig) -> list[Entry]:
-    width, merged = config.width, config.width * config.merge**2
-    found = [_patches(config, "patch_embed.proj.weight", FRAMES)]
-    for number in range(config.layers):
-        ours, theirs = f"layers.{number}", f"blocks.{number}"
-        projections = {f"{ours}.attention.{name}": width for name in ("query", "key", "value")}
-        found += [
-            *norm(f"{ours}.attention_norm", f"{theirs}.norm1", width),
-            *stacked(projections, f"{theirs}.attn.qkv", width, bias=True),
-            *linear(f"{ours}.attention.output", f"{theirs}.attn.proj", width, width, bias=True),
-            *norm(f"{ours}.mlp_norm", f"{theirs}.norm2", width),
-            *linear(f"{ours}.mlp.up", f"{theirs}.mlp.fc1", config.mlp_width, width, bias=True),
-            *linear(f"{ours}.mlp.down", f"{theirs}.mlp.fc2", width, config.mlp_width, bias=True),
-        ]
-    return [
-        *found,
-        *norm("merger_norm", "merger.ln_q", width),
-        *linear("merger.up", "merger.mlp.0", merged, merged, bias=True),
-        *linear("merger.down", "merger.mlp.2", config.output_dim, merged, bias=True),
-    ]
+def normed_entries(config: EncoderConfig) -> list[Entry]:
+    """The same, and that norm."""
+    return [*square_entries(config), *norm("merger_norm", "post_layernorm", config.width)]
 
 
-_IN_TOWER = ("vision_model.", "")
-_IGNORED = r"embeddings\.position_ids|head\..*"
+_SPELLINGS: Final = ({"": "vision_model."}, PLAIN)
+IGNORED: Final = r"embeddings\.position_ids|head\..*"
 
 
-def _pixels(config: EncoderConfig) -> str:
+def pixels_of(config: EncoderConfig) -> str:
+    """How a tower's pixels are normalised."""
     return config.pixels
 
 
@@ -227,54 +180,35 @@ def _siglip_processor(config: EncoderConfig, max_patches: int | None) -> dict[st
     return {"image_processor_type": "SiglipImageProcessor", "size": {"height": side, "width": side}}
 
 
-def _qwen2_vl_processor(config: EncoderConfig, max_patches: int | None) -> dict[str, Any]:
-    block = config.patch * config.merge
-    most = {"size": {"shortest_edge": block**2, "longest_edge": max_patches * config.patch**2}} if max_patches else {}
-    return {
-        "image_processor_type": "Qwen2VLImageProcessor",
-        "merge_size": config.merge,
-        "patch_size": config.patch,
-        "temporal_patch_size": FRAMES,
-        **most,
-    }
-
-
-CLIP = Family(
+CLIP: Final = Family(
     "clip_vision_model",
-    "CLIPVisionModel",
     EncoderConfig,
-    _read_clip,
-    _write_clip,
-    _square_entries,
-    _IN_TOWER,
-    _IGNORED,
-    suits=lambda config: config.class_token,
-    pixels=_pixels,
-    processor=_clip_processor,
+    read_clip,
+    normed_entries,
+    IGNORED,
+    _SPELLINGS,
+    "vision_config",
+    Alone(
+        "CLIPVisionModel",
+        _write_clip,
+        lambda config: config.class_token and config.is_bare,
+        _clip_processor,
+    ),
+    pixels=pixels_of,
 )
-SIGLIP = Family(
+SIGLIP: Final = Family(
     "siglip_vision_model",
-    "SiglipVisionModel",
     EncoderConfig,
-    _read_siglip,
-    _write_siglip,
-    _square_entries,
-    _IN_TOWER,
-    _IGNORED,
-    suits=lambda config: not config.class_token and config.position_grid > 0,
-    pixels=_pixels,
-    processor=_siglip_processor,
-)
-QWEN2_VL = Family(
-    "qwen2_vl_vision",
-    "Qwen2VisionTransformerPretrainedModel",
-    EncoderConfig,
-    _read_qwen2_vl,
-    _write_qwen2_vl,
-    _qwen2_vl_entries,
-    ("", "visual.", "model.visual."),
-    r"rotary_pos_emb\.inv_freq",
-    suits=lambda config: not config.class_token and not config.position_grid,
-    pixels=_pixels,
-    processor=_qwen2_vl_processor,
+    read_siglip,
+    normed_entries,
+    IGNORED,
+    _SPELLINGS,
+    "vision_config",
+    Alone(
+        "SiglipVisionModel",
+        _write_siglip,
+        lambda config: not config.class_token and config.is_bare,
+        _siglip_processor,
+    ),
+    pixels=pixels_of,
 )

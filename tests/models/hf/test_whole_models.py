@@ -1,0 +1,160 @@
+"""Whole vision-language models of transformers in our encoder and backbone, and back: the same logits and gradients."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from models.hf.tiny_wholes import (
+    WHOLES,
+    differing,
+    gradients_as_checkpoint,
+    make_whole,
+    our_loss,
+    our_models,
+    sample_of,
+    their_loss,
+)
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+from trainclient.models.backbone_block import BackboneConfig
+from trainclient.models.encoder import EncoderConfig
+from trainclient.models.hf import PretrainedError, TrainedPart, export_whole, load_pretrained
+
+ONE_EACH = ("qwen2-vl", "qwen2.5-vl", "qwen3-vl", "llava", "gemma3", "idefics3", "smolvlm")
+LONG = [pytest.param(name, marks=[] if name in ONE_EACH else pytest.mark.long) for name in WHOLES]
+
+
+def named(key: str) -> Callable[[str], str]:
+    """A message that names a parameter."""
+    return lambda message: f"{key}: {message}"
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_logits_and_gradients_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """Every tensor has noise. Gradients are read by our names from a checkpoint that holds them."""
+    theirs = make_whole(name, tmp_path / "c")
+    encoder, backbone = our_models(tmp_path / "c")
+    sample = sample_of(name, encoder.config)
+    expected, loss = their_loss(name, theirs, sample, encoder.config)
+    made, ours = our_loss(encoder, backbone, sample)
+    assert expected.std() > 0.1
+    assert_close(made, expected.detach(), rtol=1e-5, atol=1e-5)
+    assert_close(ours, loss, rtol=1e-5, atol=1e-5)
+    loss.backward()
+    ours.backward()
+    folder = gradients_as_checkpoint(name, theirs, tmp_path / "g")
+    for module, kind in ((encoder, EncoderConfig), (backbone, BackboneConfig)):
+        wanted = load_pretrained(folder, kind=kind).state
+        for key, parameter in module.named_parameters():
+            assert parameter.grad is not None, key
+            scale = float(wanted[key].abs().max())
+            assert_close(
+                parameter.grad, wanted[key], rtol=1e-4, atol=2e-5 * max(1.0, scale), msg=lambda m, k=key: f"{k}: {m}"
+            )
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_whole_model_comes_back(name: str, tmp_path: Path) -> None:
+    """Under the names of its folder; what was not trained is the same to the bit, both frames of patches too."""
+    theirs = make_whole(name, tmp_path / "c")
+    for file in ("tokenizer.json", "preprocessor_config.json", "chat_template.jinja"):
+        (tmp_path / "c" / file).write_text("{}")
+    encoder, backbone = our_models(tmp_path / "c")
+    with torch.no_grad():
+        backbone.norm.weight += 0.25
+    parts = [TrainedPart(m.config, {k: v.clone() for k, v in m.state_dict().items()}) for m in (encoder, backbone)]
+    assert export_whole(tmp_path / "back", tmp_path / "c", parts) == []
+    before, after = (load_file(tmp_path / folder / "model.safetensors") for folder in ("c", "back"))
+    assert set(after) == set(before)
+    changed = [key for key, tensor in before.items() if not torch.equal(tensor, after[key])]
+    assert [key.rpartition("model.")[2] for key in changed] in (["norm.weight"], ["language_model.norm.weight"])
+    names = {path.name for path in (tmp_path / "c").iterdir()}
+    assert {path.name for path in (tmp_path / "back").iterdir()} == names
+    for file in ("tokenizer.json", "preprocessor_config.json", "chat_template.jinja"):
+        (tmp_path / "back" / file).unlink()
+    again, report = transformers.AutoModelForImageTextToText.from_pretrained(
+        tmp_path / "back", output_loading_info=True, attn_implementation="eager"
+    )
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    sample = sample_of(name, encoder.config)
+    with torch.no_grad():
+        expected, _ = their_loss(name, again.eval(), sample, encoder.config)
+        made, _ = our_loss(encoder, backbone, sample)
+    assert type(again) is type(theirs)
+    assert_close(made, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_weights_in_bfloat16_and_in_several_files(tmp_path: Path) -> None:
+    theirs = make_whole("qwen2-vl", tmp_path / "c", torch.bfloat16)
+    theirs.save_pretrained(tmp_path / "s", max_shard_size="60KB")
+    encoder, backbone = our_models(tmp_path / "s")
+    parts = [TrainedPart(m.config, m.state_dict()) for m in (encoder, backbone)]
+    export_whole(tmp_path / "back", tmp_path / "s", parts, torch.float32)
+    index = json.loads((tmp_path / "back" / "model.safetensors.index.json").read_text())
+    assert (
+        index["weight_map"] == json.loads((tmp_path / "s" / "model.safetensors.index.json").read_text())["weight_map"]
+    )
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["dtype"] == "float32"
+    again = transformers.AutoModelForImageTextToText.from_pretrained(tmp_path / "back")
+    for key, tensor in theirs.state_dict().items():
+        assert torch.equal(again.state_dict()[key], tensor.float()), key
+
+
+def test_the_flat_configuration_of_released_folders(tmp_path: Path) -> None:
+    """Fields of the text on top, `rope_scaling` of type mrope, `in_chans`."""
+    make_whole("qwen2-vl", tmp_path / "c")
+    encoder, backbone = our_models(tmp_path / "c")
+    config = json.loads((tmp_path / "c" / "config.json").read_text())
+    text = config.pop("text_config")
+    rope = text.pop("rope_parameters")
+    config["vision_config"]["in_chans"] = config["vision_config"].pop("in_channels")
+    text |= {
+        "rope_theta": rope["rope_theta"],
+        "rope_scaling": {"type": "mrope", "mrope_section": rope["mrope_section"]},
+    }
+    kept = {key: value for key, value in text.items() if key not in ("model_type", "layer_types")}
+    (tmp_path / "c" / "config.json").write_text(json.dumps({**kept, **config}))
+    again = our_models(tmp_path / "c")
+    assert (again[0].config, again[1].config) == (encoder.config, backbone.config)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("llava", {"vision_feature_layer": [-2, -1]}, r"vision_feature_layer is \[-2, -1\]; one layer, from -3 to -1"),
+        ("llava", {"vision_feature_select_strategy": "full"}, "default is required: rows of all patches alone"),
+        ("llava", {"multimodal_projector_bias": False}, "multimodal_projector_bias is False; True is required"),
+        ("llava", {"model_type": "llava_next"}, "cannot be trained here: it cuts an image into tiles"),
+        ("llava", {"model_type": "qwen3_5"}, "cannot be trained here: it has linear attention"),
+        ("llava", {"model_type": "qwen3_vl_moe"}, "cannot be trained here: it routes tokens to experts"),
+        ("llava", {"model_type": "internvl_chat"}, "no code of a checkpoint is run"),
+        ("llava", {"text_config": {"model_type": "phi3"}}, "model_type is 'phi3'; one of llama, qwen2, qwen3, mistral"),
+        ("gemma3", {"mm_tokens_per_image": 8}, "mm_tokens_per_image is 8; the square of a divisor of 6"),
+        ("qwen2-vl", {"quantization_config": {"bits": 4}}, "quantized weights cannot be trained"),
+    ],
+)
+def test_what_our_models_cannot_be(name: str, changes: dict[str, object], message: str, tmp_path: Path) -> None:
+    make_whole(name, tmp_path / "c")
+    path = tmp_path / "c" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(PretrainedError, match=message):
+        load_pretrained(tmp_path / "c")
+
+
+def test_exports_that_do_not_belong_to_their_base(tmp_path: Path) -> None:
+    make_whole("qwen2-vl", tmp_path / "c")
+    encoder, _ = our_models(tmp_path / "c")
+    part = TrainedPart(encoder.config, encoder.state_dict())
+    with pytest.raises(PretrainedError, match=r"has mlp_width 72, not 64 as .*; give the folder that it began as"):
+        export_whole(tmp_path / "back", tmp_path / "c", [TrainedPart(differing(encoder.config), part.state)])
+    without_merger = {name: tensor for name, tensor in part.state.items() if not name.startswith("merger.")}
+    with pytest.raises(PretrainedError, match=r"there is nothing for merger\.up\.weight"):
+        export_whole(tmp_path / "back", tmp_path / "c", [TrainedPart(encoder.config, without_merger)])
+    (tmp_path / "back").mkdir()
+    with pytest.raises(PretrainedError, match="is there already"):
+        export_whole(tmp_path / "back", tmp_path / "c", [part])

@@ -1,0 +1,94 @@
+"""Which checkpoints our models can be, by `model_type`, and why others are refused."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from trainclient.models.hf.backbones import LLAMA, MISTRAL, QWEN2, QWEN3
+from trainclient.models.hf.fields import Fields
+from trainclient.models.hf.files import PretrainedError
+from trainclient.models.hf.gemma import GEMMA3
+from trainclient.models.hf.mapping import Family, Sizes
+from trainclient.models.hf.qwen_towers import QWEN2_VL
+from trainclient.models.hf.towers import CLIP, SIGLIP
+from trainclient.models.hf.whole_models import WHOLE_MODELS
+
+FAMILIES: Final[Mapping[str, Family[Any]]] = MappingProxyType(
+    {
+        "llama": LLAMA,
+        "mistral": MISTRAL,
+        "qwen2": QWEN2,
+        "qwen3": QWEN3,
+        "gemma3_text": GEMMA3,
+        "clip": CLIP,
+        "clip_vision_model": CLIP,
+        "siglip": SIGLIP,
+        "siglip_vision_model": SIGLIP,
+        "qwen2_vl_vision": QWEN2_VL,
+    }
+)
+"""Models of one part; of CLIP and SigLIP the tower."""
+
+_EXPERTS: Final = "it routes tokens to experts, and our MLPs are dense"
+_TILES: Final = "it cuts an image into tiles, and our jobs plan an image as one grid"
+REFUSED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("qwen3_5", "qwen3_5_moe", "qwen3_next", "mamba", "mamba2", "bamba", "jamba"),
+            "it has linear attention or state-space layers, and our layers are attention alone",
+        ),
+        **dict.fromkeys(
+            ("mixtral", "qwen2_moe", "qwen3_moe", "qwen3_vl_moe", "deepseek_v2", "deepseek_v3", "llama4", "gpt_oss"),
+            _EXPERTS,
+        ),
+        **dict.fromkeys(("llava_next", "llava_onevision", "internvl"), _TILES),
+        **dict.fromkeys(
+            ("internvl_chat", "minicpmv", "phi3_v"),
+            "its model is code in the checkpoint, and no code of a checkpoint is run; take the one that transformers "
+            "has itself, such as those whose names end in -hf",
+        ),
+        "gemma": "it is not carried yet; Gemma 3 is",
+        "gemma2": "it caps scores and logits, and ours have no caps",
+        **dict.fromkeys(("gemma3n", "gemma4", "gemma4_text"), "its layers share keys and values or are routed"),
+        "phi3": "its projections are fused, and its rotary positions change with the length",
+        "mllama": "its text attends to images across, and our backbones take images as tokens",
+        "paligemma": "its prompt is seen both ways, and our backbones are causal",
+        **dict.fromkeys(("siglip2", "siglip2_vision_model"), "its positions are scaled with antialiasing"),
+        **dict.fromkeys(
+            ("dinov2", "dinov2_with_registers", "dinov3_vit"), "its layers are scaled, and it has register tokens"
+        ),
+        **dict.fromkeys(("whisper", "qwen2_audio", "qwen2_5_omni"), "our encoders take pictures, and no audio"),
+    }
+)
+"""What is known and not carried, with the reason."""
+
+
+def families_of(whole: Fields) -> tuple[Family[Any], ...]:
+    """The parts of a checkpoint: an encoder and a backbone, or one of them.
+
+    Raises:
+        PretrainedError: our models cannot be it; the message has the reason.
+    """
+    name = whole.data.get("model_type")
+    if isinstance(name, str) and name in WHOLE_MODELS:
+        found = WHOLE_MODELS[name].families(whole)
+    elif isinstance(name, str) and name in FAMILIES:
+        found = (FAMILIES[name],)
+    elif isinstance(name, str) and name in REFUSED:
+        raise whole.refusal("model_type", f"it cannot be trained here: {REFUSED[name]}")
+    else:
+        raise whole.refusal("model_type", f"one of {', '.join([*FAMILIES, *WHOLE_MODELS])} is required")
+    if whole.has("quantization_config"):
+        raise whole.refusal("quantization_config", "quantized weights cannot be trained; take the original checkpoint")
+    return found
+
+
+def family_of(config: Sizes) -> Family[Any]:
+    """The architecture as which a model of these sizes is exported by itself; PretrainedError if there is none."""
+    for family in FAMILIES.values():
+        if family.kind is type(config) and family.alone is not None and family.alone.suits(config):
+            return family
+    raise PretrainedError(
+        "transformers has no model that is this module alone: it is a part of a larger one. Export the whole model: "
+        "leave --module out, and give --base, the folder that it began as"
+    )

@@ -1,0 +1,155 @@
+"""A whole model back into the form of the folder that it began as: the same files, names and configuration."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from trainclient.models.hf.exporting import GENERATION, as_text, companions_of, exported
+from trainclient.models.hf.fields import Fields
+from trainclient.models.hf.files import (
+    INDEX,
+    MAX_CONFIG_BYTES,
+    MAX_INDEX_BYTES,
+    PretrainedError,
+    TensorFiles,
+    read_json,
+)
+from trainclient.models.hf.folder import CONFIG, PREPROCESSOR, part_of, stored_names
+from trainclient.models.hf.mapping import Entry, Family, Sizes
+from trainclient.models.hf.registry import families_of
+
+PROCESSORS: Final = (PREPROCESSOR, "processor_config.json", "video_preprocessor_config.json", "chat_template.json")
+_OF_THE_JOB: Final = frozenset({"positions", "pixels", "query_tokens"})
+"""Sizes that a job may change and that change no weight of the checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainedPart:
+    """An encoder or a backbone that began as a part of a whole model."""
+
+    config: Sizes
+    state: Mapping[str, Tensor]
+    """Its parameters, of the whole module."""
+
+
+def export_whole(folder: Path, base: Path, parts: Sequence[TrainedPart], dtype: torch.dtype | None = None) -> list[str]:
+    """Write a model with the files, names and configuration of the checkpoint that it began as.
+
+    Tensors that no part holds come along as they are: layers behind the one whose features are taken, heads of towers.
+
+    Args:
+        folder: is made, when it is complete; must not be there.
+        base: the checkpoint.
+        parts: at most one of each kind; what the model has beside them stays as in the checkpoint.
+        dtype: of all tensors; by default that of the first part.
+
+    Returns:
+        The names of the parameters that the checkpoint has no place for (query tokens).
+
+    Raises:
+        PretrainedError: the checkpoint cannot be read, or a part did not begin as it.
+        OutputError: the folder cannot be written; nothing of it is left.
+    """
+    whole = Fields(read_json(base / CONFIG, MAX_CONFIG_BYTES), str(base / CONFIG))
+    if os.path.lexists(folder):
+        raise PretrainedError(f"{folder} is there already; give a folder that is not")
+    dtype = dtype or next(tensor.dtype for part in parts for tensor in part.state.values())
+    with TensorFiles(base) as files:
+        trained: dict[str, tuple[Entry, TrainedPart]] = {}
+        config = dict(whole.data)
+        left: list[str] = []
+        for part in parts:
+            family = _family(families_of(whole), part, base)
+            entries = _entries(family, part, whole, base)
+            stored = stored_names(base, files, family, part.config)
+            trained |= {stored[entry.theirs]: (entry, part) for entry in entries}
+            left += sorted(set(part.state) - {name for entry in entries for name in entry.ours})
+            config = _lengthened(config, family, whole, part.config)
+        companions = [name for name in (*PROCESSORS, GENERATION) if (base / name).is_file()] + companions_of(base)
+        with exported(folder) as made:
+            _write(made, base, files, trained, dtype)
+            (made / CONFIG).write_text(as_text(_typed(config, str(dtype).removeprefix("torch."))))
+            for name in companions:
+                (made / name).write_bytes((base / name).read_bytes())
+    return left
+
+
+def _family(families: Sequence[Family[Any]], part: TrainedPart, base: Path) -> Family[Any]:
+    """The part of the checkpoint that a module is."""
+    found = next((family for family in families if family.kind is type(part.config)), None)
+    if found is None:
+        raise PretrainedError(f"{base} is a {families[0].name} alone, and the job has more; give --module, one of them")
+    return found
+
+
+def _entries(family: Family[Any], part: TrainedPart, whole: Fields, base: Path) -> list[Entry]:
+    """The entries of a part, after it was compared with the checkpoint."""
+    theirs = family.read(part_of(whole, family), whole)
+    names = [field.name for field in fields(theirs) if field.name not in _OF_THE_JOB]
+    different = [
+        f"{name} {getattr(part.config, name)!r}, not {getattr(theirs, name)!r}"
+        for name in names
+        if getattr(part.config, name) != getattr(theirs, name)
+    ]
+    if different:
+        raise PretrainedError(f"the module has {', '.join(different)} as {base}; give the folder that it began as")
+    entries = family.entries(theirs)
+    for entry in entries:
+        for name, like in entry.divided(torch.empty(entry.shape, device="meta")).items():
+            there = part.state.get(name)
+            if there is None or there.shape != like.shape:
+                said = "nothing" if there is None else f"{list(there.shape)}"
+                raise PretrainedError(f"there is {said} for {name}; a tensor of shape {list(like.shape)} is required")
+    return entries
+
+
+def _lengthened(config: dict[str, Any], family: Family[Any], whole: Fields, ours: Sizes) -> dict[str, Any]:
+    """The configuration with the longest sequence that a part has learned."""
+    positions = getattr(ours, "positions", 0)
+    if not positions or positions == family.read(part_of(whole, family), whole).positions:
+        return config
+    longest = {"max_position_embeddings": positions}
+    inner = config.get(family.section)
+    return config | ({family.section: inner | longest} if isinstance(inner, dict) else longest)
+
+
+def _typed(config: dict[str, Any], dtype: str) -> dict[str, Any]:
+    """A configuration whose tensors have that type, wherever it says one."""
+    found = {name: _typed(value, dtype) if isinstance(value, dict) else value for name, value in config.items()}
+    return found | {name: dtype for name in ("dtype", "torch_dtype") if isinstance(found.get(name), str)}
+
+
+def _write(
+    folder: Path, base: Path, files: TensorFiles, trained: Mapping[str, tuple[Entry, TrainedPart]], dtype: torch.dtype
+) -> None:
+    """Write tensors into files of the names that the checkpoint has, one file after the other."""
+    by_file: dict[str, list[str]] = {}
+    for name in files:
+        by_file.setdefault(files.file(name), []).append(name)
+    size = 0
+    for file, names in by_file.items():
+        tensors = dict(_tensors(names, files, trained, dtype))
+        size += sum(tensor.nbytes for tensor in tensors.values())
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+    if (base / INDEX).is_file():
+        index = read_json(base / INDEX, MAX_INDEX_BYTES)
+        metadata = index.get("metadata")
+        metadata = {**(metadata if isinstance(metadata, dict) else {}), "total_size": size}
+        (folder / INDEX).write_text(as_text({**index, "metadata": metadata}))
+
+
+def _tensors(
+    names: Sequence[str], files: TensorFiles, trained: Mapping[str, tuple[Entry, TrainedPart]], dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    for name in names:
+        if name in trained:
+            entry, part = trained[name]
+            yield name, entry.joined({ours: part.state[ours].cpu() for ours in entry.ours}).to(dtype)
+        else:
+            yield name, files.read(name).to(dtype)
