@@ -130,8 +130,8 @@ def backbone_rotary_positions(stream: Stream, samples: StepSamples, items: I64, 
     first = samples.image_offsets[understood]
     index = ranges(first, samples.image_offsets[understood + 1] - first)
     grid = np.stack([samples.image_rows[index], samples.image_columns[index]], axis=1).astype(np.int64)
-    names = ("position_ids", "cu_lengths", "embedding_slots")
-    found = rotary_positions(*(arrays[name].astype(np.int64) for name in names), grid // stream.sizing.merge)
+    positions, ends, slots = (arrays[n].astype(np.int64) for n in ("position_ids", "cu_lengths", "embedding_slots"))
+    found = rotary_positions(positions, ends, slots, grid // stream.sizing.merge)
     return found.astype(np.int32)
 
 

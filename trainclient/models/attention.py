@@ -126,7 +126,7 @@ def packed_attention(
     parts = zip(*(torch.split(rows, list(by.lengths)) for rows, by in partitions), strict=True)
     if not two_way and not window:
         return torch.cat([_one_segment(q, k, v, causal=causal) for q, k, v in parts])
-    blocks = [None] * len(segments) if segments.blocks is None else segments.blocks.split(list(segments.lengths))
+    blocks = [None] * len(segments) if segments.blocks is None else torch.split(segments.blocks, list(segments.lengths))
     masks = (
         causal_mask(length, window, block, query.device) for length, block in zip(segments.lengths, blocks, strict=True)
     )

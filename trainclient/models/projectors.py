@@ -15,14 +15,15 @@ from trainclient.models.norms import OffsetNorm
 class Pooled(nn.Module):
     """The mean of a block's patches, normed and projected, as in Gemma 3."""
 
-    def __init__(self, width: int, output_dim: int, eps: float) -> None:
+    def __init__(self, width: int, merge: int, output_dim: int, eps: float) -> None:
         super().__init__()
+        self.patches = merge**2
         self.norm = OffsetNorm(width, eps)
         self.linear = nn.Linear(width, output_dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """[blocks, merge^2 * width] -> [blocks, output_dim]."""
-        return cast(Tensor, self.linear(self.norm(x.unflatten(1, (-1, self.linear.in_features)).mean(1))))
+        return cast(Tensor, self.linear(self.norm(x.view(-1, self.patches, self.linear.in_features).mean(1))))
 
 
 class NormedMerger(nn.Module):
@@ -56,7 +57,7 @@ def projector(kind: str, width: int, merge: int, output_dim: int, eps: float) ->
     """
     merged = width * merge**2
     if kind == "pool":
-        return Pooled(width, output_dim, eps)
+        return Pooled(width, merge, output_dim, eps)
     if kind == "linear":
         return nn.Linear(merged, output_dim, bias=False)
     return Mlp(merged, merged if kind == "merger" else output_dim, output_dim)
@@ -71,5 +72,5 @@ class PatchEmbed(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Still images: [P, patch^2 * 3] -> [P, width]."""
-        weight = self.weight if self.frames == 1 else self.weight.unflatten(1, (self.frames, -1)).sum(1)
+        weight = self.weight if self.frames == 1 else self.weight.view(self.out_features, self.frames, -1).sum(1)
         return F.linear(x, weight, self.bias)

@@ -275,7 +275,7 @@ class TrainConfig(Options):
     """Job specification, YAML or JSON."""
     servers: Annotated[str, REQUIRED] = ""
     """Data servers as HOST:PORT,HOST:PORT; HOST:FIRST-LAST stands for a range of ports."""
-    models: WholeModel = WholeModel()
+    models: WholeModel = WholeModel.model_validate({})
     """A released model that encoder and backbone start from."""
     encoder: ImageModuleModel = ImageModuleModel()
     """Sizes of the encoder, and of image towers."""

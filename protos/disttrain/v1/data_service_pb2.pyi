@@ -201,7 +201,9 @@ class StreamMicrobatchesRequest(_message.Message):
     """
     @_builtins.property
     def tensors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of the tensors wanted; empty for all of the view. The first pipeline stage needs no labels, the last no ids."""
+        """Names of the tensors wanted; empty for all of the view but those that must be named. The first pipeline stage needs no
+        labels, the last no ids.
+        """
 
     @_builtins.property
     def accepted_codecs(self) -> _containers.RepeatedScalarFieldContainer[_microbatch_pb2.Codec.ValueType]:

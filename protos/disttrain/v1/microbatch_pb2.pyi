@@ -28,6 +28,9 @@ backbone: the sequences of one microbatch, concatenated.
   cu_sequences    INT32 [M + 1]  first token of each sequence; an empty slot has length 0
   embedding_slots INT32 [E]      token that row j of the received image embeddings replaces; rows of all encoders
   condition_slots INT32 [Q]      token whose last hidden state is row j of the conditions, those for all generators
+  rotary_positions INT32 [3, T]  only where a request names it: positions in time, height and width (M-RoPE). Those of
+                                 text are alike; image tokens have the time at which their image begins, and beyond it
+                                 their row and column; what follows goes on behind the image's longer side
 generator: the target images of this wave.
   patches, grid, cu_patches       as for the encoder
   loss_mask         UINT8 [I]     1 where the image counts

@@ -55,10 +55,16 @@ def read_backbone(
     return BackboneConfig(**found | changes)
 
 
+_TIED_BY_EITHER: Final = frozenset({"qwen2_vl", "qwen2_5_vl", "llava"})
+"""Whole models whose older files say of the language model alone that its head is its embedding."""
+
+
 def _is_tied(fields: Fields, whole: Fields, default: bool) -> bool:
-    """As transformers has it: if the model or its decoder says so."""
-    said = [f.flag("tie_word_embeddings", False) for f in (fields, whole) if f.has("tie_word_embeddings")]
-    return any(said) if said else default
+    """As transformers has it: what the whole model says, and for some what its language model says."""
+    said = [f.flag("tie_word_embeddings", False) for f in (whole, fields) if f.has("tie_word_embeddings")]
+    if whole.data.get("model_type") in _TIED_BY_EITHER:
+        return any(said)
+    return said[0] if said else default
 
 
 def _read_llama(fields: Fields, whole: Fields) -> BackboneConfig:

@@ -48,7 +48,7 @@ def read_square(
     patch, image = side(fields, "patch_size", patch), side(fields, "image_size", 224)
     if image < patch:
         raise fields.refusal("image_size", f"at least patch_size, {patch}, is required")
-    found = {
+    found: dict[str, Any] = {
         "layers": fields.integer("num_hidden_layers", 12, MAX_LAYERS),
         "width": width,
         "heads": heads,
@@ -75,7 +75,7 @@ def read_clip(fields: Fields, whole: Fields, **changes: Any) -> EncoderConfig:
 def read_siglip(fields: Fields, whole: Fields, **changes: Any) -> EncoderConfig:
     """The same of SigLIP's."""
     del whole
-    known = {"patch": 16, "act": "gelu_pytorch_tanh", "eps": 1e-6, "pixels": "half"}
+    known: dict[str, Any] = {"patch": 16, "act": "gelu_pytorch_tanh", "eps": 1e-6, "pixels": "half"}
     return read_square(fields, class_token=False, **known | changes)
 
 
