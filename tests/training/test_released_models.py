@@ -90,7 +90,7 @@ def test_models_that_do_not_fit_the_job_or_each_other(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_run_begins_as_a_folder_and_its_export_is_one(fleet: Fleet, tmp_path: Path) -> None:
-    """With two stages, both of which hold the tied head; what a step of no size leaves is the same to the bit."""
+    """With two stages that both hold the tied head; what a step of no size leaves is the same to the bit."""
     base = qwen3_vl(tmp_path / "c")
     run = Run(fleet.address, tmp_path / "run")
     begin = ["--models.from", str(base)]
