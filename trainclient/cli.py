@@ -193,7 +193,7 @@ def _export(arguments: Sequence[str]) -> int:
         left = export(config)
     except OSError as error:
         return report("trainclient", error, USER_ERROR)
-    sys.stdout.write(f"{config.module} is in {config.output}\n")
+    sys.stdout.write(f"{config.module or 'the model'} is in {config.output}\n")
     if left:
         sys.stdout.write(f"left out, since such a model has no parameters for them: {', '.join(left)}\n")
     return 0

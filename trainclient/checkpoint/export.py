@@ -12,7 +12,7 @@ import tyro
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from dataserver.planning.job.fields import ModuleKind, Stream
+from dataserver.planning.job.fields import Stream
 from trainclient.checkpoint.folder import explained, stored_tensors
 from trainclient.checkpoint.selection import newest
 from trainclient.checkpoint.state import CheckpointError, TrainerState, is_state, read_manifest
@@ -22,7 +22,7 @@ from trainclient.models.encoder import EncoderConfig
 from trainclient.models.hf import TrainedPart, Usage, export_adapter, export_pretrained, export_whole
 from trainclient.models.lora import LowRank, merged
 from trainclient.models.rotary import RotaryScaling, RotarySections
-from trainclient.modules import exported_as
+from trainclient.modules import exported_as, parts_of_whole
 
 _NESTED: Final = {"rotary_scaling": RotaryScaling, "sections": RotarySections}
 """Sizes that are objects."""
@@ -95,8 +95,7 @@ def _export_whole(config: ExportConfig, path: Path, modules: Mapping[str, Any]) 
             f"{what}; give --module, one of {', '.join(sorted(modules))}, or --base without --adapter"
         )
     parts = []
-    for kind in (ModuleKind.ENCODER, ModuleKind.BACKBONE):
-        names = [name for name, described in modules.items() if described["kind"] == kind]
+    for kind, names in parts_of_whole(modules).items():
         if len(names) > 1:
             raise CheckpointError(f"the checkpoint has {len(names)} of kind {kind} ({', '.join(names)}); give --module")
         for name in names:

@@ -4,7 +4,7 @@ from trainclient.exchange.rows import Rows
 from trainclient.models.contrastive import Half, ScoreRows
 from trainclient.modules.pretrained import WHAT, Sizes
 from trainclient.modules.protocol import Features, NoiseKey, Output, Site, Target, TrainedModule, View
-from trainclient.modules.registry import exported_as, family_of, own, rows_of
+from trainclient.modules.registry import exported_as, family_of, own, parts_of_whole, rows_of
 
 __all__ = [
     "WHAT",
@@ -22,5 +22,6 @@ __all__ = [
     "exported_as",
     "family_of",
     "own",
+    "parts_of_whole",
     "rows_of",
 ]

@@ -59,7 +59,7 @@ def pretrained_text_tower(found: BackboneConfig, job: JobSpec, width: int) -> Si
     if has := [name for name in special if getattr(found, name)]:
         raise ValueError(f"have {', '.join(has)}, and text towers none; give it those of Llama, Qwen2 or Qwen3")
     _require_reach(found, job)
-    return TextTowerConfig(**sizes_of(found), output_dim=width)
+    return TextTowerConfig(**sizes_of(replace(found, tied=False)), output_dim=width)  # it has no head
 
 
 def sizes_of(sizes: EncoderConfig | BackboneConfig) -> dict[str, Any]:

@@ -56,6 +56,8 @@ class Family:
     """How it can begin as a checkpoint."""
     staged: bool = False
     """Whether it may be cut into stages, and so cannot be of one's own."""
+    in_whole: bool = False
+    """Whether it is a part of released models that are whole: they have at most one of a kind."""
     spine: bool = False
     """Whether rows of all others have its width, ranks share its sequences, and it learns adapters."""
 
@@ -76,6 +78,16 @@ def exported_as(described: Mapping[str, Any]) -> Pretrained | None:
     if described["kind"] == ModuleKind.TOWER:  # of images, with positions as SigLIP's
         return _IMAGE_TOWER if described.get("position_grid") else None
     return _FAMILIES[ModuleKind(described["kind"])].begins_as
+
+
+def parts_of_whole(modules: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Which modules of a checkpoint (`Models.describe`) are parts of a released model, by their kinds."""
+    found: dict[str, list[str]] = {}
+    for name, described in modules.items():
+        kind = ModuleKind(described["kind"])
+        if kind in _FAMILIES and _FAMILIES[kind].in_whole:
+            found.setdefault(str(kind), []).append(name)
+    return found
 
 
 def own(reference: str, site: Site, options: Mapping[str, Any]) -> TrainedModule:
@@ -176,9 +188,19 @@ _TEXT_TOWER: Final = Pretrained(BackboneConfig, pretrained_text_tower)
 
 _FAMILIES: Final[Mapping[ModuleKind | Modality, Family]] = MappingProxyType(
     {
-        ModuleKind.ENCODER: Family("encoder", Kind.EMBEDDINGS, ENCODER_BLOCK, _encoder_sizes, _encoder, _ENCODER),
+        ModuleKind.ENCODER: Family(
+            "encoder", Kind.EMBEDDINGS, ENCODER_BLOCK, _encoder_sizes, _encoder, _ENCODER, in_whole=True
+        ),
         ModuleKind.BACKBONE: Family(
-            "backbone", Kind.CONDITIONS, GATED_BLOCK, _backbone_sizes, _backbone, _BACKBONE, staged=True, spine=True
+            "backbone",
+            Kind.CONDITIONS,
+            GATED_BLOCK,
+            _backbone_sizes,
+            _backbone,
+            _BACKBONE,
+            staged=True,
+            in_whole=True,
+            spine=True,
         ),
         ModuleKind.GENERATOR: Family("generator", Kind.CONDITIONS, GENERATOR_BLOCK, _generator_sizes, _generator),
         Modality.IMAGE: Family(

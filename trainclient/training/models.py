@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 
-from dataserver.planning.job.fields import ModuleKind, ModuleSpec
+from dataserver.planning.job.fields import ModuleSpec
 from dataserver.planning.job.spec import JobSpec
 from trainclient.exchange.message_header import Kind
 from trainclient.models.backbone import stage_layers
-from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.compiling import compile_blocks
 from trainclient.models.lora import LowRank, adapt
 from trainclient.models.parameters import initialise
@@ -127,10 +126,12 @@ class Models:
         config, module = self.config, chunk.module
         inner = family_of(module).rows is Kind.ACTIVATIONS  # those between its own chunks
         width = self.sizes[module.name].width if inner else self.row_width
-        images = next((s.image_width for s in self.sizes.values() if isinstance(s, BackboneConfig)), self.row_width)
-        if module.kind is ModuleKind.ENCODER:
+        spine = next((m.name for m in self.job.execution.modules if family_of(m).spine), None)
+        backbone: Any = None if spine is None else self.sizes[spine]
+        images = self.row_width if backbone is None else backbone.image_width
+        if family_of(module).rows is Kind.EMBEDDINGS:
             width = images
-        takes_images = family_of(module).spine and chunk.number == 0
+        takes_images = module.name == spine and chunk.is_first
         site = Site(self.job, module, width, chunk.number, chunk.count, images if takes_images else 0)
         named = config.modules.get(module.name)
         if named is not None and named.use is not None:
@@ -180,7 +181,7 @@ def _require_image_rows(modules: Sequence[ModuleSpec], sizes: Mapping[str, Any])
     backbone = next((m.name for m in modules if family_of(m).spine), None)
     for m in modules if backbone is not None else ():
         made, wanted = getattr(sizes.get(m.name), "row_width", None), sizes[backbone or ""].image_width
-        if m.kind is ModuleKind.ENCODER and made is not None and made != wanted:
+        if family_of(m).rows is Kind.EMBEDDINGS and made is not None and made != wanted:
             raise ConfigError(
                 f"module {m.name} makes rows of width {made}, and {backbone} takes rows of width {wanted} for images "
                 f"(its width {sizes[backbone or ''].width}, times one more than its deepstack); start both from the "
@@ -226,7 +227,7 @@ def _model(config: TrainConfig, module: ModuleSpec) -> ImageModuleModel | Backbo
 def _weights(config: TrainConfig, module: ModuleSpec) -> Path | None:
     """The checkpoint that a module starts from."""
     own = _model(config, module).weights
-    whole = config.models.folder if module.kind in (ModuleKind.ENCODER, ModuleKind.BACKBONE) else None
+    whole = config.models.folder if family_of(module).in_whole else None
     return whole if own is None else own
 
 

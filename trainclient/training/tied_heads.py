@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from dataserver.planning.job.fields import ModuleSpec
-from trainclient.models.backbone_block import BackboneConfig
 from trainclient.topology.process_grid import Topology
 from trainclient.topology.process_groups import Groups
 from trainclient.training.models import Models
@@ -29,8 +28,7 @@ class TiedHeads:
         self.copies: set[str] = set()
         """Parameters of this process that the first stage counts and saves."""
         for module in models.job.execution.modules:
-            sizes = models.sizes.get(module.name)
-            if not isinstance(sizes, BackboneConfig) or not sizes.tied:
+            if not getattr(models.sizes.get(module.name), "tied", False):
                 continue
             for first, last in _ends(topology, module):
                 group = dist.new_group([first, last], timeout=timedelta(seconds=timeout_s))
