@@ -1,5 +1,6 @@
 """Runs whose encoder and backbone start from one folder of a vision-language model, and go back into its form."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,8 @@ def test_a_folder_is_the_encoder_and_the_backbone_of_a_job(tmp_path: Path) -> No
     found = models(qwen3_vl(tmp_path / "c"))
     (encoder,) = (s for s in found.sizes.values() if isinstance(s, EncoderConfig))
     (backbone,) = (s for s in found.sizes.values() if isinstance(s, BackboneConfig))
+    described = found.describe()
+    assert json.loads(json.dumps(described)) == described, "as a checkpoint has it"
     assert (encoder.row_width, backbone.image_width, backbone.width, backbone.tied) == (96, 96, 32, True)
     topology = Topology.of(found.job)
     widths, read = {}, {}

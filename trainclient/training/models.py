@@ -153,9 +153,11 @@ class Models:
         return site, made
 
 
-def _plain(sizes: dict[str, Any]) -> dict[str, Any]:
+def _plain(value: Any) -> Any:
     """Sizes as they come back from JSON."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in sizes.items()}
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, tuple) else value
 
 
 def low_rank(config: TrainConfig, module: ModuleSpec) -> LowRank | None:
