@@ -39,6 +39,7 @@ COMMANDS = {
     "describe": Command("describe", "Show what a dataset holds.", "reading the dataset's index"),
     "sizes": Command("sizes", "Count the sizes of samples.", "reading the dataset's index"),
     "serve": Command("serve", "Serve microbatches over gRPC.", "opening the datasets, then listening"),
+    "ray": Command("ray", "Run a fleet on a Ray cluster.", "looking for the cluster"),
     "top": Command("top", "Watch a fleet of servers.", "asking the servers"),
     "bench": Command("bench", "Measure how many cores a dataset needs.", "opening the dataset"),
     "warm": Command("warm", "Compile the kernels ahead of time.", "looking for compiled kernels"),

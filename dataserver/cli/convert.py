@@ -1,12 +1,13 @@
 """`dataserver convert`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
 from dataserver.cli.arguments import MaybeInt
 from dataserver.cli.progress import progress_bar
+from dataserver.cli.ray_cluster import tasks_of
 from dataserver.dataset import KINDS, location
 from dataserver.dataset import convert as convert_dataset
 
@@ -18,6 +19,7 @@ def convert(
     target: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")],
     shard_mb: int = 1024,
     workers: MaybeInt = None,
+    engine: Literal["local", "ray"] = "local",
 ) -> None:
     """Rewrite compressed tars, Parquet files and JSONL manifests as plain tars, which cost least to read.
 
@@ -29,14 +31,15 @@ def convert(
         target: Folder for the tars: new, empty, or that of a run that was killed.
         shard_mb: Size at which a tar of rows is closed, MiB; a compressed tar becomes one tar.
         workers: Processes; one for each core by default.
+        engine: Where files are converted: on this machine, or on all nodes of a Ray cluster, which see the same files.
     """
     if shard_mb < 1:
         raise ValueError(f"--shard-mb is {shard_mb}; give at least 1")
     if workers is not None and workers < 1:
         raise ValueError(f"--workers is {workers}; give at least 1")
     source = location(source)
-    with progress_bar(f"converting {source.name}", in_bytes=True) as report:
-        found = convert_dataset(source, target, shard_mb << 20, workers, report)
+    with tasks_of(engine) as tasks, progress_bar(f"converting {source.name}", in_bytes=True) as report:
+        found = convert_dataset(source, target, shard_mb << 20, workers, report, tasks)
     print(f"{target}")
     print(f"  files        {found.num_sources} ({found.num_converted} converted now)")
     print(f"  tars         {found.num_tars}")

@@ -61,6 +61,17 @@ def slowest_stage(now: GetMetricsResponse, before: GetMetricsResponse | None) ->
     return f"{most} {waits[most] / total:.0%}"
 
 
+def cores_missing(answers: Sequence[GetMetricsResponse]) -> str:
+    """How many cores a fleet has, and how many more or fewer its trainers want; empty where none want any."""
+    found = [answer for answer in answers if answer.cores]
+    cores, wanted = sum(answer.cores for answer in found), sum(answer.wanted_cores for answer in found)
+    if wanted == 0:
+        return ""
+    more = wanted - cores
+    verdict = f"{more:.1f} are missing" if more > 0 else f"{-more:.1f} are idle"
+    return f"trainers want {wanted:.1f} cores and have {cores}: {verdict}"
+
+
 @dataclass(frozen=True)
 class RankRow:
     """A rank, the server that it reads from, and how many steps it is behind the first rank of its module."""

@@ -11,15 +11,27 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from dataserver.cli.fitted_table import HEAD_LINES, Column, FittedTable, Kind, fit
-from dataserver.cli.fleet_numbers import Answer, RankRow, by_lag, most_behind, ranked, rates, seconds_of, slowest_stage
+from dataserver.cli.fleet_numbers import (
+    Answer,
+    RankRow,
+    by_lag,
+    cores_missing,
+    most_behind,
+    ranked,
+    rates,
+    seconds_of,
+    slowest_stage,
+)
 
 DOES_NOT_ANSWER: Final = "does not answer"
 MAX_CHARS: Final = 64
 """Most characters shown of a text that a server sent."""
 MAX_NOTE_WIDTH: Final = 110
+MIN_LINES_OF_SUMMARY: Final = 6
+"""Fewer lines are for rows alone."""
 KEEP_OF_SERVERS: Final = (
     *("server", "state", "images/s", "MB/s", "streams"),
-    *("memory", "ahead", "storage", "invalid", "fallbacks"),
+    *("memory", "ahead", "storage", "wanted", "cores", "invalid", "fallbacks"),
 )
 """Columns, the one that is left out last first."""
 KEEP_OF_RANKS: Final = ("module", "rank", "lag", "step", "job", "unread", "server", "ready")
@@ -37,6 +49,8 @@ class _Rows:
     red: frozenset[int] = frozenset()
     beyond: int = 0
     """Rows that the table never shows."""
+    summary: str = ""
+    """A line about all rows."""
 
     def within(self, lines: int) -> list[int]:
         """The first rows that take no more lines, one at least unless there is none, in the order of the table."""
@@ -99,7 +113,7 @@ def _views(tables: Sequence[_Rows], width: int, height: int) -> Iterator[list[_P
     yield _parts(tables, everything, width, legends=True)
     yield _parts(tables, everything, width)
     for lines in range(height, 0, -1):
-        yield _parts(tables, _divided(tables, lines), width)
+        yield _parts(tables, _divided(tables, lines), width, summaries=lines >= MIN_LINES_OF_SUMMARY)
 
 
 def _divided(tables: Sequence[_Rows], lines: int) -> list[list[int]]:
@@ -112,11 +126,14 @@ def _divided(tables: Sequence[_Rows], lines: int) -> list[list[int]]:
     return [shown, ranks.within(lines - servers.lines(shown))]
 
 
-def _parts(tables: Sequence[_Rows], shown: Sequence[list[int]], width: int, legends: bool = False) -> list[_Part]:
+def _parts(
+    tables: Sequence[_Rows], shown: Sequence[list[int]], width: int, legends: bool = False, summaries: bool = True
+) -> list[_Part]:
     parts = []
     for rows, seen in zip(tables, shown, strict=True):
         hidden = sorted(set(rows.order) - set(seen))
-        notes = [rows.more(hidden)] if len(hidden) + rows.beyond else []
+        notes = [rows.summary] if rows.summary and summaries else []
+        notes += [rows.more(hidden)] if len(hidden) + rows.beyond else []
         if seen and rows.fitted.left_out:
             notes.append(f"wider terminals show: {', '.join(rows.fitted.left_out)}")
         if legends:
@@ -129,7 +146,7 @@ def _parts(tables: Sequence[_Rows], shown: Sequence[list[int]], width: int, lege
 def _servers(answers: Sequence[Answer], width: int) -> _Rows:
     """Those that answer go first."""
     cells = [
-        ["-"] * 8 + [_clean(answer.problem)] if answer.now is None else _server_cells(answer.now, answer.before)
+        ["-"] * 10 + [_clean(answer.problem)] if answer.now is None else _server_cells(answer.now, answer.before)
         for answer in answers
     ]
     columns = [Column("server", [_clean(answer.address) for answer in answers], Kind.NAMES)]
@@ -137,8 +154,9 @@ def _servers(answers: Sequence[Answer], width: int) -> _Rows:
         "invalid": "images, since the start",
         "storage": "failed reads, since the start",
         "fallbacks": "streams that left their data connection for gRPC, since the start",
+        "wanted": "cores for all that trainers can take",
     }
-    titles = ("images/s", "MB/s", "streams", "memory", "ahead", "invalid", "storage", "fallbacks")
+    titles = ("images/s", "MB/s", "streams", "memory", "ahead", "invalid", "storage", "fallbacks", "cores", "wanted")
     figures = list(zip(*cells, strict=True))
     columns += [Column(title, figures[i], about=about.get(title, "")) for i, title in enumerate(titles)]
     waited = "what streams waited for most; consumer is the trainer"
@@ -154,7 +172,8 @@ def _servers(answers: Sequence[Answer], width: int) -> _Rows:
         return f"... and {_count(len(hidden), 'more server')}" + (f" ({', '.join(said)})" if said else "")
 
     order = sorted(range(len(answers)), key=lambda i: i in failed)
-    return _Rows(fit(columns, KEEP_OF_SERVERS, width), order, more, failed)
+    summary = cores_missing([answer.now for answer in answers if answer.now is not None])
+    return _Rows(fit(columns, KEEP_OF_SERVERS, width), order, more, failed, summary=summary)
 
 
 def _server_cells(now: GetMetricsResponse, before: GetMetricsResponse | None) -> list[str]:
@@ -166,6 +185,8 @@ def _server_cells(now: GetMetricsResponse, before: GetMetricsResponse | None) ->
         str(now.invalid_images),
         str(now.storage_errors),
         str(now.direct_fallbacks),
+        str(now.cores or "-"),
+        f"{now.wanted_cores:.1f}" if now.cores else "-",
         slowest_stage(now, before),
     ]
 

@@ -8,6 +8,7 @@ import tyro
 from dataserver.assembly import BYTES, Tokenizer, load_tokenizer
 from dataserver.cli.arguments import MaybeInt, MaybePath, Switch, tokenizer_files
 from dataserver.cli.progress import progress_bar
+from dataserver.cli.ray_cluster import tasks_of
 from dataserver.dataset import (
     KINDS,
     OWN,
@@ -15,6 +16,7 @@ from dataserver.dataset import (
     WHOLE,
     Dataset,
     Effect,
+    Engine,
     IndexRules,
     KeyEnd,
     MetadataKeys,
@@ -59,6 +61,7 @@ def index(
         tuple[Path, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")
     ] = (),
     shards: Annotated[str | None, tyro.conf.arg(metavar="I/N", help_behavior_hint="")] = None,
+    engine: Literal["local", "ray"] = "local",
 ) -> None:
     """Index datasets, count their tokens, and print their fingerprints.
 
@@ -83,6 +86,7 @@ def index(
             parquet files, or a folder of them, with rows for all shards. May be repeated.
         shards: Index only every N-th shard, from the one of number I (0 to N - 1) on, while other machines index the
             others. When all have ended, run the command once without this flag: it adds what belongs to the whole.
+        engine: Where shards are read: on this machine, or on all nodes of a Ray cluster, which see the same files.
     """
     if not paths:
         raise ValueError("no dataset is named; give at least one folder of shards")
@@ -103,8 +107,9 @@ def index(
         join,
     )
     part = WHOLE if shards is None else _part(shards)
-    for path in map(location, paths):
-        _index_one(path, index_dir, workers, tokenizers, rules, part)
+    with tasks_of(engine) as tasks:
+        for path in map(location, paths):
+            _index_one(path, index_dir, workers, tokenizers, rules, part, tasks)
 
 
 def _part(text: str) -> Part:
@@ -121,10 +126,16 @@ def _publish(root: Path, index_dir: Path | None) -> None:
 
 
 def _index_one(
-    path: Path, index_dir: Path | None, workers: int | None, tokenizers: list[Tokenizer], rules: IndexRules, part: Part
+    path: Path,
+    index_dir: Path | None,
+    workers: int | None,
+    tokenizers: list[Tokenizer],
+    rules: IndexRules,
+    part: Part,
+    engine: Engine | None,
 ) -> None:
     with progress_bar(f"indexing {path.name}", in_bytes=True) as report:
-        built = build_index(path, index_dir, workers, report, rules, part)
+        built = build_index(path, index_dir, workers, report, rules, part, engine)
     print(f"{path}")
     print(f"  shards       {built.num_shards} ({built.num_built} indexed now)")
     print(f"  samples      {built.num_samples}")

@@ -43,14 +43,31 @@ def serve(config: Path | None, flags: Mapping[str, Any]) -> None:
     at once. Every flag is also a key of the YAML file, where repeated flags are maps: datasets, index_dirs,
     quarantines, tokenizers.
     """
-    allow_many_descriptors()
-    silence_pillow_warnings()
     settings = load_config(config, flags)
     logs.use(settings.log_format)
+    _serve(opened(settings))
+
+
+def opened(settings: ServerConfig) -> DataServer:
+    """A server of this process that does not listen yet; its datasets are open, and nothing is left to compile.
+
+    Raises:
+        DatasetError: a dataset cannot be opened.
+    """
+    allow_many_descriptors()
+    silence_pillow_warnings()
     kernel_cache.use(settings.cache_dir)
     cache_freed_memory(settings.prefetch_bytes)
     _about_memory(settings)
-    _serve(settings)
+    sys.setswitchinterval(SWITCH_S)
+    configure_blocks(settings)
+    catalog = Catalog.open(settings)
+    if (found := block_remark(settings, catalog.datasets)) is not None:
+        _log.warning("%s", found)
+    compile_missing()
+    for name, dataset in catalog.datasets.items():
+        _log.info("dataset %s: %d shards, fingerprint %s", name, len(dataset.shards), dataset.fingerprint)
+    return DataServer(settings, catalog)
 
 
 def _about_memory(settings: ServerConfig) -> None:
@@ -60,23 +77,14 @@ def _about_memory(settings: ServerConfig) -> None:
         _log.log(found[0], "%s", found[1])
 
 
-def _serve(settings: ServerConfig) -> None:
+def _serve(server: DataServer) -> None:
     """Serve until the server ends; the first signal drains, a second one cuts."""
-    sys.setswitchinterval(SWITCH_S)
-    configure_blocks(settings)
-    catalog = Catalog.open(settings)
-    if (found := block_remark(settings, catalog.datasets)) is not None:
-        _log.warning("%s", found)
-    compile_missing()
-    server = DataServer(settings, catalog)
     with _signals() as (numbers, wake):
         _announce(server.start(), server.metrics_address)
-        for name, opened in catalog.datasets.items():
-            _log.info("dataset %s: %d shards, fingerprint %s", name, len(opened.shards), opened.fingerprint)
         threading.Thread(target=_when_ended, args=(server, wake), name="ended").start()
         for count, _ in enumerate(iter(numbers, _ENDED)):
             if count == 0:
-                server.drain(settings.drain_grace_s)
+                server.drain(server.drain_grace_s)
             else:
                 server.cut()
 

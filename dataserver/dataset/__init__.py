@@ -37,7 +37,7 @@ from dataserver.dataset.kinds import KINDS, UNENCODABLE, Effect
 from dataserver.dataset.lint import LintReport, lint
 from dataserver.dataset.machine.cores import usable_cores
 from dataserver.dataset.machine.memory import Memory, processes_within, usable_memory
-from dataserver.dataset.machine.workers import in_processes
+from dataserver.dataset.machine.workers import Engine, in_processes
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.dataset.shard import DocumentParts, ImageRef, Shard, TokenizedDocument
 from dataserver.dataset.shards.captions import OWN, CaptionSource, parse_captions
@@ -70,6 +70,7 @@ __all__ = [
     "DatasetError",
     "DocumentParts",
     "Effect",
+    "Engine",
     "Filter",
     "FilterError",
     "Finding",

@@ -49,7 +49,7 @@ class Peers:
         self._names = tuple(dict.fromkeys(names))
         self._health = PeerHealth()
         self._lock = threading.Lock()
-        """Guards the four attributes below it."""
+        """Guards the names, and the four attributes below it."""
         self._peers: dict[str, Peer] = {}
         """By address. Peers that are gone are closed."""
         self._told: dict[str, str] = {}
@@ -66,12 +66,18 @@ class Peers:
         self._ended = threading.Event()
         if not self._names:
             self._resolved.set()
-        for name in self._names:
-            if is_number(split_address(name, "peers")[0]):
-                self._keep(name, _addresses(name))
-            else:
-                threading.Thread(target=self._resolve, args=(name,), name=f"name {name}", daemon=True).start()
+        self._find(self._names)
         threading.Thread(target=self._look, name="peers", daemon=True).start()
+
+    def look_for(self, names: Sequence[str]) -> None:
+        """Look for peers under these names from now on, and no others."""
+        with self._lock:
+            new = [name for name in names if name not in self._names]
+            self._names = tuple(dict.fromkeys(names))
+            self._stand_for = {name: found for name, found in self._stand_for.items() if name in self._names}
+            self._found = self._all_found()
+        self._find(new)
+        self._news.set()
 
     def ranked(self, job_id: str, step: int) -> list[Peer | None]:
         """Live servers that may be asked for the plan of a step, its owner first; None is this one."""
@@ -156,9 +162,17 @@ class Peers:
                     *(peer.address, printable(said.build, MAX_BUILD_CHARS), build_id()),
                 )
 
+    def _find(self, names: Sequence[str]) -> None:
+        """Begin to look names up; numbers stand for themselves."""
+        for name in names:
+            if is_number(split_address(name, "peers")[0]):
+                self._keep(name, _addresses(name))
+            else:
+                threading.Thread(target=self._resolve, args=(name,), name=f"name {name}", daemon=True).start()
+
     def _resolve(self, name: str) -> None:
         """Look a name up again and again, apart from all else: one look-up may take half a minute."""
-        while not self._ended.is_set():
+        while name in self._names and not self._ended.is_set():
             try:
                 found = _addresses(name)
                 self._is_news(f"name {name}", "")
@@ -173,14 +187,19 @@ class Peers:
     def _keep(self, name: str, found: list[str] | None) -> None:
         """Note what a name stands for, or that it was looked up in vain."""
         with self._lock:
+            if name not in self._names:
+                return
             before = self._found
             self._stand_for[name] = self._stand_for.get(name, []) if found is None else found
-            self._found = [address for known in self._names for address in self._stand_for.get(known, ())]
+            self._found = self._all_found()
             last = len(self._stand_for) == len(self._names) and not self._resolved.is_set()
             if last:
                 self._resolved.set()
             if last or self._found != before:
                 self._news.set()
+
+    def _all_found(self) -> list[str]:
+        return [address for known in self._names for address in self._stand_for.get(known, ())]
 
     def _replace(self, addresses: Iterable[str]) -> None:
         """Know these addresses, and no others."""

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import accumulate
 from pathlib import Path
-from time import monotonic
+from time import monotonic, process_time
 from typing import Final
 
 from dataserver.dataset import BlockCounts
 from dataserver.fleet.plan_source import PlanSource
+from dataserver.serving.wanted_cores import Usage
 
 PLAN_BUCKETS_S: Final = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds of the histogram of plans, in seconds; a last bucket has none."""
@@ -97,6 +98,10 @@ class Snapshot:
     cached_limit_bytes: int
     store_reads: BlockCounts
     """Of this process."""
+    cores: int
+    """Cores that the server may keep busy: one for each decoding thread."""
+    wanted_cores: float
+    """Cores that would make all that its trainers can take; see `wanted_cores.py`."""
 
     @property
     def ranks(self) -> list[Progress]:
@@ -208,6 +213,12 @@ class Metrics:
             for wait in self._waits:
                 found[wait.stage] += max(now - wait.since, 0.0)
             return found
+
+
+def usage_of(uptime_s: float, waited_s: Mapping[Stage, float]) -> Usage:
+    """What this process has used so far, and how long trainers waited for it."""
+    waited = waited_s[Stage.PLANNING] + waited_s[Stage.DECODING]
+    return Usage(uptime_s, process_time(), waited, waited + waited_s[Stage.CONSUMER])
 
 
 def cumulative(plans: Iterable[int]) -> list[int]:

@@ -47,6 +47,8 @@ def metrics_message(found: Snapshot) -> pb.GetMetricsResponse:
         known_jobs=found.known_jobs,
         cached=pb.CachedBytes(**found.cached_bytes, limit=found.cached_limit_bytes),
         resident_bytes=resident_bytes(),
+        cores=found.cores,
+        wanted_cores=found.wanted_cores,
         ranks=[_rank(rank) for rank in found.ranks],
         store_reads=pb.StoreReads(
             requests=found.store_reads.store_requests,

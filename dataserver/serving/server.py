@@ -26,12 +26,13 @@ from dataserver.serving.descriptors import max_connections
 from dataserver.serving.errors import load_details
 from dataserver.serving.handlers import service_handler, standard_handler
 from dataserver.serving.limits import MAX_TRANSPORT_BYTES
-from dataserver.serving.metrics import Metrics, Snapshot
+from dataserver.serving.metrics import Metrics, Snapshot, usage_of
 from dataserver.serving.metrics_message import metrics_message
 from dataserver.serving.peer_service import PeerService
 from dataserver.serving.reflection import enable_reflection
 from dataserver.serving.registry import JobRegistry
 from dataserver.serving.stream.streams import Streams
+from dataserver.serving.wanted_cores import CoresWanted
 
 if TYPE_CHECKING:
     from dataserver.serving.metrics_endpoint import MetricsEndpoint
@@ -71,6 +72,7 @@ class DataServer:
     def __init__(self, config: ServerConfig, catalog: Catalog) -> None:
         self._config = config
         self._metrics = Metrics()
+        self._wanted = CoresWanted(usage_of(self._metrics.uptime_s, self._metrics.waited_s()))
         self._streams = Streams(config, self._metrics)
         instance = secrets.token_bytes(INSTANCE_BYTES)
         self._peers = Peers(config.peers, instance) if config.peers else None
@@ -128,13 +130,24 @@ class DataServer:
         """HOST:PORT of the metrics; None where there are none."""
         return None if self._endpoint is None else self._endpoint.address
 
+    @property
+    def drain_grace_s(self) -> float:
+        """Seconds that streams get to end when it is told to."""
+        return self._config.drain_grace_s
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was drained or stopped."""
+        return self._ended.is_set()
+
     def snapshot(self) -> Snapshot:
         """The numbers of this server."""
         budget = self._streams.shared.budget
+        uptime_s, waited_s = self._metrics.uptime_s, self._metrics.waited_s()
         return Snapshot(
-            uptime_s=self._metrics.uptime_s,
+            uptime_s=uptime_s,
             counts=self._metrics.counts(),
-            waited_s=self._metrics.waited_s(),
+            waited_s=waited_s,
             streams=self._streams.progress(),
             prefetch_used_bytes=budget.used,
             prefetch_limit_bytes=budget.total,
@@ -142,6 +155,8 @@ class DataServer:
             cached_bytes=self._jobs.cached_bytes(),
             cached_limit_bytes=self._config.job_bytes,
             store_reads=BLOCKS.counts,
+            cores=self._config.decode_threads,
+            wanted_cores=self._wanted.at(usage_of(uptime_s, waited_s)),
         )
 
     def metrics(self) -> GetMetricsResponse:

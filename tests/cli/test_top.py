@@ -92,6 +92,7 @@ def counted(found: pb.GetMetricsResponse) -> pb.GetMetricsResponse:
     counters.CopyFrom(found)
     counters.ClearField("uptime")
     counters.ClearField("resident_bytes")
+    counters.ClearField("wanted_cores")
     return counters
 
 

@@ -242,5 +242,5 @@ def test_peers_of_a_rank_are_one_entry() -> None:
         return Progress("job", "llm", rank, sent, sent, ready, 1, unread_s)
 
     streams = (stream(1, 4, 0, 0.0), stream(0, 7, 3, 0.5), stream(0, 6, 5, 0.0), stream(1, None, 2, 9.0))
-    found = Snapshot(1.0, Metrics().counts(), {}, streams, 0, 0, 0, {}, 0, BlockCounts()).ranks
+    found = Snapshot(1.0, Metrics().counts(), {}, streams, 0, 0, 0, {}, 0, BlockCounts(), 1, 0.0).ranks
     assert found == [stream(0, 6, 3, 0.5), stream(1, None, 0, 9.0)]

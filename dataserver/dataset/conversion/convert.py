@@ -17,7 +17,7 @@ from typing import Any, Final
 from dataserver.dataset.errors import DatasetError, Findings
 from dataserver.dataset.index.format import atomic_writer
 from dataserver.dataset.machine.cores import usable_cores
-from dataserver.dataset.machine.workers import in_processes
+from dataserver.dataset.machine.workers import Engine, shared_out
 from dataserver.dataset.storage.etags import Etag
 from dataserver.dataset.storage.interface import EntryKind
 from dataserver.dataset.storage.registry import storage_of
@@ -83,6 +83,7 @@ def convert(
     shard_bytes: int = SHARD_BYTES,
     workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
+    engine: Engine | None = None,
 ) -> ConversionReport:
     """Rewrite compressed tars, Parquet files and JSONL manifests as plain tars; tars and their sidecars are copied.
 
@@ -92,6 +93,7 @@ def convert(
         shard_bytes: size at which a tar of rows is closed; compressed tars stay one tar each.
         workers: processes; one for each core by default.
         progress: called with (bytes done, bytes in total) of the source.
+        engine: machines that share out the work, all of which see the same files; by default it is done here.
 
     Raises:
         DatasetError: the source holds nothing that can be converted, is damaged, or storage failed; the target is not
@@ -108,11 +110,8 @@ def convert(
         left = [n for n in range(len(files)) if n not in found]
         num_known, num_done = len(found), sum(sizes[n] for n in found)
         tasks = [(files[n], target, shard_bytes) for n in left]
-        num_workers = min(workers or usable_cores(), len(tasks))
-        results = (
-            enumerate(map(_convert_one, tasks)) if num_workers <= 1 else in_processes(_convert_one, tasks, num_workers)
-        )
-        for position, converted in results:
+        num_workers = workers or (usable_cores() if engine is None else engine.num_workers)
+        for position, converted in shared_out(_convert_one, tasks, num_workers, engine):
             found[left[position]] = converted
             num_done += sizes[left[position]]
             if progress is not None:

@@ -28,7 +28,7 @@ from dataserver.dataset.index.sets import add_set
 from dataserver.dataset.index.summary import IndexContent, Summary, write_summary
 from dataserver.dataset.machine.cores import usable_cores
 from dataserver.dataset.machine.memory import processes_within, usable_memory
-from dataserver.dataset.machine.workers import in_processes
+from dataserver.dataset.machine.workers import Engine, shared_out
 from dataserver.dataset.shards.captions import PARQUET
 from dataserver.dataset.shards.listing import Listing, ShardFile, index_folder, list_shards
 from dataserver.dataset.storage.mirror import pull
@@ -82,6 +82,7 @@ def build_index(
     progress: Progress | None = None,
     rules: IndexRules = DEFAULT_RULES,
     part: Part = WHOLE,
+    engine: Engine | None = None,
 ) -> BuildReport:
     """Index every shard at `path` whose index is missing, stale, or made by other rules.
 
@@ -94,6 +95,7 @@ def build_index(
         rules: what decides samples and texts.
         part: shards that are indexed here, while other machines index others. What belongs to the dataset as a whole
             is left to a run over all of them.
+        engine: machines that share out the work, all of which see the same files; by default it is done here.
 
     Raises:
         DatasetError: there is no shard, or one cannot be read or its index not written, or several have the same bytes
@@ -102,6 +104,11 @@ def build_index(
     if workers is not None and workers < 1:
         raise DatasetError(f"workers is {workers}; give at least 1")
     path = location(path)
+    if engine is not None and isinstance(path, Url):
+        raise DatasetError(
+            f"{path} lies in an object store, and the index of one is written on the machine that publishes it; index it "
+            "without --engine, or run the command with --shards I/N on each of N machines"
+        )
     listing = list_shards(path, index_dir)
     listing.warn_of_links()
     pull(listing.shards[0].root, index_dir)
@@ -112,7 +119,7 @@ def build_index(
     summary = Summary.read(folder)
     headers = {shard.name: header for shard in shards if (header := _known_header(shard, summary)) is not None}
     pending = PendingIndexes(folder)
-    run = _Run(shards, joins, workers, progress, pending if len(headers) == len(shards) else None)
+    run = _Run(shards, joins, workers, progress, pending if len(headers) == len(shards) else None, engine)
     try:
         contents = run.refresh_all(rules, headers, summary)
         by_name = [(name, content.header) for name, content in contents]
@@ -164,13 +171,19 @@ class _Run:
         workers: int | None,
         progress: Progress | None,
         pending: PendingIndexes | None,
+        engine: Engine | None,
     ) -> None:
         """Prepare to index shards; indexes wait in `pending`, if there is one, until `finish`."""
         self._shards = shards
         self._joins = joins
         self._pending = pending
         self._sizes = {shard.name: (shard.listed or shard.etags())[0].num_bytes for shard in shards}
-        self._workers = workers or min(usable_cores(), processes_within(WORKER_BYTES, usable_memory()))
+        if engine is None:
+            most = min(usable_cores(), processes_within(WORKER_BYTES, usable_memory()))
+        else:
+            most = engine.num_workers
+        self._workers = workers or most
+        self._engine = engine
         self._progress = progress
         self._problems: list[str] = []
         self._built: set[str] = set()
@@ -251,9 +264,7 @@ class _Run:
         self._tell(left)
         self._targets |= {shard.name: target for shard, target in shards}
         tasks = [(shard, target, rules, lone_texts, self._joins) for shard, target in shards]
-        num_workers = min(self._workers, len(tasks))
-        found = enumerate(map(_refresh, tasks)) if num_workers <= 1 else in_processes(_refresh, tasks, num_workers)
-        for position, (built, problem) in found:
+        for position, (built, problem) in shared_out(_refresh, tasks, self._workers, self._engine):
             shard, _ = shards[position]
             left -= self._sizes[shard.name]
             if built:

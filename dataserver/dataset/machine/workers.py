@@ -5,7 +5,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, wait
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from dataserver.dataset.errors import DatasetError
 
@@ -17,6 +17,44 @@ LOOK_S: Final = 0.25
 """Time between two looks at whether the work is still wanted."""
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+
+
+class Engine(Protocol):
+    """What shares out a lot of work over several machines."""
+
+    num_workers: int
+    """Tasks at a time, by default."""
+
+    def run(
+        self, work: Callable[[Task], Result], tasks: Sequence[Task], num_workers: int
+    ) -> Iterator[tuple[int, Result]]:
+        """Yield the position of each task and what `work` made of it, as they are done.
+
+        Args:
+            work: a function of a module, called on some machine. It may be called again where one was lost.
+            tasks: what it is called with.
+            num_workers: tasks at a time.
+
+        Raises:
+            Exception: what `work` raised.
+        """
+
+
+def shared_out(
+    work: Callable[[Task], Result], tasks: Sequence[Task], num_workers: int, engine: Engine | None
+) -> Iterator[tuple[int, Result]]:
+    """Yield the position of each task and what `work` made of it: by an engine, in processes, or in this process.
+
+    Args:
+        work: see `Engine.run`.
+        tasks: likewise.
+        num_workers: tasks at a time; where there is no engine, one works in this process.
+        engine: None for this machine alone.
+    """
+    num_workers = min(num_workers, len(tasks))
+    if engine is not None:
+        return engine.run(work, tasks, num_workers)
+    return enumerate(map(work, tasks)) if num_workers <= 1 else in_processes(work, tasks, num_workers)
 
 
 def in_processes(

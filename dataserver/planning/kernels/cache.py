@@ -24,8 +24,8 @@ from typing import Final
 COMPILING: Final = "compiling the kernels for this processor, once (up to a minute)"
 """What people read while they wait for it."""
 _PACKAGE: Final = Path(__file__).parents[2]
-_COMPLETE: Final = "complete"
-"""Name of the file that says that a warm-up has compiled all kernels."""
+_COMPLETE: Final = f"complete-{hashlib.sha256(str(_PACKAGE).encode()).hexdigest()[:8]}"
+"""Name of the file that says that a warm-up has compiled all kernels. Numba keeps those of each installation apart."""
 _LOCK: Final = "lock"
 _PATIENCE_S: Final = 60
 """How long a process waits for another one that compiles. Then it compiles too."""

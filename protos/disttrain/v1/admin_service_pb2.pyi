@@ -114,6 +114,8 @@ class GetMetricsResponse(_message.Message):
     DIRECT_BYTES_FIELD_NUMBER: _builtins.int
     DIRECT_FALLBACKS_FIELD_NUMBER: _builtins.int
     STORE_READS_FIELD_NUMBER: _builtins.int
+    CORES_FIELD_NUMBER: _builtins.int
+    WANTED_CORES_FIELD_NUMBER: _builtins.int
     open_streams: _builtins.int
     """Streams that are open."""
     ready_microbatches: _builtins.int
@@ -150,6 +152,12 @@ class GetMetricsResponse(_message.Message):
     """Counter: those of `sent_bytes` that were written to data connections (DirectOffer)."""
     direct_fallbacks: _builtins.int
     """Counter: streams whose clients left their data connection for gRPC (EndDirect); each has a line in the log."""
+    cores: _builtins.int
+    """Cores that the server may keep busy: one for each thread that decodes. 0 from servers that do not say."""
+    wanted_cores: _builtins.float
+    """Cores that would make all that the consumers of the last minute can take, with a fifth to spare: more than `cores`
+    where consumers wait for planning or decoding, fewer where cores are idle. 0 without streams.
+    """
     @_builtins.property
     def uptime(self) -> _duration_pb2.Duration:
         """Time since the server began, on its own steady clock. Rates are differences of two answers over that of this field."""
@@ -211,10 +219,12 @@ class GetMetricsResponse(_message.Message):
         direct_bytes: _builtins.int = ...,
         direct_fallbacks: _builtins.int = ...,
         store_reads: Global___StoreReads | None = ...,
+        cores: _builtins.int = ...,
+        wanted_cores: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "planning_time", b"planning_time", "plans_by_source", b"plans_by_source", "store_reads", b"store_reads", "uptime", b"uptime", "waits", b"waits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "decoded_images", b"decoded_images", "direct_bytes", b"direct_bytes", "direct_fallbacks", b"direct_fallbacks", "invalid_images", b"invalid_images", "known_jobs", b"known_jobs", "open_streams", b"open_streams", "plan_times", b"plan_times", "planning_time", b"planning_time", "plans_by_source", b"plans_by_source", "prefetch_limit_bytes", b"prefetch_limit_bytes", "prefetch_used_bytes", b"prefetch_used_bytes", "prepared_microbatches", b"prepared_microbatches", "preparing_microbatches", b"preparing_microbatches", "ranks", b"ranks", "ready_microbatches", b"ready_microbatches", "resident_bytes", b"resident_bytes", "sent_bytes", b"sent_bytes", "sent_microbatches", b"sent_microbatches", "shard_read_bytes", b"shard_read_bytes", "shared_bytes", b"shared_bytes", "storage_errors", b"storage_errors", "storage_retries", b"storage_retries", "store_reads", b"store_reads", "uptime", b"uptime", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "cores", b"cores", "decoded_images", b"decoded_images", "direct_bytes", b"direct_bytes", "direct_fallbacks", b"direct_fallbacks", "invalid_images", b"invalid_images", "known_jobs", b"known_jobs", "open_streams", b"open_streams", "plan_times", b"plan_times", "planning_time", b"planning_time", "plans_by_source", b"plans_by_source", "prefetch_limit_bytes", b"prefetch_limit_bytes", "prefetch_used_bytes", b"prefetch_used_bytes", "prepared_microbatches", b"prepared_microbatches", "preparing_microbatches", b"preparing_microbatches", "ranks", b"ranks", "ready_microbatches", b"ready_microbatches", "resident_bytes", b"resident_bytes", "sent_bytes", b"sent_bytes", "sent_microbatches", b"sent_microbatches", "shard_read_bytes", b"shard_read_bytes", "shared_bytes", b"shared_bytes", "storage_errors", b"storage_errors", "storage_retries", b"storage_retries", "store_reads", b"store_reads", "uptime", b"uptime", "waits", b"waits", "wanted_cores", b"wanted_cores"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

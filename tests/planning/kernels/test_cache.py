@@ -169,7 +169,7 @@ def test_code_that_ships_with_an_image_is_copied(
     (shipped / "kernels_1").mkdir(parents=True)
     shipped.chmod(0o755)
     (shipped / "kernels_1" / "code.nbi").write_bytes(b"code")
-    (shipped / "complete").touch()
+    (shipped / cache._COMPLETE).touch()
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(shipped.parent))
     read_only = [shipped] if writable else [shipped, fresh / cache._name()]
     monkeypatch.setattr(os, "access", lambda path, _: path not in read_only)

@@ -1,0 +1,259 @@
+"""A fleet, an index and a conversion on a real Ray cluster of several nodes on this machine, one of which is lost."""
+
+import gzip
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cli.server_process import command, refused, serving
+from deploy.manifests import ROOT
+from deploy.test_slurm import free_range
+from program.runtime_cases import Degrees
+from serving.harness import index
+from shards import write_pairs
+from training.runs import Run, variables
+
+from dataserver.cli.ray import configured
+from dataserver.serving.config import load_config
+
+WAIT_S = 240
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'ray[train]'")
+
+
+def server_file(folder: Path, dataset: Path, **more: Any) -> Path:
+    file = folder / "serve.yaml"
+    file.write_text(yaml.safe_dump({"datasets": {"pairs": str(dataset)}, **more}))
+    return file
+
+
+def test_servers_differ_in_what_must_differ_and_in_nothing_else(tmp_path: Path) -> None:
+    file = server_file(tmp_path, tmp_path, insecure=True, metrics_listen="0.0.0.0:9464", job_bytes=1 << 27)
+    given = load_config(file, {})
+    configure = configured(file, given, 6, 50051)
+    one = configure("10.0.0.1:50051", ("10.0.0.1:50051",), 8 << 30)
+    other = configure("10.0.0.1:50053", ("10.0.0.1:50051", "10.0.0.1:50053"), 8 << 30)
+    assert (one.listen, other.listen) == ("10.0.0.1:50051", "10.0.0.1:50053")
+    assert (one.metrics_listen, other.metrics_listen) == ("0.0.0.0:9464", "0.0.0.0:9466")
+    assert other.peers == ("10.0.0.1:50051", "10.0.0.1:50053")
+    assert (one.decode_threads, one.job_bytes, one.prefetch_bytes) == (6, 1 << 27, 1 << 30)
+    assert configure("10.0.0.1:50051", (), 1 << 30).prefetch_bytes < 1 << 29
+    different = {"listen", "metrics_listen", "peers", "decode_threads", "prefetch_bytes", "job_bytes"}
+    for name in given.model_fields_set - different:
+        assert getattr(one, name) == getattr(given, name)
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--cores", "0"), ("--first-port", "70000")])
+def test_wrong_flags_are_named(flag: str, value: str, tmp_path: Path) -> None:
+    assert f"{flag} is {value}" in refused("ray", "--config", server_file(tmp_path, tmp_path), flag, value)
+
+
+def test_without_a_cluster_there_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    said = refused("ray", "--config", server_file(tmp_path, tmp_path))
+    assert "Ray is not installed" in said or "no Ray cluster can be reached" in said
+
+
+@contextmanager
+def ray_cluster(monkeypatch: pytest.MonkeyPatch, *cpus: int) -> Iterator[Any]:
+    """A head without CPUs, and nodes with so many."""
+    monkeypatch.setenv("RAY_raylet_start_wait_time_s", "120")
+    monkeypatch.setenv("RAY_DISABLE_IMPORT_WARNING", "1")
+    monkeypatch.setenv("PYTHONPATH", variables()["PYTHONPATH"])
+    from ray.cluster_utils import Cluster
+
+    small = {"object_store_memory": 100 << 20}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
+    try:
+        cluster.workers = [cluster.add_node(num_cpus=number, **small) for number in cpus]
+        cluster.wait_for_nodes()
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+        yield cluster
+    finally:
+        cluster.shutdown()
+
+
+class Fleet:
+    """`dataserver ray` in another process."""
+
+    def __init__(self, file: Path, log: Path, *flags: str) -> None:
+        self.log = log
+        with log.open("w") as errors:
+            self.process = subprocess.Popen(
+                command("ray", "--config", file, *flags), stdout=subprocess.PIPE, stderr=errors, text=True
+            )
+        self.lines: list[list[str]] = []
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            word, _, addresses = line.strip().partition(" ")
+            assert word == "addresses"
+            self.lines.append([address for address in addresses.split(",") if address])
+
+    def until(self, number: int, after: int = 0) -> list[str]:
+        """Wait until so many servers are announced, in a line after so many; their addresses."""
+        end = time.monotonic() + WAIT_S
+        while True:
+            for line in self.lines[after:]:
+                if len(line) == number:
+                    return line
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < end, (self.lines, self.log.read_text())
+            time.sleep(0.2)
+
+
+@contextmanager
+def ray_fleet(file: Path, tmp_path: Path, *flags: str) -> Iterator[Fleet]:
+    fleet = Fleet(file, tmp_path / "fleet.log", "--first-port", str(free_range(8)), *flags)
+    try:
+        yield fleet
+    finally:
+        fleet.process.terminate()
+        assert fleet.process.wait(120) == 0, fleet.log.read_text()
+
+
+@needs_ray
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_run_goes_on_when_a_node_is_lost_and_a_new_one_gets_servers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = index(write_pairs(tmp_path / "pairs", 120, 40, seed=3, median_size=64, formats=("PNG",)))
+    degrees, steps = Degrees(1, 1, 1, 1, colocated=True), 8
+    with serving("--dataset", f"pairs={folder}") as server:
+        undisturbed = Run(server.address, tmp_path / "undisturbed")
+        code, errors = undisturbed.train(degrees, "--steps", str(steps))
+        assert code == 0, errors
+    file = server_file(tmp_path, folder, cache_dir=str(tmp_path / "cache"))
+    with ray_cluster(monkeypatch, 2, 1) as cluster, ray_fleet(file, tmp_path, "--cores", "1") as fleet:
+        assert len(set(fleet.until(3))) == 3
+        run = Run("", tmp_path / "run")
+        words = run.command(degrees, "--steps", str(steps))
+        options = words[words.index("--job") :]
+        del options[options.index("--servers") : options.index("--servers") + 2]
+        with subprocess.Popen(
+            [*words[:4], "--servers", ",".join(fleet.until(3)), *options],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=variables(),
+        ) as trainer:
+            end = time.monotonic() + WAIT_S
+            metrics = run.folder / "metrics.jsonl"
+            while not metrics.exists() or len(run.metrics()) < 2:
+                assert trainer.poll() is None, trainer.stderr.read() if trainer.stderr else ""
+                assert time.monotonic() < end
+                time.sleep(0.1)
+            announced = len(fleet.lines)
+            cluster.remove_node(cluster.workers[0], allow_graceful=False)
+            assert len(fleet.until(1, announced)) == 1
+            cluster.add_node(num_cpus=1, object_store_memory=100 << 20)
+            assert len(fleet.until(2, announced)) == 2
+            _, errors = trainer.communicate(timeout=WAIT_S)
+            assert trainer.returncode == 0, errors
+    for ours, theirs in zip(run.metrics(), undisturbed.metrics(), strict=True):
+        assert (ours["step"], ours["sample_digest"]) == (theirs["step"], theirs["sample_digest"])
+        assert ours["text_loss"] == pytest.approx(theirs["text_loss"], rel=1e-9)
+
+
+@needs_ray
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_ray_train_finds_the_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray.train", reason="pip install 'ray[train]'")
+    folder = index(write_pairs(tmp_path / "pairs", 120, 40, seed=3, median_size=64, formats=("PNG",)))
+    file = server_file(tmp_path, folder, cache_dir=str(tmp_path / "cache"))
+    run = Run("", tmp_path / "run")
+    words = run.command(Degrees(2, 2, 1, 2, colocated=True), "--steps", "3")
+    options = words[words.index("--job") :]
+    del options[options.index("--servers") : options.index("--servers") + 2]
+    with ray_cluster(monkeypatch, 2) as cluster, ray_fleet(file, tmp_path, "--cores", "2") as fleet:
+        fleet.until(1)
+        for _ in range(2):  # too small for a server, and so free for trainers
+            cluster.add_node(num_cpus=1, object_store_memory=100 << 20)
+        example = [sys.executable, str(ROOT / "deploy/ray/train.py"), "--workers", "2", "--port", str(free_range(9))]
+        done = subprocess.run(
+            [*example, "--", *options], capture_output=True, text=True, check=False, timeout=WAIT_S, env=os.environ
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+    assert [m["step"] for m in run.metrics()] == [0, 1, 2]
+
+
+@needs_ray
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_cluster_without_cores_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = index(write_pairs(tmp_path / "pairs", 8, 8))
+    with ray_cluster(monkeypatch):
+        done = subprocess.run(
+            command("ray", "--config", server_file(tmp_path, folder)), capture_output=True, text=True, check=False
+        )
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("dataserver: ")]
+    assert "no node of the Ray cluster has 12 free cores" in line
+    assert "Traceback" not in done.stderr
+
+
+@needs_ray
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_dataset_that_nodes_do_not_see_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ray_cluster(monkeypatch, 1):
+        done = subprocess.run(
+            command("ray", "--config", server_file(tmp_path, tmp_path / "none"), "--cores", "1"),
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("dataserver: ")]
+    assert "no server starts on the Ray cluster" in line
+    assert str(tmp_path / "none") in line
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@needs_ray
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("lost", [False, True])
+def test_index_and_convert_give_the_same_bytes_as_one_machine(
+    lost: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = write_pairs(tmp_path / "pairs", 96, 8, seed=3)
+    time.sleep(2.1)  # files that are indexed as they are written may be written once more
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    for tar in sorted(shards.glob("*.tar")):
+        with tar.open("rb") as source, gzip.open(packed / f"{tar.name}.gz", "wb") as target:
+            shutil.copyfileobj(source, target)
+    subprocess.run(command("index", shards, "--index-dir", tmp_path / "local"), check=True, capture_output=True)
+    subprocess.run(command("convert", packed, tmp_path / "tars"), check=True, capture_output=True)
+    with ray_cluster(monkeypatch, 1, 1) as cluster:
+        for arguments in (
+            ["index", shards, "--index-dir", tmp_path / "ray"],
+            ["convert", packed, tmp_path / "ray-tars"],
+        ):
+            with subprocess.Popen(
+                command(*arguments, "--engine", "ray"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            ) as process:
+                if lost and arguments[0] == "index":
+                    time.sleep(6)
+                    cluster.remove_node(cluster.workers[0], allow_graceful=False)
+                _, errors = process.communicate(timeout=WAIT_S)
+                assert process.returncode == 0, errors
+    local, spread = tree(tmp_path / "local"), tree(tmp_path / "ray")
+    assert len(local) > 12
+    assert {name for name in local.keys() | spread.keys() if local.get(name) != spread.get(name)} == set()
+    one, other = tree(tmp_path / "tars"), tree(tmp_path / "ray-tars")
+    assert {n: one[n] for n in one if n.endswith(".tar")} == {n: other[n] for n in other if n.endswith(".tar")}
