@@ -18,6 +18,6 @@ COPY --from=build /opt/kernels /opt/kernels
 ARG CPU=x86-64-v3
 ENV NUMBA_CPU_NAME=${CPU} NUMBA_CPU_FEATURES="" NUMBA_CACHE_DIR=/opt/kernels
 USER 65532:65532
-EXPOSE 50051 9464
+EXPOSE 50051 51051 9464
 ENTRYPOINT ["/opt/disttrain/bin/dataserver"]
 CMD ["--help"]

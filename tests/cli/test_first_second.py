@@ -29,6 +29,7 @@ COMMANDS = {
     "fit": command("fit", "--job", "no.yaml", "--server", "127.0.0.1:1"),
     "towers": command("towers", "--job", "no.yaml"),
     "sizes": command("sizes", "/nothing-here", "--output", "/nothing-here/sizes.json"),
+    "ray": command("ray", "--config", "no.yaml"),
     "top": command("top", "127.0.0.1:1"),
     "bench": command("bench", "/nothing-here"),
     "warm": command("warm"),

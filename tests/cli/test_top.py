@@ -201,10 +201,10 @@ def test_servers_that_do_not_answer_are_shown_as_such(server: Running) -> None:
         taken.close()
         done = run("top", f"{silent},{closed}", other, server.address, *ONCE)
     assert done.returncode == 0
-    ends = {row[0]: " ".join(row[9:]) for row in rows(done.stdout) if row and ":" in row[0]}
+    ends = {row[0]: " ".join(row[11:]) for row in rows(done.stdout) if row and ":" in row[0]}
     assert ends[silent] == ends[closed] == "does not answer"
     assert ends[other] == "no server of this release"
-    assert ends[server.address] == "0 -", "its memory is two words; nothing failed, and no stream waited"
+    assert ends[server.address] == "0.0 -", "its memory is two words; nothing failed, and no stream waited"
 
 
 @pytest.mark.parametrize("answer", [b"\xff\xff\xff\xff no message", b""])
@@ -212,7 +212,7 @@ def test_another_program_is_named_as_such_without_a_traceback(answer: bytes, cap
     with grpc_server(Stranger(answer)) as address:
         done = run("top", address, *ONCE)
     (row,) = [row for row in rows(done.stdout) if row[:1] == [address]]
-    assert " ".join(row[9:]) == "no server of this release"
+    assert " ".join(row[11:]) == "no server of this release"
     assert not caplog.records, "what is logged goes to stderr, and so onto the screen"
     assert "Traceback" not in done.stderr
 

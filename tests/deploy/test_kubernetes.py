@@ -116,6 +116,8 @@ def test_commands_take_what_pods_give_them(overlay: str, pod: Pod, tmp_path: Pat
         taken = server_config(overlay, pod, tmp_path)
         servers = ",".join(taken.peers)
         assert split_address(taken.listen)[1] == pod.container["readinessProbe"]["grpc"]["port"]
+        (data,) = (port["containerPort"] for port in pod.container["ports"] if port["name"] == "data")
+        assert data == split_address(taken.listen)[1] + 1000  # where servers put data connections by themselves
         assert {"cpu", "memory"} <= pod.container["resources"][
             "limits"
         ].keys()  # or it needs flags for threads and memory
