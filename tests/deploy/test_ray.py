@@ -1,4 +1,4 @@
-"""A fleet, an index and a conversion on a real Ray cluster of several nodes on this machine, one of which is lost."""
+"""A fleet, an index and a conversion on a real Ray cluster: several nodes on this machine, and one is lost."""
 
 import gzip
 import os

@@ -24,6 +24,7 @@ UNITS = (
     "seconds",
     "microbatches",
     "images",
+    "cores",
     "streams",
     "jobs",
     "errors",

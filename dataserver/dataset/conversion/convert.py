@@ -93,7 +93,7 @@ def convert(
         shard_bytes: size at which a tar of rows is closed; compressed tars stay one tar each.
         workers: processes; one for each core by default.
         progress: called with (bytes done, bytes in total) of the source.
-        engine: machines that share out the work, all of which see the same files; by default it is done here.
+        engine: machines that share out the work and see the same files; by default it is done here.
 
     Raises:
         DatasetError: the source holds nothing that can be converted, is damaged, or storage failed; the target is not

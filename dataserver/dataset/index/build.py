@@ -32,7 +32,7 @@ from dataserver.dataset.machine.workers import Engine, shared_out
 from dataserver.dataset.shards.captions import PARQUET
 from dataserver.dataset.shards.listing import Listing, ShardFile, index_folder, list_shards
 from dataserver.dataset.storage.mirror import pull
-from dataserver.dataset.storage.urls import location
+from dataserver.dataset.storage.urls import Url, location
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ def build_index(
         rules: what decides samples and texts.
         part: shards that are indexed here, while other machines index others. What belongs to the dataset as a whole
             is left to a run over all of them.
-        engine: machines that share out the work, all of which see the same files; by default it is done here.
+        engine: machines that share out the work and see the same files; by default it is done here.
 
     Raises:
         DatasetError: there is no shard, or one cannot be read or its index not written, or several have the same bytes
