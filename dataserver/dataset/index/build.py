@@ -106,7 +106,7 @@ def build_index(
     path = location(path)
     if engine is not None and isinstance(path, Url):
         raise DatasetError(
-            f"{path} lies in an object store, and the index of one is written on the machine that publishes it; index it "
+            f"{path} lies in an object store, whose index is written on the machine that publishes it; index it "
             "without --engine, or run the command with --shards I/N on each of N machines"
         )
     listing = list_shards(path, index_dir)
