@@ -88,7 +88,7 @@ def serving(*arguments: str | Path) -> Iterator[ServerProcess]:
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as process:
         try:
             assert process.stdout is not None
-            found = re.fullmatch(r"listening on (127\.0\.0\.1:\d+)\n", process.stdout.readline())
+            found = re.fullmatch(r"listening on ([\d.]+:\d+)\n", process.stdout.readline())
             assert found, process.stderr.read() if process.stderr else ""
             yield ServerProcess(process, found[1])
         finally:
