@@ -9,11 +9,16 @@ from typing import Final
 import numpy as np
 
 from dataserver.assembly.reference_images import (
+    AVIF,
+    AVIF_ALPHA,
+    BMP,
+    GIF,
     JPEG_CMYK,
     JPEG_GREY,
     JPEG_PROGRESSIVE,
     JPEG_SCALED,
     PNG_PALETTE,
+    TIFF_JPEG,
     WEBP_LOSSLESS,
     WEBP_LOSSY,
     WEBP_OPAQUE,
@@ -67,6 +72,14 @@ def built_in_images() -> Iterator[tuple[bytes, ImageShape]]:
     yield png[:-12], ImageShape(61, 97, 6, 4, 2)
     progressive = base64.b64decode(JPEG_PROGRESSIVE)
     yield progressive[: len(progressive) // 2], ImageShape(52, 38, 1, 6, 8, may_be_truncated=True)
+    for text, width, height in (
+        (AVIF, 52, 38),
+        (AVIF_ALPHA, 52, 38),
+        (GIF, 52, 38),
+        (BMP, 26, 19),
+        (TIFF_JPEG, 52, 38),
+    ):
+        yield base64.b64decode(text), ImageShape(width, height, 1, 6, 8)
 
 
 def _png(mode: str, channels: int) -> bytes:

@@ -43,7 +43,7 @@ class HuggingFaceTokenizer:
         from tokenizers import Tokenizer as HuggingFaceModel  # most servers have none
 
         self.name: Final = name
-        data = _read_bounded(path)
+        data = read_bounded(path)
         self.digest: Final = hashlib.sha256(data).hexdigest()
         try:
             self._model = HuggingFaceModel.from_buffer(data)
@@ -136,7 +136,8 @@ def _unknown(model: "HuggingFaceModel", data: bytes) -> set[int]:
     return set() if unknown is None else {unknown}
 
 
-def _read_bounded(path: Path) -> bytes:
+def read_bounded(path: Path) -> bytes:
+    """Read a file of a tokenizer. Raises TokenizerError where that is impossible, or it is too large."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_TOKENIZER_BYTES + 1)

@@ -1,4 +1,4 @@
-"""Tokenizers: the built-in byte-level vocabulary, and Hugging Face `tokenizers` files.
+"""Tokenizers: the built-in byte-level vocabulary, and files of Hugging Face, SentencePiece and tiktoken.
 
 A tokenizer turns text into tokens and nothing else: special tokens belong to the job (`TokenizerSpec`), and text that
 looks like one is tokenized as text.
@@ -11,10 +11,14 @@ from typing import Final, Protocol
 import numpy as np
 
 from dataserver.assembly.hugging_face import I32, HuggingFaceTokenizer, TokenizerError
+from dataserver.assembly.sentence_piece import SentencePieceTokenizer
+from dataserver.assembly.tiktoken_ranks import TiktokenTokenizer, is_ranks
 from dataserver.planning.job.fields import SPECIAL_TOKENS, TokenizerSpec
 
 BYTES: Final = "bytes"
 """Name of the built-in tokenizer."""
+_BEGIN_BYTES: Final = 4096
+"""What tells kinds of files apart."""
 
 
 class Tokenizer(Protocol):
@@ -69,7 +73,37 @@ def load_tokenizer(name: str, path: Path | None = None) -> Tokenizer:
         return ByteTokenizer()
     if path is None:
         raise TokenizerError(f"tokenizer {name!r} has no file; give it as {name}=FILE, or use {BYTES!r}")
-    return HuggingFaceTokenizer(name, path)
+    file = _file_of(name, path)
+    begin = _begin_of(file)
+    if begin.lstrip().startswith(b"{"):
+        return HuggingFaceTokenizer(name, file)
+    if is_ranks(begin):
+        return TiktokenTokenizer(name, file)
+    if begin.startswith(b"\n"):  # the first field of the message that a model of sentencepiece is
+        return SentencePieceTokenizer(name, file)
+    return HuggingFaceTokenizer(name, file)  # which says what it is not
+
+
+def _file_of(name: str, path: Path) -> Path:
+    """The file of a tokenizer: the path itself, or what it is called in a folder."""
+    if not path.is_dir():
+        return path
+    ranks = sorted(path.glob("*.tiktoken"))
+    for found in (path / "tokenizer.json", path / "tokenizer.model", *ranks[:1]):
+        if found.is_file():
+            return found
+    raise TokenizerError(
+        f"tokenizer {name}: the folder {path} has no tokenizer.json, tokenizer.model or NAME.tiktoken; name the file"
+    )
+
+
+def _begin_of(path: Path) -> bytes:
+    """The first bytes of a file; nothing where it cannot be read, which its reader says."""
+    try:
+        with path.open("rb") as file:
+            return file.read(_BEGIN_BYTES)
+    except OSError:
+        return b""
 
 
 def tokenizer_spec(tokenizer: Tokenizer) -> TokenizerSpec:

@@ -62,6 +62,7 @@ def index(
     ] = (),
     shards: Annotated[str | None, tyro.conf.arg(metavar="I/N", help_behavior_hint="")] = None,
     engine: Literal["local", "ray"] = "local",
+    images_root: MaybePath = None,
 ) -> None:
     """Index datasets, count their tokens, and print their fingerprints.
 
@@ -87,6 +88,7 @@ def index(
         shards: Index only every N-th shard, from the one of number I (0 to N - 1) on, while other machines index the
             others. When all have ended, run the command once without this flag: it adds what belongs to the whole.
         engine: Where shards are read: on this machine, or on all nodes of a Ray cluster, which see the same files.
+        images_root: Folder that the paths in manifests are relative to; by default that of each manifest.
     """
     if not paths:
         raise ValueError("no dataset is named; give at least one folder of shards")
@@ -105,6 +107,7 @@ def index(
         SeveralImages(several_images),
         parse_captions(caption),
         join,
+        images_root,
     )
     part = WHOLE if shards is None else _part(shards)
     with tasks_of(engine) as tasks:

@@ -6,20 +6,27 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Final
 
+import google_crc32c
+
 from dataserver.dataset.cache import LruCache
 from dataserver.dataset.errors import DatasetError, ShardReadError, StaleIndexError
+from dataserver.dataset.index.external_files import read_external
 from dataserver.dataset.index.flags import index_command
 from dataserver.dataset.index.format import read_pages
 from dataserver.dataset.index.fresh import IndexedShard
 from dataserver.dataset.joined_images import JoinedImages
-from dataserver.dataset.shards.pages import CODECS, Page, PageTable, unpack
+from dataserver.dataset.shards.external import ExternalTable
+from dataserver.dataset.shards.pages import CODECS, STORED, Page, PageTable, unpack, unpack_begin
 from dataserver.dataset.shards.parts import JOINED_START
 from dataserver.dataset.storage.etags import Etag
 from dataserver.dataset.storage.interface import StoredFile
 from dataserver.dataset.storage.pieces import Piece, object_digest
+from dataserver.dataset.storage.registry import storage_of
 from dataserver.dataset.storage.remote import RemoteFile
 
 MAX_OPEN_SHARDS: Final = 128
+MAX_EXTERNAL_IMAGES: Final = 1 << 22
+"""In other files, whose places are in memory: 250 bytes each."""
 PAGE_CACHE_BYTES: Final = 64 << 20
 """Of decompressed pages: a page is read once for each image in it, at times of their own."""
 
@@ -44,6 +51,7 @@ class OpenShards:
         self._joined = JoinedImages([shard.file for shard in shards], [shard.header for shard in shards])
         self._pages: LruCache[bytes] = LruCache(PAGE_CACHE_BYTES, len)
         """Decompressed, by position of the shard and number of the page."""
+        self._external: LruCache[ExternalTable] = LruCache(MAX_EXTERNAL_IMAGES, lambda table: max(len(table.parts), 1))
         self._checking = [threading.Lock() for _ in shards]
 
     def read(self, position: int, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -63,11 +71,13 @@ class OpenShards:
             ]
         if all(address < end for address, _ in ranges):
             return self._read_file(position, ranges)
+        if shard.file.format.has_external:
+            return [self._read_external(position, *one) for one in ranges]
         table = self._tables.get(position, lambda: read_pages(shard.file.index_path, shard.header))
         if not table.pages:
             return self._read_file(position, ranges)
         return [
-            self._read_page(position, table, *one) if one[0] >= end else self._read_file(position, [one])[0]
+            self._read_pages(position, table, *one) if one[0] >= end else self._read_file(position, [one])[0]
             for one in ranges
         ]
 
@@ -104,23 +114,63 @@ class OpenShards:
         file = self.shards[position].file
         return self._descriptors.get(position, lambda: file.storage.ranges(file.path))
 
-    def _read_page(self, position: int, table: PageTable, address: int, length: int) -> bytes:
-        """Read a value in a compressed page; raises as `read`."""
-        path = self.shards[position].file.path
-        number, start = table.find(address)
+    def _read_external(self, position: int, address: int, length: int) -> bytes:
+        """Read an image in another file; raises as `read`."""
+        shard = self.shards[position]
+        table = self._external.get(position, lambda: read_external(shard.file, shard.header))
         try:
-            page = self._pages.get((position, number), lambda: self._unpack(position, table.pages[number]))
-        except DatasetError:
-            raise
-        except ValueError as error:
-            raise ShardReadError(f"{path} has no page {number} ({error}); index it again") from error
-        if start + length > len(page):
-            raise ShardReadError(f"{path}: {length} bytes at {address} leave their page; index it again")
-        return page[start : start + length]
+            part = table.find(address, length)
+        except IndexError as error:
+            raise ShardReadError(f"{shard.file.path} has no image of {error}; index it again") from error
+        path = table.root / part.name
+        try:
+            (content,) = storage_of(path).ranges(path).read([(part.offset, part.length)])
+        except OSError as error:
+            raise ShardReadError(f"cannot read {path}: {error}; check the storage") from error
+        if len(content) != part.length or google_crc32c.value(content) != part.crc32c:
+            raise StaleIndexError(
+                f"{path} has another content than when {shard.file.path} was indexed;"
+                f" run {index_command(shard.file)} and start the server again"
+            )
+        return content
 
-    def _unpack(self, position: int, page: Page) -> bytes:
-        (packed,) = self._read_file(position, [(page.offset, page.packed_bytes)])
-        return unpack(packed, page.plain_bytes, CODECS[page.codec])
+    def _read_pages(self, position: int, table: PageTable, address: int, length: int) -> bytes:
+        """Read a value in compressed pages, which may be parts of one; raises as `read`."""
+        path = self.shards[position].file.path
+        parts = []
+        while length:
+            number, start = table.find(address)
+            taken = min(length, table.pages[number].plain_bytes - start)
+            if taken <= 0:
+                raise ShardReadError(f"{path}: {length} bytes at {address} leave its pages; index it again")
+            try:
+                parts.append(self._read_page(position, number, table.pages[number], start, start + taken))
+            except DatasetError:
+                raise
+            except ValueError as error:
+                raise ShardReadError(f"{path} has no page {number} ({error}); index it again") from error
+            address, length = address + taken, length - taken
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _read_page(self, position: int, number: int, page: Page, start: int, end: int) -> bytes:
+        """Read a part of a page. Raises ValueError where it is damaged, or as `read`."""
+        codec = CODECS[page.codec]
+        if codec == STORED:
+            return self._read_file(position, [(page.offset + start, end - start)])[0]
+        key = position, number
+
+        def unpacked(num_bytes: int) -> bytes:
+            (packed,) = self._read_file(position, [(page.offset, page.packed_bytes)])
+            if num_bytes < page.plain_bytes and codec in ("ZSTD", "GZIP"):
+                return unpack_begin(packed, num_bytes, codec)
+            return unpack(packed, page.plain_bytes, codec)
+
+        found = self._pages.get(key, lambda: unpacked(end))
+        if len(found) < end:  # a page that is read for a second image is likely to be read for more
+            found = whole = unpacked(page.plain_bytes)
+            self._pages.drop(key)
+            self._pages.get(key, lambda: whole)
+        return found[start:end]
 
     def _read_file(self, position: int, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Read pieces of the file, each given by its offset and length; raises as `read`."""

@@ -2,7 +2,7 @@
 
 from dataserver.images.decoding import ImageFault, ImageShape, decode_patches, fault_of, silence_pillow_warnings
 from dataserver.images.errors import ImageHeaderError
-from dataserver.images.formats import FORMAT_NAMES, sniff_format
+from dataserver.images.formats import FORMAT_NAMES, IMAGE_SUFFIXES, sniff_format
 from dataserver.images.header import ImageHeader, read_header
 from dataserver.images.limits import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
 from dataserver.images.patches import U8, write_patches
@@ -10,6 +10,7 @@ from dataserver.images.transforms import TRANSFORM_WORDS, DrawnTransform
 
 __all__ = [
     "FORMAT_NAMES",
+    "IMAGE_SUFFIXES",
     "MAX_IMAGE_BYTES",
     "MAX_IMAGE_PIXELS",
     "TRANSFORM_WORDS",

@@ -2,7 +2,8 @@
 
 The rules of content_version 2:
 
-1. JPEG, PNG or WebP, told by magic; the first frame of an animation. The stored size must be the one in the index.
+1. A format of `formats.py`, told by magic; the first frame of an animation. The stored size must be the one in the
+   index. GIF, BMP, AVIF and TIFF came later than the others; an index that was made before has none of these.
 2. Of quality `fast`, a JPEG is decoded at the smallest of the scales 1/1, 1/2, 1/4, 1/8 that still covers the grid; of
    quality `exact`, all images are decoded whole.
 3. 16-bit grey keeps its high byte; palettes, CMYK and bilevel images become RGB; what is transparent lies on white,

@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
+from dataserver.images.bmp import refusal as bmp_refusal
 from dataserver.images.jpeg import complete as complete_jpeg
 from dataserver.images.jpeg import is_whole as is_whole_jpeg
 from dataserver.images.jpeg import upright_size as jpeg_size
+from dataserver.images.others import other_format
 from dataserver.images.png import SIGNATURE, without_pixels
 from dataserver.images.png import complete as complete_png
 from dataserver.images.png import is_whole as is_whole_png
+from dataserver.images.tiff import refusal as tiff_refusal
 from dataserver.images.truncation import Completed, Size
 from dataserver.images.webp import canvas_size as webp_canvas
 from dataserver.images.webp import upright_size as webp_size
@@ -38,6 +41,14 @@ class ImageFormat:
     """What stands at which byte of every such file."""
     plugin: str
     """Pillow's reader, as `module.Class`. It is named directly: `Image.open` tries all formats."""
+    variants: tuple[tuple[tuple[int, bytes], ...], ...] = ()
+    """Other beginnings, as `magic`."""
+    refusal: Callable[[bytes], str] | None = None
+    """Says why a file must not come to Pillow, whose work or memory would have no limit; nothing where it may."""
+    is_turned: bool = False
+    """Whether Pillow turns images upright itself."""
+    modes: frozenset[str] = frozenset()
+    """Of Pillow, where not all of a format's become RGB as they should."""
     upright_size: Callable[[bytes], Size | None] | None = None
     """Reads the size of a file that has no EXIF data, at less cost than Pillow."""
     canvas_size: Callable[[bytes], Size | None] | None = None
@@ -53,15 +64,20 @@ class ImageFormat:
 
     def matches(self, data: bytes) -> bool:
         """Whether a file begins as one of this format."""
-        for at, text in self.magic:  # noqa: SIM110  a generator takes twice as long, for each member of each shard
+        for at, text in self.magic:  # a generator takes twice as long, for each member of each shard
             if not data.startswith(text, at):
-                return False
-        return True
+                break
+        else:
+            return True
+        return any(all(data.startswith(text, at) for at, text in magic) for magic in self.variants)
 
     def load_plugin(self) -> "type[ImageFile]":
         """Pillow's reader, which takes 10 ms to load."""
         module, _, name = self.plugin.rpartition(".")
-        plugin: type[ImageFile] = getattr(import_module(module), name)
+        plugins = import_module(module)
+        if self.name == "avif":
+            plugins.DEFAULT_MAX_THREADS = 1  # type: ignore[attr-defined]  # images are decoded side by side already
+        plugin: type[ImageFile] = getattr(plugins, name)
         return plugin
 
     def load_decoder(self) -> "Callable[[bytes, Size, Size], U8 | None] | None":
@@ -98,9 +114,40 @@ FORMATS: Final = (
         canvas_size=webp_canvas,
         decoder="dataserver.images.webp_decoder",
     ),
+    ImageFormat("gif", "GIF", ((0, b"GIF87a"),), "PIL.GifImagePlugin.GifImageFile", variants=(((0, b"GIF89a"),),)),
+    ImageFormat(
+        "bmp",
+        "BMP",
+        ((0, b"BM"), (15, bytes(3))),  # the size of a header: two letters alone begin many a text
+        "PIL.BmpImagePlugin.BmpImageFile",
+        refusal=bmp_refusal,
+    ),
+    ImageFormat(
+        "avif",
+        "AVIF",
+        ((4, b"ftypavif"),),
+        "PIL.AvifImagePlugin.AvifImageFile",
+        variants=(((4, b"ftypavis"),),),
+    ),
+    ImageFormat(
+        "tiff",
+        "TIFF",
+        ((0, b"II*\0"),),
+        "PIL.TiffImagePlugin.TiffImageFile",
+        variants=(((0, b"MM\0*"),), ((0, b"II+\0"),), ((0, b"MM\0+"),)),
+        refusal=tiff_refusal,
+        is_turned=True,
+        modes=frozenset(
+            {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "I;16", "I;16B", "I;16L", "I;16N"}
+        ),
+    ),
 )
 """An index stores the position of a format in this tuple: a new one is added at the end."""
 FORMAT_NAMES: Final = tuple(found.name for found in FORMATS)
+IMAGE_SUFFIXES: Final = frozenset(
+    {"jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "heic", "ppm", "img"}
+)
+"""Types of files that claim to be images; the magic decides what they are."""
 
 
 def format_of(data: bytes) -> ImageFormat | None:
@@ -117,10 +164,13 @@ def sniff_format(data: bytes) -> str | None:
     return None if found is None else found.name
 
 
-def none_of_them() -> str:
-    """All formats, for messages: neither this nor that."""
+def none_of_them(data: bytes) -> str:
+    """What a file is instead of one of these formats, for messages."""
     *others, last = (found.title for found in FORMATS)
-    return f"neither {', '.join(others)} nor {last}"
+    known = f"neither {', '.join(others)} nor {last}"
+    if name := other_format(data):
+        return f"it is {name}; {known}"
+    return f"{known}: starts with {data[:8].hex()}"
 
 
 @functools.cache

@@ -35,11 +35,15 @@ def read_header(data: bytes) -> ImageHeader:
         raise ImageHeaderError("image_too_large", f"{len(data)} bytes, limit {MAX_IMAGE_BYTES}")
     found = format_of(data)
     if found is None:
-        raise ImageHeaderError("unreadable_header", f"{none_of_them()}: starts with {data[:8].hex()}")
+        raise ImageHeaderError("unreadable_header", none_of_them(data))
     if found.upright_size is not None and (size := found.upright_size(data)) is not None:
         _check_pixels(*size)
         return ImageHeader(found.name, *size, 1)
+    if found.refusal is not None and (reason := found.refusal(data)):
+        raise ImageHeaderError("unreadable_header", f"{found.title}: {reason}")
     with _open(found, data) as image:
+        if found.modes and image.mode not in found.modes:
+            raise ImageHeaderError("unreadable_header", f"a {found.title} of pixels that are {image.mode}; convert it")
         width, height = image.size  # above zero, or Pillow does not open it
         _check_pixels(width, height)
         orientation = _orientation(found, data, image)
@@ -69,6 +73,8 @@ def _orientation(found: ImageFormat, data: bytes, image: "ImageFile") -> int:
     """
     from PIL import Image
 
+    if found.is_turned:
+        return 1
     try:
         if found.without_pixels is not None:
             image = _open(found, found.without_pixels(data))

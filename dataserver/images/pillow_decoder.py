@@ -52,11 +52,15 @@ def _open(data: bytes, size: tuple[int, int]) -> ImageFile:
     """
     found = format_of(data)
     if found is None:
-        raise InvalidImageError(none_of_them())
+        raise InvalidImageError(none_of_them(data))
+    if found.refusal is not None and (reason := found.refusal(data)):
+        raise InvalidImageError(reason)
     if found.canvas_size is not None:
         _check_size(found.canvas_size(data), size)
     image = found.load_plugin()(io.BytesIO(data))
     _check_size(image.size, size)
+    if found.modes and image.mode not in found.modes:
+        raise InvalidImageError(f"its pixels are {image.mode}")
     return image
 
 

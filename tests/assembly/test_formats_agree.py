@@ -1,10 +1,11 @@
-"""The same samples in tars and in Parquet files: the same index, tensors and token ids."""
+"""The same samples in tars, Parquet files, manifests and folders: the same index, tensors and token ids."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 from assembly.test_prepared_views import Run, open_run, tensors_of
+from builders.loose import write_folder, write_manifest
 from builders.parquets import WRITERS, pairs_table, tar_documents, tar_pairs, write_table
 from shards import write_interleaved, write_pairs
 
@@ -27,9 +28,13 @@ def expected(tars: Path) -> Run:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("writer", [*WRITERS, "manifest", "folder"])
 def test_tensors_do_not_depend_on_the_format(tars: Path, expected: Run, tmp_path: Path, writer: str) -> None:
     for tar in tars.rglob("*.tar"):
+        if writer in ("manifest", "folder"):
+            path = (tmp_path / tar.relative_to(tars)).with_suffix("")
+            write_folder(tar, path) if writer == "folder" else write_manifest(tar, path.with_suffix(".jsonl"))
+            continue
         table = tar_documents(tar) if tar.parent.name == "documents" else pairs_table(tar_pairs(tar))
         write_table((tmp_path / tar.relative_to(tars)).with_suffix(".parquet"), table, writer)
     found = opened(tmp_path)

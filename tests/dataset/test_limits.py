@@ -58,7 +58,7 @@ def test_headers_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
             assert sniff_format(data) == found
     assert sniff_format(b"RIFX1234WEBP") is None
     assert sniff_format(b"x" + b"\xff\xd8\xff") is None
-    assert FORMAT_NAMES == ("jpeg", "png", "webp")
+    assert FORMAT_NAMES == ("jpeg", "png", "webp", "gif", "bmp", "avif", "tiff")
     assert read_header(image(1, 1)).width == 1
     assert (headers_module.MAX_IMAGE_BYTES, headers_module.MAX_IMAGE_PIXELS) == (64 << 20, 1 << 27)
     assert headers_module.ORIENTATION_TAG == 0x0112
@@ -76,7 +76,7 @@ def test_headers_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
             assert (caught.value.kind, caught.value.detail) == ("image_too_large", words)
     with pytest.raises(ImageHeaderError) as caught:
         read_header(b"123456789")
-    assert caught.value.detail == "neither JPEG, PNG nor WebP: starts with 3132333435363738"
+    assert caught.value.detail == "neither JPEG, PNG, WebP, GIF, BMP, AVIF nor TIFF: starts with 3132333435363738"
     with pytest.raises(ImageHeaderError, match="unreadable_header"):
         read_header(magic)
 

@@ -248,7 +248,7 @@ def test_files_that_look_like_shards_are_named_with_what_helps(tmp_path: Path) -
 
 def test_a_folder_of_compressed_tars_alone_says_so(tmp_path: Path) -> None:
     (tmp_path / "1.tar.gz").write_bytes(b"x")
-    with pytest.raises(DatasetError, match=r"no .tar or .parquet shards .*'1.tar.gz'.*gunzip"):
+    with pytest.raises(DatasetError, match=r"no .tar, .parquet or .jsonl shards .*'1.tar.gz'.*gunzip"):
         build_index(tmp_path)
 
 

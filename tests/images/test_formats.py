@@ -32,7 +32,7 @@ def test_every_format_is_told_by_its_magic() -> None:
 
 def test_a_line_adds_a_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = ppm()
-    with pytest.raises(ImageHeaderError, match="neither JPEG, PNG nor WebP: starts with 5036"):
+    with pytest.raises(ImageHeaderError, match="it is PPM; neither JPEG, PNG, WebP, GIF, BMP, AVIF nor TIFF"):
         read_header(data)
     monkeypatch.setattr(formats, "FORMATS", (*FORMATS, PPM))
     monkeypatch.setattr(samples, "FORMAT_NAMES", (*samples.FORMAT_NAMES, "ppm"))

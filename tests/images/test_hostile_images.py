@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from images.pictures import ASTRONAUT, decode, encode, noise, png, png_chunk
-from PIL import Image
+from images.pictures import ASTRONAUT, decode, encode, naive_patches, noise, png, png_chunk
+from PIL import Image, ImageOps
 
-from dataserver.images import ImageShape, jpeg_decoder, pillow_decoder
+from dataserver.images import ImageHeaderError, ImageShape, jpeg_decoder, pillow_decoder, read_header
 from dataserver.images.errors import InvalidImageError
 from dataserver.images.kernels.jpeg import look_at_jpeg
 from dataserver.planning.job.fields import Sizing
@@ -29,6 +29,12 @@ FILES = {
     "png": encode(PICTURE, "PNG"),
     "webp": encode(PICTURE, "WEBP", quality=95),
     "lossless": encode(PICTURE, "WEBP", lossless=True),
+    "gif": encode(PICTURE, "GIF"),
+    "bmp": encode(PICTURE, "BMP"),
+    "avif": encode(PICTURE, "AVIF", quality=90),
+    "tiff": encode(PICTURE, "TIFF"),
+    "tiff of lzw": encode(PICTURE, "TIFF", compression="tiff_lzw"),
+    "tiff of a jpeg": encode(PICTURE, "TIFF", compression="jpeg"),
 }
 
 
@@ -65,7 +71,12 @@ def test_damaged_files_are_valid_or_zero_and_always_the_same(name: str, position
     assert first_valid or not first.any()
 
 
-@given(st.binary(max_size=300), st.sampled_from([b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF\0\1\0\0WEBPVP8X"]))
+@given(
+    st.binary(max_size=300),
+    st.sampled_from(
+        [b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF\0\1\0\0WEBPVP8X", b"GIF89a", b"II*\0", b"\0\0\0 ftypavif"]
+    ),
+)
 def test_rubbish_is_invalid(rubbish: bytes, magic: bytes) -> None:
     assert refused(magic + rubbish)
 
@@ -76,14 +87,14 @@ def test_a_size_other_than_the_index_has_is_invalid(name: str, width: int, heigh
     assert refused(FILES[name], ImageShape(width, height, 1, 4, 6))
 
 
-@pytest.mark.parametrize("image_format", ["GIF", "BMP", "TIFF", "PPM", "ICO"])
+@pytest.mark.parametrize("image_format", ["PPM", "ICO", "JPEG2000", "DDS"])
 def test_other_formats_are_invalid(image_format: str) -> None:
     assert refused(encode(PICTURE.resize((32, 32)), image_format), ImageShape(32, 32, 1, 4, 6))
 
 
 def test_what_has_no_format_is_refused_by_its_name() -> None:
-    with pytest.raises(InvalidImageError, match=r"^neither JPEG, PNG nor WebP$"):
-        pillow_decoder.decode(encode(PICTURE, "GIF"), PICTURE.size, PICTURE.size)
+    with pytest.raises(InvalidImageError, match=r"^it is PPM; neither JPEG, PNG, WebP, GIF, BMP, AVIF nor TIFF$"):
+        pillow_decoder.decode(encode(PICTURE, "PPM"), PICTURE.size, PICTURE.size)
 
 
 def bilevel(width: int, height: int) -> bytes:
@@ -281,3 +292,96 @@ def test_a_scan_bomb_is_invalid() -> None:
     needed = 2**31 // 4096**2 + 1
     bomb = b"\xff\xda".join(scans[:-1] + [scans[-1].removesuffix(b"\xff\xd9")] * needed) + b"\xff\xd9"
     assert refused(bomb, shape)
+
+
+def tiff(*entries: tuple[int, int, int, int], is_big: bool = False) -> bytes:
+    """A TIFF of one directory: tag, type, count and value of each entry."""
+    if is_big:
+        body = b"".join(struct.pack("<HHQQ", *entry) for entry in entries)
+        return b"II+\0" + struct.pack("<HHQQ", 8, 0, 16, len(entries)) + body + bytes(600)
+    body = b"".join(struct.pack("<HHII", *entry) for entry in entries)
+    return b"II*\0" + struct.pack("<IH", 8, len(entries)) + body + bytes(600)
+
+
+SIDES = (256, 4, 1, 16), (257, 4, 1, 16)
+
+
+@pytest.mark.parametrize("is_big", [False, True])
+@pytest.mark.parametrize(
+    ("entries", "reason"),
+    [
+        ((*SIDES, (322, 4, 1, 1 << 15), (323, 4, 1, 1 << 15)), "tiles of 32768 x 32768 pixels, limit 134217728"),
+        ((*SIDES, (273, 4, 1 << 20, 8)), "tag 273 has 1048576 values, which the file does not hold"),
+        ((SIDES[0],), "its size is missing"),
+        ((*SIDES, *[(400, 3, 1, 0)] * 600), "602 tags, limit 512"),
+    ],
+)
+def test_a_tiff_that_would_take_memory_never_comes_to_pillow(
+    monkeypatch: pytest.MonkeyPatch, entries: tuple[tuple[int, int, int, int], ...], reason: str, is_big: bool
+) -> None:
+    monkeypatch.setattr("dataserver.images.formats.ImageFormat.load_plugin", lambda _: pytest.fail("it came to Pillow"))
+    data = tiff(*entries, is_big=is_big)
+    with pytest.raises(ImageHeaderError, match=reason) as caught:
+        read_header(data)
+    assert caught.value.kind == "unreadable_header"
+    with pytest.raises(InvalidImageError, match=reason):
+        pillow_decoder.decode(data, (16, 16), (16, 16))
+
+
+def test_strips_of_a_tiff_are_counted_before_each_becomes_an_object() -> None:
+    data = tiff(*SIDES, (273, 4, 1 << 17, 8)) + bytes(1 << 20)
+    with pytest.raises(ImageHeaderError, match="131072 strips or tiles, limit 65536"):
+        read_header(data)
+
+
+def test_runs_of_a_bmp_are_bounded() -> None:
+    def runs(width: int, height: int, num_bytes: int) -> bytes:
+        header = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8, 1, 0, 0, 0, 2, 0)
+        return b"BM" + struct.pack("<IHHI", num_bytes, 0, 0, 62) + header + bytes(8) + bytes(num_bytes)
+
+    assert read_header(runs(16, 16, 64)).format == "bmp"
+    for width, height, num_bytes in ((1 << 15, 2, 64), (16, 1 << 15, 64), (16, 16, 5 << 20)):
+        with pytest.raises(ImageHeaderError, match=r"runs \(RLE\) of"):
+            read_header(runs(width, height, num_bytes))
+
+
+@pytest.mark.parametrize("image_format", ["GIF", "BMP", "AVIF", "TIFF"])
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_formats_of_pillow_are_what_pillow_makes_of_them(image_format: str, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    options = {"exif": exif} if image_format in ("AVIF", "TIFF") else {}
+    data = encode(PICTURE, image_format, **options)
+    header = read_header(data)
+    shape = ImageShape(header.width, header.height, header.orientation, header.height // 4, header.width // 4)
+    valid, patches = decode(data, shape, Sizing(patch=4, merge=2, max_patches=1024))
+    expected = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
+    assert valid
+    assert expected.size == (header.width, header.height)
+    assert np.array_equal(patches, naive_patches(np.asarray(expected), 4, 2))
+
+
+def test_deep_tiffs_keep_their_high_bytes_and_floats_are_named() -> None:
+    deep = np.random.default_rng(1).integers(0, 1 << 16, (64, 96), dtype=np.uint16)
+    valid, patches = decode(encode(Image.fromarray(deep), "TIFF"), SHAPE._replace(rows=16, columns=24), SIZING)
+    assert valid
+    grey = np.repeat((deep >> 8).astype(np.uint8)[..., None], 3, -1)
+    assert np.array_equal(patches, naive_patches(grey, 4, 2))
+    with pytest.raises(ImageHeaderError, match="a TIFF of pixels that are F; convert it"):
+        read_header(encode(Image.fromarray(deep.astype(np.float32)), "TIFF"))
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        (b"\0\0\0 ftypheic" + bytes(40), "HEIC"),
+        (b"\xff\x0a" + bytes(40), "JPEG XL"),
+        (b"\xef\xbb\xbf<?xml version='1.0'?><svg/>", "SVG"),
+        (b" <!DOCTYPE html><p>404", "HTML"),
+        (b"\0\0\0 ftypisom", "MP4"),
+        (encode(PICTURE.resize((32, 32)), "ICO"), "ICO"),
+    ],
+)
+def test_what_is_not_read_is_named(data: bytes, name: str) -> None:
+    with pytest.raises(ImageHeaderError, match=f"^unreadable_header: it is {name}; neither"):
+        read_header(data)

@@ -96,8 +96,8 @@ def convert(
         engine: machines that share out the work and see the same files; by default it is done here.
 
     Raises:
-        DatasetError: the source holds nothing that can be converted, is damaged, or storage failed; the target is not
-            empty or belongs to another conversion.
+        DatasetError: the source holds nothing that can be converted, or storage failed; the target is not empty or
+            belongs to another conversion; or files are damaged, when all others are done.
     """
     try:
         files, passed_over = find_sources(source)
@@ -111,13 +111,21 @@ def convert(
         num_known, num_done = len(found), sum(sizes[n] for n in found)
         tasks = [(files[n], target, shard_bytes) for n in left]
         num_workers = workers or (usable_cores() if engine is None else engine.num_workers)
-        for position, converted in shared_out(_convert_one, tasks, num_workers, engine):
-            found[left[position]] = converted
+        failed: list[str] = []
+        for position, converted in shared_out(_try_one, tasks, num_workers, engine):
+            if isinstance(converted, str):
+                failed.append(converted)
+            else:
+                found[left[position]] = converted
             num_done += sizes[left[position]]
             if progress is not None:
                 progress(num_done, sum(sizes))
     except OSError as error:
         raise DatasetError(f"cannot convert {source} into {target}: {error}; check both and run it again") from error
+    if failed:
+        others = f"; {len(files) - len(failed)} of {len(files)} files are done" if len(files) > 1 else ""
+        more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        raise DatasetError(f"{sorted(failed)[0]}{more}{others}")
     counts: Counter[str] = Counter()
     for converted in found.values():
         counts.update(converted.findings)
@@ -238,6 +246,14 @@ def _known(target: Path, file: SourceFile) -> Converted | None:
     return None
 
 
+def _try_one(task: tuple[SourceFile, Path, int]) -> Converted | str:
+    """As `_convert_one`; or what is wrong with a file, which ends nothing but its own conversion. Raises OSError."""
+    try:
+        return _convert_one(task)
+    except DatasetError as error:
+        return str(error)
+
+
 def _convert_one(task: tuple[SourceFile, Path, int]) -> Converted:
     """Convert one file and note that. Raises DatasetError or OSError."""
     file, target, shard_bytes = task
@@ -284,7 +300,7 @@ def _bytes(file: SourceFile, target: Path) -> str:
     path = file.root / file.name
     name = _copy_name(file)
     with storage_of(file.root).open(path) as source, atomic_writer(target / name) as temp:
-        with temp.open("wb") as out:
+        with temp.open("wb", buffering=1 << 20) as out:
             if file.compression:
                 out.writelines(decompressed(source, file.compression, str(path)))
             else:

@@ -1,22 +1,28 @@
 """The rows of a Parquet file as samples of a tar, read by Arrow: any encoding, compression and size of pages."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from dataserver.dataset.conversion.tar_samples import tar_key, tar_sample
 from dataserver.dataset.conversion.tar_writer import Members
-from dataserver.dataset.errors import DatasetError, Findings
-from dataserver.dataset.shards.parquet.format import BUFFER_BYTES, UNREADABLE, ImageColumn, image_columns
-from dataserver.dataset.shards.parquet.rows import OtherColumns, row_members
-from dataserver.dataset.storage.registry import storage_of
+from dataserver.dataset.errors import DatasetError, Findings, SampleError
+from dataserver.dataset.shards.parquet.format import UNREADABLE, ImageColumn, image_columns, without_bytes
+from dataserver.dataset.shards.parquet.rows import OtherColumns
+from dataserver.dataset.shards.parquet.stored import OpenParquet, StoredColumn, open_parquet, string_bytes
+from dataserver.dataset.shards.row_members import row_members
 from dataserver.images import sniff_format
 
 BATCH_ROWS: Final = 16
 """Rows whose images are in memory at a time."""
+MAX_PAGE_BYTES: Final = 1 << 30
+"""Of a page, decompressed; and about what a batch of rows may have."""
+MAX_LIST_BYTES: Final = 4 << 30
+"""Of the lists of images in one row group, decompressed: one row may have them all."""
+MAX_LINE_BYTES: Final = 1 << 30
+"""Of all images of one row, which are in memory at a time."""
 
 
 def parquet_samples(path: Path, findings: Findings) -> Iterator[Members]:
@@ -31,10 +37,8 @@ def parquet_samples(path: Path, findings: Findings) -> Iterator[Members]:
         OSError: storage failed.
     """
     try:
-        with storage_of(path).open(path) as file:
-            source = pa.PythonFile(file, "r")
-            with pq.ParquetFile(source, pre_buffer=False, buffer_size=BUFFER_BYTES) as parquet:
-                yield from _samples(parquet, findings)
+        with open_parquet(path) as opened:
+            yield from _samples(opened, findings)
     except (MemoryError, DatasetError):
         raise
     except UNREADABLE as error:
@@ -43,36 +47,80 @@ def parquet_samples(path: Path, findings: Findings) -> Iterator[Members]:
         raise DatasetError(f"{path} cannot be read to its end: {error}; copy it again") from error
 
 
-def _samples(parquet: pq.ParquetFile, findings: Findings) -> Iterator[Members]:
-    columns = [column for column in image_columns(parquet) if column.leaf >= 0]
-    others = OtherColumns(parquet, {column.name: column.has_path for column in columns}, findings)
-    leaves = [parquet.schema.column(column.leaf).path for column in columns]
+def _samples(opened: OpenParquet, findings: Findings) -> Iterator[Members]:
+    parquet = opened.parquet
+    columns = image_columns(parquet)
+    others = OtherColumns(opened, {column.name: column.has_path for column in columns}, findings)
+    images_of = _Images(opened, columns)
     keys: set[str] = set()
     number = 0
     for group in range(parquet.metadata.num_row_groups):
         num_rows = parquet.metadata.row_group(group).num_rows
-        rows = zip(others.rows(group, num_rows), _images(parquet, group, num_rows, columns, leaves), strict=True)
-        for other, images in rows:
+        for other, images in zip(others.rows(group, num_rows), images_of.rows(group, num_rows), strict=True):
             row = other._replace(key=tar_key(other.key))
             if sample := tar_sample([*row_members(number, row, columns, images, keys, findings)], findings):
                 yield sample
             number += 1
 
 
-def _images(
-    parquet: pq.ParquetFile, group: int, num_rows: int, columns: list[ImageColumn], leaves: list[str]
-) -> Iterator[list[list[bytes | None]]]:
-    """Yield the bytes in each column of images, row by row."""
-    if not columns:
-        yield from ([] for _ in range(num_rows))
-        return
-    for batch in parquet.iter_batches(BATCH_ROWS, row_groups=[group], columns=leaves, use_threads=False):
-        held = [batch.column(batch.schema.get_field_index(column.name)) for column in columns]
-        for row in range(batch.num_rows):
-            yield [_bytes(values[row].as_py(), column) for values, column in zip(held, columns, strict=True)]
+class _Images:
+    """Reads the bytes of images, a row group at a time."""
+
+    def __init__(self, opened: OpenParquet, columns: Sequence[ImageColumn]) -> None:
+        """Walk their pages. Raises ValueError where they would take too much memory."""
+        self._missing = {
+            number: without_bytes(opened.parquet, column) for number, column in enumerate(columns) if column.leaf < 0
+        }
+        self._columns = [column for column in columns if column.leaf >= 0]
+        leaves = {opened.parquet.schema.column(column.leaf).path: column.leaf for column in self._columns}
+        self._paths = list(leaves)
+        self._stored = []
+        for group in range(opened.parquet.metadata.num_row_groups):
+            stored = {column.leaf: opened.column(group, column.leaf) for column in self._columns}
+            for column in self._columns:
+                _check_stored(column, stored[column.leaf], group)
+            self._stored.append(stored)
+        self._parquet = opened.keeping_dictionaries(opened.foldable(leaves, self._stored))
+
+    def rows(self, group: int, num_rows: int) -> Iterator[list[list[bytes | SampleError | None]]]:
+        """Yield the bytes in each column of images, row by row; why there are none, where a column holds no bytes."""
+        for found in self._present(group, num_rows):
+            for number, missing in self._missing.items():  # in the order of the columns
+                found.insert(number, [missing])
+            yield found
+
+    def _present(self, group: int, num_rows: int) -> Iterator[list[list[bytes | SampleError | None]]]:
+        if not self._columns:
+            yield from ([] for _ in range(num_rows))
+            return
+        largest = max(column.largest_page for column in self._stored[group].values())
+        num = max(1, min(BATCH_ROWS, MAX_PAGE_BYTES // max(largest, 1)))
+        for batch in self._parquet.iter_batches(num, row_groups=[group], columns=self._paths, use_threads=False):
+            held = [batch.column(batch.schema.get_field_index(column.name)) for column in self._columns]
+            sizes = [string_bytes(values).tolist() for values in held]
+            for row in range(batch.num_rows):
+                yield [
+                    _bytes(values[row], column, size[row])
+                    for values, column, size in zip(held, self._columns, sizes, strict=True)
+                ]
 
 
-def _bytes(value: Any, column: ImageColumn) -> list[bytes | None]:
-    elements = (value or []) if column.is_list else [value]
-    found = [element.get("bytes") if isinstance(element, dict) else element for element in elements]
-    return [data if data is None or column.is_image or sniff_format(data) else None for data in found]
+def _check_stored(column: ImageColumn, stored: StoredColumn, group: int) -> None:
+    """Raise ValueError if a column of images takes too much memory while it is read."""
+    where = f"column {column.name[:80]}, row group {group}"
+    if stored.largest_page > MAX_PAGE_BYTES:
+        raise ValueError(f"{where}: a page of {stored.largest_page} bytes, limit {MAX_PAGE_BYTES}; write smaller ones")
+    if column.is_list and stored.plain_bytes > MAX_LIST_BYTES:
+        raise ValueError(f"{where}: lists of {stored.plain_bytes} bytes, limit {MAX_LIST_BYTES}; write smaller groups")
+    if column.is_list and stored.shares_prefixes:
+        raise ValueError(f"{where}: lists as DELTA_BYTE_ARRAY, which is not read; write it with column_encoding PLAIN")
+
+
+def _bytes(value: pa.Scalar, column: ImageColumn, num_bytes: int) -> list[bytes | SampleError | None]:
+    """The images of one row, of so many bytes together."""
+    if num_bytes > MAX_LINE_BYTES:
+        return [SampleError("image_too_large", f"{num_bytes} bytes in one row, limit {MAX_LINE_BYTES}")]
+    found = value.as_py()
+    elements = (found or []) if column.is_list else [found]
+    held = [element.get("bytes") if isinstance(element, dict) else element for element in elements]
+    return [data if data is None or column.is_image or sniff_format(data) else None for data in held]

@@ -1,9 +1,9 @@
 """Plain tars of a given size, written whole or not at all, and read again before they count."""
 
-import io
 import tarfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from io import BufferedWriter
 from pathlib import Path
 from typing import Final
 
@@ -34,7 +34,7 @@ class TarWriter:
         self._stem = stem
         self._shard_bytes = shard_bytes
         self._open = ExitStack()
-        self._tar: tarfile.TarFile | None = None
+        self._tar: BufferedWriter | None = None
         self._temp = Path()
         self._sums: list[tuple[str, int]] = []
         self.written: list[str] = []
@@ -45,20 +45,24 @@ class TarWriter:
         if self._tar is None:
             name = _name(self._stem, len(self.written))
             self._temp = self._open.enter_context(atomic_writer(self._folder / name))
-            self._tar = tarfile.TarFile(self._temp, "w", format=tarfile.PAX_FORMAT)
+            self._tar = self._temp.open("wb", buffering=1 << 20)
             self.written.append(name)
         for name, content in sample:
             info = tarfile.TarInfo(name)
             info.size, info.mode = len(content), _MODE
-            self._tar.addfile(info, io.BytesIO(content))
+            self._tar.write(info.tobuf(tarfile.PAX_FORMAT))
+            self._tar.write(content)
+            self._tar.write(bytes(-len(content) % tarfile.BLOCKSIZE))
             self._sums.append((name, google_crc32c.value(content)))
-        if self._tar.offset >= self._shard_bytes:
+        if self._tar.tell() >= self._shard_bytes:
             self.close()
 
     def close(self) -> None:
         """End the last tar, compare it with what was to be written, and publish it."""
         if self._tar is None:
             return
+        end = self._tar.tell() + 2 * tarfile.BLOCKSIZE
+        self._tar.write(bytes(2 * tarfile.BLOCKSIZE + -end % tarfile.RECORDSIZE))
         self._tar.close()
         self._tar = None
         sums, self._sums = self._sums, []
@@ -89,5 +93,5 @@ def _name(stem: str, number: int) -> str:
 def _sums(path: Path) -> list[tuple[str, int]]:
     """Name and checksum of each member of a tar."""
     with path.open("rb") as file:
-        reader = HashingReader(file, path.stat().st_size)
+        reader = HashingReader(file, path.stat().st_size, sha256="")
         return [(m.name, google_crc32c.value(m.content or b"")) for m in scan_members(reader, Findings())]

@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from dataserver.dataset.energon import field_captions
 from dataserver.dataset.errors import CaptionError, DatasetError, StaleIndexError
 from dataserver.dataset.index.copies import allow_copies, check_copies
 from dataserver.dataset.index.dataset_findings import dataset_findings
+from dataserver.dataset.index.external_files import are_as_indexed
 from dataserver.dataset.index.flags import command_of, flags_of, write_flags
-from dataserver.dataset.index.format import IndexHeader, read_findings
+from dataserver.dataset.index.format import IndexHeader, lacks_formats, read_findings
 from dataserver.dataset.index.fresh import IndexedShard, read_fresh_index, read_index
 from dataserver.dataset.index.join_findings import note_join_findings
 from dataserver.dataset.index.joins import Joins, are_as_joined, find_joins
@@ -114,6 +116,7 @@ def build_index(
     pull(listing.shards[0].root, index_dir)
     listing = replace(listing, shards=part.of(listing.shards))
     shards = listing.shards
+    rules = with_fields(shards[0].root, rules)
     joins = find_joins(shards[0].root, shards, rules.joins)
     folder = index_folder(shards[0])
     summary = Summary.read(folder)
@@ -143,6 +146,12 @@ def build_index(
         add_set(folder, by_name)
     write_flags(folder, rules)
     return _report(listing, contents, run)
+
+
+def with_fields(root: Path, rules: IndexRules) -> IndexRules:
+    """Return rules with the fields that an Energon-prepared folder names, where the user chose none of these."""
+    captions, images = field_captions(root)
+    return replace(rules, captions=rules.captions or captions, images=rules.images or images)
 
 
 def _check_captions(path: Path, rules: IndexRules, contents: Sequence[IndexContent]) -> None:
@@ -220,7 +229,9 @@ class _Run:
         made_so = {
             shard.name
             for shard in self._shards
-            if shard.name in headers and headers[shard.name].rules == written and are_as_joined(shard, self._joins)
+            if shard.name in headers
+            and headers[shard.name].rules == written
+            and _is_current(shard, headers[shard.name], rules, self._joins)
         }
         first = None if lone_texts is LoneTexts.ALONE else lone_texts  # a shard may have the first image
         tasks = []
@@ -278,6 +289,12 @@ class _Run:
             self._progress(self.num_bytes - left, self.num_bytes)
 
 
+def _is_current(shard: ShardFile, header: IndexHeader, rules: IndexRules, joins: Joins) -> bool:
+    """Whether an index, made by the same rules, is what would be made now of other files than the shard."""
+    as_indexed = are_as_joined(shard, joins) and are_as_indexed(shard, header, rules)
+    return as_indexed and not lacks_formats(shard.index_path)
+
+
 def _known_header(shard: ShardFile, summary: Summary) -> IndexHeader | None:
     """The header of a shard that is known to be as it was indexed."""
     try:
@@ -301,7 +318,7 @@ def _refresh(task: tuple[ShardFile, ShardFile, IndexRules, LoneTexts | None, Joi
     indexed = _indexed(target)
     if indexed is not None:
         wanted = written_rules(lone_texts or lone_texts_of(rules, indexed.header.has_images), rules)
-        made_so = indexed.header.rules == wanted and are_as_joined(target, joins)
+        made_so = indexed.header.rules == wanted and _is_current(target, indexed.header, rules, joins)
         if made_so and not has_numeric(target.index_path, indexed.header):  # cut short, or removed
             problem = write_numeric(target.index_path, indexed.header)
         if made_so and indexed.etags == shard.etags():

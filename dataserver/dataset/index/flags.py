@@ -38,6 +38,8 @@ def flags_of(rules: IndexRules) -> list[str]:
         flags.append("--allow-duplicates")
     for join in rules.joins:
         flags += ["--join", str(join.absolute())]
+    if rules.images_root is not None:
+        flags += ["--images-root", str(rules.images_root.absolute())]
     for source in rules.captions:
         flags += ["--caption", f"{source.name}={source}"]
     return flags

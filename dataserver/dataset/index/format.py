@@ -22,9 +22,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dataserver.dataset.errors import DatasetError, FindingReport, StaleIndexError, canonical, check_storage, printable
 from dataserver.dataset.index.rules import read_rules
+from dataserver.dataset.kinds import UNUSED_PART
 from dataserver.dataset.shards.pages import PageTable, decode_pages
 from dataserver.dataset.shards.parts import JoinedFile
 from dataserver.dataset.storage.etags import check_regular
+from dataserver.images import FORMAT_NAMES
 from dataserver.outputs import TEMP_LIFETIME_S, TEMP_SUFFIX, beside
 
 if TYPE_CHECKING:
@@ -42,6 +44,10 @@ PAGES_KEY: Final = b"disttrain.pages"
 """Where the index of a shard with compressed pages has their table."""
 JOINED_KEY: Final = b"disttrain.joined"
 """Where the index of a shard with images in joined files has a list of these."""
+FORMATS_KEY: Final = b"disttrain.images"
+"""Where an index has the names of the image formats that were read when it was made."""
+EXTERNAL_KEY: Final = b"disttrain.external"
+"""Where the index of a shard whose images lie in other files has the digest of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +172,16 @@ def read_findings(path: Path) -> FindingReport:
         return FindingReport.from_json(reader.schema.metadata[FINDINGS_KEY])
 
 
+def lacks_formats(path: Path) -> bool:
+    """Whether images were left out of an index for their format, and more formats are read by now."""
+    with _open(path) as (_, reader):
+        metadata = reader.schema.metadata
+        known = metadata.get(FORMATS_KEY, b"jpeg png webp").decode().split()
+        counts = FindingReport.from_json(metadata[FINDINGS_KEY]).counts
+    may_be = any(counts.get(kind) for kind in ("unreadable_header", UNUSED_PART))
+    return may_be and known != list(FORMAT_NAMES)
+
+
 def read_columns(path: Path, header: IndexHeader, columns: Sequence[str]) -> "pa.RecordBatch":
     """Read whole columns; the buffers of the others are neither read nor decompressed.
 
@@ -197,6 +213,12 @@ def read_joined(path: Path, header: IndexHeader) -> list[JoinedFile]:
     with _open_columns(path, header, []) as reader:
         found = json.loads((reader.schema.metadata or {}).get(JOINED_KEY, b"[]"))
         return [JoinedFile(int(number), int(num_bytes), str(sha256)) for number, num_bytes, sha256 in found]
+
+
+def read_external_digest(path: Path, header: IndexHeader) -> str:
+    """Return the digest of images in other files; empty where there is none. Raises as `read_columns`."""
+    with _open_columns(path, header, []) as reader:
+        return (reader.schema.metadata or {}).get(EXTERNAL_KEY, b"").decode()
 
 
 def _checked(rows: "pa.RecordBatch", num_rows: int) -> "pa.RecordBatch":

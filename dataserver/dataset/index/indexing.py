@@ -13,10 +13,13 @@ import pyarrow as pa
 from dataserver.dataset.errors import DatasetError, Findings, canonical
 from dataserver.dataset.index.caption_texts import CaptionTexts
 from dataserver.dataset.index.columns import CORE_SCHEMA, IMAGE_TYPE
+from dataserver.dataset.index.external_files import images_root, write_external
 from dataserver.dataset.index.format import (
     BATCH_ROWS,
+    EXTERNAL_KEY,
     FINDINGS_KEY,
     FORMAT_VERSION,
+    FORMATS_KEY,
     HEADER_KEY,
     JOINED_KEY,
     META_PREFIX,
@@ -42,6 +45,7 @@ from dataserver.dataset.index.rules import (
 )
 from dataserver.dataset.kinds import LOST_IMAGE
 from dataserver.dataset.shards.captions import captions_in_members
+from dataserver.dataset.shards.external import ExternalFiles
 from dataserver.dataset.shards.hashing import HashingReader
 from dataserver.dataset.shards.interface import ShardSource
 from dataserver.dataset.shards.joined import JoinedMembers, joined_columns
@@ -55,6 +59,7 @@ from dataserver.dataset.shards.scalar_rows import ScalarRows
 from dataserver.dataset.shards.sidecar import failed_downloads, promised_images, read_sidecar
 from dataserver.dataset.storage.digests import digest_file
 from dataserver.dataset.storage.etags import NOT_REGULAR, Etag
+from dataserver.images import FORMAT_NAMES
 
 
 class RowCollector:
@@ -103,12 +108,15 @@ def _image_lists(rows: Sequence[Sequence[ImagePart]]) -> pa.ListArray:
     return pa.ListArray.from_arrays(ends, images, CORE_SCHEMA.field("images").type)
 
 
-def digest_columns(core_digest: str, meta: pa.Table, rules: str, joined: Sequence[JoinedFile] = ()) -> str:
+def digest_columns(
+    core_digest: str, meta: pa.Table, rules: str, joined: Sequence[JoinedFile] = (), external_digest: str = ""
+) -> str:
     """Return the digest over rules, core columns and sidecar columns: logical values, not file bytes.
 
-    It covers the bytes of joined files that images lie in, as a fingerprint covers those of shards.
+    It covers the bytes of other files that images lie in, as a fingerprint covers those of shards: of joined ones, and,
+    by their own digest, of those of a manifest or a folder.
     """
-    digest = hashlib.sha256(core_digest.encode())
+    digest = hashlib.sha256(f"{core_digest}{external_digest}".encode())
     digest.update(canonical(rules))
     if joined:
         digest.update(canonical(joined))
@@ -128,13 +136,17 @@ def write_index(
     meta: pa.Table,
     pages: Sequence[Page] = (),
     joined: Sequence[JoinedFile] = (),
+    external_digest: str = "",
 ) -> str:
     """Write an index atomically, and its numeric columns once more beside it; why not, where that is impossible."""
     metadata = {HEADER_KEY: canonical(asdict(header)), FINDINGS_KEY: findings.to_json()}
+    metadata[FORMATS_KEY] = " ".join(FORMAT_NAMES).encode()
     if pages:
         metadata[PAGES_KEY] = encode_pages(pages)
     if joined:
         metadata[JOINED_KEY] = canonical(joined)
+    if external_digest:
+        metadata[EXTERNAL_KEY] = external_digest.encode()
     fields = [pa.field(META_PREFIX + name, meta.schema.field(name).type) for name in meta.column_names]
     schema = pa.schema([*CORE_SCHEMA, *fields], metadata)
     options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
@@ -197,7 +209,9 @@ def index_shard(
     """
     findings, seen = Findings(), Seen()
     in_members = captions_in_members(rules.captions, has_columns=not shard.format.sidecar_suffix)
-    sample_rules = SampleRules(rules.key is KeyEnd.LAST_DOT, rules.several_images is SeveralImages.ALL, in_members)
+    sample_rules = SampleRules(
+        rules.key is KeyEnd.LAST_DOT, rules.several_images is SeveralImages.ALL, in_members, rules.images
+    )
     captions = CaptionTexts(rules.captions)
     rows = RowCollector()
     scalars = ScalarRows()
@@ -211,7 +225,8 @@ def index_shard(
         with shard.storage.open(shard.path) as file:
             same = before_rules if before_rules is not None and before_rules.etags == before else None
             reader = HashingReader(file, etag.num_bytes, None if same is None else same.header.sha256)
-            source = ShardSource(shard.path, reader, sample_rules.split)
+            external = ExternalFiles(images_root(shard, rules), etag.num_bytes) if shard.format.has_external else None
+            source = ShardSource(shard.path, reader, sample_rules.split, external=external)
             members = shard.format.scan(source, findings)
             tars = {number: path for number, path in enumerate(partners, 1) if path.suffix != PARQUET_SUFFIX}
             others = JoinedMembers(tars, sample_rules.split, findings) if tars else None
@@ -245,6 +260,7 @@ def index_shard(
     if changed:
         raise DatasetError(f"shard {shard.path} changed while it was indexed; index again when it is complete")
     joined = [] if others is None else others.image_files
+    external_digest = "" if external is None else external.digest
     written = written_rules(lone_texts or lone_texts_of(rules, seen.has_images), rules)
     header = IndexHeader(
         format_version=FORMAT_VERSION,
@@ -252,11 +268,14 @@ def index_shard(
         sidecar_bytes=sidecar.num_bytes if sidecar else NO_SIDECAR,
         sha256=reader.hexdigest(),
         sidecar_sha256=sidecar_sha256,
-        columns_digest=digest_columns(core_digest, meta, written, joined),
+        columns_digest=digest_columns(core_digest, meta, written, joined, external_digest),
         num_samples=len(rows.keys),
         rules=written,
         has_images=seen.has_images,
     )
-    problem = write_index(shard.index_path, header, findings, rows.batches, meta, source.pages, joined)
+    if external is not None:
+        write_external(shard, external)
+    columns = (rows.batches, meta)
+    problem = write_index(shard.index_path, header, findings, *columns, source.pages, joined, external_digest)
     write_joined(shard, joined_before)
     return problem or write_known(shard.index_path, header, state_of(before))

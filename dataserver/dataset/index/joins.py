@@ -38,7 +38,7 @@ class Joins:
     def files_of(self, shard: ShardFile) -> list[Path]:
         """Return the files in folders that bring more for a shard: of its name, with the suffix of any format."""
         stem = shard.name.removesuffix(shard.format.suffix)
-        names = [stem + found.suffix for found in FORMATS]
+        names = [stem + found.suffix for found in FORMATS if not found.has_external]
         return [path for folder in self.folders for path in (folder / name for name in names) if path.is_file()]
 
     def all_of(self, shard: ShardFile) -> list[Path]:
@@ -92,7 +92,12 @@ def unread_files(shards: Sequence[ShardFile], joins: Joins, paths: Sequence[Path
     """Return the files in joined folders that look like partners and are not joined, in the order of names."""
     used = {path for shard in shards for path in joins.all_of(shard)}
     found = (path for folder in paths if folder.is_dir() for path in sorted(folder.rglob("*")))
-    return [path for path in found if path not in used and format_of(path.name) is not None and path.is_file()]
+    return [path for path in found if path not in used and _may_be_partner(path)]
+
+
+def _may_be_partner(path: Path) -> bool:
+    found = format_of(path.name)
+    return found is not None and not found.has_external and path.is_file()
 
 
 def state_of_joined(paths: Sequence[Path]) -> State:

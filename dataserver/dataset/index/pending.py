@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Final
 
 from dataserver.dataset.errors import DatasetError
+from dataserver.dataset.index.external_files import FILES_SUFFIX
 from dataserver.dataset.index.joins import JOINED_SUFFIX
 from dataserver.dataset.index.known import KNOWN_SUFFIX
 from dataserver.dataset.index.numeric import NUMERIC_SUFFIX
 from dataserver.dataset.shards.listing import INDEX_SUFFIX, ShardFile
 
 PENDING_NAME: Final = ".disttrain-pending"
-_BESIDE: Final = (JOINED_SUFFIX, NUMERIC_SUFFIX, KNOWN_SUFFIX)
+_BESIDE: Final = (FILES_SUFFIX, JOINED_SUFFIX, NUMERIC_SUFFIX, KNOWN_SUFFIX)
 
 
 class PendingIndexes:

@@ -10,6 +10,8 @@ from typing import Final
 
 from dataserver.dataset.shards.captions import CaptionSource
 
+_OPTIONAL: Final = frozenset({"images"})
+"""Rules that stand there only where they were chosen: they came after the others."""
 RULES_VERSION: Final = 2
 """Grows with every release that makes other samples, texts, token ids or sizes of the same bytes."""
 
@@ -83,6 +85,11 @@ class IndexRules:
     """Texts besides the samples' own, in name order."""
     joins: tuple[Path, ...] = ()
     """Folders whose files bring more for the same samples."""
+    images_root: Path | None = None
+    """What the paths in manifests are relative to; by default the folder of each. It decides where images are looked
+    for, and the fingerprint has what they hold."""
+    images: frozenset[str] = frozenset()
+    """Members that images may be; all where it is empty."""
 
 
 DEFAULT_RULES: Final = IndexRules()
@@ -101,6 +108,7 @@ class LoneTexts(StrEnum):
 
 def written_rules(lone_texts: LoneTexts, rules: IndexRules) -> str:
     """Return the rules as a header holds them: JSON, a text by the name of each rule."""
+    images = {"images": json.dumps(sorted(rules.images))} if rules.images else {}
     return json.dumps(
         {
             "version": str(RULES_VERSION),
@@ -112,6 +120,7 @@ def written_rules(lone_texts: LoneTexts, rules: IndexRules) -> str:
             "several-images": rules.several_images,
             "joins": f"{len(rules.joins)} of version {_JOIN_VERSION}" if rules.joins else "0",
             "captions": json.dumps([f"{source.name}={source}" for source in rules.captions]),
+            **images,
         }
     )
 
@@ -142,6 +151,6 @@ def _read_rules(written: str, own_version: str) -> Mapping[str, str]:
     if version != own_version:
         raise ValueError(f"it was made by rules {version[:20]!a} for samples, this program has rules {own_version}")
     expected = json.loads(written_rules(LoneTexts.ALONE, DEFAULT_RULES))
-    if found.keys() != expected.keys() or not all(isinstance(value, str) for value in found.values()):
+    if found.keys() - _OPTIONAL != expected.keys() or not all(isinstance(value, str) for value in found.values()):
         raise ValueError(f"its rules are {written[:200]!a}; those of {sorted(expected)} are required")
     return found  # type: ignore[no-any-return]

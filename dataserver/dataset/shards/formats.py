@@ -2,11 +2,13 @@
 
 from typing import Final
 
+from dataserver.dataset.shards.folder import FolderFormat
 from dataserver.dataset.shards.interface import ShardFormat
+from dataserver.dataset.shards.manifest import JsonFormat, ManifestFormat
 from dataserver.dataset.shards.parquet import ParquetFormat
 from dataserver.dataset.shards.tar import TarFormat
 
-FORMATS: Final[tuple[ShardFormat, ...]] = (TarFormat(), ParquetFormat())
+FORMATS: Final[tuple[ShardFormat, ...]] = (TarFormat(), ParquetFormat(), ManifestFormat(), JsonFormat(), FolderFormat())
 
 
 def format_of(name: str) -> ShardFormat | None:

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from dataserver.dataset.errors import Findings
 from dataserver.dataset.shards.hashing import HashingReader
 from dataserver.dataset.shards.pages import Page
+from dataserver.dataset.shards.parts import ExternalPart, ImagePart
 
 MAX_MEMBER_BYTES: Final = 64 << 20
 """A larger member is skipped unread (but hashed)."""
@@ -32,6 +33,29 @@ Split = Callable[[str], tuple[str, str] | None]
 """Splits a member name into key and extension; None where there is no key."""
 
 
+class ImageFiles(Protocol):
+    """Reads images that lie in other files, and notes where."""
+
+    @property
+    def root(self) -> Path:
+        """What names of files are relative to, and what none of them leaves."""
+
+    def read(self, name: str) -> tuple[bytes, ExternalPart]:
+        """Read a file, or a member of a tar: `FOLDER/NAME.tar/MEMBER`.
+
+        Raises:
+            SampleError: it is too large, or no such member.
+            DatasetError: it lies outside of the root, behind a link.
+            OSError: it is not there, or storage failed.
+        """
+
+    def image(self, content: bytes, part: ExternalPart) -> ImagePart:
+        """Take an image that was read. Raises SampleError where it is none."""
+
+    def note_unusable(self, name: str) -> None:
+        """Note a file that no image was read from, so that it is looked at again when there is another one."""
+
+
 @dataclass(frozen=True, slots=True)
 class ShardSource:
     """One shard that is read."""
@@ -43,6 +67,8 @@ class ShardSource:
     """For formats whose members have names and no keys."""
     pages: list[Page] = field(default_factory=list)
     """Where the format notes compressed pages that members lie in: their offsets are addresses of `PageTable`."""
+    external: ImageFiles | None = None
+    """Where a format whose images lie in other files reads and notes them."""
 
 
 class ShardFormat(Protocol):
@@ -52,6 +78,10 @@ class ShardFormat(Protocol):
     """What names of shards end in."""
     sidecar_suffix: str
     """What stands for `suffix` in the name of the file with a shard's columns; empty where there is none."""
+    has_external: bool
+    """Whether images lie in other files than the shard."""
+    is_sought: bool
+    """Whether files of this suffix are shards wherever they lie in a dataset; else they must be named one by one."""
 
     def scan(self, source: ShardSource, findings: Findings) -> Iterator[Member]:
         """Yield the members in order, those of a sample together; what cannot be used is counted in `findings`.

@@ -13,16 +13,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Final
 
+from dataserver.dataset.energon import split_of, unused_shards
 from dataserver.dataset.errors import DatasetError
 from dataserver.dataset.shards.formats import FORMATS, format_of
 from dataserver.dataset.shards.interface import ShardFormat
 from dataserver.dataset.storage.etags import TICK_S, Etag
+from dataserver.dataset.storage.folder import LISTING_NAME
 from dataserver.dataset.storage.interface import EntryKind, Storage
 from dataserver.dataset.storage.mirror import index_root
 from dataserver.dataset.storage.registry import storage_of
-from dataserver.dataset.storage.urls import expanded, location
+from dataserver.dataset.storage.urls import expanded, is_url, location
+from dataserver.images import IMAGE_SUFFIXES
 
-SUFFIXES: Final = " or ".join(found.suffix for found in FORMATS)
+_SOUGHT: Final = tuple(found for found in FORMATS if found.is_sought)
+SUFFIXES: Final = f"{', '.join(found.suffix for found in _SOUGHT[:-1])} or {_SOUGHT[-1].suffix}"
 """For messages."""
 INDEX_SUFFIX: Final = ".index"
 MAX_SHARDS: Final = 1 << 20
@@ -35,7 +39,6 @@ UNREAD: Final = {
     ".tar.xz": "a compressed tar is not read; unpack it: xz -d FILE",
     ".tar.lz4": "a compressed tar is not read; unpack it: lz4 -d FILE",
     ".tar": "only names that end in .tar in lower case are shards; rename it: mv FILE NAME.tar",
-    ".jsonl": "JSON lines are not read; make tars of a manifest and its files: dataserver convert SOURCE TARGET",
     ".jsonl.gz": "JSON lines are not read; put each line into its sample's tar as KEY.json",
 }
 """Ends of names, in lower case, of files that look like shards, with what helps."""
@@ -43,13 +46,16 @@ LONE_SIDECAR: Final = (
     "a dataset of tars reads a parquet beside the .tar of the same name, and there is none; rename it, or give Parquet"
     " files with images a folder of their own"
 )
+LONE_MANIFEST: Final = (
+    "a dataset of tars or Parquet reads no manifest; give a manifest and its images a folder of their own"
+)
 UNNAMED_TAR: Final = "only names that end in .tar are shards, and this is a tar; rename it: mv FILE NAME.tar"
 ODD_NAME: Final = "a part of its name is empty, '.' or '..'; give the object another name"
 MAX_ASKED: Final = 32
 """Requests for the state of shards at a time, where no listing tells it."""
 MAX_LOOKS: Final = 16
 """In a store so many files without an extension are looked at, whether they are tars."""
-_KNOWN_SUFFIXES: Final = tuple(dict.fromkeys(s for f in FORMATS for s in (f.suffix, f.sidecar_suffix) if s))
+_KNOWN_SUFFIXES: Final = tuple(dict.fromkeys(s for f in _SOUGHT for s in (f.suffix, f.sidecar_suffix) if s))
 """Of shards and sidecars."""
 _MOST_SHOWN: Final = 8
 """Names in one message."""
@@ -109,12 +115,12 @@ class ShardFile:
     @property
     def storage(self) -> Storage:
         """The backend that the shard and its sidecar lie in."""
-        return storage_of(self.root)
+        return storage_of(self.path)
 
     def etags(self) -> tuple[Etag, Etag | None]:
         """Return the etags of the shard and of its sidecar, None where there is none. Raises OSError."""
         path = f"{self.root}/{self.name}"  # text: a server asks for very many, and `Path` takes longer than the file
-        storage = self.storage
+        storage = storage_of(path)
         sidecar = None
         if sidecar_path := _sidecar_name(path, self.format):
             with contextlib.suppress(FileNotFoundError):
@@ -164,6 +170,7 @@ def list_shards(path: Path, index_dir: Path | None = None) -> Listing:
         DatasetError: the path does not exist, holds no shard, or a shard lies outside of it behind a link.
     """
     path, index_dir = location(path), None if index_dir is None else location(index_dir)
+    path, split = (path, "") if is_url(path) else split_of(path)
     storage = storage_of(path)
     if index_dir is None and not storage.holds_indexes:
         raise DatasetError(f"{path} lies in a storage that holds no indexes; name a local folder with --index-dir")
@@ -179,7 +186,8 @@ def list_shards(path: Path, index_dir: Path | None = None) -> Listing:
     unread: dict[str, str] = {}
     etags: dict[str, Etag] = {}
     if is_file:
-        if format_of(path.name) is None:
+        named_format = format_of(path.name)
+        if named_format is None or (named_format.has_external and not storage.is_local):
             raise DatasetError(f"{path} is not a {SUFFIXES} shard; name a folder that holds {SUFFIXES} shards")
         root, names = path.parent, {path.name: True}
     else:
@@ -188,12 +196,14 @@ def list_shards(path: Path, index_dir: Path | None = None) -> Listing:
     if not names:
         skipped = f" ({_links(links)})" if links else ""
         skipped += "".join(f" ({name!a}: {remedy})" for name, remedy in sorted(unread.items())[:1])
-        raise DatasetError(
-            f"no {SUFFIXES} shards below {path}{skipped}; name a folder that img2dataset or datasets wrote"
-        )
+        found = f"no {SUFFIXES} shards and no images below {path}{skipped}"
+        raise DatasetError(f"{found}; name a folder that img2dataset or datasets wrote")
     for name in sorted(names):
         if names[name] or not name.isprintable():
             _check_name(storage, root, name)
+    unused = unused_shards(root, names, split) if storage.is_local and not is_file else {}
+    names = {name: is_unusual for name, is_unusual in names.items() if name not in unused}
+    unread |= unused
     shards = tuple(ShardFile(name, root, index_dir, _listed(name, etags)) for name in sorted(names))
     return Listing(shards, tuple(sorted(links)), tuple(sorted(unread.items())), not is_file)
 
@@ -242,6 +252,7 @@ def _find(
     """
     names: dict[str, dict[str, bool]] = {suffix: {} for suffix in _KNOWN_SUFFIXES}
     num_looks = MAX_LOOKS
+    folders: set[str] = set()
     try:
         for name, kind, etag in storage.walk(root):
             if etag is not None and name.endswith(_KNOWN_SUFFIXES):
@@ -255,6 +266,8 @@ def _find(
                 names[suffix][name] = kind is EntryKind.LINK
                 if len(names[suffix]) > MAX_SHARDS:
                     raise DatasetError(f"more than {MAX_SHARDS} shards below {root}; split the dataset")
+            elif name.rpartition(".")[2].lower() in IMAGE_SUFFIXES:
+                folders.add(name.rpartition("/")[0])
             elif remedy := _unread(name):
                 unread[name] = remedy
             elif kind is EntryKind.FILE and num_looks and "." not in name.rpartition("/")[2]:
@@ -264,10 +277,29 @@ def _find(
     except OSError as error:
         where = error.filename or root
         raise DatasetError(f"cannot list {where}: {error.strerror}; make the folder readable") from error
-    chosen = next((found for found in FORMATS if names[found.suffix]), FORMATS[0])
-    shards = names.pop(chosen.suffix)
-    found = _with_sidecars(shards, names.get(chosen.sidecar_suffix, {}), chosen)
-    unread |= {name: LONE_SIDECAR for others in names.values() for name in others}
+    return _chosen(storage, names, folders, unread)
+
+
+def _chosen(
+    storage: Storage, names: dict[str, dict[str, bool]], folders: set[str], unread: dict[str, str]
+) -> dict[str, bool]:
+    """The shards of the first format that any file has, as `_find`; files of the others are noted in `unread`.
+
+    Args:
+        storage: they lie there. Elsewhere than here, each image in a file of its own would cost a request.
+        names: of files by suffix, each with whether it is unusual.
+        folders: that hold images.
+        unread: see above.
+    """
+    sought = [found for found in _SOUGHT if storage.is_local or not found.has_external]
+    chosen = next((found for found in sought if names[found.suffix]), None)
+    found: dict[str, bool] = {}
+    if chosen is not None:
+        found = _with_sidecars(names.pop(chosen.suffix), names.get(chosen.sidecar_suffix, {}), chosen)
+    elif storage.is_local:
+        found = {f"{folder}/{LISTING_NAME}".lstrip("/"): False for folder in folders}
+    for suffix, others in names.items():
+        unread |= dict.fromkeys(others, LONE_MANIFEST if suffix == ".jsonl" else LONE_SIDECAR)
     return found
 
 

@@ -10,15 +10,23 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import zstandard
 
 MAX_PAGE_BYTES: Final = 2 << 20
 """Of a decompressed page that holds several values: each value costs a whole page where the cache has lost it."""
 
+MAX_FRAGMENTED_BYTES: Final = 256 << 20
+"""Of one of SNAPPY whose parts can be read one by one; it is decompressed whole when it is indexed."""
+
 MAX_VALUE_PAGE_BYTES: Final = (64 << 20) + 64
 """Of one that holds a single value, with its length and levels."""
 
-CODECS: Final = ("SNAPPY", "ZSTD", "GZIP")
-"""By number in a table. Of others nobody can tell whether a page is as long as it says."""
+FRAGMENT: Final = "SNAPPY fragment"
+STORED: Final = "stored"
+PACKED: Final = ("SNAPPY", "ZSTD", "GZIP")
+"""Of other codecs nobody can tell whether a page is as long as it says."""
+CODECS: Final = (*PACKED, FRAGMENT, STORED)
+"""By number in a table: of pages, and of the parts of SNAPPY pages, which stand there as pages of their own."""
 
 
 class Page(NamedTuple):
@@ -66,6 +74,8 @@ def decode_pages(data: bytes, shard_bytes: int) -> PageTable:
 
 def unpack(data: bytes, plain_bytes: int, codec: str) -> bytes:
     """Decompress a page. Raises ValueError where it is damaged or has another length; never returns stale memory."""
+    if codec == FRAGMENT:
+        return unpack(_varint(plain_bytes) + data, plain_bytes, "SNAPPY")
     try:
         if not plain_bytes and not data:  # parquet-java writes no stream at all where a page has nulls alone
             return b""
@@ -85,6 +95,31 @@ def unpack(data: bytes, plain_bytes: int, codec: str) -> bytes:
     if len(found) != plain_bytes:
         raise ValueError(f"a page of {plain_bytes} bytes has another length")
     return found
+
+
+def unpack_begin(data: bytes, num_bytes: int, codec: str) -> bytes:
+    """Decompress the first bytes of a page of ZSTD or GZIP. Raises ValueError where it is damaged or shorter."""
+    if not num_bytes:  # which zlib takes for no limit
+        return b""
+    try:
+        if codec == "GZIP":
+            found = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(data, num_bytes)
+        else:
+            with zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True) as reader:
+                found = reader.read(num_bytes)
+    except (zlib.error, zstandard.ZstdError) as error:
+        raise ValueError(f"a page cannot be decompressed: {error}") from error
+    if len(found) != num_bytes:
+        raise ValueError(f"a page of at least {num_bytes} bytes is shorter")
+    return found
+
+
+def _varint(number: int) -> bytes:
+    found = bytearray()
+    while number >= 0x80:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*found, number])
 
 
 def _snappy_length(data: bytes) -> int:

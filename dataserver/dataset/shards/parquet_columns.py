@@ -1,8 +1,6 @@
 """The columns of a shard's parquet: read one after the other, joined with its samples by key, cast to stored types."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -12,7 +10,9 @@ import pyarrow.parquet as pq
 
 from dataserver.dataset.errors import Findings
 from dataserver.dataset.kinds import UNUSABLE_COLUMN
+from dataserver.dataset.shards.column_types import MAX_SIDECAR_VALUE_BYTES, READ_ROWS, target_type
 from dataserver.dataset.shards.lone_texts import SUCCESS
+from dataserver.dataset.shards.parquet.stored import OpenParquet, open_parquet, together
 from dataserver.dataset.shards.row_match import RowMatch
 from dataserver.dataset.shards.sidecar_columns import (
     EXCLUDED,
@@ -26,15 +26,6 @@ from dataserver.dataset.storage.registry import storage_of
 
 MAX_SIDECAR_BYTES: Final = 1 << 30
 MAX_SIDECAR_ROWS: Final = 1 << 22
-MAX_SIDECAR_VALUE_BYTES: Final = 1 << 29
-"""Limit of the decoded columns, and of one while it is read: a few bytes of a parquet can be a very long string."""
-
-READ_ROWS: Final = 256
-"""Rows decoded at a time at most, where each may be as long as the column."""
-
-_PLAIN_OR_DICTIONARY: Final = frozenset({"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"})
-"""Encodings that store each value whole, or each distinct one: none is longer than the page that holds it."""
-
 KEY: Final = "key"
 STATUS: Final = "status"
 
@@ -67,17 +58,34 @@ def parquet_columns(path: Path, keys: Sequence[str], findings: Findings, match: 
     size = storage_of(path).etag(str(path)).num_bytes
     if size > MAX_SIDECAR_BYTES and not match.is_of_all:
         raise ValueError(f"{size} bytes, limit {MAX_SIDECAR_BYTES}")
-    with _opened(path) as source:
-        metadata = pq.read_metadata(source)
-    groups = _row_groups(metadata, keys, match)
-    if match.is_of_all and not groups:
-        return FoundColumns({}, pa.array([False] * len(keys), pa.bool_()))
+    with open_parquet(path) as opened:
+        metadata = opened.parquet.metadata
+        groups = _row_groups(metadata, keys, match)
+        if match.is_of_all and not groups:
+            return FoundColumns({}, pa.array([False] * len(keys), pa.bool_()))
+        _check_rows(metadata, groups, match.is_of_all)
+        return _columns(opened, groups, keys, path.name, findings, match)
+
+
+def _check_rows(metadata: pq.FileMetaData, groups: Sequence[int], is_of_all: bool) -> None:
+    """Raise ValueError if row groups have too many rows, or other numbers of them in two parts of the footer."""
     num_rows = sum(metadata.row_group(group).num_rows for group in groups)
     if num_rows > MAX_SIDECAR_ROWS:
-        sort = "; sort the rows by key, then only the row groups of a shard are read" if match.is_of_all else ""
+        sort = "; sort the rows by key, then only the row groups of a shard are read" if is_of_all else ""
         raise ValueError(f"{num_rows} rows, limit {MAX_SIDECAR_ROWS}{sort}")
-    with _opened(path) as source, pq.ParquetFile(source, metadata=metadata) as file:
-        schema = file.schema_arrow
+    if len(groups) == metadata.num_row_groups and num_rows != metadata.num_rows:
+        raise ValueError(f"its row groups have {num_rows} rows, its footer says {metadata.num_rows}")
+
+
+def _columns(
+    opened: OpenParquet,
+    groups: Sequence[int],
+    keys: Sequence[str],
+    file_name: str,
+    findings: Findings,
+    match: RowMatch,
+) -> FoundColumns:
+    schema = opened.parquet.schema_arrow
     kinds = {field.name: target_type(field.type) for field in schema}
     if len(kinds) != len(schema) or kinds.get(KEY) != pa.string():
         raise ValueError("needs one string column 'key' and no repeated names")
@@ -86,26 +94,20 @@ def parquet_columns(path: Path, keys: Sequence[str], findings: Findings, match: 
         if kind is None and name not in EXCLUDED and not pa.types.is_null(held):
             findings.add("", UNUSABLE_COLUMN, f"{name}: a column of type {held}, which no filter can compare")
     names = usable_names([name for name, kind in kinds.items() if kind is not None], findings)
-    stored = _find_stored(metadata, [KEY, *names], groups)
-    folded = [name for name, column in stored.items() if column.is_folded]
-    columns: dict[str, pa.Array] = {}
     left = MAX_SIDECAR_VALUE_BYTES
-    with (
-        _opened(path) as source,
-        pq.ParquetFile(source, metadata=metadata, read_dictionary=folded) as file,
-    ):
-        known = _unfolded(_read(file, KEY, stored[KEY], left, groups), left).cast(pa.string())
-        statuses = None
-        if STATUS in names and kinds[STATUS] == pa.string():
-            with refusing(UNUSABLE_COLUMN, STATUS, Findings()):  # counted with the other columns
-                statuses = _unfolded(_read(file, STATUS, stored[STATUS], left, groups), left).cast(pa.string())
-        rows = match.rows(known, statuses, keys, path.name, findings)
-        del known, statuses
-        for name in names if rows.null_count < len(rows) or not match.is_of_all else ():
-            with refusing(UNUSABLE_COLUMN, name, findings):
-                taken = _unfolded(_read(file, name, stored[name], left, groups).take(rows), left)
-                columns[name] = _fitted(name, taken, kinds[name], keys, findings)
-                left -= columns[name].nbytes
+    known = _unfolded(_read(opened, KEY, left, groups), left).cast(pa.string())
+    statuses = None
+    if STATUS in names and kinds[STATUS] == pa.string():
+        with refusing(UNUSABLE_COLUMN, STATUS, Findings()):  # counted with the other columns
+            statuses = _unfolded(_read(opened, STATUS, left, groups), left).cast(pa.string())
+    rows = match.rows(known, statuses, keys, file_name, findings)
+    del known, statuses
+    columns: dict[str, pa.Array] = {}
+    for name in names if rows.null_count < len(rows) or not match.is_of_all else ():
+        with refusing(UNUSABLE_COLUMN, name, findings):
+            taken = _unfolded(_read(opened, name, left, groups).take(rows), left)
+            columns[name] = _fitted(name, taken, kinds[name], keys, findings)
+            left -= columns[name].nbytes
     return FoundColumns(columns, rows.is_valid())
 
 
@@ -157,79 +159,35 @@ def keys_and_failures(path: Path) -> tuple[pa.StringArray, pa.BooleanArray]:
 
 def _strings(path: Path, names: Sequence[str]) -> dict[str, pa.StringArray]:
     """Those of these columns that hold strings, by name."""
-    with _opened(path) as source, pq.ParquetFile(source) as file:
-        kinds = {field.name: target_type(field.type) for field in file.schema_arrow}
+    with open_parquet(path) as opened:
+        groups, limit = range(opened.parquet.metadata.num_row_groups), MAX_SIDECAR_VALUE_BYTES
+        _check_rows(opened.parquet.metadata, groups, is_of_all=False)
+        kinds = {field.name: target_type(field.type) for field in opened.parquet.schema_arrow}
         found = [name for name in names if kinds.get(name) == pa.string()]
-        groups, limit = range(file.metadata.num_row_groups), MAX_SIDECAR_VALUE_BYTES
-        stored = _find_stored(file.metadata, found, groups)
-        return {
-            name: _unfolded(_read(file, name, stored[name], limit, groups), limit).cast(pa.string()) for name in found
-        }
+        return {name: _unfolded(_read(opened, name, limit, groups), limit).cast(pa.string()) for name in found}
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[pa.NativeFile]:
-    with storage_of(path).open(path) as file, pa.PythonFile(file, "r") as source:
-        yield source
-
-
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """What a parquet says of a column, before anything of it is decoded."""
-
-    num_bytes: int
-    """Size of its pages, decompressed."""
-    is_folded: bool
-    """Whether repeated strings are in it once, in dictionaries that Arrow can keep."""
-    unfolds: bool
-    """Whether values share bytes in a way that Arrow can only undo: each may be as long as the whole column."""
-
-
-def _find_stored(metadata: pq.FileMetaData, names: Sequence[str], groups: Sequence[int]) -> dict[str, _Stored]:
-    places = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}
-    found = {}
-    for name in names:
-        chunks = [metadata.row_group(group).column(places[name]) for group in groups]
-        encodings = frozenset(encoding for chunk in chunks for encoding in chunk.encodings)
-        strings = any(chunk.physical_type == "BYTE_ARRAY" for chunk in chunks)
-        plain = encodings <= _PLAIN_OR_DICTIONARY
-        num_bytes = sum(chunk.total_uncompressed_size for chunk in chunks)
-        found[name] = _Stored(num_bytes, strings and plain, strings and not plain)
-    return found
-
-
-def target_type(kind: pa.DataType) -> pa.DataType | None:
-    """Return the type a column is stored as; None for those that no filter could compare, such as lists and times."""
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    if pa.types.is_boolean(kind):
-        return pa.bool_()
-    if pa.types.is_integer(kind):
-        return pa.int64()
-    if pa.types.is_floating(kind):
-        return pa.float64()
-    if pa.types.is_decimal(kind):
-        return pa.float64()
-    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
-        return pa.string()
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-        return pa.string()
-    return None
-
-
-def _read(file: pq.ParquetFile, name: str, stored: _Stored, max_bytes: int, groups: Sequence[int]) -> pa.ChunkedArray:
-    """Read one column. Raises ValueError where it takes more than `max_bytes`, before it does."""
-    _check_bytes(stored.num_bytes, max_bytes)
-    num_rows = max(file.metadata.num_rows, 1)
-    if stored.unfolds:
-        num_rows = min(READ_ROWS, max(max_bytes // max(stored.num_bytes, 1), 1))
+def _read(opened: OpenParquet, name: str, max_bytes: int, groups: Sequence[int]) -> pa.ChunkedArray:
+    """Read one column with its dictionaries. Raises ValueError before it takes more than `max_bytes`."""
+    metadata = opened.parquet.metadata
+    leaf = next(i for i in range(metadata.num_columns) if metadata.schema.column(i).path == name)
+    of_groups = [{leaf: opened.column(group, leaf)} for group in groups]
+    stored = together([group[leaf] for group in of_groups])
+    _check_bytes(stored.plain_bytes, max_bytes)
+    folded = opened.foldable({name: leaf}, of_groups)
+    is_string = metadata.schema.column(leaf).physical_type == "BYTE_ARRAY"
+    num_rows = max(metadata.num_rows, 1)
+    if stored.unfolds and is_string and not folded:
+        num_rows = min(READ_ROWS, max(max_bytes // max(stored.plain_bytes, 1), 1))
     parts = []
     num_bytes = 0
-    for batch in file.iter_batches(num_rows, groups, columns=[name], use_threads=False):
+    file = opened.keeping_dictionaries(folded)
+    for batch in file.iter_batches(num_rows, row_groups=list(groups), columns=[name], use_threads=False):
         parts.append(_plain(batch.column(name)))
         num_bytes += parts[-1].nbytes
         _check_bytes(num_bytes, max_bytes)
-    return pa.chunked_array(parts, _plain(pa.nulls(0, file.schema_arrow.field(name).type)).type)
+    nothing = _plain(pa.nulls(0, opened.parquet.schema_arrow.field(name).type))
+    return pa.chunked_array(parts or [nothing])
 
 
 def _plain(values: pa.Array) -> pa.Array:

@@ -2,11 +2,26 @@
 
 from typing import Final, NamedTuple, Self
 
+from dataserver.dataset.errors import SampleError
+
 TEXT: Final = 0
 IMAGE: Final = 1
 """The kinds of a sample's parts."""
 Scalar = bool | int | float | str
 """Entry of a sample's JSON, or of a sidecar, that filters can ask for."""
+
+
+class ExternalPart(NamedTuple):
+    """One image in another file than the shard; its fields are the columns of a stored table."""
+
+    name: str
+    """Of the file, relative to a root, with slashes."""
+    offset: int
+    length: int
+    crc32c: int
+    file_bytes: int
+    mtime_ns: int
+    ctime_ns: int
 
 
 class ImagePart(NamedTuple):
@@ -52,3 +67,7 @@ class JoinedFile(NamedTuple):
     num_bytes: int
     sha256: str
     """Of its bytes, hexadecimal."""
+
+
+Value = ImagePart | SampleError | None
+"""An image, why it is none, or None where nothing claims to be one."""

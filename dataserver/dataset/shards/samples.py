@@ -19,18 +19,13 @@ from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES, Member
 from dataserver.dataset.shards.members import BYTE_ORDER_MARK, caught, decode_text, parse_json, usable_caption
 from dataserver.dataset.shards.parts import IMAGE, TEXT, ImagePart, Scalar
 from dataserver.dataset.shards.tar import sample_key, show, split_at_last_dot, split_name
-from dataserver.images import FORMAT_NAMES, ImageHeaderError, read_header, sniff_format
+from dataserver.images import FORMAT_NAMES, IMAGE_SUFFIXES, ImageHeaderError, read_header, sniff_format
 
 MAX_SAMPLE_MEMBERS: Final = 4096
 """Limit of the members of one sample, and of the parts of one interleaved document."""
 
 MAX_SCALARS: Final = 1024
 """Limit of the scalar entries of one .json member."""
-
-IMAGE_SUFFIXES: Final = frozenset(
-    {"jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "heic", "ppm", "img"}
-)
-"""Extensions of members that claim to be images; the magic decides what they are."""
 
 NO_CAPTION: Final = "no text in .txt or in the caption of .json"
 """What is said of an image without a text."""
@@ -49,6 +44,8 @@ class SampleRules:
     """Whether a sample has all its images, not the first one alone."""
     captions: tuple[CaptionSource, ...] = ()
     """Texts besides a sample's own that are looked for in its members."""
+    images: frozenset[str] = frozenset()
+    """Extensions of the members that images may be; all where it is empty."""
 
     def split(self, name: str) -> tuple[str, str] | None:
         """Split a member name into key and extension."""
@@ -213,6 +210,8 @@ def _add_member(group: _Group, extension: str, member: Member, findings: Finding
         duplicate = extension in group.texts or extension in group.entries
         if not duplicate:
             _add_captions(group, extension, member)
+    elif group.rules.images and extension not in group.rules.images:
+        return
     elif claims_image(extension, member):
         duplicate = extension in group.images
         if not duplicate:

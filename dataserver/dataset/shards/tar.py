@@ -63,6 +63,8 @@ class TarFormat:
 
     suffix = ".tar"
     sidecar_suffix = ".parquet"
+    has_external = False
+    is_sought = True
 
     def scan(self, source: ShardSource, findings: Findings) -> Iterator[Member]:
         """As `scan_members`."""

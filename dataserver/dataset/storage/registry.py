@@ -4,6 +4,7 @@ import re
 from pathlib import PurePath
 from typing import Final
 
+from dataserver.dataset.storage.folder import LISTING_NAME, FolderListings
 from dataserver.dataset.storage.interface import Storage
 from dataserver.dataset.storage.local import LocalStorage
 from dataserver.dataset.storage.remote import RemoteStorage
@@ -11,6 +12,7 @@ from dataserver.dataset.storage.urls import ROOT_PARTS, Url
 
 LOCAL: Final = LocalStorage()
 REMOTE: Final = {scheme: RemoteStorage(scheme) for scheme in ROOT_PARTS}
+FOLDERS: Final = FolderListings()
 STORAGES: Final[dict[str, Storage]] = {
     "": LOCAL,
     **REMOTE,
@@ -20,9 +22,12 @@ STORAGES: Final[dict[str, Storage]] = {
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*):/")
 
 
-def storage_of(path: PurePath) -> Storage:
-    """Return the backend that a path belongs to."""
-    found = _SCHEME.match(str(path))
+def storage_of(path: PurePath | str) -> Storage:
+    """Return the backend that a path belongs to; the listing of a folder has one of its own."""
+    text = str(path)
+    if text.endswith(f"/{LISTING_NAME}"):
+        return FOLDERS
+    found = _SCHEME.match(text)
     return STORAGES.get(found[1] if found else "", LOCAL)
 
 

@@ -14,6 +14,8 @@ from dataserver.dataset.shards import listing
 from dataserver.dataset.shards.listing import ShardFile, find_shards, list_shards
 from dataserver.dataset.storage.etags import Etag
 
+SHARDS = ".tar, .parquet or .jsonl shards"
+
 
 def test_names_and_paths_of_shards(tmp_path: Path) -> None:
     for name in ("b.tar", "a/c.tar", "a/.hidden.tar", ".git/d.tar", "a/e.tar.gz", "a/d/f.tar"):
@@ -44,15 +46,14 @@ def test_what_is_no_dataset_is_refused_in_these_words(tmp_path: Path, monkeypatc
     gone = tmp_path / "gone"
     assert refused(gone) == (
         f"dataset path {gone} cannot be opened (No such file or directory);"
-        " name a folder that holds .tar or .parquet shards"
+        " name a folder that holds .tar, .parquet or .jsonl shards"
     )
     assert (
-        refused(folder)
-        == f"no .tar or .parquet shards below {folder}; name a folder that img2dataset or datasets wrote"
+        refused(folder) == f"no {SHARDS} and no images below {folder}; name a folder that img2dataset or datasets wrote"
     )
     (folder / "x.txt").write_text("")
     assert refused(folder / "x.txt") == (
-        f"{folder / 'x.txt'} is not a .tar or .parquet shard; name a folder that holds .tar or .parquet shards"
+        f"{folder / 'x.txt'} is not a {SHARDS[:-1]}; name a folder that holds {SHARDS}"
     )
     (outside / "0.tar").write_bytes(b"")
     link = folder / "0.tar"
@@ -89,7 +90,7 @@ def test_folders_behind_links_are_not_searched_and_named(tmp_path: Path, caplog:
     with pytest.raises(DatasetError) as caught:
         find_shards(folder)
     assert str(caught.value) == (
-        f"no .tar or .parquet shards below {folder} ({said}); name a folder that img2dataset or datasets wrote"
+        f"no {SHARDS} and no images below {folder} ({said}); name a folder that img2dataset or datasets wrote"
     )
     write_texts(folder / "own", 2, 2)
     listing = list_shards(folder)

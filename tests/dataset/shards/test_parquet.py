@@ -231,6 +231,7 @@ def test_texts_that_are_not_utf8_are_findings(tmp_path: Path) -> None:
 
 def test_pages_that_cost_too_much_are_named_row_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunk_module, "MAX_PAGE_BYTES", 1000)
+    monkeypatch.setattr(chunk_module, "MAX_FRAGMENTED_BYTES", 1000)
     rows = [*ROWS[:3], ("none", None, "text")]
     for name, options in {
         "large": {"compression": "zstd"},
@@ -244,6 +245,31 @@ def test_pages_that_cost_too_much_are_named_row_by_row(tmp_path: Path, monkeypat
         assert dataset.shards[0].num_samples == 0
         assert findings["needs_convert"] >= 3, name
         assert sum(findings.values()) == 4, findings
+
+
+@pytest.mark.parametrize("has_dictionary", [False, True])
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_large_pages_of_snappy_are_read_by_their_fragments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_dictionary: bool, version: str
+) -> None:
+    """As pyarrow writes them by default; a value costs 64 KiB that are decompressed around it, or nothing."""
+    jpegs = [jpeg + RNG.bytes(40_000) + bytes(30_000) for jpeg in JPEGS]
+    rows = [(f"{n}", jpeg, "text") for n, jpeg in enumerate(jpegs)]
+    options = {"use_dictionary": has_dictionary, "data_page_version": version, "row_group_size": 100}
+    monkeypatch.setattr(chunk_module, "MAX_PAGE_BYTES", 100_000)
+    write_table(tmp_path / "0.parquet", pairs_table(rows), "pyarrow", **options)
+    dataset, findings = index(tmp_path)
+    assert findings == {}
+    unpacked: list[int] = []
+
+    def counting(data: bytes, plain_bytes: int, codec: str) -> bytes:
+        unpacked.append(plain_bytes)
+        return unpack(data, plain_bytes, codec)
+
+    monkeypatch.setattr("dataserver.dataset.open_shards.unpack", counting)
+    assert images_of(dataset) == [[jpeg] for jpeg in jpegs]
+    assert unpacked
+    assert max(unpacked) <= 65_536
 
 
 def test_a_large_page_of_one_value_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

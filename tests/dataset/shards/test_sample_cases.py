@@ -95,7 +95,7 @@ NO_IMAGE = "which the tar does not hold under its key"
 def test_members_make_these_samples_and_findings() -> None:
     most = 4096
     parts = [(f"0.{i}", b"") for i in range(most - 1)]
-    broken = "neither JPEG, PNG nor WebP: starts with 474946383961"
+    broken = "it is PPM; neither JPEG, PNG, WebP, GIF, BMP, AVIF nor TIFF"
     cases: list[tuple[list[Member], Found, Odd]] = [
         ([], [], []),
         ([member("README"), TEXT, member(".x")], [alone("0", "t")], []),
@@ -158,7 +158,7 @@ def test_members_make_these_samples_and_findings() -> None:
             [("0", "unused_part", f"0.json {SPECIAL} (needs_special_member){UNUSED}")],
         ),
         (
-            [member("0.jpg", b"GIF89a"), member("0.png", PNG), TEXT],
+            [member("0.jpg", b"P6 2 2"), member("0.png", PNG), TEXT],
             [pair("0", "t", PNG_PART)],
             [("0", "unused_part", f"0.jpg: {broken} (unreadable_header){UNUSED}")],
         ),
@@ -272,7 +272,7 @@ def test_members_make_these_samples_and_findings() -> None:
         (
             [
                 member("d/0.a.png", PNG),
-                member("d/0.b.jpg", b"GIF89a"),
+                member("d/0.b.jpg", b"P6 2 2"),
                 member("d/0.webp", WEBP),
                 member("d/0.json", document(texts=[None, "t", None], images=["0.a.png", None, "d/0.webp"])),
             ],
@@ -293,7 +293,7 @@ def test_members_make_these_samples_and_findings() -> None:
             for name in ("0", "0.jpg", "1.png")
         ),
         *(
-            ([member(f"0.x.{suffix}", b"GIF89a"), TEXT], [], [("0", "unreadable_header", f"0.x.{suffix}: {broken}")])
+            ([member(f"0.x.{suffix}", b"P6 2 2"), TEXT], [], [("0", "unreadable_header", f"0.x.{suffix}: {broken}")])
             for suffix in sorted(IMAGE_SUFFIXES)
         ),
     ]

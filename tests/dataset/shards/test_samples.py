@@ -103,7 +103,7 @@ DEEP = b"[" * 100_000
         ("missing_image", [("0.cls", b"3")]),
         ("missing_image", [("0.json", document([None], ["0.0.jpg"]))]),
         ("missing_image", [("0.0.jpg", JPEG), ("0.json", document([None], ["../../etc/0.0.jpg"]))]),
-        ("unreadable_header", [("0.jpg", b"GIF89a"), ("0.txt", b"x")]),
+        ("unreadable_header", [("0.jpg", b"P6 2 2"), ("0.txt", b"x")]),
         ("unreadable_header", [("0.0.jpg", JPEG[:9]), ("0.json", document([None], ["0.0.jpg"]))]),
         ("not_utf8", [("0.jpg", JPEG), ("0.txt", b"\xff")]),
         ("not_utf8", [("0.jpg", JPEG), ("0.json", b'{"caption": "\\ud800"}')]),

@@ -11,6 +11,8 @@ class ParquetFormat:
 
     suffix = ".parquet"
     sidecar_suffix = ""
+    has_external = False
+    is_sought = True
 
     def scan(self, source: ShardSource, findings: Findings) -> Iterator[Member]:
         """As `format.scan_rows`; Arrow is loaded now."""

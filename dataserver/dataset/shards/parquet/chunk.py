@@ -4,7 +4,7 @@ Pages that are stored plain are read as a tar's members are. Compressed ones are
 their values have addresses in the table of pages. Sizes are compared with what holds them before memory is taken.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, Protocol
@@ -15,7 +15,17 @@ from dataserver.dataset.errors import SampleError
 from dataserver.dataset.kinds import CORRUPT_PARQUET, NEEDS_CONVERT
 from dataserver.dataset.shards.hashing import HashingReader
 from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES
-from dataserver.dataset.shards.pages import CODECS, MAX_PAGE_BYTES, MAX_VALUE_PAGE_BYTES, Page, unpack
+from dataserver.dataset.shards.pages import (
+    CODECS,
+    FRAGMENT,
+    MAX_FRAGMENTED_BYTES,
+    MAX_PAGE_BYTES,
+    MAX_VALUE_PAGE_BYTES,
+    PACKED,
+    STORED,
+    Page,
+    unpack,
+)
 from dataserver.dataset.shards.parquet.levels import I64, decode_hybrid
 from dataserver.dataset.shards.parquet.page_header import (
     DATA_PAGE,
@@ -26,7 +36,8 @@ from dataserver.dataset.shards.parquet.page_header import (
     PageHeader,
     parse_page_header,
 )
-from dataserver.dataset.shards.parts import ImagePart
+from dataserver.dataset.shards.parquet.snappy import Fragment, fragments
+from dataserver.dataset.shards.parts import Value
 
 PLAIN: Final = 0
 DICTIONARY_INDEXES: Final = (2, 8)
@@ -40,8 +51,6 @@ _FRAME_BYTES: Final = 1024
 REMEDY: Final = "; rewrite the dataset as tars: dataserver convert SOURCE TARGET"
 _FIRST_HEADER_BYTES: Final = 256
 
-Value = ImagePart | SampleError | None
-"""An image, why it is none, or None where this is nothing that claims to be one."""
 ReadImage = Callable[[bytes, int], Value]
 """Is given a value and its address."""
 
@@ -198,20 +207,45 @@ class ChunkReader:
             return
         plain_bytes = header.plain_bytes - header.rep_bytes - header.def_bytes
         offset = reader.position
-        if reason := _unfit(header, chunk.codec, plain_bytes, end - offset):
+        has_values = header.encoding == PLAIN or header.kind == DICTIONARY_PAGE
+        reason = _unfit(header, chunk.codec, plain_bytes, end - offset)
+        may_be_cut = chunk.codec == "SNAPPY" and has_values and 0 <= plain_bytes <= MAX_FRAGMENTED_BYTES
+        may_be_cut = may_be_cut and end - offset <= MAX_PACKED_RATIO * (plain_bytes + _FRAME_BYTES)
+        if reason and not may_be_cut:
             run.unread(header, reason)
             return
         packed = reader.read(end - offset)
+        parts = fragments(packed) if may_be_cut else None
+        if reason and parts is None:
+            run.unread(header, reason)
+            return
         buffer = _Buffer(unpack(packed, plain_bytes, chunk.codec))
         run.body(header, buffer, plain_bytes, self._next_address)
-        if header.encoding == PLAIN or header.kind == DICTIONARY_PAGE:
-            self._pages.append(Page(offset, len(packed), plain_bytes, CODECS.index(chunk.codec)))
+        if has_values:
+            self._pages += _stored_pages(offset, packed, plain_bytes, chunk.codec, parts)
             self._next_address += plain_bytes
+
+
+def _stored_pages(
+    offset: int, packed: bytes, plain_bytes: int, codec: str, parts: Sequence[Fragment] | None
+) -> list[Page]:
+    """What the table of pages says of a compressed page: its parts where they can be read one by one, else itself."""
+    if parts is None:
+        return [Page(offset, len(packed), plain_bytes, CODECS.index(codec))]
+    return [
+        Page(
+            offset + part.start,
+            part.packed_bytes,
+            part.plain_bytes,
+            CODECS.index(STORED if part.is_stored else FRAGMENT),
+        )
+        for part in parts
+    ]
 
 
 def _unfit(header: PageHeader, codec: str, plain_bytes: int, packed_bytes: int) -> str:
     """Say why a compressed page is not read; nothing where it is."""
-    if codec not in CODECS:
+    if codec not in PACKED:
         return f"a page is compressed with {codec}"
     limit = MAX_LEVELS_BYTES
     if header.encoding == PLAIN or header.kind == DICTIONARY_PAGE:

@@ -16,11 +16,13 @@ import pyarrow.parquet as pq
 from dataserver.dataset.errors import Findings, SampleError
 from dataserver.dataset.kinds import CORRUPT_PARQUET, NEEDS_CONVERT, UNUSABLE_COLUMN
 from dataserver.dataset.shards.interface import Member, ShardSource
-from dataserver.dataset.shards.parquet.chunk import Chunk, ChunkReader, ReadImage, Value
-from dataserver.dataset.shards.parquet.rows import OtherColumns, row_members
-from dataserver.dataset.shards.samples import IMAGE_SUFFIXES, read_image
-from dataserver.dataset.storage.registry import storage_of
-from dataserver.images import sniff_format
+from dataserver.dataset.shards.parquet.chunk import Chunk, ChunkReader, ReadImage
+from dataserver.dataset.shards.parquet.rows import OtherColumns
+from dataserver.dataset.shards.parquet.stored import OpenParquet, chunk_bounds, open_parquet
+from dataserver.dataset.shards.parts import Value
+from dataserver.dataset.shards.row_members import row_members
+from dataserver.dataset.shards.samples import read_image
+from dataserver.images import IMAGE_SUFFIXES, sniff_format
 
 MAX_ROWS: Final = 1 << 22
 """Of one shard."""
@@ -29,8 +31,6 @@ MAX_VALUES: Final = 1 << 22
 MAX_LEAVES: Final = 4096
 """Columns of one file, each field of a structure counted."""
 MAX_IMAGE_COLUMNS: Final = 64
-BUFFER_BYTES: Final = 1 << 20
-"""Read at a time of a column: without it, Arrow reads all that a row group has of it."""
 UNREADABLE: Final = (pa.ArrowException, OSError, ValueError, OverflowError)
 """What is raised where a file cannot be read, OverflowError for times that Python does not have."""
 MAGIC: Final = b"PAR1"
@@ -64,11 +64,8 @@ def scan_rows(source: ShardSource, findings: Findings) -> Iterator[Member]:
         findings.add("", NEEDS_CONVERT, "the file is encrypted; decrypt it")
         return
     try:
-        with (
-            storage_of(source.path).open(source.path) as file,
-            pq.ParquetFile(pa.PythonFile(file, "r"), buffer_size=BUFFER_BYTES) as parquet,
-        ):
-            yield from _scan(parquet, source, findings)
+        with open_parquet(source.path) as opened:
+            yield from _scan(opened, source, findings)
     except MemoryError:  # Arrow's is one of its exceptions as well
         raise
     except UNREADABLE as error:
@@ -77,10 +74,11 @@ def scan_rows(source: ShardSource, findings: Findings) -> Iterator[Member]:
         findings.add("", CORRUPT_PARQUET, f"the rest of the file cannot be read: {error}")
 
 
-def _scan(parquet: pq.ParquetFile, source: ShardSource, findings: Findings) -> Iterator[Member]:
+def _scan(opened: OpenParquet, source: ShardSource, findings: Findings) -> Iterator[Member]:
+    parquet = opened.parquet
     columns = image_columns(parquet)
     row_counts = _row_counts(parquet)
-    others = OtherColumns(parquet, {column.name: column.has_path for column in columns}, findings)
+    others = OtherColumns(opened, {column.name: column.has_path for column in columns}, findings)
     seen = [False] * len(columns)
 
     def of_column(chunk: Chunk) -> ReadImage:
@@ -108,7 +106,7 @@ def _scan(parquet: pq.ParquetFile, source: ShardSource, findings: Findings) -> I
             chunk = chunks.popleft()
             found[chunk.group, chunk.column] = reader.read(chunk).rows(row_counts[chunk.group])
         images = [
-            found.pop((group, n)) if column.leaf >= 0 else [[_without_bytes(parquet, column)]] * num_rows
+            found.pop((group, n)) if column.leaf >= 0 else [[without_bytes(parquet, column)]] * num_rows
             for n, column in enumerate(columns)
         ]
         for row, other in enumerate(others.rows(group, num_rows)):
@@ -153,7 +151,8 @@ def image_columns(parquet: pq.ParquetFile) -> list[ImageColumn]:
     return found[:MAX_IMAGE_COLUMNS]
 
 
-def _without_bytes(parquet: pq.ParquetFile, column: ImageColumn) -> SampleError:
+def without_bytes(parquet: pq.ParquetFile, column: ImageColumn) -> SampleError:
+    """Why a column named as one of images has none."""
     kind = parquet.schema_arrow.field(column.name).type
     return SampleError("missing_image", f"column {column.name} holds no bytes, it is of type {str(kind)[:80]}")
 
@@ -206,14 +205,12 @@ def _chunk(parquet: pq.ParquetFile, held: Any, column: ImageColumn, number: int,
     if held.file_path:
         raise ValueError(f"{column.name} lies in another file, {held.file_path[:80]!a}")
     leaf = parquet.schema.column(column.leaf)
-    start = held.data_page_offset
-    if held.dictionary_page_offset is not None and held.dictionary_page_offset > 0:
-        start = min(start, held.dictionary_page_offset)
+    start, end = chunk_bounds(held)
     return Chunk(
         column=number,
         group=group,
         start=start,
-        end=start + held.total_compressed_size,
+        end=end,
         num_values=held.num_values,
         codec=held.compression,
         max_def=leaf.max_definition_level,

@@ -1,0 +1,170 @@
+"""Images of a shard that lie in other files: in files of their own, or in members of tars.
+
+Their addresses lie behind the last byte of the shard, one image after the other in the order of the shard, so that an
+image has one offset and one length wherever it lies. Each has a checksum, which is compared whenever it is read.
+"""
+
+import errno
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+
+from dataserver.dataset.errors import Findings, SampleError, TarError
+from dataserver.dataset.shards.hashing import HashingReader
+from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES
+from dataserver.dataset.shards.parts import ExternalPart, ImagePart
+from dataserver.dataset.shards.tar import scan_members
+from dataserver.dataset.storage.etags import Etag
+from dataserver.dataset.storage.registry import storage_of
+from dataserver.images import FORMAT_NAMES, ImageHeaderError, read_header
+
+MAX_EXTERNAL: Final = 1 << 22
+"""Images in other files of one shard."""
+GONE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR, errno.EINVAL)
+"""What the system says where a file is not there; all else is storage that failed."""
+_NONE: Final = Etag(0, 0, -1, 0, 0)
+"""Stands for the state of a file that is not there."""
+MAX_TARS: Final = 1 << 10
+"""Tars that one manifest may name members of."""
+
+
+class ExternalFiles:
+    """Collects the images of one shard while it is read."""
+
+    def __init__(self, root: Path, shard_bytes: int) -> None:
+        """Begin.
+
+        Args:
+            root: what the names of files are relative to, and what none of them leaves.
+            shard_bytes: size of the shard, where addresses begin.
+        """
+        self.root = root
+        self.parts: list[ExternalPart] = []
+        self._next_address = shard_bytes
+        self._digest = hashlib.sha256()
+        self._tars: dict[str, tuple[Etag, dict[str, tuple[int, int]]]] = {}
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the bytes of all images, hexadecimal; empty where there is none."""
+        return self._digest.hexdigest() if self.parts else ""
+
+    def read(self, name: str) -> tuple[bytes, ExternalPart]:
+        """Read a file, or the member of a tar that is named as `FOLDER/NAME.tar/MEMBER`.
+
+        Raises:
+            SampleError: it is too large, or no such member.
+            DatasetError: it lies outside of the root, behind a link.
+            OSError: it is not there, or storage failed.
+        """
+        file_name, member = _split(name)
+        path = self.root / file_name
+        storage = storage_of(path)
+        storage.check(self.root, file_name)
+        if member:
+            etag, members = self._members(file_name)
+            if member not in members:
+                raise SampleError("missing_image", f"{file_name[:80]!a} has no member {member[:80]!a}")
+            offset, length = members[member]
+        else:
+            etag = storage.etag(str(path))
+            offset, length = 0, etag.num_bytes
+        if length > MAX_MEMBER_BYTES:
+            raise SampleError("image_too_large", f"{name[:80]!a} has {length} bytes, limit {MAX_MEMBER_BYTES}")
+        (content,) = storage.ranges(path).read([(offset, length)])
+        if len(content) < length:
+            raise OSError(f"{path} ends after {offset + len(content)} bytes, it had {offset + length}")
+        crc = google_crc32c.value(content)
+        return content, ExternalPart(file_name, offset, length, crc, etag.num_bytes, etag.mtime_ns, etag.ctime_ns)
+
+    def _members(self, name: str) -> tuple[Etag, dict[str, tuple[int, int]]]:
+        """Where the members of a tar lie; it is read for the first of them."""
+        if name not in self._tars:
+            if len(self._tars) >= MAX_TARS:
+                raise SampleError("missing_image", f"{name[:80]!a} is beyond the {MAX_TARS} tars of one manifest")
+            path = self.root / name
+            storage = storage_of(path)
+            etag = storage.etag(str(path))
+            members: dict[str, tuple[int, int]] = {}
+            with storage.open(path) as file:
+                try:
+                    for found in scan_members(HashingReader(file, etag.num_bytes, sha256=""), Findings()):
+                        if not found.special:
+                            members.setdefault(found.name, (found.offset, found.length))
+                except TarError as error:
+                    raise SampleError("missing_image", f"{name[:80]!a} cannot be read: {error.detail}") from error
+            self._tars[name] = etag, members
+        return self._tars[name]
+
+    def image(self, content: bytes, part: ExternalPart) -> ImagePart:
+        """Take an image that was read. Raises SampleError where it is none."""
+        try:
+            header = read_header(content)
+        except ImageHeaderError as error:
+            raise SampleError(error.kind, f"{part.name[:80]}: {error.detail}") from error
+        if len(self.parts) >= MAX_EXTERNAL:
+            raise SampleError("missing_image", f"beyond the {MAX_EXTERNAL} images of one shard; split it")
+        address, self._next_address = self._next_address, self._next_address + part.length
+        self.parts.append(part)
+        self._digest.update(content)
+        number = FORMAT_NAMES.index(header.format)
+        return ImagePart(address, part.length, header.width, header.height, header.orientation, number)
+
+    def note_unusable(self, name: str) -> None:
+        """Note a file that no image was read from, so that it is looked at again when there is another one."""
+        file_name = _split(name)[0]
+        path = self.root / file_name
+        try:
+            etag = storage_of(path).etag(str(path))
+        except OSError:
+            etag = _NONE
+        if len(self.parts) < MAX_EXTERNAL:
+            state = etag.num_bytes, etag.mtime_ns, etag.ctime_ns
+            self.parts.append(ExternalPart(file_name, 0, 0, 0, *state))
+
+
+def _split(name: str) -> tuple[str, str]:
+    """The file that a name names, and the member of it that follows the name of a tar."""
+    tar, inside, member = name.partition(".tar/")
+    return (f"{tar}.tar", member) if inside else (name, "")
+
+
+class ExternalTable:
+    """Finds the image of an address."""
+
+    def __init__(self, root: Path, parts: Sequence[ExternalPart], shard_bytes: int) -> None:
+        self.root = root
+        self.parts = parts
+        sizes = np.array([part.length for part in parts], np.int64)
+        self._starts: npt.NDArray[np.int64] = shard_bytes + np.cumsum(sizes) - sizes
+
+    def find(self, address: int, length: int) -> ExternalPart:
+        """Return the image at an address. Raises IndexError where there is none of that length."""
+        number = int(np.searchsorted(self._starts, address, "right")) - 1
+        if number < 0 or self._starts[number] != address or self.parts[number].length != length:
+            raise IndexError(f"{length} bytes at {address}")
+        return self.parts[number]
+
+    def changed_file(self) -> Path | None:
+        """The first file that is not as it was when its images were read, by size and times. Raises OSError."""
+        seen = set[tuple[str, int, int, int]]()
+        for part in self.parts:
+            state = (part.name, part.file_bytes, part.mtime_ns, part.ctime_ns)
+            if state in seen:
+                continue
+            seen.add(state)
+            path = self.root / part.name
+            try:
+                etag = storage_of(path).etag(str(path))
+            except OSError as error:
+                if error.errno not in GONE:
+                    raise
+                etag = _NONE
+            if (etag.num_bytes, etag.mtime_ns, etag.ctime_ns) != state[1:]:
+                return path
+        return None

@@ -1,0 +1,53 @@
+"""A plain folder of images with their texts beside them, as one shard: its files are the members of a tar.
+
+Members come by key and name, whatever order the files have in the folder.
+"""
+
+import json
+from collections.abc import Iterator
+
+from dataserver.dataset.errors import DatasetError, Findings, SampleError
+from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES, ImageFiles, Member, ShardSource
+from dataserver.dataset.shards.members import MAX_TEXT_BYTES
+from dataserver.dataset.shards.tar import name_problem
+from dataserver.dataset.storage.folder import LISTING_NAME
+from dataserver.images import IMAGE_SUFFIXES
+
+
+class FolderFormat:
+    """Images as files of their own."""
+
+    suffix = LISTING_NAME
+    sidecar_suffix = ""
+    has_external = True
+    is_sought = False
+
+    def scan(self, source: ShardSource, findings: Findings) -> Iterator[Member]:
+        """Yield the files as members; as `ShardFormat.scan`."""
+        assert source.external is not None
+        found: list[tuple[str, str, str, int]] = []
+        for line in source.reader.read(source.reader.size).splitlines():
+            name, size = json.loads(line)
+            if problem := name_problem(name):
+                findings.add("", "unsafe_name", f"{name}: the file name {problem}")
+            elif parts := source.split(name):
+                found.append((*parts, name, size))
+        for key, extension, name, size in sorted(found):
+            yield self._member(source.external, key, extension, name, size, findings)
+
+    def _member(self, files: ImageFiles, key: str, extension: str, name: str, size: int, findings: Findings) -> Member:
+        if size < 0:
+            findings.add(key, "special_member", f"{name} is no regular file")
+            return Member(extension, 0, 0, None, special=True, key=key)
+        is_image = extension.rpartition(".")[2] in IMAGE_SUFFIXES
+        if size > (MAX_MEMBER_BYTES if is_image else MAX_TEXT_BYTES):
+            return Member(extension, 0, size, None, key=key)
+        try:
+            content, part = files.read(name)
+            if not is_image:
+                return Member(extension, 0, size, content, key=key)
+            return Member(extension, 0, size, None, key=key, parsed=files.image(content, part))
+        except SampleError as error:
+            return Member(extension, 0, size, None, key=key, parsed=error)
+        except DatasetError as error:
+            return Member(extension, 0, size, None, key=key, parsed=SampleError("missing_image", str(error)))

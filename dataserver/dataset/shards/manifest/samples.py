@@ -1,0 +1,108 @@
+"""From the objects of a manifest to the members of samples.
+
+Paths are relative to a root, by default the folder of the manifest, and never leave it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import PurePosixPath
+from typing import Any, Final, NamedTuple
+
+from dataserver.dataset.errors import DatasetError, Findings, SampleError, printable
+from dataserver.dataset.shards.external import GONE
+from dataserver.dataset.shards.interface import ImageFiles, Member, ShardSource
+from dataserver.dataset.shards.manifest.objects import Found
+from dataserver.dataset.shards.parts import Value
+from dataserver.dataset.shards.row_members import CAPTION_NAMES, KEY_NAMES, Row, row_members
+
+IMAGE_NAMES: Final = ("image", "images", "file_name", "image_path", "jpg")
+"""The first of these that an object has as text or a list names its images."""
+
+
+class _Images(NamedTuple):
+    """What an object has of images, as a column has it."""
+
+    name: str
+    is_list: bool
+
+
+def scan_objects(objects: Iterable[Found], source: ShardSource, findings: Findings) -> Iterator[Member]:
+    """Yield the members of each sample; as `ShardFormat.scan`."""
+    files = source.external
+    assert files is not None
+    keys: set[str] = set()
+    for number, found in objects:
+        if isinstance(found, SampleError):
+            findings.add("", found.kind, found.detail)
+        else:
+            yield from object_members(
+                number, found, lambda names: [_image(files, one) for one in names], keys, findings
+            )
+
+
+def object_members(
+    number: int,
+    document: dict[str, Any],
+    load: Callable[[Sequence[object]], Sequence[Value | bytes]],
+    keys: set[str],
+    findings: Findings,
+    as_key: Callable[[str | None], str | None] = lambda key: key,
+) -> Iterator[Member]:
+    """Yield the members of one sample.
+
+    Args:
+        number: of the object, which is its key where it has none of its own.
+        document: the object; what is used of it is taken out.
+        load: reads the images that it names.
+        keys: of the objects before; the own one is added.
+        findings: where a key is counted that cannot be used, or came before.
+        as_key: what becomes of a key.
+    """
+    name = next((name for name in IMAGE_NAMES if isinstance(document.get(name), str | list)), IMAGE_NAMES[0])
+    held = document.pop(name, None)
+    given = held if isinstance(held, list) else [] if held is None else [held]
+    images = load(given)
+    caption, key = _taken(document, CAPTION_NAMES), as_key(_taken(document, KEY_NAMES))
+    text = SampleError("missing_caption", "the object has no text") if caption is None else caption.encode()
+    row = Row(key, text, document, [None])
+    yield from row_members(number, row, [_Images(name, isinstance(held, list))], [images], keys, findings)
+
+
+def _taken(document: dict[str, Any], names: Sequence[str]) -> str | None:
+    """Take the first of these entries that is text out of an object."""
+    name = next((name for name in names if isinstance(document.get(name), str)), None)
+    found: str | None = None if name is None else document.pop(name)
+    return found
+
+
+def checked_name(name: object) -> str:
+    """Return the name of a file that an object gives. Raises SampleError where it is none, or leaves the root."""
+    shown = printable(str(name), 80)
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise SampleError("missing_image", f"{shown!a} is no name of a file")
+    parts = PurePosixPath(name)
+    if parts.is_absolute() or ".." in parts.parts or "://" in name:
+        raise SampleError("missing_image", f"{shown!a} leaves the folder of images; give a path below it")
+    return str(parts)
+
+
+def _image(files: ImageFiles, name: object) -> Value:
+    """Read an image; None where none is named, as in the list of a document."""
+    if name is None:
+        return None
+    try:
+        checked = checked_name(name)
+    except SampleError as error:
+        return error
+    try:
+        return files.image(*files.read(checked))
+    except SampleError as error:
+        found = error
+    except DatasetError as error:
+        found = SampleError("missing_image", str(error))
+    except OSError as error:
+        if error.errno is not None and error.errno not in GONE:
+            raise  # storage failed
+        detail = f"{printable(checked, 80)!a} is no file below {printable(str(files.root), 100)}"
+        found = SampleError("missing_image", detail)
+    files.note_unusable(checked)
+    return found

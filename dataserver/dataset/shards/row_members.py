@@ -1,0 +1,167 @@
+"""The members that a row of a table, or an object of a manifest, becomes."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from dataserver.dataset.errors import Findings, SampleError
+from dataserver.dataset.kinds import DUPLICATE_KEY, UNUSED_PART
+from dataserver.dataset.shards.conversations import conversation_document, turns_of
+from dataserver.dataset.shards.interface import Member
+from dataserver.dataset.shards.members import MAX_TEXT_BYTES, parse_document
+from dataserver.dataset.shards.parts import ImagePart, Value
+from dataserver.dataset.shards.tar import name_problem
+
+KEY_NAMES: Final = ("__key__", "key")
+CAPTION_NAMES: Final = ("txt", "text", "caption")
+"""The first of these that a file has as a column of strings is used; else rows have numbers, and no caption."""
+JSON_NAME: Final = "json"
+TEXTS_NAME: Final = "texts"
+
+
+class Row(NamedTuple):
+    """What the other columns say of one row."""
+
+    key: str | None
+    caption: bytes | SampleError
+    """Or why there is none."""
+    document: dict[str, Any]
+    paths: list[Any]
+    """Of each column of images, in that order: what its `path` says."""
+    problem: SampleError | None = None
+    """Why nothing of it was read."""
+
+
+class NamedColumn(Protocol):
+    """What is asked of a column of images."""
+
+    @property
+    def name(self) -> str:
+        """Of the column."""
+
+    @property
+    def is_list(self) -> bool:
+        """Whether a row has a list of images."""
+
+
+def row_members(
+    number: int,
+    row: Row,
+    columns: Sequence[NamedColumn],
+    images: Sequence[Sequence[Value | bytes]],
+    keys: set[str],
+    findings: Findings,
+) -> Iterator[Member]:
+    """Yield the members of one row: its images, `txt` and `json`, or what is wrong with all of it.
+
+    Args:
+        number: of the row in the file, which is its key where it has none of its own.
+        row: its other columns.
+        columns: of images.
+        images: values of each, or their bytes.
+        keys: of the rows before; the row's own one is added.
+        findings: where a key is counted that cannot be used, or came before.
+    """
+    key = f"{number:09d}"
+    if row.key:
+        if problem := name_problem(row.key):
+            findings.add("", "unsafe_name", f"row {number}: its key {row.key[:80]!a} {problem}; it is called {key}")
+        else:
+            key = row.key
+    if key in keys:
+        findings.add(key, DUPLICATE_KEY, f"row {number}: the key came before in this file, and its first row counts")
+        return
+    keys.add(key)
+    if row.problem is not None:
+        yield Member("json", 0, 0, None, key=key, parsed=row.problem)
+        return
+    document = _document(key, row.document, findings)
+    texts = document.get(TEXTS_NAME)
+    is_document = isinstance(texts, list)
+    listed = next((position for position, column in enumerate(columns) if column.is_list), 0)
+    named: list[str | None] = []
+    for position, (column, values, path) in enumerate(zip(columns, images, row.paths, strict=True)):
+        prefix = f"{column.name.lower()}." if position else ""
+        found = dict(_column_members(key, prefix, column, values, path, is_document))
+        yield from (member for member in found.values() if member is not None)
+        if position == listed:
+            named = [name if member is not None else None for name, member in found.items()]
+    if is_document and any(column.is_list for column in columns):
+        document["images"] = named
+    if not (isinstance(row.caption, bytes) or is_document) and (turns := turns_of(document)):
+        yield _conversation(key, document, turns, [name for name in named if name is not None])
+        return
+    if isinstance(row.caption, bytes):
+        yield Member("txt", 0, len(row.caption), row.caption, key=key)
+    elif not is_document and not isinstance(document.get("caption"), str):
+        yield Member("txt", 0, 0, None, key=key, parsed=row.caption)
+    yield Member("json", 0, 0, None, key=key, parsed=_too_large(document) or document)
+
+
+def _column_members(
+    key: str, prefix: str, column: NamedColumn, values: Sequence[Value | bytes], path: Any, is_document: bool
+) -> Iterator[tuple[str, Member | None]]:
+    """Yield the full name of each image in a column of one row, and its member; None where there is no image."""
+    paths = path if column.is_list else [path]
+    for n, value in enumerate(values if column.is_list or values else [None]):
+        name = prefix + (f"{n}.img" if column.is_list and (len(values) > 1 or is_document) else "img")
+        part: Value | bytes = value
+        if part is None and (stated := _path(paths, n)):
+            part = _without_bytes(column.name, stated)
+        yield f"{key}.{name}", None if part is None else _image_member(name, key, part)
+
+
+def _conversation(key: str, document: dict[str, Any], turns: str, images: Sequence[str]) -> Member:
+    """The member `json` of a row whose texts are the turns of a conversation."""
+    rest = {name: value for name, value in document.items() if name != turns}
+    try:
+        texts, names = conversation_document(document[turns], images)
+    except SampleError as error:
+        return Member("json", 0, 0, None, key=key, parsed=SampleError(error.kind, f"{turns}: {error.detail}"))
+    found = {**rest, TEXTS_NAME: texts, "images": names}
+    return Member("json", 0, 0, None, key=key, parsed=_too_large(found) or found)
+
+
+def _image_member(name: str, key: str, part: ImagePart | SampleError | bytes) -> Member:
+    if isinstance(part, bytes):
+        return Member(name, 0, len(part), part, key=key)
+    offset, length = (part.offset, part.length) if isinstance(part, ImagePart) else (0, 0)
+    return Member(name, offset, length, None, key=key, parsed=part)
+
+
+def _document(key: str, given: dict[str, Any], findings: Findings) -> dict[str, Any]:
+    """The columns of a row, with what its column `json` says."""
+    held = given.get(JSON_NAME)
+    if held is None:
+        return given
+    rest = {name: value for name, value in given.items() if name != JSON_NAME}
+    if isinstance(held, str):
+        try:
+            if len(held) > MAX_TEXT_BYTES:
+                raise SampleError("text_too_large", f"{len(held)} characters, limit {MAX_TEXT_BYTES}")
+            held = parse_document(held)
+        except SampleError as error:
+            findings.add(key, UNUSED_PART, f"json: {error.detail} ({error.kind}); the sample does without it")
+            return rest
+    return {**held, **rest}
+
+
+def _too_large(document: Mapping[str, Any]) -> SampleError | None:
+    """Why the columns of a row are refused, as a member .json of that size would be."""
+    texts = (text for value in document.values() for text in (value if isinstance(value, list) else [value]))
+    size = sum(len(text) for text in texts if isinstance(text, str))
+    if size <= MAX_TEXT_BYTES:
+        return None
+    return SampleError("text_too_large", f"{size} characters in its columns, limit {MAX_TEXT_BYTES}")
+
+
+def _without_bytes(column: str, path: str) -> SampleError:
+    remedy = "write the file again with its images in it (datasets: embed_table_storage)"
+    return SampleError("missing_image", f"{column}: the row names {path[:80]!a} and holds no bytes; {remedy}")
+
+
+def _path(paths: Any, n: int) -> str:
+    """What stands beside the bytes of a value, if that is the name of a file."""
+    if not isinstance(paths, list) or n >= len(paths) or not isinstance(paths[n], dict):
+        return ""
+    found = paths[n].get("path")
+    return found if isinstance(found, str) else ""
