@@ -3,9 +3,8 @@
 import tarfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from io import BufferedWriter
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import google_crc32c
 
@@ -34,7 +33,7 @@ class TarWriter:
         self._stem = stem
         self._shard_bytes = shard_bytes
         self._open = ExitStack()
-        self._tar: BufferedWriter | None = None
+        self._tar: BinaryIO | None = None
         self._temp = Path()
         self._sums: list[tuple[str, int]] = []
         self.written: list[str] = []

@@ -218,7 +218,8 @@ def read_joined(path: Path, header: IndexHeader) -> list[JoinedFile]:
 def read_external_digest(path: Path, header: IndexHeader) -> str:
     """Return the digest of images in other files; empty where there is none. Raises as `read_columns`."""
     with _open_columns(path, header, []) as reader:
-        return (reader.schema.metadata or {}).get(EXTERNAL_KEY, b"").decode()
+        digest: bytes = (reader.schema.metadata or {}).get(EXTERNAL_KEY, b"")
+        return digest.decode()
 
 
 def _checked(rows: "pa.RecordBatch", num_rows: int) -> "pa.RecordBatch":

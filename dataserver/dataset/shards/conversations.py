@@ -49,7 +49,7 @@ def conversation_document(turns: Sequence[Any], images: Sequence[str]) -> tuple[
         raise SampleError("bad_document", f"{num_marks} marks {MARK} in the turns and {len(images)} images")
     left = iter(images)
     if not num_marks:
-        parts = [None] * len(images) + parts
+        parts = [*(None for _ in images), *parts]
     for part in parts:
         if part is None:
             texts.append(None)

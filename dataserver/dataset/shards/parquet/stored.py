@@ -210,7 +210,7 @@ def string_bytes(array: pa.Array) -> npt.NDArray[np.int64]:
         found: npt.NDArray[np.int64] = lengths[array.indices.fill_null(len(lengths) - 1).to_numpy(zero_copy_only=False)]
         return found
     if pa.types.is_struct(kind):
-        return np.sum([np.zeros(len(array), np.int64), *(string_bytes(field) for field in array.flatten())], 0)
+        return sum((string_bytes(field) for field in array.flatten()), np.zeros(len(array), np.int64))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         counts = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
         sums = np.append(0, np.cumsum(string_bytes(array.flatten()), dtype=np.int64))
