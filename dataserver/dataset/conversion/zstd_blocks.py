@@ -35,7 +35,7 @@ class _Buffer:
 
 
 def zstd_pieces(read: Callable[[int], bytes], max_made: int) -> Iterator[bytes]:
-    """Yield a compressed file in pieces, each of which becomes at most `max_made` bytes.
+    """Yield a compressed file in pieces that become at most `max_made` bytes each.
 
     What is no such stream comes in pieces of a few bytes, whatever it is: the library says what is wrong with it.
 
