@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from dataserver.dataset.errors import DatasetError, printable
 from dataserver.dataset.shards.captions import CaptionSource
-from dataserver.planning.job.fields import MAX_TEXT_BYTES, TextError, parse_yaml
 
 META_FOLDER: Final = ".nv-meta"
 SPLIT_NAME: Final = "split.yaml"
@@ -19,6 +18,7 @@ DEFAULT_SPLIT: Final = "train"
 SEPARATOR: Final = "#"
 """Between a folder and the name of a split."""
 MAX_NAMES: Final = 1 << 20
+MAX_META_BYTES: Final = 64 << 20
 _RANGE: Final = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")
 _FIELD: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})(?:\[([^\[\]]{1,128})\])?")
 _IMAGES: Final = ("image", "images")
@@ -54,7 +54,7 @@ def unused_shards(root: Path, names: Collection[str], split: str) -> dict[str, s
         raise DatasetError(f"{root} has no splits in {META_FOLDER}/{SPLIT_NAME}; name the folder without {SEPARATOR}")
     wanted = split or DEFAULT_SPLIT
     if wanted not in parts:
-        known = ", ".join(printable(str(name), 40) for name in parts)
+        known = ", ".join(printable(name, 40) for name in parts if isinstance(name, str))
         raise DatasetError(f"{root} has no split {wanted!a}; it has {known}: name {root}{SEPARATOR}SPLIT")
     excluded = set(_names(found.get("exclude") or [], root))
     if alone := next((name for name in sorted(excluded) if name not in names and "/" in name), ""):
@@ -110,7 +110,9 @@ def _names(entries: Sequence[Any], root: Path) -> Iterator[str]:
     """The names of shards, ranges such as `{000..009}` written out."""
     num_names = 0
     for entry in entries:
-        pending = [str(entry)]
+        if not isinstance(entry, str):  # whatever aliases make of it, it is not written out
+            raise DatasetError(f"{root}/{META_FOLDER}/{SPLIT_NAME} names a shard by a {type(entry).__name__}")
+        pending = [entry]
         while pending:
             name = pending.pop()
             found = _RANGE.search(name)
@@ -133,10 +135,18 @@ def _read(root: Path, name: str) -> Mapping[str, Any]:
     path = root / META_FOLDER / name
     try:
         with path.open("rb") as file:
-            found = parse_yaml(file.read(MAX_TEXT_BYTES + 1))
+            data = file.read(MAX_META_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except (OSError, TextError) as error:
+    except OSError as error:
+        raise DatasetError(f"{path} cannot be read ({error.strerror}); mend it or remove it") from error
+    import yaml  # few datasets have such files
+
+    try:
+        if len(data) > MAX_META_BYTES:
+            raise ValueError(f"it has more than {MAX_META_BYTES} bytes")
+        found = yaml.safe_load(data)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise DatasetError(f"{path} cannot be read ({printable(str(error))}); mend it or remove it") from error
     if not isinstance(found, Mapping):
         raise DatasetError(f"{path} is no mapping; prepare the folder again")
