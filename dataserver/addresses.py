@@ -54,6 +54,11 @@ def is_number(host: str) -> bool:
         return False
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a host."""
+    return host == "localhost" or (is_number(host) and ipaddress.ip_address(host).is_loopback)
+
+
 def _ports(text: str, first: int, last: int) -> range:
     if not 1 <= first <= last <= 65535:
         raise ValueError(

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from disttrain.v1.microbatch_pb2 import MicrobatchHeader
 
+from dataserver.security import NO_CREDENTIALS, Credentials
 from trainclient.stream.buffers import Bytes
 from trainclient.stream.client import ViewClient
 from trainclient.stream.endpoint import Timeouts
@@ -48,12 +49,13 @@ class DataClient(ViewClient[torch.Tensor]):
         prefetch_bytes: int = PREFETCH_BYTES,
         max_microbatch_bytes: int = MAX_MICROBATCH_BYTES,
         timeouts: Timeouts | None = None,
+        credentials: Credentials = NO_CREDENTIALS,
     ) -> None:
         """See `ViewClient`.
 
         Args:
             addresses, job, module, rank, tensors, compress, share_fetch, start_step, prefetch_bytes,
-                max_microbatch_bytes, timeouts: see there.
+                max_microbatch_bytes, timeouts, credentials: see there.
             pin_memory: page-locked memory, so that copies to a GPU may be asynchronous. It is torch's own, which waits
                 for copies under way before it is used again.
 
@@ -73,6 +75,7 @@ class DataClient(ViewClient[torch.Tensor]):
             prefetch_bytes=prefetch_bytes,
             max_microbatch_bytes=max_microbatch_bytes,
             timeouts=timeouts,
+            credentials=credentials,
             buffers=TorchBuffers(pin_memory=True) if pin_memory else None,
         )
 

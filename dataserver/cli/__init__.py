@@ -41,6 +41,7 @@ COMMANDS = {
     "serve": Command("serve", "Serve microbatches over gRPC.", "opening the datasets, then listening"),
     "ray": Command("ray", "Run a fleet on a Ray cluster.", "looking for the cluster"),
     "top": Command("top", "Watch a fleet of servers.", "asking the servers"),
+    "doctor": Command("doctor", "Check a fleet, and say what to change.", "asking the servers"),
     "bench": Command("bench", "Measure how many cores a dataset needs.", "opening the dataset"),
     "warm": Command("warm", "Compile the kernels ahead of time.", "looking for compiled kernels"),
 }
@@ -87,7 +88,7 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
         ready = parse(function, f"dataserver {name}", arguments)
         if command.plans:
             _about_compiling(name)
-        ready()
+        code: int | None = ready()
     except BrokenPipeError:
         raise
     except MemoryError as error:
@@ -96,7 +97,7 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
         )
     except (ValueError, OSError, DataServiceError) as error:
         return _report(error)
-    return 0
+    return code or 0
 
 
 def _about_compiling(name: str) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import tyro
 
 from dataserver.dataset import location
+from dataserver.security import Credentials
 
 if TYPE_CHECKING:
     from dataserver.planning.job.fields import Sizing
@@ -25,6 +26,25 @@ Address = Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT", help_behavior
 
 BYTES: Final = "bytes"
 """The built-in tokenizer, which --tokenizer may name without a file."""
+
+
+def _credentials(
+    tls_ca: MaybePath = None, tls_cert: MaybePath = None, tls_key: MaybePath = None, token_file: MaybePath = None
+) -> Credentials:
+    """What to show servers.
+
+    Args:
+        tls_ca: PEM file of the authorities that sign servers' certificates. With it every connection is encrypted.
+        tls_cert: PEM file of a certificate to show servers that ask for one (their --client-ca).
+        tls_key: PEM file of the private key of --tls-cert.
+        token_file: File with the token to show servers that ask for one. Needs --tls-ca, but for servers on this
+            machine.
+    """
+    return Credentials(tls_ca, tls_cert, tls_key, token_file)
+
+
+ServerCredentials = Annotated[Credentials, tyro.conf.arg(name="", constructor=_credentials)]
+"""The flags of every command that talks to servers: --tls-ca, --tls-cert, --tls-key, --token-file."""
 
 
 def named_paths(flag: str, entries: Iterable[str]) -> dict[str, Path]:

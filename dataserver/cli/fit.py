@@ -24,7 +24,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dataserver.cli.arguments import Address, MaybePath, Pairs
+from dataserver.cli.arguments import Address, MaybePath, Pairs, ServerCredentials
 from dataserver.cli.jobs import open_job
 from dataserver.cli.progress import progress_bar
 from dataserver.jobs import JobPlanner
@@ -39,6 +39,7 @@ from dataserver.planning.fitting import (
 )
 from dataserver.planning.job.fields import ModuleSpec
 from dataserver.planning.plan.plan import StepPlan
+from dataserver.security import NO_CREDENTIALS, Channels, Credentials, tls_problem
 
 MAX_LINE_BYTES: Final = 4 << 20
 MAX_REPORTS: Final = 1 << 16
@@ -58,6 +59,7 @@ def fit_costs(
     quarantine: Pairs = (),
     tokenizer: Pairs = (),
     config: MaybePath = None,
+    credentials: ServerCredentials = NO_CREDENTIALS,
 ) -> None:
     """Fit the cost of each module to the step times of a job, for the specification of the next one.
 
@@ -76,11 +78,14 @@ def fit_costs(
         quarantine: Quarantine list of a dataset; may be repeated.
         tokenizer: Hugging Face tokenizers file by logical name; may be repeated. `bytes` is built in.
         config: YAML file of a server, for the same names.
+        credentials: What to show --server.
     """
     if (times is None) == (server is None):
         raise ValueError("exactly one of --times and --server is required: a file of step times, or who has them")
     planner = open_job(job, dataset, index_dir, quarantine, tokenizer, config)
-    reports = list(read_times(times) if times is not None else fetch_times(server or "", planner.job.job_id))
+    reports = list(
+        read_times(times) if times is not None else fetch_times(server or "", planner.job.job_id, credentials)
+    )
     measured = measurements(planner, [r for r in reports if r.step >= first_step])
     _show(Console(), planner.job.spec.execution.modules, measured)
 
@@ -114,17 +119,19 @@ def _report(line: bytes, where: str) -> StepTimes:
         raise ValueError(f"{where}: no StepTimes in JSON: {error}") from None
 
 
-def fetch_times(server: str, job_id: str) -> Iterable[StepTimes]:
+def fetch_times(server: str, job_id: str, credentials: Credentials = NO_CREDENTIALS) -> Iterable[StepTimes]:
     """The reports that a server holds, oldest first.
 
     Raises:
         ValueError: it cannot be reached, or does not know the job.
     """
-    with grpc.insecure_channel(server) as channel:
+    with Channels(credentials).open(server) as channel:
         try:
             answer = DataServiceStub(channel).ListStepTimes(ListStepTimesRequest(job_id=job_id), timeout=TIMEOUT_S)
         except grpc.RpcError as error:
-            raise ValueError(f"server {server} lists no step times: {error.details()}") from None
+            raise ValueError(
+                f"server {server} lists no step times: {tls_problem(error.details() or '') or error.details()}"
+            ) from None
     return answer.times
 
 

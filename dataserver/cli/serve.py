@@ -39,9 +39,9 @@ def serve(config: Path | None, flags: Mapping[str, Any]) -> None:
     """Serve balanced microbatches of indexed datasets over gRPC.
 
     On a new machine it first compiles the kernels of planning and decoding. Prints `listening on HOST:PORT` when it
-    serves, and then where its metrics are. SIGTERM, Ctrl-C or the Drain call end it in order; a second signal ends it
-    at once. Every flag is also a key of the YAML file, where repeated flags are maps: datasets, index_dirs,
-    quarantines, tokenizers.
+    serves, and then where its metrics and its health are. SIGTERM, Ctrl-C or the Drain call end it in order; a second
+    signal ends it at once. Every flag is also a key of the YAML file, where repeated flags are maps: datasets,
+    index_dirs, quarantines, tokenizers.
     """
     settings = load_config(config, flags)
     logs.use(settings.log_format)
@@ -80,7 +80,7 @@ def _about_memory(settings: ServerConfig) -> None:
 def _serve(server: DataServer) -> None:
     """Serve until the server ends; the first signal drains, a second one cuts."""
     with _signals() as (numbers, wake):
-        _announce(server.start(), server.metrics_address)
+        _announce(server.start(), server)
         threading.Thread(target=_when_ended, args=(server, wake), name="ended").start()
         for count, _ in enumerate(iter(numbers, _ENDED)):
             if count == 0:
@@ -89,12 +89,11 @@ def _serve(server: DataServer) -> None:
                 server.cut()
 
 
-def _announce(address: str, metrics_address: str | None) -> None:
+def _announce(address: str, server: DataServer) -> None:
     _print_line(f"listening on {address}")
-    if metrics_address is not None:
-        from dataserver.serving.metrics_endpoint import PATH
-
-        _print_line(f"metrics on http://{metrics_address}{PATH}")
+    for what, where in (("metrics", server.metrics_url), ("health", server.health_address)):
+        if where is not None:
+            _print_line(f"{what} on {where}")
 
 
 def _print_line(line: str) -> None:

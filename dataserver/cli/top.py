@@ -15,10 +15,11 @@ from rich.console import Console
 from rich.live import Live
 
 from dataserver.addresses import expanded, split_address
-from dataserver.cli.arguments import Switch
+from dataserver.cli.arguments import ServerCredentials, Switch
 from dataserver.cli.fleet_numbers import Answer, answered
 from dataserver.cli.fleet_tables import DOES_NOT_ANSWER, fleet_tables
 from dataserver.cli.tables import console_for_tables
+from dataserver.security import NO_CREDENTIALS, Channels, tls_problem
 
 ANSWER_S: Final = 2.0
 """Time that a server has to answer, its connection included."""
@@ -67,6 +68,7 @@ def top(
     ],
     interval_s: Annotated[float, tyro.conf.arg(help_behavior_hint="")] = 2.0,
     once: Switch = False,
+    credentials: ServerCredentials = NO_CREDENTIALS,
 ) -> None:
     """Show what a fleet does: throughput, streams, memory and failures of each server, step and lag of each rank.
 
@@ -76,13 +78,14 @@ def top(
         addresses: HOST:PORT of servers, or HOST:FIRST-LAST for a range of ports, separated by spaces or commas.
         interval_s: Seconds between two looks, over which rates are taken; 2 by default.
         once: Print one table after one interval, and end.
+        credentials: What to show the servers.
     """
     names = expanded([name for address in addresses for name in address.split(",") if name])
     _check(names, interval_s)
     console = console_for_tables()
     if not once:
         _check_terminal(console)
-    with _fleet(names) as fleet:
+    with _fleet(names, Channels(credentials)) as fleet:
         if once:
             fleet.look()
             time.sleep(interval_s)
@@ -142,15 +145,16 @@ def _check_terminal(console: Console) -> None:
 
 
 @contextmanager
-def _fleet(names: Sequence[str]) -> Iterator[Fleet]:
+def _fleet(names: Sequence[str], channels: Channels) -> Iterator[Fleet]:
     with ExitStack() as stack:
-        channels = {name: stack.enter_context(grpc.insecure_channel(name)) for name in dict.fromkeys(names)}
-        yield Fleet(channels)
+        yield Fleet({name: stack.enter_context(channels.open(name)) for name in dict.fromkeys(names)})
 
 
 def _why(error: grpc.RpcError) -> str:
     """Why a server gave no numbers, in few words."""
     code = error.code()
+    if (problem := tls_problem(error.details() or "")) is not None:
+        return f"refused: {problem}"
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         return DOES_NOT_ANSWER
     if code is grpc.StatusCode.UNIMPLEMENTED:

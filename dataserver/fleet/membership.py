@@ -8,7 +8,7 @@ import hashlib
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import Final
 
@@ -20,6 +20,7 @@ from dataserver.dataset import printable
 from dataserver.fleet.build import build_id
 from dataserver.fleet.peer import GREET_S, INSTANCE_BYTES, Peer
 from dataserver.fleet.peer_health import PeerHealth
+from dataserver.security import Channels
 
 LOOK_EVERY_S: Final = 1.0
 """Time between two questions to the same address, in small fleets."""
@@ -38,14 +39,18 @@ _log = logging.getLogger(__name__)
 class Peers:
     """The other servers of the fleet. Thread-safe."""
 
-    def __init__(self, names: Sequence[str], instance: bytes) -> None:
+    def __init__(self, names: Sequence[str], instance: bytes, channels: Channels) -> None:
         """Begin to look for peers.
 
         Args:
             names: HOST:PORT of each; a host may stand for several addresses.
             instance: what this server answers to Greet.
+            channels: opens channels to them.
         """
         self.instance = instance
+        self._channels = channels
+        self._version = channels.version
+        """Of the certificates that the channels of all peers have."""
         self._names = tuple(dict.fromkeys(names))
         self._health = PeerHealth()
         self._lock = threading.Lock()
@@ -56,7 +61,8 @@ class Peers:
         """What the log said last of addresses and names; that all is well is empty."""
         self._stand_for: dict[str, list[str]] = {}
         """The addresses of each name that was looked up, which may be none."""
-        self._found: list[str] = []
+        self._found: dict[str, str] = {}
+        """The name that each address was found by; empty for one that stands in the list itself."""
         self._began = monotonic()
         self._resolved = threading.Event()
         """Set when all names have been looked up once, and `_looked` when everybody was asked once."""
@@ -110,14 +116,14 @@ class Peers:
         if (peer.answered or not young) and self._is_news(peer.address, "silent"):
             _log.warning(
                 "peer %s does not answer (%s): its steps are planned elsewhere; %d of %d other servers are live",
-                *(peer.address, why, *self._count()),
+                *(peer.address, why, *self.count()),
             )
 
     def close(self) -> None:
         """Stop looking, and end all calls."""
         self._ended.set()
         self._news.set()
-        self._replace([])
+        self._replace({})
 
     def _look(self) -> None:
         while True:
@@ -125,7 +131,10 @@ class Peers:
             if self._ended.is_set():
                 return
             resolved = self._resolved.is_set()
-            self._replace(dict.fromkeys(self._found))
+            if self._version != (version := self._channels.version):
+                self._version = version
+                self._replace({})  # channels go on with the certificates that they were opened with
+            self._replace(self._found)
             peers = self.peers()
             try:
                 self._ask(peers)
@@ -155,7 +164,7 @@ class Peers:
         fits = said.build == build_id()
         if self._is_news(peer.address, "" if fits else "foreign"):
             if fits and said.instance != self.instance:
-                _log.info("peer %s answers; %d of %d other servers are live", peer.address, *self._count())
+                _log.info("peer %s answers; %d of %d other servers are live", peer.address, *self.count())
             elif not fits:
                 _log.warning(
                     "peer %s is build %s, and this server is %s: they share no plans until both are of one release",
@@ -198,15 +207,23 @@ class Peers:
             if last or self._found != before:
                 self._news.set()
 
-    def _all_found(self) -> list[str]:
-        return [address for known in self._names for address in self._stand_for.get(known, ())]
+    def _all_found(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for known in self._names:
+            host, _ = split_address(known, "peers")
+            for address in self._stand_for.get(known, ()):  # of two names for one address the first counts
+                found.setdefault(address, "" if is_number(host) else host)
+        return found
 
-    def _replace(self, addresses: Iterable[str]) -> None:
-        """Know these addresses, and no others."""
+    def _replace(self, addresses: Mapping[str, str]) -> None:
+        """Know these addresses, each with the name that it was found by, and no others."""
         with self._lock:
-            wanted = () if self._ended.is_set() else tuple(addresses)
+            wanted = {} if self._ended.is_set() else dict(addresses)
             gone = [peer for address, peer in self._peers.items() if address not in wanted]
-            self._peers = {address: self._peers.get(address) or Peer(address, self._health) for address in wanted}
+            self._peers = {
+                address: self._peers.get(address) or Peer(address, self._health, self._channels, name)
+                for address, name in wanted.items()
+            }
         for peer in gone:
             peer.close()
 
@@ -216,7 +233,7 @@ class Peers:
             before, self._told[name] = self._told.get(name), state
         return before != state
 
-    def _count(self) -> tuple[int, int]:
+    def count(self) -> tuple[int, int]:
         """Live servers and known addresses, without this server."""
         said = [peer.said for peer in self.peers()]
         others = [s for s in said if s is None or s.instance != self.instance]

@@ -13,6 +13,7 @@ from disttrain.v1.peer_service_pb2_grpc import PeerServiceStub
 
 from dataserver.fleet.peer_health import PeerHealth
 from dataserver.planning.job.identity import Job
+from dataserver.security import Channels
 
 GREET_S: Final = 4.0
 """Time that a server has to answer Greet, its connection included. Its processor may be busy, so no less."""
@@ -47,11 +48,18 @@ class _Bringing:
 class Peer:
     """What is known of one address. Thread-safe."""
 
-    def __init__(self, address: str, health: PeerHealth) -> None:
+    def __init__(self, address: str, health: PeerHealth, channels: Channels, server_name: str = "") -> None:
+        """Make a peer that nobody has asked yet.
+
+        Args:
+            address: HOST:PORT.
+            health: of all servers of the fleet.
+            channels: opens the channel.
+            server_name: the name in its certificate; empty where the address stands there.
+        """
         self.address = address
         self._health = health
-        """Health of all servers of the fleet."""
-        self._channel = grpc.insecure_channel(address, _OPTIONS)
+        self._channel = channels.open(address, _OPTIONS, server_name)
         self.plans = PeerServiceStub(self._channel)
         self._jobs = DataServiceStub(self._channel)
         self._lock = threading.Lock()

@@ -17,19 +17,32 @@ DEFAULT_GRACE_S: Final = 30
 class AdminService:
     """Administration of this server; see admin_service.proto."""
 
-    def __init__(self, drain: Callable[[float], int], metrics: TakeMetrics) -> None:
+    def __init__(
+        self,
+        drain: Callable[[float], int],
+        metrics: TakeMetrics,
+        diagnostics: Callable[[], pb.GetDiagnosticsResponse],
+    ) -> None:
         """Make the service.
 
         Args:
             drain: begins a drain with a grace in seconds and returns the number of open streams.
             metrics: the numbers of this server.
+            diagnostics: what it is set up like.
         """
         self._drain = drain
         self._metrics = metrics
+        self._diagnostics = diagnostics
 
     def GetMetrics(self, _request: pb.GetMetricsRequest, _: grpc.ServicerContext) -> pb.GetMetricsResponse:  # noqa: N802
         """Say what the server did and holds."""
         return self._metrics()
+
+    def GetDiagnostics(  # noqa: N802
+        self, _request: pb.GetDiagnosticsRequest, _: grpc.ServicerContext
+    ) -> pb.GetDiagnosticsResponse:
+        """Say what the server is set up like."""
+        return self._diagnostics()
 
     def Drain(self, request: pb.DrainRequest, _: grpc.ServicerContext) -> pb.DrainResponse:  # noqa: N802
         """Begin a drain."""

@@ -1,6 +1,5 @@
 """Configuration of a server: a YAML file, overridden by flags. Paths stand here and nowhere else."""
 
-import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -8,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from dataserver.addresses import expanded, is_number, split_address
+from dataserver.addresses import expanded, is_loopback, split_address
 from dataserver.dataset import DatasetError, is_url, location, usable_memory
 from dataserver.planning.job.fields import MAX_TEXT_BYTES, Name, TextError, parse_yaml, required
 from dataserver.planning.kernels.cache import user_cache
@@ -47,8 +46,24 @@ class ServerConfig(BaseModel):
     peers: Annotated[tuple[str, ...], AfterValidator(expanded), Metavar("HOST:PORT,...")] = ()
     """Other servers of the fleet, so that each step is planned by one of them. A host may stand for several, and
     HOST:FIRST-LAST for a range of ports. This server may be in the list, so all servers can get the same one."""
+    tls_cert: Path | None = None
+    """PEM file of this server's certificate, then of those that signed it. With it, all connections are encrypted."""
+    tls_key: Path | None = None
+    """PEM file of the private key of --tls-cert. Only this user, or root, may be able to read it."""
+    client_ca: Path | None = None
+    """PEM file of authorities: every client needs a certificate that one of them signed."""
+    tls_ca: Path | None = None
+    """PEM file of the authorities that sign the certificates of --peers. By default the one of --client-ca."""
+    token_file: Path | None = None
+    """File with lines NAME TOKEN: every call has to carry one of the tokens. Needs TLS, but for addresses of this
+    machine alone."""
+    policy: Path | None = None
+    """YAML file of identities with their datasets, rights and limits (docs/security.md). Without one, whoever is let in
+    may do everything."""
+    health_listen: Annotated[str | None, Metavar("HOST:PORT")] = None
+    """Address that tells health alone, to everybody and unencrypted, for probes of Kubernetes and load balancers."""
     insecure: bool = False
-    """Permit addresses that others can reach, although there is no encryption or authentication yet."""
+    """Permit addresses that others can reach without encryption or without authentication."""
     max_streams: Annotated[int, Field(ge=1, le=4096)] = 64
     """Streams open at once; one more is refused."""
     idle_timeout_s: Annotated[int, Field(ge=1, le=86400)] = 600
@@ -103,28 +118,53 @@ class ServerConfig(BaseModel):
                 raise ValueError(f"{key} names {unknown}, which is not among the datasets {sorted(self.datasets)}")
         if "bytes" in self.tokenizers:
             raise ValueError("tokenizers names 'bytes', which is built in; give the file another name")
-        _check_address("listen", self.listen, self.insecure)
-        if self.data_listen is not None:
-            _check_address("data_listen", self.data_listen, self.insecure)
-        if self.metrics_listen is not None:
-            _check_address("metrics_listen", self.metrics_listen, self.insecure)
+        _check_security(self)
         for peer in self.peers:
             if split_address(peer, "an entry of peers")[1] == 0:
                 raise ValueError(f"an entry of peers is {peer!r}; the port that the peer listens on is required")
         return self
 
 
-def _check_address(key: str, address: str, insecure: bool) -> None:
-    host, _ = split_address(address, key)
-    if not insecure and not _is_loopback(host):
+def _check_security(config: ServerConfig) -> None:
+    """Refuse what does not belong together, and what would let strangers in."""
+    for one, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert"), ("client_ca", "tls_cert")):
+        if getattr(config, one) is not None and getattr(config, other) is None:
+            raise ValueError(f"{one} is given without {other}; add it")
+    if config.policy is not None and config.client_ca is None and config.token_file is None:
+        raise ValueError("policy is given, and callers are not told apart; add client_ca, or token_file")
+    if config.peers and config.tls_cert is not None and config.client_ca is None and config.tls_ca is None:
+        raise ValueError("peers are given with tls_cert, and not who signs their certificates; add tls_ca")
+    for peer in config.peers if config.token_file is not None and config.tls_cert is None else ():
+        if not is_loopback(split_address(peer, "an entry of peers")[0]):
+            raise ValueError(f"the peer {peer} would be shown a token unencrypted; add tls_cert and tls_key")
+    if config.health_listen is not None:
+        split_address(config.health_listen, "health_listen")
+    for key in ("listen", "data_listen", "metrics_listen"):
+        address = getattr(config, key)
+        if address is not None:
+            _check_address(config, key, address)
+
+
+def _check_address(config: ServerConfig, key: str, address: str) -> None:
+    if is_loopback(split_address(address, key)[0]):
+        return
+    if config.tls_cert is None and config.token_file is not None:
         raise ValueError(
-            f"{key} is {address}, which others can reach, and the service has neither encryption nor "
-            "authentication yet; listen on 127.0.0.1, or add --insecure where the network is trusted"
+            f"{key} is {address}, which others can reach, and tokens would travel unencrypted: add tls_cert and "
+            "tls_key, or listen on 127.0.0.1"
         )
-
-
-def _is_loopback(host: str) -> bool:
-    return host == "localhost" or (is_number(host) and ipaddress.ip_address(host).is_loopback)
+    if config.insecure:
+        return
+    if config.tls_cert is None:
+        raise ValueError(
+            f"{key} is {address}, which others can reach, and nothing is encrypted: add --tls-cert and --tls-key with "
+            "--client-ca or --token-file; or listen on 127.0.0.1, or add --insecure where the network is trusted"
+        )
+    if config.client_ca is None and config.token_file is None:
+        raise ValueError(
+            f"{key} is {address}, which others can reach, and everybody would be let in: add --client-ca or "
+            "--token-file, or --insecure where the network is trusted"
+        )
 
 
 def load_config(file: Path | None, overrides: Mapping[str, Any]) -> ServerConfig:
@@ -181,4 +221,7 @@ def _read(file: Path) -> dict[str, Any]:
     for key in ("datasets", "index_dirs", "quarantines", "tokenizers"):
         if isinstance(data.get(key), dict):
             data[key] = {n: _path(file.parent, v) if isinstance(v, str) else v for n, v in data[key].items()}
+    for key in ("tls_cert", "tls_key", "client_ca", "tls_ca", "token_file", "policy"):
+        if isinstance(data.get(key), str):
+            data[key] = file.parent / data[key]
     return data

@@ -11,7 +11,7 @@ from disttrain.v1 import errors_pb2, microbatch_pb2
 from google.protobuf.duration_pb2 import Duration
 
 from dataserver.assembly import content_digest, tokenizer_spec
-from dataserver.jobs import Catalog, IsCancelled, fill_job, quarantine_digest
+from dataserver.jobs import IsCancelled, fill_job, quarantine_digest
 from dataserver.planning.job.fields import (
     SUPPORTED_CONTENT_VERSIONS,
     SUPPORTED_ORDER_VERSIONS,
@@ -25,6 +25,7 @@ from dataserver.planning.job.fields import (
 from dataserver.planning.job.identity import JobSpecError, parse_job
 from dataserver.planning.job.spec import SUPPORTED_PLAN_VERSIONS
 from dataserver.planning.plan.naming import counted
+from dataserver.serving.access import Access
 from dataserver.serving.config import ServerConfig
 from dataserver.serving.descriptions import describe_samples
 from dataserver.serving.errors import DataServiceError
@@ -49,8 +50,8 @@ MAX_REPORT_BYTES: Final = 64 << 10
 class DataService:
     """Serves planned microbatches; see data_service.proto."""
 
-    def __init__(self, catalog: Catalog, streams: Streams, jobs: JobRegistry, config: ServerConfig) -> None:
-        self._catalog = catalog
+    def __init__(self, access: Access, streams: Streams, jobs: JobRegistry, config: ServerConfig) -> None:
+        self._access = access
         self._streams = streams
         self._config = config
         self._jobs = jobs
@@ -64,8 +65,9 @@ class DataService:
             stated = parse_json(request.job_spec_json)
         except TextError as error:
             raise JobSpecError(f"job_spec_json: {error}") from None
-        complete = fill_job(stated, self._catalog)
-        served = self._jobs.get_or_create(parse_job(complete), _left(context))
+        visible = self._access.catalog(context)
+        complete = fill_job(stated, visible)
+        served = self._jobs.get_or_create(parse_job(complete), visible, _left(context))
         return pb.GetOrCreateJobResponse(
             job_id=served.job.job_id,
             stream_id=served.job.stream_id,
@@ -88,7 +90,7 @@ class DataService:
         yield from stream.messages()
 
     def _opened(self, request: pb.StreamMicrobatchesRequest, context: grpc.ServicerContext) -> MicrobatchStream:
-        served = self._jobs.get(request.job_id)
+        served = self._known(request.job_id, context)
         _check_rank(served, request.module, request.rank)
         _check_start(served, request.start_step, request.start_microbatch)
         source = ViewSource(
@@ -102,15 +104,15 @@ class DataService:
         # What is compressed is made for a network.
         token = request.memory_token if source.zstd_level is None else b""
         options = StreamOptions(token, _checked_token(request.progress_token), request.direct, _port(context.peer()))
-        start = request.start_step, request.start_microbatch
-        return self._streams.open(source, *start, context.cancel, options)
+        start, owner = (request.start_step, request.start_microbatch), self._access.caller(context).identity
+        return self._streams.open(source, *start, context.cancel, options, owner)
 
     def GetPlan(self, request: pb.GetPlanRequest, context: grpc.ServicerContext) -> pb.GetPlanResponse:
         """Plan one step and say what the plan gains."""
         from dataserver.planning.planner import explain
         from dataserver.serving.plan_message import plan_message
 
-        served, cancelled = self._jobs.get(request.job_id), _left(context)
+        served, cancelled = self._known(request.job_id, context), _left(context)
         plan = served.planner.plan(request.step, cancelled)
         message = served.planner.scheduled(
             lambda: plan_message(served.job, plan, explain(served.job, plan), with_timelines=request.with_timelines),
@@ -125,11 +127,11 @@ class DataService:
         return pb.GetPlanResponse(plan=message)
 
     def ReportStepTimes(
-        self, request: pb.ReportStepTimesRequest, _: grpc.ServicerContext
+        self, request: pb.ReportStepTimesRequest, context: grpc.ServicerContext
     ) -> pb.ReportStepTimesResponse:
         """Keep measured times."""
         times = request.times
-        served = self._jobs.get(times.job_id)
+        served = self._known(times.job_id, context)
         module = _check_rank(served, times.module, times.rank)
         _check_times(served, module, times)
         self._jobs.report(served, times)
@@ -147,9 +149,11 @@ class DataService:
         restarted = self._streams.end_direct(request.token, request.step, request.microbatch, cause)
         return pb.EndDirectResponse(restarted=restarted)
 
-    def ListStepTimes(self, request: pb.ListStepTimesRequest, _: grpc.ServicerContext) -> pb.ListStepTimesResponse:
+    def ListStepTimes(
+        self, request: pb.ListStepTimesRequest, context: grpc.ServicerContext
+    ) -> pb.ListStepTimesResponse:
         """List the newest measured times."""
-        return pb.ListStepTimesResponse(times=self._jobs.get(request.job_id).times.newest())
+        return pb.ListStepTimesResponse(times=self._known(request.job_id, context).times.newest())
 
     def GetServerInfo(self, _request: pb.GetServerInfoRequest, _: grpc.ServicerContext) -> pb.GetServerInfoResponse:
         """Say what this server supports."""
@@ -169,8 +173,11 @@ class DataService:
             memory_socket=self._streams.shared.shared_memory.name,
         )
 
-    def GetDatasetInfo(self, _request: pb.GetDatasetInfoRequest, _: grpc.ServicerContext) -> pb.GetDatasetInfoResponse:
+    def GetDatasetInfo(
+        self, _request: pb.GetDatasetInfoRequest, context: grpc.ServicerContext
+    ) -> pb.GetDatasetInfoResponse:
         """Say what datasets and tokenizers there are."""
+        visible = self._access.catalog(context)
         return pb.GetDatasetInfoResponse(
             datasets=[
                 pb.DatasetInfo(
@@ -180,19 +187,19 @@ class DataService:
                     num_samples=sum(shard.num_samples for shard in dataset.shards),
                     quarantine=quarantine_digest(dataset),
                 )
-                for name, dataset in sorted(self._catalog.datasets.items())
+                for name, dataset in sorted(visible.datasets.items())
             ],
             tokenizers=[
                 pb.TokenizerInfo(text_vocab_size=tokenizer.vocab_size, **tokenizer_spec(tokenizer).model_dump())
-                for _, tokenizer in sorted(self._catalog.tokenizers.items())
+                for _, tokenizer in sorted(visible.tokenizers.items())
             ],
         )
 
     def DescribeSamples(
-        self, request: pb.DescribeSamplesRequest, _: grpc.ServicerContext
+        self, request: pb.DescribeSamplesRequest, context: grpc.ServicerContext
     ) -> pb.DescribeSamplesResponse:
         """Say which samples the numbers stand for."""
-        newest = self._catalog.named_dataset(request.dataset)
+        newest = self._access.catalog(context).named_dataset(request.dataset)
         dataset = newest.as_it_was(request.fingerprint or newest.fingerprint)
         if dataset is None:
             raise DataServiceError(
@@ -201,6 +208,10 @@ class DataService:
                 f"server's has {newest.fingerprint}, in which the numbers mean other samples: ask another server",
             )
         return describe_samples(dataset, request.samples)
+
+    def _known(self, job_id: str, context: grpc.ServicerContext) -> ServedJob:
+        """A job that this server knows, and that exists for the caller."""
+        return self._jobs.get(job_id, self._access.catalog(context))
 
     def _zstd_level(self, accepted: Sequence[microbatch_pb2.Codec.ValueType]) -> int | None:
         """Level to compress with; None for raw tensors."""

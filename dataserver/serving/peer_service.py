@@ -1,7 +1,7 @@
 # ruff: noqa: N802 (methods are named by the proto)
 """The methods of PeerService."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -9,11 +9,11 @@ import grpc
 from disttrain.v1 import errors_pb2
 from disttrain.v1 import peer_service_pb2 as pb
 
-from dataserver.dataset import Dataset
 from dataserver.fleet.build import build_id
 from dataserver.fleet.compact_message import compact_message
 from dataserver.fleet.peer import MAX_PLAN_BYTES
 from dataserver.jobs import IsCancelled, SingleFlightCache
+from dataserver.serving.access import Access
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.peer_pieces import fetch_pieces
 from dataserver.serving.registry import JobRegistry
@@ -30,19 +30,17 @@ class _Answer:
 class PeerService:
     """Answers the other servers of the fleet; see peer_service.proto."""
 
-    def __init__(
-        self, jobs: JobRegistry, datasets: Collection[Dataset], instance: bytes, draining: Callable[[], bool]
-    ) -> None:
+    def __init__(self, access: Access, jobs: JobRegistry, instance: bytes, draining: Callable[[], bool]) -> None:
         """Make the service.
 
         Args:
+            access: knows the callers.
             jobs: the jobs that this server knows.
-            datasets: all of its datasets.
             instance: names this process.
             draining: whether the server ends.
         """
+        self._access = access
         self._jobs = jobs
-        self._datasets = datasets
         self._instance = instance
         self._draining = draining
         self._answers = SingleFlightCache[tuple[str, int], _Answer](
@@ -53,13 +51,13 @@ class PeerService:
         """Say who this is."""
         return pb.GreetResponse(instance=self._instance, build=build_id(), draining=self._draining())
 
-    def FetchPieces(self, request: pb.FetchPiecesRequest, _: grpc.ServicerContext) -> pb.FetchPiecesResponse:
+    def FetchPieces(self, request: pb.FetchPiecesRequest, context: grpc.ServicerContext) -> pb.FetchPiecesResponse:
         """Hand out pieces of shards, from blocks that this server holds, or from the store."""
-        return fetch_pieces(self._datasets, request)
+        return fetch_pieces(self._access.catalog(context).datasets.values(), request)
 
     def FetchPlan(self, request: pb.FetchPlanRequest, context: grpc.ServicerContext) -> pb.FetchPlanResponse:
         """Hand out the plan of a step, made here and never fetched for it."""
-        served = self._jobs.get(request.job_id)
+        served = self._jobs.get(request.job_id, self._access.catalog(context))
         _check_build(request.build)
 
         def made(cancelled: IsCancelled) -> _Answer:

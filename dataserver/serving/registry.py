@@ -97,26 +97,34 @@ class JobRegistry:
             "plans": self._cache.plans.used,
         }
 
-    def get_or_create(self, job: Job, cancelled: IsCancelled) -> ServedJob:
+    def get_or_create(self, job: Job, visible: Catalog, cancelled: IsCancelled) -> ServedJob:
         """The job, made by the first caller while others that ask for the same one wait.
 
+        Args:
+            job: what to make.
+            visible: what exists for the caller.
+            cancelled: whether it no longer waits.
+
         Raises:
+            DatasetUnknownError: a dataset of the job does not exist for the caller.
             StatisticsPendingError: statistics of a dataset are computed first, which goes on; ask again.
             WorkCancelledError: the caller no longer waits. The job is made all the same while another one does.
             Exception: the job does not fit this server's datasets; nothing is cached then.
         """
+        for dataset in job.stream.datasets:
+            visible.named_dataset(dataset.name)
         served = self._jobs.get(job.job_id, lambda all_left: self._make(job, all_left), cancelled)
         self._cache.forget_others(other.job for other in self._jobs.values())
         return served
 
-    def get(self, job_id: str) -> ServedJob:
-        """A job that is known.
+    def get(self, job_id: str, visible: Catalog) -> ServedJob:
+        """A job that is known, if all its datasets exist for the caller.
 
         Raises:
             DataServiceError: JOB_UNKNOWN.
         """
         served = self._jobs.find(job_id)
-        if served is None:
+        if served is None or any(entry.name not in visible.datasets for entry in served.job.stream.datasets):
             raise DataServiceError(
                 errors_pb2.ERROR_REASON_JOB_UNKNOWN,
                 f"this server does not know job {job_id[:64]!r}; call GetOrCreateJob with its specification and repeat",

@@ -16,6 +16,8 @@ from dataserver.fleet.membership import Peers
 from dataserver.fleet.peer import INSTANCE_BYTES
 from dataserver.fleet.pieces import PieceFetcher
 from dataserver.jobs import Catalog
+from dataserver.security import PEERS_TOKEN, Channels, Credentials, SecurityError
+from dataserver.serving.access import Access, Gate
 from dataserver.serving.admin_service import AdminService
 from dataserver.serving.admission import Admission, CallPool
 from dataserver.serving.binding import probe, when_free
@@ -23,8 +25,10 @@ from dataserver.serving.config import ServerConfig
 from dataserver.serving.data_port import listen_for_data
 from dataserver.serving.data_service import DataService
 from dataserver.serving.descriptors import max_connections
+from dataserver.serving.diagnostics import Diagnostics
 from dataserver.serving.errors import load_details
 from dataserver.serving.handlers import service_handler, standard_handler
+from dataserver.serving.health import HEALTH, NO_SERVICE, HealthPort
 from dataserver.serving.limits import MAX_TRANSPORT_BYTES
 from dataserver.serving.metrics import Metrics, Snapshot, usage_of
 from dataserver.serving.metrics_message import metrics_message
@@ -32,6 +36,7 @@ from dataserver.serving.peer_service import PeerService
 from dataserver.serving.reflection import enable_reflection
 from dataserver.serving.registry import JobRegistry
 from dataserver.serving.stream.streams import Streams
+from dataserver.serving.tls import ServerTls
 from dataserver.serving.wanted_cores import CoresWanted
 
 if TYPE_CHECKING:
@@ -49,8 +54,6 @@ STOP_GRACE_S: Final = 1.0
 _DATA = data_service_pb2.DESCRIPTOR.services_by_name["DataService"]
 _ADMIN = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"]
 _PEER = peer_service_pb2.DESCRIPTOR.services_by_name["PeerService"]
-_HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
-_NO_SERVICE: Final = health_pb2.HealthCheckRequest(service="(in a request that cannot be decoded)")
 _OPTIONS: Final = (
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),  # by default clients that ping are cut off
     ("grpc.keepalive_permit_without_calls", 1),
@@ -70,12 +73,20 @@ class DataServer:
     """A running server. It holds nothing that cannot be computed again."""
 
     def __init__(self, config: ServerConfig, catalog: Catalog) -> None:
+        """Make a server that does not listen yet.
+
+        Raises:
+            SecurityError: a certificate, token file or policy cannot be used.
+        """
         self._config = config
+        self._tls = ServerTls.of(config)
+        self._access = Access(config, catalog)
         self._metrics = Metrics()
         self._wanted = CoresWanted(usage_of(self._metrics.uptime_s, self._metrics.waited_s()))
         self._streams = Streams(config, self._metrics)
         instance = secrets.token_bytes(INSTANCE_BYTES)
-        self._peers = Peers(config.peers, instance) if config.peers else None
+        channels = _to_peers(config, self._access) if config.peers else None
+        self._peers = None if channels is None else Peers(config.peers, instance, channels)
         fetch = None if self._peers is None else PlanFetcher(self._peers, self._metrics.plan_found).fetch
         if self._peers is not None and any(dataset.reads_ahead for dataset in catalog.datasets.values()):
             BLOCKS.use_owners(PieceFetcher(self._peers))
@@ -84,6 +95,7 @@ class DataServer:
         self._lock = threading.Lock()
         self._drainer: threading.Thread | None = None
         self._endpoint: MetricsEndpoint | None = None
+        self._health_port: HealthPort | None = None
         self._ended = threading.Event()
         # Idle streams are not open, but each still has a thread until its consumer reads: see `Streams`.
         self._calls = CallPool(
@@ -92,20 +104,22 @@ class DataServer:
         self._watches = CallPool(WATCH_THREADS, "calls that watch health or ask reflection", "end one of them")
         self._peer_calls = CallPool(PEER_THREADS, "calls of other servers", "plan the step there")
         self._admission = Admission(self._calls)
+        self._gate = Gate(self._access)
+        diagnostics = Diagnostics(config.cache_dir, self._tls, self._access, self._peers)
         options = (*_OPTIONS, ("grpc.max_allowed_incoming_connections", max_connections()))
-        self._grpc = grpc.server(self._calls, interceptors=[self._admission], options=options)
+        self._grpc = grpc.server(self._calls, interceptors=[self._gate, self._admission], options=options)
         self._grpc.add_generic_rpc_handlers(
             (
-                service_handler(_DATA, DataService(catalog, self._streams, self._jobs, config)),
-                service_handler(_ADMIN, AdminService(self.drain, self.metrics)),
+                service_handler(_DATA, DataService(self._access, self._streams, self._jobs, config)),
+                service_handler(_ADMIN, AdminService(self.drain, self.metrics, diagnostics)),
                 service_handler(
                     _PEER,
-                    PeerService(self._jobs, catalog.datasets.values(), instance, lambda: self._streams.draining),
+                    PeerService(self._access, self._jobs, instance, lambda: self._streams.draining),
                     self._peer_calls,
                 ),
             )
         )
-        self._grpc.add_generic_rpc_handlers((standard_handler(_HEALTH, self._health, _NO_SERVICE, self._watches),))
+        self._grpc.add_generic_rpc_handlers((standard_handler(HEALTH, self._health, NO_SERVICE, self._watches),))
         enable_reflection(
             (_DATA.full_name, _ADMIN.full_name, _PEER.full_name, health.SERVICE_NAME), self._grpc, self._watches
         )
@@ -140,6 +154,16 @@ class DataServer:
         """Whether it was drained or stopped."""
         return self._ended.is_set()
 
+    @property
+    def metrics_url(self) -> str | None:
+        """Where Prometheus finds the metrics; None where there are none."""
+        return None if self._endpoint is None else self._endpoint.url
+
+    @property
+    def health_address(self) -> str | None:
+        """HOST:PORT of the port for health alone; None where there is none."""
+        return None if self._health_port is None else self._health_port.address
+
     def snapshot(self) -> Snapshot:
         """The numbers of this server."""
         budget = self._streams.shared.budget
@@ -173,13 +197,17 @@ class DataServer:
         host, port = split_address(self._config.listen)
         bound = self._bind(host, port)
         if self._config.direct:
-            listen_for_data(self._streams.shared.direct, self._config, bound)
+            tls = self._tls
+            context = None if tls is None else lambda: tls.context
+            listen_for_data(self._streams.shared.direct, self._config, bound, context)
         if self._config.metrics_listen is not None:
             # With Prometheus' client and an HTTP server, which take twice as long to load as gRPC.
             from dataserver.serving.metrics_endpoint import MetricsEndpoint
 
             metrics_host, metrics_port = split_address(self._config.metrics_listen)
-            self._endpoint = MetricsEndpoint(metrics_host, metrics_port, self.metrics)
+            self._endpoint = MetricsEndpoint(metrics_host, metrics_port, self.metrics, self._access, self._tls)
+        if self._config.health_listen is not None:
+            self._health_port = HealthPort(self._config.health_listen, self._health)
         for name in ("", _DATA.full_name):
             self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         self._grpc.start()
@@ -225,6 +253,9 @@ class DataServer:
             BLOCKS.use_owners(None)
             self._peers.close()
         self._admission.close()
+        self._gate.close()
+        if self._health_port is not None:
+            self._health_port.close()
         if self._endpoint is not None:
             self._endpoint.close()
         self._ended.set()
@@ -233,8 +264,28 @@ class DataServer:
         def bind() -> int:
             probe(host, port)
             try:
-                return self._grpc.add_insecure_port(joined(host, port))
+                if self._tls is None:
+                    return self._grpc.add_insecure_port(joined(host, port))
+                return self._grpc.add_secure_port(joined(host, port), self._tls.credentials())
             except RuntimeError as error:
                 raise OSError(str(error)) from None
 
         return when_free(host, port, "--listen", bind)
+
+
+def _to_peers(config: ServerConfig, access: Access) -> Channels:
+    """What this server shows other servers: its certificate where they ask for one, and its token for peers.
+
+    Raises:
+        SecurityError: it needs a token, and has none.
+    """
+    if config.token_file is not None and access.peers_token() is None:
+        raise SecurityError(
+            f"peers are given, and the token file {config.token_file} has no token named {PEERS_TOKEN}, which servers "
+            "show each other: add a line with it, the same for all"
+        )
+    token = None if config.token_file is None else access.peers_token
+    if config.tls_cert is None:
+        return Channels(token=token)
+    pair = (config.tls_cert, config.tls_key) if config.client_ca is not None else (None, None)
+    return Channels(Credentials(config.tls_ca or config.client_ca, *pair), token)

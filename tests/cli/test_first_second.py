@@ -31,6 +31,7 @@ COMMANDS = {
     "sizes": command("sizes", "/nothing-here", "--output", "/nothing-here/sizes.json"),
     "ray": command("ray", "--config", "no.yaml"),
     "top": command("top", "127.0.0.1:1"),
+    "doctor": command("doctor", "127.0.0.1:1"),
     "bench": command("bench", "/nothing-here"),
     "warm": command("warm"),
     "train": [*TRAINCLIENT, "train", "--job", "no.yaml", "--servers", "127.0.0.1:1"],

@@ -9,6 +9,7 @@ from client.fake_server import fail
 from disttrain.v1.data_service_pb2 import GetServerInfoRequest
 from disttrain.v1.errors_pb2 import ErrorAction
 
+from dataserver.security import Channels
 from trainclient.stream import errors
 from trainclient.stream.endpoint import CallGuard, Endpoint, Timeouts
 from trainclient.stream.errors import ClientError, DataServiceError, ProtocolError, service_error
@@ -26,7 +27,7 @@ class Ending:
         handler = grpc.method_handlers_generic_handler("disttrain.v1.DataService", methods)
         self._server = grpc.server(futures.ThreadPoolExecutor(1), handlers=[handler])
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-        self.endpoint = Endpoint(self.address, Timeouts())
+        self.endpoint = Endpoint(self.address, Timeouts(), Channels())
         self._server.start()
 
     def _end(self, _: bytes, context: grpc.ServicerContext) -> bytes:

@@ -83,6 +83,30 @@ DATASETS = {
 COMMANDS = {
     "serve a dataset without a name": Bad("dataserver serve --dataset {pairs}", ("NAME=PATH",)),
     "serve beyond this machine": Bad("dataserver serve --dataset d={pairs} --listen 0.0.0.0:0", ("--insecure",)),
+    "serve beyond this machine with tokens alone": Bad(
+        "dataserver serve --dataset d={pairs} --listen 0.0.0.0:0 --insecure --token-file {missing}",
+        ("tokens would travel unencrypted", "tls_cert"),
+    ),
+    "serve beyond this machine to everybody": Bad(
+        "dataserver serve --dataset d={pairs} --listen 0.0.0.0:0 --tls-cert {missing} --tls-key {missing}",
+        ("everybody would be let in", "--client-ca"),
+    ),
+    "serve with a token file that others may read": Bad(
+        "dataserver serve --dataset d={pairs} --token-file {tokens}",
+        ("{tokens}", "others may read or write", "chmod 600"),
+        files={"tokens": "a 0123456789abcdef0123456789abcdef"},
+    ),
+    "serve a certificate that is not there": Bad(
+        "dataserver serve --dataset d={pairs} --tls-cert {missing} --tls-key {missing}",
+        ("certificate {missing} cannot be read", "No such file"),
+    ),
+    "serve a certificate that is none": Bad(
+        "dataserver serve --dataset d={pairs} --tls-cert {pem} --tls-key {missing}",
+        ("private key {missing} cannot be read",),
+        files={"pem": "hello"},
+    ),
+    "train with an authority that is not there": Bad(TRAIN + " --tls-ca {missing}", ("{missing}", "cannot be read")),
+    "train with a certificate and no key": Bad(TRAIN + " --tls-cert {missing}", ("--tls-key", "belong together")),
     "serve on no address": Bad("dataserver serve --dataset d={pairs} --listen here", ("'here'", "HOST:PORT")),
     "unknown key in the server's file": Bad(
         "dataserver serve --config {config}",

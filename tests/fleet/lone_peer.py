@@ -13,6 +13,7 @@ from dataserver.fleet import peer as peer_module
 from dataserver.fleet.build import build_id
 from dataserver.fleet.peer import Peer
 from dataserver.fleet.peer_health import PeerHealth
+from dataserver.security import Channels
 
 OWN = bytes(16)
 JOB: Any = SimpleNamespace(job_id="ab" * 32, text="{}")
@@ -42,7 +43,7 @@ def said(number: int, build: str | None = None, **fields: Any) -> GreetResponse:
 
 @pytest.fixture
 def peer(clock: Clock) -> Iterator[Peer]:
-    found = Peer("127.0.0.1:1", PeerHealth())
+    found = Peer("127.0.0.1:1", PeerHealth(), Channels())
     yield found
     found.close()
 

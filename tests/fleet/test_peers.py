@@ -199,7 +199,7 @@ def test_a_lie_that_is_consistent_is_found_by_planning_again(
     """Whoever computes a hash to its lie is found as soon as the step is one of those that are made again."""
     monkeypatch.setattr(fetching, "CHECK_ONE_IN", 1)
     with running(datasets) as truth, ExitStack() as stack:
-        served = truth.server.jobs.get(truth.create(JOB).job_id)
+        served = truth.server.jobs.get(truth.create(JOB).job_id, truth.catalog)
 
         def baseline(answer: pb.FetchPlanResponse) -> pb.FetchPlanResponse:
             plan = baseline_plan(served.job, answer.step, served.planner.samples(answer.step))
@@ -286,7 +286,7 @@ def test_who_asks_is_refused_with_reasons(server: Running) -> None:
 
 def test_two_servers_that_take_each_other_for_the_owner_do_not_wait_for_each_other(server: Running) -> None:
     """While a plan is being fetched from somewhere, a server that asks for it here gets one that is made here."""
-    served = server.server.jobs.get(server.create(JOB).job_id)
+    served = server.server.jobs.get(server.create(JOB).job_id, server.catalog)
     asking, over = threading.Event(), threading.Event()
 
     def fetch(_: JobPlanner, __: int, ___: IsCancelled) -> None:
@@ -304,7 +304,7 @@ def test_two_servers_that_take_each_other_for_the_owner_do_not_wait_for_each_oth
 
 def test_what_is_planned_here_is_made_once(server: Running) -> None:
     """For those that ask this server, and for its own streams."""
-    served = server.server.jobs.get(server.create(JOB).job_id)
+    served = server.server.jobs.get(server.create(JOB).job_id, server.catalog)
     times: list[float] = []
     planner = JobPlanner(served.job, served.datasets, planned=times.append)
     plans = [planner.plan_here(0), planner.plan(0), planner.plan_here(0)]

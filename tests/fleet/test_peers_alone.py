@@ -18,6 +18,7 @@ from dataserver.fleet.membership import Peers
 from dataserver.fleet.peer import Peer
 from dataserver.fleet.peer_health import MAX_DISTRUSTED, PeerHealth
 from dataserver.fleet.plan_source import PlanSource
+from dataserver.security import Channels
 
 __all__ = ["clock", "peer"]
 
@@ -53,7 +54,7 @@ def test_a_peer_is_set_aside_for_a_job_or_for_all(peer: Peer, clock: Clock) -> N
 
 def test_what_a_process_did_counts_at_all_of_its_addresses(clock: Clock) -> None:
     health = PeerHealth()
-    one, two = Peer("127.0.0.1:1", health), Peer("127.0.0.1:2", health)
+    one, two = (Peer(f"127.0.0.1:{port}", health, Channels()) for port in (1, 2))
     for address in (one, two):
         address.hear(said(1))
     one.set_aside(3.0, "a")
@@ -114,7 +115,7 @@ def peers(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Peers:
     idle = SimpleNamespace(Lock=threading.Lock, Event=threading.Event, Thread=lambda **_: SimpleNamespace(start=bool))
     monkeypatch.setattr(membership, "threading", idle)
     monkeypatch.setattr(membership, "Peer", Known)
-    found = Peers(["a:1", "b:2"], OWN)
+    found = Peers(["a:1", "b:2"], OWN, Channels())
     found._looked.set()
     return found
 
@@ -122,8 +123,9 @@ def peers(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Peers:
 class Known(Peer):
     """A peer that is never called."""
 
-    def __init__(self, address: str, health: PeerHealth) -> None:
-        super().__init__(address, health)
+    def __init__(self, address: str, health: PeerHealth, channels: Channels, server_name: str) -> None:
+        super().__init__(address, health, channels)
+        self.server_name = server_name
         self.closed = False
 
     def close(self) -> None:
@@ -133,7 +135,7 @@ class Known(Peer):
 
 def know(peers: Peers, **answers: GreetResponse | None) -> dict[str, Peer]:
     """Peers at a:1, b:1 and so on that have answered."""
-    peers._replace(f"{name}:1" for name in answers)
+    peers._replace({f"{name}:1": name for name in answers})
     found = {name: peers._peers[f"{name}:1"] for name in answers}
     for name, answer in answers.items():
         if answer is not None:
@@ -161,14 +163,15 @@ def test_the_owner_of_a_step_has_the_largest_weight(peers: Peers) -> None:
 
 def test_addresses_that_are_gone_are_closed_and_the_others_stay(peers: Peers) -> None:
     found = know(peers, a=said(1), b=said(2))
-    peers._replace(["c:1", "b:1"])
+    peers._replace({"c:1": "", "b:1": ""})
     assert [peer.address for peer in peers.peers()] == ["b:1", "c:1"]
     assert peers.peers()[0] is found["b"]
+    assert [peer.server_name for peer in peers.peers()] == ["b", ""]  # type: ignore[attr-defined]
     assert [found[name].closed for name in "ab"] == [True, False]  # type: ignore[attr-defined]
     peers.close()
     assert peers.peers() == []
     assert found["b"].closed  # type: ignore[attr-defined]
-    peers._replace(["d:1"])
+    peers._replace({"d:1": ""})
     assert peers.peers() == []
 
 
@@ -258,7 +261,7 @@ def test_names_are_looked_up_again_and_what_was_found_stays(
             monkeypatch.setattr(peers, "_ended", Turns(1))
             peers._resolve(name)
             assert peers._ended.waited == [10.0]  # type: ignore[attr-defined]
-            found.append(peers._found)
+            found.append(list(peers._found))
             known.append((peers._resolved.is_set(), peers._news.is_set()))
             peers._news.clear()
     one, two, both, three = "10.0.0.1:1", "10.0.0.2:2", ["10.0.0.2:2", "10.0.0.4:2"], "10.0.0.3:1"
@@ -290,7 +293,7 @@ def test_a_name_that_takes_long_hides_no_other(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(membership, "_addresses", addresses)
     monkeypatch.setattr(Peer, "greet", greet)
-    found = Peers(["slow.test:1", "localhost:2", "127.0.0.9:1"], OWN)
+    found = Peers(["slow.test:1", "localhost:2", "127.0.0.9:1"], OWN, Channels())
     try:
         assert asked.wait(30)
         assert not found._resolved.is_set()
@@ -320,7 +323,7 @@ def test_larger_fleets_are_asked_less_often(
 
     monkeypatch.setattr(Known, "greet", greet)
     peers._looked.clear()
-    peers._found = [f"h{n}:1" for n in range(count)]
+    peers._found = {f"h{n}:1": "" for n in range(count)}
     turns = Turns(2)
     turns.wait = lambda seconds: (turns.waited.append(seconds), peers._resolved.set())  # type: ignore[assignment]
     monkeypatch.setattr(peers, "_ended", turns)
@@ -348,7 +351,7 @@ def test_peers_that_fail_to_answer_are_lost_with_the_reason(
     monkeypatch.setattr(Known, "greet", lambda peer: SimpleNamespace(result=lambda: fail(failures[peer.address])))
     for failing in know(peers, a=said(1), b=said(2), c=said(3)).values():
         failing.hear(None)
-    peers._found = ["a:1", "b:1", "c:1"]
+    peers._found = dict.fromkeys(["a:1", "b:1", "c:1"], "")
     turns = Turns(1)
     monkeypatch.setattr(peers, "_ended", turns)
     monkeypatch.setattr(peers, "_news", turns)

@@ -31,6 +31,7 @@ from dataserver.fleet.peer import Peer
 from dataserver.fleet.peer_health import PeerHealth
 from dataserver.fleet.pieces import PieceFetcher
 from dataserver.jobs import fill_job
+from dataserver.security import Channels
 
 __all__ = ["stores"]
 
@@ -49,7 +50,7 @@ class All(PieceFetcher):
     """One server owns everything."""
 
     def __init__(self, peer: Peer) -> None:
-        super().__init__(Peers((), bytes(16)))
+        super().__init__(Peers((), bytes(16), Channels()))
         self.peer = peer
 
     def owner(self, key: BlockKey) -> Peer | None:  # noqa: ARG002
@@ -68,7 +69,7 @@ def pieces_of(folder: Path) -> tuple[list[Piece], list[bytes]]:
 def test_a_server_gives_pieces_to_another_one(owner: tuple[Running, State, Path]) -> None:
     server, _, folder = owner
     pieces, expected = pieces_of(folder)
-    peer = Peer(server.address, PeerHealth())
+    peer = Peer(server.address, PeerHealth(), Channels())
     peer.hear(peer.greet().result(timeout=30))
     asking = Blocks()
     asking.use_owners(All(peer))

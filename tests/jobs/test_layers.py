@@ -14,9 +14,10 @@ BEFORE = {
     "dataset": {"images"},
     "assembly": {"images", "dataset", "planning"},
     "jobs": {"images", "dataset", "planning", "assembly"},
-    "fleet": {"dataset", "planning", "jobs"},
-    "serving": {"images", "dataset", "planning", "assembly", "jobs", "fleet"},
-    "cli": {"images", "dataset", "planning", "assembly", "jobs", "fleet", "serving"},
+    "security": set(),
+    "fleet": {"dataset", "planning", "jobs", "security"},
+    "serving": {"images", "dataset", "planning", "assembly", "jobs", "security", "fleet"},
+    "cli": {"images", "dataset", "planning", "assembly", "jobs", "security", "fleet", "serving"},
 }
 BELOW_ALL = {"addresses", "allocator", "chrome_trace", "outputs", "process"}
 """Modules beside the folders, which import nothing of ours."""

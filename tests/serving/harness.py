@@ -22,6 +22,7 @@ from dataserver.assembly import load_tokenizer
 from dataserver.dataset import count_tokens
 from dataserver.dataset.index.build import build_index
 from dataserver.jobs import Catalog, fill_job
+from dataserver.security import NO_CREDENTIALS, Channels, Credentials
 from dataserver.serving.config import load_config
 from dataserver.serving.server import DataServer
 
@@ -92,12 +93,15 @@ class Running:
 
 
 @contextmanager
-def running(datasets: dict[str, Path], options: Options = (), **config: Any) -> Iterator[Running]:
+def running(
+    datasets: dict[str, Path], options: Options = (), credentials: Credentials = NO_CREDENTIALS, **config: Any
+) -> Iterator[Running]:
     """A server on a free port; nothing may be open in it when the test has left.
 
     Args:
         datasets: folders by name.
         options: of the client's channel.
+        credentials: of the client.
         config: other keys of the server's configuration.
     """
     fixed = {"datasets": datasets, "listen": "127.0.0.1:0", "decode_threads": 2, "cache_dir": None}
@@ -106,7 +110,7 @@ def running(datasets: dict[str, Path], options: Options = (), **config: Any) -> 
     server = DataServer(settings, catalog)
     address = server.start()
     try:
-        with grpc.insecure_channel(address, options) as channel:
+        with Channels(credentials).open(address, options) as channel:
             yield Running(server, catalog, address, channel, DataServiceStub(channel))
         assert server.streams.wait_until_idle(TIMEOUT_S)
     finally:

@@ -146,7 +146,7 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_grpc_says_of_an_address_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    server: Any = SimpleNamespace(_grpc=SimpleNamespace())
+    server: Any = SimpleNamespace(_grpc=SimpleNamespace(), _tls=None)
 
     def refuse(address: str) -> int:
         raise RuntimeError(f"no {address}")

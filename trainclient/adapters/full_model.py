@@ -178,7 +178,8 @@ class FullModelStream:
                 others makes sure that they are filled in alike.
             rank: of this process among those that train.
             world_size: their number.
-            options: of the clients, see there: compress, prefetch_bytes (of each), max_microbatch_bytes, timeouts.
+            options: of the clients, see there: compress, prefetch_bytes (of each), max_microbatch_bytes, timeouts,
+                credentials.
 
         Raises:
             ValueError: the job is for another number of ranks, or has images on other ranks than their sequences.
@@ -350,7 +351,8 @@ def _require_beside(routing: Routing) -> None:
 
 
 def _resolved(addresses: str | Sequence[str], job: JobSource, options: Mapping[str, Any], *, speaks: bool) -> Job:
-    fleet = Fleet(addresses, timeouts=options.get("timeouts"), speaks=speaks)
+    of_fleet = {name: options[name] for name in ("timeouts", "credentials") if name in options}
+    fleet = Fleet(addresses, **of_fleet, speaks=speaks)
     try:
         return resolve_job(job, fleet)
     finally:

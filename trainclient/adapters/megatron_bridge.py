@@ -8,9 +8,11 @@ know both. The state of the stream is not given to its checkpoints, which refuse
 """
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from dataserver.security import Credentials
 from trainclient.adapters.versions import require
 
 require("megatron-bridge", "0.6", "0.7")
@@ -41,6 +43,8 @@ class ServedProvider(DatasetProvider):
     encoder: str = "encoder"
     image_token: int = 0
     dense_mask: bool = False
+    credentials: dict[str, str] = field(default_factory=dict)
+    """Files of `Credentials` by their names, such as tls_ca and token_file: what to show the servers."""
     dataloader_type: Literal["external"] = "external"
 
     def __post_init__(self) -> None:
@@ -73,8 +77,10 @@ class ServedProvider(DatasetProvider):
         """The iterator of a data-parallel rank, behind so many updates; see `build_datasets`."""
         check_loss(cfg.model)
         with ExitStack() as failing:
+            shown = Credentials(**{name: Path(file) for name, file in self.credentials.items()})
+            rank, size = ranks.rank(), ranks.size()
             stream = failing.enter_context(
-                FullModelStream(self.servers, self.job, rank=ranks.rank(), world_size=ranks.size())
+                FullModelStream(self.servers, self.job, rank=rank, world_size=size, credentials=shown)
             )
             names = self.modality, self.encoder, self.image_token, self.dense_mask
             self._iterator = ServedIterator(

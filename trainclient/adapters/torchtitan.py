@@ -5,7 +5,8 @@ number of them (its gradient accumulation); a step of fewer ends with batches th
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_convert
 
+from dataserver.security import Credentials
 from trainclient.adapters.full_model import IGNORED_LABEL, FullModelMicrobatch, FullModelStream
 from trainclient.adapters.padded import PaddedShape
 from trainclient.adapters.qwen2_vl import MEAN, STD, Qwen2VLInputs, frames_and, positions
@@ -48,6 +50,8 @@ class ServedDataLoader(BaseDataLoader):
         """Frames in a patch (the encoder's temporal_patch_size)."""
         image_mean: tuple[float, ...] = MEAN
         image_std: tuple[float, ...] = STD
+        credentials: Mapping[str, str] = field(default_factory=dict)
+        """Files of `Credentials` by their names, such as tls_ca and token_file: what to show the servers."""
         mrope: bool = False
         """Whether the model takes `mrope_positions`, as Qwen's do."""
 
@@ -67,7 +71,10 @@ class ServedDataLoader(BaseDataLoader):
             ClientError: no server could be reached, or they refuse the job.
         """
         self._config = config
-        self._stream = FullModelStream(config.servers, config.job, rank=dp_rank, world_size=dp_world_size)
+        shown = Credentials(**{name: Path(file) for name, file in config.credentials.items()})
+        self._stream = FullModelStream(
+            config.servers, config.job, rank=dp_rank, world_size=dp_world_size, credentials=shown
+        )
         try:
             self._shape = PaddedShape.of(self._stream)
             _require_size(self._shape, sizes)

@@ -19,6 +19,7 @@ from disttrain.v1.plan_pb2 import StepPlan
 from google.protobuf.duration_pb2 import Duration
 
 from dataserver.planning.job.identity import Job, canonical_json, differing_fields
+from dataserver.security import NO_CREDENTIALS, Credentials
 from trainclient.stream.buffers import Buffers
 from trainclient.stream.endpoint import CallGuard, Timeouts
 from trainclient.stream.errors import ClientError, ClosedError, StateError
@@ -59,6 +60,7 @@ class ViewClient(Generic[TensorT]):
         prefetch_bytes: int = PREFETCH_BYTES,
         max_microbatch_bytes: int = MAX_MICROBATCH_BYTES,
         timeouts: Timeouts | None = None,
+        credentials: Credentials = NO_CREDENTIALS,
         buffers: Buffers | None = None,
     ) -> None:
         """Find the servers, fill in and register the job. Data flows from the first `next` on.
@@ -78,6 +80,7 @@ class ViewClient(Generic[TensorT]):
             prefetch_bytes: received and not yet asked for; one microbatch always may be.
             max_microbatch_bytes: a larger one is refused before memory is taken for it.
             timeouts: deadlines of all calls.
+            credentials: by what to know the servers, and what to show them.
             buffers: where microbatches are put; by default they stay in memory shared by a server on this machine, and
                 go into a pool of this client's own otherwise.
 
@@ -87,7 +90,7 @@ class ViewClient(Generic[TensorT]):
         """
         source = load_job_data(job)
         key, speaks = _spread_key(source, module, rank), _is_first(source, module, rank)
-        self.fleet = Fleet(addresses, key=key, timeouts=timeouts, speaks=speaks)
+        self.fleet = Fleet(addresses, key=key, timeouts=timeouts, credentials=credentials, speaks=speaks)
         self._reader: MicrobatchReader | None = None
         self._finished_wait_s = 0.0
         self._closed = False

@@ -16,7 +16,7 @@ from typing import Final
 import google_crc32c
 from disttrain.v1.data_service_pb2 import DirectOffer
 
-from dataserver.addresses import joined
+from dataserver.addresses import joined, split_address
 from trainclient.stream.buffers import Bytes
 from trainclient.stream.microbatch import Cursor
 from trainclient.stream.reached_host import reached_host
@@ -43,12 +43,13 @@ class DirectError(Exception):
 class DirectConnection:
     """The data connection of one stream. One thread uses it."""
 
-    def __init__(self, address: str, offer: DirectOffer) -> None:
+    def __init__(self, address: str, offer: DirectOffer, tls: ssl.SSLContext | None = None) -> None:
         """Begin to connect.
 
         Args:
             address: of the server, as HOST:PORT.
             offer: that it made.
+            tls: encrypts the connection; None where gRPC's is plain as well.
         """
         self.token = offer.token
         self._connection: socket.socket | None = None
@@ -56,7 +57,7 @@ class DirectConnection:
         self._closed = False
         self._lock = threading.Lock()
         """Held where a connection is opened or closed."""
-        self._dialling = threading.Thread(target=self._dial, args=(address, offer), name="direct", daemon=True)
+        self._dialling = threading.Thread(target=self._dial, args=(address, offer, tls), name="direct", daemon=True)
         self._dialling.start()
 
     @property
@@ -107,9 +108,9 @@ class DirectConnection:
             if self._connection is not None:
                 self._connection.close()
 
-    def _dial(self, address: str, offer: DirectOffer) -> None:
+    def _dial(self, address: str, offer: DirectOffer, tls: ssl.SSLContext | None) -> None:
         try:
-            connection = _connected(address, offer)
+            connection = _connected(address, offer, tls)
         except DirectError as error:
             self._error = error
             return
@@ -157,7 +158,7 @@ def _fill(connection: socket.socket, view: memoryview, watch: _Watch) -> None:
         view = view[count:]
 
 
-def _connected(address: str, offer: DirectOffer) -> socket.socket:
+def _connected(address: str, offer: DirectOffer, tls: ssl.SSLContext | None) -> socket.socket:
     """A connection whose token the server has taken.
 
     Raises:
@@ -172,6 +173,8 @@ def _connected(address: str, offer: DirectOffer) -> socket.socket:
     where = joined(host, offer.port)
     try:
         connection = socket.create_connection((host, offer.port), CONNECT_S)
+        if tls is not None:  # under the name by which gRPC knows the server
+            connection = tls.wrap_socket(connection, server_hostname=split_address(address)[0])
     except (OSError, OverflowError) as error:
         raise DirectError(f"{where} cannot be reached: {_said(error)}") from None
     try:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,8 @@ import grpc
 from disttrain.v1.data_service_pb2 import StreamMicrobatchesRequest
 from disttrain.v1.data_service_pb2_grpc import DataServiceStub
 
-from dataserver.addresses import MAX_ADDRESSES, expanded
+from dataserver.addresses import MAX_ADDRESSES, expanded, is_loopback, split_address
+from dataserver.security import Channels
 from trainclient.stream.errors import AddressError, ClientError, ClosedError, DeadlineError, service_error
 
 Request = TypeVar("Request")
@@ -26,9 +28,6 @@ PING_EVERY_MS = 2_000
 PING_TIMEOUT_MS = 5_000
 
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
-
-
-_LOOPBACK = re.compile(r"localhost|127(\.[0-9]{1,3}){3}|\[::1\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,25 +146,37 @@ class CallGuard:
 class Endpoint:
     """One server. Channels are opened at the first call in each process: one inherited by fork does not work."""
 
-    def __init__(self, address: str, timeouts: Timeouts) -> None:
+    def __init__(self, address: str, timeouts: Timeouts, channels: Channels) -> None:
         self.address = address
         self._timeouts = timeouts
+        self._opener = channels
         self._lock = threading.Lock()
-        self._channels: dict[int, grpc.Channel] = {}
+        self._channels: dict[int, tuple[int, grpc.Channel]] = {}
+        """By process, with the version of the certificates that it was opened with."""
 
     @property
     def is_local(self) -> bool:
         """Whether its address is one of the loopback device."""
-        return _LOOPBACK.fullmatch(self.address.rpartition(":")[0]) is not None
+        return is_loopback(split_address(self.address)[0])
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """For a connection beside gRPC's; None without encryption."""
+        return self._opener.context
 
     def channel(self) -> grpc.Channel:
-        """The channel of this process."""
+        """The channel of this process; a new one where its certificates have changed, while calls of the old go on.
+
+        Raises:
+            SecurityError: the credentials do not suit the address.
+        """
+        version = self._opener.version
         with self._lock:
-            channel = self._channels.get(os.getpid())
-            if channel is None:
-                channel = grpc.insecure_channel(self.address, options=_channel_options(self._timeouts))
-                self._channels[os.getpid()] = channel
-            return channel
+            found = self._channels.get(os.getpid())
+            if found is None or found[0] != version:
+                found = version, self._opener.open(self.address, _channel_options(self._timeouts))
+                self._channels[os.getpid()] = found
+            return found[1]
 
     def unary(
         self, method: "Method[Request, Response]", request: Request, timeout: float, guard: CallGuard
@@ -209,9 +220,9 @@ class Endpoint:
         if sys.is_finalizing():
             return
         with self._lock:
-            channel = self._channels.pop(os.getpid(), None)
-        if channel is not None:
-            channel.close()
+            found = self._channels.pop(os.getpid(), None)
+        if found is not None:
+            found[1].close()
 
 
 def _channel_options(timeouts: Timeouts) -> list[tuple[str, int]]:

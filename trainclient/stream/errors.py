@@ -18,6 +18,8 @@ from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import ErrorInfo
 from grpc_status import rpc_status
 
+from dataserver.security import tls_problem, with_hint
+
 DOMAIN = "disttrain"
 
 _log = logging.getLogger(__name__)
@@ -142,6 +144,10 @@ def service_error(server: str, error: grpc.RpcError) -> ClientError:
             f"it does not speak this client's API, disttrain.v1 ({message}); "
             "point the client at a `dataserver serve` of a matching release"
         )
+    if code is grpc.StatusCode.UNAVAILABLE:
+        if (problem := tls_problem(message)) is not None:
+            return DataServiceError(server, code, "", problem, ERROR_ACTION_ANOTHER_SERVER)
+        message = with_hint(message)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         message = "it gave no answer in time; is it overloaded, or something else than `dataserver serve`?"
     return DataServiceError(server, code, "", message, action)

@@ -13,6 +13,7 @@ from disttrain.v1.data_service_pb2 import GetOrCreateJobRequest, GetServerInfoRe
 from disttrain.v1.errors_pb2 import ERROR_ACTION_CREATE_JOB
 
 from dataserver.planning.job.identity import Job, canonical_json
+from dataserver.security import NO_CREDENTIALS, Channels, Credentials
 from trainclient.stream.endpoint import CallGuard, Endpoint, Request, Response, Timeouts, parse_addresses
 from trainclient.stream.errors import (
     ClientError,
@@ -38,6 +39,7 @@ class Fleet:
         *,
         key: str = "",
         timeouts: Timeouts | None = None,
+        credentials: Credentials = NO_CREDENTIALS,
         speaks: bool = True,
     ) -> None:
         """Parse the addresses; nothing is connected yet.
@@ -47,17 +49,20 @@ class Fleet:
             key: decides the server to begin with, so that ranks spread over a fleet, and the jitter of pauses. Where
                 addresses are of the loopback device, it is one of these.
             timeouts: deadlines of all calls.
+            credentials: by what to know the servers, and what to show them.
             speaks: whether to say what concerns all ranks, for all of them: notes on the job, and every few
                 seconds that no server answers.
 
         Raises:
             AddressError: an address cannot be used.
+            SecurityError: nor can a file of the credentials.
         """
         self.addresses = parse_addresses(addresses)
         self.timeouts = timeouts or Timeouts()
         self.key = key
         self.speaks = speaks
-        self.endpoints = tuple(Endpoint(address, self.timeouts) for address in self.addresses)
+        channels = Channels(credentials)
+        self.endpoints = tuple(Endpoint(address, self.timeouts, channels) for address in self.addresses)
         # One on this machine, if the addresses name any: it shares memory instead of sending bytes.
         local = [i for i, endpoint in enumerate(self.endpoints) if endpoint.is_local] or range(len(self.endpoints))
         self.current = local[word(key) % len(local)]

@@ -56,7 +56,7 @@ class Payloads:
         """
         if self._mapped is not None or self._direct is not None or len(offer.token) != 16:
             raise ProtocolError("it offered a data connection that nobody asked for, or without a token")
-        self._direct = DirectConnection(self._endpoint.address, offer)
+        self._direct = DirectConnection(self._endpoint.address, offer, self._endpoint.tls)
 
     def began_again(self, cursor: Cursor) -> bool:
         """Whether a data connection could not be opened, and the stream begins again at that microbatch for it."""

@@ -44,6 +44,8 @@ def _connections() -> list[tuple[int, str, int]]:
                 if not str(entry.readlink()).startswith("socket:"):
                     continue
                 with socket.socket(fileno=os.dup(int(entry.name))) as connection:
+                    if connection.family not in (socket.AF_INET, socket.AF_INET6):
+                        continue
                     own, other = connection.getsockname(), connection.getpeername()
                     found.append((int(own[1]), _plain(str(other[0])), int(other[1])))
     return found

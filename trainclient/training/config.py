@@ -11,6 +11,7 @@ import tyro
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 
 from dataserver.planning.job.fields import MAX_TEXT_BYTES, TextError, parse_yaml
+from dataserver.security import Credentials
 from trainclient.checkpoint.resume_from import ResumeFrom
 from trainclient.models.contrastive_loss import ContrastiveLoss
 from trainclient.stream.endpoint import Timeouts
@@ -275,6 +276,15 @@ class TrainConfig(Options):
     """Job specification, YAML or JSON."""
     servers: Annotated[str, REQUIRED] = ""
     """Data servers as HOST:PORT,HOST:PORT; HOST:FIRST-LAST stands for a range of ports."""
+    tls_ca: Annotated[Path | None, SAYS_ITSELF] = None
+    """PEM file of the authorities that sign the servers' certificates. With it every connection to them is
+    encrypted."""
+    tls_cert: Annotated[Path | None, SAYS_ITSELF] = None
+    """PEM file of a certificate to show servers that ask for one (their --client-ca)."""
+    tls_key: Annotated[Path | None, SAYS_ITSELF] = None
+    """PEM file of the private key of --tls-cert."""
+    token_file: Annotated[Path | None, SAYS_ITSELF] = None
+    """File with the token to show servers that ask for one. Needs --tls-ca, but for servers on this machine."""
     models: WholeModel = WholeModel.model_validate({})
     """A released model that encoder and backbone start from."""
     encoder: ImageModuleModel = ImageModuleModel()
@@ -345,6 +355,11 @@ class TrainConfig(Options):
     def timeouts(self) -> Timeouts:
         """Deadlines of all calls to data servers."""
         return Timeouts(first_answer=self.first_answer_s)
+
+    @property
+    def credentials(self) -> Credentials:
+        """By what to know data servers, and what to show them; SecurityError where it does not go together."""
+        return Credentials(self.tls_ca, self.tls_cert, self.tls_key, self.token_file)
 
     def of_section(self, section: str) -> ImageModuleModel | BackboneModel:
         """What all modules of one of the sections encoder, backbone and generator are."""

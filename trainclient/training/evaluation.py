@@ -213,6 +213,7 @@ class Evaluation:
                 self._process,
                 self._machine.tensors,
                 timeouts=self._config.timeouts,
+                credentials=self._config.credentials,
                 pin_memory=self._groups.device.type == "cuda",
             ) as streams,
         ):

@@ -38,7 +38,7 @@ def prepare(config: TrainConfig) -> tuple[Jobs, Topology]:
         ClientError: no server could be reached, or they lack what the job names.
     """
     job_file, servers = config.require_inputs()
-    fleet = Fleet(servers, timeouts=config.timeouts)
+    fleet = Fleet(servers, timeouts=config.timeouts, credentials=config.credentials)
     try:
         job = resolve_job(job_file, fleet)
         topology = Topology.of(job.spec)

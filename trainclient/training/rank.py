@@ -114,10 +114,11 @@ def check(config: TrainConfig, jobs: Jobs) -> None:
         require_tensorboard()
     if config.wandb is not None:
         require_wandb()
+    timeouts, shown = config.timeouts, config.credentials
     if jobs.held_out is not None:
-        with DataClient(config.servers, jobs.held_out, reader, 0, timeouts=config.timeouts) as client:
+        with DataClient(config.servers, jobs.held_out, reader, 0, timeouts=timeouts, credentials=shown) as client:
             evaluated_steps(config, jobs.held_out, client.num_steps)
-    with DataClient(config.servers, job, reader, 0, timeouts=config.timeouts) as client:
+    with DataClient(config.servers, job, reader, 0, timeouts=timeouts, credentials=shown) as client:
         if found is not None:
             run = continue_from(found, client, sizes).run or run
         if config.metrics is not None:
@@ -225,7 +226,13 @@ def _train(
         trainers.append(trainer)
         pin = device.type == "cuda"
         with Streams.open(
-            config.servers, jobs.training, groups.process, trainer.tensors, timeouts=config.timeouts, pin_memory=pin
+            config.servers,
+            jobs.training,
+            groups.process,
+            trainer.tensors,
+            timeouts=config.timeouts,
+            credentials=config.credentials,
+            pin_memory=pin,
         ) as streams:
             trainer.resume(streams)
             if streams.step and groups.rank == 0:

@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from dataserver.planning.job.identity import Job
+from dataserver.security import NO_CREDENTIALS, Credentials
 from trainclient.client import DataClient
 from trainclient.exchange.plan_check import PlanCheckedBatches
 from trainclient.exchange.view_broadcast import Batches, BroadcastBatches, SharedBatches
@@ -32,6 +33,7 @@ class Streams:
         tensors: Mapping[str, Sequence[str]],
         *,
         timeouts: Timeouts | None = None,
+        credentials: Credentials = NO_CREDENTIALS,
         pin_memory: bool = False,
     ) -> Self:
         """Open the streams of a process.
@@ -42,6 +44,7 @@ class Streams:
             place: what the process is.
             tensors: names of those that each module reads.
             timeouts: deadlines of all calls.
+            credentials: as `DataClient` takes them.
             pin_memory: as `DataClient` takes it.
 
         Raises:
@@ -57,6 +60,7 @@ class Streams:
                         process.rank,
                         tensors=tensors[m.name],
                         timeouts=timeouts,
+                        credentials=credentials,
                         pin_memory=pin_memory,
                         share_fetch=True,
                     )

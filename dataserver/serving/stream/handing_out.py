@@ -14,6 +14,7 @@ from typing import Final
 
 from disttrain.v1.data_service_pb2 import EndOfStream
 
+from dataserver.serving.access import ByteRate
 from dataserver.serving.errors import service_error
 from dataserver.serving.metrics import Stage, Wait
 from dataserver.serving.stream.assembly import Assembly
@@ -40,6 +41,7 @@ class HandingOut:
         start: tuple[int, int],
         num_steps: int,
         direct: DirectTransport | None,
+        rate: ByteRate | None = None,
     ) -> None:
         """Hand out nothing yet.
 
@@ -49,7 +51,9 @@ class HandingOut:
             start: step and microbatch of the first one.
             num_steps: of the job.
             direct: where payloads go, as soon as the consumer has connected; None for chunks.
+            rate: limits how fast; None where nothing does.
         """
+        self._rate = rate
         self._shared = shared
         self._preparation = preparation
         self._num_steps = num_steps
@@ -116,8 +120,15 @@ class HandingOut:
             self._put_down()
         return True
 
+    def _await_rate(self) -> None:
+        """Wait until what the owner was sent before is within its rate, or the stream ends."""
+        while self._rate is not None and (delay_s := self._rate.delay_s()) > 0:
+            if self._preparation.closed or self._shared.draining.wait(min(delay_s, LOOK_S)):
+                return
+
     def _take(self) -> bool:
         """Take the next microbatch in hand when it is settled; False at the end of the stream."""
+        self._await_rate()
         self._in_hand = self._preparation.take()
         if self._in_hand is None:
             return False
@@ -165,6 +176,8 @@ class HandingOut:
                 if direct.write(cursor, encoded, self._progressed, self._is_over):
                     self._position = following(assembly.spec)
                     self._sent_step = assembly.spec.plan.step
+                    if self._rate is not None:
+                        self._rate.spend(encoded.num_bytes)
                     self._shared.metrics.sent(encoded.num_bytes, direct_bytes=encoded.payload.nbytes)
                     return
                 while not self._is_over() and not self._shared.draining.is_set():
@@ -192,6 +205,8 @@ class HandingOut:
         count = transport.num_messages(encoded)
         if i == 1 + count:  # the consumer has taken the last one
             self._sent_step = assembly.spec.plan.step
+            if self._rate is not None:
+                self._rate.spend(encoded.num_bytes)
             shared_bytes = 0 if transport.sends_payload else encoded.payload.nbytes
             self._shared.metrics.sent(encoded.num_bytes, shared_bytes=shared_bytes)
             return None

@@ -9,6 +9,7 @@ from disttrain.v1 import errors_pb2
 
 from dataserver.jobs import JOB_CHARS
 from dataserver.planning.plan.naming import counted
+from dataserver.serving.access import ByteRate
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.metrics import Progress
 from dataserver.serving.stream.handing_out import HandingOut
@@ -49,6 +50,7 @@ class MicrobatchStream:
         cancel: Callable[[], object],
         on_close: Callable[["MicrobatchStream"], None],
         options: StreamOptions = NO_OPTIONS,
+        rate: ByteRate | None = None,
     ) -> None:
         """Make a stream that has not begun.
 
@@ -60,12 +62,14 @@ class MicrobatchStream:
             cancel: ends the call of the stream, whatever its consumer reads.
             on_close: called whenever the stream is closed, without a lock.
             options: what its client asks for beside chunks.
+            rate: limits it, with others of the same owner.
         """
         self.cancel = cancel
         self.progress_token = options.progress_token
         self._client_port = options.client_port
         self._step: int | None = None
         """Step of the microbatch that the trainer took last, as its client said; None if it has said nothing."""
+        self._rate = rate
         self._shared = shared
         self._source = source
         self._on_close = on_close
@@ -80,7 +84,13 @@ class MicrobatchStream:
 
     def _begin(self, start: tuple[int, int], transports: Transports, direct: DirectTransport | None) -> None:
         self._preparation = Preparation(self._shared, self._source, start, transports)
-        self._handing_out = HandingOut(self._shared, self._preparation, start, self._source.num_steps, direct)
+        num_steps = self._source.num_steps
+        self._handing_out = HandingOut(self._shared, self._preparation, start, num_steps, direct, self._rate)
+
+    @property
+    def job_id(self) -> str:
+        """Id of the job that it reads."""
+        return self._source.job_id
 
     @property
     def direct_token(self) -> bytes | None:

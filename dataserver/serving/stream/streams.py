@@ -9,6 +9,7 @@ from typing import Final
 from disttrain.v1 import errors_pb2
 
 from dataserver.dataset import usable_memory
+from dataserver.serving.access import EVERYBODY, ByteRates, Identity
 from dataserver.serving.budgets import Budgets, microbatch_bytes
 from dataserver.serving.config import ServerConfig
 from dataserver.serving.errors import DataServiceError
@@ -56,8 +57,10 @@ class Streams:
         self._max_streams = config.max_streams
         self._idle_timeout_s = config.idle_timeout_s
         self._changed = threading.Condition()
-        self._open: dict[MicrobatchStream, None] = {}
-        """Guarded by `_changed`, as is setting `draining`: a stream is either refused or seen by `drain`."""
+        self._rates = ByteRates()
+        self._open: dict[MicrobatchStream, str] = {}
+        """With the names of their owners. Guarded by `_changed`, as is setting `draining`: a stream is either refused
+        or seen by `drain`."""
         self._resting: dict[MicrobatchStream, None] = {}
         """Idle streams, which are not open, oldest first: their calls wait for their consumers to read."""
         self._closed = threading.Event()
@@ -81,6 +84,7 @@ class Streams:
         microbatch: int,
         cancel: Callable[[], object],
         options: StreamOptions = NO_OPTIONS,
+        owner: Identity = EVERYBODY,
     ) -> MicrobatchStream:
         """Open a stream that starts at (step, microbatch), and let it begin to prepare.
 
@@ -90,9 +94,10 @@ class Streams:
             microbatch: the first one.
             cancel: ends the call of the stream, whatever its consumer reads.
             options: what its client asks for beside chunks.
+            owner: who asks for it.
 
         Raises:
-            DataServiceError: DRAINING or TOO_MANY_STREAMS, at once.
+            DataServiceError: DRAINING, TOO_MANY_STREAMS or IDENTITY_LIMIT, at once.
         """
         with self._changed:
             if self.draining:
@@ -103,8 +108,10 @@ class Streams:
                     f"this server has {self._max_streams} streams open, as many as it may; go to another one, or raise "
                     "max_streams",
                 )
-            stream = MicrobatchStream(self.shared, source, step, microbatch, cancel, self._forget, options)
-            self._open[stream] = None
+            self._check_owner(owner, source.job_id)
+            rate = self._rates.of(owner.name, owner.bytes_per_s)
+            stream = MicrobatchStream(self.shared, source, step, microbatch, cancel, self._forget, options, rate)
+            self._open[stream] = owner.name
         try:
             stream.start()  # does nothing if the stream was closed since the lock was released
         except BaseException:  # such as no thread to be had
@@ -172,6 +179,20 @@ class Streams:
         # Closed streams submit nothing to `preparing`; what runs there may still submit to `decoding`: it ends first.
         self.shared.preparing.shutdown(cancel_futures=True)
         self.shared.decoding.shutdown()
+
+    def _check_owner(self, owner: Identity, job_id: str) -> None:
+        """Refuse a stream beyond what its owner may have; with the lock held."""
+        jobs = [stream.job_id for stream, name in self._open.items() if name == owner.name]
+        for what, number, limit in (
+            ("streams open", len(jobs) + 1, owner.streams),
+            ("jobs with open streams", len({*jobs, job_id}), owner.jobs),
+        ):
+            if limit is not None and number > limit:
+                raise DataServiceError(
+                    errors_pb2.ERROR_REASON_IDENTITY_LIMIT,
+                    f"{owner.name} has {limit} {what} at this server, as many as its policy permits: end one, go to "
+                    "another server, or raise the limit in --policy",
+                )
 
     def _watch(self) -> None:
         """End streams soon after they have been idle for so long."""

@@ -23,9 +23,10 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n disttrain/v1/admin_service.proto\x12\x0c\x64isttrain.v1\x1a\x1egoogle/protobuf/duration.proto\"8\n\x0c\x44rainRequest\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"%\n\rDrainResponse\x12\x14\n\x0copen_streams\x18\x01 \x01(\r\"\x13\n\x11GetMetricsRequest\"\xed\x06\n\x12GetMetricsResponse\x12)\n\x06uptime\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0copen_streams\x18\x02 \x01(\r\x12\x1a\n\x12ready_microbatches\x18\x03 \x01(\r\x12\x1e\n\x16preparing_microbatches\x18\x04 \x01(\r\x12\x1d\n\x15prepared_microbatches\x18\x05 \x01(\x04\x12\x19\n\x11sent_microbatches\x18\x06 \x01(\x04\x12\x12\n\nsent_bytes\x18\x07 \x01(\x04\x12\x1b\n\x13prefetch_used_bytes\x18\x08 \x01(\x04\x12\x1c\n\x14prefetch_limit_bytes\x18\t \x01(\x04\x12\'\n\x05waits\x18\n \x01(\x0b\x32\x18.disttrain.v1.StageWaits\x12\x16\n\x0e\x64\x65\x63oded_images\x18\x0b \x01(\x04\x12\x16\n\x0einvalid_images\x18\x0c \x01(\x04\x12\x16\n\x0estorage_errors\x18\r \x01(\x04\x12\x17\n\x0fstorage_retries\x18\x0e \x01(\x04\x12\x18\n\x10shard_read_bytes\x18\x0f \x01(\x04\x12+\n\nplan_times\x18\x10 \x03(\x0b\x32\x17.disttrain.v1.PlanTimes\x12\x30\n\rplanning_time\x18\x11 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nknown_jobs\x18\x12 \x01(\r\x12)\n\x06\x63\x61\x63hed\x18\x13 \x01(\x0b\x32\x19.disttrain.v1.CachedBytes\x12\x16\n\x0eresident_bytes\x18\x14 \x01(\x04\x12)\n\x05ranks\x18\x15 \x03(\x0b\x32\x1a.disttrain.v1.RankProgress\x12\x32\n\x0fplans_by_source\x18\x16 \x01(\x0b\x32\x19.disttrain.v1.PlanSources\x12\x14\n\x0cshared_bytes\x18\x17 \x01(\x04\x12\x14\n\x0c\x64irect_bytes\x18\x18 \x01(\x04\x12\x18\n\x10\x64irect_fallbacks\x18\x19 \x01(\x04\x12-\n\x0bstore_reads\x18\x1a \x01(\x0b\x32\x18.disttrain.v1.StoreReads\x12\r\n\x05\x63ores\x18\x1b \x01(\r\x12\x14\n\x0cwanted_cores\x18\x1c \x01(\x01\"\x9c\x01\n\nStoreReads\x12\x10\n\x08requests\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x16\n\x0epiece_requests\x18\x03 \x01(\x04\x12\x14\n\x0cmemory_bytes\x18\x04 \x01(\x04\x12\x12\n\ndisk_bytes\x18\x05 \x01(\x04\x12\x13\n\x0bowner_bytes\x18\x06 \x01(\x04\x12\x16\n\x0eowner_failures\x18\x07 \x01(\x04\"n\n\x0bPlanSources\x12\x0b\n\x03own\x18\x01 \x01(\x04\x12\x0f\n\x07\x66\x65tched\x18\x02 \x01(\x04\x12\x0c\n\x04late\x18\x03 \x01(\x04\x12\x13\n\x0bunreachable\x18\x04 \x01(\x04\x12\x0f\n\x07refused\x18\x05 \x01(\x04\x12\r\n\x05wrong\x18\x06 \x01(\x04\"\xf1\x01\n\nStageWaits\x12+\n\x08planning\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08\x64\x65\x63oding\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08\x63onsumer\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06memory\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0eplanning_queue\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"F\n\tPlanTimes\x12*\n\x07\x61t_most\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05plans\x18\x02 \x01(\x04\"Z\n\x0b\x43\x61\x63hedBytes\x12\x0c\n\x04jobs\x18\x01 \x01(\x04\x12\x0e\n\x06tables\x18\x02 \x01(\x04\x12\r\n\x05plans\x18\x03 \x01(\x04\x12\r\n\x05limit\x18\x04 \x01(\x04\x12\x0f\n\x07windows\x18\x05 \x01(\x04\"\xe2\x01\n\x0cRankProgress\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06module\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x16\n\tsent_step\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x1a\n\x12ready_microbatches\x18\x05 \x01(\r\x12\x1e\n\x16preparing_microbatches\x18\x06 \x01(\r\x12)\n\x06unread\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\x04step\x18\x08 \x01(\x04H\x01\x88\x01\x01\x42\x0c\n\n_sent_stepB\x07\n\x05_step2\xa1\x01\n\x0c\x41\x64minService\x12@\n\x05\x44rain\x12\x1a.disttrain.v1.DrainRequest\x1a\x1b.disttrain.v1.DrainResponse\x12O\n\nGetMetrics\x12\x1f.disttrain.v1.GetMetricsRequest\x1a .disttrain.v1.GetMetricsResponseBT\n\x10org.disttrain.v1P\x01Z>github.com/disttrain/disttrain/gen/go/disttrain/v1;disttrainv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n disttrain/v1/admin_service.proto\x12\x0c\x64isttrain.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"8\n\x0c\x44rainRequest\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"%\n\rDrainResponse\x12\x14\n\x0copen_streams\x18\x01 \x01(\r\"\x13\n\x11GetMetricsRequest\"\xed\x06\n\x12GetMetricsResponse\x12)\n\x06uptime\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0copen_streams\x18\x02 \x01(\r\x12\x1a\n\x12ready_microbatches\x18\x03 \x01(\r\x12\x1e\n\x16preparing_microbatches\x18\x04 \x01(\r\x12\x1d\n\x15prepared_microbatches\x18\x05 \x01(\x04\x12\x19\n\x11sent_microbatches\x18\x06 \x01(\x04\x12\x12\n\nsent_bytes\x18\x07 \x01(\x04\x12\x1b\n\x13prefetch_used_bytes\x18\x08 \x01(\x04\x12\x1c\n\x14prefetch_limit_bytes\x18\t \x01(\x04\x12\'\n\x05waits\x18\n \x01(\x0b\x32\x18.disttrain.v1.StageWaits\x12\x16\n\x0e\x64\x65\x63oded_images\x18\x0b \x01(\x04\x12\x16\n\x0einvalid_images\x18\x0c \x01(\x04\x12\x16\n\x0estorage_errors\x18\r \x01(\x04\x12\x17\n\x0fstorage_retries\x18\x0e \x01(\x04\x12\x18\n\x10shard_read_bytes\x18\x0f \x01(\x04\x12+\n\nplan_times\x18\x10 \x03(\x0b\x32\x17.disttrain.v1.PlanTimes\x12\x30\n\rplanning_time\x18\x11 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nknown_jobs\x18\x12 \x01(\r\x12)\n\x06\x63\x61\x63hed\x18\x13 \x01(\x0b\x32\x19.disttrain.v1.CachedBytes\x12\x16\n\x0eresident_bytes\x18\x14 \x01(\x04\x12)\n\x05ranks\x18\x15 \x03(\x0b\x32\x1a.disttrain.v1.RankProgress\x12\x32\n\x0fplans_by_source\x18\x16 \x01(\x0b\x32\x19.disttrain.v1.PlanSources\x12\x14\n\x0cshared_bytes\x18\x17 \x01(\x04\x12\x14\n\x0c\x64irect_bytes\x18\x18 \x01(\x04\x12\x18\n\x10\x64irect_fallbacks\x18\x19 \x01(\x04\x12-\n\x0bstore_reads\x18\x1a \x01(\x0b\x32\x18.disttrain.v1.StoreReads\x12\r\n\x05\x63ores\x18\x1b \x01(\r\x12\x14\n\x0cwanted_cores\x18\x1c \x01(\x01\"\x9c\x01\n\nStoreReads\x12\x10\n\x08requests\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x16\n\x0epiece_requests\x18\x03 \x01(\x04\x12\x14\n\x0cmemory_bytes\x18\x04 \x01(\x04\x12\x12\n\ndisk_bytes\x18\x05 \x01(\x04\x12\x13\n\x0bowner_bytes\x18\x06 \x01(\x04\x12\x16\n\x0eowner_failures\x18\x07 \x01(\x04\"n\n\x0bPlanSources\x12\x0b\n\x03own\x18\x01 \x01(\x04\x12\x0f\n\x07\x66\x65tched\x18\x02 \x01(\x04\x12\x0c\n\x04late\x18\x03 \x01(\x04\x12\x13\n\x0bunreachable\x18\x04 \x01(\x04\x12\x0f\n\x07refused\x18\x05 \x01(\x04\x12\r\n\x05wrong\x18\x06 \x01(\x04\"\xf1\x01\n\nStageWaits\x12+\n\x08planning\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08\x64\x65\x63oding\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08\x63onsumer\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06memory\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0eplanning_queue\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"F\n\tPlanTimes\x12*\n\x07\x61t_most\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05plans\x18\x02 \x01(\x04\"Z\n\x0b\x43\x61\x63hedBytes\x12\x0c\n\x04jobs\x18\x01 \x01(\x04\x12\x0e\n\x06tables\x18\x02 \x01(\x04\x12\r\n\x05plans\x18\x03 \x01(\x04\x12\r\n\x05limit\x18\x04 \x01(\x04\x12\x0f\n\x07windows\x18\x05 \x01(\x04\"\xe2\x01\n\x0cRankProgress\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06module\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x16\n\tsent_step\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x1a\n\x12ready_microbatches\x18\x05 \x01(\r\x12\x1e\n\x16preparing_microbatches\x18\x06 \x01(\r\x12)\n\x06unread\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\x04step\x18\x08 \x01(\x04H\x01\x88\x01\x01\x42\x0c\n\n_sent_stepB\x07\n\x05_step\"\x17\n\x15GetDiagnosticsRequest\"\xbc\x02\n\x16GetDiagnosticsResponse\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05\x62uild\x18\x02 \x01(\t\x12\x12\n\nopen_files\x18\x03 \x01(\r\x12\x16\n\x0emax_open_files\x18\x04 \x01(\x04\x12\x11\n\tencrypted\x18\x05 \x01(\x08\x12\x15\n\rauthenticated\x18\x06 \x01(\x08\x12\x36\n\x12\x63\x65rtificate_expiry\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x1d\n\x10\x63\x61\x63he_free_bytes\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\x13\n\x0bknown_peers\x18\t \x01(\r\x12\x12\n\nlive_peers\x18\n \x01(\rB\x13\n\x11_cache_free_bytes2\xfe\x01\n\x0c\x41\x64minService\x12@\n\x05\x44rain\x12\x1a.disttrain.v1.DrainRequest\x1a\x1b.disttrain.v1.DrainResponse\x12O\n\nGetMetrics\x12\x1f.disttrain.v1.GetMetricsRequest\x1a .disttrain.v1.GetMetricsResponse\x12[\n\x0eGetDiagnostics\x12#.disttrain.v1.GetDiagnosticsRequest\x1a$.disttrain.v1.GetDiagnosticsResponseBT\n\x10org.disttrain.v1P\x01Z>github.com/disttrain/disttrain/gen/go/disttrain/v1;disttrainv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,26 +34,30 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'disttrain.v1.admin_service_
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\020org.disttrain.v1P\001Z>github.com/disttrain/disttrain/gen/go/disttrain/v1;disttrainv1'
-  _globals['_DRAINREQUEST']._serialized_start=82
-  _globals['_DRAINREQUEST']._serialized_end=138
-  _globals['_DRAINRESPONSE']._serialized_start=140
-  _globals['_DRAINRESPONSE']._serialized_end=177
-  _globals['_GETMETRICSREQUEST']._serialized_start=179
-  _globals['_GETMETRICSREQUEST']._serialized_end=198
-  _globals['_GETMETRICSRESPONSE']._serialized_start=201
-  _globals['_GETMETRICSRESPONSE']._serialized_end=1078
-  _globals['_STOREREADS']._serialized_start=1081
-  _globals['_STOREREADS']._serialized_end=1237
-  _globals['_PLANSOURCES']._serialized_start=1239
-  _globals['_PLANSOURCES']._serialized_end=1349
-  _globals['_STAGEWAITS']._serialized_start=1352
-  _globals['_STAGEWAITS']._serialized_end=1593
-  _globals['_PLANTIMES']._serialized_start=1595
-  _globals['_PLANTIMES']._serialized_end=1665
-  _globals['_CACHEDBYTES']._serialized_start=1667
-  _globals['_CACHEDBYTES']._serialized_end=1757
-  _globals['_RANKPROGRESS']._serialized_start=1760
-  _globals['_RANKPROGRESS']._serialized_end=1986
-  _globals['_ADMINSERVICE']._serialized_start=1989
-  _globals['_ADMINSERVICE']._serialized_end=2150
+  _globals['_DRAINREQUEST']._serialized_start=115
+  _globals['_DRAINREQUEST']._serialized_end=171
+  _globals['_DRAINRESPONSE']._serialized_start=173
+  _globals['_DRAINRESPONSE']._serialized_end=210
+  _globals['_GETMETRICSREQUEST']._serialized_start=212
+  _globals['_GETMETRICSREQUEST']._serialized_end=231
+  _globals['_GETMETRICSRESPONSE']._serialized_start=234
+  _globals['_GETMETRICSRESPONSE']._serialized_end=1111
+  _globals['_STOREREADS']._serialized_start=1114
+  _globals['_STOREREADS']._serialized_end=1270
+  _globals['_PLANSOURCES']._serialized_start=1272
+  _globals['_PLANSOURCES']._serialized_end=1382
+  _globals['_STAGEWAITS']._serialized_start=1385
+  _globals['_STAGEWAITS']._serialized_end=1626
+  _globals['_PLANTIMES']._serialized_start=1628
+  _globals['_PLANTIMES']._serialized_end=1698
+  _globals['_CACHEDBYTES']._serialized_start=1700
+  _globals['_CACHEDBYTES']._serialized_end=1790
+  _globals['_RANKPROGRESS']._serialized_start=1793
+  _globals['_RANKPROGRESS']._serialized_end=2019
+  _globals['_GETDIAGNOSTICSREQUEST']._serialized_start=2021
+  _globals['_GETDIAGNOSTICSREQUEST']._serialized_end=2044
+  _globals['_GETDIAGNOSTICSRESPONSE']._serialized_start=2047
+  _globals['_GETDIAGNOSTICSRESPONSE']._serialized_end=2363
+  _globals['_ADMINSERVICE']._serialized_start=2366
+  _globals['_ADMINSERVICE']._serialized_end=2620
 # @@protoc_insertion_point(module_scope)

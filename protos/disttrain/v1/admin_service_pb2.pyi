@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
@@ -494,3 +495,84 @@ class RankProgress(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__step) -> _WhichOneofReturnType__step | None: ...
 
 Global___RankProgress: _TypeAlias = RankProgress  # noqa: Y015
+
+@_typing.final
+class GetDiagnosticsRequest(_message.Message):
+    """Request of GetDiagnostics."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetDiagnosticsRequest: _TypeAlias = GetDiagnosticsRequest  # noqa: Y015
+
+@_typing.final
+class GetDiagnosticsResponse(_message.Message):
+    """Response of GetDiagnostics."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIME_FIELD_NUMBER: _builtins.int
+    BUILD_FIELD_NUMBER: _builtins.int
+    OPEN_FILES_FIELD_NUMBER: _builtins.int
+    MAX_OPEN_FILES_FIELD_NUMBER: _builtins.int
+    ENCRYPTED_FIELD_NUMBER: _builtins.int
+    AUTHENTICATED_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_EXPIRY_FIELD_NUMBER: _builtins.int
+    CACHE_FREE_BYTES_FIELD_NUMBER: _builtins.int
+    KNOWN_PEERS_FIELD_NUMBER: _builtins.int
+    LIVE_PEERS_FIELD_NUMBER: _builtins.int
+    build: _builtins.str
+    """What code plans there, 64 hexadecimal digits. Servers share plans with those of the same build."""
+    open_files: _builtins.int
+    """Files, connections among them, that the process has open."""
+    max_open_files: _builtins.int
+    """How many it may have open."""
+    encrypted: _builtins.bool
+    """Whether connections are encrypted."""
+    authenticated: _builtins.bool
+    """Whether callers have to show a certificate or a token."""
+    cache_free_bytes: _builtins.int
+    """Room left in the file system of the folder of caches, in bytes; absent where there is no such folder."""
+    known_peers: _builtins.int
+    """Addresses that the server's list of peers stands for, itself not among them."""
+    live_peers: _builtins.int
+    """Those of them that answer."""
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """The clock of the server's machine."""
+
+    @_builtins.property
+    def certificate_expiry(self) -> _timestamp_pb2.Timestamp:
+        """When the server's certificate expires; absent without encryption."""
+
+    def __init__(
+        self,
+        *,
+        time: _timestamp_pb2.Timestamp | None = ...,
+        build: _builtins.str = ...,
+        open_files: _builtins.int = ...,
+        max_open_files: _builtins.int = ...,
+        encrypted: _builtins.bool = ...,
+        authenticated: _builtins.bool = ...,
+        certificate_expiry: _timestamp_pb2.Timestamp | None = ...,
+        cache_free_bytes: _builtins.int | None = ...,
+        known_peers: _builtins.int = ...,
+        live_peers: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_free_bytes", b"_cache_free_bytes", "cache_free_bytes", b"cache_free_bytes", "certificate_expiry", b"certificate_expiry", "time", b"time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_free_bytes", b"_cache_free_bytes", "authenticated", b"authenticated", "build", b"build", "cache_free_bytes", b"cache_free_bytes", "certificate_expiry", b"certificate_expiry", "encrypted", b"encrypted", "known_peers", b"known_peers", "live_peers", b"live_peers", "max_open_files", b"max_open_files", "open_files", b"open_files", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cache_free_bytes: _TypeAlias = _typing.Literal["cache_free_bytes"]  # noqa: Y015
+    _WhichOneofArgType__cache_free_bytes: _TypeAlias = _typing.Literal["_cache_free_bytes", b"_cache_free_bytes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cache_free_bytes) -> _WhichOneofReturnType__cache_free_bytes | None: ...
+
+Global___GetDiagnosticsResponse: _TypeAlias = GetDiagnosticsResponse  # noqa: Y015

@@ -45,6 +45,11 @@ class AdminServiceStub(object):
                 request_serializer=disttrain_dot_v1_dot_admin__service__pb2.GetMetricsRequest.SerializeToString,
                 response_deserializer=disttrain_dot_v1_dot_admin__service__pb2.GetMetricsResponse.FromString,
                 _registered_method=True)
+        self.GetDiagnostics = channel.unary_unary(
+                '/disttrain.v1.AdminService/GetDiagnostics',
+                request_serializer=disttrain_dot_v1_dot_admin__service__pb2.GetDiagnosticsRequest.SerializeToString,
+                response_deserializer=disttrain_dot_v1_dot_admin__service__pb2.GetDiagnosticsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -67,6 +72,13 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetDiagnostics(self, request, context):
+        """What this server and its machine are set up like, for comparison with the rest of the fleet: `dataserver doctor`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -79,6 +91,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetMetrics,
                     request_deserializer=disttrain_dot_v1_dot_admin__service__pb2.GetMetricsRequest.FromString,
                     response_serializer=disttrain_dot_v1_dot_admin__service__pb2.GetMetricsResponse.SerializeToString,
+            ),
+            'GetDiagnostics': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDiagnostics,
+                    request_deserializer=disttrain_dot_v1_dot_admin__service__pb2.GetDiagnosticsRequest.FromString,
+                    response_serializer=disttrain_dot_v1_dot_admin__service__pb2.GetDiagnosticsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -136,6 +153,33 @@ class AdminService(object):
             '/disttrain.v1.AdminService/GetMetrics',
             disttrain_dot_v1_dot_admin__service__pb2.GetMetricsRequest.SerializeToString,
             disttrain_dot_v1_dot_admin__service__pb2.GetMetricsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetDiagnostics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/disttrain.v1.AdminService/GetDiagnostics',
+            disttrain_dot_v1_dot_admin__service__pb2.GetDiagnosticsRequest.SerializeToString,
+            disttrain_dot_v1_dot_admin__service__pb2.GetDiagnosticsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,8 @@ class AdminServiceStub:
     """What the server did since it began, and what it holds at present: the numbers of its metrics endpoint, also where that
     is off. Answers at once. Counters only grow while the server runs; `uptime` falls where it was started again.
     """
+    GetDiagnostics: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.GetDiagnosticsRequest, _admin_service_pb2.GetDiagnosticsResponse]
+    """What this server and its machine are set up like, for comparison with the rest of the fleet: `dataserver doctor`."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -55,6 +57,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """What the server did since it began, and what it holds at present: the numbers of its metrics endpoint, also where that
     is off. Answers at once. Counters only grow while the server runs; `uptime` falls where it was started again.
     """
+    GetDiagnostics: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.GetDiagnosticsRequest, _admin_service_pb2.GetDiagnosticsResponse]  # type: ignore[assignment]
+    """What this server and its machine are set up like, for comparison with the rest of the fleet: `dataserver doctor`."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """Administration of one server."""
@@ -78,5 +82,13 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """What the server did since it began, and what it holds at present: the numbers of its metrics endpoint, also where that
         is off. Answers at once. Counters only grow while the server runs; `uptime` falls where it was started again.
         """
+
+    @_abc_1.abstractmethod
+    def GetDiagnostics(
+        self,
+        request: _admin_service_pb2.GetDiagnosticsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.GetDiagnosticsResponse, _abc.Awaitable[_admin_service_pb2.GetDiagnosticsResponse]]:
+        """What this server and its machine are set up like, for comparison with the rest of the fleet: `dataserver doctor`."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -16,7 +16,9 @@ Rules that hold for every call:
    stream lasts as long as the job: give it no deadline, but watch for the time since its last message.
  * Keepalive: pings are permitted at most once a second, with or without calls in flight, and the server sends its own
    every 30 s. A client that pings every 2 s and waits 5 s for the answer notices a lost server in time.
- * Servers speak HTTP/2 in plain text: there is no TLS and no authentication yet.
+ * Servers speak HTTP/2, in plain text or in TLS, as their operator decides. They may ask for a client certificate, and for a
+   token with every call, in the metadata `authorization: Bearer TOKEN`: never send one over a connection without TLS, but
+   for servers on the same machine.
  * 64-bit integers: steps stay below 2^53, sample numbers do not (microbatch.proto).
 """
 

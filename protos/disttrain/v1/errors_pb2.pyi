@@ -147,6 +147,18 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """UNAVAILABLE, RETRY: the server looks at every sample of a dataset once, for a filter or sizes that it was not asked for
     before, and goes on with it; the message says how far it is. A server that knows the job answers at once.
     """
+    ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 27
+    """UNAUTHENTICATED, ANOTHER_SERVER: the server asks for a token (metadata `authorization: Bearer TOKEN`), and the call has
+    none that it knows.
+    """
+    ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 28
+    """PERMISSION_DENIED, ANOTHER_SERVER: the caller is known, and the server's policy does not permit it this call. Datasets
+    that it does not list are DATASET_UNKNOWN, and jobs over them JOB_UNKNOWN.
+    """
+    ERROR_REASON_IDENTITY_LIMIT: _ErrorReason.ValueType  # 29
+    """RESOURCE_EXHAUSTED, RETRY: the caller has as many streams open, or streams of as many jobs, as the server's policy
+    permits it.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call failed. Status code and action belong to the reason and never change."""
@@ -214,5 +226,17 @@ ERROR_REASON_SAMPLE_UNKNOWN: ErrorReason.ValueType  # 25
 ERROR_REASON_STATISTICS_PENDING: ErrorReason.ValueType  # 26
 """UNAVAILABLE, RETRY: the server looks at every sample of a dataset once, for a filter or sizes that it was not asked for
 before, and goes on with it; the message says how far it is. A server that knows the job answers at once.
+"""
+ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 27
+"""UNAUTHENTICATED, ANOTHER_SERVER: the server asks for a token (metadata `authorization: Bearer TOKEN`), and the call has
+none that it knows.
+"""
+ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 28
+"""PERMISSION_DENIED, ANOTHER_SERVER: the caller is known, and the server's policy does not permit it this call. Datasets
+that it does not list are DATASET_UNKNOWN, and jobs over them JOB_UNKNOWN.
+"""
+ERROR_REASON_IDENTITY_LIMIT: ErrorReason.ValueType  # 29
+"""RESOURCE_EXHAUSTED, RETRY: the caller has as many streams open, or streams of as many jobs, as the server's policy
+permits it.
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

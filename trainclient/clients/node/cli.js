@@ -11,7 +11,10 @@ const USAGE = `usage: disttrain-stream --servers HOST:PORT[-PORT][,HOST:PORT ...
     [--step N] [--microbatch N] where to begin
     [--steps N]                print so many steps only
     [--codec raw|zstd]         zstd by default
-    [--give-up-ms N]           how long to try without progress`;
+    [--give-up-ms N]           how long to try without progress
+    [--tls-ca FILE]            authorities of the servers' certificates; with it, connections are encrypted
+    [--tls-cert FILE --tls-key FILE]  a certificate for servers that ask for one
+    [--token-file FILE]        the token for servers that ask for one`;
 
 const sha256 = ({ buffer, byteOffset, byteLength }) =>
   createHash('sha256')
@@ -35,12 +38,15 @@ async function printStream(client, module, rank, options) {
 }
 
 async function main() {
-  const names = ['servers', 'job', 'module', 'rank', 'step', 'microbatch', 'steps', 'codec', 'give-up-ms'];
+  const names = ['servers', 'job', 'module', 'rank', 'step', 'microbatch', 'steps', 'codec', 'give-up-ms', 'tls-ca', 'tls-cert', 'tls-key', 'token-file'];
   const texts = Object.fromEntries(names.map((name) => [name, { type: 'string' }]));
   const { values } = parseArgs({ options: { ...texts, help: { type: 'boolean', short: 'h' } } });
   if (values.help) return void process.stdout.write(`${USAGE}\n`);
   if (!values.servers || !values.job) throw new DataError('GIVE_UP', USAGE);
   const options = { codecs: values.codec === 'raw' ? [] : ['CODEC_ZSTD'] };
+  const files = { ca: 'tls-ca', cert: 'tls-cert', key: 'tls-key' };
+  for (const [name, flag] of Object.entries(files)) if (values[flag]) options[name] = fs.readFileSync(values[flag]);
+  if (values['token-file']) options.token = fs.readFileSync(values['token-file'], 'utf8').trim();
   if (values['give-up-ms']) options.giveUpMs = Number(values['give-up-ms']);
   const client = new DataClient(values.servers.split(','), options);
   try {

@@ -1,10 +1,11 @@
 'use strict';
 // A client of DistTrain's data servers, written from protos/ alone: any server addresses in, typed arrays out.
+const net = require('node:net');
 const os = require('node:os');
 const { setTimeout: sleep } = require('node:timers/promises');
 const { DirectConnection } = require('./direct');
 const { decode, crc32c } = require('./microbatch');
-const { DataError, DataService, dataError, grpc } = require('./protocol');
+const { DataError, DataService, credentialsFor, dataError, showing } = require('./protocol');
 
 if (os.endianness() !== 'LE') throw new Error('tensors travel little-endian; this machine is big-endian');
 
@@ -23,6 +24,10 @@ const DEFAULTS = {
   warn: (message) => console.warn(message), // told of each server that refuses, once
   codecs: ['CODEC_ZSTD'], // accepted besides raw, where a server has them
   direct: true, // payloads over a TCP connection beside gRPC, where a server offers one
+  ca: undefined, // PEM (a Buffer) of the authorities of servers' certificates: with it, connections are encrypted
+  cert: undefined, // PEM of this client's own certificate, for servers that ask for one
+  key: undefined, // PEM of its key
+  token: undefined, // for servers that ask for one
 };
 const REMEMBERED_STEPS = 4096;
 const MAX_ADDRESSES = 1024;
@@ -97,9 +102,11 @@ class DataClient {
    */
   constructor(addresses, options = {}) {
     this.options = { ...DEFAULTS, ...options };
+    const { token } = this.options;
+    const channel = token ? { ...CHANNEL, interceptors: [showing(token)] } : CHANNEL;
     this.servers = expanded(addresses).map((address) => ({
       address,
-      stub: new DataService(address, grpc.credentials.createInsecure(), CHANNEL),
+      stub: new DataService(address, credentialsFor(address, this.options), channel),
     }));
     this.hashes = new Map(); // step -> plan hash, shared by the streams of all modules and ranks
   }
@@ -222,7 +229,7 @@ class DataClient {
         const message = await this.next(stream);
         if (message.end) return this.ended(message.end, place, server);
         if (message.offer) {
-          stream.direct = new DirectConnection(call.getPeer(), message.offer);
+          stream.direct = new DirectConnection(call.getPeer(), message.offer, this.secured(server));
           continue;
         }
         agree(message.header, 'ANOTHER_SERVER', `${server.address} sends bytes before a header`);
@@ -250,6 +257,13 @@ class DataClient {
       call.cancel();
       stream.direct?.close();
     }
+  }
+
+  /** What encrypts a data connection; undefined where gRPC's is plain as well. */
+  secured({ address }) {
+    const { ca, cert, key } = this.options;
+    const name = address.slice(0, address.lastIndexOf(':')).replace(/^\[|\]$/g, '');
+    return ca && { ca, cert, key, servername: net.isIP(name) ? undefined : name };
   }
 
   /** The bytes behind a header, or the end of an idle stream in the middle of them. */

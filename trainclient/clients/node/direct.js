@@ -1,6 +1,7 @@
 'use strict';
 // A data connection: payloads over TCP beside gRPC, as DirectOffer in data_service.proto describes it byte by byte.
 const net = require('node:net');
+const tls = require('node:tls');
 
 const MAGIC = Buffer.from('DTD1');
 const CONNECT_MS = 5_000; // until the server has taken the token
@@ -11,11 +12,12 @@ class DirectConnection {
   /**
    * @param peer "host:port" that the stream's gRPC connection has reached, and no other.
    * @param offer the server's DirectOffer.
+   * @param secure { ca, cert, key, servername } where gRPC speaks TLS; then so does the data port.
    */
-  constructor(peer, { port, token }) {
+  constructor(peer, { port, token }, secure) {
     const host = peer.slice(0, peer.lastIndexOf(':')).replace(/^\[|\]$/g, '');
     this.token = token;
-    this.socket = net.connect({ host, port, noDelay: true });
+    this.socket = secure ? tls.connect({ host, port, ...secure }) : net.connect({ host, port, noDelay: true });
     this.socket.on('error', (error) => (this.cause ??= error.message));
     for (const event of ['readable', 'end', 'close']) this.socket.on(event, () => this.wake?.());
     this.socket.on('timeout', () => this.socket.destroy(new Error('nothing came for too long')));

@@ -55,8 +55,32 @@ function dataError(error, server) {
     const { action } = info.metadata;
     return new DataError(ACTIONS.includes(action) ? action : 'GIVE_UP', message, info.reason);
   }
+  if (/CERTIFICATE|certificate|self.signed|altnames|WRONG_VERSION_NUMBER/.test(message)) {
+    return new DataError('ANOTHER_SERVER', message); // of TLS: no retry helps
+  }
   if (RETRIED.includes(status)) return new DataError('RETRY', message);
   return new DataError(status === 'UNIMPLEMENTED' ? 'ANOTHER_SERVER' : 'GIVE_UP', message);
 }
 
-module.exports = { DataService, DataError, dataError, grpc, types };
+const LOOPBACK = /^(localhost|127(\.\d{1,3}){3}|\[::1\]):\d+$/;
+
+/** gRPC's credentials for a server: encrypted where `ca` is given, with a certificate of this client's own if it has one. */
+function credentialsFor(address, { ca, cert, key, token }) {
+  if (!!cert !== !!key || (cert && !ca)) throw new DataError('GIVE_UP', 'cert, key and ca belong together: give all three');
+  if (ca) return grpc.credentials.createSsl(ca, key ?? null, cert ?? null);
+  if (token && !LOOPBACK.test(address)) {
+    throw new DataError('GIVE_UP', `a token is to be shown to ${address} over a connection without encryption: give ca`);
+  }
+  return grpc.credentials.createInsecure();
+}
+
+/** An interceptor that shows a token with every call. */
+const showing = (token) => (options, nextCall) =>
+  new grpc.InterceptingCall(nextCall(options), {
+    start(metadata, listener, next) {
+      metadata.set('authorization', `Bearer ${token}`);
+      next(metadata, listener);
+    },
+  });
+
+module.exports = { DataService, DataError, credentialsFor, dataError, showing, types };

@@ -1,0 +1,60 @@
+"""What this server and its machine are set up like, for comparison with the rest of a fleet."""
+
+import resource
+import shutil
+from pathlib import Path
+from time import time_ns
+from typing import Final
+
+from disttrain.v1 import admin_service_pb2 as pb
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from dataserver.fleet.build import build_id
+from dataserver.fleet.membership import Peers
+from dataserver.serving.access import Access
+from dataserver.serving.tls import ServerTls
+
+_UNLIMITED: Final = 1 << 63
+
+
+class Diagnostics:
+    """Takes the answer of GetDiagnostics."""
+
+    def __init__(self, cache_dir: Path | None, tls: ServerTls | None, access: Access, peers: Peers | None) -> None:
+        self._cache_dir = cache_dir
+        self._tls = tls
+        self._access = access
+        self._peers = peers
+
+    def __call__(self) -> pb.GetDiagnosticsResponse:
+        """The answer."""
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        live, known = (0, 0) if self._peers is None else self._peers.count()
+        found = pb.GetDiagnosticsResponse(
+            time=_at(time_ns()),
+            build=build_id(),
+            open_files=sum(1 for _ in Path("/proc/self/fd").iterdir()),
+            max_open_files=_UNLIMITED if limit == resource.RLIM_INFINITY else limit,
+            encrypted=self._tls is not None,
+            authenticated=not self._access.is_open,
+            cache_free_bytes=_free_bytes(self._cache_dir),
+            known_peers=known,
+            live_peers=live,
+        )
+        if self._tls is not None:
+            found.certificate_expiry.CopyFrom(_at(int(self._tls.expires * 1e9)))
+        return found
+
+
+def _free_bytes(folder: Path | None) -> int | None:
+    """Room for a folder, which may be made later; None where it cannot be known."""
+    if folder is None:
+        return None
+    there = next((above for above in (folder, *folder.parents) if above.exists()), None)
+    return None if there is None else shutil.disk_usage(there).free
+
+
+def _at(ns: int) -> Timestamp:
+    found = Timestamp()
+    found.FromNanoseconds(ns)
+    return found

@@ -1,0 +1,95 @@
+"""The server's certificate and the authorities of its clients, taken over from their files without a restart."""
+
+import logging
+import ssl
+import threading
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from time import time
+from typing import Final
+
+import grpc
+
+from dataserver.security import KeyPair, SecurityError, Watched, load_authorities, load_pair, server_context
+from dataserver.serving.config import ServerConfig
+
+WARN_S: Final = 7 * 86400
+"""A certificate that expires sooner is worth a warning when it is read."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    pair: KeyPair
+    client_authorities: bytes | None
+    context: ssl.SSLContext
+    """For the metrics, whose HTTP is Python's."""
+
+
+class ServerTls:
+    """What this server shows, and whom it lets in. Open connections go on with what they began with. Thread-safe."""
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> "ServerTls | None":
+        """What a configuration names; None where nothing is encrypted.
+
+        Raises:
+            SecurityError: a file cannot be used.
+        """
+        return None if config.tls_cert is None or config.tls_key is None else cls(config)
+
+    def __init__(self, config: ServerConfig) -> None:
+        paths = [path for path in (config.tls_cert, config.tls_key, config.client_ca) if path is not None]
+        self._files = Watched(paths, lambda: _load(config))
+        self._lock = threading.Lock()
+        self._given = self._files.version
+        """Version of what gRPC was given last."""
+
+    @property
+    def expires(self) -> float:
+        """When the certificate expires, in seconds since 1970."""
+        return self._files.get().pair.expires
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        """For a server that speaks TLS by Python's `ssl`."""
+        return self._files.get().context
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """For a gRPC server, which asks before each handshake whether something has changed."""
+        loaded = self._files.get()
+        return grpc.dynamic_ssl_server_credentials(
+            _configuration(loaded),
+            self._changed,  # type: ignore[arg-type]  # None, which stands for no change, is missing from its types
+            require_client_authentication=loaded.client_authorities is not None,
+        )
+
+    def _changed(self) -> "grpc.ServerCertificateConfiguration | None":
+        with self._lock:
+            version = self._files.version
+            if version == self._given:
+                return None
+            self._given = version
+        return _configuration(self._files.get())
+
+
+def _load(config: ServerConfig) -> _Loaded:
+    if config.tls_cert is None or config.tls_key is None:
+        raise SecurityError("a certificate and its key are required; give --tls-cert and --tls-key")
+    to_peers = bool(config.peers) and config.client_ca is not None
+    pair = load_pair(config.tls_cert, config.tls_key, for_client=to_peers)
+    authorities = None if config.client_ca is None else load_authorities(config.client_ca)
+    context = server_context(config.tls_cert, config.tls_key, authorities)
+    left_s = pair.expires - time()
+    _log.log(
+        logging.WARNING if left_s < WARN_S else logging.INFO,
+        "the certificate %s is valid until %s, for %.1f days",
+        *(config.tls_cert, datetime.fromtimestamp(pair.expires, UTC).isoformat(), left_s / 86400),
+    )
+    return _Loaded(pair, authorities, context)
+
+
+def _configuration(loaded: _Loaded) -> grpc.ServerCertificateConfiguration:
+    pairs = [(loaded.pair.key, loaded.pair.chain)]
+    return grpc.ssl_server_certificate_configuration(pairs, loaded.client_authorities)

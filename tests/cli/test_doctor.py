@@ -1,0 +1,82 @@
+"""`dataserver doctor` before real servers."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from builders.authority import Authority, shown, token_file, write
+from cli.server_process import refused, run
+from fleet.servers import fleet
+from serving.harness import index, running
+from shards import write_pairs
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return index(write_pairs(tmp_path_factory.mktemp("doctor") / "d", 8, 8))
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as found:
+        yield found
+
+
+def test_a_fleet_that_is_well(pairs: Path, stack: ExitStack) -> None:
+    servers = stack.enter_context(fleet({"d": pairs}, 2))
+    done = run("doctor", *(server.address for server in servers))
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "nothing is wrong"), done
+    assert done.stdout.startswith("2 of 2 servers answer; release ")
+
+
+def test_a_fleet_that_is_not(pairs: Path, tmp_path: Path, stack: ExitStack) -> None:
+    other = index(write_pairs(tmp_path / "other", 8, 8, seed=9))
+    one = stack.enter_context(running({"d": pairs}))
+    two = stack.enter_context(running({"d": other, "e": pairs}))
+    done = run("doctor", f"{one.address},{two.address}", "127.0.0.1:1")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("2 of 3 servers answer")
+    assert any(line.startswith("127.0.0.1:1: does not answer: ") for line in lines)
+    assert any(line.startswith(f"{one.address}: dataset d fingerprint ") for line in lines)
+    assert f"{one.address}: dataset e missing" in lines
+    assert lines[-1] == "5 findings"
+
+
+def test_a_fleet_that_asks_for_credentials(pairs: Path, tmp_path: Path, stack: ExitStack) -> None:
+    authority = Authority(tmp_path / "pki")
+    config = {**authority.server(), "token_file": token_file(tmp_path, "alice", "ops")}
+    identities = "{name: a, token: alice, datasets: [d]}, {name: o, token: ops, datasets: [d], rights: [admin]}"
+    policy = write(tmp_path / "policy.yaml", f"identities: [{identities}]".encode())
+    client = authority.client()
+    server = stack.enter_context(running({"d": pairs}, credentials=client, **config, policy=policy))
+
+    def asked(*flags: str | Path) -> str:
+        done = run("doctor", server.address, *flags)
+        assert done.returncode == (0 if "nothing is wrong" in done.stdout else 1), done
+        return done.stdout
+
+    tls = ("--tls-ca", authority.file)
+    assert "nothing is wrong" in asked(*tls, "--token-file", shown(tmp_path, "ops"))
+    assert "refuses: a has the rights" in asked(*tls, "--token-file", shown(tmp_path, "alice"))
+    assert "refuses: this server asks for a token and found none" in asked(*tls)
+    assert "does it require TLS" in asked()
+    assert "no authority of --tls-ca signed its certificate" in asked("--tls-ca", Authority(tmp_path / "x").file)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ([], "0 servers are named"),
+        ([","], "0 servers are named; 1 to 256 are required"),
+        (["127.0.0.1"], "HOST:PORT"),
+        (["h:1-300"], "300 servers are named"),
+        (["h:1", "--tls-cert", "x"], "--tls-cert and --tls-key belong together"),
+        (["h:1", "--tls-ca", "/nothing-here"], "the file of authorities /nothing-here cannot be read"),
+        (["h:1", "--token-file", "/nothing-here"], "the token file /nothing-here cannot be read"),
+    ],
+)
+def test_what_cannot_be_asked(flags: list[str], said: str) -> None:
+    assert said in refused("doctor", *flags)

@@ -1,0 +1,109 @@
+"""The policy: what may stand in it, and whom it finds."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from builders.authority import write
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataserver.security import SecurityError
+from dataserver.serving.access import Identity, Policy, Right, load_policy
+
+DATASETS = ("pairs", "docs")
+
+
+def load(
+    folder: Path, *identities: Any, tokens: tuple[str, ...] | None = ("a", "b"), certificates: bool = True
+) -> Policy:
+    text = yaml.safe_dump({"identities": list(identities)})
+    return load_policy(write(folder / "policy.yaml", text.encode()), DATASETS, tokens, certificates)
+
+
+def test_the_first_identity_that_fits_counts(tmp_path: Path) -> None:
+    policy = load(
+        tmp_path,
+        {"name": "both", "token": "a", "certificate": "spiffe://x/y"},
+        {"name": "token", "token": "a"},
+        {"name": "host", "certificate": "trainer.example.org"},
+        {"name": "uri", "certificate": "spiffe://x/y", "datasets": ["*"], "rights": ["admin"]},
+    )
+    for token, names, found in (
+        ("a", ["spiffe://x/y"], "both"),
+        ("a", [], "token"),
+        ("a", ["trainer.example.org"], "token"),
+        ("b", ["trainer.example.org"], "host"),
+        (None, ["other", "trainer.example.org"], "host"),
+        ("b", ["spiffe://x/y"], "uri"),
+    ):
+        identity = policy.find(token, names)
+        assert identity is not None
+        assert identity.name == found
+    for token, names in ((None, []), ("b", []), ("b", ["spiffe://x/y/z", "example.org", "*"])):
+        assert policy.find(token, names) is None
+
+
+@pytest.mark.parametrize(
+    ("identity", "message"),
+    [
+        ({"name": "x"}, "a certificate or a token is required"),
+        ({"token": "a"}, "name"),
+        ({"name": "x", "token": "a", "datasets": ["pair"]}, r"there are no datasets \['pair'\]; the server has"),
+        ({"name": "x", "token": "a", "datasets": ["../pairs"]}, "datasets"),
+        ({"name": "x", "token": "a", "rights": ["write"]}, "rights"),
+        ({"name": "x", "token": "a", "right": ["read"]}, "right"),
+        ({"name": "x", "token": "a", "streams": 0}, "streams"),
+        ({"name": "x", "certificate": "CN=trainer"}, "a DNS name or a URI such as"),
+        ({"name": "x", "certificate": "*.example.org"}, "a DNS name or a URI such as"),
+    ],
+)
+def test_what_may_not_stand_there(identity: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(SecurityError, match=message):
+        load(tmp_path, identity)
+
+
+def test_what_belongs_together(tmp_path: Path) -> None:
+    for identities, message in (
+        ([{"name": "x", "token": "a"}, {"name": "x", "token": "b"}], "the same name: x"),
+        ([{"name": "x", "token": "a"}, {"name": "y", "token": "a"}], "the same pair of certificate and token"),
+        ([], "identities"),
+    ):
+        with pytest.raises(SecurityError, match=message):
+            load(tmp_path, *identities)
+    with pytest.raises(SecurityError, match="the server asks for no tokens; add --token-file"):
+        load(tmp_path, {"name": "x", "token": "a"}, tokens=None)
+    with pytest.raises(SecurityError, match="the server asks for no certificates; add --client-ca"):
+        load(tmp_path, {"name": "x", "certificate": "a.b"}, certificates=False)
+
+
+def test_a_token_that_was_revoked_first_is_worth_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Else a server that restarts between the two changes would not come back."""
+    load(tmp_path, {"name": "x", "token": "c"}, {"name": "y", "token": "a"})
+    assert "identity x: --token-file has no token c, so this identity cannot call" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["", "- a\n", "identities: 3", "a: [", "identities: {a: 1}", "x: 1\nx: 2"])
+def test_a_file_that_is_no_policy(text: str, tmp_path: Path) -> None:
+    with pytest.raises(SecurityError, match=r"the policy .*policy\.yaml (is not valid|cannot be used): "):
+        load_policy(write(tmp_path / "policy.yaml", text.encode()), DATASETS, (), certificates=True)
+
+
+def test_a_policy_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    load(tmp_path, {"name": "x", "token": "a"})
+    (tmp_path / "policy.yaml").chmod(0o666)
+    with pytest.raises(SecurityError, match="others may write the policy"):
+        load_policy(tmp_path / "policy.yaml", DATASETS, ("a",), certificates=True)
+
+
+@given(st.sets(st.sampled_from(Right)), st.sampled_from(Right))
+def test_an_admin_may_do_all_and_nobody_else_more_than_is_listed(rights: set[Right], wanted: Right) -> None:
+    identity = Identity(name="x", token="a", rights=frozenset(rights))
+    assert identity.has(wanted) == (wanted in rights or Right.ADMIN in rights)
+
+
+@given(st.sets(st.sampled_from(["pairs", "docs", "*"])), st.sampled_from(["pairs", "docs", "none", "", "*"]))
+def test_datasets_are_those_listed(listed: set[str], name: str) -> None:
+    identity = Identity(name="x", token="a", datasets=frozenset(listed))
+    assert identity.may_read(name) == ("*" in listed or name in listed)
