@@ -291,7 +291,7 @@ def test_image_towers_are_exported_as_siglip(
     pool.run([case], tmp_path)
     command = ["export", "--checkpoint", str(checkpoints), "--output", str(exported)]
     assert main([*command, "--module", "image", "--base", str(weights)]) == 0
-    assert capsys.readouterr().out.endswith("no place for them: project.weight, scale.log_temperature\n")
+    assert capsys.readouterr().out.endswith("no parameters for them: project.weight, scale.log_temperature\n")
     expected, found = load_pretrained(weights), load_pretrained(exported)
     assert found.config == expected.config
     assert found.state.keys() == expected.state.keys()
