@@ -86,6 +86,6 @@ def _record_samplers(note: Callable[..., None]) -> None:
 
 if __name__ == "__main__":
     _, folder, step, *sys.argv = sys.argv
-    record = _record_samplers if "own_loader" in Path(sys.argv[0]).read_text() else _record_streams
+    record = _record_samplers if "LoaderPlanner(" in Path(sys.argv[0]).read_text() else _record_streams
     record(partial(_note, Path(folder), int(step)))
     runpy.run_path(sys.argv[0], run_name="__main__")
