@@ -237,7 +237,8 @@ def index_shard(
             for sample in found:
                 rows.add(sample)
                 scalars.add(sample.scalars, findings)
-                captions.add(sample)
+                if rules.captions:
+                    captions.add(sample)
                 if not sample.images:
                     without_image.append(len(rows.keys) - 1)
             reader.skip(reader.remaining)

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from dataserver.dataset.errors import Findings, SampleError, TarError
 from dataserver.dataset.kinds import DUPLICATE_KEY, DUPLICATE_MEMBER, MISSING_CAPTION, TOO_MANY_SCALARS, UNUSED_PART
 from dataserver.dataset.shards.captions import CaptionSource
-from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES, Member
+from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES, Member, Split
 from dataserver.dataset.shards.members import BYTE_ORDER_MARK, caught, decode_text, parse_json, usable_caption
 from dataserver.dataset.shards.parts import IMAGE, TEXT, ImagePart, Scalar
 from dataserver.dataset.shards.tar import sample_key, show, split_at_last_dot, split_name
@@ -47,9 +47,10 @@ class SampleRules:
     images: frozenset[str] = frozenset()
     """Extensions of the members that images may be; all where it is empty."""
 
-    def split(self, name: str) -> tuple[str, str] | None:
-        """Split a member name into key and extension."""
-        return split_at_last_dot(name) if self.to_last_dot else split_name(name)
+    @property
+    def split(self) -> Split:
+        """What splits a member name into key and extension."""
+        return split_at_last_dot if self.to_last_dot else split_name
 
 
 class Sample(NamedTuple):
@@ -97,14 +98,15 @@ class _Group:
     """Members that are captions, by extension."""
     entries: dict[str, dict[str, Any] | SampleError] = field(default_factory=dict)
     """JSON members that hold captions, by extension."""
-    types: set[str] = field(default_factory=set)
-    """Last part of the extension of each member in the tar itself."""
-    all_extensions: set[str] = field(default_factory=set)
-    """All extensions, which joined members may not have."""
-    extensions: set[str] = field(default_factory=set)
-    """The first few extensions, for messages."""
+    extensions: list[str] = field(default_factory=list)
+    """Of its members, in order."""
     text: str | SampleError | None = None
     document: dict[str, Any] | SampleError | None = None
+
+    @property
+    def types(self) -> set[str]:
+        """Last part of the extension of each member."""
+        return {extension.rpartition(".")[2] for extension in self.extensions}
 
 
 def read_samples(
@@ -126,11 +128,12 @@ def read_samples(
         joined: members of other files for the same keys.
     """
     seen = Seen() if seen is None else seen
+    split_member = rules.split
     before: _Group | None = None
     group: _Group | None = None
     try:
         for member in members:
-            split = rules.split(member.name) if member.key is None else (member.key, member.name)
+            split = split_member(member.name) if member.key is None else (member.key, member.name)
             if split is None:
                 continue
             key, extension = split
@@ -138,8 +141,8 @@ def read_samples(
                 yield from _finish(group, seen, findings, joined)
                 before, group = group, _Group(key, rules)
             _add_member(group, extension, member, findings)
-            seen.has_images |= bool(group.images)
     except TarError as error:
+        seen.has_images |= group is not None and bool(group.images)
         key = sample_key(show(error.member), rules.split) if error.member else ""
         after = f"; the last sample before it is {group.key}" if group else ""
         if group is None or _is_whole(group, before, key):
@@ -163,6 +166,8 @@ def _finish(group: _Group | None, seen: Seen, findings: Findings, joined: "Joine
     """Yield the sample of a complete group, if there is one."""
     if group is None:
         return
+    if group.images:
+        seen.has_images = True
     if group.key in seen.keys:
         findings.add(
             group.key,
@@ -173,10 +178,10 @@ def _finish(group: _Group | None, seen: Seen, findings: Findings, joined: "Joine
         return
     seen.keys.add(group.key)
     if joined is not None:
-        own_types = group.types.copy()
-        for extension, member in joined.take(group.key, frozenset(group.all_extensions)):
+        own = group.extensions.copy()
+        for extension, member in joined.take(group.key, frozenset(own)):
             _add_member(group, extension, member, findings)
-        group.types = own_types
+        group.extensions = own  # they tell whether the next sample is whole
         seen.has_images |= bool(group.images)
     try:
         yield _assemble(group, findings)
@@ -195,10 +200,7 @@ def _add_member(group: _Group, extension: str, member: Member, findings: Finding
     group.num_members += 1
     if group.num_members > MAX_SAMPLE_MEMBERS:
         return
-    group.types.add(extension.rpartition(".")[2])
-    group.all_extensions.add(extension)
-    if len(group.extensions) < _MOST_SHOWN:
-        group.extensions.add(extension)
+    group.extensions.append(extension)
     duplicate = False
     if extension == "txt":
         duplicate = group.text is not None
@@ -275,13 +277,14 @@ def _assemble(group: _Group, findings: Findings) -> Sample:
         if isinstance(group.document, SampleError):
             raise group.document
         raise SampleError("missing_image", f"the sample has neither an image nor a text{_dots(group)}")
-    captions = _named_captions(group, findings)
+    captions = _named_captions(group, findings) if group.rules.captions else {}
     caption = _caption(group, document, captions)
     if not group.images:
         _unused(group, group.document, findings)
         return Sample(group.key, (TEXT,), (caption,), (), scalars, is_lone_text=True, captions=captions)
     images = _all_images(group) if group.rules.all_images else (_pair_image(group, findings),)
-    _unused(group, group.document, findings)
+    if isinstance(group.document, SampleError):
+        _unused(group, group.document, findings)
     if isinstance(group.text, SampleError):
         _unused(group, group.text, findings)
     elif group.text is not None and not group.text.strip():
@@ -332,7 +335,7 @@ def _caption(group: _Group, document: dict[str, Any], captions: dict[str, str]) 
 
 def _dots(group: _Group) -> str:
     """Say how names were cut, if members have dots where the sample lacks something."""
-    dotted = sorted(extension for extension in group.extensions if "." in extension)
+    dotted = sorted({extension for extension in group.extensions if "." in extension})
     if not dotted:
         return ""
     shown = ", ".join(f".{extension}" for extension in dotted[:_MOST_SHOWN])
@@ -344,6 +347,8 @@ def _dots(group: _Group) -> str:
 
 def _pair_image(group: _Group, findings: Findings) -> ImagePart:
     """Return the first usable image in tar order; `KEY.<image>` goes before `KEY.<name>.<image>`."""
+    if len(group.images) == 1:
+        return _image(*group.images.values())
     extensions = sorted(group.images, key=lambda extension: "." in extension)
     usable = [extension for extension in extensions if not isinstance(group.images[extension], SampleError)]
     if not usable:
