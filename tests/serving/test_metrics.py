@@ -31,6 +31,8 @@ UNITS = (
     "retries",
     "step",
     "plans",
+    "requests",
+    "failures",
     "fds",
     "fallbacks",
 )
