@@ -16,7 +16,7 @@ from jsonschema import Draft202012Validator
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy/kubernetes"
-OVERLAYS = ("fleet", "autoscaling", "jobset", "kueue", "trainjob")
+OVERLAYS = ("fleet", "tls", "autoscaling", "jobset", "kueue", "trainjob")
 """Folders that people apply."""
 SCHEMAS = Path(__file__).parent / "schemas"
 VERSION = "1.37.0"

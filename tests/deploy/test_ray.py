@@ -135,7 +135,7 @@ def test_a_run_goes_on_when_a_node_is_lost_and_a_new_one_gets_servers(
         undisturbed = Run(server.address, tmp_path / "undisturbed")
         code, errors = undisturbed.train(degrees, "--steps", str(steps))
         assert code == 0, errors
-    file = server_file(tmp_path, folder, cache_dir=str(tmp_path / "cache"))
+    file = server_file(tmp_path, folder)
     with ray_cluster(monkeypatch, 2, 1) as cluster, ray_fleet(file, tmp_path, "--cores", "1") as fleet:
         assert len(set(fleet.until(3))) == 3
         run = Run("", tmp_path / "run")
@@ -172,7 +172,7 @@ def test_a_run_goes_on_when_a_node_is_lost_and_a_new_one_gets_servers(
 def test_ray_train_finds_the_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray.train", reason="pip install 'ray[train]'")
     folder = index(write_pairs(tmp_path / "pairs", 120, 40, seed=3, median_size=64, formats=("PNG",)))
-    file = server_file(tmp_path, folder, cache_dir=str(tmp_path / "cache"))
+    file = server_file(tmp_path, folder)
     run = Run("", tmp_path / "run")
     words = run.command(Degrees(2, 2, 1, 2, colocated=True), "--steps", "3")
     options = words[words.index("--job") :]

@@ -106,7 +106,7 @@ def test_a_job_loses_a_node_and_is_requeued_and_ends_as_if_nothing_had_happened(
     words = run.command(DEGREES, "--steps", str(STEPS))
     options = words[words.index("--metrics") :]
     serve = tmp_path / "serve.yaml"
-    serve.write_text(yaml.safe_dump({"datasets": {"pairs": str(folder)}, "cache_dir": str(tmp_path / "cache")}))
+    serve.write_text(yaml.safe_dump({"datasets": {"pairs": str(folder)}}))
     script = tmp_path / "train.sbatch"
     script.write_text(sized(SCRIPT.read_text(), SIZES))
     settings = {
