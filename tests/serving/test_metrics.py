@@ -35,6 +35,8 @@ UNITS = (
     "failures",
     "fds",
     "fallbacks",
+    "requests",
+    "failures",
 )
 Values = dict[tuple[str, ...], float]
 
