@@ -68,6 +68,7 @@ def check(fleet: Sequence[Seen], now: float, *, insecure: bool = False) -> Itera
         yield from _security(one, now, insecure)
         yield from _limits(one)
         yield from _memory(one)
+        yield from _data_connections(one)
 
 
 def _releases(fleet: Sequence[Seen]) -> Iterator[Finding]:
@@ -189,6 +190,15 @@ def _memory(one: Seen) -> Iterator[Finding]:
             (one.address,),
             f"{one.diagnostics.cache_free_bytes // MIB} MiB are left on the disk of --cache-dir",
             "make room, or name another folder: statistics are computed again at each start otherwise",
+        )
+
+
+def _data_connections(one: Seen) -> Iterator[Finding]:
+    if (left := one.metrics.direct_fallbacks) > 0:
+        yield Finding(
+            (one.address,),
+            f"{left} streams left their data connection for gRPC, since its start",
+            "its log names the causes: open its data port (--data-listen) in firewalls, and no proxy may lie between",
         )
 
 

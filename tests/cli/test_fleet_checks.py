@@ -89,6 +89,7 @@ def change(part: str, **fields: Any) -> Callable[[Seen], Seen]:
          "1000 of 1024 MiB for jobs are used, 1000 by shuffle windows"),
         (change("diagnostics", cache_free_bytes=5 << 20), 1, "5 MiB are left on the disk of --cache-dir"),
         (change("diagnostics", live_peers=1), 1, "1 of 2 peers answer it"),
+        (change("metrics", direct_fallbacks=3), 1, "3 streams left their data connection for gRPC, since its start"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("position", [0, 2])
