@@ -32,7 +32,7 @@ needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not inst
 
 def server_file(folder: Path, dataset: Path, **more: Any) -> Path:
     file = folder / "serve.yaml"
-    file.write_text(yaml.safe_dump({"datasets": {"pairs": str(dataset)}, **more}))
+    file.write_text(yaml.safe_dump({"datasets": {"pairs": str(dataset)}, "insecure": True, **more}))
     return file
 
 
