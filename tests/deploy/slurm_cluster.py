@@ -67,8 +67,12 @@ class Slurm:
         daemon = self.daemons.pop(name)
         daemon.kill()
         daemon.wait()
+        return self.kill_tasks(name)
+
+    def kill_tasks(self, name: str) -> int:
+        """End all processes of a node's tasks, parents first; how many these were."""
         tasks = [process for process in psutil.process_iter() if self._is_of(process, name)]
-        for process in tasks:
+        for process in sorted(tasks, key=lambda process: process.pid):
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         return len(tasks)
@@ -120,6 +124,8 @@ def slurm(folder: Path, cpus: int = 4) -> Iterator[Slurm]:
         cluster.run("scancel", "--user=root", check=False)
         for daemon in reversed(cluster.daemons.values()):
             daemon.terminate()
+        for n in range(NODES):  # a cancelled job's tasks get some seconds, which a failed test does not wait for
+            cluster.kill_tasks(f"n{n}")
         for daemon in cluster.daemons.values():
             try:
                 daemon.wait(20)
