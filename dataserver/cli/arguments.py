@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import tyro
 
+from dataserver.cli.parsing import docstring
 from dataserver.dataset import location
 from dataserver.security import Credentials
 
@@ -42,6 +43,8 @@ def _credentials(
     """
     return Credentials(tls_ca, tls_cert, tls_key, token_file)
 
+
+_credentials.__doc__ = _credentials.__doc__ or docstring(_credentials)
 
 ServerCredentials = Annotated[Credentials, tyro.conf.arg(name="", constructor=_credentials)]
 """The flags of every command that talks to servers: --tls-ca, --tls-cert, --tls-key, --token-file."""

@@ -160,7 +160,7 @@ def test_help_of_serve_shows_the_ranges_of_its_numbers() -> None:
         limits = field.get("anyOf", [field])[0]
         if "minimum" in limits:
             ranges[name] = f"--{name.replace('_', '-')} {limits['minimum']}..{limits['maximum']}"
-    assert len(ranges) == 8
+    assert len(ranges) == 10
     assert [name for name, range_ in ranges.items() if range_ not in shown] == []
 
 

@@ -167,7 +167,7 @@ class FakeServer(DataServiceServicer):
         return pb.ReportStepTimesResponse()
 
     def ReportProgress(self, request, context):  # noqa: ARG002, N802
-        return pb.ReportProgressResponse()
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "as a server of an older release answers")
 
     def StreamMicrobatches(self, request, context):  # noqa: N802
         self._require_job(request.job_id, context)

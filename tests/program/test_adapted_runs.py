@@ -49,15 +49,15 @@ def test_adapters_are_trained_saved_and_exported(fleet: Fleet, pool: Pool, tmp_p
     assert {name.partition("/")[0] for name in third if name.startswith("llm.") and "/" in name} == moving
     assert all(tensor.dtype == (torch.float32 if name in moving else torch.bfloat16) for name, tensor in llm.items())
 
-    assert export(ExportConfig(tmp_path, "llm", tmp_path / "merged")) == ["query.weight"]
+    assert export(ExportConfig(tmp_path, module="llm", output=tmp_path / "merged")) == ["query.weight"]
     state = {name.removeprefix("llm."): tensor for name, tensor in llm.items()}
     expected = merged(state, LowRank(**LORA))
     for name, tensor in load_pretrained(tmp_path / "merged").state.items():
         assert torch.equal(tensor, expected[name]), name
-    export(ExportConfig(tmp_path, "llm", tmp_path / "adapter", adapter=True))
+    export(ExportConfig(tmp_path, module="llm", output=tmp_path / "adapter", adapter=True))
     assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["r"] == 2
     with pytest.raises(CheckpointError, match="module dit is a generator"):
-        export(ExportConfig(tmp_path, "dit", tmp_path / "none", adapter=True))
+        export(ExportConfig(tmp_path, module="dit", output=tmp_path / "none", adapter=True))
 
     flops = [json.loads(line)["flops"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert all(flops)

@@ -57,7 +57,7 @@ def assert_spoken(folder: Path) -> None:
 
 def refused_exports(folder: Path) -> None:
     """Nothing is left of those that end early."""
-    config = ExportConfig(folder, "llm", folder / "disk" / "new" / "exported")
+    config = ExportConfig(folder, module="llm", output=folder / "disk" / "new" / "exported")
     if not missing():
         with small_disk(folder / "disk") as disk:
             with pytest.raises(
@@ -95,7 +95,7 @@ def test_a_run_with_frozen_modules_goes_on_with_others_frozen(fleet: Fleet, pool
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["lr"].keys() for line in lines] == [{"dit"}] * 2
 
-    export(ExportConfig(tmp_path, "llm", tmp_path / "exported"))
+    export(ExportConfig(tmp_path, module="llm", output=tmp_path / "exported"))
     assert_spoken(tmp_path / "exported")
     refused_exports(tmp_path)
 

@@ -9,7 +9,7 @@ from loaders import installing
 
 
 def measured(cpu_ms: float) -> Measured:
-    return Measured(cpu_ms, images_per_s=1000 / cpu_ms, consumer_mb=200, others_mb=400, first_s=1)
+    return Measured(cpu_ms, consumer_cpu_ms=0.1, images_per_s=1000 / cpu_ms, consumer_mb=200, others_mb=400, first_s=1)
 
 
 def test_rivals_that_are_not_installed_are_named_and_judged_by_nobody() -> None:

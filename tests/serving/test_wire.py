@@ -125,6 +125,8 @@ def test_every_key_of_a_server_has_its_default_and_its_bounds() -> None:
         "prefetch_bytes": (1024 * MIB, 0, 1 << 44),
         "decode_threads": (None, 1, 1024),
         "job_bytes": (1024 * MIB, 64 * MIB, 1 << 44),
+        "block_memory_bytes": (None, 0, 1 << 44),
+        "block_cache_bytes": (64 << 30, 0, 1 << 50),
         "zstd_level": (1, -7, 19),
         "drain_grace_s": (30, 0, 3600),
     }
@@ -133,6 +135,7 @@ def test_every_key_of_a_server_has_its_default_and_its_bounds() -> None:
     names = {"datasets", "index_dirs", "quarantines", "tokenizers"}
     names |= {"shared_memory", "direct"}
     others = {"listen", "data_listen", "insecure", "metrics_listen", "log_format", "peers", "cache_dir"}
+    others |= {"block_cache_dir", "health_listen", "tls_cert", "tls_key", "tls_ca", "client_ca", "token_file", "policy"}
     assert bounds.keys() | names | others == set(ServerConfig.model_fields)
     assert (defaults.listen, defaults.insecure, defaults.tokenizers) == ("127.0.0.1:50051", False, {})
     assert (defaults.metrics_listen, defaults.log_format) == (None, "text")

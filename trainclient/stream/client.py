@@ -81,8 +81,7 @@ class ViewClient(Generic[TensorT]):
             max_microbatch_bytes: a larger one is refused before memory is taken for it.
             timeouts: deadlines of all calls.
             credentials: by what to know the servers, and what to show them.
-            buffers: where microbatches are put; by default they stay in memory shared by a server on this machine, and
-                go into a pool of this client's own otherwise.
+            buffers: where microbatches are put; by default memory that a server here shares, else a pool of its own.
 
         Raises:
             ValueError: an address, the job, the module, the rank or the step is wrong.
@@ -220,7 +219,7 @@ class ViewClient(Generic[TensorT]):
         forward_ns: Sequence[int] = (),
         backward_ns: Sequence[int] = (),
     ) -> bool:
-        """Tell a server what a step took here. Training does not depend on it: a failure is logged.
+        """Tell a server what a step took here; whether one took it. Training does not depend on it: a failure is logged.
 
         A server that does not know the job does not learn it by this, which could take minutes: the stream brings it.
 
@@ -231,9 +230,6 @@ class ViewClient(Generic[TensorT]):
             stage: pipeline stage within the module.
             forward_ns: forward time of each microbatch in order.
             backward_ns: backward time of each microbatch in order.
-
-        Returns:
-            Whether a server took it.
         """
         times = StepTimes(
             job_id=self.job.job_id,

@@ -63,7 +63,9 @@ def test_the_command_gives_the_rules_whatever_their_names_hold(
 ) -> None:
     found: list[tuple[Path, IndexRules]] = []
 
-    def remember(path: Path, index_dir: Path, workers: None, _tokenizers: object, asked: IndexRules) -> None:
+    def remember(
+        path: Path, index_dir: Path, workers: None, _tokenizers: object, asked: IndexRules, *_: object
+    ) -> None:
         assert (index_dir, workers) == (Path("/in dex"), None)
         found.append((path, asked))
 
