@@ -16,6 +16,9 @@ _MAX_PARTS: Final = 1 << 16
 _PARTS: Final = (273, 279, 324, 325)
 _NUMBERS: Final = {3: "H", 4: "I", 16: "Q"}
 _WIDTH, _HEIGHT, _TILE_WIDTH, _TILE_HEIGHT = 256, 257, 322, 323
+_BITS, _COLORS = 258, 262
+_SIZE_TAGS: Final = (_WIDTH, _HEIGHT, _TILE_WIDTH, _TILE_HEIGHT)
+_WHITE_IS_ZERO: Final = 0
 
 
 def refusal(data: bytes) -> str:
@@ -26,6 +29,11 @@ def refusal(data: bytes) -> str:
         return "its first directory is cut"
     except ValueError as error:
         return str(error)
+    bits = numbers.get(_BITS, 8)
+    if counts.get(_BITS, 1) == 1 and 8 < bits < 16:
+        return f"{bits} bits a pixel; convert it to 8 or 16"
+    if bits > 8 and numbers.get(_COLORS) == _WHITE_IS_ZERO:
+        return f"{bits} bits a pixel where 0 is white; convert it to 0 as black"
     for tag in _PARTS:
         if counts.get(tag, 0) > _MAX_PARTS:
             return f"{counts[tag]} strips or tiles, limit {_MAX_PARTS}"
@@ -53,6 +61,8 @@ def _entries(data: bytes) -> tuple[dict[int, int], dict[int, int]]:
         if count * _SIZES.get(kind, 1) > len(data):
             raise ValueError(f"tag {tag} has {count} values, which the file does not hold")
         counts[tag] = max(count, counts.get(tag, 0))
+        if tag in _SIZE_TAGS and (count != 1 or kind not in _NUMBERS):  # libtiff takes other types too
+            raise ValueError(f"tag {tag} is no single whole number of type SHORT, LONG or LONG8")
         if count == 1 and kind in _NUMBERS:
             (number,) = struct.unpack_from(f"{order}{_NUMBERS[kind]}", data, entry + (12 if is_big else 8))
             numbers[tag] = max(number, numbers.get(tag, 0))

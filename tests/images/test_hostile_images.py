@@ -312,6 +312,10 @@ SIDES = (256, 4, 1, 16), (257, 4, 1, 16)
     [
         ((*SIDES, (322, 4, 1, 1 << 15), (323, 4, 1, 1 << 15)), "tiles of 32768 x 32768 pixels, limit 134217728"),
         ((*SIDES, (273, 4, 1 << 20, 8)), "tag 273 has 1048576 values, which the file does not hold"),
+        ((*SIDES, (322, 9, 1, 1 << 15), (323, 9, 1, 1 << 15)), "tag 322 is no single whole number"),
+        (((256, 9, 1, 16), SIDES[1]), "tag 256 is no single whole number"),
+        ((*SIDES, (258, 3, 1, 12)), "12 bits a pixel; convert it to 8 or 16"),
+        ((*SIDES, (258, 3, 1, 16), (262, 3, 1, 0)), "16 bits a pixel where 0 is white"),
         ((SIDES[0],), "its size is missing"),
         ((*SIDES, *[(400, 3, 1, 0)] * 600), "602 tags, limit 512"),
     ],
