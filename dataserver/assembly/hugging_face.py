@@ -80,7 +80,7 @@ class HuggingFaceTokenizer:
             # the fast call leaves out character offsets
             encodings = self._model.encode_batch_fast(texts, add_special_tokens=False)
         except BaseException as error:
-            raise _as_tokenizing_error(error) from error
+            raise as_tokenizing_error(error) from error
         found = [np.array(encoding.ids, np.int32) for encoding in encodings]
         if not found or not self._is_reserved[np.concatenate(found)].any():
             return found
@@ -109,7 +109,7 @@ class HuggingFaceTokenizer:
         return np.concatenate(found) if found else np.zeros(0, np.int32)
 
 
-def _as_tokenizing_error(error: BaseException) -> TokenizingError:
+def as_tokenizing_error(error: BaseException) -> TokenizingError:
     """What the bindings raise: a plain Exception, or a panic of theirs, which is none. Raises all else."""
     if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
         raise error

@@ -8,8 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from dataserver.assembly.hugging_face import I32, TokenizerError, read_bounded, text_batches
-from dataserver.dataset import TokenizingError
+from dataserver.assembly.hugging_face import I32, TokenizerError, as_tokenizing_error, read_bounded, text_batches
 
 PATTERN_SUFFIX: Final = ".pattern"
 """End of the name of a file beside the ranks that holds their pattern, where it is none of `PATTERNS`."""
@@ -74,8 +73,9 @@ class TiktokenTokenizer:
         self.digest: Final = hashlib.sha256(data + b"\0" + pattern.encode()).hexdigest()
         try:
             self._model = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
-        except Exception as error:  # the bindings raise ValueError, or panics of theirs as Exceptions
-            raise TokenizerError(f"tokenizer {name}: {path} cannot be used ({error}); name another file") from error
+        except BaseException as error:
+            found = as_tokenizing_error(error)
+            raise TokenizerError(f"tokenizer {name}: {path} cannot be used ({found}); name another file") from error
         self.vocab_size: Final = max(ranks.values()) + 1
         self.from_text: Final = frozenset(ranks.values())
         """Ids that texts may have."""
@@ -90,8 +90,8 @@ class TiktokenTokenizer:
         for batch in text_batches(texts):
             try:
                 found += self._model.encode_ordinary_batch(batch, num_threads=1)
-            except Exception as error:
-                raise TokenizingError(str(error)) from error
+            except BaseException as error:
+                raise as_tokenizing_error(error) from error
         return [np.array(ids, np.int32) for ids in found]
 
 

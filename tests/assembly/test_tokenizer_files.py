@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from dataserver.assembly import load_tokenizer
 from dataserver.assembly.hugging_face import TokenizerError
 from dataserver.assembly.tiktoken_ranks import PATTERNS
+from dataserver.dataset import TokenizingError
 
 sentencepiece = pytest.importorskip("sentencepiece", reason="installed by scripts/setup")
 tiktoken = pytest.importorskip("tiktoken", reason="installed by scripts/setup")
@@ -125,3 +126,12 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes, message: str) -
     path.write_bytes(content)
     with pytest.raises(TokenizerError, match=message):
         load_tokenizer("x", path)
+
+
+def test_a_byte_without_a_rank_is_an_error_of_the_text(tmp_path: Path) -> None:
+    path = ranks(tmp_path / "few.tiktoken", [b"a", b"b"])
+    path.with_name(f"{path.name}.pattern").write_text(r"\p{L}+")
+    tokenizer = load_tokenizer("few", path)
+    assert [ids.tolist() for ids in tokenizer.encode_all(["ab"])] == [[0, 1]]
+    with pytest.raises(TokenizingError):
+        tokenizer.encode_all(["xyz"])
