@@ -1,5 +1,6 @@
 """Plain tars of a given size, written whole or not at all, and read again before they count."""
 
+import re
 import tarfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -71,18 +72,26 @@ class TarWriter:
 
     def remove_rest(self) -> None:
         """Remove the tars that an earlier run left behind the last one of this run."""
-        number = len(self.written)
-        while (path := self._folder / _name(self._stem, number)).exists():
-            path.unlink()
-            number += 1
+        written = {self._folder / name for name in self.written}
+        for path in self._found():
+            if path not in written:
+                path.unlink(missing_ok=True)
+
+    def _found(self) -> list[Path]:
+        """The tars of this stem that are there, whatever numbers are missing between them."""
+        stem = self._folder / self._stem
+        if not stem.parent.is_dir():
+            return []
+        number = re.compile(rf"{re.escape(stem.name)}-\d{{5,}}\.tar")
+        return [path for path in stem.parent.iterdir() if number.fullmatch(path.name)]
 
     def abandon(self, error: BaseException) -> None:
         """Leave no tar."""
         if self._tar is not None:
             self._tar.close()
             self._open.__exit__(type(error), error, error.__traceback__)
-        for name in self.written:
-            (self._folder / name).unlink(missing_ok=True)
+        for path in self._found():  # also those of an earlier run, which nobody knows to be of these samples
+            path.unlink(missing_ok=True)
 
 
 def _name(stem: str, number: int) -> str:
