@@ -1,5 +1,6 @@
 """Folders that Energon prepared: splits, fields, and what such files can have wrong."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -93,3 +94,23 @@ def test_what_is_wrong_is_named(tmp_path: Path, split: str, dataset: str, messag
 def test_a_folder_whose_own_name_has_the_sign_is_itself(tmp_path: Path) -> None:
     write_tar(tmp_path / "a#b/0.tar", [("0.jpg", JPEG), ("0.txt", b"t")])
     assert names(tmp_path / "a#b") == ["0.tar"]
+
+
+def test_meta_files_are_bounded_and_lie_in_the_dataset(tmp_path: Path) -> None:
+    long = "x" * 1025
+    root = prepared(tmp_path / "data", f"split_parts: {{train: [{long}]}}")
+    with pytest.raises(DatasetError, match="has more than 1024 characters"):
+        names(root)
+    split = root / ".nv-meta/split.yaml"
+    split.write_text("split_parts: {train: ['{0..700000}-{0..700000}']}")
+    with pytest.raises(DatasetError, match="stands for too many"):
+        names(root)
+    split.unlink()
+    os.mkfifo(split)
+    with pytest.raises(DatasetError, match="FIFO"):
+        names(root)
+    split.unlink()
+    (tmp_path / "outside.yaml").write_text(SPLIT)
+    split.symlink_to(tmp_path / "outside.yaml")
+    with pytest.raises(DatasetError, match="leaves the dataset"):
+        names(root)
