@@ -124,7 +124,9 @@ class OpenShards:
             raise ShardReadError(f"{shard.file.path} has no image of {error}; index it again") from error
         path = table.root / part.name
         try:
-            (content,) = storage_of(path).ranges(path).read([(part.offset, part.length)])
+            storage = storage_of(path)
+            storage.check(table.root, part.name)
+            (content,) = storage.ranges(path).read([(part.offset, part.length)])
         except OSError as error:
             raise ShardReadError(f"cannot read {path}: {error}; check the storage") from error
         if len(content) != part.length or google_crc32c.value(content) != part.crc32c:

@@ -41,7 +41,9 @@ def write_external(shard: ShardFile, files: ExternalFiles) -> None:
     import pyarrow as pa
 
     schema = _schema()
-    about = json.dumps({"digest": files.digest, "root": str(files.root.resolve())}).encode()
+    root = files.root.resolve()
+    beside = root == shard.path.parent.resolve()  # then it moves with the shard
+    about = json.dumps({"digest": files.digest, "root": "" if beside else str(root)}).encode()
     columns = [*zip(*files.parts, strict=True)] or [()] * len(schema)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     table = pa.Table.from_arrays(arrays, schema=schema.with_metadata({_KEY: about}))
@@ -72,7 +74,8 @@ def read_external(shard: ShardFile, header: IndexHeader) -> ExternalTable:
             raise ValueError("it is that of another index")
         table.validate(full=True)
         parts = [ExternalPart(*row) for row in zip(*(column.to_pylist() for column in table.columns), strict=True)]
-        return ExternalTable(Path(about["root"]), parts, header.shard_bytes)
+        root = Path(about["root"]) if about["root"] else shard.path.parent.resolve()
+        return ExternalTable(root, parts, header.shard_bytes)
     except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
         check_storage(path, error)
         raise StaleIndexError(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dataserver.dataset.errors import DatasetError, StaleIndexError
+from dataserver.dataset.index.external_files import read_external
 from dataserver.dataset.index.flags import index_command
 from dataserver.dataset.index.format import NO_SIDECAR, IndexHeader, read_schema
 from dataserver.dataset.index.known import read_known, state_of
@@ -46,6 +47,8 @@ class IndexedShard:
         header = self.header
         if digest_file(self.file.path) != header.sha256:
             return self.file.path
+        if self.file.format.has_external and (text := read_external(self.file, header).changed_text()):
+            return text
         sidecar = self.file.sidecar_path
         return sidecar if sidecar and header.sidecar_sha256 and digest_file(sidecar) != header.sidecar_sha256 else None
 

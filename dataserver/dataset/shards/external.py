@@ -14,7 +14,7 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from dataserver.dataset.errors import Findings, SampleError, TarError
+from dataserver.dataset.errors import DatasetError, Findings, SampleError, TarError
 from dataserver.dataset.shards.hashing import HashingReader
 from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES
 from dataserver.dataset.shards.parts import ExternalPart, ImagePart
@@ -47,7 +47,8 @@ class ExternalFiles:
         self.parts: list[ExternalPart] = []
         self._next_address = shard_bytes
         self._digest = hashlib.sha256()
-        self._tars: dict[str, tuple[Etag, dict[str, tuple[int, int]]]] = {}
+        self._tars: dict[str, tuple[Etag, dict[str, tuple[int, int]]] | SampleError] = {}
+        """What tars hold, or why they cannot be read."""
 
     @property
     def digest(self) -> str:
@@ -96,10 +97,13 @@ class ExternalFiles:
                     for found in scan_members(HashingReader(file, etag.num_bytes, sha256=""), Findings()):
                         if not found.special:
                             members.setdefault(found.name, (found.offset, found.length))
+                    self._tars[name] = etag, members
                 except TarError as error:
-                    raise SampleError("missing_image", f"{name[:80]!a} cannot be read: {error.detail}") from error
-            self._tars[name] = etag, members
-        return self._tars[name]
+                    self._tars[name] = SampleError("missing_image", f"{name[:80]!a} cannot be read: {error.detail}")
+        found_tar = self._tars[name]
+        if isinstance(found_tar, SampleError):
+            raise SampleError(found_tar.kind, found_tar.detail)
+        return found_tar
 
     def image(self, content: bytes, part: ExternalPart) -> ImagePart:
         """Take an image that was read. Raises SampleError where it is none."""
@@ -114,6 +118,12 @@ class ExternalFiles:
         self._digest.update(content)
         number = FORMAT_NAMES.index(header.format)
         return ImagePart(address, part.length, header.width, header.height, header.orientation, number)
+
+    def note_text(self, part: ExternalPart) -> None:
+        """Note a text that was read, so that the shard is read again when the text changes."""
+        if len(self.parts) >= MAX_EXTERNAL:
+            raise SampleError("missing_image", f"beyond the {MAX_EXTERNAL} files of one shard; split it")
+        self.parts.append(part._replace(length=0))
 
     def note_unusable(self, name: str) -> None:
         """Note a file that no image was read from, so that it is looked at again when there is another one."""
@@ -149,6 +159,29 @@ class ExternalTable:
         if number < 0 or self._starts[number] != address or self.parts[number].length != length:
             raise IndexError(f"{length} bytes at {address}")
         return self.parts[number]
+
+    def changed_text(self) -> Path | None:
+        """The first text with another content than when it was read. Raises OSError."""
+        for part in self.parts:
+            if part.length == 0 and part.crc32c:
+                path = self.root / part.name
+                storage = storage_of(path)
+                try:
+                    storage.check(self.root, part.name)
+                    size = storage.etag(str(path)).num_bytes
+                    is_same = size == part.file_bytes
+                    if is_same:
+                        (content,) = storage.ranges(path).read([(0, size)])
+                        is_same = google_crc32c.value(content) == part.crc32c
+                except DatasetError:  # behind a link by now
+                    is_same = False
+                except OSError as error:
+                    if error.errno not in GONE:
+                        raise
+                    is_same = False
+                if not is_same:
+                    return path
+        return None
 
     def changed_file(self) -> Path | None:
         """The first file that is not as it was when its images were read, by size and times. Raises OSError."""

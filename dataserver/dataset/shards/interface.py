@@ -52,6 +52,13 @@ class ImageFiles(Protocol):
     def image(self, content: bytes, part: ExternalPart) -> ImagePart:
         """Take an image that was read. Raises SampleError where it is none."""
 
+    def note_text(self, part: ExternalPart) -> None:
+        """Note a text that was read, so that the shard is read again when the text changes.
+
+        Raises:
+            SampleError: there are too many files.
+        """
+
     def note_unusable(self, name: str) -> None:
         """Note a file that no image was read from, so that it is looked at again when there is another one."""
 

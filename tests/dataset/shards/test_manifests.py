@@ -1,5 +1,6 @@
 """Manifests and plain folders as shards: the samples of a tar, findings, files that change, hostile names."""
 
+import io
 import json
 import os
 import random
@@ -24,9 +25,11 @@ from dataserver.dataset import (
     lint,
 )
 from dataserver.dataset.errors import SampleError
+from dataserver.dataset.shards import external
 from dataserver.dataset.shards.conversations import conversation_document
 from dataserver.dataset.shards.manifest import objects
 from dataserver.dataset.shards.manifest.objects import json_elements, json_lines
+from dataserver.dataset.shards.tar import scan_members
 
 RNG = np.random.default_rng(11)
 JPEGS = [make_image(RNG, 40 + n, 30) for n in range(5)]
@@ -307,3 +310,53 @@ def test_a_line_of_a_million_characters_and_more_takes_no_memory(monkeypatch: py
     data = b'{"a":1}\n{"b":"' + b"x" * 10_000 + b'"}\n{"a":2}'
     found = [one for _, one in json_lines(pieces(data, [100]))]
     assert [getattr(one, "kind", one) for one in found] == [{"a": 1}, "text_too_large", {"a": 2}]
+
+
+def test_an_edited_text_of_a_folder_is_indexed_again(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(JPEGS[0])
+    (tmp_path / "a.txt").write_text("one")
+    dataset, _ = index(tmp_path)
+    before = dataset.fingerprint
+    (tmp_path / "a.txt").write_text("two")
+    with pytest.raises(StaleIndexError, match=r"another content of a\.txt"):
+        Dataset.open(tmp_path)
+    assert build_index(tmp_path, workers=1).num_built == 1
+    assert Dataset.open(tmp_path).fingerprint != before
+    (tmp_path / "a.txt").touch()
+    Dataset.open(tmp_path)
+
+
+def test_a_moved_folder_is_read_where_it_lies(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/a.jpg").write_bytes(JPEGS[0])
+    (tmp_path / "old/a.txt").write_text("one")
+    index(tmp_path / "old")
+    (tmp_path / "old").rename(tmp_path / "new")
+    dataset = Dataset.open(tmp_path / "new")
+    image = dataset.shards[0].image(0, 0)
+    assert dataset.read(image) == JPEGS[0]
+    (tmp_path / "outside.jpg").write_bytes(JPEGS[0])
+    (tmp_path / "new/a.jpg").unlink()
+    (tmp_path / "new/a.jpg").symlink_to(tmp_path / "outside.jpg")
+    with pytest.raises(DatasetError, match="leaves the dataset"):
+        dataset.read(image)
+
+
+def test_a_damaged_tar_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tar(tmp_path / "x.tar", [("a.jpg", JPEGS[0]), ("b.jpg", JPEGS[1])])
+    os.truncate(tmp_path / "x.tar", 900)
+    scans = []
+    monkeypatch.setattr(external, "scan_members", lambda *given: scans.append(given) or scan_members(*given))
+    files = external.ExternalFiles(tmp_path, 0)
+    for _ in range(3):
+        with pytest.raises(SampleError, match="cannot be read"):
+            files.read("x.tar/a.jpg")
+    assert len(scans) == 1
+
+
+@pytest.mark.parametrize("more", [b' {"b": 1}', b"[]", b" " * (2 << 20) + b"x"])
+def test_what_follows_an_array_is_a_finding(more: bytes) -> None:
+    found = [one for _, one in json_elements(io.BytesIO(b'[{"a": 1}]' + more).read)]
+    assert found[0] == {"a": 1}
+    assert "more follows the end of the array" in str(found[1])
+    assert [one for _, one in json_elements(io.BytesIO(b"[]" + b" \n" * (1 << 20)).read)] == []

@@ -82,7 +82,7 @@ def _elements(read: Read) -> Iterator[str]:
             has_element, at = False, at + 1
             continue
         if at < len(buffer) and buffer[at] == "]":
-            return
+            return _check_end(buffer[at + 1 :], read, decode)
         try:
             if at < len(buffer) and not has_element:
                 _, end = scan(buffer, at)
@@ -98,3 +98,13 @@ def _elements(read: Read) -> Iterator[str]:
         data = read(max(READ_BYTES, len(buffer) - at))  # twice as much each time, so that no element is read often
         is_last = not data
         buffer, at = buffer[at:] + decode(data, final=is_last), 0
+
+
+def _check_end(rest: str, read: Read, decode: Callable[[bytes], str]) -> None:
+    """Raise ValueError if anything but white space follows an array."""
+    while not rest.strip(_SPACES):
+        data = read(READ_BYTES)
+        if not data:
+            return
+        rest = decode(data)
+    raise ValueError("more follows the end of the array")
