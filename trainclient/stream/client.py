@@ -219,7 +219,7 @@ class ViewClient(Generic[TensorT]):
         forward_ns: Sequence[int] = (),
         backward_ns: Sequence[int] = (),
     ) -> bool:
-        """Tell a server what a step took here; whether it took that. Training does not depend on it: a failure is logged.
+        """Tell a server what a step took here; whether it took that. Training goes on without: a failure is logged.
 
         A server that does not know the job does not learn it by this, which could take minutes: the stream brings it.
 
