@@ -14,7 +14,7 @@ from disttrain.v1.peer_service_pb2 import FetchPiecesRequest, FetchPiecesRespons
 from dataserver.dataset import BlockKey, Piece
 from dataserver.fleet.fetching import FETCH_S, FailedError, awaited, begun, failure_of, leave_alone
 from dataserver.fleet.membership import Peers
-from dataserver.fleet.peer import Peer
+from dataserver.fleet.peer import MAX_PLAN_BYTES, Peer
 from dataserver.fleet.plan_source import PlanSource
 from dataserver.jobs import never_cancelled
 
@@ -22,6 +22,8 @@ PIECES: Final = "pieces"
 """Stands for a job where a peer is set aside for pieces alone."""
 MAX_CALL_BYTES: Final = 16 << 20
 """Of the pieces of one call; one that is larger has a call of its own."""
+MAX_PIECE_BYTES: Final = MAX_PLAN_BYTES - 1024
+"""Of one piece: what a message between servers may have, less what wraps it. Larger ones are read from the store."""
 REMEMBERED_S: Final = 1.0
 """An owner is looked up anew after so long."""
 
@@ -52,6 +54,8 @@ class PieceFetcher:
 
     def fetch(self, owner: Any, pieces: Sequence[Piece]) -> list[bytes]:
         """Return pieces from the owner of their blocks. Raises OSError where it does not give them all."""
+        if (largest := max(piece.length for piece in pieces)) > MAX_PIECE_BYTES:
+            raise OSError(errno.EFBIG, f"a piece has {largest} bytes, and peers give {MAX_PIECE_BYTES} at most")
         found: list[bytes] = []
         for some in _calls(pieces):
             try:

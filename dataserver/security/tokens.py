@@ -3,7 +3,7 @@
 import hmac
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -25,7 +25,7 @@ class Tokens:
 
     entries: tuple[tuple[str, bytes], ...]
     """Name and SHA-256 of each."""
-    shown: str | None = None
+    shown: str | None = field(default=None, repr=False)
     """The token to show peers; None where there is none of that name."""
 
     def name_of(self, token: str) -> str | None:

@@ -3,6 +3,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Final
 
 import grpc
@@ -84,10 +85,16 @@ class DataService:
         self, request: pb.StreamMicrobatchesRequest, context: grpc.ServicerContext
     ) -> Iterator[bytes]:
         """Stream the microbatches of one rank, as messages that are bytes already."""
+        version = self._access.version
         stream = self._opened(request, context)
         if not context.add_callback(stream.close):
             stream.close()
-        yield from stream.messages()
+        with closing(stream.messages()) as messages:
+            for message in messages:
+                if version != self._access.version:  # its datasets may have been taken from its caller
+                    version = self._access.version
+                    self._known(request.job_id, context)
+                yield message
 
     def _opened(self, request: pb.StreamMicrobatchesRequest, context: grpc.ServicerContext) -> MicrobatchStream:
         served = self._known(request.job_id, context)

@@ -55,7 +55,7 @@ def service_handler(
 
 
 def standard_handler(
-    service: ServiceDescriptor, servicer: object, otherwise: Message, streams: CallPool, name: str | None = None
+    service: ServiceDescriptor, servicer: object, otherwise: Message, streams: CallPool | None, name: str | None = None
 ) -> grpc.GenericRpcHandler:
     """Handlers for a service of gRPC's own packages, with generated messages.
 
@@ -67,15 +67,17 @@ def standard_handler(
         servicer: has its methods.
         otherwise: the request that one that cannot be decoded is taken for; the service answers it with an error.
         streams: where calls of its streaming methods run. They last as long as their clients like, and would leave no
-            thread for others.
+            thread for others. None serves none of them.
         name: of the service, where it is another one than the description's.
     """
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for method in service.methods:
+        if method.server_streaming and streams is None:
+            continue
         behaviour = getattr(servicer, method.name)
         handlers[method.name] = _KINDS[method.client_streaming, method.server_streaming](
             # wrapped, Health.Watch loses its mark of gRPC's for calls without a thread, which nothing bounds
-            Pooled(behaviour, streams) if method.server_streaming else behaviour,
+            Pooled(behaviour, streams) if method.server_streaming and streams is not None else behaviour,
             request_deserializer=_lenient(GetMessageClass(method.input_type), otherwise),
             response_serializer=GetMessageClass(method.output_type).SerializeToString,
         )

@@ -1,4 +1,7 @@
-"""Health alone, to everybody and unencrypted: probes of Kubernetes and of load balancers bring no credentials."""
+"""Health alone, to everybody and unencrypted: probes of Kubernetes and of load balancers bring no credentials.
+
+A probe is one call of Check. Watch is not served: calls that last would let any stranger keep probes out.
+"""
 
 from typing import Final
 
@@ -20,7 +23,9 @@ MAX_REQUEST_BYTES: Final = 4096
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.so_reuseport", 0),
-    ("grpc.max_connection_idle_ms", 60_000),
+    ("grpc.max_connection_idle_ms", 10_000),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.server_handshake_timeout_ms", 5_000),
     ("grpc.max_allowed_incoming_connections", CONNECTIONS),
 )
@@ -40,9 +45,8 @@ class HealthPort:
             ConfigError: the address cannot be bound.
         """
         self._calls = CallPool(CALLS, "probes", "probe less often")
-        self._watches = CallPool(CALLS, "calls that watch health", "end one of them")
         self._server = grpc.server(self._calls, options=_OPTIONS, maximum_concurrent_rpcs=2 * CALLS)
-        self._server.add_generic_rpc_handlers((standard_handler(HEALTH, servicer, NO_SERVICE, self._watches),))
+        self._server.add_generic_rpc_handlers((standard_handler(HEALTH, servicer, NO_SERVICE, streams=None),))
         host, port = split_address(address, "health_listen")
 
         def bind() -> int:
@@ -60,4 +64,3 @@ class HealthPort:
         """End all calls."""
         self._server.stop(0).wait(1.0)
         self._calls.shutdown(wait=False)
-        self._watches.shutdown(wait=False)

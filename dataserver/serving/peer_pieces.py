@@ -8,7 +8,7 @@ from disttrain.v1 import errors_pb2
 from disttrain.v1.peer_service_pb2 import FetchPiecesRequest, FetchPiecesResponse
 
 from dataserver.dataset import BLOCKS, Dataset, Piece
-from dataserver.fleet.pieces import MAX_CALL_BYTES
+from dataserver.fleet.pieces import MAX_CALL_BYTES, MAX_PIECE_BYTES
 from dataserver.serving.errors import DataServiceError
 
 MAX_PIECES: Final = 1 << 16
@@ -24,11 +24,12 @@ def fetch_pieces(datasets: Iterable[Dataset], request: FetchPiecesRequest) -> Fe
     num_pieces = sum(len(one.start) for one in request.objects)
     num_bytes = sum(sum(one.length) for one in request.objects)
     whole = all(len(one.start) == len(one.length) and all(one.length) for one in request.objects)
-    if not whole or not 0 < num_pieces <= MAX_PIECES or (num_bytes > MAX_CALL_BYTES and num_pieces > 1):
+    limit = MAX_PIECE_BYTES if num_pieces == 1 else MAX_CALL_BYTES
+    if not whole or not 0 < num_pieces <= MAX_PIECES or num_bytes > limit:
         raise DataServiceError(
             errors_pb2.ERROR_REASON_REQUEST_INVALID,
             f"{num_pieces} pieces of {num_bytes} bytes are asked for; as many lengths as starts, none of them 0, and at"
-            f" most {MAX_CALL_BYTES} bytes or one piece are required",
+            f" most {MAX_CALL_BYTES} bytes, or one piece of at most {MAX_PIECE_BYTES}, are required",
         )
     known = list(datasets)
     ranges = [list(zip(one.start, one.length, strict=True)) for one in request.objects]

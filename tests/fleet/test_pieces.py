@@ -92,6 +92,7 @@ def test_what_is_no_object_of_its_datasets_is_refused(owner: tuple[Running, Stat
             ObjectPieces(object=digest, start=[0, 1], length=[1]),
             ObjectPieces(object=digest, start=[0], length=[0]),
             ObjectPieces(object=digest, start=[1 << 40], length=[1]),
+            ObjectPieces(object=digest, start=[0], length=[32 << 20]),
             ObjectPieces(object=digest, start=[0, 0], length=[1 << 30, 1 << 30]),
             ObjectPieces(object=digest, start=[0] * 70_000, length=[1] * 70_000),
         ],

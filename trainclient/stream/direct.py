@@ -58,7 +58,10 @@ class DirectConnection:
         self._lock = threading.Lock()
         """Held where a connection is opened or closed."""
         self._dialling = threading.Thread(target=self._dial, args=(address, offer, tls), name="direct", daemon=True)
-        self._dialling.start()
+        try:
+            self._dialling.start()
+        except RuntimeError as error:  # no thread is left
+            self._error = DirectError(f"it cannot be opened: {error}")
 
     @property
     def error(self) -> DirectError | None:
@@ -113,6 +116,9 @@ class DirectConnection:
             connection = _connected(address, offer, tls)
         except DirectError as error:
             self._error = error
+            return
+        except Exception as error:  # whatever it is, chunks need no data connection
+            self._error = DirectError(f"it cannot be opened: {type(error).__name__}: {error}")
             return
         with self._lock:
             self._connection = connection

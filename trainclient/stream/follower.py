@@ -151,7 +151,7 @@ class Follower:
                 if isinstance(head, DirectOffer):
                     payloads.connect(head)
                     continue
-                if payloads.began_again(self._cursor):
+                if payloads.began_again(self._cursor, direct=head.direct):
                     continue
                 microbatch = self._receive(head, payloads, mapped, endpoint.address)
                 if microbatch is None:

@@ -58,14 +58,25 @@ class Payloads:
             raise ProtocolError("it offered a data connection that nobody asked for, or without a token")
         self._direct = DirectConnection(self._endpoint.address, offer, self._endpoint.tls)
 
-    def began_again(self, cursor: Cursor) -> bool:
-        """Whether a data connection could not be opened, and the stream begins again at that microbatch for it."""
+    def began_again(self, cursor: Cursor, *, direct: bool) -> bool:
+        """Whether a data connection could not be opened, and the stream begins again at that microbatch for it.
+
+        Args:
+            cursor: of the microbatch.
+            direct: whether its payload was to come over the data connection.
+
+        Raises:
+            CutStreamError: the server has ended the stream already, and the payload is lost; it is to be opened again.
+        """
         if self._direct is None or (error := self._direct.error) is None:
             return False
         restarted = self._leave(error, cursor)
         self._said(error)
         if restarted:
             skip_to_restart(self._call, cursor)
+        elif direct:
+            self._fleet.avoid_direct.add(self._endpoint.address)  # else the next stream may end so again
+            raise CutStreamError(f"the stream ended with its data connection: {error}")
         return restarted
 
     def tensors(self, cursor: Cursor, table: TensorTable, *, direct: bool) -> dict[str, Array] | None:

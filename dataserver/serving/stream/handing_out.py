@@ -103,7 +103,7 @@ class HandingOut:
             self._preparation.more()
         # Without a lock: an end message sent while the stream is cut is true all the same.
         if self._idle or not self._preparation.closed:
-            yield from self._offered(self._end())
+            yield from self.offered(self._end())
 
     def end_if_idle(self, timeout_s: float) -> bool:
         """Take away what is in hand if the consumer has taken nothing for so long; whether it was so.
@@ -149,10 +149,10 @@ class HandingOut:
             if (message := self._message(i)) is None:
                 return
             if direct is not None:
-                yield from self._offered(message + FIELD)
+                yield from self.offered(message + FIELD)
                 self._write(direct)
                 return
-            yield from self._offered(message)
+            yield from self.offered(message)
 
     def _direct_now(self) -> DirectTransport | None:
         """The data connection that takes the payload in hand; None for chunks."""
@@ -232,7 +232,8 @@ class HandingOut:
             return True
         return assembly.memory.transport.wait_until_wanted(assembly.memory, LOOK_S)
 
-    def _offered(self, message: bytes) -> Iterator[bytes]:
+    def offered(self, message: bytes) -> Iterator[bytes]:
+        """A message that counts as not read until the consumer has taken it."""
         with self._offering():
             yield message
 

@@ -1,7 +1,7 @@
 """One open stream: what is prepared for one consumer, handed out over its transports, and given up at the end."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Final
 
@@ -134,7 +134,7 @@ class MicrobatchStream:
         """Begin to prepare."""
         self._preparation.more()
 
-    def messages(self) -> Iterator[bytes]:
+    def messages(self) -> Generator[bytes]:
         """The messages of the stream in order; ends early, without a last message, when the stream is cut.
 
         Raises:
@@ -142,10 +142,10 @@ class MicrobatchStream:
         """
         try:
             if (direct := self._direct) is not None:
-                yield direct_offer(direct.token, direct.port, self._client_port)
+                yield from self._handing_out.offered(direct_offer(direct.token, direct.port, self._client_port))
             yield from self._handing_out.messages()
             while (start := self._begun_again()) is not None:
-                yield restart(*start)
+                yield from self._handing_out.offered(restart(*start))
                 yield from self._handing_out.messages()
         finally:
             self.close()

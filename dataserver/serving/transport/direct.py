@@ -132,7 +132,7 @@ def _sent(connection: socket.socket, views: list[memoryview]) -> int:
     """Bytes that were taken, 0 after `LOOK_S` without any."""
     try:
         if isinstance(connection, ssl.SSLSocket):
-            return connection.send(views[0])
+            return connection.send(views[0][:PROGRESS_BYTES])  # TLS tells nothing of a part of what it was given
         return connection.sendmsg(views)
     except (BlockingIOError, TimeoutError, ssl.SSLWantWriteError):
         return 0

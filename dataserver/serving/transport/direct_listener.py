@@ -30,6 +30,10 @@ few."""
 PENDING_SHARE: Final = 8
 """One in so many of the descriptors that gRPC's connections may take."""
 _HELLO_BYTES: Final = len(MAGIC) + TOKEN_BYTES
+_SCARCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""Errors of `accept` that closing a connection helps against."""
+RETRY_S: Final = 0.05
+"""Until the thread goes on after an error that it can do nothing about."""
 
 _log = logging.getLogger(__name__)
 
@@ -110,20 +114,33 @@ class DirectListener:
 
     def _run(self, listener: socket.socket, waked: socket.socket) -> None:
         with listener, waked, self._selector:
-            while True:
-                first = next(iter(self._pending.values()), None)
-                timeout = None if first is None else max(0.0, first.until - monotonic())
-                ready = [key.fileobj for key, _ in self._selector.select(timeout)]
-                if waked in ready:
-                    break
-                for connection in ready:
-                    if connection is listener:
-                        self._accept(listener)
-                    elif (pending := self._pending.get(connection)) is not None:  # type: ignore[call-overload]
-                        self._listen_to(pending)
-                self._drop_late()
+            try:
+                while True:
+                    try:
+                        if self._is_over(listener, waked):
+                            break
+                    except Exception:  # of one connection: all streams need this thread
+                        _log.exception("a data connection is lost")
+                        threading.Event().wait(RETRY_S)
+            finally:
+                self.port = None  # nothing is offered that nobody takes in
             for pending in tuple(self._pending.values()):
                 self._forget(pending).close()
+
+    def _is_over(self, listener: socket.socket, waked: socket.socket) -> bool:
+        """Wait for connections and serve those that have something; whether the thread is to end."""
+        first = next(iter(self._pending.values()), None)
+        timeout = None if first is None else max(0.0, first.until - monotonic())
+        ready = [key.fileobj for key, _ in self._selector.select(timeout)]
+        if waked in ready:
+            return True
+        for connection in ready:
+            if connection is listener:
+                self._accept(listener)
+            elif (pending := self._pending.get(connection)) is not None:  # type: ignore[call-overload]
+                self._listen_to(pending)
+        self._drop_late()
+        return False
 
     def _accept(self, listener: socket.socket) -> None:
         """Take in one who has come, as far as there are descriptors."""
@@ -133,14 +150,22 @@ class DirectListener:
             return
         except OSError as error:  # the peer is gone already, or there is no descriptor left
             _log.debug("a data connection cannot be taken: %s", error)
-            if self._pending:
+            if error.errno in _SCARCE and self._pending:
                 self._forget(next(iter(self._pending.values()))).close()
-            else:  # others have them all
-                threading.Event().wait(0.05)
+            elif error.errno in _SCARCE:  # others have them all
+                threading.Event().wait(RETRY_S)
             return
         connection.setblocking(False)
         if self._tls is not None:
-            connection = self._tls().wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+            try:
+                connection = self._tls().wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+            except OSError as error:  # the peer is gone already, or has not waited for TLS
+                _log.debug("a data connection cannot be secured: %s", error)
+                connection.close()
+                return
+            except Exception:
+                connection.close()
+                raise
         while len(self._pending) >= self._max_pending:
             self._forget(next(iter(self._pending.values()))).close()
         self._pending[connection] = _Pending(connection)
@@ -155,6 +180,7 @@ class DirectListener:
                 pending.secured = True
             said = pending.connection.recv(_HELLO_BYTES - len(pending.said))
         except (BlockingIOError, ssl.SSLWantReadError):
+            self._selector.modify(pending.connection, selectors.EVENT_READ)
             return
         except ssl.SSLWantWriteError:
             self._selector.modify(pending.connection, selectors.EVENT_READ | selectors.EVENT_WRITE)
@@ -173,10 +199,9 @@ class DirectListener:
             return
         try:
             pending.connection.send(MAGIC)
-        except OSError:
-            pending.connection.close()
-        else:
             offered.attach(pending.connection)
+        except OSError:  # its peer is gone; the stream goes on with chunks
+            pending.connection.close()
 
     def _drop_late(self) -> None:
         now = monotonic()

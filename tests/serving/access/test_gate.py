@@ -174,6 +174,15 @@ def test_a_policy_that_shrinks_ends_streams(reading: tuple[Running, Any], policy
     assert "no identity of this server's policy has token alice" in reason_of(caught.value)[3]
 
 
+def test_a_dataset_that_is_taken_away_ends_streams_of_it(reading: tuple[Running, Any], policy: Path) -> None:
+    _, stream = reading
+    rest = [{**i, "datasets": ["docs"]} if i["name"] == "trainer-a" else i for i in POLICY["identities"]]
+    write(policy, yaml.safe_dump({"identities": rest}).encode())
+    with pytest.raises(grpc.RpcError) as caught:
+        receive(stream)
+    assert reason_of(caught.value)[:2] == (grpc.StatusCode.NOT_FOUND, "JOB_UNKNOWN")
+
+
 def test_each_refusal_is_a_line_without_secrets(
     serve: Serve, calling: Calling, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -233,7 +233,10 @@ class DataClient {
           continue;
         }
         agree(message.header, 'ANOTHER_SERVER', `${server.address} sends bytes before a header`);
-        if (stream.direct?.error && (await this.leave(server, stream, place, stream.direct.error))) continue;
+        if (stream.direct?.error) {
+          if (await this.leave(server, stream, place, stream.direct.error)) continue;
+          agree(!message.direct, 'RETRY', `${server.address} ended the stream with its data connection`);
+        }
         const { header } = message;
         this.check(header, place, info);
         let tensors;
