@@ -58,8 +58,9 @@ class Gate(grpc.ServerInterceptor):
             return grpc.unary_stream_rpc_method_handler(self._streaming(method, handler.unary_stream), *codecs)
         if handler.stream_stream is not None:
             return grpc.stream_stream_rpc_method_handler(self._streaming(method, handler.stream_stream), *codecs)
-        # such as a refusal of `Admission`
-        return grpc.stream_unary_rpc_method_handler(self._unary(method, handler.stream_unary), *codecs)
+        if handler.stream_unary is not None:  # a refusal of `Admission`
+            return grpc.stream_unary_rpc_method_handler(self._unary(method, handler.stream_unary), *codecs)
+        raise TypeError(f"{method} is of no kind that is guarded")  # which refuses the call
 
     def _unary(self, method: str, behaviour: "Behaviour") -> "Behaviour":
         def call(request: Any, context: grpc.ServicerContext) -> Any:
