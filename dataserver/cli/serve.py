@@ -53,6 +53,7 @@ def opened(settings: ServerConfig) -> DataServer:
 
     Raises:
         DatasetError: a dataset cannot be opened.
+        SecurityError: a certificate, a token file or the policy cannot be used.
     """
     allow_many_descriptors()
     silence_pillow_warnings()
@@ -64,10 +65,11 @@ def opened(settings: ServerConfig) -> DataServer:
     catalog = Catalog.open(settings)
     if (found := block_remark(settings, catalog.datasets)) is not None:
         _log.warning("%s", found)
+    server = DataServer(settings, catalog)  # reads certificates, tokens and policy, before what may take a minute
     compile_missing()
     for name, dataset in catalog.datasets.items():
         _log.info("dataset %s: %d shards, fingerprint %s", name, len(dataset.shards), dataset.fingerprint)
-    return DataServer(settings, catalog)
+    return server
 
 
 def _about_memory(settings: ServerConfig) -> None:
