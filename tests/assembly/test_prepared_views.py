@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import ClassVar, cast
 
 import numpy as np
 import pytest
@@ -336,6 +336,7 @@ def test_storage_trouble_is_no_verdict_on_the_image(tmp_path: Path) -> None:
 class Watched:
     """A dataset that notes how many images were decoded before each read."""
 
+    reads_ahead: ClassVar[bool] = False
     dataset: Dataset
     num_decoded: Callable[[], int]
     seen: list[int]
