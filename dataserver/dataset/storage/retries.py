@@ -1,7 +1,8 @@
 """One retry budget for each store: however many threads meet its trouble, it is asked again seldom, and not for ever.
 
 Whoever is refused makes all wait: for as long as the store asked (Retry-After), or for a time that doubles while it
-goes on failing. Besides, retries take tokens: there are few, and they come back slowly.
+goes on failing. What was under way and succeeds ends no pause, and says nothing about the store behind it. Besides,
+requests take tokens while a store fails: there are few, and they come back slowly.
 """
 
 import logging
@@ -50,32 +51,39 @@ class RetryBudget:
             OSError: what else `action` raised.
         """
         until = self._clock() + patience_s
-        failure = self._wait(until, 0.0, None)
+        took_token, failure = self._wait(until, None), None
         while True:
+            began = self._clock()
             try:
                 found = action()
             except UnavailableError as error:
                 failure = error
                 self._failed(error)
             else:
-                self._succeeded()
+                self._succeeded(began, took_token and failure is None)
                 return found
-            self._wait(until, 1.0, failure)
+            self._wait(until, failure)
 
-    def _wait(self, until: float, cost: float, failure: UnavailableError | None) -> UnavailableError | None:
-        """Wait for the end of the pause, and for a token of a retry."""
+    def _wait(self, until: float, failure: UnavailableError | None) -> bool:
+        """Wait for the end of the pause, and for a token while the store fails; whether one was taken.
+
+        Args:
+            until: wait no longer.
+            failure: of the request that is made again; None for a first one.
+        """
         with self._changed:
             while True:
                 now = self._clock()
                 self._tokens = min(TOKENS, self._tokens + (now - self._counted_at) * TOKENS_PER_S)
                 self._counted_at = now
                 ready = self._paused_until
+                cost = 1.0 if failure or self._is_failing else 0.0
                 if cost and self._tokens < cost:
                     ready = max(ready, now + (cost - self._tokens) / TOKENS_PER_S)
                 if ready <= now:
                     self._tokens -= cost
-                    self.num_retries += bool(cost)
-                    return failure
+                    self.num_retries += failure is not None
+                    return cost > 0
                 if ready > until:
                     why = failure.strerror if failure else "it is not asked while it is out of order"
                     raise UnavailableError(f"{self.name} does not answer: {why}; given up") from failure
@@ -95,13 +103,15 @@ class RetryBudget:
             self._warned_at = now
         _log.warning("%s does not answer as it should (%s); it is asked again", self.name, error.strerror)
 
-    def _succeeded(self) -> None:
+    def _succeeded(self, began: float, gives_back: bool) -> None:
+        """Note that a request that began then had an answer, and whether it gives the token of a first try back."""
         with self._changed:
+            self._tokens = min(TOKENS, self._tokens + (1.0 if gives_back else TOKENS_OF_SUCCESS))
+            if began < self._paused_until:
+                return  # it was under way when another one failed
             was_failing, self._is_failing = self._is_failing, False
             self._pause_s = FIRST_PAUSE_S
-            self._tokens = min(TOKENS, self._tokens + TOKENS_OF_SUCCESS)
-            if was_failing and self._paused_until > self._clock():
-                self._paused_until = self._clock()
-                self._changed.notify_all()
+            if was_failing:
+                self._changed.notify_all()  # nobody needs a token now
         if was_failing:
             _log.info("%s answers again", self.name)

@@ -134,3 +134,26 @@ def test_threads_wait_together() -> None:
         thread.join(20)
     assert not any(thread.is_alive() for thread in threads)
     assert 16 <= len(asked) <= 24
+
+
+def test_a_success_that_was_under_way_ends_no_pause(budget: RetryBudget, clock: Clock) -> None:
+    """Nor does it make the next one shorter."""
+
+    def slow() -> str:
+        with pytest.raises(UnavailableError, match="given up"):
+            budget.call(failing(1, clock, [], 7.0), patience_s=5.0)
+        return "here"
+
+    assert budget.call(slow) == "here"
+    began, asked = clock.now, []
+    assert budget.call(failing(0, clock, asked)) == "here"
+    assert asked[0] - began >= 7.0
+
+
+def test_first_tries_of_many_callers_are_few_while_a_store_fails(budget: RetryBudget, clock: Clock) -> None:
+    asked: list[float] = []
+    began = clock.now
+    for _ in range(300):
+        with pytest.raises(UnavailableError):
+            budget.call(failing(10**9, clock, asked), patience_s=1.0)
+    assert len(asked) <= 1 + TOKENS + (clock.now - began) * TOKENS_PER_S + 1
