@@ -25,6 +25,8 @@ from dataserver.dataset.storage.registry import storage_of
 from dataserver.dataset.storage.remote import RemoteFile
 
 MAX_OPEN_SHARDS: Final = 128
+MAX_REMOTE_SHARDS: Final = 65_536
+"""Of shards in stores, which hold nothing open; each that is not remembered costs a request."""
 MAX_EXTERNAL_IMAGES: Final = 1 << 22
 """In other files, whose places are in memory: 250 bytes each."""
 PAGE_CACHE_BYTES: Final = 64 << 20
@@ -46,7 +48,10 @@ class OpenShards:
         """By position: the etag whose content is known to be that of the index."""
         self._refused: dict[int, Etag] = {}
         """By position: the etag whose content is known to be another one."""
-        self._descriptors: LruCache[StoredFile] = LruCache(MAX_OPEN_SHARDS, lambda _: 1)
+        self._descriptors: LruCache[StoredFile] = LruCache(
+            MAX_REMOTE_SHARDS,
+            lambda file: 1 if isinstance(file, RemoteFile) else MAX_REMOTE_SHARDS // MAX_OPEN_SHARDS,
+        )
         self._tables: LruCache[PageTable] = LruCache(MAX_OPEN_SHARDS, lambda _: 1)
         self._joined = JoinedImages([shard.file for shard in shards], [shard.header for shard in shards])
         self._pages: LruCache[bytes] = LruCache(PAGE_CACHE_BYTES, len)

@@ -17,7 +17,7 @@ from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape, unescape
 
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 
@@ -100,6 +100,19 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self.state.put(path, data)
         self._send(200, b"", {"ETag": self.state.objects[path].etag or ""})
+
+    def do_POST(self) -> None:
+        """As DeleteObjects."""
+        parts = urlsplit(self.path)
+        text = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
+        if parts.query != "delete":
+            self.send_error(501)
+            return
+        keys = re.findall(r"<Key>(.*?)</Key>", text)
+        for key in keys:
+            self.state.objects.pop(f"{parts.path}/{unescape(key)}", None)
+        deleted = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
+        self._send(200, f"<DeleteResult>{deleted}</DeleteResult>".encode(), {"Content-Type": "application/xml"})
 
     def _answer(self, method: str) -> None:
         parts = urlsplit(self.path)

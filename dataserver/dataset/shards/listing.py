@@ -205,6 +205,11 @@ def list_shards(path: Path, index_dir: Path | None = None) -> Listing:
     names = {name: is_unusual for name, is_unusual in names.items() if name not in unused}
     unread |= unused
     shards = tuple(ShardFile(name, root, index_dir, _listed(name, etags)) for name in sorted(names))
+    if index_dir is not None and is_url(index_dir) and any(shard.format.has_external for shard in shards):
+        raise DatasetError(
+            f"the images of {path} lie in files of their own, whose index cannot lie at {index_dir}; name a local"
+            " folder with --index-dir"
+        )
     return Listing(shards, tuple(sorted(links)), tuple(sorted(unread.items())), not is_file)
 
 

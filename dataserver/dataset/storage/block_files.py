@@ -90,19 +90,21 @@ class BlockFiles:
         with self._lock:
             if now < self._paused_until or len(data) > self.most or self.has(key):
                 return
+        tail = _tail(key, data)
+        num_bytes = len(data) + len(tail)
         path = self._path(key)
         temp = path.with_name(f"{path.stem[:16]}{secrets.token_hex(8)}{TEMP_SUFFIX}")
         try:
-            self._make_room(len(data))
+            self._make_room(num_bytes)
             path.parent.mkdir(mode=0o700, exist_ok=True)
             descriptor = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123  of a descriptor
-                for part in (data, _tail(key, data)):
+                for part in (data, tail):
                     if file.write(part) != len(part):
                         raise OSError(28, "no space left on the disk")
             temp.rename(path)
             with self._lock:
-                self._used += len(data)
+                self._used += num_bytes
         except OSError as error:
             with contextlib.suppress(OSError):
                 temp.unlink()

@@ -93,6 +93,13 @@ class BucketClient:
             obstore.put(self._store, key, source)
         return self.head(key)
 
+    def remove(self, key: str) -> None:
+        """As `Client.remove`."""
+        import obstore
+
+        with _translated(f"{self._name}/{key}"):
+            obstore.delete(self._store, key)
+
 
 def _store(scheme: str, name: str) -> "Store":
     from obstore.store import AzureStore, GCSStore, S3Store

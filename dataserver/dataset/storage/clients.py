@@ -66,6 +66,9 @@ class Client(Protocol):
     def put(self, key: str, source: Path) -> ObjectInfo:
         """Write an object from a local file."""
 
+    def remove(self, key: str) -> None:
+        """Remove an object."""
+
 
 def check_version(wanted: ObjectInfo, version: str, num_bytes: int, modified_ns: int) -> None:
     """Raise ChangedError unless an answer is of the version that was asked for."""

@@ -5,18 +5,22 @@ obstore has an HTTP store, too; it follows redirects to any host, and does not t
 
 import errno
 import http.client
+import io
 import os
+import re
+import socket
 import ssl
 import threading
 from collections.abc import Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from time import monotonic, time
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
 
-from dataserver.dataset.errors import printable
+from dataserver.dataset.errors import DatasetError, printable
 from dataserver.dataset.storage.clients import (
     ChangedError,
     ObjectInfo,
@@ -26,17 +30,20 @@ from dataserver.dataset.storage.clients import (
 )
 
 HOSTS_VARIABLE: Final = "DISTTRAIN_REDIRECT_HOSTS"
-"""Names further hosts that redirects may lead to, with commas; `*.example.com` stands for all below it."""
+"""Names further hosts that redirects may lead to, with commas; `*.example.com` stands for all below it.
+A host stands for the usual ports and that of the server that redirects, HOST:PORT for another one."""
 SILENCE_S: Final = 10.0
 """Seconds without a byte after which an answer is given up."""
 BASE_S: Final = 10.0
-BYTES_PER_S: Final = 1 << 20
+BYTES_PER_S: Final = 1 << 17
 """An answer may take `BASE_S`, and a second for so many bytes."""
 MAX_REDIRECTS: Final = 5
 MAX_IDLE: Final = 64
 """Connections kept open."""
 LONGEST_WAIT_S: Final = 120.0
 """Of what a server asks to wait, so much is taken for true."""
+_PORTS: Final = {"http": 80, "https": 443}
+_IS_PRINTABLE: Final = re.compile(r"[!-~]+")
 _PIECE: Final = 1 << 18
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 _GONE: Final = (404, 410)
@@ -52,7 +59,7 @@ class Answer(NamedTuple):
     url: str
     """Where it came from."""
     linked: Mapping[str, str]
-    """Headers of the first redirect; empty without one."""
+    """Headers of the first redirect that has X-Linked-ETag, or else of the first one; empty without any."""
 
 
 class HttpClient:
@@ -69,7 +76,11 @@ class HttpClient:
             headers: sent to the host of `base` alone.
         """
         self._base = base
-        own = urlsplit(base)
+        try:
+            own = urlsplit(base)
+            self._port = own.port
+        except ValueError:
+            raise DatasetError(f"{printable(base, 100)} names no host and port; correct the URL") from None
         named = os.environ.get(HOSTS_VARIABLE, "")
         self._hosts = (own.hostname or "", *hosts, *(h.strip() for h in named.split(",") if h.strip()))
         self._origin = own.scheme, own.netloc
@@ -95,17 +106,30 @@ class HttpClient:
         total = _total(answer) if answer.status == 206 else _number(answer.headers.get("content-length"))
         if total is None:
             raise OSError(errno.EINVAL, f"{self.url_of(key)} does not say how long it is; its server must")
-        return self.info(key, answer, total)
+        info = self.info(key, answer, total)
+        if not info.version and not info.modified_ns:
+            raise OSError(
+                errno.EINVAL,
+                f"{self.url_of(key)} has neither ETag nor Last-Modified, so a new version could not be told from it;"
+                " its server must send one",
+            )
+        return info
 
     def get(self, wanted: ObjectInfo, start: int, length: int) -> bytes:
         """As `Client.get`."""
+        known = self._resolved.get(wanted.key)
+        if known:
+            try:
+                return self._get(wanted, start, length, known)
+            except UnavailableError:
+                raise
+            except OSError:  # signed URLs expire, and what they name may be of a version before
+                self._resolved.pop(wanted.key, None)
+        return self._get(wanted, start, length, self.url_of(wanted.key))
+
+    def _get(self, wanted: ObjectInfo, start: int, length: int, url: str) -> bytes:
         key = wanted.key
-        asked = {"Range": f"bytes={start}-{start + length - 1}"}
-        known = self._resolved.get(key)
-        answer = self.ask("GET", known or self.url_of(key), length, asked)
-        if known and answer.status in (400, 401, 403, *_GONE):  # signed URLs expire
-            self._resolved.pop(key, None)
-            answer = self.ask("GET", self.url_of(key), length, asked)
+        answer = self.ask("GET", url, length, {"Range": f"bytes={start}-{start + length - 1}"})
         if answer.status in (412, 416):
             raise ChangedError(f"its server answers {answer.status}")
         self.check(answer, self.url_of(key))
@@ -128,6 +152,10 @@ class HttpClient:
     def put(self, key: str, source: Path) -> ObjectInfo:
         """HTTP servers take no files."""
         raise PermissionError(errno.EACCES, f"{self.url_of(key)} cannot be written ({source.name})")
+
+    def remove(self, key: str) -> None:
+        """HTTP servers take no changes."""
+        raise PermissionError(errno.EACCES, f"{self.url_of(key)} cannot be removed")
 
     def url_of(self, key: str) -> str:
         """Where an object lies."""
@@ -173,27 +201,42 @@ class HttpClient:
             UnavailableError: no answer, or one that was cut or too slow.
             PermissionError: a redirect leads to a host that is not named.
         """
-        until = monotonic() + BASE_S + length / BYTES_PER_S
+        began = monotonic()
+        until = began + BASE_S + length / BYTES_PER_S
         linked: Mapping[str, str] = {}
         for _ in range(MAX_REDIRECTS + 1):
+            if monotonic() > until:
+                raise UnavailableError(f"{self._base}: its redirects took longer than {until - began:.0f} s")
             answer = self._once(method, url, length, headers or {}, until)
             if answer.status not in _REDIRECTS:
                 return answer._replace(linked=linked)
-            linked = linked or answer.headers
+            if "x-linked-etag" not in linked:
+                linked = answer.headers if "x-linked-etag" in answer.headers else linked or answer.headers
             url = self._redirected(url, answer.headers.get("location", ""))
         raise OSError(errno.ELOOP, f"{self._base} leads through more than {MAX_REDIRECTS} redirects")
 
     def _redirected(self, url: str, target: str) -> str:
-        found = urljoin(url, target)
-        parts = urlsplit(found)
+        try:
+            found = urljoin(url, target)
+            parts = urlsplit(found)
+            port = parts.port or _PORTS.get(parts.scheme)
+            is_url = _IS_PRINTABLE.fullmatch(found) is not None
+        except ValueError:
+            is_url = False
+        if not is_url:
+            shown = printable(target.partition("?")[0], 100)
+            raise OSError(errno.EINVAL, f"{self._base} redirects to {shown!r}, which is no URL")
         host = parts.hostname or ""
+        usual = port in (*_PORTS.values(), self._port)
+        asked = f"{host}:{port}"
+        is_named = any(fnmatchcase(asked, h) or (usual and fnmatchcase(host, h)) for h in self._hosts)
         secure = parts.scheme == "https" or (parts.scheme == "http" and self._origin[0] == "http")
-        if not secure or parts.username is not None or not any(fnmatchcase(host, h) for h in self._hosts):
-            where = printable(f"{parts.scheme}://{host}", 100)
+        if not secure or parts.username is not None or not is_named:
+            where = printable(f"{parts.scheme}://{host if usual else asked}", 100)
             raise PermissionError(
                 errno.EACCES,
                 f"{self._base} redirects to {where}, which is none of {', '.join(self._hosts)}; if it should be asked,"
-                f" set {HOSTS_VARIABLE}={printable(host, 80) or 'HOST'}",
+                f" set {HOSTS_VARIABLE}={printable(host if usual else asked, 80) or 'HOST'}",
             )
         return found
 
@@ -206,11 +249,17 @@ class HttpClient:
             given |= self._headers
         shown = url.partition("?")[0]
         for fresh in (False, True):
-            connection = self._connection(*origin, fresh)
+            try:
+                connection = self._connection(*origin, fresh)
+            except http.client.InvalidURL as error:
+                raise OSError(errno.EINVAL, f"{shown}: {_why(error)}") from None
             reused = connection.sock is not None
+            connection.response_class = partial(_TimedResponse, until)  # type: ignore[assignment]
             try:
                 connection.request(method, path, headers=given)
                 answer = connection.getresponse()
+            except (http.client.InvalidURL, UnicodeError) as error:
+                raise OSError(errno.EINVAL, f"{shown} cannot be asked for: {_why(error)}") from None
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
                 if reused and not isinstance(error, TimeoutError):
@@ -233,7 +282,7 @@ class HttpClient:
                     idle.append(connection)
                 else:
                     connection.close()
-        return Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, body, url, {})
+        return Answer(answer.status, _headers(answer), body, url, {})
 
     def _connection(self, scheme: str, netloc: str, fresh: bool) -> http.client.HTTPConnection:
         with self._lock:
@@ -246,6 +295,46 @@ class HttpClient:
         if scheme == "https":
             return http.client.HTTPSConnection(netloc, timeout=SILENCE_S, context=self._tls)
         return http.client.HTTPConnection(netloc, timeout=SILENCE_S)
+
+
+class _TimedResponse(http.client.HTTPResponse):
+    """An answer whose headers, too, have to come within its time: a byte now and then is no silence."""
+
+    def __init__(self, until: float, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        self.fp = io.BufferedReader(_TimedReader(self.fp.detach(), until))
+
+
+class _TimedReader(io.RawIOBase):
+    """The bytes of a socket up to a time of `monotonic`; it may take `SILENCE_S` longer. Raises TimeoutError then."""
+
+    def __init__(self, raw: io.RawIOBase, until: float) -> None:
+        self._raw = raw
+        self._until = until
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: "bytearray | memoryview") -> int | None:  # type: ignore[override]
+        """As `RawIOBase.readinto`."""
+        if monotonic() > self._until:
+            raise TimeoutError("the answer came too slowly")
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        """Let the socket go."""
+        self._raw.close()
+        super().close()
+
+
+def _headers(answer: http.client.HTTPResponse) -> Mapping[str, str]:
+    """By names in lower case; those that come several times are one list, as RFC 9110 has it."""
+    found: dict[str, str] = {}
+    for name, value in answer.getheaders():
+        before = found.get(name.lower())
+        found[name.lower()] = value if before is None else f"{before}, {value}"
+    return found
 
 
 def _body(answer: http.client.HTTPResponse, most: int, until: float, shown: str) -> bytes:

@@ -70,7 +70,10 @@ class HubClient(HttpClient):
             size = answer.headers.get("content-length", "")
         if not size.isdigit():
             raise OSError(errno.EINVAL, f"{self.url_of(key)} does not say how long it is")
-        return self.info(key, answer, int(size))
+        info = self.info(key, answer, int(size))
+        if not info.version:
+            raise OSError(errno.EINVAL, f"{self.url_of(key)} has no ETag; the Hub must send one")
+        return info
 
     def url_of(self, key: str) -> str:
         """Where a file lies."""
@@ -97,8 +100,8 @@ class HubClient(HttpClient):
 
     def info(self, key: str, answer: Answer, num_bytes: int) -> ObjectInfo:
         """The version is the digest that the Hub names; a large file's own store does not know it."""
-        headers: Mapping[str, str] = answer.linked or answer.headers
-        etag = headers.get("x-linked-etag") or headers.get("etag", "")
+        linked = answer.linked.get("x-linked-etag") or answer.headers.get("x-linked-etag")
+        etag = linked or answer.headers.get("etag", "")
         return ObjectInfo(key, num_bytes, etag.removeprefix("W/").strip('"'), 0)
 
     def check_version(self, wanted: ObjectInfo, answer: Answer, num_bytes: int) -> None:

@@ -1,7 +1,8 @@
 """Indexes in a store: servers map files, so a local folder mirrors those that lie beside the shards.
 
 `pull` fetches what differs there, `publish` writes what was made here. A line of JSON in the folder says which version
-of the store's file each local one is. The store's word wins where both changed.
+of the store's file each local one is. So what is gone on one side, and as it was on the other, was removed: the other
+side removes it, too. The store's word wins where both changed.
 """
 
 import hashlib
@@ -9,8 +10,9 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +34,8 @@ _OF_INDEX: Final = re.compile(
     r"(?:.+/)?(?:disttrain\.(?:summary|sets|flags|joins|duplicates-allowed|statistics-[0-9a-f]{16})"
     r"|[^/]+\.(?:tar|parquet)\.(?:index|numeric|known|joined|(?:tokens|ids)-[0-9a-f]{16}))"
 )
+_REMOVED: Final = re.compile(r"(?:.+/)?(?:disttrain\.(?:flags|joins)|[^/]+\.joined)")
+"""What indexing removes. Nothing else that is missing here was removed by it; it is fetched again."""
 _State = dict[str, list[Any]]
 """By name: ETag, size and date of the store's file; size and time of the local one."""
 
@@ -77,7 +81,13 @@ def pull(root: Path, index_dir: Path | None) -> None:
     try:
         found = [info for info in store.objects(url.key) if _OF_INDEX.fullmatch(info.key.removeprefix(begin))]
         named = {info.key.removeprefix(begin): info for info in found}
-        changed = [n for n, i in named.items() if state.get(n, [])[:3] != _version(i) or not (folder / n).exists()]
+        _remove_gone(folder, state, named)
+        removed = _removed_here(folder, state)
+        changed = [
+            name
+            for name, info in named.items()
+            if state.get(name, [])[:3] != _version(info) or not (name in removed or (folder / name).exists())
+        ]
         for name in sorted(changed, key=lambda name: name == SUMMARY):
             info = named[name]
             if name == SUMMARY:
@@ -96,6 +106,8 @@ def pull(root: Path, index_dir: Path | None) -> None:
 
 def publish(root: Path, index_dir: Path | None) -> int:
     """Write what is new in the local folder of a dataset's index to the store that it mirrors; the number of files.
+
+    What was removed here is removed there.
 
     Raises:
         DatasetError: the store cannot be written; names what to do.
@@ -116,6 +128,9 @@ def publish(root: Path, index_dir: Path | None) -> int:
             before = _local(folder / name)
             info = remote_storage(url).write(url / name, folder / name)
             state[name] = [*_version(info), *before]
+        for name in _removed_here(folder, state):
+            _remove_there(url / name, state[name])
+            del state[name]
     except OSError as error:
         raise DatasetError(
             f"the index cannot be written to {url} ({error.strerror}); it lies in {folder}: run the same command again"
@@ -124,6 +139,29 @@ def publish(root: Path, index_dir: Path | None) -> int:
     finally:
         _write_state(folder, state)
     return len(wanted)
+
+
+def _remove_gone(folder: Path, state: _State, there: Collection[str]) -> None:
+    """Remove local files that the store had and has no more, but those that changed here."""
+    for name in [name for name in state if name not in there]:
+        path = folder / name
+        if path.exists() and state[name][3:] == _local(path):
+            path.unlink()
+        del state[name]
+
+
+def _removed_here(folder: Path, state: _State) -> set[str]:
+    """What the store has, and indexing removed here; nothing where somebody emptied the folder."""
+    missing = {name for name in state if not (folder / name).exists()}
+    return {name for name in missing if _REMOVED.fullmatch(name)} if len(missing) < len(state) else set()
+
+
+def _remove_there(url: Url, known: list[Any]) -> None:
+    """Remove an object unless it changed meanwhile. Raises OSError."""
+    store = remote_storage(url).store(url)
+    with suppress(FileNotFoundError):
+        if _version(store.head(url.key)) == known[:3]:
+            store.budget.call(lambda: store.client.remove(url.key))
 
 
 def _parts(get: Any, info: ObjectInfo) -> Iterator[bytes]:
