@@ -122,6 +122,14 @@ class TensorFiles:
         _require_finite(tensor, f"{self._folder / file} holds {name}")
         return tensor
 
+    def read_untouched(self, name: str) -> Tensor:
+        """A tensor that is no weight of ours: of any type, and finite where it is of a floating one."""
+        _, opened = self._files_by_name[name]
+        if opened.get_slice(name).get_dtype() in _DTYPES:
+            return self.read(name)
+        tensor: Tensor = opened.get_tensor(name)
+        return tensor
+
     def __enter__(self) -> Self:
         return self
 

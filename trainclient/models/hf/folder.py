@@ -95,6 +95,8 @@ def part_of(whole: Fields, family: Family[Any]) -> Fields:
 def stored_names(folder: Path, files: TensorFiles, family: Family[Any], config: Sizes) -> dict[str, str]:
     """How files spell the tensors of a part, by the names of its entries, after all shapes were compared.
 
+    A tied head that files hold as well as the embedding is among them.
+
     Raises:
         PretrainedError: tensors are missing, misshapen, or such a part has none like them.
     """
@@ -118,7 +120,10 @@ def stored_names(folder: Path, files: TensorFiles, family: Family[Any], config: 
     others = {name: unspelled(names, name) for name in files if name not in known}
     unknown = [n for n, ours in others.items() if ours is not None and not re.fullmatch(family.ignored, ours)]
     if getattr(config, "tied", False):
-        unknown = [name for name in unknown if others[name] != _HEAD or not _is_copy(files, name, found)]
+        copies = [name for name in unknown if others[name] == HEAD and _is_copy(files, name, found)]
+        for name in copies:
+            found[HEAD] = name
+        unknown = [name for name in unknown if name not in copies]
     if unknown:
         raise PretrainedError(
             f"{folder} holds {len(unknown)} tensors that no {family.name} has, such as {sorted(unknown)[0]}: its "
@@ -127,12 +132,13 @@ def stored_names(folder: Path, files: TensorFiles, family: Family[Any], config: 
     return found
 
 
-_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+HEAD: Final = "lm_head.weight"
+EMBEDDING: Final = "model.embed_tokens.weight"
 
 
 def _is_copy(files: TensorFiles, head: str, stored: Mapping[str, str]) -> bool:
     """Whether a head that is said to be the embedding is that."""
-    embedding = stored[_EMBEDDING]
+    embedding = stored[EMBEDDING]
     return files.shape(head) == files.shape(embedding) and torch.equal(files.read(head), files.read(embedding))
 
 

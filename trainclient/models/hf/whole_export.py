@@ -20,7 +20,7 @@ from trainclient.models.hf.files import (
     TensorFiles,
     read_json,
 )
-from trainclient.models.hf.folder import CONFIG, PREPROCESSOR, part_of, stored_names
+from trainclient.models.hf.folder import CONFIG, EMBEDDING, HEAD, PREPROCESSOR, part_of, stored_names
 from trainclient.models.hf.mapping import Entry, Family, Sizes
 from trainclient.models.hf.registry import families_of
 
@@ -69,6 +69,8 @@ def export_whole(folder: Path, base: Path, parts: Sequence[TrainedPart], dtype: 
             entries = _entries(family, part, whole, base)
             stored = stored_names(base, files, family, part.config)
             trained |= {stored[entry.theirs]: (entry, part) for entry in entries}
+            if getattr(part.config, "tied", False) and HEAD in stored:
+                trained[stored[HEAD]] = trained[stored[EMBEDDING]]
             left += sorted(set(part.state) - {name for entry in entries for name in entry.ours})
             config = _lengthened(config, family, whole, part.config)
         companions = [name for name in (*PROCESSORS, GENERATION) if (base / name).is_file()] + companions_of(base)
@@ -152,4 +154,5 @@ def _tensors(
             entry, part = trained[name]
             yield name, entry.joined({ours: part.state[ours].cpu() for ours in entry.ours}).to(dtype)
         else:
-            yield name, files.read(name).to(dtype)
+            tensor = files.read_untouched(name)
+            yield name, tensor.to(dtype) if tensor.is_floating_point() else tensor
