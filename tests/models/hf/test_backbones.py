@@ -322,3 +322,16 @@ def test_a_full_disk_leaves_nothing_of_an_export(kibibytes: int, tmp_path: Path)
         with pytest.raises(OutputError, match=said):
             export_adapter(disk / "a" / "out", found.config, state, LowRank(300, 1.0, ["query"]))
         assert list(disk.iterdir()) == []
+
+
+def test_a_mistral_without_windows_goes_back_into_its_form(tmp_path: Path) -> None:
+    """Its sizes are those of a Llama too: the base decides."""
+    folder = save(make_backbone("mistral"), tmp_path / "c")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"sliding_window": None}))
+    found = load_pretrained(folder)
+    export_pretrained(tmp_path / "back", found.config, found.state, base=folder)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back")
+    assert type(again) is transformers.MistralForCausalLM
+    assert again.config.sliding_window is None
+    assert load_pretrained(tmp_path / "back").config == found.config

@@ -17,12 +17,14 @@ from models.hf.tiny_wholes import (
     sample_of,
     their_loss,
 )
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.encoder import EncoderConfig
 from trainclient.models.hf import PretrainedError, TrainedPart, export_whole, load_pretrained
+from trainclient.models.hf.fields import Fields
+from trainclient.models.hf.registry import families_of
 
 ONE_EACH = ("qwen2-vl", "qwen2.5-vl", "qwen3-vl", "llava", "gemma3", "idefics3", "smolvlm")
 LONG = [pytest.param(name, marks=[] if name in ONE_EACH else pytest.mark.long) for name in WHOLES]
@@ -158,3 +160,44 @@ def test_exports_that_do_not_belong_to_their_base(tmp_path: Path) -> None:
     (tmp_path / "back").mkdir()
     with pytest.raises(PretrainedError, match="is there already"):
         export_whole(tmp_path / "back", tmp_path / "c", [part])
+
+
+def test_a_tied_head_that_is_stored_too_is_trained(tmp_path: Path) -> None:
+    """Otherwise transformers finds two different tensors, and takes the old head. Integers come along."""
+    make_whole("qwen3-vl, tied", tmp_path / "c")
+    path = tmp_path / "c" / "model.safetensors"
+    tensors = load_file(path)
+    more = {
+        "lm_head.weight": tensors["model.language_model.embed_tokens.weight"].clone(),
+        "model.language_model.rotary_emb.inv_freq": torch.arange(4),
+    }
+    save_file(tensors | more, path, metadata={"format": "pt"})
+    encoder, backbone = our_models(tmp_path / "c")
+    with torch.no_grad():
+        backbone.embed.weight += 0.25
+    export_whole(
+        tmp_path / "back", tmp_path / "c", [TrainedPart(m.config, m.state_dict()) for m in (encoder, backbone)]
+    )
+    again = transformers.AutoModelForImageTextToText.from_pretrained(tmp_path / "back")
+    assert torch.equal(again.lm_head.weight, backbone.embed.weight)
+    assert torch.equal(again.model.language_model.embed_tokens.weight, backbone.embed.weight)
+    found = load_file(tmp_path / "back" / "model.safetensors")
+    assert torch.equal(found["model.language_model.rotary_emb.inv_freq"], torch.arange(4))
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_fields_that_are_not_given_have_the_defaults_of_their_family(name: str) -> None:
+    theirs = transformers.AutoConfig.for_model(name).text_config
+    head = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
+    rope = {"type": "mrope", "mrope_section": [head // 8, head // 8, head // 4]}
+    whole = Fields({"model_type": name, "text_config": {"rope_scaling": rope}}, "config.json")
+    ours = families_of(whole)[1].read(whole.within("text_config"), whole)
+    assert ours.rotary_base == theirs.rope_parameters["rope_theta"]
+    assert (ours.heads, ours.groups, ours.head_size) == (theirs.num_attention_heads, theirs.num_key_value_heads, head)
+    assert (ours.norm_eps, ours.positions) == (theirs.rms_norm_eps, theirs.max_position_embeddings)
+    assert (ours.width, ours.layers, ours.vocab_size) == (
+        theirs.hidden_size,
+        theirs.num_hidden_layers,
+        theirs.vocab_size,
+    )
+    assert ours.mlp_width == theirs.intermediate_size

@@ -196,7 +196,7 @@ def _write_qwen3(config: BackboneConfig) -> dict[str, Any]:
 
 
 def _write_mistral(config: BackboneConfig) -> dict[str, Any]:
-    return {**write_backbone(config), "head_dim": config.head_size, "sliding_window": config.window}
+    return {**write_backbone(config), "head_dim": config.head_size, "sliding_window": config.window or None}
 
 
 def block_entries(config: BackboneConfig, number: int, mlp_norm: str = "post_attention_layernorm") -> list[Entry]:
@@ -289,6 +289,6 @@ MISTRAL: Final = _family(
     _read_mistral,
     _write_mistral,
     lambda config: (
-        config.window > 0 and not config.global_layers and not config.qkv_bias and _is_plain(replace(config, window=0))
+        not (config.global_layers or config.qkv_bias or config.output_bias) and _is_plain(replace(config, window=0))
     ),
 )

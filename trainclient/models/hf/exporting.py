@@ -81,7 +81,7 @@ def export_pretrained(
         PretrainedError: no architecture that is exported has these sizes, or parameters are missing or of other shapes.
         OutputError: the folder cannot be written; nothing of it is left.
     """
-    family = family_of(config)
+    family = family_of(config, "" if base is None else described(base, type(config))[0].name)
     if family.speaks and base is None and usage is None:
         raise PretrainedError(
             "the checkpoint does not say what its job's tokenizer and longest sequence are; give --base, the one that "

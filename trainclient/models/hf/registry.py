@@ -83,9 +83,13 @@ def families_of(whole: Fields) -> tuple[Family[Any], ...]:
     return found
 
 
-def family_of(config: Sizes) -> Family[Any]:
-    """The architecture as which a model of these sizes is exported by itself; PretrainedError if there is none."""
-    for family in FAMILIES.values():
+def family_of(config: Sizes, base: str = "") -> Family[Any]:
+    """The architecture as which a model of these sizes is exported by itself; PretrainedError if there is none.
+
+    Where several have these sizes (Mistral without windows is Llama), it is that of `base`, else the first one.
+    """
+    families = FAMILIES.values()
+    for family in sorted(families, key=lambda family: family.name != base):
         if family.kind is type(config) and family.alone is not None and family.alone.suits(config):
             return family
     raise PretrainedError(

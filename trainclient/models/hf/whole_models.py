@@ -142,11 +142,38 @@ def _texts(spellings: tuple[Names, ...], **families: Family[BackboneConfig]) -> 
     return {name: replace(family, **parts) for name, family in families.items()}  # type: ignore[arg-type]
 
 
+_QWEN2_VL_DEFAULTS: Final[Mapping[str, Any]] = {
+    "vocab_size": 152064,
+    "hidden_size": 8192,
+    "intermediate_size": 29568,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e6,
+}
+_QWEN3_VL_DEFAULTS: Final[Mapping[str, Any]] = {
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 22016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "head_dim": 128,
+    "max_position_embeddings": 128000,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 5e5,
+}
+
+
 def _qwen2_vl_text(fields: Fields, whole: Fields) -> BackboneConfig:
+    fields = fields.with_defaults(_QWEN2_VL_DEFAULTS)
     return _with_sections(QWEN2.read(fields, whole), fields)
 
 
 def _qwen3_vl_text(fields: Fields, whole: Fields) -> BackboneConfig:
+    fields = fields.with_defaults(_QWEN3_VL_DEFAULTS)
     found = _with_sections(QWEN3.read(fields, whole), fields)
     sections = None if found.sections is None else replace(found.sections, interleaved=True)
     deepstack = len(QWEN3_VL.read(whole.within(VISION), whole).deepstack)
