@@ -429,3 +429,9 @@ def test_other_noise_is_refused(tmp_path: Path, noise: dict[str, int]) -> None:
     (tmp_path / "trainer.json").write_text(json.dumps(data | noise))
     with pytest.raises(CheckpointError, match=f"noise version {noise.get('noise_version', 1)}; this release makes 2"):
         read_manifest(tmp_path)
+
+
+def test_a_tied_model_of_an_older_release_is_told_the_way_out(tmp_path: Path) -> None:
+    state(1).require_modules({"llm": {"layers": 4, "tied": False}}, tmp_path)
+    with pytest.raises(CheckpointError, match="Export the checkpoint with `trainclient export` of that release"):
+        state(1).require_modules({"llm": {"layers": 4, "tied": True}}, tmp_path)

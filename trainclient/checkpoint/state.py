@@ -90,6 +90,13 @@ class TrainerState:
             for key, value in sizes.items()
             if name in self.modules and (value or None) != (self.modules[name].get(key) or None)
         ]
+        untied = [n for n, sizes in modules.items() if sizes.get("tied") and "tied" not in self.modules.get(n, sizes)]
+        if untied:
+            raise CheckpointError(
+                f"the checkpoint {where} is of an older release, which trained the head of {untied[0]} beside its "
+                "embedding; this release has them as one. Export the checkpoint with `trainclient export` of that "
+                "release, and start a new run from the folder"
+            )
         different += [f"no module {name} there, only {list(self.modules)}" for name in modules.keys() - self.modules]
         if different:
             raise CheckpointError(
