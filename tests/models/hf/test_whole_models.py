@@ -25,6 +25,7 @@ from trainclient.models.encoder import EncoderConfig
 from trainclient.models.hf import PretrainedError, TrainedPart, export_whole, load_pretrained
 from trainclient.models.hf.fields import Fields
 from trainclient.models.hf.registry import families_of
+from trainclient.models.patches import PIXELS
 
 ONE_EACH = ("qwen2-vl", "qwen2.5-vl", "qwen3-vl", "llava", "gemma3", "idefics3", "smolvlm")
 LONG = [pytest.param(name, marks=[] if name in ONE_EACH else pytest.mark.long) for name in WHOLES]
@@ -201,3 +202,32 @@ def test_fields_that_are_not_given_have_the_defaults_of_their_family(name: str) 
         theirs.vocab_size,
     )
     assert ours.mlp_width == theirs.intermediate_size
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    ["vision_tower.vision_model.encoder.layers.0.extra.weight", "image_newline", "model.vision_tower_2.weight"],
+)
+def test_tensors_that_no_part_has_are_refused(unknown: str, tmp_path: Path) -> None:
+    """Of the last layer, which is not read, any may be there."""
+    make_whole("llava", tmp_path / "c")
+    path = tmp_path / "c" / "model.safetensors"
+    tensors = load_file(path)
+    fine = {"vision_tower.vision_model.encoder.layers.2.extra.weight": torch.zeros(2)}
+    save_file(tensors | fine, path, metadata={"format": "pt"})
+    load_pretrained(tmp_path / "c")
+    save_file(tensors | fine | {unknown: torch.zeros(2)}, path, metadata={"format": "pt"})
+    with pytest.raises(PretrainedError, match=f"1 tensors that no .*, such as .*{unknown}: its architecture"):
+        load_pretrained(tmp_path / "c")
+
+
+def test_pixels_are_normalised_as_either_processor_says(tmp_path: Path) -> None:
+    make_whole("llava", tmp_path / "c")
+    half = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+    before = load_pretrained(tmp_path / "c").config
+    (tmp_path / "c" / "processor_config.json").write_text(json.dumps({"image_processor": half}))
+    after = load_pretrained(tmp_path / "c").config
+    assert isinstance(before, EncoderConfig)
+    assert isinstance(after, EncoderConfig)
+    assert before.pixels != after.pixels
+    assert PIXELS[after.pixels] == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))

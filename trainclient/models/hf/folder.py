@@ -1,7 +1,7 @@
 """Whole checkpoints: a folder in, sizes and parameters out."""
 
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +17,7 @@ from trainclient.models.patches import PIXELS
 
 CONFIG: Final = "config.json"
 PREPROCESSOR: Final = "preprocessor_config.json"
+PROCESSOR: Final = "processor_config.json"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +51,7 @@ def load_pretrained(
     if family.pixels is not None:
         config = replace(config, pixels=_pixels(folder, family.pixels(config)))
     with TensorFiles(folder) as files:
+        _require_claimed(folder, files, families_of(whole))
         return Pretrained(config, dict(_parameters(folder, files, family, config, names)))
 
 
@@ -118,7 +120,7 @@ def stored_names(folder: Path, files: TensorFiles, family: Family[Any], config: 
         found[entry.theirs] = stored_name
     known = set(found.values())
     others = {name: unspelled(names, name) for name in files if name not in known}
-    unknown = [n for n, ours in others.items() if ours is not None and not re.fullmatch(family.ignored, ours)]
+    unknown = [n for n, ours in others.items() if ours is not None and not _is_ignored(family, config, ours)]
     if getattr(config, "tied", False):
         copies = [name for name in unknown if others[name] == HEAD and _is_copy(files, name, found)]
         for name in copies:
@@ -130,6 +132,24 @@ def stored_names(folder: Path, files: TensorFiles, family: Family[Any], config: 
             "architecture is another one than its config.json says"
         )
     return found
+
+
+def _is_ignored(family: Family[Any], config: Sizes, name: str) -> bool:
+    """Whether a tensor is no weight of ours; of a numbered layer, where our model ends before it."""
+    found = re.fullmatch(family.ignored, name)
+    number = None if found is None else found.groupdict().get("layer")
+    return found is not None and (number is None or int(number) >= config.layers)
+
+
+def _require_claimed(folder: Path, files: TensorFiles, families: Sequence[Family[Any]]) -> None:
+    """Refuse tensors that belong to no part of a whole model; beside a tower alone there may be a text model."""
+    spellings = [names for family in families for names in family.spellings]
+    unknown = sorted(name for name in files if all(unspelled(names, name) is None for names in spellings))
+    if unknown and len(families) > 1:
+        raise PretrainedError(
+            f"{folder} holds {len(unknown)} tensors that no part of a {families[0].name} has, such as {unknown[0]}: "
+            "its architecture is another one than its config.json says"
+        )
 
 
 HEAD: Final = "lm_head.weight"
@@ -157,9 +177,12 @@ def _parameters(
 def _pixels(folder: Path, default: str) -> str:
     """How the processor of a checkpoint normalises pixels."""
     path = folder / PREPROCESSOR
-    if not path.is_file():
+    if path.is_file():
+        data = read_json(path, MAX_CONFIG_BYTES)
+    elif (path := folder / PROCESSOR).is_file():
+        data = {**Fields(read_json(path, MAX_CONFIG_BYTES), str(path)).within("image_processor").data}
+    else:
         return default
-    data = read_json(path, MAX_CONFIG_BYTES)
     mean, std = data.get("image_mean"), data.get("image_std")
     if mean is None and std is None:
         return default

@@ -73,7 +73,8 @@ class Family(Generic[Config]):
     """Our sizes from its fields, and from those of the whole model; refuses what our models cannot be."""
     entries: Callable[[Config], list[Entry]]
     ignored: str
-    """Regular expression of names, in the spelling of `entries`, that are no weights of our models."""
+    """Regular expression of names, in the spelling of `entries`, that are no weights of our models.
+    With a group `layer`: where that number is none of our layers."""
     spellings: tuple[Names, ...] = (PLAIN,)
     """How files spell names of tensors, of its own and of models that contain it; the first one is written."""
     section: str = ""

@@ -20,11 +20,11 @@ from trainclient.models.hf.files import (
     TensorFiles,
     read_json,
 )
-from trainclient.models.hf.folder import CONFIG, EMBEDDING, HEAD, PREPROCESSOR, part_of, stored_names
+from trainclient.models.hf.folder import CONFIG, EMBEDDING, HEAD, PREPROCESSOR, PROCESSOR, part_of, stored_names
 from trainclient.models.hf.mapping import Entry, Family, Sizes
 from trainclient.models.hf.registry import families_of
 
-PROCESSORS: Final = (PREPROCESSOR, "processor_config.json", "video_preprocessor_config.json", "chat_template.json")
+PROCESSORS: Final = (PREPROCESSOR, PROCESSOR, "video_preprocessor_config.json", "chat_template.json")
 _OF_THE_JOB: Final = frozenset({"positions", "pixels", "query_tokens"})
 """Sizes that a job may change and that change no weight of the checkpoint."""
 

@@ -106,7 +106,9 @@ def _idefics3_entries(config: EncoderConfig) -> list[Entry]:
 
 
 _READ_ALONE: Final = r"vision_tower\.(embeddings\.position_ids|head\..*)"
-_LLAVA_UNREAD: Final = r"vision_tower\.(encoder\.layers\.\d+\..*|post_layernorm\..*|embeddings\.position_ids|head\..*)"
+_LLAVA_UNREAD: Final = (
+    r"vision_tower\.(encoder\.layers\.(?P<layer>\d{1,6})\..*|post_layernorm\..*|embeddings\.position_ids|head\..*)"
+)
 _TOWERS: Final[tuple[Names, ...]] = tuple(
     {"vision_tower.": f"{model}vision_tower.{inner}", "multi_modal_projector.": f"{model}multi_modal_projector."}
     for model in ("", "model.")
