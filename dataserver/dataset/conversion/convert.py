@@ -18,6 +18,7 @@ from dataserver.dataset.errors import DatasetError, Findings
 from dataserver.dataset.index.format import atomic_writer
 from dataserver.dataset.machine.cores import usable_cores
 from dataserver.dataset.machine.workers import Engine, shared_out
+from dataserver.dataset.shards.external import ExternalFiles, file_state
 from dataserver.dataset.storage.etags import Etag
 from dataserver.dataset.storage.interface import EntryKind
 from dataserver.dataset.storage.registry import storage_of
@@ -235,6 +236,10 @@ def _known(target: Path, file: SourceFile) -> Converted | None:
         is_whole = found.etag == _etag(file) and all(
             (target / name).stat().st_size == size for name, size in zip(found.tars, found.sizes, strict=True)
         )
+        folder = (file.root / file.name).parent
+        is_whole = is_whole and all(
+            file_state(folder, name) == (size, mtime_ns) for name, size, mtime_ns in held.get("images", [])
+        )
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
@@ -259,21 +264,33 @@ def _convert_one(task: tuple[SourceFile, Path, int]) -> Converted:
     file, target, shard_bytes = task
     etag = _etag(file)
     findings, num_samples = Findings(), 0
+    images: list[tuple[str, int, int]] = []
     if file.compression in ROWS:
-        names, num_samples = _rows(file, target, shard_bytes, findings)
+        files = ExternalFiles((file.root / file.name).parent, 0)
+        names, num_samples = _rows(file, target, shard_bytes, findings, files)
+        images = sorted({(part.name, part.file_bytes, part.mtime_ns) for part in files.parts})
     else:
         names = [_bytes(file, target)]
     if _etag(file) != etag:
         raise DatasetError(f"{file.root / file.name} changed while it was converted; run it again when it is complete")
     sizes = tuple((target / name).stat().st_size for name in names)
     found = Converted(etag, tuple(names), sizes, num_samples, dict(findings.counts))
-    noted = {"etag": etag, "tars": names, "sizes": sizes, "num_samples": num_samples, "findings": found.findings}
+    noted = {
+        "etag": etag,
+        "tars": names,
+        "sizes": sizes,
+        "num_samples": num_samples,
+        "findings": found.findings,
+        "images": images,
+    }
     with atomic_writer(_note(target, file)) as temp:
         temp.write_text(f"{json.dumps(noted)}\n")
     return found
 
 
-def _rows(file: SourceFile, target: Path, shard_bytes: int, findings: Findings) -> tuple[list[str], int]:
+def _rows(
+    file: SourceFile, target: Path, shard_bytes: int, findings: Findings, files: ExternalFiles
+) -> tuple[list[str], int]:
     from dataserver.dataset.conversion.manifest_samples import manifest_samples
     from dataserver.dataset.conversion.parquet_samples import parquet_samples
     from dataserver.dataset.conversion.tar_writer import TarWriter
@@ -281,8 +298,9 @@ def _rows(file: SourceFile, target: Path, shard_bytes: int, findings: Findings) 
     writer = TarWriter(target, file.stem, shard_bytes)
     num_samples = 0
     try:
-        samples = parquet_samples if file.compression == ".parquet" else manifest_samples
-        for sample in samples(file.root / file.name, findings):
+        path = file.root / file.name
+        is_parquet = file.compression == ".parquet"
+        for sample in parquet_samples(path, findings) if is_parquet else manifest_samples(path, findings, files):
             writer.add(sample)
             num_samples += 1
         writer.close()

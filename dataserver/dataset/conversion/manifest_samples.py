@@ -16,17 +16,17 @@ from dataserver.dataset.shards.manifest.samples import checked_name, object_memb
 from dataserver.dataset.storage.registry import storage_of
 
 
-def manifest_samples(path: Path, findings: Findings) -> Iterator[Members]:
+def manifest_samples(path: Path, findings: Findings, files: ExternalFiles) -> Iterator[Members]:
     """Yield the members of each object, in order.
 
     Args:
         path: the manifest.
         findings: where objects and images are counted that cannot be used.
+        files: reads the images, and notes the states of their files.
 
     Raises:
         OSError: storage failed.
     """
-    files = ExternalFiles(path.parent, 0)
     keys: set[str] = set()
     with storage_of(path).open(path) as file:
         for number, found in json_lines(file.read):
@@ -56,13 +56,20 @@ def _image(files: ExternalFiles, name: object) -> bytes | SampleError | None:
     """Read a file; None where none is named, as in the list of a document."""
     if name is None:
         return None
+    checked = ""
     try:
-        return files.read(checked_name(name))[0]
+        checked = checked_name(name)
+        content, part = files.read(checked)
+        files.note_read(part)
+        return content
     except SampleError as error:
+        if checked:
+            files.note_unusable(checked)
         return error
     except DatasetError as error:
         return SampleError("missing_image", str(error))
     except OSError as error:
         if error.errno is not None and error.errno not in GONE:
             raise  # storage failed
+        files.note_unusable(checked)
         return SampleError("missing_image", f"{printable(str(name), 80)!a} is no file below the folder of the manifest")

@@ -119,8 +119,8 @@ class ExternalFiles:
         number = FORMAT_NAMES.index(header.format)
         return ImagePart(address, part.length, header.width, header.height, header.orientation, number)
 
-    def note_text(self, part: ExternalPart) -> None:
-        """Note a text that was read, so that the shard is read again when the text changes."""
+    def note_read(self, part: ExternalPart) -> None:
+        """Note a file that was read and is no image of the shard, so that it is read again when it changes."""
         if len(self.parts) >= MAX_EXTERNAL:
             raise SampleError("missing_image", f"beyond the {MAX_EXTERNAL} files of one shard; split it")
         self.parts.append(part._replace(length=0))
@@ -136,6 +136,18 @@ class ExternalFiles:
         if len(self.parts) < MAX_EXTERNAL:
             state = etag.num_bytes, etag.mtime_ns, etag.ctime_ns
             self.parts.append(ExternalPart(file_name, 0, 0, 0, *state))
+
+
+def file_state(root: Path, name: str) -> tuple[int, int]:
+    """Size and mtime of a file, as `ExternalFiles` notes them. Raises OSError where storage failed."""
+    path = root / name
+    try:
+        etag = storage_of(path).etag(str(path))
+    except OSError as error:
+        if error.errno not in GONE:
+            raise
+        etag = _NONE
+    return etag.num_bytes, etag.mtime_ns
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -45,7 +45,7 @@ class FolderFormat:
         try:
             content, part = files.read(name)
             if not is_image:
-                files.note_text(part)
+                files.note_read(part)
                 return Member(extension, 0, size, content, key=key)
             return Member(extension, 0, size, None, key=key, parsed=files.image(content, part))
         except SampleError as error:

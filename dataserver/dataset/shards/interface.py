@@ -52,8 +52,8 @@ class ImageFiles(Protocol):
     def image(self, content: bytes, part: ExternalPart) -> ImagePart:
         """Take an image that was read. Raises SampleError where it is none."""
 
-    def note_text(self, part: ExternalPart) -> None:
-        """Note a text that was read, so that the shard is read again when the text changes.
+    def note_read(self, part: ExternalPart) -> None:
+        """Note a file that was read and is no image of the shard, so that it is read again when it changes.
 
         Raises:
             SampleError: there are too many files.

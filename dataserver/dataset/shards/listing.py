@@ -220,8 +220,11 @@ def index_folder(shard: ShardFile) -> Path:
 
 def _asked(path: Path, root: Path, names: Sequence[str], index_dir: Path | None) -> tuple[ShardFile, ...]:
     """The shards that braces stand for; each is asked for. Raises DatasetError where they are none, or missing."""
-    if format_of(names[0]) is None:
+    found, storage = format_of(names[0]), storage_of(root)  # names differ in numbers alone, so all have one format
+    if found is None or (found.has_external and not storage.is_local):
         raise DatasetError(f"{path} names {names[0]!a}, which is not a {SUFFIXES} shard; name {SUFFIXES} shards")
+    for name in names:
+        storage.check(root, name)
     shards = [ShardFile(name, root, index_dir) for name in names]
     try:
         with ThreadPoolExecutor(MAX_ASKED) as threads:

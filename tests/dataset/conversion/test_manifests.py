@@ -91,3 +91,18 @@ def test_a_manifest_and_rows_of_one_name_are_refused(tmp_path: Path) -> None:
     (source / "data.parquet").write_bytes(b"")
     with pytest.raises(DatasetError, match="several files would become data"):
         convert(source, tmp_path / "out", workers=1)
+
+
+def test_a_manifest_is_converted_again_when_an_image_came_or_changed(tmp_path: Path) -> None:
+    source = folder(tmp_path, [{"image": "img/0.jpg", "text": "a"}, {"image": "img/late.jpg", "text": "b"}])
+    assert convert(source, tmp_path / "out", workers=1).findings == {"missing_image": 1}
+    [tar] = (tmp_path / "out").glob("*.tar")
+    (source / "img/late.jpg").write_bytes(JPEGS[1])
+    assert convert(source, tmp_path / "out", workers=1).findings == {}
+    assert JPEGS[1] in tar.read_bytes()
+    (source / "img/0.jpg").write_bytes(JPEGS[3])
+    convert(source, tmp_path / "out", workers=1)
+    assert JPEGS[3] in (written := tar.read_bytes())
+    before = tar.stat().st_mtime_ns
+    convert(source, tmp_path / "out", workers=1)
+    assert (tar.stat().st_mtime_ns, tar.read_bytes()) == (before, written)

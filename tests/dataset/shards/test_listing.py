@@ -33,6 +33,12 @@ def test_names_and_paths_of_shards(tmp_path: Path) -> None:
     assert shards[0].tokens_path("digest") == Path(f"/indexes/a/c.tar.tokens-{short}")
 
 
+@pytest.mark.parametrize("name", ["x{0..1}.jsonl", "x{0..1}.json", "x{0..1}/folder.images"])
+def test_braces_name_no_shards_whose_images_lie_in_other_files(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DatasetError, match="which is not a"):
+        list_shards(Path(f"https://127.0.0.1:9/data/{name}"), tmp_path)
+
+
 def test_what_is_no_dataset_is_refused_in_these_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, outside = tmp_path / "data", tmp_path / "outside"
     folder.mkdir()
