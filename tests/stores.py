@@ -26,17 +26,23 @@ def forget_stores() -> None:
 
 
 @pytest.fixture
-def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[State, str]]:
-    """The state of a misbehaving server, and its address, which the environment names as the endpoint of S3."""
+def no_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An environment without settings of stores, and a cache of its own."""
     for name in [name for name in os.environ if name.startswith(("AWS_", "HF_", "DISTTRAIN_REDIRECT"))]:
         monkeypatch.delenv(name)
     if "NUMBA_CACHE_DIR" not in os.environ and (cache := user_cache()) is not None:
         monkeypatch.setenv("NUMBA_CACHE_DIR", str(cache))  # kernels stay where they are compiled
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     forget_stores()
+    yield
+    forget_stores()
+
+
+@pytest.fixture
+def stores(no_stores: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[State, str]]:
+    """The state of a misbehaving server, and its address, which the environment names as the endpoint of S3."""
     state = State()
     with range_server(state) as address:
         for name, value in {**AWS, "AWS_ENDPOINT_URL": address}.items():
             monkeypatch.setenv(name, value)
         yield state, address
-    forget_stores()

@@ -17,7 +17,7 @@ from disttrain.v1.peer_service_pb2_grpc import PeerServiceStub
 from fleet.servers import free_addresses
 from serving.harness import TIMEOUT_S, Running, index, job_data, receive, running
 from shards import write_pairs
-from stores import stores
+from stores import no_stores, stores
 
 from dataserver.cli import main
 from dataserver.dataset import Dataset
@@ -33,7 +33,7 @@ from dataserver.fleet.pieces import PieceFetcher
 from dataserver.jobs import fill_job
 from dataserver.security import Channels
 
-__all__ = ["stores"]
+__all__ = ["no_stores", "stores"]
 
 
 @pytest.fixture

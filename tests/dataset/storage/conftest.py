@@ -1,5 +1,5 @@
 """Stores on loopback."""
 
-from stores import stores
+from stores import no_stores, stores
 
-__all__ = ["stores"]
+__all__ = ["no_stores", "stores"]
