@@ -65,7 +65,7 @@ def opened(settings: ServerConfig) -> DataServer:
     catalog = Catalog.open(settings)
     if (found := block_remark(settings, catalog.datasets)) is not None:
         _log.warning("%s", found)
-    server = DataServer(settings, catalog)  # reads certificates, tokens and policy, before what may take a minute
+    server = DataServer(settings, catalog)  # refuses certificates, tokens and policies before what may take a minute
     compile_missing()
     for name, dataset in catalog.datasets.items():
         _log.info("dataset %s: %d shards, fingerprint %s", name, len(dataset.shards), dataset.fingerprint)

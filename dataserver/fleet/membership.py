@@ -40,7 +40,7 @@ class Peers:
     """The other servers of the fleet. Thread-safe."""
 
     def __init__(self, names: Sequence[str], instance: bytes, channels: Channels) -> None:
-        """Begin to look for peers.
+        """Know the names; `start` looks for them.
 
         Args:
             names: HOST:PORT of each; a host may stand for several addresses.
@@ -70,6 +70,10 @@ class Peers:
         self._news = threading.Event()
         """Set where there is reason to look at once."""
         self._ended = threading.Event()
+
+    def start(self) -> None:
+        """Look for peers from now on: they can greet this server as well."""
+        self._began = monotonic()
         if not self._names:
             self._resolved.set()
         self._find(self._names)

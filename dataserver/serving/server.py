@@ -37,7 +37,7 @@ from dataserver.serving.reflection import enable_reflection
 from dataserver.serving.registry import JobRegistry
 from dataserver.serving.stream.streams import Streams
 from dataserver.serving.tls import ServerTls
-from dataserver.serving.wanted_cores import CoresWanted
+from dataserver.serving.wanted_cores import CoresWanted, Usage
 
 if TYPE_CHECKING:
     from dataserver.serving.metrics_endpoint import MetricsEndpoint
@@ -82,7 +82,8 @@ class DataServer:
         self._tls = ServerTls.of(config)
         self._access = Access(config, catalog)
         self._metrics = Metrics()
-        self._wanted = CoresWanted(usage_of(self._metrics.uptime_s, self._metrics.waited_s()))
+        self._wanted: CoresWanted | None = None
+        """From the start on: what compiles before it serves nobody."""
         self._streams = Streams(config, self._metrics)
         instance = secrets.token_bytes(INSTANCE_BYTES)
         channels = _to_peers(config, self._access) if config.peers else None
@@ -167,11 +168,10 @@ class DataServer:
     def snapshot(self) -> Snapshot:
         """The numbers of this server."""
         budget = self._streams.shared.budget
-        uptime_s, waited_s = self._metrics.uptime_s, self._metrics.waited_s()
         return Snapshot(
-            uptime_s=uptime_s,
+            uptime_s=self._metrics.uptime_s,
             counts=self._metrics.counts(),
-            waited_s=waited_s,
+            waited_s=self._metrics.waited_s(),
             streams=self._streams.progress(),
             prefetch_used_bytes=budget.used,
             prefetch_limit_bytes=budget.total,
@@ -180,8 +180,11 @@ class DataServer:
             cached_limit_bytes=self._config.job_bytes,
             store_reads=BLOCKS.counts,
             cores=self._config.decode_threads,
-            wanted_cores=self._wanted.at(usage_of(uptime_s, waited_s)),
+            wanted_cores=0.0 if self._wanted is None else self._wanted.at(self._usage()),
         )
+
+    def _usage(self) -> Usage:
+        return usage_of(self._metrics.uptime_s, self._metrics.waited_s())
 
     def metrics(self) -> GetMetricsResponse:
         """The numbers of this server as the answer of GetMetrics."""
@@ -210,7 +213,10 @@ class DataServer:
             self._health_port = HealthPort(self._config.health_listen, self._health)
         for name in ("", _DATA.full_name):
             self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        self._wanted = CoresWanted(self._usage())
         self._grpc.start()
+        if self._peers is not None:
+            self._peers.start()
         return joined(host, bound)
 
     def drain(self, grace_s: float) -> int:

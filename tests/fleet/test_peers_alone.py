@@ -116,6 +116,7 @@ def peers(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Peers:
     monkeypatch.setattr(membership, "threading", idle)
     monkeypatch.setattr(membership, "Peer", Known)
     found = Peers(["a:1", "b:2"], OWN, Channels())
+    found.start()
     found._looked.set()
     return found
 
@@ -294,6 +295,7 @@ def test_a_name_that_takes_long_hides_no_other(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(membership, "_addresses", addresses)
     monkeypatch.setattr(Peer, "greet", greet)
     found = Peers(["slow.test:1", "localhost:2", "127.0.0.9:1"], OWN, Channels())
+    found.start()
     try:
         assert asked.wait(30)
         assert not found._resolved.is_set()
