@@ -1,4 +1,4 @@
-"""A real Slurm on this machine: a controller and four nodes, each a daemon with a port of its own."""
+"""A real Slurm on this machine: a controller and five nodes, each a daemon with a port of its own."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue")
-NODES = 4
+NODES = 5
 WAIT_S = 120
 
 
@@ -99,7 +99,7 @@ def until(done: Callable[[], bool], why: Callable[[], str], seconds: float = WAI
 
 @contextmanager
 def slurm(folder: Path, cpus: int = 4) -> Iterator[Slurm]:
-    """Start a cluster whose nodes n0 to n3 are idle."""
+    """Start a cluster whose nodes n0 to n4 are idle."""
     folder.mkdir()
     ports = _free_ports(NODES + 1)
     (folder / "slurm.conf").write_text(_configuration(folder, ports, cpus))

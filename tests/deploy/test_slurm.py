@@ -30,8 +30,8 @@ FOLDER = ROOT / "deploy/slurm"
 SCRIPT = FOLDER / "train.sbatch"
 DEGREES = Degrees(1, 2, 1, 1)
 STEPS = 10
-SIZES = ("--nodes=1 --ntasks-per-node=1 --cpus-per-task=4", "--no-kill --nodes=3 --ntasks-per-node=2 --cpus-per-task=2")
-"""Of the two components, on four nodes of four cores."""
+SIZES = ("--nodes=2 --ntasks-per-node=1 --cpus-per-task=4", "--no-kill --nodes=3 --ntasks-per-node=2 --cpus-per-task=2")
+"""Of the two components, on five nodes of four cores."""
 
 
 def command_of(text: str, program: str) -> list[str]:
@@ -76,6 +76,31 @@ def test_a_job_without_nodes_is_refused(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_a_job_trains_on_all_its_nodes_and_meets_on_the_first(tmp_path: Path) -> None:
+    """Programs of Slurm that say what a component of two nodes and one of one node are."""
+    programs = {
+        "scontrol": """case "$2" in
+            hostnames) printf '%s\\n' $3 ;;
+            *) sleep 0.05; echo "NodeName=$4 NodeAddr=$4.cluster Port=1" ;;
+            esac""",
+        "srun": 'case "$*" in *torchrun*) echo "$*" ;; esac',
+    }
+    for name, body in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    given = {"NTASKS_PER_NODE_HET_GROUP_1": "2", "JOB_NODELIST_HET_GROUP_0": "g1 g2", "JOB_NODELIST_HET_GROUP_1": "c1"}
+    given |= {"CPUS_PER_TASK_HET_GROUP_0": "4", "CPUS_PER_TASK_HET_GROUP_1": "4", "JOB_NUM_NODES_HET_GROUP_0": "2"}
+    environment = (
+        os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"} | {f"SLURM_{k}": v for k, v in given.items()}
+    )
+    environment |= {"SLURM_JOB_ID": "7"}
+    done = subprocess.run(["bash", str(SCRIPT)], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "servers c1.cluster:50051-50052" in done.stdout
+    assert "--nnodes=2" in done.stdout
+    assert "--rdzv-endpoint=g1.cluster:29500" in done.stdout
+
+
 def sized(text: str, sizes: Sequence[str]) -> str:
     """The script with other sizes of its components."""
     left = iter(sizes)
@@ -113,7 +138,7 @@ def test_a_job_loses_a_node_and_is_requeued_and_ends_as_if_nothing_had_happened(
         "JOB": str(run.folder / "job.yaml"),
         "SERVE_CONFIG": str(serve),
         "CHECKPOINTS": str(run.checkpoints),
-        "PROCESSES_PER_NODE": "4",
+        "PROCESSES_PER_NODE": "2",
         "FIRST_PORT": str(free_range(6)),
         "RENDEZVOUS_PORT": str(free_range(10) + 9),
         "PYTHONPATH": variables()["PYTHONPATH"],
@@ -132,10 +157,10 @@ def test_a_job_loses_a_node_and_is_requeued_and_ends_as_if_nothing_had_happened(
             return len(run.metrics()) if (run.folder / "metrics.jsonl").exists() else 0
 
         until(lambda: steps() >= 2, said, 300)
-        assert cluster.kill_node("n1") >= 2, "two servers and their scripts"
+        assert cluster.kill_node("n2") >= 2, "two servers and their scripts"
         before = steps()
         until(lambda: steps() >= before + 2, said, 300)
-        cluster.start_node("n1")
+        cluster.start_node("n2")
         cluster.run("scontrol", "requeue", job)
         until(lambda: cluster.states(job) == {"PENDING"}, said)
         cluster.run("scontrol", "update", f"jobid={job}", "starttime=now")
