@@ -168,6 +168,8 @@ def test_the_autoscaler_owns_the_number_of_servers() -> None:
     assert metric["pods"]["target"]["averageValue"] == pod.container["resources"]["limits"]["cpu"]
     rules = yaml.safe_load((KUBERNETES / "autoscaling/prometheus-adapter.yaml").read_text())["rules"]["custom"]
     assert rules[0]["seriesQuery"].startswith(metric["pods"]["metric"]["name"] + "{")
+    assert rules[0]["metricsQuery"].startswith("max(")
+    assert rules[0]["metricsQuery"].endswith(") by (<<.GroupBy>>)"), "one value for each pod, whatever scrapes it"
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
