@@ -64,10 +64,11 @@ def configured(file: Path, settings: ServerConfig, cores: int, first_port: int) 
         changes = {"listen": address, "peers": addresses, "decode_threads": cores}
         budgeted = {"prefetch_bytes": mine.prefetch_bytes, "job_bytes": mine.job_bytes}
         changes |= {key: value for key, value in budgeted.items() if key not in settings.model_fields_set}
-        if settings.metrics_listen is not None:  # one port for each server of a machine
-            host, port = split_address(settings.metrics_listen)
-            index = split_address(address)[1] - first_port
-            changes["metrics_listen"] = joined(host, port and port + index)
+        index = split_address(address)[1] - first_port
+        for key in ("data_listen", "metrics_listen", "health_listen"):  # a port for each server of a machine
+            if (given := getattr(settings, key)) is not None:
+                host, port = split_address(given)
+                changes[key] = joined(host, port and port + index)
         return load_config(file, changes)
 
     return configure

@@ -9,7 +9,7 @@ from typing import Any, Final
 from dataserver.addresses import joined
 from dataserver.cli.ray_cluster import RayError
 from dataserver.cli.ray_server import RayServer
-from dataserver.serving.config import ServerConfig
+from dataserver.serving.config import ConfigError, ServerConfig
 
 ANSWER_S: Final = 1.0
 """Time in which servers answer whether they still serve; one that does not is asked again."""
@@ -65,11 +65,6 @@ class RayFleet:
         """Those of servers that serve."""
         return tuple(sorted(m.address for m in self.members.values() if m.starting is None))
 
-    @property
-    def is_starting(self) -> bool:
-        """Whether a server is about to serve."""
-        return any(member.starting is not None for member in self.members.values())
-
     def look(self) -> None:
         """Note who was lost or has started, start servers where cores are free, and tell all who is there.
 
@@ -106,7 +101,7 @@ class RayFleet:
             try:
                 found = self.ray.get(reference)
             except self.ray.exceptions.RayTaskError as error:
-                self._failed(member, str(error.cause))
+                self._failed(member, error.cause)
             except self.ray.exceptions.RayError as error:
                 self._lost(member, type(error).__name__)
             else:
@@ -117,11 +112,12 @@ class RayFleet:
                 elif not found:
                     self._lost(member, "it was drained")
 
-    def _failed(self, member: Member, why: str) -> None:
+    def _failed(self, member: Member, why: Exception) -> None:
         failures = self._failures.setdefault(member.node, _Failures())
         failures.count += 1
         failures.until = monotonic() + min(2.0**failures.count, MOST_WAIT_S)
-        self._taken.add(member.address)
+        if isinstance(why, ConfigError):  # such as a port that another program has; a dataset may come back
+            self._taken.add(member.address)
         self._forget(member)
         if not self._any_started and sum(f.count for f in self._failures.values()) >= MOST_TRIES:
             raise RayError(f"no server starts on the Ray cluster: {why}")

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +25,9 @@ from shards import write_pairs
 from training.runs import Run, variables
 
 from dataserver.cli.ray import configured
-from dataserver.serving.config import load_config
+from dataserver.cli.ray_fleet import Member, RayFleet
+from dataserver.dataset import DatasetError
+from dataserver.serving.config import ConfigError, ServerConfig, load_config
 
 WAIT_S = 240
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'ray[train]'")
@@ -37,19 +40,39 @@ def server_file(folder: Path, dataset: Path, **more: Any) -> Path:
 
 
 def test_servers_differ_in_what_must_differ_and_in_nothing_else(tmp_path: Path) -> None:
-    file = server_file(tmp_path, tmp_path, insecure=True, metrics_listen="0.0.0.0:9464", job_bytes=1 << 27)
+    ports = {"metrics_listen": "0.0.0.0:9464", "health_listen": "0.0.0.0:8080", "data_listen": "0.0.0.0:0"}
+    file = server_file(tmp_path, tmp_path, **ports, job_bytes=1 << 27)
     given = load_config(file, {})
     configure = configured(file, given, 6, 50051)
     one = configure("10.0.0.1:50051", ("10.0.0.1:50051",), 8 << 30)
     other = configure("10.0.0.1:50053", ("10.0.0.1:50051", "10.0.0.1:50053"), 8 << 30)
     assert (one.listen, other.listen) == ("10.0.0.1:50051", "10.0.0.1:50053")
     assert (one.metrics_listen, other.metrics_listen) == ("0.0.0.0:9464", "0.0.0.0:9466")
+    assert (one.health_listen, other.health_listen) == ("0.0.0.0:8080", "0.0.0.0:8082")
+    assert (one.data_listen, other.data_listen) == ("0.0.0.0:0", "0.0.0.0:0"), "each takes a free port"
     assert other.peers == ("10.0.0.1:50051", "10.0.0.1:50053")
     assert (one.decode_threads, one.job_bytes, one.prefetch_bytes) == (6, 1 << 27, 1 << 30)
     assert configure("10.0.0.1:50051", (), 1 << 30).prefetch_bytes < 1 << 29
-    different = {"listen", "metrics_listen", "peers", "decode_threads", "prefetch_bytes", "job_bytes"}
+    different = {"listen", "metrics_listen", "health_listen", "peers", "decode_threads", "prefetch_bytes", "job_bytes"}
     for name in given.model_fields_set - different:
         assert getattr(one, name) == getattr(given, name)
+
+
+def test_only_a_port_that_cannot_be_bound_is_given_up() -> None:
+    fleet = RayFleet(SimpleNamespace(kill=lambda _: None), 1, 50051, configured(Path(), ServerConfig(), 1, 50051))
+
+    def fail(why: Exception) -> str:
+        address = fleet._free_address("10.0.0.1")
+        fleet.members[address] = member = Member(address, "node", None, None)
+        fleet._failed(member, why)
+        return address
+
+    found = [
+        fail(DatasetError("not mounted yet")),
+        fail(ConfigError("its port is taken")),
+        fleet._free_address("10.0.0.1"),
+    ]
+    assert found == ["10.0.0.1:50051", "10.0.0.1:50051", "10.0.0.1:50052"]
 
 
 @pytest.mark.parametrize(("flag", "value"), [("--cores", "0"), ("--first-port", "70000")])
