@@ -10,7 +10,7 @@ from dataserver.dataset.index.flags import index_command
 from dataserver.dataset.index.format import IndexHeader, read_joined
 from dataserver.dataset.index.joins import read_state
 from dataserver.dataset.shards.listing import ShardFile
-from dataserver.dataset.shards.parts import split_address
+from dataserver.dataset.shards.parts import JoinedFile, split_address
 from dataserver.dataset.storage.digests import digest_file
 from dataserver.dataset.storage.etags import Etag
 from dataserver.dataset.storage.interface import StoredFile
@@ -26,6 +26,15 @@ class _Opened(NamedTuple):
     """For which the content is known to be the one that was indexed."""
 
 
+class _Noted(NamedTuple):
+    """What lies beside an index of one file, which never changes while the dataset is open."""
+
+    path: Path
+    state: tuple[int, int, int]
+    """Size, mtime and ctime (nanoseconds) with which the file was indexed."""
+    wanted: JoinedFile
+
+
 class JoinedImages:
     """Reads joined files whose content is what indexes describe; may be used by several threads.
 
@@ -39,6 +48,7 @@ class JoinedImages:
         self._opened: LruCache[_Opened] = LruCache(MAX_OPEN_FILES, lambda _: 1)
         self._compared: dict[tuple[int, int], tuple[Etag, bool]] = {}
         """The last state of each file that was compared with its index, and whether the content is the same."""
+        self._noted: dict[tuple[int, int], _Noted] = {}
 
     def read(self, position: int, address: int, length: int) -> bytes:
         """Read a piece of a file that is joined to the shard at `position`; `address` is as `joined_address`.
@@ -67,21 +77,13 @@ class JoinedImages:
 
     def _open(self, position: int, number: int) -> _Opened:
         shard = self._files[position]
-        try:
-            path, *noted = read_state(shard)[number - 1]
-            path = Path(path)
-            wanted = next(one for one in read_joined(shard.index_path, self._headers[position]) if one.number == number)
-        except (OSError, ValueError, LookupError, StopIteration) as error:
-            raise StaleIndexError(
-                f"shard {shard.path} has images in other files, and {shard.index_path} does not say where ({error!r});"
-                f" run {index_command(shard)} and start the server again"
-            ) from error
+        path, state, wanted = self._noted.get((position, number)) or self._note(position, number)
         try:
             file = storage_of(path).ranges(path)
             etag = file.etag()
             before, is_same = self._compared.get((position, number), (None, False))
             if before != etag:
-                is_known = noted == [etag.num_bytes, etag.mtime_ns, etag.ctime_ns]
+                is_known = state == (etag.num_bytes, etag.mtime_ns, etag.ctime_ns)
                 is_same = etag.num_bytes == wanted.num_bytes and (is_known or digest_file(path) == wanted.sha256)
                 self._compared[position, number] = etag, is_same
         except OSError as error:
@@ -92,3 +94,16 @@ class JoinedImages:
                 f" run {index_command(shard)} and start the server again"
             )
         return _Opened(path, file, etag)
+
+    def _note(self, position: int, number: int) -> _Noted:
+        shard, header = self._files[position], self._headers[position]
+        try:
+            path, num_bytes, mtime_ns, ctime_ns = read_state(shard, header)[number - 1]
+            wanted = next(one for one in read_joined(shard.index_path, header) if one.number == number)
+        except (OSError, ValueError, LookupError, StopIteration) as error:
+            raise StaleIndexError(
+                f"shard {shard.path} has images in other files, and {shard.index_path} does not say where ({error!r});"
+                f" run {index_command(shard)} and start the server again"
+            ) from error
+        noted = self._noted[position, number] = _Noted(Path(path), (num_bytes, mtime_ns, ctime_ns), wanted)
+        return noted

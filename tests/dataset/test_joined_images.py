@@ -1,5 +1,6 @@
 """Images in joined tars: they are read where they lie, and only while they are what was indexed."""
 
+import json
 import os
 from pathlib import Path
 
@@ -131,3 +132,32 @@ def test_two_images_of_one_name_are_refused(texts: Path) -> None:
     write_tar(texts.with_name("images") / "0.tar", [("0.jpg", B)])
     with pytest.raises(DatasetError, match=r"bring the same member .jpg of sample '0'"):
         index(texts, texts.with_name("images"))
+
+
+def test_where_images_lie_is_not_taken_from_the_note_of_another_index(texts: Path) -> None:
+    """As after a kill between an index and its note: the note names another folder's files, with their right times."""
+    first, second = texts.with_name("images"), texts.with_name("others")
+    for folder, image in ((first, A), (second, B)):
+        write_tar(folder / "0.tar", [("0.jpg", image)])
+    index(texts, first)
+    note = texts / "0.tar.joined"
+    old = note.read_bytes()
+    index(texts, second)
+    note.write_bytes(old)
+    for _ in range(2):
+        with pytest.raises(StaleIndexError, match=r"belongs to another index.*run dataserver index"):
+            Dataset.open(texts).read(Dataset.open(texts).shards[0].image(0, 0))
+    report = build_index(texts, workers=1, rules=IndexRules(joins=(second,)))
+    assert report.num_built == 1
+    assert images(Dataset.open(texts))["0.tar", "0"] == [B]
+
+
+def test_notes_of_the_first_version_are_of_no_known_index(texts: Path) -> None:
+    joined = texts.with_name("images")
+    fingerprint = index(texts, joined).fingerprint
+    for note in texts.rglob("*.joined"):
+        note.write_text(json.dumps(json.loads(note.read_text())["files"]))
+    with pytest.raises(StaleIndexError, match=r"belongs to another index.*run dataserver index"):
+        Dataset.open(texts).read(Dataset.open(texts).shards[0].image(0, 0))
+    assert index(texts, joined).fingerprint == fingerprint
+    assert images(Dataset.open(texts))["0.tar", "0"] == [A]

@@ -10,7 +10,9 @@ import pytest
 from shards import write_tar
 
 from dataserver.dataset import Dataset, DatasetError, IndexRules, MetadataKeys, build_index, lint, parse_captions
+from dataserver.dataset.index import table_rows
 from dataserver.dataset.index.join_findings import JOINS_NAME
+from dataserver.dataset.shards import parquet_columns
 
 KEYS = {"0.tar": ["a0", "a1", "a2"], "b/1.tar": ["b0", "b1"], "2.tar": ["c0"]}
 
@@ -146,3 +148,15 @@ def test_tables_that_cannot_be_joined_are_refused(folder: Path) -> None:
     (folder / "d/0.parquet").unlink()
     with pytest.raises(DatasetError, match=r"u.parquet for 'a0' belongs to samples of several shards, 0.tar and 3.tar"):
         index(folder, "u.parquet")
+
+
+def test_a_table_of_many_rows_is_compared_in_runs_of_row_groups(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are sorted, so each shard takes one row group of two rows; the table has more than a shard may take."""
+    keys = sorted([key for names in KEYS.values() for key in names] + [f"x{n}" for n in range(6)])
+    write_table(folder / "t" / "all.parquet", key=keys, score=list(range(len(keys))))
+    monkeypatch.setattr(parquet_columns, "MAX_SIDECAR_ROWS", 4)
+    monkeypatch.setattr(table_rows, "RUN_ROWS", 3)
+    dataset, _ = index(folder, "t")
+    assert column(dataset, "score") == {key: keys.index(key) for names in KEYS.values() for key in names}
+    (found,) = [one for one in said(folder) if one[1] == "row_without_sample"]
+    assert found[2] == f"6 of {len(keys)} rows have no sample in any shard, the first is 'x0'"

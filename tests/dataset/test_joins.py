@@ -1,7 +1,9 @@
 """Members and columns that other folders bring for the same keys: what is joined, found, refused, and made again."""
 
+import contextlib
 import json
 import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from shards import make_image, write_tar
 
-from dataserver.dataset import Dataset, DatasetError, IndexRules, build_index, lint, parse_captions
+from dataserver.dataset import Dataset, DatasetError, IndexRules, ShardReadError, build_index, lint, parse_captions
+from dataserver.dataset.index import joins as joins_module
+from dataserver.dataset.index.build import Part
 
 JPEG = make_image(np.random.default_rng(0), 32, 32)
 
@@ -197,8 +201,72 @@ def test_files_of_another_folder_are_others_whatever_their_times(folder: Path) -
     (noted,) = [path for path in (folder / "images").glob("*.joined") if "parquet" in path.read_text()]
     state = json.loads(noted.read_text())
     other = (folder / "b" / "0.parquet").stat()
-    state[1][1:] = [other.st_size, other.st_mtime_ns, other.st_ctime_ns]  # as if both were written at once
+    state["files"][1][1:] = [other.st_size, other.st_mtime_ns, other.st_ctime_ns]  # as if both were written at once
     noted.write_text(json.dumps(state))
     second, built = index(folder, "texts", "b")
     assert (built, rows(second, "score")[0]) == (1, ("00", "text 00", 2.0))
     assert second.fingerprint != first.fingerprint
+
+
+def test_a_part_of_the_shards_may_have_no_partner(folder: Path) -> None:
+    (folder / "more" / "0.tar").unlink()
+    (folder / "more" / "0.parquet").rename(folder / "more" / "elsewhere.txt")
+    write_table(folder / "more" / "sub/1.parquet", key=["10"], score=[0.5])
+    rules = IndexRules(joins=(folder / "texts", folder / "more"))
+    for number in range(2):
+        assert build_index(folder / "images", workers=1, rules=rules, part=Part(number, 2)).num_built == 1
+    assert ("10", "text 10", 0.5) in rows(Dataset.open(folder / "images"), "score")
+
+
+class Elsewhere:
+    """An engine whose tasks run in another folder, as those of Ray do; `before` is done first."""
+
+    num_workers = 1
+
+    def __init__(self, folder: Path, before: Callable[[], object] = lambda: None) -> None:
+        self.folder, self.before = folder, before
+
+    def run(self, work: Callable[[Any], Any], tasks: Sequence[Any], num_workers: int) -> Iterator[tuple[int, Any]]:
+        assert num_workers == 1
+        self.before()
+        with contextlib.chdir(self.folder):
+            yield from enumerate(map(work, tasks))
+
+
+def test_relative_paths_mean_the_same_on_other_machines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    rules = IndexRules(joins=(Path("texts"),))
+    engine = Elsewhere(folder / "texts")
+    assert build_index(Path("images"), Path("index"), rules=rules, engine=engine).num_built == 2
+    dataset = Dataset.open(folder / "images", folder / "index")
+    assert rows(dataset)[0] == ("00", "text 00")
+
+
+def test_a_machine_that_does_not_see_a_joined_file_fails(folder: Path) -> None:
+    engine = Elsewhere(folder, lambda: (folder / "texts").rename(folder / "unmounted"))
+    with pytest.raises(ShardReadError, match=r"cannot read shard .*No such file.*texts"):
+        build_index(folder / "images", rules=IndexRules(joins=(folder / "texts",)), engine=engine)
+    (folder / "unmounted").rename(folder / "texts")
+    (folder / "texts" / "0.tar").unlink()
+    (folder / "texts" / "0.tar").symlink_to(folder / "gone")
+    with pytest.raises(DatasetError, match=r"--join cannot be read: .*No such file"):
+        index(folder, "texts")
+
+
+def test_tables_may_not_have_more_files_than_are_noted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joins_module, "MOST_TABLE_FILES", 2)
+    for name in ("a", "b"):
+        for number in range(2):
+            write_table(folder / name / f"t{number}.parquet", key=["00"], **{name: [1]})
+    with pytest.raises(DatasetError, match=r"the tables of --join have 4 parquet files, limit 2 in all"):
+        index(folder, "texts", "a", "b")
+
+
+def test_a_table_that_changes_while_shards_are_read_is_noticed(folder: Path) -> None:
+    write_table(folder / "t" / "all.parquet", key=["00"], score=[1.0])
+    engine = Elsewhere(folder, lambda: write_table(folder / "t" / "all.parquet", key=["00", "01"], score=[1.0, 2.0]))
+    rules = IndexRules(joins=(folder / "texts", folder / "t"))
+    with pytest.raises(ShardReadError, match="a joined table changed while it was read"):
+        build_index(folder / "images", rules=rules, engine=engine)
+    dataset, _ = index(folder, "texts", "t")
+    assert rows(dataset, "score")[:2] == [("00", "text 00", 1.0), ("01", "text 01", 2.0)]

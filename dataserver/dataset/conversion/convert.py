@@ -22,6 +22,7 @@ from dataserver.dataset.shards.external import ExternalFiles, file_state
 from dataserver.dataset.storage.etags import Etag
 from dataserver.dataset.storage.interface import EntryKind
 from dataserver.dataset.storage.registry import storage_of
+from dataserver.dataset.storage.urls import Url
 
 STATE_FOLDER: Final = ".disttrain-convert"
 """In the target: what was done with which options. Listings of shards pass over hidden folders."""
@@ -100,6 +101,8 @@ def convert(
         DatasetError: the source holds nothing that can be converted, or storage failed; the target is not empty or
             belongs to another conversion; or files are damaged, when all others are done.
     """
+    if engine is not None:  # its tasks run in other folders
+        source, target = source if isinstance(source, Url) else source.absolute(), target.absolute()
     try:
         files, passed_over = find_sources(source)
         _begin(source, target, {"version": _VERSION, "source": str(source.resolve()), "shard_bytes": shard_bytes})

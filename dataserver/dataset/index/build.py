@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from dataserver.dataset.energon import field_captions
-from dataserver.dataset.errors import CaptionError, DatasetError, StaleIndexError
+from dataserver.dataset.errors import CaptionError, DatasetError, ShardReadError, StaleIndexError
 from dataserver.dataset.index.copies import allow_copies, check_copies
 from dataserver.dataset.index.dataset_findings import dataset_findings
 from dataserver.dataset.index.external_files import are_as_indexed
@@ -21,7 +21,7 @@ from dataserver.dataset.index.flags import command_of, flags_of, write_flags
 from dataserver.dataset.index.format import IndexHeader, lacks_formats, read_findings
 from dataserver.dataset.index.fresh import IndexedShard, read_fresh_index, read_index
 from dataserver.dataset.index.join_findings import note_join_findings
-from dataserver.dataset.index.joins import Joins, are_as_joined, find_joins
+from dataserver.dataset.index.joins import Joins, ShardJoins, State, are_as_joined, find_joins
 from dataserver.dataset.index.known import state_of, write_known
 from dataserver.dataset.index.numeric import has_numeric, write_numeric
 from dataserver.dataset.index.pending import PendingIndexes
@@ -30,7 +30,7 @@ from dataserver.dataset.index.sets import add_set
 from dataserver.dataset.index.summary import IndexContent, Summary, write_summary
 from dataserver.dataset.machine.cores import usable_cores
 from dataserver.dataset.machine.memory import processes_within, usable_memory
-from dataserver.dataset.machine.workers import Engine, shared_out
+from dataserver.dataset.machine.workers import Engine, LostWorkerError, shared_out
 from dataserver.dataset.shards.captions import PARQUET
 from dataserver.dataset.shards.listing import Listing, ShardFile, index_folder, list_shards
 from dataserver.dataset.storage.mirror import pull
@@ -106,18 +106,23 @@ def build_index(
     if workers is not None and workers < 1:
         raise DatasetError(f"workers is {workers}; give at least 1")
     path = location(path)
-    if engine is not None and isinstance(path, Url):
+    index_dir = None if index_dir is None else location(index_dir)
+    stored = next((one for one in (path, index_dir) if isinstance(one, Url)), None)
+    if engine is not None and stored is not None:
         raise DatasetError(
-            f"{path} lies in an object store, whose index is written on the machine that publishes it; index it "
+            f"{stored} lies in an object store, whose index is written on the machine that publishes it; index it "
             "without --engine, or run the command with --shards I/N on each of N machines"
         )
+    if engine is not None:  # its tasks run in other folders
+        path, index_dir = path.absolute(), index_dir and index_dir.absolute()
+        rules = replace(rules, images_root=rules.images_root and rules.images_root.absolute())
     listing = list_shards(path, index_dir)
     listing.warn_of_links()
     pull(listing.shards[0].root, index_dir)
+    rules = with_fields(listing.shards[0].root, rules)
+    joins = find_joins(listing.shards[0].root, listing.shards, rules.joins)
     listing = replace(listing, shards=part.of(listing.shards))
     shards = listing.shards
-    rules = with_fields(shards[0].root, rules)
-    joins = find_joins(shards[0].root, shards, rules.joins)
     folder = index_folder(shards[0])
     summary = Summary.read(folder)
     headers = {shard.name: header for shard in shards if (header := _known_header(shard, summary)) is not None}
@@ -131,6 +136,8 @@ def build_index(
             check_copies(path, by_name, rules.allow_duplicates, command_of(shards[0], flags_of(rules)))
             if listing.is_folder:
                 note_join_findings(folder, run.indexes, by_name, joins, rules)
+    except (ShardReadError, LostWorkerError):  # the command that is run again continues with what was made
+        raise
     except DatasetError:
         pending.discard(shards)
         raise
@@ -138,13 +145,13 @@ def build_index(
     pending.discard(shards)  # what a killed run left behind
     if part != WHOLE:
         return _report(replace(listing, unread=(), is_folder=False), contents, run)
-    if listing.is_folder and not summary.holds(contents):
-        write_summary(folder, contents)
-    if rules.allow_duplicates:
-        allow_copies(folder)
-    if listing.is_folder:
+    if listing.is_folder:  # else these are about one shard of those that the folder may have
+        if not summary.holds(contents):
+            write_summary(folder, contents)
+        if rules.allow_duplicates:
+            allow_copies(folder)
         add_set(folder, by_name)
-    write_flags(folder, rules)
+        write_flags(folder, rules)
     return _report(listing, contents, run)
 
 
@@ -185,6 +192,7 @@ class _Run:
         """Prepare to index shards; indexes wait in `pending`, if there is one, until `finish`."""
         self._shards = shards
         self._joins = joins
+        self._table_state: State = joins.table_state()
         self._pending = pending
         self._sizes = {shard.name: (shard.listed or shard.etags())[0].num_bytes for shard in shards}
         if engine is None:
@@ -231,7 +239,7 @@ class _Run:
             for shard in self._shards
             if shard.name in headers
             and headers[shard.name].rules == written
-            and _is_current(shard, headers[shard.name], rules, self._joins)
+            and _is_current(shard, headers[shard.name], rules, self._joined_to(shard))
         }
         first = None if lone_texts is LoneTexts.ALONE else lone_texts  # a shard may have the first image
         tasks = []
@@ -245,11 +253,15 @@ class _Run:
         lone_texts = lone_texts_of(rules, any(content.header.has_images for _, content in contents))
         wanted = written_rules(lone_texts, rules)
         others = [s for s, (_, content) in zip(self._shards, contents, strict=True) if content.header.rules != wanted]
-        if not others:
-            return contents
-        # texts alone, where another shard turned out to have images; or the other way round
-        self._refresh([(shard, self._target(shard)) for shard in others], rules, lone_texts)
-        return self._contents(summary)
+        if others:  # texts alone, where another shard turned out to have images; or the other way round
+            self._refresh([(shard, self._target(shard)) for shard in others], rules, lone_texts)
+            contents = self._contents(summary)
+        if self._joins.table_state() != self._table_state:
+            raise ShardReadError("a joined table changed while it was read; index again when it is complete")
+        return contents
+
+    def _joined_to(self, shard: ShardFile) -> ShardJoins:
+        return self._joins.of(shard, self._table_state)
 
     def _target(self, shard: ShardFile) -> ShardFile:
         return shard if self._pending is None else self._pending.of(shard)
@@ -274,7 +286,7 @@ class _Run:
         left = sum(self._sizes[shard.name] for shard, _ in shards)
         self._tell(left)
         self._targets |= {shard.name: target for shard, target in shards}
-        tasks = [(shard, target, rules, lone_texts, self._joins) for shard, target in shards]
+        tasks = [(shard, target, rules, lone_texts, self._joined_to(shard)) for shard, target in shards]
         for position, (built, problem) in shared_out(_refresh, tasks, self._workers, self._engine):
             shard, _ = shards[position]
             left -= self._sizes[shard.name]
@@ -289,9 +301,9 @@ class _Run:
             self._progress(self.num_bytes - left, self.num_bytes)
 
 
-def _is_current(shard: ShardFile, header: IndexHeader, rules: IndexRules, joins: Joins) -> bool:
+def _is_current(shard: ShardFile, header: IndexHeader, rules: IndexRules, joins: ShardJoins) -> bool:
     """Whether an index, made by the same rules, is what would be made now of other files than the shard."""
-    as_indexed = are_as_joined(shard, joins) and are_as_indexed(shard, header, rules)
+    as_indexed = are_as_joined(shard, header, joins) and are_as_indexed(shard, header, rules)
     return as_indexed and not lacks_formats(shard.index_path)
 
 
@@ -304,7 +316,7 @@ def _known_header(shard: ShardFile, summary: Summary) -> IndexHeader | None:
         return None
 
 
-def _refresh(task: tuple[ShardFile, ShardFile, IndexRules, LoneTexts | None, Joins]) -> tuple[bool, str]:
+def _refresh(task: tuple[ShardFile, ShardFile, IndexRules, LoneTexts | None, ShardJoins]) -> tuple[bool, str]:
     """Index a shard, unless its index describes its content; then note that, so that nobody compares them again.
 
     Args:

@@ -7,10 +7,11 @@ from dataclasses import asdict, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 
-from dataserver.dataset.errors import DatasetError, Findings, canonical
+from dataserver.dataset.errors import Findings, ShardReadError, canonical
 from dataserver.dataset.index.caption_texts import CaptionTexts
 from dataserver.dataset.index.columns import CORE_SCHEMA, IMAGE_TYPE
 from dataserver.dataset.index.external_files import images_root, write_external
@@ -29,7 +30,7 @@ from dataserver.dataset.index.format import (
     atomic_writer,
 )
 from dataserver.dataset.index.fresh import IndexedShard
-from dataserver.dataset.index.joins import PARQUET_SUFFIX, Joins, state_of_joined, write_joined
+from dataserver.dataset.index.joins import PARQUET_SUFFIX, ShardJoins, State, write_joined
 from dataserver.dataset.index.known import state_of, write_known
 from dataserver.dataset.index.numeric import numeric_path, write_numeric
 from dataserver.dataset.index.rules import (
@@ -187,12 +188,30 @@ def _sidecar_digest(shard: ShardFile, etag: Etag | None) -> str:
     return digest_file(shard.sidecar_path)
 
 
+class _Read(NamedTuple):
+    """What one pass over the members of a shard gives."""
+
+    rows: RowCollector
+    scalars: ScalarRows
+    captions: CaptionTexts
+    without_image: list[int]
+    """Rows of samples that have none."""
+    seen: Seen
+    others: JoinedMembers | None
+    """Members of joined tars."""
+    external: ExternalFiles | None
+    pages: Sequence[Page]
+    core_digest: str
+    sha256: str
+    """Of the shard's bytes, hexadecimal."""
+
+
 def index_shard(
     shard: ShardFile,
     rules: IndexRules = DEFAULT_RULES,
     lone_texts: LoneTexts | None = None,
     before_rules: IndexedShard | None = None,
-    joins: Joins = Joins(),  # noqa: B008  it is frozen
+    joins: ShardJoins = ShardJoins(),  # noqa: B008  it is frozen
 ) -> str:
     """Index one shard in one sequential pass; why a file beside the index was not written, where that is impossible.
 
@@ -204,79 +223,113 @@ def index_shard(
         joins: what other files bring.
 
     Raises:
-        DatasetError: the shard cannot be read, changes meanwhile, its sidecar belongs to another one, the index cannot
-            be written, or a column named as a caption holds no texts.
+        ShardReadError: the shard or a joined file cannot be read, or changes meanwhile.
+        DatasetError: the sidecar belongs to another shard, the index cannot be written, or a column named as a caption
+            holds no texts.
     """
-    findings, seen = Findings(), Seen()
+    findings = Findings()
+    try:
+        before = shard.settled_etags()
+        joins.report_missing(findings)
+        joined = joins.state()
+        same = before_rules if before_rules is not None and before_rules.etags == before else None
+        known_sha256 = None if same is None else same.header.sha256
+        read = _read_members(shard, before[0].num_bytes, known_sha256, rules, lone_texts, joins, findings)
+        meta = _columns(shard, rules, read, joins, findings)
+        sidecar_sha256 = _sidecar_digest(shard, before[1]) if same is None else same.header.sidecar_sha256
+        changed = before != shard.etags() or joined != joins.state()
+    except OSError as error:
+        raise ShardReadError(f"cannot read shard {shard.path}: {error}; make it readable and index again") from error
+    if changed:
+        raise ShardReadError(f"shard {shard.path} changed while it was indexed; index again when it is complete")
+    written = written_rules(lone_texts or lone_texts_of(rules, read.seen.has_images), rules)
+    return _written(shard, read, meta, written, before, sidecar_sha256, findings, joined)
+
+
+def _read_members(
+    shard: ShardFile,
+    num_bytes: int,
+    known_sha256: str | None,
+    rules: IndexRules,
+    lone_texts: LoneTexts | None,
+    joins: ShardJoins,
+    findings: Findings,
+) -> _Read:
+    """Read the samples of a shard of so many bytes, with the members of joined tars. Raises OSError."""
     in_members = captions_in_members(rules.captions, has_columns=not shard.format.sidecar_suffix)
     sample_rules = SampleRules(
         rules.key is KeyEnd.LAST_DOT, rules.several_images is SeveralImages.ALL, in_members, rules.images
     )
-    captions = CaptionTexts(rules.captions)
-    rows = RowCollector()
-    scalars = ScalarRows()
+    rows, scalars, captions, seen = RowCollector(), ScalarRows(), CaptionTexts(rules.captions), Seen()
     without_image: list[int] = []
     statuses = _Statuses(shard.sidecar_path, rules.metadata_keys)
-    try:
-        etag, sidecar = before = shard.settled_etags()
-        partners = joins.files_of(shard)
-        joins.report_missing(shard, findings)
-        joined_before = state_of_joined(joins.all_of(shard))
-        with shard.storage.open(shard.path) as file:
-            same = before_rules if before_rules is not None and before_rules.etags == before else None
-            reader = HashingReader(file, etag.num_bytes, None if same is None else same.header.sha256)
-            external = ExternalFiles(images_root(shard, rules), etag.num_bytes) if shard.format.has_external else None
-            source = ShardSource(shard.path, reader, sample_rules.split, external=external)
-            members = shard.format.scan(source, findings)
-            tars = {number: path for number, path in enumerate(partners, 1) if path.suffix != PARQUET_SUFFIX}
-            others = JoinedMembers(tars, sample_rules.split, findings) if tars else None
-            samples = read_samples(members, findings, seen, sample_rules, others)
-            found = without_failures(samples, statuses.of, findings)
-            if lone_texts in (None, LoneTexts.LEFT_OUT) and rules.text_only is not TextOnly.ALLOW:
-                found = without_orphans(found, seen, lone_texts is LoneTexts.LEFT_OUT, findings)
-            for sample in found:
-                rows.add(sample)
-                scalars.add(sample.scalars, findings)
-                if rules.captions:
-                    captions.add(sample)
-                if not sample.images:
-                    without_image.append(len(rows.keys) - 1)
-            reader.skip(reader.remaining)
-        core_digest = rows.finish()
-        match = RowMatch(rules.metadata_keys is MetadataKeys.LAST_PART, seen.keys)
-        meta = read_sidecar(shard.sidecar_path, rows.keys, scalars.rows, findings, match)
-        if others is not None:
-            others.finish(seen.keys)
-        tables = [(path,) for path in partners if path.suffix == PARQUET_SUFFIX]
-        meta = joined_columns(meta, tables, rows.keys, findings, match)
-        meta = joined_columns(meta, joins.tables, rows.keys, findings, replace(match, is_of_all=True))
-        meta = captions.added_to(meta, rows.keys, shard, findings)
-        for row, size in promised_images(without_image, meta, scalars.rows):
-            findings.add(rows.keys[row], LOST_IMAGE, f"the sidecar gives {size}, the tar has no image; served as text")
-        sidecar_sha256 = _sidecar_digest(shard, sidecar) if same is None else same.header.sidecar_sha256
-        after = shard.etags()
-        changed = before != after or joined_before != state_of_joined(joins.all_of(shard))
-    except OSError as error:
-        raise DatasetError(f"cannot read shard {shard.path}: {error}; make it readable and index again") from error
-    if changed:
-        raise DatasetError(f"shard {shard.path} changed while it was indexed; index again when it is complete")
-    joined = [] if others is None else others.image_files
-    external_digest = "" if external is None else external.digest
-    written = written_rules(lone_texts or lone_texts_of(rules, seen.has_images), rules)
+    with shard.storage.open(shard.path) as file:
+        reader = HashingReader(file, num_bytes, known_sha256)
+        external = ExternalFiles(images_root(shard, rules), num_bytes) if shard.format.has_external else None
+        source = ShardSource(shard.path, reader, sample_rules.split, external=external)
+        members = shard.format.scan(source, findings)
+        tars = {number: path for number, path in enumerate(joins.files, 1) if path.suffix != PARQUET_SUFFIX}
+        others = JoinedMembers(tars, sample_rules.split, findings) if tars else None
+        samples = read_samples(members, findings, seen, sample_rules, others)
+        found = without_failures(samples, statuses.of, findings)
+        if lone_texts in (None, LoneTexts.LEFT_OUT) and rules.text_only is not TextOnly.ALLOW:
+            found = without_orphans(found, seen, lone_texts is LoneTexts.LEFT_OUT, findings)
+        for sample in found:
+            rows.add(sample)
+            scalars.add(sample.scalars, findings)
+            if rules.captions:
+                captions.add(sample)
+            if not sample.images:
+                without_image.append(len(rows.keys) - 1)
+        reader.skip(reader.remaining)
+    ends = source.pages, rows.finish(), reader.hexdigest()
+    return _Read(rows, scalars, captions, without_image, seen, others, external, *ends)
+
+
+def _columns(shard: ShardFile, rules: IndexRules, read: _Read, joins: ShardJoins, findings: Findings) -> pa.Table:
+    """The columns of samples, of the shard's sidecar and of what is joined. Raises OSError or DatasetError."""
+    keys, rows = read.rows.keys, read.scalars.rows
+    match = RowMatch(rules.metadata_keys is MetadataKeys.LAST_PART, read.seen.keys)
+    meta = read_sidecar(shard.sidecar_path, keys, rows, findings, match)
+    if read.others is not None:
+        read.others.finish(read.seen.keys)
+    tables = [(path,) for path in joins.files if path.suffix == PARQUET_SUFFIX]
+    meta = joined_columns(meta, tables, keys, findings, match)
+    meta = joined_columns(meta, joins.tables, keys, findings, replace(match, is_of_all=True))
+    meta = read.captions.added_to(meta, keys, shard, findings)
+    for row, size in promised_images(read.without_image, meta, rows):
+        findings.add(keys[row], LOST_IMAGE, f"the sidecar gives {size}, the tar has no image; served as text")
+    return meta
+
+
+def _written(
+    shard: ShardFile,
+    read: _Read,
+    meta: pa.Table,
+    rules: str,
+    etags: tuple[Etag, Etag | None],
+    sidecar_sha256: str,
+    findings: Findings,
+    joined: State,
+) -> str:
+    """Write an index and what lies beside it; which of these could not be written, and why."""
+    images = [] if read.others is None else read.others.image_files
+    external_digest = "" if read.external is None else read.external.digest
+    shard_etag, sidecar = etags
     header = IndexHeader(
         format_version=FORMAT_VERSION,
-        shard_bytes=etag.num_bytes,
+        shard_bytes=shard_etag.num_bytes,
         sidecar_bytes=sidecar.num_bytes if sidecar else NO_SIDECAR,
-        sha256=reader.hexdigest(),
+        sha256=read.sha256,
         sidecar_sha256=sidecar_sha256,
-        columns_digest=digest_columns(core_digest, meta, written, joined, external_digest),
-        num_samples=len(rows.keys),
-        rules=written,
-        has_images=seen.has_images,
+        columns_digest=digest_columns(read.core_digest, meta, rules, images, external_digest),
+        num_samples=len(read.rows.keys),
+        rules=rules,
+        has_images=read.seen.has_images,
     )
-    if external is not None:
-        write_external(shard, external)
-    columns = (rows.batches, meta)
-    problem = write_index(shard.index_path, header, findings, *columns, source.pages, joined, external_digest)
-    write_joined(shard, joined_before)
-    return problem or write_known(shard.index_path, header, state_of(before))
+    if read.external is not None:
+        write_external(shard, read.external)
+    batches = read.rows.batches
+    problem = write_index(shard.index_path, header, findings, batches, meta, read.pages, images, external_digest)
+    write_joined(shard, header, joined)
+    return problem or write_known(shard.index_path, header, state_of(etags))

@@ -48,7 +48,7 @@ def note_join_findings(
     path = folder / JOINS_NAME
     found = [
         ShardFinding(str(file), "", UNREAD_FILE, "no shard has this name: nothing of the file is joined")
-        for file in unread_files(shards, joins, rules.joins)
+        for file in unread_files(joins, rules.joins)
     ]
     if joins.tables:
         from dataserver.dataset.index.table_rows import lost_rows  # with Arrow, which servers load late

@@ -6,13 +6,13 @@ where images lie.
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from dataserver.dataset.errors import DatasetError, Findings
-from dataserver.dataset.index.format import atomic_writer
+from dataserver.dataset.index.format import IndexHeader, atomic_writer
 from dataserver.dataset.kinds import MISSING_PARTNER
 from dataserver.dataset.shards.formats import FORMATS, format_of
 from dataserver.dataset.shards.listing import ShardFile
@@ -22,55 +22,103 @@ from dataserver.dataset.storage.registry import storage_of
 JOINED_SUFFIX: Final = ".joined"
 PARQUET_SUFFIX: Final = ".parquet"
 MOST_TABLE_FILES: Final = 1024
-_MAX_BYTES: Final = 1 << 20
+"""Of all tables together: each is noted beside the index of every shard."""
+_MAX_BYTES: Final = 64 << 20
 State = list[list[Any]]
+"""Path, size, mtime and ctime (nanoseconds) of each joined file."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardJoins:
+    """What is joined to one shard, as it was found on the machine that the command runs on.
+
+    Another machine that indexes the shard fails where it does not see these files, instead of leaving them out.
+    """
+
+    files: tuple[Path, ...] = ()
+    """Files of the shard's name, in the order of the folders."""
+    missing: tuple[Path, ...] = ()
+    """Folders without a file for the shard."""
+    tables: tuple[tuple[Path, ...], ...] = ()
+    """As `Joins.tables`."""
+    table_state: State = field(default_factory=list)
+    """Of the files of tables, before any shard was read."""
+
+    def state(self) -> State:
+        """Return the state of all joined files, those of the tables as they were. Raises OSError."""
+        return [*state_of_joined(self.files), *self.table_state]
+
+    def report_missing(self, findings: Findings) -> None:
+        """Count each folder without a file for the shard."""
+        for folder in self.missing:
+            detail = f"{folder} has no file of this name: what is joined from there lacks for all samples"
+            findings.add("", MISSING_PARTNER, f"{detail} of the shard")
 
 
 @dataclass(frozen=True, slots=True)
 class Joins:
-    """What is joined to the shards of a dataset."""
+    """What is joined to the shards of a dataset; all paths are absolute."""
 
     folders: tuple[Path, ...] = ()
     """Their files are named as the shards."""
     tables: tuple[tuple[Path, ...], ...] = ()
     """Parquet files that cover several shards; those of one entry have rows of one table."""
+    files: Mapping[str, Mapping[Path, tuple[Path, ...]]] = field(default_factory=dict)
+    """By the name of a shard and by folder: the files for it."""
 
-    def files_of(self, shard: ShardFile) -> list[Path]:
-        """Return the files in folders that bring more for a shard: of its name, with the suffix of any format."""
-        stem = shard.name.removesuffix(shard.format.suffix)
-        names = [stem + found.suffix for found in FORMATS if not found.has_external]
-        return [path for folder in self.folders for path in (folder / name for name in names) if path.is_file()]
+    def table_state(self) -> State:
+        """Return the state of the files of tables. Raises DatasetError where one cannot be reached."""
+        try:
+            return state_of_joined([path for table in self.tables for path in table])
+        except OSError as error:
+            raise DatasetError(f"a joined file cannot be reached: {error}; check the storage") from error
 
-    def all_of(self, shard: ShardFile) -> list[Path]:
-        """Return all files that are looked at for a shard: `files_of`, then those of tables."""
-        return [*self.files_of(shard), *(path for table in self.tables for path in table)]
-
-    def report_missing(self, shard: ShardFile, findings: Findings) -> None:
-        """Count each folder without a file for a shard."""
-        for folder in self.folders:
-            if not Joins((folder,)).files_of(shard):
-                detail = f"{folder} has no file of this name: what is joined from there lacks for all samples"
-                findings.add("", MISSING_PARTNER, f"{detail} of the shard")
+    def of(self, shard: ShardFile, table_state: State) -> ShardJoins:
+        """Return what is joined to a shard; `table_state` is what the method of that name returned."""
+        by_folder = self.files.get(shard.name, {})
+        return ShardJoins(
+            tuple(path for folder in self.folders for path in by_folder.get(folder, ())),
+            tuple(folder for folder in self.folders if not by_folder.get(folder)),
+            self.tables,
+            table_state,
+        )
 
 
 def find_joins(root: Path, shards: Sequence[ShardFile], paths: Sequence[Path]) -> Joins:
     """Return what the paths of --join hold for the shards of a dataset.
 
+    Args:
+        root: of the dataset.
+        shards: all of them, also those that other machines index.
+        paths: folders, or Parquet files.
+
     Raises:
-        DatasetError: a path is named twice, lies in the dataset's own folders, or has nothing for any shard.
+        DatasetError: a path is named twice, lies in the dataset's own folders, has nothing for any shard, or cannot be
+            read.
     """
+    try:
+        return _find_joins(root, shards, paths)
+    except OSError as error:
+        raise DatasetError(f"--join cannot be read: {error}; check the storage") from error
+
+
+def _find_joins(root: Path, shards: Sequence[ShardFile], paths: Sequence[Path]) -> Joins:
     own = {(root / folder).resolve() for shard in shards for folder in Path(shard.name).parents} if paths else set()
-    named = {path.resolve() for path in paths}
-    if len(named) < len(paths) or any(path in own or (path.is_file() and path.parent in own) for path in named):
+    named = [path.resolve() for path in paths]
+    if len({*named}) < len(paths) or any(path in own or (path.is_file() and path.parent in own) for path in named):
         raise DatasetError(
             f"--join names a folder twice, or the dataset's own ({root}), or something in it;"
             " name other folders or files, each once"
         )
-    by_name, tables = [], []
-    for path in paths:
+    folders, tables = [], []
+    files: dict[str, dict[Path, tuple[Path, ...]]] = {}
+    for path in named:
+        found = _files_by_shard(path, shards) if path.is_dir() else {}
         table = _table_files(path)
-        if path.is_dir() and any(Joins((path,)).files_of(shard) for shard in shards):
-            by_name.append(path)
+        if found:
+            folders.append(path)
+            for name, partners in found.items():
+                files.setdefault(name, {})[path] = partners
         elif 0 < len(table) <= MOST_TABLE_FILES:
             tables.append(table)
         else:
@@ -79,19 +127,56 @@ def find_joins(root: Path, shards: Sequence[ShardFile], paths: Sequence[Path]) -
                 f" parquet files have the names of the shards, such as {path / shards[0].name}, or 1 to"
                 f" {MOST_TABLE_FILES} parquet files whose rows have the keys of all samples"
             )
-    return Joins(tuple(by_name), tuple(tables))
+    num_files = sum(map(len, tables))
+    if num_files > MOST_TABLE_FILES:
+        raise DatasetError(
+            f"the tables of --join have {num_files} parquet files, limit {MOST_TABLE_FILES} in all; merge some of them"
+        )
+    return Joins(tuple(folders), tuple(tables), files)
+
+
+def _files_by_shard(folder: Path, shards: Sequence[ShardFile]) -> dict[str, tuple[Path, ...]]:
+    """The files of a folder for each shard that has any: of its name, with the suffix of any format. Raises OSError.
+
+    Each folder is listed once: to ask for every name would take far longer over a network.
+    """
+    suffixes = [found.suffix for found in FORMATS if not found.has_external]
+    listed: dict[Path, set[str]] = {}
+    by_shard = {}
+    for shard in shards:
+        stem = folder / shard.name.removesuffix(shard.format.suffix)
+        if stem.parent not in listed:
+            listed[stem.parent] = _names_in(stem.parent)
+        names = listed[stem.parent]
+        if found := tuple(stem.parent / name for s in suffixes if (name := stem.name + s) in names):
+            by_shard[shard.name] = tuple(path for path in found if _is_file(path))
+    return {name: found for name, found in by_shard.items() if found}
+
+
+def _names_in(folder: Path) -> set[str]:
+    try:
+        return {path.name for path in folder.iterdir()}
+    except (FileNotFoundError, NotADirectoryError):
+        return set()
+
+
+def _is_file(path: Path) -> bool:
+    """Whether a listed path is a file. Raises OSError for a link to what is not there, as where a mount is missing."""
+    path.stat()
+    return path.is_file()
 
 
 def _table_files(path: Path) -> tuple[Path, ...]:
     if path.is_dir():
-        return tuple(sorted(found for found in path.iterdir() if found.suffix == PARQUET_SUFFIX and found.is_file()))
+        return tuple(sorted(found for found in path.iterdir() if found.suffix == PARQUET_SUFFIX and _is_file(found)))
     return (path,) if path.suffix == PARQUET_SUFFIX and path.is_file() else ()
 
 
-def unread_files(shards: Sequence[ShardFile], joins: Joins, paths: Sequence[Path]) -> list[Path]:
+def unread_files(joins: Joins, paths: Sequence[Path]) -> list[Path]:
     """Return the files in joined folders that look like partners and are not joined, in the order of names."""
-    used = {path for shard in shards for path in joins.all_of(shard)}
-    found = (path for folder in paths if folder.is_dir() for path in sorted(folder.rglob("*")))
+    used = {path for table in joins.tables for path in table}
+    used |= {path for by_folder in joins.files.values() for found in by_folder.values() for path in found}
+    found = (path for folder in paths if folder.is_dir() for path in sorted(folder.resolve().rglob("*")))
     return [path for path in found if path not in used and _may_be_partner(path)]
 
 
@@ -101,48 +186,63 @@ def _may_be_partner(path: Path) -> bool:
 
 
 def state_of_joined(paths: Sequence[Path]) -> State:
-    """Return paths, sizes and times of joined files. Raises OSError.
+    """Return absolute paths, sizes and times of joined files. Raises OSError.
 
     Files of two folders may have the same names, sizes and times.
     """
     found = []
     for path in paths:
         etag = storage_of(path).etag(str(path))
-        found.append([str(path.resolve()), etag.num_bytes, etag.mtime_ns, etag.ctime_ns])
+        found.append([str(path), etag.num_bytes, etag.mtime_ns, etag.ctime_ns])
     return found
 
 
-def read_state(shard: ShardFile) -> State:
-    """Return what was noted of the joined files when the shard was indexed. Raises OSError or ValueError."""
+def read_state(shard: ShardFile, header: IndexHeader) -> State:
+    """Return what was noted of the joined files when the shard was indexed.
+
+    Raises OSError, or ValueError where the note is damaged or was made with another index.
+    """
     path = _path(shard)
     check_regular(path)
     with path.open("rb") as file:
-        found = json.loads(file.read(_MAX_BYTES))
-    for entry in found if isinstance(found, list) else [None]:
-        if not (isinstance(entry, list) and [*map(type, entry)] == [str, int, int, int]):
-            raise ValueError(f"{path} is damaged; index again")
-    return found  # type: ignore[no-any-return]
+        noted = json.loads(file.read(_MAX_BYTES))
+    # the first version wrote a list alone, which names no index
+    if not isinstance(noted, dict) or noted.get("columns_digest") != header.columns_digest:
+        raise ValueError(f"{path} belongs to another index; index again")
+    files = noted.get("files")
+    if not isinstance(files, list) or any(not _is_entry(entry) for entry in files):
+        raise ValueError(f"{path} is damaged; index again")
+    return files
 
 
-def are_as_joined(shard: ShardFile, joins: Joins) -> bool:
+def _is_entry(entry: object) -> bool:
+    return isinstance(entry, list) and [*map(type, entry)] == [str, int, int, int]
+
+
+def are_as_joined(shard: ShardFile, header: IndexHeader, joins: ShardJoins) -> bool:
     """Whether the index of a shard was made of the joined files as they are now."""
     try:
-        before = read_state(shard)
+        before = read_state(shard, header)
     except FileNotFoundError:
         before = []
     except (OSError, ValueError, RecursionError):
         return False
-    return before == state_of_joined(joins.all_of(shard))
+    return before == joins.state()
 
 
-def write_joined(shard: ShardFile, state: State) -> None:
-    """Note of what an index was made. Raises DatasetError where it cannot be written."""
+def write_joined(shard: ShardFile, header: IndexHeader, state: State) -> None:
+    """Note of what an index was made. Raises DatasetError where it cannot be written, or is too long."""
     path = _path(shard)
     if not state:
         path.unlink(missing_ok=True)
         return
+    text = json.dumps({"columns_digest": header.columns_digest, "files": state}) + "\n"
+    if len(text) > _MAX_BYTES:
+        raise DatasetError(
+            f"the paths of {len(state)} joined files take {len(text)} bytes, limit {_MAX_BYTES}; join fewer files"
+        )
     with atomic_writer(path) as temp:
-        temp.write_text(f"{json.dumps(state)}\n", "ascii")
+        temp.write_text(text, "ascii")
 
 
 def _path(shard: ShardFile) -> Path:

@@ -6,6 +6,7 @@ killed, leaves the dataset as it was, and one that was killed continues with the
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -64,5 +65,5 @@ class PendingIndexes:
 
     def _remove_folders(self) -> None:
         for folder, _, _ in os.walk(self._folder, topdown=False):
-            if not any(Path(folder).iterdir()):  # what is not ours stays
+            with suppress(OSError):  # what is not ours stays; and others index parts of the dataset meanwhile
                 Path(folder).rmdir()

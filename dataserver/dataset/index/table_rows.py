@@ -10,7 +10,7 @@ from dataserver.dataset.errors import DatasetError, ShardFinding
 from dataserver.dataset.index.format import IndexHeader, read_columns, read_findings
 from dataserver.dataset.kinds import ROW_WITHOUT_SAMPLE
 from dataserver.dataset.shards.listing import ShardFile
-from dataserver.dataset.shards.parquet_columns import keys_and_failures
+from dataserver.dataset.shards.parquet_columns import MAX_SIDECAR_ROWS, RUN_ROWS, keys_and_failures
 from dataserver.dataset.shards.row_match import RowMatch
 
 
@@ -31,69 +31,101 @@ def lost_rows(
     Raises:
         DatasetError: no row of a table belongs to a sample, or one belongs to samples of several shards.
     """
-    match = RowMatch(by_last_part)
-    served, starts = _served_keys(shards, headers, match)
+    served, starts = _served_keys(shards, headers, RowMatch(by_last_part))
     left_out = {found.key for shard in shards for found in read_findings(shard.index_path).details if found.key}
+    search = _Search(served, starts, left_out, by_last_part)
     for table in tables:
-        yield from _lost_rows(table, served, starts, left_out, match)
+        yield from search.lost_rows(table)
 
 
 def _served_keys(
     shards: Sequence[ShardFile], headers: Mapping[str, IndexHeader], match: RowMatch
-) -> tuple[pa.Array, list[tuple[int, str]]]:
+) -> tuple[pa.LargeStringArray, list[tuple[int, str]]]:
     """The keys of all samples as rows are compared with them, and the number of the first one of each shard."""
     parts, starts, start = [], [], 0
     for shard in shards:
         keys = read_columns(shard.index_path, headers[shard.name], ["key"]).column("key")
-        parts.append(pa.array(match.form(keys.to_pylist()), pa.string()) if match.by_last_part else keys)
+        parts.append(_compared(keys, match))
         starts.append((start, shard.name))
         start += len(keys)
     return pa.concat_arrays(parts), starts
 
 
-def _lost_rows(
-    table: Sequence[Path],
-    served: pa.Array,
-    starts: Sequence[tuple[int, str]],
-    left_out: set[str],
-    match: RowMatch,
-) -> Iterator[ShardFinding]:
-    num_found = 0
-    first_wrong = ""
-    others = pa.array(match.form(sorted(left_out)), pa.string())
-    for path in table:
-        known, failed = keys_and_failures(path)
-        rows = pa.array(match.form(known.to_pylist()), pa.string()) if match.by_last_part else known
-        _check_one_shard(path, rows, served, starts)
-        is_found = pc.or_(
-            pc.is_in(rows, value_set=served, skip_nulls=True), pc.is_in(rows, value_set=others, skip_nulls=True)
-        )
-        num_found += pc.sum(is_found).as_py() or 0
-        lost = pc.invert(pc.or_(is_found, failed))
-        first_wrong = first_wrong or str(known[0].as_py() if len(known) else "")
-        if count := pc.sum(lost).as_py():
-            first = known.filter(lost)[0].as_py()
-            detail = f"{count} of {len(rows)} rows have no sample in any shard, the first is {first!a}"
-            yield ShardFinding(str(path), "", ROW_WITHOUT_SAMPLE, detail)
-    if not num_found and len(served):
+def _compared(keys: pa.Array, match: RowMatch) -> pa.LargeStringArray:
+    if match.by_last_part:
+        return pa.array(match.form(keys.to_pylist()), pa.large_string())
+    return keys.cast(pa.large_string())
+
+
+class _Search:
+    """Compares rows with the samples of a dataset."""
+
+    def __init__(
+        self,
+        served: pa.LargeStringArray,
+        starts: Sequence[tuple[int, str]],
+        left_out: set[str],
+        by_last_part: bool,
+    ) -> None:
+        """Prepare for samples with the keys `served`; those `left_out` are not served, and have rows all the same."""
+        self._match = RowMatch(by_last_part)
+        self._served = served
+        self._starts = starts
+        self._left_out = pa.array(self._match.form(sorted(left_out)), pa.large_string())
+        self._doubled = _doubled(served)
+        # by last part, keys must be compared with all others of their file: `parquet_columns` refused any longer one
+        self._max_rows = MAX_SIDECAR_ROWS if by_last_part else RUN_ROWS
+
+    def lost_rows(self, table: Sequence[Path]) -> Iterator[ShardFinding]:
+        """Yield a finding for each file of a table with rows of no sample. Raises DatasetError as the function."""
+        num_found = 0
+        first_wrong = ""
+        for path in table:
+            num_rows = num_lost = 0
+            first_lost = ""
+            for keys, failed in keys_and_failures(path, self._max_rows):
+                rows = _compared(keys, self._match)
+                self._check_one_shard(path, rows)
+                is_found = self._are_found(rows)
+                num_found += pc.sum(is_found).as_py() or 0
+                first_wrong = first_wrong or str(keys[0].as_py() if len(keys) else "")
+                lost = pc.invert(pc.or_(is_found, failed))
+                if (count := pc.sum(lost).as_py()) and not num_lost:
+                    first_lost = keys.filter(lost)[0].as_py()
+                num_lost += count or 0
+                num_rows += len(rows)
+            if num_lost:
+                detail = f"{num_lost} of {num_rows} rows have no sample in any shard, the first is {first_lost!a}"
+                yield ShardFinding(str(path), "", ROW_WITHOUT_SAMPLE, detail)
+        if not num_found and len(self._served):
+            raise DatasetError(
+                f"no row of {table[0]}{' and the others there' if len(table) > 1 else ''} belongs to a sample: the"
+                f" samples are called {self._served[0].as_py()!a} where it says {first_wrong!a}; name the files whose"
+                " rows have the same keys, or index with --metadata-keys last-part"
+            )
+
+    def _are_found(self, rows: pa.LargeStringArray) -> pa.BooleanArray:
+        served = pc.is_in(rows, value_set=self._served, skip_nulls=True)
+        return pc.or_(served, pc.is_in(rows, value_set=self._left_out, skip_nulls=True))
+
+    def _check_one_shard(self, path: Path, rows: pa.LargeStringArray) -> None:
+        """Raise DatasetError if a row belongs to samples of several shards."""
+        hit = self._doubled.filter(pc.is_in(self._doubled, value_set=rows, skip_nulls=True))
+        if not len(hit):
+            return
+        key = hit[0]
+        numbers = pc.indices_nonzero(pc.equal(self._served, key)).to_pylist()[:2]
+        names = [max(entry for entry in self._starts if entry[0] <= number)[1] for number in numbers]
         raise DatasetError(
-            f"no row of {table[0]}{' and the others there' if len(table) > 1 else ''} belongs to a sample: the samples"
-            f" are called {served[0].as_py()!a} where it says {first_wrong!a}; name the files whose rows have the same"
-            " keys, or index with --metadata-keys last-part"
+            f"a row of {path} for {key.as_py()!a} belongs to samples of several shards, {names[0]} and {names[1]}; join"
+            " files that have the names of the shards, or give the samples keys of their own"
         )
 
 
-def _check_one_shard(path: Path, rows: pa.Array, served: pa.Array, starts: Sequence[tuple[int, str]]) -> None:
-    """Raise DatasetError if a row belongs to samples of several shards."""
-    with_row = pc.indices_nonzero(pc.is_in(served, value_set=rows, skip_nulls=True))
-    keys = served.take(with_row)
-    if len(keys) == pc.count_distinct(keys).as_py():
-        return
-    counts = keys.value_counts()
-    key = counts.filter(pc.greater(counts.field("counts"), 1))[0]["values"].as_py()
-    numbers = pc.indices_nonzero(pc.equal(served, key)).to_pylist()[:2]
-    names = [max(entry for entry in starts if entry[0] <= number)[1] for number in numbers]
-    raise DatasetError(
-        f"a row of {path} for {key!a} belongs to samples of several shards, {names[0]} and {names[1]}; join files that"
-        " have the names of the shards, or give the samples keys of their own"
-    )
+def _doubled(keys: pa.LargeStringArray) -> pa.LargeStringArray:
+    """The keys that come more than once."""
+    present = keys.drop_null()
+    if pc.count_distinct(present).as_py() == len(present):
+        return present.slice(0, 0)
+    counts = present.value_counts()
+    return counts.field("values").filter(pc.greater(counts.field("counts"), 1))

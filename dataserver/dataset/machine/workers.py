@@ -19,6 +19,10 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
+class LostWorkerError(DatasetError):
+    """A process that did a part of the work died: says nothing about the dataset."""
+
+
 class Engine(Protocol):
     """What shares out a lot of work over several machines."""
 
@@ -74,7 +78,8 @@ def in_processes(
         niceness: by how much the processes give way to others.
 
     Raises:
-        DatasetError: a process died, or this system has nothing that processes share work by.
+        LostWorkerError: a process died.
+        DatasetError: this system has nothing that processes share work by.
         Exception: what `work` or `look` raised; what has not begun is not done then.
     """
     # Most servers never need processes of their own, and all begin sooner without what starts them.
@@ -92,7 +97,7 @@ def in_processes(
                 for future in done:
                     yield futures.pop(future), future.result()
         except BrokenProcessPool as error:
-            raise DatasetError("a worker process died, perhaps for lack of memory; use fewer workers") from error
+            raise LostWorkerError("a worker process died, perhaps for lack of memory; use fewer workers") from error
         except (KeyboardInterrupt, GeneratorExit):  # nobody waits for what they have begun
             wanted.close()
             raise

@@ -1,9 +1,10 @@
 """The columns of a shard's parquet: read one after the other, joined with its samples by key, cast to stored types."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -26,6 +27,8 @@ from dataserver.dataset.storage.registry import storage_of
 
 MAX_SIDECAR_BYTES: Final = 1 << 30
 MAX_SIDECAR_ROWS: Final = 1 << 22
+RUN_ROWS: Final = 1 << 21
+"""Rows whose keys are held at a time, where a parquet is about all shards."""
 KEY: Final = "key"
 STATUS: Final = "status"
 
@@ -134,8 +137,11 @@ def failed_rows(path: Path) -> dict[str, str]:
     Raises OSError where storage failed.
     """
     found: dict[str, str] = {}
-    with refusing(UNUSABLE_COLUMN, STATUS, Findings()):  # `parquet_columns` counts what is wrong
-        columns = _strings(path, [KEY, STATUS])
+    with refusing(UNUSABLE_COLUMN, STATUS, Findings()), open_parquet(path) as opened:  # `parquet_columns` counts it
+        metadata = opened.parquet.metadata
+        groups = range(metadata.num_row_groups)
+        _check_rows(metadata, groups, is_of_all=False)
+        columns = _strings(opened, [KEY, STATUS], groups)
         if len(columns) == 2:
             for key, status in zip(columns[KEY].to_pylist(), columns[STATUS].to_pylist(), strict=True):
                 if key is not None and status is not None and status != SUCCESS:
@@ -143,28 +149,51 @@ def failed_rows(path: Path) -> dict[str, str]:
     return found
 
 
-def keys_and_failures(path: Path) -> tuple[pa.StringArray, pa.BooleanArray]:
-    """Return the key of each row of a parquet, and whether its status is given and no success.
+def keys_and_failures(path: Path, max_rows: int = RUN_ROWS) -> Iterator[tuple[pa.LargeStringArray, pa.BooleanArray]]:
+    """Yield the key of each row of a parquet, and whether its status is given and no success.
+
+    A parquet may have more rows than memory holds: it is read in runs of whole row groups, of up to `max_rows` rows
+    unless one row group alone has more.
 
     Raises ValueError, ArrowException, OSError: it cannot be read, or has no keys.
     """
-    columns = _strings(path, [KEY, STATUS])
-    if KEY not in columns:
-        raise ValueError(f"{path} has no column of strings called {KEY}")
-    keys = columns[KEY]
-    if STATUS not in columns:
-        return keys, pa.array([False] * len(keys), pa.bool_())
-    return keys, pc.fill_null(pc.not_equal(columns[STATUS], SUCCESS), False)
-
-
-def _strings(path: Path, names: Sequence[str]) -> dict[str, pa.StringArray]:
-    """Those of these columns that hold strings, by name."""
     with open_parquet(path) as opened:
-        groups, limit = range(opened.parquet.metadata.num_row_groups), MAX_SIDECAR_VALUE_BYTES
-        _check_rows(opened.parquet.metadata, groups, is_of_all=False)
-        kinds = {field.name: target_type(field.type) for field in opened.parquet.schema_arrow}
-        found = [name for name in names if kinds.get(name) == pa.string()]
-        return {name: _unfolded(_read(opened, name, limit, groups), limit).cast(pa.string()) for name in found}
+        metadata = opened.parquet.metadata
+        if KEY not in _strings(opened, [KEY], []):
+            raise ValueError(f"{path} has no column of strings called {KEY}")
+        for groups in _runs(metadata, max_rows):
+            _check_rows(metadata, groups, is_of_all=False)
+            columns = _strings(opened, [KEY, STATUS], groups)
+            keys = columns[KEY].cast(pa.large_string())
+            if STATUS in columns:
+                yield keys, pc.fill_null(pc.not_equal(columns[STATUS], SUCCESS), False)
+            else:
+                yield keys, pa.array(np.zeros(len(keys), np.bool_))
+
+
+def _runs(metadata: pq.FileMetaData, max_rows: int) -> Iterator[list[int]]:
+    """Row groups that follow each other, with up to so many rows or one row group. Raises ValueError."""
+    sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+    if sum(sizes) != metadata.num_rows:
+        raise ValueError(f"its row groups have {sum(sizes)} rows, its footer says {metadata.num_rows}")
+    run: list[int] = []
+    num_rows = 0
+    for group, size in enumerate(sizes):
+        if run and num_rows + size > max_rows:
+            yield run
+            run, num_rows = [], 0
+        run.append(group)
+        num_rows += size
+    if run:
+        yield run
+
+
+def _strings(opened: OpenParquet, names: Sequence[str], groups: Sequence[int]) -> dict[str, pa.StringArray]:
+    """Those of these columns that hold strings, by name, in some row groups."""
+    limit = MAX_SIDECAR_VALUE_BYTES
+    kinds = {field.name: target_type(field.type) for field in opened.parquet.schema_arrow}
+    found = [name for name in names if kinds.get(name) == pa.string()]
+    return {name: _unfolded(_read(opened, name, limit, groups), limit).cast(pa.string()) for name in found}
 
 
 def _read(opened: OpenParquet, name: str, max_bytes: int, groups: Sequence[int]) -> pa.ChunkedArray:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from shards import write_tar
 
-from dataserver.dataset import Dataset, DatasetError, IndexRules, KeyEnd, build_index, parse_captions
+from dataserver.dataset import Dataset, DatasetError, IndexRules, KeyEnd, ShardReadError, build_index, parse_captions
 from dataserver.dataset.index import indexing
 from dataserver.dataset.index.pending import PENDING_NAME
 
@@ -121,3 +121,42 @@ def test_another_folder_to_join_is_other_rules(folder: Path) -> None:
         build_index(folder / "d", workers=1, rules=joins)
     assert state(folder) == before
     assert index(folder, LONG) == 0
+
+
+def test_what_was_made_stays_where_storage_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, make = state(folder), indexing.index_shard
+
+    def failing(shard: Any, *rest: Any) -> str:
+        if shard.name == "s/2.tar":
+            raise ShardReadError("cannot read it")
+        return make(shard, *rest)
+
+    monkeypatch.setattr(indexing, "index_shard", failing)
+    with pytest.raises(ShardReadError):
+        index(folder, LONG)
+    assert {path: data for path, data in state(folder).items() if PENDING_NAME not in path} == before
+    monkeypatch.undo()
+    assert index(folder, LONG) == 1, "two were made before"
+
+
+def test_folders_that_others_fill_meanwhile_stay(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where another command indexes other shards of the dataset."""
+    remove = Path.rmdir
+
+    def raced(path: Path) -> None:
+        (path / "of another").touch()
+        remove(path)
+
+    monkeypatch.setattr(Path, "rmdir", raced)
+    assert index(folder, LONG) == 3
+    assert (folder / "d" / PENDING_NAME / "s" / "of another").exists()
+
+
+def test_one_shard_leaves_what_is_noted_of_all(tmp_path: Path) -> None:
+    for n in range(2):
+        write_texts(tmp_path / f"{n}.tar", {f"k{n}": f"text {n}"})
+    build_index(tmp_path, workers=1, rules=IndexRules(key=KeyEnd.LAST_DOT))
+    noted = {path.name: path.read_bytes() for path in tmp_path.glob("disttrain.*")}
+    assert "disttrain.flags" in noted
+    assert build_index(tmp_path / "0.tar", workers=1, rules=IndexRules(allow_duplicates=True)).num_built == 1
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("disttrain.*")} == noted
