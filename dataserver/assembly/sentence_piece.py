@@ -11,6 +11,7 @@ import numpy as np
 
 from dataserver.assembly.hugging_face import I32, TokenizerError, read_bounded, text_batches
 from dataserver.dataset import TokenizingError
+from dataserver.extras import pip_install
 
 _SPACE_MARK: Final = "\u2581"
 _NORMAL, _USER_DEFINED = 1, 4
@@ -33,8 +34,8 @@ class SentencePieceTokenizer:
             from sentencepiece import SentencePieceProcessor
         except ImportError as error:
             raise TokenizerError(
-                f"tokenizer {name}: {path} is read by sentencepiece, which is not installed; pip install"
-                " 'disttrain[sentencepiece]'"
+                f"tokenizer {name}: {path} is read by sentencepiece, which is not installed; run"
+                f" {pip_install('sentencepiece')}"
             ) from error
 
         self.name: Final = name

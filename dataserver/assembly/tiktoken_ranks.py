@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from dataserver.assembly.hugging_face import I32, TokenizerError, as_tokenizing_error, read_bounded, text_batches
+from dataserver.extras import pip_install
 
 PATTERN_SUFFIX: Final = ".pattern"
 """End of the name of a file beside the ranks that holds their pattern, where it is none of `PATTERNS`."""
@@ -56,8 +57,7 @@ class TiktokenTokenizer:
             import tiktoken
         except ImportError as error:
             raise TokenizerError(
-                f"tokenizer {name}: {path} is read by tiktoken, which is not installed;"
-                " pip install 'disttrain[tiktoken]'"
+                f"tokenizer {name}: {path} is read by tiktoken, which is not installed; run {pip_install('tiktoken')}"
             ) from error
 
         self.name: Final = name

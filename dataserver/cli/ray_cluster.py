@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Final, Literal, TypeVar
 
 from dataserver.addresses import split_address
+from dataserver.extras import pip_install
 from dataserver.fleet.on_ray import NAMESPACE
 
 RETRIES: Final = 3
@@ -32,7 +33,7 @@ def connected() -> Iterator[Any]:
     try:
         import ray
     except ImportError as error:
-        raise RayError(f"{error}: Ray is not installed; pip install 'disttrain[ray]'") from None
+        raise RayError(f"{error}: Ray is not installed; run {pip_install('ray')}") from None
     _check_named_cluster()
     try:
         ray.init("auto", namespace=NAMESPACE, logging_level=logging.WARNING, log_to_driver=False)

@@ -17,7 +17,8 @@ def test_supported_releases() -> None:
 
 @pytest.mark.parametrize(("first", "below"), [("9999", "10000"), ("0.1", "0.2.0"), ("0.1", version("numpy"))])
 def test_other_releases_are_refused_with_those_that_would_do(first: str, below: str) -> None:
-    with pytest.raises(ImportError, match=rf"found numpy .*from {first} to before {below}: pip install 'disttrain\["):
+    remedy = rf"pip install '\.\[numpy\]' 'numpy>={first},<{below}' in the checkout"
+    with pytest.raises(ImportError, match=rf"found numpy .*from {first} to before {below}: {remedy}"):
         require("numpy", first, below)
 
 

@@ -224,7 +224,8 @@ def test_a_package_that_is_missing_is_named_with_its_command(
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     flag = package.partition(".")[0]
-    with pytest.raises(ConfigError, match=rf"--{flag} needs a package .*; run pip install 'disttrain\[{flag}\]'"):
+    command = rf"pip install '\.\[{flag}\]' in the checkout"
+    with pytest.raises(ConfigError, match=rf"--{flag} needs a package .*; run {command}"):
         require()
 
 

@@ -4,7 +4,7 @@
     planner = LoaderPlanner(sizes, "job.yaml")
     loader = DataLoader(dataset, batch_sampler=PlannedBatches(planner, rank, world_size), collate_fn=...)
 
-There is no server: every rank plans for itself, all to the same plans. Needs numba (`disttrain[server]`).
+There is no server: every rank plans for itself, all to the same plans. Needs numba (the extra `server`).
 """
 
 import hashlib

@@ -4,6 +4,8 @@ import re
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
+from dataserver.extras import pip_install
+
 _EXTRAS: Final = {
     "accelerate": "huggingface",
     "transformers": "huggingface",
@@ -20,7 +22,7 @@ def require(package: str, first: str, below: str) -> None:
         ImportError: it is not installed, or another release is.
     """
     extra = _EXTRAS.get(package, package)
-    remedy = f"pip install 'disttrain[{extra}]' '{package}>={first},<{below}'"
+    remedy = pip_install(extra, f"{package}>={first},<{below}")
     try:
         found = version(package)
     except PackageNotFoundError:

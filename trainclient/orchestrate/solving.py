@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from dataserver.extras import pip_install
 from trainclient.layouts.registry import LAYOUTS, layout_part
 from trainclient.orchestrate.choice import Choice, NoLayoutError, Problem, Solver, TooLargeError
 from trainclient.orchestrate.job_execution import execution_block, not_run
@@ -152,7 +153,7 @@ def _scored(problem: Problem, choice: Choice, draws: int) -> Scored:
             refusal = str(error)
         except ModuleNotFoundError as error:
             raise ScoringError(
-                f"planner and simulator need {error.name}, which data servers have: pip install '.[server]', or set "
+                f"planner and simulator need {error.name}, which data servers have: {pip_install('server')}, or set "
                 "--steps to 0"
             ) from error
     return Scored(choice, block, not_run(block), simulated, refusal)

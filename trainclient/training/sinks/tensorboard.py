@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dataserver.extras import pip_install
 from trainclient.training.config import ConfigError
 from trainclient.training.metrics import StepMetrics
 from trainclient.training.sinks.scalars import scalars
@@ -22,7 +23,7 @@ def require_tensorboard() -> None:
         import tensorboard.summary.writer.record_writer  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            f"--tensorboard needs a package that is not installed ({error}); run pip install 'disttrain[tensorboard]'"
+            f"--tensorboard needs a package that is not installed ({error}); run {pip_install('tensorboard')}"
         ) from None
 
 

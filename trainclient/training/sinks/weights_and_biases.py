@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from dataserver.extras import pip_install
 from trainclient.training.config import ConfigError
 from trainclient.training.metrics import StepMetrics
 from trainclient.training.sinks.scalars import scalars
@@ -16,7 +17,7 @@ def require_wandb() -> None:
         import wandb  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            f"--wandb needs a package that is not installed ({error}); run pip install 'disttrain[wandb]'"
+            f"--wandb needs a package that is not installed ({error}); run {pip_install('wandb')}"
         ) from None
 
 
