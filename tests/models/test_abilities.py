@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from dataserver.planning.plan.rotary_positions import rotary_positions
-from trainclient.models.attention import Segments, packed_attention
+from trainclient.models import attention
+from trainclient.models.attention import Segments, causal_mask, packed_attention
 from trainclient.models.backbone import BackboneBatch, BackboneStage
 from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.encoder import EncoderConfig, ImageEncoder
@@ -81,6 +83,20 @@ def test_windows_and_blocks_against_one_row_at_a_time(
             expected[first + row] = torch.einsum("hs,shd->hd", scores.softmax(-1), value[rows])
         first += len(sample)
     assert_close(made, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_layers_share_the_masks_of_their_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, int]] = []
+
+    def counted(rows: int, window: int, *others: Any) -> torch.Tensor:
+        made.append((rows, window))
+        return causal_mask(rows, window, *others)
+
+    monkeypatch.setattr(attention, "causal_mask", counted)
+    segments, (query, key, value) = partition([3, 2]), (noise(5, 2, 8, seed=s) for s in range(3))
+    for window in (2, 1, 2, 2):
+        packed_attention(query, key, value, segments, causal=True, window=window)
+    assert made == [(3, 2), (2, 2), (3, 1), (2, 1)]
 
 
 def test_norms_of_heads_and_scales_of_scores() -> None:

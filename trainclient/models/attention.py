@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol, Self
 
@@ -45,7 +45,9 @@ class Segments:
     """Who has the rows, where they are dealt to several ranks."""
     blocks: Tensor | None = None
     """Integers [rows] on the device of the computation, the block of each row, or -1: in causal attention the rows of a
-    block see each other both ways."""
+    block see each other both ways. Given before the first layer."""
+    _masks: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
+    """What `masks` made, by the window."""
 
     @classmethod
     def from_offsets(
@@ -76,6 +78,21 @@ class Segments:
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    def masks(self, window: int) -> tuple[Tensor, ...]:
+        """Which rows of each segment see which in causal attention, bool [rows, rows]: one for all layers, which
+        otherwise each save their own for the way backwards.
+
+        Args:
+            window: as in `packed_attention`.
+        """
+        if window not in self._masks:
+            several = (None,) * len(self) if self.blocks is None else torch.split(self.blocks, list(self.lengths))
+            self._masks[window] = tuple(
+                causal_mask(length, window, blocks, self.offsets.device)
+                for length, blocks in zip(self.lengths, several, strict=True)
+            )
+        return self._masks[window]
 
     def row_segments(self) -> Tensor:
         """The segment of each row, int64 [rows]."""
@@ -126,10 +143,7 @@ def packed_attention(
     parts = zip(*(torch.split(rows, list(by.lengths)) for rows, by in partitions), strict=True)
     if not two_way and not window:
         return torch.cat([_one_segment(q, k, v, causal=causal) for q, k, v in parts])
-    blocks = [None] * len(segments) if segments.blocks is None else torch.split(segments.blocks, list(segments.lengths))
-    masks = (
-        causal_mask(length, window, block, query.device) for length, block in zip(segments.lengths, blocks, strict=True)
-    )
+    masks = segments.masks(window)
     return torch.cat(
         [_one_segment(q, k, v, causal=False, mask=mask) for (q, k, v), mask in zip(parts, masks, strict=True)]
     )

@@ -34,8 +34,6 @@ def read_backbone(
     base, scaling, sections = (0.0, None, None) if "rotary_base" in changes else rotary(fields)
     if sections is not None and 2 * sum(sections.pairs) != head_dim:
         raise fields.refusal("head_dim", f"{2 * sum(sections.pairs)}, twice the sum of mrope_section, is required")
-    if whole.has("quantization_config"):
-        raise whole.refusal("quantization_config", "quantized weights cannot be trained; take the original checkpoint")
     found = {
         "layers": fields.integer("num_hidden_layers", 32, MAX_LAYERS),
         "width": width,
@@ -259,7 +257,7 @@ def _family(
     suits: Callable[[BackboneConfig], bool],
 ) -> Family[BackboneConfig]:
     alone = Alone(architecture, write, suits)
-    return Family(name, BackboneConfig, read, backbone_entries, IGNORED, alone=alone, speaks=True)
+    return Family(name, BackboneConfig, read, backbone_entries, IGNORED, alone=alone)
 
 
 LLAMA: Final = _family(

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -91,21 +90,17 @@ def export_pretrained(
     if os.path.lexists(folder):
         raise PretrainedError(f"{folder} is there already; give a folder that is not")
     tensors: dict[str, Tensor] = {}
-    used = set()
+    used: set[str] = set()
     for entry in family.entries(config):
-        for name, like in entry.divided(torch.empty(entry.shape, device="meta")).items():
-            parameter = state.get(name)
-            if parameter is None or parameter.shape != like.shape:
-                there = "nothing" if parameter is None else f"{list(parameter.shape)}"
-                raise PretrainedError(f"there is {there} for {name}; a tensor of shape {list(like.shape)} is required")
-            used.add(name)
+        entry.require(state)
+        used |= entry.ours.keys()
         ours = {name: state[name].cpu() for name in entry.ours}
         tensors[spelled(family.spellings[0], entry.theirs)] = entry.joined(ours)
     companions = [] if base is None else companions_of(base)
     with exported(folder) as made:
         _write_tensors(made, tensors, shard_bytes)
         (made / CONFIG).write_text(as_text(fields))
-        if family.pixels is not None:
+        if family.sees:
             (made / PREPROCESSOR).write_text(as_text(_exported_preprocessor(family, config, base, usage)))
         if base is not None:
             for name in companions:
@@ -185,7 +180,7 @@ def _exported_preprocessor(family: Family[Any], config: Any, base: Path | None, 
         scaling = {"do_convert_rgb": True, "do_resize": True, "resample": BILINEAR}
         values = {"do_normalize": True, "do_rescale": True, "rescale_factor": 1 / 255}
         found = scaling | values | processor(config, None if usage is None else usage.max_patches)
-    mean, std = PIXELS[family.pixels(config)] if family.pixels is not None else ((), ())
+    mean, std = PIXELS[config.pixels]
     return {**found, "image_mean": [*mean], "image_std": [*std]}
 
 

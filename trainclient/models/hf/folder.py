@@ -48,8 +48,8 @@ def load_pretrained(
     folder = Path(folder)
     family, fields, whole = described(folder, kind)
     config = family.read(fields, whole)
-    if family.pixels is not None:
-        config = replace(config, pixels=_pixels(folder, family.pixels(config)))
+    if family.sees:
+        config = replace(config, pixels=_pixels(folder, config.pixels))
     with TensorFiles(folder) as files:
         _require_claimed(folder, files, families_of(whole))
         return Pretrained(config, dict(_parameters(folder, files, family, config, names)))

@@ -120,5 +120,4 @@ GEMMA3: Final = Family(
         _write,
         lambda config: config.offset_norms and config.post_norms and config.head_norms and not config.two_way_images,
     ),
-    speaks=True,
 )

@@ -10,6 +10,7 @@ from torch import Tensor
 from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.encoder import EncoderConfig
 from trainclient.models.hf.fields import Fields
+from trainclient.models.hf.files import PretrainedError
 
 Sizes = BackboneConfig | EncoderConfig
 Names = Mapping[str, str]
@@ -40,6 +41,14 @@ class Entry:
         """Our parameters from their tensor."""
         parts = torch.split(self.read(tensor), list(self.ours.values()))
         return {name: part.contiguous() for name, part in zip(self.ours, parts, strict=True)}
+
+    def require(self, parameters: Mapping[str, Tensor]) -> None:
+        """Raise PretrainedError where parameters of ours that it is made of are missing or of other shapes."""
+        for name, like in self.divided(torch.empty(self.shape, device="meta")).items():
+            found = parameters.get(name)
+            if found is None or found.shape != like.shape:
+                said = "nothing" if found is None else f"{list(found.shape)}"
+                raise PretrainedError(f"there is {said} for {name}; a tensor of shape {list(like.shape)} is required")
 
     def joined(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """Their tensor from our parameters, in memory of its own."""
@@ -81,10 +90,16 @@ class Family(Generic[Config]):
     """Field of config.json with its fields, where it is given; else, and in such a file of its own, all are its."""
     alone: Alone | None = None
     """How it is exported by itself; None for parts that only whole models have."""
-    speaks: bool = False
-    """Whether it is a language model, whose config.json names special tokens and the longest sequence."""
-    pixels: Callable[[Config], str] | None = None
-    """How pixels are normalised, where its folders say so."""
+
+    @property
+    def speaks(self) -> bool:
+        """Whether it is a language model, whose config.json names special tokens and the longest sequence."""
+        return self.kind is BackboneConfig
+
+    @property
+    def sees(self) -> bool:
+        """Whether it takes pixels, whose normalisation its folders say (`pixels` of our sizes)."""
+        return self.kind is EncoderConfig
 
 
 def spelled(names: Names, ours: str) -> str:

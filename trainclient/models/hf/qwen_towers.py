@@ -1,5 +1,6 @@
 """The vision towers of Qwen2-VL, Qwen2.5-VL and Qwen3-VL, which come with their mergers."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from trainclient.models.encoder import EncoderConfig
@@ -10,7 +11,6 @@ from trainclient.models.hf.towers import (
     ACTIVATION_NAMES,
     ACTIVATIONS,
     pixels_first,
-    pixels_of,
     require_sizes,
     side,
 )
@@ -30,12 +30,30 @@ def _require_frames(fields: Fields) -> None:
     rope.require("rope_theta", 10_000, "our encoder's rotary base")
 
 
-def _heads(fields: Fields, name: str, default: int) -> tuple[int, int]:
-    """The width, by its name, and the number of heads."""
-    width, heads = fields.integer(name, default), fields.integer("num_heads", 16)
-    if width % heads or width // heads % 4:
-        raise fields.refusal("num_heads", f"heads of {name}, {width}, in a multiple of 4 are required")
-    return width, heads
+def _sizes(fields: Fields, *, width: tuple[str, int], layers: int, patch: int, output: str) -> dict[str, Any]:
+    """The sizes that all three name, or nearly so.
+
+    Args:
+        fields: of the tower.
+        width: the name of the field with the width, and its default.
+        layers: default of `depth`.
+        patch: default of `patch_size`.
+        output: the name of the field with the width behind the merger.
+    """
+    _require_frames(fields)
+    named, default = width
+    wide, heads = fields.integer(named, default), fields.integer("num_heads", 16)
+    if wide % heads or wide // heads % 4:
+        raise fields.refusal("num_heads", f"heads of {named}, {wide}, in a multiple of 4 are required")
+    return {
+        "layers": fields.integer("depth", layers, MAX_LAYERS),
+        "width": wide,
+        "heads": heads,
+        "patch": side(fields, "patch_size", patch),
+        "merge": fields.integer("spatial_merge_size", 2, 64),
+        "output_dim": fields.integer(output, 3584),
+        "second_frame": True,
+    }
 
 
 def _layers_named(fields: Fields, name: str, default: tuple[int, ...], layers: int) -> tuple[int, ...]:
@@ -51,76 +69,52 @@ def _layers_named(fields: Fields, name: str, default: tuple[int, ...], layers: i
 
 def _read_qwen2_vl(fields: Fields, whole: Fields) -> EncoderConfig:
     del whole
-    _require_frames(fields)
-    width, heads = fields.integer("embed_dim", 1280), fields.integer("num_heads", 16)
-    if width % heads or width // heads % 4:
-        raise fields.refusal("num_heads", f"heads of embed_dim, {width}, in a multiple of 4 are required")
+    sizes = _sizes(fields, width=("embed_dim", 1280), layers=32, patch=14, output="hidden_size")
     return EncoderConfig(
-        layers=fields.integer("depth", 32, MAX_LAYERS),
-        width=width,
-        heads=heads,
-        mlp_width=int(width * fields.number("mlp_ratio", 4)),
-        patch=side(fields, "patch_size", 14),
-        merge=fields.integer("spatial_merge_size", 2, 64),
-        output_dim=fields.integer("hidden_size", 3584),
+        **sizes,
+        mlp_width=int(sizes["width"] * fields.number("mlp_ratio", 4)),
         activation=fields.choice("hidden_act", ACTIVATIONS, "quick_gelu"),
         patch_bias=False,
         pixels="clip",
-        second_frame=True,
     )
 
 
 def _read_qwen2_5_vl(fields: Fields, whole: Fields) -> EncoderConfig:
     del whole
-    _require_frames(fields)
-    width, heads = _heads(fields, "hidden_size", 3584)
-    layers, patch = fields.integer("depth", 32, MAX_LAYERS), side(fields, "patch_size", 14)
-    merge, window = fields.integer("spatial_merge_size", 2, 64), fields.integer("window_size", 112)
-    if window < merge * patch:
-        raise fields.refusal("window_size", f"at least one block, {merge * patch}, is required")
+    sizes = _sizes(fields, width=("hidden_size", 3584), layers=32, patch=14, output="out_hidden_size")
+    block, window = sizes["merge"] * sizes["patch"], fields.integer("window_size", 112)
+    if window < block:
+        raise fields.refusal("window_size", f"at least one block, {block}, is required")
     return EncoderConfig(
-        layers=layers,
-        width=width,
-        heads=heads,
+        **sizes,
         mlp_width=fields.integer("intermediate_size", 3420),
-        patch=patch,
-        merge=merge,
-        output_dim=fields.integer("out_hidden_size", 3584),
         activation=fields.choice("hidden_act", {"silu": "silu"}, "silu"),
         patch_bias=False,
         pixels="clip",
         rms_norms=True,
         gated=True,
-        window=window // merge // patch,
-        global_layers=_layers_named(fields, "fullatt_block_indexes", (7, 15, 23, 31), layers),
-        second_frame=True,
+        window=window // block,
+        global_layers=_layers_named(fields, "fullatt_block_indexes", (7, 15, 23, 31), sizes["layers"]),
     )
 
 
 def _read_qwen3_vl(fields: Fields, whole: Fields) -> EncoderConfig:
     del whole
-    _require_frames(fields)
-    width, heads = _heads(fields, "hidden_size", 1152)
-    layers, positions = fields.integer("depth", 27, MAX_LAYERS), fields.integer("num_position_embeddings", 2304)
+    sizes = _sizes(fields, width=("hidden_size", 1152), layers=27, patch=16, output="out_hidden_size")
+    positions = fields.integer("num_position_embeddings", 2304)
     grid = round(positions**0.5)
     if grid**2 != positions:
         raise fields.refusal("num_position_embeddings", "the square of a number is required")
     return EncoderConfig(
-        layers=layers,
-        width=width,
-        heads=heads,
+        **sizes,
         mlp_width=fields.integer("intermediate_size", 4304),
-        patch=side(fields, "patch_size", 16),
-        merge=fields.integer("spatial_merge_size", 2, 64),
-        output_dim=fields.integer("out_hidden_size", 3584),
         activation=fields.choice("hidden_act", ACTIVATIONS, "gelu_pytorch_tanh"),
         pixels="half",
         position_grid=grid,
         position_scaling="bilinear",
         rotary=True,
-        second_frame=True,
         projector="merger",
-        deepstack=_layers_named(fields, "deepstack_visual_indexes", (8, 16, 24), layers),
+        deepstack=_layers_named(fields, "deepstack_visual_indexes", (8, 16, 24), sizes["layers"]),
     )
 
 
@@ -142,79 +136,89 @@ def _write_qwen2_vl(config: EncoderConfig) -> dict[str, Any]:
     }
 
 
-def _qwen2_vl_entries(config: EncoderConfig) -> list[Entry]:
-    width, merged = config.width, config.width * config.merge**2
-    found = [pixels_first(config, "patch_embed.proj.weight")]
+def _norm(config: EncoderConfig, ours: str, theirs: str, width: int) -> list[Entry]:
+    if config.rms_norms:
+        return [vector(f"{ours}.weight", f"{theirs}.weight", width)]
+    return norm(ours, theirs, width)
+
+
+def _block_entries(config: EncoderConfig, mlp: Mapping[str, str]) -> list[Entry]:
+    """The entries of all blocks.
+
+    Args:
+        config: of the encoder.
+        mlp: what the family calls the layers of our MLPs, in order.
+    """
+    width, found = config.width, list[Entry]()
     for number in range(config.layers):
         ours, theirs = f"layers.{number}", f"blocks.{number}"
         projections = {f"{ours}.attention.{name}": width for name in ("query", "key", "value")}
         found += [
-            *norm(f"{ours}.attention_norm", f"{theirs}.norm1", width),
+            *_norm(config, f"{ours}.attention_norm", f"{theirs}.norm1", width),
             *stacked(projections, f"{theirs}.attn.qkv", width, bias=True),
             *linear(f"{ours}.attention.output", f"{theirs}.attn.proj", width, width, bias=True),
-            *norm(f"{ours}.mlp_norm", f"{theirs}.norm2", width),
-            *linear(f"{ours}.mlp.up", f"{theirs}.mlp.fc1", config.mlp_width, width, bias=True),
-            *linear(f"{ours}.mlp.down", f"{theirs}.mlp.fc2", width, config.mlp_width, bias=True),
+            *_norm(config, f"{ours}.mlp_norm", f"{theirs}.norm2", width),
         ]
+        for name, named in mlp.items():
+            rows, columns = (width, config.mlp_width) if name == "down" else (config.mlp_width, width)
+            found += linear(f"{ours}.mlp.{name}", f"{theirs}.mlp.{named}", rows, columns, bias=True)
+    return found
+
+
+def _merger_entries(
+    config: EncoderConfig, ours: tuple[str, str], theirs: str, names: tuple[str, str, str], width: int
+) -> list[Entry]:
+    """The entries of one merger.
+
+    Args:
+        config: of the encoder.
+        ours: the names of its norm, and of what has the two layers behind it.
+        theirs: its name in the family.
+        names: what the family calls the norm and both layers.
+        width: of the norm.
+    """
+    (norm_name, layers), (normed, up, down) = ours, names
+    merged = config.width * config.merge**2
     return [
-        *found,
-        *norm("merger_norm", "merger.ln_q", width),
-        *linear("merger.up", "merger.mlp.0", merged, merged, bias=True),
-        *linear("merger.down", "merger.mlp.2", config.output_dim, merged, bias=True),
+        *_norm(config, norm_name, f"{theirs}.{normed}", width),
+        *linear(f"{layers}.up", f"{theirs}.{up}", merged, merged, bias=True),
+        *linear(f"{layers}.down", f"{theirs}.{down}", config.output_dim, merged, bias=True),
+    ]
+
+
+_MERGER: Final = ("merger_norm", "merger")
+_MLP_MERGER: Final = ("ln_q", "mlp.0", "mlp.2")
+_NAMED_MERGER: Final = ("norm", "linear_fc1", "linear_fc2")
+
+
+def _qwen2_vl_entries(config: EncoderConfig) -> list[Entry]:
+    return [
+        pixels_first(config, "patch_embed.proj.weight"),
+        *_block_entries(config, {"up": "fc1", "down": "fc2"}),
+        *_merger_entries(config, _MERGER, "merger", _MLP_MERGER, config.width),
     ]
 
 
 def _qwen2_5_vl_entries(config: EncoderConfig) -> list[Entry]:
-    width, merged = config.width, config.width * config.merge**2
-    found = [pixels_first(config, "patch_embed.proj.weight")]
-    for number in range(config.layers):
-        ours, theirs = f"layers.{number}", f"blocks.{number}"
-        projections = {f"{ours}.attention.{name}": width for name in ("query", "key", "value")}
-        found += [
-            vector(f"{ours}.attention_norm.weight", f"{theirs}.norm1.weight", width),
-            *stacked(projections, f"{theirs}.attn.qkv", width, bias=True),
-            *linear(f"{ours}.attention.output", f"{theirs}.attn.proj", width, width, bias=True),
-            vector(f"{ours}.mlp_norm.weight", f"{theirs}.norm2.weight", width),
-            *linear(f"{ours}.mlp.gate", f"{theirs}.mlp.gate_proj", config.mlp_width, width, bias=True),
-            *linear(f"{ours}.mlp.up", f"{theirs}.mlp.up_proj", config.mlp_width, width, bias=True),
-            *linear(f"{ours}.mlp.down", f"{theirs}.mlp.down_proj", width, config.mlp_width, bias=True),
-        ]
     return [
-        *found,
-        vector("merger_norm.weight", "merger.ln_q.weight", width),
-        *linear("merger.up", "merger.mlp.0", merged, merged, bias=True),
-        *linear("merger.down", "merger.mlp.2", config.output_dim, merged, bias=True),
+        pixels_first(config, "patch_embed.proj.weight"),
+        *_block_entries(config, {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}),
+        *_merger_entries(config, _MERGER, "merger", _MLP_MERGER, config.width),
     ]
 
 
 def _qwen3_vl_entries(config: EncoderConfig) -> list[Entry]:
-    width, merged = config.width, config.width * config.merge**2
     found = [
         pixels_first(config, "patch_embed.proj.weight"),
-        vector("patch_embed.bias", "patch_embed.proj.bias", width),
-        table("position_embed.weight", "pos_embed.weight", config.position_grid**2, width),
+        vector("patch_embed.bias", "patch_embed.proj.bias", config.width),
+        table("position_embed.weight", "pos_embed.weight", config.position_grid**2, config.width),
+        *_block_entries(config, {"up": "linear_fc1", "down": "linear_fc2"}),
+        *_merger_entries(config, _MERGER, "merger", _NAMED_MERGER, config.width),
     ]
-    for number in range(config.layers):
-        ours, theirs = f"layers.{number}", f"blocks.{number}"
-        projections = {f"{ours}.attention.{name}": width for name in ("query", "key", "value")}
-        found += [
-            *norm(f"{ours}.attention_norm", f"{theirs}.norm1", width),
-            *stacked(projections, f"{theirs}.attn.qkv", width, bias=True),
-            *linear(f"{ours}.attention.output", f"{theirs}.attn.proj", width, width, bias=True),
-            *norm(f"{ours}.mlp_norm", f"{theirs}.norm2", width),
-            *linear(f"{ours}.mlp.up", f"{theirs}.mlp.linear_fc1", config.mlp_width, width, bias=True),
-            *linear(f"{ours}.mlp.down", f"{theirs}.mlp.linear_fc2", width, config.mlp_width, bias=True),
-        ]
-    mergers = [("merger_norm", "merger", "merger", width)]
     for number in range(len(config.deepstack)):
-        ours = f"deepstack.{number}"
-        mergers.append((f"{ours}.norm", f"{ours}.mlp", f"deepstack_merger_list.{number}", merged))
-    for normed, projected, theirs, norm_width in mergers:
-        found += [
-            *norm(normed, f"{theirs}.norm", norm_width),
-            *linear(f"{projected}.up", f"{theirs}.linear_fc1", merged, merged, bias=True),
-            *linear(f"{projected}.down", f"{theirs}.linear_fc2", config.output_dim, merged, bias=True),
-        ]
+        ours = f"deepstack.{number}.norm", f"deepstack.{number}.mlp"
+        theirs = f"deepstack_merger_list.{number}"
+        found += _merger_entries(config, ours, theirs, _NAMED_MERGER, config.width * config.merge**2)
     return found
 
 
@@ -244,7 +248,6 @@ QWEN2_VL: Final = Family(
     _SPELLINGS,
     "vision_config",
     Alone("Qwen2VisionTransformerPretrainedModel", _write_qwen2_vl, _is_qwen2_vl, _qwen2_vl_processor),
-    pixels=pixels_of,
 )
 QWEN2_5_VL: Final = Family(
     "qwen2_5_vl_vision",
@@ -254,7 +257,6 @@ QWEN2_5_VL: Final = Family(
     _IGNORED,
     _SPELLINGS,
     "vision_config",
-    pixels=pixels_of,
 )
 QWEN3_VL: Final = Family(
     "qwen3_vl_vision",
@@ -264,5 +266,4 @@ QWEN3_VL: Final = Family(
     _IGNORED,
     _SPELLINGS,
     "vision_config",
-    pixels=pixels_of,
 )

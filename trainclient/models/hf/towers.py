@@ -162,11 +162,6 @@ _SPELLINGS: Final = ({"": "vision_model."}, PLAIN)
 IGNORED: Final = r"embeddings\.position_ids|head\..*"
 
 
-def pixels_of(config: EncoderConfig) -> str:
-    """How a tower's pixels are normalised."""
-    return config.pixels
-
-
 def _clip_processor(config: EncoderConfig, max_patches: int | None) -> dict[str, Any]:
     del max_patches
     side = config.position_grid * config.patch
@@ -194,7 +189,6 @@ CLIP: Final = Family(
         lambda config: config.class_token and config.is_bare,
         _clip_processor,
     ),
-    pixels=pixels_of,
 )
 SIGLIP: Final = Family(
     "siglip_vision_model",
@@ -210,5 +204,4 @@ SIGLIP: Final = Family(
         lambda config: not config.class_token and config.is_bare,
         _siglip_processor,
     ),
-    pixels=pixels_of,
 )

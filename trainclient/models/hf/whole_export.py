@@ -103,11 +103,7 @@ def _entries(family: Family[Any], part: TrainedPart, whole: Fields, base: Path) 
         raise PretrainedError(f"the module has {', '.join(different)} as {base}; give the folder that it began as")
     entries = family.entries(theirs)
     for entry in entries:
-        for name, like in entry.divided(torch.empty(entry.shape, device="meta")).items():
-            there = part.state.get(name)
-            if there is None or there.shape != like.shape:
-                said = "nothing" if there is None else f"{list(there.shape)}"
-                raise PretrainedError(f"there is {said} for {name}; a tensor of shape {list(like.shape)} is required")
+        entry.require(part.state)
     return entries
 
 

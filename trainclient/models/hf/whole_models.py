@@ -15,7 +15,7 @@ from trainclient.models.hf.fields import MAX_LAYERS, Fields
 from trainclient.models.hf.gemma import GEMMA3
 from trainclient.models.hf.mapping import Entry, Family, Names, linear, transposed, vector, within
 from trainclient.models.hf.qwen_towers import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
-from trainclient.models.hf.towers import normed_entries, pixels_of, read_clip, read_siglip, side, square_entries
+from trainclient.models.hf.towers import normed_entries, read_clip, read_siglip, side, square_entries
 
 TEXT: Final = "text_config"
 VISION: Final = "vision_config"
@@ -135,7 +135,7 @@ def _tower(
     ignored: str,
     spellings: tuple[Names, ...],
 ) -> Family[EncoderConfig]:
-    return Family(name, EncoderConfig, read, entries, ignored, spellings, VISION, pixels=pixels_of)
+    return Family(name, EncoderConfig, read, entries, ignored, spellings, VISION)
 
 
 def _texts(spellings: tuple[Names, ...], **families: Family[BackboneConfig]) -> dict[str, Family[BackboneConfig]]:
