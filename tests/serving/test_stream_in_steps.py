@@ -10,6 +10,8 @@ import pytest
 from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1 import errors_pb2
 from disttrain.v1.data_service_pb2 import EndOfStream
+from serving.data_connection import connected
+from serving.harness import TIMEOUT_S
 
 from dataserver.dataset import ShardReadError
 from dataserver.serving.errors import DataServiceError
@@ -20,6 +22,7 @@ from dataserver.serving.stream.assembly import Assembly, with_retries
 from dataserver.serving.stream.preparing import MAX_AHEAD
 from dataserver.serving.stream.shared import Shared
 from dataserver.serving.stream.stream import MicrobatchStream, StreamOptions
+from dataserver.serving.transport.direct import FIELD
 from dataserver.serving.transport.direct_listener import DirectListener
 from dataserver.serving.transport.grpc import GrpcTransport
 from dataserver.serving.transport.interface import EncodedMicrobatch, Memory
@@ -293,6 +296,41 @@ def test_a_stream_is_idle_when_a_message_was_not_taken_for_so_long(monkeypatch: 
     now[0] += 10
     assert one.stream.end_if_idle(10)
     assert one.end() == (EndOfStream.REASON_IDLE, 0, 0)
+
+
+def test_a_client_that_takes_neither_its_offer_nor_its_restart_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The offer of a data connection, and the message that says where the stream begins again."""
+    now = [100.0]
+    monkeypatch.setattr("dataserver.serving.stream.handing_out.monotonic", lambda: now[0])
+    monkeypatch.setattr("dataserver.serving.stream.handing_out.CONNECT_S", TIMEOUT_S)
+    one = OneStream(Source(), 8 * SIZE)
+    one.stream.close()
+    one.shared.direct.listen("127.0.0.1", 0)
+    for restarts in (False, True):
+        one.closed.clear()
+        options = StreamOptions(direct=True)
+        one.stream = MicrobatchStream(one.shared, Source(), 0, 0, lambda: None, one.closed.append, options)  # type: ignore[arg-type]
+        one.stream.start()
+        one.messages = one.stream.messages()
+        assert not one.stream.end_if_idle(10), "nothing was offered yet"
+        offer = pb.StreamMicrobatchesResponse.FromString(next(one.messages)).offer
+        assert offer.token == one.stream.direct_token
+        if restarts:
+            with connected(offer):
+                monkeypatch.setattr(one.stream._direct, "write", lambda *_: False)  # its connection is lost
+                assert next(one.messages) == b"header" + FIELD
+                assert one.stream.end_direct(0, 0)
+                message = pb.StreamMicrobatchesResponse.FromString(next(one.messages))
+            assert message.WhichOneof("message") == "restart"
+        assert one.shared.budget.used > 0
+        now[0] += 9.75
+        assert not one.stream.end_if_idle(10)
+        now[0] += 0.25
+        assert one.stream.end_if_idle(10)
+        assert one.shared.budget.used == 0
+        assert one.stream.direct_token is None
+        assert one.end() == (EndOfStream.REASON_IDLE, 0, 0)
+    one.shared.direct.close()
 
 
 class Stop:

@@ -68,10 +68,8 @@ class Fleet:
         self.current = local[word(key) % len(local)]
         self.reached = False
         self.refusals: dict[str, str] = {}
-        self.direct_bytes = 0
-        """Bytes of payloads that came over data connections; the receiving thread counts, as below."""
         self.direct_fallbacks = 0
-        """Streams that left their data connection for gRPC."""
+        """Streams that left their data connection for gRPC; the receiving thread counts."""
         self.avoid_direct: set[str] = set()
         """Addresses of servers from which the next stream is to come as chunks."""
         self._lock = threading.Lock()

@@ -95,7 +95,6 @@ class Payloads:
         except DirectError as error:
             self._begin_again(error, cursor)
             return None
-        self._fleet.direct_bytes += table.total_bytes
         return as_tensors(received, table, self._buffers)
 
     def close(self) -> None:
