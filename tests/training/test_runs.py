@@ -63,6 +63,8 @@ def undisturbed(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Run:
     code, errors = run.train(FIRST, "--steps", "5", "--peak-tflops", "0.01", *recorded, *evaluated, *SCHEDULE)
     assert code == 0, errors
     assert errors.count("timeline of step 3: ") == 1
+    said = re.findall(r"^(module|vit|llm|dit|modules share devices|step 1 should take)\b", errors, re.MULTILINE)
+    assert said == ["module", "vit", "llm", "dit", "modules share devices", "step 1 should take"]
     assert len(run.metrics()) == 5
     return run
 

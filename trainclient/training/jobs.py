@@ -45,7 +45,7 @@ def prepare(config: TrainConfig) -> tuple[Jobs, Topology]:
         if job.stream.contrastive_batch is None and config.contrastive != ContrastiveConfig():
             raise ConfigError(
                 "contrastive is given, and the job has no contrastive_batch, so no towers; leave contrastive out, or "
-                "give a job whose layout.kind is contrastive"
+                "give a job with towers and a contrastive_batch"
             )
         if all(m.frozen for m in job.spec.execution.modules):
             raise ConfigError("all modules of the job are frozen, so nothing would be trained; leave out frozen of one")

@@ -39,6 +39,43 @@ class Need:
     """What a row of these takes; None of modules of the user's own, which nothing is known of."""
 
 
+@dataclass(frozen=True, slots=True)
+class State:
+    """The parameters of a module, and what they take of the fullest of its devices."""
+
+    module: ModuleSpec
+    parameters: int | None
+    """Number of parameters of the whole module; None of modules of the user's own, which nothing is known of before
+    they are made."""
+    trained: int
+    """Those of them that are trained: of a module with adapters, theirs."""
+    state_bytes: int | None
+    """Weights, gradients and the optimizer's states."""
+
+
+def states(models: Models, topology: Topology) -> list[State]:
+    """The parameters of each module of a job; nothing is allocated.
+
+    Args:
+        models: of the run.
+        topology: of its processes.
+    """
+    stages = [process for process in topology.processes if process.rank == 0 and process.is_leader]
+    return [_state(models, module, stages) for module in models.job.execution.modules]
+
+
+def _state(models: Models, module: ModuleSpec, stages: Sequence[GridProcess]) -> State:
+    if module.name not in models.sizes:
+        return State(module, None, 0, None)
+    precision, parameters, most = PRECISIONS[models.config.dtype], Parameters(), 0.0
+    for process in stages:
+        networks = [models.shaped(chunk)[1].network for chunk in process.chunks if chunk.module == module]
+        if networks:
+            parameters += sum((_parameters(network, set(), 1) for network in networks), Parameters())
+            most = max(most, _state_bytes(models, module, networks, precision))
+    return State(module, int(parameters.trained + parameters.frozen), int(parameters.trained), ceil(most))
+
+
 def needs(models: Models, topology: Topology, memory_bytes: int) -> list[Need]:
     """What each module of a job takes.
 

@@ -38,6 +38,7 @@ from trainclient.training.evaluation import evaluated_steps
 from trainclient.training.jobs import Jobs, prepare
 from trainclient.training.loop import Trainer
 from trainclient.training.models import Models
+from trainclient.training.overview import overview
 from trainclient.training.ownership import Leases, outputs, owned, owner_named, require_unowned
 from trainclient.training.rendezvous import join_attempt
 from trainclient.training.run import digest_settings, name_run
@@ -237,6 +238,9 @@ def _train(
             trainer.resume(streams)
             if streams.step and groups.rank == 0:
                 sys.stderr.write(f"resumed: {streams.step} of {streams.num_steps} steps are done\n")
+            if config.progress and groups.rank == 0 and streams.step < streams.num_steps:
+                models = Models.of(config, jobs.training.spec)
+                sys.stderr.write(overview(models, topology, streams.step, streams.first.get_plan))
             metrics = leases.own.get("metrics")
             copied = metrics is not None and bool(metrics.note)  # whoever had the file may live, and have it open
             with closing(_writer(config, groups.rank, trainer, streams, copied=copied)) as writer:
