@@ -3,9 +3,9 @@
 import logging
 import ssl
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import grpc
 
@@ -51,10 +51,22 @@ class Credentials:
     token_file: Path | None = None
     """File with the token to show servers (--token-file of theirs). Needs --tls-ca, but for servers on this machine."""
 
+    @classmethod
+    def of(
+        cls,
+        tls_ca: str | Path | None = None,
+        tls_cert: str | Path | None = None,
+        tls_key: str | Path | None = None,
+        token_file: str | Path | None = None,
+    ) -> Self:
+        """Credentials whose files are named by paths or by texts.
+
+        Raises:
+            SecurityError: files that belong together are not all given.
+        """
+        return cls(*(None if file is None else Path(file) for file in (tls_ca, tls_cert, tls_key, token_file)))
+
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            object.__setattr__(self, field.name, None if value is None else Path(value))
         if (self.tls_cert is None) != (self.tls_key is None):
             raise SecurityError("--tls-cert and --tls-key belong together, and one is missing; give both, or neither")
         if self.tls_cert is not None and self.tls_ca is None:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
+import grpc
+
 from dataserver.addresses import joined
 from dataserver.serving.config import ConfigError
 
@@ -49,6 +51,39 @@ def when_free(host: str, port: int, option: str, bind: Callable[[], Bound], what
                 until = now + RETRY_S
                 _log.warning("%s is taken%s; trying again for %g s", address, ephemeral(port), RETRY_S)
         time.sleep(_LOOK_S)
+
+
+def bind_grpc(
+    server: grpc.Server,
+    where: tuple[str, int],
+    option: str,
+    credentials: grpc.ServerCredentials | None = None,
+    what: str = "",
+) -> int:
+    """Have a gRPC server listen, as `when_free` does; the port that was taken.
+
+    Args:
+        server: that has not begun.
+        where: host and port; port 0 takes a free one.
+        option: that names the address.
+        credentials: what it shows; None leaves it plain.
+        what: as in `when_free`.
+
+    Raises:
+        ConfigError: it cannot be bound.
+    """
+    address = joined(*where)
+
+    def bind() -> int:
+        probe(*where)
+        try:
+            if credentials is None:
+                return server.add_insecure_port(address)
+            return server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            raise OSError(str(error)) from None
+
+    return when_free(*where, option, bind, what)
 
 
 def probe(host: str, port: int) -> None:

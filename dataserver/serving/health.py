@@ -10,7 +10,7 @@ from grpc_health.v1 import health, health_pb2
 
 from dataserver.addresses import joined, split_address
 from dataserver.serving.admission import CallPool
-from dataserver.serving.binding import probe, when_free
+from dataserver.serving.binding import bind_grpc
 from dataserver.serving.handlers import standard_handler
 
 HEALTH: Final = health_pb2.DESCRIPTOR.services_by_name["Health"]
@@ -48,15 +48,8 @@ class HealthPort:
         self._server = grpc.server(self._calls, options=_OPTIONS, maximum_concurrent_rpcs=2 * CALLS)
         self._server.add_generic_rpc_handlers((standard_handler(HEALTH, servicer, NO_SERVICE, streams=None),))
         host, port = split_address(address, "health_listen")
-
-        def bind() -> int:
-            probe(host, port)
-            try:
-                return self._server.add_insecure_port(joined(host, port))
-            except RuntimeError as error:
-                raise OSError(str(error)) from None
-
-        self.address = joined(host, when_free(host, port, "--health-listen", bind, " for health"))
+        bound = bind_grpc(self._server, (host, port), "--health-listen", what=" for health")
+        self.address = joined(host, bound)
         """HOST:PORT with the port that was taken."""
         self._server.start()
 

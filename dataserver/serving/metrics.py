@@ -102,6 +102,8 @@ class Snapshot:
     """Cores that the server may keep busy: one for each decoding thread."""
     wanted_cores: float
     """Cores that would make all that its trainers can take; see `wanted_cores.py`."""
+    refused_calls: int
+    """Refused by access control since the server began."""
 
     @property
     def ranks(self) -> list[Progress]:

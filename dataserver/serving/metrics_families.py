@@ -56,6 +56,7 @@ def _of_streams(found: GetMetricsResponse) -> Iterator[Metric]:
     yield _gauge("prefetch_limit_bytes", "Limit of it (--prefetch-bytes).", found.prefetch_limit_bytes)
     yield _gauge("cores", "Cores that the server may keep busy (--decode-threads).", found.cores)
     yield _gauge("wanted_cores", "Cores that would make all that its trainers can take.", found.wanted_cores)
+    yield _counter("refused_calls", "Calls that access control refused; see the audit lines.", found.refused_calls)
     waited = _counter("waited_seconds", "Seconds waited, summed over streams, by what for.", labels=("stage",))
     for stage in Stage:
         waited.add_metric([stage.value], _seconds(getattr(found.waits, stage.value)))

@@ -49,6 +49,7 @@ def metrics_message(found: Snapshot) -> pb.GetMetricsResponse:
         resident_bytes=resident_bytes(),
         cores=found.cores,
         wanted_cores=found.wanted_cores,
+        refused_calls=found.refused_calls,
         ranks=[_rank(rank) for rank in found.ranks],
         store_reads=pb.StoreReads(
             requests=found.store_reads.store_requests,

@@ -20,7 +20,7 @@ from dataserver.security import PEERS_TOKEN, Channels, Credentials, SecurityErro
 from dataserver.serving.access import Access, Gate
 from dataserver.serving.admin_service import AdminService
 from dataserver.serving.admission import Admission, CallPool
-from dataserver.serving.binding import probe, when_free
+from dataserver.serving.binding import bind_grpc
 from dataserver.serving.config import ServerConfig
 from dataserver.serving.data_port import listen_for_data
 from dataserver.serving.data_service import DataService
@@ -141,11 +141,6 @@ class DataServer:
         return self._peers
 
     @property
-    def metrics_address(self) -> str | None:
-        """HOST:PORT of the metrics; None where there are none."""
-        return None if self._endpoint is None else self._endpoint.address
-
-    @property
     def drain_grace_s(self) -> float:
         """Seconds that streams get to end when it is told to."""
         return self._config.drain_grace_s
@@ -181,6 +176,7 @@ class DataServer:
             store_reads=BLOCKS.counts,
             cores=self._config.decode_threads,
             wanted_cores=0.0 if self._wanted is None else self._wanted.at(self._usage()),
+            refused_calls=self._access.audit.refused,
         )
 
     def _usage(self) -> Usage:
@@ -198,7 +194,8 @@ class DataServer:
         """
         load_details()
         host, port = split_address(self._config.listen)
-        bound = self._bind(host, port)
+        credentials = None if self._tls is None else self._tls.credentials()
+        bound = bind_grpc(self._grpc, (host, port), "--listen", credentials)
         if self._config.direct:
             tls = self._tls
             context = None if tls is None else lambda: tls.context
@@ -265,18 +262,6 @@ class DataServer:
         if self._endpoint is not None:
             self._endpoint.close()
         self._ended.set()
-
-    def _bind(self, host: str, port: int) -> int:
-        def bind() -> int:
-            probe(host, port)
-            try:
-                if self._tls is None:
-                    return self._grpc.add_insecure_port(joined(host, port))
-                return self._grpc.add_secure_port(joined(host, port), self._tls.credentials())
-            except RuntimeError as error:
-                raise OSError(str(error)) from None
-
-        return when_free(host, port, "--listen", bind)
 
 
 def _to_peers(config: ServerConfig, access: Access) -> Channels:

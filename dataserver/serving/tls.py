@@ -5,12 +5,13 @@ import ssl
 import threading
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from time import time
 from typing import Final
 
 import grpc
 
-from dataserver.security import KeyPair, SecurityError, Watched, load_authorities, load_pair, server_context
+from dataserver.security import KeyPair, Watched, load_authorities, load_pair, server_context
 from dataserver.serving.config import ServerConfig
 
 WARN_S: Final = 7 * 86400
@@ -24,7 +25,7 @@ class _Loaded:
     pair: KeyPair
     client_authorities: bytes | None
     context: ssl.SSLContext
-    """For the metrics, whose HTTP is Python's."""
+    """For what Python's `ssl` serves: the metrics, and data connections."""
 
 
 class ServerTls:
@@ -37,11 +38,25 @@ class ServerTls:
         Raises:
             SecurityError: a file cannot be used.
         """
-        return None if config.tls_cert is None or config.tls_key is None else cls(config)
+        if config.tls_cert is None or config.tls_key is None:
+            return None
+        to_peers = bool(config.peers) and config.client_ca is not None
+        return cls(config.tls_cert, config.tls_key, config.client_ca, to_peers=to_peers)
 
-    def __init__(self, config: ServerConfig) -> None:
-        paths = [path for path in (config.tls_cert, config.tls_key, config.client_ca) if path is not None]
-        self._files = Watched(paths, lambda: _load(config))
+    def __init__(self, certificate: Path, key: Path, client_authorities: Path | None, *, to_peers: bool) -> None:
+        """Read the files.
+
+        Args:
+            certificate: PEM file of what is shown.
+            key: PEM file of its private key.
+            client_authorities: PEM file of those who sign clients' certificates; None asks clients for none.
+            to_peers: whether the certificate is shown to other servers as well, as a client's.
+
+        Raises:
+            SecurityError: a file cannot be used.
+        """
+        paths = [path for path in (certificate, key, client_authorities) if path is not None]
+        self._files = Watched(paths, lambda: _load(certificate, key, client_authorities, to_peers=to_peers))
         self._lock = threading.Lock()
         self._given = self._files.version
         """Version of what gRPC was given last."""
@@ -74,18 +89,15 @@ class ServerTls:
         return _configuration(self._files.get())
 
 
-def _load(config: ServerConfig) -> _Loaded:
-    if config.tls_cert is None or config.tls_key is None:
-        raise SecurityError("a certificate and its key are required; give --tls-cert and --tls-key")
-    to_peers = bool(config.peers) and config.client_ca is not None
-    pair = load_pair(config.tls_cert, config.tls_key, for_client=to_peers)
-    authorities = None if config.client_ca is None else load_authorities(config.client_ca)
-    context = server_context(config.tls_cert, config.tls_key, authorities)
+def _load(certificate: Path, key: Path, client_authorities: Path | None, *, to_peers: bool) -> _Loaded:
+    pair = load_pair(certificate, key, for_client=to_peers)
+    authorities = None if client_authorities is None else load_authorities(client_authorities)
+    context = server_context(certificate, key, authorities)
     left_s = pair.expires - time()
     _log.log(
         logging.WARNING if left_s < WARN_S else logging.INFO,
         "the certificate %s is valid until %s, for %.1f days",
-        *(config.tls_cert, datetime.fromtimestamp(pair.expires, UTC).isoformat(), left_s / 86400),
+        *(certificate, datetime.fromtimestamp(pair.expires, UTC).isoformat(), left_s / 86400),
     )
     return _Loaded(pair, authorities, context)
 

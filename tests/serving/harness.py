@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import google_crc32c
 import grpc
@@ -75,6 +76,12 @@ class Running:
     address: str
     channel: grpc.Channel
     stub: DataServiceStub
+
+    @property
+    def metrics_address(self) -> str:
+        """HOST:PORT of the metrics."""
+        assert self.server.metrics_url is not None
+        return urlsplit(self.server.metrics_url).netloc
 
     def create(self, data: dict[str, Any] | None = None) -> pb.GetOrCreateJobResponse:
         """Fill a job from the catalog and make it known."""

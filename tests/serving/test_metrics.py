@@ -48,7 +48,7 @@ def serving(folder: Path, **config: Any) -> Iterator[Running]:
 
 
 def families(server: Running) -> list[Any]:
-    with urlopen(f"http://{server.server.metrics_address}/metrics", timeout=TIMEOUT_S) as answer:
+    with urlopen(f"http://{server.metrics_address}/metrics", timeout=TIMEOUT_S) as answer:
         return list(text_string_to_metric_families(answer.read().decode()))
 
 
@@ -247,5 +247,5 @@ def test_peers_of_a_rank_are_one_entry() -> None:
         return Progress("job", "llm", rank, sent, sent, ready, 1, unread_s)
 
     streams = (stream(1, 4, 0, 0.0), stream(0, 7, 3, 0.5), stream(0, 6, 5, 0.0), stream(1, None, 2, 9.0))
-    found = Snapshot(1.0, Metrics().counts(), {}, streams, 0, 0, 0, {}, 0, BlockCounts(), 1, 0.0).ranks
+    found = Snapshot(1.0, Metrics().counts(), {}, streams, 0, 0, 0, {}, 0, BlockCounts(), 1, 0.0, 0).ranks
     assert found == [stream(0, 6, 3, 0.5), stream(1, None, 0, 9.0)]

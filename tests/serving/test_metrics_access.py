@@ -20,8 +20,7 @@ IDENTITIES = [
 
 
 def get(server: Running, context: ssl.SSLContext | None = None, token: str | None = None) -> tuple[int, bytes]:
-    address = server.server.metrics_address
-    assert address is not None
+    address = server.metrics_address
     connection = (
         http.client.HTTPConnection(address, timeout=TIMEOUT_S)
         if context is None
@@ -47,6 +46,7 @@ def test_tokens(datasets: dict[str, Path], tmp_path: Path, caplog: pytest.LogCap
         for token, refused in ((None, 401), ("0" * 40, 401), (TOKENS["alice"], 403)):
             status, body = get(server, token=token)
             assert (status, b"disttrain_" in body) == (refused, False)
+        assert b"\ndisttrain_refused_calls_total 3.0\n" in get(server, token=TOKENS["bob"])[1]
     assert not [token for token in TOKENS.values() if token in caplog.text]
     assert caplog.text.count("refused GET /metrics of 127.0.0.1:") == 3
 
@@ -55,7 +55,7 @@ def test_certificates(datasets: dict[str, Path], tmp_path: Path) -> None:
     authority, theirs = Authority(tmp_path / "pki"), Authority(tmp_path / "theirs")
     config = {**authority.server(), "client_ca": authority.file, "policy": policy(tmp_path, IDENTITIES[2])}
     with running(datasets, credentials=authority.client(), metrics_listen="127.0.0.1:0", **config) as server:
-        assert server.server.metrics_url == f"https://{server.server.metrics_address}/metrics"
+        assert server.server.metrics_url == f"https://{server.metrics_address}/metrics"
         contexts = {}
         for name, (signer, host) in {
             "known": (authority, "prometheus.example.org"),
@@ -82,8 +82,7 @@ def test_a_handshake_that_stalls_is_ended(
     monkeypatch.setattr("dataserver.serving.metrics_endpoint.CONNECTION_S", 0.2)
     authority = Authority(tmp_path / "pki")
     with running(datasets, metrics_listen="127.0.0.1:0", **authority.server()) as server:
-        assert server.server.metrics_address is not None
-        where = split_address(server.server.metrics_address)
+        where = split_address(server.metrics_address)
         for said in (b"", b"\x16\x03\x01\x02\x00\x01", b"GET /metrics HTTP/1.1\r\n\r\n"):
             with socket.create_connection(where, TIMEOUT_S) as one:
                 one.sendall(said)

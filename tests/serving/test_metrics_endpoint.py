@@ -39,13 +39,11 @@ def server(datasets: dict[str, Path]) -> Iterator[Running]:
 
 
 def connected(server: Running) -> socket.socket:
-    assert server.server.metrics_address is not None
-    return socket.create_connection(split_address(server.server.metrics_address), TIMEOUT_S)
+    return socket.create_connection(split_address(server.metrics_address), TIMEOUT_S)
 
 
 def answer(server: Running, path: str = "/metrics", method: str = "GET") -> tuple[int, str, bytes]:
-    assert server.server.metrics_address is not None
-    connection = http.client.HTTPConnection(server.server.metrics_address, timeout=TIMEOUT_S)
+    connection = http.client.HTTPConnection(server.metrics_address, timeout=TIMEOUT_S)
     connection.request(method, path)
     found = connection.getresponse()
     body = found.read()
@@ -101,7 +99,7 @@ def test_clients_that_vanish_leave_no_trace(server: Running, capfd: pytest.Captu
 
 def test_the_address_is_closed_with_the_server(datasets: dict[str, Path]) -> None:
     with running(datasets, metrics_listen="[::1]:0") as server:
-        address = server.server.metrics_address
+        address = server.metrics_address
         assert address is not None
         assert address.startswith("[::1]:")
         assert answer(server)[0] == 200
@@ -111,7 +109,7 @@ def test_the_address_is_closed_with_the_server(datasets: dict[str, Path]) -> Non
 
 def test_there_is_none_by_default(datasets: dict[str, Path]) -> None:
     with running(datasets) as server:
-        assert server.server.metrics_address is None
+        assert server.server.metrics_url is None
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:9464", "[::]:0", "myhost.example:9464"])

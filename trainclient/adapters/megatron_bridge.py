@@ -9,7 +9,6 @@ know both. The state of the stream is not given to its checkpoints, which refuse
 
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from dataserver.security import Credentials
@@ -77,7 +76,7 @@ class ServedProvider(DatasetProvider):
         """The iterator of a data-parallel rank, behind so many updates; see `build_datasets`."""
         check_loss(cfg.model)
         with ExitStack() as failing:
-            shown = Credentials(**{name: Path(file) for name, file in self.credentials.items()})
+            shown = Credentials.of(**self.credentials)
             rank, size = ranks.rank(), ranks.size()
             stream = failing.enter_context(
                 FullModelStream(self.servers, self.job, rank=rank, world_size=size, credentials=shown)

@@ -6,7 +6,6 @@ number of them (its gradient accumulation); a step of fewer ends with batches th
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -71,7 +70,7 @@ class ServedDataLoader(BaseDataLoader):
             ClientError: no server could be reached, or they refuse the job.
         """
         self._config = config
-        shown = Credentials(**{name: Path(file) for name, file in config.credentials.items()})
+        shown = Credentials.of(**config.credentials)
         self._stream = FullModelStream(
             config.servers, config.job, rank=dp_rank, world_size=dp_world_size, credentials=shown
         )

@@ -50,7 +50,8 @@ class HandingOut:
             preparation: makes the microbatches.
             start: step and microbatch of the first one.
             num_steps: of the job.
-            direct: where payloads go, as soon as the consumer has connected; None for chunks.
+            direct: where payloads go, as soon as the consumer has connected; None for chunks, and where the consumer
+                shares memory.
             rate: limits how fast; None where nothing does.
         """
         self._rate = rate
@@ -160,8 +161,7 @@ class HandingOut:
             return None
         wait_s, self._awaited = 0.0 if self._awaited else CONNECT_S, True
         connected = self._direct.await_connection(wait_s)
-        sent = assembly.memory.transport.sends_payload and assembly.encoded.payload.nbytes > 0
-        return self._direct if connected and sent else None
+        return self._direct if connected and assembly.encoded.payload.nbytes > 0 else None
 
     def _write(self, direct: DirectTransport) -> None:
         """Write the payload in hand; where that cannot be done, wait until the consumer says how to go on."""

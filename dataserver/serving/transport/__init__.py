@@ -1,1 +1,1 @@
-"""How microbatches reach the consumers of streams: as bytes over gRPC, or in memory that both sides see."""
+"""How microbatches reach the consumers of streams: in shared memory, over data connections, or as chunks over gRPC."""

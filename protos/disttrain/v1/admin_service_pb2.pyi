@@ -117,6 +117,7 @@ class GetMetricsResponse(_message.Message):
     STORE_READS_FIELD_NUMBER: _builtins.int
     CORES_FIELD_NUMBER: _builtins.int
     WANTED_CORES_FIELD_NUMBER: _builtins.int
+    REFUSED_CALLS_FIELD_NUMBER: _builtins.int
     open_streams: _builtins.int
     """Streams that are open."""
     ready_microbatches: _builtins.int
@@ -158,6 +159,10 @@ class GetMetricsResponse(_message.Message):
     wanted_cores: _builtins.float
     """Cores that would make all that the consumers of the last minute can take, with a fifth to spare: more than `cores`
     where consumers wait for planning or decoding, fewer where cores are idle. 0 without streams.
+    """
+    refused_calls: _builtins.int
+    """Counter: calls, and requests for metrics, that were refused for want of a token, a right, or a dataset of the caller's; each
+    is an audit line, as far as those are not too many. 0 from servers that let everybody in.
     """
     @_builtins.property
     def uptime(self) -> _duration_pb2.Duration:
@@ -222,10 +227,11 @@ class GetMetricsResponse(_message.Message):
         store_reads: Global___StoreReads | None = ...,
         cores: _builtins.int = ...,
         wanted_cores: _builtins.float = ...,
+        refused_calls: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "planning_time", b"planning_time", "plans_by_source", b"plans_by_source", "store_reads", b"store_reads", "uptime", b"uptime", "waits", b"waits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "cores", b"cores", "decoded_images", b"decoded_images", "direct_bytes", b"direct_bytes", "direct_fallbacks", b"direct_fallbacks", "invalid_images", b"invalid_images", "known_jobs", b"known_jobs", "open_streams", b"open_streams", "plan_times", b"plan_times", "planning_time", b"planning_time", "plans_by_source", b"plans_by_source", "prefetch_limit_bytes", b"prefetch_limit_bytes", "prefetch_used_bytes", b"prefetch_used_bytes", "prepared_microbatches", b"prepared_microbatches", "preparing_microbatches", b"preparing_microbatches", "ranks", b"ranks", "ready_microbatches", b"ready_microbatches", "resident_bytes", b"resident_bytes", "sent_bytes", b"sent_bytes", "sent_microbatches", b"sent_microbatches", "shard_read_bytes", b"shard_read_bytes", "shared_bytes", b"shared_bytes", "storage_errors", b"storage_errors", "storage_retries", b"storage_retries", "store_reads", b"store_reads", "uptime", b"uptime", "waits", b"waits", "wanted_cores", b"wanted_cores"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "cores", b"cores", "decoded_images", b"decoded_images", "direct_bytes", b"direct_bytes", "direct_fallbacks", b"direct_fallbacks", "invalid_images", b"invalid_images", "known_jobs", b"known_jobs", "open_streams", b"open_streams", "plan_times", b"plan_times", "planning_time", b"planning_time", "plans_by_source", b"plans_by_source", "prefetch_limit_bytes", b"prefetch_limit_bytes", "prefetch_used_bytes", b"prefetch_used_bytes", "prepared_microbatches", b"prepared_microbatches", "preparing_microbatches", b"preparing_microbatches", "ranks", b"ranks", "ready_microbatches", b"ready_microbatches", "refused_calls", b"refused_calls", "resident_bytes", b"resident_bytes", "sent_bytes", b"sent_bytes", "sent_microbatches", b"sent_microbatches", "shard_read_bytes", b"shard_read_bytes", "shared_bytes", b"shared_bytes", "storage_errors", b"storage_errors", "storage_retries", b"storage_retries", "store_reads", b"store_reads", "uptime", b"uptime", "waits", b"waits", "wanted_cores", b"wanted_cores"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
