@@ -85,7 +85,7 @@ def test_every_metric_has_help_and_its_unit_in_its_name(folder: Path) -> None:
         next(stream)
         found = families(server)
         stream.cancel()
-    assert sum(family.name.startswith("disttrain_") for family in found) == 29
+    assert sum(family.name.startswith("disttrain_") for family in found) == 30
     for family in found:
         assert family.documentation, family.name
         assert family.name.endswith(UNITS), family.name
