@@ -35,6 +35,7 @@ UNITS = (
     "failures",
     "fds",
     "fallbacks",
+    "calls",
     "requests",
     "failures",
 )
