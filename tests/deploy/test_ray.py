@@ -27,7 +27,7 @@ from training.runs import Run, variables
 from dataserver.cli.ray import configured
 from dataserver.cli.ray_fleet import Member, RayFleet
 from dataserver.dataset import DatasetError
-from dataserver.serving.config import ConfigError, ServerConfig, load_config
+from dataserver.serving.config import ConfigError, load_config
 
 WAIT_S = 240
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'ray[train]'")
@@ -59,7 +59,7 @@ def test_servers_differ_in_what_must_differ_and_in_nothing_else(tmp_path: Path) 
 
 
 def test_only_a_port_that_cannot_be_bound_is_given_up() -> None:
-    fleet = RayFleet(SimpleNamespace(kill=lambda _: None), 1, 50051, configured(Path(), ServerConfig(), 1, 50051))
+    fleet = RayFleet(SimpleNamespace(kill=lambda _: None), 1, 50051, lambda *_: load_config(None, {}))
 
     def fail(why: Exception) -> str:
         address = fleet._free_address("10.0.0.1")
