@@ -241,7 +241,7 @@ def _known(target: Path, file: SourceFile) -> Converted | None:
         )
         folder = (file.root / file.name).parent
         is_whole = is_whole and all(
-            file_state(folder, name) == (size, mtime_ns) for name, size, mtime_ns in held.get("images", [])
+            file_state(folder, name)[:2] == (size, mtime_ns) for name, size, mtime_ns in held.get("images", [])
         )
     except FileNotFoundError:
         return None

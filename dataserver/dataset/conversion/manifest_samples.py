@@ -9,10 +9,11 @@ from pathlib import Path
 from dataserver.dataset.conversion.parquet_samples import MAX_LINE_BYTES
 from dataserver.dataset.conversion.tar_samples import tar_key, tar_sample
 from dataserver.dataset.conversion.tar_writer import Members
-from dataserver.dataset.errors import DatasetError, Findings, SampleError, printable
-from dataserver.dataset.shards.external import GONE, ExternalFiles
+from dataserver.dataset.errors import Findings, SampleError, printable
+from dataserver.dataset.shards.external import ExternalFiles
 from dataserver.dataset.shards.manifest.objects import json_lines
-from dataserver.dataset.shards.manifest.samples import checked_name, object_members
+from dataserver.dataset.shards.manifest.samples import load_image, object_members
+from dataserver.dataset.shards.parts import ExternalPart
 from dataserver.dataset.storage.registry import storage_of
 
 
@@ -40,36 +41,18 @@ def manifest_samples(path: Path, findings: Findings, files: ExternalFiles) -> It
 
 def _images(files: ExternalFiles, names: Sequence[object]) -> list[bytes | SampleError | None]:
     """Read the images of one object; those beyond `MAX_LINE_BYTES` together are left out."""
+
+    def take(content: bytes, part: ExternalPart) -> bytes:
+        files.note_read(part)
+        return content
+
     found: list[bytes | SampleError | None] = []
     left = MAX_LINE_BYTES
     for name in names:
-        found.append(image := _image(files, name))
+        found.append(image := load_image(files, name, take))
         left -= len(image) if isinstance(image, bytes) else 0
         if left < 0:
             detail = f"{printable(str(name), 80)!a}: more than {MAX_LINE_BYTES} bytes in all images of a line"
             found[-1] = SampleError("image_too_large", detail)
             left = 0
     return found
-
-
-def _image(files: ExternalFiles, name: object) -> bytes | SampleError | None:
-    """Read a file; None where none is named, as in the list of a document."""
-    if name is None:
-        return None
-    checked = ""
-    try:
-        checked = checked_name(name)
-        content, part = files.read(checked)
-        files.note_read(part)
-        return content
-    except SampleError as error:
-        if checked:
-            files.note_unusable(checked)
-        return error
-    except DatasetError as error:
-        return SampleError("missing_image", str(error))
-    except OSError as error:
-        if error.errno is not None and error.errno not in GONE:
-            raise  # storage failed
-        files.note_unusable(checked)
-        return SampleError("missing_image", f"{printable(str(name), 80)!a} is no file below the folder of the manifest")

@@ -25,8 +25,7 @@ from dataserver.images import FORMAT_NAMES, ImageHeaderError, read_header
 
 MAX_EXTERNAL: Final = 1 << 22
 """Images in other files of one shard."""
-GONE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR, errno.EINVAL)
-"""What the system says where a file is not there; all else is storage that failed."""
+_GONE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR, errno.EINVAL)
 _NONE: Final = Etag(0, 0, -1, 0, 0)
 """Stands for the state of a file that is not there."""
 MAX_TARS: Final = 1 << 10
@@ -126,28 +125,32 @@ class ExternalFiles:
         self.parts.append(part._replace(length=0))
 
     def note_unusable(self, name: str) -> None:
-        """Note a file that no image was read from, so that it is looked at again when there is another one."""
+        """As `ImageFiles.note_unusable`."""
         file_name = _split(name)[0]
-        path = self.root / file_name
-        try:
-            etag = storage_of(path).etag(str(path))
-        except OSError:
-            etag = _NONE
+        state = file_state(self.root, file_name)
         if len(self.parts) < MAX_EXTERNAL:
-            state = etag.num_bytes, etag.mtime_ns, etag.ctime_ns
             self.parts.append(ExternalPart(file_name, 0, 0, 0, *state))
 
 
-def file_state(root: Path, name: str) -> tuple[int, int]:
-    """Size and mtime of a file, as `ExternalFiles` notes them. Raises OSError where storage failed."""
+def is_gone(error: OSError) -> bool:
+    """Whether an error says that a file is not there, or is none; all else is storage that failed."""
+    return error.errno is None or error.errno in _GONE
+
+
+def file_state(root: Path, name: str) -> tuple[int, int, int]:
+    """Return size, mtime and ctime of a file as a table notes them; -1 bytes where it is not there.
+
+    Raises:
+        OSError: storage failed.
+    """
     path = root / name
     try:
         etag = storage_of(path).etag(str(path))
     except OSError as error:
-        if error.errno not in GONE:
+        if not is_gone(error):
             raise
         etag = _NONE
-    return etag.num_bytes, etag.mtime_ns
+    return etag.num_bytes, etag.mtime_ns, etag.ctime_ns
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -188,7 +191,7 @@ class ExternalTable:
                 except DatasetError:  # behind a link by now
                     is_same = False
                 except OSError as error:
-                    if error.errno not in GONE:
+                    if not is_gone(error):
                         raise
                     is_same = False
                 if not is_same:
@@ -203,13 +206,6 @@ class ExternalTable:
             if state in seen:
                 continue
             seen.add(state)
-            path = self.root / part.name
-            try:
-                etag = storage_of(path).etag(str(path))
-            except OSError as error:
-                if error.errno not in GONE:
-                    raise
-                etag = _NONE
-            if (etag.num_bytes, etag.mtime_ns, etag.ctime_ns) != state[1:]:
-                return path
+            if file_state(self.root, part.name) != state[1:]:
+                return self.root / part.name
         return None

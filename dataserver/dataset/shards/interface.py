@@ -60,7 +60,11 @@ class ImageFiles(Protocol):
         """
 
     def note_unusable(self, name: str) -> None:
-        """Note a file that no image was read from, so that it is looked at again when there is another one."""
+        """Note a file that no image was read from, so that it is looked at again when there is another one.
+
+        Raises:
+            OSError: storage failed.
+        """
 
 
 @dataclass(frozen=True, slots=True)

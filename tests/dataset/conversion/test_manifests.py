@@ -106,3 +106,13 @@ def test_a_manifest_is_converted_again_when_an_image_came_or_changed(tmp_path: P
     before = tar.stat().st_mtime_ns
     convert(source, tmp_path / "out", workers=1)
     assert (tar.stat().st_mtime_ns, tar.read_bytes()) == (before, written)
+
+
+def test_a_manifest_is_converted_again_when_a_link_out_of_it_became_a_file(tmp_path: Path) -> None:
+    source = folder(tmp_path, [{"image": "img/link.jpg", "text": "a"}])
+    (tmp_path / "outside.jpg").write_bytes(JPEGS[1])
+    (source / "img/link.jpg").symlink_to(tmp_path / "outside.jpg")
+    assert convert(source / "data.jsonl", tmp_path / "out", workers=1).findings == {"missing_image": 1}
+    (source / "img/link.jpg").unlink()
+    (source / "img/link.jpg").write_bytes(JPEGS[2])
+    assert convert(source / "data.jsonl", tmp_path / "out", workers=1).findings == {}

@@ -1,5 +1,6 @@
 """Manifests and plain folders as shards: the samples of a tar, findings, files that change, hostile names."""
 
+import errno
 import io
 import json
 import os
@@ -30,6 +31,8 @@ from dataserver.dataset.shards.conversations import conversation_document
 from dataserver.dataset.shards.manifest import objects
 from dataserver.dataset.shards.manifest.objects import json_elements, json_lines
 from dataserver.dataset.shards.tar import scan_members
+from dataserver.dataset.storage.etags import Etag
+from dataserver.dataset.storage.local import LocalStorage
 
 RNG = np.random.default_rng(11)
 JPEGS = [make_image(RNG, 40 + n, 30) for n in range(5)]
@@ -352,6 +355,19 @@ def test_a_damaged_tar_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         with pytest.raises(SampleError, match="cannot be read"):
             files.read("x.tar/a.jpg")
     assert len(scans) == 1
+
+
+def test_a_file_whose_state_storage_does_not_tell_is_not_taken_as_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def etag(self: LocalStorage, path: str) -> Etag:
+        raise OSError(errno.EIO, "bad disk")
+
+    files = external.ExternalFiles(tmp_path, 0)
+    monkeypatch.setattr(LocalStorage, "etag", etag)
+    with pytest.raises(OSError, match="bad disk"):
+        files.note_unusable("a.jpg")
+    assert files.parts == []
 
 
 @pytest.mark.parametrize("more", [b' {"b": 1}', b"[]", b" " * (2 << 20) + b"x"])

@@ -5,17 +5,19 @@ Paths are relative to a root, by default the folder of the manifest, and never l
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import PurePosixPath
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from dataserver.dataset.errors import DatasetError, Findings, SampleError, printable
-from dataserver.dataset.shards.external import GONE
+from dataserver.dataset.shards.external import is_gone
 from dataserver.dataset.shards.interface import ImageFiles, Member, ShardSource
 from dataserver.dataset.shards.manifest.objects import Found
-from dataserver.dataset.shards.parts import Value
+from dataserver.dataset.shards.parts import ExternalPart, Value
 from dataserver.dataset.shards.row_members import CAPTION_NAMES, KEY_NAMES, Row, row_members
 
 IMAGE_NAMES: Final = ("image", "images", "file_name", "image_path", "jpg")
 """The first of these that an object has as text or a list names its images."""
+
+Taken = TypeVar("Taken")
 
 
 class _Images(NamedTuple):
@@ -35,7 +37,7 @@ def scan_objects(objects: Iterable[Found], source: ShardSource, findings: Findin
             findings.add("", found.kind, found.detail)
         else:
             yield from object_members(
-                number, found, lambda names: [_image(files, one) for one in names], keys, findings
+                number, found, lambda names: [load_image(files, one, files.image) for one in names], keys, findings
             )
 
 
@@ -85,8 +87,22 @@ def checked_name(name: object) -> str:
     return str(parts)
 
 
-def _image(files: ImageFiles, name: object) -> Value:
-    """Read an image; None where none is named, as in the list of a document."""
+def load_image(
+    files: ImageFiles, name: object, take: Callable[[bytes, ExternalPart], Taken]
+) -> Taken | SampleError | None:
+    """Read an image that an object names.
+
+    Args:
+        files: reads it; notes a file that cannot be used, so that it is looked at again when it changes.
+        name: what the object says; None names no image, as in the list of a document.
+        take: makes a value of its bytes and where they lie; it may raise SampleError.
+
+    Returns:
+        What `take` made of it, why it cannot be used, or None where none is named.
+
+    Raises:
+        OSError: storage failed.
+    """
     if name is None:
         return None
     try:
@@ -94,14 +110,14 @@ def _image(files: ImageFiles, name: object) -> Value:
     except SampleError as error:
         return error
     try:
-        return files.image(*files.read(checked))
+        return take(*files.read(checked))
     except SampleError as error:
         found = error
     except DatasetError as error:
         found = SampleError("missing_image", str(error))
     except OSError as error:
-        if error.errno is not None and error.errno not in GONE:
-            raise  # storage failed
+        if not is_gone(error):
+            raise
         detail = f"{printable(checked, 80)!a} is no file below {printable(str(files.root), 100)}"
         found = SampleError("missing_image", detail)
     files.note_unusable(checked)
