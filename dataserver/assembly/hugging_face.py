@@ -110,8 +110,12 @@ class HuggingFaceTokenizer:
 
 
 def as_tokenizing_error(error: BaseException) -> TokenizingError:
-    """What the bindings raise: a plain Exception, or a panic of theirs, which is none. Raises all else."""
-    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+    """What the bindings raise: a plain Exception, or a panic of theirs, which is none. Raises all else.
+
+    Memory that is missing now says nothing of a text.
+    """
+    is_of_text = isinstance(error, Exception) or type(error).__name__ == "PanicException"
+    if isinstance(error, MemoryError) or not is_of_text:
         raise error
     return TokenizingError(str(error))
 

@@ -9,9 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from dataserver.assembly.hugging_face import I32, TokenizerError, read_bounded, text_batches
+from dataserver.assembly.hugging_face import I32, TokenizerError, as_tokenizing_error, read_bounded, text_batches
 from dataserver.dataset import TokenizingError
 from dataserver.extras import pip_install
+from dataserver.varints import read_varint
 
 _SPACE_MARK: Final = "\u2581"
 _NORMAL, _USER_DEFINED = 1, 4
@@ -70,7 +71,7 @@ class SentencePieceTokenizer:
         try:
             encoded = self._model.encode(texts, out_type=int, num_threads=1)
         except Exception as error:
-            raise TokenizingError(str(error)) from error
+            raise as_tokenizing_error(error) from error
         found = [np.array(ids, np.int32) for ids in encoded]
         return [
             self._encode_in_pieces(text) if self._is_reserved[ids].any() else ids
@@ -108,7 +109,11 @@ def _reserved(data: bytes, model: Any) -> Iterator[int]:
 
 
 def _types(data: bytes) -> Iterator[int]:
-    """The type of each piece, which the library does not tell: `ModelProto.pieces[i].type`."""
+    """The type of each piece, which the library does not tell: `ModelProto.pieces[i].type`.
+
+    Read here, since the module that the library brings for this message was generated for a newer protobuf than the
+    one that gRPC's stubs need.
+    """
     for number, content in _fields(data):
         if number == 1 and isinstance(content, bytes):
             found = [value for field, value in _fields(content) if field == 3 and isinstance(value, int)]
@@ -119,24 +124,14 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
     """The fields of a message of protobuf, by number. Its wire types 0, 1, 2 and 5 are the ones in use."""
     at = 0
     while at < len(message):
-        tag, at = _varint(message, at)
+        tag, at = read_varint(message, at)
         kind = tag & 7
         if kind == 0:
-            value, at = _varint(message, at)
+            value, at = read_varint(message, at)
             yield tag >> 3, value
             continue
         length = {1: 8, 5: 4}.get(kind)
         if length is None:
-            length, at = _varint(message, at)
+            length, at = read_varint(message, at)
         yield tag >> 3, message[at : at + length]
         at += length
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = message[at]
-        value |= (byte & 0x7F) << shift
-        shift, at = shift + 7, at + 1
-        if byte < 0x80:
-            return value, at

@@ -69,6 +69,18 @@ def test_symbols_of_a_model_are_no_part_of_texts(tmp_path: Path) -> None:
         assert decoded.replace(" ", "") == text.translate({0xFF1C: "<", 0xFF1E: ">"}).replace(" ", "")
 
 
+def test_memory_that_is_missing_is_no_error_of_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = load_tokenizer("x", model(tmp_path / "a.model", vocab_size=60, model_type="bpe"))
+
+    class Model:
+        def encode(self, *_: object, **__: object) -> None:
+            raise MemoryError
+
+    monkeypatch.setattr(tokenizer, "_model", Model())
+    with pytest.raises(MemoryError):
+        tokenizer.encode_all(["a"])
+
+
 def test_ranks_give_the_ids_of_the_library(tmp_path: Path) -> None:
     pairs = [b"th", b"the", b" c", b"at", b" cat", b" q", b"ui", b"qui", "é".encode(), b"\n\n", b"20"]
     path = ranks(tmp_path / "a.tiktoken", [*(bytes([n]) for n in range(256)), *pairs])

@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
+from dataserver.varints import CutError, read_varint, varint
+
 MAX_PAGE_BYTES: Final = 2 << 20
 """Of a decompressed page that holds several values: each value costs a whole page where the cache has lost it."""
 
@@ -75,7 +77,7 @@ def decode_pages(data: bytes, shard_bytes: int) -> PageTable:
 def unpack(data: bytes, plain_bytes: int, codec: str) -> bytes:
     """Decompress a page. Raises ValueError where it is damaged or has another length; never returns stale memory."""
     if codec == FRAGMENT:
-        return unpack(_varint(plain_bytes) + data, plain_bytes, "SNAPPY")
+        return unpack(varint(plain_bytes) + data, plain_bytes, "SNAPPY")
     try:
         if not plain_bytes and not data:  # parquet-java writes no stream at all where a page has nulls alone
             return b""
@@ -114,19 +116,9 @@ def unpack_begin(data: bytes, num_bytes: int, codec: str) -> bytes:
     return found
 
 
-def _varint(number: int) -> bytes:
-    found = bytearray()
-    while number >= 0x80:
-        found.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*found, number])
-
-
 def _snappy_length(data: bytes) -> int:
-    """What a block says that it is decompressed: a varint of at most 5 bytes."""
-    length = 0
-    for n, byte in enumerate(data[:5]):
-        length |= (byte & 0x7F) << (7 * n)
-        if byte < 0x80:
-            return length
-    return -1
+    """What a block says that it is decompressed: a varint of at most 5 bytes; -1 where it is none."""
+    try:
+        return read_varint(data[:5], 0)[0]
+    except CutError:
+        return -1

@@ -5,6 +5,7 @@ from typing import Final
 
 from dataserver.serving.memory import Account, BufferPool, size_class
 from dataserver.serving.transport.interface import EncodedMicrobatch, Memory
+from dataserver.varints import varint
 
 CHUNK_BYTES: Final = 1 << 20
 
@@ -68,13 +69,4 @@ class GrpcTransport:
     def message(self, _memory: Memory, encoded: EncodedMicrobatch, i: int) -> bytes:
         """A chunk. It is put together here, so that tensor data is copied once instead of put through protobuf."""
         part = encoded.payload[i * CHUNK_BYTES : (i + 1) * CHUNK_BYTES].data
-        return b"".join((_CHUNK_TAG, _varint(part.nbytes), part))
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+        return b"".join((_CHUNK_TAG, varint(part.nbytes), part))

@@ -14,7 +14,8 @@ from dataserver.dataset.shards.hashing import HashingReader
 from dataserver.dataset.shards.pages import Page, PageTable, decode_pages, encode_pages, unpack
 from dataserver.dataset.shards.parquet.chunk import Chunk, ChunkReader, ChunkValues
 from dataserver.dataset.shards.parquet.levels import decode_hybrid
-from dataserver.dataset.shards.parquet.page_header import DICTIONARY_PAGE, CutError, parse_page_header
+from dataserver.dataset.shards.parquet.page_header import DICTIONARY_PAGE, parse_page_header
+from dataserver.varints import CutError
 
 
 def page(kind: int, count: int, plain: int, body: bytes, encoding: int = 0) -> bytes:

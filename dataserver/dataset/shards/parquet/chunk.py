@@ -31,10 +31,8 @@ from dataserver.dataset.shards.parquet.page_header import (
     DATA_PAGE,
     DATA_PAGE_V2,
     DICTIONARY_PAGE,
-    MAX_HEADER_BYTES,
-    CutError,
     PageHeader,
-    parse_page_header,
+    read_page_header,
 )
 from dataserver.dataset.shards.parquet.snappy import Fragment, fragments
 from dataserver.dataset.shards.parts import Value
@@ -49,7 +47,6 @@ MAX_PACKED_RATIO: Final = 2
 _FRAME_BYTES: Final = 1024
 """More than the header and the end of a compressed stream take."""
 REMEDY: Final = "; rewrite the dataset as tars: dataserver convert SOURCE TARGET"
-_FIRST_HEADER_BYTES: Final = 256
 
 ReadImage = Callable[[bytes, int], Value]
 """Is given a value and its address."""
@@ -180,15 +177,9 @@ class ChunkReader:
         return found
 
     def _header(self, chunk: Chunk) -> PageHeader:
-        left = chunk.end - self._reader.position
-        for limit in (_FIRST_HEADER_BYTES, MAX_HEADER_BYTES):
-            try:
-                header, length = parse_page_header(self._reader.peek(min(limit, left)))
-            except CutError:
-                continue
-            self._reader.skip(length)
-            return header
-        raise PageError(CORRUPT_PARQUET, "its column ends within the header of a page, or the header is too long")
+        header, length = read_page_header(self._reader.peek, chunk.end - self._reader.position)
+        self._reader.skip(length)
+        return header
 
     def _page(self, run: "_ChunkRun", header: PageHeader, end: int) -> None:
         if header.kind not in (DATA_PAGE, DATA_PAGE_V2, DICTIONARY_PAGE) or not header.num_values:

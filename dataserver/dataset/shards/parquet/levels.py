@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from dataserver.dataset.shards.parquet.page_header import CutError, varint
+from dataserver.varints import CutError, read_varint
 
 I64 = npt.NDArray[np.int64]
 
@@ -26,7 +26,7 @@ def decode_hybrid(data: bytes, width: int, count: int) -> I64:
     num_bytes = -(-width // 8)
     while done < count and width:
         try:
-            header, at = varint(data, at)
+            header, at = read_varint(data, at)
         except CutError as error:
             raise ValueError(f"{done} of {count} numbers") from error
         if header & 1:

@@ -4,7 +4,10 @@ Source: `parquet.thrift` of the Parquet format, structures PageHeader, DataPageH
 DictionaryPageHeader.
 """
 
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
+
+from dataserver.varints import CutError, read_varint
 
 DATA_PAGE: Final = 0
 DICTIONARY_PAGE: Final = 2
@@ -14,11 +17,8 @@ MAX_HEADER_BYTES: Final = 64 << 10
 """Limit of one header: statistics of long values stand in it, which writers cut to 4 KiB each."""
 
 _MAX_DEPTH: Final = 8
-_MAX_VARINT_BYTES: Final = 10
-
-
-class CutError(Exception):
-    """The header goes on behind the bytes that were given."""
+_FIRST_BYTES: Final = 256
+"""Most headers are shorter."""
 
 
 class PageHeader(NamedTuple):
@@ -70,17 +70,23 @@ def parse_page_header(data: bytes) -> tuple[PageHeader, int]:
     return header, end
 
 
-def varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return an unsigned varint and where it ends. Raises CutError or ValueError."""
-    value = 0
-    for n in range(_MAX_VARINT_BYTES):
-        if at + n >= len(data):
-            raise CutError
-        byte = data[at + n]
-        value |= (byte & 0x7F) << (7 * n)
-        if byte < 0x80:
-            return value, at + n + 1
-    raise ValueError("a number has more than 10 bytes")
+def read_page_header(peek: Callable[[int], bytes], left: int) -> tuple[PageHeader, int]:
+    """Return the next header of a column and its length in bytes.
+
+    Args:
+        peek: shows up to so many bytes, from where the header begins.
+        left: bytes of the column from there on.
+
+    Raises:
+        ValueError: this is no page header, it is too long, or the column ends within it.
+    """
+    for limit in (_FIRST_BYTES, MAX_HEADER_BYTES):
+        if left > 0:
+            try:
+                return parse_page_header(peek(min(limit, left)))
+            except CutError:
+                continue
+    raise ValueError("a column ends within the header of a page, or the header is too long")
 
 
 def _number(fields: dict[int, Any], number: int) -> int:
@@ -106,7 +112,7 @@ def _struct(data: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
         if step:
             number += step
         else:
-            raw, at = varint(data, at)
+            raw, at = read_varint(data, at)
             number = _zigzag(raw)
         fields[number], at = _value(data, at, kind, depth)
 
@@ -115,7 +121,7 @@ def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
     if kind in (1, 2):
         return kind == 1, at
     if kind in (4, 5, 6):
-        raw, at = varint(data, at)
+        raw, at = read_varint(data, at)
         return _zigzag(raw), at
     if kind == 12:
         return _struct(data, at, depth - 1)
@@ -123,7 +129,7 @@ def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
         return _list(data, at, depth)
     length = {3: 1, 7: 8}.get(kind)
     if kind == 8:
-        length, at = varint(data, at)
+        length, at = read_varint(data, at)
     if length is None:
         raise ValueError(f"its header has a field of type {kind}")
     if at + length > len(data):
@@ -138,7 +144,7 @@ def _list(data: bytes, at: int, depth: int) -> tuple[None, int]:
         raise CutError
     count, kind, at = data[at] >> 4, data[at] & 0x0F, at + 1
     if count == 15:
-        count, at = varint(data, at)
+        count, at = read_varint(data, at)
     if count > len(data):
         raise CutError
     for _ in range(count):

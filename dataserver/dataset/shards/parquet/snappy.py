@@ -6,7 +6,7 @@ only where no copy reaches back over such a bound the fragments are used.
 
 from typing import Final, NamedTuple
 
-from dataserver.dataset.shards.parquet.page_header import CutError, varint
+from dataserver.varints import CutError, read_varint
 
 FRAGMENT_BYTES: Final = 1 << 16
 _BYTES_PER_TAG: Final = 64
@@ -28,7 +28,7 @@ class Fragment(NamedTuple):
 def fragments(block: bytes) -> list[Fragment] | None:
     """Return the fragments of a block in order; None where it is not proven to have such, or is damaged."""
     try:
-        plain_bytes, at = varint(block, 0)
+        plain_bytes, at = read_varint(block, 0)
         return _walk(block, at, plain_bytes)
     except (CutError, ValueError, IndexError):
         return None

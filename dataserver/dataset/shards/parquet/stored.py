@@ -20,10 +20,8 @@ from dataserver.dataset.shards.parquet.page_header import (
     DATA_PAGE,
     DATA_PAGE_V2,
     DICTIONARY_PAGE,
-    MAX_HEADER_BYTES,
-    CutError,
     PageHeader,
-    parse_page_header,
+    read_page_header,
 )
 from dataserver.dataset.storage.interface import StoredFile
 from dataserver.dataset.storage.registry import storage_of
@@ -37,7 +35,6 @@ MAX_COLUMN_VALUES: Final = 1 << 22
 _DICTIONARY_INDEXES: Final = (2, 8)
 _SHARED_PREFIXES: Final = 7
 """DELTA_BYTE_ARRAY: a value may begin with all of the one before, so that each is as long as the page."""
-_FIRST_HEADER_BYTES: Final = 256
 _LARGE: Final = pa.large_binary()
 
 
@@ -186,15 +183,7 @@ def _with_page(found: StoredColumn, header: PageHeader) -> StoredColumn:
 
 
 def _header(file: StoredFile, at: int, end: int) -> tuple[PageHeader, int]:
-    for limit in (_FIRST_HEADER_BYTES, MAX_HEADER_BYTES):
-        length = min(limit, end - at)
-        if at < 0 or length <= 0:
-            break
-        try:
-            return parse_page_header(file.read([(at, length)])[0])
-        except CutError:
-            continue
-    raise ValueError("a column ends within the header of a page, or the header is too long")
+    return read_page_header(lambda length: file.read([(at, length)])[0], end - at if at >= 0 else 0)
 
 
 def string_bytes(array: pa.Array) -> npt.NDArray[np.int64]:
