@@ -107,10 +107,10 @@ class _Owners:
             return hashlib.sha256(f"{number} {key.info.key} {key.number}".encode()).digest()
 
         best = max(self.fleet.servers, key=weight)
-        return None if best == self.own else best + 1  # 0 would be none
+        return None if best == self.own else best
 
     def fetch(self, owner: Any, pieces: Sequence[Piece]) -> list[bytes]:
-        return self.fleet.servers[owner - 1].read(pieces, for_peer=True)
+        return self.fleet.servers[owner].read(pieces, for_peer=True)
 
 
 def steps(shards: int, images: int, share: float, epochs: int, seed: int) -> Iterator[list[tuple[int, int]]]:

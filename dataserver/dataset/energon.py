@@ -12,6 +12,7 @@ from dataserver.dataset.errors import DatasetError, printable
 from dataserver.dataset.shards.captions import CaptionSource
 from dataserver.dataset.storage.etags import check_regular
 from dataserver.dataset.storage.registry import storage_of
+from dataserver.dataset.storage.urls import written_out
 
 META_FOLDER: Final = ".nv-meta"
 SPLIT_NAME: Final = "split.yaml"
@@ -23,7 +24,6 @@ MAX_NAMES: Final = 1 << 20
 MAX_META_BYTES: Final = 16 << 20
 MAX_ENTRY: Final = 1024
 """Characters of the name of a shard, or of what stands for several."""
-_RANGE: Final = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")
 _FIELD: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})(?:\[([^\[\]]{1,128})\])?")
 _IMAGES: Final = ("image", "images")
 _TEXTS: Final = ("caption", "text", "texts")
@@ -120,22 +120,12 @@ def _names(entries: Sequence[Any], root: Path) -> Iterator[str]:
             raise DatasetError(
                 f"{root}/{META_FOLDER}/{SPLIT_NAME}: {printable(entry, 80)!a} has more than {MAX_ENTRY} characters"
             )
-        pending = [entry]
-        while pending:
-            name = pending.pop()
-            found = _RANGE.search(name)
-            if found is None:
-                num_names += 1
-                yield name
-                continue
-            first, last = int(found[1]), int(found[2])
-            if not 0 <= last - first < MAX_NAMES - num_names - len(pending):
-                raise DatasetError(f"{root}/{META_FOLDER}/{SPLIT_NAME}: {printable(name, 80)!a} stands for too many")
-            width = len(found[1])
-            before, after = name[: found.start()], name[found.end() :]
-            pending += [f"{before}{number:0{width}}{after}" for number in range(first, last + 1)]
-        if num_names > MAX_NAMES:
-            raise DatasetError(f"{root}/{META_FOLDER}/{SPLIT_NAME} names more than {MAX_NAMES} shards; split it")
+        try:
+            names = written_out(entry, MAX_NAMES - num_names)
+        except ValueError as error:
+            raise DatasetError(f"{root}/{META_FOLDER}/{SPLIT_NAME}: {printable(entry, 80)!a}: {error}") from None
+        num_names += len(names)
+        yield from names
 
 
 def _read(root: Path, name: str) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@ compares: a file that is torn, cut or decayed is removed and its block read from
 """
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
@@ -19,7 +20,7 @@ import google_crc32c
 
 from dataserver.dataset.storage.own_folder import own_folder
 from dataserver.dataset.storage.pieces import BlockKey
-from dataserver.outputs import TEMP_LIFETIME_S, TEMP_SUFFIX
+from dataserver.outputs import TEMP_SUFFIX
 
 SUFFIX: Final = ".block"
 CHUNK_BYTES: Final = 1 << 16
@@ -31,6 +32,8 @@ LOOK_EVERY_S: Final = 30.0
 """The folder is listed so often: other processes write there, too."""
 PAUSE_S: Final = 30.0
 """Nothing is written for so long after the disk refused something."""
+_TEMP_LIFETIME_S: Final = 3600.0
+"""A block is written within seconds; what is older was left by a killed process."""
 
 _log = logging.getLogger(__name__)
 
@@ -101,7 +104,7 @@ class BlockFiles:
             with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123  of a descriptor
                 for part in (data, tail):
                     if file.write(part) != len(part):
-                        raise OSError(28, "no space left on the disk")
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             temp.rename(path)
             with self._lock:
                 self._used += num_bytes
@@ -147,7 +150,7 @@ class BlockFiles:
         """Remove what killed writers left behind."""
         for path in self._folder.glob(f"??/*{TEMP_SUFFIX}"):
             with contextlib.suppress(OSError):
-                if path.stat().st_mtime < time() - min(TEMP_LIFETIME_S, 3600.0):
+                if path.stat().st_mtime < time() - _TEMP_LIFETIME_S:
                     path.unlink()
 
     def _path(self, key: BlockKey) -> Path:

@@ -8,7 +8,7 @@ ask that one for images, and hold none of its blocks, so that the memory of all 
 
 import logging
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
@@ -118,8 +118,9 @@ class Blocks:
             OSError: a store does not give them.
         """
         found: dict[int, bytes] = {}
+        counts: Counter[str] = Counter()
         for number, piece in enumerate(pieces):
-            data = self._from_blocks(piece)
+            data = self._from_blocks(piece, counts)
             ahead = self._drop_ahead(piece)
             data = self._taken(piece, ahead) if data is None else data
             if data is not None:
@@ -129,7 +130,7 @@ class Blocks:
             futures = self._begin([pieces[n] for n in missing], for_peer)
             for number, future in zip(missing, futures, strict=True):
                 found[number] = self._result(pieces[number], future)
-        self._count(served_bytes=sum(map(len, found.values())))
+        self._count(served_bytes=sum(map(len, found.values())), **counts)
         return [found[number] for number in range(len(pieces))]
 
     def read_ahead(self, pieces: Sequence[Piece]) -> None:
@@ -176,20 +177,21 @@ class Blocks:
     def _has(self, piece: Piece) -> bool:
         return all(key in self.held or (self._files is not None and self._files.has(key)) for key in piece.blocks)
 
-    def _from_blocks(self, piece: Piece) -> bytes | None:
-        """A piece from the blocks that are held; None unless all of them are."""
+    def _from_blocks(self, piece: Piece, counts: Counter[str]) -> bytes | None:
+        """A piece from the blocks that are held; None unless all of them are. Its bytes are added to `counts`."""
         parts = []
+        memory_bytes = 0
         for key in piece.blocks:
             first = key.number * BLOCK_BYTES
             low, high = max(piece.start, first) - first, min(piece.end, first + BLOCK_BYTES) - first
             part = self.held.read(key, low, high)
             if part is not None:
-                self._count(memory_bytes=len(part))
-            elif self._files is not None and (part := self._files.read(key, low, high - low)) is not None:
-                self._count(disk_bytes=len(part))
-            if part is None:
+                memory_bytes += len(part)
+            elif self._files is None or (part := self._files.read(key, low, high - low)) is None:
                 return None
             parts.append(part)
+        counts["memory_bytes"] += memory_bytes
+        counts["disk_bytes"] += piece.length - memory_bytes
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _drop_ahead(self, piece: Piece) -> "Future[bytes] | None":
@@ -230,6 +232,8 @@ class Blocks:
                 self._files.write(key, data)
         except OSError as error:
             _log.debug("block %d of %s/%s cannot be read: %s", key.number, key.store, key.info.key, error)
+        except Exception:  # nobody asks for what came of it
+            _log.exception("block %d of %s/%s cannot be read", key.number, key.store, key.info.key)
         finally:
             with self._lock:
                 self._loading.discard(key)
@@ -253,9 +257,11 @@ class Blocks:
     def _read_run(self, run: Sequence[Piece]) -> list[bytes]:
         """Read pieces of one object that lie close together by one request, unless their blocks came meanwhile."""
         if all(map(self._has, run)):
-            held = [self._from_blocks(piece) for piece in run]
-            if None not in held:
-                return [data for data in held if data is not None]
+            counts: Counter[str] = Counter()
+            held = [data for piece in run if (data := self._from_blocks(piece, counts)) is not None]
+            if len(held) == len(run):
+                self._count(**counts)
+                return held
         start = run[0].start
         end = max(piece.end for piece in run)
         data = run[0].source.get(run[0].info, start, end - start)

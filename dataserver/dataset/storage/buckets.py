@@ -55,7 +55,7 @@ class BucketClient:
             self._store = _store(scheme, name)
         except ImportError as error:
             raise DatasetError(f"{self._name} needs the package {error.name}: pip install {error.name}") from error
-        except Exception as error:  # obstore has one class for each cause
+        except Exception as error:  # of obstore, or of boto3 where it looks for a profile
             raise DatasetError(f"{self._name} cannot be opened: {_text(error)}; correct its settings") from None
 
     def objects(self, prefix: str, after: str) -> Iterator[ObjectInfo]:

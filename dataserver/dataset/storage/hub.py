@@ -45,17 +45,16 @@ class HubClient(HttpClient):
         super().__init__(f"{self._endpoint}/", HOSTS, {"Authorization": f"Bearer {token}"} if token else {})
 
     def objects(self, prefix: str, after: str) -> Iterator[ObjectInfo]:  # noqa: ARG002
-        """As `Client.objects`: all at once."""
-        found: list[ObjectInfo] = []
+        """As `Client.objects`: all of them, a page at a time."""
         path = f"/{quote(prefix)}" if prefix else ""
         url = f"{self._endpoint}/api/datasets/{self._repository}/tree/{self.commit()}{path}?recursive=true"
         for _ in range(MAX_PAGES):
             answer = self.ask("GET", url, MAX_PAGE_BYTES)
             self.check(answer, url)
-            found += [_info(entry) for entry in _parsed(answer) if entry.get("type") == "file"]
+            yield from [_info(entry) for entry in _parsed(answer) if entry.get("type") == "file"]
             following = _next(answer.headers.get("link", ""))
             if not following:
-                return iter(found)
+                return
             if not following.startswith(f"{self._endpoint}/api/"):
                 raise OSError(errno.EINVAL, f"{self._endpoint} lists {self._repository} with a page of another server")
             url = following

@@ -1,6 +1,7 @@
 """The file system of this machine, or one that is mounted."""
 
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from io import BufferedIOBase, BufferedReader, FileIO
 from pathlib import Path, PurePath
@@ -65,6 +66,8 @@ class LocalStorage:
 
     def check(self, root: PurePath, name: str) -> None:
         """Raise DatasetError if a link leaves the dataset."""
+        if _has_no_link(root, name):
+            return
         path = Path(root) / name
         real = Path(os.path.realpath(path))  # `resolve` raises RuntimeError where a link leads to itself
         if not real.is_relative_to(os.path.realpath(root)):
@@ -87,3 +90,22 @@ class LocalStorage:
 
     def read_ahead(self, wanted: Sequence[tuple[StoredFile, Sequence[tuple[int, int]]]]) -> None:
         """Nothing: a local read takes no longer than to ask for it."""
+
+
+def _has_no_link(root: PurePath, name: str) -> bool:
+    """Whether a file lies below a folder for certain: each part of its name is there, and none is a link.
+
+    It takes a tenth of the time of `realpath`, which looks at the folders above as well.
+    """
+    parts = name.split("/")
+    if name.startswith("/") or ".." in parts:
+        return False
+    path = str(root)
+    try:
+        for part in parts:
+            path = f"{path}/{part}"
+            if stat.S_ISLNK(os.lstat(path).st_mode):  # text: asked for each image
+                return False
+    except OSError:
+        return False
+    return True

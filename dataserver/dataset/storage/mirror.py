@@ -7,18 +7,16 @@ side removes it, too. The store's word wins where both changed.
 
 import hashlib
 import json
-import os
 import re
+import shutil
 import time
-from collections.abc import Collection, Iterator
-from concurrent.futures import Future
+from collections.abc import Collection
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 from dataserver.dataset.errors import DatasetError
-from dataserver.dataset.storage.blocks import BLOCKS
 from dataserver.dataset.storage.clients import ObjectInfo
 from dataserver.dataset.storage.etags import TICK_S
 from dataserver.dataset.storage.own_folder import own_folder
@@ -26,6 +24,7 @@ from dataserver.dataset.storage.pieces import BLOCK_BYTES
 from dataserver.dataset.storage.registry import remote_storage
 from dataserver.dataset.storage.urls import Url, location
 from dataserver.outputs import beside
+from dataserver.planning.kernels.cache import user_cache
 
 SUMMARY: Final = "disttrain.summary"
 """It counts only while it is younger than all that it describes, so it is written last."""
@@ -53,16 +52,15 @@ def index_root(root: Path, index_dir: Path | None) -> Path:
 
 def mirror_folder(url: Url) -> Path:
     """The local folder that mirrors the indexes below a URL."""
-    try:
-        home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    except RuntimeError:
+    cache = user_cache()
+    if cache is None:
         raise DatasetError(
             f"the index of {url} has no folder on this machine: this user has no home; set XDG_CACHE_HOME, or name a"
             " local folder with --index-dir"
-        ) from None
+        )
     name = hashlib.sha256(str(url).encode()).hexdigest()[:32]
-    own_folder(home / "disttrain" / "indexes", "the folder of indexes")
-    return own_folder(home / "disttrain" / "indexes" / name, "the folder of indexes")
+    own_folder(cache / "indexes", "the folder of indexes")
+    return own_folder(cache / "indexes" / name, "the folder of indexes")
 
 
 def pull(root: Path, index_dir: Path | None) -> None:
@@ -94,9 +92,8 @@ def pull(root: Path, index_dir: Path | None) -> None:
                 time.sleep(TICK_S)  # file systems count times in milliseconds
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            with beside(path) as temp, temp.open("wb") as file:
-                for part in _parts(store.get, info):
-                    file.write(part)
+            with beside(path) as temp, temp.open("wb") as file, store.sequential(info) as source:
+                shutil.copyfileobj(source, file, BLOCK_BYTES)
             state[name] = [*_version(info), *_local(path)]
     except OSError as error:
         raise DatasetError(f"the index at {url} cannot be read ({error.strerror}); check the store") from error
@@ -162,17 +159,6 @@ def _remove_there(url: Url, known: list[Any]) -> None:
     with suppress(FileNotFoundError):
         if _version(store.head(url.key)) == known[:3]:
             store.budget.call(lambda: store.client.remove(url.key))
-
-
-def _parts(get: Any, info: ObjectInfo) -> Iterator[bytes]:
-    """The blocks of an object, a few asked for ahead."""
-    ahead: list[Future[bytes]] = []
-    for start in range(0, info.num_bytes, BLOCK_BYTES):
-        ahead.append(BLOCKS.submit(get, info, start, min(BLOCK_BYTES, info.num_bytes - start)))
-        if len(ahead) > 2:
-            yield ahead.pop(0).result()
-    for future in ahead:
-        yield future.result()
 
 
 def _version(info: ObjectInfo) -> list[Any]:

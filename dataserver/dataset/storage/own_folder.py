@@ -1,10 +1,9 @@
 """Folders of this machine whose files are trusted: nobody else may have written them."""
 
-import os
-import stat
 from pathlib import Path
 
 from dataserver.dataset.errors import DatasetError
+from dataserver.planning.kernels.cache import is_ours
 
 
 def own_folder(folder: Path, what: str) -> Path:
@@ -24,7 +23,7 @@ def own_folder(folder: Path, what: str) -> Path:
         raise DatasetError(
             f"{what} {folder} cannot be used ({error.strerror}); name a folder that you may write to"
         ) from error
-    if about.st_uid not in (0, os.geteuid()) or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if not is_ours(about):
         raise DatasetError(
             f"{what} {folder} belongs to another user, or others may write to it; correct that (chmod go-w), or name"
             " another folder"

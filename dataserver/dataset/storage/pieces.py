@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
 
 from dataserver.dataset.storage.clients import ObjectInfo
@@ -38,7 +39,7 @@ class BlockKey(NamedTuple):
     @property
     def object_digest(self) -> bytes:
         """Names the object among servers."""
-        return object_digest(f"{self.store}/{self.info.key}", self.info.etag)
+        return _object_digest(self.store, self.info)
 
 
 class Piece(NamedTuple):
@@ -69,6 +70,11 @@ class Piece(NamedTuple):
 def object_digest(url: str, etag: Etag) -> bytes:
     """Return 32 bytes that name one version of an object among servers, which exchange no URLs."""
     return hashlib.sha256(f"{url}\n{list(etag)}".encode()).digest()
+
+
+@lru_cache(1 << 14)
+def _object_digest(store: str, info: ObjectInfo) -> bytes:
+    return object_digest(f"{store}/{info.key}", info.etag)
 
 
 def runs(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:

@@ -69,6 +69,10 @@ class Store:
         """Read a small object as a whole; it is held for a while."""
         return self.small.get(info, lambda: self.get(info, 0, info.num_bytes))
 
+    def sequential(self, info: ObjectInfo) -> BufferedIOBase:
+        """Open one version of an object for reading from the first byte on; blocks are read ahead."""
+        return io.BufferedReader(_Sequential(self, info), _BUFFER_BYTES)
+
 
 class RemoteFile:
     """One version of an object, read by ranges. It holds nothing open."""
@@ -76,6 +80,7 @@ class RemoteFile:
     def __init__(self, store: Store, info: ObjectInfo) -> None:
         self._store = store
         self._info = info
+        self._etag = info.etag  # a hash: asked for with every image
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """As `StoredFile.read`. Where the object changed, nothing: `etag` tells."""
@@ -86,6 +91,7 @@ class RemoteFile:
             found = iter(BLOCKS.read(wanted))
         except ChangedError:
             self._info = self._store.head(info.key)
+            self._etag = self._info.etag
             return [b""] * len(ranges)
         return [next(found) if length > 0 else b"" for _, length in whole]
 
@@ -96,7 +102,7 @@ class RemoteFile:
 
     def etag(self) -> Etag:
         """Return the state that was read, or the one that was met instead."""
-        return self._info.etag
+        return self._etag
 
 
 class RemoteStorage:
@@ -162,7 +168,7 @@ class RemoteStorage:
         info = store.head(url.key)
         if info.num_bytes <= SMALL_BYTES:
             return io.BytesIO(store.small_file(info))
-        return io.BufferedReader(_Sequential(store, info), _BUFFER_BYTES)
+        return store.sequential(info)
 
     def ranges(self, path: PurePath) -> RemoteFile:
         """Open an object for reading by ranges."""
@@ -219,9 +225,9 @@ class _Sequential(io.RawIOBase):
         number, start = divmod(self._at, BLOCK_BYTES)
         in_order = self._at == self._next
         if in_order or any(n == number for n, _ in self._blocks):
-            data = self._block(number)[start : start + length]
+            data = memoryview(self._block(number))[start : start + length]
         else:
-            data = self._store.get(self._info, self._at, length)
+            data = memoryview(self._store.get(self._info, self._at, length))
         buffer[: len(data)] = data
         self._at += len(data)
         if in_order:

@@ -33,7 +33,6 @@ class RetryBudget:
 
     def __init__(self, name: str, clock: Callable[[], float] = monotonic) -> None:
         self.name = name
-        self.num_retries = 0
         self._clock = clock
         self._changed = threading.Condition()
         self._tokens = TOKENS
@@ -43,14 +42,14 @@ class RetryBudget:
         self._warned_at = -WARN_EVERY_S
         self._is_failing = False
 
-    def call(self, action: Callable[[], Result], patience_s: float = PATIENCE_S) -> Result:
+    def call(self, action: Callable[[], Result]) -> Result:
         """Do what asks the store, again where it is unavailable.
 
         Raises:
-            UnavailableError: it stayed so for `patience_s`, or would by what it asked to wait for.
+            UnavailableError: it stayed so for `PATIENCE_S`, or would by what it asked to wait for.
             OSError: what else `action` raised.
         """
-        until = self._clock() + patience_s
+        until = self._clock() + PATIENCE_S
         took_token, failure = self._wait(until, None), None
         while True:
             began = self._clock()
@@ -82,7 +81,6 @@ class RetryBudget:
                     ready = max(ready, now + (cost - self._tokens) / TOKENS_PER_S)
                 if ready <= now:
                     self._tokens -= cost
-                    self.num_retries += failure is not None
                     return cost > 0
                 if ready > until:
                     why = failure.strerror if failure else "it is not asked while it is out of order"

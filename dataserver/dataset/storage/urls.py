@@ -5,6 +5,7 @@
 
 import re
 from itertools import product
+from math import prod
 from pathlib import Path, PosixPath, PurePath
 from typing import Final
 
@@ -100,20 +101,29 @@ def expanded(path: Path) -> tuple[Path, list[str]] | None:
         return None
     parts = path.parts
     first = next(number for number, part in enumerate(parts) if _BRACES.search(part))
-    pattern, names = "/".join(parts[first:]), [""]
-    pieces = _BRACES.split(pattern)
-    ranges = []
-    for low, high in zip(pieces[1::3], pieces[2::3], strict=True):
-        if not int(low) <= int(high) < int(low) + MAX_EXPANDED:
-            raise DatasetError(f"{path}: {{{low}..{high}}} counts no files, or more than {MAX_EXPANDED}")
-        ranges.append([str(n).zfill(len(low)) for n in range(int(low), int(high) + 1)])
-    total = 1
-    for numbers in ranges:
-        total *= len(numbers)
-    if total > MAX_EXPANDED:
-        raise DatasetError(f"{path} stands for {total} files, limit {MAX_EXPANDED}; split the dataset")
-    texts = pieces[0::3]
-    names = ["".join(a + b for a, b in zip(texts, (*chosen, ""), strict=True)) for chosen in product(*ranges)]
+    try:
+        names = written_out("/".join(parts[first:]), MAX_EXPANDED)
+    except ValueError as error:
+        raise DatasetError(f"{path}: {error}") from None
     if len(set(names)) < len(names):
         raise DatasetError(f"{path} names a shard twice; name each once")
     return Url(*parts[:first]), names
+
+
+def written_out(pattern: str, most: int) -> list[str]:
+    """Return the names that a pattern with ranges such as `{000..009}` stands for, in order.
+
+    Raises:
+        ValueError: a range counts nothing, or they would be more than `most`.
+    """
+    pieces = _BRACES.split(pattern)
+    bounds = [(int(low), int(high)) for low, high in zip(pieces[1::3], pieces[2::3], strict=True)]
+    if empty := next(((low, high) for low, high in bounds if high < low), None):
+        raise ValueError(f"{{{empty[0]}..{empty[1]}}} counts no files")
+    if prod(high - low + 1 for low, high in bounds) > most:
+        raise ValueError(f"it stands for more than {most} files; split the dataset")
+    ranges = [
+        [str(number).zfill(len(low)) for number in range(int(low), int(high) + 1)]
+        for low, high in zip(pieces[1::3], pieces[2::3], strict=True)
+    ]
+    return ["".join(a + b for a, b in zip(pieces[0::3], (*chosen, ""), strict=True)) for chosen in product(*ranges)]

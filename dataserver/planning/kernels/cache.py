@@ -154,8 +154,8 @@ def _is_trusted(found: Path) -> bool:
     try:
         top, above = found.lstat(), found.parent.stat()
         inner = found.rglob("*") if top.st_mode & 0o077 else ()  # else nobody else gets into it
-        bad = [path for path in (found, *inner) if not _is_ours(path.lstat())]
-        if not (_is_ours(above) or above.st_mode & stat.S_ISVTX):  # as of /tmp: only owners rename
+        bad = [path for path in (found, *inner) if not is_ours(path.lstat())]
+        if not (is_ours(above) or above.st_mode & stat.S_ISVTX):  # as of /tmp: only owners rename
             bad.append(found.parent)
     except OSError:
         return False
@@ -169,7 +169,8 @@ def _is_trusted(found: Path) -> bool:
     return not bad
 
 
-def _is_ours(about: os.stat_result) -> bool:
+def is_ours(about: os.stat_result) -> bool:
+    """Whether a file or folder belongs to this user or root, and nobody else may write to it."""
     return about.st_uid in (0, os.geteuid()) and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 

@@ -50,6 +50,17 @@ def settled(blocks: Blocks) -> None:
     assert not blocks._loading
 
 
+def test_a_block_that_fails_by_a_fault_of_ours_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocks, store = Blocks(), Store()
+    monkeypatch.setattr(blocks.held, "put", lambda *_: 1 // 0)
+    assert blocks.read([Piece(store, INFO, 5, 10)]) == [DATA[5:15]]
+    settled(blocks)
+    assert "block 0 of s3://bucket/a.tar cannot be read" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
 def tail_key(number: int = 2) -> BlockKey:
     return BlockKey("s3://bucket", INFO, number)
 
