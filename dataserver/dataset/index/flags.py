@@ -63,7 +63,7 @@ def write_flags(folder: Path, rules: IndexRules) -> None:
 def command_of(shard: ShardFile, flags: Sequence[str]) -> str:
     """Return the command that indexes the dataset of a shard with these flags, as a shell takes it."""
     where = ["--index-dir", str(shard.index_dir)] if shard.index_dir else []
-    return shlex.join(["dataserver", "index", str(shard.root), *where, *flags])
+    return shlex.join(["dataserver", "index", str(shard.dataset or shard.root), *where, *flags])
 
 
 def index_command(shard: ShardFile) -> str:

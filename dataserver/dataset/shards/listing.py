@@ -39,7 +39,7 @@ UNREAD: Final = {
     ".tar.xz": "a compressed tar is not read; unpack it: xz -d FILE",
     ".tar.lz4": "a compressed tar is not read; unpack it: lz4 -d FILE",
     ".tar": "only names that end in .tar in lower case are shards; rename it: mv FILE NAME.tar",
-    ".jsonl.gz": "JSON lines are not read; put each line into its sample's tar as KEY.json",
+    ".jsonl.gz": "a compressed manifest is not read; unpack it: gunzip FILE",
 }
 """Ends of names, in lower case, of files that look like shards, with what helps."""
 LONE_SIDECAR: Final = (
@@ -48,6 +48,10 @@ LONE_SIDECAR: Final = (
 )
 LONE_MANIFEST: Final = (
     "a dataset of tars or Parquet reads no manifest; give a manifest and its images a folder of their own"
+)
+REMOTE_MANIFEST: Final = (
+    "manifests and loose images are read from disks alone, since each image would be a request to the store; copy them"
+    " to a disk, or name tars or Parquet files"
 )
 UNNAMED_TAR: Final = "only names that end in .tar are shards, and this is a tar; rename it: mv FILE NAME.tar"
 ODD_NAME: Final = "a part of its name is empty, '.' or '..'; give the object another name"
@@ -73,6 +77,8 @@ class ShardFile:
     """Where indexes lie instead of beside the shards."""
     listed: tuple[Etag, Etag | None] | None = field(default=None, compare=False)
     """Etags of the shard and its sidecar, where the listing told them."""
+    dataset: Path | None = field(default=None, compare=False)
+    """What names the dataset, for messages, where it is not its root: one shard, braces, or a split of the folder."""
 
     @property
     def path(self) -> Path:
@@ -170,6 +176,7 @@ def list_shards(path: Path, index_dir: Path | None = None) -> Listing:
         DatasetError: the path does not exist, holds no shard, or a shard lies outside of it behind a link.
     """
     path, index_dir = location(path), None if index_dir is None else location(index_dir)
+    given = path
     path, split = (path, "") if is_url(path) else split_of(path)
     storage = storage_of(path)
     if index_dir is None and not storage.holds_indexes:
@@ -186,9 +193,7 @@ def list_shards(path: Path, index_dir: Path | None = None) -> Listing:
     unread: dict[str, str] = {}
     etags: dict[str, Etag] = {}
     if is_file:
-        named_format = format_of(path.name)
-        if named_format is None or (named_format.has_external and not storage.is_local):
-            raise DatasetError(f"{path} is not a {SUFFIXES} shard; name a folder that holds {SUFFIXES} shards")
+        _check_format(path, storage)
         root, names = path.parent, {path.name: True}
     else:
         root = path
@@ -204,7 +209,8 @@ def list_shards(path: Path, index_dir: Path | None = None) -> Listing:
     unused = unused_shards(root, names, split) if storage.is_local and not is_file else {}
     names = {name: is_unusual for name, is_unusual in names.items() if name not in unused}
     unread |= unused
-    shards = tuple(ShardFile(name, root, index_dir, _listed(name, etags)) for name in sorted(names))
+    dataset = given if given != root else None
+    shards = tuple(ShardFile(name, root, index_dir, _listed(name, etags), dataset) for name in sorted(names))
     if index_dir is not None and is_url(index_dir) and any(shard.format.has_external for shard in shards):
         raise DatasetError(
             f"the images of {path} lie in files of their own, whose index cannot lie at {index_dir}; name a local"
@@ -220,21 +226,27 @@ def index_folder(shard: ShardFile) -> Path:
 
 def _asked(path: Path, root: Path, names: Sequence[str], index_dir: Path | None) -> tuple[ShardFile, ...]:
     """The shards that braces stand for; each is asked for. Raises DatasetError where they are none, or missing."""
-    found, storage = format_of(names[0]), storage_of(root)  # names differ in numbers alone, so all have one format
-    if found is None or (found.has_external and not storage.is_local):
-        raise DatasetError(f"{path} names {names[0]!a}, which is not a {SUFFIXES} shard; name {SUFFIXES} shards")
+    storage = storage_of(root)
+    _check_format(root / names[0], storage)  # names differ in numbers alone, so all have one format
     for name in names:
         storage.check(root, name)
-    shards = [ShardFile(name, root, index_dir) for name in names]
+    shards = [ShardFile(name, root, index_dir, dataset=path) for name in names]
     try:
         with ThreadPoolExecutor(MAX_ASKED) as threads:
-            return tuple(replace(s, listed=etags) for s, etags in zip(shards, threads.map(_etags, shards), strict=True))
+            return tuple(
+                replace(s, listed=etags) for s, etags in zip(shards, threads.map(ShardFile.etags, shards), strict=True)
+            )
     except OSError as error:
         raise DatasetError(f"dataset path {path} cannot be opened ({error.strerror})") from error
 
 
-def _etags(shard: ShardFile) -> tuple[Etag, Etag | None]:
-    return shard.etags()
+def _check_format(path: Path, storage: Storage) -> None:
+    """Raise DatasetError where a file that was named is no shard, or none that is read from where it lies."""
+    found = format_of(path.name)
+    if found is None:
+        raise DatasetError(f"{path} is not a {SUFFIXES} shard; name a folder that holds {SUFFIXES} shards")
+    if found.has_external and not storage.is_local:
+        raise DatasetError(f"{path}: {REMOTE_MANIFEST}")
 
 
 def _listed(name: str, etags: Mapping[str, Etag]) -> tuple[Etag, Etag | None] | None:
@@ -306,8 +318,9 @@ def _chosen(
         found = _with_sidecars(names.pop(chosen.suffix), names.get(chosen.sidecar_suffix, {}), chosen)
     elif storage.is_local:
         found = {f"{folder}/{LISTING_NAME}".lstrip("/"): False for folder in folders}
+    lone_manifest = LONE_MANIFEST if storage.is_local else REMOTE_MANIFEST
     for suffix, others in names.items():
-        unread |= dict.fromkeys(others, LONE_MANIFEST if suffix == ".jsonl" else LONE_SIDECAR)
+        unread |= dict.fromkeys(others, lone_manifest if suffix == ".jsonl" else LONE_SIDECAR)
     return found
 
 
