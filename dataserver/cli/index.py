@@ -1,6 +1,7 @@
 """`dataserver index`."""
 
 from pathlib import Path
+from time import monotonic
 from typing import Annotated, Final, Literal
 
 import tyro
@@ -36,6 +37,8 @@ from dataserver.planning.job.fields import Sizing
 from dataserver.planning.stream.captions import Captions
 
 MAX_PARTS: Final = 4096
+PUBLISH_EVERY_S: Final = 60.0
+"""What was indexed is written to a store so often, so that another machine goes on where this one was killed."""
 
 
 def index(
@@ -128,6 +131,20 @@ def _publish(root: Path, index_dir: Path | None) -> None:
         print(f"  published    {num_written} files of the index to {location(index_dir or root)}")
 
 
+class _Publisher:
+    """Writes what is indexed so far to the store that it belongs to, now and then."""
+
+    def __init__(self, index_dir: Path | None) -> None:
+        self._index_dir = index_dir
+        self._next = monotonic() + PUBLISH_EVERY_S
+
+    def __call__(self, root: Path) -> None:
+        """Note that the index of another shard is there. Raises DatasetError where the store cannot be written."""
+        if monotonic() >= self._next:
+            publish(root, self._index_dir)
+            self._next = monotonic() + PUBLISH_EVERY_S
+
+
 def _index_one(
     path: Path,
     index_dir: Path | None,
@@ -138,7 +155,7 @@ def _index_one(
     engine: Engine | None,
 ) -> None:
     with progress_bar(f"indexing {path.name}", in_bytes=True) as report:
-        built = build_index(path, index_dir, workers, report, rules, part, engine)
+        built = build_index(path, index_dir, workers, report, rules, part, engine, _Publisher(index_dir))
     print(f"{path}")
     print(f"  shards       {built.num_shards} ({built.num_built} indexed now)")
     print(f"  samples      {built.num_samples}")

@@ -42,6 +42,8 @@ WORKER_BYTES: Final = 160 << 20
 """Memory of a process that indexes shards of 10,000 samples."""
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in total)."""
+Indexed = Callable[[Path], object]
+"""Called with the folder that the shards lie in."""
 
 
 class Part(NamedTuple):
@@ -85,6 +87,7 @@ def build_index(
     rules: IndexRules = DEFAULT_RULES,
     part: Part = WHOLE,
     engine: Engine | None = None,
+    indexed: Indexed | None = None,
 ) -> BuildReport:
     """Index every shard at `path` whose index is missing, stale, or made by other rules.
 
@@ -98,6 +101,7 @@ def build_index(
         part: shards that are indexed here, while other machines index others. What belongs to the dataset as a whole
             is left to a run over all of them.
         engine: machines that share out the work and see the same files; by default it is done here.
+        indexed: called when the index of another shard lies where it belongs, and a killed run would go on from there.
 
     Raises:
         DatasetError: there is no shard, or one cannot be read or its index not written, or several have the same bytes
@@ -127,7 +131,7 @@ def build_index(
     summary = Summary.read(folder)
     headers = {shard.name: header for shard in shards if (header := _known_header(shard, summary)) is not None}
     pending = PendingIndexes(folder)
-    run = _Run(shards, joins, workers, progress, pending if len(headers) == len(shards) else None, engine)
+    run = _Run(shards, joins, workers, progress, pending if len(headers) == len(shards) else None, engine, indexed)
     try:
         contents = run.refresh_all(rules, headers, summary)
         by_name = [(name, content.header) for name, content in contents]
@@ -188,6 +192,7 @@ class _Run:
         progress: Progress | None,
         pending: PendingIndexes | None,
         engine: Engine | None,
+        indexed: Indexed | None,
     ) -> None:
         """Prepare to index shards; indexes wait in `pending`, if there is one, until `finish`."""
         self._shards = shards
@@ -202,6 +207,7 @@ class _Run:
         self._workers = workers or most
         self._engine = engine
         self._progress = progress
+        self._indexed = indexed
         self._problems: list[str] = []
         self._built: set[str] = set()
         self._targets: dict[str, ShardFile] = {}
@@ -295,6 +301,8 @@ class _Run:
             if problem:
                 self._problems.append(problem)
             self._tell(left)
+            if built and self._indexed is not None and self._pending is None:
+                self._indexed(shard.root)
 
     def _tell(self, left: int) -> None:
         if self._progress is not None:

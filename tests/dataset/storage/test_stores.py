@@ -14,9 +14,12 @@ from benchmarks.range_server import State, range_server
 from shards import write_pairs
 from stores import SECRET, forget_stores
 
+from dataserver.cli import index as index_command
 from dataserver.cli import main
 from dataserver.dataset import Dataset, DatasetError, ImageRef, ShardReadError, StaleIndexError, build_index, publish
 from dataserver.dataset.storage import blocks, retries
+from dataserver.dataset.storage.http_client import Answer
+from dataserver.dataset.storage.hub import HubClient
 
 Stores = tuple[State, str]
 
@@ -134,6 +137,35 @@ def test_machines_index_a_bucket_together(
     assert f"fingerprint  {Dataset.open(folder).fingerprint}" in capsys.readouterr().out
     for wrong in ("2/2", "x", "-1/2", "3/1000000", "1/"):
         assert main(["index", url, f"--shards={wrong}"]) == 2
+
+
+class KilledError(BaseException):
+    """Ends a run at once."""
+
+
+def test_another_machine_goes_on_where_one_was_killed(
+    stores: Stores, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = str(put(stores, folder, "s3"))
+    published = []
+
+    def kill(root: Path, index_dir: Path | None) -> int:
+        published.append(publish(root, index_dir))
+        if len(published) == 2:
+            raise KilledError
+        return published[-1]
+
+    with monkeypatch.context() as killed:
+        killed.setattr(index_command, "PUBLISH_EVERY_S", 0.0)
+        killed.setattr(index_command, "publish", kill)
+        with pytest.raises(KilledError):
+            main(["index", url, "--workers", "1"])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other machine"))
+    forget_stores()
+    assert main(["index", url, "--workers", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "shards       3 (1 indexed now)" in out
+    assert f"fingerprint  {Dataset.open(folder).fingerprint}" in out
 
 
 FAULTS = ("503", "500", "429:0", "short", "cut", "reset", "long", "shifted", "other", "whole")
@@ -333,6 +365,24 @@ def test_the_hub(stores: Stores, folder: Path, tmp_path: Path, monkeypatch: pyte
     assert dataset.fingerprint == Dataset.open(folder).fingerprint
     assert images(dataset) == images(Dataset.open(folder))
     assert {one.headers.get("authorization") for one in state.asked} == {"Bearer hf_hunter2"}
+
+
+def test_the_first_file_of_the_hub_costs_one_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, asked = HubClient("datasets/ORG/NAME"), list[str]()
+    tree = f"{client._endpoint}/api/datasets/ORG/NAME/tree/c0ffee"
+
+    def ask(_method: str, url: str, _length: int) -> Answer:
+        asked.append(url)
+        page = json.dumps([{"type": "file", "path": f"{len(asked)}.tar", "size": 1, "oid": "x"}]).encode()
+        return Answer(200, {"link": f'<{tree}?page=2>; rel="next"'} if len(asked) == 1 else {}, page, url, {})
+
+    monkeypatch.setattr(client, "ask", ask)
+    client._commit = "c0ffee"
+    listing = client.objects("", "")
+    assert next(listing).key == "1.tar"
+    assert asked == [f"{tree}?recursive=true"]
+    assert [info.key for info in listing] == ["2.tar"]
+    assert asked[1:] == [f"{tree}?page=2"]
 
 
 def test_workers_and_credentials_of_the_environment(stores: Stores, folder: Path, tmp_path: Path) -> None:
