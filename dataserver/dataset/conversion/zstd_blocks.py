@@ -5,7 +5,7 @@ gigabytes.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 MAGIC: Final = b"\x28\xb5\x2f\xfd"
 BLOCK_BYTES: Final = 128 << 10
@@ -45,12 +45,11 @@ def zstd_pieces(read: Callable[[int], bytes], max_made: int) -> Iterator[bytes]:
     """
     buffer = _Buffer(read)
     while buffer.has(1):
-        length = _frame_header(buffer)
-        if length is None:
+        header = _frame_header(buffer)
+        if header is None:
             yield from _rest(buffer)
             return
-        num_blocks, is_last, has_checksum = 0, length.is_skippable, length.has_checksum
-        piece = length.num_bytes
+        num_blocks, is_last, piece = 0, header.is_skippable, header.num_bytes
         while not is_last:
             if not buffer.has(piece + 3):
                 yield from _rest(buffer)
@@ -65,16 +64,15 @@ def zstd_pieces(read: Callable[[int], bytes], max_made: int) -> Iterator[bytes]:
             if num_blocks * BLOCK_BYTES >= max_made and not is_last:
                 yield _taken(buffer, piece)
                 piece = num_blocks = 0
-        yield _taken(buffer, piece + (4 if has_checksum else 0))
+        yield _taken(buffer, piece + (4 if header.has_checksum else 0))
 
 
-class _Header:
+class _Header(NamedTuple):
     """How long a frame's header is, or a whole skippable frame."""
 
-    def __init__(self, num_bytes: int, has_checksum: bool, is_skippable: bool) -> None:
-        self.num_bytes = num_bytes
-        self.has_checksum = has_checksum
-        self.is_skippable = is_skippable
+    num_bytes: int
+    has_checksum: bool
+    is_skippable: bool
 
 
 def _frame_header(buffer: _Buffer) -> _Header | None:

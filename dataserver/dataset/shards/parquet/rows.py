@@ -136,23 +136,20 @@ class OtherColumns:
 
     def _rows(self, batch: pa.RecordBatch) -> Iterator[Row]:
         present = {name: batch.column(n) for n, name in enumerate(batch.schema.names)}
-        values = {name: self._values(name, present[name]) for name in self._types if name in present}
+        others = self._types.keys() - {self._caption}
+        values = {name: self._values(name, array) for name, array in present.items() if name in others}
         nothing = [None] * batch.num_rows
-        keys = values.pop(self._key, nothing) if self._key else nothing
-        captions = _as_bytes(present[self._caption]) if self._caption else []
-        if self._caption:
-            values.pop(self._caption)
+        keys = values.pop(self._key) if self._key else nothing
+        captions = _as_bytes(present[self._caption]) if self._caption else nothing
         paths = [present[name].to_pylist() if name in present else nothing for name in self._images]
         for n in range(batch.num_rows):
             document = {name: column[n] for name, column in values.items() if column[n] is not None}
-            caption = captions[n] if captions else None
-            yield Row(keys[n], self._no_caption if caption is None else caption, document, [of[n] for of in paths])
+            text = self._no_caption if captions[n] is None else captions[n]
+            yield Row(keys[n], text, document, [of[n] for of in paths])
 
     def _values(self, name: str, array: pa.Array) -> list[Any]:
         """The values of a column as JSON has them."""
         kind = self._types[name]
-        if name == self._caption:
-            return []
         if kind == pa.string() and _is_text(array.type):
             found = [_decoded(value) for value in _as_bytes(array)]
             odd = [value for value in found if isinstance(value, bytes)]
@@ -166,7 +163,7 @@ class OtherColumns:
             return list(array.to_pylist())
         if pa.types.is_dictionary(array.type):
             array = array.dictionary_decode()
-        if pa.types.is_uint64(array.type) or pa.types.is_boolean(array.type) or pa.types.is_integer(array.type):
+        if pa.types.is_integer(array.type):
             return list(array.to_pylist())  # what is too large for a column is said there
         return list(array.cast(kind).to_pylist())
 
