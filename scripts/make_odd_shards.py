@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from odd_shards.formats import WRITERS
 from odd_shards.shards import COPIES, FILES, SHARDS, make_file, make_shard
 from odd_shards.verdicts import LEFT_OUT, SERVED, TEXT, Odd
 
@@ -52,6 +54,30 @@ def make(
     manifest = {"seed": seed, "shards": shards, "files": dict.fromkeys(FILES, "unread_file")}
     folder.with_name(f"{folder.name}.json").write_text(json.dumps(manifest, indent=1))
     return manifest
+
+
+def make_as(
+    folder: Path, kind: str, seed: int, text_only: bool = True, accept_truncated: bool = False
+) -> tuple[str, dict[str, Any]]:
+    """Write the light mixture of a seed in another format; return what names the dataset, and the manifest.
+
+    Args:
+        folder: for the files.
+        kind: of `WRITERS`.
+        seed: as in `make`, which writes the same samples into `mixture.tar`.
+        text_only: as in `make`.
+        accept_truncated: as in `make`.
+    """
+    rng = np.random.default_rng([seed, list(WRITERS).index(kind)])
+    written = WRITERS[kind](make_shard("mixture", seed, light=True), rng)
+    for name, content in written.files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    samples = {key: _judged(odd, text_only, accept_truncated) for key, odd in written.said.samples.items()}
+    shards = {written.shard: {"kinds": written.said.kinds, "samples": samples}}
+    manifest = {"seed": seed, "shards": shards, "files": dict.fromkeys(written.unread, "unread_file")}
+    return f"{folder}{written.split}", manifest
 
 
 def _judged(odd: Odd, text_only: bool, accept_truncated: bool) -> dict[str, Any]:

@@ -29,6 +29,8 @@ class OddShard:
     """By key, as they must be judged; what the tar does not show of a sample stands in none of them."""
     kinds: list[str] = field(default_factory=list)
     """What lint must say of the shard, with no key."""
+    names: dict[str, str] = field(default_factory=dict)
+    """By key: what the samples of a mixture are called in `IMAGES` or `SAMPLES`."""
     has_columns: bool = False
     """Whether filters have something to compare: of a sidecar, or of .json members."""
 
@@ -56,6 +58,7 @@ def mixture(rng: Rng, light: bool = False) -> OddShard:
         odd = IMAGES[name](rng) if name in IMAGES else SAMPLES[name](rng, f"{n:03d}")
         tar.add_all(key, odd.members)
         shard.samples[key.removeprefix("./")] = odd
+        shard.names[key.removeprefix("./")] = name
     tar.add("000again.txt", CAPTION)  # another key, not a repeated one
     shard.say("000again", TEXT)
     tar.add(f"{folder}001.txt", CAPTION)

@@ -12,9 +12,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from dataset.odd_manifest import said, samples
-from make_odd_shards import make
+from make_odd_shards import make, make_as
+from odd_shards.formats import WRITERS
+from odd_shards.shards import make_shard
 
 from dataserver.dataset import (
+    IMAGE,
     KINDS,
     Dataset,
     Effect,
@@ -93,6 +96,44 @@ def test_what_is_served_and_found_is_what_the_generator_says(tmp_path: Path, fir
     silence_pillow_warnings()
     for seed in range(first, first + AT_ONCE):
         check(tmp_path / f"{seed}" / "d", seed)
+
+
+def content(dataset: Dataset) -> dict[str, tuple[object, ...]]:
+    """Kinds, texts and images of each sample that is served, by its key."""
+    shard, found = dataset.shards[0], {}
+    for row, key in enumerate(shard.keys()):
+        parts = shard.parts(row)
+        images = [dataset.read(shard.image(row, n)) for n in range(parts.kinds.count(IMAGE))]
+        found[key] = (parts.kinds, parts.texts, images)
+    return found
+
+
+def check_formats(folder: Path, seed: int) -> None:
+    """The mixture in each format: verdicts and findings are what the generator says, samples are those of the tar."""
+    text_only, truncated = list(TextOnly)[seed % 2], list(TruncatedImages)[seed // 2 % 2]
+    rules = IndexRules(text_only, truncated_images=truncated)
+    (folder / "tar").mkdir(parents=True)
+    (folder / "tar/mixture.tar").write_bytes(make_shard("mixture", seed, light=True).content)
+    build_index(folder / "tar", workers=1, rules=rules)
+    as_tar = content(Dataset.open(folder / "tar"))
+    for kind in WRITERS:
+        named, manifest = make_as(
+            folder / kind, kind, seed, text_only is TextOnly.ALLOW, truncated is TruncatedImages.ACCEPT
+        )
+        build_index(Path(named), workers=1, rules=rules)
+        found = lint(Path(named), judge=fault_of)
+        assert Counter((f.shard, f.key, f.kind) for f in found.findings) == Counter(said(manifest)), (seed, kind)
+        served = content(Dataset.open(Path(named)))
+        assert served.keys() == {key for (_, key), one in samples(manifest) if one["verdict"] != "left out"}
+        assert {key: one for key, one in served.items() if key in as_tar and one != as_tar[key]} == {}, (seed, kind)
+        assert len(served.keys() & as_tar.keys()) > 40, (len(served), len(as_tar))
+
+
+@pytest.mark.parametrize("first", range(0, 10, 5))
+def test_samples_are_judged_and_served_alike_in_all_formats(tmp_path: Path, first: int) -> None:
+    silence_pillow_warnings()
+    for seed in range(first, first + 5):
+        check_formats(tmp_path / f"{seed}", seed)
 
 
 @pytest.mark.long
