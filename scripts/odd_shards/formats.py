@@ -88,7 +88,8 @@ def _content(key: str, odd: Odd) -> _Content:
         held = dict(stored)
         images += [None if name is None else (name, held.get(name)) for name in found["images"]]
     else:
-        images += sorted(stored, key=lambda one: one[0].count("."))  # KEY.jpg goes before KEY.seg.png
+        stored.sort(key=lambda one: one[0].count("."))  # KEY.jpg goes before KEY.seg.png
+        images += stored
     return _Content(images, text, document, is_interleaved)
 
 

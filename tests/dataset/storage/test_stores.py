@@ -246,7 +246,7 @@ def test_a_storm_ends_in_an_error_or_in_the_right_bytes(
     stores: Stores, folder: Path, scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state, _ = stores
-    monkeypatch.setattr(retries.RetryBudget.call, "__defaults__", (1.0,))
+    monkeypatch.setattr(retries, "PATIENCE_S", 1.0)
     dataset = indexed(put(stores, folder, scheme), tmp_path)
     ref = dataset.shards[1].image(2, 0)
     state.always = "503"

@@ -144,8 +144,8 @@ class OtherColumns:
         paths = [present[name].to_pylist() if name in present else nothing for name in self._images]
         for n in range(batch.num_rows):
             document = {name: column[n] for name, column in values.items() if column[n] is not None}
-            text = self._no_caption if captions[n] is None else captions[n]
-            yield Row(keys[n], text, document, [of[n] for of in paths])
+            caption = captions[n]
+            yield Row(keys[n], self._no_caption if caption is None else caption, document, [of[n] for of in paths])
 
     def _values(self, name: str, array: pa.Array) -> list[Any]:
         """The values of a column as JSON has them."""
