@@ -61,7 +61,7 @@ def test_messages_name_the_split_that_is_to_be_indexed_again(tmp_path: Path) -> 
             Dataset.open(tmp_path / named)
         command = shlex.join(["dataserver", "index", str(tmp_path / named)])
         assert str(caught.value).endswith(f"{shard.rpartition('/')[2]}.index; run: {command}")
-        build_index(Path(shlex.split(command)[-1]), workers=1, rules=IndexRules(allow_duplicates=True))
+        build_index(Path(shlex.split(command)[-1]), workers=1)
         assert Dataset.open(tmp_path / named).shards[0].name == shard
 
 
