@@ -41,6 +41,7 @@ COMMANDS = {
     "serve": Command("serve", "Serve microbatches over gRPC.", "opening the datasets, then listening"),
     "ray": Command("ray", "Run a fleet on a Ray cluster.", "looking for the cluster"),
     "top": Command("top", "Watch a fleet of servers.", "asking the servers"),
+    "web": Command("web", "Show a fleet in a browser.", "asking the servers"),
     "doctor": Command("doctor", "Check a fleet, and say what to change.", "asking the servers"),
     "bench": Command("bench", "Measure how many cores a dataset needs.", "opening the dataset"),
     "warm": Command("warm", "Compile the kernels ahead of time.", "looking for compiled kernels"),

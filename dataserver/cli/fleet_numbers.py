@@ -39,21 +39,32 @@ def _counters(answer: GetMetricsResponse) -> list[float]:
     return [answer.decoded_images, answer.sent_bytes, *waits]
 
 
-def rates(now: GetMetricsResponse, before: GetMetricsResponse | None) -> tuple[str, str]:
-    """Images and megabytes a second between two answers; `-` without two."""
+def throughput(now: GetMetricsResponse, before: GetMetricsResponse | None) -> tuple[float, float] | None:
+    """Images and megabytes a second between two answers; None without two."""
     if before is None:
-        return "-", "-"
+        return None
     seconds = seconds_of(now.uptime) - seconds_of(before.uptime)
     images = (now.decoded_images - before.decoded_images) / seconds
-    megabytes = (now.sent_bytes - before.sent_bytes) / seconds / 1e6
-    return f"{images:.0f}", f"{megabytes:.1f}"
+    return images, (now.sent_bytes - before.sent_bytes) / seconds / 1e6
+
+
+def rates(now: GetMetricsResponse, before: GetMetricsResponse | None) -> tuple[str, str]:
+    """Images and megabytes a second between two answers; `-` without two."""
+    found = throughput(now, before)
+    return ("-", "-") if found is None else (f"{found[0]:.0f}", f"{found[1]:.1f}")
+
+
+def waited(now: GetMetricsResponse, before: GetMetricsResponse | None) -> dict[str, float]:
+    """Seconds that streams waited for each of `STAGES` between two answers, or since the start."""
+    waits = {stage: seconds_of(getattr(now.waits, stage)) for stage in STAGES}
+    if before is not None:
+        waits = {stage: seconds - seconds_of(getattr(before.waits, stage)) for stage, seconds in waits.items()}
+    return waits
 
 
 def slowest_stage(now: GetMetricsResponse, before: GetMetricsResponse | None) -> str:
     """The stage for which streams waited most between two answers, or since the start; `-` where none waited."""
-    waits = {stage: seconds_of(getattr(now.waits, stage)) for stage in STAGES}
-    if before is not None:
-        waits = {stage: seconds - seconds_of(getattr(before.waits, stage)) for stage, seconds in waits.items()}
+    waits = waited(now, before)
     total = sum(waits.values())
     if total <= 0:
         return "-"

@@ -25,7 +25,15 @@ def open_job(
         "quarantines": named_paths("quarantine", quarantine),
         "tokenizers": tokenizer_files(tokenizer),
     }
-    catalog = Catalog.open(load_config(config, {key: paths for key, paths in flags.items() if paths}))
+    return planner_of(job, Catalog.open(load_config(config, {key: paths for key, paths in flags.items() if paths})))
+
+
+def planner_of(job: Path, catalog: Catalog) -> JobPlanner:
+    """The planner of the job in a file, over open datasets and tokenizers.
+
+    Raises:
+        ValueError: the file cannot be used, or the job does not fit the datasets.
+    """
     parsed = parse_job(fill_job(read_job(job), catalog))
     datasets = catalog.find_datasets(parsed.stream)
     catalog.check_tokenizer(parsed.stream.tokenizer)

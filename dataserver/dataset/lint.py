@@ -48,6 +48,7 @@ def lint(
     judge: Judge | None = None,
     quarantine_file: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
+    max_listed: int | None = None,
 ) -> LintReport:
     """List everything odd in the indexed dataset at `path`.
 
@@ -58,6 +59,7 @@ def lint(
             `truncated_image`.
         quarantine_file: where the quarantine list is written.
         progress: called with (samples done, samples in total).
+        max_listed: findings beyond these are counted and not listed, which bounds memory; by default all are.
 
     Raises:
         StaleIndexError: a shard is not indexed as it is now.
@@ -76,7 +78,8 @@ def lint(
         report, of_tokens = shard.findings(), shard.token_findings()
         for some in (report, of_tokens):
             counts.update(some.counts)
-            findings += [ShardFinding(shard.name, o.key, o.kind, o.detail) for o in some.details]
+            room = None if max_listed is None else max(max_listed - len(findings), 0)
+            findings += [ShardFinding(shard.name, o.key, o.kind, o.detail) for o in some.details[:room]]
         left_out = {o.key for o in report.details if o.key and KINDS[o.kind] is Effect.LEFT_OUT}
         if left_out:  # of a repeated key the first sample is served
             dropped += [(shard.name, key) for key in left_out.difference(shard.keys())]
@@ -92,7 +95,9 @@ def lint(
     quarantine = Quarantine.from_samples(dropped)
     if quarantine_file is not None:
         quarantine.save(quarantine_file)
-    return LintReport(tuple(findings), {k: n for k, n in sorted(counts.items()) if n}, num_samples, quarantine)
+    return LintReport(
+        tuple(findings[:max_listed]), {k: n for k, n in sorted(counts.items()) if n}, num_samples, quarantine
+    )
 
 
 def _judge_shard(dataset: Dataset, shard: Shard, judge: Judge) -> Iterator[ShardFinding]:

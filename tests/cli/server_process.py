@@ -15,7 +15,7 @@ from dataserver.cli import main
 
 TIMEOUT_S = 60
 SAYS = re.compile(
-    r"(index|lint|convert|describe|plan|simulate|fit|towers|sizes|serve|ray|top|doctor|bench|warm|train|export): "
+    r"(index|lint|convert|describe|plan|simulate|fit|towers|sizes|serve|ray|top|web|doctor|bench|warm|train|export): "
     r"|[-\d]+ [:,\d]+ INFO "
 )
 """What a command is doing, and what it notes (files that are indexed as they are written may look younger than their

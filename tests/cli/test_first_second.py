@@ -31,6 +31,7 @@ COMMANDS = {
     "sizes": command("sizes", "/nothing-here", "--output", "/nothing-here/sizes.json"),
     "ray": command("ray", "--config", "no.yaml"),
     "top": command("top", "127.0.0.1:1"),
+    "web": command("web", "127.0.0.1:1", "--listen", "127.0.0.1:0", "--web-cert", "/nothing-here"),
     "doctor": command("doctor", "127.0.0.1:1"),
     "bench": command("bench", "/nothing-here"),
     "warm": command("warm"),

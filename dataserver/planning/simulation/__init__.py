@@ -26,6 +26,7 @@ from dataserver.planning.simulation.operations import (
 from dataserver.planning.simulation.orders import OrderScorer, OrderTimes, disttrain_order, disttrain_orders
 from dataserver.planning.simulation.pipeline import Pipeline, chain_edges, chunk_transfers
 from dataserver.planning.simulation.simulate import (
+    TimedOperation,
     Timeline,
     critical_path,
     held_bytes,
@@ -49,6 +50,7 @@ __all__ = [
     "Pipeline",
     "PipelineDeadlockError",
     "Program",
+    "TimedOperation",
     "Timeline",
     "alternating",
     "chain_edges",

@@ -1,0 +1,170 @@
+"""`dataserver web`."""
+
+import signal
+import ssl
+import threading
+from http import HTTPStatus
+from pathlib import Path
+from typing import Annotated, Final, NoReturn
+
+import tyro
+
+from dataserver.addresses import expanded, is_loopback, split_address
+from dataserver.cli.arguments import MaybePath, Pairs, ServerCredentials, Switch, named_paths, tokenizer_files
+from dataserver.cli.jobs import planner_of, read_job
+from dataserver.cli.top import MAX_SERVERS
+from dataserver.images import silence_pillow_warnings
+from dataserver.jobs import Catalog
+from dataserver.security import NO_CREDENTIALS, Channels, Watched, load_pair, load_tokens, server_context
+from dataserver.serving.config import ServerConfig, load_config
+from dataserver.web.background import Background
+from dataserver.web.datasets import NO_DATASETS, DatasetPages, LocalData
+from dataserver.web.fleet_page import FleetPage
+from dataserver.web.fleet_watch import FleetWatch
+from dataserver.web.measured import fetch_reports
+from dataserver.web.rights import ListedDatasets
+from dataserver.web.samples import dataset_routes
+from dataserver.web.server import Query, RequestError, Route, WebServer
+from dataserver.web.steps import StepPages, Times, step_routes
+
+MIN_INTERVAL_S: Final = 0.2
+MAX_INTERVAL_S: Final = 60.0
+
+
+def web(
+    addresses: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ADDRESS...", help_behavior_hint="")
+    ] = (),
+    listen: str = "127.0.0.1:8420",
+    interval_s: float = 2.0,
+    dataset: Pairs = (),
+    index_dir: Pairs = (),
+    quarantine: Pairs = (),
+    tokenizer: Pairs = (),
+    config: MaybePath = None,
+    job: MaybePath = None,
+    web_cert: MaybePath = None,
+    web_key: MaybePath = None,
+    web_tokens: MaybePath = None,
+    insecure: Switch = False,
+    credentials: ServerCredentials = NO_CREDENTIALS,
+) -> None:
+    """Show a fleet, datasets and the steps of a job in a browser: what `top`, `describe`, `lint` and `plan` say.
+
+    Prints the address of the page. Shows what the servers show to the credentials given here, and of datasets those
+    that any server lists for them; without servers, all that are named. Changes nothing. Ctrl-C or SIGTERM ends it.
+
+    Args:
+        addresses: HOST:PORT of servers, or HOST:FIRST-LAST for a range of ports, separated by spaces or commas.
+        listen: HOST:PORT of the page. Beyond loopback it needs --web-tokens, --web-cert and --web-key, or --insecure.
+        interval_s: Seconds between two looks at the servers.
+        dataset: Indexed dataset to show, by its logical name; may be repeated.
+        index_dir: Folder of a dataset's index, where it does not lie beside the shards; may be repeated.
+        quarantine: Quarantine list of a dataset; may be repeated.
+        tokenizer: Tokenizers file by logical name, whose tokens are counted; may be repeated. `bytes` is built in.
+        config: YAML file of a server, for the same names.
+        job: YAML or JSON file of a job over these datasets, whose steps are shown.
+        web_cert: PEM file of the certificate of the page, for https.
+        web_key: PEM file of its private key.
+        web_tokens: File of lines NAME TOKEN; every visitor has to give one of the tokens as the password.
+        insecure: Let everybody who reaches the page see it, without encryption: the network keeps strangers out.
+        credentials: What to show the servers.
+    """
+    has_datasets = bool(dataset) or config is not None
+    if job is not None and not has_datasets:
+        raise ValueError(f"--job {job} is planned from indexes; add --dataset NAME=PATH for each of its datasets")
+    names = _names(addresses, interval_s, has_datasets)
+    host, port = split_address(listen, "--listen")
+    tokens = None if web_tokens is None else Watched([web_tokens], lambda: load_tokens(web_tokens))
+    tls = _tls(web_cert, web_key)
+    _check_open(host, tokens is not None, tls is not None, insecure)
+    channels = Channels(credentials)
+    watch, work = FleetWatch(names, channels, interval_s), Background()
+    local = NO_DATASETS
+    if has_datasets:
+        silence_pillow_warnings()
+        settings = _settings(dataset, index_dir, quarantine, tokenizer, config)
+        local = LocalData(Catalog.open(settings), settings.datasets, settings.index_dirs)
+    datasets = DatasetPages(local, work, ListedDatasets(names, channels).fingerprints if names else None)
+    routes: dict[str, Route] = {"/api/fleet": FleetPage(watch).document, **dataset_routes(datasets)}
+    routes |= _of_job(job, local.catalog, datasets, work, fetch_reports(names, channels))
+    server = WebServer(host, port, routes, tokens, None if tls is None else tls.get)
+    try:
+        watch.start()
+        print(f"the page is at {server.url}", flush=True)
+        _wait()
+    finally:
+        watch.close()
+        work.close()
+        server.close()
+
+
+def _of_job(
+    job: Path | None, catalog: Catalog, datasets: DatasetPages, work: Background, times: Times
+) -> dict[str, Route]:
+    if job is None:
+        return {"/api/step": _no_job}
+    read_job(job)  # its text is refused now, and not when somebody looks
+    return step_routes(StepPages(lambda: planner_of(job, catalog), datasets, work, times))
+
+
+def _no_job(_query: Query) -> NoReturn:
+    raise RequestError("no job is named: start dataserver web with --job FILE", HTTPStatus.NOT_FOUND)
+
+
+def _settings(
+    dataset: Pairs, index_dir: Pairs, quarantine: Pairs, tokenizer: Pairs, config: Path | None
+) -> ServerConfig:
+    flags = {
+        "datasets": named_paths("dataset", dataset),
+        "index_dirs": named_paths("index-dir", index_dir),
+        "quarantines": named_paths("quarantine", quarantine),
+        "tokenizers": tokenizer_files(tokenizer),
+    }
+    return load_config(config, {key: paths for key, paths in flags.items() if paths})
+
+
+def _names(addresses: tuple[str, ...], interval_s: float, may_be_none: bool) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(expanded([name for address in addresses for name in address.split(",") if name])))
+    if not (1 - may_be_none) <= len(names) <= MAX_SERVERS:
+        raise ValueError(f"{len(names)} servers are named; 1 to {MAX_SERVERS} are required, or a --dataset")
+    for name in names:
+        split_address(name, "a server")
+    if not MIN_INTERVAL_S <= interval_s <= MAX_INTERVAL_S:
+        raise ValueError(f"--interval-s is {interval_s}; {MIN_INTERVAL_S} to {MAX_INTERVAL_S} seconds are required")
+    return names
+
+
+def _tls(certificate: Path | None, key: Path | None) -> Watched[ssl.SSLContext] | None:
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise ValueError("--web-cert and --web-key belong together, and one is missing; give both, or neither")
+    pair = certificate, key
+
+    def load() -> ssl.SSLContext:
+        load_pair(*pair)
+        return server_context(*pair, None)
+
+    return Watched(pair, load)
+
+
+def _check_open(host: str, has_tokens: bool, encrypts: bool, insecure: bool) -> None:
+    """Refuse to show a fleet to strangers, and to have tokens sent in plain text."""
+    if is_loopback(host):
+        return
+    if has_tokens and not encrypts:
+        raise ValueError(f"--listen {host}: tokens would travel unencrypted; add --web-cert and --web-key")
+    if not insecure and not (has_tokens and encrypts):
+        raise ValueError(
+            f"--listen {host} is reached from other machines: add --web-tokens, --web-cert and --web-key, or "
+            "--insecure where the network itself keeps strangers out"
+        )
+
+
+def _wait() -> None:
+    """Until Ctrl-C or SIGTERM."""
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    ended.wait()

@@ -1,0 +1,191 @@
+"""The page of a fleet as JSON: what `dataserver top` and `dataserver doctor` say, in numbers."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import isfinite
+from typing import Any, Final
+
+from disttrain.v1.admin_service_pb2 import GetMetricsResponse
+
+from dataserver.cli.fleet_checks import Finding, check
+from dataserver.cli.fleet_numbers import STAGES, Answer, RankRow, cores_missing, ranked, seconds_of, throughput, waited
+from dataserver.dataset import printable
+from dataserver.web.fleet_watch import Check, FleetWatch, Look, Point
+from dataserver.web.server import Query, json_bytes
+
+MAX_CHARS: Final = 256
+"""Most characters of a text that a server sent."""
+MAX_RANKS: Final = 8192
+"""Ranks that are sent to a page; those furthest behind come first where there are more."""
+FAILURES: Final[Mapping[str, Callable[[GetMetricsResponse], int]]] = {
+    "invalid images": lambda found: found.invalid_images,
+    "failed reads of storage": lambda found: found.storage_errors,
+    "reads tried again": lambda found: found.storage_retries,
+    "streams that left their data connection": lambda found: found.direct_fallbacks,
+    "plans: owner was late": lambda found: found.plans_by_source.late,
+    "plans: owner unreachable": lambda found: found.plans_by_source.unreachable,
+    "plans: owner refused": lambda found: found.plans_by_source.refused,
+    "plans: owner was wrong": lambda found: found.plans_by_source.wrong,
+    "owners of blocks gave nothing": lambda found: found.store_reads.owner_failures,
+}
+"""Counters of what went wrong, since each server began."""
+
+
+class FleetPage:
+    """Turns the newest look into JSON, once for all who ask. Thread-safe."""
+
+    def __init__(self, watch: FleetWatch) -> None:
+        self._watch = watch
+        self._lock = threading.Lock()
+        self._made: tuple[object, object, bytes] = (None, None, b"")
+
+    def document(self, _query: Query) -> bytes:
+        """Everything that the page shows, as JSON; answers at once."""
+        look, checked, points = self._watch.newest()
+        with self._lock:
+            if not self._made[2] or self._made[0] is not look or self._made[1] is not checked:
+                self._made = look, checked, json_bytes(_document(self._watch, look, checked, points))
+            return self._made[2]
+
+
+def _document(watch: FleetWatch, look: Look | None, checked: Check | None, points: Sequence[Point]) -> dict[str, Any]:
+    answers = [] if look is None else look.answers
+    found = {answer.address: answer.now for answer in answers if answer.now is not None}
+    return {
+        "looked_at": None if look is None else look.at,
+        "interval_s": watch.interval_s,
+        "named": len(watch.names),
+        "servers": [_server(answer) for answer in answers],
+        "verdict": _verdict(answers),
+        "cores": cores_missing(list(found.values())),
+        "caches": _caches(list(found.values())),
+        "failures": list(_failures(found)),
+        "checks": None if checked is None else _checks(checked),
+        "history": _history(points),
+        **_ranks(ranked(found)),
+    }
+
+
+def _server(answer: Answer) -> dict[str, Any]:
+    address, now = printable(answer.address, MAX_CHARS), answer.now
+    if now is None:
+        return {"address": address, "problem": printable(answer.problem, MAX_CHARS)}
+    rates = throughput(now, answer.before)
+    return {
+        "address": address,
+        "images_s": None if rates is None else rates[0],
+        "megabytes_s": None if rates is None else rates[1],
+        "streams": now.open_streams,
+        "ready": now.ready_microbatches,
+        "preparing": now.preparing_microbatches,
+        "prefetch_used": now.prefetch_used_bytes,
+        "prefetch_limit": now.prefetch_limit_bytes,
+        "resident": now.resident_bytes,
+        "cores": now.cores,
+        "wanted_cores": now.wanted_cores if isfinite(now.wanted_cores) else None,
+        "uptime_s": seconds_of(now.uptime),
+        "invalid_images": now.invalid_images,
+        "storage_errors": now.storage_errors,
+        "waits": waited(now, answer.before),
+    }
+
+
+def _verdict(answers: Sequence[Answer]) -> dict[str, Any] | None:
+    """The stage that the fleet's streams waited for most since the last look; None where none waited."""
+    waits = dict.fromkeys(STAGES, 0.0)
+    for answer in answers:
+        if answer.now is not None:
+            for stage, seconds in waited(answer.now, answer.before).items():
+                waits[stage] += seconds
+    total = sum(waits.values())
+    if total <= 0:
+        return None
+    most = max(waits, key=lambda stage: waits[stage])
+    return {"stage": most, "share": waits[most] / total, "shares": {s: t / total for s, t in waits.items()}}
+
+
+def _caches(answers: Sequence[GetMetricsResponse]) -> list[dict[str, Any]]:
+    """How much of what was asked for came from caches; only of those that were asked at all."""
+    plans = [a.plans_by_source for a in answers]
+    made = sum(p.own + p.late + p.unreachable + p.refused + p.wrong for p in plans)
+    stores = [a.store_reads for a in answers]
+    sources = {
+        "memory": sum(s.memory_bytes for s in stores),
+        "disk": sum(s.disk_bytes for s in stores),
+        "owners": sum(s.owner_bytes for s in stores),
+    }
+    found = [
+        _hits("plans fetched from their owners", sum(p.fetched for p in plans), made, "plans"),
+        _hits("image bytes from blocks", sum(sources.values()), sum(s.bytes for s in stores), "bytes", sources),
+    ]
+    cached = [a.cached for a in answers]
+    limit = sum(c.limit for c in cached)
+    used = {kind: sum(getattr(c, kind) for c in cached) for kind in ("jobs", "tables", "windows", "plans")}
+    jobs = {"name": "memory for jobs", "used": sum(used.values()), "of": limit, "unit": "bytes", "parts": used}
+    return [*(entry for entry in found if entry["of"]), *([jobs] if limit else [])]
+
+
+def _hits(name: str, hits: int, others: int, unit: str, parts: Mapping[str, int] | None = None) -> dict[str, Any]:
+    return {"name": name, "used": hits, "of": hits + others, "unit": unit, "parts": dict(parts or {})}
+
+
+def _failures(answers: Mapping[str, GetMetricsResponse]) -> Iterator[dict[str, Any]]:
+    for kind, count_of in FAILURES.items():
+        counts = {address: int(count) for address, found in answers.items() if (count := count_of(found))}
+        if counts:
+            most = max(counts, key=lambda address: counts[address])
+            yield {
+                "kind": kind,
+                "count": sum(counts.values()),
+                "servers": len(counts),
+                "most": printable(most, MAX_CHARS),
+            }
+
+
+def _checks(checked: Check) -> dict[str, Any]:
+    try:
+        found = list(check(checked.seen, checked.at))
+    except (ValueError, OverflowError, OSError) as error:  # such as a date beyond all calendars
+        servers = tuple(one.address for one in checked.seen)
+        found = [Finding(servers, f"one of them says what cannot be: {error}", "see what listens there")]
+    findings = [Finding((name,), why, remedy) for name, (why, remedy) in checked.silent.items()] + found
+    return {
+        "at": checked.at,
+        "releases": sorted({printable(one.info.release, MAX_CHARS) for one in checked.seen}),
+        "findings": [
+            {
+                "servers": [printable(server, MAX_CHARS) for server in finding.servers],
+                "what": printable(finding.what, 2 * MAX_CHARS),
+                "remedy": printable(finding.remedy, 2 * MAX_CHARS),
+            }
+            for finding in findings
+        ],
+    }
+
+
+def _history(points: Sequence[Point]) -> dict[str, Any]:
+    return {
+        "time": [point.at for point in points],
+        "images_s": [point.images_s for point in points],
+        "megabytes_s": [point.megabytes_s for point in points],
+        "waits": {stage: [point.waits[i] for point in points] for i, stage in enumerate(STAGES)},
+    }
+
+
+def _ranks(rows: Sequence[RankRow]) -> dict[str, Any]:
+    """The ranks as columns, those furthest behind first: a thousand of them are a third as many bytes so."""
+    ordered = sorted(rows, key=lambda row: (row.lag or 0, seconds_of(row.progress.unread)), reverse=True)[:MAX_RANKS]
+    return {
+        "num_ranks": len(rows),
+        "ranks": {
+            "job": [printable(row.progress.job, MAX_CHARS) for row in ordered],
+            "module": [printable(row.progress.module, MAX_CHARS) for row in ordered],
+            "rank": [row.progress.rank for row in ordered],
+            "step": [row.progress.step if row.lag is not None else None for row in ordered],
+            "lag": [row.lag for row in ordered],
+            "ready": [row.progress.ready_microbatches for row in ordered],
+            "preparing": [row.progress.preparing_microbatches for row in ordered],
+            "unread_s": [seconds_of(row.progress.unread) for row in ordered],
+            "server": [printable(row.address, MAX_CHARS) for row in ordered],
+        },
+    }

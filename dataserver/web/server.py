@@ -1,0 +1,244 @@
+"""The HTTP server of the pages: files from a fixed table, and JSON from functions that answer at once.
+
+It answers GET alone and changes nothing. Beyond loopback it asks for a token and encrypts; on loopback it answers only
+requests for this machine's own names, or a page of a stranger could read it through a name of its own (DNS rebinding).
+"""
+
+import base64
+import binascii
+import gzip
+import json
+import logging
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+from dataserver.addresses import is_loopback, joined, split_address
+from dataserver.dataset import printable
+from dataserver.security import Tokens, Watched, token_in
+from dataserver.serving.access.audit import Audit
+from dataserver.serving.binding import when_free
+from dataserver.serving.http_server import BoundedHttpServer, QuietHandler
+from dataserver.web.assets import load_assets
+
+MAX_CONNECTIONS: Final = 64
+CONNECTION_S: Final = 30.0
+MAX_QUERY_CHARS: Final = 8192
+MAX_FIELDS: Final = 32
+WORTH_ZIPPING_BYTES: Final = 4096
+HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""Of every answer. No script or style but the files of this server runs, whatever a name or a caption holds."""
+
+_log = logging.getLogger(__name__)
+
+Query = Mapping[str, str]
+Token = Watched[Tokens]
+
+
+class RequestError(ValueError):
+    """A request that cannot be answered; the message says what is required."""
+
+    def __init__(self, message: str, status: HTTPStatus = HTTPStatus.BAD_REQUEST) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """An answer that is no JSON."""
+
+    content_type: str
+    body: bytes
+
+
+Route = Callable[[Query], Any]
+"""From the fields of a request to what becomes JSON, or a `Picture`; raises RequestError."""
+
+
+class WebServer:
+    """Serves the pages until it is closed."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        routes: Mapping[str, Route],
+        tokens: "Token | None" = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
+        """Bind and serve.
+
+        Args:
+            host: where to listen.
+            port: 0 takes a free one.
+            routes: by the path of the request.
+            tokens: one of which every request has to show; None lets everybody in.
+            tls: gives the context of the next connection; None where nothing is encrypted.
+
+        Raises:
+            ConfigError: the address cannot be bound.
+        """
+        self._server = when_free(host, port, "--listen", lambda: _HttpServer(host, port, routes, tokens, tls))
+        scheme = "http" if tls is None else "https"
+        self.address = joined(host, self._server.server_address[1])
+        """HOST:PORT with the port that was taken."""
+        self.url = f"{scheme}://{self.address}/"
+        self._server.start()
+
+    def close(self) -> None:
+        """Stop listening and cut connections off."""
+        self._server.close()
+
+
+class _HttpServer(BoundedHttpServer):
+    max_connections = MAX_CONNECTIONS
+    connection_s = CONNECTION_S
+    name = "web"
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        routes: Mapping[str, Route],
+        tokens: "Token | None",
+        tls: Callable[[], ssl.SSLContext] | None,
+    ) -> None:
+        self.routes, self.tokens, self.audit = routes, tokens, Audit()
+        self.assets = load_assets()
+        self.own_names_only = is_loopback(host)
+        super().__init__(host, port, _Handler, tls)
+
+
+class _Handler(QuietHandler):
+    server: _HttpServer
+
+    def do_GET(self) -> None:  # noqa: N802
+        """Answer with a file or with JSON."""
+        path, _, query = self.path.partition("?")
+        if not self._is_for_this_machine() or not self._is_let_in(path):
+            return
+        if (asset := self.server.assets.get(path)) is not None:
+            self._send(HTTPStatus.OK, asset.content_type, asset.body)
+        elif (route := self.server.routes.get(path)) is not None:
+            self._answer(route, query)
+        else:
+            self._refuse(HTTPStatus.NOT_FOUND, "there is no such page")
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def _answer(self, route: Route, query: str) -> None:
+        try:
+            found = route(fields_of(query))
+        except RequestError as error:
+            self._refuse(error.status, str(error))
+        except Exception:
+            _log.exception("%s cannot be answered", printable(self.path, 200))
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, "a defect of this server; its log has the details")
+        else:
+            if isinstance(found, Picture):
+                self._send(HTTPStatus.OK, found.content_type, found.body)
+            else:
+                self._send_json(HTTPStatus.OK, found)
+
+    def _is_for_this_machine(self) -> bool:
+        if not self.server.own_names_only:
+            return True
+        named = self.headers.get_all("host") or [""]
+        try:
+            ours = len(named) == 1 and is_loopback(split_address(_with_port(named[0]))[0])
+        except ValueError:
+            ours = False
+        if not ours:
+            self._refuse(HTTPStatus.FORBIDDEN, "this server answers requests for localhost alone")
+        return ours
+
+    def _is_let_in(self, path: str) -> bool:
+        if self.server.tokens is None:
+            return True
+        token = token_in([_as_bearer(value) for value in self.headers.get_all("authorization") or []])
+        if token is not None and self.server.tokens.get().name_of(token) is not None:
+            return True
+        why = "no token" if token is None else "unknown token"
+        if self.headers.get("authorization") is not None:  # each browser's first request has none
+            self.server.audit.write(f"GET {path}", joined(*self.client_address[:2]), why)
+        extra = {"WWW-Authenticate": 'Basic realm="DistTrain: the password is the token", charset="UTF-8"'}
+        self._refuse(HTTPStatus.UNAUTHORIZED, "a token of --web-tokens is required, as the password", extra)
+        return False
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Refuse what is no request, or none that is answered, in the form of all other answers."""
+        self.close_connection = True
+        status = HTTPStatus(code)
+        self._refuse(status, explain or message or status.phrase)
+
+    def _refuse(self, status: HTTPStatus, why: str, extra: Mapping[str, str] | None = None) -> None:
+        self._send_json(status, {"error": why}, extra)
+
+    def _send_json(self, status: HTTPStatus, found: Any, extra: Mapping[str, str] | None = None) -> None:
+        body = found if isinstance(found, bytes) else json_bytes(found)
+        self._send(status, "application/json", body, extra)
+
+    def _send(self, status: HTTPStatus, content_type: str, body: bytes, extra: Mapping[str, str] | None = None) -> None:
+        headers = {**HEADERS, **(extra or {}), "Content-Type": content_type}
+        asked = getattr(self, "headers", None)  # a request that cannot be read has none
+        takes_gzip = asked is not None and "gzip" in (asked.get("accept-encoding") or "")
+        if takes_gzip and len(body) >= WORTH_ZIPPING_BYTES and not content_type.startswith("image/jpeg"):
+            body, headers["Content-Encoding"] = gzip.compress(body, 1), "gzip"
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+
+def json_bytes(found: Any) -> bytes:
+    """An answer as JSON; ASCII alone, so that no text of a stranger is anything else to a parser."""
+    return json.dumps(found, allow_nan=False, separators=(",", ":")).encode("ascii")
+
+
+def fields_of(query: str) -> dict[str, str]:
+    """The fields of a query, each once.
+
+    Raises:
+        RequestError: it is too long, no UTF-8, or names a field twice.
+    """
+    if len(query) > MAX_QUERY_CHARS:
+        raise RequestError(f"the query has {len(query)} characters; at most {MAX_QUERY_CHARS} are allowed")
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=MAX_FIELDS, errors="strict")
+    except ValueError as error:
+        raise RequestError(f"the query cannot be read: {error}") from None
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise RequestError("the query names a field twice; each may stand once")
+    return found
+
+
+def _with_port(host: str) -> str:
+    """The value of the header Host with a port, which it lacks for the scheme's own."""
+    return host if host.rpartition(":")[2].isdecimal() and not host.endswith("]") else f"{host}:80"
+
+
+def _as_bearer(value: str) -> str:
+    """What a browser shows (Basic, whose password is the token) in the form of all others."""
+    scheme, _, rest = value.partition(" ")
+    if scheme.lower() != "basic":
+        return value
+    try:
+        text = base64.b64decode(rest, validate=True).decode("ascii")
+    except (binascii.Error, ValueError):
+        return ""
+    return f"Bearer {text.partition(':')[2]}"

@@ -1,0 +1,124 @@
+// Elements, numbers and tables. Whatever comes from a server or a dataset becomes text, never markup.
+
+export function h(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name === "width")
+      node.style.width = value; // by the object model: the policy forbids style attributes
+    else if (value !== undefined && value !== null && value !== false)
+      node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+export function section(title, note, ...children) {
+  return h("section", {}, h("h2", {}, title, note ? " " : null, note ? h("small", {}, note) : null), ...children);
+}
+
+// Columns: {title, cell: row -> text or node, num, kind, about}.
+export function table(columns, rows, none = "none") {
+  if (!rows.length) return h("p", { class: "note" }, none);
+  const kind = (column) => (column.num ? "num" : (column.kind ?? ""));
+  const head = columns.map((c) => h("th", { class: kind(c), title: c.about }, c.title));
+  const body = rows.map((row) =>
+    h(
+      "tr",
+      {},
+      columns.map((c) => h("td", { class: kind(c) }, c.cell(row))),
+    ),
+  );
+  return h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)));
+}
+
+// A bar of parts that add up to 1: [[class, share, title], ...].
+export function bar(parts) {
+  const bits = parts.map(([kind, share, title]) =>
+    h("i", { class: kind, title, width: `${Math.min(share, 1) * 100}%` }),
+  );
+  return h("div", { class: "bar" }, bits);
+}
+
+export function key(names) {
+  return h(
+    "div",
+    { class: "key" },
+    names.map((name, n) => h("span", {}, h("i", { class: `k${n % 6}` }), name)),
+  );
+}
+
+export function number(value, digits = 0) {
+  if (value === null || value === undefined) return "-";
+  return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+}
+
+export function percent(share, digits = 0) {
+  return share === null || share === undefined ? "-" : `${(100 * share).toFixed(digits)} %`;
+}
+
+export function bytes(value) {
+  if (value === null || value === undefined) return "-";
+  const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+  let n = 0;
+  for (; value >= 1024 && n < units.length - 1; n++) value /= 1024;
+  return `${n && value < 100 ? value.toFixed(1) : Math.round(value)} ${units[n]}`;
+}
+
+export function seconds(value) {
+  if (value === null || value === undefined) return "-";
+  if (value < 120) return `${value.toFixed(value < 10 ? 1 : 0)} s`;
+  return value < 7200 ? `${Math.round(value / 60)} min` : `${Math.round(value / 3600)} h`;
+}
+
+export function ms(ns) {
+  return ns === null || ns === undefined ? "-" : number(ns / 1e6, 1);
+}
+
+export function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+}
+
+// JSON of this server; an error says what the server said.
+export async function ask(path, fields = {}, signal = undefined) {
+  const query = new URLSearchParams(fields).toString();
+  let answer;
+  try {
+    answer = await fetch(query ? `${path}?${query}` : path, { signal: signal ?? AbortSignal.timeout(20000) });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Error(
+      error.name === "TimeoutError" ? "the web server does not answer" : "the web server cannot be reached",
+    );
+  }
+  const found = await answer.json().catch(() => ({ error: `the web server answered ${answer.status}` }));
+  if (!answer.ok) throw new Error(found.error ?? `the web server answered ${answer.status}`);
+  return found;
+}
+
+// What is worked out in the background: asks until it is found, and shows in `host` how far it is; null where it fails.
+export async function worked(path, fields, host, closed) {
+  for (;;) {
+    let answer;
+    try {
+      answer = await ask(path, fields);
+    } catch (error) {
+      answer = { error: error.message };
+    }
+    if (closed()) return null;
+    if (answer.found !== undefined) return answer.found;
+    if (answer.error) {
+      host.replaceChildren(h("p", { class: "bad" }, answer.error));
+      return null;
+    }
+    const { done, of } = answer.working;
+    host.replaceChildren(
+      h(
+        "p",
+        { class: "note", role: "status" },
+        of ? `working: ${number(done)} of ${number(of)}` : "waiting for its turn",
+      ),
+    );
+    await new Promise((resolve) => setTimeout(resolve, 700));
+  }
+}

@@ -1,0 +1,193 @@
+"""The page of a step as JSON: planned beside measured, what the step's time is spent on, and other ways to run it.
+
+Plans are made here from the indexes, as by `dataserver plan` and `dataserver simulate`; what was measured comes from
+the servers to which the job's trainers reported it.
+"""
+
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from typing import Any, Final
+
+from disttrain.v1.data_service_pb2 import StepTimes
+
+from dataserver.cli.ablation import mean_ablation
+from dataserver.cli.alternatives import alternatives_of, changes
+from dataserver.cli.comparison import Outcome, compare
+from dataserver.cli.gantt import chart_of
+from dataserver.cli.timelines import critical_ns, labels_of, modules_of
+from dataserver.jobs import JobPlanner
+from dataserver.planning.layouts.interface import PlannedTimeline
+from dataserver.planning.plan.expectation import imbalance
+from dataserver.planning.plan.plan import RankGroups
+from dataserver.planning.planner import PlanSummary, ablation, explain
+from dataserver.planning.simulation import OperationKind
+from dataserver.web.background import Background, Progress
+from dataserver.web.datasets import DatasetPages, number
+from dataserver.web.measured import measured_document
+from dataserver.web.server import Query, RequestError
+from dataserver.web.step_costs import costs_of
+
+MAX_BARS: Final = 40_000
+"""Operations that a page draws; of wider steps fewer nodes are shown."""
+MAX_STEP: Final = 1 << 53
+MAX_LOADS: Final = 4096
+"""Ranks of a module whose loads are listed."""
+KINDS: Final = tuple(OperationKind)
+
+Times = Callable[[str], Sequence[StepTimes]]
+"""What servers hold of measured times, by the id of a job."""
+
+
+class StepPages:
+    """The steps of one job. Thread-safe."""
+
+    def __init__(
+        self, open_planner: Callable[[], JobPlanner], datasets: DatasetPages, work: Background, times: Times
+    ) -> None:
+        """Show the job whose planner `open_planner` makes, which may take long, as far as its datasets may be shown."""
+        self._open, self._datasets, self._work, self._times = open_planner, datasets, work, times
+        self._opened: JobPlanner | None = None
+        """Set by the thread that works things out, and by no other."""
+
+    def step(self, query: Query) -> dict[str, Any]:
+        """How one step is planned, once it is worked out."""
+        step = self._number(query)
+        return self._work.ask(("step", step), lambda _: self._step(step))
+
+    def policies(self, query: Query) -> dict[str, Any]:
+        """What the same step would cost if the job were run in other ways, once it is worked out."""
+        step = self._number(query)
+        return self._work.ask(("policies", step), lambda progress: self._policies(step, progress))
+
+    def measured(self, query: Query) -> dict[str, Any]:
+        """What ranks reported of the step, beside the plan; the plan has to be worked out before."""
+        step, planner = self._number(query), self._opened
+        if planner is None:
+            raise RequestError("the job is being opened; ask again", HTTPStatus.SERVICE_UNAVAILABLE)
+        reports = [report for report in self._times(planner.job.job_id) if report.step == step]
+        key = ("measured", step, len(reports), max((r.step_time.ToNanoseconds() for r in reports), default=0))
+        return self._work.ask(key, lambda _: self._measured(planner, step, reports))
+
+    def _number(self, query: Query) -> int:
+        """The step that a request names, if the job's datasets may be shown."""
+        if self._opened is not None:
+            self._check(self._opened)
+        return number(query, "step", 0, MAX_STEP)
+
+    def _check(self, planner: JobPlanner) -> None:
+        for dataset in planner.job.spec.stream.datasets:
+            self._datasets.named({"dataset": dataset.name})
+
+    def _planner(self) -> JobPlanner:
+        """The planner, if its datasets may be shown."""
+        if self._opened is None:
+            self._opened = self._open()
+        self._check(self._opened)
+        return self._opened
+
+    def _step(self, step: int) -> dict[str, Any]:
+        planner = self._planner()
+        plan = planner.plan(step)
+        summary = explain(planner.job, plan)
+        samples = plan.samples
+        return {
+            "job": planner.job.job_id,
+            "step": step,
+            "num_steps": planner.num_steps,
+            "plan": plan.hash.hex(),
+            "layout": planner.job.spec.execution.layout.kind,
+            "samples": len(samples),
+            "images": len(samples.image_rows),
+            "tokens": int(samples.tokens.sum()),
+            "microbatches": plan.num_microbatches,
+            "bound_ns": summary.bound_ns,
+            "before": _timeline(summary.before, summary.baseline.groups),
+            "after": _timeline(summary.after, plan.groups),
+            "loads": [_loads(name, summary) for name in modules_of(summary.after)],
+            "ablation": [
+                {
+                    "name": row.name,
+                    "step_ns": row.step_ns,
+                    "of_before": row.of_the_one_before,
+                    "of_first": row.of_the_first,
+                }
+                for row in mean_ablation([ablation(planner.job, plan)])
+            ],
+            "candidates": [{"name": c.name, "step_ns": c.makespan_ns} for c in plan.candidates],
+            "decisions": [{"subject": d.subject, "chosen": d.chosen, "reason": d.reason} for d in plan.decisions],
+            **costs_of(planner.job, plan, summary.after, self._datasets),
+        }
+
+    def _policies(self, step: int, progress: Progress) -> list[dict[str, Any]]:
+        planner = self._planner()
+        outcomes = compare(planner, alternatives_of(planner.job), [step], progress)
+        return [_outcome(outcome, outcomes[0]) for outcome in outcomes]
+
+    def _measured(self, planner: JobPlanner, step: int, reports: Sequence[StepTimes]) -> dict[str, Any]:
+        self._planner()
+        plan = planner.plan(step)
+        found, timeline = measured_document(planner.job, plan, reports)
+        return {**found, "timeline": None if timeline is None else _timeline(timeline, plan.groups)}
+
+
+def step_routes(pages: StepPages) -> dict[str, Callable[[Query], Any]]:
+    """What the page of steps asks for."""
+    return {"/api/step": pages.step, "/api/step/policies": pages.policies, "/api/step/measured": pages.measured}
+
+
+def _timeline(planned: PlannedTimeline, groups: RankGroups) -> dict[str, Any]:
+    """Nodes and what they compute, as columns; those of the critical path first where there are too many."""
+    chart = chart_of(planned, groups)
+    labels, modules = labels_of(planned), modules_of(planned)
+    rows: list[int] = []
+    room = MAX_BARS
+    for node in sorted(chart.rows, key=lambda n: not any(bar.critical for bar in chart.bars[n])):
+        if (room := room - len(chart.bars[node])) < 0 and rows:
+            break
+        rows.append(node)
+    rows.sort()
+    drawn = [(row, bar) for row, node in enumerate(rows) for bar in chart.bars[node]]
+    return {
+        "makespan_ns": planned.makespan_ns,
+        "bubble": planned.timeline.bubble_ppm / 1e6,
+        "critical_ns": critical_ns(planned),
+        "nodes": len(planned.nodes),
+        "labels": [labels[node] for node in rows],
+        "modules": modules,
+        "kinds": [kind.value for kind in KINDS],
+        "bars": {
+            "row": [row for row, _ in drawn],
+            "module": [modules.index(bar.module) for _, bar in drawn],
+            "kind": [KINDS.index(bar.kind) for _, bar in drawn],
+            "microbatch": [bar.microbatch for _, bar in drawn],
+            "start": [bar.start_ns for _, bar in drawn],
+            "end": [bar.end_ns for _, bar in drawn],
+            "critical": [int(bar.critical) for _, bar in drawn],
+        },
+    }
+
+
+def _loads(name: str, summary: PlanSummary) -> dict[str, Any]:
+    before, after = summary.loads_before[name].tolist(), summary.loads_after[name].tolist()
+    return {
+        "module": name,
+        "ranks": len(after),
+        "before": before[:MAX_LOADS],
+        "after": after[:MAX_LOADS],
+        "imbalance_before": imbalance(before),
+        "imbalance_after": imbalance(after),
+    }
+
+
+def _outcome(outcome: Outcome, own: Outcome) -> dict[str, Any]:
+    made, ours = outcome.figures, own.figures
+    return {
+        "heading": outcome.alternative.heading,
+        "name": outcome.alternative.name,
+        "own": outcome is own,
+        "step_ns": None if made is None else made.step_ns,
+        "of_own": None if made is None or ours is None else made.step_ns / max(ours.step_ns, 1),
+        "bubble": None if made is None else made.bubble_percent / 100,
+        "refusal": outcome.refusal,
+        "changes": changes(own.alternative.execution, outcome.alternative.execution),
+    }

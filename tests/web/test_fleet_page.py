@@ -1,0 +1,115 @@
+"""The page of a fleet gives the numbers of its servers, and says of the others what they are."""
+
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.test_top import Liar, Stranger, grpc_server, half_read, metrics, mute
+from disttrain.v1 import admin_service_pb2 as pb
+from google.protobuf.duration_pb2 import Duration
+from serving.harness import FIXED_WINDOW, Running, index, running
+from shards import break_images, write_pairs
+from web.harness import fleet_page, fleet_when
+
+from dataserver.cli.top import ANSWER_S
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Running]:
+    folder = index(write_pairs(tmp_path / "d", 16, 16, seed=6))
+    break_images(folder, (3, 0))
+    with running({"d": folder}, FIXED_WINDOW) as found:
+        yield found
+
+
+def looks(count: int) -> Any:
+    return lambda found: len(found["history"]["time"]) >= count
+
+
+def test_numbers_are_those_of_the_servers(server: Running) -> None:
+    stream, job_id = half_read(server)
+    with fleet_page(server.address) as page:
+        found = fleet_when(page, lambda f: looks(2)(f) and f["checks"] is not None)
+        said = metrics(server)
+    stream.cancel()
+    (one,) = found["servers"]
+    assert one["address"] == server.address
+    assert [one[name] for name in ("streams", "invalid_images", "cores")] == [1, said.invalid_images, said.cores]
+    assert said.invalid_images >= 1
+    assert one["prefetch_limit"] == said.prefetch_limit_bytes > 0
+    assert one["waits"]["consumer"] > 0, "nobody reads the stream"
+    assert found["verdict"]["stage"] == "consumer"
+    assert found["verdict"]["share"] == pytest.approx(1, abs=0.05)
+    assert {f["kind"]: (f["count"], f["most"]) for f in found["failures"]} == {
+        "invalid images": (said.invalid_images, server.address)
+    }
+    ranks = found["ranks"]
+    assert (ranks["job"], ranks["module"], ranks["rank"], ranks["lag"]) == ([job_id[:12]], ["vit"], [0], [None])
+    assert ranks["ready"] == [said.ranks[0].ready_microbatches]
+    (jobs,) = [entry for entry in found["caches"] if entry["name"] == "memory for jobs"]
+    assert jobs["of"] == said.cached.limit
+    assert found["checks"]["findings"] == [], "dataserver doctor has nothing to say of a server on loopback"
+
+
+def test_throughput_is_taken_between_looks(server: Running) -> None:
+    with fleet_page(server.address) as page:
+        fleet_when(page, looks(1))
+        before = metrics(server)
+        server.read(server.create(job_of_two_steps()).job_id)
+        after = metrics(server)
+        images = after.decoded_images - before.decoded_images
+        assert images > 0
+        found = fleet_when(page, lambda f: sum(f["history"]["images_s"]) > 0)
+        time.sleep(0.5)
+        found = fleet_when(page, looks(len(found["history"]["time"]) + 1))
+    times, rates = found["history"]["time"], found["history"]["images_s"]
+    seconds = (times[-1] - times[0]) / (len(times) - 1)
+    assert sum(rates) * seconds == pytest.approx(images, rel=0.5)
+
+
+def job_of_two_steps() -> dict[str, Any]:
+    from serving.harness import job_data
+
+    return job_data(datasets=[{"name": "d"}], end={"steps": 2}, generation={"ratio": "0"})
+
+
+def test_servers_that_do_not_answer_are_named_and_the_page_goes_on(server: Running) -> None:
+    with mute() as silent, grpc_server(None) as other, socket.create_server(("127.0.0.1", 0)) as taken:
+        closed = f"127.0.0.1:{taken.getsockname()[1]}"
+        taken.close()
+        with grpc_server(Stranger(b"\xff\xff\xff\xff no message")) as stranger:
+            names = (silent, closed, other, stranger, server.address)
+            with fleet_page(*names) as page:
+                begun = time.monotonic()
+                fleet_when(page, lambda _: True)
+                assert time.monotonic() - begun < ANSWER_S, "a page waits for no server"
+                found = fleet_when(page, lambda f: len(f["servers"]) == len(names))
+    problems = {one["address"]: one.get("problem") for one in found["servers"]}
+    assert problems == {
+        silent: "does not answer",
+        closed: "does not answer",
+        other: "no server of this release",
+        stranger: "no server of this release",
+        server.address: None,
+    }
+
+
+def test_what_a_hostile_server_says_is_text_and_no_rank_is_lost() -> None:
+    class Hostile(Liar):
+        def GetMetrics(self, request: Any, context: Any) -> pb.GetMetricsResponse:  # noqa: N802
+            found = super().GetMetrics(request, context)
+            found.uptime.CopyFrom(Duration(seconds=self.calls))
+            found.wanted_cores = float("nan")
+            found.cores = 1
+            return found
+
+    with grpc_server(Hostile()) as address, fleet_page(address) as page:
+        found = fleet_when(page, looks(2))
+    (one,) = found["servers"]
+    assert one["wanted_cores"] is None
+    assert found["num_ranks"] == len(found["ranks"]["rank"]) == 1000
+    assert found["ranks"]["job"][0] == "\\x1b[2J[red]"
+    assert len(found["ranks"]["module"][0]) < 1100
