@@ -90,5 +90,12 @@ seen.frames = await page.evaluate(async () => {
   }
   return longest;
 });
+await page.goto(`${url}#step?step=1`);
+await page.waitForSelector(READY.step);
+await page.locator("canvas.timeline").focus();
+await page.keyboard.press("+");
+await page.getByRole("button", { name: "Compare" }).click();
+await page.getByText("(this job)").first().waitFor({ timeout: 120000 });
+await page.screenshot({ path: join(folder, "policies-light-1280.png"), fullPage: true });
 await browser.close();
 console.log(JSON.stringify(seen));

@@ -10,26 +10,33 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from builders.jobs import module
 from cli.test_top import Liar, grpc_server, half_read
 from disttrain.v1 import admin_service_pb2 as pb
+from disttrain.v1 import data_service_pb2 as pb_data
 from google.protobuf.duration_pb2 import Duration
-from serving.harness import FIXED_WINDOW, index, running
+from serving.harness import FIXED_WINDOW, Running, index, job_data, running
 from shards import break_images, write_pairs
 from web.test_dataset_page import odd_members
 
+from dataserver.cli.jobs import planner_of
 from dataserver.jobs import Catalog
+from dataserver.planning.planner import explain
 from dataserver.security import Channels
 from dataserver.serving.config import load_config
 from dataserver.web.background import Background
 from dataserver.web.datasets import DatasetPages, LocalData
 from dataserver.web.fleet_page import FleetPage
 from dataserver.web.fleet_watch import FleetWatch
+from dataserver.web.measured import fetch_reports
 from dataserver.web.samples import dataset_routes
 from dataserver.web.server import WebServer
+from dataserver.web.steps import StepPages, step_routes
 
 BROWSER = Path(__file__).parent / "browser.mjs"
 HOSTILE = "<img src=x onerror=alert(1)>"
-PAGES = ("fleet", "dataset")
+PAGES = ("fleet", "dataset", "step?step=1")
 pytestmark = pytest.mark.long
 
 
@@ -100,11 +107,38 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         stack.callback(work.close)
         watch = FleetWatch((server.address, crowd, "127.0.0.1:1"), Channels(), 0.5)
         stack.callback(watch.close)
-        routes = {"/api/fleet": FleetPage(watch).document, **dataset_routes(DatasetPages(local, work, None))}
+        routes = {"/api/fleet": FleetPage(watch).document, **steps(root, server, local, work)}
         web = WebServer("127.0.0.1", 0, routes)
         stack.callback(web.close)
         watch.start()
         yield web.url
+
+
+def steps(root: Path, server: Running, local: LocalData, work: Background) -> dict[str, Any]:
+    """The pages of datasets and of a job whose ranks have reported a step, slower than planned."""
+    modules = [module("encoder", dp=4), module("backbone", dp=4, pp=2)]
+    data = job_data(
+        datasets=[{"name": "d"}], modules=modules, end={"steps": 3}, generation={"ratio": "0"}, global_batch=24
+    )
+    job = root / "job.yaml"
+    job.write_text(yaml.safe_dump(data))
+    planner = planner_of(job, local.catalog)
+    planned = explain(planner.job, planner.plan(1)).after
+    server.create(data)
+    for n, node in enumerate(planned.nodes):
+        forward, backward = planned.pipeline.forward_ns[n], planned.pipeline.backward_ns[n]
+        times = pb_data.StepTimes(
+            job_id=planner.job.job_id, step=1, module=node.modules[0], rank=node.rank, stage=node.stage,
+            forward_ns=(forward * (10 + node.rank) // 10).tolist(), backward_ns=(backward * 11 // 10).tolist(),
+            step_time=Duration(nanos=planned.makespan_ns * 5 // 4), data_wait=Duration(nanos=node.rank * 90_000),
+        )  # fmt: skip
+        server.stub.ReportStepTimes(pb_data.ReportStepTimesRequest(times=times), timeout=60)
+    pages = DatasetPages(local, work, None)
+    reports = fetch_reports((server.address,), Channels())
+    return {
+        **dataset_routes(pages),
+        **step_routes(StepPages(lambda: planner_of(job, local.catalog), pages, work, reports)),
+    }
 
 
 def test_every_page_in_both_themes_at_a_phones_width_and_by_keyboard(
@@ -122,6 +156,7 @@ def test_every_page_in_both_themes_at_a_phones_width_and_by_keyboard(
     assert HOSTILE in seen["texts"]["fleet"]
     assert "1,00" in seen["texts"]["fleet"]
     assert HOSTILE in seen["texts"]["dataset"]
+    assert "Measured passes" in seen["texts"]["step"]
     assert seen["keys"][0].startswith("#dataset")
     assert seen["keys"][1:] == ["key", 0, "dark"]
     assert seen["frames"] < 500, "a thousand ranks, and the page answers"

@@ -27,6 +27,7 @@ export class Chart {
         height: this.height,
         cursor: { y: false },
         padding: [8, 8, 0, 0],
+        legend: { show: this.series.length > 1 },
         axes: [
           { ...axis, space: 80, values: "{HH}:{mm}:{ss}" },
           { ...axis, size: 56, values: (_, ticks) => ticks.map(first) },

@@ -172,7 +172,9 @@ export function datasetPage(host, state, query) {
             title: "key",
             kind: "text",
             cell: (f) =>
-              f.key ? h("a", { href: `#dataset?${new URLSearchParams({ dataset: name, key: f.key })}` }, f.key) : "",
+              f.key && f.effect !== "left out"
+                ? h("a", { href: `#dataset?${new URLSearchParams({ dataset: name, key: f.key })}` }, f.key)
+                : f.key,
           },
           { title: "detail", kind: "text", cell: (f) => f.detail },
         ],

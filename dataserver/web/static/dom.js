@@ -1,5 +1,7 @@
 // Elements, numbers and tables. Whatever comes from a server or a dataset becomes text, never markup.
 
+const LONG = 14; // rows; longer tables scroll within themselves
+
 export function h(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -29,7 +31,11 @@ export function table(columns, rows, none = "none") {
       columns.map((c) => h("td", { class: kind(c) }, c.cell(row))),
     ),
   );
-  return h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)));
+  return h(
+    "div",
+    { class: rows.length > LONG ? "wide scroll" : "wide", tabindex: rows.length > LONG ? "0" : null },
+    h("table", {}, h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)),
+  );
 }
 
 // A bar of parts that add up to 1: [[class, share, title], ...].
@@ -38,6 +44,18 @@ export function bar(parts) {
     h("i", { class: kind, title, width: `${Math.min(share, 1) * 100}%` }),
   );
   return h("div", { class: "bar" }, bits);
+}
+
+// Puts new content into an element whose table stays scrolled to where it was, and focused if it was.
+export function swap(host, ...nodes) {
+  const before = host.querySelector(".wide");
+  const [top, left, focused] = [before?.scrollTop ?? 0, before?.scrollLeft ?? 0, document.activeElement === before];
+  host.replaceChildren(...nodes);
+  const after = host.querySelector(".wide");
+  if (!after) return;
+  after.scrollTop = top;
+  after.scrollLeft = left;
+  if (before && focused) after.focus({ preventScroll: true });
 }
 
 export function key(names) {

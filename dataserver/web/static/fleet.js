@@ -1,5 +1,5 @@
 // The fleet: what it does now, what limits it, and who is behind.
-import { ask, bar, bytes, colour, h, key, number, percent, seconds, section, table } from "./dom.js";
+import { ask, bar, bytes, colour, h, key, number, percent, seconds, section, swap, table } from "./dom.js";
 import { Chart } from "./chart.js";
 
 const STAGES = ["planning", "decoding", "consumer"];
@@ -101,7 +101,8 @@ export function fleetPage(host, state) {
         : "-";
     };
     const count = (name) => of((s) => h("span", { class: s[name] ? "warn" : "" }, number(s[name])));
-    at("servers").replaceChildren(
+    swap(
+      at("servers"),
       table(
         [
           { title: "server", kind: "name", cell: (s) => s.address },
@@ -150,7 +151,8 @@ export function fleetPage(host, state) {
       : `${number(found.num_ranks)} ranks, one square each by module and rank: ${number(lags)} behind the first of their module, ${number(starved)} with nothing ready` +
         (fitting.length > SHOWN ? `; ${SHOWN} of ${number(fitting.length)} are listed` : "");
     at("grid").hidden = !all.length;
-    at("list").replaceChildren(
+    swap(
+      at("list"),
       table(
         [
           { title: "module", kind: "name", cell: (n) => ranks.module[n] },
@@ -213,7 +215,8 @@ export function fleetPage(host, state) {
   }
 
   function showRest(found) {
-    at("failures").replaceChildren(
+    swap(
+      at("failures"),
       table(
         [
           { title: "kind", cell: (f) => f.kind },
@@ -225,7 +228,8 @@ export function fleetPage(host, state) {
         "nothing failed",
       ),
     );
-    at("caches").replaceChildren(
+    swap(
+      at("caches"),
       table(
         [
           { title: "", cell: (c) => c.name },
@@ -238,7 +242,8 @@ export function fleetPage(host, state) {
       ),
     );
     const checks = found.checks;
-    at("checks").replaceChildren(
+    swap(
+      at("checks"),
       !checks
         ? h("p", { class: "note" }, "the servers are being asked")
         : table(
