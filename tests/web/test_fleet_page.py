@@ -31,24 +31,25 @@ def looks(count: int) -> Any:
 
 def test_numbers_are_those_of_the_servers(server: Running) -> None:
     stream, job_id = half_read(server)
+    sooner = metrics(server)  # the server goes on working ahead
     with fleet_page(server.address) as page:
         found = fleet_when(page, lambda f: looks(2)(f) and f["checks"] is not None)
         said = metrics(server)
     stream.cancel()
     (one,) = found["servers"]
     assert one["address"] == server.address
-    assert [one[name] for name in ("streams", "invalid_images", "cores")] == [1, said.invalid_images, said.cores]
-    assert said.invalid_images >= 1
+    assert [one[name] for name in ("streams", "cores")] == [1, said.cores]
+    assert 1 <= sooner.invalid_images <= one["invalid_images"] <= said.invalid_images
     assert one["prefetch_limit"] == said.prefetch_limit_bytes > 0
     assert one["waits"]["consumer"] > 0, "nobody reads the stream"
     assert found["verdict"]["stage"] == "consumer"
     assert found["verdict"]["share"] == pytest.approx(1, abs=0.05)
-    assert {f["kind"]: (f["count"], f["most"]) for f in found["failures"]} == {
-        "invalid images": (said.invalid_images, server.address)
-    }
+    assert [(f["kind"], f["count"], f["most"]) for f in found["failures"]] == [
+        ("invalid images", one["invalid_images"], server.address)
+    ]
     ranks = found["ranks"]
     assert (ranks["job"], ranks["module"], ranks["rank"], ranks["lag"]) == ([job_id[:12]], ["vit"], [0], [None])
-    assert ranks["ready"] == [said.ranks[0].ready_microbatches]
+    assert sooner.ranks[0].ready_microbatches <= ranks["ready"][0] <= said.ranks[0].ready_microbatches
     (jobs,) = [entry for entry in found["caches"] if entry["name"] == "memory for jobs"]
     assert jobs["of"] == said.cached.limit
     assert found["checks"]["findings"] == [], "dataserver doctor has nothing to say of a server on loopback"
