@@ -87,10 +87,13 @@ def web(
         local = LocalData(Catalog.open(settings), settings.datasets, settings.index_dirs)
     datasets = DatasetPages(local, work, ListedDatasets(names, channels).fingerprints if names else None)
     routes: dict[str, Route] = {"/api/fleet": FleetPage(watch).document, **dataset_routes(datasets)}
-    routes |= _of_job(job, local.catalog, datasets, work, fetch_reports(names, channels))
+    steps = None if job is None else _steps(job, local.catalog, datasets, work, fetch_reports(names, channels))
+    routes |= {"/api/step": _no_job} if steps is None else step_routes(steps)
     server = WebServer(host, port, routes, tokens, None if tls is None else tls.get)
     try:
-        watch.start()
+        watch.start(None if steps is None else steps.waits)
+        if steps is not None:
+            steps.open()
         print(f"the page is at {server.url}", flush=True)
         _wait()
     finally:
@@ -99,13 +102,9 @@ def web(
         server.close()
 
 
-def _of_job(
-    job: Path | None, catalog: Catalog, datasets: DatasetPages, work: Background, times: Times
-) -> dict[str, Route]:
-    if job is None:
-        return {"/api/step": _no_job}
+def _steps(job: Path, catalog: Catalog, datasets: DatasetPages, work: Background, times: Times) -> StepPages:
     read_job(job)  # its text is refused now, and not when somebody looks
-    return step_routes(StepPages(lambda: planner_of(job, catalog), datasets, work, times))
+    return StepPages(lambda: planner_of(job, catalog), datasets, work, times)
 
 
 def _no_job(_query: Query) -> NoReturn:

@@ -10,7 +10,7 @@ from disttrain.v1.admin_service_pb2 import GetMetricsResponse
 from dataserver.cli.fleet_checks import Finding, check
 from dataserver.cli.fleet_numbers import STAGES, Answer, RankRow, cores_missing, ranked, seconds_of, throughput, waited
 from dataserver.dataset import printable
-from dataserver.web.fleet_watch import Check, FleetWatch, Look, Point
+from dataserver.web.fleet_watch import Check, FleetWatch, Look, Point, RankOfJob
 from dataserver.web.server import Query, json_bytes
 
 MAX_CHARS: Final = 256
@@ -37,18 +37,27 @@ class FleetPage:
     def __init__(self, watch: FleetWatch) -> None:
         self._watch = watch
         self._lock = threading.Lock()
-        self._made: tuple[object, object, bytes] = (None, None, b"")
+        self._of: tuple[object, ...] = ()
+        self._made = b""
 
     def document(self, _query: Query) -> bytes:
         """Everything that the page shows, as JSON; answers at once."""
         look, checked, points = self._watch.newest()
+        waits = self._watch.waits()
         with self._lock:
-            if not self._made[2] or self._made[0] is not look or self._made[1] is not checked:
-                self._made = look, checked, json_bytes(_document(self._watch, look, checked, points))
-            return self._made[2]
+            if not self._made or any(a is not b for a, b in zip(self._of, (look, checked, waits), strict=True)):
+                self._of = look, checked, waits
+                self._made = json_bytes(_document(self._watch, look, checked, points, waits))
+            return self._made
 
 
-def _document(watch: FleetWatch, look: Look | None, checked: Check | None, points: Sequence[Point]) -> dict[str, Any]:
+def _document(
+    watch: FleetWatch,
+    look: Look | None,
+    checked: Check | None,
+    points: Sequence[Point],
+    waits: Mapping[RankOfJob, float],
+) -> dict[str, Any]:
     answers = [] if look is None else look.answers
     found = {answer.address: answer.now for answer in answers if answer.now is not None}
     return {
@@ -62,7 +71,7 @@ def _document(watch: FleetWatch, look: Look | None, checked: Check | None, point
         "failures": list(_failures(found)),
         "checks": None if checked is None else _checks(checked),
         "history": _history(points),
-        **_ranks(ranked(found)),
+        **_ranks(ranked(found), waits),
     }
 
 
@@ -172,7 +181,7 @@ def _history(points: Sequence[Point]) -> dict[str, Any]:
     }
 
 
-def _ranks(rows: Sequence[RankRow]) -> dict[str, Any]:
+def _ranks(rows: Sequence[RankRow], waits: Mapping[RankOfJob, float]) -> dict[str, Any]:
     """The ranks as columns, those furthest behind first: a thousand of them are a third as many bytes so."""
     ordered = sorted(rows, key=lambda row: (row.lag or 0, seconds_of(row.progress.unread)), reverse=True)[:MAX_RANKS]
     return {
@@ -186,6 +195,7 @@ def _ranks(rows: Sequence[RankRow]) -> dict[str, Any]:
             "ready": [row.progress.ready_microbatches for row in ordered],
             "preparing": [row.progress.preparing_microbatches for row in ordered],
             "unread_s": [seconds_of(row.progress.unread) for row in ordered],
+            "wait": [waits.get((row.progress.job, row.progress.module, row.progress.rank)) for row in ordered],
             "server": [printable(row.address, MAX_CHARS) for row in ordered],
         },
     }

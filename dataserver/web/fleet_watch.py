@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from time import time
@@ -17,6 +17,8 @@ from dataserver.security import Channels
 
 CHECK_S: Final = 30.0
 """Between two looks at what servers are set up like."""
+WAITS_S: Final = 5.0
+"""Between two looks at what trainers reported."""
 HISTORY: Final = 360
 """Looks that are remembered: twelve minutes at 2 s."""
 _RECONNECT: Final = (("grpc.max_reconnect_backoff_ms", 2000), ("grpc.initial_reconnect_backoff_ms", 500))
@@ -55,6 +57,12 @@ class Check:
     """Why others said nothing, and what to do about it."""
 
 
+RankOfJob = tuple[str, str, int]
+"""The first characters of the id of a job, a module, and a rank of it."""
+Waits = Callable[[], Mapping[RankOfJob, float]]
+"""Share of their last reported step for which ranks waited for data; nothing of those that reported none."""
+
+
 class FleetWatch:
     """Watches until it is closed. Thread-safe."""
 
@@ -66,10 +74,14 @@ class FleetWatch:
         self._look: Look | None = None
         self._check: Check | None = None
         self._points: deque[Point] = deque(maxlen=HISTORY)
+        self._waits: Mapping[RankOfJob, float] = {}
         self._ended = threading.Event()
 
-    def start(self) -> None:
+    def start(self, waits: Waits | None = None) -> None:
         """Begin to ask.
+
+        Args:
+            waits: asked for the waits of ranks; None where no job is known.
 
         Raises:
             SecurityError: a token would travel unencrypted to another machine.
@@ -78,6 +90,8 @@ class FleetWatch:
             self._channels.open(name).close()
         for name, work in (("look", self._looking), ("check", self._checking)):
             threading.Thread(target=work, name=f"fleet-{name}", daemon=True).start()
+        if waits is not None:
+            threading.Thread(target=self._asking_for, args=(waits,), name="fleet-waits", daemon=True).start()
 
     def close(self) -> None:
         """Ask no more."""
@@ -87,6 +101,18 @@ class FleetWatch:
         """The newest look, the newest check, and what is remembered of the looks."""
         with self._lock:
             return self._look, self._check, list(self._points)
+
+    def waits(self) -> Mapping[RankOfJob, float]:
+        """The newest waits of ranks."""
+        with self._lock:
+            return self._waits
+
+    def _asking_for(self, waits: Waits) -> None:
+        while not self._ended.is_set():
+            found = waits()
+            with self._lock:
+                self._waits = found
+            self._ended.wait(WAITS_S)
 
     def _looking(self) -> None:
         while not self._ended.is_set():

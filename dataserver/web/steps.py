@@ -15,7 +15,7 @@ from dataserver.cli.alternatives import alternatives_of, changes
 from dataserver.cli.comparison import Outcome, compare
 from dataserver.cli.gantt import chart_of
 from dataserver.cli.timelines import critical_ns, labels_of, modules_of
-from dataserver.jobs import JobPlanner
+from dataserver.jobs import JOB_CHARS, JobPlanner
 from dataserver.planning.layouts.interface import PlannedTimeline
 from dataserver.planning.plan.expectation import imbalance
 from dataserver.planning.plan.plan import RankGroups
@@ -23,6 +23,7 @@ from dataserver.planning.planner import PlanSummary, ablation, explain
 from dataserver.planning.simulation import OperationKind
 from dataserver.web.background import Background, Progress
 from dataserver.web.datasets import DatasetPages, number
+from dataserver.web.fleet_watch import RankOfJob
 from dataserver.web.measured import measured_document
 from dataserver.web.server import Query, RequestError
 from dataserver.web.step_costs import costs_of
@@ -67,6 +68,24 @@ class StepPages:
         reports = [report for report in self._times(planner.job.job_id) if report.step == step]
         key = ("measured", step, len(reports), max((r.step_time.ToNanoseconds() for r in reports), default=0))
         return self._work.ask(key, lambda _: self._measured(planner, step, reports))
+
+    def open(self) -> None:
+        """Begin to open the job."""
+        self._work.ask(("job",), lambda _: self._planner().num_steps)
+
+    def waits(self) -> dict[RankOfJob, float]:
+        """Share of its last reported step for which each rank waited for data; of several stages the one that did most.
+
+        Empty until the job is open.
+        """
+        planner = self._opened
+        found: dict[RankOfJob, tuple[int, float]] = {}
+        for report in () if planner is None else self._times(planner.job.job_id):
+            step_ns, wait_ns = report.step_time.ToNanoseconds(), report.data_wait.ToNanoseconds()
+            if step_ns > 0:
+                key = report.job_id[:JOB_CHARS], report.module, report.rank
+                found[key] = max(found.get(key, (0, 0.0)), (report.step, wait_ns / step_ns))
+        return {key: share for key, (_, share) in found.items()}
 
     def _number(self, query: Query) -> int:
         """The step that a request names, if the job's datasets may be shown."""

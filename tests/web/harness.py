@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from dataserver.addresses import split_address
 from dataserver.security import NO_CREDENTIALS, Channels, Credentials
 from dataserver.web.fleet_page import FleetPage
-from dataserver.web.fleet_watch import FleetWatch
+from dataserver.web.fleet_watch import FleetWatch, Waits
 from dataserver.web.server import WebServer
 
 TIMEOUT_S = 60
@@ -53,11 +53,13 @@ def password(token: str) -> str:
 
 
 @contextmanager
-def fleet_page(*names: str, credentials: Credentials = NO_CREDENTIALS, interval_s: float = 0.2) -> Iterator[str]:
+def fleet_page(
+    *names: str, credentials: Credentials = NO_CREDENTIALS, interval_s: float = 0.2, waits: Waits | None = None
+) -> Iterator[str]:
     """The address of a page that watches these servers."""
     watch = FleetWatch(names, Channels(credentials), interval_s)
     server = WebServer("127.0.0.1", 0, {"/api/fleet": FleetPage(watch).document})
-    watch.start()
+    watch.start(waits)
     try:
         yield server.address
     finally:

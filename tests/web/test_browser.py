@@ -107,15 +107,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         stack.callback(work.close)
         watch = FleetWatch((server.address, crowd, "127.0.0.1:1"), Channels(), 0.5)
         stack.callback(watch.close)
-        routes = {"/api/fleet": FleetPage(watch).document, **steps(root, server, local, work)}
+        pages = steps(root, server, local, work)
+        routes = {"/api/fleet": FleetPage(watch).document, **dataset_routes(DatasetPages(local, work, None))}
+        routes |= step_routes(pages)
         web = WebServer("127.0.0.1", 0, routes)
         stack.callback(web.close)
-        watch.start()
+        watch.start(pages.waits)
+        pages.open()
         yield web.url
 
 
-def steps(root: Path, server: Running, local: LocalData, work: Background) -> dict[str, Any]:
-    """The pages of datasets and of a job whose ranks have reported a step, slower than planned."""
+def steps(root: Path, server: Running, local: LocalData, work: Background) -> StepPages:
+    """The pages of a job whose ranks have reported a step, slower than planned."""
     modules = [module("encoder", dp=4), module("backbone", dp=4, pp=2)]
     data = job_data(
         datasets=[{"name": "d"}], modules=modules, end={"steps": 3}, generation={"ratio": "0"}, global_batch=24
@@ -133,12 +136,8 @@ def steps(root: Path, server: Running, local: LocalData, work: Background) -> di
             step_time=Duration(nanos=planned.makespan_ns * 5 // 4), data_wait=Duration(nanos=node.rank * 90_000),
         )  # fmt: skip
         server.stub.ReportStepTimes(pb_data.ReportStepTimesRequest(times=times), timeout=60)
-    pages = DatasetPages(local, work, None)
     reports = fetch_reports((server.address,), Channels())
-    return {
-        **dataset_routes(pages),
-        **step_routes(StepPages(lambda: planner_of(job, local.catalog), pages, work, reports)),
-    }
+    return StepPages(lambda: planner_of(job, local.catalog), DatasetPages(local, work, None), work, reports)
 
 
 def test_every_page_in_both_themes_at_a_phones_width_and_by_keyboard(

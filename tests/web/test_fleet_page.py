@@ -32,8 +32,9 @@ def looks(count: int) -> Any:
 def test_numbers_are_those_of_the_servers(server: Running) -> None:
     stream, job_id = half_read(server)
     sooner = metrics(server)  # the server goes on working ahead
-    with fleet_page(server.address) as page:
-        found = fleet_when(page, lambda f: looks(2)(f) and f["checks"] is not None)
+    waits = {(job_id[:12], "vit", 0): 0.25, (job_id[:12], "llm", 0): 0.5}
+    with fleet_page(server.address, waits=lambda: waits) as page:
+        found = fleet_when(page, lambda f: looks(2)(f) and f["checks"] is not None and f["ranks"]["wait"] == [0.25])
         said = metrics(server)
     stream.cancel()
     (one,) = found["servers"]

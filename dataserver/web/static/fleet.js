@@ -145,11 +145,16 @@ export function fleetPage(host, state) {
     const fitting = word ? all.filter((n) => name(n).includes(word)) : all;
     drawGrid(ranks, all);
     const lags = all.filter((n) => ranks.lag[n] > 0).length,
-      starved = all.filter((n) => !ranks.ready[n]).length;
-    at("about").textContent = !found.num_ranks
-      ? ""
-      : `${number(found.num_ranks)} ranks, one square each by module and rank: ${number(lags)} behind the first of their module, ${number(starved)} with nothing ready` +
-        (fitting.length > SHOWN ? `; ${SHOWN} of ${number(fitting.length)} are listed` : "");
+      starved = all.filter((n) => !ranks.ready[n]).length,
+      waited = all.filter((n) => ranks.wait[n] !== null);
+    const longest = Math.max(...waited.map((n) => ranks.wait[n]), 0);
+    const facts = [
+      `${number(found.num_ranks)} ranks, one square each by module and rank: ${number(lags)} behind the first of`,
+      `their module, ${number(starved)} with nothing ready`,
+    ];
+    if (waited.length) facts.push(`; the longest wait for data was ${percent(longest, 1)} of a step`);
+    if (fitting.length > SHOWN) facts.push(`; ${SHOWN} of ${number(fitting.length)} are listed`);
+    at("about").textContent = found.num_ranks ? facts.join(" ").replaceAll(" ;", ";") : "";
     at("grid").hidden = !all.length;
     swap(
       at("list"),
@@ -164,6 +169,16 @@ export function fleetPage(host, state) {
             about: "steps behind the first rank of its module",
             cell: (n) => number(ranks.lag[n]),
           },
+          ...(waited.length
+            ? [
+                {
+                  title: "data wait",
+                  num: true,
+                  about: "share of its last reported step for which it waited for data",
+                  cell: (n) => h("span", { class: ranks.wait[n] > 0.05 ? "warn" : "" }, percent(ranks.wait[n], 1)),
+                },
+              ]
+            : []),
           { title: "ready", num: true, about: "microbatches that wait for it", cell: (n) => number(ranks.ready[n]) },
           { title: "preparing", num: true, cell: (n) => number(ranks.preparing[n]) },
           { title: "unread", num: true, about: "time since it took nothing", cell: (n) => seconds(ranks.unread_s[n]) },
@@ -176,7 +191,7 @@ export function fleetPage(host, state) {
     );
   }
 
-  // A square a rank: light where it is level with the others, darker with its lag, framed where nothing waits for it.
+  // A square a rank: blue where it is level with the first of its module, the redder the further behind, grey unknown.
   function drawGrid(ranks, all) {
     const canvas = at("grid"),
       size = 12,
