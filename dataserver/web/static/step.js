@@ -45,7 +45,8 @@ export function stepPage(host, state, query) {
     field.value = step;
     found = await worked("/api/step", { step }, body, over);
     if (!found) return;
-    form.lastChild.textContent = `of ${number(found.num_steps)}; job ${found.job.slice(0, 12)}, plan ${found.plan.slice(0, 12)}, ${found.layout}`;
+    const ids = `job ${found.job.slice(0, 12)}, plan ${found.plan.slice(0, 12)}`;
+    form.lastChild.textContent = `of ${number(found.num_steps)}; ${ids}, ${found.layout}`;
     build();
     const times = await worked("/api/step/measured", { step }, view.get("measured"), over);
     if (!times) return;
@@ -227,7 +228,8 @@ export function stepPage(host, state, query) {
           h(
             "p",
             { class: "note" },
-            `${load.module}, ${number(load.ranks)} ranks: largest / mean ${load.imbalance_before.toFixed(3)}, planned ${load.imbalance_after.toFixed(3)}`,
+            `${load.module}, ${number(load.ranks)} ranks: largest / mean ${load.imbalance_before.toFixed(3)}, `,
+            `planned ${load.imbalance_after.toFixed(3)}`,
           ),
           h("canvas", { class: "grid loads", "data-load": n, role: "img", "aria-label": `loads of ${load.module}` }),
         ),

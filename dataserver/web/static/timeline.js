@@ -130,7 +130,8 @@ export class TimelineView {
       n < 0
         ? (labels[row] ?? "")
         : `${labels[row]}: ${kinds[bars.kind[n]]} of ${modules[bars.module[n]]}, ` +
-          `microbatch ${bars.microbatch[n]}, ${ms(bars.start[n])} to ${ms(bars.end[n])} ms${bars.critical[n] ? ", on the critical path" : ""}`;
+          `microbatch ${bars.microbatch[n]}, ${ms(bars.start[n])} to ${ms(bars.end[n])} ms` +
+          (bars.critical[n] ? ", on the critical path" : "");
   }
 
   close() {
