@@ -48,7 +48,7 @@ def fetch_reports(names: Sequence[str], channels: Channels) -> Callable[[str], l
 def measured_document(
     job: Job, plan: StepPlan, reports: Sequence[StepTimes]
 ) -> tuple[dict[str, Any], PlannedTimeline | None]:
-    """What was measured, and the planned step with the measured passes in the place of the planned ones.
+    """What was measured, and the planned step with the passes that were measured.
 
     A later report of the same rank and stage counts. Reports of ranks or microbatches that the job does not have are
     counted and left out.

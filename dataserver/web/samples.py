@@ -85,7 +85,7 @@ class SamplePages:
     def sample(self, query: Query) -> dict[str, Any]:
         """All of one sample: texts, columns, and of each image what the index says, its first bytes and its faults."""
         _, dataset = self._datasets.named(query)
-        shard, row = _place(query, dataset)
+        shard, row = _located(query, dataset)
         try:
             (_, about), parts = next(iter(describe(dataset, [(shard.position, row)]))), shard.parts(row)
             refs = _refs(shard, row)
@@ -108,7 +108,7 @@ class SamplePages:
     def picture(self, query: Query) -> Picture:
         """An image of a sample as a JPEG of at most `side` pixels, where the servers' decoder makes one of it."""
         _, dataset = self._datasets.named(query)
-        shard, row = _place(query, dataset)
+        shard, row = _located(query, dataset)
         refs, i = _refs(shard, row), number(query, "image", 0, 1 << 32)
         if i >= len(refs):
             raise RequestError(f"image {i} was asked for; the sample has {len(refs)}", HTTPStatus.NOT_FOUND)
@@ -194,7 +194,7 @@ def thumbnail(data: bytes, ref: ImageRef, side: int) -> bytes | None:
     return found
 
 
-def _place(query: Query, dataset: Dataset) -> tuple[Shard, int]:
+def _located(query: Query, dataset: Dataset) -> tuple[Shard, int]:
     shard, row = number(query, "shard", 0, 1 << 32), number(query, "row", 0, 1 << 32)
     if shard >= len(dataset.shards) or row >= dataset.shards[shard].num_samples:
         raise RequestError(f"there is no sample {row} of shard {shard}", HTTPStatus.NOT_FOUND)

@@ -83,7 +83,7 @@ class WebServer:
             host: where to listen.
             port: 0 takes a free one.
             routes: by the path of the request.
-            tokens: one of which every request has to show; None lets everybody in.
+            tokens: every request has to show one of them; None lets everybody in.
             tls: gives the context of the next connection; None where nothing is encrypted.
 
         Raises:
