@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl
 from dataserver.addresses import is_loopback, joined, split_address
 from dataserver.dataset import printable
 from dataserver.security import Tokens, Watched, token_in
-from dataserver.serving.access.audit import Audit
+from dataserver.serving.access import Audit
 from dataserver.serving.binding import when_free
 from dataserver.serving.http_server import BoundedHttpServer, QuietHandler
 from dataserver.web.assets import load_assets
