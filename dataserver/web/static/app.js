@@ -5,23 +5,23 @@ import { fleetPage } from "./fleet.js";
 import { stepPage } from "./step.js";
 
 const PAGES = { fleet: ["Fleet", fleetPage], dataset: ["Dataset", datasetPage], step: ["Step", stepPage] };
-const THEMES = ["system", "light", "dark"];
 const dark = matchMedia("(prefers-color-scheme: dark)");
 let shown = null;
 
 function theme() {
-  return localStorage.getItem("theme") ?? "system";
+  return localStorage.getItem("theme") ?? (dark.matches ? "dark" : "light");
 }
 
 function paint() {
-  const chosen = theme() === "system" ? (dark.matches ? "dark" : "light") : theme();
-  document.documentElement.dataset.theme = chosen;
-  document.getElementById("theme").textContent = `Theme: ${theme()}`;
+  document.documentElement.dataset.theme = theme();
+  document.getElementById("theme").textContent = theme() === "dark" ? "Light" : "Dark";
   shown?.page.theme?.();
 }
 
+// The other theme; chosen once more, it is again the system's.
 function nextTheme() {
-  localStorage.setItem("theme", THEMES[(THEMES.indexOf(theme()) + 1) % THEMES.length]);
+  if (localStorage.getItem("theme")) localStorage.removeItem("theme");
+  else localStorage.setItem("theme", theme() === "dark" ? "light" : "dark");
   paint();
 }
 

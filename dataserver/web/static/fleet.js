@@ -216,7 +216,7 @@ export function fleetPage(host, state) {
       const x = (i % across) * size,
         y = Math.floor(i / across) * size,
         lag = ranks.lag[n];
-      pen.globalAlpha = lag ? 0.35 + 0.65 * (lag / most) : 1;
+      pen.globalAlpha = lag ? 0.4 + 0.6 * (Math.log1p(lag) / Math.log1p(most)) : 1;
       pen.fillStyle = lag ? colour("bad") : lag === null ? colour("bar") : colour("c0");
       pen.fillRect(x, y, size - 2, size - 2);
     });
@@ -285,7 +285,9 @@ export function fleetPage(host, state) {
     showRanks(found);
     showRest(found);
     charts[0].set([found.history.time, found.history.images_s]);
-    const each = (stage) => found.history.waits[stage].map((wait) => wait / found.interval_s);
+    const { time, waits } = found.history;
+    const gap = (n) => (n ? Math.max(time[n] - time[n - 1], 1e-3) : found.interval_s);
+    const each = (stage) => waits[stage].map((wait, n) => wait / gap(n));
     charts[1].set([found.history.time, ...STAGES.map(each)]);
   }
 

@@ -111,10 +111,11 @@ export class TimelineView {
     pen.restore();
     pen.fillStyle = colour("soft");
     labels.forEach((label, row) => pen.fillText(label, 0, row * ROW + 13, left - 8));
-    for (let tick = 0; tick <= 4; tick++) {
-      const at = left + ((width - left) * tick) / 4,
+    const ticks = width < 600 ? 2 : 4;
+    for (let tick = 0; tick <= ticks; tick++) {
+      const at = left + ((width - left) * tick) / ticks,
         text = `${ms(this.scale().ns(at))} ms`;
-      pen.textAlign = tick === 4 ? "right" : tick ? "center" : "left";
+      pen.textAlign = tick === ticks ? "right" : tick ? "center" : "left";
       pen.fillText(text, at, height - 5);
     }
     pen.textAlign = "left";
