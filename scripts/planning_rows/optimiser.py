@@ -95,7 +95,7 @@ def planned(problem: PlacementProblem, seed: int) -> Placement:
     """What the default policies do."""
     seeds = [balanced(problem, policy) for policy in (BalancePolicy.NONE, BalancePolicy.LPT)]
     seeds.append(stratified(problem))
-    return searched(problem, [*seeds, *(in_disttrain_order(problem, s) for s in seeds)], seed, seed)
+    return searched(problem, [*seeds, *(in_disttrain_order(problem, s) for s in seeds)], seed, seed, patient=False)
 
 
 def at_random(problem: PlacementProblem, seed: int) -> Placement:

@@ -63,6 +63,7 @@ execution:
         (3, "d8f4808c23adc6b2f0ff97509169f791dce2a88e73ca62a3e44dcaca7ddf0468"),
         (4, "3d55a65a121718774233892f9155070bff7a63af35834772602a51b84b120df2"),
         (5, "1cc13b0bb66791512cb69d30693427fa5ec28acc15d53e3e6cf60ef75239d7e4"),
+        (6, "3351b61fff11e1926303137840890836432fa86b36d36561dfbd370c7c6b6594"),
     ],
 )
 def test_golden_ids(version: int, job_id: str) -> None:
@@ -70,7 +71,7 @@ def test_golden_ids(version: int, job_id: str) -> None:
     job = parse_job(parse_yaml(f"{GOLDEN_JOB}  plan_version: {version}\n".encode()))
     assert job.stream_id == "cdbc995083e1ea03daef68fdf47474cdbaef6e049ec5b93090b88e8481def5d9"
     assert job.job_id == job_id
-    assert (job == parse_job(parse_yaml(GOLDEN_JOB.encode()))) == (version == 5)
+    assert (job == parse_job(parse_yaml(GOLDEN_JOB.encode()))) == (version == 6)
 
 
 def test_ids_are_hashes_of_canonical_json() -> None:
@@ -312,7 +313,7 @@ def test_every_field_counts() -> None:
     [
         (("stream", "order_version"), [1]),
         (("stream", "content_version"), [2]),
-        (("execution", "plan_version"), [1, 2, 3, 4, 5]),
+        (("execution", "plan_version"), [1, 2, 3, 4, 5, 6]),
     ],
 )
 def test_other_versions_are_refused_by_name(path: tuple[str, str], supported: list[int]) -> None:

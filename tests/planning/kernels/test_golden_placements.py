@@ -106,11 +106,15 @@ def test_golden_makespans() -> None:
 def test_searches_in_pieces_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """They pause for others after so many operations, and go on where they were."""
     steps = [(*problem_of(seed, padded=bool(seed % 2), limited=True), seed) for seed in range(12)]
-    whole = [found_in(*step) for step in steps]
+
+    def found_soon(problem: PlacementProblem, placement: Placement, seed: int) -> list[list[int]]:
+        return spelled(search.searched(problem, [search.fitted(problem, placement)[0]], 2, seed, patient=False))
+
+    whole = [[found_in(*step), found_soon(*step)] for step in steps]
     for once in (1, 17):
         monkeypatch.setattr(search, "LOOKS_AT_ONCE", once)
         monkeypatch.setattr(search, "OPERATIONS_AT_ONCE", 1000 * once)
-        assert [found_in(*step) for step in steps] == whole
+        assert [[found_in(*step), found_soon(*step)] for step in steps] == whole
 
 
 def test_searches_let_others_have_a_turn_between_their_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

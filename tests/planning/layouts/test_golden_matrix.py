@@ -28,8 +28,9 @@ CASES = [
     ("pipelined", 3),
     *((kind, 4) for kind in LAYOUT_KINDS),
     ("pipelined", 5),
+    ("pipelined", 6),
 ]
-"""Kinds and plan versions: version 2 makes the plans of version 1, versions 3 and 5 other ones of pipelines alone."""
+"""Kinds and plan versions: version 2 makes the plans of version 1; versions 3, 5 and 6 change pipelines alone."""
 
 
 def outcome(step: Step, version: int) -> dict[str, str]:

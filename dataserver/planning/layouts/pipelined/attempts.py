@@ -22,6 +22,9 @@ from dataserver.planning.layouts.shared.candidates import fastest
 from dataserver.planning.layouts.shared.finalists import FINALISTS_SINCE
 from dataserver.planning.layouts.shared.waves import extras
 
+IMPATIENT_SINCE = 6
+"""The first plan_version whose searches end where they gain nothing any more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
@@ -151,7 +154,8 @@ def _searches(packed: PackedStep, starts: Starts, most_sequences: int) -> Iterat
         problem, best = min(guided, key=lambda pair: makespan_ns(*pair))
         if not any(np.array_equal(problem.in_flight, other) for other in before):
             goal = goal_ns(problem) if has_goal else NO_GOAL
-            found = searched(problem, [best], packed.step, packed.job.stream.seed, most_sequences, goal)
+            seed, patient = packed.job.stream.seed, packed.execution.plan_version < IMPATIENT_SINCE
+            found = searched(problem, [best], packed.step, seed, most_sequences, goal, patient=patient)
             yield Trial("search", found, spreads, (extra,))
         before.append(problem.in_flight)
 

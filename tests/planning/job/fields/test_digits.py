@@ -25,7 +25,7 @@ def test_limits_of_a_step_in_digits() -> None:
     job = make_job(stream={"global_batch": 4}, backbone=(2, 2))
     assert astuple(limits_of(job.spec.execution)) == LIMITS
     assert {version: astuple(limits) for version, limits in PLAN_LIMITS.items()} == dict.fromkeys(
-        (1, 2, 3, 4, 5), LIMITS
+        (1, 2, 3, 4, 5, 6), LIMITS
     )
     assert (SINGLE_STEP, MAX_INTEGER, MAX_BYTES_PER_NS) == (4, 9_007_199_254_740_991, 1_000_000)
     check_step(job.spec)
@@ -76,7 +76,7 @@ def test_a_job_that_leaves_all_out_has_these_defaults() -> None:
     }
     dataset = {k: v for k, v in stream["datasets"][0].items() if k not in ("name", "fingerprint")}
     assert dataset == {"weight": "1", "filter": "", "quarantine": "", "caption": None, "captions": None}
-    assert (execution["microbatch"], execution["plan_version"]) == (1, 5)
+    assert (execution["microbatch"], execution["plan_version"]) == (1, 6)
     backbone = job.spec.execution.backbone
     assert (backbone.dp, backbone.tp, backbone.pp, backbone.sp, backbone.padded) == (1, 1, 1, 1, False)
     assert (backbone.balance, backbone.packing, backbone.memory) == ("lpt", "balanced", None)

@@ -388,6 +388,7 @@ def one_rank(waves: int, budgets: Budgets | None = None) -> PlacementProblem:
 def test_numbers_that_the_search_is_bounded_by() -> None:
     found = search.SEARCH_OPERATIONS, search.RESERVED_OPERATIONS, search.FITTING_LOOKS
     assert found == (4_400, 800_000, 32)
+    assert (search.PATIENCE_PARTS, search.PATIENCE_SHARE) == (8, 1_024)
     assert (search.OPERATIONS_AT_ONCE, search.LOOKS_AT_ONCE) == (2_097_152, 16_384)
     problem = one_rank(3)
     start = placing.balanced(problem, BalancePolicy.NONE)
@@ -496,6 +497,28 @@ def test_a_search_ends_at_its_goal(seed: int) -> None:
     assert rows_of(found) == rows_of(of_slots(climb.slots.at)) != rows_of(best)
     assert 20 < trials < 100_000
     assert bound <= placing.makespan_ns(problem, best) <= placing.makespan_ns(problem, found) <= goal
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_search_without_patience_ends_where_it_gains_next_to_nothing(seed: int) -> None:
+    """Behind the first eighth of its budget that gains less than a part in 1,024."""
+    problem = one_stage(seed)
+    problem = replace(problem, own=problem.own // [[1], [100], [1]])  # as long as the encoder: there is much to gain
+    start = placing.balanced(problem, BalancePolicy.NONE)
+    budget = (4_400 * 64 * 3 // 2) // search._component_operations(problem)
+    climb = climb_of(in_slots(problem.shape, start), search._costs(problem))
+    go_on(climb, np.zeros(0, np.uint64), 1)
+    words, last, parts = draws(seed, Operator.PLAN_SEARCH, 0, 0, 7, 2 * budget), climb.makespan_ns, 0
+    while parts == 0 or last - climb.makespan_ns >= last // 1_024:
+        last, due = climb.makespan_ns, budget // 8
+        while due > 0:
+            simulated, used = go_on(climb, words[:1], due)
+            due, words = due - simulated, words[used:]
+        parts += 1
+    assert 1 < parts < 8
+    sooner, whole = (placing.searched(problem, [start], 7, seed, patient=patient) for patient in (False, True))
+    assert rows_of(sooner) == rows_of(of_slots(climb.slots.at)) != rows_of(whole)
+    assert placing.makespan_ns(problem, whole) <= placing.makespan_ns(problem, sooner)
 
 
 def test_a_search_without_a_goal_goes_on_at_the_bound() -> None:

@@ -27,6 +27,10 @@ comes that near in a sixth of its budget, where each part that is left costs as 
 NO_GOAL = -1
 """A search with it uses up its budget."""
 
+PATIENCE_PARTS, PATIENCE_SHARE = 8, 1_024
+"""A search without patience ends where one of so many parts of its budget made the slowest component faster by less
+than one part in so many. That saves up to half of the time of a plan of few stages, for 0.1 % of its makespan."""
+
 FITTING_LOOKS = 32
 """Exchanges that may be tried for each sequence to make a placement fit the memory."""
 
@@ -53,6 +57,8 @@ def searched(
     seed: int,
     most_sequences: int | None = None,
     goal: int = NO_GOAL,
+    *,
+    patient: bool = True,
 ) -> Placement:
     """Improve the best of some placements by bounded hill climbing on the slowest component.
 
@@ -66,6 +72,7 @@ def searched(
         seed: of the stream.
         most_sequences: that the budget is for, where memory divides what fewer sequences could hold; all by default.
         goal: nanoseconds, see `goal_ns`.
+        patient: whether it uses up its budget even where it gains next to nothing any more (`PATIENCE_PARTS`).
     """
     ends = len(problem.base) - 1
     count = problem.num_sequences if most_sequences is None else min(most_sequences, problem.num_sequences)
@@ -74,7 +81,8 @@ def searched(
     budget = allowed // _component_operations(problem)
     start = min(starts, key=lambda start: makespan_ns(problem, start)) if len(starts) > 1 else starts[0]
     best = in_slots(problem.shape, start)
-    _improve(problem, best, draws(seed, Operator.PLAN_SEARCH, 0, 0, step, 2 * budget), budget, goal)
+    words = draws(seed, Operator.PLAN_SEARCH, 0, 0, step, 2 * budget)
+    _improve(problem, best, words, budget, goal, None if patient else max(1, budget // PATIENCE_PARTS))
     return of_slots(best)
 
 
@@ -114,8 +122,13 @@ def fitted(problem: PlacementProblem, placement: Placement) -> tuple[Placement, 
     return of_slots(slots.at), int(shortfall.argmax()) if shortfall.any() else None
 
 
-def _improve(problem: PlacementProblem, slots: I64, words: U64, budget: int, goal: int = NO_GOAL) -> int:
-    """Improve `slots` in place with at most `budget` simulated components, or to the goal; the makespan that it had."""
+def _improve(
+    problem: PlacementProblem, slots: I64, words: U64, budget: int, goal: int = NO_GOAL, part: int | None = None
+) -> int:
+    """Improve `slots` in place with at most `budget` simulated components, or to the goal; the makespan that it had.
+
+    It ends early where one `part` of the budget, if given, gained too little.
+    """
     from dataserver.planning.kernels.pipeline import climb_of, go_on
 
     climb, at_once = climb_of(slots, _costs(problem)), max(1, OPERATIONS_AT_ONCE // _component_operations(problem))
@@ -124,10 +137,16 @@ def _improve(problem: PlacementProblem, slots: I64, words: U64, budget: int, goa
         yield_point()
         go_on(climb, words[:0], at_once)
     before, left = climb.makespan_ns, budget - problem.components
+    part = budget if part is None else part
+    last, due = before, left - part
     while left > 0 and len(words) and climb.makespan_ns > goal:
         yield_point()
-        simulated, used = go_on(climb, words[:words_at_once], min(left, at_once), goal)
+        simulated, used = go_on(climb, words[:words_at_once], min(left, at_once, left - due), goal)
         left, words = left - simulated, words[used:]
+        if left <= due:
+            if last - climb.makespan_ns < last // PATIENCE_SHARE:
+                break
+            last, due = climb.makespan_ns, left - part
     return before
 
 
