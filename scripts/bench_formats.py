@@ -27,7 +27,7 @@ from skimage import data as photographs
 from dataserver.dataset import Dataset, build_index, open_shards
 from dataserver.images import ImageShape, decode_patches
 from dataserver.planning.job.fields import Sizing
-from dataserver.planning.stream.sizing import patch_grid
+from dataserver.planning.stream.grids import patch_grid
 
 WRITERS: Final[Mapping[str, Mapping[str, Any]]] = {
     "as datasets writes": {"compression": "none", "use_dictionary": False, "data_page_size": 750_000},

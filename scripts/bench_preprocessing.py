@@ -29,7 +29,7 @@ from skimage import data as photographs
 from dataserver.dataset import Dataset, DatasetError
 from dataserver.images import ImageShape, decode_patches, silence_pillow_warnings, write_patches
 from dataserver.planning.job.fields import Quality, Sizing
-from dataserver.planning.stream.sizing import patch_grid
+from dataserver.planning.stream.grids import patch_grid
 
 Picture = tuple[bytes, ImageShape]
 

@@ -32,7 +32,7 @@ from dataserver.dataset.storage.clients import ObjectInfo
 from dataserver.dataset.storage.pieces import BlockKey, Piece
 from dataserver.images import ImageShape, decode_patches
 from dataserver.planning.job.fields import Sizing
-from dataserver.planning.stream.sizing import patch_grid
+from dataserver.planning.stream.grids import patch_grid
 from dataserver.serving.block_cache import needed_bytes
 
 WINDOW: Final = 8

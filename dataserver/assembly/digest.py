@@ -25,9 +25,12 @@ from dataserver.assembly.reference_images import (
 )
 from dataserver.assembly.tokens import ByteTokenizer
 from dataserver.images import ImageShape, decode_patches
-from dataserver.planning.job.fields import Quality, Sizing
+from dataserver.planning.job.fields import Quality, Resampling, Sizing
 
-SIZINGS: Final = tuple(Sizing.model_construct(patch=7, merge=2, max_patches=64, quality=quality) for quality in Quality)
+SIZINGS: Final = (
+    *(Sizing.model_construct(patch=7, merge=2, max_patches=64, quality=quality) for quality in Quality),
+    *(Sizing.model_construct(patch=7, merge=2, max_patches=64, resampling=resampling) for resampling in Resampling),
+)
 
 TEXTS: Final = ("", "a photo of 2 cats", "caf\u00e9 \u732b \U0001f408")
 

@@ -15,6 +15,7 @@ from dataserver.cli.throughput import READING, WARM_SAMPLES, Decoded, Made, Make
 from dataserver.dataset import Dataset, location, usable_cores
 from dataserver.images import silence_pillow_warnings
 
+MaybeFilter = Annotated[Literal["bilinear", "bicubic", "lanczos"] | None, tyro.conf.arg(help_behavior_hint="")]
 MAX_SAMPLES: Final = 100_000
 MAX_THREADS: Final = 1024
 MAX_RATE: Final = 10**9
@@ -30,6 +31,7 @@ def bench(
     threads: MaybeInt = None,
     max_patches: Annotated[int, tyro.conf.arg(help_behavior_hint="")] = 1024,
     quality: Annotated[Literal["fast", "exact"], tyro.conf.arg(help_behavior_hint="")] = "fast",
+    resampling: MaybeFilter = None,
 ) -> None:
     """Measure how many cores a rate of images needs on an indexed dataset, and what limits it.
 
@@ -44,13 +46,15 @@ def bench(
         threads: Threads of the second measurement; one for each core by default.
         max_patches: Largest number of patches of an image, as in the job's sizing; 1024 by default.
         quality: Quality of decoding, as in the job's sizing; fast by default.
+        resampling: Filter of Pillow, as in the job's sizing; the server's own bilinear one by default.
     """
     cores = usable_cores()
     threads = cores if threads is None else threads
     _check("--samples", samples, MAX_SAMPLES)
     _check("--threads", threads, MAX_THREADS)
     _check("--rate", 1 if rate is None else rate, MAX_RATE)
-    sizing = sizing_of(max_patches=max_patches, quality=quality)
+    filtered = {} if resampling is None else {"resampling": resampling}
+    sizing = sizing_of(max_patches=max_patches, quality=quality, **filtered)
     silence_pillow_warnings()
     path = location(path)
     dataset = Dataset.open(path, index_dir)

@@ -3,18 +3,19 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import tyro
 
 from dataserver.assembly import BYTES, load_tokenizer
-from dataserver.cli.arguments import MaybePath, sizing_of, tokenizer_files
+from dataserver.cli.arguments import MaybeInt, MaybePath, sizing_of, tokenizer_files
 from dataserver.cli.progress import progress_bar
 from dataserver.dataset import OWN, Dataset, compile_filter, location
 from dataserver.jobs import Rules, size_histogram, thinned
 from dataserver.outputs import require_writable, tells_on, write_output
 from dataserver.planning.stream.captions import Captions
 
+MaybeRule = Annotated[Literal["qwen", "naflex", "square", "crop"] | None, tyro.conf.arg(help_behavior_hint="")]
 EMPTY: Final = 1
 """Exit status where no sample is left."""
 
@@ -29,7 +30,11 @@ def sizes(
     caption: str = OWN,
     patch: int = 14,
     merge: int = 2,
-    max_patches: int = 1024,
+    max_patches: MaybeInt = None,
+    rule: MaybeRule = None,
+    min_pixels: MaybeInt = None,
+    max_pixels: MaybeInt = None,
+    side: MaybeInt = None,
 ) -> None:
     """Write how many samples of a dataset have which size, for `trainclient orchestrate --sizes`.
 
@@ -46,14 +51,21 @@ def sizes(
         caption: Named caption whose tokens count, as the job has it; `own` is the samples' own text.
         patch: Side of a patch in pixels, as in the job's sizing.
         merge: merge x merge patches become a token of the backbone.
-        max_patches: Most patches of an image; larger ones are scaled down.
+        max_patches: Most patches of an image, larger ones are scaled down; 1024 by default, or what the rule allows.
+        rule: Rule of the job's sizing, where it has one.
+        min_pixels: Fewest pixels of an image, with rule qwen.
+        max_pixels: Most pixels of an image, with rule qwen.
+        side: Side of every image in pixels, with rules square and crop.
     """
-    if min(patch, merge) < 1 or max_patches < merge**2:
+    if min(patch, merge) < 1 or (max_patches is not None and max_patches < merge**2):
         raise ValueError(
             f"--patch is {patch}, --merge {merge}, --max-patches {max_patches}; at least 1, 1 and merge^2 are required"
         )
     path = location(path)
-    sizing = sizing_of(patch=patch, merge=merge, max_patches=max_patches)
+    of_rule = {"rule": rule, "min_pixels": min_pixels, "max_pixels": max_pixels, "side": side}
+    filtered = None if side is None else "bicubic"  # some sides need a filter, and none changes a grid
+    given = {"patch": patch, "merge": merge, "max_patches": max_patches, **of_rule, "resampling": filtered}
+    sizing = sizing_of(**{name: value for name, value in given.items() if value is not None})
     named = tokenizer_files([tokenizer])
     digest = load_tokenizer(*next(iter(named.items()), (BYTES, None))).digest
     require_writable("--output", output)

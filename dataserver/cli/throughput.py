@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dataserver.dataset import Dataset, ImageRef
 from dataserver.images import ImageShape, decode_patches, sniff_format
 from dataserver.planning.job.fields import Sizing
-from dataserver.planning.stream.sizing import patch_grid
+from dataserver.planning.stream.grids import patch_grid
 
 READING: Final = "reading"
 WARM_SAMPLES: Final = 8

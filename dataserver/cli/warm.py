@@ -8,11 +8,12 @@ from typing import Any, Final
 import numpy as np
 
 from dataserver.cli.arguments import MaybePath
-from dataserver.planning.job.fields import SPECIAL_TOKENS
+from dataserver.planning.job.fields import SPECIAL_TOKENS, Sizing
 from dataserver.planning.job.identity import parse_job
 from dataserver.planning.kernels import cache
 from dataserver.planning.planner import plan_step
 from dataserver.planning.stream.gathering import pick_rows
+from dataserver.planning.stream.grids import patch_grids
 from dataserver.planning.stream.sizing import shard_table, size_samples
 
 _log = logging.getLogger(__name__)
@@ -25,6 +26,12 @@ _JOBS: Final[Sequence[tuple[dict[str, Any], dict[str, Any] | None]]] = (
     (_SMALL, _GROUPS),
 )
 """Jobs that need all kernels between them: fields of the backbone, and the layout."""
+
+_SIZINGS: Final[Sequence[dict[str, Any]]] = (
+    {"rule": "qwen", "min_pixels": 3136, "max_pixels": 3136},
+    {"rule": "naflex", "merge": 1},
+)
+"""Rules of sizing with kernels of their own."""
 
 
 def warm(cache_dir: MaybePath = None) -> None:
@@ -64,6 +71,9 @@ def warm_up() -> None:
     from dataserver.assembly import content_digest
 
     content_digest()
+    sides = np.array([1, 100])
+    for sizing in _SIZINGS:
+        patch_grids(sides, sides, Sizing.model_validate(sizing))
     for backbone, layout in _JOBS:
         _plan(backbone, layout)
 

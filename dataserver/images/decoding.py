@@ -14,6 +14,9 @@ The rules of content_version 2:
    Where the dataset accepts such images (`may_be_truncated`), a JPEG gets an end marker and a PNG rows of zeros, and
    Pillow decodes that. What lacks is grey: as libjpeg leaves it, and (128, 128, 128) in a PNG. A WebP stays invalid.
 
+Where the sizing has a `rule`, it says what an image is scaled to instead of 4., and which part of that is cut into
+patches. With `resampling` an image is turned upright before it is scaled, by that filter of Pillow.
+
 Where the job has `transforms`, an image is turned upright first, then transformed, then scaled.
 
 A format's fast decoder (`formats`) comes first. What it refuses, warns of, or does not know goes to Pillow, and what
@@ -32,6 +35,7 @@ from dataserver.images.errors import InvalidImageError
 from dataserver.images.formats import format_of
 from dataserver.images.limits import DECODER_BYTES_PER_PIXEL, MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
 from dataserver.images.patches import TRANSPOSED, U8, UPRIGHT, PixelOffsets, pixel_offsets, write_patches
+from dataserver.images.resampling import target_of, write_resampled
 from dataserver.images.transforms import DrawnTransform, enlarged, transform
 from dataserver.images.truncation import Size
 from dataserver.planning.job.fields import Quality, Sizing
@@ -117,7 +121,8 @@ def decode_patches(
     """
     _check_target(shape, sizing, out)
     size = _as_stored(shape.width, shape.height, shape.orientation)
-    goal = _as_stored(shape.columns * sizing.patch, shape.rows * sizing.patch, shape.orientation)
+    target = target_of((shape.width, shape.height), shape.rows, shape.columns, sizing)
+    goal = _as_stored(target.width, target.height, shape.orientation)
     try:
         wanted = enlarged(goal, drawn) if sizing.quality is Quality.FAST else size
         pixels = _decode(data, size, wanted, shape.may_be_truncated)[0]
@@ -134,6 +139,12 @@ def decode_patches(
 
 def _write_scaled(pixels: U8, size: tuple[int, int], shape: ImageShape, sizing: Sizing, out: U8) -> None:
     """Scale pixels, which are an image of `size` at one of its scales, and cut them."""
+    if sizing.resampling is not None:
+        upright = UPRIGHT[shape.orientation](pixels)
+        whole = _as_stored(*size, shape.orientation)
+        target = target_of(whole, shape.rows, shape.columns, sizing)
+        write_resampled(upright, whole, target, (shape.rows, shape.columns), sizing, out)
+        return
     if pixels.shape[1::-1] == _as_stored(shape.columns * sizing.patch, shape.rows * sizing.patch, shape.orientation):
         write_patches(UPRIGHT[shape.orientation](pixels), sizing, out)
     else:

@@ -8,8 +8,8 @@ import numpy as np
 
 from dataserver.dataset import Dataset, compile_filter
 from dataserver.jobs.shard_statistics import Rules, columns_of, rows_left
+from dataserver.planning.stream.grids import patch_grids
 from dataserver.planning.stream.samples import row_sums
-from dataserver.planning.stream.sizing import patch_grids
 
 TEXT_BITS: Final = 5
 """Texts are counted with those whose tokens agree in so many leading binary digits, so within some percent."""

@@ -57,10 +57,12 @@ class Rules:
     """Whether a sample counts with the longest of its captions, not with their mean, where it draws one."""
 
     def key(self) -> list[Any]:
-        """What tells rules apart; the quality of decoding changes no size."""
+        """What tells rules apart; how pixels are decoded and scaled changes no size."""
         grid = [self.sizing.patch, self.sizing.merge, self.sizing.max_patches]
         key = [self.tokenizer_digest, *grid, self.filter, self.quarantine.digest if self.quarantine else ""]
-        return key if self.captions == OWN_CAPTION else [*key, self.captions.key(), self.longest]
+        if self.captions != OWN_CAPTION:
+            key += [self.captions.key(), self.longest]
+        return key if self.sizing.rule is None else [*key, self.sizing.of_rule()]
 
 
 def compute_statistics(

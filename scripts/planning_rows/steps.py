@@ -18,8 +18,9 @@ from dataserver.planning.job.fields import SPECIAL_TOKENS
 from dataserver.planning.job.identity import Job, parse_job
 from dataserver.planning.layouts.pipelined.planner import bound_ns
 from dataserver.planning.planner import ablation, plan_step, timeline
+from dataserver.planning.stream.grids import patch_grids
 from dataserver.planning.stream.samples import StepSamples, Task
-from dataserver.planning.stream.sizing import draw_tasks, patch_grids
+from dataserver.planning.stream.sizing import draw_tasks
 
 SEQ_LEN = 8192
 Sizes = tuple[np.ndarray, np.ndarray, np.ndarray]

@@ -16,7 +16,7 @@ from dataserver.assembly.digest import SIZINGS, built_in_images
 from dataserver.dataset import Dataset, build_index
 from dataserver.images import ImageShape, decode_patches
 from dataserver.planning.job.fields import Sizing
-from dataserver.planning.stream.sizing import patch_grid
+from dataserver.planning.stream.grids import patch_grid
 
 
 def test_the_images_of_the_digest_are_the_same_in_every_release() -> None:

@@ -1,9 +1,10 @@
 """Views of real shards: layout, bytes, validity, determinism."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import ClassVar, cast
 
 import numpy as np
@@ -77,7 +78,12 @@ class Run:
         return prepared
 
 
-def open_run(folders: list[Path], steps: int = 2, ratio: str = "0.5") -> Run:
+SIZING = {"patch": 7, "merge": 2, "max_patches": 64}
+
+
+def open_run(
+    folders: list[Path], steps: int = 2, ratio: str = "0.5", sizing: Mapping[str, int | str] = MappingProxyType(SIZING)
+) -> Run:
     for folder in folders:
         build_index(folder, workers=1)
         count_tokens(folder, TOKENIZER)
@@ -87,7 +93,7 @@ def open_run(folders: list[Path], steps: int = 2, ratio: str = "0.5") -> Run:
             "stream": {
                 "datasets": [{"name": f"d{i}", "fingerprint": d.fingerprint} for i, d in enumerate(datasets)],
                 "tokenizer": tokenizer_spec(TOKENIZER).model_dump(),
-                "sizing": {"patch": 7, "merge": 2, "max_patches": 64},
+                "sizing": dict(sizing),
                 "seq_len": 512,
                 "global_batch": 8,
                 "generation": {"ratio": ratio, "query_tokens": 4},

@@ -12,7 +12,7 @@ from dataserver.cli.bench import RATES, cores_for, limiting_stage
 from dataserver.cli.throughput import Decoded, Made, Maker, sampled
 from dataserver.dataset import Dataset, usable_cores
 from dataserver.planning.job.fields import Sizing
-from dataserver.planning.stream.sizing import patch_grid
+from dataserver.planning.stream.grids import patch_grid
 
 SIZING = Sizing(max_patches=64)
 

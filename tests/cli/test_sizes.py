@@ -18,16 +18,18 @@ from dataserver.dataset.quarantine import Quarantine
 from dataserver.jobs.histogram import _leading, thinned
 from dataserver.outputs import OutputError
 from dataserver.planning.job.fields import Sizing
-from dataserver.planning.stream.sizing import patch_grid
+from dataserver.planning.stream.grids import patch_grid
 from trainclient.orchestrate.workload import Stream, read_sizes, workload
 
 
-def test_every_sample_is_counted_with_its_size(tmp_path: Path) -> None:
+@pytest.mark.parametrize("of_rule", [{"max_patches": 64}, {"rule": "qwen", "min_pixels": 4096, "max_pixels": 16384}])
+def test_every_sample_is_counted_with_its_size(of_rule: dict[str, int | str], tmp_path: Path) -> None:
     folder, file = write_pairs(tmp_path / "d", 30, 8), tmp_path / "sizes.json"
     assert run("index", folder).returncode == 0
-    done = run("sizes", folder, "--output", file, "--patch", 16, "--max-patches", 64)
+    flags = [part for name, value in of_rule.items() for part in (f"--{name.replace('_', '-')}", value)]
+    done = run("sizes", folder, "--output", file, "--patch", 16, *flags)
     assert done.returncode == 0, done.stderr
-    sizing, wanted = Sizing(patch=16, merge=2, max_patches=64), Counter[tuple[int, int]]()
+    sizing, wanted = Sizing.model_validate({"patch": 16, "merge": 2, **of_rule}), Counter[tuple[int, int]]()
     digest = load_tokenizer("bytes").digest
     for shard in Dataset.open(folder).shards:
         sizes, tokens = shard.sizes(), shard.token_counts(digest)
@@ -91,6 +93,7 @@ def test_what_cannot_be_counted_is_refused(tmp_path: Path) -> None:
     assert "dataserver index" in refused("sizes", folder, "--output", tmp_path / "x")
     line = refused("sizes", folder, "--output", tmp_path / "x", "--patch", 300)
     assert line == "dataserver: patch: found 300; it should be less than or equal to 256"
+    assert "no min_pixels and no max_pixels" in refused("sizes", folder, "--output", tmp_path / "x", "--rule", "qwen")
     assert run("index", folder).returncode == 0
     path = tmp_path / "nowhere" / "x"
     said = f"dataserver: --output {path} cannot be written (No such file or directory); name a file in a folder that"

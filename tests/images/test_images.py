@@ -16,7 +16,7 @@ from skimage import data as photographs
 
 from dataserver.images import ImageShape, decode_patches, silence_pillow_warnings, write_patches
 from dataserver.planning.job.fields import Sizing
-from dataserver.planning.stream.sizing import patch_grid
+from dataserver.planning.stream.grids import patch_grid
 
 SIZING = Sizing(patch=4, merge=2, max_patches=64)
 SAME_SIZE = ImageShape(width=24, height=16, orientation=1, rows=4, columns=6)

@@ -127,8 +127,9 @@ def _usage(saved: TrainerState) -> Usage | None:
         stream = Stream.model_validate_json(saved.cursor["stream"])
     except (KeyError, ValueError):
         return None
-    tokenizer = stream.tokenizer
-    return Usage(tokenizer.bos, tokenizer.eos, stream.seq_len, stream.sizing.max_patches)
+    tokenizer, sizing = stream.tokenizer, stream.sizing
+    named = sizing if sizing.rule else None
+    return Usage(tokenizer.bos, tokenizer.eos, stream.seq_len, sizing.max_patches, named)
 
 
 def _adapters(described: Mapping[str, Any]) -> LowRank | None:

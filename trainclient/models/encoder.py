@@ -11,7 +11,7 @@ from trainclient.models.attention import Segments
 from trainclient.models.layers import ACTIVATIONS, GatedMlp, Mlp, SelfAttention, require_heads, run_block
 from trainclient.models.learned_positions import SCALINGS, learned_positions
 from trainclient.models.norms import RmsNorm
-from trainclient.models.patches import PIXELS, normalise, patch_positions
+from trainclient.models.patches import normalise, patch_positions, pixel_statistics
 from trainclient.models.projectors import PROJECTORS, NormedMerger, PatchEmbed, projector
 from trainclient.models.rotary import Rotation
 from trainclient.models.windows import window_order
@@ -42,7 +42,8 @@ class EncoderConfig:
     patch_bias: bool = True
     """Whether the embedding of patches has a bias."""
     pixels: str = "half"
-    """How pixels are normalised: half (to [-1, 1]) or clip."""
+    """How pixels are normalised: half (to [-1, 1]), clip or imagenet; or mean and deviation of each channel, such as
+    `0.1 0.2 0.3 / 0.4 0.5 0.6`."""
     position_grid: int = 0
     """Side of a learned grid of positions, which is interpolated for images of other grids; 0: rotary positions."""
     class_token: bool = False
@@ -68,7 +69,8 @@ class EncoderConfig:
 
     def __post_init__(self) -> None:
         require_heads("an encoder", self.width, self.heads, self.heads, axes=2)
-        choices = (("activation", ACTIVATIONS), ("pixels", PIXELS), ("position_scaling", SCALINGS))
+        pixel_statistics(self.pixels)
+        choices = (("activation", ACTIVATIONS), ("position_scaling", SCALINGS))
         for name, known in (*choices, ("projector", PROJECTORS)):
             if getattr(self, name) not in known and getattr(self, name) is not None:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; one of {', '.join(known)} is required")

@@ -5,7 +5,7 @@ merge-block-major: blocks of merge x merge patches row by row over the image, an
 merge^2 consecutive rows are one backbone token (Qwen2-VL, arXiv 2409.12191, section 2.1).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -22,9 +22,43 @@ PIXELS: Final[Mapping[str, tuple[tuple[float, float, float], tuple[float, float,
     {
         "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
         "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
+        "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     }
 )
 """Mean and standard deviation of each channel, of pixels in [0, 1], by the name of the normalisation."""
+_MOST: Final = 1e3
+"""Largest mean and deviation: those of pixels in [0, 1] are below 1, and a processor may scale pixels otherwise."""
+
+
+def pixel_statistics(pixels: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel.
+
+    Args:
+        pixels: a name in `PIXELS`, or three means and three deviations, such as `0.1 0.2 0.3 / 0.4 0.5 0.6`.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if pixels in PIXELS:
+        return PIXELS[pixels]
+    try:
+        mean, std = (tuple(float(value) for value in values.split()) for values in pixels.split("/"))
+    except ValueError:
+        mean, std = (), ()
+    if not (
+        len(mean) == len(std) == 3 and all(-_MOST <= m <= _MOST for m in mean) and all(0 < s <= _MOST for s in std)
+    ):
+        raise ValueError(
+            f"pixels is {pixels!r:.100}; one of {', '.join(PIXELS)} is required, or three means and three positive "
+            f"deviations of at most {_MOST:g} such as '0.1 0.2 0.3 / 0.4 0.5 0.6'"
+        )
+    return mean, std
+
+
+def pixels_named(mean: Sequence[float], std: Sequence[float]) -> str:
+    """The inverse of `pixel_statistics`."""
+    known = next((name for name, values in PIXELS.items() if values == (tuple(mean), tuple(std))), None)
+    return known or " / ".join(" ".join(repr(float(value)) for value in values) for values in (mean, std))
 
 
 def patch_positions(grid: Tensor, segments: Segments, merge: int, device: torch.device) -> Tensor:
@@ -59,13 +93,13 @@ def patch_positions(grid: Tensor, segments: Segments, merge: int, device: torch.
 
 
 def normalise(patches: Tensor, patch: int, dtype: torch.dtype, pixels: str = "half") -> Tensor:
-    """Pixels as numbers: in [-1, 1], or with the mean and deviation of the pictures that CLIP was trained on.
+    """Pixels as numbers: in [-1, 1], or with the mean and deviation of other pictures.
 
     Args:
         patches: uint8 [P, patch * patch * 3].
         patch: side of a patch in pixels.
         dtype: floating dtype of the result.
-        pixels: name of the normalisation.
+        pixels: name of the normalisation, or its numbers.
 
     Raises:
         ValueError: another dtype or row length.
@@ -74,7 +108,7 @@ def normalise(patches: Tensor, patch: int, dtype: torch.dtype, pixels: str = "ha
         raise ValueError(f"patches have dtype {patches.dtype}; uint8 is required (the module normalises them)")
     require_shape("patches", patches, -1, patch * patch * 3)
     colours = patches.to(dtype).view(len(patches), patch * patch, 3).unbind(2)
-    known = zip(colours, *PIXELS[pixels], strict=True)
+    known = zip(colours, *pixel_statistics(pixels), strict=True)
     return torch.stack([values / (255 * std) - mean / std for values, mean, std in known], dim=2).flatten(1)
 
 

@@ -18,7 +18,7 @@ from trainclient.models.parameters import initialise
 from trainclient.modules import Site, Sizes, TrainedModule, family_of, own
 from trainclient.topology.process_grid import Chunk, GridProcess
 from trainclient.training.config import NOT_SIZES, BackboneModel, ConfigError, ImageModuleModel, Sharding, TrainConfig
-from trainclient.training.pretrained import load_pretrained_into, pretrained_sizes
+from trainclient.training.pretrained import load_pretrained_into, pretrained_sizes, sizing_note
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +151,12 @@ class Models:
         if module.frozen:
             made.network.requires_grad_(requires_grad=False)
         return site, made
+
+
+def sizing_notes(config: TrainConfig, job: JobSpec) -> list[str]:
+    """What to change in a job's sizing for the images that its checkpoints were trained on, a line each."""
+    named = ((module, _weights(config, module)) for module in job.execution.modules)
+    return [note for m, folder in named if folder is not None and (note := sizing_note(folder, job, m)) is not None]
 
 
 def _plain(value: Any) -> Any:

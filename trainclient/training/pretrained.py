@@ -9,7 +9,8 @@ from torch import nn
 
 from dataserver.planning.job.fields import ModuleSpec
 from dataserver.planning.job.spec import JobSpec
-from trainclient.models.hf import load_into, load_pretrained
+from trainclient.models.encoder import EncoderConfig
+from trainclient.models.hf import load_into, load_pretrained, require_same_rule
 from trainclient.modules import WHAT, Sizes, family_of
 from trainclient.training.config import ConfigError
 
@@ -34,12 +35,24 @@ def pretrained_sizes(folder: Path, job: JobSpec, module: ModuleSpec, width: int,
         raise ConfigError(
             f"the weights {folder} are those of {what}; module {module.name} is of kind {module.kind}{of}"
         )
+    sizing_note(folder, job, module)
     if positions is not None:
         found = _lengthened(found, positions, folder, module)
     try:
         return beginning.sizes(found, job, width)
     except ValueError as error:
         raise ConfigError(f"the weights {folder} of module {module.name} {error}") from None
+
+
+def sizing_note(folder: Path, job: JobSpec, module: ModuleSpec) -> str | None:
+    """What would give a module the images that its checkpoint was trained on, in words; None where it has them, and
+    for modules that read no images.
+
+    Raises:
+        ValueError: the job names another rule than the checkpoint's image processor.
+    """
+    beginning = family_of(module).begins_as
+    return require_same_rule(folder, job.stream.sizing) if beginning and beginning.source is EncoderConfig else None
 
 
 def _lengthened(found: Any, positions: int, folder: Path, module: ModuleSpec) -> Any:

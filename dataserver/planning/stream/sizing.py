@@ -1,4 +1,4 @@
-"""Sizes from metadata: patch grids, nominal tokens, tasks, truncation. All in integers.
+"""Sizes from metadata: nominal tokens, tasks, truncation. All in integers.
 
 Layout of a sample in the backbone (content_version 2):
 
@@ -14,7 +14,8 @@ from fractions import Fraction
 import numpy as np
 
 from dataserver.planning import I32, I64, U64, Bool
-from dataserver.planning.job.fields import Sizing, Stream
+from dataserver.planning.job.fields import Stream
+from dataserver.planning.stream.grids import patch_grids
 from dataserver.planning.stream.randomness import Operator, dataset_key, draw
 from dataserver.planning.stream.samples import SampleSizes, ShardTable, StepSamples, Task
 
@@ -32,32 +33,6 @@ class MicrobatchTooLargeError(ValueError):
 
 class SampleTooLargeError(ValueError):
     """A sample that cannot fit a sequence even without its text, or a module's memory."""
-
-
-def patch_grid(width: int, height: int, sizing: Sizing) -> tuple[int, int]:
-    """Rows and columns of an image's patch grid.
-
-    The image is never enlarged beyond rounding to whole merge blocks; one with more than `max_patches` is scaled down
-    with its aspect kept.
-
-    Args:
-        width: upright width in pixels, positive.
-        height: upright height in pixels, positive.
-        sizing: patch, merge and bound.
-
-    Returns:
-        (rows, columns) in patches, both positive multiples of `merge`, rows * columns <= max_patches.
-    """
-    rows, columns = patch_grids(np.array([width]), np.array([height]), sizing)
-    return int(rows[0]), int(columns[0])
-
-
-def patch_grids(widths: I32 | I64, heights: I32 | I64, sizing: Sizing) -> tuple[I32, I32]:
-    """`patch_grid` of many images: int32 [m] and int32 [m]. Sides up to 2^31 - 1 overflow nowhere."""
-    from dataserver.planning.kernels.sized import grids
-
-    rows, columns = grids(widths, heights, sizing.patch * sizing.merge, sizing.max_patches // sizing.merge**2)
-    return rows * np.int32(sizing.merge), columns * np.int32(sizing.merge)
 
 
 def shard_table(

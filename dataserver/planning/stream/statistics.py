@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from dataserver.planning import I64, Bool
 from dataserver.planning.job.fields import Sizing, Stream
 from dataserver.planning.stream.gathering import ShardColumns
+from dataserver.planning.stream.grids import patch_grids
 from dataserver.planning.stream.samples import ranges, row_sums
 from dataserver.planning.stream.sizing import (
     GENERATION_EXTRA,
@@ -28,7 +29,6 @@ from dataserver.planning.stream.sizing import (
     generation_share,
     mixed_tokens,
     pair_tasks,
-    patch_grids,
 )
 
 T = TypeVar("T", bound=np.generic)

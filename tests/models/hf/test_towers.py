@@ -23,7 +23,7 @@ from models.hf.tiny import (
 
 from trainclient.models.encoder import EncoderConfig, ImageEncoder
 from trainclient.models.hf import PretrainedError, Usage, export_pretrained, load_pretrained
-from trainclient.models.patches import PIXELS
+from trainclient.models.patches import PIXELS, normalise
 
 SQUARES = [name for name in TOWERS if not name.startswith("qwen2-vl")]
 PATCH = 4
@@ -188,8 +188,39 @@ def test_pixels_are_normalised_as_the_processor_says(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "back" / "preprocessor_config.json").read_text())
     assert written["image_mean"] == clip["image_mean"]
     assert written["size"] == {"height": 24, "width": 24}
-    (folder / "preprocessor_config.json").write_text(json.dumps(clip | {"image_mean": [0.4, 0.4, 0.4]}))
-    with pytest.raises(PretrainedError, match=r"preprocessor_config.json: image_mean is \[0.4, 0.4, 0.4\]"):
+
+
+def test_any_mean_and_deviation_comes_in_and_goes_back(tmp_path: Path) -> None:
+    folder = save(make_tower("siglip"), tmp_path / "c")
+    other = {"image_mean": [0.1, 0.25, -0.3], "image_std": [0.4, 1, 1e-3]}
+    (folder / "preprocessor_config.json").write_text(json.dumps(other))
+    found = load_pretrained(folder)
+    assert found.config.pixels == "0.1 0.25 -0.3 / 0.4 1.0 0.001"
+    export_pretrained(tmp_path / "back", found.config, found.state, base=folder)
+    assert json.loads((tmp_path / "back" / "preprocessor_config.json").read_text()) == other
+    patches = torch.tensor([[0, 128, 255] * 4], dtype=torch.uint8)
+    wanted = [
+        (value / 255 - m) / s
+        for value, m, s in zip((0, 128, 255), other["image_mean"], other["image_std"], strict=True)
+    ] * 4
+    torch.testing.assert_close(normalise(patches, 2, torch.float64, found.config.pixels)[0].tolist(), wanted)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"image_mean": [0.4, 0.4]}, r"preprocessor_config.json: image_mean is \[0.4, 0.4\]; a list of three numbers"),
+        ({"image_std": None}, "image_std is None; a list of three numbers"),
+        ({"image_mean": [0.4, True, 0.4]}, "image_mean is .* a list of three numbers"),
+        ({"image_std": [0.4, 0, 0.4]}, r"image_std is .* one of half, clip, imagenet is required, or three means"),
+        ({"image_std": [0.4, 1e999, 0.4]}, "image_std is .* at most 1000"),
+    ],
+)
+def test_mean_and_deviation_that_are_none(changes: dict[str, object], message: str, tmp_path: Path) -> None:
+    folder = save(make_tower("siglip"), tmp_path / "c")
+    known = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    (folder / "preprocessor_config.json").write_text(json.dumps(known | changes))
+    with pytest.raises(PretrainedError, match=message):
         load_pretrained(folder)
 
 

@@ -201,6 +201,10 @@ def base_jobs() -> list[dict[str, Any]]:
     transforms = [{"kind": "horizontal_flip"}, {"kind": "random_resized_crop"}]
     colocated = job_data(stream={"transforms": transforms}, execution={"layout": {"kind": "colocated"}})
     colocated["execution"]["modules"][0] |= {"memory": {**MEMORY, "step_bytes": 2 * MEMORY["budget_bytes"]}}
+    plain["stream"]["sizing"] = {"rule": "qwen", "min_pixels": 3136, "max_pixels": 1003520}
+    fixed = {"side": 60, "resampling": "bicubic"}
+    chunks["stream"]["sizing"] = {"rule": "square", **fixed}
+    grouped["stream"]["sizing"] = {"rule": "crop", "shortest_edge": 64, **fixed}
     return [plain, whole, chunks, grouped, contrastive, colocated]
 
 

@@ -8,6 +8,7 @@ from builders.jobs import dataset, make_job
 from builders.samples import SyntheticDatasets, make_table
 
 from dataserver.planning.job.identity import Job
+from dataserver.planning.stream.grids import patch_grid
 from dataserver.planning.stream.order import DatasetEmptyError, Span, StepOutOfRangeError, StreamOrder
 from dataserver.planning.stream.packing import MAX_SEQ_LEN, balanced, best_fit_decreasing, number_by_first
 from dataserver.planning.stream.samples import ShardTable, Task
@@ -18,7 +19,6 @@ from dataserver.planning.stream.sizing import (
     may_be_generated,
     may_be_understood,
     most_tokens,
-    patch_grid,
     shard_table,
     size_samples,
 )

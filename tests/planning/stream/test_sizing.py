@@ -9,13 +9,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dataserver.planning.job.fields import Sizing
+from dataserver.planning.stream.grids import patch_grid, patch_grids
 from dataserver.planning.stream.samples import Task
 from dataserver.planning.stream.sizing import (
     SampleTooLargeError,
     concatenate,
     draw_tasks,
-    patch_grid,
-    patch_grids,
     shard_table,
     size_samples,
 )

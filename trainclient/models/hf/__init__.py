@@ -4,6 +4,7 @@ from trainclient.models.hf.adapters import export_adapter
 from trainclient.models.hf.exporting import Usage, export_pretrained
 from trainclient.models.hf.files import PretrainedError
 from trainclient.models.hf.folder import Pretrained, load_into, load_pretrained
+from trainclient.models.hf.processors import require_same_rule
 from trainclient.models.hf.whole_export import TrainedPart, export_whole
 
 __all__ = [
@@ -16,4 +17,5 @@ __all__ = [
     "export_whole",
     "load_into",
     "load_pretrained",
+    "require_same_rule",
 ]

@@ -14,12 +14,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dataserver.outputs import OutputError, whole_folder, writing
+from dataserver.planning.job.fields import Sizing
 from trainclient.models.hf.damaged_files import is_pointer
 from trainclient.models.hf.files import INDEX, MAX_CONFIG_BYTES, WEIGHTS, PretrainedError, read_json
-from trainclient.models.hf.folder import CONFIG, PREPROCESSOR, described
+from trainclient.models.hf.folder import CONFIG, described
 from trainclient.models.hf.mapping import Alone, Family, Sizes, spelled
+from trainclient.models.hf.processors import PREPROCESSOR, processor_of
 from trainclient.models.hf.registry import family_of
-from trainclient.models.patches import PIXELS
+from trainclient.models.patches import pixel_statistics
 
 GENERATION: Final = "generation_config.json"
 COMPANIONS: Final = (
@@ -52,6 +54,8 @@ class Usage:
     """Tokens of the longest sequence."""
     max_patches: int
     """Most patches of an image."""
+    sizing: Sizing | None = None
+    """How images are sized, where a rule says so."""
 
 
 def export_pretrained(
@@ -180,7 +184,9 @@ def _exported_preprocessor(family: Family[Any], config: Any, base: Path | None, 
         scaling = {"do_convert_rgb": True, "do_resize": True, "resample": BILINEAR}
         values = {"do_normalize": True, "do_rescale": True, "rescale_factor": 1 / 255}
         found = scaling | values | processor(config, None if usage is None else usage.max_patches)
-    mean, std = PIXELS[config.pixels]
+        if usage is not None and usage.sizing is not None:
+            found |= processor_of(usage.sizing, found["image_processor_type"] == "Qwen2VLImageProcessor")
+    mean, std = pixel_statistics(config.pixels)
     return {**found, "image_mean": [*mean], "image_std": [*std]}
 
 

@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from trainclient.models.hf.fields import Fields
 from trainclient.models.hf.files import MAX_CONFIG_BYTES, PretrainedError, TensorFiles, read_json
 from trainclient.models.hf.mapping import Family, Sizes, spelled, unspelled
+from trainclient.models.hf.processors import processor_fields
 from trainclient.models.hf.registry import families_of
-from trainclient.models.patches import PIXELS
+from trainclient.models.patches import pixel_statistics, pixels_named
 
 CONFIG: Final = "config.json"
-PREPROCESSOR: Final = "preprocessor_config.json"
-PROCESSOR: Final = "processor_config.json"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,19 +175,23 @@ def _parameters(
 
 def _pixels(folder: Path, default: str) -> str:
     """How the processor of a checkpoint normalises pixels."""
-    path = folder / PREPROCESSOR
-    if path.is_file():
-        data = read_json(path, MAX_CONFIG_BYTES)
-    elif (path := folder / PROCESSOR).is_file():
-        data = {**Fields(read_json(path, MAX_CONFIG_BYTES), str(path)).within("image_processor").data}
-    else:
+    fields = processor_fields(folder)
+    if fields is None:
         return default
-    mean, std = data.get("image_mean"), data.get("image_std")
-    if mean is None and std is None:
+    if not fields.has("image_mean") and not fields.has("image_std"):
         return default
-    for name, known in PIXELS.items():
-        if ([*known[0]], [*known[1]]) == (mean, std):
-            return name
-    raise PretrainedError(
-        f"{path}: image_mean is {mean!r:.100} and image_std {std!r:.100}; one of {PIXELS} is required"
-    )
+    found = pixels_named(_numbers(fields, "image_mean"), _numbers(fields, "image_std"))
+    try:
+        pixel_statistics(found)
+    except ValueError as error:
+        raise fields.refusal("image_std", str(error)) from None
+    return found
+
+
+def _numbers(fields: Fields, name: str) -> list[float]:
+    """The number of each channel."""
+    values = fields.data.get(name)
+    numbers = values if isinstance(values, list) and len(values) == 3 else []
+    if not numbers or any(isinstance(value, bool) or not isinstance(value, int | float) for value in numbers):
+        raise fields.refusal(name, "a list of three numbers is required, beside the other of image_mean, image_std")
+    return numbers

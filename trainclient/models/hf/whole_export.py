@@ -20,8 +20,9 @@ from trainclient.models.hf.files import (
     TensorFiles,
     read_json,
 )
-from trainclient.models.hf.folder import CONFIG, EMBEDDING, HEAD, PREPROCESSOR, PROCESSOR, part_of, stored_names
+from trainclient.models.hf.folder import CONFIG, EMBEDDING, HEAD, part_of, stored_names
 from trainclient.models.hf.mapping import Entry, Family, Sizes
+from trainclient.models.hf.processors import PREPROCESSOR, PROCESSOR
 from trainclient.models.hf.registry import families_of
 
 PROCESSORS: Final = (PREPROCESSOR, PROCESSOR, "video_preprocessor_config.json", "chat_template.json")

@@ -33,13 +33,12 @@ from dataserver.planning.job.fields.layout import (
 from dataserver.planning.job.fields.modules import BalancePolicy, Memory, ModuleSpec, PackingPolicy, beside_sequences
 from dataserver.planning.job.fields.plan_limits import PLAN_LIMITS, REMEDIES, SINGLE_STEP, Extreme, PlanLimits
 from dataserver.planning.job.fields.problems import describe, required
+from dataserver.planning.job.fields.sizing import MAX_ASPECT, Quality, Resampling, Sizing, SizingRule
 from dataserver.planning.job.fields.stream import (
     SPECIAL_TOKENS,
     SUPPORTED_CONTENT_VERSIONS,
     SUPPORTED_ORDER_VERSIONS,
     DatasetSpec,
-    Quality,
-    Sizing,
     Stream,
     TokenizerSpec,
 )
@@ -61,6 +60,7 @@ from dataserver.planning.job.fields.values import (
 __all__ = [
     "DEFAULT_COSTS",
     "FILLED_IN",
+    "MAX_ASPECT",
     "MAX_INTEGER",
     "MAX_TEXT_BYTES",
     "MODELS",
@@ -98,8 +98,10 @@ __all__ = [
     "Positive",
     "Quality",
     "RandomResizedCrop",
+    "Resampling",
     "Schedule",
     "Sizing",
+    "SizingRule",
     "SpecModel",
     "Stream",
     "TextError",

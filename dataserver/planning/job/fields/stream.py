@@ -1,11 +1,11 @@
 """Which samples each step holds, and what they look like."""
 
-from enum import StrEnum
 from fractions import Fraction
 from typing import Annotated, Final, Self
 
 from pydantic import Field, model_validator
 
+from dataserver.planning.job.fields.sizing import Sizing
 from dataserver.planning.job.fields.transforms import Transforms
 from dataserver.planning.job.fields.values import (
     DecimalString,
@@ -106,36 +106,6 @@ class TokenizerSpec(SpecModel):
 
 SPECIAL_TOKENS: Final = ("bos", "eos", "boi", "eoi", "image", "query")
 """Fields of a tokenizer that name a token's id; by default the ids behind the vocabulary, in this order."""
-
-
-class Quality(StrEnum):
-    """How an image is decoded before it is scaled to its patch grid."""
-
-    FAST = "fast"
-    """A JPEG at the smallest of the scales 1/1 to 1/8 that covers the grid, which its decoder has at less cost."""
-    EXACT = "exact"
-    """The image is decoded whole."""
-
-
-class Sizing(SpecModel):
-    """How an image becomes a patch grid."""
-
-    patch: Annotated[int, Field(ge=1, le=256)] = 14
-    """Side of a square patch in pixels."""
-    merge: Annotated[int, Field(ge=1, le=16)] = 2
-    """merge x merge patches become one backbone token; grids are multiples of it in both directions."""
-    max_patches: Annotated[int, Field(ge=1, le=2**20)] = 1024
-    """Upper bound of the patches of one image; larger images are scaled down, aspect kept."""
-    quality: Quality = Quality.FAST
-    """How much of an image is decoded before it is scaled; see content_version."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.max_patches < self.merge**2:
-            raise ValueError(
-                f"max_patches is {self.max_patches}; at least merge^2 = {self.merge**2} are required for one token"
-            )
-        return self
 
 
 class Packing(SpecModel):

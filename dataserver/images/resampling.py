@@ -1,0 +1,85 @@
+"""Pixels scaled by Pillow's own filters, as image processors of released models do.
+
+Pillow computes weights in doubles and pixels in integers of 22 bits. Where the whole image is scaled, pixels are those
+of `Image.resize` to the bit. Where a part is cut out of the scaled image, only that part is computed, and pixels are
+off by one where a rounding falls the other way.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from dataserver.images.patches import U8, write_patches
+from dataserver.images.truncation import Size
+from dataserver.planning.job.fields import Resampling, Sizing, SizingRule
+
+_FILTERS: Final[Mapping[Resampling, int]] = MappingProxyType(
+    {Resampling.BILINEAR: 2, Resampling.BICUBIC: 3, Resampling.LANCZOS: 1}
+)
+"""Numbers of filters in Pillow, which configurations of image processors have as well."""
+
+
+class Target(NamedTuple):
+    """The size that an upright image is scaled to, and where the part of it lies that is cut into patches."""
+
+    width: int
+    height: int
+    left: int = 0
+    top: int = 0
+
+
+def target_of(size: Size, rows: int, columns: int, sizing: Sizing) -> Target:
+    """What an upright image of some size (width, height) is scaled to, for a grid of so many patches.
+
+    Args:
+        size: of the image.
+        rows, columns: the grid that a plan gives the image.
+        sizing: the rule, with its pixels.
+    """
+    if sizing.side is None:
+        return Target(columns * sizing.patch, rows * sizing.patch)
+    if sizing.rule is SizingRule.SQUARE:
+        return Target(sizing.side, sizing.side)
+    edge, short = sizing.shortest_edge or sizing.side, min(size)
+    width, height = (edge * side // short for side in size)
+    return Target(width, height, (width - sizing.side) // 2, (height - sizing.side) // 2)
+
+
+def write_resampled(pixels: U8, size: Size, target: Target, shape: tuple[int, int], sizing: Sizing, out: U8) -> None:
+    """Scale an upright image, and cut the part of it that is wanted into patches.
+
+    Args:
+        pixels: uint8 [height, width, 3]: the image at 1/1, 1/2, 1/4 or 1/8 of its size, rounded up.
+        size: (width, height) of the image.
+        target: what it is scaled to, and where the part begins.
+        shape: rows and columns of patches of that part.
+        sizing: filter, patch and merge.
+        out: uint8 [patches, patch * patch * 3], overwritten.
+
+    Raises:
+        ValueError: the pixels are not the image at one of these sizes.
+    """
+    from PIL import Image
+
+    if sizing.resampling is None:
+        raise ValueError("found a sizing without resampling; the name of a filter is required")
+    wide, high = size[0] / _reduction(pixels, size), size[1] / _reduction(pixels, size)
+    part = shape[1] * sizing.patch, shape[0] * sizing.patch
+    box = (
+        target.left * wide / target.width,
+        target.top * high / target.height,
+        min(wide, (target.left + part[0]) * wide / target.width),
+        min(high, (target.top + part[1]) * high / target.height),
+    )
+    scaled = Image.fromarray(np.ascontiguousarray(pixels)).resize(part, _FILTERS[sizing.resampling], box)
+    write_patches(np.asarray(scaled), sizing, out)
+
+
+def _reduction(pixels: U8, size: Size) -> int:
+    """By how much an image was reduced when it was decoded."""
+    for reduced in (1, 2, 4, 8):
+        if pixels.shape[1::-1] == (-(-size[0] // reduced), -(-size[1] // reduced)):
+            return reduced
+    raise ValueError(f"found pixels of {pixels.shape[1::-1]} that are no scale of an image of {size}")

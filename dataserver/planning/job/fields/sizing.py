@@ -1,0 +1,169 @@
+"""How an image becomes a patch grid: by our own rule, or by that of a released model's image processor."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from math import isqrt
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Self
+
+from pydantic import Field, model_validator
+
+from dataserver.planning.job.fields.values import SpecModel
+
+MAX_PATCHES: Final = 2**20
+"""Most patches of an image that a job may ask for."""
+MAX_ASPECT: Final = 200
+"""Longer images than this many times their short side are refused by Qwen's processors."""
+
+
+class Quality(StrEnum):
+    """How an image is decoded before it is scaled to its patch grid."""
+
+    FAST = "fast"
+    """A JPEG at the smallest of the scales 1/1 to 1/8 that covers the grid, which its decoder has at less cost."""
+    EXACT = "exact"
+    """The image is decoded whole."""
+
+
+class SizingRule(StrEnum):
+    """Which image processor's arithmetic makes patch grids."""
+
+    QWEN = "qwen"
+    """Qwen2-VL, Qwen2.5-VL, Qwen3-VL: sides are rounded to merge blocks, half to even; an image of more than
+    `max_pixels` is then scaled down, one of fewer than `min_pixels` up. An image that is longer than 200 times its
+    short side, which these processors refuse, counts as 200 times as long."""
+    NAFLEX = "naflex"
+    """SigLIP 2 (NaFlex): the largest grid of the image's aspect within `max_patches`, sides rounded up; small images
+    are enlarged."""
+    SQUARE = "square"
+    """SigLIP, Gemma 3: scaled to `side` x `side` pixels, aspect not kept."""
+    CROP = "crop"
+    """CLIP, LLaVA 1.5: the short side is scaled to `shortest_edge`, and the `side` x `side` pixels in the middle are
+    cut out."""
+
+
+class Resampling(StrEnum):
+    """A filter of Pillow that scales images."""
+
+    BILINEAR = "bilinear"
+    BICUBIC = "bicubic"
+    LANCZOS = "lanczos"
+
+
+_FIELDS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = MappingProxyType(
+    {
+        "none": ((), ()),
+        SizingRule.QWEN: (("min_pixels", "max_pixels"), ()),
+        SizingRule.NAFLEX: ((), ()),
+        SizingRule.SQUARE: (("side",), ()),
+        SizingRule.CROP: (("side",), ("shortest_edge",)),
+    }
+)
+"""The fields that each rule needs, and those that it may have."""
+_OF_RULES: Final = ("min_pixels", "max_pixels", "side", "shortest_edge")
+
+
+class Sizing(SpecModel):
+    """How an image becomes a patch grid."""
+
+    patch: Annotated[int, Field(ge=1, le=256)] = 14
+    """Side of a square patch in pixels."""
+    merge: Annotated[int, Field(ge=1, le=16)] = 2
+    """merge x merge patches become one backbone token; grids are multiples of it in both directions."""
+    max_patches: Annotated[int, Field(ge=1, le=MAX_PATCHES)] = 1024
+    """Upper bound of the patches of one image; larger images are scaled down, aspect kept. With the rules `qwen`,
+    `square` and `crop` it follows from other fields and is left out."""
+    quality: Quality = Quality.FAST
+    """How much of an image is decoded before it is scaled; see content_version. `exact` for the pixels that an image
+    processor makes."""
+    rule: SizingRule | None = None
+    """Image processor whose grids are made: `qwen` (Qwen2-VL, 2.5-VL, 3-VL), `naflex` (SigLIP 2), `square` (SigLIP,
+    Gemma 3), `crop` (CLIP, LLaVA 1.5). By default an image is never enlarged beyond rounding to whole merge blocks, and
+    scaled down to `max_patches`."""
+    min_pixels: Annotated[int, Field(ge=1, le=2**31)] | None = None
+    """Only with `qwen`, and required: smaller images are enlarged to so many pixels. `size.shortest_edge` or
+    `min_pixels` of preprocessor_config.json."""
+    max_pixels: Annotated[int, Field(ge=1, le=2**31)] | None = None
+    """Only with `qwen`, and required: larger images are scaled down to so many pixels. `size.longest_edge` or
+    `max_pixels` of preprocessor_config.json."""
+    side: Annotated[int, Field(ge=1, le=2**16)] | None = None
+    """Only with `square` and `crop`, and required: pixels of each side of every image. What is left right and below of
+    the last whole patch is dropped, as convolutions do."""
+    shortest_edge: Annotated[int, Field(ge=1, le=2**16)] | None = None
+    """Only with `crop`: pixels that the short side is scaled to before the crop; by default `side`."""
+    resampling: Resampling | None = None
+    """Filter of Pillow that scales images, as the `resample` of an image processor says. By default the server's own
+    bilinear filter, which takes less time; `crop`, and `square` where `side` is no multiple of `patch`, need one of
+    Pillow's."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, data: Any) -> Any:
+        """State the bound that follows from a rule: whoever reads a complete job then need not know the rule."""
+        if not isinstance(data, dict) or not isinstance(data.get("rule"), str) or "max_patches" in data:
+            return data
+        most = _most_patches({name: field.default for name, field in cls.model_fields.items()} | data)
+        return data if most is None or most > MAX_PATCHES else {**data, "max_patches": most}
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        needed, possible = _FIELDS[self.rule or "none"]
+        rule = f"sizing.rule {self.rule}" if self.rule else "a sizing without rule"
+        if missing := [name for name in needed if getattr(self, name) is None]:
+            raise ValueError(f"{rule} has no {' and no '.join(missing)}; state what preprocessor_config.json has")
+        if more := [n for n in _OF_RULES if getattr(self, n) is not None and n not in (*needed, *possible)]:
+            raise ValueError(f"{rule} has no use for {', '.join(more)}; leave {'it' if len(more) == 1 else 'them'} out")
+        self._check_pixels()
+        most = _most_patches(self.__dict__)
+        if most is not None and most > MAX_PATCHES:
+            raise ValueError(f"{rule} allows images of {most} patches; at most {MAX_PATCHES} are possible")
+        if most is not None and most != self.max_patches:
+            raise ValueError(f"max_patches is {self.max_patches}, and {rule} makes it {most}; leave it out")
+        if self.max_patches < self.merge**2:
+            raise ValueError(
+                f"max_patches is {self.max_patches}; at least merge^2 = {self.merge**2} are required for one token"
+            )
+        return self
+
+    def of_rule(self) -> dict[str, int | str]:
+        """The rule and the fields that it has; nothing of the filter, which changes no grid."""
+        fields = {name: getattr(self, name) for name in ("rule", *_OF_RULES)}
+        return {name: value for name, value in fields.items() if value is not None}
+
+    def _check_pixels(self) -> None:
+        """Raise ValueError unless the fields of a rule suit each other."""
+        if self.min_pixels is not None and self.max_pixels is not None and self.min_pixels > self.max_pixels:
+            raise ValueError(f"min_pixels is {self.min_pixels} and max_pixels {self.max_pixels}; the latter is less")
+        if self.rule is SizingRule.NAFLEX and self.merge != 1:
+            raise ValueError(f"merge is {self.merge}; the grids of rule naflex are whole for merge 1 alone")
+        if self.side is None:
+            return
+        patches = self.side // self.patch
+        if not patches or patches % self.merge:
+            raise ValueError(
+                f"side is {self.side}, which makes {patches} patches of {self.patch}; a positive multiple of merge "
+                f"{self.merge} is required"
+            )
+        if self.shortest_edge is not None and self.shortest_edge < self.side:
+            raise ValueError(f"shortest_edge is {self.shortest_edge}; at least side {self.side} is required")
+        if self.resampling is None and (self.rule is SizingRule.CROP or self.side % self.patch):
+            raise ValueError(
+                f"resampling is not stated; rule {self.rule} with side {self.side} and patch {self.patch} needs "
+                f"{', '.join(Resampling)}"
+            )
+
+
+def _most_patches(fields: Mapping[str, Any]) -> int | None:
+    """The patches of the largest grid that a rule makes; None where `max_patches` bounds it, or fields are wrong."""
+    names = ("patch", "merge", *_FIELDS.get(fields["rule"] or "none", ((), ()))[0])
+    values = [fields.get(name) for name in names]
+    if any(type(value) is not int or not 1 <= value <= 2**31 for value in values) or len(values) == 2:
+        return None
+    patch, merge, *of_rule = (int(value or 0) for value in values)
+    if len(of_rule) == 1:
+        return (of_rule[0] // patch) ** 2
+    least, most = (pixels // (patch * merge) ** 2 for pixels in of_rule)
+    # A grid of one row is as long as the aspect allows. Of enlarged images (a + 1) (b + 1) blocks, where a b is the
+    # least number and a + b at most 14.2 times its root: both sides are rounded up.
+    enlarged = least + 1 + isqrt(203 * (least + 1)) + 2
+    return merge**2 * max(1, most, isqrt(MAX_ASPECT * (most + 1)), enlarged)

@@ -1,0 +1,116 @@
+"""Pixels against those of transformers' image processors, on pictures of odd shapes, stored without loss."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from images.pictures import ASTRONAUT, decode, encode, join_patches
+from PIL import Image
+from transformers import CLIPImageProcessorPil, Qwen2VLImageProcessorPil, SiglipImageProcessorPil
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
+
+from dataserver.images import ImageShape
+from dataserver.images.resampling import target_of, write_resampled
+from dataserver.planning.job.fields import Resampling, Sizing, SizingRule
+from dataserver.planning.stream.grids import patch_grid
+
+BYTES: dict[str, Any] = {"do_rescale": False, "do_normalize": False, "return_tensors": "np"}
+SHAPES = ((512, 512), (333, 97), (41, 300), (29, 31), (507, 13), (3, 260))
+LEAST_PSNR = 40.0
+
+
+def served(image: Image.Image, sizing: Sizing, **encoding: Any) -> np.ndarray:
+    """The picture that patches of an image show."""
+    rows, columns = patch_grid(*image.size, sizing)
+    data = encode(image, encoding.pop("format", "PNG"), **encoding)
+    valid, patches = decode(data, ImageShape(*image.size, 1, rows, columns), sizing)
+    assert valid
+    return join_patches(patches, rows, columns, sizing.patch, sizing.merge)
+
+
+def psnr(one: np.ndarray, other: np.ndarray) -> float:
+    """In decibels; infinite for equal pictures."""
+    assert one.shape == other.shape
+    error = float(((one.astype(float) - other) ** 2).mean())
+    return float("inf") if error == 0 else 10 * float(np.log10(255**2 / error))
+
+
+def sized(rule: SizingRule, resampling: Resampling | None = Resampling.BICUBIC, **fields: Any) -> Sizing:
+    return Sizing.model_validate({"rule": rule, "resampling": resampling, "quality": "exact", **fields})
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("patch", "least", "most"), [(14, 56 * 56, 28 * 28 * 60), (16, 256 * 256, 2**24)])
+def test_qwen_gets_its_processors_pixels(shape: tuple[int, int], patch: int, least: int, most: int) -> None:
+    image = ASTRONAUT.resize(shape)
+    size = {"shortest_edge": least, "longest_edge": most}
+    made = Qwen2VLImageProcessorPil(size=size, patch_size=patch)(image, **BYTES)
+    patches = made["pixel_values"].reshape(-1, 3, 2, patch, patch)[:, :, 0].transpose(0, 2, 3, 1)
+    rows, columns = made["image_grid_thw"][0, 1:].tolist()
+    theirs = join_patches(patches.reshape(len(patches), -1).astype(np.uint8), rows, columns, patch, 2)
+    ours = served(image, sized(SizingRule.QWEN, patch=patch, min_pixels=least, max_pixels=most))
+    np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_naflex_gets_its_processors_pixels(shape: tuple[int, int]) -> None:
+    image = ASTRONAUT.resize(shape)
+    made = Siglip2ImageProcessorPil(patch_size=16, max_num_patches=64)(image, **BYTES)
+    rows, columns = made["spatial_shapes"][0].tolist()
+    patches = made["pixel_values"][0, : rows * columns].astype(np.uint8)
+    sizing = sized(SizingRule.NAFLEX, Resampling.BILINEAR, patch=16, merge=1, max_patches=64)
+    np.testing.assert_array_equal(served(image, sizing), join_patches(patches, rows, columns, 16, 1))
+    ours = served(image, sizing.model_copy(update={"resampling": None}))
+    assert psnr(ours, join_patches(patches, rows, columns, 16, 1)) > LEAST_PSNR
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_squares_are_the_processors(shape: tuple[int, int]) -> None:
+    image = ASTRONAUT.resize(shape)
+    siglip = SiglipImageProcessorPil(size={"height": 95, "width": 95})(image, **BYTES)["pixel_values"][0]
+    ours = served(image, sized(SizingRule.SQUARE, patch=14, merge=1, side=95))  # six patches, and eleven pixels left
+    assert psnr(ours, siglip.transpose(1, 2, 0)[:84, :84]) > LEAST_PSNR
+    gemma = Gemma3ImageProcessorPil(size={"height": 112, "width": 112})(image, **BYTES)["pixel_values"][0]
+    for resampling in (None, Resampling.BILINEAR):
+        ours = served(image, sized(SizingRule.SQUARE, resampling, patch=14, merge=4, side=112))
+        assert psnr(ours, gemma.transpose(1, 2, 0)) > (LEAST_PSNR if resampling is None else 200)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("edge", [84, 96])
+def test_crops_are_the_processors(shape: tuple[int, int], edge: int) -> None:
+    image = ASTRONAUT.resize(shape)
+    crop = {"height": 84, "width": 84}
+    clip = CLIPImageProcessorPil(size={"shortest_edge": edge}, crop_size=crop)(image, **BYTES)["pixel_values"][0]
+    ours = served(image, sized(SizingRule.CROP, patch=14, merge=1, side=84, shortest_edge=edge))
+    assert psnr(ours, clip.transpose(1, 2, 0)) > LEAST_PSNR
+
+
+def test_a_turned_image_is_scaled_upright() -> None:
+    upright, sizing = ASTRONAUT.resize((120, 300)), sized(SizingRule.CROP, patch=14, merge=1, side=84)
+    stored = encode(upright.transpose(Image.Transpose.ROTATE_90), "PNG")  # orientation 6 turns it back
+    valid, patches = decode(stored, ImageShape(120, 300, 6, 6, 6), sizing)
+    assert valid
+    np.testing.assert_array_equal(join_patches(patches, 6, 6, 14, 1), served(upright, sizing))
+
+
+def test_a_jpeg_is_reduced_no_further_than_what_it_is_scaled_to() -> None:
+    """The crop of a wide image is small, and yet the whole of it is scaled."""
+    wide = ASTRONAUT.resize((500, 125))
+    fast, exact = (
+        sized(SizingRule.CROP, patch=14, merge=1, side=112).model_copy(update={"quality": q}) for q in ("fast", "exact")
+    )
+    data = {"format": "JPEG", "quality": 95}
+    np.testing.assert_array_equal(served(wide, fast, **data), served(wide, exact, **data))
+    half = sized(SizingRule.CROP, patch=14, merge=1, side=56).model_copy(update={"quality": "fast"})
+    reduced = served(wide, half, **data)
+    assert psnr(reduced, served(wide, half.model_copy(update={"quality": "exact"}), **data)) > 25
+
+
+def test_pixels_of_another_size_are_refused() -> None:
+    sizing = sized(SizingRule.SQUARE, patch=14, merge=1, side=28)
+    pixels, out = np.zeros((10, 10, 3), np.uint8), np.empty((4, 588), np.uint8)
+    write_resampled(pixels, (80, 73), target_of((80, 73), 2, 2, sizing), (2, 2), sizing, out)
+    with pytest.raises(ValueError, match=r"pixels of \(10, 10\) that are no scale of an image of \(41, 39\)"):
+        write_resampled(pixels, (41, 39), target_of((41, 39), 2, 2, sizing), (2, 2), sizing, out)

@@ -1,0 +1,168 @@
+"""How the image processor of a checkpoint sizes images, in the terms of a job."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from dataserver.planning.job.fields import Resampling, Sizing, SizingRule
+from trainclient.models.hf.fields import Fields
+from trainclient.models.hf.files import MAX_CONFIG_BYTES, PretrainedError, read_json
+
+PREPROCESSOR: Final = "preprocessor_config.json"
+PROCESSOR: Final = "processor_config.json"
+TILES: Final = "tiles"
+"""What processors do that cut an image into several; no job has a rule for it."""
+_RESAMPLE: Final[Mapping[int, Resampling]] = MappingProxyType(
+    {1: Resampling.LANCZOS, 2: Resampling.BILINEAR, 3: Resampling.BICUBIC}
+)
+_TILED: Final = ("Idefics3", "SmolVLM", "LlavaNext", "LlavaOnevision", "GotOcr2")
+_QWEN: Final = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL")
+_QWEN_BOUNDS: Final[Mapping[str, tuple[str, int]]] = MappingProxyType(
+    {"min_pixels": ("shortest_edge", 56 * 56), "max_pixels": ("longest_edge", 28 * 28 * 1280)}
+)
+"""Fields of a job, what `size` calls them, and their values where they are not given."""
+_ONE_SIZE: Final[Mapping[str, tuple[int, bool]]] = MappingProxyType(
+    {"CLIP": (3, True), "Llava": (3, True), "Bit": (3, True), "Siglip": (3, False), "Gemma3": (2, False)}
+)
+"""Processors that make one size of all images, with their filter, and whether they crop unless told otherwise."""
+_CROP: Final = 224
+"""Sides of a crop that is not given."""
+
+
+def processor_fields(folder: Path) -> Fields | None:
+    """What a checkpoint says of its image processor; None if nothing.
+
+    Raises:
+        PretrainedError: the file cannot be read.
+    """
+    if (path := folder / PREPROCESSOR).is_file():
+        return Fields(read_json(path, MAX_CONFIG_BYTES), str(path))
+    if (path := folder / PROCESSOR).is_file():
+        return Fields(read_json(path, MAX_CONFIG_BYTES), str(path)).within("image_processor")
+    return None
+
+
+def processor_sizing(found: Fields) -> dict[str, Any] | None:
+    """The rule of a processor, and the fields of a job's sizing that go with it; None if it is not known here.
+
+    Raises:
+        PretrainedError: a size is no integer in its bounds.
+    """
+    name = found.data.get("image_processor_type")
+    if not isinstance(name, str):
+        return None
+    kind = name.removesuffix("Fast").removesuffix("Pil").removesuffix("ImageProcessor")
+    if kind in _TILED or (kind == "Gemma3" and found.flag("do_pan_and_scan", default=False)):
+        return {"rule": TILES}
+    if not found.flag("do_resize", default=True):
+        return None
+    if kind in _QWEN:
+        return _qwen(found)
+    if kind == "Siglip2":
+        most = found.integer("max_num_patches", 256)
+        return {"rule": SizingRule.NAFLEX, "max_patches": most, **_resampling(found, 2)}
+    return _of_one_size(found, *_ONE_SIZE[kind]) if kind in _ONE_SIZE else None
+
+
+def processor_of(sizing: Sizing, packs: bool) -> dict[str, Any]:
+    """Fields of an image processor that sizes images as a job does; none where no processor does so for such a model.
+
+    Args:
+        sizing: of the job.
+        packs: whether the model takes packed patches, as Qwen2-VL's does, not whole pictures.
+    """
+    if packs != (sizing.rule is SizingRule.QWEN):
+        return {}
+    number = next((n for n, name in _RESAMPLE.items() if name is sizing.resampling), 2)
+    if sizing.rule is SizingRule.QWEN:
+        size = {"shortest_edge": sizing.min_pixels, "longest_edge": sizing.max_pixels}
+        return {"size": size, "resample": number, "image_processor_type": "Qwen2VLImageProcessor"}
+    if sizing.side is None:
+        return {}
+    square = {"height": sizing.side, "width": sizing.side}
+    found = {"resample": number, "image_processor_type": "CLIPImageProcessor"}
+    if sizing.rule is SizingRule.SQUARE:
+        return {**found, "size": square, "do_center_crop": False}
+    edge = sizing.shortest_edge or sizing.side
+    return {**found, "size": {"shortest_edge": edge}, "do_center_crop": True, "crop_size": square}
+
+
+def require_same_rule(folder: Path, sizing: Sizing) -> str | None:
+    """Compare a job's sizing with what the image processor of a checkpoint does.
+
+    Returns:
+        What to change for the processor's grids and pixels, in words; None where nothing is, or is known.
+
+    Raises:
+        PretrainedError: the job names another rule than the processor's, or the processor's file cannot be read.
+    """
+    found = processor_fields(folder)
+    wanted = None if found is None else processor_sizing(found)
+    if found is None or wanted is None:
+        return None
+    rule, theirs = sizing.rule, str(wanted["rule"])
+    if rule is not None and rule != theirs:
+        remedy = "no job has this rule: leave sizing.rule out" if theirs == TILES else f"set sizing to {_text(wanted)}"
+        raise PretrainedError(
+            f"the job's sizing.rule is {rule}, and the image processor of {folder} has the rule {theirs}; {remedy}"
+        )
+    if all(getattr(sizing, name) == value for name, value in wanted.items()):
+        return None
+    if theirs == TILES:
+        return f"the image processor of {folder} cuts images into tiles; the job's images are one grid each"
+    return f"the image processor of {folder} sizes images otherwise than the job; its sizing has {_text(wanted)}"
+
+
+def _text(wanted: Mapping[str, Any]) -> str:
+    return "{" + ", ".join(f"{name}: {value}" for name, value in wanted.items()) + "}"
+
+
+def _qwen(found: Fields) -> dict[str, Any]:
+    """Both bounds have stood in several fields since Qwen2-VL; the first of these counts (transformers 5.24)."""
+    size = found.within("size")
+    known = [found, size, size]
+    bounds = {}
+    for name, edge, default in (
+        ("min_pixels", "shortest_edge", 56 * 56),
+        ("max_pixels", "longest_edge", 28 * 28 * 1280),
+    ):
+        pairs = zip(known, (name, edge, name), strict=True)
+        where, field = next(((where, field) for where, field in pairs if where.has(field)), (found, name))
+        bounds[name] = where.integer(field, default, 2**31)
+    return {"rule": SizingRule.QWEN, **bounds, **_resampling(found, 3)}
+
+
+def _of_one_size(found: Fields, filter_number: int, crops: bool) -> dict[str, Any] | None:
+    size, filtered = _sides(found, "size"), _resampling(found, filter_number)
+    crops = found.flag("do_center_crop", crops)
+    cut = _sides(found, "crop_size")
+    sides = {cut.integer(name, _CROP) for name in ("height", "width")} if crops else set()
+    if size.has("shortest_edge") and len(sides) == 1:
+        edge, side = size.integer("shortest_edge"), sides.pop()
+        if side > edge:
+            return None  # it pads
+        return {"rule": SizingRule.CROP, "side": side, **({} if edge == side else {"shortest_edge": edge}), **filtered}
+    if size.has("height") and size.has("width"):
+        sides |= {size.integer("height"), size.integer("width")}
+        return {"rule": SizingRule.SQUARE, "side": sides.pop(), **filtered} if len(sides) == 1 else None
+    return None
+
+
+def _sides(found: Fields, name: str) -> Fields:
+    """The fields of a size, which old files give as a number: of the short side, and of both sides of a crop."""
+    value = found.data.get(name)
+    if type(value) is not int:
+        return found.within(name)
+    names = ("height", "width") if name == "crop_size" else ("shortest_edge",)
+    return Fields(dict.fromkeys(names, value), f"{name} of an image processor")
+
+
+def _resampling(found: Fields, default: int) -> dict[str, Resampling]:
+    value = found.data.get("resample")
+    number = default if value is None else value
+    if type(number) is not int or number not in _RESAMPLE:
+        raise found.refusal(
+            "resample", f"one of {', '.join(f'{n} ({name})' for n, name in _RESAMPLE.items())} is required"
+        )
+    return {"resampling": _RESAMPLE[number]}
