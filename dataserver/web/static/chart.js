@@ -29,7 +29,7 @@ export class Chart {
         padding: [8, 8, 0, 0],
         legend: { show: this.series.length > 1 },
         axes: [
-          { ...axis, space: 80, values: "{HH}:{mm}:{ss}" },
+          { ...axis, space: 80, size: 30, values: "{HH}:{mm}:{ss}" },
           { ...axis, size: 56, values: (_, ticks) => ticks.map(first) },
         ],
         scales: { y: { range: (_, low, high) => [0, Math.max(high, 1e-3) * 1.05] } },
