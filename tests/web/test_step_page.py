@@ -46,7 +46,8 @@ class Site:
         pages = DatasetPages(LocalData(catalog, settings.datasets, {}), work, lambda: dict.fromkeys(self.shown, ""))
         times = fetch_reports((self.server.address, "127.0.0.1:1"), Channels())
         self.planner: JobPlanner = planner_of(job, catalog)
-        web = WebServer("127.0.0.1", 0, step_routes(StepPages(lambda: planner_of(job, catalog), pages, work, times)))
+        self.steps = StepPages(lambda: planner_of(job, catalog), pages, work, times)
+        web = WebServer("127.0.0.1", 0, step_routes(self.steps))
         stack.callback(web.close)
         self.address = web.address
 
