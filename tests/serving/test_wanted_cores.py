@@ -9,6 +9,9 @@ from dataserver.cli.fleet_numbers import cores_missing
 from dataserver.serving.wanted_cores import FULL, MOST_GROWTH, SAMPLE_S, WINDOW_S, CoresWanted, Usage, wanted_cores
 
 START = Usage(0, 0, 0, 0)
+SHARES = st.floats(0, 1)
+CORES = st.just(0.0) | st.floats(1e-9, 64)
+"""Cores that are busy: none, or a time that a clock can tell."""
 
 
 def test_trainers_that_never_wait_leave_what_is_not_used_idle() -> None:
@@ -25,7 +28,7 @@ def test_without_streams_nothing_is_wanted() -> None:
     assert wanted_cores(START, START) == 0
 
 
-@given(st.floats(1, 1e5), st.floats(0, 64), st.floats(0, 1), st.floats(0, 1), st.integers(1, 256))
+@given(st.floats(1, 1e5), CORES, SHARES, SHARES, st.integers(1, 256))
 def test_more_waiting_never_wants_fewer(elapsed: float, busy: float, one: float, other: float, streams: int) -> None:
     def at(share: float) -> float:
         return wanted_cores(START, Usage(elapsed, busy * elapsed, share * streams * elapsed, streams * elapsed))
