@@ -117,7 +117,8 @@ def test_a_row_is_documented_by_its_keys(found: dict[str, Any]) -> None:
     assert not any("refusal" in row for row in found["rows"] if row["dimension"] == GRID)
 
 
-def test_changes_are_what_to_write_into_the_job(indexed: Path, found: dict[str, Any]) -> None:
+def test_changes_are_what_to_write_into_the_job(indexed: Path) -> None:
+    found = compared(indexed, JOB, "--steps", "1")
     by_name = {(row["dimension"], row["name"]): row for row in found["rows"]}
     assert found["rows"][0]["changes"] == {}
     assert by_name["balance of vit", "lpt"]["changes"] == {"modules": [{"name": "vit", "balance": "lpt"}]}
@@ -130,12 +131,12 @@ def test_changes_are_what_to_write_into_the_job(indexed: Path, found: dict[str, 
         }
     }
     best = by_name[GRID, "balanced, lpt, search"]
-    again = compared(indexed, changed(JOB, best["changes"]))
+    again = compared(indexed, changed(JOB, best["changes"]), "--steps", "1")
     assert (again["rows"][0]["name"], again["rows"][0]["step_ns"]) == (best["name"], best["step_ns"])
     assert by_name["microbatch", "2"]["changes"] == {"microbatch": 2}
     for name in (("schedule", "gpipe"), ("schedule", "interleaved, 4 chunks"), ("microbatch", "2")):
         row = by_name[name]
-        assert compared(indexed, changed(JOB, row["changes"]))["rows"][0]["step_ns"] == row["step_ns"]
+        assert compared(indexed, changed(JOB, row["changes"]), "--steps", "1")["rows"][0]["step_ns"] == row["step_ns"]
 
 
 def test_figures_agree_with_the_plans_of_the_same_steps(indexed: Path) -> None:
@@ -193,8 +194,9 @@ def test_only_planning_time_differs_between_two_runs(indexed: Path) -> None:
     assert first == second
 
 
-def test_what_each_change_from_the_baseline_to_the_job_brings(indexed: Path, found: dict[str, Any]) -> None:
+def test_what_each_change_from_the_baseline_to_the_job_brings(indexed: Path) -> None:
     """A job whose policies are the baseline's has one entry; the defaults have one for each thing that they change."""
+    found = compared(indexed, JOB, "--steps", "2")
     (only,) = found["ablation"]
     own = found["rows"][0]["step_ns"]
     assert (only["name"], round(only["step_ns"])) == ("best fit, canonical order", own)
@@ -203,7 +205,7 @@ def test_what_each_change_from_the_baseline_to_the_job_brings(indexed: Path, fou
         module.pop("balance")
         module.pop("packing", None)
     planned["execution"]["layout"] = {"kind": "pipelined"}
-    done = compared(indexed, planned)
+    done = compared(indexed, planned, "--steps", "2")
     ablation = done["ablation"]
     assert [row["name"] for row in ablation] == [
         "best fit, canonical order",
@@ -219,7 +221,7 @@ def test_what_each_change_from_the_baseline_to_the_job_brings(indexed: Path, fou
     assert [row["of_the_one_before"] for row in ablation[1:]] == pytest.approx([b / a for a, b in pairwise(times)])
     by_name = {row["name"]: row["step_ns"] for row in done["rows"]}
     assert round(times[1]) == by_name["balanced, even, none"]
-    lines = run(*line(indexed, planned)).stdout.splitlines()
+    lines = run(*line(indexed, planned, "--steps", "2")).stdout.splitlines()
     for row in ablation:
         shown = f"{row['step_ns'] / 1e6:.1f} {row['of_the_one_before']:.3f} {row['of_the_first']:.3f}"
         assert sum(" ".join(text.split()) == f"{row['name']} {shown}" for text in lines) == 1
@@ -260,13 +262,14 @@ def test_the_table_marks_the_job_and_names_what_is_faster(indexed: Path) -> None
     assert any(row.strip().startswith(f"{advice[0]} ") for row in lines)
 
 
-def test_the_lines_of_the_verdict_make_the_job_faster(indexed: Path, found: dict[str, Any]) -> None:
-    shown = run(*line(indexed, JOB)).stdout
+def test_the_lines_of_the_verdict_make_the_job_faster(indexed: Path) -> None:
+    found = compared(indexed, JOB, "--steps", "2")
+    shown = run(*line(indexed, JOB, "--steps", "2")).stdout
     lines = re.search(r"^execution:\n(?:  .*\n)+", shown, re.MULTILINE)
     assert lines
     best = changed(JOB, yaml.safe_load(lines[0])["execution"])
     (gain,) = re.findall(r"([\d.]+) % less time than the job as it is", shown)
-    before, after = (one["rows"][0]["step_ns"] for one in (found, compared(indexed, best)))
+    before, after = (one["rows"][0]["step_ns"] for one in (found, compared(indexed, best, "--steps", "2")))
     assert 100 * (before - after) / before == pytest.approx(float(gain), abs=0.06)
 
 

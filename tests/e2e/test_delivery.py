@@ -231,7 +231,13 @@ def test_texts_are_those_of_the_tar(folders: dict[str, Path], address: str) -> N
             300,
             866,
         ),
-        ("laion-mini", Case(("mini",), {ENCODER: 1, BACKBONE: 2, GENERATOR: 1}, batch=32, microbatch=4), 1760, 1760),
+        pytest.param(
+            "laion-mini",
+            Case(("mini",), {ENCODER: 1, BACKBONE: 2, GENERATOR: 1}, batch=32, microbatch=4),
+            1760,
+            1760,
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_real_photographs_whole(

@@ -27,6 +27,7 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 DEMO_S = 400
 """How long a demo may do the same, as it says itself: all of it takes minutes, and on a busy machine many."""
 ALL_S = 1800
+SAMPLES = 300
 END_S = 60
 """The demo gives its processes 20 s to end; more than this is a hang."""
 TEXT_AND_IMAGE = ("text_loss", "image_loss")
@@ -257,9 +258,9 @@ def test_a_useless_folder_is_said_with_what_to_do(dataset: str, reason: str, tmp
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The demo's shards at half its width, made twice at the same time by two processes."""
+    """Half of the demo's shards at half its width, made twice at the same time by two processes."""
     folders = (tmp_path_factory.mktemp("one") / "shards", tmp_path_factory.mktemp("two") / "shards")
-    command = [sys.executable, SCRIPTS / "make_demo_shards.py", "--median", "256"]
+    command = [sys.executable, SCRIPTS / "make_demo_shards.py", "--median", "256", "--samples", str(SAMPLES)]
     makers = [subprocess.Popen([*command, folder], stdout=subprocess.DEVNULL) for folder in folders]
     assert [maker.wait(DEMO_S) for maker in makers] == [0, 0]
     return folders
@@ -299,7 +300,7 @@ def test_shards_in_img2dataset_layout_and_skewed_as_in_laion(shards: tuple[Path,
                 words.append(len(row["caption"].split()))
         stats = json.loads((folder / f"{tar.stem}_stats.json").read_text())
         assert stats["successes"] == len(rows)
-    assert len(widths) == 600
+    assert len(widths) == SAMPLES
     for found, wanted in zip(np.percentile(widths, [10, 50, 90]), (128, 256, 600), strict=True):
         assert abs(found - wanted) <= 0.2 * wanted
     assert 2 <= min(words) <= 4

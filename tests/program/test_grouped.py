@@ -204,15 +204,15 @@ PIPELINED, COLOCATED = Degrees(1, 2, 1, 1), Degrees(2, 2, 1, 2, colocated=True)
 
 
 @pytest.mark.timeout(400)
-def test_three_steps_are_alike_in_all_layouts(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
+def test_steps_are_alike_in_all_layouts(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
     found = {}
     for name, degrees in {"pipelined": PIPELINED, "colocated": COLOCATED, "grouped": BESIDE}.items():
         folder = tmp_path / name
         folder.mkdir()
-        pool.run([run_of(fleet, degrees, folder, 3)], tmp_path)
+        pool.run([run_of(fleet, degrees, folder, 2)], tmp_path)
         found[name] = metrics(folder)
     expected = found["pipelined"]
-    assert len({m["text_loss"] for m in expected}) == 3
+    assert len({m["text_loss"] for m in expected}) == 2
     for lines in found.values():
         assert [m["sample_digest"] for m in lines] == [m["sample_digest"] for m in expected]
         for key in ("text_loss", "image_loss", "grad_norm"):

@@ -8,6 +8,7 @@ A change to a `plan` is plan-breaking and must raise plan_version; so is one tha
 import json
 from dataclasses import astuple, fields, replace
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,9 @@ CASES = [
     ("pipelined", 6),
 ]
 """Kinds and plan versions: version 2 makes the plans of version 1; versions 3, 5 and 6 change pipelines alone."""
+NEWEST = {kind: max(version for of, version in CASES if of == kind) for kind in LAYOUT_KINDS}
+BLOCKS_OF_OLD = 3
+"""Of the earlier versions; the rest of their blocks is for the long tests."""
 
 
 def outcome(step: Step, version: int) -> dict[str, str]:
@@ -87,8 +91,15 @@ def block_of(kind: str, block: int, version: int) -> list[dict[str, str]]:
     return [outcome(matrix(kind, number), version) for number in range(block * BLOCK, (block + 1) * BLOCK)]
 
 
-@pytest.mark.parametrize("block", range(BLOCKS))
-@pytest.mark.parametrize(("kind", "version"), CASES)
+@pytest.mark.parametrize(
+    ("kind", "version", "block"),
+    [
+        pytest.param(
+            kind, version, block, marks=[pytest.mark.long] * (version < NEWEST[kind] and block >= BLOCKS_OF_OLD)
+        )
+        for (kind, version), block in product(CASES, range(BLOCKS))
+    ],
+)
 def test_golden_matrix(kind: str, version: int, block: int) -> None:
     golden = json.loads(GOLDEN.read_text())[f"{kind} {version}"][block]
     for number, (found, expected) in enumerate(zip(block_of(kind, block, version), golden, strict=True)):
