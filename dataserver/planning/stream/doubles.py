@@ -18,7 +18,7 @@ def as_double(value: Fraction) -> Fraction:
     shift = _BITS - bits
     if value * Fraction(2) ** shift >= 2**_BITS:
         shift -= 1
-    return round(value * Fraction(2) ** shift) / Fraction(2) ** shift
+    return Fraction(round(value * Fraction(2) ** shift), Fraction(2) ** shift)
 
 
 def root_as_double(value: Fraction) -> Fraction:

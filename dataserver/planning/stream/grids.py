@@ -63,8 +63,8 @@ def _scaled_in_doubles(width: int, height: int, block: int, least: int, most: in
     """Rows and columns of blocks where a side is a whole number of them before it is rounded down or up."""
     if round(Fraction(height, block)) * round(Fraction(width, block)) * block**2 > most:
         beta = root_as_double(as_double(Fraction(height * width, most)))
-        down, across = (floor(as_double(as_double(side / beta) / block)) for side in (height, width))
+        down, across = (floor(as_double(Fraction(as_double(Fraction(side, beta)), block))) for side in (height, width))
     else:
         beta = root_as_double(as_double(Fraction(least, height * width)))
-        down, across = (ceil(as_double(as_double(side * beta) / block)) for side in (height, width))
+        down, across = (ceil(as_double(Fraction(as_double(side * beta), block))) for side in (height, width))
     return max(1, down), max(1, across)
