@@ -14,16 +14,19 @@ from program.conftest import Fleet
 from program.runtime_cases import Degrees
 from safetensors.torch import load_file
 from training.runs import Run
+from transformers import Qwen2VLImageProcessorPil
 
 from dataserver.planning.job.spec import JobSpec
 from trainclient.cli import main
 from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.encoder import EncoderConfig
+from trainclient.models.hf import PretrainedError
 from trainclient.topology.process_grid import Topology
 from trainclient.training.config import ConfigError, TrainConfig, load_config, validate_config
-from trainclient.training.models import Models
+from trainclient.training.models import Models, sizing_notes
 
 SIZING = {"patch": 8, "merge": 2, "max_patches": 64}
+FIXED = {"patch": 8, "merge": 2, "side": 64}
 ROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
 
 
@@ -88,6 +91,18 @@ def test_models_that_do_not_fit_the_job_or_each_other(tmp_path: Path) -> None:
         models(folder, encoder={"layers": 2})
     with pytest.raises(ConfigError, match="vit makes rows of width 32, and llm takes rows of width 96 for images"):
         models(folder, modules={"vit": {"weights": save(make_tower("qwen2-vl of patch 8"), tmp_path / "q")}})
+
+
+def test_the_rule_of_the_processor_is_the_jobs_or_a_note_says_so(tmp_path: Path) -> None:
+    folder = qwen3_vl(tmp_path / "c")
+    config = TrainConfig.model_validate({"models": {"from": folder}})
+    assert sizing_notes(config, models(folder).job) == []
+    Qwen2VLImageProcessorPil(patch_size=8).save_pretrained(folder)
+    (note,) = sizing_notes(config, models(folder).job)
+    assert note.startswith(f"the image processor of {folder} sizes images otherwise than the job; its sizing has")
+    square = make_job(stream={"sizing": {**FIXED, "rule": "square"}}, encoder=1, backbone=(1, 2)).spec
+    with pytest.raises(PretrainedError, match=r"sizing.rule is square, .* has the rule qwen"):
+        Models.of(config, square)
 
 
 @pytest.mark.long
