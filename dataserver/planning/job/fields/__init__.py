@@ -5,6 +5,7 @@ canonical JSON (`identity`). There is one definition, this one, from which `prot
 generated for other languages. No floats: fractions are decimal strings, times are integers.
 """
 
+from dataserver.planning.job.fields.audio import AudioSizing
 from dataserver.planning.job.fields.cost import DEFAULT_COSTS, Cost, ModelCost, default_cost
 from dataserver.planning.job.fields.end import End, LastStep
 from dataserver.planning.job.fields.extremes import most_forward_ns, most_units
@@ -72,6 +73,7 @@ __all__ = [
     "SPECIAL_TOKENS",
     "SUPPORTED_CONTENT_VERSIONS",
     "SUPPORTED_ORDER_VERSIONS",
+    "AudioSizing",
     "BackboneOptions",
     "BalancePolicy",
     "Cost",

@@ -1,0 +1,126 @@
+"""From an encoded clip to its spectrogram: decode, mean of the channels, resample, log-mel.
+
+The rules of audio version 1:
+
+1. A format of `formats.py`, told by how the file begins, decoded by libsndfile to float32. Samples, rate and channels
+   must be those in the index; an MP3 that does not say its length is given the number of its frames.
+2. The first `max_seconds`, rounded up to whole samples; a file that ends before them is invalid.
+3. The mean of all channels.
+4. Resampled to 16 kHz by soxr, quality HQ, to ceil(samples x 16,000 / rate) samples: cut, or filled up with zeros.
+5. Filled up with zeros to `max_seconds`, and `mel.log_mel` of the whole. Of a clip that is not padded the first frames
+   are served, as many as it has and two more that its tower's convolutions reach (`served_frames`).
+
+Values that are not finite make a clip invalid.
+"""
+
+import logging
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from dataserver.audio.header import AudioHeaderError, open_clip
+from dataserver.audio.limits import MAX_AUDIO_BYTES
+from dataserver.audio.mel import F32, log_mel
+from dataserver.planning.job.fields.audio import HOP, SAMPLE_RATE, AudioSizing, clip_samples
+
+AUDIO_VERSION: Final = 1
+"""Of the rules above."""
+_QUALITY: Final = "HQ"
+
+logger = logging.getLogger(__name__)
+
+
+class InvalidAudioError(Exception):
+    """These bytes are not a usable clip; never leaves this folder."""
+
+
+class AudioShape(NamedTuple):
+    """What the index says of a clip."""
+
+    samples: int
+    """Of each channel."""
+    sample_rate: int
+    channels: int
+
+
+def decode_mel(data: bytes, shape: AudioShape, sizing: AudioSizing, out: F32) -> bool:
+    """Decode a clip into its spectrogram.
+
+    Args:
+        data: the encoded clip.
+        shape: what the index says of it.
+        sizing: of spectrograms.
+        out: float32 [frames, bins], C-contiguous, overwritten.
+
+    Returns:
+        True; or False, with zeros in `out`, where `data` is not a usable clip: a pure function of the arguments.
+
+    Raises:
+        MemoryError: the machine, not the clip, is at fault.
+    """
+    try:
+        samples = _decode(data, shape, sizing.max_seconds)
+    except InvalidAudioError as error:
+        logger.debug("a clip of %d bytes cannot be decoded: %s", len(data), error)
+        out.fill(0)
+        return False
+    out[...] = log_mel(samples, len(out), sizing.max_frames * HOP, sizing.bins)
+    return True
+
+
+def audio_fault_of(data: bytes, shape: AudioShape) -> str | None:
+    """Say why servers deliver a clip as invalid; None where they deliver it. Decodes all of it.
+
+    Raises:
+        MemoryError: the machine, not the clip, is at fault.
+    """
+    try:
+        _decode(data, shape, None)
+    except InvalidAudioError as error:
+        return str(error)
+    return None
+
+
+def _decode(data: bytes, shape: AudioShape, max_seconds: int | None) -> F32:
+    """The first seconds of a clip, or all of it, at 16 kHz. float32 [samples]."""
+    if len(data) > MAX_AUDIO_BYTES:
+        raise InvalidAudioError(f"{len(data)} bytes, limit {MAX_AUDIO_BYTES}")
+    wanted = shape.samples if max_seconds is None else min(shape.samples, max_seconds * shape.sample_rate)
+    mono = _read_mono(data, shape, wanted)
+    if not np.isfinite(mono).all():
+        raise InvalidAudioError("it holds values that are not finite")
+    return _resampled(mono, shape.sample_rate)
+
+
+def _read_mono(data: bytes, shape: AudioShape, wanted: int) -> F32:
+    """The mean of all channels. float32 [wanted]."""
+    from dataserver.audio.reading import ERRORS
+
+    found = np.empty(wanted, np.float32)
+    at = 0
+    try:
+        with open_clip(data) as (_, file):
+            stored = AudioShape(file.frames if file.has_length else shape.samples, file.samplerate, file.channels)
+            if stored != shape:
+                raise InvalidAudioError(f"it declares {stored[:]}, and the index {shape[:]}")
+            for part in file.blocks_of(wanted):
+                found[at : at + len(part)] = part.mean(axis=1)
+                at += len(part)
+    except AudioHeaderError as error:
+        raise InvalidAudioError(str(error)) from error
+    except ERRORS as error:
+        raise InvalidAudioError(f"{type(error).__name__}: {error}") from error
+    if at < wanted:
+        raise InvalidAudioError(f"it ends after {at} of {shape.samples} samples")
+    return found
+
+
+def _resampled(mono: F32, sample_rate: int) -> F32:
+    if sample_rate == SAMPLE_RATE:
+        return mono
+    import soxr
+
+    found = np.zeros(clip_samples(len(mono), sample_rate), np.float32)
+    made = soxr.resample(mono, sample_rate, SAMPLE_RATE, quality=_QUALITY)[: len(found)]
+    found[: len(made)] = made
+    return found

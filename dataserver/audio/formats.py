@@ -1,0 +1,45 @@
+"""The audio formats that are read, by how files begin."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from dataserver.audio.mp3 import is_mp3
+
+_OGG_HEADER: Final = 28
+"""Bytes of the header of the first page of an Ogg file with one short packet, which names the codec."""
+
+
+@dataclass(frozen=True, slots=True)
+class AudioFormat:
+    """One format."""
+
+    name: str
+    title: str
+    """The format's name in messages."""
+    container: str
+    """As libsndfile calls it."""
+    matches: Callable[[bytes], bool]
+    """Whether a file begins as one of this format."""
+
+
+AUDIO_FORMATS: Final = (
+    AudioFormat("wav", "WAV", "WAV", lambda data: data[:4] == b"RIFF" and data[8:12] == b"WAVE"),
+    AudioFormat("flac", "FLAC", "FLAC", lambda data: data[:4] == b"fLaC"),
+    AudioFormat("mp3", "MP3", "MP3", is_mp3),
+    AudioFormat("vorbis", "Ogg Vorbis", "OGG", lambda data: _begins_ogg(data, b"\x01vorbis")),
+    AudioFormat("opus", "Ogg Opus", "OGG", lambda data: _begins_ogg(data, b"OpusHead")),
+)
+"""An index stores the position of a format in this tuple: a new one is added at the end."""
+AUDIO_FORMAT_NAMES: Final = tuple(found.name for found in AUDIO_FORMATS)
+AUDIO_SUFFIXES: Final = frozenset({"wav", "flac", "mp3", "ogg", "oga", "opus"})
+"""Types of files that claim to be audio; how they begin decides what they are."""
+
+
+def audio_format_of(data: bytes) -> AudioFormat | None:
+    """The format of a file by how it begins; None for anything else."""
+    return next((found for found in AUDIO_FORMATS if found.matches(data)), None)
+
+
+def _begins_ogg(data: bytes, packet: bytes) -> bool:
+    return data[:4] == b"OggS" and data.startswith(packet, _OGG_HEADER)

@@ -1,0 +1,115 @@
+"""What a clip's header says of it, without decoding a sample."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dataserver.audio.formats import AUDIO_FORMATS, audio_format_of
+from dataserver.audio.limits import MAX_AUDIO_BYTES, MAX_AUDIO_SECONDS, MAX_CHANNELS, SAMPLE_RATES
+from dataserver.audio.mp3 import with_length
+
+if TYPE_CHECKING:
+    from dataserver.audio.reading import OpenClip
+
+REMEDY = "pip install 'disttrain[audio]'"
+"""What brings the libraries that this folder needs."""
+
+
+class AudioHeaderError(ValueError):
+    """A clip whose header cannot be used."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        """Name what is wrong.
+
+        Args:
+            kind: `unreadable_header` or `audio_too_large`.
+            detail: what was found, and the limit.
+        """
+        super().__init__(f"{kind}: {detail}")
+        self.kind = kind
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class AudioHeader:
+    """What a header says."""
+
+    format: str
+    samples: int
+    """Of each channel."""
+    sample_rate: int
+    """Samples a second."""
+    channels: int
+
+
+def require_audio() -> None:
+    """Raise ValueError, which names the command that helps, where the libraries for audio are not installed."""
+    try:
+        import soundfile  # noqa: F401
+        import soxr  # noqa: F401
+    except (ImportError, OSError) as error:  # OSError: soundfile is there, and its libsndfile is not
+        raise ValueError(f"audio needs soundfile and soxr, which cannot be imported ({error}); {REMEDY}") from error
+
+
+def read_audio_header(data: bytes) -> AudioHeader:
+    """Read the header of a clip; where it says no length, of an MP3 the headers of all frames, else all samples.
+
+    Raises:
+        AudioHeaderError: it cannot be read, or what it says is over the limits.
+    """
+    if len(data) > MAX_AUDIO_BYTES:
+        raise AudioHeaderError("audio_too_large", f"{len(data)} bytes, limit {MAX_AUDIO_BYTES}")
+    with open_clip(data) as (name, file):
+        _check_layout(file.samplerate, file.channels)
+        found = AudioHeader(name, _samples_of(file), file.samplerate, file.channels)
+    if found.samples < 1:
+        raise AudioHeaderError("unreadable_header", "it has no samples")
+    if found.samples > MAX_AUDIO_SECONDS * found.sample_rate:
+        seconds = found.samples // found.sample_rate
+        raise AudioHeaderError("audio_too_large", f"declares {seconds} s, limit {MAX_AUDIO_SECONDS}")
+    return found
+
+
+def _check_layout(sample_rate: int, channels: int) -> None:
+    least, most = SAMPLE_RATES
+    if not least <= sample_rate <= most:
+        raise AudioHeaderError("unreadable_header", f"declares {sample_rate} Hz, not {least} to {most}")
+    if not 1 <= channels <= MAX_CHANNELS:
+        raise AudioHeaderError("audio_too_large", f"declares {channels} channels, limit {MAX_CHANNELS}")
+
+
+@contextmanager
+def open_clip(data: bytes) -> "Iterator[tuple[str, OpenClip]]":
+    """Open a clip; yields the format's name and the open file.
+
+    Raises:
+        AudioHeaderError: it is none of the formats, or its header is damaged.
+    """
+    from dataserver.audio.reading import ERRORS, OpenClip
+
+    found = audio_format_of(data)
+    if found is None:
+        *others, last = (known.title for known in AUDIO_FORMATS)
+        known = f"neither {', '.join(others)} nor {last}"
+        raise AudioHeaderError("unreadable_header", f"{known}: starts with {data[:8].hex()}")
+    try:
+        file = OpenClip(with_length(data) if found.name == "mp3" else data)
+    except ERRORS as error:
+        raise AudioHeaderError("unreadable_header", f"{found.title}: {error}") from error
+    with file:
+        if file.format not in (found.container, f"{found.container}EX"):
+            raise AudioHeaderError("unreadable_header", f"{found.title}: it holds {file.format}")
+        yield found.name, file
+
+
+def _samples_of(file: "OpenClip") -> int:
+    """Samples of each channel: as the file says, or else counted in one pass."""
+    if file.has_length:
+        return int(file.frames)
+    from dataserver.audio.reading import ERRORS
+
+    try:
+        return sum(map(len, file.blocks_of((MAX_AUDIO_SECONDS + 1) * file.samplerate)))
+    except ERRORS as error:
+        raise AudioHeaderError("unreadable_header", f"it says no length, and cannot be decoded: {error}") from error
