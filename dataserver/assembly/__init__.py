@@ -1,5 +1,6 @@
 """Samples and images in; the tensors of one module, rank and microbatch out."""
 
+from dataserver.assembly.decoders import fault_of
 from dataserver.assembly.digest import content_digest
 from dataserver.assembly.hugging_face import HuggingFaceTokenizer, TokenizerError
 from dataserver.assembly.sequences import TokenCountError
@@ -27,6 +28,7 @@ __all__ = [
     "Validity",
     "check_tokenizer",
     "content_digest",
+    "fault_of",
     "load_tokenizer",
     "prepare_view",
     "tokenizer_spec",

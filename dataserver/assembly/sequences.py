@@ -24,7 +24,8 @@ from dataserver.planning.plan.naming import sample_name
 from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.plan.rotary_positions import rotary_positions
 from dataserver.planning.plan.views import ViewPlan
-from dataserver.planning.stream.samples import StepSamples, Task, ranges
+from dataserver.planning.stream.item_sizes import item_tokens
+from dataserver.planning.stream.samples import AUDIO, StepSamples, Task, ranges
 
 IGNORED: Final = -100
 """Label of a token whose successor is no target."""
@@ -71,7 +72,7 @@ class _Tokens:
 
 
 def embeddings(stream: Stream, samples: StepSamples, items: I64) -> list[list[int]]:
-    """Return the number of backbone tokens of each image of some samples when these are understood.
+    """Return the number of backbone tokens of each image or clip of some samples when these are understood.
 
     Args:
         stream: sizing.
@@ -81,7 +82,7 @@ def embeddings(stream: Stream, samples: StepSamples, items: I64) -> list[list[in
     first = samples.image_offsets[items]
     counts = samples.image_offsets[items + 1] - first
     index = ranges(first, counts)
-    sizes = (samples.image_rows[index] * samples.image_columns[index] // stream.sizing.merge**2).tolist()
+    sizes = item_tokens(samples, stream.sizing)[index].tolist()
     return [sizes[end - count : end] for end, count in zip(np.cumsum(counts).tolist(), counts.tolist(), strict=True)]
 
 
@@ -131,6 +132,10 @@ def backbone_rotary_positions(stream: Stream, samples: StepSamples, items: I64, 
     index = ranges(first, samples.image_offsets[understood + 1] - first)
     grid = np.stack([samples.image_rows[index], samples.image_columns[index]], axis=1).astype(np.int64)
     positions, ends, slots = (arrays[n].astype(np.int64) for n in ("position_ids", "cu_lengths", "embedding_slots"))
+    if samples.image_modality is not None:  # clips have the positions of text
+        is_image = samples.image_modality[index] != AUDIO
+        slots = slots[np.repeat(is_image, item_tokens(samples, stream.sizing)[index])]
+        grid = grid[is_image]
     found = rotary_positions(positions, ends, slots, grid // stream.sizing.merge)
     return found.astype(np.int32)
 

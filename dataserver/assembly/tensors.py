@@ -11,19 +11,21 @@ from numpy.typing import NDArray
 from dataserver.assembly.sequences import embeddings
 from dataserver.images import U8
 from dataserver.planning import I64
-from dataserver.planning.job.fields import ModuleKind
+from dataserver.planning.job.fields import AudioSizing, ModuleKind, served_frames
 from dataserver.planning.job.spec import JobSpec
 from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.plan.views import ViewPlan, aligned
+from dataserver.planning.stream.item_sizes import audio_sizing
 from dataserver.planning.stream.samples import StepSamples, Task
 
 _U8: Final = np.dtype("u1")
 _I32: Final = np.dtype("<i4")
+_F32: Final = np.dtype("<f4")
 
 _ASKED_FOR: Final = frozenset({"rotary_positions"})
 """Tensors that only requests get which name them."""
 
-_DType = np.dtype[np.uint8] | np.dtype[np.int32]
+_DType = np.dtype[np.uint8] | np.dtype[np.int32] | np.dtype[np.float32]
 
 
 class UnknownTensorError(ValueError):
@@ -45,7 +47,7 @@ class TensorSpec:
         """Bytes of its elements."""
         return prod(self.shape) * self.dtype.itemsize
 
-    def of(self, buffer: U8) -> NDArray[np.uint8] | NDArray[np.int32]:
+    def of(self, buffer: U8) -> NDArray[np.uint8] | NDArray[np.int32] | NDArray[np.float32]:
         """The tensor within a buffer."""
         return buffer[self.offset : self.offset + self.num_bytes].view(self.dtype).reshape(self.shape)
 
@@ -90,7 +92,9 @@ def _shapes(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> _Shapes:
     """All tensors of a view."""
     if view.kind is ModuleKind.BACKBONE:
         return _backbone_shapes(spec, plan, view)
-    return _text_shapes(plan, view) if view.holds_samples else _image_shapes(spec, plan, view)
+    if view.holds_samples:
+        return _text_shapes(plan, view)
+    return _audio_shapes(spec, plan, view) if view.reads_audio else _image_shapes(spec, plan, view)
 
 
 def _text_shapes(plan: StepPlan, view: ViewPlan) -> _Shapes:
@@ -130,6 +134,23 @@ def _image_shapes(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> _Shapes:
     if view.kind is ModuleKind.GENERATOR:
         shapes += [("loss_mask", _U8, (view.num_items,)), ("condition_offsets", _I32, (view.num_items + 1,))]
     return shapes
+
+
+def _audio_shapes(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> _Shapes:
+    audio = audio_sizing(spec.stream.sizing)
+    frames = clip_ends(audio, plan.samples, view.items)
+    return [
+        ("mel", _F32, (int(frames[-1]), audio.bins)),
+        ("cu_frames", _I32, (view.num_items + 1,)),
+        ("cu_positions", _I32, (view.num_items + 1,)),
+        ("cu_rows", _I32, (view.num_items + 1,)),
+    ]
+
+
+def clip_ends(sizing: AudioSizing, samples: StepSamples, clips: I64) -> I64:
+    """int64 [k + 1]: first frame of each clip's spectrogram in a view, and the total."""
+    frames = [served_frames(positions, sizing) for positions in samples.image_columns[clips].tolist()]
+    return np.cumsum([0, *frames])
 
 
 def num_patches(samples: StepSamples, images: I64) -> I64:

@@ -18,17 +18,19 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from dataserver.assembly.decoders import DECODERS, Item
 from dataserver.assembly.image_transforms import draw_transforms
 from dataserver.assembly.sequences import IGNORED, backbone_arrays, backbone_rotary_positions, text_arrays
-from dataserver.assembly.tensors import TensorSpec, num_patches, total_bytes
+from dataserver.assembly.tensors import TensorSpec, clip_ends, num_patches, total_bytes
 from dataserver.dataset import Dataset, Shard, texts_key
-from dataserver.images import U8, DrawnTransform, ImageShape, decode_patches
+from dataserver.images import U8
 from dataserver.planning import I64, Bool
 from dataserver.planning.job.fields import ModuleKind, Sizing
 from dataserver.planning.job.spec import JobSpec, ValidityPolicy
 from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.plan.views import ViewPlan
 from dataserver.planning.stream.captions import captions_of
+from dataserver.planning.stream.item_sizes import audio_sizing, item_tokens
 from dataserver.planning.stream.samples import ROW_BITS, StepSamples
 
 IMAGES_PER_TASK: Final = 8
@@ -146,7 +148,7 @@ def prepare_view(
         tensors=tensors,
         buffer=buffer,
         validity=np.where(counts > 0, Validity.UNKNOWN, Validity.VALID).astype(np.uint8),
-        tasks=tuple(_image_tasks(spec, plan.samples, images, datasets, by_name.get("patches"))),
+        tasks=tuple(_image_tasks(spec, plan.samples, images, datasets, by_name.get("mel", by_name.get("patches")))),
         images=images,
         tokens=plan.samples.tokens[view.items] if view.holds_samples else counts,
     )
@@ -186,8 +188,14 @@ def _sequences(
 
 
 def _offsets(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> dict[str, NDArray[np.int32]]:
-    """What a view of images holds beside pixels."""
+    """What a view of images holds beside pixels, and a view of clips beside spectrograms."""
     samples = plan.samples
+    if view.reads_audio:
+        lengths = (samples.image_columns[view.items], item_tokens(samples, spec.stream.sizing)[view.items])
+        positions, rows = (np.concatenate([[0], np.cumsum(n, dtype=np.int64)]) for n in lengths)
+        frames = clip_ends(audio_sizing(spec.stream.sizing), samples, view.items)
+        ends = {"cu_frames": frames, "cu_positions": positions, "cu_rows": rows}
+        return {name: array.astype(np.int32) for name, array in ends.items()}
     conditions = np.arange(view.num_items + 1) * spec.stream.generation.query_tokens
     return {
         "grid": np.stack([samples.image_rows[view.items], samples.image_columns[view.items]], axis=1),
@@ -198,23 +206,23 @@ def _offsets(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> dict[str, NDArray
 
 
 def _image_tasks(
-    spec: JobSpec, samples: StepSamples, images: _Images, datasets: Sequence[Dataset], patches: NDArray[Any] | None
+    spec: JobSpec, samples: StepSamples, images: _Images, datasets: Sequence[Dataset], target: NDArray[Any] | None
 ) -> Iterator[Callable[[], int]]:
-    """Yield tasks of a few images each, in the order in which storage has them.
+    """Yield tasks of a few images or clips each, in the order in which storage has them.
 
-    Without a tensor for them, patches go nowhere: validity is wanted all the same.
+    Without a tensor for them, patches and spectrograms go nowhere: validity is wanted all the same.
     """
     of, number = samples.locate(images.index)
     shard, row = np.divmod(samples.sample[of].astype(np.int64), 1 << ROW_BITS)
     dataset = samples.dataset[of]
-    ends = np.cumsum(num_patches(samples, images.index)).tolist()
+    rows, columns = (a[images.index].tolist() for a in (samples.image_rows, samples.image_columns))
+    drawn = draw_transforms(spec.stream, samples, list(zip(of.tolist(), number.tolist(), strict=True)))
     decoding = _Decoding(
         sizing=spec.stream.sizing,
         sources=[(datasets[d], datasets[d].shards[s]) for d, s in zip(dataset.tolist(), shard.tolist(), strict=True)],
         places=list(zip(row.tolist(), number.tolist(), strict=True)),
-        grids=list(zip(*(a[images.index].tolist() for a in (samples.image_rows, samples.image_columns)), strict=True)),
-        drawn=draw_transforms(spec.stream, samples, list(zip(of.tolist(), number.tolist(), strict=True))),
-        out=None if patches is None else [patches[a:b] for a, b in pairwise([0, *ends])],
+        items=list(map(Item, rows, columns, drawn)),
+        out=None if target is None else _parts_of(spec, samples, images.index, target),
         valid=images.valid,
     )
     order = np.lexsort((number, row, shard, dataset)).tolist()
@@ -223,18 +231,25 @@ def _image_tasks(
         yield partial(decoding.run, order[first : first + IMAGES_PER_TASK])
 
 
+def _parts_of(spec: JobSpec, samples: StepSamples, items: I64, target: NDArray[Any]) -> list[NDArray[Any]]:
+    """The rows of each item in the tensor of a view: of images or, where it holds floats, of clips."""
+    if target.dtype == np.float32:
+        ends = clip_ends(audio_sizing(spec.stream.sizing), samples, items).tolist()
+    else:
+        ends = [0, *np.cumsum(num_patches(samples, items)).tolist()]
+    return [target[a:b] for a, b in pairwise(ends)]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Decoding:
-    """What the tasks of a view share: of each of its k images, where it is stored and where its patches go."""
+    """What the tasks of a view share: of each of its k images or clips, where it is stored and where its rows go."""
 
     sizing: Sizing
     sources: list[tuple[Dataset, Shard]]
     places: list[tuple[int, int]]
     """Rows of the shards' indexes, and the numbers of the images within their samples."""
-    grids: list[tuple[int, int]]
-    """Rows and columns of patches."""
-    drawn: list[tuple[DrawnTransform, ...]]
-    out: list[U8] | None
+    items: list[Item]
+    out: list[NDArray[Any]] | None
     valid: Bool
     """bool [k]: what each task finds out."""
 
@@ -259,8 +274,6 @@ class _Decoding:
         else:
             encoded = (dataset.read(ref) for dataset, found in runs for ref in found)
         for n, ref, data in zip(chosen, refs, encoded, strict=True):
-            rows, columns = self.grids[n]
-            out = np.empty((rows * columns, self.sizing.patch**2 * 3), np.uint8) if self.out is None else self.out[n]
-            shape = ImageShape(ref.width, ref.height, ref.orientation, rows, columns, ref.may_be_truncated)
-            self.valid[n] = decode_patches(data, shape, self.sizing, out, self.drawn[n])
+            out = None if self.out is None else self.out[n]
+            self.valid[n] = DECODERS[ref.is_audio](data, ref, self.items[n], self.sizing, out)
         return num_bytes

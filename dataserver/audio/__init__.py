@@ -4,6 +4,7 @@ soundfile (libsndfile) and soxr, the extra `audio`, are imported where they are 
 """
 
 from dataserver.audio.decoding import AUDIO_VERSION, AudioShape, audio_fault_of, decode_mel
+from dataserver.audio.digest import audio_digest
 from dataserver.audio.formats import AUDIO_FORMAT_NAMES, AUDIO_SUFFIXES, audio_format_of
 from dataserver.audio.header import AudioHeader, AudioHeaderError, read_audio_header, require_audio
 from dataserver.audio.limits import MAX_AUDIO_BYTES, MAX_AUDIO_SECONDS, MAX_CHANNELS, SAMPLE_RATES
@@ -19,6 +20,7 @@ __all__ = [
     "AudioHeader",
     "AudioHeaderError",
     "AudioShape",
+    "audio_digest",
     "audio_fault_of",
     "audio_format_of",
     "decode_mel",

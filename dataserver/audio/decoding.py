@@ -8,7 +8,7 @@ The rules of audio version 1:
 3. The mean of all channels.
 4. Resampled to 16 kHz by soxr, quality HQ, to ceil(samples x 16,000 / rate) samples: cut, or filled up with zeros.
 5. Filled up with zeros to `max_seconds`, and `mel.log_mel` of the whole. Of a clip that is not padded the first frames
-   are served, as many as it has and two more that its tower's convolutions reach (`served_frames`).
+   are served: those that its tower's convolutions reach (`served_frames`).
 
 Values that are not finite make a clip invalid.
 """
@@ -21,7 +21,7 @@ import numpy as np
 from dataserver.audio.header import AudioHeaderError, open_clip
 from dataserver.audio.limits import MAX_AUDIO_BYTES
 from dataserver.audio.mel import F32, log_mel
-from dataserver.planning.job.fields.audio import HOP, SAMPLE_RATE, AudioSizing, clip_samples
+from dataserver.planning.job.fields import HOP, SAMPLE_RATE, AudioSizing, clip_samples
 
 AUDIO_VERSION: Final = 1
 """Of the rules above."""

@@ -32,8 +32,8 @@ AUDIO_FORMATS: Final = (
 )
 """An index stores the position of a format in this tuple: a new one is added at the end."""
 AUDIO_FORMAT_NAMES: Final = tuple(found.name for found in AUDIO_FORMATS)
-AUDIO_SUFFIXES: Final = frozenset({"wav", "flac", "mp3", "ogg", "oga", "opus"})
-"""Types of files that claim to be audio; how they begin decides what they are."""
+AUDIO_SUFFIXES: Final = frozenset({"wav", "flac", "mp3", "ogg", "oga", "opus", "clip"})
+"""Types of files that claim to be audio; how they begin decides what they are. Manifests name theirs `clip`."""
 
 
 def audio_format_of(data: bytes) -> AudioFormat | None:

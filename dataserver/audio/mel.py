@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.planning.job.fields.audio import HOP, SAMPLE_RATE
+from dataserver.planning.job.fields import HOP, SAMPLE_RATE
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]

@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 import tyro
 
 from dataserver.assembly import BYTES, Tokenizer, load_tokenizer
+from dataserver.audio import require_audio
 from dataserver.cli.arguments import MaybeInt, MaybePath, Switch, tokenizer_files
 from dataserver.cli.progress import progress_bar
 from dataserver.cli.ray_cluster import tasks_of
@@ -15,6 +16,7 @@ from dataserver.dataset import (
     OWN,
     UNENCODABLE,
     WHOLE,
+    AudioMembers,
     Dataset,
     Effect,
     Engine,
@@ -66,6 +68,7 @@ def index(
     shards: Annotated[str | None, tyro.conf.arg(metavar="I/N", help_behavior_hint="")] = None,
     engine: Literal["local", "ray"] = "local",
     images_root: MaybePath = None,
+    audio: Literal["ignore", "serve"] = "ignore",
 ) -> None:
     """Index datasets, count their tokens, and print their fingerprints.
 
@@ -92,6 +95,8 @@ def index(
             others. When all have ended, run the command once without this flag: it adds what belongs to the whole.
         engine: Where shards are read: on this machine, or on all nodes of a Ray cluster, which see the same files.
         images_root: Folder that the paths in manifests are relative to; by default that of each manifest.
+        audio: Members that are audio (.wav, .flac, .mp3, .ogg, .opus): ignore them, or serve them as parts of their
+            samples, which needs pip install 'disttrain[audio]' here and on servers.
     """
     if not paths:
         raise ValueError("no dataset is named; give at least one folder of shards")
@@ -111,7 +116,10 @@ def index(
         parse_captions(caption),
         join,
         images_root,
+        audio=AudioMembers(audio),
     )
+    if rules.audio is AudioMembers.SERVE:
+        require_audio()
     part = WHOLE if shards is None else _part(shards)
     with tasks_of(engine) as tasks:
         for path in map(location, paths):

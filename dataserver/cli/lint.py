@@ -7,11 +7,12 @@ from typing import Annotated, Final
 
 import tyro
 
+from dataserver.assembly import fault_of
 from dataserver.cli.arguments import MaybePath, Switch
 from dataserver.cli.progress import progress_bar
 from dataserver.dataset import KINDS, LintReport, location, printable
 from dataserver.dataset import lint as lint_dataset
-from dataserver.images import fault_of, silence_pillow_warnings
+from dataserver.images import silence_pillow_warnings
 from dataserver.outputs import require_writable
 
 FOUND: Final = 1

@@ -86,7 +86,7 @@ def sampled(dataset: Dataset, num_samples: int, sizing: Sizing) -> list[Sample]:
         shard = dataset.shards[number]
         row = position - int(ends[number]) + shard.num_samples
         first, end = shard.sizes().image_offsets[row : row + 2].tolist()
-        refs = [shard.image(row, i) for i in range(end - first)]
+        refs = [ref for ref in shard.images((row, i) for i in range(end - first)) if not ref.is_audio]
         found.append(Sample(tuple((ref, _shape(ref, sizing)) for ref in refs)))
     return found
 

@@ -24,6 +24,7 @@ from dataserver.dataset.index.arrays import Array, ArraysError, read_arrays, wri
 from dataserver.dataset.index.build import WHOLE, BuildReport, Part, build_index
 from dataserver.dataset.index.numeric import ShardSizes
 from dataserver.dataset.index.rules import (
+    AudioMembers,
     IndexRules,
     KeyEnd,
     MetadataKeys,
@@ -59,6 +60,7 @@ __all__ = [
     "WHOLE",
     "Array",
     "ArraysError",
+    "AudioMembers",
     "BlockCounts",
     "BlockFiles",
     "BlockKey",

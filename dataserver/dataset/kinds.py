@@ -39,12 +39,14 @@ TOO_MANY_SCALARS: Final = "too_many_scalars"
 TRUNCATED_IMAGE: Final = "truncated_image"
 UNREAD_FILE: Final = "unread_file"
 UNUSED_PART: Final = "unused_part"
+UNUSED_AUDIO: Final = "unused_audio"
 NEEDS_SPECIAL_MEMBER: Final = "needs_special_member"
 ODD_VALUES: Final = "odd_values"
 UNUSABLE_COLUMN: Final = "unusable_column"
 
 KINDS: Final[Mapping[str, Effect]] = {
     "bad_document": Effect.LEFT_OUT,
+    "audio_too_large": Effect.LEFT_OUT,
     BAD_JSON: Effect.LEFT_OUT,
     CORRUPT_PARQUET: Effect.LEFT_OUT,
     "corrupt_tar": Effect.LEFT_OUT,
@@ -83,6 +85,7 @@ KINDS: Final[Mapping[str, Effect]] = {
     "trailing_data": Effect.IGNORED,
     UNREAD_FILE: Effect.IGNORED,
     UNUSABLE_COLUMN: Effect.IGNORED,
+    UNUSED_AUDIO: Effect.IGNORED,
     UNUSED_PART: Effect.IGNORED,
     "unsafe_name": Effect.IGNORED,
 }

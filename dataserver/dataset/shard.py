@@ -20,7 +20,7 @@ from dataserver.dataset.index.format import (
     read_findings,
 )
 from dataserver.dataset.index.numeric import NumericColumns, ShardSizes, read_numeric
-from dataserver.dataset.index.rules import TruncatedImages, read_rules
+from dataserver.dataset.index.rules import AudioMembers, TruncatedImages, read_rules
 from dataserver.dataset.index.token_ids import TokenIds
 from dataserver.dataset.index.tokens import I32, TokenCounts, counted_tokenizers, read_counts
 from dataserver.dataset.quarantine import Quarantine
@@ -62,6 +62,8 @@ class ImageRef(NamedTuple):
     orientation: int
     may_be_truncated: bool = False
     """Whether its data may end too early, by the rules of the index."""
+    is_audio: bool = False
+    """Whether it is a clip: of `width` samples, `height` of them in a second, and `orientation` channels."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,6 +134,11 @@ class Shard:
     def columns(self) -> Mapping[str, str]:
         """Filter columns of this shard: name -> Arrow type."""
         return {**dict.fromkeys(IMAGE_COLUMNS, "int64"), **self.sidecar_columns}
+
+    @property
+    def may_have_audio(self) -> bool:
+        """Whether members that are audio are parts of its samples."""
+        return read_rules(self.header.rules).get("audio") == AudioMembers.SERVE
 
     def keys(self) -> list[str]:
         """Return the samples' keys in row order."""
@@ -238,6 +245,7 @@ class Shard:
             int(rows.image_height[at]),
             int(rows.orientation[at]),
             self.may_have_truncated_images,
+            rows.image_modality is not None and bool(rows.image_modality[at]),
         )
 
     def column(self, name: str) -> "pa.Array":
@@ -259,6 +267,8 @@ class Shard:
         sizes = self._rows()
         values = sizes.image_width if name == "width" else sizes.image_height
         has_image = np.diff(sizes.image_offsets) > 0
+        if sizes.image_modality is not None:  # images come before clips
+            has_image[has_image] = sizes.image_modality[sizes.image_offsets[:-1][has_image]] == 0
         first = np.zeros(self.num_samples, np.int64)
         first[has_image] = values[sizes.image_offsets[:-1][has_image]]
         true_sizes = pa.array(first, mask=~has_image)

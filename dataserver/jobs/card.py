@@ -87,7 +87,7 @@ class DatasetCard:
     """Of all shards."""
     num_samples: int
     forms: Mapping[str, int]
-    """Samples by their images: none, one, several."""
+    """Samples by their images: none, one, several; and those with clips."""
     num_images: int
     tokens: Mapping[str, int]
     """Of all texts, by caption."""
@@ -128,7 +128,14 @@ class _Card:
         self._dataset, self._digest = dataset, tokenizer_digest
         self._filters = [self._parts(text) for text in filters]
         self._dropped = [np.zeros((len(parts), 2), np.int64) for parts in self._filters]
-        names = "text tokens", "images of a sample", "image width", "image height", "bytes of an image"
+        names = (
+            "text tokens",
+            "images of a sample",
+            "image width",
+            "image height",
+            "bytes of an image",
+            "seconds of a clip",
+        )
         self._histograms = tuple(map(Histogram, names))
         self._forms, self._nulls, self._tokens = Counter[str](), Counter[str](), Counter[str]()
         self._types: dict[str, dict[str, None]] = {}
@@ -143,17 +150,23 @@ class _Card:
     def add(self, shard: Shard) -> None:
         """Add what a shard holds."""
         sizes = shard.sizes()
-        images = np.diff(sizes.image_offsets)
-        self._images += len(sizes.image_width)
+        is_image = np.ones(len(sizes.image_width), np.bool_)
+        if sizes.image_modality is not None:
+            is_image = sizes.image_modality == 0
+        images, clips = (row_sums(of, sizes.image_offsets) for of in (is_image, ~is_image))
+        self._images += int(is_image.sum())
         self._forms.update(
             {
-                "text alone": int((images == 0).sum()),
-                "one image": int((images == 1).sum()),
-                "several images": int((images > 1).sum()),
+                "text alone": int(((images == 0) & (clips == 0)).sum()),
+                "one image": int(((images == 1) & (clips == 0)).sum()),
+                "several images": int(((images > 1) & (clips == 0)).sum()),
+                "with audio": int((clips > 0).sum()),
             }
         )
         own = row_sums(shard.token_counts(texts_key(self._digest)), sizes.text_offsets)
-        columns: list[NDArray[Any]] = [own, images, sizes.image_width, sizes.image_height, shard.image_bytes()]
+        seconds = -(-sizes.image_width[~is_image] // sizes.image_height[~is_image])
+        of_images = (values[is_image] for values in (sizes.image_width, sizes.image_height, shard.image_bytes()))
+        columns: list[NDArray[Any]] = [own, images, *of_images, seconds]
         for histogram, values in zip(self._histograms, columns, strict=True):
             histogram.add(values)
         self._tokens[OWN] += int(own.sum())

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dataserver.assembly import BYTES, Tokenizer, check_tokenizer, load_tokenizer
+from dataserver.audio import audio_digest, require_audio
 from dataserver.dataset import Dataset
 from dataserver.jobs.errors import DatasetMismatchError, DatasetUnknownError, TokenizerUnknownError
 from dataserver.planning.job.fields import DatasetSpec, Stream, TokenizerSpec
@@ -78,6 +79,8 @@ class Catalog:
                 f"{found or 'none'}: start the server with --quarantine {spec.name}=FILE of that list, or leave "
                 "quarantine out of a new job, to take this one"
             )
+        if dataset.has_audio:
+            _require_audio(spec.name)
         return dataset
 
     def named_dataset(self, name: str) -> Dataset:
@@ -93,6 +96,16 @@ class Catalog:
                 f"start the server (or command) with --dataset {name[:128]}=PATH"
             )
         return dataset
+
+    def audio_digest(self) -> str:
+        """Digest of what this machine makes of audio clips; empty where no dataset has any, or it cannot read them."""
+        if not any(dataset.has_audio for dataset in self.datasets.values()):
+            return ""
+        try:
+            require_audio()
+        except ValueError:  # jobs on that dataset are refused with the reason
+            return ""
+        return audio_digest()
 
     def check_tokenizer(self, spec: TokenizerSpec) -> None:
         """Find out whether the tokenizer of a job is here.
@@ -116,6 +129,14 @@ class Catalog:
                 f"start the server (or command) with --tokenizer {name[:128]}=FILE"
             )
         return tokenizer
+
+
+def _require_audio(name: str) -> None:
+    """Raise DatasetUnknownError where this server cannot decode audio."""
+    try:
+        require_audio()
+    except ValueError as error:
+        raise DatasetUnknownError(f"dataset {name!r} cannot be served here: {error}") from error
 
 
 def quarantine_digest(dataset: Dataset) -> str:

@@ -180,6 +180,7 @@ class JobPlanner:
         """
         lengths, certain = axis_lengths(self.job.stream, statistics)
         clear = limits.add_statistics(dataset, longest)
+        clear &= ~self._tables.may_have_audio(dataset)  # statistics do not tell clips from images
         for shard in np.flatnonzero(~(certain & clear)).tolist():
             yield_point()
             table = self._tables.table(dataset, shard)

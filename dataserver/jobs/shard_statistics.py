@@ -62,6 +62,8 @@ class Rules:
         key = [self.tokenizer_digest, *grid, self.filter, self.quarantine.digest if self.quarantine else ""]
         if self.captions != OWN_CAPTION:
             key += [self.captions.key(), self.longest]
+        if self.sizing.audio is not None:
+            key.append({"audio": self.sizing.audio.model_dump(exclude_none=True)})
         return key if self.sizing.rule is None else [*key, self.sizing.of_rule()]
 
 
@@ -176,6 +178,7 @@ def columns_of(shard: Shard, tokenizer_digest: str, captions: Captions) -> Shard
         image_width=sizes.image_width,
         image_height=sizes.image_height,
         caption_tokens=tokens,
+        image_modality=sizes.image_modality,
     )
 
 

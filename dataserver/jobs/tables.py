@@ -5,10 +5,13 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
 
+import numpy as np
+
 from dataserver.dataset import Dataset, DatasetError, Filter, FilterError, compile_filter
 from dataserver.jobs.cache import JobCache
 from dataserver.jobs.memory_usage import memory_of
 from dataserver.jobs.shard_statistics import Rules, columns_of, rows_left
+from dataserver.planning import Bool
 from dataserver.planning.job.fields import DatasetSpec
 from dataserver.planning.job.identity import Job
 from dataserver.planning.stream.captions import Captions
@@ -44,6 +47,10 @@ class ShardTables:
     def num_shards(self, dataset: int) -> int:
         """Shards of a dataset."""
         return len(self._datasets[dataset].shards)
+
+    def may_have_audio(self, dataset: int) -> Bool:
+        """Which shards of a dataset may have clips. bool [shards]."""
+        return np.array([shard.may_have_audio for shard in self._datasets[dataset].shards], np.bool_)
 
     def table(self, dataset: int, shard: int) -> ShardTable:
         """The sized samples of a shard.

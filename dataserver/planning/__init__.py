@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
+U8 = NDArray[np.uint8]
 Bool = NDArray[np.bool_]
 
 

@@ -162,7 +162,7 @@ class DataService:
         """List the newest measured times."""
         return pb.ListStepTimesResponse(times=self._known(request.job_id, context).times.newest())
 
-    def GetServerInfo(self, _request: pb.GetServerInfoRequest, _: grpc.ServicerContext) -> pb.GetServerInfoResponse:
+    def GetServerInfo(self, _: pb.GetServerInfoRequest, context: grpc.ServicerContext) -> pb.GetServerInfoResponse:
         """Say what this server supports."""
         from importlib.metadata import version  # loads a parser of mail
 
@@ -178,6 +178,7 @@ class DataService:
             max_message_bytes=MAX_MESSAGE_BYTES,
             stream_bytes=self._config.stream_bytes,
             memory_socket=self._streams.shared.shared_memory.name,
+            audio_digest=self._access.catalog(context).audio_digest(),
         )
 
     def GetDatasetInfo(

@@ -22,6 +22,7 @@ _DTYPES = {
     np.dtype(np.uint8): microbatch_pb2.DATA_TYPE_UINT8,
     np.dtype(np.int32): microbatch_pb2.DATA_TYPE_INT32,
     np.dtype(np.int64): microbatch_pb2.DATA_TYPE_INT64,
+    np.dtype(np.float32): microbatch_pb2.DATA_TYPE_FLOAT32,
 }
 
 Compressor = Callable[[memoryview], bytes]

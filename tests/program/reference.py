@@ -70,9 +70,10 @@ def _run(
 
 
 def _encoded(case: Case, module: TrainedModule, name: str, batch: Batch) -> Tensor:
-    """What an encoder makes of its images."""
+    """What an encoder makes of its images, or clips."""
     if name not in case.modules:
-        return module.network(*(batch.tensors[key] for key in ("patches", "grid", "cu_patches")))
+        names = ("mel", "cu_frames", "cu_positions") if "mel" in batch.tensors else ("patches", "grid", "cu_patches")
+        return module.network(*(batch.tensors[key] for key in names))
     rows = module.forward(View(batch.tensors, batch.items, NoiseKey.of(case.parsed.stream)), None).rows
     assert rows is not None
     return rows.values

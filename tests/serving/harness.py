@@ -31,7 +31,11 @@ TIMEOUT_S = 60
 Options = tuple[tuple[str, int], ...]
 FIXED_WINDOW: Options = (("grpc.http2.bdp_probe", 0),)
 """For consumers that do not read: the transport takes 64 KiB off the server's hands, not as much as it thinks fit."""
-DTYPES = {microbatch_pb2.DATA_TYPE_UINT8: np.dtype("u1"), microbatch_pb2.DATA_TYPE_INT32: np.dtype("<i4")}
+DTYPES = {
+    microbatch_pb2.DATA_TYPE_UINT8: np.dtype("u1"),
+    microbatch_pb2.DATA_TYPE_INT32: np.dtype("<i4"),
+    microbatch_pb2.DATA_TYPE_FLOAT32: np.dtype("<f4"),
+}
 
 
 def index(folder: Path) -> Path:

@@ -17,6 +17,7 @@ from trainclient.checkpoint.folder import explained, stored_tensors
 from trainclient.checkpoint.selection import newest
 from trainclient.checkpoint.state import CheckpointError, TrainerState, is_state, read_manifest
 from trainclient.checkpoint.sums import damages
+from trainclient.models.audio_encoder import AudioEncoderConfig
 from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.encoder import EncoderConfig
 from trainclient.models.hf import TrainedPart, Usage, export_adapter, export_pretrained, export_whole
@@ -115,7 +116,7 @@ def _dtype(config: ExportConfig) -> torch.dtype | None:
 
 def _read_module(
     path: Path, name: str, described: Mapping[str, Any]
-) -> tuple[EncoderConfig | BackboneConfig, dict[str, Tensor]]:
+) -> tuple[EncoderConfig | AudioEncoderConfig | BackboneConfig, dict[str, Tensor]]:
     """The sizes and the parameters of a module, by their names in exports."""
     sizes, names = _sizes(name, described)
     return sizes, {names.get(ours, ours): tensor for ours, tensor in _read(path, name).items()}
@@ -137,7 +138,9 @@ def _adapters(described: Mapping[str, Any]) -> LowRank | None:
     return LowRank(**described["lora"]) if "lora" in described else None
 
 
-def _sizes(name: str, described: Mapping[str, Any]) -> tuple[EncoderConfig | BackboneConfig, Mapping[str, str]]:
+def _sizes(
+    name: str, described: Mapping[str, Any]
+) -> tuple[EncoderConfig | AudioEncoderConfig | BackboneConfig, Mapping[str, str]]:
     """The sizes that a checkpoint describes, and the parameters that are exported by other names."""
     fields = {key: value for key, value in described.items() if key not in ("kind", "lora", "loss")}
     found = exported_as(described)

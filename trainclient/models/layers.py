@@ -55,6 +55,7 @@ class SelfAttention(SplitLayer):
         *,
         bias: bool,
         causal: bool,
+        key_bias: bool | None = None,
         output_bias: bool | None = None,
         head_dim: int | None = None,
         head_norm: Callable[[int], RmsNorm] | None = None,
@@ -70,6 +71,7 @@ class SelfAttention(SplitLayer):
             groups: heads of keys and values.
             bias: whether queries, keys and values have biases.
             causal: whether a row sees only itself and rows before it.
+            key_bias: whether keys have a bias; by default as `bias`.
             output_bias: whether the output has a bias; by default as `bias`.
             head_dim: size of a head; by default width / heads.
             head_norm: makes the norm of each query head, and that of each key head, from their size; by default none.
@@ -84,7 +86,7 @@ class SelfAttention(SplitLayer):
         self.two_way = two_way
         self.head_dim = width // heads if head_dim is None else head_dim
         self.query = nn.Linear(width, heads * self.head_dim, bias=bias)
-        self.key = nn.Linear(width, groups * self.head_dim, bias=bias)
+        self.key = nn.Linear(width, groups * self.head_dim, bias=bias if key_bias is None else key_bias)
         self.value = nn.Linear(width, groups * self.head_dim, bias=bias)
         self.output = nn.Linear(heads * self.head_dim, width, bias=bias if output_bias is None else output_bias)
         self.query_factor = score_scale * self.head_dim**0.5 if score_scale else 1.0

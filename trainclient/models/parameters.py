@@ -1,7 +1,7 @@
 """What concerns the parameters of any module: their initial values and their gradients."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -18,7 +18,8 @@ def initialise(module: nn.Module, seed: int, prefix: str) -> None:
     the same weights. Values are drawn on the CPU in float32, then rounded to the parameter's dtype.
 
     Linear weights get a standard deviation of 1 / sqrt(inputs), embeddings 1, biases 0, norms 1; a module (or the
-    owner of a bare parameter) that sets `initial_std` overrules it, or names constants in `initial_values`.
+    owner of a bare parameter) that sets `initial_std` overrules it, or names constants in `initial_values`, or
+    functions of the shape in `initial_tables`.
 
     Args:
         module: a module whose memory exists (not on the meta device).
@@ -56,6 +57,9 @@ def _initial_value(owner: nn.Module, name: str, shape: torch.Size, seed: int, fu
     constants: Mapping[str, float] = getattr(owner, "initial_values", {})
     if name in constants:
         return torch.full(shape, constants[name])
+    tables: Mapping[str, Callable[[torch.Size], Tensor]] = getattr(owner, "initial_tables", {})
+    if name in tables:
+        return tables[name](shape)
     if isinstance(owner, nn.RMSNorm | nn.LayerNorm):
         return torch.ones(shape) if name == "weight" else torch.zeros(shape)
     if name == "bias":

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, TypeVar
 
+from trainclient.models.audio_encoder import AudioEncoderConfig
 from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.encoder import EncoderConfig
 from trainclient.models.generator import GeneratorConfig
@@ -14,7 +15,7 @@ Size = TypeVar("Size")
 
 @dataclass(frozen=True, slots=True)
 class ImageModuleSize:
-    """A size of an encoder or a generator."""
+    """A size of an encoder, of images or audio, or of a generator."""
 
     layers: int
     width: int
@@ -41,6 +42,13 @@ ENCODERS: Final[Mapping[str, ImageModuleSize]] = MappingProxyType(
         "vit-h": ImageModuleSize(layers=32, width=1280, heads=16, mlp_width=5120),
     }
 )
+AUDIO_ENCODERS: Final[Mapping[str, ImageModuleSize]] = MappingProxyType(
+    {
+        "tiny": ImageModuleSize(layers=2, width=64, heads=4, mlp_width=256),
+        # Whisper's encoder, arXiv 2212.04356, table 1; also Qwen2-Audio's.
+        "whisper-large": ImageModuleSize(layers=32, width=1280, heads=20, mlp_width=5120),
+    }
+)
 # DistTrain (arXiv 2408.04275), table 2.
 BACKBONES: Final[Mapping[str, BackboneSize]] = MappingProxyType(
     {
@@ -62,6 +70,12 @@ def encoder_config(name: str, patch: int, merge: int, output_dim: int) -> Encode
     """Config of a named encoder; ValueError for an unknown name."""
     size = _preset("encoder", ENCODERS, name)
     return EncoderConfig(size.layers, size.width, size.heads, size.mlp_width, patch, merge, output_dim)
+
+
+def audio_encoder_config(name: str, bins: int, merge: int, output_dim: int) -> AudioEncoderConfig:
+    """Config of a named encoder of audio; ValueError for an unknown name."""
+    size = _preset("encoder of audio", AUDIO_ENCODERS, name)
+    return AudioEncoderConfig(size.layers, size.width, size.heads, size.mlp_width, bins, merge, output_dim)
 
 
 def backbone_config(name: str, vocab_size: int, query_tokens: int) -> BackboneConfig:

@@ -5,14 +5,16 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 from dataserver.planning.job.spec import JobSpec
+from dataserver.planning.stream.item_sizes import audio_sizing
+from trainclient.models.audio_encoder import AudioEncoderConfig
 from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.encoder import EncoderConfig
 from trainclient.models.generator import GeneratorConfig
 from trainclient.models.towers import ImageTowerConfig, TextTowerConfig
 
-Sizes = EncoderConfig | BackboneConfig | GeneratorConfig
+Sizes = EncoderConfig | AudioEncoderConfig | BackboneConfig | GeneratorConfig
 
-WHAT: Final = {EncoderConfig: "an encoder", BackboneConfig: "a backbone"}
+WHAT: Final = {EncoderConfig: "an encoder", AudioEncoderConfig: "an encoder of audio", BackboneConfig: "a backbone"}
 """What a checkpoint is, in words."""
 
 
@@ -20,7 +22,7 @@ WHAT: Final = {EncoderConfig: "an encoder", BackboneConfig: "a backbone"}
 class Pretrained:
     """How a kind of module starts from a checkpoint."""
 
-    source: type[EncoderConfig] | type[BackboneConfig]
+    source: type[EncoderConfig] | type[AudioEncoderConfig] | type[BackboneConfig]
     """The model of the checkpoint."""
     sizes: Callable[[Any, JobSpec, int], Sizes]
     """Sizes of the module, given those of the checkpoint, the job and a width as in `Family.sizes`; ValueError says
@@ -34,6 +36,26 @@ def pretrained_encoder(found: EncoderConfig, job: JobSpec, width: int) -> Sizes:
     if found.is_bare:
         found = replace(found, merge=job.stream.sizing.merge, output_dim=width)
     return _fitting(found, job, width)
+
+
+def pretrained_audio(found: AudioEncoderConfig, job: JobSpec, width: int) -> Sizes:
+    """An encoder of audio; Whisper's gets a projector that begins untrained."""
+    audio = audio_sizing(job.stream.sizing)
+    if found.bins != audio.bins:
+        raise ValueError(f"have bins {found.bins}, and the job's sizing.audio.bins is {audio.bins}; set it to that")
+    if found.positions * 2 < audio.max_frames:
+        raise ValueError(
+            f"know {found.positions} positions, and clips of the job have up to {audio.max_frames // 2}; lower "
+            "sizing.audio.max_seconds"
+        )
+    if found.merge == 1 and found.output_dim == found.width:
+        return replace(found, merge=audio.merge, output_dim=width)
+    if (found.merge, found.output_dim) != (audio.merge, width):
+        raise ValueError(
+            f"have merge {found.merge} and a projector to width {found.output_dim}, and the job sizing.audio.merge "
+            f"{audio.merge} and a backbone of width {width}; they must be the same"
+        )
+    return found
 
 
 def pretrained_image_tower(found: EncoderConfig, job: JobSpec, width: int) -> Sizes:

@@ -13,19 +13,23 @@ from typing import Any, Final
 
 from dataserver.planning.job.fields import Modality, ModuleKind, ModuleSpec
 from dataserver.planning.job.spec import JobSpec
+from dataserver.planning.stream.item_sizes import audio_sizing
 from trainclient.exchange.message_header import Kind
+from trainclient.models.audio_encoder import AudioEncoder, AudioEncoderConfig
 from trainclient.models.backbone import BackboneStage, stage_layers
 from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.encoder import EncoderConfig, ImageEncoder
 from trainclient.models.generator import GeneratorConfig, ImageGenerator
-from trainclient.models.presets import backbone_config, encoder_config, generator_config
+from trainclient.models.presets import audio_encoder_config, backbone_config, encoder_config, generator_config
 from trainclient.models.towers import IN_ENCODER, ImageTower, ImageTowerConfig, TextTower, TextTowerConfig, TowerStage
+from trainclient.modules.audio_encoder import EncoderOfAudio
 from trainclient.modules.backbone import Backbone
 from trainclient.modules.encoder import Encoder
 from trainclient.modules.generator import Generator
 from trainclient.modules.pretrained import (
     Pretrained,
     Sizes,
+    pretrained_audio,
     pretrained_backbone,
     pretrained_encoder,
     pretrained_image_tower,
@@ -75,6 +79,8 @@ def rows_of(module: ModuleSpec) -> Kind:
 def exported_as(described: Mapping[str, Any]) -> Pretrained | None:
     """As what a module that a checkpoint describes (`Models.describe`) is exported: what can begin as it; None if
     nothing of ours can be read back."""
+    if described.get("bins"):  # of audio
+        return _FAMILIES[Modality.AUDIO].begins_as
     if described["kind"] == ModuleKind.TOWER:  # of images, with positions as SigLIP's
         return _IMAGE_TOWER if described.get("position_grid") else None
     return _FAMILIES[ModuleKind(described["kind"])].begins_as
@@ -85,6 +91,8 @@ def parts_of_whole(modules: Mapping[str, Mapping[str, Any]]) -> dict[str, list[s
     found: dict[str, list[str]] = {}
     for name, described in modules.items():
         kind = ModuleKind(described["kind"])
+        if described.get("bins"):  # no released model that is whole has audio here
+            continue
         if kind in _FAMILIES and _FAMILIES[kind].in_whole:
             found.setdefault(str(kind), []).append(name)
     return found
@@ -130,6 +138,11 @@ def _encoder_sizes(preset: str, job: JobSpec, width: int) -> Sizes:
     return encoder_config(preset, sizing.patch, sizing.merge, width)
 
 
+def _audio_sizes(preset: str, job: JobSpec, width: int) -> Sizes:
+    audio = audio_sizing(job.stream.sizing)
+    return audio_encoder_config(preset, audio.bins, audio.merge, width)
+
+
 def _backbone_sizes(preset: str, job: JobSpec, width: int) -> Sizes:
     del width
     return backbone_config(preset, job.stream.tokenizer.vocab_size, _query_tokens(job))
@@ -152,6 +165,10 @@ def _generator_sizes(preset: str, job: JobSpec, width: int) -> Sizes:
 
 def _encoder(site: Site, sizes: EncoderConfig) -> TrainedModule:
     return Encoder(ImageEncoder(sizes, checkpoint=bool(site.module.recompute)))
+
+
+def _audio_encoder(site: Site, sizes: AudioEncoderConfig) -> TrainedModule:
+    return EncoderOfAudio(AudioEncoder(sizes, checkpoint=bool(site.module.recompute)))
 
 
 def _backbone(site: Site, sizes: BackboneConfig) -> TrainedModule:
@@ -182,6 +199,7 @@ def _tower(
 
 
 _ENCODER: Final = Pretrained(EncoderConfig, pretrained_encoder)
+_AUDIO: Final = Pretrained(AudioEncoderConfig, pretrained_audio)
 _BACKBONE: Final = Pretrained(BackboneConfig, _pretrained_backbone)
 _IMAGE_TOWER: Final = Pretrained(EncoderConfig, pretrained_image_tower, IN_ENCODER)
 _TEXT_TOWER: Final = Pretrained(BackboneConfig, pretrained_text_tower)
@@ -203,6 +221,7 @@ _FAMILIES: Final[Mapping[ModuleKind | Modality, Family]] = MappingProxyType(
             spine=True,
         ),
         ModuleKind.GENERATOR: Family("generator", Kind.CONDITIONS, GENERATOR_BLOCK, _generator_sizes, _generator),
+        Modality.AUDIO: Family("encoder", Kind.EMBEDDINGS, ENCODER_BLOCK, _audio_sizes, _audio_encoder, _AUDIO),
         Modality.IMAGE: Family(
             "encoder",
             Kind.ACTIVATIONS,

@@ -75,8 +75,9 @@ class Fleet:
         self._lock = threading.Lock()
         """Guards the two below; never held during a call. Both may be read without it."""
         self._infos: dict[str, GetServerInfoResponse] = {}
-        self._reference: tuple[str, str] | None = None
-        """The server whose bytes were used first, and its content digest."""
+        self._reference: tuple[str, str, str] | None = None
+        """The server whose bytes were used first, its content digest, and the audio digest of the first one that sent
+        spectrograms."""
 
     def attempt(self, action: Callable[[Endpoint], _Result], guard: CallGuard) -> _Result:
         """Do something at one server after the other until it succeeds.
@@ -160,27 +161,33 @@ class Fleet:
             with self._lock:
                 self._infos[endpoint.address] = info
         if self._reference is not None:
-            self.commit(endpoint, info.content_digest)
+            self.commit(endpoint, info)
         if job is not None:
             _check_versions(endpoint.address, info, job)
         return info
 
-    def commit(self, endpoint: Endpoint, digest: str) -> None:
+    def commit(self, endpoint: Endpoint, info: GetServerInfoResponse, of_audio: bool = False) -> None:
         """Note that a server's bytes are used: from now on all others have to decode like it.
 
-        Only bytes commit, not answers: a server that is found to be odd before it sent any decides nothing.
+        Only bytes commit, not answers: a server that is found to be odd before it sent any decides nothing. Where bytes
+        are spectrograms (`of_audio`), all have to make the same of audio as well; those that have none are not asked.
 
         Raises:
             ServerMismatchError: other bytes were used before.
         """
         with self._lock:
-            self._reference = self._reference or (endpoint.address, digest)
-            used, wanted = self._reference
-        if digest != wanted:
-            raise ServerMismatchError(
-                f"servers {used} and {endpoint.address} decode differently, content digests {wanted} and {digest}: "
-                "install the same release with the same image libraries on all servers of a fleet"
-            )
+            used, wanted, audio = self._reference or (endpoint.address, info.content_digest, "")
+            audio = audio or (info.audio_digest if of_audio else "")
+            self._reference = used, wanted, audio
+        for what, found, expected in (
+            ("image", info.content_digest, wanted),
+            ("audio", info.audio_digest or audio, audio or info.audio_digest),
+        ):
+            if found != expected:
+                raise ServerMismatchError(
+                    f"servers {used} and {endpoint.address} decode differently, content digests {expected} and {found}:"
+                    f" install the same release with the same {what} libraries on all servers of a fleet"
+                )
 
     def forget(self, endpoint: Endpoint) -> None:
         """Have a server checked again before its next use.

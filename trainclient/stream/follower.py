@@ -156,7 +156,7 @@ class Follower:
                 microbatch = self._receive(head, payloads, mapped, endpoint.address)
                 if microbatch is None:
                     continue
-                self._fleet.commit(endpoint, info.content_digest)
+                self._fleet.commit(endpoint, info, of_audio="mel" in microbatch.tensors)
                 self._cursor = microbatch.cursor.after(microbatch.num_microbatches)
                 self._handoff.put(self._shown(microbatch))
                 rotation.succeeded()

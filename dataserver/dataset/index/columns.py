@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dataserver.images import FORMAT_NAMES, MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
+from dataserver.dataset.shards.modalities import IMAGES, MODALITIES, modality_of_format
+from dataserver.images import MAX_IMAGE_BYTES
 
 IMAGE_TYPE: Final = pa.struct(
     [
@@ -35,12 +36,9 @@ META_TYPES: Final = (pa.int64(), pa.float64(), pa.bool_(), pa.string())
 RANGES: Final = {
     "offset": (0, np.iinfo(np.int64).max - MAX_IMAGE_BYTES),
     "length": (0, MAX_IMAGE_BYTES),
-    "width": (1, MAX_IMAGE_PIXELS),
-    "height": (1, MAX_IMAGE_PIXELS),
-    "orientation": (1, 8),
-    "format": (0, len(FORMAT_NAMES) - 1),
+    **IMAGES.ranges,
 }
-"""Least and greatest value of each field of an image."""
+"""Least and greatest value of each field of an image; of a clip, of the two that say where it lies."""
 
 
 def check_schema(schema: pa.Schema, meta_prefix: str) -> None:
@@ -78,7 +76,9 @@ def check_rows(rows: pa.RecordBatch, num_rows: int) -> None:
         raise ValueError("it holds a text of a negative size")
     if "images" in core:
         images = core["images"].flatten()
-        check_images({name: images.field(name).to_numpy() for name in RANGES})
+        names = [field.name for field in IMAGE_TYPE]
+        fields = {name: images.field(name).to_numpy() for name in names}
+        check_images(fields, modality_of_format(fields["format"]))
 
 
 def _parts(values: pa.Array) -> Iterator[pa.Array]:
@@ -108,12 +108,28 @@ def _counts_by_kind(kinds: pa.ListArray) -> tuple[npt.NDArray[np.int64], npt.NDA
     return lengths - images, images
 
 
-def check_images(fields: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Raise ValueError, which says what is wrong, if fields of images are beyond `RANGES`; int [images] each."""
-    for name, found in fields.items():
-        least, greatest = RANGES[name]
-        if found.min(initial=least) < least or found.max(initial=greatest) > greatest:
-            raise ValueError(f"it gives images a {name} of {found.min()}..{found.max()}, not of {least}..{greatest}")
-    pixels = fields["width"].astype(np.int64) * fields["height"]
-    if pixels.max(initial=0) > MAX_IMAGE_PIXELS:
-        raise ValueError(f"it gives an image {pixels.max()} pixels, the limit is {MAX_IMAGE_PIXELS}")
+def check_images(fields: Mapping[str, npt.NDArray[Any]], modality: npt.NDArray[np.uint8] | None = None) -> None:
+    """Raise ValueError, which says what is wrong, if fields of images or clips are out of range.
+
+    Args:
+        fields: of `IMAGE_TYPE`, int [m] each.
+        modality: uint8 [m], of each; None where all are images.
+    """
+    for name in (RANGES.keys() - IMAGES.ranges.keys()) & fields.keys():
+        _check_range("images", name, fields[name], *RANGES[name])
+    if modality is None:
+        modality = np.zeros(len(fields["width"]), np.uint8)
+    if modality.max(initial=0) >= len(MODALITIES):
+        raise ValueError(f"it holds a part of the unknown modality {modality.max()}")
+    for known in MODALITIES:
+        own = {name: values[modality == known.number] for name, values in fields.items()}
+        for name in known.ranges.keys() & own.keys():
+            _check_range(known.name, name, own[name], *known.ranges[name])
+        most = known.extent(own).max(initial=0)
+        if most > known.most:
+            raise ValueError(f"it gives {known.one} {most} {known.unit}, the limit is {known.most}")
+
+
+def _check_range(what: str, name: str, found: npt.NDArray[Any], least: int, greatest: int) -> None:
+    if found.min(initial=least) < least or found.max(initial=greatest) > greatest:
+        raise ValueError(f"it gives {what} a {name} of {found.min()}..{found.max()}, not of {least}..{greatest}")

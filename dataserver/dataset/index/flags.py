@@ -32,6 +32,7 @@ def flags_of(rules: IndexRules) -> list[str]:
         "--truncated-images": (rules.truncated_images, DEFAULT_RULES.truncated_images),
         "--key": (rules.key, DEFAULT_RULES.key),
         "--several-images": (rules.several_images, DEFAULT_RULES.several_images),
+        "--audio": (rules.audio, DEFAULT_RULES.audio),
     }
     flags = [text for flag, (value, default) in chosen.items() if value != default for text in (flag, str(value))]
     if rules.allow_duplicates:

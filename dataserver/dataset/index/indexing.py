@@ -35,6 +35,7 @@ from dataserver.dataset.index.known import state_of, write_known
 from dataserver.dataset.index.numeric import numeric_path, write_numeric
 from dataserver.dataset.index.rules import (
     DEFAULT_RULES,
+    AudioMembers,
     IndexRules,
     KeyEnd,
     LoneTexts,
@@ -44,7 +45,7 @@ from dataserver.dataset.index.rules import (
     lone_texts_of,
     written_rules,
 )
-from dataserver.dataset.kinds import LOST_IMAGE
+from dataserver.dataset.kinds import LOST_IMAGE, UNUSED_AUDIO
 from dataserver.dataset.shards.captions import captions_in_members
 from dataserver.dataset.shards.external import ExternalFiles
 from dataserver.dataset.shards.hashing import HashingReader
@@ -258,18 +259,24 @@ def _read_members(
     """Read the samples of a shard of so many bytes, with the members of joined tars. Raises OSError."""
     in_members = captions_in_members(rules.captions, has_columns=not shard.format.sidecar_suffix)
     sample_rules = SampleRules(
-        rules.key is KeyEnd.LAST_DOT, rules.several_images is SeveralImages.ALL, in_members, rules.images
+        rules.key is KeyEnd.LAST_DOT,
+        rules.several_images is SeveralImages.ALL,
+        in_members,
+        rules.images,
+        rules.audio is AudioMembers.SERVE,
     )
     rows, scalars, captions, seen = RowCollector(), ScalarRows(), CaptionTexts(rules.captions), Seen()
     without_image: list[int] = []
     statuses = _Statuses(shard.sidecar_path, rules.metadata_keys)
     with shard.storage.open(shard.path) as file:
         reader = HashingReader(file, num_bytes, known_sha256)
-        external = ExternalFiles(images_root(shard, rules), num_bytes) if shard.format.has_external else None
-        source = ShardSource(shard.path, reader, sample_rules.split, external=external)
+        audio, external = sample_rules.audio, None
+        if shard.format.has_external:
+            external = ExternalFiles(images_root(shard, rules), num_bytes, audio)
+        source = ShardSource(shard.path, reader, sample_rules.split, external=external, serves_audio=audio)
         members = shard.format.scan(source, findings)
         tars = {number: path for number, path in enumerate(joins.files, 1) if path.suffix != PARQUET_SUFFIX}
-        others = JoinedMembers(tars, sample_rules.split, findings) if tars else None
+        others = JoinedMembers(tars, sample_rules.split, findings, audio) if tars else None
         samples = read_samples(members, findings, seen, sample_rules, others)
         found = without_failures(samples, statuses.of, findings)
         if lone_texts in (None, LoneTexts.LEFT_OUT) and rules.text_only is not TextOnly.ALLOW:
@@ -282,6 +289,8 @@ def _read_members(
             if not sample.images:
                 without_image.append(len(rows.keys) - 1)
         reader.skip(reader.remaining)
+    if seen.num_clips:
+        findings.add("", UNUSED_AUDIO, f"{seen.num_clips} members are audio; index with --audio serve to serve them")
     ends = source.pages, rows.finish(), reader.hexdigest()
     return _Read(rows, scalars, captions, without_image, seen, others, external, *ends)
 

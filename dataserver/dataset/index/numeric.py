@@ -7,7 +7,7 @@ shard of every shuffle window, on every server. Anybody may delete the second fi
 
 import logging
 import threading
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from dataserver.dataset.errors import DatasetError, printable
 from dataserver.dataset.index.arrays import ArraysError, read_about, read_arrays, write_arrays
 from dataserver.dataset.index.format import IndexHeader, read_columns
+from dataserver.dataset.shards.modalities import modality_of_format
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,6 +38,8 @@ _TYPES: Final = {
     "orientation": np.uint8,
 }
 """Type of each column, by name."""
+_MODALITY: Final = "image_modality"
+"""The column that stands there only where there is a clip: it came after the others."""
 
 _log = logging.getLogger(__name__)
 _told: Final = threading.Event()
@@ -59,6 +62,8 @@ class ShardSizes:
     """int32[m], pixels, upright."""
     text_bytes: npt.NDArray[np.int32]
     """int32[t], UTF-8 bytes."""
+    image_modality: npt.NDArray[np.uint8] | None = field(default=None, kw_only=True)
+    """uint8[m]: number of the modality of each (`modalities.MODALITIES`); None where all are images."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +80,12 @@ class NumericColumns(ShardSizes):
     @property
     def num_bytes(self) -> int:
         """Bytes of all arrays."""
-        return sum(getattr(self, field.name).nbytes for field in fields(self))
+        return sum(array.nbytes for array in self.arrays().values())
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Those that are there, by name."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: array for name, array in found.items() if array is not None}
 
 
 def numeric_path(index: Path) -> Path:
@@ -126,7 +136,11 @@ def write_numeric(index: Path, header: IndexHeader) -> str:
     """
     columns = _columns(read_columns(index, header, _COLUMNS))
     try:
-        write_arrays(numeric_path(index), _about(header), {f.name: getattr(columns, f.name) for f in fields(columns)})
+        names = [name for name in columns.arrays() if name != _MODALITY]
+        written = {name: getattr(columns, name) for name in names}
+        if columns.image_modality is not None:
+            written[_MODALITY] = columns.image_modality
+        write_arrays(numeric_path(index), _about(header), written)
     except DatasetError as error:
         return str(error)
     return ""
@@ -139,8 +153,8 @@ def _check(found: NumericColumns, num_samples: int) -> None:
     texts, images = found.text_bytes.size, found.image_width.size
     rows = num_samples + 1
     lengths = {"text_offsets": rows, "image_offsets": rows, "kinds": texts + images, "text_bytes": texts}
-    for name, kind in _TYPES.items():
-        array, length = getattr(found, name), lengths.get(name, images)
+    for name, array in found.arrays().items():
+        kind, length = _TYPES.get(name, np.uint8), lengths.get(name, images)
         if array.dtype != kind or array.shape != (length,):
             raise ValueError(f"its {name} are {array.dtype}{[*array.shape]}, not {np.dtype(kind)}[{length}]")
     for offsets, count in ((found.text_offsets, texts), (found.image_offsets, images)):
@@ -159,7 +173,8 @@ def _check(found: NumericColumns, num_samples: int) -> None:
             "width": found.image_width,
             "height": found.image_height,
             "orientation": found.orientation,
-        }
+        },
+        found.image_modality,
     )
 
 
@@ -167,20 +182,23 @@ def _columns(rows: "pa.RecordBatch") -> NumericColumns:
     kinds, texts, images = map(rows.column, _COLUMNS)
     flat = images.flatten()
 
-    def field(name: str) -> npt.NDArray[Any]:
+    def column(name: str) -> npt.NDArray[Any]:
         values: npt.NDArray[Any] = flat.field(name).to_numpy(zero_copy_only=False)
         return values
+
+    modality = modality_of_format(column("format"))
 
     return NumericColumns(
         text_offsets=_offsets(texts),
         image_offsets=_offsets(images),
         kinds=kinds.flatten().to_numpy(zero_copy_only=False),
-        image_width=field("width"),
-        image_height=field("height"),
+        image_width=column("width"),
+        image_height=column("height"),
         text_bytes=texts.flatten().to_numpy(zero_copy_only=False),
-        image_offset=field("offset"),
-        image_length=field("length"),
-        orientation=field("orientation"),
+        image_offset=column("offset"),
+        image_length=column("length"),
+        orientation=column("orientation"),
+        image_modality=modality if modality.any() else None,
     )
 
 

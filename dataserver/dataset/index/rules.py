@@ -10,7 +10,7 @@ from typing import Final
 
 from dataserver.dataset.shards.captions import CaptionSource
 
-_OPTIONAL: Final = frozenset({"images"})
+_OPTIONAL: Final = frozenset({"images", "audio"})
 """Rules that stand there only where they were chosen: they came after the others."""
 RULES_VERSION: Final = 2
 """Grows with every release that makes other samples, texts, token ids or sizes of the same bytes."""
@@ -69,6 +69,15 @@ class SeveralImages(StrEnum):
     """In the order of their names, before the text."""
 
 
+class AudioMembers(StrEnum):
+    """What becomes of members that are audio."""
+
+    IGNORE = "ignore"
+    """As of any other member that is neither image nor text."""
+    SERVE = "serve"
+    """They are parts of their samples, as images are."""
+
+
 @dataclass(frozen=True, slots=True)
 class IndexRules:
     """What the user chooses when a dataset is indexed."""
@@ -90,6 +99,7 @@ class IndexRules:
     for, and the fingerprint has what they hold."""
     images: frozenset[str] = frozenset()
     """Members that images may be; all where it is empty."""
+    audio: AudioMembers = AudioMembers.IGNORE
 
 
 DEFAULT_RULES: Final = IndexRules()
@@ -109,6 +119,7 @@ class LoneTexts(StrEnum):
 def written_rules(lone_texts: LoneTexts, rules: IndexRules) -> str:
     """Return the rules as a header holds them: JSON, a text by the name of each rule."""
     images = {"images": json.dumps(sorted(rules.images))} if rules.images else {}
+    audio = {"audio": rules.audio} if rules.audio is AudioMembers.SERVE else {}
     return json.dumps(
         {
             "version": str(RULES_VERSION),
@@ -121,6 +132,7 @@ def written_rules(lone_texts: LoneTexts, rules: IndexRules) -> str:
             "joins": f"{len(rules.joins)} of version {_JOIN_VERSION}" if rules.joins else "0",
             "captions": json.dumps([f"{source.name}={source}" for source in rules.captions]),
             **images,
+            **audio,
         }
     )
 

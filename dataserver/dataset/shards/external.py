@@ -17,11 +17,11 @@ import numpy.typing as npt
 from dataserver.dataset.errors import DatasetError, Findings, SampleError, TarError
 from dataserver.dataset.shards.hashing import HashingReader
 from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES
+from dataserver.dataset.shards.modalities import IMAGES, media_of
 from dataserver.dataset.shards.parts import ExternalPart, ImagePart
 from dataserver.dataset.shards.tar import scan_members
 from dataserver.dataset.storage.etags import Etag
 from dataserver.dataset.storage.registry import storage_of
-from dataserver.images import FORMAT_NAMES, ImageHeaderError, read_header
 
 MAX_EXTERNAL: Final = 1 << 22
 """Images in other files of one shard."""
@@ -35,14 +35,16 @@ MAX_TARS: Final = 1 << 10
 class ExternalFiles:
     """Collects the images of one shard while it is read."""
 
-    def __init__(self, root: Path, shard_bytes: int) -> None:
+    def __init__(self, root: Path, shard_bytes: int, serves_audio: bool = False) -> None:
         """Begin.
 
         Args:
             root: what the names of files are relative to, and what none of them leaves.
             shard_bytes: size of the shard, where addresses begin.
+            serves_audio: whether files may be clips.
         """
         self.root = root
+        self._serves_audio = serves_audio
         self.parts: list[ExternalPart] = []
         self._next_address = shard_bytes
         self._digest = hashlib.sha256()
@@ -105,18 +107,17 @@ class ExternalFiles:
         return found_tar
 
     def image(self, content: bytes, part: ExternalPart) -> ImagePart:
-        """Take an image that was read. Raises SampleError where it is none."""
+        """Take an image, or a clip, that was read. Raises SampleError where it is none."""
         try:
-            header = read_header(content)
-        except ImageHeaderError as error:
+            found = (media_of(content, self._serves_audio) or IMAGES).read(content, self._next_address)
+        except SampleError as error:
             raise SampleError(error.kind, f"{part.name[:80]}: {error.detail}") from error
         if len(self.parts) >= MAX_EXTERNAL:
             raise SampleError("missing_image", f"beyond the {MAX_EXTERNAL} images of one shard; split it")
-        address, self._next_address = self._next_address, self._next_address + part.length
+        self._next_address += part.length
         self.parts.append(part)
         self._digest.update(content)
-        number = FORMAT_NAMES.index(header.format)
-        return ImagePart(address, part.length, header.width, header.height, header.orientation, number)
+        return found
 
     def note_read(self, part: ExternalPart) -> None:
         """Note a file that was read and is no image of the shard, so that it is read again when it changes."""

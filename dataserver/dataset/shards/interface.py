@@ -80,6 +80,8 @@ class ShardSource:
     """Where the format notes compressed pages that members lie in: their offsets are addresses of `PageTable`."""
     external: ImageFiles | None = None
     """Where a format whose images lie in other files reads and notes them."""
+    serves_audio: bool = False
+    """Whether clips are parts of samples as images are."""
 
 
 class ShardFormat(Protocol):

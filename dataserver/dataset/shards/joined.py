@@ -1,6 +1,7 @@
 """Members and columns that other files bring for the samples of a shard, by the same keys."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,7 @@ from dataserver.dataset.shards.members import caught
 from dataserver.dataset.shards.parquet_columns import parquet_columns
 from dataserver.dataset.shards.parts import ImagePart, JoinedFile
 from dataserver.dataset.shards.row_match import RowMatch, report_samples
-from dataserver.dataset.shards.samples import claims_image, image_member
+from dataserver.dataset.shards.samples import claimed, media_member
 from dataserver.dataset.storage.registry import storage_of
 
 MAX_JOINED_BYTES: Final = 1 << 29
@@ -29,18 +30,19 @@ _MEMBER_BYTES: Final = 256
 class JoinedMembers:
     """Members of other tars for the samples of one shard."""
 
-    def __init__(self, paths: Mapping[int, Path], split: Split, findings: Findings) -> None:
+    def __init__(self, paths: Mapping[int, Path], split: Split, findings: Findings, audio: bool = False) -> None:
         """Read all of them; of images, their headers are held.
 
         Args:
             paths: shards of the same name in other folders, by their numbers.
             split: splits member names into key and extension.
             findings: where what cannot be read is counted.
+            audio: whether clips are parts of samples as images are.
 
         Raises:
             DatasetError: two bring the same member, or all hold too much.
         """
-        self._findings = findings
+        self._findings, self._serves_audio = findings, audio
         self._members: dict[str, dict[str, tuple[Path, Member]]] = {}
         self._keys: dict[Path, set[str]] = {path: set() for path in paths.values()}
         self._num_bytes = 0
@@ -60,8 +62,8 @@ class JoinedMembers:
                     parts = split(member.name) if member.key is None else (member.key, member.name)
                     if parts is None:
                         continue
-                    if claims_image(parts[1], member):
-                        image = caught(image_member, member)
+                    if (modality := claimed(parts[1], member, self._serves_audio)) is not None:
+                        image = caught(partial(media_member, modality), member)
                         if isinstance(image, ImagePart):
                             has_images, image = True, image.in_joined(number)
                         member = member._replace(content=None, parsed=image)

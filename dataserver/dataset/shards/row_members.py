@@ -42,6 +42,10 @@ class NamedColumn(Protocol):
     def is_list(self) -> bool:
         """Whether a row has a list of images."""
 
+    @property
+    def ending(self) -> str:
+        """What names of members end in: `img`, or `clip` where they must be audio."""
+
 
 def row_members(
     number: int,
@@ -103,7 +107,7 @@ def _column_members(
     """Yield the full name of each image in a column of one row, and its member; None where there is no image."""
     paths = path if column.is_list else [path]
     for n, value in enumerate(values if column.is_list or values else [None]):
-        name = prefix + (f"{n}.img" if column.is_list and (len(values) > 1 or is_document) else "img")
+        name = prefix + (f"{n}." if column.is_list and (len(values) > 1 or is_document) else "") + column.ending
         part: Value | bytes = value
         if part is None and (stated := _path(paths, n)):
             part = _without_bytes(column.name, stated)

@@ -17,9 +17,9 @@ from dataserver.dataset.kinds import DUPLICATE_KEY, DUPLICATE_MEMBER, MISSING_CA
 from dataserver.dataset.shards.captions import CaptionSource
 from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES, Member, Split
 from dataserver.dataset.shards.members import BYTE_ORDER_MARK, caught, decode_text, parse_json, usable_caption
+from dataserver.dataset.shards.modalities import AUDIO, IMAGES, StoredModality, modality_of_part
 from dataserver.dataset.shards.parts import IMAGE, TEXT, ImagePart, Scalar
 from dataserver.dataset.shards.tar import sample_key, show, split_at_last_dot, split_name
-from dataserver.images import FORMAT_NAMES, IMAGE_SUFFIXES, ImageHeaderError, read_header, sniff_format
 
 MAX_SAMPLE_MEMBERS: Final = 4096
 """Limit of the members of one sample, and of the parts of one interleaved document."""
@@ -46,6 +46,8 @@ class SampleRules:
     """Texts besides a sample's own that are looked for in its members."""
     images: frozenset[str] = frozenset()
     """Extensions of the members that images may be; all where it is empty."""
+    audio: bool = False
+    """Whether members that are audio are parts of their samples."""
 
     @property
     def split(self) -> Split:
@@ -81,6 +83,8 @@ class Seen:
 
     keys: set[str] = field(default_factory=set)
     has_images: bool = False
+    num_clips: int = 0
+    """Members that claim to be audio, where these are ignored."""
     lone_images: dict[str, str] = field(default_factory=dict)
     """Keys of images without a text, by what they share with other spellings of theirs."""
 
@@ -94,6 +98,8 @@ class _Group:
     num_members: int = 0
     images: dict[str, ImagePart | SampleError] = field(default_factory=dict)
     """Image members by extension, in the order of the tar."""
+    clips: dict[str, ImagePart | SampleError] = field(default_factory=dict)
+    """Audio members in the same way, where they are served."""
     texts: dict[str, str | SampleError] = field(default_factory=dict)
     """Members that are captions, by extension."""
     entries: dict[str, dict[str, Any] | SampleError] = field(default_factory=dict)
@@ -102,6 +108,11 @@ class _Group:
     """Of its members, in order."""
     text: str | SampleError | None = None
     document: dict[str, Any] | SampleError | None = None
+
+    @property
+    def media(self) -> dict[str, ImagePart | SampleError]:
+        """Image and audio members."""
+        return self.images | self.clips
 
     @property
     def types(self) -> set[str]:
@@ -142,7 +153,7 @@ def read_samples(
                 before, group = group, _Group(key, rules)
             _add_member(group, extension, member, findings)
     except TarError as error:
-        seen.has_images |= group is not None and bool(group.images)
+        seen.has_images |= group is not None and bool(group.media)
         key = sample_key(show(error.member), rules.split) if error.member else ""
         after = f"; the last sample before it is {group.key}" if group else ""
         if group is None or _is_whole(group, before, key):
@@ -166,8 +177,10 @@ def _finish(group: _Group | None, seen: Seen, findings: Findings, joined: "Joine
     """Yield the sample of a complete group, if there is one."""
     if group is None:
         return
-    if group.images:
+    if group.media:
         seen.has_images = True
+    if not group.rules.audio:
+        seen.num_clips += len(group.types & AUDIO.suffixes)
     if group.key in seen.keys:
         findings.add(
             group.key,
@@ -182,11 +195,11 @@ def _finish(group: _Group | None, seen: Seen, findings: Findings, joined: "Joine
         for extension, member in joined.take(group.key, frozenset(own)):
             _add_member(group, extension, member, findings)
         group.extensions = own  # they tell whether the next sample is whole
-        seen.has_images |= bool(group.images)
+        seen.has_images |= bool(group.media)
     try:
         yield _assemble(group, findings)
     except SampleError as error:
-        if group.images and error.kind == MISSING_CAPTION:
+        if group.media and error.kind == MISSING_CAPTION:
             seen.lone_images[without_spelling(group.key)] = group.key
         findings.add(group.key, error.kind, error.detail)
 
@@ -214,12 +227,20 @@ def _add_member(group: _Group, extension: str, member: Member, findings: Finding
             _add_captions(group, extension, member)
     elif group.rules.images and extension not in group.rules.images:
         return
-    elif claims_image(extension, member):
-        duplicate = extension in group.images
-        if not duplicate:
-            group.images[extension] = caught(image_member, member)
+    elif (modality := claimed(extension, member, group.rules.audio)) is not None:
+        duplicate = _add_media(group.clips if modality is AUDIO else group.images, modality, extension, member)
     if duplicate:
         findings.add(group.key, DUPLICATE_MEMBER, f"{member.name} comes twice; the first is kept")
+
+
+def _add_media(
+    found: dict[str, ImagePart | SampleError], modality: StoredModality, extension: str, member: Member
+) -> bool:
+    """Add a member of a modality; whether another one of the same extension came before."""
+    if extension in found:
+        return True
+    found[extension] = caught(lambda member: media_member(modality, member), member)
+    return False
 
 
 def _add_captions(group: _Group, extension: str, member: Member) -> None:
@@ -230,29 +251,27 @@ def _add_captions(group: _Group, extension: str, member: Member) -> None:
         group.entries[extension] = caught(parse_json, member)
 
 
-def claims_image(extension: str, member: Member) -> bool:
-    """Whether a member is an image by its extension, or by its content."""
-    if extension.rpartition(".")[2] in IMAGE_SUFFIXES or isinstance(member.parsed, ImagePart):
+def claimed(extension: str, member: Member, serves_audio: bool) -> StoredModality | None:
+    """The modality that a member is of, or claims to be of."""
+    if isinstance(member.parsed, ImagePart):
+        return modality_of_part(member.parsed)
+    known = (IMAGES, AUDIO) if serves_audio else (IMAGES,)
+    return next((modality for modality in known if claims(modality, extension, member)), None)
+
+
+def claims(modality: StoredModality, extension: str, member: Member) -> bool:
+    """Whether a member is of a modality by its extension, or by its content."""
+    if extension.rpartition(".")[2] in modality.suffixes:
         return True
-    return member.content is not None and sniff_format(member.content) is not None
+    return member.content is not None and modality.matches(member.content)
 
 
-def image_member(member: Member) -> ImagePart:
-    """Return what an index holds of an image. Raises SampleError where it is too large or none."""
+def media_member(modality: StoredModality, member: Member) -> ImagePart:
+    """Return what an index holds of a member of a modality. Raises SampleError where it is too large or none."""
     if member.content is None:
-        raise SampleError("image_too_large", f"{member.length} bytes, limit {MAX_MEMBER_BYTES}")
-    return read_image(member.content, member.offset)
-
-
-def read_image(content: bytes, offset: int) -> ImagePart:
-    """Return what an index holds of an image that lies at `offset`. Raises SampleError where it is none."""
-    try:
-        header = read_header(content)
-    except ImageHeaderError as error:
-        raise SampleError(error.kind, error.detail) from error
-    return ImagePart(
-        offset, len(content), header.width, header.height, header.orientation, FORMAT_NAMES.index(header.format)
-    )
+        kind = "audio_too_large" if modality is AUDIO else "image_too_large"
+        raise SampleError(kind, f"{member.length} bytes, limit {MAX_MEMBER_BYTES}")
+    return modality.read(member.content, member.offset)
 
 
 def _assemble(group: _Group, findings: Findings) -> Sample:
@@ -273,16 +292,16 @@ def _assemble(group: _Group, findings: Findings) -> Sample:
         kinds, texts, images = _interleaved(group, document["texts"], document["images"])
         _unused(group, group.text, findings)
         return Sample(group.key, kinds, texts, images, scalars)
-    if not group.images and group.text is None:
+    if not group.media and group.text is None:
         if isinstance(group.document, SampleError):
             raise group.document
         raise SampleError("missing_image", f"the sample has neither an image nor a text{_dots(group)}")
     captions = _named_captions(group, findings) if group.rules.captions else {}
     caption = _caption(group, document, captions)
-    if not group.images:
+    if not group.media:
         _unused(group, group.document, findings)
         return Sample(group.key, (TEXT,), (caption,), (), scalars, is_lone_text=True, captions=captions)
-    images = _all_images(group) if group.rules.all_images else (_pair_image(group, findings),)
+    images = _images_of(group, findings)
     if isinstance(group.document, SampleError):
         _unused(group, group.document, findings)
     if isinstance(group.text, SampleError):
@@ -321,15 +340,15 @@ def _caption(group: _Group, document: dict[str, Any], captions: dict[str, str]) 
     """Return the text of .txt, or else, beside an image, the caption of .json or the first of the named ones."""
     if isinstance(group.text, str) and group.text.strip():
         return group.text
-    caption = document.get("caption") if group.images else None
+    caption = document.get("caption") if group.media else None
     if isinstance(caption, str) and caption.strip():
         return caption.removeprefix(BYTE_ORDER_MARK)
-    if group.images and captions:
+    if group.media and captions:
         return next(iter(captions.values()))
-    for part in (group.text, group.document if group.images else None):
+    for part in (group.text, group.document if group.media else None):
         if isinstance(part, SampleError):
             raise part
-    reason = NO_CAPTION if group.images else "the text in .txt is blank"
+    reason = NO_CAPTION if group.media else "the text in .txt is blank"
     raise SampleError(MISSING_CAPTION, f"{reason}{_dots(group)}")
 
 
@@ -343,6 +362,14 @@ def _dots(group: _Group) -> str:
         f"; a key ends at the first dot of a name, so that its members are {shown}: rename them to KEY.jpg, KEY.txt,"
         " or index with --key last-dot"
     )
+
+
+def _images_of(group: _Group, findings: Findings) -> tuple[ImagePart, ...]:
+    """Return the images of a sample without a document, all or the first one, and behind them all of its clips."""
+    clips = _in_name_order(group.clips)
+    if not group.images:
+        return clips
+    return ((*_in_name_order(group.images),) if group.rules.all_images else (_pair_image(group, findings),)) + clips
 
 
 def _pair_image(group: _Group, findings: Findings) -> ImagePart:
@@ -362,10 +389,10 @@ def _pair_image(group: _Group, findings: Findings) -> ImagePart:
     return _image(group.images[usable[0]])
 
 
-def _all_images(group: _Group) -> tuple[ImagePart, ...]:
-    """Return all images by their names, numbers in these by their values; one that is broken takes the sample with it,
-    as in a document."""
-    return tuple(_image(group.images[extension]) for extension in sorted(group.images, key=_in_numbers))
+def _in_name_order(media: Mapping[str, ImagePart | SampleError]) -> tuple[ImagePart, ...]:
+    """Return all images, or clips, by their names, numbers in these by their values; one that is broken takes the
+    sample with it, as in a document."""
+    return tuple(_image(media[extension]) for extension in sorted(media, key=_in_numbers))
 
 
 def _in_numbers(extension: str) -> list[tuple[int, str]]:
@@ -410,6 +437,6 @@ def _named_image(group: _Group, name: str) -> ImagePart:
     """Find the image that a document names, by its full name or by its name in the document's folder."""
     keys = (group.key, group.key.rpartition("/")[2])
     extension = next((name[len(key) + 1 :].lower() for key in keys if name.startswith(f"{key}.")), "")
-    if extension not in group.images:
+    if extension not in group.media:
         raise SampleError("missing_image", f"the document names {name!r}, which the tar does not hold under its key")
-    return _image(group.images[extension])
+    return _image(group.media[extension])

@@ -11,6 +11,7 @@ from dataserver.planning.job.fields import (
     PLAN_LIMITS,
     End,
     LayoutOptions,
+    Modality,
     ModuleKind,
     ModuleSpec,
     Positive,
@@ -193,8 +194,9 @@ class JobSpec(SpecModel):
     def _check_datasets(self) -> None:
         """Every dataset that a module names is there, and named by one module of a kind."""
         known = {d.name for d in self.stream.datasets}
-        for kind in (ModuleKind.ENCODER, ModuleKind.GENERATOR):
-            modules = self.execution.of_kind(kind)
+        reading = ((ModuleKind.ENCODER, Modality.IMAGE), (ModuleKind.ENCODER, Modality.AUDIO))
+        for kind, reads in (*reading, (ModuleKind.GENERATOR, Modality.IMAGE)):
+            modules = [m for m in self.execution.of_kind(kind) if m.reads is reads]
             named = [name for m in modules for name in m.datasets or ()]
             if len(set(named)) < len(named) or not known.issuperset(named):
                 raise ValueError(
@@ -211,9 +213,9 @@ class JobSpec(SpecModel):
                     "leave it out, or leave one of them to it"
                 )
 
-    def module_of_dataset(self, kind: ModuleKind) -> tuple[ModuleSpec | None, ...]:
-        """For each dataset of the stream the module of a kind that handles its images, if there is one."""
-        modules = self.execution.of_kind(kind)
+    def module_of_dataset(self, kind: ModuleKind, reads: Modality = Modality.IMAGE) -> tuple[ModuleSpec | None, ...]:
+        """For each dataset of the stream the module of a kind that handles its images, or clips, if there is one."""
+        modules = [m for m in self.execution.of_kind(kind) if m.reads is reads]
         rest = next((m for m in modules if m.datasets is None), None)
         return tuple(
             next((m for m in modules if dataset.name in (m.datasets or ())), rest) for dataset in self.stream.datasets

@@ -10,12 +10,13 @@ import numpy as np
 from dataserver.planning import I64, Bool
 from dataserver.planning.balancing import BALANCERS, BinBudget, bin_totals
 from dataserver.planning.costs.model import forward_ns
-from dataserver.planning.job.fields import BalancePolicy, ModuleKind, ModuleSpec, Stream
+from dataserver.planning.job.fields import BalancePolicy, Modality, ModuleKind, ModuleSpec, Stream
 from dataserver.planning.job.spec import JobSpec
 from dataserver.planning.plan.naming import counted
 from dataserver.planning.plan.placement import Placement
 from dataserver.planning.plan.plan import Arrangement, Routing
-from dataserver.planning.stream.samples import StepSamples, Task
+from dataserver.planning.stream.item_sizes import item_tokens, token_grids
+from dataserver.planning.stream.samples import AUDIO, StepSamples, Task
 from dataserver.planning.stream.sizing import MicrobatchTooLargeError
 
 if TYPE_CHECKING:  # kernels are imported where they are called
@@ -190,18 +191,30 @@ def _in_places(order: I64, rank: I64, microbatch: I64, rows: I64) -> "Placed":
 
 
 def module_images(spec: JobSpec, module: ModuleSpec, samples: StepSamples) -> I64:
-    """The images that an encoder or generator handles: by the task of their samples, and by dataset.
+    """The images that an encoder or generator handles: by the task of their samples, by dataset, and by modality.
 
     Returns:
         int64 [k], ascending indices into the step's images.
     """
-    return np.flatnonzero(np.repeat(_handled(spec, module, samples), np.diff(samples.image_offsets)))
+    found = np.flatnonzero(np.repeat(_handled(spec, module, samples), np.diff(samples.image_offsets)))
+    return found if samples.image_modality is None else found[_of_modality(module, samples, found)]
+
+
+def _of_modality(module: ModuleSpec, samples: StepSamples, images: I64) -> Bool:
+    """Which of some images, int64 [k], are of what a module reads. bool [k]."""
+    if samples.image_modality is None:
+        return np.full(len(images), module.reads is Modality.IMAGE)
+    found: Bool = (samples.image_modality[images] == AUDIO) == (module.reads is Modality.AUDIO)
+    return found
 
 
 def _handled(spec: JobSpec, module: ModuleSpec, samples: StepSamples) -> Bool:
     """The samples whose images an encoder or generator handles. bool [n]."""
     handled: Bool = samples.task == TASK_OF[module.kind]
-    datasets = np.array([m is not None and m.name == module.name for m in spec.module_of_dataset(module.kind)])
+    if samples.image_modality is None and module.reads is not Modality.IMAGE:
+        return np.zeros_like(handled)
+    of_dataset = spec.module_of_dataset(module.kind, module.reads)
+    datasets = np.array([m is not None and m.name == module.name for m in of_dataset])
     return handled if datasets.all() else handled & datasets[samples.dataset]
 
 
@@ -209,8 +222,7 @@ def image_rows(stream: Stream, samples: StepSamples, images: I64, task: Task) ->
     """Rows that each image contributes to the routing: embeddings, or conditions. int64 [k]."""
     if task is Task.GENERATION:
         return np.full(len(images), stream.generation.query_tokens, np.int64)
-    rows: I64 = samples.patches[images] // stream.sizing.merge**2
-    return rows
+    return item_tokens(samples, stream.sizing)[images]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -232,7 +244,8 @@ def images_beside(spec: JobSpec, module: ModuleSpec, samples: StepSamples, backb
     """The images of an encoder or generator and their places in the backbone."""
     from dataserver.planning.kernels.placed import Beside, images_of
 
-    task = TASK_OF[module.kind]
+    task, stream = TASK_OF[module.kind], spec.stream
+    image_rows, image_columns, merged = token_grids(samples, stream.sizing)
     beside = Beside(
         item=backbone.item,
         rank=backbone.rank,
@@ -240,12 +253,17 @@ def images_beside(spec: JobSpec, module: ModuleSpec, samples: StepSamples, backb
         offsets=samples.image_offsets,
         of_kind=samples.task == task,
         mine=_handled(spec, module, samples),
-        image_rows=samples.image_rows,
-        image_columns=samples.image_columns,
+        image_rows=image_rows,
+        image_columns=image_columns,
     )
-    stream = spec.stream
     given = stream.generation.query_tokens if task is Task.GENERATION else -1
-    return BesideBackbone(*images_of(beside, stream.sizing.merge**2, given))
+    found = BesideBackbone(*images_of(beside, merged, given))
+    if samples.image_modality is None:
+        return found
+    mine = _of_modality(module, samples, found.image)
+    image = found.image[mine]
+    picked = (a[mine] for a in (found.rank, found.microbatch, found.start, found.rows))
+    return BesideBackbone(image, np.searchsorted(np.sort(image), image), *picked)
 
 
 def arrange_and_route(

@@ -219,6 +219,8 @@ def plan_hash(version: int, job_id: str, step: int, arranged: ArrangedStep) -> b
     for part in parts:
         for field in fields(part):
             name, value = field.name, getattr(part, field.name)
+            if value is None:
+                continue
             if isinstance(value, str):
                 digest.update(f"{name} {value}\n".encode())
             elif isinstance(value, int):

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from dataserver.planning import I64
-from dataserver.planning.job.fields import ModuleKind
+from dataserver.planning.job.fields import Modality, ModuleKind
 from dataserver.planning.job.spec import JobSpec
 from dataserver.planning.plan.parity import has_parity
 from dataserver.planning.plan.plan import Routing, StepPlan
@@ -43,6 +43,8 @@ class ViewPlan:
     """The entries of this microbatch that leave or reach this rank."""
     images_on_some_ranks: bool
     """Whether the job asks for modality parity, and this microbatch has none."""
+    reads_audio: bool = False
+    """Whether items are clips."""
 
     @property
     def num_items(self) -> int:
@@ -79,6 +81,7 @@ def view_plan(spec: JobSpec, plan: StepPlan, module: str, rank: int, microbatch:
             if module in (r.source_module, r.target_module)
         ),
         images_on_some_ranks=bool(spec.execution.modality_parity) and not has_parity(spec.execution, plan, microbatch),
+        reads_audio=found.reads is Modality.AUDIO,
     )
 
 

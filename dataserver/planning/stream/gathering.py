@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.planning import I32, I64, U64, yield_point
+from dataserver.planning import I32, I64, U8, U64, yield_point
 from dataserver.planning.job.fields import SINGLE_STEP, PlanLimits, Stream
 from dataserver.planning.stream.captions import OWN_CAPTION, Captions
+from dataserver.planning.stream.item_sizes import joined_modality
 from dataserver.planning.stream.order import Span, StreamOrder
 from dataserver.planning.stream.randomness import dataset_key
 from dataserver.planning.stream.samples import SampleSizes, ShardTable, StepSamples, ranges, row_sums
@@ -27,11 +28,13 @@ class ShardColumns:
     image_offsets: I64
     """int64 [n + 1]: first image of each sample."""
     image_width: I32
-    """int32 [m]: upright width of each image in pixels."""
+    """int32 [m]: upright width of each image in pixels; of a clip the samples of a channel."""
     image_height: I32
-    """int32 [m]: upright height of each image in pixels."""
+    """int32 [m]: upright height of each image in pixels; of a clip its samples in a second."""
     caption_tokens: I64 | None = None
     """int64 [captions, n]: tokens of each caption, where samples draw one; the texts are then the longest ones."""
+    image_modality: U8 | None = None
+    """uint8 [m]: what each is, an image or a clip; None where all are images."""
 
 
 def size_rows(
@@ -62,6 +65,7 @@ def size_rows(
         columns.image_height[images],
         where,
         None if drawn is None else captions.expected(drawn),
+        None if columns.image_modality is None else columns.image_modality[images],
     )
     return replace(table, caption_tokens=drawn)
 
@@ -82,11 +86,13 @@ class Window:
         begin, end = np.searchsorted(self.first, (span.first, span.last)).tolist()
         offsets = self.sizes.image_offsets[begin : end + 1]
         images = slice(int(offsets[0]), int(offsets[-1]))
+        modality = self.sizes.image_modality
         return self.sample[begin:end], SampleSizes(
             text_tokens=self.sizes.text_tokens[begin:end],
             image_offsets=offsets - offsets[0],
             image_rows=self.sizes.image_rows[images],
             image_columns=self.sizes.image_columns[images],
+            image_modality=None if modality is None else modality[images],
         )
 
 
@@ -132,7 +138,12 @@ def pick_sizes(tables: Sequence[SampleSizes], at: I64) -> SampleSizes:
     """The sizes of samples of several tables in a given order: int64 [k], where each is in all of them, one by one."""
     from dataserver.planning.kernels.gathered import Sizes, picked
 
-    return SampleSizes(*picked(Sizes(*map(np.concatenate, _columns(tables))), at))
+    sizes = Sizes(*map(np.concatenate, _columns(tables)))
+    modality = joined_modality(tables)
+    if modality is not None:
+        first = sizes.image_offsets[at]
+        modality = modality[ranges(first, sizes.image_offsets[at + 1] - first)]
+    return SampleSizes(*picked(sizes, at), image_modality=modality)
 
 
 def pick_rows(table: ShardTable, at: I64) -> ShardTable:
@@ -140,7 +151,8 @@ def pick_rows(table: ShardTable, at: I64) -> ShardTable:
     sizes = pick_sizes([table], at)
     images = sizes.image_offsets, sizes.image_rows, sizes.image_columns
     tokens = None if table.caption_tokens is None else table.caption_tokens[:, at]
-    return ShardTable(sizes.text_tokens, *images, table.row[at], table.nominal[at], tokens)
+    modality = sizes.image_modality
+    return ShardTable(sizes.text_tokens, *images, table.row[at], table.nominal[at], tokens, image_modality=modality)
 
 
 def _columns(tables: Sequence[SampleSizes]) -> tuple[list[NDArray[Any]], ...]:

@@ -1,14 +1,16 @@
 """What is known of samples before anything is decoded, as structs of arrays."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.planning import I32, I64, U64
+from dataserver.planning import I32, I64, U8, U64
 
+AUDIO: Final = 1
+"""The number of clips in `image_modality`; that of images is 0."""
 ROW_BITS = 32
 """A sample's number is shard << ROW_BITS | row: the shard in name order, the row of that shard's index."""
 
@@ -45,6 +47,9 @@ class SampleSizes:
     """int32 [m]: rows of the image's patch grid."""
     image_columns: I32
     """int32 [m]: columns of the image's patch grid."""
+    image_modality: U8 | None = field(default=None, kw_only=True)
+    """uint8 [m]: what each is, an image or `AUDIO`; None where all are images. A clip has one row, with a column for
+    each position of its tower."""
 
     def __len__(self) -> int:
         return len(self.text_tokens)
@@ -86,6 +91,8 @@ class StepSamples:
     """int32 [m]: height of each image in patches."""
     image_columns: I32
     """int32 [m]: width of each image in patches."""
+    image_modality: U8 | None = None
+    """uint8 [m]: as in `SampleSizes`."""
 
     def __len__(self) -> int:
         return len(self.sample)
@@ -102,5 +109,5 @@ class StepSamples:
 
     @property
     def patches(self) -> I64:
-        """int64 [m]: patches of each image."""
+        """int64 [m]: patches of each image, positions of each clip."""
         return self.image_rows.astype(np.int64) * self.image_columns

@@ -4,6 +4,7 @@ Layout of a sample in the backbone (content_version 2):
 
     understanding:  BOS, parts in document order, EOS     a text part: its tokens
                                                           an image part: BOI, patches / merge^2 tokens, EOI
+                                                          a clip: BOI, positions / audio.merge tokens, EOI
     generation:     BOS, text, BOI, query tokens          the target image takes no tokens
     contrastive:    BOS, text, EOS                        in the text tower; the image takes no tokens
 """
@@ -13,9 +14,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from dataserver.planning import I32, I64, U64, Bool
+from dataserver.planning import I32, I64, U8, U64, Bool
 from dataserver.planning.job.fields import Stream
-from dataserver.planning.stream.grids import patch_grids
+from dataserver.planning.stream.item_sizes import has_audio, item_grids, joined_modality, token_grids
 from dataserver.planning.stream.randomness import Operator, dataset_key, draw
 from dataserver.planning.stream.samples import SampleSizes, ShardTable, StepSamples, Task
 
@@ -44,6 +45,7 @@ def shard_table(
     heights: I32,
     where: str = "shard",
     mean_tokens: I64 | None = None,
+    modality: U8 | None = None,
 ) -> ShardTable:
     """Size the samples of one shard.
 
@@ -52,16 +54,17 @@ def shard_table(
         row: int64 [n], rows of the shard's index that are kept.
         text_tokens: int64 [n], tokens of all texts of each sample.
         image_offsets: int64 [n + 1], first image of each sample.
-        widths: int32 [m], upright width of each image.
-        heights: int32 [m], upright height of each image.
+        widths: int32 [m], upright width of each image, or as `item_grids`.
+        heights: int32 [m], upright height of each image, or as `item_grids`.
         where: name of dataset and shard for error messages.
         mean_tokens: int64 [n], those that nominal tokens count, where samples draw captions; else `text_tokens`.
+        modality: uint8 [m], what each image is; None where all are images.
 
     Raises:
         SampleTooLargeError: a sample's images alone exceed `seq_len`.
     """
-    rows, columns = patch_grids(widths, heights, stream.sizing)
-    sizes = SampleSizes(text_tokens, image_offsets, rows, columns)
+    rows, columns = item_grids(widths, heights, modality, stream.sizing)
+    sizes = SampleSizes(text_tokens, image_offsets, rows, columns, image_modality=modality)
     fixed = _fixed_tokens(stream, sizes)
     too_large = np.flatnonzero(may_be_understood(stream, sizes) & (fixed > stream.seq_len))
     if len(too_large):
@@ -75,7 +78,7 @@ def shard_table(
     understood = np.minimum(fixed + counted, stream.seq_len)
     generated = np.minimum(counted + GENERATION_EXTRA + stream.generation.query_tokens, stream.seq_len)
     nominal = np.where(is_pair(sizes), mixed_tokens(generation_share(stream), understood, generated), understood)
-    return ShardTable(text_tokens, image_offsets, rows, columns, row, nominal)
+    return ShardTable(text_tokens, image_offsets, rows, columns, row, nominal, image_modality=modality)
 
 
 def generation_share(stream: Stream) -> Fraction:
@@ -95,14 +98,13 @@ def _fixed_tokens(stream: Stream, table: SampleSizes) -> I64:
         return np.full(len(table), UNDERSTANDING_EXTRA, np.int64)
     from dataserver.planning.kernels.sized import image_tokens
 
-    images = table.image_offsets, table.image_rows, table.image_columns
-    return image_tokens(*images, stream.sizing.merge**2, IMAGE_EXTRA) + UNDERSTANDING_EXTRA
+    return image_tokens(table.image_offsets, *token_grids(table, stream.sizing), IMAGE_EXTRA) + UNDERSTANDING_EXTRA
 
 
 def is_pair(table: SampleSizes) -> Bool:
     """Samples of exactly one image and some text, which alone may be generated. bool [n]."""
     pairs: Bool = (np.diff(table.image_offsets) == 1) & (table.text_tokens > 0)
-    return pairs
+    return pairs if table.image_modality is None else pairs & ~has_audio(table)
 
 
 def pair_tasks(stream: Stream) -> tuple[bool, bool]:
@@ -167,6 +169,7 @@ def size_samples(stream: Stream, dataset: int, epoch: int, sample: U64, table: S
         image_offsets=table.image_offsets,
         image_rows=table.image_rows,
         image_columns=table.image_columns,
+        image_modality=table.image_modality,
     )
 
 
@@ -177,8 +180,9 @@ def concatenate(parts: list[StepSamples]) -> StepSamples:
         narrow = empty.astype(np.int32)
         offsets = np.zeros(1, np.int64)
         return StepSamples(narrow, empty, empty.astype(np.uint64), narrow, empty, empty, empty, offsets, narrow, narrow)
-    columns = {f.name: [getattr(p, f.name) for p in parts] for f in fields(StepSamples)}
+    columns = {f.name: [getattr(p, f.name) for p in parts] for f in fields(StepSamples) if f.name != "image_modality"}
     images = np.cumsum([0, *(len(p.image_rows) for p in parts[:-1])])
     behind = [p.image_offsets[1:] + before for p, before in zip(parts, images, strict=True)]
     columns["image_offsets"] = [np.zeros(1, np.int64), *behind]
-    return StepSamples(**{name: np.concatenate(arrays) for name, arrays in columns.items()})
+    joined = {name: np.concatenate(arrays) for name, arrays in columns.items()}
+    return StepSamples(**joined, image_modality=joined_modality(parts))

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from dataserver.planning import I64, Bool
 from dataserver.planning.job.fields import Sizing, Stream
 from dataserver.planning.stream.gathering import ShardColumns
-from dataserver.planning.stream.grids import patch_grids
-from dataserver.planning.stream.samples import ranges, row_sums
+from dataserver.planning.stream.item_sizes import has_audio, item_grids, item_tokens
+from dataserver.planning.stream.samples import SampleSizes, ranges, row_sums
 from dataserver.planning.stream.sizing import (
     GENERATION_EXTRA,
     IMAGE_EXTRA,
@@ -86,7 +86,7 @@ class Lists:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class ShardStatistics:
-    """What is known of each of s shards. A pair has one image and some text; all other samples are `others`."""
+    """What is known of each of s shards. A pair has one image, no clip, and some text; other samples are `others`."""
 
     samples: I64
     """int64 [s]: number of samples."""
@@ -166,11 +166,13 @@ def row_statistics(sizing: Sizing, columns: ShardColumns, row: I64, null_drops: 
     counts = np.diff(columns.image_offsets)[row]
     images = ranges(columns.image_offsets[row], counts)
     text = row_sums(columns.text_tokens, columns.text_offsets)[row]
-    rows, sides = patch_grids(columns.image_width[images], columns.image_height[images], sizing)
+    modality = None if columns.image_modality is None else columns.image_modality[images]
+    rows, sides = item_grids(columns.image_width[images], columns.image_height[images], modality, sizing)
     patches = rows.astype(np.int64) * sides
     at = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-    fixed = UNDERSTANDING_EXTRA + row_sums(patches // sizing.merge**2 + IMAGE_EXTRA, at)
-    pair = (counts == 1) & (text > 0)
+    sized = SampleSizes(text, at, rows, sides, image_modality=modality)
+    fixed = UNDERSTANDING_EXTRA + row_sums(item_tokens(sized, sizing) + IMAGE_EXTRA, at)
+    pair = (counts == 1) & (text > 0) & ~has_audio(sized)
     several = counts > 1
     pair_text, pair_image = text[pair], fixed[pair] - UNDERSTANDING_EXTRA - IMAGE_EXTRA
     sizes, frequency = np.unique(pair_image, return_counts=True)

@@ -812,6 +812,7 @@ class GetServerInfoResponse(_message.Message):
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     STREAM_BYTES_FIELD_NUMBER: _builtins.int
     MEMORY_SOCKET_FIELD_NUMBER: _builtins.int
+    AUDIO_DIGEST_FIELD_NUMBER: _builtins.int
     release: _builtins.str
     """Release of the server's software."""
     content_digest: _builtins.str
@@ -848,6 +849,10 @@ class GetServerInfoResponse(_message.Message):
     Either side closes it with the stream; what is mapped then stays readable, and is nobody else's. Sending fails from then on,
     and reading may fail once (ECONNRESET) before it gives what the server had said.
     """
+    audio_digest: _builtins.str
+    """Digest of what this server makes of a built-in set of audio clips; empty where none of its datasets has audio. As
+    `content_digest` for clients that get spectrograms: they pass over servers that differ from the first one that sent some.
+    """
     @_builtins.property
     def order_versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Values of stream.order_version that this server supports."""
@@ -880,10 +885,11 @@ class GetServerInfoResponse(_message.Message):
         max_message_bytes: _builtins.int = ...,
         stream_bytes: _builtins.int = ...,
         memory_socket: _builtins.str = ...,
+        audio_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codecs", b"codecs", "content_digest", b"content_digest", "content_versions", b"content_versions", "draining", b"draining", "max_message_bytes", b"max_message_bytes", "max_streams", b"max_streams", "memory_socket", b"memory_socket", "order_versions", b"order_versions", "plan_versions", b"plan_versions", "release", b"release", "stream_bytes", b"stream_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audio_digest", b"audio_digest", "codecs", b"codecs", "content_digest", b"content_digest", "content_versions", b"content_versions", "draining", b"draining", "max_message_bytes", b"max_message_bytes", "max_streams", b"max_streams", "memory_socket", b"memory_socket", "order_versions", b"order_versions", "plan_versions", b"plan_versions", "release", b"release", "stream_bytes", b"stream_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -19,6 +19,12 @@ encoder: the images whose embeddings the backbone needs in this wave.
                                                patches row by row, within a block row by row
   grid           INT32 [I, 2]                  rows and columns of each image, in patches
   cu_patches     INT32 [I + 1]                 first patch of each image, and the total
+encoder with modality audio: the clips whose embeddings the backbone needs in this wave, C of them.
+  mel            FLOAT32 [F, bins]  log-mel spectrograms, a row for each frame of 10 ms: as many frames of each clip as the
+                                 convolutions of its tower read, those behind its end silent
+  cu_frames      INT32 [C + 1]   first frame of each clip, and the total
+  cu_positions   INT32 [C + 1]   first position of the tower of each clip, and the total: a position for two frames
+  cu_rows        INT32 [C + 1]   first embedding of each clip, and the total: one for `sizing.audio.merge` positions
 backbone: the sequences of one microbatch, concatenated.
   token_ids       INT32 [T]
   labels          INT32 [T]      already shifted; -100 is ignored. Labels of a sample whose image turns out invalid
@@ -214,7 +220,7 @@ Global___Tensor: _TypeAlias = Tensor  # noqa: Y015
 @_typing.final
 class Items(_message.Message):
     """Names of the items of a view, parallel arrays in the order of the view: the samples of a view of a backbone or a text
-    tower, the images of any other.
+    tower, the images of any other, or its clips; wherever images of samples are named or counted, clips are among them.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -21,7 +21,8 @@ def assert_same(found: Any, expected: Any) -> None:
     for field in dataclasses.fields(expected):
         one, other = getattr(found, field.name), getattr(expected, field.name)
         np.testing.assert_array_equal(one, other, field.name)
-        assert one.dtype == other.dtype, field.name
+        assert (one is None) == (other is None), field.name
+        assert one is None or one.dtype == other.dtype, field.name
 
 
 @pytest.mark.parametrize("seed", range(20))

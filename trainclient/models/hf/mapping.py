@@ -7,16 +7,17 @@ from typing import Any, Final, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from trainclient.models.audio_encoder import AudioEncoderConfig
 from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.encoder import EncoderConfig
 from trainclient.models.hf.fields import Fields
 from trainclient.models.hf.files import PretrainedError
 
-Sizes = BackboneConfig | EncoderConfig
+Sizes = BackboneConfig | EncoderConfig | AudioEncoderConfig
 Names = Mapping[str, str]
 """How a kind of file spells the names of tensors: by the beginning of our spelling, that of theirs."""
 PLAIN: Final[Names] = {"": ""}
-Config = TypeVar("Config", BackboneConfig, EncoderConfig)
+Config = TypeVar("Config", BackboneConfig, EncoderConfig, AudioEncoderConfig)
 
 
 def _same(tensor: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from trainclient.models.hf.audio_towers import QWEN2_AUDIO, WHISPER
 from trainclient.models.hf.backbones import LLAMA, MISTRAL, QWEN2, QWEN3
 from trainclient.models.hf.fields import Fields
 from trainclient.models.hf.files import PretrainedError
@@ -25,9 +26,11 @@ FAMILIES: Final[Mapping[str, Family[Any]]] = MappingProxyType(
         "siglip": SIGLIP,
         "siglip_vision_model": SIGLIP,
         "qwen2_vl_vision": QWEN2_VL,
+        "whisper": WHISPER,
+        "qwen2_audio": QWEN2_AUDIO,
     }
 )
-"""Models of one part; of CLIP and SigLIP the tower."""
+"""Models of one part; of CLIP and SigLIP the tower, of Whisper the encoder, of Qwen2-Audio tower and projector."""
 
 _EXPERTS: Final = "it routes tokens to experts, and our MLPs are dense"
 _TILES: Final = "it cuts an image into tiles, and our jobs plan an image as one grid"
@@ -57,7 +60,7 @@ REFUSED: Final[Mapping[str, str]] = MappingProxyType(
         **dict.fromkeys(
             ("dinov2", "dinov2_with_registers", "dinov3_vit"), "its layers are scaled, and it has register tokens"
         ),
-        **dict.fromkeys(("whisper", "qwen2_audio", "qwen2_5_omni"), "our encoders take pictures, and no audio"),
+        "qwen2_5_omni": "its audio tower attends within chunks of two seconds, and ours to whole clips",
     }
 )
 """What is known and not carried, with the reason."""

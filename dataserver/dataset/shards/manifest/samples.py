@@ -16,6 +16,8 @@ from dataserver.dataset.shards.row_members import CAPTION_NAMES, KEY_NAMES, Row,
 
 IMAGE_NAMES: Final = ("image", "images", "file_name", "image_path", "jpg")
 """The first of these that an object has as text or a list names its images."""
+AUDIO_NAMES: Final = ("audio", "audios", "audio_path")
+"""The same of its clips."""
 
 Taken = TypeVar("Taken")
 
@@ -25,6 +27,7 @@ class _Images(NamedTuple):
 
     name: str
     is_list: bool
+    ending: str
 
 
 def scan_objects(objects: Iterable[Found], source: ShardSource, findings: Findings) -> Iterator[Member]:
@@ -37,7 +40,12 @@ def scan_objects(objects: Iterable[Found], source: ShardSource, findings: Findin
             findings.add("", found.kind, found.detail)
         else:
             yield from object_members(
-                number, found, lambda names: [load_image(files, one, files.image) for one in names], keys, findings
+                number,
+                found,
+                lambda names: [load_image(files, one, files.image) for one in names],
+                keys,
+                findings,
+                serves_audio=source.serves_audio,
             )
 
 
@@ -48,6 +56,7 @@ def object_members(
     keys: set[str],
     findings: Findings,
     as_key: Callable[[str | None], str | None] = lambda key: key,
+    serves_audio: bool = False,
 ) -> Iterator[Member]:
     """Yield the members of one sample.
 
@@ -58,15 +67,20 @@ def object_members(
         keys: of the objects before; the own one is added.
         findings: where a key is counted that cannot be used, or came before.
         as_key: what becomes of a key.
+        serves_audio: whether it may name clips as well.
     """
-    name = next((name for name in IMAGE_NAMES if isinstance(document.get(name), str | list)), IMAGE_NAMES[0])
-    held = document.pop(name, None)
-    given = held if isinstance(held, list) else [] if held is None else [held]
-    images = load(given)
+    columns, values = list[_Images](), list[Sequence[Value | bytes]]()
+    for names in (IMAGE_NAMES, AUDIO_NAMES) if serves_audio else (IMAGE_NAMES,):
+        name = next((name for name in names if isinstance(document.get(name), str | list)), names[0])
+        if columns and name not in document:
+            break
+        held = document.pop(name, None)
+        columns.append(_Images(name, isinstance(held, list), "img" if names is IMAGE_NAMES else "clip"))
+        values.append(load(held if isinstance(held, list) else [] if held is None else [held]))
     caption, key = _taken(document, CAPTION_NAMES), as_key(_taken(document, KEY_NAMES))
     text = SampleError("missing_caption", "the object has no text") if caption is None else caption.encode()
-    row = Row(key, text, document, [None])
-    yield from row_members(number, row, [_Images(name, isinstance(held, list))], [images], keys, findings)
+    row = Row(key, text, document, [None] * len(columns))
+    yield from row_members(number, row, columns, values, keys, findings)
 
 
 def _taken(document: dict[str, Any], names: Sequence[str]) -> str | None:

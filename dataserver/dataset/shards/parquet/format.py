@@ -16,13 +16,13 @@ import pyarrow.parquet as pq
 from dataserver.dataset.errors import Findings, SampleError
 from dataserver.dataset.kinds import CORRUPT_PARQUET, NEEDS_CONVERT, UNUSABLE_COLUMN
 from dataserver.dataset.shards.interface import Member, ShardSource
+from dataserver.dataset.shards.modalities import IMAGES, media_of
 from dataserver.dataset.shards.parquet.chunk import Chunk, ChunkReader, ReadImage
 from dataserver.dataset.shards.parquet.rows import OtherColumns
 from dataserver.dataset.shards.parquet.stored import OpenParquet, chunk_bounds, open_parquet
 from dataserver.dataset.shards.parts import Value
 from dataserver.dataset.shards.row_members import row_members
-from dataserver.dataset.shards.samples import read_image
-from dataserver.images import IMAGE_SUFFIXES, sniff_format
+from dataserver.images import IMAGE_SUFFIXES
 
 MAX_ROWS: Final = 1 << 22
 """Of one shard."""
@@ -56,6 +56,8 @@ class ImageColumn:
     """Number of the leaf that holds the bytes; negative where the column is named as one of images and holds none."""
     element_def: int
     """In a list: the definition level from which on there is an element; 0 otherwise."""
+    ending: str = "img"
+    """As of `NamedColumn`; what begins as audio is audio all the same."""
 
 
 def scan_rows(source: ShardSource, findings: Findings) -> Iterator[Member]:
@@ -85,11 +87,12 @@ def _scan(opened: OpenParquet, source: ShardSource, findings: Findings) -> Itera
         number, is_image = chunk.column, columns[chunk.column].is_image
 
         def read(content: bytes, address: int) -> Value:
-            if not is_image and sniff_format(content) is None:
+            modality = media_of(content, source.serves_audio)
+            if not is_image and modality is None:
                 return None
             seen[number] = True
             try:
-                return read_image(content, address)
+                return (modality or IMAGES).read(content, address)
             except SampleError as error:
                 return SampleError(error.kind, f"{columns[number].name}: {error.detail}")
 

@@ -5,7 +5,16 @@ canonical JSON (`identity`). There is one definition, this one, from which `prot
 generated for other languages. No floats: fractions are decimal strings, times are integers.
 """
 
-from dataserver.planning.job.fields.audio import AudioSizing
+from dataserver.planning.job.fields.audio import (
+    HOP,
+    LEAST_FRAMES,
+    SAMPLE_RATE,
+    AudioSizing,
+    clip_frames,
+    clip_positions,
+    clip_samples,
+    served_frames,
+)
 from dataserver.planning.job.fields.cost import DEFAULT_COSTS, Cost, ModelCost, default_cost
 from dataserver.planning.job.fields.end import End, LastStep
 from dataserver.planning.job.fields.extremes import most_forward_ns, most_units
@@ -61,6 +70,8 @@ from dataserver.planning.job.fields.values import (
 __all__ = [
     "DEFAULT_COSTS",
     "FILLED_IN",
+    "HOP",
+    "LEAST_FRAMES",
     "MAX_ASPECT",
     "MAX_INTEGER",
     "MAX_TEXT_BYTES",
@@ -69,6 +80,7 @@ __all__ = [
     "PLAN_LIMITS",
     "REDUCTION_NS",
     "REMEDIES",
+    "SAMPLE_RATE",
     "SINGLE_STEP",
     "SPECIAL_TOKENS",
     "SUPPORTED_CONTENT_VERSIONS",
@@ -113,6 +125,9 @@ __all__ = [
     "absent_fields",
     "backward_percent",
     "beside_sequences",
+    "clip_frames",
+    "clip_positions",
+    "clip_samples",
     "default_cost",
     "describe",
     "fixed_ns",
@@ -127,6 +142,7 @@ __all__ = [
     "parse_yaml",
     "peer_sums",
     "required",
+    "served_frames",
     "value_at",
     "with_backwards",
     "without_backwards",

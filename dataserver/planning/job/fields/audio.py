@@ -71,6 +71,6 @@ def clip_positions(frames: int) -> int:
     return (frames - 1) // _STRIDE + 1
 
 
-def served_frames(frames: int, sizing: AudioSizing) -> int:
-    """Frames of a spectrogram that the tower's convolutions read: they overlap, and reach two beyond the clip."""
-    return min(frames + 2, sizing.max_frames)
+def served_frames(positions: int, sizing: AudioSizing) -> int:
+    """Frames of a spectrogram that positions of the tower read: its convolutions overlap, and reach beyond the clip."""
+    return min(_STRIDE * positions + 1, sizing.max_frames)

@@ -15,8 +15,8 @@ from dataserver.planning.job.fields.values import DecimalString, Modality, Modul
 class Cost(SpecModel):
     """Time of one microbatch in a whole module: the sum over its items of linear n + quadratic n^2, and a constant.
 
-    An item is an image of n patches (encoder, generator, image tower) or a sample of n tokens (backbone, tower of
-    texts).
+    An item is an image of n patches (encoder, generator, image tower), a clip of n positions (encoder of audio; 50 a
+    second) or a sample of n tokens (backbone, tower of texts).
     """
 
     microbatch_ns: Annotated[int, Field(ge=0, le=10**12)] = 0
@@ -34,8 +34,8 @@ class ModelCost(SpecModel):
     """A cost by the names of a model and a device; parsing a job turns it into the integers of `Cost`."""
 
     model: Name
-    """A named model of the module's kind: vit-h; llama3-7b, llama3-13b, llama3-70b; dit-1b; for towers vit-h and
-    clip-text-h; tiny of every kind."""
+    """A named model of the module's kind: vit-h, whisper-large; llama3-7b, llama3-13b, llama3-70b; dit-1b; for towers
+    vit-h and clip-text-h; tiny of every kind."""
     device: Name
     """Device that it runs on: a800, h100 or h200. The work of a rank is divided by the module's tp x sp."""
     efficiency: DecimalString
@@ -109,8 +109,11 @@ DEFAULT_COSTS: Mapping[ModuleKind, ModelCost] = MappingProxyType(
 
 
 _TEXT_TOWER = _default("clip-text-h")
+_AUDIO_ENCODER = _default("whisper-large")
 
 
 def default_cost(kind: ModuleKind, modality: Modality | None) -> ModelCost:
-    """The cost of a module that states none: for towers the two of OpenCLIP's ViT-H/14."""
+    """The cost of a module that states none: for towers the two of OpenCLIP's ViT-H/14; for audio Whisper's encoder."""
+    if modality is Modality.AUDIO:
+        return _AUDIO_ENCODER
     return _TEXT_TOWER if modality is Modality.TEXT else DEFAULT_COSTS[kind]

@@ -44,12 +44,18 @@ class Coefficients:
 
 
 # Sizes of `trainclient.models.presets`, restated because the planner imports nothing of ours; a test holds them equal.
-# ViT-Huge: arXiv 2010.11929, table 1. Backbones: DistTrain (arXiv 2408.04275), table 2, with Llama 3's vocabulary.
-# Towers, which the trainer does not have: OpenCLIP's ViT-H/14 (text: width 1024, 16 heads, 24 layers, and the causal
-# mask of CLIP, arXiv 2103.00020, section 2.4).
+# ViT-Huge: arXiv 2010.11929, table 1. Whisper's encoder: arXiv 2212.04356, table 1. Backbones: DistTrain (arXiv
+# 2408.04275), table 2, with Llama 3's vocabulary. Towers, which the trainer does not have: OpenCLIP's ViT-H/14 (text:
+# width 1024, 16 heads, 24 layers, and the causal mask of CLIP, arXiv 2103.00020, section 2.4).
 MODELS: Final[Mapping[str, Mapping[str, ModelSize]]] = MappingProxyType(
     {
-        "encoder": MappingProxyType({"tiny": ModelSize(2, 64, 256, 4, 4), "vit-h": ModelSize(32, 1280, 5120, 16, 16)}),
+        "encoder": MappingProxyType(
+            {
+                "tiny": ModelSize(2, 64, 256, 4, 4),
+                "vit-h": ModelSize(32, 1280, 5120, 16, 16),
+                "whisper-large": ModelSize(32, 1280, 5120, 20, 20),
+            }
+        ),
         "backbone": MappingProxyType(
             {
                 "tiny": ModelSize(4, 64, 192, 4, 2, 262),

@@ -41,8 +41,8 @@ class Memory(SpecModel):
     """What parameters, gradients and optimizer states leave of the device; with `recompute`, less what one block of a
     microbatch takes while it is computed again."""
     unit_bytes: Positive
-    """What one patch (encoder, generator, image tower) or token (backbone, text tower) holds on a device of a stage
-    from its forward to its backward; with `recompute`, what the inputs of blocks take."""
+    """What one patch (encoder, generator, image tower), position (encoder of audio) or token (backbone, text tower)
+    holds on a device of a stage from its forward to its backward; with `recompute`, what the inputs of blocks take."""
     step_bytes: Positive | None = None
     """What microbatches may hold together on a device; at least `budget_bytes`. A step that would hold more is cut into
     rounds. Of modules that keep every microbatch until their backward phase: colocated encoders, and a colocated
@@ -76,7 +76,7 @@ _OF_KINDS = {
     "pp": (ModuleKind.BACKBONE, ModuleKind.TOWER),
     "packing": (ModuleKind.BACKBONE,),
     "datasets": (ModuleKind.ENCODER, ModuleKind.GENERATOR),
-    "modality": (ModuleKind.TOWER,),
+    "modality": (ModuleKind.TOWER, ModuleKind.ENCODER),
 }
 """Fields that only modules of some kinds have, beside those of all."""
 
@@ -97,10 +97,10 @@ class ModuleSpec(SpecModel):
     sp: Annotated[int, Field(ge=1, le=1024)] = 1
     """Sequence-parallel degree; peers of one rank get the same view."""
     datasets: Annotated[tuple[Name, ...], Field(min_length=1)] | None = None
-    """Encoder, generator: the datasets whose images it handles; by default those that no other module of its kind
-    names."""
+    """Encoder, generator: the datasets whose images (or audio) it handles; by default those that no other module of its
+    kind and modality names."""
     modality: Modality | None = None
-    """Tower: whether it reads images or text."""
+    """Tower: whether it reads images or text. Encoder: `audio` where it encodes audio clips; by default images."""
     frozen: bool | None = None
     """Whether its weights stay as they are. Gradients then only pass through it, to trained modules before it; where
     there are none it runs no backward at all. By default all modules are trained."""
@@ -136,6 +136,11 @@ class ModuleSpec(SpecModel):
         return self.kind in (ModuleKind.ENCODER, ModuleKind.GENERATOR)
 
     @property
+    def reads(self) -> Modality:
+        """What a module that has a modality reads."""
+        return self.modality or Modality.IMAGE
+
+    @property
     def makes_features(self) -> bool:
         """Whether its last stage meets those of other modules, with a feature of each sample."""
         return self.kind is ModuleKind.TOWER
@@ -150,6 +155,13 @@ class ModuleSpec(SpecModel):
     def _only_if_so(cls, value: bool | None) -> bool | None:
         """A module that is not frozen, and computes nothing again, is the same whether it says so or not."""
         return value or None
+
+    @field_validator("modality", mode="after")
+    @classmethod
+    def _unless_default(cls, value: Modality | None, info: ValidationInfo) -> Modality | None:
+        """An encoder of images is the same whether it says so or not."""
+        is_encoder = info.data.get("kind") is ModuleKind.ENCODER
+        return None if is_encoder and value is Modality.IMAGE else value
 
     @field_validator("cost", mode="before", json_schema_input_type=Cost | ModelCost | None)
     @classmethod
@@ -192,8 +204,12 @@ class ModuleSpec(SpecModel):
                 f"module {self.name} ({self.kind}) has balance even; only images are dealt out so, take none, which "
                 "gives its ranks equal counts as well"
             )
-        if self.kind is ModuleKind.TOWER and self.modality is None:
-            raise ValueError(f"tower {self.name} has no modality; set it to one of {[str(m) for m in Modality]}")
+        towers = [Modality.IMAGE, Modality.TEXT]
+        if self.kind is ModuleKind.TOWER and self.modality not in towers:
+            found = "no modality" if self.modality is None else f"modality {self.modality}"
+            raise ValueError(f"tower {self.name} has {found}; set it to one of {[str(m) for m in towers]}")
+        if self.kind is ModuleKind.ENCODER and self.modality is Modality.TEXT:
+            raise ValueError(f"encoder {self.name} has modality text; image and audio are encoded, leave it out")
         return self
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import Field, model_validator
 
+from dataserver.planning.job.fields.audio import AudioSizing
 from dataserver.planning.job.fields.values import SpecModel
 
 MAX_PATCHES: Final = 2**20
@@ -95,6 +96,9 @@ class Sizing(SpecModel):
     """Filter of Pillow that scales images, as the `resample` of an image processor says. By default the server's own
     bilinear filter, which takes less time; `crop`, and `square` where `side` is no multiple of `patch`, need one of
     Pillow's."""
+
+    audio: AudioSizing | None = None
+    """How audio clips become spectrograms and rows; by default as for Qwen2-Audio."""
 
     @model_validator(mode="before")
     @classmethod

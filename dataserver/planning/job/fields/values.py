@@ -88,7 +88,8 @@ class ModuleKind(StrEnum):
 
 
 class Modality(StrEnum):
-    """What a tower reads."""
+    """What a tower or an encoder reads."""
 
     IMAGE = "image"
     TEXT = "text"
+    AUDIO = "audio"

@@ -5,16 +5,16 @@ to one sample in a wave, with empty waves between where interleaved chunks hold 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from dataserver.planning import I64, Bool, yield_point
-from dataserver.planning.job.fields import BalancePolicy, ModuleKind, ModuleSpec, Stream
+from dataserver.planning.job.fields import BalancePolicy, Modality, ModuleKind, ModuleSpec, Stream
 from dataserver.planning.job.spec import JobSpec
 from dataserver.planning.plan.arranging import WaveTooLargeError, spread_images
 from dataserver.planning.plan.naming import counted
-from dataserver.planning.stream.samples import ShardTable
+from dataserver.planning.stream.samples import AUDIO, ShardTable, row_sums
 from dataserver.planning.stream.sizing import (
     SampleTooLargeError,
     may_be_generated,
@@ -58,16 +58,18 @@ class BackboneLimits:
         """Refuse samples of a shard that cannot be handled, or held alone."""
         spec = self.spec
         wanted = {
-            ModuleKind.ENCODER: may_be_understood(spec.stream, table),
-            ModuleKind.GENERATOR: may_be_generated(spec.stream, table),
+            (ModuleKind.ENCODER, Modality.IMAGE): may_be_understood(spec.stream, table),
+            (ModuleKind.ENCODER, Modality.AUDIO): may_be_understood(spec.stream, table),
+            (ModuleKind.GENERATOR, Modality.IMAGE): may_be_generated(spec.stream, table),
         }
-        for kind, samples in wanted.items():
-            module = spec.module_of_dataset(kind)[dataset]
+        for (kind, reads), samples in wanted.items():
+            of = with_modality(table, reads)
+            module = spec.module_of_dataset(kind, reads)[dataset]
             if module is None:
-                _check_unhandled(spec.stream.datasets[dataset].name, kind, table, samples, where)
+                _check_unhandled(spec.stream.datasets[dataset].name, kind, reads, of, samples, where)
                 continue
-            check_images(module, table, samples, where)
-            self.check_together(module, table, samples, where)
+            check_images(module, of, samples, where)
+            self.check_together(module, of, samples, where)
         backbone, tokens = spec.execution.backbone, most_tokens(spec.stream, table)
         check_units(backbone, table.row, tokens, "tokens", self.degree, self.remedy, where)
 
@@ -98,6 +100,20 @@ class BackboneLimits:
                 ) from error
 
 
+def with_modality(table: ShardTable, reads: Modality) -> ShardTable:
+    """A table with the images of its samples, or their clips, alone."""
+    if table.image_modality is None:
+        chosen = np.full(len(table.image_rows), reads is Modality.IMAGE)
+    else:
+        chosen = (table.image_modality == AUDIO) == (reads is Modality.AUDIO)
+    if chosen.all():
+        return table
+    offsets = np.concatenate([[0], np.cumsum(row_sums(chosen, table.image_offsets))])
+    rows, columns = table.image_rows[chosen], table.image_columns[chosen]
+    modality = None if table.image_modality is None else table.image_modality[chosen]
+    return replace(table, image_offsets=offsets, image_rows=rows, image_columns=columns, image_modality=modality)
+
+
 def largest_pair_images(stream: Stream, statistics: ShardStatistics) -> I64:
     """Patches of the largest image of a pair; 0 where there is no pair. int64 [s]."""
     return statistics.pair_images.last() * stream.sizing.merge**2
@@ -124,14 +140,19 @@ def fit_units(module: ModuleSpec, units: I64, degree: int) -> Bool:
     return units <= module.memory.units * degree
 
 
-def _check_unhandled(name: str, kind: ModuleKind, table: ShardTable, samples: Bool, where: str) -> None:
+def _check_unhandled(
+    name: str, kind: ModuleKind, reads: Modality, table: ShardTable, samples: Bool, where: str
+) -> None:
     """Refuse images of a dataset without a module of a kind."""
     found = np.flatnonzero(samples & (np.diff(table.image_offsets) > 0))
     if len(found):
         purpose = "understand" if kind is ModuleKind.ENCODER else "generate"
+        what, module = (
+            ("images", f"kind {kind}") if reads is Modality.IMAGE else ("audio", f"kind {kind}, modality audio,")
+        )
         raise ValueError(
-            f"{where}, row {table.row[found[0]]}: the sample has images to {purpose} ({len(found)} such samples in "
-            f"this shard) but no module of kind {kind} handles dataset {name}; add one, name the dataset in the "
+            f"{where}, row {table.row[found[0]]}: the sample has {what} to {purpose} ({len(found)} such samples in "
+            f"this shard) but no module of {module} handles dataset {name}; add one, name the dataset in the "
             "datasets of one, or leave such samples out with a filter or a quarantine list"
         )
 
@@ -142,7 +163,10 @@ def check_images(module: ModuleSpec, table: ShardTable, samples: Bool, where: st
     images = np.flatnonzero(samples[sample])
     patches = table.image_rows[images].astype(np.int64) * table.image_columns[images]
     rows = table.row[sample[images]]
-    check_units(module, rows, patches, "patches of an image", 1, "lower stream.sizing.max_patches", where)
+    named = ("patches of an image", 1, "lower stream.sizing.max_patches")
+    if module.reads is Modality.AUDIO:
+        named = ("positions of a clip", 1, "lower stream.sizing.audio.max_seconds")
+    check_units(module, rows, patches, *named, where)
 
 
 def together(module: ModuleSpec, table: ShardTable, samples: Bool, units: int) -> Iterator[tuple[int, I64]]:

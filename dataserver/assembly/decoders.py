@@ -1,0 +1,59 @@
+"""From stored bytes to the rows of a view's tensor: a function for each modality, by its number.
+
+A decoder fills the rows of one item and says whether its bytes are usable: a pure function of its arguments.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataserver.audio import AudioShape, audio_fault_of, decode_mel
+from dataserver.dataset import ImageRef
+from dataserver.images import DrawnTransform, ImageFault, ImageShape, decode_patches
+from dataserver.images import fault_of as image_fault_of
+from dataserver.planning.job.fields import Sizing, served_frames
+from dataserver.planning.stream.item_sizes import audio_sizing
+
+
+class Item(NamedTuple):
+    """What a plan says of an image or a clip."""
+
+    rows: int
+    columns: int
+    """Of its grid."""
+    drawn: tuple[DrawnTransform, ...]
+    """Transforms of an image."""
+
+
+Array = NDArray[Any]
+Decode = Callable[[bytes, ImageRef, Item, Sizing, Array | None], bool]
+"""Bytes, what the index and the plan say of them, sizing, and the rows to fill: None where the verdict alone counts."""
+
+
+def _decode_image(data: bytes, ref: ImageRef, item: Item, sizing: Sizing, out: Array | None) -> bool:
+    if out is None:
+        out = np.empty((item.rows * item.columns, sizing.patch**2 * 3), np.uint8)
+    shape = ImageShape(ref.width, ref.height, ref.orientation, item.rows, item.columns, ref.may_be_truncated)
+    return decode_patches(data, shape, sizing, out, item.drawn)
+
+
+def _decode_clip(data: bytes, ref: ImageRef, item: Item, sizing: Sizing, out: Array | None) -> bool:
+    audio = audio_sizing(sizing)
+    if out is None:
+        out = np.empty((served_frames(item.columns, audio), audio.bins), np.float32)
+    return decode_mel(data, AudioShape(ref.width, ref.height, ref.orientation), audio, out)
+
+
+DECODERS: Final[Mapping[bool, Decode]] = MappingProxyType({False: _decode_image, True: _decode_clip})
+"""By whether the item is a clip (`ImageRef.is_audio`)."""
+
+
+def fault_of(data: bytes, ref: ImageRef) -> ImageFault | None:
+    """Say why servers deliver an image or a clip as invalid, or only a part of it; None where they deliver it whole."""
+    if not ref.is_audio:
+        return image_fault_of(data, ref)
+    why = audio_fault_of(data, AudioShape(ref.width, ref.height, ref.orientation))
+    return None if why is None else ImageFault(why, is_served=False)

@@ -1,0 +1,155 @@
+"""Clips in tars: parts of samples where the user asks for it, else one finding for each shard."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from audio.clips import clip
+from audio.datasets import SERVED
+from shards import make_image, write_tar
+
+from dataserver.assembly import fault_of
+from dataserver.dataset import AudioMembers, Dataset, build_index, lint
+from dataserver.dataset.index.rules import IndexRules, written_rules
+from dataserver.planning.stream.samples import AUDIO
+
+pytest.importorskip("soundfile", reason="the extra audio is not installed")
+JPEG = make_image(np.random.default_rng(0), 40, 30)
+
+
+def opened(folder: Path, members: list[tuple[str, bytes]], rules: IndexRules = SERVED) -> Dataset:
+    write_tar(folder / "0.tar", members)
+    build_index(folder, workers=1, rules=rules)
+    return Dataset.open(folder, may_be_empty=True)
+
+
+def kinds(dataset: Dataset) -> dict[str, int]:
+    return dict(dataset.shards[0].findings().counts)
+
+
+def test_clips_come_behind_images_with_their_headers(tmp_path: Path) -> None:
+    both = [("a.2.flac", clip(0.5, "flac", 22_050, 2)), ("a.10.wav", clip(0.25)), ("a.jpg", JPEG), ("a.txt", b"text")]
+    dataset = opened(tmp_path, [*both, ("b.mp3", clip(1, "mp3")), ("b.txt", b"more")])
+    shard = dataset.shards[0]
+    assert [shard.parts(row).kinds for row in range(2)] == [(1, 1, 1, 0), (1, 0)]
+    found = [(r.width, r.height, r.orientation, r.is_audio) for r in shard.images([(0, 0), (0, 1), (0, 2), (1, 0)])]
+    assert found == [
+        (40, 30, 1, False), (11_025, 22_050, 2, True), (4_000, 16_000, 1, True), (16_000, 16_000, 1, True),
+    ]  # fmt: skip
+    assert shard.sizes().image_modality.tolist() == [0, AUDIO, AUDIO, AUDIO]
+    assert dataset.read(shard.image(0, 1)) == both[0][1]
+    assert shard.column("width").to_pylist() == [40, None]
+    assert kinds(dataset) == {}
+
+
+def test_the_second_file_of_numbers_says_what_the_index_says(tmp_path: Path) -> None:
+    expected = opened(tmp_path, [("a.wav", clip(0.1)), ("a.txt", b"text")]).shards[0].sizes()
+    (tmp_path / "0.tar.disttrain.numeric").unlink(missing_ok=True)
+    for file in tmp_path.glob("*.numeric"):
+        file.unlink()
+    found = Dataset.open(tmp_path).shards[0].sizes()
+    assert found.image_modality.tolist() == expected.image_modality.tolist() == [AUDIO]
+
+
+def test_documents_name_clips(tmp_path: Path) -> None:
+    document = {"texts": ["what", None, None], "images": [None, "d.a.wav", "d.b.jpg"]}
+    dataset = opened(tmp_path, [("d.a.wav", clip(0.1)), ("d.b.jpg", JPEG), ("d.json", json.dumps(document).encode())])
+    assert dataset.shards[0].sizes().image_modality.tolist() == [AUDIO, 0]
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"RIFFnothing", "unreadable_header"),
+        (bytes(65 << 20), "audio_too_large"),
+        (b"", "unreadable_header"),
+    ],
+)
+def test_clips_that_cannot_be_read_leave_their_sample_out(tmp_path: Path, content: bytes, kind: str) -> None:
+    dataset = opened(tmp_path, [("a.wav", content), ("a.txt", b"text"), ("b.wav", clip(0.1)), ("b.txt", b"more")])
+    assert kinds(dataset) == {kind: 1}
+    assert dataset.shards[0].keys() == ["b"]
+
+
+def test_lint_decodes_clips(tmp_path: Path) -> None:
+    cut = clip(1, "flac")
+    opened(tmp_path, [("a.flac", cut[: len(cut) // 2]), ("a.txt", b"text"), ("b.wav", clip(0.1)), ("b.txt", b"more")])
+    report = lint(tmp_path, judge=fault_of)
+    assert dict(report.counts) == {"undecodable": 1}
+    assert "of 16000 samples" in report.findings[0].detail or "Error" in report.findings[0].detail
+
+
+def test_without_the_rule_clips_are_one_finding_and_change_nothing_else(tmp_path: Path) -> None:
+    texts = [("a.txt", b"text"), ("b.txt", b"more")]
+    clips = [("a.wav", clip(0.1)), ("b.flac", clip(0.1, "flac"))]
+    members = sorted([*texts, *clips])
+    ignored = opened(tmp_path / "ignored", members, IndexRules())
+    assert kinds(ignored) == {"unused_audio": 1}
+    assert ignored.shards[0].findings().details[0].detail == (
+        "2 members are audio; index with --audio serve to serve them"
+    )
+    assert [ignored.shards[0].parts(row).kinds for row in range(2)] == [(0,), (0,)]
+    assert not ignored.shards[0].may_have_audio
+    assert "audio" not in written_rules("alone", IndexRules(audio=AudioMembers.IGNORE))
+    served = opened(tmp_path / "served", members)
+    assert served.fingerprint != ignored.fingerprint
+    assert served.shards[0].may_have_audio
+
+
+def test_columns_of_parquet(tmp_path: Path) -> None:
+    """As the Hub's `Audio` has them, beside images or alone, and in lists."""
+    of = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    clips = [{"bytes": clip(0.1 * n, "flac"), "path": f"{n}.flac"} for n in range(1, 4)]
+    columns = {
+        "audio": pa.array(clips, of),
+        "image": pa.array([{"bytes": JPEG, "path": None}, None, None], of),
+        "more": pa.array([[], [clips[0], clips[1]], None], pa.list_(of)),
+        "text": pa.array(["a", "b", "c"]),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "0.parquet", compression="none", use_dictionary=False)
+    build_index(tmp_path, workers=1, rules=SERVED)
+    dataset = Dataset.open(tmp_path)
+    sizes = dataset.shards[0].sizes()
+    assert np.split(sizes.image_modality, sizes.image_offsets[1:-1])[0].tolist() == [0, AUDIO]
+    assert np.diff(sizes.image_offsets).tolist() == [2, 3, 1]
+    assert dataset.read(dataset.shards[0].image(0, 1)) == clips[0]["bytes"]
+    assert dict(lint(tmp_path, judge=fault_of).counts) == {}
+    build_index(tmp_path, workers=1)
+    assert "unreadable_header" in kinds(Dataset.open(tmp_path, may_be_empty=True))
+
+
+def test_paths_in_manifests(tmp_path: Path) -> None:
+    (tmp_path / "a.flac").write_bytes(clip(0.2, "flac"))
+    (tmp_path / "b.mp3").write_bytes(clip(0.2, "mp3"))
+    (tmp_path / "c.jpg").write_bytes(JPEG)
+    lines = [
+        {"audio": "a.flac", "text": "one"},
+        {"image": "c.jpg", "audio": ["a.flac", "b.mp3"], "text": "three"},
+        {"image": "c.jpg", "audio": "gone.wav", "text": "none"},
+        {"image": "c.jpg", "text": "an image"},
+    ]
+    (tmp_path / "0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    build_index(tmp_path, workers=1, rules=SERVED)
+    dataset = Dataset.open(tmp_path)
+    sizes = dataset.shards[0].sizes()
+    assert np.diff(sizes.image_offsets).tolist() == [1, 3, 1]
+    assert sizes.image_modality.tolist() == [AUDIO, 0, AUDIO, AUDIO, 0]
+    assert dataset.read(dataset.shards[0].image(1, 2)) == (tmp_path / "b.mp3").read_bytes()
+    assert kinds(dataset) == {"missing_image": 1}
+    build_index(tmp_path, workers=1)
+    assert np.diff(Dataset.open(tmp_path).shards[0].sizes().image_offsets).tolist() == [1, 1, 1]
+
+
+def test_joined_tars_bring_clips(tmp_path: Path) -> None:
+    heard = clip(0.2, "flac")
+    write_tar(tmp_path / "joined/0.tar", [("a.flac", heard)])
+    write_tar(tmp_path / "own/0.tar", [("a.jpg", JPEG), ("a.txt", b"text")])
+    rules = replace(SERVED, joins=(tmp_path / "joined",))
+    build_index(tmp_path / "own", workers=1, rules=rules)
+    dataset = Dataset.open(tmp_path / "own")
+    assert dataset.shards[0].sizes().image_modality.tolist() == [0, AUDIO]
+    assert dataset.read(dataset.shards[0].image(0, 1)) == heard
