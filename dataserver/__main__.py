@@ -3,9 +3,13 @@
 A signal ends a process from here on, in one line, also while it imports.
 """
 
+import os
 import sys
 
 from dataserver import process
+
+# Read as gRPC is loaded. By default it writes a line for each handshake that fails: strangers could fill a disk.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 def main() -> int:

@@ -1,8 +1,10 @@
 """A secured server as its operator starts it, its clients, and strangers who stall in their handshakes."""
 
+import contextlib
 import json
 import resource
 import shlex
+import socket
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -17,6 +19,7 @@ from disttrain.v1.data_service_pb2_grpc import DataServiceStub
 from serving.harness import FIXED_WINDOW, TIMEOUT_S, index, job_data, receive
 from shards import write_pairs
 
+from dataserver.addresses import split_address
 from dataserver.security import Channels, Credentials
 from trainclient.stream.client import ArrayClient
 from trainclient.stream.endpoint import Timeouts
@@ -57,6 +60,23 @@ def flags(folder: Path, tmp_path: Path, authority: Authority) -> list[str | Path
         *("--client-ca", authority.file, "--token-file", token_file(tmp_path, "alice", "bob", "ops")),
         *("--policy", policy),
     ]
+
+
+def test_strangers_whose_handshakes_fail_write_nothing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GRPC_VERBOSITY", raising=False)
+    config = Authority(tmp_path / "pki").server()
+    tls = ("--tls-cert", config["tls_cert"], "--tls-key", config["tls_key"])
+    with serving("--dataset", f"d={folder}", *tls) as server:
+        for said in (b"GET / HTTP/1.1\r\n\r\n", b"hello\n" * 20):
+            with socket.create_connection(split_address(server.address), TIMEOUT_S) as stranger:
+                stranger.sendall(said)
+                with contextlib.suppress(ConnectionResetError):
+                    while stranger.recv(4096):
+                        pass
+        code, errors = server.end()
+    assert (code, [line for line in errors.splitlines() if "Handshake failed" in line]) == (0, [])
 
 
 def test_a_trainer_reads_and_an_operator_looks(folder: Path, tmp_path: Path) -> None:
