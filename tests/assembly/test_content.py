@@ -39,8 +39,10 @@ def test_the_digest_is_the_same_in_another_process() -> None:
     assert len(bytes.fromhex(content_digest())) == 32
 
 
-@pytest.mark.parametrize(("name", "other"), [("TEXTS", ("a dog",)), ("built_in_images", lambda: iter(()))])
-def test_the_digest_is_of_images_and_of_texts(monkeypatch: pytest.MonkeyPatch, name: str, other: object) -> None:
+@pytest.mark.parametrize(
+    ("name", "other"), [("TEXTS", ("a dog",)), ("built_in_images", lambda: iter(())), ("RESAMPLED", "")]
+)
+def test_the_digest_is_of_images_texts_and_filters(monkeypatch: pytest.MonkeyPatch, name: str, other: object) -> None:
     before = content_digest()
     monkeypatch.setattr(digest, name, other)
     assert content_digest() != before
