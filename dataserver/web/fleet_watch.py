@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from time import time
 from typing import Final
 
@@ -89,9 +90,10 @@ class FleetWatch:
         for name in self.names:
             self._channels.open(name).close()
         for name, work in (("look", self._looking), ("check", self._checking)):
-            threading.Thread(target=work, name=f"fleet-{name}", daemon=True).start()
+            threading.Thread(target=self._again, args=(work,), name=f"fleet-{name}", daemon=True).start()
         if waits is not None:
-            threading.Thread(target=self._asking_for, args=(waits,), name="fleet-waits", daemon=True).start()
+            work = partial(self._asking_for, waits)
+            threading.Thread(target=self._again, args=(work,), name="fleet-waits", daemon=True).start()
 
     def close(self) -> None:
         """Ask no more."""
@@ -101,6 +103,15 @@ class FleetWatch:
         """The newest look, the newest check, and what is remembered of the looks."""
         with self._lock:
             return self._look, self._check, list(self._points)
+
+    def _again(self, work: Callable[[], None]) -> None:
+        """Do it until all ends; a defect is logged, and the page goes on."""
+        while not self._ended.is_set():
+            try:
+                work()
+            except Exception:
+                _log.exception("the fleet cannot be looked at")
+                self._ended.wait(CHECK_S)
 
     def waits(self) -> Mapping[RankOfJob, float]:
         """The newest waits of ranks."""

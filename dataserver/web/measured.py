@@ -1,7 +1,9 @@
 """What ranks measured of a step, beside its plan."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from time import monotonic
 from typing import Any, Final
 
 import grpc
@@ -17,30 +19,34 @@ from dataserver.planning.simulation import simulate
 from dataserver.security import Channels
 
 ANSWER_S: Final = 5.0
+ALL_S: Final = 10.0
+"""For all servers together."""
+AT_ONCE: Final = 16
+"""Servers that are asked at a time."""
 MAX_TIME_NS: Final = 3600 * 10**9
 """Of a pass that is believed."""
 Key = tuple[str, int, int]
 """Module, rank and stage."""
 
 
-def fetch_reports(names: Sequence[str], channels: Channels) -> Callable[[str], list[StepTimes]]:
-    """A function from the id of a job to the reports that servers hold of it; those that do not answer give none."""
+def fetch_reports(names: Sequence[str], channels: Channels) -> Callable[[str], Iterator[StepTimes]]:
+    """A function from the id of a job to the reports that servers hold of it; those that do not answer give none.
 
-    def fetch(job_id: str) -> list[StepTimes]:
-        opened = [channels.open(name) for name in names]
-        try:
-            request = ListStepTimesRequest(job_id=job_id)
-            calls = [DataServiceStub(channel).ListStepTimes.future(request, timeout=ANSWER_S) for channel in opened]
-            found: list[StepTimes] = []
-            for call in calls:
-                try:
-                    found += call.result().times
-                except grpc.RpcError:  # it is silent, or has never heard of the job
-                    continue
-            return found
-        finally:
-            for channel in opened:
-                channel.close()
+    Few servers are asked at a time, since each may hold some MiB of reports.
+    """
+
+    def fetch(job_id: str) -> Iterator[StepTimes]:
+        end = monotonic() + ALL_S
+        for first in range(0, len(names), AT_ONCE):
+            with ExitStack() as stack:
+                opened = [stack.enter_context(channels.open(name)) for name in names[first : first + AT_ONCE]]
+                request, timeout = ListStepTimesRequest(job_id=job_id), min(ANSWER_S, max(end - monotonic(), 0.1))
+                calls = [DataServiceStub(one).ListStepTimes.future(request, timeout=timeout) for one in opened]
+                for call in calls:
+                    try:
+                        yield from call.result().times
+                    except grpc.RpcError:  # it is silent, or has never heard of the job
+                        continue
 
     return fetch
 

@@ -4,7 +4,7 @@ Plans are made here from the indexes, as by `dataserver plan` and `dataserver si
 the servers to which the job's trainers reported it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -35,7 +35,7 @@ MAX_LOADS: Final = 4096
 """Ranks of a module whose loads are listed."""
 KINDS: Final = tuple(OperationKind)
 
-Times = Callable[[str], Sequence[StepTimes]]
+Times = Callable[[str], Iterable[StepTimes]]
 """What servers hold of measured times, by the id of a job."""
 
 
