@@ -205,6 +205,7 @@ def base_jobs() -> list[dict[str, Any]]:
     fixed = {"side": 60, "resampling": "bicubic"}
     chunks["stream"]["sizing"] = {"rule": "square", **fixed}
     grouped["stream"]["sizing"] = {"rule": "crop", "shortest_edge": 64, **fixed}
+    colocated["stream"]["sizing"] = {"audio": {"padded": True}}
     return [plain, whole, chunks, grouped, contrastive, colocated]
 
 
