@@ -11,17 +11,18 @@ FOLDER = Path(dataserver.__file__).parent
 BEFORE = {
     "planning": set(),
     "images": {"planning"},
-    "dataset": {"images"},
-    "assembly": {"images", "dataset", "planning"},
-    "jobs": {"images", "dataset", "planning", "assembly"},
+    "audio": {"planning"},
+    "dataset": {"images", "audio"},
+    "assembly": {"images", "audio", "dataset", "planning"},
+    "jobs": {"images", "audio", "dataset", "planning", "assembly"},
     "security": set(),
     "fleet": {"dataset", "planning", "jobs", "security"},
     "serving": {"images", "dataset", "planning", "assembly", "jobs", "security", "fleet"},
-    "cli": {"images", "dataset", "planning", "assembly", "jobs", "security", "fleet", "serving"},
+    "cli": {"images", "audio", "dataset", "planning", "assembly", "jobs", "security", "fleet", "serving"},
 }
 BELOW_ALL = {"addresses", "allocator", "chrome_trace", "outputs", "process"}
 """Modules beside the folders, which import nothing of ours."""
-NO_PROTOS = {"images", "dataset", "planning", "assembly", "jobs"}
+NO_PROTOS = {"images", "audio", "dataset", "planning", "assembly", "jobs"}
 
 
 def imports(file: Path) -> set[str]:

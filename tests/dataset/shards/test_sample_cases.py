@@ -13,13 +13,13 @@ from dataserver.dataset.errors import Findings, TarError
 from dataserver.dataset.shards.interface import Member
 from dataserver.dataset.shards.members import MAX_TEXT_BYTES
 from dataserver.dataset.shards.samples import (
-    IMAGE_SUFFIXES,
     MAX_SAMPLE_MEMBERS,
     MAX_SCALARS,
     ImagePart,
     Sample,
     read_samples,
 )
+from dataserver.images import IMAGE_SUFFIXES
 
 Found = list[tuple[str, tuple[int, ...], tuple[str, ...], tuple[ImagePart, ...]]]
 Odd = list[tuple[str, str, str]]

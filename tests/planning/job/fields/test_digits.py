@@ -64,7 +64,19 @@ def test_a_job_that_leaves_all_out_has_these_defaults() -> None:
     stream, execution = job.spec.model_dump(mode="json")["stream"], job.spec.model_dump(mode="json")["execution"]
     found = {k: v for k, v in stream.items() if k not in ("datasets", "tokenizer", "seq_len", "global_batch")}
     assert found == {
-        "sizing": {"patch": 14, "merge": 2, "max_patches": 1024, "quality": "fast"},
+        "sizing": {
+            "patch": 14,
+            "merge": 2,
+            "max_patches": 1024,
+            "quality": "fast",
+            "rule": None,
+            "min_pixels": None,
+            "max_pixels": None,
+            "side": None,
+            "shortest_edge": None,
+            "resampling": None,
+            "audio": None,
+        },
         "packing": {"enabled": True, "fill": "0.97"},
         "generation": {"ratio": "0", "query_tokens": 64},
         "shuffle_window": 8,

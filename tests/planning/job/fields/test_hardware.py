@@ -38,6 +38,7 @@ from dataserver.planning.job.fields.hardware import (
 )
 from dataserver.planning.job.identity import JobSpecError, canonical_json, parse_job
 from trainclient.models import presets
+from trainclient.models.audio_encoder import AudioEncoder
 from trainclient.models.backbone import BackboneStage
 from trainclient.models.encoder import ImageEncoder
 from trainclient.models.generator import ImageGenerator
@@ -91,8 +92,10 @@ def test_towers_by_hand() -> None:
 
 def test_sizes_are_those_of_the_trainer() -> None:
     tables: dict[str, Any] = {
-        "encoder": presets.ENCODERS, "backbone": presets.BACKBONES, "generator": presets.GENERATORS,
-    }  # fmt: skip
+        "encoder": {**presets.ENCODERS, **presets.AUDIO_ENCODERS},
+        "backbone": presets.BACKBONES,
+        "generator": presets.GENERATORS,
+    }
     assert set(MODELS) == set(ModuleKind)
     for kind in tables:
         models = MODELS[kind]
@@ -107,8 +110,10 @@ def test_sizes_are_those_of_the_trainer() -> None:
 def weights_of_rows(kind: str, name: str, size: ModelSize) -> Iterator[torch.Tensor]:
     """The matrices of the trainer's own module that every row meets."""
     with torch.device("meta"):
-        if kind == "encoder":
-            module: torch.nn.Module = ImageEncoder(presets.encoder_config(name, 14, 2, 4096))
+        if name in presets.AUDIO_ENCODERS and name not in presets.ENCODERS:
+            module: torch.nn.Module = AudioEncoder(presets.audio_encoder_config(name, 128, 2, 4096))
+        elif kind == "encoder":
+            module = ImageEncoder(presets.encoder_config(name, 14, 2, 4096))
         elif kind == "backbone":
             module = BackboneStage(presets.backbone_config(name, size.vocab_size, 0))
         else:

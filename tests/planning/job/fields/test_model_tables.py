@@ -24,7 +24,8 @@ TINY = (2, 64, 256, 4, 4, 0, False)
 VIT_H = (32, 1280, 5120, 16, 16, 0, False)
 """ViT-Huge, arXiv 2010.11929, table 1."""
 PUBLISHED = {
-    "encoder": {"tiny": TINY, "vit-h": VIT_H},
+    # Whisper's encoder, large: arXiv 2212.04356, table 1.
+    "encoder": {"tiny": TINY, "vit-h": VIT_H, "whisper-large": (32, 1280, 5120, 20, 20, 0, False)},
     "backbone": {
         "tiny": (4, 64, 192, 4, 2, 262, False),
         # Llama 2's sizes (arXiv 2307.09288), as DistTrain's table 2 has them; Llama 3's vocabulary, arXiv 2407.21783.

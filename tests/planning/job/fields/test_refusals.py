@@ -67,8 +67,8 @@ BAD = [
     ),
     (
         (*MODULE, "modality"),
-        "image",
-        r"module vit \(encoder\) has modality image; only tower modules have it, leave it",
+        "text",
+        "encoder vit has modality text; image and audio are encoded, leave it out",
     ),
     ((*MODULE, "packing"), "best_fit", r"module vit \(encoder\) has packing best_fit; only backbone modules have it"),
     ((*MODULE, "sequence_groups"), {"max_degree": 1}, "execution.modules.0.sequence_groups: this key is unknown"),
