@@ -52,9 +52,9 @@ def parse_json(member: Member) -> dict[str, Any]:
 
 
 def parse_document(text: str) -> dict[str, Any]:
-    """Return the object that a JSON text is. Raises SampleError where it is none."""
+    """Return the object that a JSON text is, after a byte order mark or not. Raises SampleError where it is none."""
     try:
-        document = json.loads(text)
+        document = json.loads(text.removeprefix(BYTE_ORDER_MARK))
         if "\\u" in text:
             # JSON can escape a lone surrogate, which no UTF-8 text can hold
             json.dumps(document, ensure_ascii=False).encode()
