@@ -1,5 +1,6 @@
 """Samples and images in; the tensors of one module, rank and microbatch out."""
 
+from dataserver.assembly.chat.tokenizer import ChatTokenizer, chat_digest, open_chat
 from dataserver.assembly.decoders import fault_of
 from dataserver.assembly.digest import content_digest
 from dataserver.assembly.hugging_face import HuggingFaceTokenizer, TokenizerError
@@ -18,6 +19,7 @@ from dataserver.assembly.views import PreparedView, Validity, prepare_view
 __all__ = [
     "BYTES",
     "ByteTokenizer",
+    "ChatTokenizer",
     "HuggingFaceTokenizer",
     "PreparedView",
     "TensorSpec",
@@ -26,10 +28,12 @@ __all__ = [
     "TokenizerError",
     "UnknownTensorError",
     "Validity",
+    "chat_digest",
     "check_tokenizer",
     "content_digest",
     "fault_of",
     "load_tokenizer",
+    "open_chat",
     "prepare_view",
     "tokenizer_spec",
     "total_bytes",

@@ -40,22 +40,11 @@ class HuggingFaceTokenizer:
         Raises:
             TokenizerError: it cannot be read, or is not such a file.
         """
-        from tokenizers import Tokenizer as HuggingFaceModel  # most servers have none
-
         self.name: Final = name
+        self.path: Final = path
         data = read_bounded(path)
         self.digest: Final = hashlib.sha256(data).hexdigest()
-        try:
-            self._model = HuggingFaceModel.from_buffer(data)
-        except Exception as error:  # the bindings raise plain Exception
-            raise TokenizerError(
-                f"tokenizer {name}: {path} is no tokenizer of the Hugging Face tokenizers library ({error}); "
-                "name a tokenizer.json"
-            ) from error
-        self._model.no_truncation()
-        self._model.no_padding()
-        if getattr(self._model.model, "dropout", None) is not None:
-            self._model.model.dropout = None
+        self._model = _loaded(name, path, data)
         added = self._model.get_added_tokens_decoder()
         reserved = {id_: token for id_, token in added.items() if token.content.replace(_SPACE_MARK, "").strip()}
         self._model.add_special_tokens(list(reserved.values()))  # which changes none of their ids
@@ -66,6 +55,17 @@ class HuggingFaceTokenizer:
         """Ids that texts may have."""
         self._is_reserved: Final = np.ones(self.vocab_size, np.bool_)
         self._is_reserved[list(self.from_text)] = False
+
+    def with_added_tokens(self) -> "HuggingFaceModel":
+        """The library's tokenizer of the same file, which finds added tokens: for what a chat template renders.
+
+        Raises:
+            TokenizerError: the file has changed.
+        """
+        data = read_bounded(self.path)
+        if hashlib.sha256(data).hexdigest() != self.digest:
+            raise TokenizerError(f"tokenizer file {self.path} changed while it was used; run the command again")
+        return _loaded(self.name, self.path, data)
 
     def encode_all(self, texts: list[str]) -> list[I32]:
         """Return int32 [tokens] of each text; none of them is the id of an added token that is not white space.
@@ -107,6 +107,24 @@ class HuggingFaceTokenizer:
             bounds = [0, *(cut for cut in cuts if cut < len(piece)), len(piece)]
             pieces += [piece[a:b] for a, b in pairwise(bounds)][::-1]
         return np.concatenate(found) if found else np.zeros(0, np.int32)
+
+
+def _loaded(name: str, path: Path, data: bytes) -> "HuggingFaceModel":
+    """The library's tokenizer, of whose output nothing depends on anything but the text."""
+    from tokenizers import Tokenizer as HuggingFaceModel  # most servers have none
+
+    try:
+        model = HuggingFaceModel.from_buffer(data)
+    except Exception as error:  # the bindings raise plain Exception
+        raise TokenizerError(
+            f"tokenizer {name}: {path} is no tokenizer of the Hugging Face tokenizers library ({error}); "
+            "name a tokenizer.json"
+        ) from error
+    model.no_truncation()
+    model.no_padding()
+    if getattr(model.model, "dropout", None) is not None:
+        model.model.dropout = None
+    return model
 
 
 def as_tokenizing_error(error: BaseException) -> TokenizingError:

@@ -8,16 +8,20 @@ one that is generated, whose image takes no tokens: `BOS  text  BOI  QUERY ... Q
 contrasted with its image: `BOS  text  EOS`. Text that was cut is cut from
 the end of the document backward, so what is left is a prefix of all text tokens. Targets of the loss are the text
 tokens and EOS of understood samples; labels are shifted: a token's label is the token that follows it.
+
+A conversation has the tokens that its chat template writes, and no others; where an image goes, the template's token
+for it is repeated. It is cut behind an answer, with the images that follow. Targets are tokens of answers alone.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.dataset import IMAGE, TEXT, TokenizedDocument
+from dataserver.dataset import IMAGE, TEXT, ChatParts, TokenizedDocument
 from dataserver.planning import I32, I64
 from dataserver.planning.job.fields import Stream
 from dataserver.planning.plan.naming import sample_name
@@ -195,6 +199,8 @@ def _checked_pieces(
     stream: Stream, samples: StepSamples, planned: _Planned, document: TokenizedDocument
 ) -> list[_Piece]:
     """Return the pieces of one sample's sequence after comparing the document with the plan."""
+    if document.chat is not None:
+        return list(_checked_chat(stream, samples, planned, document, document.chat))
     found, counted = sum(map(len, document.texts)), planned.text_tokens + planned.cut
     if found != counted:
         raise TokenCountError(
@@ -221,6 +227,34 @@ def _checked_pieces(
             f"{planned.tokens}; the plan is not consistent"
         )
     return pieces
+
+
+def _checked_chat(
+    stream: Stream, samples: StepSamples, planned: _Planned, document: TokenizedDocument, chat: ChatParts
+) -> Iterator[_Piece]:
+    """Yield the pieces of a conversation as far as the plan has it: its own tokens and no others."""
+    parts = zip(document.texts, chat.targets, strict=True)
+    sizes = iter(planned.images)
+    left = planned.tokens - sum(planned.images)
+    num_targets = 0
+    for kind in document.kinds:
+        if kind == IMAGE:
+            if (size := next(sizes, None)) is None:
+                break
+            yield chat.image, size, _IMAGE
+        else:
+            whole, learned = next(parts)
+            ids, targets = whole[:left], learned[:left]
+            left -= len(ids)
+            num_targets += int(np.count_nonzero(targets))
+            ends = np.flatnonzero(np.diff(targets)) + 1
+            for first, end in pairwise([0, *ends.tolist(), len(ids)]) if len(ids) else ():
+                yield ids[first:end], end - first, _TARGET if targets[first] else _OTHER
+    if samples.targets is None or (left, next(sizes, None), num_targets) != (0, None, samples.targets[planned.number]):
+        raise TokenCountError(
+            f"{sample_name(stream, samples, planned.number)}: the conversation in the index is not the one that was "
+            "planned; remove the shard's .tokens files and run dataserver index with --tokenizer again"
+        )
 
 
 def _understanding(

@@ -6,17 +6,20 @@ from typing import Annotated, Final, Literal
 
 import tyro
 
-from dataserver.assembly import BYTES, Tokenizer, load_tokenizer
+from dataserver.assembly import BYTES, ChatTokenizer, Tokenizer, load_tokenizer, open_chat
 from dataserver.audio import require_audio
 from dataserver.cli.arguments import MaybeInt, MaybePath, Switch, tokenizer_files
 from dataserver.cli.progress import progress_bar
 from dataserver.cli.ray_cluster import tasks_of
 from dataserver.dataset import (
+    CHAT_ERROR,
+    CHAT_PREFIX,
     KINDS,
     OWN,
     UNENCODABLE,
     WHOLE,
     AudioMembers,
+    Conversations,
     Dataset,
     Effect,
     Engine,
@@ -29,6 +32,7 @@ from dataserver.dataset import (
     TextOnly,
     TruncatedImages,
     build_index,
+    count_chats,
     count_tokens,
     location,
     parse_captions,
@@ -69,6 +73,7 @@ def index(
     engine: Literal["local", "ray"] = "local",
     images_root: MaybePath = None,
     audio: Literal["ignore", "serve"] = "ignore",
+    conversations: Literal["document", "chat"] = "document",
 ) -> None:
     """Index datasets, count their tokens, and print their fingerprints.
 
@@ -97,6 +102,8 @@ def index(
         images_root: Folder that the paths in manifests are relative to; by default that of each manifest.
         audio: Members that are audio (.wav, .flac, .mp3, .ogg, .opus): ignore them, or serve them as parts of their
             samples, which needs pip install 'disttrain[audio]' here and on servers.
+        conversations: Turns of conversations: texts of a document, each after its role, or messages that the chat
+            template of each --tokenizer NAME=FOLDER renders: then only answers are learned.
     """
     if not paths:
         raise ValueError("no dataset is named; give at least one folder of shards")
@@ -117,13 +124,19 @@ def index(
         join,
         images_root,
         audio=AudioMembers(audio),
+        conversations=Conversations(conversations),
     )
     if rules.audio is AudioMembers.SERVE:
         require_audio()
+        if conversations == "chat":
+            raise ValueError("--conversations chat has images, and no audio yet; leave --audio serve out")
+    chats = [open_chat(found) for found in tokenizers if found.name != BYTES] if conversations == "chat" else []
+    if conversations == "chat" and not chats:
+        raise ValueError("--conversations chat needs a chat template; give --tokenizer NAME=FOLDER of a chat model")
     part = WHOLE if shards is None else _part(shards)
     with tasks_of(engine) as tasks:
         for path in map(location, paths):
-            _index_one(path, index_dir, workers, tokenizers, rules, part, tasks)
+            _index_one(path, index_dir, workers, tokenizers, rules, part, tasks, chats)
 
 
 def _part(text: str) -> Part:
@@ -161,6 +174,7 @@ def _index_one(
     rules: IndexRules,
     part: Part,
     engine: Engine | None,
+    chats: list[ChatTokenizer],
 ) -> None:
     with progress_bar(f"indexing {path.name}", in_bytes=True) as report:
         built = build_index(path, index_dir, workers, report, rules, part, engine, _Publisher(index_dir))
@@ -177,14 +191,22 @@ def _index_one(
         if counted.num_failed:
             print(f"  {Effect.LEFT_OUT:<12} {counted.num_failed} {UNENCODABLE} ({of})")
         print(f"  tokens       {counted.num_tokens} ({of}, digest {tokenizer.digest})")
+    for chat in chats:
+        with progress_bar(f"rendering conversations ({chat.name})") as report:
+            counted = count_chats(path, chat, index_dir, report, part.of)
+        if counted.num_failed:
+            print(f"  {Effect.LEFT_OUT:<12} {counted.num_failed} {CHAT_ERROR} ({chat.name})")
+        print(f"  tokens       {counted.num_tokens} ({chat.name}, conversations, template {chat.chat_digest})")
     if part != WHOLE:
         _publish(built.root, index_dir)
         print("  fingerprint  when all parts are indexed, run the command without --shards", flush=True)
         return
     dataset = Dataset.open(path, index_dir)
-    for tokenizer, name in texts if built.is_folder else ():
-        with progress_bar(f"measuring with {tokenizer.name} tokens") as report:
-            asked = Rules(tokenizer.digest, Sizing(), captions=Captions((name,)))
+    measured = [(tokenizer.name, tokenizer.digest, name) for tokenizer, name in texts]
+    measured += [(chat.name, chat.digest, CHAT_PREFIX + chat.chat_digest) for chat in chats]
+    for of, digest, name in measured if built.is_folder else ():
+        with progress_bar(f"measuring with {of} tokens") as report:
+            asked = Rules(digest, Sizing(), captions=Captions((name,)))
             index_statistics(dataset, asked, report, workers)
     _publish(built.root, index_dir)
     for earlier in dataset.earlier_sets():

@@ -22,9 +22,12 @@ from dataserver.dataset.filter_grammar import compile_filter, filter_parts
 from dataserver.dataset.filters import Filter
 from dataserver.dataset.index.arrays import Array, ArraysError, read_arrays, write_arrays
 from dataserver.dataset.index.build import WHOLE, BuildReport, Part, build_index
+from dataserver.dataset.index.chat_counts import CHAT_COLUMN, CHAT_PREFIX
+from dataserver.dataset.index.chat_tokens import ChatEncoder, EncodedChat, chat_key, count_chats
 from dataserver.dataset.index.numeric import ShardSizes
 from dataserver.dataset.index.rules import (
     AudioMembers,
+    Conversations,
     IndexRules,
     KeyEnd,
     MetadataKeys,
@@ -34,14 +37,15 @@ from dataserver.dataset.index.rules import (
     TruncatedImages,
 )
 from dataserver.dataset.index.tokens import TextTokenizer, TokensReport, count_tokens, texts_key
-from dataserver.dataset.kinds import KINDS, UNENCODABLE, Effect
+from dataserver.dataset.kinds import CHAT_ERROR, KINDS, UNENCODABLE, Effect
 from dataserver.dataset.lint import LintReport, lint
 from dataserver.dataset.machine.cores import usable_cores
 from dataserver.dataset.machine.memory import Memory, processes_within, usable_memory
 from dataserver.dataset.machine.workers import Engine, in_processes
 from dataserver.dataset.quarantine import Quarantine
-from dataserver.dataset.shard import DocumentParts, ImageRef, Shard, TokenizedDocument
+from dataserver.dataset.shard import ChatParts, DocumentParts, ImageRef, Shard, TokenizedDocument
 from dataserver.dataset.shards.captions import OWN, CaptionSource, parse_captions
+from dataserver.dataset.shards.chat import Conversation
 from dataserver.dataset.shards.parts import IMAGE, TEXT, Scalar
 from dataserver.dataset.storage.block_files import BlockFiles
 from dataserver.dataset.storage.blocks import BLOCKS, BlockCounts
@@ -52,6 +56,9 @@ from dataserver.dataset.storage.urls import is_url, location
 __all__ = [
     "BLOCKS",
     "BLOCK_BYTES",
+    "CHAT_COLUMN",
+    "CHAT_ERROR",
+    "CHAT_PREFIX",
     "IMAGE",
     "KINDS",
     "OWN",
@@ -67,11 +74,16 @@ __all__ = [
     "BuildReport",
     "CaptionError",
     "CaptionSource",
+    "ChatEncoder",
+    "ChatParts",
+    "Conversation",
+    "Conversations",
     "ConversionReport",
     "Dataset",
     "DatasetError",
     "DocumentParts",
     "Effect",
+    "EncodedChat",
     "Engine",
     "Filter",
     "FilterError",
@@ -105,8 +117,10 @@ __all__ = [
     "TokensReport",
     "TruncatedImages",
     "build_index",
+    "chat_key",
     "compile_filter",
     "convert",
+    "count_chats",
     "count_tokens",
     "describe",
     "filter_parts",

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from dataserver.dataset.errors import CaptionError, DatasetError, ShardReadError, StaleIndexError
+from dataserver.dataset.index.chat_counts import CHAT_COLUMN, CHAT_PREFIX
 from dataserver.dataset.index.copies import are_copies_allowed, check_copies
 from dataserver.dataset.index.flags import index_command
 from dataserver.dataset.index.fresh import IndexedShard, read_fresh_index
@@ -126,6 +127,13 @@ class Dataset:
     def check_captions(self, names: Iterable[str]) -> None:
         """Raise CaptionError if no sample has one of these captions."""
         for name in names:
+            if name.startswith(CHAT_PREFIX):
+                if CHAT_COLUMN not in self.shards[0].known_columns:
+                    raise CaptionError(
+                        "the job has conversations, and the index none; index again: "
+                        f"{index_command(self.shards[0].file)} --conversations chat --tokenizer NAME=FOLDER"
+                    )
+                continue
             if name != OWN and name not in self.captions:
                 raise CaptionError(
                     f"the job names the caption {name!r}, the index has {[OWN, *self.captions]}; correct the name, or "

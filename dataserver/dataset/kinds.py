@@ -18,6 +18,8 @@ class Effect(StrEnum):
     """Members, bytes or columns are not used. A sample that needs them is left out for a reason of its own."""
 
 
+BAD_CONVERSATION: Final = "bad_conversation"
+CHAT_ERROR: Final = "chat_error"
 UNDECODABLE: Final = "undecodable"
 LOST_IMAGE: Final = "lost_image"
 BAD_JSON: Final = "bad_json"
@@ -45,9 +47,11 @@ ODD_VALUES: Final = "odd_values"
 UNUSABLE_COLUMN: Final = "unusable_column"
 
 KINDS: Final[Mapping[str, Effect]] = {
+    BAD_CONVERSATION: Effect.LEFT_OUT,
     "bad_document": Effect.LEFT_OUT,
     "audio_too_large": Effect.LEFT_OUT,
     BAD_JSON: Effect.LEFT_OUT,
+    CHAT_ERROR: Effect.LEFT_OUT,
     CORRUPT_PARQUET: Effect.LEFT_OUT,
     "corrupt_tar": Effect.LEFT_OUT,
     "cut_tar": Effect.LEFT_OUT,

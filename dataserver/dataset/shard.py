@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from dataserver.dataset.cache import LruCache
 from dataserver.dataset.errors import DatasetError, Finding, FindingReport, TokensMissingError
 from dataserver.dataset.filters import Filter
+from dataserver.dataset.index.chat_counts import FLAG_BITS, IMAGE_ENTRY, TARGET, ChatCounts
 from dataserver.dataset.index.format import (
     BATCH_ROWS,
     META_PREFIX,
@@ -25,6 +27,7 @@ from dataserver.dataset.index.token_ids import TokenIds
 from dataserver.dataset.index.tokens import I32, TokenCounts, counted_tokenizers, read_counts
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.dataset.shards.listing import ShardFile
+from dataserver.dataset.shards.parts import IMAGE, TEXT
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,6 +77,18 @@ class TokenizedDocument:
     """Kind of each part of a document, in order: 0 is text, 1 an image."""
     texts: tuple[I32, ...]
     """Tokens of each text part, int32 [tokens]."""
+    chat: "ChatParts | None" = None
+    """Of a conversation, whose tokens are all there are."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChatParts:
+    """What a conversation has beside the tokens of its texts."""
+
+    targets: tuple[npt.NDArray[np.bool_], ...]
+    """Of each text, bool [tokens]: tokens that are learned."""
+    image: int
+    """Id of the token that stands for an image; -1 without images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +106,7 @@ class IndexCaches:
         return cls(
             rows=LruCache(SIZES_CACHE_BYTES, lambda rows: rows.num_bytes),
             texts=LruCache(TEXTS_CACHE_BYTES, lambda batch: int(batch.nbytes)),
-            counts=LruCache(TOKEN_COUNTS_CACHE_BYTES, lambda counts: counts.counts.nbytes),
+            counts=LruCache(TOKEN_COUNTS_CACHE_BYTES, lambda counts: counts.num_bytes),
             token_ids=LruCache(
                 TOKEN_IDS_CACHE_BYTES, lambda ids: max(ids.num_bytes, TOKEN_IDS_CACHE_BYTES // MAX_OPEN_TOKEN_IDS)
             ),
@@ -177,8 +192,25 @@ class Shard:
         if not len(failed):
             return None
         found = np.zeros(self.num_samples, np.bool_)
+        if self._counts(tokenizer_digest).chats is not None:
+            found[failed] = True
+            return found
         found[np.searchsorted(self.sizes().text_offsets, failed, side="right") - 1] = True
         return found
+
+    def chat_counts(self, key: str) -> tuple[npt.NDArray[np.int64], ChatCounts]:
+        """Return the tokens of each conversation, int64 [num_samples], 0 of one that was left out, and what is in them.
+
+        Raises:
+            TokensMissingError: this tokenizer's counts are missing; names the command to run.
+        """
+        found = self._counts(key)
+        if found.chats is None or len(found.counts) != self.num_samples:
+            raise DatasetError(
+                f"{self.file.tokens_path(key)} does not count the {self.num_samples} conversations of the shard; "
+                "remove the file and count again"
+            )
+        return found.counts.astype(np.int64), found.chats
 
     def token_findings(self) -> FindingReport:
         """Return what tokenizers that were counted cannot encode."""
@@ -199,6 +231,8 @@ class Shard:
         """
         self.check_row(row)
         ids = self.caches.token_ids.get((self.position, tokenizer_digest), lambda: self._ids(tokenizer_digest))
+        if ids.are_chats:
+            return _conversation(*ids.texts(row, row + 1))
         sizes = self.sizes()
         (first, end), images = sizes.text_offsets[row : row + 2].tolist(), sizes.image_offsets[row : row + 2].tolist()
         kinds = tuple(sizes.kinds[first + images[0] : end + images[1]].tolist())
@@ -312,3 +346,18 @@ class Shard:
 
     def _rows(self) -> NumericColumns:
         return self.caches.rows.get(self.position, lambda: read_numeric(self.file.index_path, self.header))
+
+
+def _conversation(entries: I32) -> TokenizedDocument:
+    """The parts of a conversation from its entries, int32 [tokens]."""
+    ids, targets = entries >> FLAG_BITS, (entries & TARGET).astype(np.bool_)
+    at = np.flatnonzero(entries & IMAGE_ENTRY)
+    texts, learned, kinds = list[I32](), list[npt.NDArray[np.bool_]](), list[int]()
+    for first, end in pairwise([-1, *at.tolist(), len(ids)]):
+        if end > first + 1:
+            texts.append(ids[first + 1 : end])
+            learned.append(targets[first + 1 : end])
+            kinds.append(TEXT)
+        if end < len(ids):
+            kinds.append(IMAGE)
+    return TokenizedDocument(tuple(kinds), tuple(texts), ChatParts(tuple(learned), int(ids[at[0]]) if len(at) else -1))

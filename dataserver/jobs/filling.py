@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from dataserver.assembly import BYTES, tokenizer_spec
+from dataserver.assembly import BYTES, chat_digest, tokenizer_spec
 from dataserver.jobs.catalog import Catalog, quarantine_digest
 from dataserver.jobs.errors import FillingError
 from dataserver.planning.job.fields import SPECIAL_TOKENS, absent_fields, is_name
@@ -35,6 +35,12 @@ def fill_job(data: Any, catalog: Catalog) -> Any:
         ]
     if ("stream", "tokenizer") in parts:
         stream["tokenizer"] = _filled_tokenizer(stream.get("tokenizer", {}), catalog)
+    for path in parts:
+        if path[-1:] == ("conversations",):
+            number = int(path[2])
+            entry = stream["datasets"][number]
+            template = _template_of(stream.get("tokenizer"), str(entry.get("name"))[:128], catalog)
+            stream["datasets"][number] = {**entry, "conversations": {"template": template, **entry["conversations"]}}
     return {**data, "stream": stream}
 
 
@@ -53,6 +59,18 @@ def _filled_tokenizer(block: Mapping[str, Any], catalog: Catalog) -> Mapping[str
     filling = tokenizer_spec(catalog.named_tokenizer(name)).model_dump(mode="json")
     _check_ids(block, {token: filling[token] for token in SPECIAL_TOKENS if token not in block})
     return {**filling, **block}
+
+
+def _template_of(tokenizer: Any, dataset: str, catalog: Catalog) -> str:
+    """The digest of the chat template of the job's tokenizer."""
+    name = tokenizer.get("name", BYTES) if isinstance(tokenizer, Mapping) else BYTES
+    found = chat_digest(catalog.named_tokenizer(name)) if is_name(name) else ""
+    if not found:
+        raise FillingError(
+            f"the job leaves datasets[{dataset}].conversations.template out, and the tokenizer {name!r} has no chat "
+            f"template here: start the server with --tokenizer {name}=FOLDER of a chat model, or state the template"
+        )
+    return found
 
 
 def _only_tokenizer(catalog: Catalog) -> str:

@@ -178,7 +178,8 @@ class JobPlanner:
 
         Where samples draw captions, limits go by the longest one of each.
         """
-        lengths, certain = axis_lengths(self.job.stream, statistics)
+        num_left_out = 0
+        lengths, certain = axis_lengths(self.job.stream, statistics, self._tables.are_chats(dataset))
         clear = limits.add_statistics(dataset, longest)
         clear &= ~self._tables.may_have_audio(dataset)  # statistics do not tell clips from images
         for shard in np.flatnonzero(~(certain & clear)).tolist():
@@ -186,7 +187,15 @@ class JobPlanner:
             table = self._tables.table(dataset, shard)
             if not clear[shard]:
                 limits.add(dataset, table, self._tables.where(dataset, shard))
+            num_left_out += int(statistics.samples[shard]) - len(table)  # conversations; all else is cut
             lengths[shard] = units_of(self.job.stream, table).sum()
+        if num_left_out:
+            stream = self.job.stream
+            self.notes.append(
+                f"dataset {stream.datasets[dataset].name!r}: {num_left_out} of {int(statistics.samples.sum())} "
+                f"conversations are left out, since they are longer than seq_len {stream.seq_len}; raise it, or cut "
+                "them behind an answer that fits (conversations.cut_at: turn)"
+            )
         return lengths
 
 

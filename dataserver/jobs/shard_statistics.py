@@ -11,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataserver.dataset import (
+    DatasetError,
     Filter,
     Quarantine,
     Shard,
+    ShardSizes,
     compile_filter,
     in_processes,
     processes_within,
@@ -25,6 +27,7 @@ from dataserver.jobs.single_flight import LOOK_S
 from dataserver.planning import I64
 from dataserver.planning.job.fields import Sizing
 from dataserver.planning.stream.captions import OWN_CAPTION, Captions
+from dataserver.planning.stream.chats import ChatColumns, around
 from dataserver.planning.stream.gathering import ShardColumns
 from dataserver.planning.stream.samples import row_sums
 from dataserver.planning.stream.statistics import ShardStatistics, row_statistics
@@ -165,6 +168,8 @@ def columns_of(shard: Shard, tokenizer_digest: str, captions: Captions) -> Shard
         TokensMissingError: the shard is not counted for the tokenizer; names the command.
     """
     sizes = shard.sizes()
+    if captions.are_chats:
+        return _chat_columns(shard, sizes, texts_key(tokenizer_digest, captions.names[0]))
     text_offsets, tokens = sizes.text_offsets, None
     counts = [shard.token_counts(texts_key(tokenizer_digest, name)) for name in captions.names]
     text_tokens: NDArray[Any] = counts[0]
@@ -180,6 +185,25 @@ def columns_of(shard: Shard, tokenizer_digest: str, captions: Captions) -> Shard
         caption_tokens=tokens,
         image_modality=sizes.image_modality,
     )
+
+
+def _chat_columns(shard: Shard, sizes: ShardSizes, key: str) -> ShardColumns:
+    """The columns of conversations. Each is one text."""
+    tokens, chats = shard.chat_counts(key)
+    images = np.diff(sizes.image_offsets)
+    counted = tokens > 0
+    if (chats.images[counted] != images[counted]).any():
+        raise DatasetError(
+            f"shard {shard.name}: its conversations have other numbers of images than the index; remove the shard's "
+            ".tokens files and run dataserver index again"
+        )
+    ends = ChatColumns(
+        chats.targets, chats.end_offsets, chats.end_tokens - chats.end_images, chats.end_images, chats.end_targets
+    )
+    text = np.where(counted, tokens - chats.images - around(images), 0)
+    offsets = np.arange(shard.num_samples + 1)
+    pictures = sizes.image_offsets, sizes.image_width, sizes.image_height
+    return ShardColumns(offsets, text, *pictures, chats=ends)
 
 
 def _compute_all(task: tuple[Sequence[Shard], Rules]) -> list[ShardStatistics]:

@@ -52,6 +52,10 @@ class ShardTables:
         """Which shards of a dataset may have clips. bool [shards]."""
         return np.array([shard.may_have_audio for shard in self._datasets[dataset].shards], np.bool_)
 
+    def are_chats(self, dataset: int) -> bool:
+        """Whether the samples of a dataset are conversations."""
+        return Captions.of(self._stream.datasets[dataset]).are_chats
+
     def table(self, dataset: int, shard: int) -> ShardTable:
         """The sized samples of a shard.
 

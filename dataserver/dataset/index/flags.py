@@ -33,6 +33,7 @@ def flags_of(rules: IndexRules) -> list[str]:
         "--key": (rules.key, DEFAULT_RULES.key),
         "--several-images": (rules.several_images, DEFAULT_RULES.several_images),
         "--audio": (rules.audio, DEFAULT_RULES.audio),
+        "--conversations": (rules.conversations, DEFAULT_RULES.conversations),
     }
     flags = [text for flag, (value, default) in chosen.items() if value != default for text in (flag, str(value))]
     if rules.allow_duplicates:

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from dataserver.dataset.errors import Findings, ShardReadError, canonical
 from dataserver.dataset.index.caption_texts import CaptionTexts
+from dataserver.dataset.index.chat_texts import ChatTexts
 from dataserver.dataset.index.columns import CORE_SCHEMA, IMAGE_TYPE
 from dataserver.dataset.index.external_files import images_root, write_external
 from dataserver.dataset.index.format import (
@@ -36,6 +37,7 @@ from dataserver.dataset.index.numeric import numeric_path, write_numeric
 from dataserver.dataset.index.rules import (
     DEFAULT_RULES,
     AudioMembers,
+    Conversations,
     IndexRules,
     KeyEnd,
     LoneTexts,
@@ -195,6 +197,7 @@ class _Read(NamedTuple):
     rows: RowCollector
     scalars: ScalarRows
     captions: CaptionTexts
+    chats: ChatTexts | None
     without_image: list[int]
     """Rows of samples that have none."""
     seen: Seen
@@ -264,8 +267,10 @@ def _read_members(
         in_members,
         rules.images,
         rules.audio is AudioMembers.SERVE,
+        rules.conversations is Conversations.CHAT,
     )
     rows, scalars, captions, seen = RowCollector(), ScalarRows(), CaptionTexts(rules.captions), Seen()
+    chats = ChatTexts() if sample_rules.are_chats else None
     without_image: list[int] = []
     statuses = _Statuses(shard.sidecar_path, rules.metadata_keys)
     with shard.storage.open(shard.path) as file:
@@ -286,13 +291,15 @@ def _read_members(
             scalars.add(sample.scalars, findings)
             if rules.captions:
                 captions.add(sample)
+            if chats is not None:
+                chats.add(sample.chat)
             if not sample.images:
                 without_image.append(len(rows.keys) - 1)
         reader.skip(reader.remaining)
     if seen.num_clips:
         findings.add("", UNUSED_AUDIO, f"{seen.num_clips} members are audio; index with --audio serve to serve them")
     ends = source.pages, rows.finish(), reader.hexdigest()
-    return _Read(rows, scalars, captions, without_image, seen, others, external, *ends)
+    return _Read(rows, scalars, captions, chats, without_image, seen, others, external, *ends)
 
 
 def _columns(shard: ShardFile, rules: IndexRules, read: _Read, joins: ShardJoins, findings: Findings) -> pa.Table:
@@ -306,6 +313,7 @@ def _columns(shard: ShardFile, rules: IndexRules, read: _Read, joins: ShardJoins
     meta = joined_columns(meta, tables, keys, findings, match)
     meta = joined_columns(meta, joins.tables, keys, findings, replace(match, is_of_all=True))
     meta = read.captions.added_to(meta, keys, shard, findings)
+    meta = meta if read.chats is None else read.chats.added_to(meta, shard)
     for row, size in promised_images(read.without_image, meta, rows):
         findings.add(keys[row], LOST_IMAGE, f"the sidecar gives {size}, the tar has no image; served as text")
     return meta

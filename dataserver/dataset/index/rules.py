@@ -10,7 +10,7 @@ from typing import Final
 
 from dataserver.dataset.shards.captions import CaptionSource
 
-_OPTIONAL: Final = frozenset({"images", "audio"})
+_OPTIONAL: Final = frozenset({"images", "audio", "conversations"})
 """Rules that stand there only where they were chosen: they came after the others."""
 RULES_VERSION: Final = 2
 """Grows with every release that makes other samples, texts, token ids or sizes of the same bytes."""
@@ -78,6 +78,15 @@ class AudioMembers(StrEnum):
     """They are parts of their samples, as images are."""
 
 
+class Conversations(StrEnum):
+    """How the turns of conversations are stored."""
+
+    DOCUMENT = "document"
+    """As texts of an interleaved document, each after its role."""
+    CHAT = "chat"
+    """As messages too, which the chat template of each tokenizer renders; every sample is a conversation."""
+
+
 @dataclass(frozen=True, slots=True)
 class IndexRules:
     """What the user chooses when a dataset is indexed."""
@@ -100,6 +109,7 @@ class IndexRules:
     images: frozenset[str] = frozenset()
     """Members that images may be; all where it is empty."""
     audio: AudioMembers = AudioMembers.IGNORE
+    conversations: Conversations = Conversations.DOCUMENT
 
 
 DEFAULT_RULES: Final = IndexRules()
@@ -118,8 +128,11 @@ class LoneTexts(StrEnum):
 
 def written_rules(lone_texts: LoneTexts, rules: IndexRules) -> str:
     """Return the rules as a header holds them: JSON, a text by the name of each rule."""
-    images = {"images": json.dumps(sorted(rules.images))} if rules.images else {}
-    audio = {"audio": rules.audio} if rules.audio is AudioMembers.SERVE else {}
+    chosen = {"images": json.dumps(sorted(rules.images))} if rules.images else {}
+    if rules.audio is AudioMembers.SERVE:
+        chosen["audio"] = rules.audio
+    if rules.conversations is not Conversations.DOCUMENT:
+        chosen["conversations"] = rules.conversations
     return json.dumps(
         {
             "version": str(RULES_VERSION),
@@ -131,8 +144,7 @@ def written_rules(lone_texts: LoneTexts, rules: IndexRules) -> str:
             "several-images": rules.several_images,
             "joins": f"{len(rules.joins)} of version {_JOIN_VERSION}" if rules.joins else "0",
             "captions": json.dumps([f"{source.name}={source}" for source in rules.captions]),
-            **images,
-            **audio,
+            **chosen,
         }
     )
 

@@ -26,6 +26,8 @@ class TokenIds:
     ends: npt.NDArray[np.int64]
     """int64 [texts + 1]: tokens before each text."""
     id_type: np.dtype[np.integer[npt.NBitBase]]
+    are_chats: bool = False
+    """Whether each text is a conversation, as `chat_tokens` stores them."""
 
     @classmethod
     def open(cls, path: Path, counts: TokenCounts) -> "TokenIds":
@@ -37,7 +39,7 @@ class TokenIds:
         """
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts.counts, dtype=np.int64)])
         try:
-            found = cls(Descriptor(path), path, ends, counts.id_type)
+            found = cls(Descriptor(path), path, ends, counts.id_type, counts.chats is not None)
             size, crc = os.fstat(found.file.number).st_size, 0
             for offset in range(0, size, _CHECKED_BYTES):
                 crc = google_crc32c.extend(crc, os.pread(found.file.number, _CHECKED_BYTES, offset))

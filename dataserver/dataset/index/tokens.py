@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import google_crc32c
 import numpy as np
@@ -27,6 +27,7 @@ from dataserver.dataset.errors import (
     check_storage,
     printable,
 )
+from dataserver.dataset.index.chat_counts import ChatCounts, chat_counts
 from dataserver.dataset.index.flags import index_command
 from dataserver.dataset.index.format import (
     BATCH_ROWS,
@@ -43,13 +44,16 @@ from dataserver.dataset.shards.captions import COLUMN_PREFIX, OWN
 from dataserver.dataset.shards.listing import ShardFile, find_shards
 from dataserver.dataset.storage.etags import check_regular
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 I32 = npt.NDArray[np.int32]
 
 COLUMNS_KEY: Final = b"disttrain.columns_digest"
 TOKENIZER_KEY: Final = b"disttrain.tokenizer_digest"
 IDS_TYPE_KEY: Final = b"disttrain.ids_type"
 IDS_CRC_KEY: Final = b"disttrain.ids_crc32c"
-_FAILED: Final = -1
+FAILED: Final = -1
 """Count of a text that the tokenizer cannot encode."""
 ID_TYPES: Final = {name: np.dtype(name) for name in ("|u1", "<u2", "<i4")}
 """How ids are stored, by numpy's name; the first that holds a vocabulary."""
@@ -104,6 +108,13 @@ class TokenCounts:
     """Checksum of the second file."""
     findings: FindingReport
     """What the tokenizer cannot encode, by the keys of samples."""
+    chats: ChatCounts | None = None
+    """Of conversations; then there is one count a sample."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory."""
+        return self.counts.nbytes + (0 if self.chats is None else self.chats.num_bytes)
 
 
 def texts_key(tokenizer_digest: str, caption: str = OWN) -> str:
@@ -133,9 +144,21 @@ def count_tokens(
         StaleIndexError: a shard is not indexed.
         DatasetError: the tokenizer broke its contract or cannot encode a text, or a file cannot be written.
     """
+    key = texts_key(tokenizer.digest, caption)
+    return count_shards(path, key, lambda s, i: _tokenize_shard(s, i, tokenizer, caption), index_dir, progress, choose)
+
+
+def count_shards(
+    path: Path,
+    key: str,
+    count: Callable[[ShardFile, IndexedShard], "TokenCounts"],
+    index_dir: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    choose: Callable[[Sequence[ShardFile]], Sequence[ShardFile]] | None = None,
+) -> TokensReport:
+    """As `count_tokens`, with a key and what makes both files of a shard."""
     found = find_shards(path, index_dir)
     shards = found if choose is None else choose(found)
-    key = texts_key(tokenizer.digest, caption)
     num_counted = num_texts = num_tokens = num_failed = 0
     for done, shard in enumerate(shards):
         if progress is not None:
@@ -147,7 +170,7 @@ def count_tokens(
             if not shard.token_ids_path(key).is_file():
                 raise _missing(shard, key, "has no ids")
         except TokensMissingError:
-            counts = _tokenize_shard(shard, indexed, tokenizer, caption)
+            counts = count(shard, indexed)
             num_counted += 1
         num_texts += len(counts.counts)
         num_tokens += int(counts.counts.sum(dtype=np.int64))
@@ -176,16 +199,17 @@ def read_counts(shard: ShardFile, header: IndexHeader, tokenizer_digest: str) ->
         if column.type != pa.int32() or column.null_count:
             raise ValueError(f"its counts are {column.type} with {column.null_count} missing, not int32")
         counts: I32 = column.to_numpy().astype(np.int32, copy=False)
-        if counts.min(initial=0) < _FAILED:
+        if counts.min(initial=0) < FAILED:
             raise ValueError("it holds a negative count")
         id_type = ID_TYPES[metadata.get(IDS_TYPE_KEY, b"").decode()]
-        failed = np.flatnonzero(counts == _FAILED)
+        failed = np.flatnonzero(counts == FAILED)
         found = TokenCounts(
             np.maximum(counts, 0) if len(failed) else counts,
             failed,
             id_type,
             int(metadata[IDS_CRC_KEY], 16),
             FindingReport.from_json(metadata[FINDINGS_KEY]),
+            chat_counts(table),
         )
     except FileNotFoundError as error:
         raise _missing(shard, tokenizer_digest, "is not counted") from error
@@ -232,7 +256,7 @@ def _tokenize_shard(shard: ShardFile, indexed: IndexedShard, tokenizer: TextToke
     with atomic_writer(shard.token_ids_path(key)) as temp, temp.open("wb") as file:
         for batch in range(-(-header.num_samples // BATCH_ROWS)):
             encoded = _encode_batch(shard, header, _texts_of(shard, header, batch, column), tokenizer, findings)
-            parts.append(np.fromiter((_FAILED if i is None else len(i) for i in encoded), np.int32, len(encoded)))
+            parts.append(np.fromiter((FAILED if i is None else len(i) for i in encoded), np.int32, len(encoded)))
             given = [ids for ids in encoded if ids is not None]
             ids = np.concatenate(given) if given else np.zeros(0, np.int32)
             if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) <= most:
@@ -248,7 +272,9 @@ def _tokenize_shard(shard: ShardFile, indexed: IndexedShard, tokenizer: TextToke
         IDS_CRC_KEY: f"{crc:08x}",
         FINDINGS_KEY: findings.to_json(),
     }
-    _write_counts(shard.tokens_path(key), counts, metadata)
+    import pyarrow as pa
+
+    write_counts(shard.tokens_path(key), {"tokens": pa.array(counts, pa.int32())}, metadata)
     return read_counts(shard, header, key)
 
 
@@ -308,10 +334,11 @@ def _encode_sample(
     return found
 
 
-def _write_counts(path: Path, counts: I32, metadata: dict[bytes, str | bytes]) -> None:
+def write_counts(path: Path, columns: "dict[str, pa.Array]", metadata: dict[bytes, str | bytes]) -> None:
+    """Write the first file."""
     import pyarrow as pa
 
-    table = pa.table({"tokens": pa.array(counts, pa.int32())}).replace_schema_metadata(metadata)
+    table = pa.table(columns).replace_schema_metadata(metadata)
     with (
         atomic_writer(path) as temp,
         pa.OSFile(os.fsencode(temp), "w") as file,

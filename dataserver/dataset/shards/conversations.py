@@ -13,7 +13,7 @@ from dataserver.dataset.errors import SampleError
 TURN_NAMES: Final = ("conversations", "messages")
 """What lists of turns are called; the first that a row has is used."""
 MARK: Final = "<image>"
-_IMAGE_TYPES: Final = frozenset({"image", "image_url"})
+IMAGE_TYPES: Final = frozenset({"image", "image_url"})
 
 
 def turns_of(document: Mapping[str, Any]) -> str:
@@ -70,7 +70,7 @@ def _parts(number: int, turn: Any) -> Iterator[str | None]:
         raise SampleError("bad_document", f"turn {number} has no role and text: from and value, or role and content")
     yield f"{chr(10) if number else ''}{role}: "
     for part in [content] if isinstance(content, str) else content:
-        if isinstance(part, dict) and part.get("type") in _IMAGE_TYPES:
+        if isinstance(part, dict) and part.get("type") in IMAGE_TYPES:
             yield None
             continue
         text = part.get("text") if isinstance(part, dict) else part

@@ -115,13 +115,12 @@ def _column_members(
 
 
 def _conversation(key: str, document: dict[str, Any], turns: str, images: Sequence[str]) -> Member:
-    """The member `json` of a row whose texts are the turns of a conversation."""
-    rest = {name: value for name, value in document.items() if name != turns}
+    """The member `json` of a row whose texts are the turns of a conversation, which it has as they are, too."""
     try:
         texts, names = conversation_document(document[turns], images)
     except SampleError as error:
         return Member("json", 0, 0, None, key=key, parsed=SampleError(error.kind, f"{turns}: {error.detail}"))
-    found = {**rest, TEXTS_NAME: texts, "images": names}
+    found = {**document, TEXTS_NAME: texts, "images": names}
     return Member("json", 0, 0, None, key=key, parsed=_too_large(found) or found)
 
 

@@ -13,8 +13,17 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
 from dataserver.dataset.errors import Findings, SampleError, TarError
-from dataserver.dataset.kinds import DUPLICATE_KEY, DUPLICATE_MEMBER, MISSING_CAPTION, TOO_MANY_SCALARS, UNUSED_PART
+from dataserver.dataset.kinds import (
+    BAD_CONVERSATION,
+    DUPLICATE_KEY,
+    DUPLICATE_MEMBER,
+    MISSING_CAPTION,
+    TOO_MANY_SCALARS,
+    UNUSED_PART,
+)
 from dataserver.dataset.shards.captions import CaptionSource
+from dataserver.dataset.shards.chat import read_conversation
+from dataserver.dataset.shards.conversations import TURN_NAMES, conversation_document, turns_of
 from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES, Member, Split
 from dataserver.dataset.shards.members import BYTE_ORDER_MARK, caught, decode_text, parse_json, usable_caption
 from dataserver.dataset.shards.modalities import AUDIO, IMAGES, StoredModality, modality_of_part
@@ -48,6 +57,8 @@ class SampleRules:
     """Extensions of the members that images may be; all where it is empty."""
     audio: bool = False
     """Whether members that are audio are parts of their samples."""
+    are_chats: bool = False
+    """Whether every sample is a conversation, whose messages are stored."""
 
     @property
     def split(self) -> Split:
@@ -68,6 +79,8 @@ class Sample(NamedTuple):
     """Whether it is a `KEY.txt` without an image, which may be half of a pair."""
     captions: Mapping[str, str] | None = None
     """Further texts for its one text, by the names of their captions; None of a document, whose texts are its parts."""
+    chat: str = ""
+    """The conversation as JSON, where it is one that is stored so."""
 
 
 class Joined(Protocol):
@@ -288,6 +301,8 @@ def _assemble(group: _Group, findings: Findings) -> Sample:
         detail = f"{len(scalars)} entries in .json, limit {MAX_SCALARS}; the sample has no columns"
         findings.add(group.key, TOO_MANY_SCALARS, detail)
         scalars = {}
+    if group.rules.are_chats:
+        return _conversation(group, scalars, findings)
     if isinstance(document.get("texts"), list) and isinstance(document.get("images"), list):
         kinds, texts, images = _interleaved(group, document["texts"], document["images"])
         _unused(group, group.text, findings)
@@ -309,6 +324,28 @@ def _assemble(group: _Group, findings: Findings) -> Sample:
     elif group.text is not None and not group.text.strip():
         findings.add(group.key, UNUSED_PART, ".txt is blank; another caption is used")
     return Sample(group.key, (*[IMAGE] * len(images), TEXT), (caption,), images, scalars, captions=captions)
+
+
+def _conversation(group: _Group, scalars: dict[str, Scalar], findings: Findings) -> Sample:
+    """Make the sample of a conversation: its images go where its turns have them."""
+    if isinstance(group.document, SampleError):
+        raise group.document
+    document = group.document or {}
+    if not (name := turns_of(document)):
+        wanted = " or ".join(TURN_NAMES)
+        raise SampleError(BAD_CONVERSATION, f"no list {wanted} in .json; index without --conversations chat")
+    texts, images = document.get("texts"), document.get("images")
+    if isinstance(texts, list) and isinstance(images, list):  # of rows of tables, parallel by now
+        chat = read_conversation(document, document[name], sum(image is not None for image in images))
+    else:
+        names = [f"{group.key}.{extension}" for extension in sorted(group.images, key=_in_numbers)]
+        if isinstance(images, list) and all(isinstance(i, str) and i.startswith(f"{group.key}.") for i in images):
+            names = images
+        chat = read_conversation(document, document[name], len(names))
+        texts, images = conversation_document(document[name], names)
+    kinds, words, found = _interleaved(group, texts, images)
+    _unused(group, group.text, findings)
+    return Sample(group.key, kinds, words, found, scalars, chat=chat.to_json())
 
 
 def _unused(group: _Group, part: object, findings: Findings) -> None:

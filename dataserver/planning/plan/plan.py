@@ -242,7 +242,7 @@ def make_plan(job: Job, step: int, arranged: ArrangedStep) -> StepPlan:
         job_id=job.job_id,
         stream_id=job.stream_id,
         step=step,
-        text_tokens=int((samples.text_tokens + 1) @ understood),
+        text_tokens=int(samples.num_targets @ understood),
         target_patches=int(row_sums(samples.patches, samples.image_offsets) @ generated),
         hash=plan_hash(job.spec.execution.plan_version, job.job_id, step, arranged),
     )

@@ -11,6 +11,8 @@ from dataserver.planning import I32, I64, U64
 from dataserver.planning.job.fields import DatasetSpec, Stream
 from dataserver.planning.stream.randomness import Operator, dataset_key, draw
 
+CHAT_PREFIX = "chat:"
+"""Before the digest of a chat template where it stands for a caption, as the index has it: names have no colon."""
 _UNITS = 1 << 20
 """In which a mean counts shares."""
 
@@ -23,10 +25,15 @@ class Captions:
     """As the index calls them; `own` is the text that samples have without a named one."""
     shares: tuple[Fraction, ...] = (Fraction(1),)
     """The chance of each; they sum to one."""
+    cut_at_turn: bool = False
+    """Whether a conversation that is too long is cut behind an answer; else it is left out."""
 
     @classmethod
     def of(cls, spec: DatasetSpec) -> "Captions":
         """Those of a dataset of a job."""
+        if spec.conversations is not None:
+            chats = spec.conversations
+            return cls((CHAT_PREFIX + chats.template,), cut_at_turn=chats.cut_at is not None)
         if spec.captions is None:
             return OWN_CAPTION if spec.caption is None else cls((spec.caption,))
         return cls(tuple(caption.name for caption in spec.captions), spec.caption_shares())
@@ -35,6 +42,11 @@ class Captions:
     def are_drawn(self) -> bool:
         """Whether there are several."""
         return len(self.names) > 1
+
+    @property
+    def are_chats(self) -> bool:
+        """Whether samples are conversations, whose only text is what a template renders."""
+        return self.names[0].startswith(CHAT_PREFIX)
 
     def key(self) -> list[str]:
         """What statistics depend on."""

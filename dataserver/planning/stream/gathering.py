@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from dataserver.planning import I32, I64, U8, U64, yield_point
 from dataserver.planning.job.fields import SINGLE_STEP, PlanLimits, Stream
 from dataserver.planning.stream.captions import OWN_CAPTION, Captions
+from dataserver.planning.stream.chats import ChatColumns, fit_chats
 from dataserver.planning.stream.item_sizes import joined_modality
 from dataserver.planning.stream.order import Span, StreamOrder
 from dataserver.planning.stream.randomness import dataset_key
@@ -35,6 +36,8 @@ class ShardColumns:
     """int64 [captions, n]: tokens of each caption, where samples draw one; the texts are then the longest ones."""
     image_modality: U8 | None = None
     """uint8 [m]: what each is, an image or a clip; None where all are images."""
+    chats: ChatColumns | None = None
+    """Of conversations. Each is one text."""
 
 
 def size_rows(
@@ -52,6 +55,8 @@ def size_rows(
     Raises:
         SampleTooLargeError: a sample's images alone exceed `seq_len`.
     """
+    if columns.chats is not None:
+        return _size_chats(stream, columns, row, where, captions)
     counts = np.diff(columns.image_offsets)[row]
     all_rows = len(row) == len(columns.image_offsets) - 1
     images = slice(None) if all_rows else ranges(columns.image_offsets[row], counts)
@@ -68,6 +73,27 @@ def size_rows(
         None if columns.image_modality is None else columns.image_modality[images],
     )
     return replace(table, caption_tokens=drawn)
+
+
+def _size_chats(stream: Stream, columns: ShardColumns, row: I64, where: str, captions: Captions) -> ShardTable:
+    """As `size_rows`, of conversations: one that is longer than a sequence is cut, or left out."""
+    chats = columns.chats
+    assert chats is not None
+    images_of = columns.image_offsets, columns.image_width, columns.image_height
+    fitted = fit_chats(stream, *images_of, columns.text_tokens, chats, captions.cut_at_turn)
+    row = row[fitted.fits[row]]
+    first, counts = columns.image_offsets[:-1][row], fitted.images[row]
+    images = ranges(first, counts)
+    table = shard_table(
+        stream,
+        row,
+        fitted.text[row],
+        np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]),
+        columns.image_width[images],
+        columns.image_height[images],
+        where,
+    )
+    return replace(table, targets=fitted.targets[row])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,12 +113,14 @@ class Window:
         offsets = self.sizes.image_offsets[begin : end + 1]
         images = slice(int(offsets[0]), int(offsets[-1]))
         modality = self.sizes.image_modality
+        targets = self.sizes.targets
         return self.sample[begin:end], SampleSizes(
             text_tokens=self.sizes.text_tokens[begin:end],
             image_offsets=offsets - offsets[0],
             image_rows=self.sizes.image_rows[images],
             image_columns=self.sizes.image_columns[images],
             image_modality=None if modality is None else modality[images],
+            targets=None if targets is None else targets[begin:end],
         )
 
 
@@ -143,7 +171,9 @@ def pick_sizes(tables: Sequence[SampleSizes], at: I64) -> SampleSizes:
     if modality is not None:
         first = sizes.image_offsets[at]
         modality = modality[ranges(first, sizes.image_offsets[at + 1] - first)]
-    return SampleSizes(*picked(sizes, at), image_modality=modality)
+    targets = [table.targets for table in tables if table.targets is not None]  # of all tables of a dataset or of none
+    of = np.concatenate(targets)[at] if targets else None
+    return SampleSizes(*picked(sizes, at), image_modality=modality, targets=of)
 
 
 def pick_rows(table: ShardTable, at: I64) -> ShardTable:
@@ -151,8 +181,8 @@ def pick_rows(table: ShardTable, at: I64) -> ShardTable:
     sizes = pick_sizes([table], at)
     images = sizes.image_offsets, sizes.image_rows, sizes.image_columns
     tokens = None if table.caption_tokens is None else table.caption_tokens[:, at]
-    modality = sizes.image_modality
-    return ShardTable(sizes.text_tokens, *images, table.row[at], table.nominal[at], tokens, image_modality=modality)
+    rest, modality = (table.row[at], table.nominal[at], tokens), sizes.image_modality
+    return ShardTable(sizes.text_tokens, *images, *rest, image_modality=modality, targets=sizes.targets)
 
 
 def _columns(tables: Sequence[SampleSizes]) -> tuple[list[NDArray[Any]], ...]:

@@ -50,6 +50,8 @@ class SampleSizes:
     image_modality: U8 | None = field(default=None, kw_only=True)
     """uint8 [m]: what each is, an image or `AUDIO`; None where all are images. A clip has one row, with a column for
     each position of its tower."""
+    targets: I64 | None = field(default=None, kw_only=True)
+    """int64 [n]: targets of the loss, where samples are conversations; of others all text tokens and EOS are."""
 
     def __len__(self) -> int:
         return len(self.text_tokens)
@@ -93,9 +95,16 @@ class StepSamples:
     """int32 [m]: width of each image in patches."""
     image_modality: U8 | None = None
     """uint8 [m]: as in `SampleSizes`."""
+    targets: I64 | None = None
+    """int64 [n]: targets of the loss, where any sample is a conversation; else all text tokens and EOS are."""
 
     def __len__(self) -> int:
         return len(self.sample)
+
+    @property
+    def num_targets(self) -> I64:
+        """int64 [n]: targets of the loss of each sample that is understood."""
+        return self.text_tokens + 1 if self.targets is None else self.targets
 
     @property
     def image_sample(self) -> I64:

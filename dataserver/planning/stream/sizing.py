@@ -170,6 +170,7 @@ def size_samples(stream: Stream, dataset: int, epoch: int, sample: U64, table: S
         image_rows=table.image_rows,
         image_columns=table.image_columns,
         image_modality=table.image_modality,
+        targets=table.targets,
     )
 
 
@@ -180,9 +181,13 @@ def concatenate(parts: list[StepSamples]) -> StepSamples:
         narrow = empty.astype(np.int32)
         offsets = np.zeros(1, np.int64)
         return StepSamples(narrow, empty, empty.astype(np.uint64), narrow, empty, empty, empty, offsets, narrow, narrow)
-    columns = {f.name: [getattr(p, f.name) for p in parts] for f in fields(StepSamples) if f.name != "image_modality"}
+    apart = ("image_modality", "targets")
+    columns = {f.name: [getattr(p, f.name) for p in parts] for f in fields(StepSamples) if f.name not in apart}
     images = np.cumsum([0, *(len(p.image_rows) for p in parts[:-1])])
     behind = [p.image_offsets[1:] + before for p, before in zip(parts, images, strict=True)]
     columns["image_offsets"] = [np.zeros(1, np.int64), *behind]
     joined = {name: np.concatenate(arrays) for name, arrays in columns.items()}
-    return StepSamples(**joined, image_modality=joined_modality(parts))
+    targets = None
+    if any(part.targets is not None for part in parts):
+        targets = np.concatenate([part.num_targets for part in parts])
+    return StepSamples(**joined, image_modality=joined_modality(parts), targets=targets)

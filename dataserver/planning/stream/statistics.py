@@ -197,8 +197,13 @@ def row_statistics(sizing: Sizing, columns: ShardColumns, row: I64, null_drops: 
     )
 
 
-def axis_lengths(stream: Stream, statistics: ShardStatistics) -> tuple[I64, Bool]:
+def axis_lengths(stream: Stream, statistics: ShardStatistics, are_chats: bool = False) -> tuple[I64, Bool]:
     """The length of each shard on its dataset's axis, and whether it is certain; otherwise look at its samples.
+
+    Args:
+        stream: the job's stream.
+        statistics: of all shards of a dataset.
+        are_chats: whether samples are conversations, which are not cut where a sequence ends.
 
     Returns:
         int64 [s], the sum of `units_of` over the shard's table, and bool [s].
@@ -206,7 +211,18 @@ def axis_lengths(stream: Stream, statistics: ShardStatistics) -> tuple[I64, Bool
     starts = range(0, max(1, len(statistics)), BLOCK)
     parts = [_lengths(stream, statistics.block(i, min(i + BLOCK, len(statistics)))) for i in starts]
     lengths, certain = zip(*parts, strict=True)
-    return np.concatenate(lengths), np.concatenate(certain)
+    known: Bool = np.concatenate(certain)
+    return np.concatenate(lengths), known & _all_fit(stream, statistics) if are_chats else known
+
+
+def _all_fit(stream: Stream, statistics: ShardStatistics) -> Bool:
+    """Whether every sample of a shard fits a sequence as it is, bool [s]; perhaps also where this says no."""
+    found: list[Bool] = []
+    for first in range(0, max(1, len(statistics)), BLOCK):
+        block = statistics.block(first, min(first + BLOCK, len(statistics)))
+        pairs = longest_pairs(stream, block.pair_images.last(), block.long_texts.first())
+        found.append((block.long_others.first() <= stream.seq_len) & ((block.pairs == 0) | (pairs <= stream.seq_len)))
+    return np.concatenate(found)
 
 
 def _lengths(stream: Stream, statistics: ShardStatistics) -> tuple[I64, Bool]:

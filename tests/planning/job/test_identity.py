@@ -193,6 +193,7 @@ def base_jobs() -> list[dict[str, Any]]:
     groups = {"kind": "grouped", "max_degree": 4, "exchange": exchange, "heads": 24}
     grouped = job_data(stream={"global_batch": 4}, execution={"layout": groups}, backbone=(8, 1))
     grouped["execution"]["modules"][1] |= {"memory": MEMORY}
+    grouped["stream"]["datasets"][0] |= {"conversations": {"template": "2" * 64, "cut_at": "turn"}}
     towers = [{"name": m, "kind": "tower", "modality": m, "memory": MEMORY} for m in ("image", "text")]
     contrastive = job_data(
         stream={"global_batch": 8, "contrastive_batch": 4, "packing": {"enabled": False}},
@@ -241,7 +242,13 @@ def computed_again(data: dict[str, Any]) -> list[dict[str, Any]]:
     return [changed(data, ("execution", "modules", 0, "recompute"), value=True)]
 
 
+def uncut(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """The same job whose long conversations are left out."""
+    return [changed(data, ("stream", "datasets", 0, "conversations", "cut_at"), value=None)]
+
+
 TOGETHER = {
+    ("stream", "datasets", "conversations", "cut_at"): uncut,
     ("execution", "modules", "recompute"): computed_again,
     ("execution", "modules", "frozen"): frozen,
     ("execution", "transfers", "source"): another_transfer,

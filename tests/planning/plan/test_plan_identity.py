@@ -63,7 +63,9 @@ def test_the_hash_covers_everything(version: int) -> None:
     assert len(hashes) == expected
 
 
-def _bumped(values: np.ndarray) -> np.ndarray:
+def _bumped(values: np.ndarray | None) -> np.ndarray:
+    if values is None:
+        return np.ones(1, np.int64)
     return np.append(values[:-1], values[-1:] + 1) if len(values) else np.ones(1, np.int64)
 
 

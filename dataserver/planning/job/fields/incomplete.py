@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from dataserver.planning.job.fields.stream import DatasetSpec, Stream, TokenizerSpec
+from dataserver.planning.job.fields.stream import ConversationSpec, DatasetSpec, Stream, TokenizerSpec
 from dataserver.planning.job.fields.values import SpecModel
 
 Path = tuple[str | int, ...]
@@ -18,6 +18,7 @@ FILLED_IN: Final[Mapping[type[SpecModel], tuple[str, ...]]] = MappingProxyType(
     {
         Stream: ("tokenizer",),
         DatasetSpec: ("fingerprint", "quarantine"),
+        ConversationSpec: ("template",),
         TokenizerSpec: tuple(TokenizerSpec.model_fields),
     }
 )
@@ -34,9 +35,14 @@ def absent_fields(data: Any) -> list[Path]:
     if not isinstance(stream, Mapping):
         return []
     datasets = stream.get("datasets")
-    entries = enumerate(datasets if isinstance(datasets, list | tuple) else ())
+    entries = list(enumerate(datasets if isinstance(datasets, list | tuple) else ()))
     parts: list[tuple[type[SpecModel], Path, Any]] = [
         (DatasetSpec, ("stream", "datasets", i), entry) for i, entry in entries
+    ]
+    parts += [
+        (ConversationSpec, ("stream", "datasets", i, "conversations"), entry.get("conversations"))
+        for i, entry in entries
+        if isinstance(entry, Mapping)
     ]
     parts.append((TokenizerSpec, ("stream", "tokenizer"), stream.get("tokenizer", {})))
     return [

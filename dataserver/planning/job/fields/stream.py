@@ -1,5 +1,6 @@
 """Which samples each step holds, and what they look like."""
 
+from enum import StrEnum
 from fractions import Fraction
 from typing import Annotated, Final, Self
 
@@ -31,6 +32,23 @@ class CaptionShare(SpecModel):
     """Chance to be drawn, relative to the other weights."""
 
 
+class CutAt(StrEnum):
+    """Where a conversation is cut that is longer than a sequence."""
+
+    TURN = "turn"
+    """Behind the last answer that fits; images behind it are not seen."""
+
+
+class ConversationSpec(SpecModel):
+    """How the conversations of a dataset become sequences."""
+
+    template: Digest
+    """Digest of the tokenizer's chat template and of the rules of rendering, as `dataserver index` prints it."""
+    cut_at: CutAt | None = None
+    """Where a conversation is cut that is longer than `seq_len`; by default it is left out, as is one whose first
+    answer does not fit."""
+
+
 class DatasetSpec(SpecModel):
     """One dataset of the mixture."""
 
@@ -50,9 +68,14 @@ class DatasetSpec(SpecModel):
     captions: Annotated[tuple[CaptionShare, ...], Field(min_length=2, max_length=32)] | None = None
     """Several captions instead of `caption`: each sample draws one of them anew in every epoch, by seed, epoch and
     sample. Samples without the drawn one are read with their own."""
+    conversations: ConversationSpec | None = None
+    """Samples are conversations (`dataserver index --conversations chat`), rendered by the tokenizer's chat template: a
+    sequence has its tokens and no others, and only answers of assistants are targets."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.conversations is not None and (self.caption is not None or self.captions is not None):
+            raise ValueError("conversations have no captions; leave caption and captions out")
         if self.captions is None:
             return self
         if self.caption is not None:
@@ -190,7 +213,16 @@ class Stream(SpecModel):
                 "raise seq_len or lower generation.query_tokens"
             )
         self._check_contrastive()
+        self._check_conversations()
         return self
+
+    def _check_conversations(self) -> None:
+        chats = [spec.name for spec in self.datasets if spec.conversations is not None]
+        if chats and (self.contrastive_batch is not None or Fraction(self.generation.ratio) > 0):
+            raise ValueError(
+                f"the dataset {chats[0]!r} has conversations, which are understood alone: leave contrastive_batch out "
+                f"and set generation.ratio, now {self.generation.ratio}, to 0"
+            )
 
     def _check_contrastive(self) -> None:
         batch = self.contrastive_batch

@@ -87,7 +87,8 @@ def test_a_job_that_leaves_all_out_has_these_defaults() -> None:
         "transforms": None,
     }
     dataset = {k: v for k, v in stream["datasets"][0].items() if k not in ("name", "fingerprint")}
-    assert dataset == {"weight": "1", "filter": "", "quarantine": "", "caption": None, "captions": None}
+    absent = {"caption": None, "captions": None, "conversations": None}
+    assert dataset == {"weight": "1", "filter": "", "quarantine": "", **absent}
     assert (execution["microbatch"], execution["plan_version"]) == (1, 6)
     backbone = job.spec.execution.backbone
     assert (backbone.dp, backbone.tp, backbone.pp, backbone.sp, backbone.padded) == (1, 1, 1, 1, False)

@@ -1,0 +1,112 @@
+"""Renders conversations by a chat template, in a process with limits (`renderer`)."""
+
+import json
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+from typing import Any, Final
+
+from dataserver.assembly.chat.template import ChatTemplate
+from dataserver.assembly.hugging_face import TokenizerError
+from dataserver.dataset import TokenizingError
+
+CPU_S: Final = 5
+"""CPU time of one conversation's renderings; most take a hundredth of a second."""
+MEMORY_BYTES: Final = 512 << 20
+MOST_ENDS: Final = 3
+"""A template that the system ends for so many conversations, one after the other, is of no use for others."""
+_PROGRAM: Final = Path(__file__).with_name("renderer.py")
+_LINE_BYTES: Final = 1 << 28
+
+
+class Renderer:
+    """A template in a process of its own, which is started again where a conversation made the system end it."""
+
+    def __init__(
+        self, template: ChatTemplate, where: str, cpu_s: int = CPU_S, memory_bytes: int = MEMORY_BYTES
+    ) -> None:
+        """Name a template; nothing is started yet.
+
+        Args:
+            template: the template.
+            where: what messages call it.
+            cpu_s: CPU seconds for the renderings of a conversation.
+            memory_bytes: memory of the process.
+        """
+        self._first = {"text": template.text, "text_for_tools": template.text_for_tools, "tokens": template.tokens}
+        self._where = where
+        self._limits = (cpu_s, memory_bytes)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._num_ended = 0
+
+    def render(self, contexts: list[dict[str, Any]]) -> list[str]:
+        """Return what the template makes of each context.
+
+        Args:
+            contexts: each with `messages`, `tools` and `add_generation_prompt`.
+
+        Raises:
+            TokenizingError: it refuses one, or takes too long for them.
+            TokenizerError: it is of no use for any conversation; says why.
+        """
+        if self._process is None:
+            self._start()
+        answer = self._asked(contexts)
+        if answer is None:
+            self.close()
+            self._num_ended += 1
+            if self._num_ended >= MOST_ENDS:
+                raise TokenizerError(
+                    f"the chat template of {self._where} was ended {MOST_ENDS} times in a row: it takes more than "
+                    f"{self._limits[0]} s of CPU time or {self._limits[1] >> 20} MiB for a conversation; use a "
+                    "template that does not loop"
+                )
+            raise TokenizingError(
+                f"the chat template takes more than {self._limits[0]} s of CPU time or {self._limits[1] >> 20} MiB"
+            )
+        self._num_ended = 0
+        if "error" in answer:
+            raise TokenizingError(f"the chat template refuses it ({answer['error']})")
+        return [str(text) for text in answer["texts"]]
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            _end(self._process)
+            self._process = None
+
+    def _start(self) -> None:
+        try:
+            command = [sys.executable, "-I", str(_PROGRAM), *map(str, self._limits)]
+            pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+            self._process = process = subprocess.Popen(command, env={}, stdin=pipe, stdout=pipe, stderr=nothing)
+        except OSError as error:
+            raise TokenizerError(f"cannot start the process that renders chat templates: {error}") from error
+        weakref.finalize(self, _end, process)
+        answer = self._asked(self._first)
+        if answer is None or "error" in answer:
+            self.close()
+            reason = (
+                "its process ended; it needs jinja2: pip install '.[server]'" if answer is None else answer["error"]
+            )
+            raise TokenizerError(f"the chat template of {self._where} cannot be used: {reason}")
+
+    def _asked(self, line: Any) -> dict[str, Any] | None:
+        """The answer to a line; None where the process ended."""
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(line).encode() + b"\n")
+            process.stdin.flush()
+            found = process.stdout.readline(_LINE_BYTES)
+        except BrokenPipeError:
+            return None
+        return json.loads(found) if found.endswith(b"\n") else None
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.communicate()

@@ -1,0 +1,281 @@
+"""Token ids of conversations: those of transformers' `apply_chat_template`, but for words that users spell."""
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dataserver.assembly.chat.answers import find_answers
+from dataserver.assembly.chat.rendering import Renderer
+from dataserver.assembly.chat.spans import TAG, Disguise, Sources, mapped_texts
+from dataserver.assembly.chat.template import ChatTemplate, read_template
+from dataserver.assembly.hugging_face import HuggingFaceTokenizer, TokenizerError, as_tokenizing_error
+from dataserver.assembly.tokens import Tokenizer
+from dataserver.dataset import Conversation, EncodedChat, TokenizingError
+from dataserver.planning import I32
+
+PLACEHOLDERS: Final = ("<|image_pad|>", "<image>", "<|image|>", "<start_of_image>", "<image_soft_token>", "[IMG]")
+"""What released templates write for an image, where no file says it."""
+FEWEST_TOKENS: Final = 2
+"""Tokens that a conversation has beside two for each of its images: plans count these around other samples."""
+_Bools = npt.NDArray[np.bool_]
+
+
+class _Encoded(NamedTuple):
+    """The tokens of a rendering."""
+
+    ids: I32
+    """int32 [n]."""
+    offsets: npt.NDArray[np.int64]
+    """int64 [n, 2]: first and last + 1 of the characters of each."""
+
+
+class ChatTokenizer:
+    """A tokenizer with its chat template."""
+
+    def __init__(self, tokenizer: HuggingFaceTokenizer, template: ChatTemplate, renderer: Renderer) -> None:
+        """Prepare to encode; `open_chat` does so for a folder."""
+        self._tokenizer = tokenizer
+        self._renderer = renderer
+        self._template = template
+        self._model = tokenizer.with_added_tokens()
+        added = self._model.get_added_tokens_decoder()
+        words = {id_: token for id_, token in added.items() if token.content.strip()}
+        self._ids: Final = {token.content: id_ for id_, token in words.items()}
+        self._any_word: Final = _finder([token.content for token in words.values()])
+        self._special_word: Final = _finder([token.content for token in words.values() if token.special])
+        of_template = TAG.findall(template.text + template.text_for_tools)
+        self._tag: Final = _finder([*of_template, *(token.content for token in words.values())])
+        self._is_word: Final = np.ones(tokenizer.vocab_size, np.bool_)
+        self._is_word[list(tokenizer.from_text)] = False
+        self._is_special: Final = np.zeros(tokenizer.vocab_size, np.bool_)
+        self._is_special[[id_ for id_, token in words.items() if token.special]] = True
+        named = [template.image_token] if template.image_token else []
+        self._placeholders: Final = [word for word in dict.fromkeys([*named, *PLACEHOLDERS]) if word in self._ids]
+        self._newline: Final = self._model.encode("\n", add_special_tokens=False).ids
+
+    @property
+    def name(self) -> str:
+        """Logical name."""
+        return self._tokenizer.name
+
+    @property
+    def digest(self) -> str:
+        """Identifies the tokenizer in a job."""
+        return self._tokenizer.digest
+
+    @property
+    def chat_digest(self) -> str:
+        """Identifies the template in a job."""
+        return self._template.digest
+
+    @property
+    def vocab_size(self) -> int:
+        """All ids lie below it."""
+        return self._tokenizer.vocab_size
+
+    def close(self) -> None:
+        """End the process that renders."""
+        self._renderer.close()
+
+    def encode_chat(self, conversation: str) -> EncodedChat:
+        """Return the ids of a conversation, given as its index holds it.
+
+        Raises:
+            TokenizingError: the template refuses it, or what it renders cannot be used; says why.
+            TokenizerError: the template is of no use for any conversation.
+        """
+        chat = Conversation.from_json(conversation)
+        mark = _unused_character(conversation)
+        messages = [self._escaped_message(message, mark) for message in chat.messages]
+        tools = _escaped(chat.tools, self._any_word, mark)
+        sources, prompt = self._rendered(messages, tools)
+        encoded = self._encode(sources.text, mark)
+        images = self._images(encoded.ids, chat.num_images)
+        self._check_words(encoded, sources, messages)
+        answers = find_answers(sources, messages, self._special_word, prompt)
+        targets = np.zeros(len(encoded.ids), np.bool_)
+        first, last = encoded.offsets.T
+        for answer in answers:
+            targets |= (first < answer.end) & (last > answer.start)
+        targets &= ~images
+        targets[:1] = False  # nothing comes before it
+        if not targets.any():
+            raise TokenizingError("no token of an answer is left in what the chat template renders")
+        if len(targets) - images.sum() < FEWEST_TOKENS + 2 * images.sum():
+            raise TokenizingError(f"its {len(targets)} tokens are fewer than two and two more for each image")
+        starts = np.maximum.accumulate(first)
+        ends = sorted({int(np.searchsorted(starts, answer.end)) for answer in answers} - {0})
+        return EncodedChat(encoded.ids, targets, images, ends)
+
+    def _escaped_message(self, message: dict[str, Any], mark: str) -> dict[str, Any]:
+        """A message in which no word is one of the template's. Assistants may use those that are not special: tags of
+        thoughts and calls."""
+        words = self._special_word if message["role"] == "assistant" else self._any_word
+        escaped = mapped_texts(message, lambda text: _escaped(text, words, mark))
+        return {n: _escaped(v, words, mark) if n in ("name", "tool_call_id") else v for n, v in escaped.items()}
+
+    def _rendered(self, messages: list[dict[str, Any]], tools: list[Any]) -> tuple[Sources, str]:
+        """What the template makes of a conversation, and its prompt. Where it drops texts it may want them as parts."""
+        try:
+            sources, prompt, missing = self._rendered_as(messages, tools)
+        except TokenizingError:
+            if all(isinstance(message["content"], list) for message in messages):
+                raise
+            missing, error = [0], True
+        else:
+            error = False
+        if missing:
+            parts = [_as_parts(message) for message in messages]
+            try:
+                again, prompt_again, still_missing = self._rendered_as(parts, tools)
+            except TokenizingError:
+                if error:
+                    raise
+                still_missing = missing
+            if not still_missing:
+                return again, prompt_again
+            role = messages[still_missing[0]]["role"]
+            raise TokenizingError(
+                f"the chat template leaves out turn {still_missing[0]}, of the role {role}; use the template of a "
+                "model that knows such turns, or take them out"
+            )
+        return sources, prompt
+
+    def _rendered_as(self, messages: list[dict[str, Any]], tools: list[Any]) -> tuple[Sources, str, list[int]]:
+        """As `_rendered`, with the numbers of messages that are left out."""
+        disguise = Disguise(messages, self._tag)
+        given = {"messages": messages, "tools": tools or None, "add_generation_prompt": False}
+        with_prompt = {**given, "add_generation_prompt": True}
+        asked = [given, {**given, "messages": disguise.messages}]
+        if any("tool_calls" in message or "reasoning_content" in message for message in messages):
+            asked.append(with_prompt)
+        text, disguised, *longer = self._renderer.render(asked)
+        sources = disguise.sources(text, disguised)
+        prompt = longer[0][len(text) :] if longer and longer[0].startswith(text) else ""
+        numbers = range(len(messages))
+        present = set(np.unique(sources.message).tolist())
+        return sources, prompt, [n for n in numbers if n not in present and disguise.has_signs(n)]
+
+    def _encode(self, text: str, mark: str) -> _Encoded:
+        """The tokens of a rendering; at its marks it is cut, and they are none of it."""
+        ids: list[int] = []
+        offsets: list[tuple[int, int]] = []
+        ends = [-1, *(match.start() for match in re.finditer(re.escape(mark), text)), len(text)]
+        for before, end in pairwise(ends):
+            begin = before + 1
+            try:
+                if before < 0:
+                    encoding, skipped, shift = self._model.encode(text[begin:end], add_special_tokens=False), 0, 0
+                else:  # behind a line break: some tokenizers begin every text with a space
+                    encoding, skipped, shift = self._behind_newline(text[begin:end])
+            except BaseException as error:  # a panic of the bindings is no Exception
+                raise as_tokenizing_error(error) from error
+            ids += encoding.ids[skipped:]
+            offsets += [(a + begin - shift, b + begin - shift) for a, b in encoding.offsets[skipped:]]
+        return _Encoded(np.array(ids, np.int32), np.array(offsets, np.int64).reshape(-1, 2))
+
+    def _behind_newline(self, piece: str) -> tuple[Any, int, int]:
+        encoding = self._model.encode("\n" + piece, add_special_tokens=False)
+        if encoding.ids[: len(self._newline)] == self._newline:
+            return encoding, len(self._newline), 1
+        return self._model.encode(piece, add_special_tokens=False), 0, 0
+
+    def _images(self, ids: I32, num_images: int) -> _Bools:
+        """Where the images of a conversation go, bool [tokens]."""
+        words = [word for word in self._placeholders if (ids == self._ids[word]).any()]
+        if not num_images:
+            return np.zeros(len(ids), np.bool_)
+        if not words:
+            raise TokenizingError(
+                f"the chat template writes no token for its {num_images} images, of {self._placeholders}; use the "
+                "template of a model that sees images, or name its image_token in tokenizer_config.json"
+            )
+        images: _Bools = ids == self._ids[words[0]]
+        at = np.flatnonzero(images)
+        if len(at) != num_images:
+            raise TokenizingError(f"the chat template writes {len(at)} tokens {words[0]} for {num_images} images")
+        if (runs := np.flatnonzero(np.diff(at) == 1)).size:
+            raise TokenizingError(
+                f"images {runs[0]} and {runs[0] + 1} follow each other as one run of {words[0]}, which trainers take "
+                "for one image; put text between them"
+            )
+        return images
+
+    def _check_words(self, encoded: _Encoded, sources: Sources, messages: Sequence[dict[str, Any]]) -> None:
+        """Raise TokenizingError where a text became a reserved id all the same."""
+        of_assistant = np.array([message["role"] == "assistant" for message in messages])
+        author = np.where(sources.message < 0, 0, 1 + of_assistant[np.maximum(sources.message, 0)])
+        for kind, reserved in ((1, self._is_word), (2, self._is_special)):
+            before = np.concatenate([[0], np.cumsum(author == kind)])
+            first, last = encoded.offsets.T
+            touched = (before[last] > before[first]) & reserved[encoded.ids]
+            if touched.any():
+                at = encoded.offsets[np.flatnonzero(touched)[0]].tolist()
+                raise TokenizingError(
+                    f"its text {sources.text[at[0] : at[1]][:20]!a} alone is the reserved id {encoded.ids[touched][0]}"
+                )
+
+
+def open_chat(tokenizer: Tokenizer) -> ChatTokenizer:
+    """Return a tokenizer with the chat template of its folder.
+
+    Raises:
+        TokenizerError: there is none, or it cannot be used.
+    """
+    template = _template_of(tokenizer)
+    if template is None or not isinstance(tokenizer, HuggingFaceTokenizer):
+        raise TokenizerError(
+            f"tokenizer {tokenizer.name} has no chat template; give the folder of a chat model as "
+            f"{tokenizer.name}=FOLDER, with tokenizer.json and chat_template.jinja, or chat_template in "
+            "tokenizer_config.json"
+        )
+    return ChatTokenizer(tokenizer, template, Renderer(template, str(tokenizer.path.parent)))
+
+
+def chat_digest(tokenizer: Tokenizer) -> str:
+    """Return what identifies the chat template of a tokenizer's folder in a job; empty where there is none.
+
+    Raises:
+        TokenizerError: a file of the folder cannot be used.
+    """
+    template = _template_of(tokenizer)
+    return "" if template is None else template.digest
+
+
+def _template_of(tokenizer: Tokenizer) -> ChatTemplate | None:
+    return read_template(tokenizer.path.parent) if isinstance(tokenizer, HuggingFaceTokenizer) else None
+
+
+def _as_parts(message: dict[str, Any]) -> dict[str, Any]:
+    content = message["content"]
+    return message if isinstance(content, list) else {**message, "content": [{"type": "text", "text": content}]}
+
+
+def _finder(words: Sequence[str]) -> re.Pattern[str] | None:
+    """Finds words, the longest that fit; None without any."""
+    return re.compile("|".join(map(re.escape, sorted(words, key=len, reverse=True)))) if words else None
+
+
+def _unused_character(conversation: str) -> str:
+    """A noncharacter that a conversation does not have. Raises TokenizingError if it has all."""
+    free = (chr(code) for code in range(0xFDD0, 0xFDF0) if chr(code) not in conversation)
+    if not (found := next(free, "")):
+        raise TokenizingError("it has all 32 noncharacters from U+FDD0 on; take one of them out")
+    return found
+
+
+def _escaped(value: Any, words: re.Pattern[str] | None, mark: str) -> Any:
+    """Texts with a mark behind the first character of each word, so that it is none."""
+    if words is None:
+        return value
+    if isinstance(value, str):
+        return words.sub(lambda match: match[0][:1] + mark + match[0][1:], value)
+    if isinstance(value, list):
+        return [_escaped(part, words, mark) for part in value]
+    if isinstance(value, dict):
+        return {_escaped(name, words, mark): _escaped(part, words, mark) for name, part in value.items()}
+    return value

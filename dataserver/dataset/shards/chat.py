@@ -1,0 +1,204 @@
+"""Conversations as chat templates take them: messages and tools, as the index of a chat dataset holds them.
+
+Turns are read as LLaVA and ShareGPT write them, {"from": ..., "value": ...}, or as chat messages of OpenAI and the Hub,
+{"role": ..., "content": ...}. What becomes of them has one form: roles are `system`, `developer`, `user`, `assistant`
+and `tool`, a content is a text, or a list of parts of the types `text` and `image` where it has images, and the
+arguments of tool calls are objects. Nothing is rendered here: that needs the template of a tokenizer.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from dataserver.dataset.errors import SampleError
+from dataserver.dataset.kinds import BAD_CONVERSATION
+from dataserver.dataset.shards.conversations import IMAGE_TYPES, MARK
+
+MAX_TURNS: Final = 4096
+ROLES: Final[Mapping[str, str]] = {
+    "system": "system",
+    "developer": "developer",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "model": "assistant",
+    "function_call": "assistant",
+    "tool": "tool",
+    "function": "tool",
+    "observation": "tool",
+    "function_response": "tool",
+}
+"""What roles are called in files, and in messages."""
+_CALLING: Final = "function_call"
+"""Role of ShareGPT's turns whose text is a call, as JSON."""
+_PASSED_ON: Final = ("name", "tool_call_id", "reasoning_content")
+"""Texts of a turn that templates may print, as they are."""
+
+
+class Conversation(NamedTuple):
+    """What a chat template is given."""
+
+    messages: list[dict[str, Any]]
+    tools: list[Any]
+
+    def to_json(self) -> str:
+        """What an index holds of it; the order of entries stays, since templates print it."""
+        return json.dumps([self.messages, self.tools], ensure_ascii=False, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Conversation":
+        """The reverse. Raises ValueError where that is no conversation."""
+        found = json.loads(text)
+        if not (isinstance(found, list) and len(found) == 2 and all(isinstance(part, list) for part in found)):
+            raise ValueError("it is no list of messages and tools")
+        return cls(*found)
+
+    @property
+    def num_images(self) -> int:
+        """Parts of messages that are images."""
+        contents = (message.get("content") for message in self.messages)
+        return sum(part["type"] == "image" for content in contents if isinstance(content, list) for part in content)
+
+
+def read_conversation(document: Mapping[str, Any], turns: Sequence[Any], num_images: int) -> Conversation:
+    """Return the conversation of a document.
+
+    Args:
+        document: with `system` and `tools` as ShareGPT has them, where it has any.
+        turns: its turns.
+        num_images: of the sample. Without a mark or part for any of them, they go before the text of the first user.
+
+    Raises:
+        SampleError: a turn cannot be used, nobody answers, or there are other numbers of placeholders and of images.
+    """
+    if len(turns) > MAX_TURNS:
+        raise SampleError("too_many_members", f"{len(turns)} turns, limit {MAX_TURNS}")
+    messages = [_message(number, turn) for number, turn in enumerate(turns)]
+    if isinstance(system := document.get("system"), str) and system.strip():
+        messages.insert(0, {"role": "system", "content": system})
+    found = Conversation(messages, _tools(document.get("tools")))
+    _check_answers(messages)
+    if (marks := found.num_images) != num_images:
+        if marks or not any(message["role"] == "user" for message in messages):
+            raise _bad(
+                f"{marks} placeholders in the turns and {num_images} images; write one {MARK}, or one part of the type "
+                "image, for each image of the sample"
+            )
+        first = next(message for message in messages if message["role"] == "user")
+        first["content"] = [*({"type": "image"} for _ in range(num_images)), {"type": "text", "text": first["content"]}]
+    return found
+
+
+def _check_answers(messages: Sequence[Mapping[str, Any]]) -> None:
+    answers = [message for message in messages if message["role"] == "assistant"]
+    if not any(message.get("tool_calls") or _has_text(message["content"]) for message in answers):
+        roles = sorted({str(message["role"]) for message in messages})
+        raise _bad(f"no turn of an assistant has any text, the roles are {roles}; there is nothing to learn from it")
+
+
+def _has_text(content: str | Sequence[Mapping[str, str]]) -> bool:
+    if isinstance(content, str):
+        return bool(content.strip())
+    return any(part.get("text", "").strip() for part in content)
+
+
+def _message(number: int, turn: Any) -> dict[str, Any]:
+    """One message; entries that are null, as columns of structures have them, count as absent."""
+    if not isinstance(turn, dict):
+        raise _bad(f"turn {number} is a {type(turn).__name__}, no object")
+    name = turn.get("from") or turn.get("role")
+    if not isinstance(name, str) or name not in ROLES:
+        raise _bad(f"turn {number} has the role {str(name)[:40]!a}; one of {sorted(ROLES)} is required")
+    content = next((turn[entry] for entry in ("value", "content") if turn.get(entry) is not None), None)
+    calls = turn.get("tool_calls")
+    if name == _CALLING:
+        calls, content = [{"function": _parsed(number, content)}], None
+    message: dict[str, Any] = {"role": ROLES[name], "content": _content(number, content, bool(calls))}
+    if calls:
+        message["tool_calls"] = _calls(number, calls)
+    for entry in _PASSED_ON:
+        if isinstance(turn.get(entry), str):
+            message[entry] = turn[entry]
+    return message
+
+
+def _content(number: int, given: Any, is_call: bool) -> str | list[dict[str, str]]:
+    """The content of a message: a text, or parts where it has images."""
+    if given is None and is_call:
+        return ""
+    if not isinstance(given, str | list):
+        raise _bad(f"turn {number} has no text: value or content is required")
+    parts: list[dict[str, str]] = []
+    for part in [given] if isinstance(given, str) else given:
+        parts += _parts(number, part)
+    if any(part["type"] == "image" for part in parts):
+        return parts
+    return "".join(part["text"] for part in parts)
+
+
+def _parts(number: int, part: Any) -> list[dict[str, str]]:
+    """A part of a content as texts and images. A line break between a mark and a text is not taken for text: templates
+    write their own."""
+    kind = part.get("type", "text") if isinstance(part, dict) else "text"
+    if kind in IMAGE_TYPES:
+        return [{"type": "image"}]
+    text = part.get("text") if isinstance(part, dict) else part
+    if kind != "text" or not isinstance(text, str):
+        raise _bad(f"turn {number} has a part of the type {str(kind)[:40]!a}; text or image is required")
+    pieces = text.split(MARK)
+    found: list[dict[str, str]] = []
+    for at, piece in enumerate(pieces):
+        if at:
+            found.append({"type": "image"})
+            piece = piece.removeprefix("\n")
+        if at + 1 < len(pieces):
+            piece = piece.removesuffix("\n")
+        if piece or len(pieces) == 1:
+            found.append({"type": "text", "text": piece})
+    return found
+
+
+def _calls(number: int, given: Any) -> list[dict[str, Any]]:
+    """Tool calls, with their arguments as objects: OpenAI has them as JSON in a text, and templates print them."""
+    found = []
+    for call in given if isinstance(given, list) else [None]:
+        function = call.get("function", call) if isinstance(call, dict) else None
+        if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise _bad(f"turn {number} has a tool call without a name; a list of {{function: {{name, arguments}}}}")
+        arguments = function.get("arguments", {})
+        if isinstance(arguments, str):
+            arguments = _parsed(number, arguments)
+        if not isinstance(arguments, dict):
+            raise _bad(f"turn {number} calls {function['name'][:40]!a} with arguments that are no object")
+        one: dict[str, Any] = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+        found.append({"id": call["id"], **one} if isinstance(call.get("id"), str) else one)
+    return found
+
+
+def _tools(given: Any) -> list[Any]:
+    """The tools of a conversation, a list or its JSON."""
+    if isinstance(given, str):
+        try:
+            given = json.loads(given) if given.strip() else []
+        except (ValueError, RecursionError) as error:
+            raise _bad(f"tools is a text that is no JSON ({error})") from error
+    if given is None:
+        return []
+    if not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given):
+        raise _bad("tools is no list of objects, or JSON of one")
+    return given
+
+
+def _parsed(number: int, text: Any) -> Any:
+    try:
+        found = json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise _bad(f"turn {number} has a call that is no JSON object")
+    return found
+
+
+def _bad(detail: str) -> SampleError:
+    return SampleError(BAD_CONVERSATION, detail)
