@@ -1,5 +1,6 @@
 """Commands and Python of the pages run, with paths and addresses of here; scripts of adapters have other tests."""
 
+import json
 import re
 from importlib import import_module
 from pathlib import Path
@@ -7,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from builders.chats import write_chat_folder
 from serving.harness import running
-from shards import write_pairs
+from shards import write_pairs, write_tar
 from test_docs import BLOCK, PAGES, ROOT, commands
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
@@ -45,11 +47,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model.train_from_iterator(["a cat on a mat"], special)
     model.save(str(folder / "tokenizer.json"))
     assert dataserver.cli.main(["index", str(folder / "shards")]) == 0
+    write_chat_folder(folder / "chat_model", "qwen2-vl")
+    turns = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]
+    write_tar(folder / "chats" / "0.tar", [("0.json", json.dumps({"conversations": turns}).encode())])
     return folder
 
 
 def here(argument: str, data: Path) -> str:
     """An argument with the paths of this machine."""
+    argument = re.sub(r"=/models/\S+$", f"={data / 'chat_model'}", argument.replace("/data/llava", str(data / "chats")))
     argument = re.sub(r"=/\S+/tokenizer\.json$", f"={data / 'tokenizer.json'}", argument)
     return re.sub(r"(^|=)(/data/\w+|shards)$", rf"\1{data / 'shards'}", argument)
 

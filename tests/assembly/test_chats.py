@@ -119,7 +119,7 @@ def _with_template(folder: Path, template: str, cpu_s: int = 1) -> ChatTokenizer
 SHORT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
 REFUSED = {
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}": "takes more than 1 s of CPU time",
-    "{{ 10 ** 10 ** 8 }}": "takes more than 1 s of CPU time",
+    "{{ 10 ** (10 ** 9) }}": "takes more than 1 s of CPU time",
     "{% set n = namespace(x='a') %}{% for i in range(64) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}": "memory",
     "{% include '/etc/passwd' %}": "no loader for this environment",
     "{{ messages.__class__.__mro__ }}": "SecurityError",

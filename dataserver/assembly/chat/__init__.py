@@ -1,1 +1,1 @@
-"""Conversations: rendered by a tokenizer's own chat template, and made ids of which some are learned."""
+"""Conversations: rendered by a tokenizer's own chat template, and made ids, some to be learned."""

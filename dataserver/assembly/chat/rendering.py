@@ -20,6 +20,10 @@ _PROGRAM: Final = Path(__file__).with_name("renderer.py")
 _LINE_BYTES: Final = 1 << 28
 
 
+class EndedError(TokenizingError):
+    """The system ended the process that rendered a conversation."""
+
+
 class Renderer:
     """A template in a process of its own, which is started again where a conversation made the system end it."""
 
@@ -47,7 +51,8 @@ class Renderer:
             contexts: each with `messages`, `tools` and `add_generation_prompt`.
 
         Raises:
-            TokenizingError: it refuses one, or takes too long for them.
+            TokenizingError: it refuses one.
+            EndedError: it takes too long for them.
             TokenizerError: it is of no use for any conversation; says why.
         """
         if self._process is None:
@@ -62,7 +67,7 @@ class Renderer:
                     f"{self._limits[0]} s of CPU time or {self._limits[1] >> 20} MiB for a conversation; use a "
                     "template that does not loop"
                 )
-            raise TokenizingError(
+            raise EndedError(
                 f"the chat template takes more than {self._limits[0]} s of CPU time or {self._limits[1] >> 20} MiB"
             )
         self._num_ended = 0

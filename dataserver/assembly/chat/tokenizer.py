@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataserver.assembly.chat.answers import find_answers
-from dataserver.assembly.chat.rendering import Renderer
+from dataserver.assembly.chat.rendering import EndedError, Renderer
 from dataserver.assembly.chat.spans import TAG, Disguise, Sources, mapped_texts
 from dataserver.assembly.chat.template import ChatTemplate, read_template
 from dataserver.assembly.hugging_face import HuggingFaceTokenizer, TokenizerError, as_tokenizing_error
@@ -120,30 +120,24 @@ class ChatTokenizer:
 
     def _rendered(self, messages: list[dict[str, Any]], tools: list[Any]) -> tuple[Sources, str]:
         """What the template makes of a conversation, and its prompt. Where it drops texts it may want them as parts."""
-        try:
-            sources, prompt, missing = self._rendered_as(messages, tools)
-        except TokenizingError:
-            if all(isinstance(message["content"], list) for message in messages):
-                raise
-            missing, error = [0], True
-        else:
-            error = False
-        if missing:
-            parts = [_as_parts(message) for message in messages]
+        failure: TokenizingError | None = None
+        parts = [_as_parts(message) for message in messages]
+        for form in (messages,) if parts == messages else (messages, parts):
             try:
-                again, prompt_again, still_missing = self._rendered_as(parts, tools)
-            except TokenizingError:
-                if error:
-                    raise
-                still_missing = missing
-            if not still_missing:
-                return again, prompt_again
-            role = messages[still_missing[0]]["role"]
-            raise TokenizingError(
-                f"the chat template leaves out turn {still_missing[0]}, of the role {role}; use the template of a "
-                "model that knows such turns, or take them out"
+                sources, prompt, missing = self._rendered_as(form, tools)
+            except EndedError:
+                raise
+            except TokenizingError as error:
+                failure = failure or error
+                continue
+            if not missing:
+                return sources, prompt
+            failure = failure or TokenizingError(
+                f"the chat template leaves out turn {missing[0]}, of the role {messages[missing[0]]['role']}; use the "
+                "template of a model that knows such turns, or take them out"
             )
-        return sources, prompt
+        assert failure is not None
+        raise failure
 
     def _rendered_as(self, messages: list[dict[str, Any]], tools: list[Any]) -> tuple[Sources, str, list[int]]:
         """As `_rendered`, with the numbers of messages that are left out."""

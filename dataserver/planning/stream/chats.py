@@ -1,7 +1,7 @@
 """Conversations in sequences: which fit, and where one that does not is cut.
 
 A conversation is served as its chat template renders it, without BOS and EOS around it, and without BOI and EOI around
-its images, all of which plans count for other samples. So the text of a conversation counts that many tokens less, and
+its images; plans count these for other samples. So the text of a conversation counts that many tokens less, and
 its sequence is as long as it is.
 """
 
