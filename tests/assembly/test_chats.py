@@ -119,7 +119,7 @@ def _with_template(folder: Path, template: str, cpu_s: int = 1) -> ChatTokenizer
 SHORT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
 REFUSED = {
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}": "takes more than 1 s of CPU time",
-    "{{ 10 ** (10 ** 9) }}": "takes more than 1 s of CPU time",
+    "{% set n = messages | length %}{{ 10 ** (n * 10 ** 9) }}": "takes more than 1 s of CPU time",
     "{% set n = namespace(x='a') %}{% for i in range(64) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}": "memory",
     "{% include '/etc/passwd' %}": "no loader for this environment",
     "{{ messages.__class__.__mro__ }}": "SecurityError",
@@ -148,9 +148,13 @@ def test_a_template_that_is_ended_again_and_again_ends_the_command(tmp_path: Pat
 
 
 def test_a_template_that_is_no_template_is_refused_before_any_conversation(tmp_path: Path) -> None:
-    chat = _with_template(tmp_path, "{% for")
-    with pytest.raises(TokenizerError, match="cannot be used: TemplateSyntaxError"):
-        encoded(chat, SHORT)
+    for template, said in (
+        ("{% for", "TemplateSyntaxError"),
+        ("{{ 10 ** (10 ** 9) }}", "to compile it takes more than 1 s"),
+    ):
+        chat = _with_template(tmp_path, template)
+        with pytest.raises(TokenizerError, match=f"cannot be used: {said}"):
+            encoded(chat, SHORT)
 
 
 def test_users_spell_no_reserved_ids(folders: Path) -> None:
@@ -169,6 +173,15 @@ def test_users_spell_no_reserved_ids(folders: Path) -> None:
     said = encoded(chat, [SHORT[0], {"role": "assistant", "content": "e <|im_end|> f"}])
     assert decoded(chat, said) == ["e <|im_end|> f<|im_end|>"]
     assert said.ids.tolist().count(reserved[-1]) == plain.ids.tolist().count(reserved[-1])
+    call = {"id": "<|im_end|>", "function": {"name": "<|im_end|>", "arguments": {"<|im_end|>": "<|im_end|>"}}}
+    calling = [
+        SHORT[0],
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "<|im_end|>"},
+        SHORT[1],
+    ]
+    named = encoded(chat, calling, tools=[{"name": "<|im_end|>", "<|im_end|>": 1}])
+    assert named.ids.tolist().count(reserved[-1]) == 5, "one for each turn, and one for the tools"
     chat.close()
 
 

@@ -4,8 +4,8 @@ A template is a program of strangers. Jinja's sandbox gives it no attribute, fil
 stop nested loops, huge powers or texts that double. So it runs here, with little memory and CPU time, without a way to
 write files or to start anything, and its clock stands still. This file imports nothing of ours.
 
-Lines of JSON go in and out. The first names the templates and what all renderings are given; every other one is a list
-of contexts, and the answer to it is {"texts": [...]}, or {"error": why}.
+Lines of JSON go in and out. It says that it is ready; the first line in names the templates and what all renderings are
+given; every other one is a list of contexts, and the answer to it is {"texts": [...]}, or {"error": why}.
 """
 
 import json
@@ -110,6 +110,7 @@ def main() -> None:
     """Answer every line of standard input."""
     seconds, memory = int(sys.argv[1]), int(sys.argv[2])
     of = environment()
+    _write(json.dumps({"ready": True}))
     first = json.loads(sys.stdin.readline())
     _limit(memory)
     templates: dict[bool, Any] = {}

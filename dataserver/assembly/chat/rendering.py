@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from dataserver.assembly.chat.template import ChatTemplate
 from dataserver.assembly.hugging_face import TokenizerError
-from dataserver.dataset import TokenizingError
+from dataserver.dataset import TokenizingError, printable
 
 CPU_S: Final = 5
 """CPU time of one conversation's renderings; most take a hundredth of a second."""
@@ -89,12 +89,16 @@ class Renderer:
         except OSError as error:
             raise TokenizerError(f"cannot start the process that renders chat templates: {error}") from error
         weakref.finalize(self, _end, process)
+        if self._answered() is None:
+            self.close()
+            raise TokenizerError(
+                "the process that renders chat templates ended; it needs jinja2: pip install '.[server]'"
+            )
         answer = self._asked(self._first)
         if answer is None or "error" in answer:
             self.close()
-            reason = (
-                "its process ended; it needs jinja2: pip install '.[server]'" if answer is None else answer["error"]
-            )
+            limits = f"to compile it takes more than {self._limits[0]} s of CPU time or {self._limits[1] >> 20} MiB"
+            reason = limits if answer is None else printable(answer["error"])
             raise TokenizerError(f"the chat template of {self._where} cannot be used: {reason}")
 
     def _asked(self, line: Any) -> dict[str, Any] | None:
@@ -102,14 +106,19 @@ class Renderer:
         process = self._process
         assert process is not None
         assert process.stdin is not None
-        assert process.stdout is not None
         try:
             process.stdin.write(json.dumps(line).encode() + b"\n")
             process.stdin.flush()
-            found = process.stdout.readline(_LINE_BYTES)
         except BrokenPipeError:
             return None
-        return json.loads(found) if found.endswith(b"\n") else None
+        return self._answered()
+
+    def _answered(self) -> dict[str, Any] | None:
+        """The next line that the process writes; None where it ended."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline(_LINE_BYTES)
+        return json.loads(line) if line.endswith(b"\n") else None
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

@@ -116,7 +116,11 @@ class ChatTokenizer:
         thoughts and calls."""
         words = self._special_word if message["role"] == "assistant" else self._any_word
         escaped = mapped_texts(message, lambda text: _escaped(text, words, mark))
-        return {n: _escaped(v, words, mark) if n in ("name", "tool_call_id") else v for n, v in escaped.items()}
+        escaped |= {name: _escaped(message[name], words, mark) for name in ("name", "tool_call_id") if name in message}
+        if "tool_calls" in message:  # with the names of arguments
+            calls = message["tool_calls"]
+            escaped["tool_calls"] = [{**_escaped(call, words, mark), "type": "function"} for call in calls]
+        return escaped
 
     def _rendered(self, messages: list[dict[str, Any]], tools: list[Any]) -> tuple[Sources, str]:
         """What the template makes of a conversation, and its prompt. Where it drops texts it may want them as parts."""

@@ -15,6 +15,8 @@ from dataserver.dataset.kinds import BAD_CONVERSATION
 from dataserver.dataset.shards.conversations import IMAGE_TYPES, MARK
 
 MAX_TURNS: Final = 4096
+MAX_DEPTH: Final = 64
+"""Objects and lists in each other, in tools and arguments: templates print them, and code that does calls itself."""
 ROLES: Final[Mapping[str, str]] = {
     "system": "system",
     "developer": "developer",
@@ -78,6 +80,7 @@ def read_conversation(document: Mapping[str, Any], turns: Sequence[Any], num_ima
     if isinstance(system := document.get("system"), str) and system.strip():
         messages.insert(0, {"role": "system", "content": system})
     found = Conversation(messages, _tools(document.get("tools")))
+    _check_depth(found)
     _check_answers(messages)
     if (marks := found.num_images) != num_images:
         if marks or not any(message["role"] == "user" for message in messages):
@@ -88,6 +91,15 @@ def read_conversation(document: Mapping[str, Any], turns: Sequence[Any], num_ima
         first = next(message for message in messages if message["role"] == "user")
         first["content"] = [*({"type": "image"} for _ in range(num_images)), {"type": "text", "text": first["content"]}]
     return found
+
+
+def _check_depth(found: Conversation) -> None:
+    level: list[Any] = [*found]
+    for _ in range(MAX_DEPTH):
+        inner = (value.values() if isinstance(value, dict) else value for value in level)
+        level = [part for values in inner for part in values if isinstance(part, dict | list)]
+    if level:
+        raise _bad(f"its tools or calls hold more than {MAX_DEPTH} objects and lists in each other")
 
 
 def _check_answers(messages: Sequence[Mapping[str, Any]]) -> None:

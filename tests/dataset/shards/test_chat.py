@@ -79,6 +79,14 @@ def test_what_is_no_conversation_is_named(turns: list[Any], num_images: int, mes
         read_conversation({}, turns, num_images)
 
 
+def test_tools_are_not_too_deep() -> None:
+    deep: Any = 1
+    for _ in range(900):
+        deep = {"a": [deep]}
+    with pytest.raises(SampleError, match="more than 64 objects and lists in each other"):
+        read_conversation({"tools": [deep]}, [HI, HO], 0)
+
+
 def test_tools_are_a_list() -> None:
     for tools in ("{", {"a": 1}, [1]):
         with pytest.raises(SampleError, match="tools is"):
