@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from dataserver.planning import I32, I64, Bool
 from dataserver.planning.job.fields import Stream
-from dataserver.planning.stream.sizing import IMAGE_EXTRA, UNDERSTANDING_EXTRA, patch_grids
+from dataserver.planning.stream.grids import patch_grids
+from dataserver.planning.stream.sizing import IMAGE_EXTRA, UNDERSTANDING_EXTRA
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,8 +7,8 @@ from builders.jobs import make_job
 from dataserver.planning.stream.captions import Captions
 from dataserver.planning.stream.chats import ChatColumns
 from dataserver.planning.stream.gathering import ShardColumns, size_rows
+from dataserver.planning.stream.grids import patch_grids
 from dataserver.planning.stream.samples import ShardTable
-from dataserver.planning.stream.sizing import patch_grids
 
 SIDE = 28
 """Pixels of a token: 2 x 2 patches of 14."""
