@@ -28,8 +28,8 @@ from dataserver.images import ImageShape, decode_patches
 from dataserver.planning.job.fields import Quality, Resampling, Sizing
 
 SIZINGS: Final = tuple(Sizing.model_construct(patch=7, merge=2, max_patches=64, quality=quality) for quality in Quality)
-RESAMPLED: Final = "f122a95f301ed3a7f92c830c189ab257dcd9989fff3c07b738b7146a7c524943"
-"""What Pillow's filters make of `_png`, as SHA-256, in all releases that were tried."""
+RESAMPLED: Final = "86f2aa89d6f9dc242b1e6f60f100423bdea2f3a9150b222ed57de95e6380e6a1"
+"""What Pillow's filters make of `_png`, as SHA-256, with Pillow 11.3 and 13."""
 
 TEXTS: Final = ("", "a photo of 2 cats", "caf\u00e9 \u732b \U0001f408")
 
@@ -55,13 +55,19 @@ def content_digest() -> str:
 
 
 def _resampled() -> str:
-    """SHA-256, hexadecimal, of an image that each of Pillow's filters scales down and up."""
-    digest, data = hashlib.sha256(), _png("RGB", 3)
+    """SHA-256, hexadecimal, of images that each of Pillow's filters scales down, up, and along one axis each."""
+    digest, tall = hashlib.sha256(), {"width": 30, "height": 200}
+    pictures = (
+        (_png("RGB", 3), ImageShape(61, 97, 6, 4, 2)),
+        (_png("RGB", 3), ImageShape(61, 97, 6, 16, 12)),
+        (_png("RGB", 3, **tall), ImageShape(30, 200, 1, 10, 2)),  # Pillow 13 scales such columns first
+        (_png("RGB", 3, **tall), ImageShape(30, 200, 1, 6, 6)),
+    )
     for resampling in Resampling:
         sizing = Sizing.model_construct(patch=7, merge=2, max_patches=64, resampling=resampling)
-        for rows, columns in ((4, 2), (16, 12)):
-            out = np.empty((rows * columns, sizing.patch**2 * 3), np.uint8)
-            decode_patches(data, ImageShape(61, 97, 6, rows, columns), sizing, out)
+        for data, shape in pictures:
+            out = np.empty((shape.rows * shape.columns, sizing.patch**2 * 3), np.uint8)
+            decode_patches(data, shape, sizing, out)
             digest.update(out.tobytes())
     return digest.hexdigest()
 
@@ -99,12 +105,12 @@ def built_in_images() -> Iterator[tuple[bytes, ImageShape]]:
         yield base64.b64decode(text), ImageShape(width, height, 1, 6, 8)
 
 
-def _png(mode: str, channels: int) -> bytes:
-    """Encode 97 x 61 pixels of a fixed pattern without loss, so that only the decoding side matters."""
+def _png(mode: str, channels: int, width: int = 97, height: int = 61) -> bytes:
+    """Encode pixels of a fixed pattern without loss, so that only the decoding side matters."""
     from PIL import Image
 
-    ys, xs, cs = np.mgrid[0:61, 0:97, 0:channels]
+    ys, xs, cs = np.mgrid[0:height, 0:width, 0:channels]
     pixels = ((xs * 37 + ys * ys * 11 + xs * ys * 3 + cs * 97) % 256).astype(np.uint8)
     buffer = io.BytesIO()
-    Image.frombytes(mode, (97, 61), pixels.tobytes()).save(buffer, "PNG")
+    Image.frombytes(mode, (width, height), pixels.tobytes()).save(buffer, "PNG")
     return buffer.getvalue()
