@@ -26,8 +26,8 @@ PIXELS: Final[Mapping[str, tuple[tuple[float, float, float], tuple[float, float,
     }
 )
 """Mean and standard deviation of each channel, of pixels in [0, 1], by the name of the normalisation."""
-_MOST: Final = 1e3
-"""Largest mean and deviation: those of pixels in [0, 1] are below 1, and a processor may scale pixels otherwise."""
+_MOST: Final = 1.0
+"""Largest mean and deviation of pixels in [0, 1]; larger ones are of pixels on another scale, such as [0, 255]."""
 
 
 def pixel_statistics(pixels: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -50,7 +50,7 @@ def pixel_statistics(pixels: str) -> tuple[tuple[float, ...], tuple[float, ...]]
     ):
         raise ValueError(
             f"pixels is {pixels!r:.100}; one of {', '.join(PIXELS)} is required, or three means and three positive "
-            f"deviations of at most {_MOST:g} such as '0.1 0.2 0.3 / 0.4 0.5 0.6'"
+            f"deviations of pixels in [0, 1], of at most {_MOST:g}, such as '0.1 0.2 0.3 / 0.4 0.5 0.6'"
         )
     return mean, std
 

@@ -213,7 +213,11 @@ def test_any_mean_and_deviation_comes_in_and_goes_back(tmp_path: Path) -> None:
         ({"image_std": None}, "image_std is None; a list of three numbers"),
         ({"image_mean": [0.4, True, 0.4]}, "image_mean is .* a list of three numbers"),
         ({"image_std": [0.4, 0, 0.4]}, r"image_std is .* one of half, clip, imagenet is required, or three means"),
-        ({"image_std": [0.4, 1e999, 0.4]}, "image_std is .* at most 1000"),
+        ({"image_std": [0.4, 1e999, 0.4]}, "image_std is .* at most 1, such as"),
+        ({"image_mean": [123.675, 116.28, 103.53]}, r"three positive deviations of pixels in \[0, 1\], of at most 1,"),
+        ({"do_rescale": False}, "preprocessor_config.json: do_rescale is False; True is required: pixels in"),
+        ({"do_normalize": False}, "do_normalize is False; True is required"),
+        ({"rescale_factor": 1 / 127.5}, r"rescale_factor is 0.0078\d+; 1 / 255 is required"),
     ],
 )
 def test_mean_and_deviation_that_are_none(changes: dict[str, object], message: str, tmp_path: Path) -> None:

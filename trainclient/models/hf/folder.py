@@ -3,6 +3,7 @@
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isclose
 from pathlib import Path
 from typing import Any, Final
 
@@ -178,6 +179,10 @@ def _pixels(folder: Path, default: str) -> str:
     fields = processor_fields(folder)
     if fields is None:
         return default
+    for name in ("do_rescale", "do_normalize"):
+        fields.require(name, value=True, reason="pixels in [0, 1] are normalised by image_mean and image_std")
+    if not isclose(fields.number("rescale_factor", 1 / 255), 1 / 255, rel_tol=1e-6):
+        raise fields.refusal("rescale_factor", "1 / 255 is required: pixels are normalised in [0, 1]")
     if not fields.has("image_mean") and not fields.has("image_std"):
         return default
     found = pixels_named(_numbers(fields, "image_mean"), _numbers(fields, "image_std"))
