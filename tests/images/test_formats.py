@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dataserver.dataset.shards import samples
 from dataserver.images import ImageHeader, ImageHeaderError, ImageShape, decode_patches, formats, read_header
 from dataserver.images.formats import FORMATS, ImageFormat
 from dataserver.planning.job.fields import Sizing
@@ -35,7 +34,6 @@ def test_a_line_adds_a_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ImageHeaderError, match="it is PPM; neither JPEG, PNG, WebP, GIF, BMP, AVIF nor TIFF"):
         read_header(data)
     monkeypatch.setattr(formats, "FORMATS", (*FORMATS, PPM))
-    monkeypatch.setattr(samples, "FORMAT_NAMES", (*samples.FORMAT_NAMES, "ppm"))
     assert read_header(data) == ImageHeader("ppm", 12, 8, 1)
     out = np.zeros((6, 48), np.uint8)
     assert decode_patches(data, ImageShape(12, 8, 1, 2, 3), Sizing(patch=4, merge=1), out)

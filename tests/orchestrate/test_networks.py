@@ -9,10 +9,17 @@ import torch
 import yaml
 
 from dataserver.planning.job.fields import MODELS, ModelSize
+from trainclient.models.audio_encoder import AudioEncoder
 from trainclient.models.backbone import BackboneStage
 from trainclient.models.encoder import ImageEncoder
 from trainclient.models.generator import ImageGenerator
-from trainclient.models.presets import backbone_config, encoder_config, generator_config
+from trainclient.models.presets import (
+    AUDIO_ENCODERS,
+    audio_encoder_config,
+    backbone_config,
+    encoder_config,
+    generator_config,
+)
 from trainclient.orchestrate.cluster import cluster
 from trainclient.orchestrate.costs import analytic_cost, options
 from trainclient.orchestrate.memory import block_bytes
@@ -37,7 +44,9 @@ def parameters(module: torch.nn.Module) -> int:
 def test_parameters_are_those_of_the_models(kind: str, name: str) -> None:
     network = read_network(kind, name)
     with torch.device("meta"):
-        if kind == "encoder":
+        if name in AUDIO_ENCODERS:
+            made = parameters(AudioEncoder(audio_encoder_config(name, 128, 1, 4096)).layers)
+        elif kind == "encoder":
             made = parameters(ImageEncoder(encoder_config(name, 14, 2, 4096)).layers)
         elif kind == "backbone":
             made = parameters(BackboneStage(backbone_config(name, 128_256, 0)))

@@ -9,8 +9,8 @@ import pytest
 
 from dataserver.addresses import split_address
 from dataserver.planning.job.fields.text import MAX_TEXT_BYTES
+from dataserver.serving.binding import bind_grpc
 from dataserver.serving.config import ConfigError, ServerConfig, load_config, user_cache
-from dataserver.serving.server import DataServer
 
 DATASETS = {"datasets": {"d": "/data"}}
 
@@ -146,13 +146,11 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_grpc_says_of_an_address_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    server: Any = SimpleNamespace(_grpc=SimpleNamespace(), _tls=None)
-
     def refuse(address: str) -> int:
         raise RuntimeError(f"no {address}")
 
-    server._grpc.add_insecure_port = refuse
-    monkeypatch.setattr("dataserver.serving.server.probe", lambda *_: None)
+    server: Any = SimpleNamespace(add_insecure_port=refuse)
+    monkeypatch.setattr("dataserver.serving.binding.probe", lambda *_: None)
     with pytest.raises(ConfigError) as caught:
-        DataServer._bind(server, "::1", 7)
+        bind_grpc(server, ("::1", 7), "--listen")
     assert str(caught.value) == "cannot listen on [::1]:7: no [::1]:7; choose another address with --listen"

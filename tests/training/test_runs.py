@@ -313,7 +313,8 @@ def test_refusals(fleet: Fleet, tmp_path: Path) -> None:
     assert re.search(r"metrics.jsonl is of another run: \w{16} in line 1, and this is \w{16}; give --metrics", errors)
     assert (run.folder / "metrics.jsonl").read_text() == lines
     broken = Run(fleet.address, tmp_path / "broken")
-    code, errors = broken.train(ALONE, "--max-invalid-ratio", "0", stream={"dataset": "understanding"})
+    quiet = ("--no-progress", "--max-invalid-ratio", "0")
+    code, errors = broken.train(ALONE, *quiet, stream={"dataset": "understanding"})
     assert code == 1
     assert len(errors.splitlines()) == 2
     assert "1 of 23 images up to step 0 could not be decoded" in errors
