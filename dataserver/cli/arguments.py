@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import tyro
 
+from dataserver.addresses import expanded, split_address
 from dataserver.cli.parsing import docstring
 from dataserver.dataset import location
 from dataserver.security import Credentials
@@ -25,6 +26,10 @@ MaybePath = Annotated[Path | None, _SAYS_ITSELF]
 MaybeInt = Annotated[int | None, _SAYS_ITSELF]
 Address = Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT", help_behavior_hint="")]
 
+Words = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME", help_behavior_hint="")]
+"""A flag that is given several times, each with a word."""
+MAX_SERVERS: Final = 256
+"""That one command talks to."""
 BYTES: Final = "bytes"
 """The built-in tokenizer, which --tokenizer may name without a file."""
 
@@ -48,6 +53,20 @@ _credentials.__doc__ = _credentials.__doc__ or docstring(_credentials)
 
 ServerCredentials = Annotated[Credentials, tyro.conf.arg(name="", constructor=_credentials)]
 """The flags of every command that talks to servers: --tls-ca, --tls-cert, --tls-key, --token-file."""
+
+
+def server_names(addresses: Iterable[str], may_be_none: bool = False) -> tuple[str, ...]:
+    """The servers of a command line, each once: HOST:PORT or HOST:FIRST-LAST, separated by spaces or commas.
+
+    Raises:
+        ValueError: an address is none, or there are too many, or none though one is required.
+    """
+    names = tuple(dict.fromkeys(expanded([name for address in addresses for name in address.split(",") if name])))
+    if not (0 if may_be_none else 1) <= len(names) <= MAX_SERVERS:
+        raise ValueError(f"{len(names)} servers are named; 1 to {MAX_SERVERS} are required")
+    for name in names:
+        split_address(name, "a server")
+    return names
 
 
 def named_paths(flag: str, entries: Iterable[str]) -> dict[str, Path]:

@@ -33,7 +33,7 @@ class Figures:
     of_layout: dict[str, float]
     """What else tells plans of this layout apart (`layout.FIGURES`)."""
     planning_ns: float
-    """CPU time of a plan."""
+    """CPU time of a plan; where plans were not to be timed, with the time to load kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,7 @@ def compare(
     alternatives: Sequence[Alternative],
     steps: Sequence[int],
     report: Callable[[int, int], None],
+    timed: bool = True,
 ) -> list[Outcome]:
     """Plan the steps in every way and simulate them.
 
@@ -58,6 +59,7 @@ def compare(
         alternatives: of its execution, the job's own first.
         steps: at least one.
         report: is told how many plans of how many are made.
+        timed: each way is planned once more beforehand, so that `planning_ns` does not count the loading of kernels.
 
     Raises:
         ValueError: the job itself cannot be planned.
@@ -71,7 +73,7 @@ def compare(
         for number, job in enumerate(jobs):
             try:
                 if number not in refusals:
-                    found[number].append(_figures(planner.job, job, step, samples, first=done == 0))
+                    found[number].append(_figures(planner.job, job, step, samples, warm=timed and done == 0))
             except ValueError as error:
                 if number == 0:
                     raise
@@ -83,9 +85,9 @@ def compare(
     ]
 
 
-def _figures(own: Job, job: Job, step: int, samples: StepSamples, first: bool) -> Figures:
+def _figures(own: Job, job: Job, step: int, samples: StepSamples, warm: bool) -> Figures:
     """One step of an alternative; `own` is the job as it is."""
-    if first:
+    if warm:
         plan_step(job, step, samples)  # loads the kernels, which is not to count as planning
     started = time.thread_time_ns()
     plan = plan_step(job, step, samples)

@@ -1,6 +1,6 @@
 """`dataserver doctor`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from time import time
 from typing import Annotated, Final
@@ -8,18 +8,26 @@ from typing import Annotated, Final
 import grpc
 import tyro
 from disttrain.v1.admin_service_pb2 import GetDiagnosticsRequest, GetMetricsRequest
-from disttrain.v1.admin_service_pb2_grpc import AdminServiceStub
 from disttrain.v1.data_service_pb2 import GetDatasetInfoRequest, GetServerInfoRequest
-from disttrain.v1.data_service_pb2_grpc import DataServiceStub
+from google.protobuf.message import DecodeError, Message
 
-from dataserver.addresses import expanded, split_address
-from dataserver.cli.arguments import ServerCredentials, Switch
+from dataserver.cli.arguments import ServerCredentials, Switch, server_names
+from dataserver.cli.fleet_calls import (
+    GET_DATASET_INFO,
+    GET_DIAGNOSTICS,
+    GET_METRICS,
+    GET_SERVER_INFO,
+    M,
+    Method,
+    ask_all,
+)
 from dataserver.cli.fleet_checks import Finding, Seen, check, summary
+from dataserver.dataset import printable
 from dataserver.security import NO_CREDENTIALS, Channels, tls_problem, with_hint
 
 ANSWER_S: Final = 10.0
 """Time that a server has for each answer, its connection included."""
-MAX_SERVERS: Final = 256
+ANOTHER_PROGRAM: Final = ("another program, or an older release", "finish the rolling upgrade, or correct the address")
 FOUND: Final = 1
 """Exit status where something is wrong."""
 
@@ -42,12 +50,7 @@ def doctor(
         insecure: Do not mention that others may reach servers without encryption or credentials.
         credentials: What to show the servers.
     """
-    names = tuple(dict.fromkeys(expanded([name for address in addresses for name in address.split(",") if name])))
-    if not 1 <= len(names) <= MAX_SERVERS:
-        raise ValueError(f"{len(names)} servers are named; 1 to {MAX_SERVERS} are required")
-    for name in names:
-        split_address(name, "a server")
-    fleet, silent = look(names, Channels(credentials))
+    fleet, silent = look(server_names(addresses), Channels(credentials))
     findings = [Finding((name,), why, remedy) for name, (why, remedy) in silent.items()]
     findings += check(fleet, time(), insecure=insecure)
     print(summary(fleet, {name: why for name, (why, _) in silent.items()}))
@@ -63,35 +66,45 @@ def look(names: Sequence[str], channels: Channels) -> tuple[list[Seen], dict[str
     silent: dict[str, tuple[str, str]] = {}
     with ExitStack() as stack:
         opened = {name: stack.enter_context(channels.open(name)) for name in names}
-        # The first answers of all at once: those that do not answer would add up.
-        first = {
-            name: DataServiceStub(channel).GetServerInfo.future(GetServerInfoRequest(), timeout=ANSWER_S)
-            for name, channel in opened.items()
-        }
-        for name, channel in opened.items():
-            try:
-                info = first[name].result()
-                data, admin = DataServiceStub(channel), AdminServiceStub(channel)
-                datasets = data.GetDatasetInfo(GetDatasetInfoRequest(), timeout=ANSWER_S)
-                metrics = admin.GetMetrics(GetMetricsRequest(), timeout=ANSWER_S)
-                before = time()
-                diagnostics = admin.GetDiagnostics(GetDiagnosticsRequest(), timeout=ANSWER_S)
-                after = time()
-            except grpc.RpcError as error:
-                silent[name] = _why(error)
-                continue
-            clock_s = diagnostics.time.ToNanoseconds() / 1e9 - (before + after) / 2
-            fleet.append(Seen(name, info, datasets, metrics, diagnostics, clock_s, (after - before) / 2))
-    return fleet, silent
+        infos = _answers(opened, GET_SERVER_INFO, GetServerInfoRequest(), silent)
+        datasets = _answers(opened, GET_DATASET_INFO, GetDatasetInfoRequest(), silent)
+        metrics = _answers(opened, GET_METRICS, GetMetricsRequest(), silent)
+        diagnostics = _answers(opened, GET_DIAGNOSTICS, GetDiagnosticsRequest(), silent)
+    for name, (said, sent_at, got_at) in diagnostics.items():
+        try:
+            clock_s = said.time.ToNanoseconds() / 1e9 - (sent_at + got_at) / 2
+        except ValueError as error:
+            silent[name] = f"says what cannot be: {printable(str(error), 200)}", "see what listens there"
+            continue
+        doubt_s = (got_at - sent_at) / 2
+        fleet.append(Seen(name, infos[name][0], datasets[name][0], metrics[name][0], said, clock_s, doubt_s))
+    return fleet, {name: silent[name] for name in names if name in silent}
 
 
-def _why(error: grpc.RpcError) -> tuple[str, str]:
+def _answers(
+    opened: Mapping[str, grpc.Channel], method: Method[M], request: Message, silent: dict[str, tuple[str, str]]
+) -> dict[str, tuple[M, float, float]]:
+    """The answers of all that are not silent yet, each with the times of its request and of itself; the others are
+    added to `silent`."""
+    found = {}
+    asked = {name: channel for name, channel in opened.items() if name not in silent}
+    for reply in ask_all(asked, method, request, ANSWER_S):
+        if reply.error is not None:
+            silent[reply.address] = _why(reply.error)
+        elif reply.message is not None:
+            found[reply.address] = reply.message, reply.sent_at, reply.got_at
+    return found
+
+
+def _why(error: grpc.RpcError | DecodeError) -> tuple[str, str]:
+    if isinstance(error, DecodeError):
+        return ANOTHER_PROGRAM
     code, details = error.code(), error.details() or ""
     if (problem := tls_problem(details)) is not None:
         found, _, remedy = problem.partition(": ")
         return found, remedy
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return "another program, or an older release", "finish the rolling upgrade, or correct the address"
+        return ANOTHER_PROGRAM
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
         found, _, remedy = details.partition(": ")
         return f"refuses: {found}", remedy

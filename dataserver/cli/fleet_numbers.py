@@ -62,14 +62,25 @@ def waited(now: GetMetricsResponse, before: GetMetricsResponse | None) -> dict[s
     return waits
 
 
-def slowest_stage(now: GetMetricsResponse, before: GetMetricsResponse | None) -> str:
-    """The stage for which streams waited most between two answers, or since the start; `-` where none waited."""
-    waits = waited(now, before)
+def waiting_at_a_time(now: GetMetricsResponse, before: GetMetricsResponse) -> dict[str, float]:
+    """Streams that waited at a time for each of `STAGES` between two answers."""
+    seconds = seconds_of(now.uptime) - seconds_of(before.uptime)
+    return {stage: waits / seconds for stage, waits in waited(now, before).items()}
+
+
+def limiting(waits: Mapping[str, float]) -> tuple[str, float] | None:
+    """The stage with the longest of these waits, and its share of all; None where nothing waited."""
     total = sum(waits.values())
     if total <= 0:
-        return "-"
+        return None
     most = max(waits, key=lambda stage: waits[stage])
-    return f"{most} {waits[most] / total:.0%}"
+    return most, waits[most] / total
+
+
+def slowest_stage(now: GetMetricsResponse, before: GetMetricsResponse | None) -> str:
+    """The stage for which streams waited most between two answers, or since the start; `-` where none waited."""
+    found = limiting(waited(now, before))
+    return "-" if found is None else f"{found[0]} {found[1]:.0%}"
 
 
 def cores_missing(answers: Sequence[GetMetricsResponse]) -> str:

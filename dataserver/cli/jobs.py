@@ -8,7 +8,7 @@ from dataserver.jobs import Catalog, JobPlanner, fill_job
 from dataserver.planning.costs.profile import ProfileError, with_profiles
 from dataserver.planning.job.fields import MAX_TEXT_BYTES, TextError, parse_yaml
 from dataserver.planning.job.identity import parse_job
-from dataserver.serving.config import load_config
+from dataserver.serving.config import ServerConfig, load_config
 
 
 def open_job(
@@ -19,13 +19,24 @@ def open_job(
     Raises:
         ValueError: the file, a flag, or what they name cannot be used, or the job does not fit the datasets.
     """
+    return planner_of(job, Catalog.open(local_settings(dataset, index_dir, quarantine, tokenizer, config)))
+
+
+def local_settings(
+    dataset: Pairs, index_dir: Pairs, quarantine: Pairs, tokenizer: Pairs, config: Path | None
+) -> ServerConfig:
+    """Where the datasets and tokenizers lie that the flags, or the configuration of a server, name.
+
+    Raises:
+        ValueError: the file or a flag cannot be used.
+    """
     flags = {
         "datasets": named_paths("dataset", dataset),
         "index_dirs": named_paths("index-dir", index_dir),
         "quarantines": named_paths("quarantine", quarantine),
         "tokenizers": tokenizer_files(tokenizer),
     }
-    return planner_of(job, Catalog.open(load_config(config, {key: paths for key, paths in flags.items() if paths})))
+    return load_config(config, {key: paths for key, paths in flags.items() if paths})
 
 
 def planner_of(job: Path, catalog: Catalog) -> JobPlanner:
@@ -38,6 +49,14 @@ def planner_of(job: Path, catalog: Catalog) -> JobPlanner:
     datasets = catalog.find_datasets(parsed.stream)
     catalog.check_tokenizer(parsed.stream.tokenizer)
     return JobPlanner(parsed, datasets)
+
+
+def dataset_names(job: Any) -> tuple[str, ...]:
+    """The names of the datasets in the values of a job, as far as it looks like one."""
+    stream = job.get("stream") if isinstance(job, dict) else None
+    entries = stream.get("datasets") if isinstance(stream, dict) else None
+    names = [entry.get("name") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    return tuple(name for name in names if isinstance(name, str))
 
 
 def read_job(file: Path) -> Any:

@@ -5,30 +5,25 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import grpc
 import tyro
-from disttrain.v1.admin_service_pb2 import DESCRIPTOR, GetMetricsRequest, GetMetricsResponse
-from google.protobuf.message import DecodeError
+from disttrain.v1.admin_service_pb2 import GetMetricsRequest, GetMetricsResponse
 from rich.console import Console
 from rich.live import Live
 
-from dataserver.addresses import expanded, split_address
-from dataserver.cli.arguments import ServerCredentials, Switch
+from dataserver.cli.arguments import ServerCredentials, Switch, server_names
+from dataserver.cli.fleet_calls import GET_METRICS, NO_SERVER, Reply, ask_all, why_silent
 from dataserver.cli.fleet_numbers import Answer, answered
-from dataserver.cli.fleet_tables import DOES_NOT_ANSWER, fleet_tables
+from dataserver.cli.fleet_tables import fleet_tables
 from dataserver.cli.tables import console_for_tables
-from dataserver.security import NO_CREDENTIALS, Channels, tls_problem
+from dataserver.security import NO_CREDENTIALS, Channels
 
 ANSWER_S: Final = 2.0
 """Time that a server has to answer, its connection included."""
-METHOD: Final = f"/{DESCRIPTOR.services_by_name['AdminService'].full_name}/GetMetrics"
-NO_SERVER: Final = "no server of this release"
-"""What is said where something else answers: another program, or another release."""
 WIDTH_OF_FILE: Final = 1000
 """Most characters of a table that goes to a file: it has all columns and no more width than they need."""
-MAX_SERVERS: Final = 256
 MAX_INTERVAL_S: Final = 3600.0
 
 
@@ -36,26 +31,20 @@ class Fleet:
     """Servers, and what each said last."""
 
     def __init__(self, channels: Mapping[str, grpc.Channel]) -> None:
-        # Answers stay bytes for gRPC, which would print a traceback of those that cannot be read.
-        self._calls: dict[str, Any] = {
-            address: channel.unary_unary(METHOD, request_serializer=GetMetricsRequest.SerializeToString)
-            for address, channel in channels.items()
-        }
+        self.channels = channels
         self._last: dict[str, GetMetricsResponse] = {}
 
     def look(self) -> list[Answer]:
         """Ask all servers at once; takes no longer than one of them may take."""
-        calls = {address: call.future(GetMetricsRequest(), timeout=ANSWER_S) for address, call in self._calls.items()}
-        return [self._answer(address, call) for address, call in calls.items()]
+        replies = ask_all(self.channels, GET_METRICS, GetMetricsRequest(), ANSWER_S)
+        return [self._answer(reply) for reply in replies]
 
-    def _answer(self, address: str, call: Any) -> Answer:
-        try:
-            now = GetMetricsResponse.FromString(call.result())
-        except grpc.RpcError as error:
-            return Answer(address, problem=_why(error))
-        except DecodeError:
-            return Answer(address, problem=NO_SERVER)
-        if not now.HasField("uptime"):  # every server sends it; bytes of other programs may happen to be readable
+    def _answer(self, reply: Reply[GetMetricsResponse]) -> Answer:
+        address, now = reply.address, reply.message
+        if reply.error is not None:
+            return Answer(address, problem=why_silent(reply.error))
+        # Every server sends its uptime; bytes of other programs may happen to be readable.
+        if now is None or not now.HasField("uptime"):
             return Answer(address, problem=NO_SERVER)
         answer = answered(address, now, self._last.get(address))
         self._last[address] = now
@@ -80,8 +69,8 @@ def top(
         once: Print one table after one interval, and end.
         credentials: What to show the servers.
     """
-    names = expanded([name for address in addresses for name in address.split(",") if name])
-    _check(names, interval_s)
+    names = server_names(addresses)
+    _check(interval_s)
     console = console_for_tables()
     if not once:
         _check_terminal(console)
@@ -111,13 +100,7 @@ def _watch(fleet: Fleet, console: Console, interval_s: float) -> None:
             time.sleep(interval_s)
 
 
-def _check(names: Sequence[str], interval_s: float) -> None:
-    if not names:
-        raise ValueError("no server is named; give at least one HOST:PORT")
-    if len(names) > MAX_SERVERS:
-        raise ValueError(f"{len(names)} servers are named; at most {MAX_SERVERS} are looked at")
-    for name in names:
-        split_address(name, "a server")
+def _check(interval_s: float) -> None:
     if not 0.1 <= interval_s <= MAX_INTERVAL_S:
         raise ValueError(f"--interval-s is {interval_s}; 0.1 to {MAX_INTERVAL_S:.0f} seconds are required")
 
@@ -147,16 +130,4 @@ def _check_terminal(console: Console) -> None:
 @contextmanager
 def _fleet(names: Sequence[str], channels: Channels) -> Iterator[Fleet]:
     with ExitStack() as stack:
-        yield Fleet({name: stack.enter_context(channels.open(name)) for name in dict.fromkeys(names)})
-
-
-def _why(error: grpc.RpcError) -> str:
-    """Why a server gave no numbers, in few words."""
-    code = error.code()
-    if (problem := tls_problem(error.details() or "")) is not None:
-        return f"refused: {problem}"
-    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-        return DOES_NOT_ANSWER
-    if code is grpc.StatusCode.UNIMPLEMENTED:
-        return NO_SERVER
-    return f"refuses: {error.details() or code.name}"
+        yield Fleet({name: stack.enter_context(channels.open(name)) for name in names})

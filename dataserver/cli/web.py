@@ -9,23 +9,21 @@ from typing import Annotated, Final, NoReturn
 
 import tyro
 
-from dataserver.addresses import expanded, is_loopback, split_address
-from dataserver.cli.arguments import MaybePath, Pairs, ServerCredentials, Switch, named_paths, tokenizer_files
-from dataserver.cli.jobs import planner_of, read_job
-from dataserver.cli.top import MAX_SERVERS
+from dataserver.addresses import is_loopback, split_address
+from dataserver.cli.arguments import MaybePath, Pairs, ServerCredentials, Switch, Words, server_names
+from dataserver.cli.jobs import dataset_names, local_settings, planner_of, read_job
 from dataserver.images import silence_pillow_warnings
 from dataserver.jobs import Catalog
 from dataserver.security import NO_CREDENTIALS, Channels, Watched, load_pair, load_tokens, server_context
-from dataserver.serving.config import ServerConfig, load_config
 from dataserver.web.background import Background
 from dataserver.web.datasets import NO_DATASETS, DatasetPages, LocalData
 from dataserver.web.fleet_page import FleetPage
 from dataserver.web.fleet_watch import FleetWatch
-from dataserver.web.measured import fetch_reports
+from dataserver.web.reports import StepReports
 from dataserver.web.rights import ListedDatasets
 from dataserver.web.samples import dataset_routes
 from dataserver.web.server import Query, RequestError, Route, WebServer
-from dataserver.web.steps import StepPages, Times, step_routes
+from dataserver.web.steps import StepPages, step_routes
 
 MIN_INTERVAL_S: Final = 0.2
 MAX_INTERVAL_S: Final = 60.0
@@ -46,6 +44,7 @@ def web(
     web_cert: MaybePath = None,
     web_key: MaybePath = None,
     web_tokens: MaybePath = None,
+    web_host: Words = (),
     insecure: Switch = False,
     credentials: ServerCredentials = NO_CREDENTIALS,
 ) -> None:
@@ -67,6 +66,7 @@ def web(
         web_cert: PEM file of the certificate of the page, for https.
         web_key: PEM file of its private key.
         web_tokens: File of lines NAME TOKEN; every visitor has to give one of the tokens as the password.
+        web_host: Name by which browsers reach the page, where it is not an address of this machine; may be repeated.
         insecure: Let everybody who reaches the page see it, without encryption: the network keeps strangers out.
         credentials: What to show the servers.
     """
@@ -83,13 +83,14 @@ def web(
     local = NO_DATASETS
     if has_datasets:
         silence_pillow_warnings()
-        settings = _settings(dataset, index_dir, quarantine, tokenizer, config)
+        settings = local_settings(dataset, index_dir, quarantine, tokenizer, config)
         local = LocalData(Catalog.open(settings), settings.datasets, settings.index_dirs)
-    datasets = DatasetPages(local, work, ListedDatasets(names, channels).fingerprints if names else None)
+    rights, reports = ListedDatasets(names, channels), StepReports(names, channels)
+    datasets = DatasetPages(local, work, rights.fingerprints if names else None)
     routes: dict[str, Route] = {"/api/fleet": FleetPage(watch).document, **dataset_routes(datasets)}
-    steps = None if job is None else _steps(job, local.catalog, datasets, work, fetch_reports(names, channels))
+    steps = None if job is None else _steps(job, local.catalog, datasets, work, reports)
     routes |= {"/api/step": _no_job} if steps is None else step_routes(steps)
-    server = WebServer(host, port, routes, tokens, None if tls is None else tls.get)
+    server = WebServer(host, port, routes, tokens, None if tls is None else tls.get, web_host)
     try:
         watch.start(None if steps is None else steps.waits)
         if steps is not None:
@@ -97,41 +98,27 @@ def web(
         print(f"the page is at {server.url}", flush=True)
         _wait()
     finally:
+        server.close()
         watch.close()
         work.close()
-        server.close()
 
 
-def _steps(job: Path, catalog: Catalog, datasets: DatasetPages, work: Background, times: Times) -> StepPages:
-    read_job(job)  # its text is refused now, and not when somebody looks
-    return StepPages(lambda: planner_of(job, catalog), datasets, work, times)
+def _steps(job: Path, catalog: Catalog, datasets: DatasetPages, work: Background, reports: StepReports) -> StepPages:
+    names = dataset_names(read_job(job))  # its text is refused now, and not when somebody looks
+    return StepPages(lambda: planner_of(job, catalog), names, datasets, work, reports)
 
 
 def _no_job(_query: Query) -> NoReturn:
     raise RequestError("no job is named: start dataserver web with --job FILE", HTTPStatus.NOT_FOUND)
 
 
-def _settings(
-    dataset: Pairs, index_dir: Pairs, quarantine: Pairs, tokenizer: Pairs, config: Path | None
-) -> ServerConfig:
-    flags = {
-        "datasets": named_paths("dataset", dataset),
-        "index_dirs": named_paths("index-dir", index_dir),
-        "quarantines": named_paths("quarantine", quarantine),
-        "tokenizers": tokenizer_files(tokenizer),
-    }
-    return load_config(config, {key: paths for key, paths in flags.items() if paths})
-
-
-def _names(addresses: tuple[str, ...], interval_s: float, may_be_none: bool) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(expanded([name for address in addresses for name in address.split(",") if name])))
-    if not (1 - may_be_none) <= len(names) <= MAX_SERVERS:
-        raise ValueError(f"{len(names)} servers are named; 1 to {MAX_SERVERS} are required, or a --dataset")
-    for name in names:
-        split_address(name, "a server")
+def _names(addresses: tuple[str, ...], interval_s: float, has_datasets: bool) -> tuple[str, ...]:
     if not MIN_INTERVAL_S <= interval_s <= MAX_INTERVAL_S:
         raise ValueError(f"--interval-s is {interval_s}; {MIN_INTERVAL_S} to {MAX_INTERVAL_S} seconds are required")
-    return names
+    try:
+        return server_names(addresses, may_be_none=has_datasets)
+    except ValueError as error:
+        raise error if addresses else ValueError(f"{error}, or a --dataset") from None
 
 
 def _tls(certificate: Path | None, key: Path | None) -> Watched[ssl.SSLContext] | None:

@@ -34,7 +34,7 @@ class LintReport:
     num_samples: int
     """Usable samples, the quarantined ones included."""
     quarantine: Quarantine
-    """The samples that are left out or invalid."""
+    """The samples that are left out or invalid; empty where it was not wanted."""
 
     @property
     def num_unlisted(self) -> int:
@@ -49,6 +49,7 @@ def lint(
     quarantine_file: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
     max_listed: int | None = None,
+    wants_quarantine: bool = True,
 ) -> LintReport:
     """List everything odd in the indexed dataset at `path`.
 
@@ -59,7 +60,9 @@ def lint(
             `truncated_image`.
         quarantine_file: where the quarantine list is written.
         progress: called with (samples done, samples in total).
-        max_listed: findings beyond these are counted and not listed, which bounds memory; by default all are.
+        max_listed: findings beyond these are counted and not listed; by default all are.
+        wants_quarantine: whether the quarantine list is wanted, which has each sample that is left out; without it the
+            report's is empty, and `max_listed` bounds memory.
 
     Raises:
         StaleIndexError: a shard is not indexed as it is now.
@@ -81,7 +84,7 @@ def lint(
             room = None if max_listed is None else max(max_listed - len(findings), 0)
             findings += [ShardFinding(shard.name, o.key, o.kind, o.detail) for o in some.details[:room]]
         left_out = {o.key for o in report.details if o.key and KINDS[o.kind] is Effect.LEFT_OUT}
-        if left_out:  # of a repeated key the first sample is served
+        if left_out and wants_quarantine:  # of a repeated key the first sample is served
             dropped += [(shard.name, key) for key in left_out.difference(shard.keys())]
         if judge is not None:
             failures = list(_judge_shard(dataset, shard, judge))

@@ -92,7 +92,11 @@ class DatasetPages:
 
     def _lint(self, name: str, progress: Progress) -> LintReport:
         return lint(
-            self._local.paths[name], self._local.index_dirs.get(name), progress=progress, max_listed=MAX_FINDINGS
+            self._local.paths[name],
+            self._local.index_dirs.get(name),
+            progress=progress,
+            max_listed=MAX_FINDINGS,
+            wants_quarantine=False,
         )
 
     def _sections(self, dataset: Dataset, progress: Progress) -> Iterator[dict[str, Any]]:
@@ -107,7 +111,7 @@ class DatasetPages:
                 return dataset_card(dataset, tokenizer.digest, [], progress)
             except TokensMissingError as error:
                 missing = missing or error
-        raise missing or ValueError("no tokenizer is named; add --tokenizer NAME=FILE")
+        raise missing or RequestError("no tokenizer is named; add --tokenizer NAME=FILE")
 
 
 def number(query: Query, name: str, default: int, most: int) -> int:

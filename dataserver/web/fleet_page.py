@@ -8,9 +8,21 @@ from typing import Any, Final
 from disttrain.v1.admin_service_pb2 import GetMetricsResponse
 
 from dataserver.cli.fleet_checks import Finding, check
-from dataserver.cli.fleet_numbers import STAGES, Answer, RankRow, cores_missing, ranked, seconds_of, throughput, waited
+from dataserver.cli.fleet_numbers import (
+    STAGES,
+    Answer,
+    RankRow,
+    by_lag,
+    cores_missing,
+    limiting,
+    ranked,
+    seconds_of,
+    throughput,
+    waited,
+)
 from dataserver.dataset import printable
-from dataserver.web.fleet_watch import Check, FleetWatch, Look, Point, RankOfJob
+from dataserver.web.fleet_watch import Check, FleetWatch, Look, Point
+from dataserver.web.reports import RankOfJob
 from dataserver.web.server import Query, json_bytes
 
 MAX_CHARS: Final = 256
@@ -43,11 +55,12 @@ class FleetPage:
     def document(self, _query: Query) -> bytes:
         """Everything that the page shows, as JSON; answers at once."""
         look, checked, points = self._watch.newest()
-        waits = self._watch.waits()
+        waits, defects = self._watch.waits(), self._watch.defects()
         with self._lock:
-            if not self._made or any(a is not b for a, b in zip(self._of, (look, checked, waits), strict=True)):
-                self._of = look, checked, waits
-                self._made = json_bytes(_document(self._watch, look, checked, points, waits))
+            of = look, checked, waits, defects
+            if not self._made or any(a is not b for a, b in zip(self._of, of, strict=True)):
+                self._of = of
+                self._made = json_bytes(_document(self._watch, look, checked, points, waits, defects))
             return self._made
 
 
@@ -57,6 +70,7 @@ def _document(
     checked: Check | None,
     points: Sequence[Point],
     waits: Mapping[RankOfJob, float],
+    defects: Mapping[str, str],
 ) -> dict[str, Any]:
     answers = [] if look is None else look.answers
     found = {answer.address: answer.now for answer in answers if answer.now is not None}
@@ -64,6 +78,7 @@ def _document(
         "looked_at": None if look is None else look.at,
         "interval_s": watch.interval_s,
         "named": len(watch.names),
+        "defects": [f"{what} cannot be looked at: {printable(why, 2 * MAX_CHARS)}" for what, why in defects.items()],
         "servers": [_server(answer) for answer in answers],
         "verdict": _verdict(answers),
         "cores": cores_missing(list(found.values())),
@@ -103,14 +118,12 @@ def _verdict(answers: Sequence[Answer]) -> dict[str, Any] | None:
     """The stage that the fleet's streams waited for most since the last look; None where none waited."""
     waits = dict.fromkeys(STAGES, 0.0)
     for answer in answers:
-        if answer.now is not None:
-            for stage, seconds in waited(answer.now, answer.before).items():
-                waits[stage] += seconds
-    total = sum(waits.values())
-    if total <= 0:
-        return None
-    most = max(waits, key=lambda stage: waits[stage])
-    return {"stage": most, "share": waits[most] / total, "shares": {s: t / total for s, t in waits.items()}}
+        if answer.now is None or answer.before is None:  # what was waited since the server began is no news
+            continue
+        for stage, seconds in waited(answer.now, answer.before).items():
+            waits[stage] += seconds
+    found = limiting(waits)
+    return None if found is None else {"stage": found[0], "share": found[1]}
 
 
 def _caches(answers: Sequence[GetMetricsResponse]) -> list[dict[str, Any]]:
@@ -177,13 +190,13 @@ def _history(points: Sequence[Point]) -> dict[str, Any]:
         "time": [point.at for point in points],
         "images_s": [point.images_s for point in points],
         "megabytes_s": [point.megabytes_s for point in points],
-        "waits": {stage: [point.waits[i] for point in points] for i, stage in enumerate(STAGES)},
+        "waiting": {stage: [point.waiting[i] for point in points] for i, stage in enumerate(STAGES)},
     }
 
 
 def _ranks(rows: Sequence[RankRow], waits: Mapping[RankOfJob, float]) -> dict[str, Any]:
     """The ranks as columns, those furthest behind first: a thousand of them are a third as many bytes so."""
-    ordered = sorted(rows, key=lambda row: (row.lag or 0, seconds_of(row.progress.unread)), reverse=True)[:MAX_RANKS]
+    ordered = [rows[i] for i in by_lag(rows)[:MAX_RANKS]]
     return {
         "num_ranks": len(rows),
         "ranks": {

@@ -4,22 +4,27 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from time import time
+from time import monotonic, time
 from typing import Final
 
 from dataserver.cli.doctor import look
+from dataserver.cli.fleet_calls import FleetChannels
 from dataserver.cli.fleet_checks import Seen
-from dataserver.cli.fleet_numbers import STAGES, Answer, throughput, waited
+from dataserver.cli.fleet_numbers import STAGES, Answer, throughput, waiting_at_a_time
 from dataserver.cli.top import Fleet
 from dataserver.security import Channels
+from dataserver.web.reports import RankOfJob
 
 CHECK_S: Final = 30.0
 """Between two looks at what servers are set up like."""
 WAITS_S: Final = 5.0
-"""Between two looks at what trainers reported."""
+"""Between two looks at what trainers reported, as long as somebody looks at the page."""
+LOOKED_AT_S: Final = 60.0
+"""For so long after a request somebody is taken to look at the page."""
+AFTER_DEFECT_S: Final = 5.0
+"""At least, before what failed is tried again."""
 HISTORY: Final = 360
 """Looks that are remembered: twelve minutes at 2 s."""
 _RECONNECT: Final = (("grpc.max_reconnect_backoff_ms", 2000), ("grpc.initial_reconnect_backoff_ms", 500))
@@ -44,8 +49,8 @@ class Point:
     at: float
     images_s: float
     megabytes_s: float
-    waits: tuple[float, ...]
-    """Seconds by stage, in the order of `STAGES`, summed over the streams of all servers."""
+    waiting: tuple[float, ...]
+    """Streams that waited at a time, by stage, in the order of `STAGES`, of all servers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +63,6 @@ class Check:
     """Why others said nothing, and what to do about it."""
 
 
-RankOfJob = tuple[str, str, int]
-"""The first characters of the id of a job, a module, and a rank of it."""
 Waits = Callable[[], Mapping[RankOfJob, float]]
 """Share of their last reported step for which ranks waited for data; nothing of those that reported none."""
 
@@ -76,7 +79,12 @@ class FleetWatch:
         self._check: Check | None = None
         self._points: deque[Point] = deque(maxlen=HISTORY)
         self._waits: Mapping[RankOfJob, float] = {}
+        self._defects: Mapping[str, str] = {}
+        self._asked_at = float("-inf")
         self._ended = threading.Event()
+        # Of the thread that looks, and of no other.
+        self._opened = FleetChannels(names, channels, _RECONNECT)
+        self._fleet: Fleet | None = None
 
     def start(self, waits: Waits | None = None) -> None:
         """Begin to ask.
@@ -89,11 +97,14 @@ class FleetWatch:
         """
         for name in self.names:
             self._channels.open(name).close()
-        for name, work in (("look", self._looking), ("check", self._checking)):
-            threading.Thread(target=self._again, args=(work,), name=f"fleet-{name}", daemon=True).start()
+        works: list[tuple[str, Callable[[], None], float]] = [
+            ("the servers", self._look_once, self.interval_s),
+            ("the setup of the servers", self._check_once, CHECK_S),
+        ]
         if waits is not None:
-            work = partial(self._asking_for, waits)
-            threading.Thread(target=self._again, args=(work,), name="fleet-waits", daemon=True).start()
+            works.append(("the waits of ranks", partial(self._ask_once, waits), WAITS_S))
+        for work in works:
+            threading.Thread(target=self._again, args=work, name="fleet-watch", daemon=True).start()
 
     def close(self) -> None:
         """Ask no more."""
@@ -102,58 +113,67 @@ class FleetWatch:
     def newest(self) -> tuple[Look | None, Check | None, list[Point]]:
         """The newest look, the newest check, and what is remembered of the looks."""
         with self._lock:
+            self._asked_at = monotonic()
             return self._look, self._check, list(self._points)
-
-    def _again(self, work: Callable[[], None]) -> None:
-        """Do it until all ends; a defect is logged, and the page goes on."""
-        while not self._ended.is_set():
-            try:
-                work()
-            except Exception:
-                _log.exception("the fleet cannot be looked at")
-                self._ended.wait(CHECK_S)
 
     def waits(self) -> Mapping[RankOfJob, float]:
         """The newest waits of ranks."""
         with self._lock:
             return self._waits
 
-    def _asking_for(self, waits: Waits) -> None:
+    def defects(self) -> Mapping[str, str]:
+        """What cannot be looked at at present, and why: a defect of this program, or a file that it cannot use."""
+        with self._lock:
+            return self._defects
+
+    def _again(self, what: str, work: Callable[[], None], pause_s: float) -> None:
+        """Do it until all ends; a defect is logged and shown, and the page goes on."""
         while not self._ended.is_set():
+            try:
+                work()
+            except Exception as error:
+                _log.exception("%s cannot be looked at", what)
+                found = {what: f"{type(error).__name__}: {error}"}
+            else:
+                found = {}
+            with self._lock:
+                if found or what in self._defects:  # another object where something changed, and there alone
+                    self._defects = {**{w: why for w, why in self._defects.items() if w != what}, **found}
+            self._ended.wait(max(pause_s, AFTER_DEFECT_S) if found else pause_s)
+
+    def _ask_once(self, waits: Waits) -> None:
+        with self._lock:
+            is_looked_at = monotonic() - self._asked_at < LOOKED_AT_S
+        if is_looked_at:
             found = waits()
             with self._lock:
                 self._waits = found
-            self._ended.wait(WAITS_S)
 
-    def _looking(self) -> None:
-        while not self._ended.is_set():
-            version = self._channels.version
-            with ExitStack() as stack:
-                opened = {n: stack.enter_context(self._channels.open(n, _RECONNECT)) for n in self.names}
-                fleet = Fleet(opened)
-                while not self._ended.is_set() and version == self._channels.version:
-                    self._note(fleet.look())
-                    self._ended.wait(self.interval_s)
+    def _look_once(self) -> None:
+        opened = self._opened.opened()
+        if self._fleet is None or self._fleet.channels is not opened:
+            self._fleet = Fleet(opened)
+        self.note(self._fleet.look())
 
-    def _note(self, answers: Sequence[Answer]) -> None:
-        now, waits = time(), dict.fromkeys(STAGES, 0.0)
+    def _check_once(self) -> None:
+        seen, silent = look(self.names, self._channels)
+        with self._lock:
+            self._check = Check(time(), seen, silent)
+
+    def note(self, answers: Sequence[Answer]) -> None:
+        """Take over a look."""
+        now, waiting = time(), dict.fromkeys(STAGES, 0.0)
         images = megabytes = 0.0
         for answer in answers:
             rates = None if answer.now is None else throughput(answer.now, answer.before)
-            if answer.now is None or rates is None:
+            if answer.now is None or answer.before is None or rates is None:
                 continue
             images, megabytes = images + rates[0], megabytes + rates[1]
-            for stage, seconds in waited(answer.now, answer.before).items():
-                waits[stage] += seconds
+            # Each server by its own clock: the first answer after a silence tells of all of it.
+            for stage, streams in waiting_at_a_time(answer.now, answer.before).items():
+                waiting[stage] += streams
         with self._lock:
             has_rates = self._look is not None
             self._look = Look(now, answers)
             if has_rates:  # the first look has nothing before it
-                self._points.append(Point(now, images, megabytes, tuple(waits.values())))
-
-    def _checking(self) -> None:
-        while not self._ended.is_set():
-            seen, silent = look(self.names, self._channels)
-            with self._lock:
-                self._check = Check(time(), seen, silent)
-            self._ended.wait(CHECK_S)
+                self._points.append(Point(now, images, megabytes, tuple(waiting.values())))

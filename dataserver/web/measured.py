@@ -1,54 +1,22 @@
 """What ranks measured of a step, beside its plan."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from time import monotonic
 from typing import Any, Final
 
-import grpc
 import numpy as np
-from disttrain.v1.data_service_pb2 import ListStepTimesRequest, StepTimes
-from disttrain.v1.data_service_pb2_grpc import DataServiceStub
+from disttrain.v1.data_service_pb2 import StepTimes
 
 from dataserver.planning.job.identity import Job
 from dataserver.planning.layouts.interface import PlannedTimeline
 from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.planner import timeline
 from dataserver.planning.simulation import simulate
-from dataserver.security import Channels
 
-ANSWER_S: Final = 5.0
-ALL_S: Final = 10.0
-"""For all servers together."""
-AT_ONCE: Final = 16
-"""Servers that are asked at a time."""
 MAX_TIME_NS: Final = 3600 * 10**9
 """Of a pass that is believed."""
 Key = tuple[str, int, int]
 """Module, rank and stage."""
-
-
-def fetch_reports(names: Sequence[str], channels: Channels) -> Callable[[str], Iterator[StepTimes]]:
-    """A function from the id of a job to the reports that servers hold of it; those that do not answer give none.
-
-    Few servers are asked at a time, since each may hold some MiB of reports.
-    """
-
-    def fetch(job_id: str) -> Iterator[StepTimes]:
-        end = monotonic() + ALL_S
-        for first in range(0, len(names), AT_ONCE):
-            with ExitStack() as stack:
-                opened = [stack.enter_context(channels.open(name)) for name in names[first : first + AT_ONCE]]
-                request, timeout = ListStepTimesRequest(job_id=job_id), min(ANSWER_S, max(end - monotonic(), 0.1))
-                calls = [DataServiceStub(one).ListStepTimes.future(request, timeout=timeout) for one in opened]
-                for call in calls:
-                    try:
-                        yield from call.result().times
-                    except grpc.RpcError:  # it is silent, or has never heard of the job
-                        continue
-
-    return fetch
 
 
 def measured_document(
@@ -65,14 +33,15 @@ def measured_document(
         reports: of the step, from its job.
 
     Returns:
-        The document; and the timeline, None where no report fits.
+        The document, in which `replaced` counts the ranks and stages whose times the timeline has, of `expected`; and
+        the timeline, None where no planned pass can be replaced by a measured one.
     """
     planned = timeline(job.spec, plan)
     fitting = {(r.module, r.rank, r.stage): r for r in reports if _fits(job, plan, r)}
-    rows = []
     forward, backward = planned.pipeline.forward_ns.copy(), planned.pipeline.backward_ns.copy()
     chunks = planned.pipeline.num_chunks
     expected: dict[Key, tuple[int, int]] = {}
+    replaced: set[Key] = set()
     for number, node in enumerate(planned.nodes):
         for chunk, module in enumerate(node.modules):
             block, key = number * chunks + chunk, (module, node.rank, node.stage)
@@ -81,12 +50,20 @@ def measured_document(
             report = fitting.get(key)
             if report is None or node.modules.count(module) > 1:  # times of chunks come as one number
                 continue
+            replaced.add(key)
             forward[block] = list(report.forward_ns)
             if report.backward_ns:
                 backward[block] = list(report.backward_ns)
-    rows = [_row(key, report, expected.get(key, (0, 0))) for key, report in sorted(fitting.items())]
-    document = {"reports": len(reports), "left_out": len(reports) - _count(reports, fitting), "rows": rows}
-    if not fitting:
+    if job.spec.execution.identity_routing:
+        replaced.clear()  # ranks of the backbone report its own passes, and the planned ones hold the encoders' too
+    document = {
+        "reports": len(reports),
+        "left_out": len(reports) - _count(reports, fitting),
+        "replaced": len(replaced),
+        "expected": len(expected),
+        "rows": [_row(key, report, expected.get(key, (0, 0))) for key, report in sorted(fitting.items())],
+    }
+    if not replaced:
         return document, None
     pipeline = replace(planned.pipeline, forward_ns=forward, backward_ns=backward)
     return document, PlannedTimeline(planned.nodes, pipeline, simulate(pipeline))

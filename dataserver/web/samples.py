@@ -19,7 +19,7 @@ from dataserver.dataset import Dataset, DatasetError, Filter, ImageRef, Shard, S
 from dataserver.images import ImageShape, decode_patches, fault_of, sniff_format
 from dataserver.planning.job.fields import Sizing
 from dataserver.web.datasets import DatasetPages, number
-from dataserver.web.server import Picture, Query, RequestError, Route
+from dataserver.web.server import Body, Query, RequestError, Route
 
 FOUND: Final = 24
 """Samples of one answer."""
@@ -105,22 +105,22 @@ class SamplePages:
             "more_images": max(len(refs) - MAX_IMAGES, 0),
         }
 
-    def picture(self, query: Query) -> Picture:
+    def picture(self, query: Query) -> Body:
         """An image of a sample as a JPEG of at most `side` pixels, where the servers' decoder makes one of it."""
         _, dataset = self._datasets.named(query)
         shard, row = _located(query, dataset)
-        refs, i = _refs(shard, row), number(query, "image", 0, 1 << 32)
-        if i >= len(refs):
-            raise RequestError(f"image {i} was asked for; the sample has {len(refs)}", HTTPStatus.NOT_FOUND)
-        side = max(number(query, "side", 256, MAX_SIDE), 1)
+        i, side = number(query, "image", 0, 1 << 32), max(number(query, "side", 256, MAX_SIDE), 1)
         try:
+            refs = _refs(shard, row)
+            if i >= len(refs):
+                raise RequestError(f"image {i} was asked for; the sample has {len(refs)}", HTTPStatus.NOT_FOUND)
             with self._turn():
                 body = thumbnail(dataset.read(refs[i]), refs[i], side)
         except (DatasetError, OSError) as error:
             raise _refusal(error) from None
         if body is None:
             raise RequestError("these bytes are no image that servers decode", HTTPStatus.NOT_FOUND)
-        return Picture("image/jpeg", body)
+        return Body("image/jpeg", body)
 
     def _image(self, dataset: Dataset, ref: ImageRef) -> dict[str, Any]:
         with self._turn():

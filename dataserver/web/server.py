@@ -1,7 +1,8 @@
 """The HTTP server of the pages: files from a fixed table, and JSON from functions that answer at once.
 
-It answers GET alone and changes nothing. Beyond loopback it asks for a token and encrypts; on loopback it answers only
-requests for this machine's own names, or a page of a stranger could read it through a name of its own (DNS rebinding).
+It answers GET alone and changes nothing. It asks for a token where it is given tokens, and encrypts where it is given a
+certificate. Without tokens, and always on loopback, it answers requests for its own names alone: otherwise a page of a
+stranger could read it through a name of the stranger's (DNS rebinding). No page of another site can start work.
 """
 
 import base64
@@ -10,13 +11,13 @@ import gzip
 import json
 import logging
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
-from dataserver.addresses import is_loopback, joined, split_address
+from dataserver.addresses import is_loopback, is_number, joined, split_address
 from dataserver.dataset import printable
 from dataserver.security import Tokens, Watched, token_in
 from dataserver.serving.access import Audit
@@ -55,15 +56,15 @@ class RequestError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """An answer that is no JSON."""
+class Body:
+    """An answer as bytes."""
 
     content_type: str
     body: bytes
 
 
 Route = Callable[[Query], Any]
-"""From the fields of a request to what becomes JSON, or a `Picture`; raises RequestError."""
+"""From the fields of a request to what becomes JSON, or bytes that are, or a `Body`; raises RequestError."""
 
 
 class WebServer:
@@ -76,6 +77,7 @@ class WebServer:
         routes: Mapping[str, Route],
         tokens: "Token | None" = None,
         tls: Callable[[], ssl.SSLContext] | None = None,
+        names: Sequence[str] = (),
     ) -> None:
         """Bind and serve.
 
@@ -85,11 +87,12 @@ class WebServer:
             routes: by the path of the request.
             tokens: every request has to show one of them; None lets everybody in.
             tls: gives the context of the next connection; None where nothing is encrypted.
+            names: of this server, beside its addresses, `localhost` and `host`.
 
         Raises:
             ConfigError: the address cannot be bound.
         """
-        self._server = when_free(host, port, "--listen", lambda: _HttpServer(host, port, routes, tokens, tls))
+        self._server = when_free(host, port, "--listen", lambda: _HttpServer(host, port, routes, tokens, tls, names))
         scheme = "http" if tls is None else "https"
         self.address = joined(host, self._server.server_address[1])
         """HOST:PORT with the port that was taken."""
@@ -113,11 +116,26 @@ class _HttpServer(BoundedHttpServer):
         routes: Mapping[str, Route],
         tokens: "Token | None",
         tls: Callable[[], ssl.SSLContext] | None,
+        names: Sequence[str],
     ) -> None:
         self.routes, self.tokens, self.audit = routes, tokens, Audit()
         self.assets = load_assets()
-        self.own_names_only = is_loopback(host)
+        self.names = {name.lower() for name in names}
+        self._host = host
         super().__init__(host, port, _Handler, tls)
+
+    def is_named(self, host: str) -> bool:
+        """Whether a value of the header Host is a name of this server."""
+        try:
+            name = split_address(_with_port(host))[0].strip("[]").lower()
+        except ValueError:
+            return False
+        if name in self.names or is_loopback(name):
+            return True
+        if is_loopback(self._host):
+            return False
+        # A browser shows tokens to the name that they were typed for alone, and no name leads to an IP address.
+        return self.tokens is not None or name == self._host.lower() or is_number(name)
 
 
 class _Handler(QuietHandler):
@@ -126,7 +144,7 @@ class _Handler(QuietHandler):
     def do_GET(self) -> None:  # noqa: N802
         """Answer with a file or with JSON."""
         path, _, query = self.path.partition("?")
-        if not self._is_for_this_machine() or not self._is_let_in(path):
+        if not self._is_for_this_server() or not self._is_let_in(path) or not self._is_from_this_site(path):
             return
         if (asset := self.server.assets.get(path)) is not None:
             self._send(HTTPStatus.OK, asset.content_type, asset.body)
@@ -140,27 +158,29 @@ class _Handler(QuietHandler):
     def _answer(self, route: Route, query: str) -> None:
         try:
             found = route(fields_of(query))
+            if not isinstance(found, Body):
+                found = Body("application/json", found if isinstance(found, bytes) else json_bytes(found))
         except RequestError as error:
             self._refuse(error.status, str(error))
         except Exception:
             _log.exception("%s cannot be answered", printable(self.path, 200))
             self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, "a defect of this server; its log has the details")
         else:
-            if isinstance(found, Picture):
-                self._send(HTTPStatus.OK, found.content_type, found.body)
-            else:
-                self._send_json(HTTPStatus.OK, found)
+            self._send(HTTPStatus.OK, found.content_type, found.body)
 
-    def _is_for_this_machine(self) -> bool:
-        if not self.server.own_names_only:
-            return True
-        named = self.headers.get_all("host") or [""]
-        try:
-            ours = len(named) == 1 and is_loopback(split_address(_with_port(named[0]))[0])
-        except ValueError:
-            ours = False
+    def _is_for_this_server(self) -> bool:
+        named = self.headers.get_all("host") or []
+        ours = len(named) == 1 and self.server.is_named(named[0])
         if not ours:
-            self._refuse(HTTPStatus.FORBIDDEN, "this server answers requests for localhost alone")
+            why = "this server answers requests for localhost, its own addresses and the names of --web-host alone"
+            self._refuse(HTTPStatus.FORBIDDEN, why)
+        return ours
+
+    def _is_from_this_site(self, path: str) -> bool:
+        """Whether no page of another site asks: it could not read the answer, but it could start work."""
+        ours = not path.startswith("/api/") or self.headers.get("sec-fetch-site") not in ("cross-site", "same-site")
+        if not ours:
+            self._refuse(HTTPStatus.FORBIDDEN, "a page of another site asks; open the page of this server")
         return ours
 
     def _is_let_in(self, path: str) -> bool:
@@ -186,8 +206,7 @@ class _Handler(QuietHandler):
         self._send_json(status, {"error": why}, extra)
 
     def _send_json(self, status: HTTPStatus, found: Any, extra: Mapping[str, str] | None = None) -> None:
-        body = found if isinstance(found, bytes) else json_bytes(found)
-        self._send(status, "application/json", body, extra)
+        self._send(status, "application/json", json_bytes(found), extra)
 
     def _send(self, status: HTTPStatus, content_type: str, body: bytes, extra: Mapping[str, str] | None = None) -> None:
         headers = {**HEADERS, **(extra or {}), "Content-Type": content_type}

@@ -4,7 +4,8 @@ Plans are made here from the indexes, as by `dataserver plan` and `dataserver si
 the servers to which the job's trainers reported it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -13,40 +14,53 @@ from disttrain.v1.data_service_pb2 import StepTimes
 from dataserver.cli.ablation import mean_ablation
 from dataserver.cli.alternatives import alternatives_of, changes
 from dataserver.cli.comparison import Outcome, compare
-from dataserver.cli.gantt import chart_of
-from dataserver.cli.timelines import critical_ns, labels_of, modules_of
-from dataserver.jobs import JOB_CHARS, JobPlanner
+from dataserver.cli.timelines import bars_of, critical_ns, labels_of, modules_of
+from dataserver.dataset import printable
+from dataserver.jobs import JobPlanner
 from dataserver.planning.layouts.interface import PlannedTimeline
 from dataserver.planning.plan.expectation import imbalance
-from dataserver.planning.plan.plan import RankGroups
 from dataserver.planning.planner import PlanSummary, ablation, explain
 from dataserver.planning.simulation import OperationKind
 from dataserver.web.background import Background, Progress
 from dataserver.web.datasets import DatasetPages, number
-from dataserver.web.fleet_watch import RankOfJob
 from dataserver.web.measured import measured_document
+from dataserver.web.reports import RankOfJob, StepReports
 from dataserver.web.server import Query, RequestError
 from dataserver.web.step_costs import costs_of
 
 MAX_BARS: Final = 40_000
-"""Operations that a page draws; of wider steps fewer nodes are shown."""
+"""Operations that a page draws; of larger steps fewer nodes are shown."""
+MAX_ROWS: Final = 512
+"""Nodes that a page draws."""
 MAX_STEP: Final = 1 << 53
 MAX_LOADS: Final = 4096
 """Ranks of a module whose loads are listed."""
 KINDS: Final = tuple(OperationKind)
-
-Times = Callable[[str], Iterable[StepTimes]]
-"""What servers hold of measured times, by the id of a job."""
 
 
 class StepPages:
     """The steps of one job. Thread-safe."""
 
     def __init__(
-        self, open_planner: Callable[[], JobPlanner], datasets: DatasetPages, work: Background, times: Times
+        self,
+        open_planner: Callable[[], JobPlanner],
+        names: Sequence[str],
+        datasets: DatasetPages,
+        work: Background,
+        reports: StepReports,
     ) -> None:
-        """Show the job whose planner `open_planner` makes, which may take long, as far as its datasets may be shown."""
-        self._open, self._datasets, self._work, self._times = open_planner, datasets, work, times
+        """Show a job as far as its datasets may be shown.
+
+        Args:
+            open_planner: makes the planner of the job, which may take long.
+            names: of the job's datasets; before all of them may be shown, nothing of the job is, not even what is wrong
+                with it.
+            datasets: says which datasets may be shown.
+            work: does what takes longer.
+            reports: what servers hold of measured times.
+        """
+        self._open, self._names, self._datasets = open_planner, tuple(names), datasets
+        self._work, self._reports = work, reports
         self._opened: JobPlanner | None = None
         """Set by the thread that works things out, and by no other."""
 
@@ -65,43 +79,49 @@ class StepPages:
         step, planner = self._number(query), self._opened
         if planner is None:
             raise RequestError("the job is being opened; ask again", HTTPStatus.SERVICE_UNAVAILABLE)
-        reports = [report for report in self._times(planner.job.job_id) if report.step == step]
-        key = ("measured", step, len(reports), max((r.step_time.ToNanoseconds() for r in reports), default=0))
-        return self._work.ask(key, lambda _: self._measured(planner, step, reports))
+        reports, problems = self._reports.of_step(planner.job.job_id, step)
+        digest = sha256(b"".join(sha256(r.SerializeToString(deterministic=True)).digest() for r in reports)).digest()
+        answer = self._work.ask(("measured", step, digest), lambda _: self._measured(planner, step, reports))
+        if "found" not in answer:
+            return answer
+        silent = [{"server": printable(name, 256), "why": printable(why, 256)} for name, why in problems.items()]
+        return {"found": {**answer["found"], "silent": silent}}
 
     def open(self) -> None:
         """Begin to open the job."""
-        self._work.ask(("job",), lambda _: self._planner().num_steps)
+        self._work.ask(("job",), lambda _: self._planner().num_steps, is_wanted_later=True)
 
-    def waits(self) -> dict[RankOfJob, float]:
+    def waits(self) -> Mapping[RankOfJob, float]:
         """Share of its last reported step for which each rank waited for data; of several stages the one that did most.
 
         Empty until the job is open.
         """
         planner = self._opened
-        found: dict[RankOfJob, tuple[int, float]] = {}
-        for report in () if planner is None else self._times(planner.job.job_id):
-            step_ns, wait_ns = report.step_time.ToNanoseconds(), report.data_wait.ToNanoseconds()
-            if step_ns > 0:
-                key = report.job_id[:JOB_CHARS], report.module, report.rank
-                found[key] = max(found.get(key, (0, 0.0)), (report.step, wait_ns / step_ns))
-        return {key: share for key, (_, share) in found.items()}
+        return {} if planner is None else self._reports.waits(planner.job.job_id)
 
     def _number(self, query: Query) -> int:
         """The step that a request names, if the job's datasets may be shown."""
-        if self._opened is not None:
-            self._check(self._opened)
+        self._check()
         return number(query, "step", 0, MAX_STEP)
 
-    def _check(self, planner: JobPlanner) -> None:
-        for dataset in planner.job.spec.stream.datasets:
-            self._datasets.named({"dataset": dataset.name})
+    def _check(self) -> None:
+        opened = () if self._opened is None else self._opened.job.spec.stream.datasets
+        for name in (*self._names, *(dataset.name for dataset in opened)):
+            self._datasets.named({"dataset": name})
 
     def _planner(self) -> JobPlanner:
-        """The planner, if its datasets may be shown."""
+        """The planner, if its datasets may be shown.
+
+        Raises:
+            RequestError: they may not, or the job cannot be planned over them.
+        """
+        self._check()
         if self._opened is None:
-            self._opened = self._open()
-        self._check(self._opened)
+            try:
+                self._opened = self._open()
+            except ValueError as error:  # which says what is wrong with the job, or with a file that it names
+                raise RequestError(str(error)) from None
+            self._check()
         return self._opened
 
     def _step(self, step: int) -> dict[str, Any]:
@@ -120,8 +140,8 @@ class StepPages:
             "tokens": int(samples.tokens.sum()),
             "microbatches": plan.num_microbatches,
             "bound_ns": summary.bound_ns,
-            "before": _timeline(summary.before, summary.baseline.groups),
-            "after": _timeline(summary.after, plan.groups),
+            "before": _timeline(summary.before),
+            "after": _timeline(summary.after),
             "loads": [_loads(name, summary) for name in modules_of(summary.after)],
             "ablation": [
                 {
@@ -139,14 +159,14 @@ class StepPages:
 
     def _policies(self, step: int, progress: Progress) -> list[dict[str, Any]]:
         planner = self._planner()
-        outcomes = compare(planner, alternatives_of(planner.job), [step], progress)
+        outcomes = compare(planner, alternatives_of(planner.job), [step], progress, timed=False)
         return [_outcome(outcome, outcomes[0]) for outcome in outcomes]
 
     def _measured(self, planner: JobPlanner, step: int, reports: Sequence[StepTimes]) -> dict[str, Any]:
         self._planner()
         plan = planner.plan(step)
         found, timeline = measured_document(planner.job, plan, reports)
-        return {**found, "timeline": None if timeline is None else _timeline(timeline, plan.groups)}
+        return {**found, "timeline": None if timeline is None else _timeline(timeline)}
 
 
 def step_routes(pages: StepPages) -> dict[str, Callable[[Query], Any]]:
@@ -154,18 +174,19 @@ def step_routes(pages: StepPages) -> dict[str, Callable[[Query], Any]]:
     return {"/api/step": pages.step, "/api/step/policies": pages.policies, "/api/step/measured": pages.measured}
 
 
-def _timeline(planned: PlannedTimeline, groups: RankGroups) -> dict[str, Any]:
+def _timeline(planned: PlannedTimeline) -> dict[str, Any]:
     """Nodes and what they compute, as columns; those of the critical path first where there are too many."""
-    chart = chart_of(planned, groups)
+    bars = bars_of(planned)
     labels, modules = labels_of(planned), modules_of(planned)
     rows: list[int] = []
     room = MAX_BARS
-    for node in sorted(chart.rows, key=lambda n: not any(bar.critical for bar in chart.bars[n])):
-        if (room := room - len(chart.bars[node])) < 0 and rows:
+    for node in sorted(range(len(bars)), key=lambda n: not any(bar.critical for bar in bars[n])):
+        room -= len(bars[node])
+        if rows and (room < 0 or len(rows) == MAX_ROWS):
             break
         rows.append(node)
     rows.sort()
-    drawn = [(row, bar) for row, node in enumerate(rows) for bar in chart.bars[node]]
+    drawn = [(row, bar) for row, node in enumerate(rows) for bar in bars[node]]
     return {
         "makespan_ns": planned.makespan_ns,
         "bubble": planned.timeline.bubble_ppm / 1e6,

@@ -1,15 +1,24 @@
 """`dataserver doctor` before real servers."""
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 from builders.authority import Authority, shown, token_file, write
 from cli.server_process import refused, run
+from cli.test_top import Stranger, grpc_server
+from disttrain.v1 import admin_service_pb2 as admin
 from fleet.servers import fleet, until
+from google.protobuf.timestamp_pb2 import Timestamp
 from serving.harness import index, running
 from shards import write_pairs
+
+from dataserver.cli.doctor import look
+from dataserver.security import Channels
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +75,44 @@ def test_a_fleet_that_asks_for_credentials(pairs: Path, tmp_path: Path, stack: E
     assert "refuses: this server asks for a token and found none" in asked(*tls)
     assert "does it require TLS" in asked()
     assert "no authority of --tls-ca signed its certificate" in asked("--tls-ca", Authority(tmp_path / "x").file)
+
+
+class Odd(Stranger):
+    """Answers as a server does, but for its clock; some calls it answers late."""
+
+    def __init__(self, nanos: int = 0, late: str = "") -> None:
+        super().__init__(b"")
+        self.nanos, self.late = nanos, late
+
+    def service(self, details: Any) -> Any:
+        method = details.method.rpartition("/")[2]
+        clock = admin.GetDiagnosticsResponse(time=Timestamp(nanos=self.nanos)).SerializeToString()
+
+        def answer(_request: bytes, _context: Any) -> bytes:
+            if method == self.late:
+                time.sleep(1.5)
+            return clock if method == "GetDiagnostics" else b""
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+def test_a_server_that_says_what_cannot_be_is_named_and_the_others_are_seen(caplog: pytest.LogCaptureFixture) -> None:
+    with grpc_server(Odd(nanos=-1)) as odd, grpc_server(Odd()) as well, grpc_server(Stranger(b"\xff no")) as other:
+        seen, silent = look((odd, other, well), Channels())
+    assert [one.address for one in seen] == [well]
+    assert list(silent) == [odd, other]
+    assert silent[odd][0].startswith("says what cannot be: ")
+    assert silent[other][0] == "another program, or an older release"
+    assert "Traceback" not in caplog.text
+
+
+def test_servers_that_hang_do_not_add_up(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dataserver.cli.doctor.ANSWER_S", 0.5)
+    late = [stack.enter_context(grpc_server(Odd(late="GetDatasetInfo"))) for _ in range(4)]
+    begun = time.monotonic()
+    seen, silent = look(late, Channels())
+    assert time.monotonic() - begun < 1.4
+    assert (seen, list(silent)) == ([], late)
 
 
 @pytest.mark.parametrize(

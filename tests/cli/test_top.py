@@ -401,7 +401,7 @@ def test_counters_that_fell_are_those_of_another_process() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message_"),
     [
-        (("--once",), "no server is named"),
+        (("--once",), "0 servers are named"),
         (("host",), "a server is 'host'; HOST:PORT"),
         (("h:1", "--once", "--interval-s", "0"), "--interval-s is 0.0; 0.1 to 3600"),
         (("h:1", "--once", "--interval-s", "nan"), "--interval-s is nan"),

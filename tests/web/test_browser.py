@@ -29,7 +29,7 @@ from dataserver.web.background import Background
 from dataserver.web.datasets import DatasetPages, LocalData
 from dataserver.web.fleet_page import FleetPage
 from dataserver.web.fleet_watch import FleetWatch
-from dataserver.web.measured import fetch_reports
+from dataserver.web.reports import StepReports
 from dataserver.web.samples import dataset_routes
 from dataserver.web.server import WebServer
 from dataserver.web.steps import StepPages, step_routes
@@ -136,8 +136,8 @@ def steps(root: Path, server: Running, local: LocalData, work: Background) -> St
             step_time=Duration(nanos=planned.makespan_ns * 5 // 4), data_wait=Duration(nanos=node.rank * 90_000),
         )  # fmt: skip
         server.stub.ReportStepTimes(pb_data.ReportStepTimesRequest(times=times), timeout=60)
-    reports = fetch_reports((server.address,), Channels())
-    return StepPages(lambda: planner_of(job, local.catalog), DatasetPages(local, work, None), work, reports)
+    reports = StepReports((server.address,), Channels())
+    return StepPages(lambda: planner_of(job, local.catalog), ("d",), DatasetPages(local, work, None), work, reports)
 
 
 def test_every_page_in_both_themes_at_a_phones_width_and_by_keyboard(
@@ -153,7 +153,7 @@ def test_every_page_in_both_themes_at_a_phones_width_and_by_keyboard(
     assert [error for error in seen["errors"] if "/api/dataset/picture" not in error] == []
     assert {page: wide for page, wide in seen["wide"].items() if wide > 0} == {}, "pages fit their windows"
     assert HOSTILE in seen["texts"]["fleet"]
-    assert "1,00" in seen["texts"]["fleet"]
+    assert "1,002 ranks" in seen["texts"]["fleet"]
     assert HOSTILE in seen["texts"]["dataset"]
     assert "Measured passes" in seen["texts"]["step"]
     assert seen["keys"][0].startswith("#dataset")

@@ -1,6 +1,7 @@
 """The pages of datasets give what the index says, pictures that were decoded, and nothing that may not be shown."""
 
 import io
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,9 +9,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+import grpc
 import numpy as np
 import pytest
 from builders.authority import TOKENS
+from cli.test_top import Stranger, grpc_server
+from disttrain.v1.data_service_pb2 import DatasetInfo, GetDatasetInfoResponse
 from PIL import Image
 from serving.harness import index, running
 from shards import break_images, write_interleaved, write_pairs
@@ -232,3 +236,42 @@ def test_where_no_server_answers_no_dataset_is_shown(folders: dict[str, Path]) -
     listed = ListedDatasets(("127.0.0.1:1",), Channels()).fingerprints
     with pages(folders, listed) as address:
         assert ask(address, "datasets") == {"datasets": [], "withheld": 2}
+
+
+class Lister(Stranger):
+    """Lists datasets; says so to who waits when it is asked, and answers when it is let."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__(b"")
+        self.names, self.asked, self.may_answer = names, threading.Event(), threading.Event()
+        self.may_answer.set()
+
+    def service(self, _details: Any) -> Any:
+        def answer(_request: bytes, _context: Any) -> bytes:
+            self.asked.set()
+            self.may_answer.wait(60)
+            return GetDatasetInfoResponse(datasets=[DatasetInfo(name=name) for name in self.names]).SerializeToString()
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+def test_rights_that_are_withdrawn_expire_and_nobody_waits_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Lister("d")
+    with grpc_server(server) as address:
+        listed = ListedDatasets((address,), Channels())
+        assert list(listed.fingerprints()) == ["d"]
+        server.names = ()
+        assert list(listed.fingerprints()) == ["d"], "it is not asked at every request"
+        monkeypatch.setattr("dataserver.web.rights.AGAIN_S", 0.0)
+        server.asked.clear()
+        server.may_answer.clear()
+        asking = threading.Thread(target=listed.fingerprints)
+        asking.start()
+        assert server.asked.wait(60)
+        begun = time.monotonic()
+        assert list(listed.fingerprints()) == ["d"]
+        assert time.monotonic() - begun < 1, "one thread asks, and the others go on"
+        server.may_answer.set()
+        asking.join(60)
+        assert list(listed.fingerprints()) == []
+        listed.close()

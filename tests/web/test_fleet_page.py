@@ -1,5 +1,6 @@
 """The page of a fleet gives the numbers of its servers, and says of the others what they are."""
 
+import json
 import socket
 import time
 from collections.abc import Iterator
@@ -14,7 +15,11 @@ from serving.harness import FIXED_WINDOW, Running, index, running
 from shards import break_images, write_pairs
 from web.harness import fleet_page, fleet_when
 
+from dataserver.cli.fleet_numbers import Answer
 from dataserver.cli.top import ANSWER_S
+from dataserver.security import Channels
+from dataserver.web.fleet_page import FleetPage
+from dataserver.web.fleet_watch import FleetWatch
 
 
 @pytest.fixture
@@ -115,3 +120,36 @@ def test_what_a_hostile_server_says_is_text_and_no_rank_is_lost() -> None:
     assert found["num_ranks"] == len(found["ranks"]["rank"]) == 1000
     assert found["ranks"]["job"][0] == "\\x1b[2J[red]"
     assert len(found["ranks"]["module"][0]) < 1100
+
+
+def test_a_defect_is_shown_and_the_page_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr("dataserver.web.fleet_watch.look", broken)
+    monkeypatch.setattr("dataserver.web.fleet_watch.AFTER_DEFECT_S", 0.1)
+    monkeypatch.setattr("dataserver.web.fleet_watch.CHECK_S", 0.1)
+    with grpc_server(Liar()) as address, fleet_page(address) as page:
+        found = fleet_when(page, lambda f: f["defects"] and looks(2)(f))
+        assert found["defects"] == ["the setup of the servers cannot be looked at: RuntimeError: a defect"]
+        monkeypatch.setattr("dataserver.web.fleet_watch.look", lambda *_: ([], {}))
+        assert fleet_when(page, lambda f: not f["defects"])["checks"] is not None
+
+
+def test_waits_of_a_server_that_was_silent_are_spread_over_its_silence() -> None:
+    def said(uptime_s: int, decoding_s: int) -> pb.GetMetricsResponse:
+        waits = pb.StageWaits(decoding=Duration(seconds=decoding_s))
+        return pb.GetMetricsResponse(uptime=Duration(seconds=uptime_s), waits=waits)
+
+    watch = FleetWatch(("a", "b"), Channels(), 2.0)
+    watch.note([Answer("a", said(2, 4)), Answer("b", said(2, 1))])
+    watch.note([Answer("a", said(62, 184), said(2, 4)), Answer("b", said(4, 3), said(2, 1))])
+    (point,) = watch.newest()[2]
+    assert point.waiting == (0.0, 3.0 + 1.0, 0.0)
+
+
+def test_a_server_that_was_just_begun_with_does_not_decide_what_limits() -> None:
+    waits = pb.StageWaits(planning=Duration(seconds=9000))
+    watch = FleetWatch(("a",), Channels(), 2.0)
+    watch.note([Answer("a", pb.GetMetricsResponse(uptime=Duration(seconds=9000), waits=waits))])
+    assert json.loads(FleetPage(watch).document({}))["verdict"] is None

@@ -17,6 +17,7 @@ from web.harness import get, password
 
 from dataserver.addresses import split_address
 from dataserver.security import Watched, load_tokens, server_context
+from dataserver.web.assets import load_assets
 from dataserver.web.server import Query, RequestError, WebServer
 
 TOKEN = "t" * 32
@@ -28,12 +29,14 @@ def echo(query: Query) -> Any:
         raise RequestError("bad is not a field")
     if "broken" in query:
         raise KeyError("a defect")
+    if "nan" in query:
+        return float("nan")
     return dict(query)
 
 
 @contextmanager
-def serving(**options: Any) -> Iterator[WebServer]:
-    server = WebServer("127.0.0.1", 0, {"/api/echo": echo}, **options)
+def serving(host: str = "127.0.0.1", **options: Any) -> Iterator[WebServer]:
+    server = WebServer(host, 0, {"/api/echo": echo}, **options)
     try:
         yield server
     finally:
@@ -67,11 +70,12 @@ def test_pages_hold_no_inline_script_and_fetch_nothing_from_elsewhere(address: s
     for name in named:
         found = get(address, f"/{name}")
         assert found.status == 200, name
-    for name in ("app.js", "dom.js", "fleet.js", "chart.js"):
-        text = get(address, f"/{name}").body.decode()
-        assert "innerHTML" not in text
-        assert "insertAdjacentHTML" not in text
-        assert "eval(" not in text
+    scripts = [name for name in load_assets() if name.endswith(".js") and not name.startswith("/uPlot")]
+    assert len(scripts) >= 7
+    for name in scripts:
+        text = get(address, name).body.decode()
+        for markup in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
+            assert markup not in text, f"{name}: {markup}"
     assert get(address, "/uPlot.LICENSE").body.startswith(b"The MIT License")
 
 
@@ -90,7 +94,7 @@ def test_fields_come_as_they_are_and_wrong_ones_are_refused_in_words(address: st
     assert get(address, "/api/echo?a=%3Cb%3E&c=").json() == {"a": "<b>", "c": ""}
     for query, status in [
         ("a=1&a=2", 400), ("a=%ff", 400), ("x=" + "y" * 9000, 400), ("&".join(f"f{n}=1" for n in range(40)), 400),
-        ("bad=1", 400), ("broken=1", 500),
+        ("bad=1", 400), ("broken=1", 500), ("nan=1", 500),
     ]:  # fmt: skip
         found = get(address, f"/api/echo?{query}")
         assert (found.status, list(found.json())) == (status, ["error"]), query
@@ -128,6 +132,38 @@ def test_on_loopback_other_names_are_strangers(address: str, host: str) -> None:
 @pytest.mark.parametrize("host", ["localhost", "localhost:8420", "127.0.0.1", "[::1]:8420", "[::1]"])
 def test_its_own_names_are_answered(address: str, host: str) -> None:
     assert get(address, "/api/echo", Host=host).status == 200
+
+
+@pytest.mark.parametrize("hosts", [[], ["localhost", "localhost"], ["localhost", "evil.example"]])
+def test_a_request_names_one_host(address: str, hosts: list[str]) -> None:
+    lines = ["GET /api/echo HTTP/1.1", *(f"Host: {host}" for host in hosts), "", ""]
+    with socket.create_connection(split_address(address), timeout=60) as connection:
+        connection.sendall("\r\n".join(lines).encode())
+        assert connection.recv(65536).split()[1] == b"403"
+
+
+def test_beyond_loopback_strangers_names_are_refused_where_no_token_is(tmp_path: Path) -> None:
+    def status(server: WebServer, host: str, **headers: str) -> int:
+        return get(f"127.0.0.1:{split_address(server.address)[1]}", "/api/echo", Host=host, **headers).status
+
+    with serving("0.0.0.0", names=["pages.example"]) as server:
+        for host in ("10.1.2.3:8420", "[fd00::1]:8420", "[fd00::1]", "localhost:8420", "Pages.Example:8420", "0.0.0.0"):
+            assert status(server, host) == 200, host
+        for host in ("evil.example", "evil.example:8420", "pages.example.evil.example", "10.1.2.3.evil.example"):
+            assert status(server, host) == 403, host
+    with serving("0.0.0.0", tokens=tokens(tmp_path)) as server:
+        assert status(server, "any.example") == 401
+        assert status(server, "any.example", Authorization=password(TOKEN)) == 200
+    with serving(names=["pages.example"]) as server:
+        assert status(server, "pages.example") == 200, "a proxy may leave the name as it is"
+
+
+def test_pages_of_other_sites_start_no_work(address: str) -> None:
+    for site in ("cross-site", "same-site"):
+        assert get(address, "/api/echo", Sec_Fetch_Site=site).status == 403
+        assert get(address, "/", Sec_Fetch_Site=site).status == 200, "a link from elsewhere opens the page"
+    for site in ("same-origin", "none"):
+        assert get(address, "/api/echo", Sec_Fetch_Site=site).status == 200
 
 
 def test_large_answers_are_compressed_for_those_who_take_it(address: str) -> None:

@@ -21,8 +21,8 @@ from dataserver.security import Channels
 from dataserver.serving.config import load_config
 from dataserver.web.background import Background
 from dataserver.web.datasets import DatasetPages, LocalData
-from dataserver.web.measured import fetch_reports
-from dataserver.web.server import WebServer
+from dataserver.web.reports import StepReports
+from dataserver.web.server import RequestError, WebServer
 from dataserver.web.steps import StepPages, step_routes
 
 STEP = 1
@@ -44,9 +44,10 @@ class Site:
         catalog, work = Catalog.open(settings), Background()
         stack.callback(work.close)
         pages = DatasetPages(LocalData(catalog, settings.datasets, {}), work, lambda: dict.fromkeys(self.shown, ""))
-        times = fetch_reports((self.server.address, "127.0.0.1:1"), Channels())
+        times = StepReports((self.server.address, "127.0.0.1:1"), Channels())
+        stack.callback(times.close)
         self.planner: JobPlanner = planner_of(job, catalog)
-        self.steps = StepPages(lambda: planner_of(job, catalog), pages, work, times)
+        self.steps = StepPages(lambda: planner_of(job, catalog), ("pairs", "docs"), pages, work, times)
         web = WebServer("127.0.0.1", 0, step_routes(self.steps))
         stack.callback(web.close)
         self.address = web.address
@@ -101,18 +102,19 @@ def reports(site: Site, job_id: str, factor: float) -> Iterator[pb.StepTimes]:
         )  # fmt: skip
 
 
-def test_measured_passes_stand_beside_the_planned_ones(site: Site) -> None:
+def test_measured_passes_stand_beside_the_planned_ones(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dataserver.web.reports.REMEMBERED_S", 0.0)
     worked(site.address, "step", step=STEP)
-    assert worked(site.address, "step/measured", step=STEP) == {
-        "reports": 0, "left_out": 0, "rows": [], "timeline": None
-    }  # fmt: skip
+    silent = [{"server": "127.0.0.1:1", "why": "does not answer"}]
+    nothing = worked(site.address, "step/measured", step=STEP)
+    assert (nothing["reports"], nothing["rows"], nothing["timeline"], nothing["silent"]) == (0, [], None, silent)
     job_id = site.server.create(job_data()).job_id
     sent = list(reports(site, job_id, 2.0))
     for times in sent:
         site.server.stub.ReportStepTimes(pb.ReportStepTimesRequest(times=times), timeout=TIMEOUT_S)
     found = worked(site.address, "step/measured", step=STEP)
     planned = worked(site.address, "step", step=STEP)["after"]
-    assert found["reports"] == len(found["rows"]) == len(sent)
+    assert found["reports"] == len(found["rows"]) == len(sent) == found["replaced"] == found["expected"]
     assert {row["wait_ns"] for row in found["rows"]} == {3_000_000, 3_000_001}
     assert {row["step_ns"] for row in found["rows"]} == {2 * 10**9}
     for row in found["rows"]:
@@ -145,6 +147,21 @@ def test_a_step_beyond_the_job_is_an_error_in_words(site: Site) -> None:
     while "working" in answer:
         answer = ask(site.address, "step", step=4000)
     assert "ends after step 3" in answer["error"]
+
+
+def test_of_a_job_that_cannot_be_opened_strangers_learn_nothing() -> None:
+    def broken() -> Any:
+        raise ValueError("the job names column secret")
+
+    shown: set[str] = set()
+    catalog, work, reports = Catalog({}, {}), Background(), StepReports((), Channels())
+    data = DatasetPages(LocalData(catalog, {}, {}), work, lambda: dict.fromkeys(shown, ""))
+    pages = StepPages(broken, ("pairs",), data, work, reports)
+    pages.open()
+    for ask_for in (pages.step, pages.policies, pages.measured):
+        with pytest.raises(RequestError, match="no dataset is named 'pairs'"):
+            ask_for({"step": "0"})
+    work.close()
 
 
 def test_a_job_whose_datasets_may_not_be_shown_is_not_shown(site: Site) -> None:

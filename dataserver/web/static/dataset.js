@@ -6,7 +6,10 @@ export function datasetPage(host, state, query) {
     name = query.get("dataset") ?? "",
     next = null,
     shown = [],
-    opened = null;
+    opened = null,
+    page = 0, // grows with every search and every dataset: an answer to an older question is thrown away
+    dataset = 0, // the same of datasets alone
+    listed = 0; // the same of pages of findings
   const picker = h("select", { "aria-label": "Dataset", onchange: () => go({ dataset: picker.value }) });
   const facts = h("span", { class: "note" });
   const card = h("div", { class: "columns" }),
@@ -51,7 +54,7 @@ export function datasetPage(host, state, query) {
   host.append(
     h("div", { class: "row" }, picker, facts),
     section("Samples", "arrow keys go from one to the next", form, grid, said, more),
-    section("Findings", "what was odd while indexing", findings),
+    section("Findings", "problems found while indexing", findings),
     card,
     dialog,
   );
@@ -61,9 +64,14 @@ export function datasetPage(host, state, query) {
   }
 
   async function start() {
+    const mine = ++dataset;
+    page++;
+    shown = [];
+    grid.replaceChildren();
+    const over = () => closed || mine !== dataset;
     try {
       const found = await ask("/api/datasets");
-      if (closed) return;
+      if (over()) return;
       const names = found.datasets.map((dataset) => dataset.name);
       if (!names.includes(name)) name = names[0] ?? "";
       picker.replaceChildren(...names.map((each) => h("option", { value: each, selected: each === name }, each)));
@@ -94,12 +102,13 @@ export function datasetPage(host, state, query) {
       showCard();
       showFindings("", 0);
     } catch (error) {
-      if (!closed) state(error.message, true);
+      if (!over()) state(error.message, true);
     }
   }
 
   async function showCard() {
-    const found = await worked("/api/dataset/card", { dataset: name }, card, () => closed);
+    const mine = dataset;
+    const found = await worked("/api/dataset/card", { dataset: name }, card, () => closed || mine !== dataset);
     if (!found) return;
     card.replaceChildren(
       ...found.map((part) =>
@@ -123,7 +132,11 @@ export function datasetPage(host, state, query) {
   }
 
   async function showFindings(kind, first) {
-    const found = await worked("/api/dataset/findings", { dataset: name, kind, first }, findings, () => closed);
+    const mine = dataset,
+      asked = ++listed,
+      own = name;
+    const over = () => closed || mine !== dataset || asked !== listed;
+    const found = await worked("/api/dataset/findings", { dataset: own, kind, first }, findings, over);
     if (!found) return;
     const kinds = h(
       "select",
@@ -173,7 +186,7 @@ export function datasetPage(host, state, query) {
             kind: "text",
             cell: (f) =>
               f.key && f.effect !== "left out"
-                ? h("a", { href: `#dataset?${new URLSearchParams({ dataset: name, key: f.key })}` }, f.key)
+                ? h("a", { href: `#dataset?${new URLSearchParams({ dataset: own, key: f.key })}` }, f.key)
                 : f.key,
           },
           { title: "detail", kind: "text", cell: (f) => f.detail },
@@ -191,8 +204,12 @@ export function datasetPage(host, state, query) {
 
   async function look(anew) {
     const filled = Object.fromEntries(fields.filter((f) => f.value.trim()).map((f) => [f.name, f.value.trim()]));
-    const from = anew ? {} : next;
+    const from = anew ? {} : next,
+      own = name;
+    if (anew) page++;
+    const mine = page;
     if (anew) {
+      next = null;
       shown = [];
       grid.replaceChildren();
     }
@@ -200,36 +217,38 @@ export function datasetPage(host, state, query) {
     said.textContent = "looking";
     said.className = "note";
     try {
-      const found = await ask("/api/dataset/samples", { dataset: name, ...filled, ...from });
-      if (closed) return;
+      const found = await ask("/api/dataset/samples", { dataset: own, ...filled, ...from });
+      if (closed || mine !== page) return;
       next = found.next;
       shown.push(...found.samples);
-      grid.append(...found.samples.map(tile));
+      grid.append(...found.samples.map((sample) => tile(own, sample)));
       more.disabled = !next;
       said.textContent = next
         ? `${number(shown.length)} samples so far; shard ${number(next.shard + 1)} of ${number(found.shards)} is next`
         : `${number(shown.length)} samples: that is all`;
     } catch (error) {
+      if (closed || mine !== page) return;
+      more.disabled = !next;
       said.textContent = error.message;
       said.className = "note bad";
     }
   }
 
-  const pictured = (sample, image, side) =>
-    `/api/dataset/picture?${new URLSearchParams({ dataset: name, shard: sample.shard, row: sample.row, image, side })}`;
+  const pictured = (of, { shard, row }, image, side) =>
+    `/api/dataset/picture?${new URLSearchParams({ dataset: of, shard, row, image, side })}`;
 
-  function picture(sample, image, side, alt) {
-    const img = h("img", { src: pictured(sample, image, side), loading: "lazy", alt });
+  function picture(of, sample, image, side, alt) {
+    const img = h("img", { src: pictured(of, sample, image, side), loading: "lazy", alt });
     img.addEventListener("error", () => img.replaceWith(h("span", { class: "none" }, "no picture")));
     return img;
   }
 
-  function tile(sample) {
+  function tile(of, sample) {
     const size = sample.sizes.length ? `${sample.sizes[0][0]} x ${sample.sizes[0][1]}` : "text alone";
     return h(
       "button",
       { type: "button", class: "sample", onclick: () => showSample(sample.shard, sample.row) },
-      sample.images ? picture(sample, 0, 240, "") : h("span", { class: "none" }, "text"),
+      sample.images ? picture(of, sample, 0, 240, "") : h("span", { class: "none" }, "text"),
       h("span", { class: "caption" }, sample.text || "(no text)"),
       h("small", {}, `${sample.key}, ${size}${sample.images > 1 ? `, ${sample.images} images` : ""}`),
     );
@@ -241,25 +260,27 @@ export function datasetPage(host, state, query) {
   }
 
   async function showSample(shard, row) {
-    opened = { shard, row };
+    const mine = { shard, row },
+      own = name;
+    opened = mine;
     if (!dialog.open) dialog.showModal();
     try {
-      const found = await ask("/api/dataset/sample", { dataset: name, shard, row });
-      if (closed || opened.shard !== shard || opened.row !== row) return;
-      dialog.replaceChildren(...sampleParts(found));
+      const found = await ask("/api/dataset/sample", { dataset: own, shard, row });
+      if (closed || opened !== mine) return;
+      dialog.replaceChildren(...sampleParts(own, found));
     } catch (error) {
-      dialog.replaceChildren(h("p", { class: "bad" }, error.message), closer());
+      if (!closed && opened === mine) dialog.replaceChildren(h("p", { class: "bad" }, error.message), closer());
     }
   }
 
   const closer = () => h("button", { type: "button", onclick: () => dialog.close() }, "Close");
 
-  function sampleParts(found) {
+  function sampleParts(of, found) {
     const images = found.images.map((image, n) =>
       h(
         "figure",
         {},
-        image.served ? picture(found, n, 768, `image ${n}`) : h("span", { class: "none" }, "no picture"),
+        image.served ? picture(of, found, n, 768, `image ${n}`) : h("span", { class: "none" }, "no picture"),
         h(
           "figcaption",
           {},
@@ -303,6 +324,7 @@ export function datasetPage(host, state, query) {
         field.value = to.get(field.name) ?? "";
       });
       dialog.close();
+      opened = null;
       if (other) start();
       else if (to.get("shard")) showSample(Number(to.get("shard")), Number(to.get("row")));
       else look(true);

@@ -97,6 +97,8 @@ export function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
+const refusal = (message, passes) => Object.assign(new Error(message), { passes });
+
 // JSON of this server; an error says what the server said.
 export async function ask(path, fields = {}, signal = undefined) {
   const query = new URLSearchParams(fields).toString();
@@ -105,23 +107,25 @@ export async function ask(path, fields = {}, signal = undefined) {
     answer = await fetch(query ? `${path}?${query}` : path, { signal: signal ?? AbortSignal.timeout(20000) });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Error(
-      error.name === "TimeoutError" ? "the web server does not answer" : "the web server cannot be reached",
-    );
+    const late = error.name === "TimeoutError";
+    throw refusal(late ? "the web server does not answer" : "the web server cannot be reached", late);
   }
   const found = await answer.json().catch(() => ({ error: `the web server answered ${answer.status}` }));
-  if (!answer.ok) throw new Error(found.error ?? `the web server answered ${answer.status}`);
+  if (!answer.ok) throw refusal(found.error ?? `the web server answered ${answer.status}`, answer.status === 503);
   return found;
 }
 
 // What is worked out in the background: asks until it is found, and shows in `host` how far it is; null where it fails.
+// What may pass, a server that is busy or late, ends it only where it happens several times in a row.
 export async function worked(path, fields, host, closed) {
-  for (;;) {
+  for (let failures = 0; ; ) {
     let answer;
     try {
       answer = await ask(path, fields);
+      failures = 0;
     } catch (error) {
-      answer = { error: error.message };
+      failures++;
+      answer = error.passes && failures < 10 ? { passing: error.message } : { error: error.message };
     }
     if (closed()) return null;
     if (answer.found !== undefined) return answer.found;
@@ -129,14 +133,9 @@ export async function worked(path, fields, host, closed) {
       host.replaceChildren(h("p", { class: "bad" }, answer.error));
       return null;
     }
-    const { done, of } = answer.working;
-    host.replaceChildren(
-      h(
-        "p",
-        { class: "note", role: "status" },
-        of ? `working: ${number(done)} of ${number(of)}` : "waiting for its turn",
-      ),
-    );
-    await new Promise((resolve) => setTimeout(resolve, 700));
+    const { done, of, begun } = answer.working ?? {};
+    const far = of ? `working: ${number(done)} of ${number(of)}` : begun ? "working" : "waiting for its turn";
+    host.replaceChildren(h("p", { class: "note", role: "status" }, answer.passing ?? far));
+    await new Promise((resolve) => setTimeout(resolve, answer.passing ? 2000 : 700));
   }
 }

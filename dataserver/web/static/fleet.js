@@ -66,7 +66,10 @@ export function fleetPage(host, state) {
 
   function showTiles(found) {
     const up = found.servers.filter((server) => !server.problem);
-    const sum = (name) => (up.length ? up.reduce((total, server) => total + (server[name] ?? 0), 0) : null);
+    const sum = (name) => {
+      const values = up.map((server) => server[name]).filter((value) => value !== null && value !== undefined);
+      return values.length ? values.reduce((total, value) => total + value, 0) : null;
+    };
     const silent = found.servers.length - up.length;
     const verdict = found.verdict;
     const limit = !verdict
@@ -80,7 +83,7 @@ export function fleetPage(host, state) {
       tile(...limit),
       tile(
         `${number(sum("cores"))} / ${number(sum("wanted_cores"), 1)}`,
-        found.cores || "cores: there are / are wanted",
+        found.cores || "cores: available / wanted",
         sum("wanted_cores") > sum("cores") ? "warn" : "",
       ),
     );
@@ -181,7 +184,12 @@ export function fleetPage(host, state) {
             : []),
           { title: "ready", num: true, about: "microbatches that wait for it", cell: (n) => number(ranks.ready[n]) },
           { title: "preparing", num: true, cell: (n) => number(ranks.preparing[n]) },
-          { title: "unread", num: true, about: "time since it took nothing", cell: (n) => seconds(ranks.unread_s[n]) },
+          {
+            title: "unread",
+            num: true,
+            about: "time since it last took something",
+            cell: (n) => seconds(ranks.unread_s[n]),
+          },
           { title: "job", kind: "name", cell: (n) => h("code", {}, ranks.job[n]) },
           { title: "server", kind: "name", cell: (n) => ranks.server[n] },
         ],
@@ -221,7 +229,8 @@ export function fleetPage(host, state) {
       pen.fillRect(x, y, size - 2, size - 2);
     });
     canvas.onmousemove = (event) => {
-      const n = order[Math.floor(event.offsetY / size) * across + Math.floor(event.offsetX / size)];
+      const column = Math.floor(event.offsetX / size); // the last one may be cut off
+      const n = column < across ? order[Math.floor(event.offsetY / size) * across + column] : undefined;
       canvas.title =
         n === undefined
           ? ""
@@ -273,7 +282,7 @@ export function fleetPage(host, state) {
               { title: "remedy", kind: "text", cell: (f) => f.remedy },
             ],
             checks.findings,
-            `nothing is wrong; release ${checks.releases.join(", ") || "unknown"}`,
+            checks.releases.length ? `nothing is wrong; release ${checks.releases.join(", ")}` : "no server is named",
           ),
     );
   }
@@ -285,10 +294,7 @@ export function fleetPage(host, state) {
     showRanks(found);
     showRest(found);
     charts[0].set([found.history.time, found.history.images_s]);
-    const { time, waits } = found.history;
-    const gap = (n) => (n ? Math.max(time[n] - time[n - 1], 1e-3) : found.interval_s);
-    const each = (stage) => waits[stage].map((wait, n) => wait / gap(n));
-    charts[1].set([found.history.time, ...STAGES.map(each)]);
+    charts[1].set([found.history.time, ...STAGES.map((stage) => found.history.waiting[stage])]);
   }
 
   async function update() {
@@ -297,9 +303,9 @@ export function fleetPage(host, state) {
         const found = await ask("/api/fleet");
         if (closed) return;
         show(found);
-        state(
-          found.looked_at ? `looked at ${new Date(found.looked_at * 1000).toLocaleTimeString()}` : "asking the servers",
-        );
+        const looked = found.looked_at && `looked at ${new Date(found.looked_at * 1000).toLocaleTimeString()}`;
+        if (found.defects.length) state(found.defects.join("; "), true);
+        else state(looked || "asking the servers");
       }
     } catch (error) {
       if (!closed) state(error.message, true);

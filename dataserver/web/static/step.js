@@ -43,8 +43,10 @@ export function stepPage(host, state, query) {
     measured = null;
     which = "after";
     field.value = step;
-    found = await worked("/api/step", { step }, body, over);
-    if (!found) return;
+    found = null;
+    const answer = await worked("/api/step", { step }, body, over);
+    if (!answer) return;
+    found = answer;
     const ids = `job ${found.job.slice(0, 12)}, plan ${found.plan.slice(0, 12)}`;
     form.lastChild.textContent = `of ${number(found.num_steps)}; ${ids}, ${found.layout}`;
     build();
@@ -132,6 +134,10 @@ export function stepPage(host, state, query) {
         .filter(Boolean)
         .map((one) => one.makespan_ns),
     );
+    const part =
+      measured && measured.replaced < measured.expected
+        ? ` (${number(measured.replaced)} of ${number(measured.expected)} measured)`
+        : "";
     const names = { before: "Baseline", after: "Planned", measured: "Measured passes" };
     view.get("tabs").replaceChildren(
       h(
@@ -150,7 +156,7 @@ export function stepPage(host, state, query) {
                   showTimeline();
                 },
               },
-              `${title}: ${ms(all[name].makespan_ns)} ms`,
+              `${title}: ${ms(all[name].makespan_ns)} ms${name === "measured" ? part : ""}`,
             ),
           ),
       ),
@@ -264,6 +270,11 @@ export function stepPage(host, state, query) {
   function showMeasured() {
     const slow = [...measured.rows].sort((a, b) => b.wait_ns - a.wait_ns || b.computed_ns - a.computed_ns).slice(0, 50);
     const left = measured.left_out ? `; ${number(measured.left_out)} reports fit no rank of the job` : "";
+    const replaced = measured.timeline
+      ? `The timeline has measured passes of ${number(measured.replaced)} of ${number(measured.expected)}.`
+      : measured.rows.length
+        ? "Their passes cannot stand in the timeline: several chunks, or modules, share the reported times."
+        : "";
     view.get("measured").replaceChildren(
       table(
         [
@@ -281,9 +292,11 @@ export function stepPage(host, state, query) {
           { title: "step, ms", num: true, cell: (r) => ms(r.step_ns) },
         ],
         slow,
-        "no server has reports of this step",
+        `no server ${measured.silent.length ? "that answers " : ""}has reports of this step`,
       ),
-      h("p", { class: "note" }, `${number(measured.rows.length)} ranks and stages reported${left}`),
+      h("p", { class: "note" }, `${number(measured.rows.length)} ranks and stages reported${left}. ${replaced}`),
+      ...measured.silent.slice(0, 8).map((one) => h("p", { class: "bad" }, `${one.server}: ${one.why}`)),
+      measured.silent.length > 8 ? h("p", { class: "bad" }, `and ${number(measured.silent.length - 8)} more`) : "",
     );
   }
 

@@ -7,6 +7,8 @@ const ROW = 18,
 export class TimelineView {
   constructor(host) {
     this.canvas = h("canvas", { class: "grid timeline", tabindex: "0", role: "img" });
+    this.filter = h("input", { type: "search", placeholder: "node", "aria-label": "Filter nodes" });
+    this.filter.addEventListener("input", () => this.draw());
     this.about = h("p", { class: "note", role: "status" });
     this.from = 0;
     this.to = 1;
@@ -16,9 +18,10 @@ export class TimelineView {
         { class: "row" },
         h("button", { type: "button", onclick: () => this.zoom(0.5) }, "Zoom in"),
         h("button", { type: "button", onclick: () => this.zoom(2) }, "Zoom out"),
+        this.filter,
         h("span", { class: "note" }, "arrow keys move, + and - zoom"),
       ),
-      this.canvas,
+      h("div", { class: "tall" }, this.canvas),
       this.about,
     );
     this.canvas.addEventListener("keydown", (event) => {
@@ -37,6 +40,12 @@ export class TimelineView {
     this.found = found;
     this.longest = Math.max(longest, 1);
     this.draw();
+  }
+
+  // The rows whose labels fit the filter, in order.
+  rows() {
+    const word = this.filter.value.trim().toLowerCase();
+    return [...this.found.labels.keys()].filter((row) => this.found.labels[row].toLowerCase().includes(word));
   }
 
   move(by) {
@@ -69,7 +78,10 @@ export class TimelineView {
 
   draw() {
     if (!this.found) return;
-    const { labels, bars, kinds } = this.found,
+    const { bars, kinds } = this.found,
+      rows = this.rows(),
+      labels = rows.map((row) => this.found.labels[row]),
+      at = new Map(rows.map((row, n) => [row, n])),
       { width, left, x } = this.scale(),
       dense = devicePixelRatio;
     const height = labels.length * ROW + 20;
@@ -92,7 +104,8 @@ export class TimelineView {
       const a = x(bars.start[n]),
         b = x(bars.end[n]);
       if (b < left || a > width) continue;
-      const top = bars.row[n] * ROW + 1,
+      if (!at.has(bars.row[n])) continue;
+      const top = at.get(bars.row[n]) * ROW + 1,
         wide = Math.max(b - a - 0.5, 0.5);
       pen.globalAlpha = kinds[bars.kind[n]] === "backward" ? 0.55 : 1;
       pen.fillStyle = kinds[bars.kind[n]] === "interaction" ? colour("ink") : colours[bars.module[n]];
@@ -113,10 +126,10 @@ export class TimelineView {
     labels.forEach((label, row) => pen.fillText(label, 0, row * ROW + 13, left - 8));
     const ticks = width < 600 ? 2 : 4;
     for (let tick = 0; tick <= ticks; tick++) {
-      const at = left + ((width - left) * tick) / ticks,
-        text = `${ms(this.scale().ns(at))} ms`;
+      const middle = left + ((width - left) * tick) / ticks,
+        text = `${ms(this.scale().ns(middle))} ms`;
       pen.textAlign = tick === ticks ? "right" : tick ? "center" : "left";
-      pen.fillText(text, at, height - 5);
+      pen.fillText(text, middle, height - 5);
     }
     pen.textAlign = "left";
   }
@@ -125,7 +138,7 @@ export class TimelineView {
     if (!this.found) return;
     const { bars, kinds, labels, modules } = this.found,
       ns = this.scale().ns(event.offsetX),
-      row = Math.floor(event.offsetY / ROW);
+      row = this.rows()[Math.floor(event.offsetY / ROW)];
     const n = bars.row.findIndex((r, i) => r === row && bars.start[i] <= ns && ns < bars.end[i]);
     this.about.textContent =
       n < 0
