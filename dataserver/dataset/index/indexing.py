@@ -278,7 +278,14 @@ def _read_members(
         audio, external = sample_rules.audio, None
         if shard.format.has_external:
             external = ExternalFiles(images_root(shard, rules), num_bytes, audio)
-        source = ShardSource(shard.path, reader, sample_rules.split, external=external, serves_audio=audio)
+        source = ShardSource(
+            shard.path,
+            reader,
+            sample_rules.split,
+            external=external,
+            serves_audio=audio,
+            are_chats=sample_rules.are_chats,
+        )
         members = shard.format.scan(source, findings)
         tars = {number: path for number, path in enumerate(joins.files, 1) if path.suffix != PARQUET_SUFFIX}
         others = JoinedMembers(tars, sample_rules.split, findings, audio) if tars else None

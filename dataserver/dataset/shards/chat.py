@@ -62,6 +62,34 @@ class Conversation(NamedTuple):
         contents = (message.get("content") for message in self.messages)
         return sum(part["type"] == "image" for content in contents if isinstance(content, list) for part in content)
 
+    def document(self, images: Sequence[str]) -> tuple[list[str | None], list[str | None]]:
+        """Return the parallel lists `texts` and `images` of a document that says the same, as people read it.
+
+        Args:
+            images: names of its images, in order.
+        """
+        parts: list[str | None] = []  # None stands for an image
+        for number, message in enumerate(self.messages):
+            content = message["content"]
+            text = f"{chr(10) if number else ''}{message['role']}: "
+            for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+                if part["type"] == "image":
+                    parts += [text, None]
+                    text = ""
+                else:
+                    text += part["text"]
+            for call in message.get("tool_calls", ()):
+                text += json.dumps(call["function"], ensure_ascii=False)
+            parts.append(text)
+        left = iter(images)
+        joined: list[str | None] = []
+        for part in parts:
+            if part is not None and joined and joined[-1] is not None:
+                joined[-1] += part
+            elif part != "":
+                joined.append(part)
+        return joined, [next(left) if part is None else None for part in joined]
+
 
 def read_conversation(document: Mapping[str, Any], turns: Sequence[Any], num_images: int) -> Conversation:
     """Return the conversation of a document.

@@ -82,6 +82,8 @@ class ShardSource:
     """Where a format whose images lie in other files reads and notes them."""
     serves_audio: bool = False
     """Whether clips are parts of samples as images are."""
+    are_chats: bool = False
+    """Whether samples are conversations, whose turns stay as they are."""
 
 
 class ShardFormat(Protocol):

@@ -54,6 +54,7 @@ def row_members(
     images: Sequence[Sequence[Value | bytes]],
     keys: set[str],
     findings: Findings,
+    are_chats: bool = False,
 ) -> Iterator[Member]:
     """Yield the members of one row: its images, `txt` and `json`, or what is wrong with all of it.
 
@@ -64,6 +65,7 @@ def row_members(
         images: values of each, or their bytes.
         keys: of the rows before; the row's own one is added.
         findings: where a key is counted that cannot be used, or came before.
+        are_chats: whether turns of a conversation stay as they are; else they become a document.
     """
     key = f"{number:09d}"
     if row.key:
@@ -91,8 +93,12 @@ def row_members(
             named = [name if member is not None else None for name, member in found.items()]
     if is_document and any(column.is_list for column in columns):
         document["images"] = named
-    if not (isinstance(row.caption, bytes) or is_document) and (turns := turns_of(document)):
-        yield _conversation(key, document, turns, [name for name in named if name is not None])
+    turns, names = turns_of(document), [name for name in named if name is not None]
+    if turns and are_chats:
+        yield Member("json", 0, 0, None, key=key, parsed=_too_large(document) or {**document, "images": names})
+        return
+    if turns and not (isinstance(row.caption, bytes) or is_document):
+        yield _conversation(key, document, turns, names)
         return
     if isinstance(row.caption, bytes):
         yield Member("txt", 0, len(row.caption), row.caption, key=key)

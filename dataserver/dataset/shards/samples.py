@@ -23,7 +23,7 @@ from dataserver.dataset.kinds import (
 )
 from dataserver.dataset.shards.captions import CaptionSource
 from dataserver.dataset.shards.chat import read_conversation
-from dataserver.dataset.shards.conversations import TURN_NAMES, conversation_document, turns_of
+from dataserver.dataset.shards.conversations import TURN_NAMES, turns_of
 from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES, Member, Split
 from dataserver.dataset.shards.members import BYTE_ORDER_MARK, caught, decode_text, parse_json, usable_caption
 from dataserver.dataset.shards.modalities import AUDIO, IMAGES, StoredModality, modality_of_part
@@ -334,17 +334,16 @@ def _conversation(group: _Group, scalars: dict[str, Scalar], findings: Findings)
     if not (name := turns_of(document)):
         wanted = " or ".join(TURN_NAMES)
         raise SampleError(BAD_CONVERSATION, f"no list {wanted} in .json; index without --conversations chat")
-    texts, images = document.get("texts"), document.get("images")
-    if isinstance(texts, list) and isinstance(images, list):  # of rows of tables, parallel by now
-        chat = read_conversation(document, document[name], sum(image is not None for image in images))
-    else:
+    images = document.get("images")
+    names = [image for image in images if image is not None] if isinstance(images, list) else []
+    if not names or not all(isinstance(image, str) and _member_of(group, image) for image in names):
         names = [f"{group.key}.{extension}" for extension in sorted(group.images, key=_in_numbers)]
-        if isinstance(images, list) and all(isinstance(i, str) and i.startswith(f"{group.key}.") for i in images):
-            names = images
-        chat = read_conversation(document, document[name], len(names))
-        texts, images = conversation_document(document[name], names)
-    kinds, words, found = _interleaved(group, texts, images)
+    chat = read_conversation(document, document[name], len(names))
+    kinds, words, found = _interleaved(group, *chat.document(names))
     _unused(group, group.text, findings)
+    if unnamed := group.images.keys() - {_member_of(group, image) for image in names}:
+        shown = ", ".join(f".{extension}" for extension in sorted(unnamed, key=_in_numbers)[:_MOST_SHOWN])
+        findings.add(group.key, UNUSED_PART, f"its entry images does not name {shown}; the conversation goes without")
     return Sample(group.key, kinds, words, found, scalars, chat=chat.to_json())
 
 
@@ -472,8 +471,13 @@ def _interleaved(
 
 def _named_image(group: _Group, name: str) -> ImagePart:
     """Find the image that a document names, by its full name or by its name in the document's folder."""
-    keys = (group.key, group.key.rpartition("/")[2])
-    extension = next((name[len(key) + 1 :].lower() for key in keys if name.startswith(f"{key}.")), "")
+    extension = _member_of(group, name)
     if extension not in group.media:
         raise SampleError("missing_image", f"the document names {name!r}, which the tar does not hold under its key")
     return _image(group.media[extension])
+
+
+def _member_of(group: _Group, name: str) -> str:
+    """The extension of a member of a group that a document names; nothing where the name is none of its names."""
+    keys = (group.key, group.key.rpartition("/")[2])
+    return next((name[len(key) + 1 :].lower() for key in keys if name.startswith(f"{key}.")), "")

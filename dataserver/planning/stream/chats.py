@@ -85,7 +85,8 @@ def fit_chats(
     of = np.repeat(np.arange(len(text)), np.diff(chats.end_offsets))
     first = image_offsets[:-1][of]
     length = chats.end_text + before[first + chats.end_images] - before[first]
-    usable = np.flatnonzero((length <= stream.seq_len) & (chats.end_targets > 0) & ~fits[of])
+    fit = (length <= stream.seq_len) & (chats.end_text >= around(chats.end_images))
+    usable = np.flatnonzero(fit & (chats.end_targets > 0) & ~fits[of])
     last = np.full(len(text), -1, np.int64)
     np.maximum.at(last, of[usable], usable)
     cut = last >= 0

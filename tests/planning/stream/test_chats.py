@@ -68,6 +68,17 @@ def test_what_fits_a_sequence_is_as_loops_find_it(cut: bool) -> None:
     assert any(found[2] < answers[found[0]][-1][1] for found in wanted) == cut, "images behind a cut are not seen"
 
 
+def test_a_cut_leaves_the_tokens_that_plans_count_around_images() -> None:
+    """Up to its first answer there are 2 tokens of text and 1 image, around which plans count 4."""
+    job = make_job(stream={"seq_len": 24})
+    ends = np.array([[2, 1, 1], [60, 1, 9]])
+    chats = ChatColumns(np.array([9]), np.array([0, 2]), *ends.T)
+    side = np.full(1, SIDE, np.int32)
+    columns = ShardColumns(np.arange(2), np.array([56]), np.arange(2), side, side, chats=chats)
+    table = size_rows(job.stream, columns, np.arange(1), "x", Captions(("chat:x",), cut_at_turn=True))
+    assert len(table) == 0
+
+
 def _found(table: ShardTable) -> list[tuple[int, int, int, int]]:
     """Row, length, images and targets of each sample of a table."""
     assert table.targets is not None

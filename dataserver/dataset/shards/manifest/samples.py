@@ -46,6 +46,7 @@ def scan_objects(objects: Iterable[Found], source: ShardSource, findings: Findin
                 keys,
                 findings,
                 serves_audio=source.serves_audio,
+                are_chats=source.are_chats,
             )
 
 
@@ -57,6 +58,7 @@ def object_members(
     findings: Findings,
     as_key: Callable[[str | None], str | None] = lambda key: key,
     serves_audio: bool = False,
+    are_chats: bool = False,
 ) -> Iterator[Member]:
     """Yield the members of one sample.
 
@@ -68,6 +70,7 @@ def object_members(
         findings: where a key is counted that cannot be used, or came before.
         as_key: what becomes of a key.
         serves_audio: whether it may name clips as well.
+        are_chats: whether turns of a conversation stay as they are.
     """
     columns, values = list[_Images](), list[Sequence[Value | bytes]]()
     for names in (IMAGE_NAMES, AUDIO_NAMES) if serves_audio else (IMAGE_NAMES,):
@@ -80,7 +83,7 @@ def object_members(
     caption, key = _taken(document, CAPTION_NAMES), as_key(_taken(document, KEY_NAMES))
     text = SampleError("missing_caption", "the object has no text") if caption is None else caption.encode()
     row = Row(key, text, document, [None] * len(columns))
-    yield from row_members(number, row, columns, values, keys, findings)
+    yield from row_members(number, row, columns, values, keys, findings, are_chats)
 
 
 def _taken(document: dict[str, Any], names: Sequence[str]) -> str | None:

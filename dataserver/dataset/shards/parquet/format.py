@@ -113,7 +113,8 @@ def _scan(opened: OpenParquet, source: ShardSource, findings: Findings) -> Itera
             for n, column in enumerate(columns)
         ]
         for row, other in enumerate(others.rows(group, num_rows)):
-            yield from row_members(first_row + row, other, columns, [of[row] for of in images], keys, findings)
+            of_row = [of[row] for of in images]
+            yield from row_members(first_row + row, other, columns, of_row, keys, findings, source.are_chats)
         first_row += num_rows
     for column, was_seen in zip(columns, seen, strict=True):
         if not (column.is_image or was_seen):
