@@ -99,7 +99,9 @@ def test_the_rule_of_the_processor_is_the_jobs_or_a_note_says_so(tmp_path: Path)
     assert sizing_notes(config, models(folder).job) == []
     Qwen2VLImageProcessorPil(patch_size=8).save_pretrained(folder)
     (note,) = sizing_notes(config, models(folder).job)
-    assert note.startswith(f"the image processor of {folder} sizes images otherwise than the job; its sizing has")
+    assert note.startswith(
+        f"the image processor of {folder} sizes images otherwise than the job; for its grids and pixels set"
+    )
     square = make_job(stream={"sizing": {**FIXED, "rule": "square"}}, encoder=1, backbone=(1, 2)).spec
     with pytest.raises(PretrainedError, match=r"sizing.rule is square, .* has the rule qwen"):
         Models.of(config, square)

@@ -9,8 +9,9 @@ from torch import nn
 
 from dataserver.planning.job.fields import ModuleSpec
 from dataserver.planning.job.spec import JobSpec
+from trainclient.models import hf
 from trainclient.models.encoder import EncoderConfig
-from trainclient.models.hf import load_into, load_pretrained, require_same_rule
+from trainclient.models.hf import load_into, load_pretrained
 from trainclient.modules import WHAT, Sizes, family_of
 from trainclient.training.config import ConfigError
 
@@ -28,18 +29,19 @@ def pretrained_sizes(folder: Path, job: JobSpec, module: ModuleSpec, width: int,
     Raises:
         ValueError: the checkpoint cannot be read, is of another kind, or does not fit the job.
     """
-    beginning = family_of(module).begins_as
-    found: Any = load_pretrained(folder, names=(), kind=None if beginning is None else beginning.source).config
-    if beginning is None or beginning.source is not type(found):
+    start = family_of(module).begins_as
+    found: Any = load_pretrained(folder, names=(), kind=None if start is None else start.source).config
+    if start is None or start.source is not type(found):
         what, of = WHAT[type(found)], "" if module.modality is None else f" of {module.modality}s"
         raise ConfigError(
             f"the weights {folder} are those of {what}; module {module.name} is of kind {module.kind}{of}"
         )
-    sizing_note(folder, job, module)
+    if _begins_as_encoder(module):
+        hf.require_same_rule(folder, job.stream.sizing)
     if positions is not None:
         found = _lengthened(found, positions, folder, module)
     try:
-        return beginning.sizes(found, job, width)
+        return start.sizes(found, job, width)
     except ValueError as error:
         raise ConfigError(f"the weights {folder} of module {module.name} {error}") from None
 
@@ -47,12 +49,14 @@ def pretrained_sizes(folder: Path, job: JobSpec, module: ModuleSpec, width: int,
 def sizing_note(folder: Path, job: JobSpec, module: ModuleSpec) -> str | None:
     """What would give a module the images that its checkpoint was trained on, in words; None where it has them, and
     for modules that read no images.
-
-    Raises:
-        ValueError: the job names another rule than the checkpoint's image processor.
     """
-    beginning = family_of(module).begins_as
-    return require_same_rule(folder, job.stream.sizing) if beginning and beginning.source is EncoderConfig else None
+    return hf.sizing_note(folder, job.stream.sizing) if _begins_as_encoder(module) else None
+
+
+def _begins_as_encoder(module: ModuleSpec) -> bool:
+    """Whether the checkpoint of a module may have an image processor."""
+    start = family_of(module).begins_as
+    return start is not None and start.source is EncoderConfig
 
 
 def _lengthened(found: Any, positions: int, folder: Path, module: ModuleSpec) -> Any:
@@ -73,8 +77,8 @@ def load_pretrained_into(network: nn.Module, folder: Path, module: ModuleSpec) -
     What the checkpoint does not have (query tokens, the merger of SigLIP and CLIP, the projection of towers) keeps its
     initial values.
     """
-    beginning = family_of(module).begins_as
-    names, kind = ({}, None) if beginning is None else (beginning.names, beginning.source)
+    start = family_of(module).begins_as
+    names, kind = ({}, None) if start is None else (start.names, start.source)
     ours = {names.get(name, name): name for name, _ in network.named_parameters()}
     state = load_pretrained(folder, ours.keys(), kind).state
     load_into(network, {ours[name]: tensor for name, tensor in state.items()})

@@ -5,21 +5,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.jobs import make_job
 from transformers import AutoImageProcessor, CLIPImageProcessorPil, Qwen2VLImageProcessorPil, SiglipImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
 
 from dataserver.planning.job.fields import Sizing
 from trainclient.models.hf import PretrainedError
-from trainclient.models.hf.processors import processor_fields, processor_of, processor_sizing, require_same_rule
+from trainclient.models.hf.processors import (
+    processor_fields,
+    processor_of,
+    processor_sizing,
+    require_same_rule,
+    sizing_note,
+)
 
 QWEN = {"rule": "qwen", "min_pixels": 3136, "max_pixels": 1003520, "resampling": "bicubic"}
 CROP = {"rule": "crop", "side": 224, "resampling": "bicubic"}
 MADE: list[tuple[Any, dict[str, Any]]] = [
     (Qwen2VLImageProcessorPil(), QWEN),
     (Qwen2VLImageProcessorPil(min_pixels=784, max_pixels=7840), {**QWEN, "min_pixels": 784, "max_pixels": 7840}),
-    (Siglip2ImageProcessorPil(), {"rule": "naflex", "max_patches": 256, "resampling": "bilinear"}),
+    (Siglip2ImageProcessorPil(), {"rule": "naflex", "merge": 1, "max_patches": 256, "resampling": "bilinear"}),
     (SiglipImageProcessorPil(size={"height": 384, "width": 384}),
      {"rule": "square", "side": 384, "resampling": "bicubic"}),
     (Gemma3ImageProcessorPil(), {"rule": "square", "side": 224, "resampling": "bilinear"}),
@@ -33,6 +38,10 @@ WRITTEN: list[tuple[dict[str, Any], dict[str, Any] | None]] = [
     ({"image_processor_type": "Qwen2VLImageProcessorFast", "size": {"shortest_edge": 65536, "longest_edge": 16777216}},
      {**QWEN, "min_pixels": 65536, "max_pixels": 16777216}),
     ({"image_processor_type": "CLIPImageProcessor", "size": 336, "crop_size": 336}, {**CROP, "side": 336}),
+    ({"feature_extractor_type": "CLIPFeatureExtractor", "size": 224, "crop_size": 224, "resample": 3}, CROP),
+    ({"image_processor_type": "LlavaImageProcessor", "size": 336, "crop_size": 336}, {**CROP, "side": 336}),
+    ({"image_processor_type": "LlavaImageProcessor", "size": 336, "crop_size": 336, "do_pad": True},
+     {"rule": "padded"}),
     ({"image_processor_type": "CLIPImageProcessor", "size": 112, "crop_size": 336}, None),
     ({"image_processor_type": "SiglipImageProcessor", "size": {"height": 1, "width": 2}}, None),
     ({"image_processor_type": "SiglipImageProcessor", "size": {"height": 8, "width": 8}, "do_resize": False}, None),
@@ -62,8 +71,10 @@ def test_processors_of_other_releases(written: dict[str, Any], sizing: dict[str,
 @pytest.mark.parametrize("sizing", [s for _, s in MADE if s["rule"] != "naflex"])
 def test_sizings_come_back_from_the_processors_of_exports(sizing: dict[str, Any], tmp_path: Path) -> None:
     job, packs = Sizing.model_validate({**sizing, "merge": 1}), sizing["rule"] == "qwen"
-    written = processor_of(job, packs)
-    assert processor_of(job, not packs) == {}, "a model that takes images in another form"
+    grid = 0 if packs else sizing["side"] // 14
+    written = processor_of(job, packs, grid)
+    assert processor_of(job, not packs, grid) == {}, "a model that takes images in another form"
+    assert packs or processor_of(job, packs, grid + 1) == {}, "a model that takes larger pictures"
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(written))
     found = processor_fields(tmp_path)
     assert found is not None
@@ -90,18 +101,56 @@ def test_wrong_fields_are_named(written: dict[str, Any], why: str, tmp_path: Pat
         processor_sizing(found)
 
 
-def test_a_job_of_another_rule_is_refused_and_one_without_gets_a_note(tmp_path: Path) -> None:
-    assert require_same_rule(tmp_path, Sizing()) is None, "the folder says nothing"
+SQUARE = {"rule": "square", "side": 56}
+
+
+def test_a_job_of_another_rule_is_refused(tmp_path: Path) -> None:
+    square = Sizing.model_validate(SQUARE)
+    require_same_rule(tmp_path, square)  # the folder says nothing
     Qwen2VLImageProcessorPil().save_pretrained(tmp_path)
-    same, fewer = {**QWEN, "patch": 14}, {**QWEN, "max_pixels": 784 * 16}
-    assert require_same_rule(tmp_path, Sizing.model_validate(same)) is None
-    fields = "{rule: qwen, min_pixels: 3136, max_pixels: 1003520, resampling: bicubic}"
-    for sizing in (Sizing(), Sizing.model_validate(fewer)):
-        assert str(require_same_rule(tmp_path, sizing)).endswith(f"its sizing has {fields}")
-    square = make_job(stream={"sizing": {"rule": "square", "side": 56}}).stream.sizing
-    with pytest.raises(PretrainedError, match=rf"sizing.rule is square, .* rule qwen; set sizing to {fields}"):
+    require_same_rule(tmp_path, Sizing())
+    require_same_rule(tmp_path, Sizing.model_validate({**QWEN, "max_pixels": 784 * 16}))
+    fields = "{rule: qwen, min_pixels: 3136, max_pixels: 1003520, resampling: bicubic, quality: exact}"
+    with pytest.raises(PretrainedError, match=rf"sizing.rule is square, .* rule qwen; set in sizing {fields}"):
         require_same_rule(tmp_path, square)
-    (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "Idefics3ImageProcessor"}')
-    with pytest.raises(PretrainedError, match=r"has the rule tiles; no job has this rule: leave sizing.rule out"):
+    write(tmp_path, "Siglip2ImageProcessor")
+    with pytest.raises(PretrainedError, match=r"\{rule: naflex, merge: 1, max_patches: 256, resamp"):
         require_same_rule(tmp_path, square)
-    assert "cuts images into tiles" in str(require_same_rule(tmp_path, Sizing()))
+
+
+def test_a_job_that_sizes_otherwise_gets_a_note(tmp_path: Path) -> None:
+    assert sizing_note(tmp_path, Sizing()) is None, "the folder says nothing"
+    Qwen2VLImageProcessorPil().save_pretrained(tmp_path)
+    assert sizing_note(tmp_path, Sizing.model_validate(QWEN)) is None
+    fields = "set in sizing {rule: qwen, min_pixels: 3136, max_pixels: 1003520, resampling: bicubic, quality: exact}"
+    for sizing in (Sizing(), Sizing.model_validate({**QWEN, "max_pixels": 784 * 16})):
+        assert str(sizing_note(tmp_path, sizing)).endswith(fields)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "note"),
+    [
+        ("Idefics3ImageProcessor", {}, "cuts images into tiles"),
+        ("LlavaImageProcessor", {"do_pad": True}, "pads images to squares"),
+    ],
+)
+def test_what_no_rule_does_is_a_note_for_every_job(
+    kind: str, changes: dict[str, Any], note: str, tmp_path: Path
+) -> None:
+    write(tmp_path, kind, **changes)
+    for sizing in (Sizing(), Sizing.model_validate(SQUARE)):
+        require_same_rule(tmp_path, sizing)
+        assert note in str(sizing_note(tmp_path, sizing))
+
+
+def test_a_filter_that_no_job_has_is_a_note_for_jobs_without_rule(tmp_path: Path) -> None:
+    write(tmp_path, "SiglipImageProcessor", size={"height": 56, "width": 56}, resample=0)
+    require_same_rule(tmp_path, Sizing())
+    assert "is not understood" in (note := str(sizing_note(tmp_path, Sizing())))
+    assert "resample is 0; one of 1 (lanczos)" in note
+    with pytest.raises(PretrainedError, match="resample is 0"):
+        require_same_rule(tmp_path, Sizing.model_validate(SQUARE))
+
+
+def write(folder: Path, kind: str, **fields: Any) -> None:
+    (folder / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": kind, **fields}))

@@ -21,6 +21,7 @@ from models.hf.tiny import (
     save,
 )
 
+from dataserver.planning.job.fields import Sizing
 from trainclient.models.encoder import EncoderConfig, ImageEncoder
 from trainclient.models.hf import PretrainedError, Usage, export_pretrained, load_pretrained
 from trainclient.models.patches import PIXELS, normalise
@@ -256,6 +257,24 @@ def test_what_our_encoder_cannot_be(name: str, changes: dict[str, Any], message:
     (folder / "config.json").write_text(json.dumps(fields))
     with pytest.raises(PretrainedError, match=message):
         load_pretrained(folder)
+
+
+@pytest.mark.parametrize("name", ["clip", "siglip"])
+@pytest.mark.parametrize(("side", "written"), [(24, 24), (27, 27), (32, 24)])
+def test_a_tower_takes_what_the_processor_of_its_export_makes(
+    name: str, side: int, written: int, tmp_path: Path
+) -> None:
+    """A tower of 6 x 6 patches of 4 pixels, whatever grid the job has trained it on."""
+    found = load_pretrained(save(make_tower(name), tmp_path / "c"))
+    sizing = Sizing.model_validate({"rule": "crop", "patch": 4, "merge": 1, "side": side, "resampling": "bicubic"})
+    usage = Usage(3, 4, 512, max_patches=64, sizing=sizing)
+    export_pretrained(tmp_path / "back", found.config, found.state, usage=usage)
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "back", backend="pil")
+    pixels = processor(pictures([(9, 12)], PATCH)[0].numpy(), return_tensors="pt")["pixel_values"]
+    assert pixels.shape[2:] == (written, written)
+    model = class_named(TOWERS[name][1]).from_pretrained(tmp_path / "back")
+    assert model(pixels).last_hidden_state.shape[1] - (name == "clip") == 36
+    assert load_pretrained(tmp_path / "back").config == found.config
 
 
 def test_encoders_that_no_tower_is(tmp_path: Path) -> None:

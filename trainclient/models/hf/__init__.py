@@ -4,7 +4,7 @@ from trainclient.models.hf.adapters import export_adapter
 from trainclient.models.hf.exporting import Usage, export_pretrained
 from trainclient.models.hf.files import PretrainedError
 from trainclient.models.hf.folder import Pretrained, load_into, load_pretrained
-from trainclient.models.hf.processors import require_same_rule
+from trainclient.models.hf.processors import require_same_rule, sizing_note
 from trainclient.models.hf.whole_export import TrainedPart, export_whole
 
 __all__ = [
@@ -18,4 +18,5 @@ __all__ = [
     "load_into",
     "load_pretrained",
     "require_same_rule",
+    "sizing_note",
 ]

@@ -152,7 +152,18 @@ def _exported_config(
     dtype = str(next(iter(state.values())).dtype).removeprefix("torch.") if state else "float32"
     alone = _alone(family)
     written = {"architectures": [alone.architecture], "model_type": family.name, "dtype": dtype, "torch_dtype": dtype}
-    return {**found, **alone.write(config), **written}
+    sizes = alone.write(config)
+    if "image_size" in sizes and (side := _side(config, usage)) is not None:
+        sizes = {**sizes, "image_size": side}
+    return {**found, **sizes, **written}
+
+
+def _side(config: Any, usage: Usage | None) -> int | None:
+    """Pixels of each side of all images of a job, where they make as many patches as an encoder has positions; its
+    configuration says only how many whole patches that is."""
+    if usage is None or usage.sizing is None or usage.sizing.side is None:
+        return None
+    return usage.sizing.side if usage.sizing.side // config.patch == config.position_grid else None
 
 
 def _alone(family: Family[Any]) -> Alone:
@@ -185,7 +196,8 @@ def _exported_preprocessor(family: Family[Any], config: Any, base: Path | None, 
         values = {"do_normalize": True, "do_rescale": True, "rescale_factor": 1 / 255}
         found = scaling | values | processor(config, None if usage is None else usage.max_patches)
         if usage is not None and usage.sizing is not None:
-            found |= processor_of(usage.sizing, found["image_processor_type"] == "Qwen2VLImageProcessor")
+            packs = found["image_processor_type"] == "Qwen2VLImageProcessor"
+            found |= processor_of(usage.sizing, packs, config.position_grid)
     mean, std = pixel_statistics(config.pixels)
     return {**found, "image_mean": [*mean], "image_std": [*std]}
 

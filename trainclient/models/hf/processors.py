@@ -5,7 +5,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from dataserver.planning.job.fields import Resampling, Sizing, SizingRule
+from dataserver.planning.job.fields import Quality, Resampling, Sizing, SizingRule
 from trainclient.models.hf.fields import Fields
 from trainclient.models.hf.files import MAX_CONFIG_BYTES, PretrainedError, read_json
 
@@ -13,6 +13,14 @@ PREPROCESSOR: Final = "preprocessor_config.json"
 PROCESSOR: Final = "processor_config.json"
 TILES: Final = "tiles"
 """What processors do that cut an image into several; no job has a rule for it."""
+PADDED: Final = "padded"
+"""What processors do that make an image square by borders first; no job has a rule for that either."""
+_WITHOUT_RULE: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        TILES: "cuts images into tiles; the job's images are one grid each",
+        PADDED: "pads images to squares; the job's images get no borders",
+    }
+)
 _RESAMPLE: Final[Mapping[int, Resampling]] = MappingProxyType(
     {1: Resampling.LANCZOS, 2: Resampling.BILINEAR, 3: Resampling.BICUBIC}
 )
@@ -49,28 +57,32 @@ def processor_sizing(found: Fields) -> dict[str, Any] | None:
     Raises:
         PretrainedError: a size is no integer in its bounds.
     """
-    name = found.data.get("image_processor_type")
+    field = "image_processor_type" if found.has("image_processor_type") else "feature_extractor_type"
+    name = found.data.get(field)
     if not isinstance(name, str):
         return None
-    kind = name.removesuffix("Fast").removesuffix("Pil").removesuffix("ImageProcessor")
+    kind = name.removesuffix("Fast").removesuffix("Pil").removesuffix("ImageProcessor").removesuffix("FeatureExtractor")
     if kind in _TILED or (kind == "Gemma3" and found.flag("do_pan_and_scan", default=False)):
         return {"rule": TILES}
+    if kind == "Llava" and found.flag("do_pad", default=False):
+        return {"rule": PADDED}
     if not found.flag("do_resize", default=True):
         return None
     if kind in _QWEN:
         return _qwen(found)
     if kind == "Siglip2":
         most = found.integer("max_num_patches", 256)
-        return {"rule": SizingRule.NAFLEX, "max_patches": most, **_resampling(found, 2)}
+        return {"rule": SizingRule.NAFLEX, "merge": 1, "max_patches": most, **_resampling(found, 2)}
     return _of_one_size(found, *_ONE_SIZE[kind]) if kind in _ONE_SIZE else None
 
 
-def processor_of(sizing: Sizing, packs: bool) -> dict[str, Any]:
+def processor_of(sizing: Sizing, packs: bool, grid: int = 0) -> dict[str, Any]:
     """Fields of an image processor that sizes images as a job does; none where no processor does so for such a model.
 
     Args:
         sizing: of the job.
         packs: whether the model takes packed patches, as Qwen2-VL's does, not whole pictures.
+        grid: positions of each side of such a picture. In transformers models take pictures of that size alone.
     """
     if packs != (sizing.rule is SizingRule.QWEN):
         return {}
@@ -78,7 +90,7 @@ def processor_of(sizing: Sizing, packs: bool) -> dict[str, Any]:
     if sizing.rule is SizingRule.QWEN:
         size = {"shortest_edge": sizing.min_pixels, "longest_edge": sizing.max_pixels}
         return {"size": size, "resample": number, "image_processor_type": "Qwen2VLImageProcessor"}
-    if sizing.side is None:
+    if sizing.side is None or sizing.side // sizing.patch != grid:
         return {}
     square = {"height": sizing.side, "width": sizing.side}
     found = {"resample": number, "image_processor_type": "CLIPImageProcessor"}
@@ -88,53 +100,70 @@ def processor_of(sizing: Sizing, packs: bool) -> dict[str, Any]:
     return {**found, "size": {"shortest_edge": edge}, "do_center_crop": True, "crop_size": square}
 
 
-def require_same_rule(folder: Path, sizing: Sizing) -> str | None:
+def require_same_rule(folder: Path, sizing: Sizing) -> None:
+    """Refuse a job that names another rule than the image processor of a checkpoint has.
+
+    Raises:
+        PretrainedError: it does, or the processor's file cannot be read.
+    """
+    found = processor_fields(folder)
+    if found is None or sizing.rule is None:
+        return
+    wanted = processor_sizing(found)
+    if wanted is not None and wanted["rule"] not in (*_WITHOUT_RULE, sizing.rule):
+        raise PretrainedError(
+            f"the job's sizing.rule is {sizing.rule}, and the image processor of {folder} has the rule "
+            f"{wanted['rule']}; set in sizing {_text(wanted)}"
+        )
+
+
+def sizing_note(folder: Path, sizing: Sizing) -> str | None:
     """Compare a job's sizing with what the image processor of a checkpoint does.
 
     Returns:
         What to change for the processor's grids and pixels, in words; None where nothing is, or is known.
 
     Raises:
-        PretrainedError: the job names another rule than the processor's, or the processor's file cannot be read.
+        PretrainedError: the processor's file cannot be read.
     """
     found = processor_fields(folder)
-    wanted = None if found is None else processor_sizing(found)
-    if found is None or wanted is None:
+    if found is None:
         return None
-    rule, theirs = sizing.rule, str(wanted["rule"])
-    if rule is not None and rule != theirs:
-        remedy = "no job has this rule: leave sizing.rule out" if theirs == TILES else f"set sizing to {_text(wanted)}"
-        raise PretrainedError(
-            f"the job's sizing.rule is {rule}, and the image processor of {folder} has the rule {theirs}; {remedy}"
-        )
-    if all(getattr(sizing, name) == value for name, value in wanted.items()):
+    try:
+        wanted = processor_sizing(found)
+    except PretrainedError as error:  # a size or a filter that no job has, and that the job does not ask for
+        return f"how the image processor of {folder} sizes images is not understood ({error})"
+    if wanted is None or all(getattr(sizing, name, None) == value for name, value in wanted.items()):
         return None
-    if theirs == TILES:
-        return f"the image processor of {folder} cuts images into tiles; the job's images are one grid each"
-    return f"the image processor of {folder} sizes images otherwise than the job; its sizing has {_text(wanted)}"
+    if wanted["rule"] in _WITHOUT_RULE:
+        return f"the image processor of {folder} {_WITHOUT_RULE[wanted['rule']]}"
+    return (
+        f"the image processor of {folder} sizes images otherwise than the job; for its grids and pixels set in sizing "
+        f"{_text(wanted)}"
+    )
 
 
 def _text(wanted: Mapping[str, Any]) -> str:
-    return "{" + ", ".join(f"{name}: {value}" for name, value in wanted.items()) + "}"
+    fields = {**wanted, "quality": Quality.EXACT}
+    return "{" + ", ".join(f"{name}: {value}" for name, value in fields.items()) + "}"
 
 
 def _qwen(found: Fields) -> dict[str, Any]:
     """Both bounds have stood in several fields since Qwen2-VL; the first of these counts (transformers 5.24)."""
     size = found.within("size")
-    known = [found, size, size]
     bounds = {}
-    for name, edge, default in (
-        ("min_pixels", "shortest_edge", 56 * 56),
-        ("max_pixels", "longest_edge", 28 * 28 * 1280),
-    ):
-        pairs = zip(known, (name, edge, name), strict=True)
-        where, field = next(((where, field) for where, field in pairs if where.has(field)), (found, name))
-        bounds[name] = where.integer(field, default, 2**31)
+    for name, (edge, default) in _QWEN_BOUNDS.items():
+        if found.has(name):
+            bounds[name] = found.integer(name, most=2**31)
+        elif size.has(edge):
+            bounds[name] = size.integer(edge, most=2**31)
+        else:
+            bounds[name] = size.integer(name, default, 2**31)
     return {"rule": SizingRule.QWEN, **bounds, **_resampling(found, 3)}
 
 
 def _of_one_size(found: Fields, filter_number: int, crops: bool) -> dict[str, Any] | None:
-    size, filtered = _sides(found, "size"), _resampling(found, filter_number)
+    size, resampling = _sides(found, "size"), _resampling(found, filter_number)
     crops = found.flag("do_center_crop", crops)
     cut = _sides(found, "crop_size")
     sides = {cut.integer(name, _CROP) for name in ("height", "width")} if crops else set()
@@ -142,10 +171,15 @@ def _of_one_size(found: Fields, filter_number: int, crops: bool) -> dict[str, An
         edge, side = size.integer("shortest_edge"), sides.pop()
         if side > edge:
             return None  # it pads
-        return {"rule": SizingRule.CROP, "side": side, **({} if edge == side else {"shortest_edge": edge}), **filtered}
+        return {
+            "rule": SizingRule.CROP,
+            "side": side,
+            **({} if edge == side else {"shortest_edge": edge}),
+            **resampling,
+        }
     if size.has("height") and size.has("width"):
         sides |= {size.integer("height"), size.integer("width")}
-        return {"rule": SizingRule.SQUARE, "side": sides.pop(), **filtered} if len(sides) == 1 else None
+        return {"rule": SizingRule.SQUARE, "side": sides.pop(), **resampling} if len(sides) == 1 else None
     return None
 
 
