@@ -50,8 +50,9 @@ def web(
 ) -> None:
     """Show a fleet, datasets and the steps of a job in a browser: what `top`, `describe`, `lint` and `plan` say.
 
-    Prints the address of the page. Shows what the servers show to the credentials given here, and of datasets those
-    that any server lists for them; without servers, all that are named. Changes nothing. Ctrl-C or SIGTERM ends it.
+    Prints the address of the page, which shows everything that these credentials may see on the servers. A dataset is
+    shown if any server lists it for them; without servers, all named datasets are. Nothing can be changed from the
+    page. Ctrl-C or SIGTERM ends it.
 
     Args:
         addresses: HOST:PORT of servers, or HOST:FIRST-LAST for a range of ports, separated by spaces or commas.

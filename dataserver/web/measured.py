@@ -13,8 +13,8 @@ from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.planner import timeline
 from dataserver.planning.simulation import simulate
 
-MAX_TIME_NS: Final = 3600 * 10**9
-"""Of a pass that is believed."""
+MAX_PASS_NS: Final = 3600 * 10**9
+"""Of a pass that is believed; far below what a profile may hold, since the passes of a whole step are added up."""
 Key = tuple[str, int, int]
 """Module, rank and stage."""
 
@@ -79,7 +79,7 @@ def _fits(job: Job, plan: StepPlan, report: StepTimes) -> bool:
         return False
     times = np.array([*report.forward_ns, *report.backward_ns], np.float64)
     whole = len(report.forward_ns) == plan.num_microbatches and len(report.backward_ns) in (0, plan.num_microbatches)
-    return whole and bool(((times >= 0) & (times <= MAX_TIME_NS)).all())
+    return whole and bool(((times >= 0) & (times <= MAX_PASS_NS)).all())
 
 
 def _row(key: Key, report: StepTimes, expected: tuple[int, int]) -> dict[str, Any]:

@@ -82,6 +82,13 @@ def test_the_quarantine_list_holds_samples_that_are_left_out_or_invalid(folder: 
     assert kept.tolist() == [False] * 4
 
 
+def test_without_a_quarantine_list_no_samples_are_collected(folder: Path) -> None:
+    without, usual = lint(folder, wants_quarantine=False), lint(folder)
+    assert usual.quarantine.num_samples > 0
+    assert without.quarantine.num_samples == 0
+    assert (without.findings, without.counts) == (usual.findings, usual.counts)
+
+
 def test_what_belongs_to_no_sample_is_listed_and_not_quarantined(tmp_path: Path) -> None:
     write_tar(tmp_path / "d" / "0.tar", [("0.txt", b"x"), ("../1.txt", b"x")])
     (tmp_path / "d" / "0.parquet").write_bytes(b"no parquet")

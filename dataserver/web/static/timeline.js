@@ -7,7 +7,7 @@ const ROW = 18,
 export class TimelineView {
   constructor(host) {
     this.canvas = h("canvas", { class: "grid timeline", tabindex: "0", role: "img" });
-    this.filter = h("input", { type: "search", placeholder: "node", "aria-label": "Filter nodes" });
+    this.filter = h("input", { type: "search", placeholder: "filter nodes", "aria-label": "Filter nodes" });
     this.filter.addEventListener("input", () => this.draw());
     this.about = h("p", { class: "note", role: "status" });
     this.from = 0;
