@@ -53,8 +53,8 @@ def bench(
     _check("--samples", samples, MAX_SAMPLES)
     _check("--threads", threads, MAX_THREADS)
     _check("--rate", 1 if rate is None else rate, MAX_RATE)
-    filtered = {} if resampling is None else {"resampling": resampling}
-    sizing = sizing_of(max_patches=max_patches, quality=quality, **filtered)
+    of_filter = {} if resampling is None else {"resampling": resampling}
+    sizing = sizing_of(max_patches=max_patches, quality=quality, **of_filter)
     silence_pillow_warnings()
     path = location(path)
     dataset = Dataset.open(path, index_dir)

@@ -63,8 +63,8 @@ def sizes(
         )
     path = location(path)
     of_rule = {"rule": rule, "min_pixels": min_pixels, "max_pixels": max_pixels, "side": side}
-    filtered = None if side is None else "bicubic"  # some sides need a filter, and none changes a grid
-    given = {"patch": patch, "merge": merge, "max_patches": max_patches, **of_rule, "resampling": filtered}
+    resampling = None if side is None else "bicubic"  # some sides need a filter, and none changes a grid
+    given = {"patch": patch, "merge": merge, "max_patches": max_patches, **of_rule, "resampling": resampling}
     sizing = sizing_of(**{name: value for name, value in given.items() if value is not None})
     named = tokenizer_files([tokenizer])
     digest = load_tokenizer(*next(iter(named.items()), (BYTES, None))).digest

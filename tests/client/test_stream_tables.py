@@ -21,7 +21,7 @@ from trainclient.stream.microbatch import (
 )
 
 UINT8, INT32 = np.dtype("<u1"), np.dtype("<i4")
-SMALLER = "make microbatches smaller (execution.microbatch, seq_len, max_patches) or raise max_microbatch_bytes"
+SMALLER = "make microbatches smaller (execution.microbatch, seq_len, stream.sizing) or raise max_microbatch_bytes"
 
 
 def tensor(name: str, offset: int, shape: list[int], size: int, **fields: Any) -> mb.Tensor:

@@ -215,7 +215,7 @@ def test_a_stream_begins_where_it_is_asked_to(start: tuple[int, int]) -> None:
             (0, 0),
             0,
             f"microbatch 0 of step 0 has {SIZE + 1} bytes for module m; a stream of this server may take {SIZE}: lower "
-            "execution.microbatch or sizing.max_patches, or raise the server's stream_bytes",
+            "execution.microbatch or the sizes of images (stream.sizing), or raise the server's stream_bytes",
         ),
     ],
 )

@@ -212,7 +212,7 @@ def read_table(header: pb.MicrobatchHeader, max_bytes: int) -> TensorTable:
     if header.total_bytes > max_bytes:
         raise ProtocolError(
             f"it announces a microbatch of {header.total_bytes} bytes, at most {max_bytes} are taken: make "
-            "microbatches smaller (execution.microbatch, seq_len, max_patches) or raise max_microbatch_bytes"
+            "microbatches smaller (execution.microbatch, seq_len, stream.sizing) or raise max_microbatch_bytes"
         )
     _require(len(header.tensors) <= MAX_TENSORS, f"{len(header.tensors)} tensors, at most {MAX_TENSORS} are allowed")
     entries = tuple(_entry(t) for t in header.tensors)
@@ -230,7 +230,7 @@ def read_table(header: pb.MicrobatchHeader, max_bytes: int) -> TensorTable:
     if raw_end > max_bytes:
         raise ProtocolError(
             f"it announces tensors of {raw_end} bytes, at most {max_bytes} are taken: make microbatches smaller "
-            "(execution.microbatch, seq_len, max_patches) or raise max_microbatch_bytes"
+            "(execution.microbatch, seq_len, stream.sizing) or raise max_microbatch_bytes"
         )
     return TensorTable(entries, header.total_bytes, raw_end, header.crc32c)
 

@@ -71,8 +71,8 @@ def shard_table(
         worst = too_large[np.argmax(fixed[too_large])]
         raise SampleTooLargeError(
             f"{where}, row {row[worst]}: its images take {fixed[worst]} tokens without any text, but seq_len is "
-            f"{stream.seq_len} ({len(too_large)} such samples in this shard); raise seq_len, lower sizing.max_patches, "
-            "or leave such samples out with a filter or a quarantine list"
+            f"{stream.seq_len} ({len(too_large)} such samples in this shard); raise seq_len, "
+            f"lower sizing.{stream.sizing.bounded_by}, or leave such samples out with a filter or a quarantine list"
         )
     counted = text_tokens if mean_tokens is None else mean_tokens
     understood = np.minimum(fixed + counted, stream.seq_len)

@@ -212,7 +212,7 @@ class Preparation:
                 errors_pb2.ERROR_REASON_SERVER_LIMIT,
                 f"microbatch {microbatch} of step {step} has {spec.num_bytes} bytes for module "
                 f"{self._source.module}; a stream of this server may take {self._shared.stream_bytes}: lower "
-                "execution.microbatch or sizing.max_patches, or raise the server's stream_bytes",
+                "execution.microbatch or the sizes of images (stream.sizing), or raise the server's stream_bytes",
             )
         if not self._transports.reserve(spec.num_bytes):
             raise DataServiceError(

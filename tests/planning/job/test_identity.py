@@ -74,6 +74,36 @@ def test_golden_ids(version: int, job_id: str) -> None:
     assert (job == parse_job(parse_yaml(GOLDEN_JOB.encode()))) == (version == 6)
 
 
+@pytest.mark.parametrize(
+    ("sizing", "max_patches", "stream_id"),
+    [
+        (
+            {"rule": "qwen", "min_pixels": 3136, "max_pixels": 12845056},
+            65536,
+            "fa551822a4c9be1c2be12b89eeb7dd277160e4f148b603c3a5a7a93dc764566b",
+        ),
+        (
+            {"rule": "qwen", "min_pixels": 12845056, "max_pixels": 12845056, "patch": 16},
+            56568,
+            "d0b1b065b42e290b945ac59bf0c94607500a9cda4da23461d69c9f7e2f628228",
+        ),
+        ({"rule": "naflex", "merge": 1}, 1024, "8076b2dc45e3e179bf4d85d187ded045f019c0bb86b26fae2f75a9e7161c4446"),
+        ({"rule": "square", "side": 448}, 1024, "d6dffbe86202712dbdb68096e06bcfe75c97887bc1e57dc30dd7797876ebae71"),
+        (
+            {"rule": "crop", "side": 336, "patch": 14, "merge": 1, "resampling": "bicubic"},
+            576,
+            "e077aeb94258a2291033ec0b69845d36f5511bae73146714acb12b3a313e7141",
+        ),
+    ],
+)
+def test_golden_ids_of_rules(sizing: dict[str, Any], max_patches: int, stream_id: str) -> None:
+    """The bound that follows from a rule is a part of the identity."""
+    data = parse_yaml(GOLDEN_JOB.encode())
+    data["stream"]["sizing"] = sizing
+    job = parse_job(data)
+    assert (job.stream.sizing.max_patches, job.stream_id) == (max_patches, stream_id)
+
+
 def test_ids_are_hashes_of_canonical_json() -> None:
     job = parse_job(parse_yaml(GOLDEN_JOB.encode()))
     for spec, found in ((job.spec, job.job_id), (job.stream, job.stream_id)):

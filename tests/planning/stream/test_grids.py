@@ -121,6 +121,19 @@ def test_fractions_are_rounded_as_doubles(numerator: int, denominator: int) -> N
     assert root_as_double(double) == Fraction(math.sqrt(float(double)))
 
 
+def test_the_field_that_bounds_patches_is_one_that_jobs_may_lower() -> None:
+    for fields in (
+        {"rule": "qwen", "min_pixels": 784, "max_pixels": 784 * 64},
+        {"rule": "naflex", "merge": 1, "max_patches": 64},
+        {"rule": "square", "side": 280},
+        {"rule": "crop", "side": 280, "resampling": "bicubic"},
+        {},
+    ):
+        sizing = Sizing.model_validate(fields)
+        value = getattr(sizing, sizing.bounded_by) // 2
+        assert Sizing.model_validate({**fields, sizing.bounded_by: value}).max_patches < sizing.max_patches
+
+
 @pytest.mark.parametrize(
     ("fields", "why"),
     [

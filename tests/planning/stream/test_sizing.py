@@ -152,6 +152,9 @@ def test_too_large_sample_is_named() -> None:
     with pytest.raises(SampleTooLargeError, match=r"shard x, row 0: its images take 68 tokens .* seq_len is 67"):
         _pair(job, 5)
     assert _pair(make_job(stream={"seq_len": 68}), 5).nominal.tolist() == [68]
+    job = make_job(stream={"seq_len": 67, "sizing": {"rule": "square", "side": 280}})
+    with pytest.raises(SampleTooLargeError, match=r"take 104 tokens .* raise seq_len, lower sizing\.side, or leave"):
+        _pair(job, 5)
 
 
 def test_an_image_that_is_only_a_target_needs_no_room_in_the_sequence() -> None:

@@ -72,8 +72,9 @@ class Sizing(SpecModel):
     merge: Annotated[int, Field(ge=1, le=16)] = 2
     """merge x merge patches become one backbone token; grids are multiples of it in both directions."""
     max_patches: Annotated[int, Field(ge=1, le=MAX_PATCHES)] = 1024
-    """Upper bound of the patches of one image; larger images are scaled down, aspect kept. With the rules `qwen`,
-    `square` and `crop` it follows from other fields and is left out."""
+    """Upper bound of the patches of one image; larger images are scaled down, aspect kept. The default is that of jobs
+    without rule and of `naflex`. With the rules `qwen`, `square` and `crop` it follows from other fields: leave it
+    out."""
     quality: Quality = Quality.FAST
     """How much of an image is decoded before it is scaled; see content_version. `exact` for the pixels that an image
     processor makes."""
@@ -88,8 +89,8 @@ class Sizing(SpecModel):
     """Only with `qwen`, and required: larger images are scaled down to so many pixels. `size.longest_edge` or
     `max_pixels` of preprocessor_config.json."""
     side: Annotated[int, Field(ge=1, le=2**16)] | None = None
-    """Only with `square` and `crop`, and required: pixels of each side of every image. What is left right and below of
-    the last whole patch is dropped, as convolutions do."""
+    """Only with `square` and `crop`, and required: pixels of each side of every image. What remains to the right of and
+    below the last whole patch is dropped, as convolutions do."""
     shortest_edge: Annotated[int, Field(ge=1, le=2**16)] | None = None
     """Only with `crop`: pixels that the short side is scaled to before the crop; by default `side`."""
     resampling: Resampling | None = None
@@ -129,6 +130,13 @@ class Sizing(SpecModel):
             )
         return self
 
+    @property
+    def bounded_by(self) -> str:
+        """The field to lower for fewer patches of an image; what follows from a rule cannot be set."""
+        if self.rule is SizingRule.QWEN:
+            return "max_pixels"
+        return "max_patches" if self.side is None else "side"
+
     def of_rule(self) -> dict[str, int | str]:
         """The rule and the fields that it has; nothing of the filter, which changes no grid."""
         fields = {name: getattr(self, name) for name in ("rule", *_OF_RULES)}
@@ -158,7 +166,10 @@ class Sizing(SpecModel):
 
 
 def _most_patches(fields: Mapping[str, Any]) -> int | None:
-    """The patches of the largest grid that a rule makes; None where `max_patches` bounds it, or fields are wrong."""
+    """The patches of the largest grid that a rule makes; None where `max_patches` bounds it, or fields are wrong.
+
+    What it returns is a part of the identity of jobs, and is never to change for a rule that there is.
+    """
     names = ("patch", "merge", *_FIELDS.get(fields["rule"] or "none", ((), ()))[0])
     values = [fields.get(name) for name in names]
     if any(type(value) is not int or not 1 <= value <= 2**31 for value in values) or len(values) == 2:

@@ -153,7 +153,7 @@ def _check_pairs(spec: JobSpec, table: ShardTable, where: str) -> None:
         )
     for tower in spec.execution.modules:
         if tower.modality is Modality.IMAGE:
-            check_images(tower, table, np.ones(len(table.row), np.bool_), where)
+            check_images(tower, spec.stream.sizing, table, np.ones(len(table.row), np.bool_), where)
         else:
             check_units(tower, table.row, most_tokens(spec.stream, table), "tokens", 1, "lower stream.seq_len", where)
 

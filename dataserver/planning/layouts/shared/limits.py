@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dataserver.planning import I64, Bool, yield_point
-from dataserver.planning.job.fields import BalancePolicy, Modality, ModuleKind, ModuleSpec, Stream
+from dataserver.planning.job.fields import BalancePolicy, Modality, ModuleKind, ModuleSpec, Sizing, Stream
 from dataserver.planning.job.spec import JobSpec
 from dataserver.planning.plan.arranging import WaveTooLargeError, spread_images
 from dataserver.planning.plan.naming import counted
@@ -68,7 +68,7 @@ class BackboneLimits:
             if module is None:
                 _check_unhandled(spec.stream.datasets[dataset].name, kind, reads, of, samples, where)
                 continue
-            check_images(module, of, samples, where)
+            check_images(module, spec.stream.sizing, of, samples, where)
             self.check_together(module, of, samples, where)
         backbone, tokens = spec.execution.backbone, most_tokens(spec.stream, table)
         check_units(backbone, table.row, tokens, "tokens", self.degree, self.remedy, where)
@@ -95,8 +95,9 @@ class BackboneLimits:
                     f"{where}, row {table.row[i]}: its {len(sizes)} images, which belong to one wave, have "
                     f"{sizes.sum()} patches{' before padding' if module.padded else ''}, but {counted(ranks, 'rank')} "
                     f"of module {module.name} with memory for {module.memory.units} each cannot hold them; raise "
-                    "memory.budget_bytes or dp of the module, lower stream.sizing.max_patches, or leave such samples "
-                    "out with a filter or a quarantine list"
+                    f"memory.budget_bytes or dp of the module, lower stream.sizing."
+                    f"{self.spec.stream.sizing.bounded_by}, or leave such samples out with a filter or a quarantine "
+                    "list"
                 ) from error
 
 
@@ -157,13 +158,13 @@ def _check_unhandled(
         )
 
 
-def check_images(module: ModuleSpec, table: ShardTable, samples: Bool, where: str) -> None:
+def check_images(module: ModuleSpec, sizing: Sizing, table: ShardTable, samples: Bool, where: str) -> None:
     """Refuse images of some samples that the module cannot hold alone."""
     sample = np.repeat(np.arange(len(table.row)), np.diff(table.image_offsets))
     images = np.flatnonzero(samples[sample])
     patches = table.image_rows[images].astype(np.int64) * table.image_columns[images]
     rows = table.row[sample[images]]
-    named = ("patches of an image", 1, "lower stream.sizing.max_patches")
+    named = ("patches of an image", 1, f"lower stream.sizing.{sizing.bounded_by}")
     if module.reads is Modality.AUDIO:
         named = ("positions of a clip", 1, "lower stream.sizing.audio.max_seconds")
     check_units(module, rows, patches, *named, where)

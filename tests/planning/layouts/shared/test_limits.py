@@ -124,6 +124,15 @@ def test_an_image_must_fit_the_memory_of_its_encoder() -> None:
     check(with_module(0, memory(100), stream={"generation": {"ratio": "1"}}), (5, [104]))  # a target only
 
 
+def test_under_a_rule_the_field_to_lower_is_one_that_the_job_may_set() -> None:
+    stream = {"seq_len": 2048, "sizing": {"rule": "square", "side": 280}}  # 20 x 20 patches
+    job = with_module(0, {"dp": 2, **memory(399)}, stream=stream)
+    assert "raise memory.budget_bytes of the module, lower stream.sizing.side, or" in refused(job, (5, [16]))
+    several = with_module(0, {"dp": 2, **memory(400)}, stream=stream)
+    check(several, (5, [16] * 2))
+    assert "dp of the module, lower stream.sizing.side, or leave such samples out" in refused(several, (5, [16] * 3))
+
+
 def test_a_target_must_fit_the_memory_of_its_generator() -> None:
     job = with_module(2, memory(100), stream={"generation": {"ratio": "0.5"}})
     check(job, (5, [100]), (0, [104]), (5, [104, 104]))
