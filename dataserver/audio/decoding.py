@@ -5,12 +5,13 @@ The rules of audio version 1:
 1. A format of `formats.py`, told by how the file begins, decoded by libsndfile to float32. Samples, rate and channels
    must be those in the index; an MP3 that does not say its length is given the number of its frames.
 2. The first `max_seconds`, rounded up to whole samples; a file that ends before them is invalid.
+   What comes behind them is not decoded.
 3. The mean of all channels.
-4. Resampled to 16 kHz by soxr, quality HQ, to ceil(samples x 16,000 / rate) samples: cut, or filled up with zeros.
+4. Resampled to 16 kHz by soxr, quality VHQ, to ceil(samples x 16,000 / rate) samples: cut, or filled up with zeros.
 5. Filled up with zeros to `max_seconds`, and `mel.log_mel` of the whole. Of a clip that is not padded the first frames
    are served: those that its tower's convolutions reach (`served_frames`).
 
-Values that are not finite make a clip invalid.
+Values that are not finite, or beyond `LOUDEST`, make a clip invalid.
 """
 
 import logging
@@ -19,13 +20,14 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from dataserver.audio.header import AudioHeaderError, open_clip
-from dataserver.audio.limits import MAX_AUDIO_BYTES
+from dataserver.audio.limits import LOUDEST, MAX_AUDIO_BYTES
 from dataserver.audio.mel import F32, log_mel
-from dataserver.planning.job.fields import HOP, SAMPLE_RATE, AudioSizing, clip_samples
+from dataserver.planning.job.fields import HOP, MAX_CLIP_SECONDS, SAMPLE_RATE, AudioSizing, clip_samples
 
 AUDIO_VERSION: Final = 1
 """Of the rules above."""
-_QUALITY: Final = "HQ"
+_QUALITY: Final = "VHQ"
+"""HQ computes in float32, with other results where a processor has other vector instructions; this one in float64."""
 
 logger = logging.getLogger(__name__)
 
@@ -69,26 +71,29 @@ def decode_mel(data: bytes, shape: AudioShape, sizing: AudioSizing, out: F32) ->
 
 
 def audio_fault_of(data: bytes, shape: AudioShape) -> str | None:
-    """Say why servers deliver a clip as invalid; None where they deliver it. Decodes all of it.
+    """Say why servers deliver a clip as invalid; None where they deliver it.
+
+    Decodes the first 30 seconds, the most that any job reads: a job that reads less of a clip may find it valid.
 
     Raises:
         MemoryError: the machine, not the clip, is at fault.
     """
     try:
-        _decode(data, shape, None)
+        _decode(data, shape, MAX_CLIP_SECONDS)
     except InvalidAudioError as error:
         return str(error)
     return None
 
 
-def _decode(data: bytes, shape: AudioShape, max_seconds: int | None) -> F32:
-    """The first seconds of a clip, or all of it, at 16 kHz. float32 [samples]."""
+def _decode(data: bytes, shape: AudioShape, max_seconds: int) -> F32:
+    """The first seconds of a clip at 16 kHz. float32 [samples]."""
     if len(data) > MAX_AUDIO_BYTES:
         raise InvalidAudioError(f"{len(data)} bytes, limit {MAX_AUDIO_BYTES}")
-    wanted = shape.samples if max_seconds is None else min(shape.samples, max_seconds * shape.sample_rate)
+    wanted = min(shape.samples, max_seconds * shape.sample_rate)
     mono = _read_mono(data, shape, wanted)
-    if not np.isfinite(mono).all():
-        raise InvalidAudioError("it holds values that are not finite")
+    loudest = float(np.abs(mono).max(initial=0))
+    if not loudest <= LOUDEST:  # nor is what is not finite
+        raise InvalidAudioError(f"it holds values up to {loudest:g}, which are not finite or beyond {LOUDEST:g}")
     return _resampled(mono, shape.sample_rate)
 
 
@@ -99,8 +104,9 @@ def _read_mono(data: bytes, shape: AudioShape, wanted: int) -> F32:
     found = np.empty(wanted, np.float32)
     at = 0
     try:
-        with open_clip(data) as (_, file):
-            stored = AudioShape(file.frames if file.has_length else shape.samples, file.samplerate, file.channels)
+        with open_clip(data, wanted) as (_, file):
+            says_length = file.has_length and not file.is_counted
+            stored = AudioShape(file.frames if says_length else shape.samples, file.samplerate, file.channels)
             if stored != shape:
                 raise InvalidAudioError(f"it declares {stored[:]}, and the index {shape[:]}")
             for part in file.blocks_of(wanted):

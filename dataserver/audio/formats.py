@@ -19,21 +19,25 @@ class AudioFormat:
     """The format's name in messages."""
     container: str
     """As libsndfile calls it."""
+    subtype: str
+    """The encoding that libsndfile has to know, by its name for it."""
     matches: Callable[[bytes], bool]
     """Whether a file begins as one of this format."""
 
 
 AUDIO_FORMATS: Final = (
-    AudioFormat("wav", "WAV", "WAV", lambda data: data[:4] == b"RIFF" and data[8:12] == b"WAVE"),
-    AudioFormat("flac", "FLAC", "FLAC", lambda data: data[:4] == b"fLaC"),
-    AudioFormat("mp3", "MP3", "MP3", is_mp3),
-    AudioFormat("vorbis", "Ogg Vorbis", "OGG", lambda data: _begins_ogg(data, b"\x01vorbis")),
-    AudioFormat("opus", "Ogg Opus", "OGG", lambda data: _begins_ogg(data, b"OpusHead")),
+    AudioFormat("wav", "WAV", "WAV", "PCM_16", lambda data: data[:4] == b"RIFF" and data[8:12] == b"WAVE"),
+    AudioFormat("flac", "FLAC", "FLAC", "PCM_16", lambda data: data[:4] == b"fLaC"),
+    AudioFormat("mp3", "MP3", "MP3", "MPEG_LAYER_III", is_mp3),
+    AudioFormat("vorbis", "Ogg Vorbis", "OGG", "VORBIS", lambda data: _begins_ogg(data, b"\x01vorbis")),
+    AudioFormat("opus", "Ogg Opus", "OGG", "OPUS", lambda data: _begins_ogg(data, b"OpusHead")),
 )
 """An index stores the position of a format in this tuple: a new one is added at the end."""
 AUDIO_FORMAT_NAMES: Final = tuple(found.name for found in AUDIO_FORMATS)
-AUDIO_SUFFIXES: Final = frozenset({"wav", "flac", "mp3", "ogg", "oga", "opus", "clip"})
-"""Types of files that claim to be audio; how they begin decides what they are. Manifests name theirs `clip`."""
+AUDIO_SUFFIXES: Final = frozenset(
+    {"wav", "flac", "mp3", "ogg", "oga", "opus"} | {"m4a", "aac", "aif", "aiff", "aifc", "wma", "amr", "wv", "webm"}
+)
+"""Types of files that claim to be audio; how they begin decides what they are. Those that are not read are findings."""
 
 
 def audio_format_of(data: bytes) -> AudioFormat | None:

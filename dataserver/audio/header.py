@@ -1,9 +1,11 @@
 """What a clip's header says of it, without decoding a sample."""
 
+import functools
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from dataserver.audio.formats import AUDIO_FORMATS, audio_format_of
 from dataserver.audio.limits import MAX_AUDIO_BYTES, MAX_AUDIO_SECONDS, MAX_CHANNELS, SAMPLE_RATES
@@ -12,8 +14,12 @@ from dataserver.audio.mp3 import with_length
 if TYPE_CHECKING:
     from dataserver.audio.reading import OpenClip
 
-REMEDY = "pip install 'disttrain[audio]'"
+REMEDY: Final = "pip install 'disttrain[audio]'"
 """What brings the libraries that this folder needs."""
+_LONGEST: Final = MAX_AUDIO_SECONDS + 1
+"""Seconds after which samples are not counted any further."""
+_NEW_STREAM: Final = re.compile(rb"OggS\x00[\x02\x06]")
+"""How an Ogg page begins that is the first one of a stream."""
 
 
 class AudioHeaderError(ValueError):
@@ -46,10 +52,28 @@ class AudioHeader:
 def require_audio() -> None:
     """Raise ValueError, which names the command that helps, where the libraries for audio are not installed."""
     try:
-        import soundfile  # noqa: F401
+        import soundfile
         import soxr  # noqa: F401
     except (ImportError, OSError) as error:  # OSError: soundfile is there, and its libsndfile is not
         raise ValueError(f"audio needs soundfile and soxr, which cannot be imported ({error}); {REMEDY}") from error
+    if missing := _missing_formats():
+        raise ValueError(
+            f"audio needs a libsndfile that reads {', '.join(missing)}, and {soundfile.__libsndfile_version__} does "
+            "not: pip install --force-reinstall soundfile (its wheels bring a whole one), or update libsndfile to 1.1"
+        )
+
+
+@functools.cache
+def _missing_formats() -> tuple[str, ...]:
+    """Formats that the installed libsndfile does not read, as messages call them."""
+    import soundfile
+
+    containers = soundfile.available_formats()
+    return tuple(
+        known.title
+        for known in AUDIO_FORMATS
+        if known.container not in containers or known.subtype not in soundfile.available_subtypes(known.container)
+    )
 
 
 def read_audio_header(data: bytes) -> AudioHeader:
@@ -80,8 +104,12 @@ def _check_layout(sample_rate: int, channels: int) -> None:
 
 
 @contextmanager
-def open_clip(data: bytes) -> "Iterator[tuple[str, OpenClip]]":
+def open_clip(data: bytes, samples: int | None = None) -> "Iterator[tuple[str, OpenClip]]":
     """Open a clip; yields the format's name and the open file.
+
+    Args:
+        data: the clip.
+        samples: of each channel that will be read; by default all, or so many that the clip is found to be too long.
 
     Raises:
         AudioHeaderError: it is none of the formats, or its header is damaged.
@@ -93,8 +121,14 @@ def open_clip(data: bytes) -> "Iterator[tuple[str, OpenClip]]":
         *others, last = (known.title for known in AUDIO_FORMATS)
         known = f"neither {', '.join(others)} nor {last}"
         raise AudioHeaderError("unreadable_header", f"{known}: starts with {data[:8].hex()}")
+    if found.container == "OGG" and (page := _NEW_STREAM.search(data, 1)):
+        detail = f"chained: another stream begins at byte {page.start()}, and the first alone would be read"
+        raise AudioHeaderError("unreadable_header", f"{found.title}: {detail}; write it as one stream")
+    is_counted = False
     try:
-        file = OpenClip(with_length(data) if found.name == "mp3" else data)
+        if found.name == "mp3":
+            data, is_counted = with_length(data, samples)
+        file = OpenClip(data, is_counted)
     except ERRORS as error:
         raise AudioHeaderError("unreadable_header", f"{found.title}: {error}") from error
     with file:
@@ -110,6 +144,6 @@ def _samples_of(file: "OpenClip") -> int:
     from dataserver.audio.reading import ERRORS
 
     try:
-        return sum(map(len, file.blocks_of((MAX_AUDIO_SECONDS + 1) * file.samplerate)))
+        return sum(map(len, file.blocks_of(_LONGEST * file.samplerate)))
     except ERRORS as error:
         raise AudioHeaderError("unreadable_header", f"it says no length, and cannot be decoded: {error}") from error

@@ -3,8 +3,9 @@
 Windows of 400 samples (periodic Hann) every 160, centred, the signal reflected at both ends of the padded clip; power;
 Slaney's mel filters up to 8 kHz; log10 of at least 1e-10; nothing more than 8 below the largest value; (x + 4) / 4.
 
-Computed in float64 without BLAS, whose kernels differ from processor to processor, and rounded to multiples of 2^-16:
-servers whose libraries differ in the last bits still serve the same bytes.
+Computed in float64 without BLAS, whose kernels differ from processor to processor, and rounded to multiples of 2^-16: a
+difference in the last bits changes a value only where it lies between two multiples. That is rare, and no guarantee:
+`audio_digest` tells servers with other libraries apart.
 """
 
 import functools

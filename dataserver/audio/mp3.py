@@ -1,10 +1,22 @@
 """MP3 without a Xing header, whose length nothing says: its frames are counted, and a header put before them.
 
+Counting holds Python's lock: it ends with the frames that are wanted, and gives up files that hold much else.
+
 libsndfile (mpg123) guesses such a length from the bit rate of the first frame, and then reads no further: of a file of
 variable bit rate it read 89,014 of 312,192 samples.
 """
 
+import functools
+import re
+from collections.abc import Iterator
+from itertools import islice
 from typing import Final, NamedTuple
+
+from dataserver.audio.limits import MAX_AUDIO_SECONDS
+
+MAX_BYTES_BETWEEN: Final = 1 << 20
+"""Most bytes of a file, in all, that are skipped in search of the next frame; tags do not count. Hostile files are long
+searches otherwise."""
 
 _RATES: Final = {3: (44100, 48000, 32000), 2: (22050, 24000, 16000), 0: (11025, 12000, 8000)}
 """Sample rates by version: MPEG 1, 2 and 2.5."""
@@ -19,6 +31,16 @@ _SYNC_BYTES: Final = 4
 _BIT_RATE_AND_PADDING: Final = 0xF2
 """Bits of the third byte of a header."""
 _FRAMES_FLAG: Final = 1
+_MONO: Final = 3
+_VBRI_AT: Final = 36
+"""Byte of a frame at which Fraunhofer's encoder puts its header, whatever the version."""
+_MARGIN_FRAMES: Final = 4
+"""Frames beyond the wanted samples: a decoder looks ahead."""
+_MOST_BEHIND_TAG: Final = 64 << 10
+_ANY_FRAME: Final = re.compile(rb"\xff[\xe0-\xff]")
+_APE: Final = b"APETAGEX"
+_APE_BYTES: Final = 32
+"""Of the header of such a tag, which stands at the end of a file and may hold a picture."""
 
 
 class _Frame(NamedTuple):
@@ -44,17 +66,85 @@ class _Frame(NamedTuple):
 
 def is_mp3(data: bytes) -> bool:
     """Whether a file begins as an MP3: a tag, and behind it two frames of one kind, or one that fills it."""
-    start = audio_start(data)
+    return _begins_at(data, _first_frame(data))
+
+
+def with_length(data: bytes, samples: int | None = None) -> tuple[bytes, bool]:
+    """Return an MP3 that says how many frames it has, and whether these were counted.
+
+    A file that says so is returned as it is, of any other its frames behind a Xing header, up to that many samples.
+    Whatever stands between frames, and tags, are left out; a frame that the end of the file cuts does not count.
+
+    Args:
+        data: the file.
+        samples: of each channel that are wanted; at least as many are there, where the file has them. By default all,
+            of a file that is too long some more than the limit.
+
+    Raises:
+        ValueError: too many bytes between frames are none.
+    """
+    start = _first_frame(data)
+    first = _frame(data, start)
+    if first is None or _says_length(data, start, first):
+        return (data[start:] if start > _after_tags(data, 0) else data), False
+    header = data[start : start + _SYNC_BYTES]
+    if data[start + _VBRI_AT : start + _VBRI_AT + 4] == b"VBRI":
+        start += first.num_bytes
+    wanted = (MAX_AUDIO_SECONDS + 1) * first.sample_rate if samples is None else samples
+    most = -(-wanted // first.samples) + _MARGIN_FRAMES
+    frames = [data[at:end] for at, end in islice(_frames(data, start, header), most)]
+    return b"".join([_xing(header, len(frames)), *frames]), True
+
+
+def _frames(data: bytes, start: int, header: bytes) -> Iterator[tuple[int, int]]:
+    """Yield where each frame of the same sound begins and ends, from a byte on."""
+    first, at, left = _frame(header, 0), start, MAX_BYTES_BETWEEN
+    assert first is not None
+    while at + _SYNC_BYTES <= len(data):
+        found = _frame(data, at)
+        if found is not None and found[:3] == first[:3]:
+            if at + found.num_bytes > len(data):
+                return
+            yield at, at + found.num_bytes
+            at += found.num_bytes
+        elif (behind := _after_tags(data, at)) > at:
+            at = behind
+        elif data.startswith(_APE, at):
+            at += _APE_BYTES + int.from_bytes(data[at + 12 : at + 16], "little")
+        else:
+            match = _alike_pattern(header).search(data, at + 1, at + left + _SYNC_BYTES)
+            if match is None:
+                if len(data) - at > left:
+                    raise ValueError(f"more than {MAX_BYTES_BETWEEN} bytes between its frames are none")
+                return
+            left -= match.start() - at
+            at = match.start()
+
+
+def _first_frame(data: bytes) -> int:
+    """Where the first frame stands: behind ID3v2 tags, and up to 64 KiB that some writers leave behind these.
+
+    `len(data)` where tags say that they take all of it.
+    """
+    start = _after_tags(data, 0)
+    if start == 0 or _begins_at(data, start):
+        return start
+    found = (match.start() for match in _ANY_FRAME.finditer(data, start, start + _MOST_BEHIND_TAG))
+    return next((at for at in found if _begins_at(data, at)), start)
+
+
+def _begins_at(data: bytes, start: int) -> bool:
+    """Whether two frames of one kind stand at a byte, or one that fills the file."""
     first = _frame(data, start)
     if first is None:
         return False
     end = start + first.num_bytes
-    return end >= len(data) or _alike(first, _frame(data, end))
+    following = _frame(data, end)
+    return end >= len(data) or (following is not None and following[:3] == first[:3])
 
 
-def audio_start(data: bytes) -> int:
-    """Where the first frame stands: behind ID3v2 tags. `len(data)` where they say that they take all of it."""
-    start = 0
+def _after_tags(data: bytes, start: int) -> int:
+    """Where ID3v2 tags that stand at a byte end, `start` where there is none; at most `len(data)`."""
     while data[start : start + 3] == b"ID3" and len(data) >= start + 10:
         size = data[start + 6 : start + 10]
         length = sum((byte & 0x7F) << shift for byte, shift in zip(size, (21, 14, 7, 0), strict=True))
@@ -64,36 +154,25 @@ def audio_start(data: bytes) -> int:
     return start
 
 
-def with_length(data: bytes) -> bytes:
-    """An MP3 that says how many frames it has: the file itself where it does, else its frames behind a Xing header.
-
-    Whatever stands between frames, and tags, are left out; a frame that the end of the file cuts does not count.
-    """
-    start = audio_start(data)
-    first = _frame(data, start)
-    if first is None or _says_length(data, start, first):
-        return data
-    frames, at = list[bytes](), start
-    while at + _SYNC_BYTES <= len(data):
-        found = _frame(data, at)
-        if found is None or not _alike(first, found):
-            at = data.find(b"\xff", at + 1)
-            if at < 0:
-                break
-            continue
-        if at + found.num_bytes > len(data):
-            break
-        frames.append(data[at : at + found.num_bytes])
-        at += found.num_bytes
-    return b"".join([_xing(data[start : start + _SYNC_BYTES], len(frames)), *frames])
-
-
 def _says_length(data: bytes, start: int, first: _Frame) -> bool:
-    """Whether the first frame is a Xing, Info or VBRI header with a number of frames."""
+    """Whether the first frame is a Xing or Info header with a number of frames.
+
+    libsndfile ignores that of a VBRI header, and would cut such a file.
+    """
     at = start + _SYNC_BYTES + first.side_bytes
-    if data[at : at + 4] in (b"Xing", b"Info"):
-        return bool(int.from_bytes(data[at + 4 : at + 8], "big") & _FRAMES_FLAG)
-    return data[start + 36 : start + 40] == b"VBRI"
+    if data[at : at + 4] not in (b"Xing", b"Info"):
+        return False
+    return bool(int.from_bytes(data[at + 4 : at + 8], "big") & _FRAMES_FLAG)
+
+
+@functools.lru_cache(64)
+def _alike_pattern(header: bytes) -> re.Pattern[bytes]:
+    """Finds the headers of frames of the same sound: one version, layer, rate, and mono or not."""
+    version = [header[1] | 1, header[1] & 0xFE]
+    rates = [bits << 4 | header[2] & 0x0C | low for bits in range(1, 15) for low in range(4)]
+    modes = range(0xC0, 0x100) if header[3] >> 6 == _MONO else range(0xC0)
+    classes = (b"[" + b"".join(re.escape(bytes([b])) for b in allowed) + b"]" for allowed in (version, rates, modes))
+    return re.compile(b"\xff" + b"".join(classes), re.DOTALL)
 
 
 def _xing(header: bytes, num_frames: int) -> bytes:
@@ -103,11 +182,6 @@ def _xing(header: bytes, num_frames: int) -> bytes:
     assert frame is not None
     said = b"Xing" + _FRAMES_FLAG.to_bytes(4, "big") + num_frames.to_bytes(4, "big")
     return (header + bytes(frame.side_bytes) + said).ljust(frame.num_bytes, b"\0")
-
-
-def _alike(first: _Frame, found: _Frame | None) -> bool:
-    """Whether a frame belongs to the same sound."""
-    return found is not None and found[:3] == first[:3]
 
 
 def _frame(data: bytes, at: int) -> _Frame | None:
@@ -122,4 +196,4 @@ def _frame(data: bytes, at: int) -> _Frame | None:
     is_mpeg1 = version == _MPEG1
     sample_rate = _RATES[version][rate]
     size = (144_000 if is_mpeg1 else 72_000) * _KBITS[is_mpeg1][bit_rate] // sample_rate + (header[2] >> 1 & 1)
-    return _Frame(is_mpeg1, sample_rate, header[3] >> 6 == 3, size)
+    return _Frame(is_mpeg1, sample_rate, header[3] >> 6 == _MONO, size)

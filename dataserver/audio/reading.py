@@ -19,8 +19,10 @@ class OpenClip(soundfile.SoundFile):  # type: ignore[misc]  # it has no types
     """A clip that is read in order: soundfile seeks after each read otherwise, which is inexact in MP3, and fails in
     files without a length."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, is_counted: bool) -> None:
         super().__init__(io.BytesIO(data))
+        self.is_counted = is_counted
+        """Whether the length is not the file's own, but of as much of it as is wanted."""
 
     def seekable(self) -> bool:
         """See above."""

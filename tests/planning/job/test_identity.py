@@ -116,6 +116,16 @@ def test_ids_are_hashes_of_canonical_json() -> None:
         assert not any(isinstance(leaf, float) or leaf is None for _, leaf in leaves(plain))
 
 
+@pytest.mark.parametrize("audio", [{}, {"padded": False}, {"bins": 128, "merge": 2, "max_seconds": 30}])
+def test_audio_that_states_the_defaults_is_that_which_states_nothing(audio: dict[str, Any]) -> None:
+    job = job_data()
+    job["stream"]["sizing"] = {**job["stream"].get("sizing", {}), "audio": audio}
+    plain = job_data()
+    assert parse_job(job).job_id == parse_job(plain).job_id
+    audio["bins"] = 80
+    assert parse_job(job).job_id != parse_job(plain).job_id
+
+
 def test_text_beyond_ascii_is_kept_as_utf8() -> None:
     data = job_data()
     data["stream"]["datasets"][0]["filter"] = 'lang == "\u00e9\U0001f600\n"'

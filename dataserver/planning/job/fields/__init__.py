@@ -8,6 +8,7 @@ generated for other languages. No floats: fractions are decimal strings, times a
 from dataserver.planning.job.fields.audio import (
     HOP,
     LEAST_FRAMES,
+    MAX_CLIP_SECONDS,
     SAMPLE_RATE,
     AudioSizing,
     clip_frames,
@@ -75,6 +76,7 @@ __all__ = [
     "HOP",
     "LEAST_FRAMES",
     "MAX_ASPECT",
+    "MAX_CLIP_SECONDS",
     "MAX_INTEGER",
     "MAX_TEXT_BYTES",
     "MODELS",

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Final, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from dataserver.planning.job.fields.values import SpecModel
 
@@ -14,7 +14,8 @@ LEAST_FRAMES: Final = 3
 """Frames of the shortest clip; a shorter one is filled up with silence."""
 _STRIDE: Final = 2
 """Of the second convolution of Whisper's tower, by which positions are fewer than frames."""
-_MAX_SECONDS: Final = 30
+MAX_CLIP_SECONDS: Final = 30
+"""The most of a clip that a job may read."""
 
 
 class AudioSizing(SpecModel):
@@ -25,11 +26,17 @@ class AudioSizing(SpecModel):
     merge: Annotated[int, Field(ge=1, le=64)] = 2
     """Positions of the tower that become one backbone token; a clip's positions that are left over make none. A
     position is two frames, 20 ms: 1 gives 50 tokens a second, 2 (Qwen2-Audio) 25."""
-    max_seconds: Annotated[int, Field(ge=1, le=_MAX_SECONDS)] = _MAX_SECONDS
+    max_seconds: Annotated[int, Field(ge=1, le=MAX_CLIP_SECONDS)] = MAX_CLIP_SECONDS
     """A longer clip is cut to its first so many seconds."""
     padded: bool | None = None
     """Whether every clip is filled up with silence to `max_seconds`, as Whisper's tower was trained; by default a clip
     has the positions of its own length (Qwen2-Audio)."""
+
+    @field_validator("padded")
+    @classmethod
+    def _plain(cls, padded: bool | None) -> bool | None:
+        """Two jobs that say the same have one identity."""
+        return padded or None
 
     @model_validator(mode="after")
     def _check(self) -> Self:

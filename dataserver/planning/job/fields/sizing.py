@@ -6,7 +6,7 @@ from math import isqrt
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from dataserver.planning.job.fields.audio import AudioSizing
 from dataserver.planning.job.fields.values import SpecModel
@@ -100,6 +100,12 @@ class Sizing(SpecModel):
 
     audio: AudioSizing | None = None
     """How audio clips become spectrograms and rows; by default as for Qwen2-Audio."""
+
+    @field_validator("audio")
+    @classmethod
+    def _plain(cls, audio: AudioSizing | None) -> AudioSizing | None:
+        """A job that states the defaults is the job that states nothing."""
+        return None if audio == AudioSizing() else audio
 
     @model_validator(mode="before")
     @classmethod
