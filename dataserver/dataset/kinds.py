@@ -42,6 +42,7 @@ TRUNCATED_IMAGE: Final = "truncated_image"
 UNREAD_FILE: Final = "unread_file"
 UNUSED_PART: Final = "unused_part"
 UNUSED_AUDIO: Final = "unused_audio"
+LONG_AUDIO: Final = "long_audio"
 NEEDS_SPECIAL_MEMBER: Final = "needs_special_member"
 ODD_VALUES: Final = "odd_values"
 UNUSABLE_COLUMN: Final = "unusable_column"
@@ -72,6 +73,7 @@ KINDS: Final[Mapping[str, Effect]] = {
     DUPLICATE_MEMBER: Effect.SERVED,
     DUPLICATE_SHARD: Effect.SERVED,
     "extra_image": Effect.SERVED,
+    LONG_AUDIO: Effect.SERVED,
     LOST_IMAGE: Effect.SERVED,
     MISSING_NAMED_CAPTION: Effect.SERVED,
     MISSING_PARTNER: Effect.SERVED,

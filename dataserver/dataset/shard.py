@@ -300,11 +300,13 @@ class Shard:
             raise KeyError(name)
         sizes = self._rows()
         values = sizes.image_width if name == "width" else sizes.image_height
-        has_image = np.diff(sizes.image_offsets) > 0
-        if sizes.image_modality is not None:  # images come before clips
-            has_image[has_image] = sizes.image_modality[sizes.image_offsets[:-1][has_image]] == 0
+        offsets = sizes.image_offsets
+        if sizes.image_modality is not None:  # clips, which a document may have before its images, are left out
+            is_image = sizes.image_modality == 0
+            values, offsets = values[is_image], np.concatenate([[0], np.cumsum(is_image)])[offsets]
+        has_image = np.diff(offsets) > 0
         first = np.zeros(self.num_samples, np.int64)
-        first[has_image] = values[sizes.image_offsets[:-1][has_image]]
+        first[has_image] = values[offsets[:-1][has_image]]
         true_sizes = pa.array(first, mask=~has_image)
         if stored is None:
             return true_sizes

@@ -59,6 +59,8 @@ def test_documents_name_clips(tmp_path: Path) -> None:
     document = {"texts": ["what", None, None], "images": [None, "d.a.wav", "d.b.jpg"]}
     dataset = opened(tmp_path, [("d.a.wav", clip(0.1)), ("d.b.jpg", JPEG), ("d.json", json.dumps(document).encode())])
     assert dataset.shards[0].sizes().image_modality.tolist() == [AUDIO, 0]
+    assert dataset.shards[0].column("width").to_pylist() == [40]
+    assert dataset.shards[0].column("height").to_pylist() == [30]
 
 
 @pytest.mark.parametrize(
@@ -142,6 +144,59 @@ def test_paths_in_manifests(tmp_path: Path) -> None:
     assert kinds(dataset) == {"missing_image": 1}
     build_index(tmp_path, workers=1)
     assert np.diff(Dataset.open(tmp_path).shards[0].sizes().image_offsets).tolist() == [1, 1, 1]
+
+
+def test_clips_without_a_place_are_findings_and_never_vanish(tmp_path: Path) -> None:
+    (tmp_path / "a.flac").write_bytes(clip(0.2, "flac"))
+    (tmp_path / "c.jpg").write_bytes(JPEG)
+    turns = [{"from": "human", "value": "What is heard?"}, {"from": "gpt", "value": "a tone"}]
+    lines = [
+        {"audio": "a.flac", "conversations": turns},
+        {"audio": ["a.flac"], "image": ["c.jpg"], "conversations": turns},
+        {"images": ["c.jpg", None], "audio": [None, "a.flac"], "texts": [None, "words"]},
+        {"audio": "a.flac", "texts": ["words"]},
+        {"key": "named", "audio": ["a.flac", None], "texts": [None, "words"]},
+        {"image": "c.jpg", "audio": "a.flac", "conversations": turns, "text": "a caption"},
+    ]
+    (tmp_path / "0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    build_index(tmp_path, workers=1, rules=SERVED)
+    shard = Dataset.open(tmp_path).shards[0]
+    assert shard.keys() == ["named", "000000005"]
+    assert [shard.parts(row).kinds for row in range(2)] == [(1, 0), (1, 1, 0)]
+    assert dict(shard.findings().counts) == {"bad_document": 4}
+    assert "a conversation (conversations) names audio (1 clips)" in shard.findings().details[0].detail
+
+
+def test_unread_formats_are_findings_and_scores_are_not(tmp_path: Path) -> None:
+    odd = [("a.m4a", b"\0\0\0\x20ftypM4A "), ("b.clip", b"0.31"), ("b.wav", clip(0.1))]
+    texts = [("a.txt", b"text"), ("b.txt", b"more")]
+    dataset = opened(tmp_path, sorted([*odd, *texts]))
+    assert dataset.shards[0].keys() == ["b"]
+    assert kinds(dataset) == {"unreadable_header": 1}
+
+
+def test_damaged_clips_in_plain_columns_of_parquet(tmp_path: Path) -> None:
+    heard = pa.array([clip(0.1, "flac"), b"damaged", None], pa.binary())
+    pq.write_table(pa.table({"audio": heard, "text": pa.array(["a", "b", "c"])}), tmp_path / "0.parquet")
+    build_index(tmp_path, workers=1, rules=SERVED)
+    shard = Dataset.open(tmp_path).shards[0]
+    assert [shard.parts(row).kinds for row in range(shard.num_samples)] == [(1, 0)]
+    assert dict(shard.findings().counts) == {"unreadable_header": 1, "orphan_text": 1}
+    assert "neither WAV" in shard.findings().details[0].detail
+
+
+def test_unused_clips_are_counted_one_by_one(tmp_path: Path) -> None:
+    members = [("a.1.wav", clip(0.1)), ("a.2.wav", clip(0.1)), ("a.txt", b"text")]
+    dataset = opened(tmp_path, members, IndexRules())
+    assert "2 members are audio" in dataset.shards[0].findings().details[0].detail
+
+
+def test_clips_that_are_cut_are_counted(tmp_path: Path) -> None:
+    long = [(f"{n}.flac", clip(seconds, "flac", 8000)) for n, seconds in enumerate((30, 30.01, 31))]
+    dataset = opened(tmp_path, sorted([*long, *((f"{n}.txt", b"text") for n in range(3))]))
+    assert dataset.shards[0].num_samples == 3
+    assert kinds(dataset) == {"long_audio": 1}
+    assert dataset.shards[0].findings().details[0].detail.startswith("2 clips are longer than 30 s")
 
 
 def test_joined_tars_bring_clips(tmp_path: Path) -> None:

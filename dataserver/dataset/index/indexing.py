@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from dataserver.audio import MAX_CLIP_SECONDS
 from dataserver.dataset.errors import Findings, ShardReadError, canonical
 from dataserver.dataset.index.caption_texts import CaptionTexts
 from dataserver.dataset.index.chat_texts import ChatTexts
@@ -47,7 +48,7 @@ from dataserver.dataset.index.rules import (
     lone_texts_of,
     written_rules,
 )
-from dataserver.dataset.kinds import LOST_IMAGE, UNUSED_AUDIO
+from dataserver.dataset.kinds import LONG_AUDIO, LOST_IMAGE, UNUSED_AUDIO
 from dataserver.dataset.shards.captions import captions_in_members
 from dataserver.dataset.shards.external import ExternalFiles
 from dataserver.dataset.shards.hashing import HashingReader
@@ -55,6 +56,7 @@ from dataserver.dataset.shards.interface import ShardSource
 from dataserver.dataset.shards.joined import JoinedMembers, joined_columns
 from dataserver.dataset.shards.listing import ShardFile
 from dataserver.dataset.shards.lone_texts import without_failures, without_orphans
+from dataserver.dataset.shards.modalities import is_long_clip
 from dataserver.dataset.shards.pages import Page, encode_pages
 from dataserver.dataset.shards.parts import ImagePart, JoinedFile
 from dataserver.dataset.shards.row_match import RowMatch
@@ -300,11 +302,16 @@ def _read_members(
                 captions.add(sample)
             if chats is not None:
                 chats.add(sample.chat)
+            if audio:
+                seen.num_long_clips += sum(is_long_clip(part) for part in sample.images)
             if not sample.images:
                 without_image.append(len(rows.keys) - 1)
         reader.skip(reader.remaining)
     if seen.num_clips:
         findings.add("", UNUSED_AUDIO, f"{seen.num_clips} members are audio; index with --audio serve to serve them")
+    if seen.num_long_clips:
+        cut = f"are longer than {MAX_CLIP_SECONDS} s, and cut there or at a job's sizing.audio.max_seconds"
+        findings.add("", LONG_AUDIO, f"{seen.num_long_clips} clips {cut}; split them to use all of them")
     ends = source.pages, rows.finish(), reader.hexdigest()
     return _Read(rows, scalars, captions, chats, without_image, seen, others, external, *ends)
 

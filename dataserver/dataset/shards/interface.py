@@ -27,6 +27,8 @@ class Member(NamedTuple):
     """Of the sample, where the format has keys; `name` is what follows it then. Else it is a part of the name."""
     parsed: Any = None
     """What the member says, where the format reads that itself: an ImagePart, a dictionary, or a SampleError."""
+    is_clip: bool = False
+    """Whether it must be audio, whatever its name and content say."""
 
 
 Split = Callable[[str], tuple[str, str] | None]

@@ -17,6 +17,7 @@ from dataserver.audio import (
     AUDIO_SUFFIXES,
     MAX_AUDIO_SECONDS,
     MAX_CHANNELS,
+    MAX_CLIP_SECONDS,
     SAMPLE_RATES,
     AudioHeaderError,
     audio_format_of,
@@ -130,6 +131,11 @@ def media_of(content: bytes, serves_audio: bool) -> StoredModality | None:
 def modality_of_part(part: ImagePart) -> StoredModality:
     """The modality of a part of a sample."""
     return MODALITIES[part.format >> _FORMAT_BITS]
+
+
+def is_long_clip(part: ImagePart) -> bool:
+    """Whether a part of a sample is a clip that is longer than any job reads."""
+    return modality_of_part(part) is AUDIO and part.width > MAX_CLIP_SECONDS * part.height
 
 
 def modality_of_format(number: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

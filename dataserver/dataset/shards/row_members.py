@@ -8,6 +8,7 @@ from dataserver.dataset.kinds import DUPLICATE_KEY, UNUSED_PART
 from dataserver.dataset.shards.conversations import conversation_document, turns_of
 from dataserver.dataset.shards.interface import Member
 from dataserver.dataset.shards.members import MAX_TEXT_BYTES, parse_document
+from dataserver.dataset.shards.modalities import AUDIO, modality_of_part
 from dataserver.dataset.shards.parts import ImagePart, Value
 from dataserver.dataset.shards.tar import name_problem
 
@@ -16,6 +17,7 @@ CAPTION_NAMES: Final = ("txt", "text", "caption")
 """The first of these that a file has as a column of strings is used; else rows have numbers, and no caption."""
 JSON_NAME: Final = "json"
 TEXTS_NAME: Final = "texts"
+CLIP_ENDING: Final = "clip"
 
 
 class Row(NamedTuple):
@@ -44,7 +46,7 @@ class NamedColumn(Protocol):
 
     @property
     def ending(self) -> str:
-        """What names of members end in: `img`, or `clip` where they must be audio."""
+        """What names of members end in: `img`, or `CLIP_ENDING` where they must be audio."""
 
 
 def row_members(
@@ -67,12 +69,7 @@ def row_members(
         findings: where a key is counted that cannot be used, or came before.
         are_chats: whether turns of a conversation stay as they are; else they become a document.
     """
-    key = f"{number:09d}"
-    if row.key:
-        if problem := name_problem(row.key):
-            findings.add("", "unsafe_name", f"row {number}: its key {row.key[:80]!a} {problem}; it is called {key}")
-        else:
-            key = row.key
+    key = _key_of(number, row, findings)
     if key in keys:
         findings.add(key, DUPLICATE_KEY, f"row {number}: the key came before in this file, and its first row counts")
         return
@@ -85,19 +82,26 @@ def row_members(
     is_document = isinstance(texts, list)
     listed = next((position for position, column in enumerate(columns) if column.is_list), 0)
     named: list[str | None] = []
+    clips: set[str] = set()
     for position, (column, values, path) in enumerate(zip(columns, images, row.paths, strict=True)):
         prefix = f"{column.name.lower()}." if position else ""
         found = dict(_column_members(key, prefix, column, values, path, is_document))
         yield from (member for member in found.values() if member is not None)
+        clips |= {name for name, member in found.items() if member is not None and _is_clip(member)}
         if position == listed:
             named = [name if member is not None else None for name, member in found.items()]
     if is_document and any(column.is_list for column in columns):
         document["images"] = named
     turns, names = turns_of(document), [name for name in named if name is not None]
-    if turns and are_chats:
+    is_conversation = bool(turns) and (are_chats or not (isinstance(row.caption, bytes) or is_document))
+    if (is_conversation and clips) or (is_document and not clips <= _names_in(document)):
+        parsed = _unread_clips(turns if is_conversation else "", len(clips))
+        yield Member("json", 0, 0, None, key=key, parsed=parsed)
+        return
+    if is_conversation and are_chats:
         yield Member("json", 0, 0, None, key=key, parsed=_too_large(document) or {**document, "images": names})
         return
-    if turns and not (isinstance(row.caption, bytes) or is_document):
+    if is_conversation:
         yield _conversation(key, document, turns, names)
         return
     if isinstance(row.caption, bytes):
@@ -105,6 +109,15 @@ def row_members(
     elif not is_document and not isinstance(document.get("caption"), str):
         yield Member("txt", 0, 0, None, key=key, parsed=row.caption)
     yield Member("json", 0, 0, None, key=key, parsed=_too_large(document) or document)
+
+
+def _key_of(number: int, row: Row, findings: Findings) -> str:
+    """The key of a row: its own, or its number where it has none that can be used."""
+    key = f"{number:09d}"
+    if row.key and (problem := name_problem(row.key)):
+        findings.add("", "unsafe_name", f"row {number}: its key {row.key[:80]!a} {problem}; it is called {key}")
+        return key
+    return row.key or key
 
 
 def _column_members(
@@ -117,7 +130,8 @@ def _column_members(
         part: Value | bytes = value
         if part is None and (stated := _path(paths, n)):
             part = _without_bytes(column.name, stated)
-        yield f"{key}.{name}", None if part is None else _image_member(name, key, part)
+        member = None if part is None else _image_member(name, key, part)
+        yield f"{key}.{name}", member if member is None else member._replace(is_clip=column.ending == CLIP_ENDING)
 
 
 def _conversation(key: str, document: dict[str, Any], turns: str, images: Sequence[str]) -> Member:
@@ -128,6 +142,23 @@ def _conversation(key: str, document: dict[str, Any], turns: str, images: Sequen
         return Member("json", 0, 0, None, key=key, parsed=SampleError(error.kind, f"{turns}: {error.detail}"))
     found = {**document, TEXTS_NAME: texts, "images": names}
     return Member("json", 0, 0, None, key=key, parsed=_too_large(found) or found)
+
+
+def _is_clip(member: Member) -> bool:
+    """Whether a member of a column is audio, or would be if it could be used."""
+    return member.is_clip or (isinstance(member.parsed, ImagePart) and modality_of_part(member.parsed) is AUDIO)
+
+
+def _names_in(document: Mapping[str, Any]) -> set[str]:
+    """What a document names as its images and clips."""
+    named = document.get("images")
+    return {name for name in named if isinstance(name, str)} if isinstance(named, list) else set()
+
+
+def _unread_clips(turns: str, num_clips: int) -> SampleError:
+    """Why a row with clips that its text has no places for is left out."""
+    what = f"a conversation ({turns})" if turns else "a document, whose places its first list fills,"
+    return SampleError("bad_document", f"{what} names audio ({num_clips} clips); that is not read yet")
 
 
 def _image_member(name: str, key: str, part: ImagePart | SampleError | bytes) -> Member:

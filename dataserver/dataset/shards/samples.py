@@ -98,6 +98,8 @@ class Seen:
     has_images: bool = False
     num_clips: int = 0
     """Members that claim to be audio, where these are ignored."""
+    num_long_clips: int = 0
+    """Clips of samples that are longer than any job reads."""
     lone_images: dict[str, str] = field(default_factory=dict)
     """Keys of images without a text, by what they share with other spellings of theirs."""
 
@@ -193,7 +195,7 @@ def _finish(group: _Group | None, seen: Seen, findings: Findings, joined: "Joine
     if group.media:
         seen.has_images = True
     if not group.rules.audio:
-        seen.num_clips += len(group.types & AUDIO.suffixes)
+        seen.num_clips += sum(extension.rpartition(".")[2] in AUDIO.suffixes for extension in group.extensions)
     if group.key in seen.keys:
         findings.add(
             group.key,
@@ -268,6 +270,8 @@ def claimed(extension: str, member: Member, serves_audio: bool) -> StoredModalit
     """The modality that a member is of, or claims to be of."""
     if isinstance(member.parsed, ImagePart):
         return modality_of_part(member.parsed)
+    if member.is_clip:
+        return AUDIO
     known = (IMAGES, AUDIO) if serves_audio else (IMAGES,)
     return next((modality for modality in known if claims(modality, extension, member)), None)
 

@@ -12,7 +12,7 @@ from dataserver.dataset.shards.external import is_gone
 from dataserver.dataset.shards.interface import ImageFiles, Member, ShardSource
 from dataserver.dataset.shards.manifest.objects import Found
 from dataserver.dataset.shards.parts import ExternalPart, Value
-from dataserver.dataset.shards.row_members import CAPTION_NAMES, KEY_NAMES, Row, row_members
+from dataserver.dataset.shards.row_members import CAPTION_NAMES, CLIP_ENDING, KEY_NAMES, Row, row_members
 
 IMAGE_NAMES: Final = ("image", "images", "file_name", "image_path", "jpg")
 """The first of these that an object has as text or a list names its images."""
@@ -78,7 +78,7 @@ def object_members(
         if columns and name not in document:
             break
         held = document.pop(name, None)
-        columns.append(_Images(name, isinstance(held, list), "img" if names is IMAGE_NAMES else "clip"))
+        columns.append(_Images(name, isinstance(held, list), "img" if names is IMAGE_NAMES else CLIP_ENDING))
         values.append(load(held if isinstance(held, list) else [] if held is None else [held]))
     caption, key = _taken(document, CAPTION_NAMES), as_key(_taken(document, KEY_NAMES))
     text = SampleError("missing_caption", "the object has no text") if caption is None else caption.encode()

@@ -13,15 +13,16 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dataserver.audio import AUDIO_SUFFIXES
 from dataserver.dataset.errors import Findings, SampleError
 from dataserver.dataset.kinds import CORRUPT_PARQUET, NEEDS_CONVERT, UNUSABLE_COLUMN
 from dataserver.dataset.shards.interface import Member, ShardSource
-from dataserver.dataset.shards.modalities import IMAGES, media_of
+from dataserver.dataset.shards.modalities import AUDIO, IMAGES, media_of
 from dataserver.dataset.shards.parquet.chunk import Chunk, ChunkReader, ReadImage
 from dataserver.dataset.shards.parquet.rows import OtherColumns
 from dataserver.dataset.shards.parquet.stored import OpenParquet, chunk_bounds, open_parquet
 from dataserver.dataset.shards.parts import Value
-from dataserver.dataset.shards.row_members import row_members
+from dataserver.dataset.shards.row_members import CLIP_ENDING, row_members
 from dataserver.images import IMAGE_SUFFIXES
 
 MAX_ROWS: Final = 1 << 22
@@ -41,6 +42,8 @@ IMAGE_NAMES: Final = IMAGE_SUFFIXES | {"image", "images", "bytes", "image_bytes"
 
 MUST_BE_IMAGES: Final = IMAGE_SUFFIXES | {"image", "images"}
 """Columns of strings or structures with these names would be images, if they had bytes."""
+AUDIO_NAMES: Final = AUDIO_SUFFIXES | {"audio", "audios"}
+"""Where audio is served, columns of bytes, strings or structures with these names hold clips in the same way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +81,14 @@ def scan_rows(source: ShardSource, findings: Findings) -> Iterator[Member]:
 
 def _scan(opened: OpenParquet, source: ShardSource, findings: Findings) -> Iterator[Member]:
     parquet = opened.parquet
-    columns = image_columns(parquet)
+    columns = image_columns(parquet, source.serves_audio)
     row_counts = _row_counts(parquet)
     others = OtherColumns(opened, {column.name: column.has_path for column in columns}, findings)
     seen = [False] * len(columns)
 
     def of_column(chunk: Chunk) -> ReadImage:
         number, is_image = chunk.column, columns[chunk.column].is_image
+        expected = AUDIO if columns[number].ending == CLIP_ENDING else IMAGES
 
         def read(content: bytes, address: int) -> Value:
             modality = media_of(content, source.serves_audio)
@@ -92,7 +96,7 @@ def _scan(opened: OpenParquet, source: ShardSource, findings: Findings) -> Itera
                 return None
             seen[number] = True
             try:
-                return (modality or IMAGES).read(content, address)
+                return (modality or expected).read(content, address)
             except SampleError as error:
                 return SampleError(error.kind, f"{columns[number].name}: {error.detail}")
 
@@ -130,8 +134,12 @@ def _row_counts(parquet: pq.ParquetFile) -> dict[int, int]:
     return {group: count for group, count in enumerate(counts) if count}
 
 
-def image_columns(parquet: pq.ParquetFile) -> list[ImageColumn]:
-    """The columns that hold image bytes, in the order of the schema. Raises ValueError where a file has too many."""
+def image_columns(parquet: pq.ParquetFile, serves_audio: bool = False) -> list[ImageColumn]:
+    """The columns that hold image bytes, or clips as well, in the order of the schema.
+
+    Raises ValueError where a file has too many.
+    """
+    of_audio = AUDIO_NAMES if serves_audio else frozenset[str]()
     if len(parquet.schema) > MAX_LEAVES:
         raise ValueError(f"{len(parquet.schema)} columns, limit {MAX_LEAVES}; drop some")
     leaves = {parquet.schema.column(n).path: n for n in range(len(parquet.schema))}
@@ -139,9 +147,12 @@ def image_columns(parquet: pq.ParquetFile) -> list[ImageColumn]:
     for field in parquet.schema_arrow:
         element, is_list = _element(field)
         path, has_path, is_image = _bytes_of(element)
+        name = field.name.lower()
+        ending = CLIP_ENDING if name in of_audio else "img"
         if path is None:
-            if field.name.lower() in MUST_BE_IMAGES and (pa.types.is_struct(element) or pa.types.is_string(element)):
-                found.append(ImageColumn(field.name, is_list, False, True, -1, 0))
+            named = name in MUST_BE_IMAGES or name in of_audio
+            if named and (pa.types.is_struct(element) or pa.types.is_string(element)):
+                found.append(ImageColumn(field.name, is_list, False, True, -1, 0, ending))
             continue
         inner = "".join(f".{part}" for part in path)
         prefix = f"{field.name}."
@@ -149,9 +160,9 @@ def image_columns(parquet: pq.ParquetFile) -> list[ImageColumn]:
         names = [name for name in names if not path or name.endswith(inner)]
         if len(names) != 1 or parquet.schema.column(leaves[names[0]]).max_repetition_level != int(is_list):
             continue
-        is_image = is_image or field.name.lower() in IMAGE_NAMES
+        is_image = is_image or name in IMAGE_NAMES or name in of_audio
         element_def = int(field.nullable) + 1 if is_list else 0
-        found.append(ImageColumn(field.name, is_list, has_path, is_image, leaves[names[0]], element_def))
+        found.append(ImageColumn(field.name, is_list, has_path, is_image, leaves[names[0]], element_def, ending))
     return found[:MAX_IMAGE_COLUMNS]
 
 
