@@ -81,6 +81,11 @@ def _releases(fleet: Sequence[Seen]) -> Iterator[Finding]:
         "they decode images differently, and a trainer uses those of one digest alone: install the same versions of "
         "the image libraries everywhere",
     )
+    yield from _differing(
+        {one.address: f"audio digest {one.info.audio_digest[:SHORT]}" for one in fleet if one.info.audio_digest},
+        "they decode audio differently, and a trainer uses clips of one digest alone: install the same versions of "
+        "soundfile and soxr everywhere",
+    )
     for kind in ("order_versions", "content_versions", "plan_versions"):
         if fleet and not set.intersection(*(set(getattr(one.info, kind)) for one in fleet)):
             everybody = tuple(one.address for one in fleet)

@@ -15,9 +15,11 @@ from accelerate import Accelerator
 from accelerate.data_loader import prepare_data_loader, skip_first_batches
 from adapters.conftest import BROKEN
 from adapters.whole_jobs import mixed_job, whole_job
+from builders.jobs import compose_whole, module
 from torch.utils.data import DataLoader, DistributedSampler
 
-from trainclient.adapters.full_model import IGNORED_LABEL, FullModelMicrobatch, FullModelStream
+from dataserver.planning.job.identity import parse_job
+from trainclient.adapters.full_model import IGNORED_LABEL, FullModelMicrobatch, FullModelStream, _checked_encoder
 from trainclient.stream.errors import StateError
 
 
@@ -116,6 +118,13 @@ def test_jobs_of_other_ranks(server: str, change: dict[str, object], world_size:
     job["execution"].update(change)
     with pytest.raises(ValueError, match=says):
         FullModelStream(server, job, rank=0, world_size=world_size)
+
+
+def test_an_encoder_of_audio_is_refused_by_name() -> None:
+    modules = [module("encoder", name="ears", modality="audio", dp=1), module("backbone", dp=1)]
+    execution = parse_job(compose_whole(modules, seq_len=512, global_batch=4, identity_routing=True)).spec.execution
+    with pytest.raises(ValueError, match="module ears encodes audio, and ranks that run all modules encode images"):
+        _checked_encoder(execution, 0, 1)
 
 
 def test_a_rank_that_does_not_exist(server: str) -> None:

@@ -20,8 +20,8 @@ def healthy(address: str) -> Seen:
     return Seen(
         address,
         data.GetServerInfoResponse(
-            release="1.0", content_digest="c" * 64, order_versions=[1], content_versions=[1], plan_versions=[4, 5],
-            max_streams=64,
+            release="1.0", content_digest="c" * 64, audio_digest="a" * 64, order_versions=[1], content_versions=[1],
+            plan_versions=[4, 5], max_streams=64,
         ),
         data.GetDatasetInfoResponse(
             datasets=[data.DatasetInfo(name="laion", fingerprint="f" * 64)],
@@ -72,6 +72,7 @@ def change(part: str, **fields: Any) -> Callable[[Seen], Seen]:
         (change("info", release="0.9"), 2, "release 1.0, build bbbbbbbbbbbb"),
         (change("diagnostics", build="a" * 64), 2, "release 1.0, build bbbbbbbbbbbb"),
         (change("info", content_digest="0" * 64), 2, "content digest cccccccccccc"),
+        (change("info", audio_digest="0" * 64), 2, "audio digest aaaaaaaaaaaa"),
         (change("datasets", no_datasets=None), 2, "dataset laion fingerprint ffffffffffff"),
         (change("datasets", no_tokenizers=None), 2, "tokenizer llama digest dddddddddddd"),
         (change("info", no_plan_versions=None), 3, "they have no plan_versions in common"),

@@ -14,7 +14,7 @@ from weakref import finalize
 
 import numpy as np
 
-from dataserver.planning.job.fields import ModuleKind, ModuleSpec
+from dataserver.planning.job.fields import Modality, ModuleKind, ModuleSpec
 from dataserver.planning.job.identity import Job
 from dataserver.planning.job.spec import Execution
 from dataserver.planning.plan.plan import Routing
@@ -381,6 +381,11 @@ def _checked_encoder(execution: Execution, rank: int, world_size: int) -> Module
             "no generator: `trainclient train` runs the others"
         )
     require_rank(backbone, rank, world_size)
+    if encoders and encoders[0].reads is Modality.AUDIO:
+        raise ValueError(
+            f"module {encoders[0].name} encodes audio, and ranks that run all modules encode images alone: "
+            "`trainclient train` runs it"
+        )
     if encoders and not execution.identity_routing:
         raise ValueError(
             f"images of module {encoders[0].name} may be on other ranks than their sequences, which ranks that run all "

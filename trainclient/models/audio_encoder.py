@@ -1,6 +1,6 @@
 """Audio encoder: packed spectrograms of any length in, backbone embeddings out."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
@@ -154,10 +154,29 @@ class AudioEncoder(nn.Module):
             )
         clips = torch.split(mel.to(weight.device, weight.dtype), frames)
         shortest = mel.new_zeros(_KERNEL, config.bins, device=weight.device, dtype=weight.dtype)
-        padded = nn.utils.rnn.pad_sequence([shortest, *clips], batch_first=True)[1:]
-        hidden = F.gelu(self.conv_down(F.gelu(self.conv_in(padded.transpose(1, 2))))).transpose(1, 2)
+        hidden, num_rows, starts = list[Tensor](), 0, torch.zeros(len(clips), dtype=torch.int64)
+        for group in groups_of_like_lengths(frames):
+            padded = nn.utils.rnn.pad_sequence([shortest, *(clips[n] for n in group)], batch_first=True)[1:]
+            found = F.gelu(self.conv_down(F.gelu(self.conv_in(padded.transpose(1, 2))))).transpose(1, 2)
+            starts[group] = num_rows + torch.arange(len(group)) * found.shape[1]
+            hidden.append(found.flatten(0, 1))
+            num_rows += len(hidden[-1])
         column = torch.cat([torch.arange(n) for n in lengths] or [torch.zeros(0, dtype=torch.int64)])
-        row = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths, dtype=torch.int64))
-        at = upload(row * hidden.shape[1] + column, weight.device)
+        at = upload(starts.repeat_interleave(torch.tensor(lengths, dtype=torch.int64)) + column, weight.device)
         column = upload(column, weight.device)
-        return hidden.flatten(0, 1).index_select(0, at) + self.position_embed(column), lengths
+        return torch.cat(hidden).index_select(0, at) + self.position_embed(column), lengths
+
+
+def groups_of_like_lengths(lengths: Sequence[int]) -> list[list[int]]:
+    """Positions of all lengths in groups whose longest is at most twice the shortest; one that is empty without any.
+
+    The convolutions of a group take its longest clip for each: so padding at most doubles the frames of a microbatch,
+    and a minute of short clips beside one of 30 seconds does not become half an hour.
+    """
+    groups: list[list[int]] = []
+    for n in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if groups and lengths[n] <= 2 * lengths[groups[-1][0]]:
+            groups[-1].append(n)
+        else:
+            groups.append([n])
+    return groups or [[]]

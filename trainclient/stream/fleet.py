@@ -73,11 +73,12 @@ class Fleet:
         self.avoid_direct: set[str] = set()
         """Addresses of servers from which the next stream is to come as chunks."""
         self._lock = threading.Lock()
-        """Guards the two below; never held during a call. Both may be read without it."""
+        """Guards the three below; never held during a call. Both may be read without it."""
         self._infos: dict[str, GetServerInfoResponse] = {}
-        self._reference: tuple[str, str, str] | None = None
-        """The server whose bytes were used first, its content digest, and the audio digest of the first one that sent
-        spectrograms."""
+        self._reference: tuple[str, str] | None = None
+        """The server whose bytes were used first, and its content digest."""
+        self._audio_reference: tuple[str, str] | None = None
+        """The same of the first one that sent spectrograms, and its audio digest."""
 
     def attempt(self, action: Callable[[Endpoint], _Result], guard: CallGuard) -> _Result:
         """Do something at one server after the other until it succeeds.
@@ -176,17 +177,18 @@ class Fleet:
             ServerMismatchError: other bytes were used before.
         """
         with self._lock:
-            used, wanted, audio = self._reference or (endpoint.address, info.content_digest, "")
-            audio = audio or (info.audio_digest if of_audio else "")
-            self._reference = used, wanted, audio
-        for what, found, expected in (
-            ("image", info.content_digest, wanted),
-            ("audio", info.audio_digest or audio, audio or info.audio_digest),
-        ):
+            images = self._reference = self._reference or (endpoint.address, info.content_digest)
+            if of_audio and info.audio_digest:
+                self._audio_reference = self._audio_reference or (endpoint.address, info.audio_digest)
+            audio = self._audio_reference
+        compared = [("image", "content", info.content_digest, *images)]
+        if info.audio_digest and audio is not None:
+            compared.append(("audio", "audio", info.audio_digest, *audio))
+        for libraries, kind, found, used, expected in compared:
             if found != expected:
                 raise ServerMismatchError(
-                    f"servers {used} and {endpoint.address} decode differently, content digests {expected} and {found}:"
-                    f" install the same release with the same {what} libraries on all servers of a fleet"
+                    f"servers {used} and {endpoint.address} decode differently, {kind} digests {expected} and {found}:"
+                    f" install the same release with the same {libraries} libraries on all servers of a fleet"
                 )
 
     def forget(self, endpoint: Endpoint) -> None:

@@ -12,8 +12,9 @@ from transformers import Qwen2AudioEncoderConfig, WhisperConfig
 from transformers.models.qwen2_audio.modeling_qwen2_audio import Qwen2AudioEncoder
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
-from trainclient.models.audio_encoder import AudioEncoder, sinusoids
+from trainclient.models.audio_encoder import AudioEncoder, AudioEncoderConfig, groups_of_like_lengths, sinusoids
 from trainclient.models.hf import export_pretrained, load_into, load_pretrained
+from trainclient.models.hf.audio_towers import WHISPER
 
 SIZES: dict[str, Any] = {
     "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48, "num_mel_bins": 80,
@@ -61,6 +62,29 @@ def ours(folder: Path) -> AudioEncoder:
     return network
 
 
+def check_gradients(network: AudioEncoder, theirs: WhisperEncoder) -> None:
+    """Of all weights that are trained in both, by the names that they have there."""
+    gradients = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
+    wanted = {name: p.grad for name, p in theirs.named_parameters() if p.grad is not None}
+    wanted.pop("embed_positions.weight", None)
+    entries = {entry.theirs: entry for entry in WHISPER.entries(network.config)}
+    assert len(wanted) == len(entries) - 1 == 7 + 15 * network.config.layers - 1
+    for name, expected in wanted.items():
+        found = entries[name].joined(gradients)
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()), msg=name)
+
+
+def test_convolutions_pad_clips_to_less_than_twice_their_length() -> None:
+    assert groups_of_like_lengths([3000, 5, 9, 2000, 11]) == [[1, 2], [4], [3, 0]]
+    assert groups_of_like_lengths([]) == [[]]
+    network = AudioEncoder(AudioEncoderConfig(1, 8, 1, 8, bins=80, merge=1, output_dim=8))
+    seen: list[int] = []
+    network.conv_in.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].shape[0] * inputs[0].shape[2]))
+    values, ends = mel(*[5] * 100, 601)
+    network(values, ends, torch.tensor([0, *range(2, 201, 2), 500]))
+    assert seen == [500, 601]
+
+
 @pytest.mark.parametrize("prefix", ["", "model.encoder.", "encoder."])
 def test_rows_and_gradients_are_those_of_whisper(tmp_path: Path, prefix: str) -> None:
     theirs = whisper(tmp_path, prefix)
@@ -74,9 +98,7 @@ def test_rows_and_gradients_are_those_of_whisper(tmp_path: Path, prefix: str) ->
     weight = torch.randn(expected.shape, generator=torch.Generator().manual_seed(3))
     (rows * weight).sum().backward()
     (expected * weight).sum().backward()
-    for name, entry in (("conv_in", "conv1"), ("conv_down", "conv2"), ("layers.1.mlp.up", "layers.1.fc1")):
-        found, wanted = network.get_submodule(name).weight.grad, theirs.get_submodule(entry).weight.grad
-        torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max()))
+    check_gradients(network, theirs)
 
 
 def test_rows_of_short_clips_are_those_of_qwen2_audio(tmp_path: Path) -> None:
