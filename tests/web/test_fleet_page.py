@@ -4,6 +4,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,8 @@ def test_throughput_is_taken_between_looks(server: Running) -> None:
         time.sleep(0.5)
         found = fleet_when(page, looks(len(found["history"]["time"]) + 1))
     times, rates = found["history"]["time"], found["history"]["images_s"]
-    seconds = (times[-1] - times[0]) / (len(times) - 1)
-    assert sum(rates) * seconds == pytest.approx(images, rel=0.5)
+    seconds = [later - sooner for sooner, later in pairwise(times)]
+    assert sum(r * s for r, s in zip(rates[1:], seconds, strict=True)) == pytest.approx(images, rel=0.5)
 
 
 def job_of_two_steps() -> dict[str, Any]:
