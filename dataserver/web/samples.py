@@ -15,8 +15,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from dataserver.assembly import fault_of
+from dataserver.audio import audio_format_of
 from dataserver.dataset import Dataset, DatasetError, Filter, ImageRef, Shard, ShardReadError, compile_filter, describe
-from dataserver.images import ImageShape, decode_patches, fault_of, sniff_format
+from dataserver.images import ImageShape, decode_patches, sniff_format
 from dataserver.planning.job.fields import Sizing
 from dataserver.web.datasets import DatasetPages, number
 from dataserver.web.server import Body, Query, RequestError, Route
@@ -114,6 +116,8 @@ class SamplePages:
             refs = _refs(shard, row)
             if i >= len(refs):
                 raise RequestError(f"image {i} was asked for; the sample has {len(refs)}", HTTPStatus.NOT_FOUND)
+            if refs[i].is_audio:
+                raise RequestError(f"item {i} of the sample is a clip, which has no picture", HTTPStatus.NOT_FOUND)
             with self._turn():
                 body = thumbnail(dataset.read(refs[i]), refs[i], side)
         except (DatasetError, OSError) as error:
@@ -132,7 +136,8 @@ class SamplePages:
             "bytes": ref.length,
             "offset": ref.offset,
             "orientation": ref.orientation,
-            "format": sniff_format(data) or "unknown",
+            "format": _format_of(data, ref),
+            "is_audio": ref.is_audio,
             "hex": data[:HEX_BYTES].hex(" "),
             "fault": None if fault is None else fault.detail,
             "served": fault is None or fault.is_served,
@@ -171,6 +176,8 @@ class _Wanted:
         if self._least > 0 or self._most < MAX_PIXELS_OF_SIDE:
             sizes = shard.sizes()
             side = np.maximum(sizes.image_width, sizes.image_height)
+            if sizes.image_modality is not None:
+                side = np.where(sizes.image_modality == 0, side, -1)  # clips have no sides
             fits = np.concatenate([[0], np.cumsum((side >= self._least) & (side <= self._most))])
             mask &= fits[sizes.image_offsets[1:]] > fits[sizes.image_offsets[:-1]]
         rows = np.flatnonzero(mask)
@@ -215,8 +222,17 @@ def _brief(shard: Shard, row: int, key: str) -> dict[str, Any]:
         "key": key,
         "text": " ".join(text[:300] for text in texts[:4])[:300],
         "images": len(refs),
-        "sizes": [[ref.width, ref.height] for ref in refs[:1]],
+        "sizes": [[ref.width, ref.height] for ref in refs if not ref.is_audio][:1],
+        "clips": sum(ref.is_audio for ref in refs),
+        "first_image": next((n for n, ref in enumerate(refs) if not ref.is_audio), None),
     }
+
+
+def _format_of(data: bytes, ref: ImageRef) -> str:
+    if not ref.is_audio:
+        return sniff_format(data) or "unknown"
+    found = audio_format_of(data)
+    return "unknown" if found is None else found.name
 
 
 def _shown(value: Any) -> Any:

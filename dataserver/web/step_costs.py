@@ -7,6 +7,7 @@ import numpy as np
 
 from dataserver.cli.timelines import labels_of
 from dataserver.dataset import describe
+from dataserver.planning.job.fields import Modality
 from dataserver.planning.job.identity import Job
 from dataserver.planning.layouts.interface import PlannedTimeline
 from dataserver.planning.plan.plan import StepPlan
@@ -70,7 +71,7 @@ def _largest(
     return {
         "dataset": spec.name,
         "key": "" if dataset is None else next(iter(describe(dataset, [place])))[1].key,
-        "unit": "tokens" if module.holds_samples else "patches",
+        "unit": "tokens" if module.holds_samples else "positions" if module.reads is Modality.AUDIO else "patches",
         "size": int(work[n]),
         "share": float(work[n] / max(int(work.sum()), 1)),
         "of": len(item),

@@ -12,16 +12,18 @@ from urllib.parse import urlencode
 import grpc
 import numpy as np
 import pytest
+from audio.clips import clip
+from audio.datasets import SERVED
 from builders.authority import TOKENS
 from cli.test_top import Stranger, grpc_server
 from disttrain.v1.data_service_pb2 import DatasetInfo, GetDatasetInfoResponse
 from PIL import Image
 from serving.harness import index, running
-from shards import break_images, write_interleaved, write_pairs
+from shards import break_images, make_image, write_interleaved, write_pairs, write_tar
 from web.harness import TIMEOUT_S, get
 
 from dataserver.cli.card_tables import card_sections
-from dataserver.dataset import Dataset, lint
+from dataserver.dataset import Dataset, build_index, lint
 from dataserver.jobs import Catalog, dataset_card
 from dataserver.security import Channels, Credentials
 from dataserver.serving.config import load_config
@@ -275,3 +277,21 @@ def test_rights_that_are_withdrawn_expire_and_nobody_waits_meanwhile(monkeypatch
         asking.join(60)
         assert list(listed.fingerprints()) == []
         listed.close()
+
+
+def test_clips_are_told_from_images(tmp_path: Path) -> None:
+    pytest.importorskip("soundfile", reason="the extra audio is not installed")
+    heard = [("a.flac", clip(0.5, "flac", 22_050, 2)), ("a.jpg", make_image(np.random.default_rng(0), 40, 30))]
+    write_tar(tmp_path / "0.tar", [*heard, ("a.txt", b"both"), ("b.wav", clip(0.1)), ("b.txt", b"a clip")])
+    build_index(tmp_path, workers=1, rules=SERVED)
+    with pages({"heard": tmp_path}) as address:
+        both, alone = search(address, dataset="heard")
+        assert (both["sizes"], both["clips"], both["first_image"]) == ([[40, 30]], 1, 0)
+        assert (alone["sizes"], alone["clips"], alone["first_image"]) == ([], 1, None)
+        assert search(address, dataset="heard", least=1000) == []  # samples of sound are no sides
+        items = ask(address, "dataset/sample", dataset="heard", shard=0, row=0)["images"]
+        assert [(item["is_audio"], item["format"], item["fault"]) for item in items] == [
+            (False, "jpeg", None), (True, "flac", None),
+        ]  # fmt: skip
+        refused = ask(address, "dataset/picture", 404, dataset="heard", shard=0, row=1, image=0)
+        assert "item 0 of the sample is a clip" in str(refused)

@@ -244,13 +244,18 @@ export function datasetPage(host, state, query) {
   }
 
   function tile(of, sample) {
-    const size = sample.sizes.length ? `${sample.sizes[0][0]} x ${sample.sizes[0][1]}` : "text alone";
+    const alone = sample.clips ? "audio" : "text alone";
+    const size = sample.sizes.length ? `${sample.sizes[0][0]} x ${sample.sizes[0][1]}` : alone;
+    const images = sample.images - sample.clips;
+    const counts = (images > 1 ? `, ${images} images` : "") + (sample.clips ? `, ${sample.clips} clips` : "");
     return h(
       "button",
       { type: "button", class: "sample", onclick: () => showSample(sample.shard, sample.row) },
-      sample.images ? picture(of, sample, 0, 240, "") : h("span", { class: "none" }, "text"),
+      sample.first_image === null
+        ? h("span", { class: "none" }, sample.clips ? "audio" : "text")
+        : picture(of, sample, sample.first_image, 240, ""),
       h("span", { class: "caption" }, sample.text || "(no text)"),
-      h("small", {}, `${sample.key}, ${size}${sample.images > 1 ? `, ${sample.images} images` : ""}`),
+      h("small", {}, `${sample.key}, ${size}${counts}`),
     );
   }
 
@@ -275,19 +280,26 @@ export function datasetPage(host, state, query) {
 
   const closer = () => h("button", { type: "button", onclick: () => dialog.close() }, "Close");
 
+  const extent = (item) =>
+    item.is_audio
+      ? `${(item.width / item.height).toFixed(1)} s of ${number(item.height)} Hz, ${item.orientation} channels`
+      : `${item.width} x ${item.height}`;
+
   function sampleParts(of, found) {
     const images = found.images.map((image, n) =>
       h(
         "figure",
         {},
-        image.served ? picture(of, found, n, 768, `image ${n}`) : h("span", { class: "none" }, "no picture"),
+        image.served && !image.is_audio
+          ? picture(of, found, n, 768, `image ${n}`)
+          : h("span", { class: "none" }, image.is_audio ? "audio" : "no picture"),
         h(
           "figcaption",
           {},
           h(
             "div",
             {},
-            `${image.format}, ${image.width} x ${image.height}, ${bytes(image.bytes)} at ${number(image.offset)}`,
+            `${image.format}, ${extent(image)}, ${bytes(image.bytes)} at ${number(image.offset)}`,
           ),
           image.fault ? h("div", { class: "bad" }, image.fault) : null,
           h("pre", { class: "hex" }, image.hex),
