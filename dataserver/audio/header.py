@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Final
 from dataserver.audio.formats import AUDIO_FORMATS, audio_format_of
 from dataserver.audio.limits import MAX_AUDIO_BYTES, MAX_AUDIO_SECONDS, MAX_CHANNELS, SAMPLE_RATES
 from dataserver.audio.mp3 import with_length
+from dataserver.extras import pip_install
 
 if TYPE_CHECKING:
     from dataserver.audio.reading import OpenClip
 
-REMEDY: Final = "pip install 'disttrain[audio]'"
+REMEDY: Final = pip_install("audio")
 """What brings the libraries that this folder needs."""
 _LONGEST: Final = MAX_AUDIO_SECONDS + 1
 """Seconds after which samples are not counted any further."""

@@ -101,7 +101,7 @@ def index(
         engine: Where shards are read: on this machine, or on all nodes of a Ray cluster, which see the same files.
         images_root: Folder that the paths in manifests are relative to; by default that of each manifest.
         audio: Members that are audio (.wav, .flac, .mp3, .ogg, .opus): ignore them, or serve them as parts of their
-            samples, which needs pip install 'disttrain[audio]' here and on servers.
+            samples, which needs the extra `audio` here and on servers.
         conversations: Turns of conversations: texts of a document, each after its role, or messages that the chat
             template of each --tokenizer NAME=FOLDER renders: then only answers are learned.
     """
