@@ -12,7 +12,6 @@ from dataserver.cli.arguments import MaybeInt, MaybePath, Switch, tokenizer_file
 from dataserver.cli.progress import progress_bar
 from dataserver.cli.ray_cluster import tasks_of
 from dataserver.dataset import (
-    CHAT_ERROR,
     CHAT_PREFIX,
     KINDS,
     OWN,
@@ -183,7 +182,8 @@ def _index_one(
     print(f"  samples      {built.num_samples}")
     for kind, count in built.findings.items():
         print(f"  {KINDS[kind]:<12} {count} {kind}")
-    texts = [(tokenizer, name) for tokenizer in tokenizers for name in (OWN, *(c.name for c in rules.captions))]
+    of_texts = [tokenizer for tokenizer in tokenizers if tokenizer.name not in {chat.name for chat in chats}]
+    texts = [(tokenizer, name) for tokenizer in of_texts for name in (OWN, *(c.name for c in rules.captions))]
     for tokenizer, name in texts:
         of = tokenizer.name if name == OWN else f"{tokenizer.name}, caption {name}"
         with progress_bar(f"counting tokens ({of})") as report:
@@ -194,8 +194,8 @@ def _index_one(
     for chat in chats:
         with progress_bar(f"rendering conversations ({chat.name})") as report:
             counted = count_chats(path, chat, index_dir, report, part.of)
-        if counted.num_failed:
-            print(f"  {Effect.LEFT_OUT:<12} {counted.num_failed} {CHAT_ERROR} ({chat.name})")
+        for kind, count in sorted(counted.findings.items()):
+            print(f"  {KINDS[kind]:<12} {count} {kind} ({chat.name})")
         print(f"  tokens       {counted.num_tokens} ({chat.name}, conversations, template {chat.chat_digest})")
     if part != WHOLE:
         _publish(built.root, index_dir)

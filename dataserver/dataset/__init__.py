@@ -14,6 +14,7 @@ from dataserver.dataset.errors import (
     ShardFinding,
     ShardReadError,
     StaleIndexError,
+    TokenizingEndedError,
     TokenizingError,
     TokensMissingError,
     printable,
@@ -37,7 +38,7 @@ from dataserver.dataset.index.rules import (
     TruncatedImages,
 )
 from dataserver.dataset.index.tokens import TextTokenizer, TokensReport, count_tokens, texts_key
-from dataserver.dataset.kinds import CHAT_ERROR, KINDS, UNENCODABLE, Effect
+from dataserver.dataset.kinds import CHAT_ERROR, CHAT_LEFT_OUT, CHAT_NOT_ENDED, KINDS, UNENCODABLE, Effect
 from dataserver.dataset.lint import LintReport, lint
 from dataserver.dataset.machine.cores import usable_cores
 from dataserver.dataset.machine.memory import Memory, processes_within, usable_memory
@@ -58,6 +59,8 @@ __all__ = [
     "BLOCK_BYTES",
     "CHAT_COLUMN",
     "CHAT_ERROR",
+    "CHAT_LEFT_OUT",
+    "CHAT_NOT_ENDED",
     "CHAT_PREFIX",
     "IMAGE",
     "KINDS",
@@ -112,6 +115,7 @@ __all__ = [
     "TextOnly",
     "TextTokenizer",
     "TokenizedDocument",
+    "TokenizingEndedError",
     "TokenizingError",
     "TokensMissingError",
     "TokensReport",

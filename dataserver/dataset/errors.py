@@ -34,6 +34,10 @@ class TokenizingError(Exception):
     """A tokenizer cannot encode a text; the message is the tokenizer's own word."""
 
 
+class TokenizingEndedError(TokenizingError):
+    """Encoding a text took more time or memory than it may: a machine that is faster may encode it."""
+
+
 class FilterError(DatasetError):
     """A filter expression is malformed, names an unknown column or compares values of different types."""
 

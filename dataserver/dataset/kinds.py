@@ -20,6 +20,8 @@ class Effect(StrEnum):
 
 BAD_CONVERSATION: Final = "bad_conversation"
 CHAT_ERROR: Final = "chat_error"
+CHAT_LEFT_OUT: Final = "chat_left_out"
+CHAT_NOT_ENDED: Final = "chat_not_ended"
 UNDECODABLE: Final = "undecodable"
 LOST_IMAGE: Final = "lost_image"
 BAD_JSON: Final = "bad_json"
@@ -70,6 +72,8 @@ KINDS: Final[Mapping[str, Effect]] = {
     UNENCODABLE: Effect.LEFT_OUT,
     "too_many_members": Effect.LEFT_OUT,
     "unreadable_header": Effect.LEFT_OUT,
+    CHAT_LEFT_OUT: Effect.SERVED,
+    CHAT_NOT_ENDED: Effect.SERVED,
     DUPLICATE_MEMBER: Effect.SERVED,
     DUPLICATE_SHARD: Effect.SERVED,
     "extra_image": Effect.SERVED,

@@ -17,6 +17,7 @@ from dataserver.planning.job.fields import DatasetSpec
 from dataserver.planning.job.identity import Job, JobSpecError
 from dataserver.planning.job.limits import PlanLimitError, check_contents, limits_of
 from dataserver.planning.plan.plan import StepPlan
+from dataserver.planning.stream.captions import Captions
 from dataserver.planning.stream.gathering import Window, gather_step
 from dataserver.planning.stream.order import Span, StreamOrder, units_of
 from dataserver.planning.stream.samples import StepSamples
@@ -191,10 +192,16 @@ class JobPlanner:
             lengths[shard] = units_of(self.job.stream, table).sum()
         if num_left_out:
             stream = self.job.stream
+            spec = stream.datasets[dataset]
+            is_cut = Captions.of(spec).cut_at_turn
+            how = (
+                "no answer of theirs fits; raise it"
+                if is_cut
+                else ("raise it, or cut them behind an answer that fits (conversations.cut_at: turn)")
+            )
             self.notes.append(
-                f"dataset {stream.datasets[dataset].name!r}: {num_left_out} of {int(statistics.samples.sum())} "
-                f"conversations are left out, since they are longer than seq_len {stream.seq_len}; raise it, or cut "
-                "them behind an answer that fits (conversations.cut_at: turn)"
+                f"dataset {spec.name!r}: {num_left_out} of {int(statistics.samples.sum())} conversations are left "
+                f"out, since they are longer than seq_len {stream.seq_len}; {how}"
             )
         return lengths
 

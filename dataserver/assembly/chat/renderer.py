@@ -5,7 +5,8 @@ stop nested loops, huge powers or texts that double. So it runs here, with littl
 write files or to start anything, and its clock stands still. This file imports nothing of ours.
 
 Lines of JSON go in and out. It says that it is ready; the first line in names the templates and what all renderings are
-given; every other one is a list of contexts, and the answer to it is {"texts": [...]}, or {"error": why}.
+given; every other one is a list of contexts, and the answer to it is {"texts": [...]}, or {"error": why}, or
+{"exceeds": "memory"}.
 """
 
 import json
@@ -58,10 +59,11 @@ def _strftime_now(form: str) -> str:
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    """The environment of transformers, but for its clock."""
+    """The environment of transformers, but for its clock and for what is random."""
     found = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
+    del found.filters["random"], found.globals["lipsum"]  # the same conversation gives the same text
     found.filters["tojson"] = _tojson
     found.globals["raise_exception"] = _refuse
     found.globals["strftime_now"] = _strftime_now
@@ -84,7 +86,7 @@ def _answer(work: Callable[[], list[str]]) -> str:
     try:
         return json.dumps({"texts": work()})
     except MemoryError:
-        return json.dumps({"error": "it takes more memory than it may have"})
+        return json.dumps({"exceeds": "memory"})
     except RecursionError:
         return json.dumps({"error": "it calls itself without an end"})
     except Exception as error:  # whatever a template raises is its answer

@@ -55,7 +55,7 @@ def read_template(folder: Path) -> ChatTemplate | None:
                 "allowed"
             )
     tokens = {name: token for name, value in config.items() if name.endswith("_token") and (token := _content(value))}
-    return ChatTemplate(text, named.get(_TOOLS, ""), tokens, tokens.pop("image_token", "") or _image_token(folder))
+    return ChatTemplate(text, named.get(_TOOLS, ""), tokens, tokens.get("image_token", "") or _image_token(folder))
 
 
 def _named(folder: Path, config: dict[str, Any]) -> dict[str, str]:

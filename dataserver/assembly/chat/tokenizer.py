@@ -1,5 +1,6 @@
 """Token ids of conversations: those of transformers' `apply_chat_template`, but for words that users spell."""
 
+import json
 import re
 from collections.abc import Sequence
 from itertools import pairwise
@@ -8,13 +9,20 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dataserver.assembly.chat.answers import find_answers
-from dataserver.assembly.chat.rendering import EndedError, Renderer
-from dataserver.assembly.chat.spans import TAG, Disguise, Sources, mapped_texts
+from dataserver.assembly.chat.answers import Answer, Marks, find_answers, needs_prompt
+from dataserver.assembly.chat.rendering import Renderer
+from dataserver.assembly.chat.spans import CALL, CONTENT, TAG, Disguise, Sources, Text, mapped_texts
 from dataserver.assembly.chat.template import ChatTemplate, read_template
 from dataserver.assembly.hugging_face import HuggingFaceTokenizer, TokenizerError, as_tokenizing_error
 from dataserver.assembly.tokens import Tokenizer
-from dataserver.dataset import Conversation, EncodedChat, TokenizingError
+from dataserver.dataset import (
+    CHAT_LEFT_OUT,
+    CHAT_NOT_ENDED,
+    Conversation,
+    EncodedChat,
+    TokenizingEndedError,
+    TokenizingError,
+)
 from dataserver.planning import I32
 
 PLACEHOLDERS: Final = ("<|image_pad|>", "<image>", "<|image|>", "<start_of_image>", "<image_soft_token>", "[IMG]")
@@ -33,6 +41,18 @@ class _Encoded(NamedTuple):
     """int64 [n, 2]: first and last + 1 of the characters of each."""
 
 
+class _Rendering(NamedTuple):
+    """What a template makes of a conversation."""
+
+    sources: Sources
+    prompt: str
+    """Before an answer; empty where it was not asked for."""
+    left_out: list[Text]
+    """Texts that it does not print."""
+    in_part: list[Text]
+    """Texts that it prints a part of."""
+
+
 class ChatTokenizer:
     """A tokenizer with its chat template."""
 
@@ -46,15 +66,22 @@ class ChatTokenizer:
         words = {id_: token for id_, token in added.items() if token.content.strip()}
         self._ids: Final = {token.content: id_ for id_, token in words.items()}
         self._any_word: Final = _finder([token.content for token in words.values()])
-        self._special_word: Final = _finder([token.content for token in words.values() if token.special])
+        named = [template.image_token] if template.image_token else []
+        self._placeholders: Final = [word for word in dict.fromkeys([*named, *PLACEHOLDERS]) if word in self._ids]
+        self._eos: Final = template.tokens.get("eos_token", "")
+        special = {token.content for token in words.values() if token.special}
+        ends = {self._eos} if self._eos.strip() else set[str]()  # not special in all files
+        self._end_word: Final = _finder([*(special | ends)])
+        special |= {*self._placeholders, *(ends & self._ids.keys())}
+        self._special_word: Final = _finder([*special])
+        """Words that nobody's text may spell."""
         of_template = TAG.findall(template.text + template.text_for_tools)
         self._tag: Final = _finder([*of_template, *(token.content for token in words.values())])
         self._is_word: Final = np.ones(tokenizer.vocab_size, np.bool_)
         self._is_word[list(tokenizer.from_text)] = False
         self._is_special: Final = np.zeros(tokenizer.vocab_size, np.bool_)
-        self._is_special[[id_ for id_, token in words.items() if token.special]] = True
-        named = [template.image_token] if template.image_token else []
-        self._placeholders: Final = [word for word in dict.fromkeys([*named, *PLACEHOLDERS]) if word in self._ids]
+        self._is_special[[self._ids[word] for word in special]] = True
+        self._of_template: Final = template.text + template.text_for_tools + json.dumps(template.tokens)
         self._newline: Final = self._model.encode("\n", add_special_tokens=False).ids
 
     @property
@@ -85,78 +112,94 @@ class ChatTokenizer:
         """Return the ids of a conversation, given as its index holds it.
 
         Raises:
+            TokenizingEndedError: the template takes too long for it.
             TokenizingError: the template refuses it, or what it renders cannot be used; says why.
             TokenizerError: the template is of no use for any conversation.
         """
         chat = Conversation.from_json(conversation)
-        mark = _unused_character(conversation)
+        mark = _unused_character(conversation + self._of_template)
         messages = [self._escaped_message(message, mark) for message in chat.messages]
         tools = _escaped(chat.tools, self._any_word, mark)
-        sources, prompt = self._rendered(messages, tools)
-        encoded = self._encode(sources.text, mark)
+        found = self._rendered(messages, tools, conversation)
+        encoded = self._encode(found.sources.text, mark)
         images = self._images(encoded.ids, chat.num_images)
-        self._check_words(encoded, sources, messages)
-        answers = find_answers(sources, messages, self._special_word, prompt)
-        targets = np.zeros(len(encoded.ids), np.bool_)
-        first, last = encoded.offsets.T
-        for answer in answers:
-            targets |= (first < answer.end) & (last > answer.start)
+        self._check_words(encoded, found.sources, messages)
+        answers = find_answers(found.sources, messages, Marks(self._end_word, self._eos, found.prompt))
+        targets = _targets(encoded, answers)
         targets &= ~images
         targets[:1] = False  # nothing comes before it
         if not targets.any():
             raise TokenizingError("no token of an answer is left in what the chat template renders")
         if len(targets) - images.sum() < FEWEST_TOKENS + 2 * images.sum():
-            raise TokenizingError(f"its {len(targets)} tokens are fewer than two and two more for each image")
-        starts = np.maximum.accumulate(first)
+            raise TokenizingError(
+                f"its {len(targets)} tokens are fewer than two and two more for each image, around which plans count "
+                "as many; give the conversation more text, or use a template that writes tokens around images"
+            )
+        starts = np.maximum.accumulate(encoded.offsets[:, 0])
         ends = sorted({int(np.searchsorted(starts, answer.end)) for answer in answers} - {0})
-        return EncodedChat(encoded.ids, targets, images, ends)
+        return EncodedChat(encoded.ids, targets, images, ends, _flaws(found, answers))
 
     def _escaped_message(self, message: dict[str, Any], mark: str) -> dict[str, Any]:
         """A message in which no word is one of the template's. Assistants may use those that are not special: tags of
         thoughts and calls."""
         words = self._special_word if message["role"] == "assistant" else self._any_word
-        escaped = mapped_texts(message, lambda text: _escaped(text, words, mark))
+        escaped = mapped_texts(message, lambda text, _: str(_escaped(text, words, mark)))
         escaped |= {name: _escaped(message[name], words, mark) for name in ("name", "tool_call_id") if name in message}
         if "tool_calls" in message:  # with the names of arguments
             calls = message["tool_calls"]
             escaped["tool_calls"] = [{**_escaped(call, words, mark), "type": "function"} for call in calls]
         return escaped
 
-    def _rendered(self, messages: list[dict[str, Any]], tools: list[Any]) -> tuple[Sources, str]:
-        """What the template makes of a conversation, and its prompt. Where it drops texts it may want them as parts."""
+    def _rendered(self, messages: list[dict[str, Any]], tools: list[Any], conversation: str) -> _Rendering:
+        """What the template makes of a conversation. Where it drops contents it may want them as parts."""
         failure: TokenizingError | None = None
+        fewest: _Rendering | None = None
+        messages = [{name: value for name, value in message.items() if name != "weight"} for message in messages]
         parts = [_as_parts(message) for message in messages]
         for form in (messages,) if parts == messages else (messages, parts):
             try:
-                sources, prompt, missing = self._rendered_as(form, tools)
-            except EndedError:
+                found = self._rendered_as(form, tools, conversation)
+            except TokenizingEndedError:
                 raise
             except TokenizingError as error:
                 failure = failure or error
                 continue
-            if not missing:
-                return sources, prompt
-            failure = failure or TokenizingError(
-                f"the chat template leaves out turn {missing[0]}, of the role {messages[missing[0]]['role']}; use the "
-                "template of a model that knows such turns, or take them out"
-            )
-        assert failure is not None
-        raise failure
+            if fewest is None or len(found.left_out) < len(fewest.left_out):
+                fewest = found
+            if not any(text.part == CONTENT for text in found.left_out):
+                break
+        if fewest is None:
+            assert failure is not None
+            raise failure
+        return fewest
 
-    def _rendered_as(self, messages: list[dict[str, Any]], tools: list[Any]) -> tuple[Sources, str, list[int]]:
-        """As `_rendered`, with the numbers of messages that are left out."""
-        disguise = Disguise(messages, self._tag)
-        given = {"messages": messages, "tools": tools or None, "add_generation_prompt": False}
-        with_prompt = {**given, "add_generation_prompt": True}
+    def _rendered_as(self, messages: list[dict[str, Any]], tools: list[Any], conversation: str) -> _Rendering:
+        """As `_rendered`. Raises TokenizingError where a turn or a call is left out."""
+        disguise = Disguise(messages, self._tag, conversation + self._of_template)
+        given = {"messages": messages, "tools": tools or None, "documents": None, "add_generation_prompt": False}
         asked = [given, {**given, "messages": disguise.messages}]
-        if any("tool_calls" in message or "reasoning_content" in message for message in messages):
-            asked.append(with_prompt)
+        if needs_prompt(messages):
+            asked.append({**given, "add_generation_prompt": True})
         text, disguised, *longer = self._renderer.render(asked)
         sources = disguise.sources(text, disguised)
         prompt = longer[0][len(text) :] if longer and longer[0].startswith(text) else ""
-        numbers = range(len(messages))
-        present = set(np.unique(sources.message).tolist())
-        return sources, prompt, [n for n in numbers if n not in present and disguise.has_signs(n)]
+        counted = [(one, int(num)) for one, num in zip(disguise.texts, sources.num_signs, strict=True)]
+        left_out = [one for one, num in counted if one.num_signs and not num]
+        present = {one.message for one, num in counted if num}
+        for one in left_out:
+            role = messages[one.message]["role"]
+            if one.message not in present:
+                raise TokenizingError(
+                    f"the chat template leaves out turn {one.message}, of the role {role}; use the template of a model "
+                    "that knows such turns, or take them out"
+                )
+            if one.part.startswith(CALL):
+                raise TokenizingError(
+                    f"the chat template leaves out {one.part} of turn {one.message}, or an argument of it; use the "
+                    "template of a model that makes such calls, or write one call a turn"
+                )
+        in_part = [one for one, num in counted if 0 < num < one.num_signs]
+        return _Rendering(sources, prompt, left_out, in_part)
 
     def _encode(self, text: str, mark: str) -> _Encoded:
         """The tokens of a rendering; at its marks it is cut, and they are none of it."""
@@ -185,6 +228,11 @@ class ChatTokenizer:
     def _images(self, ids: I32, num_images: int) -> _Bools:
         """Where the images of a conversation go, bool [tokens]."""
         words = [word for word in self._placeholders if (ids == self._ids[word]).any()]
+        if not num_images and words:
+            raise TokenizingError(
+                f"the chat template writes {words[0]}, which stands for an image, and the conversation has none; use a "
+                "template that writes it for images alone"
+            )
         if not num_images:
             return np.zeros(len(ids), np.bool_)
         if not words:
@@ -216,6 +264,39 @@ class ChatTokenizer:
                 raise TokenizingError(
                     f"its text {sources.text[at[0] : at[1]][:20]!a} alone is the reserved id {encoded.ids[touched][0]}"
                 )
+
+
+def _targets(encoded: _Encoded, answers: Sequence[Answer]) -> _Bools:
+    """The tokens that have a character of an answer that is learned. bool [tokens]."""
+    targets = np.zeros(len(encoded.ids), np.bool_)
+    first, last = encoded.offsets.T
+    for answer in answers:
+        if answer.is_learned:
+            targets |= (first < answer.end) & (last > answer.start)
+    return targets
+
+
+def _flaws(found: _Rendering, answers: Sequence[Answer]) -> list[tuple[str, str]]:
+    """What may not be as it was meant, one finding of each kind."""
+    flaws = []
+    if texts := found.left_out + found.in_part:
+        first = min(texts)
+        flaws.append(
+            (
+                CHAT_LEFT_OUT,
+                f"the chat template leaves out {len(texts)} texts or parts of them, the first in the {first.part} of "
+                f"turn {first.message}",
+            )
+        )
+    if num_open := sum(not answer.is_ended for answer in answers):
+        flaws.append(
+            (
+                CHAT_NOT_ENDED,
+                f"behind {num_open} of {len(answers)} answers the chat template writes neither a special token nor "
+                "eos_token: a model does not learn to end them",
+            )
+        )
+    return flaws
 
 
 def open_chat(tokenizer: Tokenizer) -> ChatTokenizer:

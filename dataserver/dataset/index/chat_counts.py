@@ -48,10 +48,14 @@ def chat_counts(table: "pa.Table") -> ChatCounts | None:
     Raises:
         ValueError: its columns contradict each other.
     """
+    import pyarrow as pa
+
     if "ends" not in table.column_names:
         return None
     tokens, images, targets = (_integers(table.column(name)) for name in ("tokens", "images", "targets"))
     ends = table.column("ends").combine_chunks()
+    if not (pa.types.is_list(ends.type) and pa.types.is_struct(ends.type.value_type)) or ends.null_count:
+        raise ValueError(f"its ends are {ends.type} with {ends.null_count} missing, no lists of structures")
     flat = ends.flatten()
     end_tokens, end_images, end_targets = (_integers(flat.field(name)) for name in ("tokens", "images", "targets"))
     offsets = ends.offsets.to_numpy().astype(np.int64)
@@ -66,7 +70,9 @@ def chat_counts(table: "pa.Table") -> ChatCounts | None:
 
 
 def _integers(column: Any) -> npt.NDArray[np.int64]:
-    if column.null_count:
-        raise ValueError("it holds a null")
+    import pyarrow as pa
+
+    if column.null_count or not pa.types.is_integer(column.type):
+        raise ValueError(f"a column of counts is {column.type} with {column.null_count} missing, no integers")
     found: npt.NDArray[np.int64] = column.to_numpy(zero_copy_only=False).astype(np.int64, casting="safe")
     return found

@@ -15,10 +15,25 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from dataserver.dataset.errors import DatasetError, Findings, StaleIndexError, TokenizingError, printable
+from dataserver.dataset.errors import (
+    DatasetError,
+    Findings,
+    StaleIndexError,
+    TokenizingEndedError,
+    TokenizingError,
+    printable,
+)
 from dataserver.dataset.index.chat_counts import CHAT_COLUMN, CHAT_PREFIX, FLAG_BITS, IMAGE_ENTRY, TARGET
-from dataserver.dataset.index.format import BATCH_ROWS, FINDINGS_KEY, META_PREFIX, atomic_writer, read_batch
+from dataserver.dataset.index.format import (
+    BATCH_ROWS,
+    FINDINGS_KEY,
+    META_PREFIX,
+    IndexHeader,
+    atomic_writer,
+    read_batch,
+)
 from dataserver.dataset.index.fresh import IndexedShard
+from dataserver.dataset.index.rules import OnTokenError, read_rules
 from dataserver.dataset.index.tokens import (
     COLUMNS_KEY,
     FAILED,
@@ -53,6 +68,8 @@ class EncodedChat:
     """bool [n]: tokens that stand for an image each."""
     ends: Sequence[int]
     """Tokens up to the end of each answer, ascending."""
+    flaws: Sequence[tuple[str, str]] = ()
+    """Kinds of findings, and details, of what is not as it may have been meant."""
 
 
 class ChatEncoder(Protocol):
@@ -78,6 +95,7 @@ class ChatEncoder(Protocol):
         """Return the ids of a conversation, which is given as its index holds it.
 
         Raises:
+            TokenizingEndedError: it takes too long.
             TokenizingError: the template refuses it, or what it renders cannot be used; says why.
             DatasetError: the template is of no use for any conversation.
         """
@@ -113,7 +131,7 @@ def _encode_shard(shard: ShardFile, indexed: IndexedShard, encoder: ChatEncoder,
         for batch in range(-(-header.num_samples // BATCH_ROWS)):
             rows = read_batch(shard.index_path, header, batch, ["key", META_PREFIX + CHAT_COLUMN]).to_pydict()
             for sample, chat in zip(rows["key"], rows[META_PREFIX + CHAT_COLUMN], strict=True):
-                encoded = _encode(shard, sample, chat, encoder, findings)
+                encoded = _encode(shard, header, sample, chat, encoder, findings)
                 found.append(encoded)
                 if encoded is not None:
                     data = _stored(encoded).astype(id_type).tobytes()
@@ -130,9 +148,20 @@ def _encode_shard(shard: ShardFile, indexed: IndexedShard, encoder: ChatEncoder,
     return read_counts(shard, header, key)
 
 
-def _encode(shard: ShardFile, key: str, chat: str, encoder: ChatEncoder, findings: Findings) -> EncodedChat | None:
+def _encode(
+    shard: ShardFile, header: IndexHeader, key: str, chat: str, encoder: ChatEncoder, findings: Findings
+) -> EncodedChat | None:
     try:
         encoded = encoder.encode_chat(chat)
+    except TokenizingEndedError as error:  # which samples exist must not depend on the speed of a machine
+        if read_rules(header.rules)["on-token-error"] != OnTokenError.SKIP:
+            raise DatasetError(
+                f"shard {shard.path}, sample {key!a}: tokenizer {encoder.name}: {error}; run the command again on a "
+                "machine with more time, take the conversation out, or index with --on-token-error skip, which leaves "
+                "such samples out"
+            ) from error
+        findings.add(key, CHAT_ERROR, f"tokenizer {encoder.name}: {printable(str(error))}")
+        return None
     except TokenizingError as error:
         detail = printable(str(error))
         findings.add(key, CHAT_ERROR, f"tokenizer {encoder.name}: {detail}")
@@ -142,6 +171,8 @@ def _encode(shard: ShardFile, key: str, chat: str, encoder: ChatEncoder, finding
             f"shard {shard.path}, sample {key!a}: tokenizer {encoder.name} gave an id outside "
             f"0..{encoder.vocab_size - 1}; check its vocab_size"
         )
+    for kind, detail in encoded.flaws:
+        findings.add(key, kind, f"tokenizer {encoder.name}: {detail}")
     return encoded
 
 

@@ -8,8 +8,9 @@ cannot encode has a count of -1, where the rules of the index allow it, and a fi
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -27,7 +28,7 @@ from dataserver.dataset.errors import (
     check_storage,
     printable,
 )
-from dataserver.dataset.index.chat_counts import ChatCounts, chat_counts
+from dataserver.dataset.index.chat_counts import CHAT_PREFIX, ChatCounts, chat_counts
 from dataserver.dataset.index.flags import index_command
 from dataserver.dataset.index.format import (
     BATCH_ROWS,
@@ -38,8 +39,8 @@ from dataserver.dataset.index.format import (
     read_batch,
 )
 from dataserver.dataset.index.fresh import IndexedShard, read_fresh_index
-from dataserver.dataset.index.rules import OnTokenError, read_rules
-from dataserver.dataset.kinds import UNENCODABLE
+from dataserver.dataset.index.rules import Conversations, OnTokenError, read_rules
+from dataserver.dataset.kinds import KINDS, UNENCODABLE, Effect
 from dataserver.dataset.shards.captions import COLUMN_PREFIX, OWN
 from dataserver.dataset.shards.listing import ShardFile, find_shards
 from dataserver.dataset.storage.etags import check_regular
@@ -92,6 +93,8 @@ class TokensReport:
     num_tokens: int
     num_failed: int
     """Samples with a text that the tokenizer cannot encode."""
+    findings: Mapping[str, int] = field(default_factory=dict)
+    """Counts of what was found, by kind."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,7 +162,8 @@ def count_shards(
     """As `count_tokens`, with a key and what makes both files of a shard."""
     found = find_shards(path, index_dir)
     shards = found if choose is None else choose(found)
-    num_counted = num_texts = num_tokens = num_failed = 0
+    num_counted = num_texts = num_tokens = 0
+    found_kinds = Counter[str]()
     for done, shard in enumerate(shards):
         if progress is not None:
             progress(done, len(shards))
@@ -168,16 +172,17 @@ def count_shards(
         try:
             counts = read_counts(shard, header, key)
             if not shard.token_ids_path(key).is_file():
-                raise _missing(shard, key, "has no ids")
+                raise _missing(shard, header, key, "has no ids")
         except TokensMissingError:
             counts = count(shard, indexed)
             num_counted += 1
         num_texts += len(counts.counts)
         num_tokens += int(counts.counts.sum(dtype=np.int64))
-        num_failed += sum(counts.findings.counts.values())
+        found_kinds.update(counts.findings.counts)
     if progress is not None:
         progress(len(shards), len(shards))
-    return TokensReport(len(shards), num_counted, num_texts, num_tokens, num_failed)
+    num_failed = sum(count for kind, count in found_kinds.items() if KINDS[kind] is Effect.LEFT_OUT)
+    return TokensReport(len(shards), num_counted, num_texts, num_tokens, num_failed, found_kinds)
 
 
 def read_counts(shard: ShardFile, header: IndexHeader, tokenizer_digest: str) -> TokenCounts:
@@ -212,12 +217,12 @@ def read_counts(shard: ShardFile, header: IndexHeader, tokenizer_digest: str) ->
             chat_counts(table),
         )
     except FileNotFoundError as error:
-        raise _missing(shard, tokenizer_digest, "is not counted") from error
+        raise _missing(shard, header, tokenizer_digest, "is not counted") from error
     except (OSError, pa.ArrowException, ValueError, KeyError) as error:
         check_storage(path, error)
-        raise _missing(shard, tokenizer_digest, f"cannot be read ({printable(str(error))})") from error
+        raise _missing(shard, header, tokenizer_digest, f"cannot be read ({printable(str(error))})") from error
     if not fresh or not same:
-        raise _missing(shard, tokenizer_digest, "was counted from another index or tokenizer")
+        raise _missing(shard, header, tokenizer_digest, "was counted from another index or tokenizer")
     return found
 
 
@@ -238,9 +243,22 @@ def counted_tokenizers(shard: ShardFile, header: IndexHeader) -> Iterator[str]:
             yield digest
 
 
-def _missing(shard: ShardFile, digest: str, reason: str) -> TokensMissingError:
+def _missing(shard: ShardFile, header: IndexHeader, key: str, reason: str) -> TokensMissingError:
+    digest, _, caption = key.partition(" caption ")
+    are_chats = read_rules(header.rules).get("conversations") == Conversations.CHAT
+    if caption.startswith(CHAT_PREFIX):
+        template = caption.removeprefix(CHAT_PREFIX)
+        return TokensMissingError(
+            f"shard {shard.path} {reason} for the chat template {template} of the tokenizer {digest}; run:"
+            f" {index_command(shard)} --tokenizer NAME=FOLDER"
+        )
+    if are_chats:
+        return TokensMissingError(
+            f"shard {shard.path} {reason} for the tokenizer {digest} as text: it holds conversations; give its dataset "
+            "conversations: {} in the job, or index it without --conversations chat"
+        )
     return TokensMissingError(
-        f"shard {shard.path} {reason} for the tokenizer {digest}; run:"
+        f"shard {shard.path} {reason} for the tokenizer {key}; run:"
         f" {index_command(shard)} --tokenizer NAME=FILE (or --tokenizer bytes)"
     )
 

@@ -131,7 +131,7 @@ def _check_depth(found: Conversation) -> None:
 
 
 def _check_answers(messages: Sequence[Mapping[str, Any]]) -> None:
-    answers = [message for message in messages if message["role"] == "assistant"]
+    answers = [message for message in messages if message["role"] == "assistant" and "weight" not in message]
     if not any(message.get("tool_calls") or _has_text(message["content"]) for message in answers):
         roles = sorted({str(message["role"]) for message in messages})
         raise _bad(f"no turn of an assistant has any text, the roles are {roles}; there is nothing to learn from it")
@@ -160,6 +160,11 @@ def _message(number: int, turn: Any) -> dict[str, Any]:
     for entry in _PASSED_ON:
         if isinstance(turn.get(entry), str):
             message[entry] = turn[entry]
+    if message["role"] == "assistant" and (weight := turn.get("weight")) is not None:
+        if weight not in (0, 1):
+            raise _bad(f"turn {number} has the weight {str(weight)[:40]}; 0, which is not learned, or 1 is required")
+        if weight == 0:
+            message["weight"] = 0
     return message
 
 

@@ -181,8 +181,8 @@ def concatenate(parts: list[StepSamples]) -> StepSamples:
         narrow = empty.astype(np.int32)
         offsets = np.zeros(1, np.int64)
         return StepSamples(narrow, empty, empty.astype(np.uint64), narrow, empty, empty, empty, offsets, narrow, narrow)
-    apart = ("image_modality", "targets")
-    columns = {f.name: [getattr(p, f.name) for p in parts] for f in fields(StepSamples) if f.name not in apart}
+    optional = ("image_modality", "targets")
+    columns = {f.name: [getattr(p, f.name) for p in parts] for f in fields(StepSamples) if f.name not in optional}
     images = np.cumsum([0, *(len(p.image_rows) for p in parts[:-1])])
     behind = [p.image_offsets[1:] + before for p, before in zip(parts, images, strict=True)]
     columns["image_offsets"] = [np.zeros(1, np.int64), *behind]
