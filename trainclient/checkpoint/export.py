@@ -69,7 +69,7 @@ def export(config: ExportConfig) -> list[str]:
         raise CheckpointError(f"the checkpoint {path} is damaged ({'; '.join(found[:4])}); export an older one")
     saved = manifest.state
     if config.module is None:
-        return _export_whole(config, path, saved.modules)
+        return _export_whole(config, path, saved.modules, _usage(saved))
     if config.module not in saved.modules:
         there = ", ".join(sorted(saved.modules))
         raise CheckpointError(f"the checkpoint {path} has no module {config.module}; it has {there}")
@@ -88,7 +88,7 @@ def export(config: ExportConfig) -> list[str]:
     return export_pretrained(config.output, sizes, state, base=config.base, usage=_usage(saved))
 
 
-def _export_whole(config: ExportConfig, path: Path, modules: Mapping[str, Any]) -> list[str]:
+def _export_whole(config: ExportConfig, path: Path, modules: Mapping[str, Any], usage: Usage | None) -> list[str]:
     """Export the encoder and the backbone of a job as the model that they began as."""
     if config.base is None or config.adapter:
         what = "--adapter writes those of one module" if config.adapter else "a whole model needs --base"
@@ -105,7 +105,7 @@ def _export_whole(config: ExportConfig, path: Path, modules: Mapping[str, Any]) 
             parts.append(TrainedPart(sizes, state if adapters is None else merged(state, adapters)))
     if not parts:
         raise CheckpointError(f"the checkpoint {path} has neither encoder nor backbone; give --module")
-    return export_whole(config.output, config.base, parts, _dtype(config))
+    return export_whole(config.output, config.base, parts, _dtype(config), None if usage is None else usage.sizing)
 
 
 def _dtype(config: ExportConfig) -> torch.dtype | None:

@@ -20,6 +20,7 @@ from models.hf.tiny_wholes import (
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
+from dataserver.planning.job.fields import Sizing
 from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.encoder import EncoderConfig
 from trainclient.models.hf import PretrainedError, TrainedPart, export_whole, load_pretrained
@@ -219,6 +220,29 @@ def test_tensors_that_no_part_has_are_refused(unknown: str, tmp_path: Path) -> N
     save_file(tensors | fine | {unknown: torch.zeros(2)}, path, metadata={"format": "pt"})
     with pytest.raises(PretrainedError, match=f"1 tensors that no .*, such as .*{unknown}: its architecture"):
         load_pretrained(tmp_path / "c")
+
+
+def test_processors_of_a_whole_model_get_the_bounds_of_the_job(tmp_path: Path) -> None:
+    make_whole("qwen2-vl", tmp_path / "c")
+    theirs = {"image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 3136}
+    (tmp_path / "c" / "preprocessor_config.json").write_text(json.dumps(theirs))
+    (tmp_path / "c" / "processor_config.json").write_text(json.dumps({"image_processor": theirs, "kept": 1}))
+    sizing = Sizing.model_validate({"rule": "qwen", "min_pixels": 784, "max_pixels": 7840, "resampling": "bicubic"})
+    part = load_pretrained(tmp_path / "c", kind=EncoderConfig)
+    parts = [TrainedPart(part.config, part.state)]
+    export_whole(tmp_path / "back", tmp_path / "c", parts, sizing=sizing)
+    size = {"shortest_edge": 784, "longest_edge": 7840}
+    written = {**theirs, "min_pixels": 784, "size": size, "resample": 3}
+    first, second = (
+        json.loads((tmp_path / "back" / f"{n}_config.json").read_text()) for n in ("preprocessor", "processor")
+    )
+    assert (first, second) == (written, {"image_processor": written, "kept": 1})
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "back", backend="pil")
+    assert {name: processor.size[name] for name in size} == size
+    square = Sizing.model_validate({"rule": "square", "side": 56})
+    for number, other in enumerate((None, square)):
+        export_whole(tmp_path / str(number), tmp_path / "c", parts, sizing=other)
+        assert json.loads((tmp_path / str(number) / "preprocessor_config.json").read_text()) == theirs
 
 
 def test_pixels_are_normalised_as_either_processor_says(tmp_path: Path) -> None:

@@ -100,6 +100,23 @@ def processor_of(sizing: Sizing, packs: bool, grid: int = 0) -> dict[str, Any]:
     return {**found, "size": {"shortest_edge": edge}, "do_center_crop": True, "crop_size": square}
 
 
+def with_bounds_of(sizing: Sizing, found: Fields) -> dict[str, Any]:
+    """The fields of an image processor, with bounds and filter of a job whose rule `qwen` the processor has too.
+
+    Raises:
+        PretrainedError: a size of the processor is no integer in its bounds.
+    """
+    data = dict(found.data)
+    theirs = processor_sizing(found) if sizing.rule is SizingRule.QWEN else None
+    if theirs is None or theirs["rule"] is not SizingRule.QWEN:
+        return data
+    ours = processor_of(sizing, packs=True)
+    data["size"] = ours["size"]
+    if sizing.resampling is not None:
+        data["resample"] = ours["resample"]
+    return data | {name: getattr(sizing, name) for name in _QWEN_BOUNDS if name in data}
+
+
 def require_same_rule(folder: Path, sizing: Sizing) -> None:
     """Refuse a job that names another rule than the image processor of a checkpoint has.
 

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from dataserver.planning.job.fields import Sizing
 from trainclient.models.hf.exporting import GENERATION, as_text, companions_of, exported
 from trainclient.models.hf.fields import Fields
 from trainclient.models.hf.files import (
@@ -22,7 +23,7 @@ from trainclient.models.hf.files import (
 )
 from trainclient.models.hf.folder import CONFIG, EMBEDDING, HEAD, part_of, stored_names
 from trainclient.models.hf.mapping import Entry, Family, Sizes
-from trainclient.models.hf.processors import PREPROCESSOR, PROCESSOR
+from trainclient.models.hf.processors import PREPROCESSOR, PROCESSOR, with_bounds_of
 from trainclient.models.hf.registry import families_of
 
 PROCESSORS: Final = (PREPROCESSOR, PROCESSOR, "video_preprocessor_config.json", "chat_template.json")
@@ -39,7 +40,13 @@ class TrainedPart:
     """Its parameters, of the whole module."""
 
 
-def export_whole(folder: Path, base: Path, parts: Sequence[TrainedPart], dtype: torch.dtype | None = None) -> list[str]:
+def export_whole(
+    folder: Path,
+    base: Path,
+    parts: Sequence[TrainedPart],
+    dtype: torch.dtype | None = None,
+    sizing: Sizing | None = None,
+) -> list[str]:
     """Write a model with the files, names and configuration of the checkpoint that it began as.
 
     Tensors that no part holds come along as they are: layers behind the one whose features are taken, heads of towers.
@@ -49,6 +56,7 @@ def export_whole(folder: Path, base: Path, parts: Sequence[TrainedPart], dtype: 
         base: the checkpoint.
         parts: at most one of each kind; what the model has beside them stays as in the checkpoint.
         dtype: of all tensors; by default that of the first part.
+        sizing: of the job, where it names a rule: processors of the rule `qwen` get its bounds and filter.
 
     Returns:
         The names of the parameters that the checkpoint has no place for (query tokens).
@@ -75,12 +83,28 @@ def export_whole(folder: Path, base: Path, parts: Sequence[TrainedPart], dtype: 
             left += sorted(set(part.state) - {name for entry in entries for name in entry.ours})
             config = _lengthened(config, family, whole, part.config)
         companions = [name for name in (*PROCESSORS, GENERATION) if (base / name).is_file()] + companions_of(base)
+        resized = {} if sizing is None else _resized(base, sizing)
         with exported(folder) as made:
             _write(made, base, files, trained, dtype)
             (made / CONFIG).write_text(as_text(_typed(config, str(dtype).removeprefix("torch."))))
             for name in companions:
                 (made / name).write_bytes((base / name).read_bytes())
+            for name, data in resized.items():
+                (made / name).write_text(as_text(data))
     return left
+
+
+def _resized(base: Path, sizing: Sizing) -> dict[str, dict[str, Any]]:
+    """The files of a checkpoint that say how images are sized, where a job does so otherwise."""
+    found = {name: read_json(base / name, MAX_CONFIG_BYTES) for name in PROCESSORS[:2] if (base / name).is_file()}
+    changed: dict[str, dict[str, Any]] = {}
+    for name, data in found.items():
+        fields, inner = Fields(data, str(base / name)), "image_processor"
+        if name == PREPROCESSOR:
+            changed[name] = with_bounds_of(sizing, fields)
+        elif fields.has(inner):
+            changed[name] = {**data, inner: with_bounds_of(sizing, fields.within(inner))}
+    return {name: data for name, data in changed.items() if data != found[name]}
 
 
 def _family(families: Sequence[Family[Any]], part: TrainedPart, base: Path) -> Family[Any]:
