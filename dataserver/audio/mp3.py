@@ -37,6 +37,13 @@ _VBRI_AT: Final = 36
 _MARGIN_FRAMES: Final = 4
 """Frames beyond the wanted samples: a decoder looks ahead."""
 _MOST_BEHIND_TAG: Final = 64 << 10
+_MOST_TAGS: Final = 16
+"""Of one after the other."""
+_ID3_BYTES: Final = 10
+"""Of the header of an ID3v2 tag, and of its footer."""
+_TAG_COST: Final = 256
+"""Bytes that tags between frames count as, whatever their length: many empty ones are a long search as well."""
+_TOO_MUCH: Final = f"more than {MAX_BYTES_BETWEEN} bytes between its frames are none"
 _ANY_FRAME: Final = re.compile(rb"\xff[\xe0-\xff]")
 _APE: Final = b"APETAGEX"
 _APE_BYTES: Final = 32
@@ -107,15 +114,15 @@ def _frames(data: bytes, start: int, header: bytes) -> Iterator[tuple[int, int]]
                 return
             yield at, at + found.num_bytes
             at += found.num_bytes
-        elif (behind := _after_tags(data, at)) > at:
-            at = behind
-        elif data.startswith(_APE, at):
-            at += _APE_BYTES + int.from_bytes(data[at + 12 : at + 16], "little")
+        elif (behind := _behind_tags(data, at)) > at:
+            at, left = behind, left - _TAG_COST
+            if left < 0:
+                raise ValueError(_TOO_MUCH)
         else:
             match = _alike_pattern(header).search(data, at + 1, at + left + _SYNC_BYTES)
             if match is None:
                 if len(data) - at > left:
-                    raise ValueError(f"more than {MAX_BYTES_BETWEEN} bytes between its frames are none")
+                    raise ValueError(_TOO_MUCH)
                 return
             left -= match.start() - at
             at = match.start()
@@ -145,13 +152,22 @@ def _begins_at(data: bytes, start: int) -> bool:
 
 def _after_tags(data: bytes, start: int) -> int:
     """Where ID3v2 tags that stand at a byte end, `start` where there is none; at most `len(data)`."""
-    while data[start : start + 3] == b"ID3" and len(data) >= start + 10:
+    for _ in range(_MOST_TAGS):
+        if data[start : start + 3] != b"ID3" or len(data) < start + _ID3_BYTES:
+            break
         size = data[start + 6 : start + 10]
         length = sum((byte & 0x7F) << shift for byte, shift in zip(size, (21, 14, 7, 0), strict=True))
-        start += 10 + length + (10 if data[start + 5] & 0x10 else 0)
+        start += _ID3_BYTES + length + (_ID3_BYTES if data[start + 5] & 0x10 else 0)
         if start >= len(data):
             return len(data)
     return start
+
+
+def _behind_tags(data: bytes, at: int) -> int:
+    """Where ID3v2 tags or an APE tag that stand at a byte end; `at` where there is none."""
+    if data.startswith(_APE, at):
+        return at + _APE_BYTES + int.from_bytes(data[at + 12 : at + 16], "little")
+    return _after_tags(data, at)
 
 
 def _says_length(data: bytes, start: int, first: _Frame) -> bool:

@@ -172,6 +172,8 @@ def test_bytes_between_frames_are_skipped_up_to_a_limit():
     assert shape_of(bare + ape) == shape
     with pytest.raises(AudioHeaderError, match=r"unreadable_header: MP3: more than 1048576 bytes between its frames"):
         read_audio_header(bare + b"\xff" * (1 << 21) + bare)
+    with pytest.raises(AudioHeaderError, match=r"MP3: more than 1048576 bytes between its frames"):
+        read_audio_header(bare + (b"ID3\x04" + bytes(6)) * (1 << 21))
 
 
 def test_a_decode_reads_no_more_frames_than_it_needs():
