@@ -153,18 +153,55 @@ def expected(tokenizer: Path, conversation: Conversation, is_marked: bool = Fals
     return ids, [*labels, -100]
 
 
+_USER, _ASSISTANT = "<|im_start|> u ser \u010a", "<|im_start|> a s s is t a n t \u010a"
+_IMAGES = "<|vision_start|> <|image_pad|> <|vision_end|> n <|vision_start|> <|image_pad|> <|image_pad|> <|vision_end|>"
+_IMAGE = {"type": "image"}
+BY_HAND: list[tuple[list[Any], str]] = [
+    (
+        [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": "ho"},
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "at"},
+        ],
+        f"{_USER} h i <|im_end|> \u010a {_ASSISTANT} *h *o *<|im_end|> \u010a "
+        f"{_USER} a <|im_end|> \u010a {_ASSISTANT} *at *<|im_end|> \u010a",
+    ),
+    (
+        [
+            {"role": "user", "content": [_IMAGE, {"type": "text", "text": "n"}, _IMAGE, {"type": "text", "text": "o"}]},
+            {"role": "assistant", "content": "yo"},
+        ],
+        f"{_USER} {_IMAGES} o <|im_end|> \u010a {_ASSISTANT} *y *o *<|im_end|> \u010a",
+    ),
+]
+"""Messages, and the tokens of their sequences as the vocabulary writes them; those with a star are learned."""
+
+
+def _by_hand(tokenizer: Path, tokens: str) -> tuple[list[int], list[int]]:
+    """Ids and labels of a sequence that is written token by token."""
+    model = json.loads((tokenizer / "tokenizer.json").read_text())
+    known = {**model["model"]["vocab"], **{token["content"]: token["id"] for token in model["added_tokens"]}}
+    words = tokens.split(" ")
+    ids = [known[word.removeprefix("*")] for word in words]
+    labels = [id_ if word.startswith("*") else -100 for id_, word in zip(ids, words, strict=True)]
+    return ids, [*labels[1:], -100]
+
+
 @pytest.mark.parametrize("form", WRITERS)
 def test_conversations_are_served_as_their_template_renders_them(tmp_path: Path, form: str) -> None:
-    conversations = _conversations(9)
+    drawn = _conversations(9)
+    conversations = [*({"messages": messages} for messages, _ in BY_HAND), *drawn]
     tokenizer = write_chat_folder(tmp_path / "qwen", "qwen2-vl")
     WRITERS[form](tmp_path / "d", conversations)
     done = run("index", tmp_path / "d", "--conversations", "chat", "--tokenizer", f"qwen={tokenizer}")
     assert done.returncode == 0, done.stderr
-    assert "samples      9" in done.stdout, done.stdout
+    assert "samples      11" in done.stdout, done.stdout
     assert "left out" not in done.stdout, done.stdout
     with serving("--dataset", f"d={tmp_path / 'd'}", "--tokenizer", f"qwen={tokenizer}") as server:
         found = sequences(server.address, job(seq_len=4096))
-    wanted = [expected(tokenizer, conversation, form != "tar") for conversation in conversations]
+    wanted = [_by_hand(tokenizer, tokens) for _, tokens in BY_HAND]
+    wanted += [expected(tokenizer, conversation, form != "tar") for conversation in drawn]
     assert sorted((ids, labels) for ids, labels, _ in found) == sorted(wanted)
     learned = sum(label >= 0 for _, labels in wanted for label in labels)
     assert 0 < learned < sum(len(ids) for ids, _ in wanted) / 2
@@ -195,6 +232,11 @@ def test_a_long_conversation_is_cut_behind_an_answer_or_left_out(tmp_path: Path)
         one = {"seq_len": 100, "global_batch": 1, "packing": {"enabled": False}}
         assert [(ids, labels) for ids, labels, _ in sequences(server.address, job(**one))] == [whole]
         found = sequences(server.address, job({"cut_at": "turn"}, **one))
+        (left,) = notes(server.address, job({"cut_at": "turn"}, **one))
+        assert left.endswith(
+            "1 of 3 conversations are left out, since they are longer than seq_len 100; no answer of "
+            "theirs fits; raise it"
+        )
         (said,) = notes(server.address, job(**one))
         assert said.startswith(
             "dataset 'd': 2 of 3 conversations are left out, since they are longer than seq_len 100;"

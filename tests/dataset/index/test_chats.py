@@ -1,6 +1,7 @@
 """Conversations of files in an index, whatever their form."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,21 @@ import pyarrow.parquet as pq
 import pytest
 from shards import make_image, write_tar
 
-from dataserver.dataset import Conversations, Dataset, IndexRules, build_index, lint
+from dataserver.dataset import (
+    Conversations,
+    Dataset,
+    DatasetError,
+    EncodedChat,
+    IndexRules,
+    OnTokenError,
+    TokenizingEndedError,
+    TokensMissingError,
+    build_index,
+    count_chats,
+    lint,
+)
 from dataserver.dataset.index.chat_counts import CHAT_COLUMN
+from dataserver.dataset.index.chat_tokens import chat_key
 
 PNG = make_image(np.random.default_rng(0), 8, 8)
 CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": "<image>"}'}}
@@ -69,3 +83,61 @@ def test_images_that_no_entry_names(tmp_path: Path) -> None:
         "b",
         "its entry images does not name .0.png; the conversation goes without",
     )
+
+
+class _Slow:
+    """Takes too long for every conversation that says so."""
+
+    name, digest, chat_digest, vocab_size = "slow", "1", "2", 9
+
+    def encode_chat(self, conversation: str) -> EncodedChat:
+        """All ids are 1, the last one is learned."""
+        if "slow" in conversation:
+            raise TokenizingEndedError("the chat template takes more than 5 s")
+        targets = np.array([False, False, True])
+        return EncodedChat(np.ones(3, np.int32), targets, np.zeros(3, np.bool_), [3], [("chat_not_ended", "no end")])
+
+
+def said(*texts: str) -> list[tuple[str, bytes]]:
+    """Members of conversations."""
+    turns = [[{"role": "user", "content": text}, {"role": "assistant", "content": "ho"}] for text in texts]
+    return [(f"{n}.json", json.dumps({"messages": found}).encode()) for n, found in enumerate(turns)]
+
+
+def test_a_conversation_that_takes_too_long_is_named_or_left_out(tmp_path: Path) -> None:
+    write_tar(tmp_path / "0.tar", said("fast", "slow", "fast"))
+    rules = IndexRules(conversations=Conversations.CHAT)
+    build_index(tmp_path, workers=1, rules=rules)
+    with pytest.raises(DatasetError, match=r"0.tar, sample '1': tokenizer slow: .* 5 s; run .* --on-token-error skip"):
+        count_chats(tmp_path, _Slow())
+    assert not list(tmp_path.glob("*.tokens-*")), "which samples there are does not depend on the machine"
+    build_index(tmp_path, workers=1, rules=replace(rules, on_token_error=OnTokenError.SKIP))
+    report = count_chats(tmp_path, _Slow())
+    assert (report.num_failed, dict(report.findings)) == (1, {"chat_error": 1, "chat_not_ended": 2})
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"ends": pa.array([1], pa.int32())},
+        {"ends": pa.array([[1]], pa.list_(pa.int32()))},
+        {"images": pa.array(["1"])},
+        {"targets": pa.array([[1]], pa.list_(pa.int32()))},
+        {"targets": pa.array([4], pa.int32())},
+    ],
+)
+def test_damaged_counts_are_missing_ones(tmp_path: Path, damage: dict[str, pa.Array]) -> None:
+    write_tar(tmp_path / "0.tar", said("fast"))
+    build_index(tmp_path, workers=1, rules=IndexRules(conversations=Conversations.CHAT))
+    count_chats(tmp_path, _Slow())
+    (path,) = (path for path in tmp_path.glob("*.tokens-*") if path.suffix != ".ids")
+    table = pa.ipc.open_file(path.read_bytes()).read_all()
+    columns = {**{name: table.column(name) for name in table.column_names}, **damage}
+    damaged = pa.table(columns).replace_schema_metadata(table.schema.metadata)
+    with pa.ipc.new_file(str(path), damaged.schema) as writer:
+        writer.write_table(damaged)
+    with pytest.raises(
+        TokensMissingError, match=r"cannot be read .* chat template 2 of the tokenizer 1; run: .*FOLDER"
+    ):
+        Dataset.open(tmp_path).shards[0].chat_counts(chat_key("1", "2"))
+    assert count_chats(tmp_path, _Slow()).num_counted == 1
