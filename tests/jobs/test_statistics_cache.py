@@ -204,7 +204,11 @@ def test_a_full_disk_costs_one_warning(dataset: Dataset, tmp_path: Path) -> None
 
     ran = subprocess.run(
         [sys.executable, "-c", program, dataset.index_folder, tmp_path / "cache"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
+            "PYTHONDONTWRITEBYTECODE": "1",  # files that are cut at 100 bytes would stay
+        },
         preexec_fn=limit,
         capture_output=True,
         text=True,

@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataserver.dataset.storage.blocks import Blocks
+from dataserver.dataset.storage.blocks import BlockCounts, Blocks
 from dataserver.dataset.storage.clients import ObjectInfo
 from dataserver.dataset.storage.pieces import BLOCK_BYTES, BlockKey, Piece
 
@@ -52,9 +53,11 @@ class Odd:
 
 
 def settle(*servers: Blocks) -> None:
-    for blocks in servers:
-        while blocks._loading:
-            time.sleep(0.01)
+    """Wait for blocks that load, and for what was read ahead and not waited for: that counts, too."""
+    before: list[BlockCounts] = []
+    while any(blocks._loading for blocks in servers) or [blocks.counts for blocks in servers] != before:
+        before = [replace(blocks.counts) for blocks in servers]
+        time.sleep(0.05)
 
 
 PIECES = st.lists(st.tuples(st.integers(0, INFO.num_bytes - 1), st.integers(1, 3000)), min_size=1, max_size=30)
