@@ -12,7 +12,6 @@ from dataserver.cli.arguments import MaybeInt, MaybePath, Switch, tokenizer_file
 from dataserver.cli.progress import progress_bar
 from dataserver.cli.ray_cluster import tasks_of
 from dataserver.dataset import (
-    CHAT_PREFIX,
     KINDS,
     OWN,
     UNENCODABLE,
@@ -39,7 +38,7 @@ from dataserver.dataset import (
 )
 from dataserver.jobs import Rules, index_statistics
 from dataserver.planning.job.fields import Sizing
-from dataserver.planning.stream.captions import Captions
+from dataserver.planning.stream.captions import CHAT_PREFIX, Captions
 
 MAX_PARTS: Final = 4096
 PUBLISH_EVERY_S: Final = 60.0

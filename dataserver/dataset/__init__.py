@@ -23,7 +23,7 @@ from dataserver.dataset.filter_grammar import compile_filter, filter_parts
 from dataserver.dataset.filters import Filter
 from dataserver.dataset.index.arrays import Array, ArraysError, read_arrays, write_arrays
 from dataserver.dataset.index.build import WHOLE, BuildReport, Part, build_index
-from dataserver.dataset.index.chat_counts import CHAT_COLUMN, CHAT_PREFIX
+from dataserver.dataset.index.chat_counts import CHAT_COLUMN
 from dataserver.dataset.index.chat_tokens import ChatEncoder, EncodedChat, chat_key, count_chats
 from dataserver.dataset.index.numeric import ShardSizes
 from dataserver.dataset.index.rules import (
@@ -61,7 +61,6 @@ __all__ = [
     "CHAT_ERROR",
     "CHAT_LEFT_OUT",
     "CHAT_NOT_ENDED",
-    "CHAT_PREFIX",
     "IMAGE",
     "KINDS",
     "OWN",

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from dataserver.dataset.errors import CaptionError, DatasetError, ShardReadError, StaleIndexError
-from dataserver.dataset.index.chat_counts import CHAT_COLUMN, CHAT_PREFIX
+from dataserver.dataset.index.chat_counts import CHAT_COLUMN
 from dataserver.dataset.index.copies import are_copies_allowed, check_copies
 from dataserver.dataset.index.flags import index_command
 from dataserver.dataset.index.fresh import IndexedShard, read_fresh_index
@@ -27,6 +27,7 @@ from dataserver.dataset.storage.mirror import pull
 from dataserver.dataset.storage.pieces import Piece
 from dataserver.dataset.storage.urls import location
 from dataserver.images import MAX_IMAGE_BYTES
+from dataserver.planning.stream.captions import CHAT_PREFIX
 
 _log = logging.getLogger(__name__)
 

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
 CHAT_COLUMN: Final = "conversation"
 """Name of the column of conversations among those of the sidecar."""
-CHAT_PREFIX: Final = "chat:"
-"""Before the digest of a template where it stands for the name of a caption, which has no colon."""
 TARGET: Final = 1
 IMAGE_ENTRY: Final = 2
 FLAG_BITS: Final = 2

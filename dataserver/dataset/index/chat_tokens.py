@@ -23,7 +23,7 @@ from dataserver.dataset.errors import (
     TokenizingError,
     printable,
 )
-from dataserver.dataset.index.chat_counts import CHAT_COLUMN, CHAT_PREFIX, FLAG_BITS, IMAGE_ENTRY, TARGET
+from dataserver.dataset.index.chat_counts import CHAT_COLUMN, FLAG_BITS, IMAGE_ENTRY, TARGET
 from dataserver.dataset.index.format import (
     BATCH_ROWS,
     FINDINGS_KEY,
@@ -51,6 +51,7 @@ from dataserver.dataset.index.tokens import (
 )
 from dataserver.dataset.kinds import CHAT_ERROR
 from dataserver.dataset.shards.listing import ShardFile
+from dataserver.planning.stream.captions import CHAT_PREFIX
 
 if TYPE_CHECKING:
     import pyarrow as pa

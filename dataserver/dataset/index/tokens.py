@@ -28,7 +28,7 @@ from dataserver.dataset.errors import (
     check_storage,
     printable,
 )
-from dataserver.dataset.index.chat_counts import CHAT_PREFIX, ChatCounts, chat_counts
+from dataserver.dataset.index.chat_counts import ChatCounts, chat_counts
 from dataserver.dataset.index.flags import index_command
 from dataserver.dataset.index.format import (
     BATCH_ROWS,
@@ -44,6 +44,7 @@ from dataserver.dataset.kinds import KINDS, UNENCODABLE, Effect
 from dataserver.dataset.shards.captions import COLUMN_PREFIX, OWN
 from dataserver.dataset.shards.listing import ShardFile, find_shards
 from dataserver.dataset.storage.etags import check_regular
+from dataserver.planning.stream.captions import CHAT_PREFIX
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,7 +12,7 @@ from dataserver.planning.job.fields import DatasetSpec, Stream
 from dataserver.planning.stream.randomness import Operator, dataset_key, draw
 
 CHAT_PREFIX = "chat:"
-"""Before the digest of a chat template where it stands for a caption, as the index has it: names have no colon."""
+"""Before the digest of a chat template where it stands for a caption: names have no colon."""
 _UNITS = 1 << 20
 """In which a mean counts shares."""
 
