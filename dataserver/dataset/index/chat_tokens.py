@@ -43,6 +43,7 @@ from dataserver.dataset.index.tokens import (
     IDS_TYPE_KEY,
     TOKENIZER_KEY,
     TokenCounts,
+    Tokenizer,
     TokensReport,
     count_shards,
     read_counts,
@@ -73,24 +74,12 @@ class EncodedChat:
     """Kinds of findings, and details, of what is not as it may have been meant."""
 
 
-class ChatEncoder(Protocol):
+class ChatEncoder(Tokenizer, Protocol):
     """What renders conversations and makes ids of them."""
-
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-
-    @property
-    def digest(self) -> str:
-        """Identifies the tokenizer in a job."""
 
     @property
     def chat_digest(self) -> str:
         """Identifies the template."""
-
-    @property
-    def vocab_size(self) -> int:
-        """All ids lie below it."""
 
     def encode_chat(self, conversation: str) -> EncodedChat:
         """Return the ids of a conversation, which is given as its index holds it.

@@ -61,8 +61,8 @@ ID_TYPES: Final = {name: np.dtype(name) for name in ("|u1", "<u2", "<i4")}
 """How ids are stored, by numpy's name; the first that holds a vocabulary."""
 
 
-class TextTokenizer(Protocol):
-    """What makes token ids of texts."""
+class Tokenizer(Protocol):
+    """What makes token ids."""
 
     @property
     def name(self) -> str:
@@ -75,6 +75,10 @@ class TextTokenizer(Protocol):
     @property
     def vocab_size(self) -> int:
         """All ids lie below it."""
+
+
+class TextTokenizer(Tokenizer, Protocol):
+    """What makes token ids of texts."""
 
     def encode_all(self, texts: list[str]) -> Sequence[I32]:
         """Return int32 [tokens] for each text, without special tokens.
