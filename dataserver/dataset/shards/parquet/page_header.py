@@ -7,7 +7,8 @@ DictionaryPageHeader.
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from dataserver.varints import CutError, read_varint
+from dataserver.dataset.shards.parquet.compact import read_struct
+from dataserver.varints import CutError
 
 DATA_PAGE: Final = 0
 DICTIONARY_PAGE: Final = 2
@@ -16,7 +17,6 @@ DATA_PAGE_V2: Final = 3
 MAX_HEADER_BYTES: Final = 64 << 10
 """Limit of one header: statistics of long values stand in it, which writers cut to 4 KiB each."""
 
-_MAX_DEPTH: Final = 8
 _FIRST_BYTES: Final = 256
 """Most headers are shorter."""
 
@@ -51,7 +51,7 @@ def parse_page_header(data: bytes) -> tuple[PageHeader, int]:
         CutError: it is longer than `data`.
         ValueError: this is no page header.
     """
-    fields, end = _struct(data, 0, _MAX_DEPTH)
+    fields, end = read_struct(data, 0)
     kind = _number(fields, 1)
     inner_id, encoding_id = {DATA_PAGE: (5, 2), DICTIONARY_PAGE: (7, 2), DATA_PAGE_V2: (8, 4)}.get(kind, (0, 0))
     inner = fields.get(inner_id, {})
@@ -95,65 +95,3 @@ def _number(fields: dict[int, Any], number: int) -> int:
     if type(found) is not int or found < 0:
         raise ValueError(f"its header says {str(found)[:20]} in field {number}")
     return found
-
-
-def _struct(data: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
-    """Return the fields of a structure, by number: integers, booleans and structures; others are passed over."""
-    if depth == 0:
-        raise ValueError("its header is nested too deeply")
-    fields: dict[int, Any] = {}
-    number = 0
-    while True:
-        if at >= len(data):
-            raise CutError
-        kind, step, at = data[at] & 0x0F, data[at] >> 4, at + 1
-        if kind == 0:
-            return fields, at
-        if step:
-            number += step
-        else:
-            raw, at = read_varint(data, at)
-            number = _zigzag(raw)
-        fields[number], at = _value(data, at, kind, depth)
-
-
-def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
-    if kind in (1, 2):
-        return kind == 1, at
-    if kind in (4, 5, 6):
-        raw, at = read_varint(data, at)
-        return _zigzag(raw), at
-    if kind == 12:
-        return _struct(data, at, depth - 1)
-    if kind in (9, 10):
-        return _list(data, at, depth)
-    length = {3: 1, 7: 8}.get(kind)
-    if kind == 8:
-        length, at = read_varint(data, at)
-    if length is None:
-        raise ValueError(f"its header has a field of type {kind}")
-    if at + length > len(data):
-        raise CutError
-    return None, at + length
-
-
-def _list(data: bytes, at: int, depth: int) -> tuple[None, int]:
-    if depth == 0:
-        raise ValueError("its header is nested too deeply")
-    if at >= len(data):
-        raise CutError
-    count, kind, at = data[at] >> 4, data[at] & 0x0F, at + 1
-    if count == 15:
-        count, at = read_varint(data, at)
-    if count > len(data):
-        raise CutError
-    for _ in range(count):
-        if kind in (1, 2):  # in lists a boolean has a byte of its own
-            at += 1
-        else:
-            _, at = _value(data, at, kind, depth - 1)
-    return None, at
-
-
-def _zigzag(raw: int) -> int:
-    return (raw >> 1) ^ -(raw & 1)

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from dataserver.dataset.shards.parquet.footer import check_footer
 from dataserver.dataset.shards.parquet.page_header import (
     DATA_PAGE,
     DATA_PAGE_V2,
@@ -105,7 +106,7 @@ class OpenParquet:
 
 @contextmanager
 def open_parquet(path: Path) -> Iterator[OpenParquet]:
-    """Open a Parquet file and read its footer. Raises OSError, or what Arrow raises."""
+    """Open a Parquet file and read its footer. Raises OSError, what Arrow raises, or ValueError as `check_footer`."""
     storage = storage_of(path)
     ranges = storage.ranges(path)
     with (
@@ -113,6 +114,7 @@ def open_parquet(path: Path) -> Iterator[OpenParquet]:
         pa.PythonFile(file, "r") as handle,
         pq.ParquetFile(handle, pre_buffer=False, buffer_size=BUFFER_BYTES) as parquet,
     ):
+        check_footer(handle, parquet.schema)
         yield OpenParquet(parquet, handle, ranges)
 
 
