@@ -76,4 +76,4 @@ def plan(
         print(MessageToJson(message, preserving_proto_field_name=True), file=tells_on(trace))
     else:
         stderr = trace is not None and descriptor_of(trace) == STDOUT
-        show_plan(console_for_tables(stderr=stderr), parsed.spec.execution, message, rows, planner.num_steps)
+        show_plan(console_for_tables(stderr=stderr), parsed.spec, message, rows, planner.num_steps)

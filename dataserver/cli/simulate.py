@@ -110,6 +110,10 @@ def _about(planner: JobPlanner, steps: range) -> dict[str, Any]:
         "images": sum(len(s.image_rows) for s in samples),
         "tokens": sum(int(s.tokens.sum()) for s in samples),
         "truncated_tokens": sum(int(s.truncated_tokens.sum()) for s in samples),
+        "datasets": {
+            spec.name: sum(int((s.dataset == number).sum()) for s in samples)
+            for number, spec in enumerate(planner.job.stream.datasets)
+        },
     }
 
 
@@ -158,6 +162,9 @@ def _show(
         "means over the steps, as simulated; *: the job as it is; module: largest / mean load of its ranks;\n"
         "held: microbatches that the fullest stage holds"
     )
+    if len(about["datasets"]) > 1:
+        counts = ", ".join(f"{name} {count}" for name, count in about["datasets"].items())
+        console.print(f"samples of each dataset: {counts}")
     console.print(comparison_table(outcomes))
     console.print(ablation_table(ablation))
     for line in (*_short_line(about["short_last_step"]), *notes(outcomes), verdict(outcomes)):

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from dataserver.cli.ablation import AblationRow, ablation_table
-from dataserver.planning.job.fields import ModuleKind
-from dataserver.planning.job.spec import Execution
+from dataserver.planning.job.fields import ModuleKind, Stream
+from dataserver.planning.job.spec import Execution, JobSpec
 from dataserver.planning.plan.expectation import imbalance
 
 WIDTH: Final = 110
@@ -30,16 +30,18 @@ def console_for_tables(*, stderr: bool = False) -> Console:
 
 
 def show_plan(
-    console: Console, execution: Execution, message: plan_pb2.StepPlan, ablation: Iterable[AblationRow], num_steps: int
+    console: Console, spec: JobSpec, message: plan_pb2.StepPlan, ablation: Iterable[AblationRow], num_steps: int
 ) -> None:
-    """Print a plan of a job with that execution and number of steps, and what each change on the way to it brings."""
-    samples = message.samples
+    """Print a plan of a job with that number of steps, and what each change on the way to it brings."""
+    samples, execution = message.samples, spec.execution
     console.print(f"job {message.job_id}\nstream {message.stream_id}")
     console.print(
         f"step {message.step} of {num_steps}: {len(samples.sample)} samples, {sum(samples.images)} images, "
         f"{sum(samples.tokens)} tokens, {sum(samples.truncated_tokens)} cut; {execution.layout.kind} layout, "
         f"{message.num_microbatches} microbatches per rank"
     )
+    if len(spec.stream.datasets) > 1:
+        console.print(_mixture(spec.stream, message))
     console.print(_modules(execution, message))
     console.print(_step(message))
     console.print(ablation_table(ablation))
@@ -84,6 +86,21 @@ def _table(title: str, *columns: str, numbers: Iterable[str] = ()) -> Table:
     right = set(numbers)
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", no_wrap=True)
+    return table
+
+
+def _mixture(stream: Stream, message: plan_pb2.StepPlan) -> Table:
+    """What the step has of each dataset."""
+    numbers = ("set", "weight", "samples", "tokens")
+    table = _table("datasets of the step", "set", "name", *numbers[1:], "epochs", numbers=numbers)
+    samples = message.samples
+    weights = zip(stream.datasets, stream.weights_at(message.step), strict=True)
+    for number, (spec, weight) in enumerate(weights):
+        of = [i for i, dataset in enumerate(samples.dataset) if dataset == number]
+        epochs = [samples.epoch[i] for i in of]
+        shown = "-" if not of else " to ".join(map(str, sorted({min(epochs), max(epochs)})))
+        tokens = sum(samples.tokens[i] for i in of)
+        table.add_row(str(number), spec.name, weight, str(len(of)), str(tokens), shown)
     return table
 
 

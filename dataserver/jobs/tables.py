@@ -75,7 +75,7 @@ class ShardTables:
 
         def table(shard: int) -> ShardTable:
             found = self.table(span.dataset, shard)
-            length, expected = int(units_of(order.stream, found).sum()), order.length_of(span.dataset, shard)
+            length, expected = int(units_of(order.stream, found).sum()), order.length_of(span, shard)
             if length != expected:
                 raise DatasetError(
                     f"{self.where(span.dataset, shard)}: its samples take {length} units of the axis, and its "

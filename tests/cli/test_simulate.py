@@ -104,8 +104,8 @@ def test_the_main_policies_all_with_all_and_others_one_at_a_time(found: dict[str
 
 def test_a_row_is_documented_by_its_keys(found: dict[str, Any]) -> None:
     assert set(found) == {
-        "job_id", "first_step", "steps", "steps_of_job", "samples", "images", "tokens", "truncated_tokens", "rows",
-        "ablation", "short_last_step",
+        "job_id", "first_step", "steps", "steps_of_job", "samples", "images", "tokens", "truncated_tokens", "datasets",
+        "rows", "ablation", "short_last_step",
     }  # fmt: skip
     about = {"dimension", "name", "own", "changes"}
     figures = {

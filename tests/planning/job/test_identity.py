@@ -224,6 +224,8 @@ def base_jobs() -> list[dict[str, Any]]:
     """Jobs that have every part of a specification between them."""
     plain = job_data(stream={"global_batch": 4}, encoder=0, generator=1)
     whole = job_data(stream={"global_batch": 4, "datasets": TWO_DATASETS}, generator=1)
+    rising = [{"from_step": 0, "weight": "1"}, {"from_step": 5, "weight": "2"}]
+    whole["stream"]["datasets"] = [{**TWO_DATASETS[0], "weight": rising}, TWO_DATASETS[1]]
     whole["execution"]["modules"][0] |= {"datasets": ["laion"]}
     whole["execution"]["modules"][1] |= {"memory": MEMORY}
     whole["execution"]["transfers"] = [TRANSFER]
@@ -355,7 +357,7 @@ def test_every_field_counts() -> None:
             assert all(field[-1] in line for line in listed)
         alone = [job.job_id for field, job in jobs.items() if field not in TOGETHER]
         assert len(set(alone)) == len(alone)
-    expected = set(model_leaves(JobSpec))
+    expected = {*model_leaves(JobSpec), ("stream", "datasets", "weight")}
     assert len(expected) > 60
     assert seen == expected - ONLY_WITH_MODULES
 

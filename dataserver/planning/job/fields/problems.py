@@ -49,6 +49,8 @@ def _follows(error: ErrorDetails, paths: Sequence[Path], data: Any) -> bool:
 def _has(data: Any, path: Path) -> bool:
     for part in path[:-1]:
         data = _member(data, part)
+    if isinstance(data, list | tuple):
+        return isinstance(path[-1], int)
     return isinstance(data, Mapping) and path[-1] in data
 
 
@@ -57,7 +59,7 @@ def _path_of(error: ErrorDetails, data: Any) -> str:
     parts, path = [], error["loc"]
     for position, part in enumerate(path):
         missing = error["type"] == "missing" and position == len(path) - 1
-        if missing or not isinstance(data, Mapping) or part in data:
+        if missing or data is None or _has(data, (part,)):
             parts.append(str(part)[:_MOST_CHARS])
             data = _member(data, part)
     return ".".join(parts) or "job"

@@ -1,10 +1,12 @@
 """Which samples each step holds, and what they look like."""
 
+from bisect import bisect_right
 from enum import StrEnum
 from fractions import Fraction
-from typing import Annotated, Final, Self
+from itertools import pairwise
+from typing import Annotated, Any, Final, Self
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from dataserver.planning.job.fields.sizing import Sizing
 from dataserver.planning.job.fields.transforms import Transforms
@@ -21,6 +23,10 @@ from dataserver.planning.job.fields.values import (
 
 SUPPORTED_ORDER_VERSIONS = frozenset({1})
 SUPPORTED_CONTENT_VERSIONS = frozenset({2})
+MAX_PIECES: Final = 1024
+"""Pieces of one dataset's weight."""
+MAX_SHARES: Final = 1 << 16
+"""Datasets x steps from which any weight changes: what servers compute when they create a job."""
 
 
 class CaptionShare(SpecModel):
@@ -49,6 +55,27 @@ class ConversationSpec(SpecModel):
     answer does not fit."""
 
 
+class WeightPiece(SpecModel):
+    """The weight of a dataset from a step on, up to the next piece."""
+
+    from_step: Natural
+    """First step with this weight."""
+    weight: DecimalString
+    """As a weight that never changes; 0 takes no samples of the dataset."""
+
+
+def _kind_of_weight(value: Any) -> str:
+    return "pieces" if isinstance(value, list | tuple) else "constant"
+
+
+Weight = Annotated[
+    Annotated[DecimalString, Tag("constant")]
+    | Annotated[tuple[WeightPiece, ...], Field(min_length=1, max_length=MAX_PIECES), Tag("pieces")],
+    Discriminator(_kind_of_weight),
+]
+"""One weight for all steps, or pieces of steps with a weight each."""
+
+
 class DatasetSpec(SpecModel):
     """One dataset of the mixture."""
 
@@ -56,8 +83,9 @@ class DatasetSpec(SpecModel):
     """Logical name; each server's own configuration says where the dataset lies."""
     fingerprint: Digest
     """Fingerprint that `dataserver index` prints: a copy elsewhere has the same one."""
-    weight: DecimalString = "1"
-    """Share of the step's tokens (of its samples without packing), relative to the other weights."""
+    weight: Weight = "1"
+    """Share of the step's tokens (of its samples without packing), relative to the other weights. A list of pieces
+    changes it over the steps: each holds from its `from_step` on, in ascending order, the first from the first step."""
     filter: Annotated[str, Field(max_length=4096)] = ""
     """Condition over sidecar columns, e.g. `width >= 256 and punsafe < 0.1`; empty keeps all samples."""
     quarantine: MaybeDigest = ""
@@ -71,6 +99,20 @@ class DatasetSpec(SpecModel):
     conversations: ConversationSpec | None = None
     """Samples are conversations (`dataserver index --conversations chat`), rendered by the tokenizer's chat template: a
     sequence has its tokens and no others, and only answers of assistants are targets."""
+
+    def pieces(self) -> tuple[WeightPiece, ...]:
+        """The pieces of the weight, one where it never changes."""
+        return (WeightPiece(from_step=0, weight=self.weight),) if isinstance(self.weight, str) else self.weight
+
+    @model_validator(mode="after")
+    def _check_weight(self) -> Self:
+        for before, after in pairwise(self.pieces()):
+            if before.from_step >= after.from_step:
+                raise ValueError(
+                    f"weight has a piece from step {after.from_step} behind one from step {before.from_step}; list "
+                    "the pieces in ascending order, one for each step"
+                )
+        return self
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -199,8 +241,7 @@ class Stream(SpecModel):
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:
             raise ValueError(f"datasets {twice} are named twice; every entry needs a name of its own")
-        if all(Fraction(d.weight) == 0 for d in self.datasets):
-            raise ValueError("all dataset weights are 0; at least one must be positive")
+        self._check_weights()
         ids = self.tokenizer
         for field in SPECIAL_TOKENS:
             if getattr(ids, field) >= ids.vocab_size:
@@ -235,8 +276,39 @@ class Stream(SpecModel):
                 "required"
             )
 
-    def weight_shares(self) -> tuple[Fraction, ...]:
-        """Share of each dataset, summing to one."""
-        weights = [Fraction(d.weight) for d in self.datasets]
-        total = sum(weights)
-        return tuple(Fraction(w, total) for w in weights)
+    def _check_weights(self) -> None:
+        late = [d.name for d in self.datasets if d.pieces()[0].from_step > self.first_step]
+        if late:
+            raise ValueError(
+                f"datasets {late} have no weight at step {self.first_step}, the first; begin each list of pieces with "
+                f"from_step {self.first_step}, with weight 0 where the dataset comes later"
+            )
+        steps = self.mixture_steps()
+        if len(steps) * len(self.datasets) > MAX_SHARES:
+            raise ValueError(
+                f"the weights of {len(self.datasets)} datasets change at {len(steps)} steps; {MAX_SHARES:,} weights in "
+                "all are allowed: let datasets change at the same steps, or at fewer"
+            )
+        for step in steps:
+            if not any(Fraction(weight) for weight in self.weights_at(step)):
+                raise ValueError(
+                    f"all dataset weights are 0 from step {step} on; at least one must be positive in every step"
+                )
+
+    @property
+    def first_step(self) -> int:
+        """The first step of the stream."""
+        return 0
+
+    def mixture_steps(self) -> list[int]:
+        """The first step of the stream, and every later one from which a weight is another one, in order."""
+        changes = {piece.from_step for spec in self.datasets for piece in spec.pieces()}
+        return [self.first_step, *sorted(step for step in changes if step > self.first_step)]
+
+    def weights_at(self, step: int) -> tuple[str, ...]:
+        """The weight of each dataset in a step."""
+        found = []
+        for spec in self.datasets:
+            pieces = spec.pieces()
+            found.append(pieces[bisect_right(pieces, step, key=lambda piece: piece.from_step) - 1].weight)
+        return tuple(found)
