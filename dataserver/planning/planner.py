@@ -7,7 +7,6 @@ from dataserver.planning.job.identity import Job, identify
 from dataserver.planning.job.spec import Execution, JobSpec
 from dataserver.planning.layouts.interface import Layout, PlannedTimeline, layout_of
 from dataserver.planning.layouts.shared.candidates import ranked, shown
-from dataserver.planning.layouts.shared.finalists import FINALISTS_SINCE
 from dataserver.planning.plan.naming import milliseconds
 from dataserver.planning.plan.plan import ArrangedStep, Candidate, Decision, StepPlan, make_plan
 from dataserver.planning.simulation import Program
@@ -21,8 +20,7 @@ def plan_step(job: Job, step: int, samples: StepSamples) -> StepPlan:
         ValueError: a module's memory cannot hold a sample; names it and the limit.
     """
     layout = layout_of(job.spec.execution)
-    plan = layout.plan(job, step, samples)
-    return _never_slower(layout, job, plan) if job.spec.execution.plan_version >= FINALISTS_SINCE else plan
+    return _never_slower(layout, job, layout.plan(job, step, samples))
 
 
 def _never_slower(layout: Layout, job: Job, plan: StepPlan) -> StepPlan:

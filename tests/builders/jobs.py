@@ -117,7 +117,7 @@ def make_job(**arguments: Any) -> Job:
 
 
 def in_version(job: Job, version: int) -> Job:
-    """The job with another plan_version: plans of version 2 are those of version 1, with other hashes."""
+    """The job with another plan_version."""
     return identify(
         job.spec.model_copy(update={"execution": job.spec.execution.model_copy(update={"plan_version": version})})
     )

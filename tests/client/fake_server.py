@@ -133,7 +133,7 @@ class FakeServer(DataServiceServicer):
 
     def GetServerInfo(self, request, context):  # noqa: ARG002, N802
         self.asked += 1
-        versions = {"order_versions": [1], "content_versions": [2], "plan_versions": [1, 2, 3, 4, 5, 6]}
+        versions = {"order_versions": [1], "content_versions": [2], "plan_versions": [5, 6]}
         fields = {**versions, "content_digest": DIGEST}
         return pb.GetServerInfoResponse(**{"release": "fake", **fields, **self.answers.info})
 
@@ -144,7 +144,7 @@ class FakeServer(DataServiceServicer):
             fail(context, grpc.StatusCode.INVALID_ARGUMENT, "JOB_INVALID", "GIVE_UP", str(error))
         if job.spec.stream.datasets[0].fingerprint != self.answers.fingerprint:
             fail(context, grpc.StatusCode.FAILED_PRECONDITION, "DATASET_MISMATCH", "ANOTHER_SERVER")
-        if job.spec.execution.plan_version not in self.answers.info.get("plan_versions", [1, 2, 3, 4, 5, 6]):
+        if job.spec.execution.plan_version not in self.answers.info.get("plan_versions", [5, 6]):
             fail(context, grpc.StatusCode.FAILED_PRECONDITION, "VERSION_UNSUPPORTED", "ANOTHER_SERVER")
         self._closing.wait(self.answers.job_delay_s)
         self.jobs.add(job.job_id)

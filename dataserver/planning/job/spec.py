@@ -64,14 +64,11 @@ class Execution(SpecModel):
     end: End
     """The step or epoch after which the job ends."""
     plan_version: Positive = 6
-    """Version of the rules that turn a step's samples into a plan, and of the limits of a step. Version 2 makes the
-    plans of version 1, with hashes that servers find sooner; in version 3 the search for a pipelined plan ends where no
-    plan can be faster by more than one part in 4,096; in version 4 no plan is slower than what the ablation shows
-    beside it, nor than with a lower `extra_in_flight`; in version 5 a pipelined plan chooses how many microbatches it
-    has, whatever memory holds; in version 6 its search ends where it gains next to nothing. All
-    take at most 131,072 sequences and, on average, samples;
-    16,384 microbatches of each rank; 2^20 sequences x stages; 2^21 forwards and backwards of all ranks; colocated 2^24
-    pairs of ranks, grouped 8,192 sequences; and times that add up to less than 2^62 ns in a step.
+    """Version of the rules that turn a step's samples into a plan, and of the limits of a step: 5 or 6, others are
+    refused. In version 6 the search for a pipelined plan ends where it gains next to nothing. Both take at most 131,072
+    sequences and, on average, samples; 16,384 microbatches of each rank; 2^20 sequences x stages; 2^21 forwards and
+    backwards of all ranks; colocated 2^24 pairs of ranks, grouped 8,192 sequences; and times that add up to less than
+    2^62 ns in a step.
     A job beyond a limit is refused by the limit's name (docs/planning.md)."""
     validity: ValidityPolicy | None = None
     """What the views of samples say of their validity; by default nothing that takes decoding, which the ranks that get

@@ -210,8 +210,7 @@ class StepPlan(ArrangedStep):
 def plan_hash(version: int, job_id: str, step: int, arranged: ArrangedStep) -> bytes:
     """SHA-256 over job, step and every array of a plan, each preceded by its length. Of numbers, zeros are left out.
 
-    Arrays are little-endian words of 64 bits in version 1. From version 2 on they have as few bytes as their largest
-    value takes, a quarter in all: every server of a plan computes its hash.
+    Arrays have as few bytes as their largest value takes, a quarter in all: every server of a plan computes its hash.
     """
     digest = hashlib.sha256(f"disttrain plan {version}\n{job_id}\n{step}\n{arranged.num_microbatches}\n".encode())
     parts: tuple[StepSamples | Arrangement | Routing | ModuleSchedule | RankGroups, ...]
@@ -226,9 +225,8 @@ def plan_hash(version: int, job_id: str, step: int, arranged: ArrangedStep) -> b
             elif isinstance(value, int):
                 digest.update(f"{name} {value}\n".encode() if value else b"")
             else:
-                words = value.astype("<u8") if version == 1 else to_fewest_bytes(value)
-                width = "" if version == 1 else f" {words.itemsize}"
-                digest.update(f"{name} {len(words)}{width}\n".encode())
+                words = to_fewest_bytes(value)
+                digest.update(f"{name} {len(words)} {words.itemsize}\n".encode())
                 digest.update(words.data)
     return digest.digest()
 

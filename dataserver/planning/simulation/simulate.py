@@ -77,7 +77,27 @@ def makespan_ns(pipeline: Pipeline) -> int:
     Raises:
         ValueError, PipelineDeadlockError: see there.
     """
-    return int(_run(pipeline)[1].max(initial=0))
+    found = None if pipeline.num_batches else _swept_ns(pipeline)
+    return int(_run(pipeline)[1].max(initial=0)) if found is None else found
+
+
+def _swept_ns(pipeline: Pipeline) -> int | None:
+    """The makespan without a graph, which takes a fifth of the time; None where some operation is never run."""
+    from dataserver.planning.kernels.lists import STUCK, Edges, Lists, makespan_of_lists
+
+    yield_point()
+    lists = [Operations.of(operations) for operations in pipeline.operations]
+    joined, first = Operations.joined(lists), np.cumsum([0, *map(len, lists)])
+    microbatch, source, target = pipeline.edges.T
+    cell = joined.chunk * pipeline.forward_ns.shape[1] + joined.microbatch
+    delay = np.zeros(len(pipeline.edges), np.int64) if pipeline.transfer_ns is None else pipeline.transfer_ns
+    found = makespan_of_lists(
+        Lists(joined.kind, cell, first, pipeline.stage),
+        pipeline.forward_ns,
+        pipeline.backward_ns,
+        Edges(microbatch, source, target, delay),
+    )
+    return None if found == STUCK else found
 
 
 def _run(pipeline: Pipeline) -> tuple[I64, I64, I64, I64]:

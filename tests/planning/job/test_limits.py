@@ -94,7 +94,7 @@ def test_what_papers_name_is_accepted() -> None:
 
 
 def test_samples_and_images_of_a_step_are_bounded_on_average() -> None:
-    limits, spec = PLAN_LIMITS[4], make_job().spec
+    limits, spec = PLAN_LIMITS[6], make_job().spec
     check_contents(spec, limits.step_samples, limits.step_images)
     with pytest.raises(PlanLimitError, match=r"step_samples is about 131,073, .* takes at most 131,072"):
         check_contents(spec, limits.step_samples + 1, 0)

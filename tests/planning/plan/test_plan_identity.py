@@ -29,7 +29,7 @@ from dataserver.planning.stream.sizing import shard_table
 GOLDEN = Path(__file__).with_name("golden.json")
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6])
+@pytest.mark.parametrize("version", [5, 6])
 def test_the_hash_covers_everything(version: int) -> None:
     plan = sample_plan()
 
@@ -161,12 +161,12 @@ def golden(version: int) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6])
+@pytest.mark.parametrize("version", [5, 6])
 def test_golden_order_and_plans(version: int) -> None:
-    expected, found = json.loads(GOLDEN.read_text())[version - 1], golden(version)
+    expected, found = json.loads(GOLDEN.read_text())[version - 5], golden(version)
     assert found["order"] == expected["order"], "order-breaking: raise order_version"
     assert found == expected, "plan-breaking: raise plan_version"
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text(json.dumps([golden(version) for version in (1, 2, 3, 4, 5, 6)], separators=(",", ":")) + "\n")
+    GOLDEN.write_text(json.dumps([golden(version) for version in (5, 6)], separators=(",", ":")) + "\n")

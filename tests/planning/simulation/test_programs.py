@@ -24,6 +24,7 @@ from dataserver.planning.simulation import (
     PipelineDeadlockError,
     chain_edges,
     critical_path,
+    makespan_ns,
     simulate,
     stage_operations,
 )
@@ -205,7 +206,21 @@ def test_orders_score_as_the_simulator_has_them(
         for row, (block, line) in enumerate(zip(times.block, times.line, strict=True)):
             forward[block] += times.forward_ns[row, order[line]]
             backward[block] += times.backward_ns[row, order[line]]
-        assert score == simulate(replace(pipeline, forward_ns=forward, backward_ns=backward)).makespan_ns
+        timed = replace(pipeline, forward_ns=forward, backward_ns=backward)
+        assert score == simulate(timed).makespan_ns == makespan_ns(timed)
+
+
+def test_makespans_need_no_graph_and_edges_may_be_there_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = chain([stage_operations(2, 3), stage_operations(1, 3)], 3)
+    wanted = simulate(pipeline).makespan_ns
+    monkeypatch.setattr(sys.modules[makespan_ns.__module__], "build_graph", None)
+    assert makespan_ns(replace(pipeline, edges=np.tile(pipeline.edges, (2, 1)))) == wanted > 0
+
+
+def test_makespans_of_lists_that_wait_for_each_other_are_refused() -> None:
+    crossed = chain([stage_operations(1, 2), stage_operations(2, 2)], 2)
+    with pytest.raises(PipelineDeadlockError, match="wait for each other"):
+        makespan_ns(crossed)
 
 
 def test_compiled_and_interpreted_kernels_agree() -> None:

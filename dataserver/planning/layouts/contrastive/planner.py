@@ -97,14 +97,8 @@ def _compare(batched: BatchedStep) -> tuple[list[CandidatePlan], Refusals]:
 
 
 def _extras(batched: BatchedStep) -> tuple[int, ...]:
-    """Numbers of microbatches that may run ahead beyond those of the schedule.
-
-    Before plan_version 4 the limit alone.
-    """
-    most = batched.layout.extra_in_flight
-    if batched.job.spec.execution.plan_version < 4:
-        return (most,)
-    return tuple(extra for extra in EXTRAS if extra <= most)
+    """Numbers of microbatches that may run ahead beyond those of the schedule."""
+    return tuple(extra for extra in EXTRAS if extra <= batched.layout.extra_in_flight)
 
 
 def _assemble(

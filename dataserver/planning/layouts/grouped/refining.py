@@ -14,7 +14,6 @@ from dataserver.planning.layouts.grouped.policies import halved
 from dataserver.planning.layouts.grouped.wave_order import algorithm_2, chain, searched_order
 from dataserver.planning.layouts.shared import waves
 from dataserver.planning.layouts.shared.candidates import fastest, ranked
-from dataserver.planning.layouts.shared.finalists import FINALISTS_SINCE
 from dataserver.planning.simulation import Pipeline
 
 NUM_SEEDS = 2
@@ -33,8 +32,8 @@ _ORDERS: Mapping[OrderPolicy, tuple[Callable[[Pipeline], list[int]], str]] = Map
 def refined(job: Job, plain: Sequence[CandidatePlan]) -> Iterator[CandidatePlan]:
     """The fastest candidates in a better order; the best of all with waves halved, and with more in flight.
 
-    Since plan_version 4 Algorithm 2 orders them beside the search, and the best of either policy, as of none, is
-    compared with more in flight, too: no policy for the order is faster than the search.
+    Algorithm 2 orders them beside the search, and the best of either policy, as of none, is compared with more in
+    flight, too: no policy for the order is faster than the search.
     """
     seeds = ranked(plain)[:NUM_SEEDS]
     ordered = [candidate for seed in seeds for candidate in _ordered(job, seed)]
@@ -49,10 +48,8 @@ def refined(job: Job, plain: Sequence[CandidatePlan]) -> Iterator[CandidatePlan]
             break
         yield found
         best = found
-    bases = [best]
-    if job.spec.execution.plan_version >= FINALISTS_SINCE:
-        bases += [c for n, c in enumerate(compared) if all(c is not other for other in (best, *compared[:n]))]
-    for base in bases:
+    others = [c for n, c in enumerate(compared) if all(c is not other for other in (best, *compared[:n]))]
+    for base in (best, *others):
         for extra in waves.extras(job.spec.execution)[1:]:
             yield with_extra(job, base, extra)
 
@@ -61,8 +58,7 @@ def _ordered(job: Job, seed: CandidatePlan) -> Iterator[CandidatePlan]:
     """The same microbatches in a better order, as the job's policy finds it."""
     execution, groups = job.spec.execution, seed.arranged.microbatches
     policy = execution.options(GroupedOptions).order
-    compares = policy is OrderPolicy.SEARCH and execution.plan_version >= FINALISTS_SINCE
-    for one in (policy, OrderPolicy.DISTTRAIN) if compares else (policy,):
+    for one in (policy, OrderPolicy.DISTTRAIN) if policy is OrderPolicy.SEARCH else (policy,):
         find, title = _ORDERS.get(one, (None, ""))
         if find is not None:
             order = find(_chain(execution, seed))

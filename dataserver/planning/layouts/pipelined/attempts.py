@@ -9,21 +9,13 @@ from dataserver.planning import I64
 from dataserver.planning.job.fields import BalancePolicy, ModuleKind, ModuleSpec, OrderPolicy
 from dataserver.planning.layouts.pipelined.candidates import CandidatePlan, ImageSpread, Trial, candidates_of
 from dataserver.planning.layouts.pipelined.packed import PackedStep
-from dataserver.planning.layouts.pipelined.placing import NO_GOAL, goal_ns, lower_bound_ns, makespan_ns, searched
-from dataserver.planning.layouts.pipelined.starts import (
-    CANONICAL,
-    STRATIFIED,
-    Starts,
-    find_starts,
-    guided_problem,
-    problem_of,
-)
+from dataserver.planning.layouts.pipelined.placing import goal_ns, lower_bound_ns, searched
+from dataserver.planning.layouts.pipelined.starts import CANONICAL, STRATIFIED, Known, Starts, find_starts
 from dataserver.planning.layouts.shared.candidates import fastest
-from dataserver.planning.layouts.shared.finalists import FINALISTS_SINCE
 from dataserver.planning.layouts.shared.waves import extras
 
 IMPATIENT_SINCE = 6
-"""The first plan_version whose searches end where they gain nothing any more."""
+"""The first plan_version whose searches end where they gain next to nothing any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +23,7 @@ class Attempt:
     """The plans for one number of microbatches."""
 
     packed: PackedStep
+    known: Known
     starts: Starts
     candidates: tuple[CandidatePlan, ...]
     """The rule-based plans that fit memory."""
@@ -59,19 +52,16 @@ class Attempt:
 
     @property
     def fastest_ns(self) -> int:
-        """Makespan of the fastest rule-based plan with no extra microbatch in flight; there must be one.
-
-        Before plan_version 4, with any number of them.
-        """
-        strict = [c for c in self.candidates if not c.extra] if self.packed.execution.plan_version >= 4 else []
-        return fastest(strict or self.candidates).makespan_ns
+        """Makespan of the fastest rule-based plan with no extra microbatch in flight; there must be one."""
+        return fastest([c for c in self.candidates if not c.extra] or self.candidates).makespan_ns
 
 
-def attempt(packed: PackedStep) -> Attempt:
-    """Make the rule-based plans."""
-    starts = find_starts(packed, problem_of(packed))
+def attempt(packed: PackedStep, known: Known | None = None) -> Attempt:
+    """Make the rule-based plans; with what a probe found."""
+    known = Known(packed) if known is None else known
+    starts = find_starts(packed, known)
     candidates, shortfall = _outcome(packed, _by_rules(packed, starts))
-    return Attempt(packed, starts, candidates, shortfall or starts.shortfall)
+    return Attempt(packed, known, starts, candidates, shortfall or starts.shortfall)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +69,7 @@ class Probe:
     """What one rule-based plan tells of a number of microbatches."""
 
     packed: PackedStep
+    known: Known
     bound_ns: int
     """A time that no plan of the same sequences can beat."""
     makespan_ns: int | None = None
@@ -90,19 +81,18 @@ class Probe:
 
 def probe(packed: PackedStep, fastest_ns: int) -> Probe:
     """Look at a number of microbatches, unless no plan of it can beat `fastest_ns`."""
-    problem = problem_of(packed)
-    bound_ns = lower_bound_ns(problem)
+    known = Known(packed)
+    bound_ns = lower_bound_ns(known.problem)
     if bound_ns >= fastest_ns:
-        return Probe(packed, bound_ns)
-    starts = find_starts(packed, problem)
-    spreads = _spreads(packed, problem.components, canonical=False)[-1:]  # over all ranks, if images may go there
-    placements = [*starts.by_rules.values(), *starts.by_algorithm_2.values()]
-    placements.sort(key=lambda start: makespan_ns(guided_problem(packed, problem, 0, start), start))
-    outcomes = (o for start in placements for o in candidates_of(packed, Trial("by rules", start, spreads, (0,))))
+        return Probe(packed, known, bound_ns)
+    starts = find_starts(packed, known).placements
+    spreads = _spreads(packed, known.problem.components, canonical=False)[-1:]  # over all ranks, if images may go there
+    names = sorted(starts, key=lambda name: known.guided(packed, 0, name)[1])
+    outcomes = (o for name in names for o in candidates_of(packed, Trial("by rules", starts[name], spreads, (0,))))
     found = next((o for o in outcomes if isinstance(o, CandidatePlan)), None)
     if found is None:
-        return Probe(packed, bound_ns)
-    return Probe(packed, bound_ns, found.makespan_ns, found.in_flight.is_short)
+        return Probe(packed, known, bound_ns)
+    return Probe(packed, known, bound_ns, found.makespan_ns, found.in_flight.is_short)
 
 
 def search(made: Attempt, most_sequences: int) -> tuple[CandidatePlan, ...]:
@@ -112,7 +102,7 @@ def search(made: Attempt, most_sequences: int) -> tuple[CandidatePlan, ...]:
     """
     if made.packed.layout.order is not OrderPolicy.SEARCH or not made.starts.by_rules:
         return ()
-    return _outcome(made.packed, _searches(made.packed, made.starts, most_sequences))[0]
+    return _outcome(made.packed, _searches(made, most_sequences))[0]
 
 
 def _outcome(packed: PackedStep, trials: Iterable[Trial]) -> tuple[tuple[CandidatePlan, ...], ModuleSpec | None]:
@@ -125,37 +115,29 @@ def _outcome(packed: PackedStep, trials: Iterable[Trial]) -> tuple[tuple[Candida
 def _by_rules(packed: PackedStep, starts: Starts) -> Iterator[Trial]:
     """The rule-based placements, each with the numbers of extra microbatches in flight to try.
 
-    Canonical order is always one of them. Where a search follows, they are what it begins with. Since plan_version 4
-    all of them are compared then, too, but for `STRATIFIED`, which no other policy has.
+    Canonical order is always one of them. Where a search follows, they are what it begins with; `STRATIFIED`, which no
+    other policy has, is compared itself only where the search goes by an estimate or memory may keep it from any.
     """
-    searches, some_extras = packed.layout.order is OrderPolicy.SEARCH, extras(packed.execution)
-    guessed = packed.layout.chunks > 1 or any(m.padded for m in packed.modules)  # the search goes by an estimate
-    guessed = guessed or starts.problem.transfers is not None
-    compares, placements = packed.execution.plan_version >= FINALISTS_SINCE, dict(starts.by_rules)
-    if guessed or not searches or compares:
-        placements |= starts.by_algorithm_2
-    for name, placement in placements.items():
-        taken = not searches or guessed or name == CANONICAL or starts.problem.budgets is not None
-        if taken or (compares and not name.startswith(STRATIFIED)):
+    guessed = packed.layout.chunks > 1 or any(m.padded for m in packed.modules) or starts.problem.transfers is not None
+    all_of_them = packed.layout.order is not OrderPolicy.SEARCH or guessed or starts.problem.budgets is not None
+    for name, placement in starts.placements.items():
+        if all_of_them or not name.startswith(STRATIFIED):
             spreads = _spreads(packed, starts.problem.components, name == CANONICAL)
-            yield Trial(name, placement, spreads, some_extras if compares or not searches else some_extras[:1])
+            yield Trial(name, placement, spreads, extras(packed.execution))
 
 
-def _searches(packed: PackedStep, starts: Starts, most_sequences: int) -> Iterator[Trial]:
-    """From the best start for every number of extra microbatches, unless memory makes two of them the same.
-
-    Before plan_version 3 a search used up its budget wherever it was.
-    """
-    has_goal = packed.execution.plan_version >= 3
-    placements, before = [*starts.by_rules.values(), *starts.by_algorithm_2.values()], list[I64]()
-    spreads = _spreads(packed, starts.problem.components, canonical=False)
+def _searches(made: Attempt, most_sequences: int) -> Iterator[Trial]:
+    """From the best start for every number of extra microbatches, unless memory makes two of them the same."""
+    packed, starts, before = made.packed, made.starts.placements, list[I64]()
+    spreads = _spreads(packed, made.known.problem.components, canonical=False)
     for extra in extras(packed.execution):
-        guided = [(guided_problem(packed, starts.problem, extra, start), start) for start in placements]
-        problem, best = min(guided, key=lambda pair: makespan_ns(*pair))
+        guided = {name: made.known.guided(packed, extra, name) for name in starts}
+        best = min(guided, key=lambda name: guided[name][1])
+        problem = guided[best][0]
         if not any(np.array_equal(problem.in_flight, other) for other in before):
-            goal = goal_ns(problem) if has_goal else NO_GOAL
             seed, patient = packed.job.stream.seed, packed.execution.plan_version < IMPATIENT_SINCE
-            found = searched(problem, [best], packed.step, seed, most_sequences, goal, patient=patient)
+            goal = goal_ns(problem)
+            found = searched(problem, [starts[best]], packed.step, seed, most_sequences, goal, patient=patient)
             yield Trial("search", found, spreads, (extra,))
         before.append(problem.in_flight)
 
@@ -166,8 +148,7 @@ def _spreads(packed: PackedStep, components: int, canonical: bool) -> tuple[Imag
     everywhere = ImageSpread()
     if packed.execution.identity_routing:
         return (ImageSpread(beside=True),)
-    compares = canonical and packed.execution.plan_version >= FINALISTS_SINCE
-    evenly = compares and any(m.balance is not BalancePolicy.EVEN for m in others)
+    evenly = canonical and any(m.balance is not BalancePolicy.EVEN for m in others)
     even = (ImageSpread(even=True),) if evenly else ()
     if all(m.balance.keeps_order for m in others):
         return (everywhere, *even)

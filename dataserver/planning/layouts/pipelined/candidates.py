@@ -1,15 +1,14 @@
 """The plans of a packed step that are compared: placements with their images spread and their stages scheduled."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from dataserver.planning import yield_point
+from dataserver.planning import I64, yield_point
 from dataserver.planning.job.fields import BalancePolicy, ModuleKind, ModuleSpec
 from dataserver.planning.layouts.pipelined.interleaving import stages_in_flight, too_small
 from dataserver.planning.layouts.pipelined.packed import PackedStep
 from dataserver.planning.layouts.pipelined.placing import Placement
 from dataserver.planning.layouts.pipelined.timeline import makespans_of
-from dataserver.planning.layouts.shared.finalists import FINALISTS_SINCE
 from dataserver.planning.layouts.shared.waves import InFlight, extras
 from dataserver.planning.plan.arranging import (
     BesideBackbone,
@@ -18,9 +17,50 @@ from dataserver.planning.plan.arranging import (
     arrange_samples,
     images_beside,
     spread_images,
+    without_places,
 )
 from dataserver.planning.plan.expectation import held_units
-from dataserver.planning.plan.plan import ArrangedStep, Arrangement, Routing
+from dataserver.planning.plan.plan import ArrangedStep, Arrangement, ModuleSchedule, Routing
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadStep:
+    """A packed step with ranks for all its sequences and images."""
+
+    packed: PackedStep
+    backbone: Arrangement
+    beside: Mapping[str, BesideBackbone]
+    """For each encoder and generator: its images."""
+    rank: Mapping[str, I64]
+    """For each encoder and generator int64 [k]: the rank of each of these."""
+
+    def to_simulate(self) -> ArrangedStep:
+        """The plan without schedules, and without what no simulation asks for (`without_places`)."""
+        own, backbone = self.packed.execution.module, self.packed.execution.backbone
+        found = [without_places(own(name), backbone, images, self.rank[name]) for name, images in self.beside.items()]
+        return self._joined(found, ())
+
+    def arranged(self, schedules: tuple[ModuleSchedule, ...]) -> ArrangedStep:
+        """The whole plan."""
+        found = []
+        for name, images in self.beside.items():
+            yield_point()
+            module = self.packed.execution.module(name)
+            found.append(arrange_and_route(module, self.backbone, images, self.rank[name], images.microbatch))
+        return self._joined(found, schedules)
+
+    def _joined(
+        self, found: Sequence[tuple[Arrangement, Routing]], schedules: tuple[ModuleSchedule, ...]
+    ) -> ArrangedStep:
+        arrangements = {self.backbone.module: self.backbone} | {one.module: one for one, _ in found}
+        return ArrangedStep(
+            samples=self.packed.samples,
+            num_microbatches=self.packed.num_microbatches,
+            sequences_per_microbatch=self.packed.execution.microbatch,
+            arrangements=tuple(arrangements[m.name] for m in self.packed.execution.modules),
+            routings=tuple(routing for _, routing in found),
+            schedules=schedules,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +68,20 @@ class CandidatePlan:
     """One of the plans that are compared."""
 
     name: str
-    plan: ArrangedStep
+    spread: SpreadStep
     in_flight: InFlight
     extra: int
     """Microbatches in flight beyond those of the schedule."""
     makespan_ns: int
+
+    @property
+    def num_microbatches(self) -> int:
+        """Of each rank."""
+        return self.spread.packed.num_microbatches
+
+    def plan(self) -> ArrangedStep:
+        """The whole plan: only that of the fastest candidate is ever made."""
+        return self.spread.arranged(self.in_flight.schedules(self.spread.packed.execution))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,21 +131,19 @@ def candidates_of(packed: PackedStep, trial: Trial) -> Iterator[CandidatePlan | 
     }
     for spread in trial.spreads:
         yield_point()
-        plan = _arranged(packed, backbone, beside, spread)
-        if isinstance(plan, ModuleSpec):
-            yield plan
+        found = _spread(packed, backbone, beside, spread)
+        if isinstance(found, ModuleSpec):
+            yield found
         else:
             name = ", ".join(filter(None, (trial.name, spread.name_for(packed.modules))))
-            yield from _scheduled(packed, name, plan, trial.extras)
+            yield from _scheduled(name, found, trial.extras)
 
 
-def _arranged(
+def _spread(
     packed: PackedStep, backbone: Arrangement, beside: Mapping[str, BesideBackbone], spread: ImageSpread
-) -> ArrangedStep | ModuleSpec:
-    """The plan without schedules, or the module whose memory does not hold one of its waves."""
-    execution, patches = packed.execution, packed.samples.patches
-    arrangements: dict[str, Arrangement] = {backbone.module: backbone}
-    routings: list[Routing] = []
+) -> SpreadStep | ModuleSpec:
+    """All images on ranks, or the module whose memory does not hold one of its waves."""
+    execution, patches, rank = packed.execution, packed.samples.patches, dict[str, I64]()
     for name, images in beside.items():
         module = execution.module(name)
         policy = BalancePolicy.NONE if spread.beside else BalancePolicy.EVEN if spread.even else module.balance
@@ -104,38 +151,25 @@ def _arranged(
         try:
             sizes, ranks = patches[images.image], execution.backbone.dp
             yield_point()
-            rank = spread_images(balanced, sizes, images.rank, images.microbatch, ranks, spread.components)
+            rank[name] = spread_images(balanced, sizes, images.rank, images.microbatch, ranks, spread.components)
         except WaveTooLargeError:
             return module
-        yield_point()
-        arrangements[name], routing = arrange_and_route(module, backbone, images, rank, images.microbatch)
-        routings.append(routing)
-    return ArrangedStep(
-        samples=packed.samples,
-        num_microbatches=packed.num_microbatches,
-        sequences_per_microbatch=execution.microbatch,
-        arrangements=tuple(arrangements[m.name] for m in execution.modules),
-        routings=tuple(routings),
-    )
+    return SpreadStep(packed, backbone, beside, rank)
 
 
-def _scheduled(
-    packed: PackedStep, name: str, plan: ArrangedStep, some_extras: tuple[int, ...]
-) -> Iterator[CandidatePlan | ModuleSpec]:
+def _scheduled(name: str, spread: SpreadStep, some_extras: tuple[int, ...]) -> Iterator[CandidatePlan | ModuleSpec]:
     """The plan with each number of extra microbatches in flight, simulated."""
+    packed, plan = spread.packed, spread.to_simulate()
     execution, count = packed.execution, packed.num_microbatches
     units = {m.name: held_units(m, plan) for m in packed.modules if m.memory is not None}
     several = len(extras(execution)) > 1
     found = [(extra, stages_in_flight(execution, count, extra, units)) for extra in some_extras]
     yield from (too_small(execution, count, units) for _, held in found if held is None)
-    fitting = [(extra, held) for extra, held in found if held is not None]
-    if execution.plan_version >= FINALISTS_SINCE:
-        fitting = _different(fitting)
+    fitting = _different([(extra, held) for extra, held in found if held is not None])
     times = makespans_of(packed.job.spec, plan, (held.schedules(execution) for _, held in fitting))
     for (extra, held), makespan in zip(fitting, times, strict=True):
         yield_point()
-        scheduled = replace(plan, schedules=held.schedules(execution))
-        yield CandidatePlan(f"{name}, {extra} extra in flight" if several else name, scheduled, held, extra, makespan)
+        yield CandidatePlan(f"{name}, {extra} extra in flight" if several else name, spread, held, extra, makespan)
 
 
 def _different(found: Sequence[tuple[int, InFlight]]) -> list[tuple[int, InFlight]]:

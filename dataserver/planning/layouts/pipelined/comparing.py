@@ -12,9 +12,6 @@ from dataserver.planning.layouts.pipelined.packed import PackedStep
 from dataserver.planning.layouts.shared.alternatives import edit_layout, edit_modules
 from dataserver.planning.layouts.shared.candidates import ranked
 
-COUNTS_SINCE = 5
-"""The first plan_version that compares numbers of microbatches whatever memory holds."""
-
 SLOWER = 2
 """So many numbers in a row whose rule-based plans are slower than with fewer microbatches end the ladder."""
 
@@ -58,8 +55,8 @@ def compare(counts: Counts) -> Compared | TooShort:
 
 def _compare(counts: Counts) -> Compared | TooShort:
     execution = counts.job.spec.execution
-    chooses = execution.plan_version >= COUNTS_SINCE and not execution.options(PipelinedOptions).fewest_microbatches
-    return (_of_ladder(counts) if chooses else None) or _of_memory(counts)
+    fewest = execution.options(PipelinedOptions).fewest_microbatches
+    return (None if fewest else _of_ladder(counts)) or _of_memory(counts)
 
 
 def _of_ladder(counts: Counts) -> Compared | None:
@@ -75,12 +72,12 @@ def _of_ladder(counts: Counts) -> Compared | None:
         is_close = found.makespan_ns is not None and found.makespan_ns <= fastest_ns + fastest_ns // SEARCHED_SHARE
         promises = is_close and all(found.bound_ns < c.makespan_ns for c in candidates)
         if promises or found.packed is fewest:
-            made = attempt(found.packed)
+            made = attempt(found.packed, found.known)
             plans = (*made.candidates, *(search(made, fewest.num_sequences) if promises else ()))
             candidates += plans if found.packed is fewest else _named(found.packed, plans)
     if not candidates:
         return None
-    fitting = min(c.plan.num_microbatches for c in candidates)
+    fitting = min(c.num_microbatches for c in candidates)
     return Compared(ranked(candidates), fewest.num_microbatches, fitting)
 
 
@@ -117,7 +114,7 @@ def _of_memory(counts: Counts) -> Compared | TooShort:
     """The plans of as few microbatches as memory holds; finer ones where it holds fewer at once than the schedule asks.
 
     Twice as many are compared then, and twice as many again, as long as rule-based plans get faster. Only the number
-    that is chosen is searched. The way of all jobs before `COUNTS_SINCE`.
+    that is chosen is searched. The way of jobs that want the fewest, and where memory holds none of the ladder.
     """
     first = counts.first()
     fitting = counts.fitting(first)

@@ -18,7 +18,7 @@ class PipelinedOptions(WaveOptions):
     the start and the end of a step with several stages; a backbone of one stage (`pp` 1) gains nothing."""
     fewest_microbatches: bool | None = None
     """Whether a step has as few microbatches as its samples and memory need, for trainers that run a fixed number of
-    them, or pad each to `seq_len`. By default plans choose how many, since `plan_version` 5."""
+    them, or pad each to `seq_len`. By default plans choose how many."""
 
     @property
     def num_chunks(self) -> int:

@@ -43,29 +43,28 @@ def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
 def _chosen(job: Job, step: int, compared: Compared) -> StepPlan:
     """The fastest of the candidates, with what was decided."""
     candidates = compared.candidates
-    best = candidates[0]
-    number = best.plan.num_microbatches
-    fastest = {c.plan.num_microbatches: c for c in reversed(candidates)}
+    best, plan = candidates[0], candidates[0].plan()
+    fastest = {c.num_microbatches: c for c in reversed(candidates)}
     worth_showing = [
-        c for c in candidates if c.plan.num_microbatches == number or c is fastest[c.plan.num_microbatches]
+        c for c in candidates if c.num_microbatches == best.num_microbatches or c is fastest[c.num_microbatches]
     ]
     said = _decisions(job.spec.execution, compared)
     if job.spec.execution.modality_parity:
-        said = (*said, parity_decision(job.spec.execution, best.plan))
-    return replace(make_plan(job, step, best.plan), candidates=shown(worth_showing), decisions=said)
+        said = (*said, parity_decision(job.spec.execution, plan))
+    return replace(make_plan(job, step, plan), candidates=shown(worth_showing), decisions=said)
 
 
 def _decisions(execution: Execution, compared: Compared) -> tuple[Decision, ...]:
     """Why each module holds what it does, why there are so many microbatches, and what the choice gained."""
     best, last = compared.candidates[0], compared.candidates[-1]
     time, said = milliseconds(best.makespan_ns), list(decisions(execution, best.in_flight))
-    number, chosen = best.plan.num_microbatches, f"{best.plan.num_microbatches} microbatches of each rank"
-    others = [c for c in compared.candidates if c.plan.num_microbatches != number]
-    elsewhere = next((c for c in others if c.plan.num_microbatches == compared.fitting), others[0] if others else None)
+    number, chosen = best.num_microbatches, f"{best.num_microbatches} microbatches of each rank"
+    others = [c for c in compared.candidates if c.num_microbatches != number]
+    elsewhere = next((c for c in others if c.num_microbatches == compared.fitting), others[0] if others else None)
     if compared.fewest < number == compared.fitting:
         said.append(Decision("step", chosen, f"with only {compared.fewest} they would exceed memory"))
     elif elsewhere is not None:
-        beside = f"{milliseconds(elsewhere.makespan_ns)} with {elsewhere.plan.num_microbatches}"
+        beside = f"{milliseconds(elsewhere.makespan_ns)} with {elsewhere.num_microbatches}"
         said.append(Decision("step", chosen, f"simulated {time}, against {beside}"))
     other = next((c for c in compared.candidates if (c.extra > 0) is not (best.extra > 0)), None)
     if other is not None:

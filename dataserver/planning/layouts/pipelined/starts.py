@@ -1,7 +1,8 @@
 """Rule-based placements that fit memory, and the problem that a search solves from one of them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -10,11 +11,13 @@ from dataserver.planning.job.fields import BalancePolicy, ModuleSpec, OrderPolic
 from dataserver.planning.layouts.pipelined.interleaving import stages_in_flight
 from dataserver.planning.layouts.pipelined.packed import PackedStep
 from dataserver.planning.layouts.pipelined.placing import (
+    PADDED_RUNS,
     Placement,
     PlacementProblem,
     balanced,
     fitted,
     in_disttrain_order,
+    makespan_ns,
     microbatch_sums,
     padded_runs,
     placement_problem,
@@ -31,6 +34,33 @@ STRATIFIED = "stratified"
 Placements = Mapping[str, Placement]
 """Placements by the names that messages give them."""
 
+Rules = Mapping[str, Callable[[], Placement]]
+"""How each is found."""
+
+
+class Known:
+    """What was found of a packed step by rules that several jobs share, whatever their policies: each is found once."""
+
+    def __init__(self, packed: PackedStep) -> None:
+        self.problem = problem_of(packed)
+        self._placed = dict[str, tuple[Placement, int | None]]()
+        self._guided = dict[tuple[str, int], tuple[PlacementProblem, int]]()
+
+    def placed(self, name: str, find: Callable[[], Placement]) -> tuple[Placement, int | None]:
+        """The placement of that name, which fits memory and parity after exchanges; or the row that lacks memory."""
+        if name not in self._placed:
+            yield_point()
+            self._placed[name] = fitted(self.problem, with_parity(self.problem, find()))
+        return self._placed[name]
+
+    def guided(self, packed: PackedStep, extra: int, name: str) -> tuple[PlacementProblem, int]:
+        """The problem that a search solves from the placement of that name (`guided_problem`), and its makespan."""
+        if (name, extra) not in self._guided:
+            start = self._placed[name][0]
+            problem = guided_problem(packed, self.problem, extra, start)
+            self._guided[name, extra] = problem, makespan_ns(problem, start)
+        return self._guided[name, extra]
+
 
 @dataclass(frozen=True, slots=True)
 class Starts:
@@ -45,6 +75,11 @@ class Starts:
     is_hopeless: bool
     """Whether memory does not hold one of the sequences, however many microbatches there are."""
 
+    @property
+    def placements(self) -> Placements:
+        """All of them."""
+        return {**self.by_rules, **self.by_algorithm_2}
+
 
 def problem_of(packed: PackedStep) -> PlacementProblem:
     """What placing the sequences depends on, with what stages hold where memory is ample."""
@@ -52,16 +87,17 @@ def problem_of(packed: PackedStep) -> PlacementProblem:
     return placement_problem(packed.job.spec, guide, packed.samples, packed.sequence, count, packed.parity)
 
 
-def find_starts(packed: PackedStep, problem: PlacementProblem) -> Starts:
-    """Place the sequences by every rule that the job asks for. `problem` is that of `problem_of`."""
+def find_starts(packed: PackedStep, known: Known) -> Starts:
+    """Place the sequences by every rule that the job asks for."""
+    problem = known.problem
     hopeless = shortfall_alone(problem)
     if hopeless is not None:
         return Starts(problem, {}, {}, packed.modules[hopeless], is_hopeless=True)
     balance, order = packed.execution.backbone.balance, packed.layout.order
-    by_rules, row = _fitting(problem, _by_rules(problem, balance, order))
+    by_rules, row = _fitting(known, _by_rules(problem, balance, order))
     moved = {} if order is OrderPolicy.NONE else by_rules
-    reordered = {f"{name} + Algorithm 2": in_disttrain_order(problem, p) for name, p in moved.items()}
-    by_algorithm_2, later_row = _fitting(problem, reordered)
+    reordered = {f"{name} + Algorithm 2": partial(in_disttrain_order, problem, p) for name, p in moved.items()}
+    by_algorithm_2, later_row = _fitting(known, reordered)
     last = row if later_row is None else later_row
     shortfall = None if last is None else packed.modules[last]
     return Starts(problem, by_rules, by_algorithm_2, shortfall, is_hopeless=False)
@@ -79,27 +115,26 @@ def guided_problem(packed: PackedStep, problem: PlacementProblem, extra: int, st
     return replace(problem, in_flight=held, budgets=budgets)
 
 
-def _by_rules(problem: PlacementProblem, balance: BalancePolicy, order: OrderPolicy) -> Placements:
+def _by_rules(problem: PlacementProblem, balance: BalancePolicy, order: OrderPolicy) -> Rules:
     """Those that the job's policies ask for, canonical order first."""
-    found = {CANONICAL: balanced(problem, BalancePolicy.NONE)}
+    found: dict[str, Callable[[], Placement]] = {CANONICAL: partial(balanced, problem, BalancePolicy.NONE)}
     if balance is not BalancePolicy.NONE:
-        found["longest first"] = balanced(problem, balance)
+        found["longest first"] = partial(balanced, problem, balance)
         if problem.items is not None:
-            found |= padded_runs(problem)
+            found |= {name: partial(padded_runs, problem, find) for name, find in PADDED_RUNS.items()}
     if order is OrderPolicy.SEARCH:
-        found[STRATIFIED] = stratified(problem)
+        found[STRATIFIED] = partial(stratified, problem)
     if problem.budgets is not None and problem.num_sequences < problem.num_waves * problem.slots * problem.dp:
-        found["even waves"] = spread_over_waves(problem)
+        found["even waves"] = partial(spread_over_waves, problem)
     return found
 
 
-def _fitting(problem: PlacementProblem, placements: Placements) -> tuple[Placements, int | None]:
+def _fitting(known: Known, rules: Rules) -> tuple[Placements, int | None]:
     """Those that fit memory and parity, after exchanges if needed; and the row that lacks memory in the last of the
     others."""
     found, shortfall = {}, None
-    for name, placement in placements.items():
-        yield_point()
-        fitting, row = fitted(problem, with_parity(problem, placement))
+    for name, rule in rules.items():
+        fitting, row = known.placed(name, rule)
         if row is None:
             found[name] = fitting
         else:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -33,25 +34,27 @@ def makespans_of(spec: JobSpec, plan: ArrangedStep, some_schedules: Iterable[Sch
     pipeline: Pipeline | None = None
     for schedules in some_schedules:
         if pipeline is None:
-            _, pipeline = _joined(spec, replace(plan, schedules=schedules))
+            _, pipeline = _joined(spec, replace(plan, schedules=schedules), times_alone=True)
         else:
             stages = programs(spec.execution, schedules, plan.num_microbatches)
             pipeline = replace(pipeline, operations=[p.operations for p in stages])
         yield makespan_ns(pipeline)
 
 
-def _joined(spec: JobSpec, plan: ArrangedStep) -> tuple[tuple[Program, ...], Pipeline]:
+def _joined(spec: JobSpec, plan: ArrangedStep, *, times_alone: bool = False) -> tuple[tuple[Program, ...], Pipeline]:
     """The program of each stage, and the pipeline of all of them.
 
-    Where images stay on the ranks of their sequences, these run the encoders in turn with their first stage.
+    Where images stay on the ranks of their sequences, these run the encoders in turn with their first stage. With
+    `times_alone` it has no activations, and may have an edge several times.
     """
     chunks, whole = spec.execution.options(PipelinedOptions).chunks, bool(spec.execution.identity_routing)
+    transfers = spec.execution.transfers is not None
     modules = (spec.execution.backbone,) if whole else spec.execution.by_depth
     stages = programs(spec.execution, plan.schedules, plan.num_microbatches)
     forward = np.concatenate([_forward_ns(m, plan, chunks) for m in modules])
     yield_point()
-    percent = [m.cost.backward_percent for m in modules for _ in range(m.dp * m.pp * chunks)]
-    backward = forward * np.array(percent, np.int64)[:, None] // 100
+    percent = np.repeat([m.cost.backward_percent for m in modules], [m.dp * m.pp * chunks for m in modules])
+    backward = forward * percent[:, None] // 100
     for encoder in spec.execution.of_kind(ModuleKind.ENCODER) if whole else ():
         times, first = microbatch_loads(encoder, plan), slice(0, encoder.dp * chunks, chunks)
         forward[first] += times
@@ -61,11 +64,13 @@ def _joined(spec: JobSpec, plan: ArrangedStep) -> tuple[tuple[Program, ...], Pip
         stage=np.repeat(np.arange(len(stages)), [m.dp for m in modules for _ in range(m.pp)]),
         forward_ns=forward,
         backward_ns=backward,
-        edges=_edges(modules, () if whole else plan.routings, plan.num_microbatches, chunks),
+        edges=_edges(
+            modules, () if whole else plan.routings, plan.num_microbatches, chunks, times_alone and not transfers
+        ),
         operations=[p.operations for p in stages],
         num_chunks=chunks,
         transfer_ns=_transfer_ns(spec.execution, plan, chunks),
-        activation_bytes=_activation_bytes(modules, plan, chunks),
+        activation_bytes=None if times_alone else _activation_bytes(modules, plan, chunks),
     )
 
 
@@ -99,27 +104,43 @@ def _activation_bytes(modules: Sequence[ModuleSpec], plan: ArrangedStep, chunks:
     return np.concatenate(found)
 
 
-def _edges(modules: Sequence[ModuleSpec], routings: Sequence[Routing], num_microbatches: int, chunks: int) -> I64:
-    """Edges between blocks, whose nodes are numbered by module, stage and rank: int64 [e, 3]."""
+def _edges(
+    modules: Sequence[ModuleSpec], routings: Sequence[Routing], num_microbatches: int, chunks: int, several: bool
+) -> I64:
+    """Edges between blocks, whose nodes are numbered by module, stage and rank: int64 [e, 3].
+
+    With `several` there is one for each entry of a routing.
+    """
     first = dict(zip([m.name for m in modules], np.cumsum([0, *(m.dp * m.pp for m in modules)]).tolist(), strict=False))
     last = {m.name: first[m.name] + m.dp * (m.pp - 1) for m in modules}
     blocks = sum(m.dp * m.pp for m in modules) * chunks
     backbone = next(m for m in modules if m.kind is ModuleKind.BACKBONE)
-    stage, chunk, next_stage, next_chunk = chunk_transfers(backbone.pp, chunks).T[:, :, None]
-    ranks = first[backbone.name] + np.arange(backbone.dp)
-    source = ((stage * backbone.dp + ranks) * chunks + chunk).ravel()
-    target = ((next_stage * backbone.dp + ranks) * chunks + next_chunk).ravel()
-    wave = np.repeat(np.arange(num_microbatches), len(source))
-    found = [np.stack([wave, *(np.tile(b, num_microbatches) for b in (source, target))], axis=1)]
+    found = [_chains(backbone.dp, backbone.pp, chunks, first[backbone.name], num_microbatches)]
     for r in routings:
         source = (r.source_rank + last[r.source_module]) * chunks
         if r.source_module == backbone.name:
             source = source + chunks - 1
         target = (r.target_rank + first[r.target_module]) * chunks
         yield_point()
+        if several:
+            found.append(np.stack([r.source_microbatch, source, target], axis=1))
+            continue
         key = np.unique((r.source_microbatch * blocks + source) * blocks + target)  # sorted as the three columns are
         found.append(np.stack([key // blocks**2, key // blocks % blocks, key % blocks], axis=1))
     return np.concatenate(found)
+
+
+@lru_cache(maxsize=2)  # the same for all candidates of a number of microbatches
+def _chains(dp: int, pp: int, chunks: int, first: int, num_microbatches: int) -> I64:
+    """The edges within the backbone, whose nodes begin with `first`."""
+    stage, chunk, next_stage, next_chunk = chunk_transfers(pp, chunks).T[:, :, None]
+    ranks = first + np.arange(dp)
+    source = ((stage * dp + ranks) * chunks + chunk).ravel()
+    target = ((next_stage * dp + ranks) * chunks + next_chunk).ravel()
+    wave = np.repeat(np.arange(num_microbatches), len(source))
+    found = np.stack([wave, *(np.tile(b, num_microbatches) for b in (source, target))], axis=1)
+    found.flags.writeable = False
+    return found
 
 
 def _transfer_ns(execution: Execution, plan: ArrangedStep, chunks: int) -> I64 | None:

@@ -7,9 +7,6 @@ from dataserver.planning.job.identity import Job
 from dataserver.planning.job.spec import Execution
 from dataserver.planning.layouts.shared.ablation import AblationEntry
 
-FINALISTS_SINCE = 4
-"""The first plan_version whose plans are compared with the entries of their ablation."""
-
 
 def finalists(job: Job, entries: Sequence[AblationEntry]) -> tuple[AblationEntry, ...]:
     """The entries of an ablation that could be faster than the job's own candidates, each once.

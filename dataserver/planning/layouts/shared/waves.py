@@ -15,7 +15,7 @@ from dataserver.planning.simulation import Operations, Program, forwards, stage_
 
 EXTRAS = (0, 1, 2, 4, 8)
 """Numbers of microbatches in flight beyond those of the schedule that are tried, up to a job's limit: the same for all
-jobs, so that a larger limit is never slower. Since plan_version 4; before, none, two and the limit."""
+jobs, so that a larger limit is never slower."""
 
 AUTOMATIC_EXTRA = 4
 """Microbatches beyond those of 1F1B that are tried where the job leaves it open and every module states its memory."""
@@ -58,8 +58,6 @@ def extras(execution: Execution) -> tuple[int, ...]:
     most = layout.extra_in_flight
     if most is None:
         most = AUTOMATIC_EXTRA if all(m.memory is not None for m in execution.modules) else 0
-    if execution.plan_version < 4:
-        return tuple(sorted({0, min(most, 2), most}))
     return tuple(extra for extra in EXTRAS if extra <= most)
 
 

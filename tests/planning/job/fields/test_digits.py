@@ -24,9 +24,7 @@ and the largest integer, of all plan versions."""
 def test_limits_of_a_step_in_digits() -> None:
     job = make_job(stream={"global_batch": 4}, backbone=(2, 2))
     assert astuple(limits_of(job.spec.execution)) == LIMITS
-    assert {version: astuple(limits) for version, limits in PLAN_LIMITS.items()} == dict.fromkeys(
-        (1, 2, 3, 4, 5, 6), LIMITS
-    )
+    assert {version: astuple(limits) for version, limits in PLAN_LIMITS.items()} == dict.fromkeys((5, 6), LIMITS)
     assert (SINGLE_STEP, MAX_INTEGER, MAX_BYTES_PER_NS) == (4, 9_007_199_254_740_991, 1_000_000)
     check_step(job.spec)
     check_contents(job.spec, 131_072, 262_144)

@@ -13,12 +13,12 @@ from builders.contrastive import (
     tower,
     two_towers,
 )
-from builders.jobs import in_version
 from hypothesis import given, settings
 from planning.layouts.contrastive.checks import advised, check_groups
 
 from dataserver.planning.job.fields import ModuleSpec
 from dataserver.planning.job.identity import Job, JobSpecError
+from dataserver.planning.layouts.contrastive import planner
 from dataserver.planning.layouts.contrastive.limits import TowerMemoryError
 from dataserver.planning.layouts.contrastive.options import ContrastiveSchedule
 from dataserver.planning.plan.expectation import item_sizes, item_sums, microbatch_loads
@@ -142,10 +142,11 @@ def test_distmm_pipe_is_faster_where_batches_follow_each_other() -> None:
     assert [s.drain_every for s in alone.schedules] == [4, 4]
 
 
-def test_extra_in_flight_and_the_simulated_lists() -> None:
-    """Before plan_version 4 a plan has as many as the job allows; since then as many as make it fastest."""
+def test_extra_in_flight_and_the_simulated_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan has as many as make it fastest; here also with two and no other number."""
     job = contrastive_job(two_towers(), batch=24, groups=4, microbatches=4, extra_in_flight=2)
-    fastest, job = planned(job), in_version(job, 3)
+    fastest = planned(job)
+    monkeypatch.setattr(planner, "EXTRAS", (2,))
     plan = planned(job)
     assert plan.in_flight("image").tolist() == [8, 7, 4]
     names = {c.name for c in fastest.candidates}
@@ -164,14 +165,15 @@ def test_batch_sync_is_kept_where_it_is_asked_for() -> None:
     assert [s.drain_every for s in plan.schedules] == [4, 4]
 
 
-def test_memory_limits_what_is_in_flight() -> None:
+def test_memory_limits_what_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory for any seven microbatches that follow each other, where ten would be taken."""
+    monkeypatch.setattr(planner, "EXTRAS", (4,))
     shape: dict[str, Any] = {"batch": 24, "groups": 4, "microbatches": 4, "extra_in_flight": 4}
-    job = in_version(contrastive_job(two_towers(), **shape), 3)
+    job = contrastive_job(two_towers(), **shape)
     free = planned(job)
     units = item_sums(job.spec.execution.modules[0], free.arrangement("image"), free.samples.patches, 16)
     seven = max(int(units[:, m : m + 7].sum(axis=1).max()) for m in range(10))
-    plan = planned(in_version(contrastive_job(two_towers(memory=seven), **shape), 3))
+    plan = planned(contrastive_job(two_towers(memory=seven), **shape))
     assert plan.in_flight("image").tolist() == [7, 6, 4]
     found = next(d for d in plan.decisions if "in flight" in d.chosen)
     assert (found.subject, found.chosen) == ("image", "in flight: 7, 6, 4")
@@ -295,5 +297,5 @@ def test_golden_plan() -> None:
     sides = (16 + number * 37 % 300).astype(np.int32)
     table = shard_table(job.stream, number, 1 + number * 53 % 120, np.arange(97), sides, sides[::-1])
     plan = plan_step(job, 2, size_samples(job.stream, 0, 0, number.astype(np.uint64), table))
-    found = plan_hash(1, "0" * 64, plan.step, plan).hex()
-    assert found == "127435dc8d4f553403c725df5f149cd888d62ab05431c6452d9387da481dd091"
+    found = plan_hash(6, "0" * 64, plan.step, plan).hex()
+    assert found == "1e4af439d636b0ee2c90d861aaab9bd7e865ffad19c94b89621f1310fff82dd4"

@@ -44,7 +44,7 @@ def test_an_attempt_without_limits_lacks_nothing() -> None:
     made = alone(job, samples, 4)
     assert (made.shortfall, made.starts.is_hopeless, made.is_short, made.is_alone) == (None, False, False, True)
     assert made.num_sequences == 8
-    assert {c.plan.num_microbatches for c in made.candidates} == {4}
+    assert {c.num_microbatches for c in made.candidates} == {4}
     assert made.fastest_ns == min(c.makespan_ns for c in made.candidates)
     assert search(made, 8) == ()
 

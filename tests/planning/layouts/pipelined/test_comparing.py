@@ -2,16 +2,15 @@
 
 import json
 import re
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from builders.jobs import in_version, job_data, make_job
+from builders.jobs import job_data, make_job
 from builders.samples import make_samples
 
 from dataserver.planning.job.identity import Job, parse_job
-from dataserver.planning.layouts.pipelined.comparing import COUNTS_SINCE, Compared, compare
+from dataserver.planning.layouts.pipelined.comparing import Compared, compare
 from dataserver.planning.layouts.pipelined.counts import Counts
 from dataserver.planning.planner import plan_step, timeline
 from dataserver.planning.stream.samples import StepSamples
@@ -37,20 +36,20 @@ def makespan(job: Job, samples: StepSamples) -> int:
 
 def test_stages_that_would_wait_get_more_and_smaller_microbatches() -> None:
     job, samples = step_of()
-    plan, before = plan_step(job, 0, samples), plan_step(in_version(job, 4), 0, samples)
-    assert before.num_microbatches == SEQUENCES
+    plan, fewest = plan_step(job, 0, samples), step_of(fewest_microbatches=True)[0]
+    assert plan_step(fewest, 0, samples).num_microbatches == SEQUENCES
     assert plan.num_microbatches >= 3 * SEQUENCES
-    assert 3 * makespan(job, samples) < 2 * makespan(in_version(job, 4), samples)
+    assert 3 * makespan(job, samples) < 2 * makespan(fewest, samples)
     (said,) = (d for d in plan.decisions if d.chosen == f"{plan.num_microbatches} microbatches of each rank")
     assert re.fullmatch(rf"simulated [\d.]+ ms, against [\d.]+ ms with {SEQUENCES}", said.reason)
 
 
 def test_a_job_may_ask_for_the_fewest() -> None:
     job, samples = step_of(fewest_microbatches=True)
-    plan, before = plan_step(job, 0, samples), plan_step(in_version(job, 4), 0, samples)
+    plan = plan_step(job, 0, samples)
     assert plan.num_microbatches == SEQUENCES
-    assert makespan(job, samples) == makespan(in_version(job, 4), samples)
-    assert [c.name for c in plan.candidates] == [c.name for c in before.candidates]
+    assert not any("microbatches" in c.name for c in plan.candidates)
+    assert "fewest_microbatches" not in json.loads(step_of()[0].text)["execution"]["layout"]
     assert step_of(fewest_microbatches=False)[0].job_id == step_of()[0].job_id != job.job_id
 
 
@@ -67,7 +66,8 @@ def test_the_price_of_a_microbatch_keeps_steps_whole() -> None:
 def test_stages_that_never_wait_keep_the_fewest() -> None:
     job = make_job(encoder=0, backbone=(2, 1), stream={"global_batch": 8})
     samples = make_samples(job, 24)
-    assert plan_step(job, 0, samples).num_microbatches == plan_step(in_version(job, 4), 0, samples).num_microbatches
+    fewest = next(Counts(job, 0, samples).ladder()).num_microbatches
+    assert plan_step(job, 0, samples).num_microbatches == fewest
 
 
 @pytest.mark.parametrize("policies", [{}, {"order": "none"}, {"schedule": "interleaved", "chunks": 2}])
@@ -100,7 +100,7 @@ def test_each_number_has_a_search_of_its_own() -> None:
         found = compare(Counts(job, 0, samples))
         assert isinstance(found, Compared)
         of_search = [c for c in found.candidates if c.name.startswith("search") and not c.in_flight.is_short]
-        return {c.plan.num_microbatches: c.makespan_ns for c in reversed(of_search)}
+        return {c.num_microbatches: c.makespan_ns for c in reversed(of_search)}
 
     ample, tight = searched(1 << 30), searched(8_000)
     assert ample
@@ -121,13 +121,3 @@ def test_memory_that_holds_no_sequence_of_any_number_makes_do_with_its_own() -> 
     np.add.at(held, backbone.microbatch, samples.tokens[backbone.item])
     assert held.max() <= most
     assert makespan(tight, samples) >= makespan(job, samples)
-
-
-def test_before_its_version_nothing_is_chosen() -> None:
-    job, samples = step_of()
-    assert COUNTS_SINCE == 5
-    for version in (1, 2, 3, 4):
-        assert plan_step(in_version(job, version), 0, samples).num_microbatches == SEQUENCES
-    spec = json.loads(job.text)
-    assert "fewest_microbatches" not in spec["execution"]["layout"]
-    assert replace(job) == job

@@ -18,6 +18,7 @@ from dataserver.planning.layouts.pipelined.placing.search import (
     shortfall_alone,
 )
 from dataserver.planning.layouts.pipelined.placing.seeds import (
+    PADDED_RUNS,
     balanced,
     in_disttrain_order,
     microbatch_sums,
@@ -29,6 +30,7 @@ from dataserver.planning.plan.placement import Placement
 
 __all__ = [
     "NO_GOAL",
+    "PADDED_RUNS",
     "Placement",
     "PlacementProblem",
     "balanced",

@@ -42,10 +42,7 @@ LOOKS_AT_ONCE = 1 << 14
 
 
 def goal_ns(problem: PlacementProblem) -> int:
-    """Simulated time of the slowest component that is so near the best one that a search ends with it.
-
-    By the work alone, as plans up to `plan_version` 4 depend on it.
-    """
+    """Simulated time of the slowest component, by the work alone, so near the best one that a search ends with it."""
     bound = work_bound_ns(problem)
     return bound + bound // GOAL_SHARE
 

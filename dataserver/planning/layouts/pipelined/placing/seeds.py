@@ -1,5 +1,8 @@
 """Rule-based placements, from which the search starts."""
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
 import numpy as np
 
 from dataserver.planning import I64, yield_point
@@ -66,22 +69,25 @@ def spread_over_waves(problem: PlacementProblem) -> Placement:
     return in_order(rank, wave, problem.num_waves)
 
 
-def padded_runs(problem: PlacementProblem) -> dict[str, Placement]:
-    """For a padded backbone: sequences sorted by length, cut into microbatches, which are spread longest first.
-
-    Cut into runs of equal count, which pads least, and into those whose longest takes least (`balancing.padded`).
-    """
-    largest, count = problem.own[problem.num_encoders, :-1], problem.dp * problem.num_waves
+def _equal_runs(largest: I64, count: int, _slots: int) -> I64:
+    """Runs of equal count, longest sequences first: they pad least. int64 [s]."""
     order = np.argsort(-largest, kind="stable")
     equal = np.empty(len(order), np.int64)
     equal[order] = in_runs(len(order), count)
-    batches = {"runs of equal length": equal, "even padded runs": padded_batches(largest, count, problem.slots)}
-    return {name: _of_batches(problem, batch) for name, batch in batches.items()}
+    return equal
 
 
-def _of_batches(problem: PlacementProblem, batch: I64) -> Placement:
-    """Whole microbatches spread over ranks. `batch` is int64 [s]."""
+PADDED_RUNS: Mapping[str, Callable[[I64, int, int], I64]] = MappingProxyType(
+    {"runs of equal length": _equal_runs, "even padded runs": padded_batches}
+)
+"""How sequences sorted by length are cut into microbatches: from times int64 [s], number and slots of these the
+microbatch of each."""
+
+
+def padded_runs(problem: PlacementProblem, cut: Callable[[I64, int, int], I64]) -> Placement:
+    """For a padded backbone: sequences cut into microbatches by length, which are spread longest first."""
     count = problem.dp * problem.num_waves
+    batch = cut(problem.own[problem.num_encoders, :-1], count, problem.slots)
     times, items = np.zeros(count, np.int64), np.zeros(count, np.int64)
     np.maximum.at(times, batch, problem.own[problem.num_encoders, :-1])
     np.add.at(items, batch, 1 if problem.items is None else problem.items[:-1])
