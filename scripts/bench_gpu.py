@@ -43,7 +43,7 @@ def train(folder: Path, size: Size, devices: int, steps: int, shards: Path, *, s
         options = flags(size, described, address, metrics, small=small)
         command = [sys.executable, "-m", "trainclient", "train", *options]
         processes.run([processes.start("training", command)], print)
-    return [json.loads(line) for line in metrics.read_text().splitlines()]
+    return [line for line in map(json.loads, metrics.read_text().splitlines()) if "step" in line]
 
 
 def rows(size: Size, steps: Sequence[dict[str, Any]], *, judged: bool) -> Iterator[Row]:

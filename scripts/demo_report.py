@@ -25,7 +25,7 @@ SIDES = ("before", "after")
 
 def collect(metrics_file: Path, plans: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
     """All figures of a run, from the trainer's metrics, the plans of its steps, and the steps that were measured."""
-    steps = [json.loads(line) for line in metrics_file.read_text().splitlines()]
+    steps = [line for line in map(json.loads, metrics_file.read_text().splitlines()) if "step" in line]
     left_out = SETTLED if len(steps) > SETTLED else 0
     settled = steps[left_out:]
     seconds = sum(s["seconds"] for s in settled)

@@ -76,7 +76,7 @@ class Run:
         """Of the measured steps, as far as they were run."""
         path = self.folder / "metrics.jsonl"
         found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        return [m for m in found if self.warm_up <= m["step"] < self.warm_up + self.measured]
+        return [m for m in found if self.warm_up <= m.get("step", -1) < self.warm_up + self.measured]
 
     def noted(self) -> dict[str, Any]:
         """What was watched."""

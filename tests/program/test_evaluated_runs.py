@@ -9,7 +9,7 @@ import pytest
 import torch
 from program.conftest import Fleet
 from program.runtime_cases import Case, Degrees, Pool
-from training.runs import stored
+from training.runs import steps_of, stored
 
 from dataserver.planning.job.identity import identify
 
@@ -38,7 +38,7 @@ def evaluated(fleet: Fleet, case: Case, name: str | None = None, degrees: Degree
 
 
 def metrics(folder: Path, name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+    return steps_of(folder / name / "metrics.jsonl")
 
 
 def without_times(evaluation: dict[str, Any] | None) -> dict[str, Any] | None:

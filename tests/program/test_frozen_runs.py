@@ -12,6 +12,7 @@ from program.runtime_cases import Case, Degrees, Pool
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
+from training.runs import steps_of
 
 from dataserver.assembly.tokens import ByteTokenizer, tokenizer_spec
 from dataserver.outputs import OutputError
@@ -92,8 +93,7 @@ def test_a_run_with_frozen_modules_goes_on_with_others_frozen(fleet: Fleet, pool
     assert all(torch.equal(value, first[name]) and value.dtype == torch.bfloat16 for name, value in kept.items())
     assert not torch.equal(first["dit.output.weight"], second["dit.output.weight"])
     assert read_manifest(tmp_path / "step-00000002").state.frozen == list(frozen)
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["lr"].keys() for line in lines] == [{"dit"}] * 2
+    assert [step["lr"].keys() for step in steps_of(tmp_path / "metrics.jsonl")] == [{"dit"}] * 2
 
     export(ExportConfig(tmp_path, module="llm", output=tmp_path / "exported"))
     assert_spoken(tmp_path / "exported")

@@ -1,12 +1,12 @@
 """Runs that go on from the checkpoint that they are told to."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from program.conftest import Fleet
 from program.runtime_cases import Case, Degrees, Pool
+from training.runs import steps_of
 
 from trainclient.checkpoint.state import read_manifest
 
@@ -29,7 +29,7 @@ def case(fleet: Fleet, folder: Path, steps: int, resume_from: int | str) -> Case
 def test_damage_is_named_and_older_checkpoints_are_gone_on_from(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
     """Files are divided among the processes, which all end with the same error."""
     pool.run([case(fleet, tmp_path, 3, "newest")], tmp_path)
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    lines = steps_of(tmp_path / "metrics.jsonl")
     last = tmp_path / "step-00000003"
     assert set(read_manifest(last).state.degrees) == {"vit", "llm", "dit"}
     for file in last.glob("*.distcp"):
@@ -42,9 +42,9 @@ def test_damage_is_named_and_older_checkpoints_are_gone_on_from(fleet: Fleet, po
     assert all("distcp is damaged: it has CRC-32C" in (said or "") for said in errors)
     pool.run([case(fleet, tmp_path, 4, "newest-whole")], tmp_path)
     assert f"warning: {last} is passed over (rank 0: __" in pool.said(0)
-    assert (tmp_path / "metrics.jsonl").read_text().splitlines()[:2] == lines[:2]
-    digests = [json.loads(line)["sample_digest"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert digests[:3] == [json.loads(line)["sample_digest"] for line in lines]
+    assert steps_of(tmp_path / "metrics.jsonl")[:2] == lines[:2]
+    digests = [step["sample_digest"] for step in steps_of(tmp_path / "metrics.jsonl")]
+    assert digests[:3] == [step["sample_digest"] for step in lines]
     assert len(list(tmp_path.glob("aside-step-00000003-*"))) == 1
     said = pool.said(0)
     pool.run([case(fleet, tmp_path, 5, 1)], tmp_path)
@@ -52,5 +52,4 @@ def test_damage_is_named_and_older_checkpoints_are_gone_on_from(fleet: Fleet, po
     pool.run([case(fleet, tmp_path, 6, 1)], tmp_path)
     told = pool.said(0).removeprefix(said)
     assert "this run went back to step 1 before, and has checkpoints up to step 5 since: it goes on there" in told
-    steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert steps == list(range(6))
+    assert [step["step"] for step in steps_of(tmp_path / "metrics.jsonl")] == list(range(6))

@@ -65,7 +65,13 @@ class Run:
 
     def metrics(self) -> list[dict[str, Any]]:
         """All steps, in the order in which they were run."""
-        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        return steps_of(self.folder / "metrics.jsonl")
+
+
+def steps_of(metrics: Path) -> list[dict[str, Any]]:
+    """The steps of a metrics file, without the times of its runs."""
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    return [line for line in lines if "run_times" not in line]
 
 
 def variables() -> dict[str, str]:

@@ -1,6 +1,5 @@
 """`trainclient train` of contrastive towers, as its users start it."""
 
-import json
 import subprocess
 import sys
 import time
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from program.conftest import Fleet
-from training.runs import TIMEOUT_S, kill_tree
+from training.runs import TIMEOUT_S, kill_tree, steps_of
 
 STEPS = 6
 JOB: dict[str, Any] = {
@@ -58,7 +57,7 @@ def finish(fleet: Fleet, folder: Path) -> list[tuple[int, float]]:
     finally:
         kill_tree(process)
     assert process.returncode == 0, errors[-3000:]
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = steps_of(folder / "metrics.jsonl")
     return [(line["step"], line["contrastive_loss"]) for line in lines]
 
 

@@ -16,6 +16,7 @@ from faults.disk import fill, missing, small_disk
 from rich.console import Console
 
 from dataserver.planning.job.identity import Job
+from trainclient.run_times.report import RunReport, Spent
 from trainclient.training.config import ConfigError, TrainConfig, validate_config
 from trainclient.training.metrics import EvaluationMetrics, StepMetrics
 from trainclient.training.run import name_run
@@ -87,6 +88,21 @@ def test_a_resumed_run_has_each_step_once(tmp_path: Path, resumed: int) -> None:
     lines = after.splitlines(keepends=True)
     assert [json.loads(line)["step"] for line in lines] == [*range(min(resumed, 7)), *range(resumed, 10)]
     assert lines[: min(resumed, 7)] == before.splitlines(keepends=True)[:resumed]
+
+
+@pytest.mark.parametrize(("resumed", "left"), [(0, []), (2, [0, 1]), (3, [0, 1, 2, None]), (5, [0, 1, 2, None, 3, 4])])
+def test_the_times_of_a_run_stay_behind_its_last_step(tmp_path: Path, resumed: int, left: list[int | None]) -> None:
+    """Those of a run go when a step before them is repeated."""
+    path = tmp_path / "metrics.jsonl"
+    report = RunReport(0, 3, 1, Spent({}, {}), {}, [])
+    for first, end in ((0, 3), (3, 6)):
+        lines = JsonLines(path, RUN, first)
+        for step in range(first, end):
+            lines.write(metrics(step))
+        lines.finish(report)
+        lines.close()
+    JsonLines(path, RUN, resumed).close()
+    assert [json.loads(line).get("step") for line in path.read_text().splitlines()] == left
 
 
 def test_a_line_that_is_cut_anywhere_is_written_again(tmp_path: Path) -> None:

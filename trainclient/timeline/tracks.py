@@ -13,7 +13,7 @@ from dataserver.planning.job.fields import Stream
 from dataserver.planning.plan.naming import short_name
 from dataserver.planning.simulation import Operation, OperationKind
 from trainclient.timeline.recorded import Recorded
-from trainclient.topology.process_grid import Topology
+from trainclient.topology.process_grid import GridProcess, Topology
 
 _KINDS: Final = dict(enumerate(OperationKind, OPERATION_KIND_FORWARD))
 
@@ -52,26 +52,29 @@ class Track:
         return self.recorded.computed_ns - (self.planned_end_ns - self.planned_start_ns)
 
 
+class PlannedOperations:
+    """What each process was planned to do, by a plan with its timelines."""
+
+    def __init__(self, plan: StepPlan) -> None:
+        """Look them up in a plan."""
+        self._programs = {(tuple(p.modules), p.stage): p for p in plan.programs}
+        self._times = {(tuple(t.modules), t.stage, t.rank): t for t in plan.timelines}
+
+    def of(self, process: GridProcess) -> tuple[tuple[Operation, ...], I64, I64]:
+        """Its operations, with begin and end of each, int64 [n] nanoseconds."""
+        modules = tuple(chunk.module.name for chunk in process.chunks)
+        program, times = self._programs[modules, process.stage], self._times[modules, process.stage, process.rank]
+        operations = zip(program.kind, program.chunk, program.microbatch, strict=True)
+        planned = tuple(Operation(_KINDS[kind], microbatch, chunk) for kind, chunk, microbatch in operations)
+        return planned, np.array(times.start_ns, np.int64), np.array(times.end_ns, np.int64)
+
+
 def tracks_of(plan: StepPlan, topology: Topology, recorded: Sequence[Recorded]) -> list[Track]:
     """A track for each process, by its global rank."""
-    programs = {(tuple(p.modules), p.stage): p for p in plan.programs}
-    planned = {(tuple(t.modules), t.stage, t.rank): t for t in plan.timelines}
-    tracks = []
+    planned, tracks = PlannedOperations(plan), []
     for process, found in zip(topology.processes, recorded, strict=True):
         modules = tuple(chunk.module.name for chunk in process.chunks)
-        program, times = programs[modules, process.stage], planned[modules, process.stage, process.rank]
-        operations = zip(program.kind, program.chunk, program.microbatch, strict=True)
-        tracks.append(
-            Track(
-                name=str(process),
-                modules=modules,
-                rank=process.rank,
-                operations=tuple(Operation(_KINDS[kind], m, chunk) for kind, chunk, m in operations),
-                planned_start_ns=np.array(times.start_ns, np.int64),
-                planned_end_ns=np.array(times.end_ns, np.int64),
-                recorded=found,
-            )
-        )
+        tracks.append(Track(str(process), modules, process.rank, *planned.of(process), found))
     return tracks
 
 

@@ -340,7 +340,7 @@ class TrainConfig(Options):
     peak_tflops: Annotated[Annotated[float, Field(gt=0)] | None, SAYS_ITSELF] = None
     """Peak of one device in 10^12 operations per second, for the MFU in the metrics; by default that of known GPUs."""
     progress: bool = True
-    """Show on a terminal what will train, and then a line per step."""
+    """Show on a terminal what will train, then a line per step, and at the end where the time went."""
     threads: Annotated[Annotated[int, Field(ge=1)] | None, SAYS_ITSELF] = None
     """CPU threads of each process; by default one with a GPU, otherwise its share of the machine's cores."""
     timeout_s: Annotated[float, Field(gt=0, le=86400)] = 600.0

@@ -2,7 +2,6 @@
 
 import math
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -17,6 +16,8 @@ from trainclient.exchange.view_broadcast import Batches
 from trainclient.program.assembly import assemble
 from trainclient.program.clock import Stopwatch
 from trainclient.program.runner import LossWeights
+from trainclient.run_times.gathering import report_run
+from trainclient.run_times.spent import Part, RunTimes
 from trainclient.timeline.recorder import TimelineRecorder
 from trainclient.topology.process_grid import Topology
 from trainclient.topology.process_groups import Groups
@@ -105,8 +106,7 @@ class Trainer:
             self._clock,
             parameters=self._parameters,
         )
-        self._stream = job.stream
-        self._pairs = contrastive_pairs(job)
+        self._stream, self._pairs = job.stream, contrastive_pairs(job)
         self._sizes = models.describe()
         self._frozen = [m.name for m in job.spec.execution.modules if m.frozen]
         self._updates = update_settings(config.optimizer, self._rates)
@@ -115,7 +115,7 @@ class Trainer:
         self.run_name = name_run(config, job)
         """Name of the run that this process is part of, from its first step on."""
         self._images = InvalidImages(config.max_invalid_ratio)
-        self._lap_start = time.perf_counter()
+        self._times = RunTimes(topology, groups.process)
         self._phase = "prepares"
         recorded = config.timeline.directory, config.timeline.recorded
         self._timeline = TimelineRecorder(*recorded, topology, groups, job.stream, leases.own.get("timeline"))
@@ -163,7 +163,7 @@ class Trainer:
         end = min(streams.num_steps, self._config.steps or streams.num_steps)
         saved = first = streams.step
         batches = streams.batches(self._groups)
-        self._lap()
+        self._times.until_now(Part.START)
         with self._saving.completed(), garbage.collected_between_steps(), ExitStack() as entered:
             reporters = open_reporters(streams, self._groups.process, entered)
             profiler = entered.enter_context(StepProfiler(self._config.profile, self._groups, self._profile_lease))
@@ -174,10 +174,13 @@ class Trainer:
                 garbage.collect(streams.step - first)
                 if streams.step % self._config.checkpoint.every == 0:
                     saved = self._save(streams, writer)
-                    self._lap()
             if streams.step != saved:
                 self._save(streams, writer)
             self._phase = "waits for the last checkpoint"
+        self._times.until_now(Part.CHECKPOINTS)
+        self._phase, steps = "brings together the times of the run", range(first, streams.step)
+        if (report := report_run(self._times, self._config, self._groups, streams.first, steps)) is not None:
+            writer.finish(report)
 
     def _step(
         self,
@@ -191,6 +194,7 @@ class Trainer:
         self._phase, recorded = "begins a step", self._timeline.records(streams.step)
         if recorded:
             self._timeline.begin()
+        self._times.until_now(Part.UPDATE)
         self._phase = ""
         record = self._machine.interpreter.run(batches)
         if record is None:
@@ -198,7 +202,7 @@ class Trainer:
         self._phase = f"sums and updates of step {record.step}"
         gradients = self._parameters.gradients
         with translate_rank_errors("other ranks"):
-            seconds = self._lap()
+            seconds = self._times.lap_s()
             self._tied.sum(gradients)
             own = Contribution.of(
                 self._machine,
@@ -215,6 +219,7 @@ class Trainer:
         self._images.add(record.step, totals.images, totals.invalid_images)
         self._optimizer.step(record.step, gradients, totals.norm, totals.finite)  # told before it is waited for
         finite, norm = all(map(math.isfinite, totals.sums.values)), math.sqrt(totals.sums.values[3])
+        self._times.step(record, self._clock, self._machine, totals)
         if not finite:
             self._skip(record.step, gradients)
         self._parameters.drop()
@@ -228,9 +233,10 @@ class Trainer:
         self._unevaluated = metrics if due and held_out is None else None
         for reporter in reporters:
             reporter.report(record, seconds, self._clock)
+        self._times.end_step()
         if recorded:
             self._timeline.end(record, self._clock, streams.first)
-            self._lap()
+            self._times.until_now(Part.OTHER)
         return totals.stop or (due and held_out is None)
 
     def _is_evaluated(self, step: int) -> bool:
@@ -240,9 +246,10 @@ class Trainer:
         """What the modules make of the held-out stream, in seconds that are no part of any step's; None if stopped."""
         if self._evaluation is None:
             return None
-        self._phase, begun = f"evaluates after step {step}", time.perf_counter()
+        self._phase = f"evaluates after step {step}"
+        self._times.until_now(Part.UPDATE)
         found = self._evaluation.run(lambda: stop.requested)
-        self._lap_start += time.perf_counter() - begun
+        self._times.until_now(Part.EVALUATION)
         return found
 
     def _make_up(self, streams: Streams, stop: StopSignals, writer: MetricsWriter) -> bool:
@@ -257,11 +264,6 @@ class Trainer:
             writer.sync()
             self._saving.amend(self._state(streams))
         return held_out is None
-
-    def _lap(self) -> float:
-        """Seconds since the last call: a step with the optimizer's part of the one before, without checkpoints."""
-        started, self._lap_start = self._lap_start, time.perf_counter()
-        return self._lap_start - started
 
     def _skip(self, step: int, gradients: Mapping[str, Tensor]) -> None:
         """Go on without an update, as all processes do, for all know the same sums; or raise TrainingError."""
@@ -287,6 +289,7 @@ class Trainer:
         writer.sync()
         tensors = {n: t for n, t in self._tensors().items() if n.partition("/")[0] not in self._tied.copies}
         self._saving.save(tensors, self._state(streams))
+        self._times.until_now(Part.CHECKPOINTS)
         return streams.step
 
     def _state(self, streams: Streams) -> TrainerState:

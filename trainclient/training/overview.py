@@ -8,6 +8,7 @@ from disttrain.v1.plan_pb2 import StepPlan
 from dataserver.planning.job.fields import ModuleSpec, default_cost
 from dataserver.planning.plan.naming import milliseconds
 from dataserver.process import in_one_line
+from trainclient.report import aligned
 from trainclient.stream.errors import ClientError
 from trainclient.topology.process_grid import Topology
 from trainclient.training.memory import State, states
@@ -27,7 +28,7 @@ def overview(models: Models, topology: Topology, step: int, get_plan: Callable[[
         get_plan: asks a server for the plan of a step.
     """
     found = states(models, topology)
-    lines = [*_table([_HEAD, *map(_row, found)]), *_about_devices(found, topology)]
+    lines = [*aligned([_HEAD, *map(_row, found)]), *_about_devices(found, topology)]
     return "\n".join([*lines, _expected(models, step, get_plan)]) + "\n"
 
 
@@ -41,11 +42,6 @@ def _row(state: State) -> tuple[str, ...]:
     trained = "frozen" if m.frozen else _millions(state.trained)
     counts = _millions(state.parameters), trained
     return m.name, f"{m.kind}", *counts, devices, _gigabytes(state.state_bytes), memory
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _about_devices(found: Sequence[State], topology: Topology) -> list[str]:

@@ -1,4 +1,4 @@
-"""The metrics file: a JSON line for every step of one run, each once.
+"""The metrics file: a JSON line for every step of one run, each once, and where the run ends one of its times.
 
 A run that resumes repeats the steps after its checkpoint, so their lines are cut off first, with a last line that was
 not written to its end. All lines name the run, and a file with any other line is left as it is.
@@ -11,11 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from dataserver.outputs import beside
+from trainclient.run_times.report import RunReport
 from trainclient.training.metrics import StepMetrics
 
 _END = b"\n"
+_TIMES = "run_times"
+"""Field of a line that is of no step."""
 _CHANGE = "give --metrics another file, or remove this one"
 
 
@@ -51,10 +55,12 @@ class JsonLines:
 
     def write(self, metrics: StepMetrics) -> None:
         """Append one step."""
-        line = json.dumps({"run": self._run, **asdict(metrics)}).encode() + _END
-        with _explained(self._path):
-            self._file.write(line)
-            self._file.flush()
+        self._append(asdict(metrics))
+
+    def finish(self, report: RunReport) -> None:
+        """Append where the time of the run went."""
+        self._append({_TIMES: report.as_dict()})
+        self.sync()
 
     def sync(self) -> None:
         """Put all lines on storage, so that no power cut can leave a checkpoint with steps that the file lacks."""
@@ -65,6 +71,12 @@ class JsonLines:
         """Close the file."""
         with _explained(self._path):
             self._file.close()
+
+    def _append(self, fields: dict[str, Any]) -> None:
+        line = json.dumps({"run": self._run, **fields}).encode() + _END
+        with _explained(self._path):
+            self._file.write(line)
+            self._file.flush()
 
 
 def bytes_before(path: Path, run: str, step: int) -> int:
@@ -87,30 +99,30 @@ def bytes_before(path: Path, run: str, step: int) -> int:
                 if not line.endswith(_END):  # its process was killed in the middle of it, or the disk was full
                     break
                 found = _step(path, number, line, run)
-                if found <= last:
+                if found is not None and found <= last:
                     raise MetricsError(
                         f"line {number} of the metrics file {path} has step {found} after {last}; {_CHANGE}"
                     )
-                last = found
-                keep += len(line) if found < step else 0
+                last = last if found is None else found
+                keep += len(line) if last < step else 0
     return keep
 
 
-def _step(path: Path, number: int, line: bytes, run: str) -> int:
-    """The step of a line; MetricsError if it is none of the run."""
+def _step(path: Path, number: int, line: bytes, run: str) -> int | None:
+    """The step of a line, None for the times of a run; MetricsError if it is none of the run."""
     try:
         found = json.loads(line)
     except ValueError:
         found = None
     step = found.get("step") if isinstance(found, dict) else None
-    if not isinstance(step, int):
+    if not isinstance(step, int) and not (isinstance(found, dict) and _TIMES in found):
         raise MetricsError(f"line {number} of the metrics file {path} is not the metrics of a step; {_CHANGE}")
     if found.get("run") != run:
         raise MetricsError(
             f"the metrics file {path} is of another run: {found.get('run', 'none')} in line {number}, and this is "
             f"{run}; {_CHANGE}"
         )
-    return step
+    return step if isinstance(step, int) else None
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from rich.console import Console
 
+from trainclient.run_times.report import RunReport
 from trainclient.training.metrics import EvaluationMetrics, StepMetrics
 
 
@@ -16,6 +17,10 @@ class Screen:
     def write(self, metrics: StepMetrics) -> None:
         """Show one step."""
         self._console.print(_line(metrics, self._num_steps), highlight=False, soft_wrap=True)
+
+    def finish(self, report: RunReport) -> None:
+        """Show where the time of the run went."""
+        self._console.print(report.text(), end="", highlight=False, markup=False, soft_wrap=True)
 
     def sync(self) -> None:
         """Nothing is kept."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dataserver.extras import pip_install
+from trainclient.run_times.report import RunReport
 from trainclient.training.config import ConfigError
 from trainclient.training.metrics import StepMetrics
 from trainclient.training.sinks.scalars import scalars
@@ -65,6 +66,9 @@ class TensorBoard:
         with self._explained():
             self._add(step=metrics.step, summary=self._summary(value=values))
             self._records.flush()
+
+    def finish(self, report: RunReport) -> None:
+        """It is no curve."""
 
     def sync(self) -> None:
         """Every step is written out when it is taken."""

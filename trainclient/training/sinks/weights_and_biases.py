@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from dataserver.extras import pip_install
+from trainclient.run_times.report import RunReport
 from trainclient.training.config import ConfigError
 from trainclient.training.metrics import StepMetrics
 from trainclient.training.sinks.scalars import scalars
@@ -50,6 +51,9 @@ class WeightsAndBiases:
         """Send one step."""
         with _explained():
             self._run.log(scalars(metrics), step=metrics.step)
+
+    def finish(self, report: RunReport) -> None:
+        """It is no curve."""
 
     def sync(self) -> None:
         """Its own process sends what was taken."""

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from trainclient.run_times.report import RunReport
 from trainclient.training.metrics import StepMetrics
 
 
@@ -16,6 +17,9 @@ class Sink(Protocol):
 
     def write(self, metrics: StepMetrics) -> None:
         """Take one step."""
+
+    def finish(self, report: RunReport) -> None:
+        """Take where the time of the run went, after its last step."""
 
     def sync(self) -> None:
         """Put on storage what was taken: a checkpoint is about to hold these steps."""
@@ -37,6 +41,10 @@ class MetricsWriter:
     def write(self, metrics: StepMetrics) -> None:
         """Write one step."""
         self._each(lambda sink: sink.write(metrics))
+
+    def finish(self, report: RunReport) -> None:
+        """Write where the time of the run went."""
+        self._each(lambda sink: sink.finish(report))
 
     def sync(self) -> None:
         """Put on storage what was written."""
