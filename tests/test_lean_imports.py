@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 HEAVY = (
     "torch", "numba", "llvmlite", "scipy", "pyarrow", "pyarrow.parquet", "matplotlib", "prometheus_client",
     "http.server", "tokenizers", "tyro", "rich", "grpc", "numpy", "pydantic", "PIL", "cv2", "yaml",
+    "opentelemetry",
 )  # fmt: skip
 """What takes longest to load of all that any part of this imports; some belong to one part, some to none."""
 SERVING = {"grpc", "numpy", "pydantic"}

@@ -18,6 +18,7 @@ import torch
 from disttrain.v1.microbatch_pb2 import MicrobatchHeader
 
 from dataserver.security import NO_CREDENTIALS, Credentials
+from dataserver.tracing import Tracing
 from trainclient.stream.buffers import Bytes
 from trainclient.stream.client import ViewClient
 from trainclient.stream.endpoint import Timeouts
@@ -50,12 +51,13 @@ class DataClient(ViewClient[torch.Tensor]):
         max_microbatch_bytes: int = MAX_MICROBATCH_BYTES,
         timeouts: Timeouts | None = None,
         credentials: Credentials = NO_CREDENTIALS,
+        tracing: Tracing | None = None,
     ) -> None:
         """See `ViewClient`.
 
         Args:
             addresses, job, module, rank, tensors, compress, share_fetch, start_step, prefetch_bytes,
-                max_microbatch_bytes, timeouts, credentials: see there.
+                max_microbatch_bytes, timeouts, credentials, tracing: see there.
             pin_memory: page-locked memory, so that copies to a GPU may be asynchronous. It is torch's own, which waits
                 for copies under way before it is used again.
 
@@ -77,6 +79,7 @@ class DataClient(ViewClient[torch.Tensor]):
             timeouts=timeouts,
             credentials=credentials,
             buffers=TorchBuffers(pin_memory=True) if pin_memory else None,
+            tracing=tracing,
         )
 
     @staticmethod

@@ -23,6 +23,7 @@ from dataserver.dataset.storage.interface import StoredFile
 from dataserver.dataset.storage.pieces import Piece, object_digest
 from dataserver.dataset.storage.registry import storage_of
 from dataserver.dataset.storage.remote import RemoteFile
+from dataserver.tracing import span
 
 MAX_OPEN_SHARDS: Final = 128
 MAX_REMOTE_SHARDS: Final = 65_536
@@ -185,7 +186,8 @@ class OpenShards:
         try:
             for _ in range(2):
                 descriptor = self._descriptor(position)
-                pieces = descriptor.read(ranges)
+                with span("read shard", pieces=len(ranges)):
+                    pieces = descriptor.read(ranges)
                 etag = descriptor.etag()  # after the reads: it was so all the time
                 if etag == self._etags[position]:
                     break

@@ -18,6 +18,7 @@ from dataserver.fleet.plan_source import PlanSource
 from dataserver.jobs import JOB_CHARS, IsCancelled, JobPlanner, WorkCancelledError
 from dataserver.planning.plan.compact import UnfitPlanError
 from dataserver.planning.plan.plan import StepPlan
+from dataserver.tracing import Kind, outgoing, span
 
 FETCH_S: Final = 10.0
 """The longest that a plan is waited for. It is asked for while the steps before it are consumed, so that ordinarily no
@@ -73,7 +74,8 @@ class PlanFetcher:
             self._count(PlanSource.OWN)
             return None
         try:
-            plan = self._asked(owner, planner, step, cancelled)
+            with span("fetch plan", Kind.CLIENT, step=step, peer=owner.address):
+                plan = self._asked(owner, planner, step, cancelled)
             if others[0] is None and is_checked(job_id, step):
                 _compare(plan, planner.plan_here(step, cancelled))
         except FailedError as failure:
@@ -154,7 +156,7 @@ def _compare(fetched: StepPlan, made: StepPlan) -> None:
 
 
 def _fetched(peer: Peer, request: FetchPlanRequest, until: float, cancelled: IsCancelled) -> FetchPlanResponse:
-    call = begun(lambda: peer.plans.FetchPlan.future(request, timeout=FETCH_S))
+    call = begun(lambda: peer.plans.FetchPlan.future(request, timeout=FETCH_S, metadata=outgoing()))
     try:
         return awaited(call, peer, until, cancelled)
     finally:

@@ -17,6 +17,7 @@ from dataserver.fleet.membership import Peers
 from dataserver.fleet.peer import MAX_PLAN_BYTES, Peer
 from dataserver.fleet.plan_source import PlanSource
 from dataserver.jobs import never_cancelled
+from dataserver.tracing import Kind, outgoing, span
 
 PIECES: Final = "pieces"
 """Stands for a job where a peer is set aside for pieces alone."""
@@ -59,7 +60,8 @@ class PieceFetcher:
         found: list[bytes] = []
         for some in _calls(pieces):
             try:
-                found += _asked(owner, some)
+                with span("fetch pieces", Kind.CLIENT, peer=owner.address, pieces=len(some)):
+                    found += _asked(owner, some)
             except FailedError as failure:
                 unknown = failure.source is PlanSource.REFUSED
                 name = some[0].blocks[0].object_digest.hex() if unknown else PIECES
@@ -78,7 +80,7 @@ def _asked(peer: Peer, pieces: Sequence[Piece]) -> list[bytes]:
             request.objects.append(ObjectPieces(object=digest))
         request.objects[-1].start.append(piece.start)
         request.objects[-1].length.append(piece.length)
-    call = begun(lambda: peer.plans.FetchPieces.future(request, timeout=FETCH_S))
+    call = begun(lambda: peer.plans.FetchPieces.future(request, timeout=FETCH_S, metadata=outgoing()))
     try:
         answer: FetchPiecesResponse = awaited(call, peer, monotonic() + FETCH_S, never_cancelled)
     except grpc.RpcError as error:

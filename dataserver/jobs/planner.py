@@ -22,6 +22,7 @@ from dataserver.planning.stream.gathering import Window, gather_step
 from dataserver.planning.stream.order import Span, StreamOrder, units_of
 from dataserver.planning.stream.samples import StepSamples
 from dataserver.planning.stream.statistics import ShardStatistics, axis_lengths
+from dataserver.tracing import span
 
 if TYPE_CHECKING:
     from dataserver.planning.layouts.interface import Limits
@@ -138,7 +139,8 @@ class JobPlanner:
 
         def compute(cancelled: IsCancelled) -> StepPlan:
             began = monotonic()
-            plan = self.scheduled(lambda: plan_step(self.job, step, self.samples(step)), cancelled)
+            with span("make plan", step=step):
+                plan = self.scheduled(lambda: plan_step(self.job, step, self.samples(step)), cancelled)
             self._planned(monotonic() - began)
             return plan
 

@@ -12,6 +12,7 @@ from dataserver.dataset import DatasetError, is_url, location, usable_memory
 from dataserver.planning.job.fields import MAX_TEXT_BYTES, Name, TextError, parse_yaml, required
 from dataserver.planning.kernels.cache import user_cache
 from dataserver.serving.budgets import LEAST_JOB_BYTES, MIB, budgets, default_decode_threads
+from dataserver.tracing import collector_address
 
 
 class ConfigError(ValueError):
@@ -43,6 +44,9 @@ class ServerConfig(BaseModel):
     metrics_listen: Annotated[str | None, Metavar("HOST:PORT")] = None
     """Address for metrics in the format of Prometheus (HTTP, /metrics); port 0 takes a free one. By default there are
     none."""
+    otlp_endpoint: Annotated[str | None, Metavar("URL")] = None
+    """Collector of OpenTelemetry traces (OTLP over gRPC): http://HOST:PORT, or https://HOST:PORT with TLS. What is done
+    for steps that trainers trace is sent to it. By default nothing is."""
     peers: Annotated[tuple[str, ...], AfterValidator(expanded), Metavar("HOST:PORT,...")] = ()
     """Other servers of the fleet, so that each step is planned by one of them. A host may stand for several, and
     HOST:FIRST-LAST for a range of ports. This server may be in the list, so all servers can get the same one."""
@@ -137,12 +141,23 @@ def _check_security(config: ServerConfig) -> None:
     for peer in config.peers if config.token_file is not None and config.tls_cert is None else ():
         if not is_loopback(split_address(peer, "an entry of peers")[0]):
             raise ValueError(f"the peer {peer} would be shown a token unencrypted; add tls_cert and tls_key")
+    if config.otlp_endpoint is not None:
+        _check_collector(config, config.otlp_endpoint)
     if config.health_listen is not None:
         split_address(config.health_listen, "health_listen")
     for key in ("listen", "data_listen", "metrics_listen"):
         address = getattr(config, key)
         if address is not None:
             _check_address(config, key, address)
+
+
+def _check_collector(config: ServerConfig, endpoint: str) -> None:
+    host, _ = split_address(collector_address(endpoint), "otlp_endpoint")
+    if endpoint.startswith("http:") and not is_loopback(host) and not config.insecure:
+        raise ValueError(
+            f"otlp_endpoint is {endpoint}, and traces would travel unencrypted: use https://, or a collector on this "
+            "machine, or add --insecure where the network is trusted"
+        )
 
 
 def _check_address(config: ServerConfig, key: str, address: str) -> None:

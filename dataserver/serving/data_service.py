@@ -35,6 +35,7 @@ from dataserver.serving.registry import JobRegistry, ServedJob
 from dataserver.serving.stream.source import ViewSource
 from dataserver.serving.stream.stream import MicrobatchStream, StreamOptions
 from dataserver.serving.stream.streams import Streams
+from dataserver.tracing import Recorder, StepTraces
 
 CODECS: Final = (microbatch_pb2.CODEC_RAW, microbatch_pb2.CODEC_ZSTD)
 MAX_TENSOR_NAMES: Final = 64
@@ -42,6 +43,8 @@ MESSAGE_MARGIN_BYTES: Final = 1024
 """Room in a message of the largest size for what wraps a plan."""
 MAX_TENSOR_NAME_CHARS: Final = 64
 MAX_CAUSE_CHARS: Final = 1024
+MAX_WAITED_S: Final = 10**9
+"""Longest wait that a client may report; thirty years."""
 """Of a client's reason to leave its data connection, as far as it is logged."""
 MAX_PROGRESS_TOKEN_BYTES: Final = 16
 MAX_REPORT_BYTES: Final = 64 << 10
@@ -51,11 +54,14 @@ MAX_REPORT_BYTES: Final = 64 << 10
 class DataService:
     """Serves planned microbatches; see data_service.proto."""
 
-    def __init__(self, access: Access, streams: Streams, jobs: JobRegistry, config: ServerConfig) -> None:
+    def __init__(
+        self, access: Access, streams: Streams, jobs: JobRegistry, config: ServerConfig, recorder: Recorder | None
+    ) -> None:
         self._access = access
         self._streams = streams
         self._config = config
         self._jobs = jobs
+        self._recorder = recorder
         self._content_digest = content_digest()
 
     def GetOrCreateJob(
@@ -110,7 +116,13 @@ class DataService:
         )
         # What is compressed is made for a network.
         token = request.memory_token if source.zstd_level is None else b""
-        options = StreamOptions(token, _checked_token(request.progress_token), request.direct, _port(context.peer()))
+        options = StreamOptions(
+            memory_token=token,
+            progress_token=_checked_token(request.progress_token),
+            direct=request.direct,
+            client_port=_port(context.peer()),
+            traces=StepTraces.read(self._recorder, context.invocation_metadata()),
+        )
         start, owner = (request.start_step, request.start_microbatch), self._access.caller(context).identity
         return self._streams.open(source, *start, context.cancel, options, owner)
 
@@ -146,8 +158,9 @@ class DataService:
 
     def ReportProgress(self, request: pb.ReportProgressRequest, _: grpc.ServicerContext) -> pb.ReportProgressResponse:
         """Note which step a trainer has reached."""
+        waited_s = _checked_wait(request.waited) if request.HasField("waited") else None
         if token := _checked_token(request.progress_token):
-            self._streams.note_progress(token, request.step)
+            self._streams.note_progress(token, request.step, waited_s)
         return pb.ReportProgressResponse()
 
     def EndDirect(self, request: pb.EndDirectRequest, _: grpc.ServicerContext) -> pb.EndDirectResponse:
@@ -277,6 +290,13 @@ def _checked_token(token: bytes) -> bytes:
     if len(token) > MAX_PROGRESS_TOKEN_BYTES:
         raise _invalid(f"progress_token has {len(token)} bytes; at most {MAX_PROGRESS_TOKEN_BYTES} are allowed")
     return token
+
+
+def _checked_wait(waited: Duration) -> float:
+    """The seconds of a duration, which may be anything."""
+    if _is_negative(waited) or waited.seconds > MAX_WAITED_S:
+        raise _invalid(f"waited is {waited.seconds} s; 0 to {MAX_WAITED_S} s are allowed")
+    return waited.seconds + waited.nanos / 1e9
 
 
 def _checked_names(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -78,6 +78,8 @@ class Progress:
     """Microbatches in the making behind them."""
     unread_s: float
     """Seconds for which the consumer has not taken the message that it is offered."""
+    waited_s: float | None = None
+    """Seconds that the trainer waited for microbatches, as its client said; None if it has said nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,10 @@ class Snapshot:
     """Cores that would make all that its trainers can take; see `wanted_cores.py`."""
     refused_calls: int
     """Refused by access control since the server began."""
+    max_streams: int = 0
+    """Streams that may be open at once."""
+    certificate_expires: float | None = None
+    """When the server's certificate expires, in seconds since 1970; None without TLS."""
 
     @property
     def ranks(self) -> list[Progress]:
@@ -241,6 +247,7 @@ def _furthest_behind(one: Progress, other: Progress) -> Progress:
         ready=min(one.ready, other.ready),
         preparing=min(one.preparing, other.preparing),
         unread_s=max(one.unread_s, other.unread_s),
+        waited_s=max((s for s in (one.waited_s, other.waited_s) if s is not None), default=None),
     )
 
 

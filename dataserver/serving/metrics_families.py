@@ -41,6 +41,7 @@ def metrics_registry(metrics: TakeMetrics) -> CollectorRegistry:
 
 def _of_streams(found: GetMetricsResponse) -> Iterator[Metric]:
     yield _gauge("open_streams", "Streams that are open.", found.open_streams)
+    yield _gauge("max_streams", "Streams that may be open at once (--max-streams).", found.max_streams)
     queued = _labelled("queued_microbatches", "Microbatches in the queues of all streams, by state.", "state")
     queued.add_metric(["ready"], found.ready_microbatches)
     queued.add_metric(["preparing"], found.preparing_microbatches)
@@ -57,6 +58,10 @@ def _of_streams(found: GetMetricsResponse) -> Iterator[Metric]:
     yield _gauge("cores", "Cores that the server may keep busy (--decode-threads).", found.cores)
     yield _gauge("wanted_cores", "Cores that would make all that its trainers can take.", found.wanted_cores)
     yield _counter("refused_calls", "Calls that access control refused; see the audit lines.", found.refused_calls)
+    expiry = _labelled("certificate_expiry_timestamp_seconds", "When the server's certificate expires.")
+    if found.HasField("certificate_expiry"):
+        expiry.add_metric([], found.certificate_expiry.ToNanoseconds() / 1e9)
+    yield expiry
     waited = _counter("waited_seconds", "Seconds waited, summed over streams, by what for.", labels=("stage",))
     for stage in Stage:
         waited.add_metric([stage.value], _seconds(getattr(found.waits, stage.value)))
@@ -112,13 +117,16 @@ def _of_ranks(ranks: Iterable[RankProgress]) -> Iterator[Metric]:
     step = _labelled("rank_step", "Step of the microbatch that the trainer took last.", *labels)
     ahead = _labelled("rank_ready_microbatches", "Microbatches that wait for the rank.", *labels)
     unread = _labelled("rank_unread_seconds", "Seconds for which the rank has not taken what is offered.", *labels)
+    waited = _counter("rank_waited_seconds", "Seconds that the trainer waited for microbatches.", labels=labels)
     for rank in ranks:
         values = [rank.job, rank.module, str(rank.rank)]
         if rank.HasField("step"):
             step.add_metric(values, rank.step)
         ahead.add_metric(values, rank.ready_microbatches)
         unread.add_metric(values, _seconds(rank.unread))
-    yield from (step, ahead, unread)
+        if rank.HasField("waited"):
+            waited.add_metric(values, _seconds(rank.waited))
+    yield from (step, ahead, unread, waited)
 
 
 def _seconds(duration: Duration) -> float:

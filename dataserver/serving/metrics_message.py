@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from disttrain.v1 import admin_service_pb2 as pb
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from dataserver.serving.metrics import PLAN_BUCKETS_S, Progress, Snapshot, Stage, resident_bytes
 
@@ -50,6 +51,8 @@ def metrics_message(found: Snapshot) -> pb.GetMetricsResponse:
         cores=found.cores,
         wanted_cores=found.wanted_cores,
         refused_calls=found.refused_calls,
+        max_streams=found.max_streams,
+        certificate_expiry=None if found.certificate_expires is None else _timestamp(found.certificate_expires),
         ranks=[_rank(rank) for rank in found.ranks],
         store_reads=pb.StoreReads(
             requests=found.store_reads.store_requests,
@@ -73,10 +76,17 @@ def _rank(found: Progress) -> pb.RankProgress:
         ready_microbatches=found.ready,
         preparing_microbatches=found.preparing,
         unread=_duration(found.unread_s),
+        waited=None if found.waited_s is None else _duration(found.waited_s),
     )
 
 
 def _duration(seconds: float) -> Duration:
     found = Duration()
+    found.FromNanoseconds(round(seconds * 1e9))
+    return found
+
+
+def _timestamp(seconds: float) -> Timestamp:
+    found = Timestamp()
     found.FromNanoseconds(round(seconds * 1e9))
     return found

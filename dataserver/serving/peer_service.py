@@ -17,6 +17,7 @@ from dataserver.serving.access import Access
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.peer_pieces import fetch_pieces
 from dataserver.serving.registry import JobRegistry
+from dataserver.tracing import Kind, Recorder, Span, incoming, opened
 
 ANSWER_BYTES: Final = 16 << 20
 """Most bytes of answers kept ready: all servers of a fleet ask for a plan within a short time."""
@@ -30,7 +31,14 @@ class _Answer:
 class PeerService:
     """Answers the other servers of the fleet; see peer_service.proto."""
 
-    def __init__(self, access: Access, jobs: JobRegistry, instance: bytes, draining: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        access: Access,
+        jobs: JobRegistry,
+        instance: bytes,
+        draining: Callable[[], bool],
+        recorder: Recorder | None,
+    ) -> None:
         """Make the service.
 
         Args:
@@ -38,11 +46,13 @@ class PeerService:
             jobs: the jobs that this server knows.
             instance: names this process.
             draining: whether the server ends.
+            recorder: takes spans; None where nobody wants any.
         """
         self._access = access
         self._jobs = jobs
         self._instance = instance
         self._draining = draining
+        self._recorder = recorder
         self._answers = SingleFlightCache[tuple[str, int], _Answer](
             ANSWER_BYTES, lambda answer: answer.message.ByteSize()
         )
@@ -53,7 +63,8 @@ class PeerService:
 
     def FetchPieces(self, request: pb.FetchPiecesRequest, context: grpc.ServicerContext) -> pb.FetchPiecesResponse:
         """Hand out pieces of shards, from blocks that this server holds, or from the store."""
-        return fetch_pieces(self._access.catalog(context).datasets.values(), request)
+        with self._span(context, "give pieces"):
+            return fetch_pieces(self._access.catalog(context).datasets.values(), request)
 
     def FetchPlan(self, request: pb.FetchPlanRequest, context: grpc.ServicerContext) -> pb.FetchPlanResponse:
         """Hand out the plan of a step, made here and never fetched for it."""
@@ -65,9 +76,14 @@ class PeerService:
             return _Answer(compact_message(served.job, plan, build_id()))
 
         key = request.job_id, request.step
-        message = self._answers.get(key, made, lambda: not context.is_active()).message
+        with self._span(context, "give plan", step=request.step):
+            message = self._answers.get(key, made, lambda: not context.is_active()).message
         _check_size(message, request.step)
         return message
+
+    def _span(self, context: grpc.ServicerContext, name: str, **attributes: int) -> Span:
+        """What is done for a peer that is traced."""
+        return opened(incoming(self._recorder, context.invocation_metadata()), name, Kind.SERVER, **attributes)
 
 
 def _check_build(build: str) -> None:

@@ -38,6 +38,7 @@ from dataserver.serving.registry import JobRegistry
 from dataserver.serving.stream.streams import Streams
 from dataserver.serving.tls import ServerTls
 from dataserver.serving.wanted_cores import CoresWanted, Usage
+from dataserver.tracing import recorder_to
 
 if TYPE_CHECKING:
     from dataserver.serving.metrics_endpoint import MetricsEndpoint
@@ -84,6 +85,8 @@ class DataServer:
         self._metrics = Metrics()
         self._wanted: CoresWanted | None = None
         """From the start on: what compiles before it serves nobody."""
+        endpoint = config.otlp_endpoint
+        self._recorder = None if endpoint is None else recorder_to(endpoint, "disttrain-dataserver")
         self._streams = Streams(config, self._metrics)
         instance = secrets.token_bytes(INSTANCE_BYTES)
         channels = _to_peers(config, self._access) if config.peers else None
@@ -111,11 +114,11 @@ class DataServer:
         self._grpc = grpc.server(self._calls, interceptors=[self._gate, self._admission], options=options)
         self._grpc.add_generic_rpc_handlers(
             (
-                service_handler(_DATA, DataService(self._access, self._streams, self._jobs, config)),
+                service_handler(_DATA, DataService(self._access, self._streams, self._jobs, config, self._recorder)),
                 service_handler(_ADMIN, AdminService(self.drain, self.metrics, diagnostics)),
                 service_handler(
                     _PEER,
-                    PeerService(self._access, self._jobs, instance, lambda: self._streams.draining),
+                    PeerService(self._access, self._jobs, instance, lambda: self._streams.draining, self._recorder),
                     self._peer_calls,
                 ),
             )
@@ -177,6 +180,8 @@ class DataServer:
             cores=self._config.decode_threads,
             wanted_cores=0.0 if self._wanted is None else self._wanted.at(self._usage()),
             refused_calls=self._access.audit.refused,
+            max_streams=self._config.max_streams,
+            certificate_expires=None if self._tls is None else self._tls.expires,
         )
 
     def _usage(self) -> Usage:

@@ -50,7 +50,8 @@ def test_a_server_knows_what_the_caller_took(tmp_path: Path, shared_memory: bool
             assert until(server, lambda now: now.step == 2).sent_step > 2
         with DataClient(server.address, job, "vit", 0, start_step=7) as client:
             next(client)
-            until(server, lambda now: now.step == 7)
+            assert until(server, lambda now: now.step == 7).waited_s == pytest.approx(client.wait_s, abs=1e-6)
+            assert client.wait_s > 0
 
 
 def test_a_server_that_takes_no_reports_is_left_in_peace(serve: Serve, quick: Timeouts) -> None:

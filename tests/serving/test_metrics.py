@@ -12,6 +12,7 @@ from urllib.request import urlopen
 import grpc
 import pytest
 from disttrain.v1 import data_service_pb2 as pb
+from google.protobuf.duration_pb2 import Duration
 from prometheus_client.parser import text_string_to_metric_families
 from serving.harness import FIXED_WINDOW, TIMEOUT_S, Running, index, job_data, large_job, running
 from shards import break_images, write_pairs
@@ -86,11 +87,12 @@ def test_every_metric_has_help_and_its_unit_in_its_name(folder: Path) -> None:
         next(stream)
         found = families(server)
         stream.cancel()
-    assert sum(family.name.startswith("disttrain_") for family in found) == 30
+    assert sum(family.name.startswith("disttrain_") for family in found) == 33
     for family in found:
         assert family.documentation, family.name
         assert family.name.endswith(UNITS), family.name
-        assert family.samples or family.name.startswith("disttrain_rank_"), family.name
+        without_series = ("disttrain_rank_", "disttrain_certificate_expiry_")
+        assert family.samples or family.name.startswith(without_series), family.name
 
 
 def test_the_documentation_lists_every_metric(folder: Path) -> None:
@@ -211,6 +213,28 @@ def test_a_rank_is_at_the_step_that_its_client_said_last(photographs: Path) -> N
         assert said(bytes([2]), 8) == 4, "the other stream is behind"
         for stream in streams:
             stream.cancel()
+
+
+def test_a_rank_has_waited_as_long_as_its_client_said(photographs: Path) -> None:
+    job = large_job(datasets=[{"name": "d"}], global_batch=8, microbatch=8, end={"steps": 9})
+    with serving(photographs) as server:
+        job_id = server.create(job).job_id
+        stream = server.stream(job_id, progress_token=b"a")
+        next(stream)
+
+        def said(**waited: int) -> float | None:
+            duration = Duration(**waited) if waited else None
+            request = pb.ReportProgressRequest(progress_token=b"a", step=0, waited=duration)
+            server.stub.ReportProgress(request, timeout=TIMEOUT_S)
+            return values(server).get(("rank_waited_seconds_total", job_id[:12], "vit", "0"))
+
+        assert said() is None, "a client of an older release"
+        assert said(seconds=2, nanos=500_000_000) == 2.5
+        for hostile in ({"seconds": -1}, {"nanos": -1}, {"seconds": 2**63 - 1}):
+            with pytest.raises(grpc.RpcError, match="0 to 1000000000 s are allowed"):
+                said(**hostile)
+        assert said(seconds=10**9, nanos=2**31 - 1) > 10**9
+        stream.cancel()
 
 
 def test_storage_that_fails_shows(folder: Path, tmp_path: Path) -> None:

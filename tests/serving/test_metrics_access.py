@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from builders.authority import TOKENS, Authority, token_file, write
+from prometheus_client.utils import floatToGoString
 from serving.harness import TIMEOUT_S, Running, running
 
 from dataserver.addresses import split_address
@@ -67,6 +68,13 @@ def test_certificates(datasets: dict[str, Path], tmp_path: Path) -> None:
         contexts["none"] = ssl.create_default_context(cafile=str(authority.file))
         status, body = get(server, contexts["known"])
         assert (status, b"\ndisttrain_open_streams 0.0\n" in body) == (200, True)
+        with (
+            socket.create_connection(split_address(server.metrics_address), TIMEOUT_S) as connection,
+            contexts["known"].wrap_socket(connection, server_hostname="127.0.0.1") as shown,
+        ):
+            expires = ssl.cert_time_to_seconds(str((shown.getpeercert() or {})["notAfter"]))
+        line = f"\ndisttrain_certificate_expiry_timestamp_seconds {floatToGoString(expires)}\n"
+        assert line.encode() in body
         assert get(server, contexts["other"])[0] == 403
         for name in ("foreign", "none"):
             with pytest.raises(OSError, match=r"alert|reset|EOF|closed|Broken"):

@@ -20,6 +20,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from dataserver.planning.job.identity import Job, canonical_json, differing_fields
 from dataserver.security import NO_CREDENTIALS, Credentials
+from dataserver.tracing import StepTraces, Tracing
 from trainclient.stream.buffers import Buffers
 from trainclient.stream.endpoint import CallGuard, Timeouts
 from trainclient.stream.errors import ClientError, ClosedError, StateError
@@ -28,6 +29,7 @@ from trainclient.stream.follower import ViewRequest
 from trainclient.stream.jobs import JobSource, load_job_data, resolve_job
 from trainclient.stream.microbatch import Array, Cursor, Microbatch, TensorT
 from trainclient.stream.reader import MAX_MICROBATCH_BYTES, PREFETCH_BYTES, MicrobatchReader
+from trainclient.stream.wait_spans import WaitSpans
 
 STATE_VERSION = 1
 SENT_ELSEWHERE: Final = (
@@ -62,6 +64,7 @@ class ViewClient(Generic[TensorT]):
         timeouts: Timeouts | None = None,
         credentials: Credentials = NO_CREDENTIALS,
         buffers: Buffers | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         """Find the servers, fill in and register the job. Data flows from the first `next` on.
 
@@ -82,9 +85,10 @@ class ViewClient(Generic[TensorT]):
             timeouts: deadlines of all calls.
             credentials: by what to know the servers, and what to show them.
             buffers: where microbatches are put; by default memory that a server here shares, else a pool of its own.
+            tracing: which steps to trace, and where to; none by default.
 
         Raises:
-            ValueError: an address, the job, the module, the rank or the step is wrong.
+            ValueError: an address, the job, the module, the rank or the step is wrong; or traces cannot be sent.
             ClientError: no server could be reached, or they refuse the job.
         """
         source = load_job_data(job)
@@ -100,7 +104,8 @@ class ViewClient(Generic[TensorT]):
             self.job = resolve_job(source, self.fleet)
             self._view = _view_request(self.job, module, rank, tensors, compress, share_fetch)
             self.num_steps = self.fleet.register(self.job)
-            self._cursor = self._start_at(start_step)
+            self._cursor = _start_at(start_step, self.num_steps)
+            self._traces = None if tracing is None else tracing.of_reader(self.job.job_id)
         except BaseException:
             self.fleet.close()
             raise
@@ -148,6 +153,7 @@ class ViewClient(Generic[TensorT]):
                 max_microbatch_bytes=self._max_microbatch_bytes,
                 buffers=self._buffers,
                 shown=self._handed_out,
+                spans=_wait_spans(self._traces, self.job, self._view),
             )
         microbatch: Microbatch[TensorT] = next(reader)
         self._cursor = reader.cursor
@@ -186,7 +192,7 @@ class ViewClient(Generic[TensorT]):
                 f"it must hold the same samples in the same steps, but differs in {_differences(self.job, state)}: "
                 "restore these fields of the job, or start without the checkpoint"
             )
-        cursor = self._start_at(state.get("step"))
+        cursor = _start_at(state.get("step"), self.num_steps)
         self._end_reader()
         self._cursor = cursor
 
@@ -274,14 +280,6 @@ class ViewClient(Generic[TensorT]):
     def _handed_out(microbatch: Microbatch[Array]) -> Microbatch[TensorT]:
         """A received microbatch with tensors of the client's kind, over the same memory."""
 
-    def _start_at(self, step: Any) -> Cursor:
-        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= self.num_steps:
-            raise StateError(
-                f"found {step!r} as the step to start with; this job has steps 0 to {self.num_steps - 1} and ends at "
-                f"{self.num_steps}: start at one of them, or raise execution.end"
-            )
-        return Cursor(step)
-
     def _end_reader(self) -> None:
         if self._reader is not None:
             self._finished_wait_s += self._reader.wait_s
@@ -296,6 +294,23 @@ class ArrayClient(ViewClient[Array]):
     @staticmethod
     def _handed_out(microbatch: Microbatch[Array]) -> Microbatch[Array]:
         return microbatch
+
+
+def _start_at(step: Any, num_steps: int) -> Cursor:
+    if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= num_steps:
+        raise StateError(
+            f"found {step!r} as the step to start with; this job has steps 0 to {num_steps - 1} and ends at "
+            f"{num_steps}: start at one of them, or raise execution.end"
+        )
+    return Cursor(step)
+
+
+def _wait_spans(traces: StepTraces | None, job: Job, view: ViewRequest) -> WaitSpans | None:
+    """What a reader records; that of the first rank of a job records whole steps."""
+    if traces is None:
+        return None
+    roots = _is_first(job, view.module, view.rank)
+    return WaitSpans(traces, job_id=job.job_id, module=view.module, rank=view.rank, roots=roots)
 
 
 def _view_request(

@@ -15,6 +15,7 @@ from disttrain.v1.data_service_pb2_grpc import DataServiceStub
 
 from dataserver.addresses import MAX_ADDRESSES, expanded, is_loopback, split_address
 from dataserver.security import Channels
+from dataserver.tracing import Metadata
 from trainclient.stream.errors import AddressError, ClientError, ClosedError, DeadlineError, service_error
 
 Request = TypeVar("Request")
@@ -193,12 +194,14 @@ class Endpoint:
         except (grpc.RpcError, grpc.FutureCancelledError) as error:
             raise self.failure(error, guard) from None
 
-    def stream(self, request: StreamMicrobatchesRequest, guard: CallGuard) -> MessageStream:
+    def stream(
+        self, request: StreamMicrobatchesRequest, guard: CallGuard, metadata: Metadata | None = None
+    ) -> MessageStream:
         """Open a stream of microbatches."""
         open_stream: grpc.UnaryStreamMultiCallable[StreamMicrobatchesRequest, bytes] = self.channel().unary_stream(
             STREAM_METHOD, request_serializer=StreamMicrobatchesRequest.SerializeToString, response_deserializer=None
         )
-        call = open_stream(request)
+        call = open_stream(request, metadata=metadata)
         guard.hold(call)
         return call
 

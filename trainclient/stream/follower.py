@@ -10,6 +10,7 @@ from disttrain.v1.errors_pb2 import ERROR_ACTION_CREATE_JOB
 from disttrain.v1.microbatch_pb2 import CODEC_ZSTD
 
 from dataserver.planning.job.identity import Job
+from dataserver.tracing import StepTraces
 from trainclient.stream.buffers import BufferPool, Buffers
 from trainclient.stream.endpoint import CallGuard, Endpoint
 from trainclient.stream.errors import (
@@ -74,6 +75,7 @@ class Follower:
         shown: Callable[[Microbatch[Array]], Microbatch[Any]],
         guard: CallGuard,
         progress: ProgressReports,
+        traces: StepTraces | None,
     ) -> None:
         self._fleet = fleet
         self._job = job
@@ -88,6 +90,7 @@ class Follower:
         self._shown = shown
         self._guard = guard
         self._progress = progress
+        self._metadata = None if traces is None else traces.metadata
         self._in_hand: _StepInHand | None = None
 
     def run(self) -> None:
@@ -139,7 +142,7 @@ class Follower:
         mapped = self._mapped_blocks(info)
         self._handoff.when_emptied(None if mapped is None else mapped.ask)
         request = self._request(endpoint, mapped, self._progress.begin_stream(endpoint))
-        call = endpoint.stream(request, self._guard)
+        call = endpoint.stream(request, self._guard, self._metadata)
         payloads = Payloads(self._fleet, endpoint, call, self._guard, self._buffers, mapped)
         self._handoff.restart_clock()
         try:

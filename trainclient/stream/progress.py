@@ -10,6 +10,7 @@ from typing import Final
 
 import grpc
 from disttrain.v1.data_service_pb2 import ReportProgressRequest
+from google.protobuf.duration_pb2 import Duration
 
 from trainclient.stream.endpoint import CallGuard, Endpoint
 from trainclient.stream.errors import ClientError, ClosedError, DataServiceError
@@ -28,6 +29,8 @@ class ProgressReports:
     def __init__(self) -> None:
         self.step: int | None = None
         """Step of the microbatch that the caller took last; set by its thread."""
+        self.waited_s = 0.0
+        """Seconds that the caller waited for all microbatches so far; set before the step."""
         self._guard = CallGuard()
         self._stream: tuple[Endpoint, bytes] | None = None
         """Server and token of the open stream; replaced as a whole by the receiving thread."""
@@ -63,7 +66,9 @@ class ProgressReports:
             return
 
     def _said(self, endpoint: Endpoint, token: bytes, step: int) -> bool:
-        request = ReportProgressRequest(progress_token=token, step=step)
+        waited = Duration()
+        waited.FromNanoseconds(round(self.waited_s * 1e9))
+        request = ReportProgressRequest(progress_token=token, step=step, waited=waited)
         try:
             endpoint.unary(lambda stub: stub.ReportProgress, request, ANSWER_S, self._guard)
         except ClosedError:

@@ -17,6 +17,7 @@ from trainclient.stream.follower import Follower, ViewRequest
 from trainclient.stream.handoff import Handoff
 from trainclient.stream.microbatch import Array, Cursor, Microbatch
 from trainclient.stream.progress import ProgressReports
+from trainclient.stream.wait_spans import WaitSpans
 
 PREFETCH_BYTES = 128 << 20
 MAX_MICROBATCH_BYTES = 4 << 30
@@ -43,6 +44,7 @@ class MicrobatchReader:
         max_microbatch_bytes: int = MAX_MICROBATCH_BYTES,
         buffers: Buffers | None = None,
         shown: Callable[[Microbatch[Array]], Microbatch[Any]] = lambda microbatch: microbatch,
+        spans: WaitSpans | None = None,
     ) -> None:
         """Begin to receive.
 
@@ -58,6 +60,7 @@ class MicrobatchReader:
                 go into a pool of this reader's own otherwise.
             shown: what a received microbatch is turned into, in the receiving thread; nothing by default. It must not
                 refer to whoever owns this reader, or that would never be dropped.
+            spans: records the caller's waits; None for no traces.
         """
         self._cursor = start or Cursor(0)
         self._wait_s = 0.0
@@ -65,6 +68,7 @@ class MicrobatchReader:
         self._guard = CallGuard()
         self._handoff = Handoff(prefetch_bytes, fleet.timeouts.stall)
         self._progress = ProgressReports()
+        self._spans = spans
         follower = Follower(
             fleet,
             job,
@@ -78,6 +82,7 @@ class MicrobatchReader:
             shown=shown,
             guard=self._guard,
             progress=self._progress,
+            traces=None if spans is None else spans.traces,
         )
         name = f"{view.module}-{view.rank}"
         # Daemons, because the interpreter joins other threads before anything could tell them to end.
@@ -87,7 +92,9 @@ class MicrobatchReader:
         )
         # Neither the threads nor the finalizer refer to this reader: dropped without `close`, it is closed as well.
         # Only an error raised from `next` keeps it: the handoff holds the error, whose traceback holds the reader.
-        self._finalizer = weakref.finalize(self, _stop, self._guard, self._handoff, self._progress, threads, self._pid)
+        self._finalizer = weakref.finalize(
+            self, _stop, self._guard, self._handoff, self._progress, threads, self._pid, spans
+        )
         for thread in threads:
             thread.start()
 
@@ -126,6 +133,9 @@ class MicrobatchReader:
             raise StopIteration
         waited = time.perf_counter() - begin
         self._wait_s += waited
+        if self._spans is not None:
+            self._spans.waited(microbatch.step, microbatch.microbatch, waited)
+        self._progress.waited_s = self._wait_s
         self._progress.step = microbatch.step
         self._cursor = microbatch.cursor.after(microbatch.num_microbatches)
         # Nobody else has seen it; a copy of all its fields would take longer than the rest, within what is waited.
@@ -146,10 +156,17 @@ class MicrobatchReader:
 
 
 def _stop(
-    guard: CallGuard, handoff: Handoff, progress: ProgressReports, threads: tuple[threading.Thread, ...], pid: int
+    guard: CallGuard,
+    handoff: Handoff,
+    progress: ProgressReports,
+    threads: tuple[threading.Thread, ...],
+    pid: int,
+    spans: WaitSpans | None,
 ) -> None:
     if os.getpid() != pid:
         return  # a fork inherits the reader, but neither its thread nor its calls
+    if spans is not None:
+        spans.close()
     handoff.close()  # first: what the receiver then ends with is no end of the job
     guard.stop()
     progress.stop()

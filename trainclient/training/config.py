@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 
 from dataserver.planning.job.fields import MAX_TEXT_BYTES, TextError, parse_yaml
 from dataserver.security import Credentials
+from dataserver.tracing import DEFAULT_EVERY, Tracing
 from trainclient.checkpoint.resume_from import ResumeFrom
 from trainclient.models.contrastive_loss import ContrastiveLoss
 from trainclient.stream.endpoint import Timeouts
@@ -337,6 +338,11 @@ class TrainConfig(Options):
     """Write TensorBoard events to this folder; needs the package tensorboard."""
     wandb: Annotated[str | None, SAYS_ITSELF] = None
     """Send metrics to this project of Weights & Biases; needs the package wandb."""
+    otlp_endpoint: Annotated[str | None, SAYS_ITSELF] = None
+    """Send traces of some steps to this collector of OpenTelemetry (OTLP over gRPC): http://HOST:PORT, or https://HOST:PORT
+    with TLS. Data servers with an --otlp-endpoint add what they do for these steps."""
+    trace_every: Annotated[int, Field(ge=1, lt=10**10)] = DEFAULT_EVERY
+    """Trace steps 0, N, 2N, ..."""
     peak_tflops: Annotated[Annotated[float, Field(gt=0)] | None, SAYS_ITSELF] = None
     """Peak of one device in 10^12 operations per second, for the MFU in the metrics; by default that of known GPUs."""
     progress: bool = True
@@ -360,6 +366,11 @@ class TrainConfig(Options):
     def credentials(self) -> Credentials:
         """By what to know data servers, and what to show them; SecurityError where it does not go together."""
         return Credentials(self.tls_ca, self.tls_cert, self.tls_key, self.token_file)
+
+    @property
+    def tracing(self) -> Tracing | None:
+        """Which steps are traced, and where to."""
+        return None if self.otlp_endpoint is None else Tracing(self.otlp_endpoint, self.trace_every)
 
     def of_section(self, section: str) -> ImageModuleModel | BackboneModel:
         """What all modules of one of the sections encoder, backbone and generator are."""

@@ -236,6 +236,7 @@ def _train(
             timeouts=config.timeouts,
             credentials=config.credentials,
             pin_memory=pin,
+            tracing=config.tracing,
         ) as streams:
             trainer.resume(streams)
             if streams.step and groups.rank == 0:

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from dataserver.planning.job.identity import Job
 from dataserver.security import NO_CREDENTIALS, Credentials
+from dataserver.tracing import Tracing
 from trainclient.client import DataClient
 from trainclient.exchange.plan_check import PlanCheckedBatches
 from trainclient.exchange.view_broadcast import Batches, BroadcastBatches, SharedBatches
@@ -35,6 +36,7 @@ class Streams:
         timeouts: Timeouts | None = None,
         credentials: Credentials = NO_CREDENTIALS,
         pin_memory: bool = False,
+        tracing: Tracing | None = None,
     ) -> Self:
         """Open the streams of a process.
 
@@ -46,6 +48,7 @@ class Streams:
             timeouts: deadlines of all calls.
             credentials: as `DataClient` takes them.
             pin_memory: as `DataClient` takes it.
+            tracing: as `DataClient` takes it.
 
         Raises:
             ClientError: no server could be reached, or they refuse the job.
@@ -63,6 +66,7 @@ class Streams:
                         credentials=credentials,
                         pin_memory=pin_memory,
                         share_fetch=True,
+                        tracing=tracing,
                     )
                 )
                 for m in process.modules

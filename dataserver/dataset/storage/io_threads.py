@@ -6,6 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Final, ParamSpec, TypeVar
 
+from dataserver.tracing import carried
+
 IDLE_S: Final = 1.0
 
 Result = TypeVar("Result")
@@ -33,7 +35,7 @@ class IoThreads:
     def submit(self, function: Callable[Given, Result], *given: Given.args, **named: Given.kwargs) -> "Future[Result]":
         """Call a function in one of the threads."""
         future: Future[Result] = Future()
-        self._queue.put((future, lambda: function(*given, **named)))
+        self._queue.put((future, carried(lambda: function(*given, **named))))
         with self._lock:
             self._num_waiting += 1
             if self._num_waiting > self._num_idle and self._num_threads < self._most:

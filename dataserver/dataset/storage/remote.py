@@ -20,6 +20,7 @@ from dataserver.dataset.storage.interface import Entry, EntryKind, StoredFile
 from dataserver.dataset.storage.pieces import BLOCK_BYTES, Piece
 from dataserver.dataset.storage.retries import RetryBudget
 from dataserver.dataset.storage.urls import HTTP, Url, as_url
+from dataserver.tracing import Kind, span
 
 AHEAD: Final = 3
 """Blocks that are asked for ahead of who reads a file from its first byte to its last."""
@@ -46,7 +47,10 @@ class Store:
 
     def get(self, wanted: ObjectInfo, start: int, length: int) -> bytes:
         """As `Client.get`."""
-        return self.budget.call(lambda: self.client.get(wanted, start, length)) if length else b""
+        if not length:
+            return b""
+        with span("read store", Kind.CLIENT, bytes=length):
+            return self.budget.call(lambda: self.client.get(wanted, start, length))
 
     def objects(self, prefix: str) -> Iterator[ObjectInfo]:
         """As `Client.objects`, from the first one on."""

@@ -10,6 +10,7 @@ from dataserver.dataset import ShardReadError
 from dataserver.serving.metrics import Metrics
 from dataserver.serving.stream.source import MicrobatchSpec, ViewSource
 from dataserver.serving.transport.interface import EncodedMicrobatch, Memory
+from dataserver.tracing import Span, opened
 
 READ_ATTEMPTS: Final = 4
 READ_BACKOFF_S: Final = 0.05
@@ -45,6 +46,7 @@ class Assembly:
         memory: Memory,
         metrics: Metrics,
         settled: Callable[["Assembly"], None],
+        span: Span,
     ) -> None:
         """Make an assembly that has not begun.
 
@@ -54,6 +56,7 @@ class Assembly:
             metrics: are told of images and bytes.
             settled: called once, from any thread, when the assembly is made, has failed or was cancelled, and no thread
                 writes to the memory any more.
+            span: ends with the assembly.
         """
         self.spec = spec
         self.memory = memory
@@ -61,6 +64,7 @@ class Assembly:
         self.error: Exception | None = None
         self._metrics = metrics
         self._settled = settled
+        self._span = span
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._futures: list[Future[None]] = []
@@ -76,7 +80,8 @@ class Assembly:
         try:
             if not self._stop.is_set():
                 used = self.memory.buffer[: self.spec.num_bytes]
-                prepared = with_retries(lambda: source.prepare(self.spec, used), self._stop, self._metrics)
+                with opened(self._span.context, "lay out"):
+                    prepared = with_retries(lambda: source.prepare(self.spec, used), self._stop, self._metrics)
                 for task in prepared.tasks:
                     self._submit(pool, task)
         except Exception as error:
@@ -105,7 +110,10 @@ class Assembly:
         if self._stop.is_set():
             return
         try:
-            self._metrics.read(with_retries(task, self._stop, self._metrics))
+            with opened(self._span.context, "decode") as span:
+                num_bytes = with_retries(task, self._stop, self._metrics)
+                span.note(bytes=num_bytes)
+            self._metrics.read(num_bytes)
         except Exception as error:
             self._fail(error)
 
@@ -121,10 +129,15 @@ class Assembly:
                 return
         if prepared is not None and not self._stop.is_set():
             try:
-                prepared.finish()
-                self.encoded = source.encode(self.spec, prepared, self.memory.transport.sends_payload)
+                with opened(self._span.context, "encode"):
+                    prepared.finish()
+                    self.encoded = source.encode(self.spec, prepared, self.memory.transport.sends_payload)
+                self._span.note(
+                    bytes=self.encoded.num_bytes, images=prepared.num_images, invalid_images=prepared.num_invalid
+                )
                 self._metrics.prepared(prepared.num_images, prepared.num_invalid)
             except Exception as error:
                 self._fail(error)
         self._futures = []  # their callbacks hold the prepared view
+        self._span.end(self.error)
         self._settled(self)

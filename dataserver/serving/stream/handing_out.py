@@ -23,6 +23,7 @@ from dataserver.serving.stream.shared import Shared
 from dataserver.serving.stream.source import following
 from dataserver.serving.transport.direct import FIELD, DirectTransport
 from dataserver.serving.wire import end_of_stream
+from dataserver.tracing import StepTraces, opened
 
 LOOK_S: Final = 0.1
 """Time between two looks at whether a stream is to end, while its consumer wants no more memory."""
@@ -42,6 +43,7 @@ class HandingOut:
         num_steps: int,
         direct: DirectTransport | None,
         rate: ByteRate | None = None,
+        traces: StepTraces | None = None,
     ) -> None:
         """Hand out nothing yet.
 
@@ -53,6 +55,7 @@ class HandingOut:
             direct: where payloads go, as soon as the consumer has connected; None for chunks, and where the consumer
                 shares memory.
             rate: limits how fast; None where nothing does.
+            traces: which steps are traced; None for no one.
         """
         self._rate = rate
         self._shared = shared
@@ -68,6 +71,9 @@ class HandingOut:
         It belongs to the consumer's thread, and to `end_if_idle` while gRPC has that."""
         self._sending: Wait | None = None
         """For the consumer that has a microbatch in hand."""
+        self._traces = traces
+        self._span = opened(None, "send")
+        """The same for who traces it."""
         self._sent_step: int | None = None
         self._lock = threading.Lock()
         """Guards the attributes below it."""
@@ -134,11 +140,15 @@ class HandingOut:
         if self._in_hand is None:
             return False
         self._sending = self._shared.metrics.begin(Stage.CONSUMER)
+        if self._traces is not None:
+            spec = self._in_hand.spec
+            self._span = opened(self._traces.of_wait(spec.plan.step, spec.view.microbatch), "send")
         return True
 
     def _put_down(self) -> None:
         in_hand, self._in_hand = self._in_hand, None
         self._shared.metrics.end(self._sending)
+        self._span.end()
         if in_hand is not None:
             self._preparation.release(in_hand)
 
@@ -179,6 +189,7 @@ class HandingOut:
                     if self._rate is not None:
                         self._rate.spend(encoded.num_bytes)
                     self._shared.metrics.sent(encoded.num_bytes, direct_bytes=encoded.payload.nbytes)
+                    self._span.note(transport="direct", bytes=encoded.num_bytes)
                     return
                 while not self._is_over() and not self._shared.draining.is_set():
                     self._preparation.await_end(LOOK_S)
@@ -209,6 +220,7 @@ class HandingOut:
                 self._rate.spend(encoded.num_bytes)
             shared_bytes = 0 if transport.sends_payload else encoded.payload.nbytes
             self._shared.metrics.sent(encoded.num_bytes, shared_bytes=shared_bytes)
+            self._span.note(transport="grpc" if transport.sends_payload else "shared memory", bytes=encoded.num_bytes)
             return None
         if i == count:
             self._position = following(assembly.spec)

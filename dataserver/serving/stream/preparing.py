@@ -20,6 +20,7 @@ from dataserver.serving.stream.assembly import Assembly, with_retries
 from dataserver.serving.stream.shared import Shared
 from dataserver.serving.stream.source import MicrobatchSpec, ViewSource, following
 from dataserver.serving.transport.transports import Transports
+from dataserver.tracing import Context, StepTraces, opened
 
 MAX_AHEAD: Final = 8
 """Microbatches that a stream prepares ahead, however small they are: plans are cached for a few steps only."""
@@ -32,7 +33,14 @@ least two microbatches. What lies for longer has left the processor's caches whe
 class Preparation:
     """The microbatches that one stream has ahead of its consumer, and the work on them. Thread-safe."""
 
-    def __init__(self, shared: Shared, source: ViewSource, start: tuple[int, int], transports: Transports) -> None:
+    def __init__(
+        self,
+        shared: Shared,
+        source: ViewSource,
+        start: tuple[int, int],
+        transports: Transports,
+        traces: StepTraces | None = None,
+    ) -> None:
         """Prepare nothing yet.
 
         Args:
@@ -40,10 +48,12 @@ class Preparation:
             source: what is prepared.
             start: step and microbatch of the first one.
             transports: give the memory.
+            traces: which steps are traced; None for no one.
         """
         self._shared = shared
         self._source = source
         self._transports = transports
+        self._traces = traces
         self._decoding = shared.decoding.queue(source.job_id)
         self._stop = threading.Event()
         self._condition = threading.Condition()
@@ -192,9 +202,10 @@ class Preparation:
         if step >= self._source.num_steps:
             return None
         if self._plan is None or self._plan.step != step:
-            self._plan = with_retries(
-                lambda: self._source.plan(step, self._stop.is_set), self._stop, self._shared.metrics
-            )
+            with opened(self._wait_for(step, microbatch), "plan", step=step):
+                self._plan = with_retries(
+                    lambda: self._source.plan(step, self._stop.is_set), self._stop, self._shared.metrics
+                )
         plan = self._plan
         if microbatch >= plan.num_microbatches:
             raise DataServiceError(
@@ -235,9 +246,14 @@ class Preparation:
         self._shared.metrics.end(self._memory_wait)
         self._pending = self._memory_wait = None
         self._cursor = following(spec)
-        assembly = Assembly(spec, memory, self._shared.metrics, self._settle)
+        parent = self._wait_for(spec.plan.step, spec.view.microbatch)
+        assembly = Assembly(spec, memory, self._shared.metrics, self._settle, opened(parent, "prepare"))
         self._queue.append(assembly)
         return assembly
+
+    def _wait_for(self, step: int, microbatch: int) -> Context | None:
+        """The trainer's wait for a microbatch, which all that is done for it belongs to; None if it is not traced."""
+        return None if self._traces is None else self._traces.of_wait(step, microbatch)
 
     def _settle(self, assembly: Assembly) -> None:
         with self._condition:

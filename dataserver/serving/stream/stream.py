@@ -19,6 +19,7 @@ from dataserver.serving.stream.source import ViewSource
 from dataserver.serving.transport.direct import DirectTransport
 from dataserver.serving.transport.transports import Transports
 from dataserver.serving.wire import direct_offer, restart
+from dataserver.tracing import StepTraces
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class StreamOptions:
     """Whether it reads payloads from a data connection."""
     client_port: int = 0
     """Its end of the call's connection; 0 where it is not known."""
+    traces: StepTraces | None = None
+    """Which steps it traces; None for no one."""
 
 
 NO_OPTIONS: Final = StreamOptions()
@@ -69,7 +72,10 @@ class MicrobatchStream:
         self._client_port = options.client_port
         self._step: int | None = None
         """Step of the microbatch that the trainer took last, as its client said; None if it has said nothing."""
+        self._waited_s: float | None = None
+        """Seconds that the trainer waited so far, likewise."""
         self._rate = rate
+        self._traces = options.traces
         self._shared = shared
         self._source = source
         self._on_close = on_close
@@ -83,9 +89,11 @@ class MicrobatchStream:
         self._begin((step, microbatch), transports, self._direct)
 
     def _begin(self, start: tuple[int, int], transports: Transports, direct: DirectTransport | None) -> None:
-        self._preparation = Preparation(self._shared, self._source, start, transports)
+        self._preparation = Preparation(self._shared, self._source, start, transports, self._traces)
         num_steps = self._source.num_steps
-        self._handing_out = HandingOut(self._shared, self._preparation, start, num_steps, direct, self._rate)
+        self._handing_out = HandingOut(
+            self._shared, self._preparation, start, num_steps, direct, self._rate, self._traces
+        )
 
     @property
     def job_id(self) -> str:
@@ -114,14 +122,15 @@ class MicrobatchStream:
             self._preparation.close()  # which ends what the consumer's thread waits for
         return True
 
-    def note_progress(self, step: int) -> None:
-        """Note the step of the microbatch that the trainer took last.
+    def note_progress(self, step: int, waited_s: float | None) -> None:
+        """Note the step of the microbatch that the trainer took last, and the seconds that it waited so far.
 
         Raises:
             DataServiceError: the job has no such step.
         """
         self._check(step)
         self._step = step
+        self._waited_s = waited_s
 
     def _check(self, step: int) -> None:
         if step >= self._source.num_steps:
@@ -187,6 +196,7 @@ class MicrobatchStream:
             ready=ready,
             preparing=preparing,
             unread_s=self._handing_out.unread_s,
+            waited_s=self._waited_s,
         )
 
     def wake(self) -> None:

@@ -119,8 +119,13 @@ class Streams:
             raise
         return stream
 
-    def note_progress(self, progress_token: bytes, step: int) -> None:
+    def note_progress(self, progress_token: bytes, step: int, waited_s: float | None) -> None:
         """Note which step the trainer has reached that reads an open stream; after the stream's end this does nothing.
+
+        Args:
+            progress_token: of the stream.
+            step: of the microbatch that the trainer took last.
+            waited_s: seconds that it waited so far; None where that is not known.
 
         Raises:
             DataServiceError: the job has no such step.
@@ -128,7 +133,7 @@ class Streams:
         with self._changed:
             for stream in self._open:
                 if stream.progress_token == progress_token:
-                    stream.note_progress(step)
+                    stream.note_progress(step, waited_s)
 
     def end_direct(self, token: bytes, step: int, microbatch: int, cause: str) -> bool:
         """Have an open stream use its data connection no more; whether it restarts at that microbatch.

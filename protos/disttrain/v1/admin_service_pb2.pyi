@@ -118,6 +118,8 @@ class GetMetricsResponse(_message.Message):
     CORES_FIELD_NUMBER: _builtins.int
     WANTED_CORES_FIELD_NUMBER: _builtins.int
     REFUSED_CALLS_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_EXPIRY_FIELD_NUMBER: _builtins.int
+    MAX_STREAMS_FIELD_NUMBER: _builtins.int
     open_streams: _builtins.int
     """Streams that are open."""
     ready_microbatches: _builtins.int
@@ -164,6 +166,8 @@ class GetMetricsResponse(_message.Message):
     """Counter: calls, and requests for metrics, that were refused for want of a token, a right, or a dataset of the caller's; each
     is an audit line, as far as those are not too many. 0 from servers that let everybody in.
     """
+    max_streams: _builtins.int
+    """Streams that may be open at once. 0 from servers that do not say."""
     @_builtins.property
     def uptime(self) -> _duration_pb2.Duration:
         """Time since the server began, on its own steady clock. Rates are differences of two answers over that of this field."""
@@ -195,6 +199,10 @@ class GetMetricsResponse(_message.Message):
     @_builtins.property
     def store_reads(self) -> Global___StoreReads:
         """Counters: what was read of shards that lie in object stores, and from where. All 0 where all shards are local files."""
+
+    @_builtins.property
+    def certificate_expiry(self) -> _timestamp_pb2.Timestamp:
+        """When the server's certificate expires. Absent without TLS."""
 
     def __init__(
         self,
@@ -228,10 +236,12 @@ class GetMetricsResponse(_message.Message):
         cores: _builtins.int = ...,
         wanted_cores: _builtins.float = ...,
         refused_calls: _builtins.int = ...,
+        certificate_expiry: _timestamp_pb2.Timestamp | None = ...,
+        max_streams: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "planning_time", b"planning_time", "plans_by_source", b"plans_by_source", "store_reads", b"store_reads", "uptime", b"uptime", "waits", b"waits"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "certificate_expiry", b"certificate_expiry", "planning_time", b"planning_time", "plans_by_source", b"plans_by_source", "store_reads", b"store_reads", "uptime", b"uptime", "waits", b"waits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "cores", b"cores", "decoded_images", b"decoded_images", "direct_bytes", b"direct_bytes", "direct_fallbacks", b"direct_fallbacks", "invalid_images", b"invalid_images", "known_jobs", b"known_jobs", "open_streams", b"open_streams", "plan_times", b"plan_times", "planning_time", b"planning_time", "plans_by_source", b"plans_by_source", "prefetch_limit_bytes", b"prefetch_limit_bytes", "prefetch_used_bytes", b"prefetch_used_bytes", "prepared_microbatches", b"prepared_microbatches", "preparing_microbatches", b"preparing_microbatches", "ranks", b"ranks", "ready_microbatches", b"ready_microbatches", "refused_calls", b"refused_calls", "resident_bytes", b"resident_bytes", "sent_bytes", b"sent_bytes", "sent_microbatches", b"sent_microbatches", "shard_read_bytes", b"shard_read_bytes", "shared_bytes", b"shared_bytes", "storage_errors", b"storage_errors", "storage_retries", b"storage_retries", "store_reads", b"store_reads", "uptime", b"uptime", "waits", b"waits", "wanted_cores", b"wanted_cores"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "certificate_expiry", b"certificate_expiry", "cores", b"cores", "decoded_images", b"decoded_images", "direct_bytes", b"direct_bytes", "direct_fallbacks", b"direct_fallbacks", "invalid_images", b"invalid_images", "known_jobs", b"known_jobs", "max_streams", b"max_streams", "open_streams", b"open_streams", "plan_times", b"plan_times", "planning_time", b"planning_time", "plans_by_source", b"plans_by_source", "prefetch_limit_bytes", b"prefetch_limit_bytes", "prefetch_used_bytes", b"prefetch_used_bytes", "prepared_microbatches", b"prepared_microbatches", "preparing_microbatches", b"preparing_microbatches", "ranks", b"ranks", "ready_microbatches", b"ready_microbatches", "refused_calls", b"refused_calls", "resident_bytes", b"resident_bytes", "sent_bytes", b"sent_bytes", "sent_microbatches", b"sent_microbatches", "shard_read_bytes", b"shard_read_bytes", "shared_bytes", b"shared_bytes", "storage_errors", b"storage_errors", "storage_retries", b"storage_retries", "store_reads", b"store_reads", "uptime", b"uptime", "waits", b"waits", "wanted_cores", b"wanted_cores"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -455,6 +465,7 @@ class RankProgress(_message.Message):
     PREPARING_MICROBATCHES_FIELD_NUMBER: _builtins.int
     UNREAD_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
+    WAITED_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """The first 12 characters of the job's id."""
     module: _builtins.str
@@ -475,6 +486,12 @@ class RankProgress(_message.Message):
     def unread(self) -> _duration_pb2.Duration:
         """Time for which the rank has not taken what it is offered."""
 
+    @_builtins.property
+    def waited(self) -> _duration_pb2.Duration:
+        """Counter: time that the trainer waited for microbatches, as its client reported it (ReportProgress); absent for clients that do
+        not report it. Of several streams, the longest.
+        """
+
     def __init__(
         self,
         *,
@@ -486,19 +503,24 @@ class RankProgress(_message.Message):
         preparing_microbatches: _builtins.int = ...,
         unread: _duration_pb2.Duration | None = ...,
         step: _builtins.int | None = ...,
+        waited: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_sent_step", b"_sent_step", "_step", b"_step", "sent_step", b"sent_step", "step", b"step", "unread", b"unread"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_sent_step", b"_sent_step", "_step", b"_step", "_waited", b"_waited", "sent_step", b"sent_step", "step", b"step", "unread", b"unread", "waited", b"waited"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sent_step", b"_sent_step", "_step", b"_step", "job", b"job", "module", b"module", "preparing_microbatches", b"preparing_microbatches", "rank", b"rank", "ready_microbatches", b"ready_microbatches", "sent_step", b"sent_step", "step", b"step", "unread", b"unread"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sent_step", b"_sent_step", "_step", b"_step", "_waited", b"_waited", "job", b"job", "module", b"module", "preparing_microbatches", b"preparing_microbatches", "rank", b"rank", "ready_microbatches", b"ready_microbatches", "sent_step", b"sent_step", "step", b"step", "unread", b"unread", "waited", b"waited"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__sent_step: _TypeAlias = _typing.Literal["sent_step"]  # noqa: Y015
     _WhichOneofArgType__sent_step: _TypeAlias = _typing.Literal["_sent_step", b"_sent_step"]  # noqa: Y015
     _WhichOneofReturnType__step: _TypeAlias = _typing.Literal["step"]  # noqa: Y015
     _WhichOneofArgType__step: _TypeAlias = _typing.Literal["_step", b"_step"]  # noqa: Y015
+    _WhichOneofReturnType__waited: _TypeAlias = _typing.Literal["waited"]  # noqa: Y015
+    _WhichOneofArgType__waited: _TypeAlias = _typing.Literal["_waited", b"_waited"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__sent_step) -> _WhichOneofReturnType__sent_step | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__step) -> _WhichOneofReturnType__step | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__waited) -> _WhichOneofReturnType__waited | None: ...
 
 Global___RankProgress: _TypeAlias = RankProgress  # noqa: Y015
 

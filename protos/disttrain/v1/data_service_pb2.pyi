@@ -637,21 +637,31 @@ class ReportProgressRequest(_message.Message):
 
     PROGRESS_TOKEN_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
+    WAITED_FIELD_NUMBER: _builtins.int
     progress_token: _builtins.bytes
     """The token of an open stream of this server. If the stream has ended, the report changes nothing."""
     step: _builtins.int
     """Step of the microbatch that the trainer took last; one that the job does not have is refused (STEP_OUT_OF_RANGE)."""
+    @_builtins.property
+    def waited(self) -> _duration_pb2.Duration:
+        """Time that the trainer has waited for microbatches of this view since it began to read, streams from other servers included;
+        one that is negative is refused. Absent from clients that do not measure it.
+        """
+
     def __init__(
         self,
         *,
         progress_token: _builtins.bytes = ...,
         step: _builtins.int = ...,
+        waited: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_waited", b"_waited", "waited", b"waited"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["progress_token", b"progress_token", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_waited", b"_waited", "progress_token", b"progress_token", "step", b"step", "waited", b"waited"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__waited: _TypeAlias = _typing.Literal["waited"]  # noqa: Y015
+    _WhichOneofArgType__waited: _TypeAlias = _typing.Literal["_waited", b"_waited"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__waited) -> _WhichOneofReturnType__waited | None: ...
 
 Global___ReportProgressRequest: _TypeAlias = ReportProgressRequest  # noqa: Y015
 

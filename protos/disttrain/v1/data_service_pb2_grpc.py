@@ -109,6 +109,13 @@ class DataServiceServicer(object):
         that is next, and carry the plan_hash of the other microbatches of its step. Bytes that are cut or whose checksum is
         wrong were harmed on the way: RETRY. Messages that break a rule of this file are a defect of the server:
         ANOTHER_SERVER. Two plan hashes for one step are neither: GIVE_UP.
+
+        A client may have steps traced by two entries of the call's metadata, as in W3C Trace Context: a sampled `traceparent`, whose
+        trace is the same for all ranks, and `tracestate` with the member `disttrain=every:N`. Of steps 0, N, 2N, ... the server sends
+        spans to its collector. A step's trace id is the first 16 bytes of SHA-256("step" + " " + trace + " " + step), with the 16 bytes
+        of the trace of `traceparent` and the step as 8 bytes, both big-endian. The spans of a microbatch are children of a span whose
+        id is the first 8 bytes of SHA-256("wait" + " " + step's trace + " " + span + " " + step + " " + microbatch), with the 8 bytes of
+        the span of `traceparent` and the microbatch in decimal digits: the client's wait for it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,0 +1,167 @@
+"""Contexts and ids: who belongs to whom, and that nothing happens where nobody traces."""
+
+import threading
+
+import pytest
+
+from dataserver.tracing import (
+    Context,
+    Kind,
+    StepTraces,
+    Tracing,
+    TracingError,
+    carried,
+    incoming,
+    opened,
+    outgoing,
+    recorder_to,
+    span,
+    within,
+)
+from dataserver.tracing.spans import Finished, traceparent
+
+RUN, READER = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
+
+
+class Recording:
+    """All spans that were recorded."""
+
+    def __init__(self) -> None:
+        self.spans: list[Finished] = []
+
+    def record(self, finished: Finished) -> None:
+        self.spans.append(finished)
+
+
+@pytest.fixture
+def recording() -> Recording:
+    return Recording()
+
+
+def test_spans_of_a_thread_are_nested(recording: Recording) -> None:
+    with opened(Context(recording, RUN, READER), "outer", Kind.SERVER, step=3) as outer:
+        with span("inner") as inner:
+            inner.note(bytes=7)
+            assert outgoing() == (("traceparent", traceparent(RUN, inner.context.span_id)),)
+        with pytest.raises(FileNotFoundError), span("failed"):
+            raise FileNotFoundError("/a/path/that/nobody/may/see")
+    found = {one.name: one for one in recording.spans}
+    assert [found[name].parent_id for name in ("outer", "inner", "failed")] == [READER, *[outer.context.span_id] * 2]
+    assert {one.trace_id for one in recording.spans} == {RUN}
+    assert len({one.span_id for one in recording.spans}) == 3
+    assert found["outer"].attributes == {"step": 3}
+    assert found["inner"].attributes == {"bytes": 7}
+    assert (found["failed"].error, found["outer"].error) == ("FileNotFoundError", "")
+    assert found["outer"].start_ns <= found["inner"].start_ns <= found["inner"].end_ns <= found["outer"].end_ns
+    outer.end()
+    assert len(recording.spans) == 3, "it ends once"
+
+
+def test_other_threads_are_given_the_context(recording: Recording) -> None:
+    def work() -> None:
+        with span("there"):
+            pass
+
+    with opened(Context(recording, RUN, READER), "here") as here:
+        for function in (work, carried(work)):
+            thread = threading.Thread(target=function)
+            thread.start()
+            thread.join()
+        assert [(one.name, one.parent_id) for one in recording.spans] == [("there", here.context.span_id)]
+        with within(None):
+            work()
+        assert len(recording.spans) == 1
+
+
+def test_without_a_context_nothing_is_made(recording: Recording) -> None:
+    assert span("one") is span("other", bytes=1) is opened(None, "third")
+    assert span("one").context is outgoing() is incoming(None, [("traceparent", traceparent(1, 2))]) is None
+    assert carried(recording.record) == recording.record
+    with span("one") as nothing, span("inner"):
+        nothing.note(bytes=1)
+        assert outgoing() is None
+    assert recording.spans == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        "00",
+        f"00-{RUN:032x}-{READER:016x}-00",
+        f"01-{RUN:032x}-{READER:016x}-01",
+        f"00-{0:032x}-{READER:016x}-01",
+        f"00-{RUN:032x}-{0:016x}-01",
+        f"00-{RUN:032X}-{READER:016x}-01",
+        f"00-{RUN:032x}-{READER:016x}-01-more",
+        f"00-{RUN:032x}-{READER:016x}-01\n",
+        "00-" + "٣" * 32 + "-" + "1" * 16 + "-01",
+        b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    ],
+)
+def test_what_is_no_sampled_traceparent_is_ignored(recording: Recording, value: str | bytes) -> None:
+    metadata = [("other", "x"), ("traceparent", value), ("tracestate", "disttrain=every:1")]
+    assert incoming(recording, metadata) is StepTraces.read(recording, metadata) is None
+
+
+@pytest.mark.parametrize(
+    "state", ["", "disttrain=every:0", "disttrain=every:-1", "disttrain=every:1e9", "disttrain=" + "9" * 99]
+)
+def test_a_client_that_does_not_say_which_steps_traces_none(recording: Recording, state: str) -> None:
+    """Such as one that instruments all calls of gRPC."""
+    assert StepTraces.read(recording, [("traceparent", traceparent(RUN, READER)), ("tracestate", state)]) is None
+
+
+def test_both_sides_make_the_same_ids(recording: Recording) -> None:
+    client = StepTraces(recording, RUN, READER, 10)
+    other_rank = StepTraces(recording, RUN, READER + 1, 10)
+    metadata = [(key, f"vendor=1, {value} ,more=2" if key == "tracestate" else value) for key, value in client.metadata]
+    server = StepTraces.read(recording, metadata)
+    assert server == client
+    assert client.of_wait(3, 0) is None
+    ids = {
+        (step, n): (server.of_wait(step, n).trace_id, server.of_wait(step, n).span_id)
+        for step in (0, 10)
+        for n in (0, 1)
+    }
+    assert len({span for _, span in ids.values()}) == 4
+    assert ids[0, 0][0] == ids[0, 1][0] != ids[10, 0][0]
+    assert other_rank.of_wait(10, 1).trace_id == ids[10, 1][0]
+    assert other_rank.of_wait(10, 1).span_id != ids[10, 1][1]
+    client.waited(10, 1, (5, 7), rank=0)
+    other_rank.waited(10, 1, (6, 8), rank=1)
+    client.waited(11, 1, (8, 9), rank=0)
+    client.stepped(10, (4, 9))
+    client.stepped(11, (9, 9))
+    waits, root = recording.spans[:2], recording.spans[2]
+    assert (waits[0].trace_id, waits[0].span_id) == ids[10, 1]
+    assert {one.parent_id for one in waits} == {root.span_id}
+    assert root.parent_id == 0
+    assert [(one.name, one.start_ns, one.end_ns) for one in recording.spans] == [
+        ("wait", 5, 7),
+        ("wait", 6, 8),
+        ("step", 4, 9),
+    ]
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "",
+        "127.0.0.1:4317",
+        "ftp://a:1",
+        "http://a",
+        "http://a:b",
+        "http://a:99999",
+        "http://u:secret@a:1",
+        "http://a:1/x",
+    ],
+)
+def test_what_is_no_collector_is_refused(endpoint: str) -> None:
+    with pytest.raises(TracingError, match=r"http://HOST:PORT, or https://HOST:PORT with TLS, is required"):
+        recorder_to(endpoint, "disttrain-test")
+
+
+def test_steps_are_every_nth() -> None:
+    with pytest.raises(ValueError, match=r"every is 0; 1 \(all steps\) or more is required"):
+        Tracing("http://127.0.0.1:4317", every=0)
