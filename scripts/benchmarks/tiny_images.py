@@ -40,8 +40,8 @@ def write_shards(folder: Path, shards: int, samples: int) -> None:
     folder.mkdir()
     buffer = io.BytesIO()
     Image.new("RGB", (28, 28), (10, 200, 90)).save(buffer, "JPEG")
-    members = (("jpg", buffer.getvalue()), ("txt", b"a photo"))
     for shard in range(shards):
+        members = (("jpg", buffer.getvalue()), ("txt", b"a photo of shard %d" % shard))
         with tarfile.open(folder / f"{shard:05d}.tar", "w") as tar:
             for sample in range(samples):
                 for extension, content in members:
