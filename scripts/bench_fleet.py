@@ -97,9 +97,15 @@ class Server:
         return float(times.user + times.system)
 
     def create(self, data: Data) -> str:
-        """Make a job known."""
-        request = pb.GetOrCreateJobRequest(job_spec_json=json.dumps(data))
-        return DataServiceStub(self.channel).GetOrCreateJob(request, timeout=TIMEOUT_S).job_id
+        """Make a job known, however long its statistics take."""
+        stub, request = DataServiceStub(self.channel), pb.GetOrCreateJobRequest(job_spec_json=json.dumps(data))
+        while True:
+            try:
+                return stub.GetOrCreateJob(request, timeout=TIMEOUT_S).job_id
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+                time.sleep(0.2)
 
     def read(self, job_id: str, rank: int) -> None:
         """Read all views of a backbone rank."""
@@ -261,7 +267,7 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         shards = make_dataset(Path(temporary) / "shards", NUM_SHARDS, SAMPLES, 4, seed=arguments.seed)
-        subprocess.run([*SERVER, "index", str(shards)], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([*SERVER, "index", str(shards), "--allow-duplicates"], check=True, stdout=subprocess.DEVNULL)
         return report(fleet_rows(Path(temporary), shards, arguments))
 
 

@@ -129,7 +129,7 @@ def make_shards(few: Path, many: Path, processes: Processes, drawn: list[object]
     processes.run([processes.start("indexing", [*index, few])], print)
     many.mkdir()
     link_shards(few, many, MANY_SHARDS)
-    processes.run([processes.start("measuring many shards", [*index, many])], print)
+    processes.run([processes.start("indexing many names", [*index, many, "--allow-duplicates"])], print)
 
 
 def run_streams(shards: Path, streams: int, servers: int, images: int) -> Measured:
