@@ -12,7 +12,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dataserver.cli.ablation import mean_ablation
 from dataserver.cli.jobs import open_job
 from dataserver.cli.pictures import draw_plan
 from dataserver.planning.job.identity import Job, identify
@@ -20,6 +19,7 @@ from dataserver.planning.layouts.interface import layout_of
 from dataserver.planning.plan.expectation import imbalance
 from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.planner import AblationResult, PlanSummary, ablation, explain
+from dataserver.reporting.ablation import mean_ablation
 
 PICTURED_STEP = 0
 

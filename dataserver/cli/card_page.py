@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from html import escape
 from typing import Final
 
-from dataserver.cli.card_tables import Row, Section
 from dataserver.cli.pages import STYLE
 from dataserver.jobs import DatasetCard
+from dataserver.reporting.card_sections import Row, Section
 
 _STYLE: Final = (
     STYLE

@@ -10,9 +10,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from dataserver.cli.alternatives import ABLATION, ASKED_FOR, changes
-from dataserver.cli.comparison import Figures, Outcome
 from dataserver.planning.job.spec import Execution
+from dataserver.reporting.alternatives import ABLATION, ASKED_FOR, changes
+from dataserver.reporting.comparison import Figures, Outcome
 
 WORTHWHILE_PERCENT: Final = 0.5
 """A smaller gain is no reason to change a job."""

@@ -9,12 +9,12 @@ import tyro
 from dataserver.assembly import BYTES, load_tokenizer
 from dataserver.cli.arguments import MaybePath, tokenizer_files
 from dataserver.cli.card_page import card_page
-from dataserver.cli.card_tables import Section, bars, card_sections
 from dataserver.cli.jobs import read_job
 from dataserver.cli.progress import progress_bar
 from dataserver.dataset import Dataset, lint, location, printable
 from dataserver.jobs import dataset_card
 from dataserver.outputs import require_writable, tells_on, write_output
+from dataserver.reporting.card_sections import Section, bars, card_sections
 
 WIDTH = 80
 """Of the terminal, in characters."""

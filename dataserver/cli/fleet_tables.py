@@ -11,7 +11,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from dataserver.cli.fitted_table import HEAD_LINES, Column, FittedTable, Kind, fit
-from dataserver.cli.fleet_numbers import (
+from dataserver.reporting.fleet_calls import DOES_NOT_ANSWER
+from dataserver.reporting.fleet_numbers import (
     Answer,
     RankRow,
     by_lag,
@@ -23,7 +24,6 @@ from dataserver.cli.fleet_numbers import (
     slowest_stage,
 )
 
-DOES_NOT_ANSWER: Final = "does not answer"
 MAX_CHARS: Final = 64
 """Most characters shown of a text that a server sent."""
 MAX_NOTE_WIDTH: Final = 110

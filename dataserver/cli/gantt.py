@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dataserver.cli.timelines import Bar, bars_of, labels_of, modules_of
 from dataserver.planning import I64
 from dataserver.planning.layouts.interface import PlannedTimeline
 from dataserver.planning.plan.plan import RankGroups
 from dataserver.planning.simulation import OperationKind
+from dataserver.reporting.timelines import Bar, bars_of, labels_of, modules_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,15 +4,15 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from dataserver.cli.ablation import COLUMNS, TITLE, AblationRow
 from dataserver.cli.pictures import svg_of_plan
 from dataserver.cli.tables import compositions, in_flight
-from dataserver.cli.timelines import critical_ns
 from dataserver.outputs import write_whole
 from dataserver.planning.job.identity import Job
 from dataserver.planning.plan.expectation import imbalance, padding_ppm
 from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.planner import PlanSummary
+from dataserver.reporting.ablation import COLUMNS, TITLE, AblationRow
+from dataserver.reporting.timelines import critical_ns
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 90rem; margin: 2rem auto; padding: 0 1rem; }

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from dataserver.cli.ablation import AblationRow
 from dataserver.cli.gantt import BACKWARD_ALPHA, BUBBLE, COLOURS, INK, INTERACTION, Chart, chart_of, draw_chart
-from dataserver.cli.timelines import modules_of
 from dataserver.outputs import write_whole
 from dataserver.planning.plan.expectation import imbalance
 from dataserver.planning.planner import PlanSummary
 from dataserver.planning.simulation import OperationKind
+from dataserver.reporting.ablation import AblationRow
+from dataserver.reporting.timelines import modules_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,7 +5,6 @@ from typing import Final
 
 from google.protobuf.json_format import MessageToJson
 
-from dataserver.cli.ablation import mean_ablation
 from dataserver.cli.arguments import MaybePath, Pairs, Switch
 from dataserver.cli.jobs import open_job
 from dataserver.cli.pages import write_page
@@ -14,6 +13,7 @@ from dataserver.cli.tables import console_for_tables, show_plan
 from dataserver.cli.trace import write_trace
 from dataserver.outputs import STDOUT, descriptor_of, require_writable, tells_on, writing
 from dataserver.planning.planner import ablation, explain
+from dataserver.reporting.ablation import mean_ablation
 from dataserver.serving.plan_message import plan_message
 
 PICTURES: Final = (".png", ".svg", ".pdf", ".html")

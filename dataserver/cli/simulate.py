@@ -8,10 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from dataserver.cli.ablation import AblationRow, ablation_rows, ablation_table
-from dataserver.cli.alternatives import Alternative, alternatives_of, changes
 from dataserver.cli.arguments import MaybePath, Pairs, Switch
-from dataserver.cli.comparison import Outcome, compare
 from dataserver.cli.comparison_table import beyond, comparison_table, notes, verdict
 from dataserver.cli.jobs import open_job
 from dataserver.cli.progress import progress_bar
@@ -19,6 +16,9 @@ from dataserver.cli.tables import console_for_tables
 from dataserver.jobs import JobPlanner
 from dataserver.planning.job.identity import Job
 from dataserver.planning.layouts.interface import layout_of
+from dataserver.reporting.ablation import AblationRow, ablation_rows, ablation_table
+from dataserver.reporting.alternatives import Alternative, alternatives_of, changes
+from dataserver.reporting.comparison import Outcome, compare
 
 
 def simulate(

@@ -11,10 +11,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dataserver.cli.ablation import AblationRow, ablation_table
 from dataserver.planning.job.fields import ModuleKind, Stream
 from dataserver.planning.job.spec import Execution, JobSpec
 from dataserver.planning.plan.expectation import imbalance
+from dataserver.reporting.ablation import AblationRow, ablation_table
 
 WIDTH: Final = 110
 """Width of tables, in characters, where the output is no terminal."""

@@ -2,53 +2,25 @@
 
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 from typing import Annotated, Final
 
-import grpc
 import tyro
-from disttrain.v1.admin_service_pb2 import GetMetricsRequest, GetMetricsResponse
 from rich.console import Console
 from rich.live import Live
 
 from dataserver.cli.arguments import ServerCredentials, Switch, server_names
-from dataserver.cli.fleet_calls import GET_METRICS, NO_SERVER, Reply, ask_all, why_silent
-from dataserver.cli.fleet_numbers import Answer, answered
 from dataserver.cli.fleet_tables import fleet_tables
 from dataserver.cli.tables import console_for_tables
+from dataserver.reporting.fleet_look import Fleet
+from dataserver.reporting.fleet_numbers import Answer
 from dataserver.security import NO_CREDENTIALS, Channels
 
-ANSWER_S: Final = 2.0
-"""Time that a server has to answer, its connection included."""
 WIDTH_OF_FILE: Final = 1000
 """Most characters of a table that goes to a file: it has all columns and no more width than they need."""
 MAX_INTERVAL_S: Final = 3600.0
-
-
-class Fleet:
-    """Servers, and what each said last."""
-
-    def __init__(self, channels: Mapping[str, grpc.Channel]) -> None:
-        self.channels = channels
-        self._last: dict[str, GetMetricsResponse] = {}
-
-    def look(self) -> list[Answer]:
-        """Ask all servers at once; takes no longer than one of them may take."""
-        replies = ask_all(self.channels, GET_METRICS, GetMetricsRequest(), ANSWER_S)
-        return [self._answer(reply) for reply in replies]
-
-    def _answer(self, reply: Reply[GetMetricsResponse]) -> Answer:
-        address, now = reply.address, reply.message
-        if reply.error is not None:
-            return Answer(address, problem=why_silent(reply.error))
-        # Every server sends its uptime; bytes of other programs may happen to be readable.
-        if now is None or not now.HasField("uptime"):
-            return Answer(address, problem=NO_SERVER)
-        answer = answered(address, now, self._last.get(address))
-        self._last[address] = now
-        return answer
 
 
 def top(

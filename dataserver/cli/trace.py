@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 
 from dataserver.chrome_trace import Event, bar, metadata, trace_json
-from dataserver.cli.timelines import Bar, bars_of, labels_of, owner_of
 from dataserver.outputs import write_whole
 from dataserver.planning import I64
 from dataserver.planning.job.fields import ModuleSpec
@@ -13,6 +12,7 @@ from dataserver.planning.job.identity import Job
 from dataserver.planning.layouts.interface import Node, PlannedTimeline
 from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.simulation import OperationKind
+from dataserver.reporting.timelines import Bar, bars_of, labels_of, owner_of
 
 CRITICAL_PATH = "critical path"
 SIZES = ("samples", "tokens", "patches")

@@ -7,8 +7,9 @@ from typing import Any, Final
 
 from disttrain.v1.admin_service_pb2 import GetMetricsResponse
 
-from dataserver.cli.fleet_checks import Finding, check
-from dataserver.cli.fleet_numbers import (
+from dataserver.dataset import printable
+from dataserver.reporting.fleet_checks import Finding, check
+from dataserver.reporting.fleet_numbers import (
     STAGES,
     Answer,
     RankRow,
@@ -20,7 +21,6 @@ from dataserver.cli.fleet_numbers import (
     throughput,
     waited,
 )
-from dataserver.dataset import printable
 from dataserver.web.fleet_watch import Check, FleetWatch, Look, Point
 from dataserver.web.reports import RankOfJob
 from dataserver.web.server import Query, json_bytes

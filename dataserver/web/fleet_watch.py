@@ -9,11 +9,11 @@ from functools import partial
 from time import monotonic, time
 from typing import Final
 
-from dataserver.cli.doctor import look
-from dataserver.cli.fleet_calls import FleetChannels
-from dataserver.cli.fleet_checks import Seen
-from dataserver.cli.fleet_numbers import STAGES, Answer, throughput, waiting_at_a_time
-from dataserver.cli.top import Fleet
+from dataserver.reporting.fleet_calls import FleetChannels
+from dataserver.reporting.fleet_checks import Seen
+from dataserver.reporting.fleet_look import Fleet
+from dataserver.reporting.fleet_numbers import STAGES, Answer, throughput, waiting_at_a_time
+from dataserver.reporting.fleet_setup import look
 from dataserver.security import Channels
 from dataserver.web.reports import RankOfJob
 

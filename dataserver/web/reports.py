@@ -9,8 +9,8 @@ from typing import Final
 import grpc
 from disttrain.v1.data_service_pb2 import ListStepTimesRequest, StepTimes
 
-from dataserver.cli.fleet_calls import LIST_STEP_TIMES, FleetChannels, ask_all, why_silent
 from dataserver.jobs import JOB_CHARS
+from dataserver.reporting.fleet_calls import LIST_STEP_TIMES, FleetChannels, ask_all, why_silent
 from dataserver.security import Channels
 
 ANSWER_S: Final = 5.0

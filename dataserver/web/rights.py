@@ -7,7 +7,7 @@ from typing import Final
 
 from disttrain.v1.data_service_pb2 import GetDatasetInfoRequest
 
-from dataserver.cli.fleet_calls import GET_DATASET_INFO, FleetChannels, ask_all
+from dataserver.reporting.fleet_calls import GET_DATASET_INFO, FleetChannels, ask_all
 from dataserver.security import Channels
 
 AGAIN_S: Final = 10.0

@@ -5,7 +5,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from dataserver.cli.timelines import labels_of
 from dataserver.dataset import describe
 from dataserver.planning.job.fields import Modality
 from dataserver.planning.job.identity import Job
@@ -13,6 +12,7 @@ from dataserver.planning.layouts.interface import PlannedTimeline
 from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.simulation import OperationKind, TimedOperation, critical_path
 from dataserver.planning.stream.samples import ROW_BITS
+from dataserver.reporting.timelines import labels_of
 from dataserver.web.datasets import DatasetPages
 
 MOST: Final = 8

@@ -11,16 +11,16 @@ from typing import Any, Final
 
 from disttrain.v1.data_service_pb2 import StepTimes
 
-from dataserver.cli.ablation import mean_ablation
-from dataserver.cli.alternatives import alternatives_of, changes
-from dataserver.cli.comparison import Outcome, compare
-from dataserver.cli.timelines import bars_of, critical_ns, labels_of, modules_of
 from dataserver.dataset import printable
 from dataserver.jobs import JobPlanner
 from dataserver.planning.layouts.interface import PlannedTimeline
 from dataserver.planning.plan.expectation import imbalance
 from dataserver.planning.planner import PlanSummary, ablation, explain
 from dataserver.planning.simulation import OperationKind
+from dataserver.reporting.ablation import mean_ablation
+from dataserver.reporting.alternatives import alternatives_of, changes
+from dataserver.reporting.comparison import Outcome, compare
+from dataserver.reporting.timelines import bars_of, critical_ns, labels_of, modules_of
 from dataserver.web.background import Background, Progress
 from dataserver.web.datasets import DatasetPages, number
 from dataserver.web.measured import measured_document

@@ -10,12 +10,12 @@ import numpy as np
 from benchmarks.calibration import timed
 from benchmarks.rows import Row
 
-from dataserver.cli.ablation import mean_ablation
 from dataserver.planning.job.fields import SPECIAL_TOKENS
 from dataserver.planning.job.identity import Job, parse_job
 from dataserver.planning.layouts.interface import layout_of
 from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.planner import ablation, plan_step, timeline
+from dataserver.reporting.ablation import mean_ablation
 from planning_rows.steps import SEQ_LEN, Sizes, laion_sizes, resampled
 
 NAMES = ("encoder", "backbone", "generator")

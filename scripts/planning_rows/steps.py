@@ -12,7 +12,6 @@ from benchmarks.calibration import timed
 from benchmarks.rows import Row
 
 from dataserver.assembly import load_tokenizer
-from dataserver.cli.ablation import mean_ablation
 from dataserver.dataset import Dataset, build_index, count_tokens
 from dataserver.planning.job.fields import SPECIAL_TOKENS
 from dataserver.planning.job.identity import Job, parse_job
@@ -21,6 +20,7 @@ from dataserver.planning.planner import ablation, plan_step, timeline
 from dataserver.planning.stream.grids import patch_grids
 from dataserver.planning.stream.samples import StepSamples, Task
 from dataserver.planning.stream.sizing import draw_tasks
+from dataserver.reporting.ablation import mean_ablation
 
 SEQ_LEN = 8192
 Sizes = tuple[np.ndarray, np.ndarray, np.ndarray]

@@ -17,7 +17,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from serving.harness import index, running
 from shards import write_pairs
 
-from dataserver.cli.doctor import look
+from dataserver.reporting.fleet_setup import look
 from dataserver.security import Channels
 
 
@@ -107,7 +107,7 @@ def test_a_server_that_says_what_cannot_be_is_named_and_the_others_are_seen(capl
 
 
 def test_servers_that_hang_do_not_add_up(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dataserver.cli.doctor.ANSWER_S", 0.5)
+    monkeypatch.setattr("dataserver.reporting.fleet_setup.ANSWER_S", 0.5)
     late = [stack.enter_context(grpc_server(Odd(late="GetDatasetInfo"))) for _ in range(4)]
     begun = time.monotonic()
     seen, silent = look(late, Channels())

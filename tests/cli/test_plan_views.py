@@ -20,8 +20,8 @@ from shards import write_interleaved, write_pairs
 
 from dataserver.cli.jobs import open_job
 from dataserver.cli.pictures import svg_of_plan
-from dataserver.cli.timelines import bars_of, labels_of
 from dataserver.planning.planner import explain
+from dataserver.reporting.timelines import bars_of, labels_of
 
 JOB = {
     "stream": {

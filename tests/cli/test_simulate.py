@@ -14,11 +14,11 @@ from cli.server_process import refused, run
 from rich.console import Console
 from shards import write_pairs
 
-from dataserver.cli.alternatives import Alternative
-from dataserver.cli.comparison import compare
 from dataserver.cli.comparison_table import WORTHWHILE_PERCENT, comparison_table, notes, verdict
 from dataserver.cli.jobs import open_job
 from dataserver.planning.job.fields import Memory
+from dataserver.reporting.alternatives import Alternative
+from dataserver.reporting.comparison import compare
 
 EVEN = {"balance": "even"}
 JOB: dict[str, Any] = {

@@ -30,9 +30,10 @@ from rich.console import Console
 from serving.harness import FIXED_WINDOW, Running, index, job_data, running
 from shards import break_images, write_pairs
 
-from dataserver.cli import fleet_numbers as numbers
-from dataserver.cli.fleet_tables import DOES_NOT_ANSWER, fleet_tables
-from dataserver.cli.top import Fleet
+from dataserver.cli.fleet_tables import fleet_tables
+from dataserver.reporting import fleet_numbers as numbers
+from dataserver.reporting.fleet_calls import DOES_NOT_ANSWER
+from dataserver.reporting.fleet_look import Fleet
 from dataserver.serving.metrics_families import metrics_registry
 
 ONCE = ("--once", "--interval-s", "0.2")

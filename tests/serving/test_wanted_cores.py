@@ -5,7 +5,7 @@ from disttrain.v1.admin_service_pb2 import GetMetricsResponse
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataserver.cli.fleet_numbers import cores_missing
+from dataserver.reporting.fleet_numbers import cores_missing
 from dataserver.serving.wanted_cores import FULL, MOST_GROWTH, SAMPLE_S, WINDOW_S, CoresWanted, Usage, wanted_cores
 
 START = Usage(0, 0, 0, 0)

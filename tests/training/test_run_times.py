@@ -38,12 +38,10 @@ def run(address: str, folder: Path, degrees: Degrees, steps: int, *options: str,
 
 
 def test_a_slow_rank_is_named(fleet: Fleet, tmp_path: Path) -> None:
-    said, times = run(fleet.address, tmp_path, TWO, 6, us_per_patch=300, factor=4, slow_rank=1)
-    assert "Where the time of 6 steps went: " in said
-    assert re.search(
-        r"^1\. \d+%: global rank 1 \(vit \+ llm \+ dit rank 1\) on \S+ computes [2-4]\.\d times", said, re.M
-    )
-    assert (times["first_step"], times["steps"], times["processes"]) == (0, 6, 2)
+    said, times = run(fleet.address, tmp_path, TWO, 5, us_per_patch=1500, factor=4, slow_rank=1)
+    assert "Where the time of 5 steps went: " in said
+    assert re.search(r"^1\. \d+%: global rank 1 \(vit \+ llm \+ dit rank 1\) on \S+ computes \d\.\d times", said, re.M)
+    assert (times["first_step"], times["steps"], times["processes"]) == (0, 5, 2)
     assert times["modules"]["vit + llm + dit"]["rows_s"].keys() == {"vit", "llm", "dit"}
     assert times["all"]["computed_s"] > 0
     assert times["remedies"][0]["saves"] > 0.1

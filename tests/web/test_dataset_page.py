@@ -22,9 +22,9 @@ from serving.harness import index, running
 from shards import break_images, make_image, write_interleaved, write_pairs, write_tar
 from web.harness import TIMEOUT_S, get
 
-from dataserver.cli.card_tables import card_sections
 from dataserver.dataset import Dataset, build_index, lint
 from dataserver.jobs import Catalog, dataset_card
+from dataserver.reporting.card_sections import card_sections
 from dataserver.security import Channels, Credentials
 from dataserver.serving.config import load_config
 from dataserver.web.background import Background

@@ -16,8 +16,8 @@ from serving.harness import FIXED_WINDOW, Running, index, running
 from shards import break_images, write_pairs
 from web.harness import fleet_page, fleet_when
 
-from dataserver.cli.fleet_numbers import Answer
-from dataserver.cli.top import ANSWER_S
+from dataserver.reporting.fleet_look import ANSWER_S
+from dataserver.reporting.fleet_numbers import Answer
 from dataserver.security import Channels
 from dataserver.web.fleet_page import FleetPage
 from dataserver.web.fleet_watch import FleetWatch

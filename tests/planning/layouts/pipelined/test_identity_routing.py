@@ -10,7 +10,6 @@ from builders.samples import make_samples
 from builders.whole_ranks import whole_steps
 from hypothesis import given, settings
 
-from dataserver.cli.alternatives import alternatives_of, changes
 from dataserver.planning.job.identity import Job, identify, parse_job
 from dataserver.planning.layouts.interface import layout_of
 from dataserver.planning.layouts.pipelined.placing import balanced, makespan_ns, placement_problem
@@ -19,6 +18,7 @@ from dataserver.planning.plan.expectation import microbatch_loads
 from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.planner import plan_step, timeline
 from dataserver.planning.stream.samples import StepSamples
+from dataserver.reporting.alternatives import alternatives_of, changes
 
 
 def check_beside(plan: StepPlan) -> None:

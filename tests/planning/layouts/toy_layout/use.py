@@ -10,8 +10,6 @@ from builders.jobs import compose_whole, module
 from builders.samples import make_samples, make_table
 
 import dataserver
-from dataserver.cli.alternatives import alternatives_of
-from dataserver.cli.comparison import compare
 from dataserver.planning.job.identity import identify, parse_job
 from dataserver.planning.job.schema import job_schema
 from dataserver.planning.job.spec import AnyLayout
@@ -19,6 +17,8 @@ from dataserver.planning.layouts.interface import layout_of
 from dataserver.planning.plan.views import view_plan
 from dataserver.planning.planner import ablation, explain, plan_step, timeline
 from dataserver.planning.stream.samples import StepSamples
+from dataserver.reporting.alternatives import alternatives_of
+from dataserver.reporting.comparison import compare
 from dataserver.serving.plan_message import plan_message
 
 

@@ -11,7 +11,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataserver.cli.fleet_checks import CLOCK_S, EXPIRES_S, Finding, Seen, check, summary
+from dataserver.reporting.fleet_checks import CLOCK_S, EXPIRES_S, Finding, Seen, check, summary
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 

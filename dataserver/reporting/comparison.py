@@ -6,13 +6,13 @@ from dataclasses import dataclass, fields
 from statistics import fmean
 from typing import Any
 
-from dataserver.cli.alternatives import Alternative
 from dataserver.jobs import JobPlanner
 from dataserver.planning.job.identity import Job, identify
 from dataserver.planning.layouts.interface import layout_of
 from dataserver.planning.plan.expectation import imbalance, padding_ppm
 from dataserver.planning.planner import module_loads, plan_step
 from dataserver.planning.stream.samples import StepSamples
+from dataserver.reporting.alternatives import Alternative
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from disttrain.v1 import data_service_pb2 as data
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from dataserver.cli.fleet_tables import DOES_NOT_ANSWER
 from dataserver.security import Channels, tls_problem
 
+DOES_NOT_ANSWER: Final = "does not answer"
 NO_SERVER: Final = "no server of this release"
 """What is said where something else answers: another program, or another release."""
 M = TypeVar("M", bound=Message)
