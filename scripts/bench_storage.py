@@ -1,8 +1,9 @@
 #!/usr/bin/env python
 """Shards in an object store: bytes and requests for each byte that is needed, and CPU time beside local disk.
 
-Bytes and requests are those of the server's own caches over a store in memory: windows of 8 shards in a random order,
-as jobs read them, two epochs, one to eight servers that own blocks together, with caches for 1.25 windows. CPU time is
+Bytes and requests are those of the server's own caches over a store in memory: windows of 8 shards, as jobs read them
+in either order version, two epochs, one to eight servers that own blocks together, with caches for 1.25 windows, read
+ahead along the plan. CPU time is
 that of this process, which reads and decodes photographs from a store on loopback with a delay for each request, in
 turn with the same photographs on disk; the store is another process. The exit code is 1 on a miss.
 """
@@ -18,6 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,14 +27,18 @@ import numpy as np
 from bench_formats import draw_images, write
 from benchmarks.calibration import slowdown
 from benchmarks.rows import Row, report, spread
+from benchmarks.shuffles import Shape, order_of, table_of
 
-from dataserver.dataset import BLOCK_BYTES, BLOCKS, Dataset, ImageRef, build_index
-from dataserver.dataset.storage.blocks import Blocks
+from dataserver.dataset import BLOCK_BYTES, BLOCKS, BlockKey, Blocks, Dataset, ImageRef, Piece, Source, build_index
 from dataserver.dataset.storage.clients import ObjectInfo
-from dataserver.dataset.storage.pieces import BlockKey, Piece
 from dataserver.images import ImageShape, decode_patches
+from dataserver.jobs.read_ahead import ReadAhead
 from dataserver.planning.job.fields import Sizing
+from dataserver.planning.stream.gathering import gather_window
 from dataserver.planning.stream.grids import patch_grid
+from dataserver.planning.stream.order import StreamOrder
+from dataserver.planning.stream.samples import ROW_BITS, ShardTable
+from dataserver.planning.stream.sliding import PARTS
 from dataserver.serving.block_cache import needed_bytes
 
 WINDOW: Final = 8
@@ -42,6 +48,8 @@ BATCH: Final = 512
 PER_NEEDED: Final = 1.1
 PER_4_MIB: Final = 1.0
 """Requests for each 4 MiB that are needed."""
+PEAK: Final = 2.5
+"""Bytes that are read in any step behind the first window, over the mean."""
 CPU_RATIO: Final = 1.15
 DELAY_S: Final = 0.03
 """Of each request."""
@@ -95,6 +103,11 @@ class Fleet:
             time.sleep(0.001)
 
 
+@cache
+def _weight(server: int, shard: str, block: int) -> bytes:
+    return hashlib.sha256(f"{server} {shard} {block}".encode()).digest()
+
+
 @dataclass
 class _Owners:
     """What one server knows of the others."""
@@ -103,30 +116,51 @@ class _Owners:
     own: int
 
     def owner(self, key: BlockKey) -> Any:
-        def weight(number: int) -> bytes:
-            return hashlib.sha256(f"{number} {key.info.key} {key.number}".encode()).digest()
-
-        best = max(self.fleet.servers, key=weight)
+        best = max(self.fleet.servers, key=lambda number: _weight(number, key.info.key, key.number))
         return None if best == self.own else best
 
     def fetch(self, owner: Any, pieces: Sequence[Piece]) -> list[bytes]:
         return self.fleet.servers[owner].read(pieces, for_peer=True)
 
 
-def steps(shards: int, images: int, share: float, epochs: int, seed: int) -> Iterator[list[tuple[int, int]]]:
-    """Yield shard and image of each step: windows of shards in a random order, each mixed whole."""
-    rng = np.random.default_rng(seed)
-    wanted = rng.random((shards, images)) < share
-    step: list[tuple[int, int]] = []
-    for _ in range(epochs):
-        order = rng.permutation(shards)
-        for first in range(0, shards, WINDOW):
-            window = [(int(s), int(i)) for s in order[first : first + WINDOW] for i in np.flatnonzero(wanted[s])]
-            for one in rng.permutation(len(window)).tolist():
-                step.append(window[one])
-                if len(step) == BATCH:
-                    yield step
-                    step = []
+@dataclass(frozen=True)
+class StoredShards:
+    """A dataset of equal shards in the store, as far as reading ahead looks at it."""
+
+    store: CountingStore
+    infos: list[ObjectInfo]
+    reads_ahead: bool = True
+
+    def blocks(self, shard: int, low: int, high: int) -> list[tuple[BlockKey, Source]]:
+        """As `Dataset.blocks`."""
+        info = self.infos[shard]
+        first, last = info.num_bytes * low // PARTS, -(-info.num_bytes * high // PARTS)
+        numbers = range(first // BLOCK_BYTES, -(-last // BLOCK_BYTES))
+        return [(BlockKey(self.store.name, info, number), self.store) for number in numbers]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of a job over equal shards."""
+
+    order: StreamOrder
+    tables: list[ShardTable]
+
+    @classmethod
+    def of(cls, shape: Shape, share: float, version: int) -> "Steps":
+        """Those of a filter that keeps a share of the images, in an order version."""
+        rng = np.random.default_rng(shape.seed)
+        rows = [np.flatnonzero(rng.random(shape.samples) < share) for _ in range(shape.shards)]
+        return cls(order_of(shape, version, np.array([len(row) for row in rows])), [table_of(row) for row in rows])
+
+    def images(self, step: int) -> list[tuple[int, int]]:
+        """Shard and image of each sample of a step."""
+        found = list[tuple[int, int]]()
+        for span in self.order.spans(step):
+            window = gather_window(self.order, span, [self.tables[shard] for shard in span.shards])
+            number = window.part(span)[0].astype(np.int64)
+            found += zip((number >> ROW_BITS).tolist(), (number & ((1 << ROW_BITS) - 1)).tolist(), strict=True)
+        return found
 
 
 @dataclass(frozen=True)
@@ -137,6 +171,8 @@ class Case:
     servers: int
     share: float = 1.0
     """Of images that a filter keeps."""
+    version: int = 2
+    """`order_version` of the job."""
     joins: bool = False
     """One server joins in the middle, and another one leaves later."""
     has_target: bool = False
@@ -146,43 +182,57 @@ CASES: Final = (
     Case("1 server", 1, has_target=True),
     Case("2 servers", 2, has_target=True),
     Case("4 servers", 4, has_target=True),
+    Case("4 servers, order_version 1", 4, version=1),
     Case("8 servers", 8),
     Case("4 servers, one joins, one leaves", 4, joins=True),
     Case("4 servers, a filter that keeps 30 %", 4, share=0.3),
 )
 
 
-def cache_rows(shards: int, images: int, image_bytes: int, seed: int) -> list[Row]:
+def cache_rows(shape: Shape, image_bytes: int) -> list[Row]:
     """Bytes and requests of all cases."""
     rows = []
     for case in CASES:
-        store = CountingStore()
-        fleet = Fleet(store)
-        cache_bytes = needed_bytes(WINDOW * images * image_bytes, case.servers)
-        for number in range(case.servers):
-            fleet.join(number, cache_bytes)
-        infos = [ObjectInfo(f"{n}.tar", images * image_bytes, "v", 0) for n in range(shards)]
-        needed = 0
-        wanted = list(steps(shards, images, case.share, 2, seed))
-        for count, step in enumerate(wanted):
-            if case.joins and count == len(wanted) // 3:
-                fleet.join(case.servers, cache_bytes)
-            if case.joins and count == 2 * len(wanted) // 3:
-                fleet.leave(0)
-            for at, blocks in enumerate(fleet.servers.values()):
-                mine = step[at :: len(fleet.servers)]
-                pieces = [Piece(store, infos[s], i * image_bytes, image_bytes) for s, i in mine]
-                needed += sum(piece.length for piece in pieces)
-                blocks.read_ahead(pieces)
-                blocks.read(pieces)
-            fleet.settle()
+        store, steps = CountingStore(), Steps.of(shape, case.share, case.version)
+        needed, read = through_caches(case, shape, steps, store, image_bytes)
         ratio, requests = store.num_bytes / needed, store.requests / (needed / (4 << 20))
-        what = f"{case.name}, {shards} shards of {images * image_bytes / 1e6:.0f} MB"
+        most = max(read[WINDOW * shape.samples // BATCH :]) / (store.num_bytes / len(read))
+        what = f"{case.name}, {shape.shards} shards of {shape.samples * image_bytes / 1e6:.0f} MB"
         goals = (f"<= {PER_NEEDED}", f"<= {PER_4_MIB:.0f}") if case.has_target else ("", "")
         reached = (ratio <= PER_NEEDED, requests <= PER_4_MIB) if case.has_target else (None, None)
         rows.append(Row(f"bytes read per byte needed, {what}", f"{ratio:.2f}", goals[0], reached[0]))
         rows.append(Row(f"requests per 4 MiB needed, {what}", f"{requests:.2f}", goals[1], reached[1]))
+        even = (f"<= {PEAK}", most <= PEAK) if case.has_target else ("", None)
+        rows.append(Row(f"most bytes read in a step, over the mean, {what}", f"{most:.1f}", *even))
     return rows
+
+
+def through_caches(
+    case: Case, shape: Shape, steps: Steps, store: CountingStore, image_bytes: int
+) -> tuple[int, list[int]]:
+    """Read all steps by the servers of a case. Returns the bytes needed, and those read from the store in each step."""
+    shard_bytes = shape.samples * image_bytes
+    fleet, cache_bytes = Fleet(store), needed_bytes(WINDOW * shard_bytes, case.servers)
+    for number in range(case.servers):
+        fleet.join(number, cache_bytes)
+    shards = StoredShards(store, [ObjectInfo(f"{n}.tar", shard_bytes, "v", 0) for n in range(shape.shards)])
+    needed, read, num_steps = 0, list[int](), steps.order.num_steps
+    for step in range(num_steps):
+        if case.joins and step == num_steps // 3:
+            fleet.join(case.servers, cache_bytes)
+        if case.joins and step == 2 * num_steps // 3:
+            fleet.leave(0)
+        before, images = store.num_bytes, steps.images(step)
+        for at, blocks in enumerate(fleet.servers.values()):
+            ReadAhead("bench", steps.order, [shards], blocks).tell(step)
+            mine = images[at :: len(fleet.servers)]
+            pieces = [Piece(store, shards.infos[s], i * image_bytes, image_bytes) for s, i in mine]
+            needed += sum(piece.length for piece in pieces)
+            blocks.read_ahead(pieces)
+            blocks.read(pieces)
+        fleet.settle()
+        read.append(store.num_bytes - before)
+    return needed, read
 
 
 def decode(dataset: Dataset, refs: Sequence[ImageRef]) -> None:
@@ -261,7 +311,7 @@ def main() -> int:
     shards, images, seed = arguments.shards, arguments.images, arguments.seed
     print(f"blocks of {BLOCK_BYTES >> 20} MiB, {DELAY_S * 1e3:.0f} ms for each request")
     for count, size, draw in ((images, 77_000, seed), (images // 2, 120_000, seed + 1)):
-        rows += cache_rows(shards, count, size, draw)
+        rows += cache_rows(Shape(shards, count, WINDOW, BATCH, draw), size)
     for count, width, draw in ((400, 512, seed), (300, 768, seed + 1)):
         rows += cpu_rows(count, width, arguments.rounds, draw)
     return report(rows)

@@ -1,5 +1,6 @@
 """`dataserver serve`, whose flags are the fields of `ServerConfig` (`dataserver/serving/config.py`)."""
 
+import faulthandler
 import logging
 import signal
 import socket
@@ -40,8 +41,8 @@ def serve(config: Path | None, flags: Mapping[str, Any]) -> None:
 
     On a new machine it first compiles the kernels of planning and decoding. Prints `listening on HOST:PORT` when it
     serves, and then where its metrics and its health are. SIGTERM, Ctrl-C or the Drain call end it in order; a second
-    signal ends it at once. Every flag is also a key of the YAML file, where repeated flags are maps: datasets,
-    index_dirs, quarantines, tokenizers.
+    signal ends it at once. SIGUSR1 writes what each thread is doing to stderr. Every flag is also a key of the YAML
+    file, where repeated flags are maps: datasets, index_dirs, quarantines, tokenizers.
     """
     settings = load_config(config, flags)
     logs.use(settings.log_format)
@@ -81,6 +82,7 @@ def _about_memory(settings: ServerConfig) -> None:
 
 def _serve(server: DataServer) -> None:
     """Serve until the server ends; the first signal drains, a second one cuts."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     with _signals() as (numbers, wake):
         _announce(server.start(), server)
         threading.Thread(target=_when_ended, args=(server, wake), name="ended").start()

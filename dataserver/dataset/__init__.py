@@ -49,9 +49,10 @@ from dataserver.dataset.shards.captions import OWN, CaptionSource, parse_caption
 from dataserver.dataset.shards.chat import Conversation
 from dataserver.dataset.shards.parts import IMAGE, TEXT, Scalar
 from dataserver.dataset.storage.block_files import BlockFiles
-from dataserver.dataset.storage.blocks import BLOCKS, BlockCounts
+from dataserver.dataset.storage.blocks import BLOCKS, BlockCounts, Blocks
+from dataserver.dataset.storage.io_threads import IoThreads
 from dataserver.dataset.storage.mirror import publish
-from dataserver.dataset.storage.pieces import BLOCK_BYTES, BlockKey, Piece
+from dataserver.dataset.storage.pieces import BLOCK_BYTES, BlockKey, Piece, Source
 from dataserver.dataset.storage.urls import is_url, location
 
 __all__ = [
@@ -73,6 +74,7 @@ __all__ = [
     "BlockCounts",
     "BlockFiles",
     "BlockKey",
+    "Blocks",
     "BuildReport",
     "CaptionError",
     "CaptionSource",
@@ -93,6 +95,7 @@ __all__ = [
     "FindingReport",
     "ImageRef",
     "IndexRules",
+    "IoThreads",
     "KeyEnd",
     "LintReport",
     "LruCache",
@@ -110,6 +113,7 @@ __all__ = [
     "ShardFinding",
     "ShardReadError",
     "ShardSizes",
+    "Source",
     "StaleIndexError",
     "TextOnly",
     "TextTokenizer",

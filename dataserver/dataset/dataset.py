@@ -24,7 +24,7 @@ from dataserver.dataset.shard import IMAGE_COLUMNS, ImageRef, IndexCaches, Shard
 from dataserver.dataset.shards.captions import COLUMN_PREFIX, OWN
 from dataserver.dataset.shards.listing import find_shards, index_folder
 from dataserver.dataset.storage.mirror import pull
-from dataserver.dataset.storage.pieces import Piece
+from dataserver.dataset.storage.pieces import BlockKey, Piece, Source
 from dataserver.dataset.storage.urls import location
 from dataserver.images import MAX_IMAGE_BYTES
 from dataserver.planning.stream.captions import CHAT_PREFIX
@@ -169,6 +169,19 @@ class Dataset:
     def read_ahead(self, refs: Sequence[ImageRef]) -> None:
         """Begin to read images, of any shards, that `read_all` will soon ask for. What fails is said there."""
         self._open_shards.read_ahead([(ref.shard, ref.offset, ref.length) for ref in refs])
+
+    def blocks(self, shard: int, low: int, high: int) -> list[tuple[BlockKey, Source]]:
+        """Return the blocks of a store in which some rows of a shard lie, and where each is read from.
+
+        Args:
+            shard: position of the shard.
+            low: where the rows begin, from 0 to `PARTS`.
+            high: where they end.
+
+        Raises:
+            OSError: the store does not tell the state of the shard.
+        """
+        return self._open_shards.blocks(shard, low, high)
 
     def pieces(self, digest: bytes, ranges: Sequence[tuple[int, int]]) -> list[Piece] | None:
         """As `OpenShards.pieces`."""

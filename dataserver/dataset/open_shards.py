@@ -20,9 +20,10 @@ from dataserver.dataset.shards.pages import CODECS, STORED, Page, PageTable, unp
 from dataserver.dataset.shards.parts import JOINED_START
 from dataserver.dataset.storage.etags import Etag
 from dataserver.dataset.storage.interface import StoredFile
-from dataserver.dataset.storage.pieces import Piece, object_digest
+from dataserver.dataset.storage.pieces import BlockKey, Piece, Source, object_digest
 from dataserver.dataset.storage.registry import storage_of
 from dataserver.dataset.storage.remote import RemoteFile
+from dataserver.planning.stream.sliding import PARTS
 from dataserver.tracing import span
 
 MAX_OPEN_SHARDS: Final = 128
@@ -110,6 +111,17 @@ class OpenShards:
         if not isinstance(descriptor, RemoteFile) or descriptor.etag() != self._etags[position]:
             return None
         return descriptor.pieces(ranges)
+
+    def blocks(self, position: int, low: int, high: int) -> list[tuple[BlockKey, Source]]:
+        """The blocks of some parts of a shard, as `Dataset.blocks`. Raises OSError."""
+        shard = self.shards[position]
+        if shard.file.format.has_external:
+            return []
+        descriptor = self._descriptor(position)
+        if not isinstance(descriptor, RemoteFile) or descriptor.etag() != self._etags[position]:
+            return []
+        size = shard.header.shard_bytes
+        return descriptor.blocks(size * low // PARTS, -(-size * high // PARTS))
 
     @cached_property
     def _digests(self) -> Mapping[bytes, int]:

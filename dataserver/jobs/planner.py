@@ -10,6 +10,7 @@ import numpy as np
 from dataserver.dataset import Dataset
 from dataserver.jobs.cache import JobCache
 from dataserver.jobs.memory_usage import memory_of
+from dataserver.jobs.read_ahead import ReadAhead
 from dataserver.jobs.scheduler import FairScheduler, IsCancelled, never_cancelled
 from dataserver.jobs.tables import ShardTables
 from dataserver.planning import I64, yield_point
@@ -99,6 +100,7 @@ class JobPlanner:
             if type(error) in (ValueError, PlanLimitError):  # of the planner's limits, which know no job
                 raise JobSpecError(str(error)) from error
             raise
+        self._ahead = ReadAhead(job.job_id, self._order, datasets)
 
     @property
     def num_steps(self) -> int:
@@ -124,6 +126,10 @@ class JobPlanner:
             return self._made(step, cancelled) if fetched is None else fetched
 
         return self._cache.plans.get((self.job.job_id, step), compute, cancelled)
+
+    def read_ahead(self, step: int) -> None:
+        """Begin to read what a step whose images are read here needs, and those soon after it, from stores."""
+        self._ahead.reach(step)
 
     def plan_here(self, step: int, cancelled: IsCancelled = never_cancelled) -> StepPlan:
         """The plan of one step, which is not fetched for this caller; else as `plan`."""

@@ -85,7 +85,7 @@ class ShardTables:
                 )
             return found
 
-        key = self._stream_id, span.dataset, span.epoch, span.shards[0]  # a shard of an epoch is in one window
+        key = self._stream_id, span.dataset, span.epoch, span.number
         slices = self._cache.cuts.get(key, lambda: self._cut(order, span, table))
         for number in slices.of(span):
             yield self._cache.windows.get((*key, number), partial(_gathered, order, span, table, slices, number))
@@ -93,8 +93,11 @@ class ShardTables:
     def _cut(self, order: StreamOrder, span: Span, table: Table) -> Slices:
         """One slice where the window can be cached, else several; a few of these can be cached together.
 
-        A window takes at most half as much again as the tables of its shards.
+        A window takes at most half as much again as the tables of its shards. One that slides is gathered by slots,
+        which are small.
         """
+        if span.slot is not None:
+            return whole(span)
         most, taken = self._cache.window_bytes, 0
         for shard in span.shards:
             taken += memory_of(table(shard))
@@ -138,7 +141,7 @@ def _gathered(order: StreamOrder, span: Span, table: Table, slices: Slices, numb
     """A slice of the window of a span, or the whole of it where there is only one."""
     if len(slices) > 1:
         return gather_slice(order, span, table, slices, number)
-    return gather_window(order, span, [table(shard) for shard in span.shards])
+    return gather_window(order, span, map(table, span.shards))
 
 
 def _compile(spec: DatasetSpec, dataset: Dataset) -> Filter | None:

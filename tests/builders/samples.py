@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dataserver.planning import I64, U64, Bool
+from dataserver.planning import I64
 from dataserver.planning.job.identity import Job
 from dataserver.planning.stream.gathering import Window, gather_window
 from dataserver.planning.stream.order import Span, StreamOrder, units_of
@@ -81,24 +81,19 @@ class SyntheticDatasets:
 
     def numbers(self, span: Span) -> list[int]:
         """The numbers of the samples of a span in canonical order."""
-        numbers: list[int] = self._window(span)[0][self._begin_in(span)].tolist()
+        (window,) = self.windows(span)
+        numbers: list[int] = window.sample[(window.first >= span.first) & (window.first < span.last)].tolist()
         return numbers
-
-    def _window(self, span: Span) -> tuple[U64, I64, I64]:
-        return self.order.window(span, [self.tables[span.dataset][s] for s in span.shards])
-
-    def _begin_in(self, span: Span) -> Bool:
-        first = self._window(span)[1]
-        return (first >= span.first) & (first < span.last)
 
     def samples(self, step: int) -> StepSamples:
         """The sized samples of a step."""
         parts = []
         for span in self.order.spans(step):
-            tables = [self.tables[span.dataset][s] for s in span.shards]
-            chosen, (numbers, _, at) = self._begin_in(span), self.order.window(span, tables)
-            picked = pick(tables, at[chosen])
-            parts.append(size_samples(self.job.stream, span.dataset, span.epoch, numbers[chosen], picked))
+            tables, numbers = self.tables[span.dataset], self.numbers(span)
+            every = [sample_number(s, row) for s, table in enumerate(tables) for row in table.row.tolist()]
+            picked = pick(tables, np.array([every.index(number) for number in numbers], np.int64))
+            of = size_samples(self.job.stream, span.dataset, span.epoch, np.array(numbers, np.uint64), picked)
+            parts.append(of)
         return concatenate(parts)
 
 

@@ -133,7 +133,7 @@ class FakeServer(DataServiceServicer):
 
     def GetServerInfo(self, request, context):  # noqa: ARG002, N802
         self.asked += 1
-        versions = {"order_versions": [1], "content_versions": [2], "plan_versions": [5, 6]}
+        versions = {"order_versions": [1, 2], "content_versions": [2], "plan_versions": [5, 6]}
         fields = {**versions, "content_digest": DIGEST}
         return pb.GetServerInfoResponse(**{"release": "fake", **fields, **self.answers.info})
 

@@ -167,7 +167,7 @@ OTHER_SERVERS = {
         "trainclient train --job {job} --servers {other_api}", ("{other_api}", "disttrain.v1", "matching release")
     ),
     "servers of another version": Bad(
-        "trainclient train --job {job} --servers {other_version}", ("{other_version}", "order_version", "[2]")
+        "trainclient train --job {job} --servers {other_version}", ("{other_version}", "order_version", "[3]")
     ),
 }
 JOBS = {
@@ -197,7 +197,7 @@ JOBS = {
     "images without an encoder": ({MODULES: [{**BACKBONE, "dp": 2}]}, ("pairs", "encoder")),
     "generation without a generator": ({"stream.generation": {"ratio": "0.5"}}, ("generator", "ratio")),
     "an unknown tokenizer": ({"stream.tokenizer": {"name": "llama"}}, ("'llama'", "--tokenizer llama=FILE")),
-    "another version": ({"stream.order_version": 2}, ("order_version 2", "[1]")),
+    "another version": ({"stream.order_version": 3}, ("order_version 3", "[1, 2]")),
     "a fraction that is none": ({"stream.packing": {"fill": "much"}}, ("stream.packing.fill", "'much'")),
     "a fraction as a float": ({"stream.packing": {"fill": 0.9}}, ("stream.packing.fill", "0.9", "put it in quotes")),
     "a number as a text": ({"stream.seq_len": "512"}, ("stream.seq_len", '"512"', "without quotes")),
@@ -294,7 +294,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     build_index(folders["uncounted"], workers=1)
     with ExitStack() as stack:
         (server,) = start_servers(stack, dataset_flags(folders), 1)
-        other_version = stack.enter_context(FakeServer(Answers(info={"order_versions": [2]}))).address
+        other_version = stack.enter_context(FakeServer(Answers(info={"order_versions": [3]}))).address
         with silent_address() as silent, other_api_address() as other_api:
             yield World(
                 {

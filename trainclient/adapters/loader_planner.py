@@ -128,7 +128,7 @@ class LoaderPlanner:
         check_contents(spec, *(self._order.in_step([count]) for count in counts))
         limits.check(self._order.repeats(spec.stream.contrastive_batch or 1))
         self._most = limits_of(spec.execution)
-        self._windows = dict[tuple[int, tuple[int, ...]], Window]()
+        self._windows = dict[tuple[int, int], Window]()
         self._last: StepPlan | None = None
 
     @property
@@ -191,7 +191,7 @@ class LoaderPlanner:
 
     def _windows_of(self, span: Span) -> tuple[Window]:
         """The window of a span; the last two are kept, since a step may begin in one and end in the next."""
-        key = span.epoch, span.shards
+        key = span.epoch, span.number
         if key not in self._windows:
             window = gather_window(self._order, span, [self._tables[shard] for shard in span.shards])
             self._windows = dict([*self._windows.items(), (key, window)][-2:])

@@ -1,17 +1,18 @@
 """Blocks of objects: what servers hold of shards that lie elsewhere.
 
 A shuffle window touches all of its shards all the time, so whoever reads one image will want its neighbours: blocks of
-8 MiB are read once and held, in memory and on a disk, until all of their images were served. What is wanted before its
-block is there, such as the first batch, is read by a range of its own. In a fleet each block has an owner: the others
-ask that one for images, and hold none of its blocks, so that the memory of all servers adds up.
+8 MiB are read once, before their first image is wanted, and held, in memory and on a disk, while plans need them. What
+is wanted before its block is there, such as the first batch, is read by a range of its own. In a fleet each block has
+an owner: the others ask that one for images, and hold none of its blocks, so that the memory of all servers adds up.
 """
 
 import logging
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, Protocol
 
 from dataserver.dataset.storage.block_files import BlockFiles
@@ -117,6 +118,13 @@ class Blocks:
         Raises:
             OSError: a store does not give them.
         """
+        if for_peer or self._owners is None:
+            return self._read(pieces, for_peer)
+        parts = [list(piece.split()) for piece in pieces]
+        found = iter(self._read([part for some in parts for part in some], for_peer))
+        return [next(found) if len(some) == 1 else b"".join(islice(found, len(some))) for some in parts]
+
+    def _read(self, pieces: Sequence[Piece], for_peer: bool) -> list[bytes]:
         found: dict[int, bytes] = {}
         counts: Counter[str] = Counter()
         for number, piece in enumerate(pieces):
@@ -136,7 +144,8 @@ class Blocks:
     def read_ahead(self, pieces: Sequence[Piece]) -> None:
         """Begin to read pieces that will be wanted soon, and the blocks that they lie in. What fails is said then."""
         missing, room = [], AHEAD_BYTES
-        for piece in pieces:
+        parts = pieces if self._owners is None else [part for piece in pieces for part in piece.split()]
+        for piece in parts:
             if room > 0 and piece.key not in self._ahead and not self._has(piece):
                 missing.append(piece)
                 room -= piece.length
@@ -148,6 +157,26 @@ class Blocks:
                 while self._ahead_bytes > AHEAD_BYTES:
                     key, _ = self._ahead.popitem(last=False)
                     self._ahead_bytes -= key[3]
+
+    def need(self, job: str, blocks: Mapping[BlockKey, Source]) -> None:
+        """Begin to read blocks that a job will need, as far as there is room, and hold on to those that it needs now.
+
+        Args:
+            job: names the job; what it needed before counts no longer.
+            blocks: where each is read from; those that are needed first come first. Other servers' are left to these.
+        """
+        owners = self._owners
+        own = {key: source for key, source in blocks.items() if owners is None or owners.owner(key) is None}
+        room, begun = self.held.need(job, own.keys())
+        room += self.capacity - self.held.most
+        for key, source in own.items():
+            if key in begun or key in self.held:
+                continue
+            room -= key.num_bytes
+            if room < 0:
+                return
+            begun.add(key)
+            self._want_block(key, source)
 
     def _begin(self, pieces: Sequence[Piece], for_peer: bool) -> "list[Future[bytes]]":
         """Begin to read pieces, those of other servers' blocks there, and the blocks of all others."""
@@ -214,12 +243,15 @@ class Blocks:
         """Begin to read the blocks that pieces lie in."""
         sources = {key: piece.source for piece in pieces for key in piece.blocks}
         for key in sorted(sources):
-            with self._lock:
-                unwanted = key in self._loading or key in self.held or key.num_bytes > self.capacity
-                if unwanted or self._loaders.num_waiting >= MAX_QUEUED:
-                    continue
-                self._loading.add(key)
-            self._loaders.submit(self._load, sources[key], key)
+            self._want_block(key, sources[key])
+
+    def _want_block(self, key: BlockKey, source: Source) -> None:
+        with self._lock:
+            unwanted = key in self._loading or key in self.held or key.num_bytes > self.capacity
+            if unwanted or self._loaders.num_waiting >= MAX_QUEUED:
+                return
+            self._loading.add(key)
+        self._loaders.submit(self._load, source, key)
 
     def _load(self, source: Source, key: BlockKey) -> None:
         try:

@@ -66,6 +66,14 @@ class Piece(NamedTuple):
         numbers = range(self.start // BLOCK_BYTES, (self.end - 1) // BLOCK_BYTES + 1)
         return [BlockKey(self.source.name, self.info, number) for number in numbers]
 
+    def split(self) -> Iterator["Piece"]:
+        """Yield its parts in each block that it lies in: they may have owners of their own."""
+        start = self.start
+        while start < self.end:
+            end = min(self.end, (start // BLOCK_BYTES + 1) * BLOCK_BYTES)
+            yield Piece(self.source, self.info, start, end - start)
+            start = end
+
 
 def object_digest(url: str, etag: Etag) -> bytes:
     """Return 32 bytes that name one version of an object among servers, which exchange no URLs."""

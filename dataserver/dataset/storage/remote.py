@@ -17,7 +17,7 @@ from dataserver.dataset.storage.blocks import BLOCKS
 from dataserver.dataset.storage.clients import ChangedError, Client, ObjectInfo
 from dataserver.dataset.storage.etags import Etag
 from dataserver.dataset.storage.interface import Entry, EntryKind, StoredFile
-from dataserver.dataset.storage.pieces import BLOCK_BYTES, Piece
+from dataserver.dataset.storage.pieces import BLOCK_BYTES, BlockKey, Piece, Source
 from dataserver.dataset.storage.retries import RetryBudget
 from dataserver.dataset.storage.urls import HTTP, Url, as_url
 from dataserver.tracing import Kind, span
@@ -103,6 +103,11 @@ class RemoteFile:
         """Ranges that lie in the object, as pieces."""
         size = self._info.num_bytes
         return [Piece(self._store, self._info, s, length) for s, length in ranges if 0 < length <= size - s]
+
+    def blocks(self, low: int, high: int) -> list[tuple[BlockKey, Source]]:
+        """The blocks in which some bytes lie."""
+        numbers = range(low // BLOCK_BYTES, -(-min(high, self._info.num_bytes) // BLOCK_BYTES))
+        return [(BlockKey(self._store.name, self._info, number), self._store) for number in numbers]
 
     def etag(self) -> Etag:
         """Return the state that was read, or the one that was met instead."""

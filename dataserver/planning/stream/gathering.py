@@ -12,7 +12,7 @@ from dataserver.planning.job.fields import SINGLE_STEP, PlanLimits, Stream
 from dataserver.planning.stream.captions import OWN_CAPTION, Captions
 from dataserver.planning.stream.chats import ChatColumns, fit_chats
 from dataserver.planning.stream.item_sizes import joined_modality
-from dataserver.planning.stream.order import Span, StreamOrder
+from dataserver.planning.stream.order import Part, Span, StreamOrder
 from dataserver.planning.stream.randomness import dataset_key
 from dataserver.planning.stream.samples import SampleSizes, ShardTable, StepSamples, ranges, row_sums
 from dataserver.planning.stream.sizing import MicrobatchTooLargeError, concatenate, shard_table, size_samples
@@ -124,15 +124,20 @@ class Window:
         )
 
 
-def gather_window(order: StreamOrder, span: Span, tables: Sequence[ShardTable]) -> Window:
-    """The window in which a span lies, from the tables of its shards."""
-    sample, first, at = order.window(span, tables)
-    sizes = pick_sizes(tables, at)
-    tokens = [table.caption_tokens for table in tables if table.caption_tokens is not None]
+def gather_window(order: StreamOrder, span: Span, tables: Iterable[ShardTable]) -> Window:
+    """The window in which a span lies, from the tables of its shards; no more of them is held than it has."""
+    parts, picked = list[Part](), list[ShardTable]()
+    for at, table in enumerate(tables):
+        part = order.part(span, at, table)
+        parts.append(part)
+        picked.append(table if part.at is None else pick_rows(table, part.at))
+    sample, first, position = order.merged(span, parts)
+    sizes = pick_sizes(picked, position)
+    tokens = [table.caption_tokens for table in picked if table.caption_tokens is not None]
     if tokens:
         spec = order.stream.datasets[span.dataset]
         drawn = Captions.of(spec).drawn(order.stream.seed, dataset_key(spec.name), span.epoch, sample)
-        sizes = replace(sizes, text_tokens=np.concatenate(tokens, axis=1)[drawn, at])
+        sizes = replace(sizes, text_tokens=np.concatenate(tokens, axis=1)[drawn, position])
     return Window(sample, first, sizes)
 
 

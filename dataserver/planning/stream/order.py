@@ -1,25 +1,37 @@
-"""Which samples a step holds: the canonical order and random access to it (order version 1).
+"""Which samples a step holds: the canonical order and random access to it.
 
-Each dataset is an axis. An epoch of it is laid out shard by shard in a keyed permutation of the shards; groups of
-`shuffle_window` consecutive shards are windows, and the samples of a window are sorted by a keyed draw. A sample's
-length on the axis is its nominal tokens, or one without packing. Epoch p occupies [p L, (p + 1) L), L being the length
-of the dataset, and step k takes the samples whose first unit falls between the bounds of steps k and k + 1. So a step
-is found from the totals of the shards and the tables of the few shards in its windows, whatever the dataset's size.
+Each dataset is an axis. An epoch of it is laid out shard by shard in a keyed permutation of the shards, and keyed draws
+mix the samples of `shuffle_window` shards. In order version 1 groups of so many shards are windows, and the samples of
+a window are sorted by their draws; in version 2 the window slides (`sliding.py`), and what is sorted at a time is a
+slot of it. A sample's length on the axis is its nominal tokens, or one without packing. Epoch p occupies
+[p L, (p + 1) L), L being the length of the dataset, and step k takes the samples whose first unit falls between the
+bounds of steps k and k + 1. So a step is found from the totals of the shards and the tables of the few shards in its
+windows, whatever the dataset's size.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from dataserver.planning import I64, U64
 from dataserver.planning.job.fields import MAX_INTEGER, End, LastStep, Stream
-from dataserver.planning.stream.axis import Axis, Rest, Span
+from dataserver.planning.stream.axis import Axis, Rest, Span, Stretch
 from dataserver.planning.stream.mixture import Mixture
 from dataserver.planning.stream.randomness import Operator, dataset_key, draw
 from dataserver.planning.stream.samples import ROW_BITS, ShardTable
 
-__all__ = ["DatasetEmptyError", "Rest", "Span", "StepOutOfRangeError", "StreamOrder", "units_of"]
+__all__ = [
+    "DatasetEmptyError",
+    "Part",
+    "Rest",
+    "Span",
+    "StepOutOfRangeError",
+    "StreamOrder",
+    "Stretch",
+    "units_of",
+]
 
 
 class DatasetEmptyError(ValueError):
@@ -28,6 +40,21 @@ class DatasetEmptyError(ValueError):
 
 class StepOutOfRangeError(ValueError):
     """A step beyond the end of the job."""
+
+
+class Part(NamedTuple):
+    """The k samples of a shard that lie in a window."""
+
+    at: I64 | None
+    """int64 [k]: where they are in the shard's table; None where they are the whole table."""
+    sample: U64
+    """uint64 [k]: their numbers."""
+    words: U64
+    """uint64 [k]: by which the samples of a window are sorted."""
+    units: I64
+    """int64 [k]: the length of each on the axis."""
+    before: int
+    """Units of the shard's samples in earlier slots."""
 
 
 class StreamOrder:
@@ -104,27 +131,52 @@ class StreamOrder:
             lasts = [self._stops.get(dataset, last) for dataset, last in enumerate(lasts)]
         return [span for axis, *bounds in zip(self._axes, firsts, lasts, strict=True) for span in axis.spans(*bounds)]
 
-    def window(self, span: Span, tables: Sequence[ShardTable]) -> tuple[U64, I64, I64]:
+    def needed(self, step: int) -> list[Stretch]:
+        """What a step and those soon after it may read, by which servers read ahead; what is needed first comes first.
+
+        Raises:
+            StepOutOfRangeError: the job has no such step.
+        """
+        self.check(step)
+        bounds = zip(self._axes, self._mixture.bounds(step), self._mixture.bounds(step + 1), strict=True)
+        return list(dict.fromkeys(stretch for axis, *found in bounds for stretch in axis.needed(*found)))
+
+    def part(self, span: Span, at: int, table: ShardTable) -> Part:
+        """The samples of a shard in the window in which a span lies.
+
+        Args:
+            span: from `spans`.
+            at: position of the shard in `span.shards`.
+            table: of the shard.
+        """
+        sample, units = self.numbers(span.shards[at], table), units_of(self.stream, table)
+        words = self.draws(span, sample)
+        if span.slot is None:
+            return Part(None, sample, words, units, 0)
+        chosen = span.slot.part(at, words, units)
+        return Part(chosen.at, sample[chosen.at], chosen.words, units[chosen.at], chosen.before)
+
+    def merged(self, span: Span, parts: Iterable[Part]) -> tuple[U64, I64, I64]:
         """All samples of the window in which a span lies; spans of one window share them.
 
         Args:
             span: from `spans`.
-            tables: the tables of `span.shards`, in that order.
+            parts: those of `span.shards`, in that order.
 
         Returns:
             uint64 [n] numbers of the samples in canonical order, int64 [n] the first unit of each, from the start of
-            the epoch, and int64 [n] where each is in the tables, one after the other.
+            the epoch, and int64 [n] where each is in the parts, one after the other.
         """
         from dataserver.planning.kernels.gathered import order_of_draws
 
-        sample = np.concatenate([self.numbers(s, t) for s, t in zip(span.shards, tables, strict=True)])
-        words = self.draws(span, sample)
+        _, samples, all_words, all_units, before = zip(*parts, strict=True)
+        sample, words = np.concatenate(samples), np.concatenate(all_words)
         order = order_of_draws(words)  # a fraction of what `lexsort` takes, needed only where two words are equal
         ordered = words[order]
         if (ordered[1:] == ordered[:-1]).any():
             order = np.lexsort((sample, words))
-        units = np.concatenate([units_of(self.stream, t) for t in tables])[order]
-        return sample[order], span.window_start + np.cumsum(units) - units, order
+        units = np.concatenate(all_units)[order]
+        return sample[order], span.window_start + sum(before) + np.cumsum(units) - units, order
 
     def length_of(self, span: Span, shard: int) -> int:
         """The length of a shard on its dataset's axis, in the epoch of a span."""

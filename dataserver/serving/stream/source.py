@@ -87,7 +87,10 @@ class ViewSource:
             buffer: uint8 [wanted.num_bytes].
         """
         served = self.served
-        return prepare_view(served.job.spec, wanted.plan, wanted.view, served.datasets, wanted.made, buffer)
+        prepared = prepare_view(served.job.spec, wanted.plan, wanted.view, served.datasets, wanted.made, buffer)
+        if prepared.tasks:
+            served.planner.read_ahead(wanted.plan.step)
+        return prepared
 
     def encode(self, wanted: MicrobatchSpec, prepared: PreparedView, checksummed: bool) -> EncodedMicrobatch:
         """Encode a view whose tasks have all run; with a checksum if it is sent as bytes."""

@@ -17,7 +17,7 @@ from dataserver.dataset import DatasetError
 from dataserver.dataset.storage.block_files import CHUNK_BYTES, BlockFiles
 from dataserver.dataset.storage.blocks import Blocks
 from dataserver.dataset.storage.clients import ObjectInfo, UnavailableError
-from dataserver.dataset.storage.held_blocks import HeldBlocks
+from dataserver.dataset.storage.held_blocks import NEEDED_S, HeldBlocks
 from dataserver.dataset.storage.pieces import BLOCK_BYTES, BlockKey, Piece, runs
 
 DATA = np.random.default_rng(0).integers(0, 256, 2 * BLOCK_BYTES + 12345, np.uint8).tobytes()
@@ -126,6 +126,58 @@ def test_blocks_of_which_all_was_served_go_first() -> None:
     held.read(tail_key(0), 0, 10)
     held.put(tail_key(2), DATA[2 * BLOCK_BYTES :])
     assert [number for number in range(3) if tail_key(number) in held] == [0, 2]
+
+
+def test_blocks_that_a_job_needs_stay_and_the_others_go_first() -> None:
+    held = HeldBlocks(2 * BLOCK_BYTES)
+    for number in range(2):
+        held.put(tail_key(number), DATA[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES])
+    held.read(tail_key(0), 0, BLOCK_BYTES)
+    assert held.need("job", {tail_key(0), tail_key(2)}) == (BLOCK_BYTES, set())
+    held.put(tail_key(2), DATA[2 * BLOCK_BYTES :])
+    assert [number for number in range(3) if tail_key(number) in held] == [0, 2]
+
+
+def test_what_a_job_said_is_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("dataserver.dataset.storage.held_blocks.monotonic", lambda: now[0])
+    held = HeldBlocks(BLOCK_BYTES)
+    held.put(tail_key(0), DATA[:BLOCK_BYTES])
+    assert held.need("a", {tail_key(0)})[0] == 0
+    assert held.need("b", {tail_key(1)})[0] == 0
+    now[0] = NEEDED_S + 1
+    assert held.need("b", {tail_key(1)})[0] == BLOCK_BYTES
+
+
+def test_a_block_that_was_served_whole_counts_anew_in_the_next_epoch() -> None:
+    held = HeldBlocks(2 * BLOCK_BYTES)
+    for number in range(2):
+        held.put(tail_key(number), DATA[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES])
+    for length in (BLOCK_BYTES, 10):
+        held.read(tail_key(1), 0, length)  # the second time is in another epoch, as the first served it whole
+        held.read(tail_key(0), 0, 10)
+    held.read(tail_key(1), 100, 10)
+    held.put(tail_key(2), DATA[2 * BLOCK_BYTES :])
+    assert [number for number in range(3) if tail_key(number) in held] == [1, 2]
+
+
+def test_blocks_are_read_before_they_are_wanted_each_once_and_as_far_as_there_is_room() -> None:
+    store, blocks = Store(), Blocks()
+    blocks.configure(2 * BLOCK_BYTES)
+    needed = {tail_key(number): store for number in (1, 0, 2)}
+    blocks.need("job", needed)
+    settled(blocks)
+    assert sorted(start // BLOCK_BYTES for start, _ in store.asked) == [0, 1]
+    store.asked.clear()
+    assert blocks.read([Piece(store, INFO, 5, 100)]) == [DATA[5:105]]
+    blocks.held.clear()
+    blocks.held.need("job", set(needed))
+    blocks.need("job", needed)
+    settled(blocks)
+    assert len(store.asked) == 2  # held no more, and needed: read again
+    blocks.need("job", needed)
+    settled(blocks)
+    assert len(store.asked) == 2
 
 
 @pytest.fixture

@@ -106,3 +106,11 @@ def test_a_server_that_is_asked_by_another_one_asks_no_further() -> None:
     here.use_owners(odd)
     assert here.read([Piece(store, INFO, BLOCK_BYTES, 9)], for_peer=True) == [bytes([byte_of(1)]) * 9]
     assert odd.calls == []
+
+
+def test_a_server_reads_its_own_blocks_ahead_alone() -> None:
+    store, here, there = Store(), Blocks(), Blocks()
+    here.use_owners(Odd(there))
+    here.need("job", {BlockKey(store.name, INFO, number): store for number in range(6)})
+    settle(here, there)
+    assert sorted(start // BLOCK_BYTES for start, _ in store.asked) == [0, 2, 4]

@@ -361,7 +361,7 @@ def test_every_field_counts() -> None:
 @pytest.mark.parametrize(
     ("path", "found", "supported"),
     [
-        (("stream", "order_version"), 2, [1]),
+        (("stream", "order_version"), 3, [1, 2]),
         (("stream", "content_version"), 1, [2]),
         (("stream", "content_version"), 3, [2]),
         (("execution", "plan_version"), 4, [5, 6]),

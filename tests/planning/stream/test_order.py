@@ -1,9 +1,11 @@
 """The order of samples against a reference that lays out whole axes, sample by sample."""
 
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
+from math import floor
 
 import numpy as np
 import pytest
@@ -37,6 +39,7 @@ def streams(draw_: st.DrawFn, end: dict[str, object]) -> SyntheticDatasets:
         "packing": {"enabled": packed, "fill": draw_(st.sampled_from(["1", "0.97", "0.333"]))},
         "global_batch": batch,
         "shuffle_window": draw_(st.integers(1, 4)),
+        "order_version": draw_(st.sampled_from([1, 2])),
         "seed": draw_(st.integers(0, 1000)),
     }
     job = make_job(stream=stream, execution={"end": end})
@@ -52,7 +55,13 @@ def walk(data: SyntheticDatasets, number: int, epoch: int) -> list[tuple[Id, int
     def word(operator: Operator, of: int) -> int:
         return int(draw(stream.seed, operator, key, epoch, np.array([of], np.uint64))[0])
 
-    permuted = sorted(range(len(shards)), key=lambda s: (word(Operator.SHARD_ORDER, s), s))
+    def shuffled(of_epoch: int) -> list[int]:
+        words = draw(stream.seed, Operator.SHARD_ORDER, key, of_epoch, np.arange(len(shards), dtype=np.uint64))
+        return sorted(range(len(shards)), key=lambda s: (int(words[s]), s))
+
+    if stream.order_version == 2:
+        return [((number, epoch, sample), units) for sample, units in walk_sliding(data, number, epoch, shuffled, word)]
+    permuted = shuffled(epoch)
     found: list[tuple[Id, int]] = []
     for first in range(0, len(permuted), stream.shuffle_window):
         window = [
@@ -63,6 +72,54 @@ def walk(data: SyntheticDatasets, number: int, epoch: int) -> list[tuple[Id, int
         window.sort(key=lambda sample: (word(Operator.SAMPLE_ORDER, sample[0]), sample[0]))
         found += [((number, epoch, sample), units) for sample, units in window]
     return found
+
+
+def walk_sliding(
+    data: SyntheticDatasets,
+    number: int,
+    epoch: int,
+    shuffled: Callable[[int], list[int]],
+    word: Callable[[Operator, int], int],
+) -> Iterator[tuple[int, int]]:
+    """One epoch in order version 2: the numbers of all samples with their units."""
+    stream, shards = data.job.stream, data.tables[number]
+    permuted, window, n = shuffled(epoch), stream.shuffle_window, len(shards)
+    half = -(-window // 2)
+    if epoch and n > window:
+        begun = [s for s in permuted[:-half] if s in shuffled(epoch - 1)[-half:]]
+        permuted = begun + [s for s in permuted if s not in begun]
+    reach, unit, end = window if n > window else 2 * n, 1 << 32, 2 * n << 32
+
+    def turned(at: int) -> int:
+        return -at if at < 0 else 2 * end - at if at > end else at
+
+    def before(at: Fraction | int) -> Fraction:
+        """How much of two units, spread over `reach` to either side, lies below a position from the first."""
+        x = min(max(Fraction(at), Fraction(0)), Fraction(2 * reach + 2))
+        if x <= 2:
+            return x * x / (8 * reach)
+        return (x - 1) / (2 * reach) if x <= 2 * reach else 1 - (2 * reach + 2 - x) ** 2 / (8 * reach)
+
+    slots: list[list[tuple[int, int, int]]] = [[] for _ in range(n)]  # windows this small have slots of one shard
+    for place, shard in enumerate(permuted):
+        rows = list(zip(shards[shard].row.tolist(), units_of(stream, shards[shard]).tolist(), strict=True))
+        positions = []
+        for at, (row, units) in enumerate(rows):
+            sample = sample_number(shard, row)
+            moved = (word(Operator.SAMPLE_ORDER, sample) >> 32) * 2 * reach
+            positions.append(
+                (turned(((2 * place - reach) * unit) + at * (2 * unit // len(rows)) + moved), sample, units)
+            )
+        length, first, begun_units = sum(units for _, units in rows), 2 * place - reach, 0
+        shares = [
+            before(y - first) - before(-y - first) + 1 - before(4 * n - y - first) for y in range(2, 2 * n + 1, 2)
+        ]
+        bounds = [floor(length * share) for share in shares]
+        for position, sample, units in sorted(positions):
+            slots[sum(bound <= begun_units for bound in bounds)].append((position, sample, units))
+            begun_units += units
+    for slot in slots:
+        yield from ((sample, units) for _, sample, units in sorted(slot))
 
 
 def reference(data: SyntheticDatasets, num_steps: int) -> list[list[Id]]:
@@ -300,11 +357,11 @@ def test_samples_of_equal_words_come_by_their_number(monkeypatch: pytest.MonkeyP
     """Two of 2^64 words are never equal in practice, and the order must not depend on how they are sorted."""
     data = _synthetic([[9, 8]], {"steps": 1}, shuffle_window=2)
     (span,) = data.order.spans(0)
-    tables = [data.tables[0][shard] for shard in span.shards]
     monkeypatch.setattr(
         "dataserver.planning.stream.order.draw", lambda *given: (given[-1] >> np.uint64(1)) % np.uint64(3)
     )
-    sample, _, at = data.order.window(span, tables)
-    words = ((sample >> np.uint64(1)) % np.uint64(3)).tolist()
-    assert list(zip(words, sample.tolist(), strict=True)) == sorted(zip(words, sample.tolist(), strict=True))
-    assert sorted(at.tolist()) == list(range(17))
+    (window,) = data.windows(span)
+    words = ((window.sample >> np.uint64(1)) % np.uint64(3)).tolist()
+    found = list(zip(words, window.sample.tolist(), strict=True))
+    assert found == sorted(found)
+    assert len(set(window.sample.tolist())) == 17

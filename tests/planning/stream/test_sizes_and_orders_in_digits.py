@@ -116,7 +116,7 @@ def test_orders_in_digits() -> None:
     assert [[(s.first, s.last) for s in found] for found in spans] == [[(0, 5)], [(5, 10), (5, 10)], [(10, 12)]]
     assert [[s.window_start for s in found] for found in spans] == [[0], [0, 8], [8]]
     assert sorted(spans[0][0].shards + spans[2][0].shards) == [0, 1, 2]
-    assert spans[0][0] == Span(0, 0, spans[1][0].shards, 0, 0, 5)
+    assert spans[0][0] == Span(0, 0, spans[1][0].shards, 0, 0, 5, 0)
     # Steps that end with a window, and with a pass, touch no further one.
     assert taken(order([[4, 4, 4]], {"steps": 9}, 8), 0) == [(0, 0, 0, 8)]
     assert taken(order([[4, 4, 4]], {"steps": 9}, 12), 1) == [(0, 1, 0, 12), (0, 1, 0, 12)]

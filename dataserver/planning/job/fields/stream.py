@@ -21,7 +21,7 @@ from dataserver.planning.job.fields.values import (
     TokenId,
 )
 
-SUPPORTED_ORDER_VERSIONS = frozenset({1})
+SUPPORTED_ORDER_VERSIONS = frozenset({1, 2})
 SUPPORTED_CONTENT_VERSIONS = frozenset({2})
 MAX_PIECES: Final = 1024
 """Pieces of one dataset's weight."""
@@ -231,7 +231,8 @@ class Stream(SpecModel):
     seed: Natural = 0
     """Key of all randomness of the job."""
     order_version: Positive = 1
-    """Version of the rules that turn (stream, step) into samples."""
+    """Version of the rules that turn (stream, step) into samples: 1 mixes one window of shards after the other; in 2
+    the window slides, so that as many bytes are needed in every step."""
     content_version: Positive = 2
     """Version of the rules that turn samples into bytes: decoding, resizing, tokenizing, tensor layout."""
 
