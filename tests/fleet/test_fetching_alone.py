@@ -123,7 +123,7 @@ def fetcher(
 ) -> PlanFetcher:
     calls = iter([Call(Failure(grpc.StatusCode.NOT_FOUND)), plan])
     monkeypatch.setattr(peer, "bring", lambda _: (bring, since))
-    future = SimpleNamespace(future=lambda request, timeout: next(calls))  # noqa: ARG005
+    future = SimpleNamespace(future=lambda request, timeout, metadata: next(calls))  # noqa: ARG005
     monkeypatch.setattr(peer, "plans", SimpleNamespace(FetchPlan=future))
     return PlanFetcher(OnePeer(peer, []), count)
 

@@ -27,6 +27,7 @@ from dataserver.serving.transport.direct_listener import DirectListener
 from dataserver.serving.transport.grpc import GrpcTransport
 from dataserver.serving.transport.interface import EncodedMicrobatch, Memory
 from dataserver.serving.transport.shared_memory_listener import SharedMemoryListener
+from dataserver.tracing import opened
 from trainclient.stream.shared_memory import MappedBlocks
 
 SIZE = 1 << 16
@@ -369,7 +370,9 @@ def test_a_cancelled_assembly_is_settled_without_its_tasks() -> None:
     source, settled = Source(), list[Assembly]()
     prepared = SimpleNamespace(tasks=[lambda: 1] * 3, finish=lambda: None, num_images=3, num_invalid=0)
     source.prepare = lambda *_: prepared  # type: ignore[method-assign]
-    made = Assembly(source.specify(source.plan(0, None), 0), memory(), Metrics(), settled.append)
+    made = Assembly(
+        source.specify(source.plan(0, None), 0), memory(), Metrics(), settled.append, opened(None, "prepare")
+    )
     made.start(source, Busy())  # type: ignore[arg-type]
     assert (len(waiting), settled) == (3, [])
     made.cancel()
@@ -389,7 +392,9 @@ def test_an_assembly_that_failed_begins_no_other_task() -> None:
     tasks = [lambda number=number: task(number) for number in range(3)]
     prepared = SimpleNamespace(tasks=tasks, finish=lambda: None, buffer=b"", num_images=3, num_invalid=0)
     source.prepare = lambda *_: prepared  # type: ignore[method-assign]
-    made = Assembly(source.specify(source.plan(0, None), 0), memory(), Metrics(), settled.append)
+    made = Assembly(
+        source.specify(source.plan(0, None), 0), memory(), Metrics(), settled.append, opened(None, "prepare")
+    )
     with ThreadPoolExecutor(1) as pool:
         made.start(source, pool)  # type: ignore[arg-type]
     assert begun == [0]
