@@ -3,20 +3,23 @@
 from collections.abc import Sequence
 
 from dataserver.images import TRANSFORM_WORDS, DrawnTransform
-from dataserver.planning.job.fields import Stream
+from dataserver.planning.job.fields import InstalledPixels, Stream
 from dataserver.planning.stream.randomness import Operator, dataset_key, draws
 from dataserver.planning.stream.samples import StepSamples
+from dataserver.transforms import Pixels
 
 
 def draw_transforms(
-    stream: Stream, samples: StepSamples, images: Sequence[tuple[int, int]]
+    stream: Stream, samples: StepSamples, images: Sequence[tuple[int, int]], installed: Pixels
 ) -> list[tuple[DrawnTransform, ...]]:
     """The transforms of each image, by its sample's position in the step and its number within the sample.
 
     Words are keyed by dataset, epoch and sample; transform t of an image has those from (number x transforms + t) x 4.
-    So an image is the same in all views of an epoch, and another one in the next epoch.
+    So an image is the same in all views of an epoch, and another one in the next epoch. `installed` applies those that
+    users installed.
     """
     wanted = stream.transforms or ()
+    by = [installed if isinstance(options, InstalledPixels) else None for options in wanted]
     if not wanted:
         return [()] * len(images)
     count, of_sample = TRANSFORM_WORDS * len(wanted), dict[int, list[int]]()
@@ -30,5 +33,5 @@ def draw_transforms(
             of_sample[position] = words.tolist()
         own = of_sample[position][count * number : count * (number + 1)]
         each = zip(*[iter(own)] * TRANSFORM_WORDS, strict=True)
-        found.append(tuple(DrawnTransform(options, words) for options, words in zip(wanted, each, strict=True)))
+        found.append(tuple(map(DrawnTransform, wanted, each, by)))
     return found

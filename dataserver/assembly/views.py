@@ -22,7 +22,7 @@ from dataserver.assembly.decoders import DECODERS, Item
 from dataserver.assembly.image_transforms import draw_transforms
 from dataserver.assembly.sequences import IGNORED, backbone_arrays, backbone_rotary_positions, text_arrays
 from dataserver.assembly.tensors import TensorSpec, clip_ends, num_patches, total_bytes
-from dataserver.dataset import Dataset, Shard, texts_key
+from dataserver.dataset import Dataset, Shard, printable, texts_key
 from dataserver.images import U8
 from dataserver.planning import I64, Bool
 from dataserver.planning.job.fields import ModuleKind, Sizing
@@ -32,6 +32,7 @@ from dataserver.planning.plan.views import ViewPlan
 from dataserver.planning.stream.captions import captions_of
 from dataserver.planning.stream.item_sizes import audio_sizing, item_tokens
 from dataserver.planning.stream.samples import ROW_BITS, StepSamples
+from dataserver.transforms import NO_TRANSFORMS, Pixels, TransformUnavailableError
 
 IMAGES_PER_TASK: Final = 8
 """Images that a thread decodes before it looks for other work. Handing them over one by one cost as much as a fifth of
@@ -74,7 +75,7 @@ class PreparedView:
     """uint8 [items], numbers of `Validity`; complete after `finish`."""
     tasks: tuple[Callable[[], int], ...]
     """Each decodes some images, independent of the others and repeatable, and returns the encoded bytes that it read.
-    ShardReadError where storage fails."""
+    ShardReadError where storage fails, TransformUnavailableError where a transform of a user does not end."""
     images: _Images
     tokens: I64
     """int64 [items]: tokens of each sample; meaningless where items are images."""
@@ -107,6 +108,7 @@ def prepare_view(
     datasets: Sequence[Dataset],
     tensors: tuple[TensorSpec, ...],
     buffer: U8,
+    installed: Pixels = NO_TRANSFORMS.pixels,
 ) -> PreparedView:
     """Fill tokens and offsets of a view, and make the tasks that fill its pixels.
 
@@ -117,6 +119,7 @@ def prepare_view(
         datasets: the datasets of the job, in its order.
         tensors: those of the view that are wanted (`view_tensors`); without any, the validity of its items alone.
         buffer: writable uint8 [total_bytes(tensors)]; its content does not matter.
+        installed: applies the transforms of pixels that users installed.
 
     Raises:
         TokenCountError: a text does not have the tokens that were planned.
@@ -148,7 +151,9 @@ def prepare_view(
         tensors=tensors,
         buffer=buffer,
         validity=np.where(counts > 0, Validity.UNKNOWN, Validity.VALID).astype(np.uint8),
-        tasks=tuple(_image_tasks(spec, plan.samples, images, datasets, by_name.get("mel", by_name.get("patches")))),
+        tasks=tuple(
+            _image_tasks(spec, plan.samples, images, datasets, by_name.get("mel", by_name.get("patches")), installed)
+        ),
         images=images,
         tokens=plan.samples.tokens[view.items] if view.holds_samples else counts,
     )
@@ -206,7 +211,12 @@ def _offsets(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> dict[str, NDArray
 
 
 def _image_tasks(
-    spec: JobSpec, samples: StepSamples, images: _Images, datasets: Sequence[Dataset], target: NDArray[Any] | None
+    spec: JobSpec,
+    samples: StepSamples,
+    images: _Images,
+    datasets: Sequence[Dataset],
+    target: NDArray[Any] | None,
+    installed: Pixels,
 ) -> Iterator[Callable[[], int]]:
     """Yield tasks of a few images or clips each, in the order in which storage has them.
 
@@ -216,7 +226,7 @@ def _image_tasks(
     shard, row = np.divmod(samples.sample[of].astype(np.int64), 1 << ROW_BITS)
     dataset = samples.dataset[of]
     rows, columns = (a[images.index].tolist() for a in (samples.image_rows, samples.image_columns))
-    drawn = draw_transforms(spec.stream, samples, list(zip(of.tolist(), number.tolist(), strict=True)))
+    drawn = draw_transforms(spec.stream, samples, list(zip(of.tolist(), number.tolist(), strict=True)), installed)
     decoding = _Decoding(
         sizing=spec.stream.sizing,
         sources=[(datasets[d], datasets[d].shards[s]) for d, s in zip(dataset.tolist(), shard.tolist(), strict=True)],
@@ -275,5 +285,10 @@ class _Decoding:
             encoded = (dataset.read(ref) for dataset, found in runs for ref in found)
         for n, ref, data in zip(chosen, refs, encoded, strict=True):
             out = None if self.out is None else self.out[n]
-            self.valid[n] = DECODERS[ref.is_audio](data, ref, self.items[n], self.sizing, out)
+            try:
+                self.valid[n] = DECODERS[ref.is_audio](data, ref, self.items[n], self.sizing, out)
+            except TransformUnavailableError as error:
+                shard, row = self.sources[n][1], self.places[n][0]
+                where = f"shard {shard.name}, sample {printable(shard.keys()[row])}"
+                raise TransformUnavailableError(f"{where}: {error}") from None
         return num_bytes

@@ -20,6 +20,12 @@ _SAYS_ITSELF = tyro.conf.arg(help_behavior_hint="")
 
 Pairs = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=PATH", help_behavior_hint="")]
 """A flag that is given several times, each with NAME=PATH."""
+Entries = Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
+"""A flag that is given several times, with what its help shows."""
+Transforms = Annotated[
+    tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=VERSION", help_behavior_hint="")
+]
+"""A flag that is given several times, each with an installed transform and perhaps its options."""
 Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff, _SAYS_ITSELF]
 """A flag without a value."""
 MaybePath = Annotated[Path | None, _SAYS_ITSELF]

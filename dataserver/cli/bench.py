@@ -9,9 +9,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dataserver.cli.arguments import MaybeInt, MaybePath, sizing_of
+from dataserver.cli.arguments import MaybeInt, MaybePath, Transforms, sizing_of
 from dataserver.cli.tables import console_for_tables
 from dataserver.cli.throughput import READING, WARM_SAMPLES, Decoded, Made, Maker, Rate, sampled
+from dataserver.cli.transform_costs import TransformCost, pixel_transforms, transform_cost
 from dataserver.dataset import Dataset, location, usable_cores
 from dataserver.images import silence_pillow_warnings
 
@@ -32,6 +33,7 @@ def bench(
     max_patches: Annotated[int, tyro.conf.arg(help_behavior_hint="")] = 1024,
     quality: Annotated[Literal["fast", "exact"], tyro.conf.arg(help_behavior_hint="")] = "fast",
     resampling: MaybeFilter = None,
+    transform: Transforms = (),
 ) -> None:
     """Measure how many cores a rate of images needs on an indexed dataset, and what limits it.
 
@@ -47,6 +49,8 @@ def bench(
         max_patches: Largest number of patches of an image, as in the job's sizing; 1024 by default.
         quality: Quality of decoding, as in the job's sizing; fast by default.
         resampling: Filter of Pillow, as in the job's sizing; the server's own bilinear one by default.
+        transform: Installed transform of pixels whose cost is measured too, NAME=VERSION or NAME=VERSION:OPTIONS with
+            an object of JSON; may be repeated.
     """
     cores = usable_cores()
     threads = cores if threads is None else threads
@@ -56,6 +60,7 @@ def bench(
     of_filter = {} if resampling is None else {"resampling": resampling}
     sizing = sizing_of(max_patches=max_patches, quality=quality, **of_filter)
     silence_pillow_warnings()
+    pool, wanted = pixel_transforms(transform)
     path = location(path)
     dataset = Dataset.open(path, index_dir)
     maker = Maker(dataset, sizing)
@@ -73,6 +78,8 @@ def bench(
         f"{len(dataset.shards)} shards, with {made.num_images} images; measured on this machine, {cores} cores"
     )
     _show(console, made, rates, RATES if rate is None else (rate,))
+    if wanted:
+        _show_cost(console, transform_cost(dataset, sizing, chosen, pool, wanted))
 
 
 def _check(flag: str, value: int, most: int) -> None:
@@ -89,6 +96,14 @@ def _show(console: Console, made: Made, rates: list[Rate], wanted: tuple[int, ..
     if limiting_stage(made) == READING:
         console.print("storage limits: more cores wait for it as well; serve from faster storage, or with more servers")
     console.print(f"counted with {of_core:.0f} images/s of a busy core. Planning and sending come on top.")
+
+
+def _show_cost(console: Console, cost: TransformCost) -> None:
+    console.print(
+        f"CPU time of an image: {cost.without_ms:.2f} ms without the transforms, {cost.with_ms:.2f} ms with them; to "
+        f"hand pixels to their processes and back takes {cost.handing_over_ms:.2f} ms of that",
+        highlight=False,
+    )
 
 
 def limiting_stage(made: Made) -> str:

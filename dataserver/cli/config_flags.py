@@ -9,10 +9,11 @@ import tyro
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from dataserver.cli.arguments import Pairs, Switch, named_paths, tokenizer_files
+from dataserver.cli.arguments import Entries, Pairs, Switch, named_paths, tokenizer_files
 from dataserver.cli.parsing import docstring
 from dataserver.serving.budgets import MIB
 from dataserver.serving.config import Metavar
+from dataserver.transforms import named_versions
 
 Configured = Callable[[Path | None, Mapping[str, Any]], None]
 """A command that gets its configuration file, and the fields that flags set."""
@@ -21,8 +22,8 @@ Configured = Callable[[Path | None, Mapping[str, Any]], None]
 def with_flags(model: type[BaseModel]) -> Callable[[Configured], Callable[..., None]]:
     """Let a command take a flag for each field of a model, and a YAML file. It gets the file, and what flags set.
 
-    A map is a flag in the singular that may be repeated, each time with NAME=PATH; a list is one flag, with commas.
-    What is true by default has a flag `--no-...`.
+    A map is a flag in the singular that may be repeated, each time with NAME=PATH or what its `Metavar` says. A
+    list is one flag, with commas. What is true by default has a flag `--no-...`.
     """
     fields = {_flag(name, field): (name, field) for name, field in model.model_fields.items()}
 
@@ -63,7 +64,7 @@ def _kind(field: FieldInfo) -> Any:
     if field.annotation is bool:
         return Annotated[Switch, shown]
     if origin is dict:
-        return Annotated[Pairs, shown]
+        return Annotated[Pairs, shown] if metavar is None else Annotated[Entries, shown]
     return Annotated[str | None if origin is tuple else field.annotation | None, shown]  # type: ignore[operator]
 
 
@@ -96,6 +97,8 @@ def _given(name: str, field: FieldInfo, value: Any) -> Any:
         return tuple(entry.strip() for entry in value.split(",") if entry.strip())
     if name == "tokenizers":
         return tokenizer_files(value) or None
+    if name == "transforms":
+        return named_versions(_flag(name, field), value)
     if get_origin(field.annotation) is dict:
         return named_paths(_flag(name, field).replace("_", "-"), value)
     return value

@@ -23,9 +23,9 @@ def doctor(
 ) -> int:
     """Check a fleet, and say what to change.
 
-    Compares releases, builds, content digests, datasets, tokenizers and clocks, and looks at certificates, limits of
-    files, memory, disks and peers. Prints a finding each with its remedy; the exit status is 1 where there is any.
-    Needs the right `metrics` of servers with a policy.
+    Compares releases, builds, content digests, datasets, tokenizers, transforms and clocks, and looks at certificates,
+    limits of files, memory, disks and peers. Prints a finding each with its remedy; the exit status is 1 where there is
+    any. Needs the right `metrics` of servers with a policy.
 
     Args:
         addresses: HOST:PORT of servers, or HOST:FIRST-LAST for a range of ports, separated by spaces or commas.

@@ -8,18 +8,17 @@ import tyro
 
 from dataserver.assembly import BYTES, ChatTokenizer, Tokenizer, load_tokenizer, open_chat
 from dataserver.audio import require_audio
-from dataserver.cli.arguments import MaybeInt, MaybePath, Switch, tokenizer_files
+from dataserver.cli.applied_transforms import AppliedTransforms
+from dataserver.cli.arguments import MaybeInt, MaybePath, Switch, Transforms, tokenizer_files
 from dataserver.cli.progress import progress_bar
 from dataserver.cli.ray_cluster import tasks_of
 from dataserver.dataset import (
     KINDS,
     OWN,
-    UNENCODABLE,
     WHOLE,
     AudioMembers,
     Conversations,
     Dataset,
-    Effect,
     Engine,
     IndexRules,
     KeyEnd,
@@ -38,7 +37,7 @@ from dataserver.dataset import (
 )
 from dataserver.jobs import Rules, index_statistics
 from dataserver.planning.job.fields import Sizing
-from dataserver.planning.stream.captions import CHAT_PREFIX, Captions
+from dataserver.planning.stream.captions import CHAT_PREFIX, Captions, text_key
 
 MAX_PARTS: Final = 4096
 PUBLISH_EVERY_S: Final = 60.0
@@ -72,6 +71,7 @@ def index(
     images_root: MaybePath = None,
     audio: Literal["ignore", "serve"] = "ignore",
     conversations: Literal["document", "chat"] = "document",
+    transform: Transforms = (),
 ) -> None:
     """Index datasets, count their tokens, and print their fingerprints.
 
@@ -102,6 +102,8 @@ def index(
             samples, which needs the extra `audio` here and on servers.
         conversations: Turns of conversations: texts of a document, each after its role, or messages that the chat
             template of each --tokenizer NAME=FOLDER renders: then only answers are learned.
+        transform: Installed transform of metadata or text, NAME=VERSION or NAME=VERSION:OPTIONS with an object of JSON;
+            may be repeated. Tokens are counted without those of text, and with all of them in this order.
     """
     if not paths:
         raise ValueError("no dataset is named; give at least one folder of shards")
@@ -132,9 +134,10 @@ def index(
     if conversations == "chat" and not chats:
         raise ValueError("--conversations chat needs a chat template; give --tokenizer NAME=FOLDER of a chat model")
     part = WHOLE if shards is None else _part(shards)
+    applied = AppliedTransforms.of(transform)
     with tasks_of(engine) as tasks:
         for path in map(location, paths):
-            _index_one(path, index_dir, workers, tokenizers, rules, part, tasks, chats)
+            _index_one(path, index_dir, workers, tokenizers, rules, part, tasks, chats, applied)
 
 
 def _part(text: str) -> Part:
@@ -173,6 +176,7 @@ def _index_one(
     part: Part,
     engine: Engine | None,
     chats: list[ChatTokenizer],
+    applied: AppliedTransforms,
 ) -> None:
     with progress_bar(f"indexing {path.name}", in_bytes=True) as report:
         built = build_index(path, index_dir, workers, report, rules, part, engine, _Publisher(index_dir))
@@ -182,14 +186,17 @@ def _index_one(
     for kind, count in built.findings.items():
         print(f"  {KINDS[kind]:<12} {count} {kind}")
     of_texts = [tokenizer for tokenizer in tokenizers if tokenizer.name not in {chat.name for chat in chats}]
-    texts = [(tokenizer, name) for tokenizer in of_texts for name in (OWN, *(c.name for c in rules.captions))]
-    for tokenizer, name in texts:
+    names = (OWN, *(c.name for c in rules.captions))
+    texts = [(*found, name) for tokenizer in of_texts for found in applied.to(tokenizer) for name in names]
+    for tokenizer, key, name in texts:
         of = tokenizer.name if name == OWN else f"{tokenizer.name}, caption {name}"
+        of += f", transforms {key}" if key else ""
         with progress_bar(f"counting tokens ({of})") as report:
-            counted = count_tokens(path, tokenizer, index_dir, report, name, part.of)
-        if counted.num_failed:
-            print(f"  {Effect.LEFT_OUT:<12} {counted.num_failed} {UNENCODABLE} ({of})")
+            counted = count_tokens(path, tokenizer, index_dir, report, name, part.of, key)
+        for kind, count in sorted(counted.findings.items()):
+            print(f"  {KINDS[kind]:<12} {count} {kind} ({of})")
         print(f"  tokens       {counted.num_tokens} ({of}, digest {tokenizer.digest})")
+    applied.derive(path, index_dir, part)
     for chat in chats:
         with progress_bar(f"rendering conversations ({chat.name})") as report:
             counted = count_chats(path, chat, index_dir, report, part.of)
@@ -201,7 +208,7 @@ def _index_one(
         print("  fingerprint  when all parts are indexed, run the command without --shards", flush=True)
         return
     dataset = Dataset.open(path, index_dir)
-    measured = [(tokenizer.name, tokenizer.digest, name) for tokenizer, name in texts]
+    measured = [(tokenizer.name, tokenizer.digest, text_key(name, key)) for tokenizer, key, name in texts]
     measured += [(chat.name, chat.digest, CHAT_PREFIX + chat.chat_digest) for chat in chats]
     for of, digest, name in measured if built.is_folder else ():
         with progress_bar(f"measuring with {of} tokens") as report:

@@ -42,7 +42,7 @@ def serve(config: Path | None, flags: Mapping[str, Any]) -> None:
     On a new machine it first compiles the kernels of planning and decoding. Prints `listening on HOST:PORT` when it
     serves, and then where its metrics and its health are. SIGTERM, Ctrl-C or the Drain call end it in order; a second
     signal ends it at once. SIGUSR1 writes what each thread is doing to stderr. Every flag is also a key of the YAML
-    file, where repeated flags are maps: datasets, index_dirs, quarantines, tokenizers.
+    file, where repeated flags are maps: datasets, index_dirs, quarantines, tokenizers, transforms.
     """
     settings = load_config(config, flags)
     logs.use(settings.log_format)
@@ -66,6 +66,7 @@ def opened(settings: ServerConfig) -> DataServer:
     catalog = Catalog.open(settings)
     if (found := block_remark(settings, catalog.datasets)) is not None:
         _log.warning("%s", found)
+    catalog.transforms.check()
     server = DataServer(settings, catalog)  # refuses certificates, tokens and policies before what may take a minute
     compile_missing()
     for name, dataset in catalog.datasets.items():

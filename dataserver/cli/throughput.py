@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.dataset import Dataset, ImageRef
-from dataserver.images import ImageShape, decode_patches, sniff_format
+from dataserver.dataset import Dataset, ImageRef, Shard
+from dataserver.images import DrawnTransform, ImageShape, decode_patches, sniff_format
 from dataserver.planning.job.fields import Sizing
 from dataserver.planning.stream.grids import patch_grid
 
@@ -77,18 +77,23 @@ class Made:
 
 def sampled(dataset: Dataset, num_samples: int, sizing: Sizing) -> list[Sample]:
     """Samples spread evenly over all shards, in the order in which storage has them."""
-    ends = np.cumsum([shard.num_samples for shard in dataset.shards])
-    total = int(ends[-1])
-    wanted = np.arange(min(num_samples, total)) * total // min(num_samples, total)
     found = []
-    for position in wanted.tolist():
-        number = int(np.searchsorted(ends, position, side="right"))
-        shard = dataset.shards[number]
-        row = position - int(ends[number]) + shard.num_samples
+    for shard, row in spread_evenly(dataset, num_samples):
         first, end = shard.sizes().image_offsets[row : row + 2].tolist()
         refs = [ref for ref in shard.images((row, i) for i in range(end - first)) if not ref.is_audio]
         found.append(Sample(tuple((ref, _shape(ref, sizing)) for ref in refs)))
     return found
+
+
+def spread_evenly(dataset: Dataset, num_samples: int) -> Iterator[tuple[Shard, int]]:
+    """Shards and rows of at most so many samples, spread evenly over all shards, in the order in which they lie."""
+    ends = np.cumsum([shard.num_samples for shard in dataset.shards])
+    total = int(ends[-1])
+    wanted = np.arange(min(num_samples, total)) * total // min(num_samples, total)
+    for position in wanted.tolist():
+        number = int(np.searchsorted(ends, position, side="right"))
+        shard = dataset.shards[number]
+        yield shard, position - int(ends[number]) + shard.num_samples
 
 
 def _shape(ref: ImageRef, sizing: Sizing) -> ImageShape:
@@ -99,8 +104,8 @@ def _shape(ref: ImageRef, sizing: Sizing) -> ImageShape:
 class Maker:
     """Makes samples as servers do."""
 
-    def __init__(self, dataset: Dataset, sizing: Sizing) -> None:
-        self._dataset, self._sizing = dataset, sizing
+    def __init__(self, dataset: Dataset, sizing: Sizing, drawn: tuple[DrawnTransform, ...] = ()) -> None:
+        self._dataset, self._sizing, self._drawn = dataset, sizing, drawn
         self._of_thread = threading.local()
 
     def make(self, samples: Sequence[Sample]) -> Made:
@@ -133,7 +138,7 @@ class Maker:
     def _decode(self, data: bytes, shape: ImageShape, made: Made) -> None:
         out = self._buffer()[: shape.rows * shape.columns]
         began = time.perf_counter()
-        valid = decode_patches(data, shape, self._sizing, out)
+        valid = decode_patches(data, shape, self._sizing, out, self._drawn)
         seconds = time.perf_counter() - began
         decoded = made.by_format.setdefault(sniff_format(data) or "other", Decoded())
         decoded.images += 1

@@ -25,6 +25,7 @@ from dataserver.dataset.index.arrays import Array, ArraysError, read_arrays, wri
 from dataserver.dataset.index.build import WHOLE, BuildReport, Part, build_index
 from dataserver.dataset.index.chat_counts import CHAT_COLUMN
 from dataserver.dataset.index.chat_tokens import ChatEncoder, EncodedChat, chat_key, count_chats
+from dataserver.dataset.index.derived import derive_columns, derive_table
 from dataserver.dataset.index.numeric import ShardSizes
 from dataserver.dataset.index.rules import (
     AudioMembers,
@@ -37,8 +38,18 @@ from dataserver.dataset.index.rules import (
     TextOnly,
     TruncatedImages,
 )
+from dataserver.dataset.index.text_transforms import TransformingTokenizer
 from dataserver.dataset.index.tokens import TextTokenizer, TokensReport, count_tokens, texts_key
-from dataserver.dataset.kinds import CHAT_ERROR, CHAT_LEFT_OUT, CHAT_NOT_ENDED, KINDS, UNENCODABLE, Effect
+from dataserver.dataset.kinds import (
+    CHAT_ERROR,
+    CHAT_LEFT_OUT,
+    CHAT_NOT_ENDED,
+    KINDS,
+    TEXT_TRANSFORM,
+    TRANSFORM,
+    UNENCODABLE,
+    Effect,
+)
 from dataserver.dataset.lint import LintReport, lint
 from dataserver.dataset.machine.cores import usable_cores
 from dataserver.dataset.machine.memory import Memory, processes_within, usable_memory
@@ -66,6 +77,8 @@ __all__ = [
     "KINDS",
     "OWN",
     "TEXT",
+    "TEXT_TRANSFORM",
+    "TRANSFORM",
     "UNENCODABLE",
     "WHOLE",
     "Array",
@@ -122,6 +135,7 @@ __all__ = [
     "TokenizingError",
     "TokensMissingError",
     "TokensReport",
+    "TransformingTokenizer",
     "TruncatedImages",
     "build_index",
     "chat_key",
@@ -129,6 +143,8 @@ __all__ = [
     "convert",
     "count_chats",
     "count_tokens",
+    "derive_columns",
+    "derive_table",
     "describe",
     "filter_parts",
     "in_processes",

@@ -27,7 +27,7 @@ from dataserver.dataset.storage.mirror import pull
 from dataserver.dataset.storage.pieces import BlockKey, Piece, Source
 from dataserver.dataset.storage.urls import location
 from dataserver.images import MAX_IMAGE_BYTES
-from dataserver.planning.stream.captions import CHAT_PREFIX
+from dataserver.planning.stream.captions import CHAT_PREFIX, TEXT_MARK
 
 _log = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ class Dataset:
 
     def check_captions(self, names: Iterable[str]) -> None:
         """Raise CaptionError if no sample has one of these captions."""
-        for name in names:
+        for name in (name.partition(TEXT_MARK)[0] for name in names):
             if name.startswith(CHAT_PREFIX):
                 if CHAT_COLUMN not in self.shards[0].known_columns:
                     raise CaptionError(

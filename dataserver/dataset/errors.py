@@ -34,6 +34,10 @@ class TokenizingError(Exception):
     """A tokenizer cannot encode a text; the message is the tokenizer's own word."""
 
 
+class TextTransformError(TokenizingError):
+    """A transform of a user fails for a text before it is encoded."""
+
+
 class TokenizingEndedError(TokenizingError):
     """Encoding a text took more time or memory than it may: a machine that is faster may encode it."""
 

@@ -39,6 +39,8 @@ ORPHAN_TEXT: Final = "orphan_text"
 ROW_WITHOUT_SAMPLE: Final = "row_without_sample"
 SAMPLE_WITHOUT_ROW: Final = "sample_without_row"
 UNENCODABLE: Final = "token_error"
+TEXT_TRANSFORM: Final = "text_transform"
+TRANSFORM: Final = "transform"
 TOO_MANY_SCALARS: Final = "too_many_scalars"
 TRUNCATED_IMAGE: Final = "truncated_image"
 UNREAD_FILE: Final = "unread_file"
@@ -69,6 +71,7 @@ KINDS: Final[Mapping[str, Effect]] = {
     "not_utf8": Effect.LEFT_OUT,
     ORPHAN_TEXT: Effect.LEFT_OUT,
     "text_too_large": Effect.LEFT_OUT,
+    TEXT_TRANSFORM: Effect.LEFT_OUT,
     UNENCODABLE: Effect.LEFT_OUT,
     "too_many_members": Effect.LEFT_OUT,
     "unreadable_header": Effect.LEFT_OUT,
@@ -84,6 +87,7 @@ KINDS: Final[Mapping[str, Effect]] = {
     MISSING_SIDECAR: Effect.SERVED,
     SAMPLE_WITHOUT_ROW: Effect.SERVED,
     TRUNCATED_IMAGE: Effect.SERVED,
+    TRANSFORM: Effect.INVALID,
     UNDECODABLE: Effect.INVALID,
     "bad_sidecar": Effect.IGNORED,
     "extension_too_large": Effect.IGNORED,

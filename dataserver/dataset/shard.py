@@ -1,7 +1,7 @@
 """One shard of an open dataset: sizes, texts, image positions and columns, all from its index."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -13,6 +13,7 @@ from dataserver.dataset.cache import LruCache
 from dataserver.dataset.errors import DatasetError, Finding, FindingReport, TokensMissingError
 from dataserver.dataset.filters import Filter
 from dataserver.dataset.index.chat_counts import FLAG_BITS, IMAGE_ENTRY, TARGET, ChatCounts
+from dataserver.dataset.index.derived import DerivedColumns, read_derived
 from dataserver.dataset.index.format import (
     BATCH_ROWS,
     META_PREFIX,
@@ -314,18 +315,37 @@ class Shard:
             return stored
         return pc.coalesce(stored, true_sizes.cast(stored.type))
 
-    def keep(self, sample_filter: Filter | None = None, quarantine: Quarantine | None = None) -> npt.NDArray[np.bool_]:
-        """Return bool[num samples]: True where neither the filter nor the quarantine leaves the sample out."""
-        kept = np.ones(self.num_samples, np.bool_)
+    def keep(
+        self,
+        sample_filter: Filter | None = None,
+        quarantine: Quarantine | None = None,
+        transforms: Sequence[str] = (),
+    ) -> npt.NDArray[np.bool_]:
+        """Return bool[num samples]: True where neither the filter, nor the quarantine, nor a transform leaves it out.
+
+        `transforms` are the keys of those of metadata; raises as `derived`.
+        """
+        derived = self.derived(transforms)
+        kept = derived.stays.copy()
         if sample_filter is not None:
-            kept &= sample_filter.mask(self)
+            kept &= sample_filter.mask(derived)
         if quarantine is not None:
             kept &= quarantine.mask(self)
         return kept
 
-    def dropped_for_nulls(self, sample_filter: Filter) -> int:
+    def dropped_for_nulls(self, sample_filter: Filter, transforms: Sequence[str] = ()) -> int:
         """Return how many samples a filter drops for which a column that it names is null."""
-        return int(np.count_nonzero(~sample_filter.mask(self) & sample_filter.nulls(self)))
+        derived = self.derived(transforms)
+        return int(np.count_nonzero(~sample_filter.mask(derived) & sample_filter.nulls(derived)))
+
+    def derived(self, transforms: Sequence[str]) -> DerivedColumns:
+        """Return the columns with those that transforms of metadata made, by their keys.
+
+        Raises:
+            TokensMissingError: the shard was not transformed by one of them; names the command to run.
+            DatasetError: two of them made columns of the same name.
+        """
+        return DerivedColumns(self, [read_derived(self.file, self.header, key) for key in transforms])
 
     def check_row(self, row: int) -> None:
         """Raise IndexError, which names the shard, if it has no such row."""

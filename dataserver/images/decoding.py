@@ -39,6 +39,7 @@ from dataserver.images.resampling import target_of, write_resampled
 from dataserver.images.transforms import DrawnTransform, enlarged, transform
 from dataserver.images.truncation import Size
 from dataserver.planning.job.fields import Quality, Sizing
+from dataserver.transforms import TransformFailedError
 
 logger = logging.getLogger(__name__)
 
@@ -113,11 +114,13 @@ def decode_patches(
         drawn: transforms of the upright image, before it is scaled.
 
     Returns:
-        True; or False, with zeros in `out`, where `data` is not a usable image: a pure function of the arguments.
+        True; or False, with zeros in `out`, where `data` is not a usable image, or a transform of a user fails for it:
+        a pure function of the arguments.
 
     Raises:
         ValueError: `out` or the grid does not fit the sizing.
         MemoryError: the machine, not the image, is at fault.
+        TransformUnavailableError: a transform of a user took too long.
     """
     _check_target(shape, sizing, out)
     size = _as_stored(shape.width, shape.height, shape.orientation)
@@ -126,13 +129,13 @@ def decode_patches(
     try:
         wanted = enlarged(goal, drawn) if sizing.quality is Quality.FAST else size
         pixels = _decode(data, size, wanted, shape.may_be_truncated)[0]
-    except InvalidImageError as error:
-        logger.debug("an image of %d bytes cannot be decoded: %s", len(data), error)
+        if drawn:
+            pixels = np.ascontiguousarray(transform(UPRIGHT[shape.orientation](pixels), drawn))
+            size, shape = pixels.shape[1::-1], shape._replace(orientation=1)
+    except (InvalidImageError, TransformFailedError) as error:
+        logger.debug("an image of %d bytes cannot be made: %s", len(data), error)
         out.fill(0)
         return False
-    if drawn:
-        pixels = np.ascontiguousarray(transform(UPRIGHT[shape.orientation](pixels), drawn))
-        size, shape = pixels.shape[1::-1], shape._replace(orientation=1)
     _write_scaled(pixels, size, shape, sizing, out)
     return True
 

@@ -11,12 +11,20 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
 
+import numpy as np
+
 from dataserver.images.patches import U8
-from dataserver.planning.job.fields import HorizontalFlip, RandomResizedCrop, SpecModel
+from dataserver.planning.job.fields import ColorJitter, GaussianBlur, HorizontalFlip, RandomResizedCrop, SpecModel
 
 TRANSFORM_WORDS: Final = 4
 """Words of 64 bits that are drawn for each transform of an image."""
 _BITS: Final = 64
+_ONE: Final = 1 << 16
+_GREY: Final = (Fraction(299, 1000), Fraction(587, 1000), Fraction(114, 1000))
+"""Shares of red, green and blue in the grey of a pixel (ITU-R 601)."""
+_ROWS: Final = 32
+"""That are changed at a time, so that what lies in between stays in a core's caches."""
+_BOX: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +34,8 @@ class DrawnTransform:
     options: SpecModel
     words: tuple[int, ...]
     """`TRANSFORM_WORDS` uniform numbers in [0, 2^64)."""
+    by: Callable[[U8, Any, Sequence[int]], U8] | None = None
+    """What applies it, where a user installed it; else `TRANSFORMS` has it. It keeps the shape of the pixels."""
 
 
 def _whole(_options: Any) -> Fraction:
@@ -60,23 +70,75 @@ def random_resized_crop(pixels: U8, options: RandomResizedCrop, words: Sequence[
     return pixels[top : top + height, left : left + width]
 
 
+def color_jitter(pixels: U8, options: ColorJitter, words: Sequence[int]) -> U8:
+    """Multiply brightness, contrast and saturation by factors that are drawn in this order.
+
+    All three are one affine map of a pixel's colours, in integers of 16 bits behind the point; it is cut to 0 to 255 at
+    its end alone.
+    """
+    shares = map(Fraction, (options.brightness, options.contrast, options.saturation))
+    bright, contrast, color = (
+        1 - share + 2 * share * Fraction(word, 2**_BITS) for share, word in zip(shares, words[:3], strict=True)
+    )
+    sums = pixels.reshape(-1, 3).sum(axis=0, dtype=np.int64).tolist()
+    mean = sum(weight * total for weight, total in zip(_GREY, sums, strict=True)) / (pixels.shape[0] * pixels.shape[1])
+    offset = round((1 - contrast) * bright * mean * _ONE) + _ONE // 2
+    matrix = [
+        [round(contrast * bright * _ONE * (color * (i == j) + (1 - color) * grey)) for j, grey in enumerate(_GREY)]
+        for i in range(3)
+    ]
+    made = np.empty_like(pixels, order="C")
+    for top in range(0, len(pixels), _ROWS):
+        red, green, blue = np.moveaxis(pixels[top : top + _ROWS].astype(np.int32), 2, 0)
+        for channel, (of_red, of_green, of_blue) in enumerate(matrix):
+            values = (red * of_red + green * of_green + blue * of_blue + offset) >> 16
+            made[top : top + _ROWS, :, channel] = values.clip(0, 255)
+    return made
+
+
+def gaussian_blur(pixels: U8, options: GaussianBlur, words: Sequence[int]) -> U8:
+    """Blur as three means over boxes do whose variances add up to that of the drawn deviation, as Pillow's own blur."""
+    if words[0] >= Fraction(options.probability) * 2**_BITS:
+        return pixels
+    from PIL import Image, ImageFilter
+
+    sigma = Fraction(options.max_sigma) * min(pixels.shape[:2]) * Fraction(words[1], 2**_BITS)
+    width = math.isqrt(int((4 * sigma**2 + 1) * _BOX**2))  # of a box, in 256ths of a pixel
+    blurred = Image.fromarray(np.ascontiguousarray(pixels))
+    for _ in range(3):
+        blurred = blurred.filter(ImageFilter.BoxBlur((width - _BOX) / (2 * _BOX)))
+    return np.asarray(blurred)
+
+
 TRANSFORMS: Final[dict[type[SpecModel], ImageTransform]] = {
     HorizontalFlip: ImageTransform(horizontal_flip),
     RandomResizedCrop: ImageTransform(random_resized_crop, lambda options: Fraction(options.min_area)),
+    ColorJitter: ImageTransform(color_jitter),
+    GaussianBlur: ImageTransform(gaussian_blur),
 }
 """By the options that a job has for it."""
 
 
 def transform(pixels: U8, drawn: Sequence[DrawnTransform]) -> U8:
-    """Apply transforms one after the other to upright pixels, uint8 [height, width, 3]; the result may be a view."""
+    """Apply transforms one after the other to upright pixels, uint8 [height, width, 3]; the result may be a view.
+
+    Raises:
+        TransformFailedError: one that a user installed cannot transform this image.
+        TransformUnavailableError: one took too long, which says nothing about the image.
+    """
     for step in drawn:
-        pixels = TRANSFORMS[type(step.options)].apply(pixels, step.options, step.words)
+        apply = step.by or TRANSFORMS[type(step.options)].apply
+        pixels = apply(pixels, step.options, step.words)
     return pixels
+
+
+def _least_area(step: DrawnTransform) -> Fraction:
+    return Fraction(1) if step.by else TRANSFORMS[type(step.options)].least_area(step.options)
 
 
 def enlarged(goal: tuple[int, int], drawn: Sequence[DrawnTransform]) -> tuple[int, int]:
     """The (width, height) that has to be decoded so that what transforms leave still covers the goal: each side divided
     by the root of their least area, rounded up. In integers, alike on all machines."""
-    area = math.prod((TRANSFORMS[type(step.options)].least_area(step.options) for step in drawn), start=Fraction(1))
+    area = math.prod((_least_area(step) for step in drawn), start=Fraction(1))
     width, height = (math.isqrt(math.ceil(side**2 / area) - 1) + 1 for side in goal)
     return width, height

@@ -10,6 +10,7 @@ from dataserver.audio import audio_digest, require_audio
 from dataserver.dataset import Dataset
 from dataserver.jobs.errors import DatasetMismatchError, DatasetUnknownError, TokenizerUnknownError
 from dataserver.planning.job.fields import DatasetSpec, Stream, TokenizerSpec
+from dataserver.transforms import NO_TRANSFORMS, Kind, TransformPool
 
 
 class CatalogPaths(Protocol):
@@ -31,13 +32,22 @@ class CatalogPaths(Protocol):
     def tokenizers(self) -> Mapping[str, Path]:
         """Hugging Face `tokenizers` files."""
 
+    @property
+    def transforms(self) -> Mapping[str, str]:
+        """Versions of the installed transforms that jobs may ask for."""
+
+    @property
+    def transform_timeout_s(self) -> int:
+        """Seconds of one call of a transform."""
+
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """Datasets and tokenizers by name; `bytes` is always among the tokenizers."""
+    """Datasets and tokenizers by name, and what runs transforms; `bytes` is always among the tokenizers."""
 
     datasets: Mapping[str, Dataset]
     tokenizers: Mapping[str, Tokenizer]
+    transforms: TransformPool = NO_TRANSFORMS
 
     @classmethod
     def open(cls, paths: CatalogPaths) -> "Catalog":
@@ -46,13 +56,15 @@ class Catalog:
         Raises:
             DatasetError: a dataset is missing or empty, or an index is not that of its shard; names the command to run.
             TokenizerError: a tokenizer's file cannot be used.
+            TransformError: a transform is not installed, or another version.
         """
         datasets = {
             name: Dataset.open(path, paths.index_dirs.get(name), paths.quarantines.get(name))
             for name, path in paths.datasets.items()
         }
         tokenizers = {name: load_tokenizer(name, path) for name, path in paths.tokenizers.items()}
-        return cls(datasets, {BYTES: load_tokenizer(BYTES), **tokenizers})
+        transforms = TransformPool.of(paths.transforms, paths.transform_timeout_s, (Kind.PIXELS,))
+        return cls(datasets, {BYTES: load_tokenizer(BYTES), **tokenizers}, transforms)
 
     def find_datasets(self, stream: Stream) -> tuple[Dataset, ...]:
         """The datasets of a job in its order.

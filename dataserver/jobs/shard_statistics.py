@@ -58,6 +58,8 @@ class Rules:
     captions: Captions = OWN_CAPTION
     longest: bool = False
     """Whether a sample counts with the longest of its captions, not with their mean, where it draws one."""
+    metadata: tuple[str, ...] = ()
+    """Keys of the transforms of metadata, whose columns the filter may name."""
 
     def key(self) -> list[Any]:
         """What tells rules apart; how pixels are decoded and scaled changes no size."""
@@ -67,6 +69,8 @@ class Rules:
             key += [self.captions.key(), self.longest]
         if self.sizing.audio is not None:
             key.append({"audio": self.sizing.audio.model_dump(exclude_none=True)})
+        if self.metadata:
+            key.append({"metadata": self.metadata})
         return key if self.sizing.rule is None else [*key, self.sizing.of_rule()]
 
 
@@ -137,17 +141,18 @@ def rows_left(
     quarantine: Quarantine | None,
     tokenizer_digest: str,
     captions: Captions = OWN_CAPTION,
+    metadata: Sequence[str] = (),
 ) -> I64:
-    """The rows of a shard that filter, quarantine and what the tokenizer cannot encode leave. int64 [k].
+    """The rows of a shard that filter, quarantine, transforms of metadata and the tokenizer leave. int64 [k].
 
     Raises:
-        TokensMissingError: the shard is not counted for the tokenizer; names the command.
+        TokensMissingError: the shard is not counted for the tokenizer, or not transformed; names the command.
     """
     failed = [shard.not_encodable(texts_key(tokenizer_digest, name)) for name in captions.names]
     not_encodable = [rows for rows in failed if rows is not None]
-    if compiled is None and quarantine is None and not not_encodable:
+    if compiled is None and quarantine is None and not not_encodable and not metadata:
         return _all_rows(shard.num_samples)
-    kept = shard.keep(compiled, quarantine)
+    kept = shard.keep(compiled, quarantine, metadata)
     for rows in not_encodable:
         kept &= ~rows
     return np.flatnonzero(kept)
@@ -213,8 +218,8 @@ def _compute_all(task: tuple[Sequence[Shard], Rules]) -> list[ShardStatistics]:
 
 
 def _compute(shard: Shard, rules: Rules, compiled: Filter | None) -> ShardStatistics:
-    row = rows_left(shard, compiled, rules.quarantine, rules.tokenizer_digest, rules.captions)
-    null_drops = 0 if compiled is None else shard.dropped_for_nulls(compiled)
+    row = rows_left(shard, compiled, rules.quarantine, rules.tokenizer_digest, rules.captions, rules.metadata)
+    null_drops = 0 if compiled is None else shard.dropped_for_nulls(compiled, rules.metadata)
     columns = columns_of(shard, rules.tokenizer_digest, rules.captions)
     if columns.caption_tokens is not None and not rules.longest:
         columns = replace(columns, text_tokens=rules.captions.expected(columns.caption_tokens))

@@ -40,7 +40,8 @@ class ShardTables:
             dataset.check_captions(Captions.of(spec).names)
         self._stream_id, self._stream = job.stream_id, job.stream
         self._datasets = datasets
-        self._filters = [_compile(s, d) for s, d in zip(job.stream.datasets, datasets, strict=True)]
+        self._metadata = [tuple(t.key() for t in s.metadata_transforms or ()) for s in job.stream.datasets]
+        self._filters = list(map(_compile, job.stream.datasets, datasets, self._metadata))
         self._cache = cache
         self._warned = False
 
@@ -125,7 +126,7 @@ class ShardTables:
         source = opened.shards[shard]
         quarantine = opened.quarantine if self._stream.datasets[dataset].quarantine else None
         digest, captions = self._stream.tokenizer.digest, Captions.of(self._stream.datasets[dataset])
-        row = rows_left(source, self._filters[dataset], quarantine, digest, captions)
+        row = rows_left(source, self._filters[dataset], quarantine, digest, captions, self._metadata[dataset])
         columns = columns_of(source, digest, captions)
         return size_rows(self._stream, columns, row, self.where(dataset, shard), captions)
 
@@ -134,7 +135,14 @@ class ShardTables:
         spec, opened = self._stream.datasets[dataset], self._datasets[dataset]
         quarantine = opened.quarantine if spec.quarantine else None
         captions = Captions.of(spec)
-        return Rules(self._stream.tokenizer.digest, self._stream.sizing, spec.filter, quarantine, captions)
+        return Rules(
+            self._stream.tokenizer.digest,
+            self._stream.sizing,
+            spec.filter,
+            quarantine,
+            captions,
+            metadata=self._metadata[dataset],
+        )
 
 
 def _gathered(order: StreamOrder, span: Span, table: Table, slices: Slices, number: int) -> Window:
@@ -144,12 +152,13 @@ def _gathered(order: StreamOrder, span: Span, table: Table, slices: Slices, numb
     return gather_window(order, span, map(table, span.shards))
 
 
-def _compile(spec: DatasetSpec, dataset: Dataset) -> Filter | None:
+def _compile(spec: DatasetSpec, dataset: Dataset, metadata: Sequence[str]) -> Filter | None:
     if not spec.filter:
         return None
     try:
         compiled = compile_filter(spec.filter)
-        compiled.check(dataset.shards)
+        # Each shard's own is checked again when it is used; files that transforms left are not all opened for that.
+        compiled.check([dataset.shards[0].derived(metadata)] if metadata else dataset.shards)
     except FilterError as error:
         raise FilterError(f"dataset {spec.name}: {error}") from error
     return compiled

@@ -104,13 +104,15 @@ def _data(fleet: Sequence[Seen]) -> Iterator[Finding]:
 
 
 def _named(one: Seen) -> dict[str, str]:
-    """The datasets and tokenizers of a server, each with what has to be the same everywhere."""
+    """The datasets, tokenizers and transforms of a server, each with what has to be the same everywhere."""
     found = {}
     for dataset in one.datasets.datasets:
         quarantine = f", quarantine {dataset.quarantine[:SHORT]}" if dataset.quarantine else ""
         found[f"dataset {dataset.name}"] = f"fingerprint {dataset.fingerprint[:SHORT]}{quarantine}"
     for tokenizer in one.datasets.tokenizers:
         found[f"tokenizer {tokenizer.name}"] = f"digest {tokenizer.digest[:SHORT]}"
+    for transform in one.info.transforms:
+        found[f"transform {transform.name}"] = f"version {transform.version}"
     return found
 
 
@@ -211,5 +213,7 @@ def summary(fleet: Sequence[Seen], silent: Mapping[str, str]) -> str:
     """One line on who answered."""
     releases = sorted({one.info.release for one in fleet})
     names = sorted({entry.name for one in fleet for entry in one.datasets.datasets})
+    transforms = sorted({f"{entry.name}={entry.version}" for one in fleet for entry in one.info.transforms})
     about = f"; release {', '.join(releases)}; datasets {', '.join(names) or 'none'}" if fleet else ""
+    about += f"; transforms {', '.join(transforms)}" if transforms else ""
     return f"{len(fleet)} of {len(fleet) + len(silent)} servers answer{about}"

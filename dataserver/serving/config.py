@@ -9,7 +9,7 @@ from pydantic_core import ErrorDetails
 
 from dataserver.addresses import expanded, is_loopback, split_address
 from dataserver.dataset import DatasetError, is_url, location, usable_memory
-from dataserver.planning.job.fields import MAX_TEXT_BYTES, Name, TextError, parse_yaml, required
+from dataserver.planning.job.fields import MAX_TEXT_BYTES, Name, TextError, Version, parse_yaml, required
 from dataserver.planning.kernels.cache import user_cache
 from dataserver.serving.budgets import LEAST_JOB_BYTES, MIB, budgets, default_decode_threads
 from dataserver.tracing import collector_address
@@ -36,6 +36,10 @@ class ServerConfig(BaseModel):
     """Quarantine list of a dataset, written by `dataserver lint`."""
     tokenizers: dict[Name, Path] = {}
     """Hugging Face tokenizers file, by the name that jobs use. The byte-level tokenizer `bytes` is built in."""
+    transforms: Annotated[dict[Name, Version], Metavar("NAME=VERSION")] = {}
+    """Version of an installed transform of pixels that jobs may ask for (docs/transforms.md)."""
+    transform_timeout_s: Annotated[int, Field(ge=1, le=3600)] = 30
+    """Seconds that such a transform may take for an image. Its process is killed then, and the client asks again."""
     listen: Annotated[str, Metavar("HOST:PORT")] = "127.0.0.1:50051"
     """Address to serve on; port 0 takes a free one."""
     data_listen: Annotated[str | None, Metavar("HOST:PORT")] = None

@@ -192,6 +192,10 @@ class DataService:
             stream_bytes=self._config.stream_bytes,
             memory_socket=self._streams.shared.shared_memory.name,
             audio_digest=self._access.catalog(context).audio_digest(),
+            transforms=[
+                pb.TransformInfo(name=one.name, version=one.version)
+                for _, one in sorted(self._access.catalog(context).transforms.installed.items())
+            ],
         )
 
     def GetDatasetInfo(

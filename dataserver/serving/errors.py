@@ -32,6 +32,7 @@ from dataserver.planning.balancing import BinBudgetError
 from dataserver.planning.job.identity import JobSpecError, UnsupportedVersionError
 from dataserver.planning.stream.order import DatasetEmptyError, StepOutOfRangeError
 from dataserver.planning.stream.sizing import MicrobatchTooLargeError, SampleTooLargeError
+from dataserver.transforms import TransformError, TransformUnavailableError
 
 ERROR_DOMAIN = "disttrain"
 MAX_TEXT_BYTES = 1500
@@ -84,6 +85,8 @@ ERROR_TABLE: Mapping[ErrorReason.ValueType, ErrorRule] = MappingProxyType(
         errors_pb2.ERROR_REASON_UNAUTHENTICATED: ErrorRule(_CODE.UNAUTHENTICATED, _ANOTHER_SERVER),
         errors_pb2.ERROR_REASON_PERMISSION_DENIED: ErrorRule(_CODE.PERMISSION_DENIED, _ANOTHER_SERVER),
         errors_pb2.ERROR_REASON_IDENTITY_LIMIT: ErrorRule(_CODE.RESOURCE_EXHAUSTED, _RETRY),
+        errors_pb2.ERROR_REASON_TRANSFORM_UNKNOWN: ErrorRule(_CODE.FAILED_PRECONDITION, _ANOTHER_SERVER),
+        errors_pb2.ERROR_REASON_TRANSFORM_UNAVAILABLE: ErrorRule(_CODE.UNAVAILABLE, _RETRY),
     }
 )
 """Frozen: clients act on it."""
@@ -128,6 +131,8 @@ _REASON_OF: Mapping[type[Exception], ErrorReason.ValueType] = MappingProxyType(
         ShardReadError: errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
         OSError: errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
         StatisticsPendingError: errors_pb2.ERROR_REASON_STATISTICS_PENDING,
+        TransformError: errors_pb2.ERROR_REASON_TRANSFORM_UNKNOWN,
+        TransformUnavailableError: errors_pb2.ERROR_REASON_TRANSFORM_UNAVAILABLE,
         WorkCancelledError: errors_pb2.ERROR_REASON_INTERNAL,  # for nobody: its client is gone
     }
 )

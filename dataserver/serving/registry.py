@@ -14,6 +14,7 @@ from dataserver.planning.job.identity import Job
 from dataserver.serving.config import ServerConfig
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.metrics import Metrics, Stage
+from dataserver.transforms import Pixels
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +69,8 @@ class ServedJob:
     job: Job
     datasets: tuple[Dataset, ...]
     planner: JobPlanner
+    installed: Pixels
+    """Applies the transforms of pixels that users installed."""
     times: StepTimesLog = field(default_factory=StepTimesLog)
 
 
@@ -139,12 +142,13 @@ class JobRegistry:
     def _make(self, job: Job, cancelled: IsCancelled) -> ServedJob:
         datasets = self._catalog.find_datasets(job.stream)
         self._catalog.check_tokenizer(job.stream.tokenizer)
+        self._catalog.transforms.check_pixels(job.stream)
         planner = JobPlanner(
             job, datasets, self._cache, self._scheduler, cancelled, self._metrics.planned, self._fetch, PATIENCE_S
         )
         for note in planner.notes:
             _log.warning("job %s, %s", job.job_id[:12], note)
-        return ServedJob(job, datasets, planner)
+        return ServedJob(job, datasets, planner, self._catalog.transforms.pixels)
 
 
 def _memory(served: ServedJob) -> int:

@@ -92,7 +92,7 @@ def test_transforms_are_part_of_the_stream(plain: Run) -> None:
 @pytest.mark.parametrize(
     ("transforms", "message"),
     [
-        ([{"kind": "blur"}], 'stream.transforms.0: kind is "blur"; one of horizontal_flip, random_resized_crop is'),
+        ([{"kind": "sepia"}], 'stream.transforms.0: kind is "sepia"; one of horizontal_flip, random_resized_crop'),
         ([{"kind": "horizontal_flip", "probability": "1.5"}], "probability is 1.5; a value in"),
         ([{"kind": "random_resized_crop", "min_area": "0"}], "min_area is 0; a value from 0.01 to 1"),
         ([{"kind": "random_resized_crop", "area": "1"}], "this key is unknown"),

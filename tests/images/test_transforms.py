@@ -14,7 +14,15 @@ from PIL import Image
 from dataserver.images import ImageShape, decode_patches
 from dataserver.images.patches import TRANSPOSED, UPRIGHT
 from dataserver.images.transforms import TRANSFORMS, DrawnTransform, ImageTransform, enlarged, transform
-from dataserver.planning.job.fields import HorizontalFlip, Quality, RandomResizedCrop, Sizing, SpecModel
+from dataserver.planning.job.fields import (
+    ColorJitter,
+    GaussianBlur,
+    HorizontalFlip,
+    Quality,
+    RandomResizedCrop,
+    Sizing,
+    SpecModel,
+)
 
 SIZING = Sizing(patch=4, merge=2, max_patches=64)
 WORD = st.integers(0, 2**64 - 1)
@@ -89,6 +97,49 @@ def test_transforms_follow_each_other() -> None:
     corner = encode(picture.crop((0, 0, 16, 16)).transpose(Image.Transpose.FLIP_LEFT_RIGHT), "PNG")
     assert np.array_equal(first, decoded(corner, ImageShape(16, 16, 1, 8, 8)))
     assert not np.array_equal(first, then)
+
+
+def jittered(pixels: np.ndarray, factors: tuple[float, float, float]) -> np.ndarray:
+    """The long way, in floats."""
+    bright, contrast, color = factors
+    grey = pixels @ np.array([0.299, 0.587, 0.114])
+    found = pixels * bright
+    found = contrast * found + (1 - contrast) * bright * grey.mean()
+    inner = contrast * bright * grey + (1 - contrast) * bright * grey.mean()
+    return np.clip(color * found + (1 - color) * inner[..., None], 0, 255)
+
+
+@given(st.tuples(WORD, WORD, WORD), st.sampled_from(["0", "0.4", "1"]))
+def test_colours_are_changed_as_three_factors_say(words: tuple[int, int, int], share: str) -> None:
+    options = ColorJitter(kind="color_jitter", brightness=share, contrast=share, saturation=share)
+    pixels = np.asarray(noise("RGB", 41, 70))
+    factors = [1 - float(share) + 2 * float(share) * word / 2**64 for word in words]
+    found = transform(pixels, [DrawnTransform(options, (*words, 0))])
+    assert found.shape == pixels.shape
+    assert np.abs(found - jittered(pixels.astype(float), (factors[0], factors[1], factors[2]))).max() <= 1
+    assert share != "0" or np.array_equal(found, pixels)
+
+
+@pytest.mark.parametrize("share", ["0.01", "0.05", "0.1"])
+def test_a_blur_has_the_deviation_that_was_drawn(share: str) -> None:
+    """Of a square in the middle; half of the largest deviation is drawn."""
+    pixels = np.zeros((201, 301, 3), np.uint8)
+    pixels[90:111, 140:161] = 255
+    options = GaussianBlur(kind="gaussian_blur", probability="1", max_sigma=share)
+    found = transform(pixels, [DrawnTransform(options, (0, 1 << 63, 0, 0))])[..., 0].astype(float)
+    sigma = float(share) * 201 / 2
+    profile, where = found.sum(axis=1), np.arange(201)
+    variance = (profile * (where - 100) ** 2).sum() / profile.sum()
+    assert variance == pytest.approx((21**2 - 1) / 12 + sigma**2, rel=0.03)
+    assert found.sum() == pytest.approx(21 * 21 * 255, rel=0.03)
+
+
+def test_as_many_images_are_blurred_as_the_probability_says() -> None:
+    pixels = np.asarray(noise("RGB", 60, 60))
+    options = GaussianBlur(kind="gaussian_blur", probability="0.25", max_sigma="0.1")
+    for word, blurred in (((1 << 62) - 1, True), (1 << 62, False)):
+        found = transform(pixels, [DrawnTransform(options, (word, 1 << 63, 0, 0))])
+        assert np.array_equal(found, pixels) != blurred
 
 
 def test_what_cannot_be_decoded_is_invalid_with_transforms_too() -> None:

@@ -8,29 +8,30 @@ import pytest
 import dataserver
 
 FOLDER = Path(dataserver.__file__).parent
+BELOW_COMMANDS = {
+    *("planning", "transforms", "images", "audio", "dataset", "assembly", "jobs", "security", "fleet", "serving")
+}
 BEFORE = {
     "planning": set(),
-    "images": {"planning"},
+    "transforms": {"planning"},
+    "images": {"planning", "transforms"},
     "audio": {"planning"},
     "tracing": set(),
-    "dataset": {"images", "audio", "planning", "tracing"},
-    "assembly": {"images", "audio", "dataset", "planning"},
-    "jobs": {"images", "audio", "dataset", "planning", "assembly", "tracing"},
+    "dataset": {"transforms", "images", "audio", "planning", "tracing"},
+    "assembly": {"transforms", "images", "audio", "dataset", "planning"},
+    "jobs": {"transforms", "images", "audio", "dataset", "planning", "assembly", "tracing"},
     "security": set(),
     "fleet": {"dataset", "planning", "jobs", "security", "tracing"},
-    "serving": {"images", "dataset", "planning", "assembly", "jobs", "security", "fleet", "tracing"},
+    "serving": {"transforms", "images", "dataset", "planning", "assembly", "jobs", "security", "fleet", "tracing"},
     # what commands print and pages show, worked out once for both
-    "reporting": {"images", "audio", "dataset", "planning", "assembly", "jobs", "security", "fleet"},
-    "web": {"images", "audio", "dataset", "planning", "assembly", "jobs", "security", "fleet", "serving", "reporting"},
+    "reporting": {"transforms", "images", "audio", "dataset", "planning", "assembly", "jobs", "security", "fleet"},
+    "web": BELOW_COMMANDS | {"reporting"},
     # a command starts the pages, which know of no command
-    "cli": {
-        *("images", "audio", "dataset", "planning", "assembly", "jobs", "security", "fleet", "serving"),
-        *("reporting", "web"),
-    },
+    "cli": BELOW_COMMANDS | {"reporting", "web"},
 }
 BELOW_ALL = {"addresses", "allocator", "chrome_trace", "extras", "outputs", "process", "varints"}
 """Modules beside the folders, which import nothing of ours."""
-NO_PROTOS = {"images", "audio", "dataset", "planning", "assembly", "jobs"}
+NO_PROTOS = {"transforms", "images", "audio", "dataset", "planning", "assembly", "jobs"}
 
 
 def imports(file: Path) -> set[str]:

@@ -23,6 +23,7 @@ from dataserver.dataset.errors import (
     FindingReport,
     Findings,
     StaleIndexError,
+    TextTransformError,
     TokenizingError,
     TokensMissingError,
     check_storage,
@@ -40,11 +41,11 @@ from dataserver.dataset.index.format import (
 )
 from dataserver.dataset.index.fresh import IndexedShard, read_fresh_index
 from dataserver.dataset.index.rules import Conversations, OnTokenError, read_rules
-from dataserver.dataset.kinds import KINDS, UNENCODABLE, Effect
+from dataserver.dataset.kinds import KINDS, TEXT_TRANSFORM, UNENCODABLE, Effect
 from dataserver.dataset.shards.captions import COLUMN_PREFIX, OWN
 from dataserver.dataset.shards.listing import ShardFile, find_shards
 from dataserver.dataset.storage.etags import check_regular
-from dataserver.planning.stream.captions import CHAT_PREFIX
+from dataserver.planning.stream.captions import CHAT_PREFIX, TEXT_MARK, text_key
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -137,6 +138,7 @@ def count_tokens(
     progress: Callable[[int, int], None] | None = None,
     caption: str = OWN,
     choose: Callable[[Sequence[ShardFile]], Sequence[ShardFile]] | None = None,
+    transforms: str = "",
 ) -> TokensReport:
     """Tokenize every text of the dataset at `path`, shard by shard, where that is not done yet.
 
@@ -147,13 +149,16 @@ def count_tokens(
         progress: called with (shards done, shards in total).
         caption: which is read instead of a sample's own text, where it has that one.
         choose: the shards whose texts are tokenized here; by default all.
+        transforms: key of those that the tokenizer applies to texts first (`TransformingTokenizer`); empty for none.
 
     Raises:
         StaleIndexError: a shard is not indexed.
         DatasetError: the tokenizer broke its contract or cannot encode a text, or a file cannot be written.
     """
-    key = texts_key(tokenizer.digest, caption)
-    return count_shards(path, key, lambda s, i: _tokenize_shard(s, i, tokenizer, caption), index_dir, progress, choose)
+    key = texts_key(tokenizer.digest, text_key(caption, transforms))
+    return count_shards(
+        path, key, lambda s, i: _tokenize_shard(s, i, tokenizer, caption, key), index_dir, progress, choose
+    )
 
 
 def count_shards(
@@ -262,15 +267,23 @@ def _missing(shard: ShardFile, header: IndexHeader, key: str, reason: str) -> To
             f"shard {shard.path} {reason} for the tokenizer {digest} as text: it holds conversations; give its dataset "
             "conversations: {} in the job, or index it without --conversations chat"
         )
+    named, mark, transforms = key.partition(TEXT_MARK)
+    if mark:
+        return TokensMissingError(
+            f"shard {shard.path} {reason} for the tokenizer {named} with the transforms of text {transforms}; run:"
+            f" {index_command(shard)} --tokenizer NAME=FILE --transform 'NAME=VERSION:OPTIONS' of each, in this order"
+        )
     return TokensMissingError(
         f"shard {shard.path} {reason} for the tokenizer {key}; run:"
         f" {index_command(shard)} --tokenizer NAME=FILE (or --tokenizer bytes)"
     )
 
 
-def _tokenize_shard(shard: ShardFile, indexed: IndexedShard, tokenizer: TextTokenizer, caption: str) -> TokenCounts:
+def _tokenize_shard(
+    shard: ShardFile, indexed: IndexedShard, tokenizer: TextTokenizer, caption: str, key: str
+) -> TokenCounts:
     """Write both files. Returns what the first one says."""
-    header, key = indexed.header, texts_key(tokenizer.digest, caption)
+    header = indexed.header
     column = COLUMN_PREFIX + caption if COLUMN_PREFIX + caption in indexed.columns else None
     most = tokenizer.vocab_size - 1
     name, id_type = next((n, t) for n, t in ID_TYPES.items() if most <= np.iinfo(t).max)
@@ -340,20 +353,22 @@ def _encode_sample(
     shard: ShardFile, header: IndexHeader, key: str, texts: list[str], tokenizer: TextTokenizer, findings: Findings
 ) -> list[I32 | None]:
     found: list[I32 | None] = []
-    reasons: list[str] = []
+    reasons: list[tuple[str, str]] = []
     for text in texts:
         try:
             found += tokenizer.encode_all([text])
         except TokenizingError as error:
             found.append(None)
-            reasons.append(printable(str(error)))
+            kind = TEXT_TRANSFORM if isinstance(error, TextTransformError) else UNENCODABLE
+            reasons.append((kind, printable(str(error))))
     if reasons and read_rules(header.rules)["on-token-error"] != OnTokenError.SKIP:
         raise DatasetError(
-            f"shard {shard.path}, sample {key!a}: tokenizer {tokenizer.name} cannot encode its text ({reasons[0]});"
+            f"shard {shard.path}, sample {key!a}: tokenizer {tokenizer.name} cannot encode its text ({reasons[0][1]});"
             " mend the text or the tokenizer's file, or index with --on-token-error skip, which leaves such samples out"
         )
     if reasons:
-        findings.add(key, UNENCODABLE, f"tokenizer {tokenizer.name} cannot encode its text: {reasons[0]}")
+        kind, why = reasons[0]
+        findings.add(key, kind, f"tokenizer {tokenizer.name} cannot encode its text: {why}")
     return found
 
 

@@ -108,14 +108,18 @@ class ShardFile:
 
     def tokens_path(self, tokenizer_digest: str) -> Path:
         """The token counts of one tokenizer, beside the index."""
-        return self._of_tokenizer("tokens", tokenizer_digest)
+        return self._beside("tokens", tokenizer_digest)
 
     def token_ids_path(self, tokenizer_digest: str) -> Path:
         """The token ids of one tokenizer, beside the index."""
-        return self._of_tokenizer("ids", tokenizer_digest)
+        return self._beside("ids", tokenizer_digest)
 
-    def _of_tokenizer(self, what: str, tokenizer_digest: str) -> Path:
-        short = hashlib.sha256(tokenizer_digest.encode()).hexdigest()[:16]
+    def derived_path(self, transform: str) -> Path:
+        """The columns that a transform of metadata made, by its key, beside the index."""
+        return self._beside("derived", transform)
+
+    def _beside(self, what: str, key: str) -> Path:
+        short = hashlib.sha256(key.encode()).hexdigest()[:16]
         return self.index_path.with_name(f"{self.path.name}.{what}-{short}")
 
     @property

@@ -31,7 +31,7 @@ SUMMARY: Final = "disttrain.summary"
 _STATE_NAME: Final = "mirror.json"
 _OF_INDEX: Final = re.compile(
     r"(?:.+/)?(?:disttrain\.(?:summary|sets|flags|joins|duplicates-allowed|statistics-[0-9a-f]{16})"
-    r"|[^/]+\.(?:tar|parquet)\.(?:index|numeric|known|joined|(?:tokens|ids)-[0-9a-f]{16}))"
+    r"|[^/]+\.(?:tar|parquet)\.(?:index|numeric|known|joined|(?:tokens|ids|derived)-[0-9a-f]{16}))"
 )
 _REMOVED: Final = re.compile(r"(?:.+/)?(?:disttrain\.(?:flags|joins)|[^/]+\.joined)")
 """What indexing removes. Nothing else that is missing here was removed by it; it is fetched again."""

@@ -8,13 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataserver.planning import I32, I64, U64
-from dataserver.planning.job.fields import DatasetSpec, Stream
+from dataserver.planning.job.fields import DatasetSpec, Stream, key_of
 from dataserver.planning.stream.randomness import Operator, dataset_key, draw
 
 CHAT_PREFIX = "chat:"
 """Before the digest of a chat template where it stands for a caption: names have no colon."""
+TEXT_MARK = " text "
+"""Between a caption and the key of the transforms of its texts."""
 _UNITS = 1 << 20
 """In which a mean counts shares."""
+
+
+def text_key(caption: str, transforms: str) -> str:
+    """What tells the texts of a caption apart that were transformed. `transforms` is their key, empty for none."""
+    return f"{caption}{TEXT_MARK}{transforms}" if transforms else caption
 
 
 @dataclass(frozen=True)
@@ -34,9 +41,10 @@ class Captions:
         if spec.conversations is not None:
             chats = spec.conversations
             return cls((CHAT_PREFIX + chats.template,), cut_at_turn=chats.cut_at is not None)
+        key = key_of(spec.text_transforms or ())
         if spec.captions is None:
-            return OWN_CAPTION if spec.caption is None else cls((spec.caption,))
-        return cls(tuple(caption.name for caption in spec.captions), spec.caption_shares())
+            return cls((text_key(spec.caption or OWN_CAPTION.names[0], key),))
+        return cls(tuple(text_key(caption.name, key) for caption in spec.captions), spec.caption_shares())
 
     @property
     def are_drawn(self) -> bool:

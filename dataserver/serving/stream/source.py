@@ -87,7 +87,9 @@ class ViewSource:
             buffer: uint8 [wanted.num_bytes].
         """
         served = self.served
-        prepared = prepare_view(served.job.spec, wanted.plan, wanted.view, served.datasets, wanted.made, buffer)
+        prepared = prepare_view(
+            served.job.spec, wanted.plan, wanted.view, served.datasets, wanted.made, buffer, served.installed
+        )
         if prepared.tasks:
             served.planner.read_ahead(wanted.plan.step)
         return prepared

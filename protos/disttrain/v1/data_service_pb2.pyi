@@ -823,6 +823,7 @@ class GetServerInfoResponse(_message.Message):
     STREAM_BYTES_FIELD_NUMBER: _builtins.int
     MEMORY_SOCKET_FIELD_NUMBER: _builtins.int
     AUDIO_DIGEST_FIELD_NUMBER: _builtins.int
+    TRANSFORMS_FIELD_NUMBER: _builtins.int
     release: _builtins.str
     """Release of the server's software."""
     content_digest: _builtins.str
@@ -881,6 +882,12 @@ class GetServerInfoResponse(_message.Message):
     def codecs(self) -> _containers.RepeatedScalarFieldContainer[_microbatch_pb2.Codec.ValueType]:
         """Codecs that StreamMicrobatches can send; CODEC_RAW is always among them."""
 
+    @_builtins.property
+    def transforms(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransformInfo]:
+        """Installed transforms that jobs may ask for, by name; a job that asks for another one, or another version, is refused with
+        TRANSFORM_UNKNOWN.
+        """
+
     def __init__(
         self,
         *,
@@ -896,14 +903,41 @@ class GetServerInfoResponse(_message.Message):
         stream_bytes: _builtins.int = ...,
         memory_socket: _builtins.str = ...,
         audio_digest: _builtins.str = ...,
+        transforms: _abc.Iterable[Global___TransformInfo] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audio_digest", b"audio_digest", "codecs", b"codecs", "content_digest", b"content_digest", "content_versions", b"content_versions", "draining", b"draining", "max_message_bytes", b"max_message_bytes", "max_streams", b"max_streams", "memory_socket", b"memory_socket", "order_versions", b"order_versions", "plan_versions", b"plan_versions", "release", b"release", "stream_bytes", b"stream_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audio_digest", b"audio_digest", "codecs", b"codecs", "content_digest", b"content_digest", "content_versions", b"content_versions", "draining", b"draining", "max_message_bytes", b"max_message_bytes", "max_streams", b"max_streams", "memory_socket", b"memory_socket", "order_versions", b"order_versions", "plan_versions", b"plan_versions", "release", b"release", "stream_bytes", b"stream_bytes", "transforms", b"transforms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetServerInfoResponse: _TypeAlias = GetServerInfoResponse  # noqa: Y015
+
+@_typing.final
+class TransformInfo(_message.Message):
+    """A transform of a package that is installed beside a server."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name in stream.transforms[].name of a job."""
+    version: _builtins.str
+    """Version of its package, in stream.transforms[].version of a job."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransformInfo: _TypeAlias = TransformInfo  # noqa: Y015
 
 @_typing.final
 class GetDatasetInfoRequest(_message.Message):

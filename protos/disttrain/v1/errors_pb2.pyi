@@ -159,6 +159,14 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """RESOURCE_EXHAUSTED, RETRY: the caller has as many streams open, or streams of as many jobs, as the server's policy
     permits it.
     """
+    ERROR_REASON_TRANSFORM_UNKNOWN: _ErrorReason.ValueType  # 30
+    """FAILED_PRECONDITION, ANOTHER_SERVER: the job asks for a transform, or a version of one, that the server does not have or
+    cannot run (GetServerInfo, transforms).
+    """
+    ERROR_REASON_TRANSFORM_UNAVAILABLE: _ErrorReason.ValueType  # 31
+    """UNAVAILABLE, RETRY: a transform that users installed took too long or too much memory for an image, or its process died;
+    the message names the transform and the sample. The server goes on with another process.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call failed. Status code and action belong to the reason and never change."""
@@ -238,5 +246,13 @@ that it does not list are DATASET_UNKNOWN, and jobs over them JOB_UNKNOWN.
 ERROR_REASON_IDENTITY_LIMIT: ErrorReason.ValueType  # 29
 """RESOURCE_EXHAUSTED, RETRY: the caller has as many streams open, or streams of as many jobs, as the server's policy
 permits it.
+"""
+ERROR_REASON_TRANSFORM_UNKNOWN: ErrorReason.ValueType  # 30
+"""FAILED_PRECONDITION, ANOTHER_SERVER: the job asks for a transform, or a version of one, that the server does not have or
+cannot run (GetServerInfo, transforms).
+"""
+ERROR_REASON_TRANSFORM_UNAVAILABLE: ErrorReason.ValueType  # 31
+"""UNAVAILABLE, RETRY: a transform that users installed took too long or too much memory for an image, or its process died;
+the message names the transform and the sample. The server goes on with another process.
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

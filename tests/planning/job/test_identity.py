@@ -3,6 +3,7 @@ import json
 import re
 from collections.abc import Iterator
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -237,9 +238,14 @@ def base_jobs() -> list[dict[str, Any]]:
         stream={"global_batch": 8, "contrastive_batch": 4, "packing": {"enabled": False}},
         execution={"modules": towers, "layout": {"kind": "contrastive"}},
     )
-    transforms = [{"kind": "horizontal_flip"}, {"kind": "random_resized_crop"}]
+    tint = {"name": "tint", "version": "1.2.0"}
+    transforms: list[dict[str, Any]] = [
+        {"kind": kind} for kind in ("horizontal_flip", "random_resized_crop", "color_jitter", "gaussian_blur")
+    ]
+    transforms.append({"kind": "installed", **tint})
     colocated = job_data(stream={"transforms": transforms}, execution={"layout": {"kind": "colocated"}})
     colocated["execution"]["modules"][0] |= {"memory": {**MEMORY, "step_bytes": 2 * MEMORY["budget_bytes"]}}
+    whole["stream"]["datasets"][0] |= {"metadata_transforms": [tint], "text_transforms": [tint]}
     plain["stream"]["sizing"] = {"rule": "qwen", "min_pixels": 3136, "max_pixels": 1003520}
     fixed = {"side": 60, "resampling": "bicubic"}
     chunks["stream"]["sizing"] = {"rule": "square", **fixed}
@@ -285,7 +291,21 @@ def uncut(data: dict[str, Any]) -> list[dict[str, Any]]:
     return [changed(data, ("stream", "datasets", 0, "conversations", "cut_at"), value=None)]
 
 
+def with_options(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """The same job whose installed transforms are given something."""
+    transforms = [{**t, "options": {"x": 1}} if "options" in t else t for t in data["stream"]["transforms"]]
+    return [changed(data, ("stream", "transforms"), transforms)]
+
+
+def with_dataset_options(field: str, data: dict[str, Any]) -> list[dict[str, Any]]:
+    """The same job whose transforms of a dataset are given something."""
+    return [changed(data, ("stream", "datasets", 0, field, 0, "options"), {"x": "1"})]
+
+
 TOGETHER = {
+    ("stream", "transforms", "InstalledPixels", "options"): with_options,
+    ("stream", "datasets", "metadata_transforms", "options"): partial(with_dataset_options, "metadata_transforms"),
+    ("stream", "datasets", "text_transforms", "options"): partial(with_dataset_options, "text_transforms"),
     ("stream", "datasets", "conversations", "cut_at"): uncut,
     ("execution", "modules", "recompute"): computed_again,
     ("execution", "modules", "frozen"): frozen,
@@ -303,6 +323,9 @@ ONLY_WITH_MODULES = {
     ("execution", "layout", "GroupedOptions", "kind"),
     ("stream", "transforms", "HorizontalFlip", "kind"),
     ("stream", "transforms", "RandomResizedCrop", "kind"),
+    ("stream", "transforms", "ColorJitter", "kind"),
+    ("stream", "transforms", "GaussianBlur", "kind"),
+    ("stream", "transforms", "InstalledPixels", "kind"),
 }
 """A contrastive layout has other modules than the rest, a grouped one needs its degrees, and transforms have fields of
 their own: no field of them can be kept."""
@@ -317,7 +340,8 @@ def variants(data: dict[str, Any]) -> dict[tuple[str, ...], Job]:
             field = (*field[:2], LAYOUTS[data["execution"]["layout"]["kind"]], *field[2:])
         if field[:2] == ("stream", "transforms") and len(path) > 2:
             kind = data["stream"]["transforms"][path[2]]["kind"]
-            field = (*field[:2], "".join(word.title() for word in kind.split("_")), *field[2:])
+            name = "".join(word.title() for word in kind.split("_"))
+            field = (*field[:2], "InstalledPixels" if name == "Installed" else name, *field[2:])
         if field in TOGETHER:
             others = TOGETHER[field](data)
         elif path[-2:-1] == ("end",) and value is None:

@@ -57,7 +57,15 @@ from dataserver.planning.job.fields.stream import (
 )
 from dataserver.planning.job.fields.text import MAX_TEXT_BYTES, TextError, parse_json, parse_yaml
 from dataserver.planning.job.fields.transfers import Transfer
-from dataserver.planning.job.fields.transforms import HorizontalFlip, RandomResizedCrop
+from dataserver.planning.job.fields.transforms import (
+    ColorJitter,
+    GaussianBlur,
+    HorizontalFlip,
+    InstalledPixels,
+    InstalledTransform,
+    RandomResizedCrop,
+    key_of,
+)
 from dataserver.planning.job.fields.values import (
     MAX_INTEGER,
     DecimalString,
@@ -67,6 +75,7 @@ from dataserver.planning.job.fields.values import (
     Natural,
     Positive,
     SpecModel,
+    Version,
     is_name,
 )
 
@@ -92,6 +101,7 @@ __all__ = [
     "AudioSizing",
     "BackboneOptions",
     "BalancePolicy",
+    "ColorJitter",
     "ConversationSpec",
     "Cost",
     "CutAt",
@@ -101,7 +111,10 @@ __all__ = [
     "ExecutionParts",
     "ExtraInFlight",
     "Extreme",
+    "GaussianBlur",
     "HorizontalFlip",
+    "InstalledPixels",
+    "InstalledTransform",
     "LastStep",
     "LayoutOptions",
     "Memory",
@@ -127,6 +140,7 @@ __all__ = [
     "TextError",
     "TokenizerSpec",
     "Transfer",
+    "Version",
     "WaveOptions",
     "absent_fields",
     "backward_percent",
@@ -140,6 +154,7 @@ __all__ = [
     "gradient_passes",
     "is_name",
     "json_pointer",
+    "key_of",
     "linear_flops",
     "most_forward_ns",
     "most_units",

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from dataserver.planning.job.fields.sizing import Sizing
-from dataserver.planning.job.fields.transforms import Transforms
+from dataserver.planning.job.fields.transforms import InstalledTransforms, Transforms
 from dataserver.planning.job.fields.values import (
     DecimalString,
     Digest,
@@ -99,6 +99,12 @@ class DatasetSpec(SpecModel):
     conversations: ConversationSpec | None = None
     """Samples are conversations (`dataserver index --conversations chat`), rendered by the tokenizer's chat template: a
     sequence has its tokens and no others, and only answers of assistants are targets."""
+    metadata_transforms: InstalledTransforms | None = None
+    """Transforms of metadata, whose columns `filter` may name, and which may leave samples out. They run when the
+    dataset is indexed (`dataserver index --transform`), each on the columns of the index."""
+    text_transforms: InstalledTransforms | None = None
+    """Transforms of texts, in this order, before texts become tokens. They run when tokens are counted (`dataserver
+    index --transform`)."""
 
     def pieces(self) -> tuple[WeightPiece, ...]:
         """The pieces of the weight, one where it never changes."""
@@ -118,6 +124,8 @@ class DatasetSpec(SpecModel):
     def _check(self) -> Self:
         if self.conversations is not None and (self.caption is not None or self.captions is not None):
             raise ValueError("conversations have no captions; leave caption and captions out")
+        if self.conversations is not None and self.text_transforms is not None:
+            raise ValueError("the texts of conversations are rendered by a template; leave text_transforms out")
         if self.captions is None:
             return self
         if self.caption is not None:

@@ -43,13 +43,16 @@ DecimalString = Annotated[
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 _DIGEST = r"^[0-9a-f]{64}$"
 _MAYBE_DIGEST = r"^([0-9a-f]{64})?$"
+_VERSION = r"^[A-Za-z0-9][A-Za-z0-9._+!-]{0,63}$"
 PATTERN_RULES: Final[Mapping[str, str]] = {
     _NAME: "a name is required: 1 to 128 ASCII letters, digits, '.', '_' and '-', the first one a letter or a digit",
     _DIGEST: "a digest is required: 64 hexadecimal digits, 0 to 9 and a to f",
+    _VERSION: "the version of a package is required, such as 1.2.0: 1 to 64 ASCII letters, digits, and any of ._+!-",
     _MAYBE_DIGEST: "a digest is required, 64 hexadecimal digits, 0 to 9 and a to f, or an empty text for none",
 }
 """What the patterns of texts ask for, in words."""
 Name = Annotated[str, Field(pattern=_NAME)]
+Version = Annotated[str, Field(pattern=_VERSION)]
 Digest = Annotated[str, Field(pattern=_DIGEST)]
 MaybeDigest = Annotated[str, Field(pattern=_MAYBE_DIGEST)]
 Positive = Annotated[int, Field(ge=1, le=MAX_INTEGER)]

@@ -1,0 +1,225 @@
+"""Columns that transforms of users make of an index, which filters may name: a file a shard and transform, beside it.
+
+Each transform sees the columns of the index, never those of another one. A column `keep` leaves samples out where it is
+false. A file names the transform and the digest of the index columns that it was made of: others count as missing.
+"""
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from dataserver.dataset.errors import DatasetError, TokensMissingError, check_storage, printable
+from dataserver.dataset.filters import ColumnSource
+from dataserver.dataset.index.flags import index_command
+from dataserver.dataset.index.format import META_PREFIX, IndexHeader, atomic_writer, read_columns
+from dataserver.dataset.index.fresh import read_fresh_index
+from dataserver.dataset.index.numeric import read_numeric
+from dataserver.dataset.shards.listing import ShardFile, find_shards
+from dataserver.dataset.storage.etags import check_regular
+from dataserver.planning.job.fields import InstalledTransform, is_name
+from dataserver.transforms import TransformFailedError, TransformPool, TransformUnavailableError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+KEEP: Final = "keep"
+COLUMNS_KEY: Final = b"disttrain.columns_digest"
+TRANSFORM_KEY: Final = b"disttrain.transform"
+MAX_COLUMNS: Final = 64
+_SIZES: Final = ("width", "height")
+"""What transforms see of images: the size of each sample's first one, where the sidecar has no such column."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeriveReport:
+    """What a run found: `num_made` of `num_shards` were transformed now; `num_left_out` samples of all are not kept."""
+
+    num_shards: int
+    num_made: int
+    num_left_out: int
+
+
+def derive_columns(
+    path: Path,
+    pool: TransformPool,
+    wanted: InstalledTransform,
+    index_dir: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    choose: Callable[[Sequence[ShardFile]], Sequence[ShardFile]] | None = None,
+) -> DeriveReport:
+    """Apply a transform of metadata to every shard of the dataset at `path`, where that is not done yet.
+
+    Args:
+        path: folder of indexed shards, or one shard.
+        pool: has the transform.
+        wanted: name, version and options.
+        index_dir: where the indexes lie instead of beside the shards.
+        progress: called with (shards done, shards in total).
+        choose: the shards that are transformed here; by default all.
+
+    Raises:
+        StaleIndexError: a shard is not indexed.
+        DatasetError: the transform failed or returned columns that no filter could name, or a file cannot be written.
+    """
+    found = find_shards(path, index_dir)
+    shards = found if choose is None else choose(found)
+    num_made = num_left_out = 0
+    for done, file in enumerate(shards):
+        if progress is not None:
+            progress(done, len(shards))
+        indexed = read_fresh_index(file)
+        try:
+            table = read_derived(file, indexed.header, wanted.key())
+        except TokensMissingError:
+            table = derive_table(file, indexed.header, indexed.columns, pool, wanted)
+            _write(file, indexed.header, wanted.key(), table)
+            num_made += 1
+        num_left_out += int(np.count_nonzero(~_stays(table)))
+    if progress is not None:
+        progress(len(shards), len(shards))
+    return DeriveReport(len(shards), num_made, num_left_out)
+
+
+def read_derived(file: ShardFile, header: IndexHeader, key: str) -> "pa.Table":
+    """Read what a transform made of a shard.
+
+    Args:
+        file: the shard.
+        header: of its index.
+        key: of the transform (`InstalledTransform.key`).
+
+    Raises:
+        TokensMissingError: the shard was not transformed, or before it was indexed again; names the command to run.
+        ShardReadError: storage failed.
+    """
+    import pyarrow as pa
+
+    path = file.derived_path(key)
+    try:
+        check_regular(path)
+        table = pa.ipc.open_file(pa.py_buffer(path.read_bytes())).read_all()
+        metadata = table.schema.metadata or {}
+        same = metadata.get(COLUMNS_KEY), metadata.get(TRANSFORM_KEY)
+        _check(table, header.num_samples, set())
+    except FileNotFoundError as error:
+        raise _missing(file, key, "was not transformed") from error
+    except (OSError, pa.ArrowException, ValueError) as error:
+        check_storage(path, error)
+        raise _missing(file, key, f"has a file that cannot be read ({printable(str(error))})") from error
+    if same != (header.columns_digest.encode(), key.encode()):
+        raise _missing(file, key, "was transformed before it was indexed again")
+    return table
+
+
+def _missing(file: ShardFile, key: str, reason: str) -> TokensMissingError:
+    name, _, options = key.partition(" ")
+    flag = name if options == "{}" else f"'{name}:{options}'"
+    return TokensMissingError(
+        f"shard {file.path} {reason} by the transform of metadata {key}; run: {index_command(file)} --transform {flag}"
+    )
+
+
+def derive_table(
+    file: ShardFile, header: IndexHeader, columns: Mapping[str, str], pool: TransformPool, wanted: InstalledTransform
+) -> "pa.Table":
+    """What a transform makes of a shard. Raises DatasetError where it fails, or no filter could name its columns."""
+    try:
+        found = pool.metadata(_visible(file, header, columns), wanted)
+        _check(found, header.num_samples, {*columns, *_SIZES})
+    except (TransformFailedError, TransformUnavailableError, ValueError) as error:
+        raise DatasetError(
+            f"shard {file.path}: {printable(str(error), 500)}; mend the transform, or its options"
+        ) from error
+    return found.replace_schema_metadata(None)
+
+
+def _visible(file: ShardFile, header: IndexHeader, columns: Mapping[str, str]) -> "pa.Table":
+    """What a transform sees of a shard: a row for each sample."""
+    import pyarrow as pa
+
+    batch = read_columns(file.index_path, header, ["key", "texts", *(META_PREFIX + name for name in columns)])
+    key, texts, *of_sidecar = batch.columns
+    sizes, found = read_numeric(file.index_path, header), {"key": key, "texts": texts}
+    has_image = np.diff(sizes.image_offsets) > 0
+    for name, values in zip(_SIZES, (sizes.image_width, sizes.image_height), strict=True):
+        first = np.zeros(header.num_samples, np.int64)
+        first[has_image] = values[sizes.image_offsets[:-1][has_image]]
+        found[name] = pa.array(first, mask=~has_image)
+    return pa.table({**found, **dict(zip(columns, of_sidecar, strict=True))})
+
+
+def _check(table: "pa.Table", num_samples: int, taken: Collection[str]) -> None:
+    """Raise ValueError where a table has columns that no filter could name or compare."""
+    import pyarrow as pa
+
+    if table.num_rows != num_samples or table.num_columns > MAX_COLUMNS:
+        raise ValueError(
+            f"it returned {table.num_rows} rows and {table.num_columns} columns; {num_samples} rows and at most "
+            f"{MAX_COLUMNS} columns are required"
+        )
+    names = table.column_names
+    for name, kind in zip(names, table.schema.types, strict=True):
+        if not is_name(name) or name in taken or names.count(name) > 1:
+            raise ValueError(f"it returned the column {name[:80]!a}; a name that no other column has is required")
+        if kind not in (pa.bool_(), pa.int64(), pa.float64(), pa.string()):
+            raise ValueError(f"its column {name!r} is {kind}; bool, int64, double or string is required")
+    if KEEP in names and (table.schema.field(KEEP).type != pa.bool_() or table.column(KEEP).null_count):
+        raise ValueError(f"its column {KEEP!r} is {table.schema.field(KEEP).type}; bool without nulls is required")
+
+
+def _write(file: ShardFile, header: IndexHeader, key: str, table: "pa.Table") -> None:
+    import pyarrow as pa
+
+    table = table.replace_schema_metadata({COLUMNS_KEY: header.columns_digest, TRANSFORM_KEY: key})
+    with (
+        atomic_writer(file.derived_path(key)) as temp,
+        pa.OSFile(os.fsencode(temp), "w") as sink,
+        pa.ipc.new_file(sink, table.schema) as writer,
+    ):
+        writer.write_table(table)
+
+
+def _stays(table: "pa.Table") -> npt.NDArray[np.bool_]:
+    if KEEP not in table.column_names:
+        return np.ones(table.num_rows, np.bool_)
+    found: npt.NDArray[np.bool_] = table.column(KEEP).to_numpy()
+    return found
+
+
+class DerivedColumns:
+    """The columns of a shard with those that transforms made, for filters."""
+
+    def __init__(self, shard: ColumnSource, tables: "Sequence[pa.Table]") -> None:
+        """Join them.
+
+        Raises:
+            DatasetError: two transforms made columns of the same name.
+        """
+        self._shard = shard
+        self._made: dict[str, pa.ChunkedArray] = {}
+        for table in tables:
+            for name in table.column_names:
+                if name == KEEP:
+                    continue
+                if name in self._made or name in shard.known_columns:
+                    raise DatasetError(
+                        f"several transforms of metadata, or one and the index, have the column {name!r}; rename it in "
+                        "one of them"
+                    )
+                self._made[name] = table.column(name)
+        self.name, self.num_samples = shard.name, shard.num_samples
+        self.columns = {**shard.columns, **{name: str(column.type) for name, column in self._made.items()}}
+        self.known_columns = shard.known_columns | self._made.keys()
+        self.stays = np.ones(shard.num_samples, np.bool_)
+        """bool [num_samples]: False where a transform leaves the sample out."""
+        for table in tables:
+            self.stays &= _stays(table)
+
+    def column(self, name: str) -> "pa.Array":
+        """A column, as `ColumnSource.column`."""
+        return self._made[name].combine_chunks() if name in self._made else self._shard.column(name)
