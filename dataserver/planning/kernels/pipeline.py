@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dataserver.planning import I64, U64
-from dataserver.planning.kernels.arrays import first_largest, largest
+from dataserver.planning.kernels.arrays import copy_to, first_largest, largest
 from dataserver.planning.kernels.compiler import inlined_part, kernel, part
 from dataserver.planning.kernels.components import (
     Costs,
@@ -19,23 +19,37 @@ from dataserver.planning.kernels.components import (
     slots_of,
 )
 
+AS_BEFORE, SLOWER = -1, -2
+"""What `component_makespan` finds where a change has no effect any more, and where it is too slow to go on."""
+
 
 class Clocks(NamedTuple):
-    """Scratch of a simulation, nanoseconds: a column for each backbone stage, then each encoder, then each generator.
-    Encoders and generators have one node in a component and use row 0; encoders that run on the first stage use its
-    column."""
+    """How a simulation of a component went, nanoseconds: a column for each backbone stage, then each encoder, then each
+    generator. Encoders and generators have one node in a component and use row 0; encoders that run on the first stage
+    use its column."""
 
     now: I64
-    """int64 [ranks of a component, columns]: when each node is free again."""
+    """int64 [turns + 1, ranks of a component, columns]: when each node is free before each turn, and at the end."""
     ends: I64
     """int64 [ranks of a component, columns, waves]: end of every backward."""
 
 
+def clocks_of(costs: Costs, waves: int, count: int) -> Clocks:
+    """Of so many simulations: both arrays have one dimension more. Not compiled."""
+    ranks, columns = costs.ranks_per_component, len(costs.in_flight)
+    turns = waves + int(costs.in_flight.max()) - 1
+    return Clocks(
+        np.zeros((count, turns + 1, ranks, columns), np.int64), np.zeros((count, ranks, columns, waves), np.int64)
+    )
+
+
 @part
-def component_makespan(time: I64, first: int, costs: Costs, clocks: Clocks) -> int:
+def component_makespan(
+    time: I64, first: int, costs: Costs, clocks: Clocks, begin: int, last: int, before: Clocks, margin: int
+) -> tuple[int, int]:
     """Makespan of one component: c backbone ranks that share one node of each encoder and of each generator.
 
-    Operations are visited round by round: in round k every stage runs the forward of wave k and then the backward that
+    Operations are visited round by round: in turn k every stage runs the forward of wave k and then the backward that
     its list has behind it (`simulation.stage_operations`), first stages first and last stages first. So every input is
     known when it is needed and nothing is queued. A rank that has nothing in an encoder or generator does not wait for
     it. Products with `percent`, at most 1000, stay in int64 while a wave takes under 100 days.
@@ -44,13 +58,19 @@ def component_makespan(time: I64, first: int, costs: Costs, clocks: Clocks) -> i
         time: int64 [rows, ranks, waves], see `components.Slots`.
         first: the component's first rank.
         costs: of the problem.
-        clocks: scratch.
+        clocks: of this simulation; what comes before the turn `begin` is there, the rest is written.
+        begin: where to begin.
+        last: the last wave whose times are others than in `before`; as many as there are waves for no comparison.
+        before: clocks of a whole simulation. Once those of all nodes have been the same for as many turns as there are
+            microbatches in flight, so is all that follows; or later by as much, if all of them have been.
+        margin: nanoseconds by which the makespan may be longer than there.
+
+    Returns:
+        The makespan, `AS_BEFORE`, or `SLOWER` than the margin allows; and the turn before which the simulation ended.
     """
     encoders = costs.encoders
-    if _is_alone(costs):
-        return _alone_makespan(time, first, costs, clocks.ends)
-    last = first + costs.ranks_per_component
-    before, backbone, behind = time[:encoders], time[encoders, first:last], time[encoders + 1 :]
+    end = first + costs.ranks_per_component
+    rows, backbone, behind = time[:encoders], time[encoders, first:end], time[encoders + 1 :]
     in_flight, percent, base, transfer, transfer_back = (
         costs.in_flight,
         costs.percent,
@@ -58,13 +78,15 @@ def component_makespan(time: I64, first: int, costs: Costs, clocks: Clocks) -> i
         costs.transfer,
         costs.transfer_back,
     )
-    stages, waves = len(in_flight) - len(before) - len(behind), time.shape[2]
+    stages, waves, most = len(in_flight) - len(rows) - len(behind), time.shape[2], largest(in_flight)
     of_stages, of_behind = in_flight[encoders : encoders + stages], in_flight[encoders + stages :]
-    now, ends = clocks.now, clocks.ends
-    now[:] = 0
-    for turn in range(waves + largest(in_flight) - 1):
+    ends, turns, same, later = clocks.ends, waves + most - 1, 0, 0
+    for turn in range(begin, turns):
+        now = clocks.now[turn + 1]
+        for i in range(len(now)):
+            copy_to(now[i], clocks.now[turn, i])
         if turn < waves:
-            _forward(before, backbone, behind, first, turn, base, transfer, stages, costs.whole, now)
+            _forward(rows, backbone, behind, first, turn, base, transfer, stages, costs.whole, now)
         for g in range(len(behind)):
             wave = turn + 1 - of_behind[g]  # with f in flight, the backward behind forward k is that of wave k + 1 - f
             if 0 <= wave < waves:
@@ -81,61 +103,34 @@ def component_makespan(time: I64, first: int, costs: Costs, clocks: Clocks) -> i
                 column = 0 if costs.whole else stages + row
                 clock, total = now[0, column], base[row]
                 for i in range(len(backbone)):
-                    total += before[row, first + i, wave]
-                    clock = max(clock, ends[i, 0, wave] + transfer_back[row] if before[row, first + i, wave] else 0)
+                    total += rows[row, first + i, wave]
+                    clock = max(clock, ends[i, 0, wave] + transfer_back[row] if rows[row, first + i, wave] else 0)
                 now[0, column] = clock + total * percent[row] // 100
-    end = 0
+        if turn >= last:
+            least, longest = _later(now, before.now[turn + 1], stages, stages + encoders if costs.whole else stages)
+            same = same + 1 if least == longest == 0 else 0
+            later = later + 1 if least > margin else 0
+            if max(same, later) >= most and turn >= last + most:
+                return AS_BEFORE if same else SLOWER, turn + 1
+    makespan = 0
+    for i in range(costs.ranks_per_component):
+        makespan = max(makespan, largest(clocks.now[turns, i]))
+    return makespan, turns
+
+
+@inlined_part
+def _later(now: I64, before: I64, stages: int, others: int) -> tuple[int, int]:
+    """By how much the clocks of all nodes are later than before, the least and the most; those of encoders and
+    generators begin at a column of the first row."""
+    least = longest = now[0, 0] - before[0, 0]
     for i in range(len(now)):
-        end = max(end, largest(now[i]))
-    return end
-
-
-@inlined_part
-def _is_alone(costs: Costs) -> bool:
-    """Whether a component is one stage of the backbone on one rank, with an encoder and a generator at most."""
-    nodes = len(costs.base)
-    alone = costs.ranks_per_component == 1 and len(costs.in_flight) == nodes and not costs.whole
-    return bool(alone and costs.encoders <= 1 and nodes - costs.encoders <= 2)
-
-
-@inlined_part
-def _alone_makespan(time: I64, rank: int, costs: Costs, ends: I64) -> int:
-    """`component_makespan` of such a component, with all clocks in registers: in three fifths of the time."""
-    backbone, waves = costs.encoders, time.shape[2]
-    encodes, generates = costs.encoders == 1, len(time) > backbone + 1
-    base, percent, in_flight = costs.base, costs.percent, costs.in_flight
-    encoded = clock = generated = 0
-    for turn in range(waves + largest(in_flight) - 1):
-        if turn < waves:
-            begin = clock
-            if encodes:
-                work = time[0, rank, turn]
-                encoded += base[0] + work
-                begin = max(begin, encoded + costs.transfer[0] if work else 0)
-            clock = begin + time[backbone, rank, turn]
-            if generates:
-                work = time[backbone + 1, rank, turn]
-                generated = (
-                    max(generated, clock + costs.transfer[backbone + 1] if work else 0) + base[backbone + 1] + work
-                )
-        if generates:
-            wave = turn + 1 - in_flight[backbone + 1]
-            if 0 <= wave < waves:
-                generated += (base[backbone + 1] + time[backbone + 1, rank, wave]) * percent[backbone + 1] // 100
-                ends[0, 1 + backbone, wave] = generated
-        wave = turn + 1 - in_flight[backbone]
-        if 0 <= wave < waves:
-            if generates and time[backbone + 1, rank, wave]:
-                clock = max(clock, ends[0, 1 + backbone, wave] + costs.transfer_back[backbone + 1])
-            clock += time[backbone, rank, wave] * percent[backbone] // 100
-            ends[0, 0, wave] = clock
-        if encodes:
-            wave = turn + 1 - in_flight[0]
-            if 0 <= wave < waves:
-                work = time[0, rank, wave]
-                encoded = max(encoded, ends[0, 0, wave] + costs.transfer_back[0] if work else 0)
-                encoded += (base[0] + work) * percent[0] // 100
-    return max(encoded, clock, generated)
+        for column in range(stages):
+            by = now[i, column] - before[i, column]
+            least, longest = min(least, by), max(longest, by)
+    for column in range(others, now.shape[1]):
+        by = now[0, column] - before[0, column]
+        least, longest = min(least, by), max(longest, by)
+    return least, longest
 
 
 @inlined_part
@@ -227,7 +222,9 @@ class Climb(NamedTuple):
     costs: Costs
     """Costs of the problem whose placement is searched."""
     clocks: Clocks
-    """Clocks of one simulated component, reused by the next."""
+    """Of each component, as it is now."""
+    tried: Clocks
+    """Of the two components of a trial."""
     makespan: I64
     """int64 [components]: of each component, nanoseconds; -1 where it was not simulated yet, as all are at first."""
 
@@ -248,9 +245,9 @@ def climb_of(at: I64, costs: Costs) -> Climb:
     `at`, int64 [ranks, waves, slots], is changed in place: the sequence in each slot, -1 for none; within the memory.
     """
     ranks, waves, _ = at.shape
-    per_component, columns = costs.ranks_per_component, len(costs.in_flight)
-    clocks = Clocks(np.empty((per_component, columns), np.int64), np.zeros((per_component, columns, waves), np.int64))
-    return Climb(slots_of(at, costs), costs, clocks, np.full(ranks // per_component, -1, np.int64))
+    components = ranks // costs.ranks_per_component
+    clocks, tried = (clocks_of(costs, waves, count) for count in (components, 2))
+    return Climb(slots_of(at, costs), costs, clocks, tried, np.full(components, -1, np.int64))
 
 
 def go_on(climb: Climb, words: U64, budget: int, goal_ns: int = -1) -> tuple[int, int]:
@@ -271,14 +268,17 @@ def go_on(climb: Climb, words: U64, budget: int, goal_ns: int = -1) -> tuple[int
 
 @kernel
 def _climb(
-    slots: Slots, costs: Costs, clocks: Clocks, makespan: I64, words: U64, budget: int, goal_ns: int
+    slots: Slots, costs: Costs, clocks: Clocks, tried: Clocks, makespan: I64, words: U64, budget: int, goal_ns: int
 ) -> tuple[int, int]:
-    per_component, simulated, used = costs.ranks_per_component, 0, 0
+    per_component, waves, simulated, used = costs.ranks_per_component, slots.at.shape[1], 0, 0
     if makespan[0] < 0:
         fill(slots, costs)
     for component in range(len(makespan)):
         if makespan[component] < 0 and simulated < budget:
-            makespan[component] = component_makespan(slots.time, component * per_component, costs, clocks)
+            own = Clocks(clocks.now[component], clocks.ends[component])
+            makespan[component], _ = component_makespan(
+                slots.time, component * per_component, costs, own, 0, waves + largest(costs.in_flight), own, 0
+            )
             simulated += 1
     for word in words:
         worst = first_largest(makespan)
@@ -288,10 +288,49 @@ def _climb(
         kind, rank, first, slot, other, second, other_slot = _trial(word, per_component, slots.at.shape)
         rank += worst * per_component
         if kind < 3:
-            simulated += _try_move(slots, costs, clocks, makespan, rank, first, second, kind < 2)
+            simulated += _try_move(slots, costs, clocks, tried, makespan, rank, first, second, kind < 2)
         else:
-            simulated += _try_exchange(slots, costs, clocks, makespan, rank, first, slot, other, second, other_slot)
+            simulated += _try_exchange(
+                slots, costs, clocks, tried, makespan, rank, first, slot, other, second, other_slot
+            )
     return simulated, used
+
+
+@part
+def _changed_makespan(
+    slots: Slots, costs: Costs, clocks: Clocks, tried: Clocks, makespan: I64, component: int, which: int, first: int,
+    last: int, margin: int,
+) -> tuple[int, int]:  # fmt: skip
+    """The makespan of a component of which waves `first` to `last` changed, or one beyond the margin if it is longer
+    than it was by more than that; and the turn before which its clocks are new.
+
+    They are those of `which` of the two that are tried.
+    """
+    now, before = Clocks(tried.now[which], tried.ends[which]), Clocks(clocks.now[component], clocks.ends[component])
+    for i in range(now.now.shape[1]):
+        copy_to(now.now[first, i], before.now[first, i])
+        for column in range(now.now.shape[2]):
+            for wave in range(max(0, first + 1 - largest(costs.in_flight)), first):
+                now.ends[i, column, wave] = before.ends[i, column, wave]
+    begin = component * costs.ranks_per_component
+    found, until = component_makespan(slots.time, begin, costs, now, first, last, before, margin)
+    if found < 0:
+        found = makespan[component] + (margin + 1 if found == SLOWER else 0)
+    return found, until
+
+
+@part
+def _keep(costs: Costs, clocks: Clocks, tried: Clocks, component: int, which: int, first: int, until: int) -> None:
+    """Take over the clocks of a component that was tried, which are new from one turn until before another."""
+    now, before = Clocks(tried.now[which], tried.ends[which]), Clocks(clocks.now[component], clocks.ends[component])
+    waves, most = now.ends.shape[2], largest(costs.in_flight)
+    last = waves if until == waves + most - 1 else until - most  # the others are as before, if they were written
+    for i in range(now.now.shape[1]):
+        for turn in range(first, until + 1):
+            copy_to(before.now[turn, i], now.now[turn, i])
+        for column in range(now.now.shape[2]):
+            for wave in range(max(0, first + 1 - most), last):
+                before.ends[i, column, wave] = now.ends[i, column, wave]
 
 
 @inlined_part
@@ -334,8 +373,9 @@ def _covers(costs: Costs, large: int, small: int) -> bool:
 
 @inlined_part
 def _try_move(
-    slots: Slots, costs: Costs, clocks: Clocks, makespan: I64, rank: int, first: int, second: int, shift: bool
-) -> int:
+    slots: Slots, costs: Costs, clocks: Clocks, tried: Clocks, makespan: I64, rank: int, first: int, second: int,
+    shift: bool,
+) -> int:  # fmt: skip
     """Move a microbatch of the slowest component if that does not slow it down; the components simulated."""
     if first == second:
         return 0
@@ -347,9 +387,11 @@ def _try_move(
     if excess(slots, costs, rank, min(first, second), max(first, second)):
         move(slots, rank, second, first, shift)
         return 1
-    now = component_makespan(slots.time, component * per_component, costs, clocks)
+    low, high = min(first, second), max(first, second)
+    now, until = _changed_makespan(slots, costs, clocks, tried, makespan, component, 0, low, high, 0)
     if now <= makespan[component]:
         makespan[component] = now
+        _keep(costs, clocks, tried, component, 0, low, until)
     else:
         move(slots, rank, second, first, shift)
     return 1
@@ -360,6 +402,7 @@ def _try_exchange(
     slots: Slots,
     costs: Costs,
     clocks: Clocks,
+    tried: Clocks,
     makespan: I64,
     rank: int,
     wave: int,
@@ -381,14 +424,21 @@ def _try_exchange(
     if excess(slots, costs, rank, wave, wave) or excess(slots, costs, other, other_wave, other_wave):
         exchange(slots, costs, rank, wave, slot, other, other_wave, other_slot)
         return 1
-    simulated = 1
-    now = component_makespan(slots.time, worst * per_component, costs, clocks)
-    there = now
-    if now <= makespan[worst] and component != worst:
-        there = component_makespan(slots.time, component * per_component, costs, clocks)
+    simulated, within = 1, component == worst
+    low, high = min(wave, other_wave) if within else wave, max(wave, other_wave) if within else wave
+    now, until = _changed_makespan(slots, costs, clocks, tried, makespan, worst, 0, low, high, 0)
+    there, there_until = now, until
+    if now <= makespan[worst] and not within:
+        margin = max(0, makespan[worst] - 1 - makespan[component]) if now < makespan[worst] else 0
+        there, there_until = _changed_makespan(
+            slots, costs, clocks, tried, makespan, component, 1, other_wave, other_wave, margin
+        )
         simulated = 2
     if now <= makespan[worst] and (there <= makespan[component] or max(now, there) < makespan[worst]):
         makespan[worst], makespan[component] = now, there
+        _keep(costs, clocks, tried, worst, 0, low, until)
+        if not within:
+            _keep(costs, clocks, tried, component, 1, other_wave, there_until)
     else:
         exchange(slots, costs, rank, wave, slot, other, other_wave, other_slot)
     return simulated

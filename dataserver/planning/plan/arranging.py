@@ -133,7 +133,8 @@ def _first_to_finish(module: ModuleSpec, sizes: I64, wave: I64, component: I64, 
     from dataserver.planning.kernels.spreading import first_to_finish
 
     loads = forward_ns(module.cost, sizes)
-    order = np.lexsort((np.arange(len(loads)), -loads, wave))
+    order = np.argsort(-loads, kind="stable")
+    order = order[in_order_of(wave[order])]
     need, budget = (np.zeros_like(sizes), 0) if module.memory is None else (sizes, module.memory.units)
     rank, left_over = first_to_finish(loads, need, order, wave, component, components, module.dp // components, budget)
     return rank if left_over < 0 else _balanced_waves(module, "lpt", sizes, wave, component, components)

@@ -109,12 +109,13 @@ class Climb:
 
     def makespans(self) -> list[int]:
         ranks, waves, _ = self.at.shape
-        each, columns = self.costs.ranks_per_component, len(self.costs.in_flight)
+        each = self.costs.ranks_per_component
         time = np.array(sums(self.costs, self.at)[0], np.int64)
         found = []
         for component in range(ranks // each):
-            clocks = pipeline.Clocks(np.empty((each, columns), np.int64), np.zeros((each, columns, waves), np.int64))
-            found.append(int(pipeline.component_makespan(time, component * each, self.costs, clocks)))
+            clocks = pipeline.Clocks(*(a[0] for a in pipeline.clocks_of(self.costs, waves, 1)))
+            begin = component * each
+            found.append(pipeline.component_makespan(time, begin, self.costs, clocks, 0, 1 << 20, clocks, 0)[0])
         return found
 
     def fits(self) -> bool:
@@ -207,20 +208,27 @@ def test_a_climb_keeps_what_slows_nothing_down(padded: bool, limited: bool) -> N
     assert moved > 3
 
 
-def test_a_component_of_one_of_each_is_simulated_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    random = np.random.default_rng(7)
-    for number in range(200):
-        encoders, generators, waves = number % 2, number // 2 % 2, 1 + number % 5
-        rows, none = encoders + 1 + generators, np.zeros(0, np.int64)
-        in_flight, transfer, base = np.sort(random.integers(1, 4, rows))[::-1].copy(), *random.integers(0, 9, (2, rows))
-        costs = components.Costs(
-            none.reshape(rows, 0), base, random.integers(0, 250, rows), none, none.reshape(0, 0), none, none,
-            in_flight, transfer, transfer * random.integers(0, 2, rows), encoders, 1, False, none,
-        )  # fmt: skip
-        time = random.integers(1, 100, (rows, 2, waves)) * (random.random((rows, 2, waves)) < 0.7)
-        clocks = pipeline.Clocks(np.empty((1, rows), np.int64), np.zeros((1, rows, waves), np.int64))
-        assert pipeline._is_alone(costs)
-        found = pipeline.component_makespan(time, 1, costs, clocks)
-        with monkeypatch.context() as patch:
-            patch.setattr(pipeline, "_is_alone", lambda _: False)
-            assert pipeline.component_makespan(time, 1, costs, clocks) == found
+@pytest.mark.parametrize("shape", [(1, 1, 0, 0), (1, 3, 1, 1), (2, 2, 1, 0), (3, 1, 2, 1)])
+def test_clocks_are_those_of_whole_simulations_whatever_was_tried(shape: tuple[int, int, int, int]) -> None:
+    """Two components of so many ranks, stages, encoders and generators, with waves enough that changes wear off."""
+    each, stages, encoders, generators = shape
+    random, waves, rows = np.random.default_rng(3), 24, encoders + 1 + generators
+    own = random.integers(0, 100, (rows, 4 * each * waves + 1)) * (random.random((rows, 1)) < 0.8)
+    own[:, -1], none = 0, np.zeros(0, np.int64)
+    held = np.array([*[stages + 3] * encoders, *range(stages + 1, 1, -1), *[1] * generators])
+    transfer = random.integers(0, 9, rows)
+    costs = components.Costs(
+        own, random.integers(0, 9, rows), random.integers(0, 250, rows), none, none.reshape(0, 0), none, none,
+        held, transfer, transfer, encoders, each, False, none,
+    )  # fmt: skip
+    at = random.permutation(4 * each * waves).reshape(2 * each, waves, 2)
+    climb = pipeline.climb_of(at, costs)
+    assert pipeline.go_on(climb, np.zeros(0, np.uint64), 10) == (2, 0)
+    before = at.copy()
+    for word in random.integers(0, 1 << 63, 150, np.uint64):
+        pipeline.go_on(climb, np.array([word]), 10)
+        whole = pipeline.climb_of(at.copy(), costs)
+        pipeline.go_on(whole, np.zeros(0, np.uint64), 10)
+        assert climb.makespan.tolist() == whole.makespan.tolist()
+        assert all(np.array_equal(*pair) for pair in zip(climb.clocks, whole.clocks, strict=True))
+    assert not np.array_equal(at, before)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from dataserver.planning import I64, yield_point
 from dataserver.planning.job.fields import BalancePolicy, ModuleKind, ModuleSpec
-from dataserver.planning.layouts.pipelined.interleaving import stages_in_flight, too_small
+from dataserver.planning.layouts.pipelined.interleaving import too_small
 from dataserver.planning.layouts.pipelined.packed import PackedStep
 from dataserver.planning.layouts.pipelined.placing import Placement
 from dataserver.planning.layouts.pipelined.timeline import makespans_of
@@ -147,7 +147,7 @@ def _spread(
     for name, images in beside.items():
         module = execution.module(name)
         policy = BalancePolicy.NONE if spread.beside else BalancePolicy.EVEN if spread.even else module.balance
-        balanced = module.model_copy(update={"balance": policy})
+        balanced = module if policy is module.balance else module.model_copy(update={"balance": policy})
         try:
             sizes, ranks = patches[images.image], execution.backbone.dp
             yield_point()
@@ -163,7 +163,7 @@ def _scheduled(name: str, spread: SpreadStep, some_extras: tuple[int, ...]) -> I
     execution, count = packed.execution, packed.num_microbatches
     units = {m.name: held_units(m, plan) for m in packed.modules if m.memory is not None}
     several = len(extras(execution)) > 1
-    found = [(extra, stages_in_flight(execution, count, extra, units)) for extra in some_extras]
+    found = [(extra, packed.in_flight(extra, units)) for extra in some_extras]
     yield from (too_small(execution, count, units) for _, held in found if held is None)
     fitting = _different([(extra, held) for extra, held in found if held is not None])
     times = makespans_of(packed.job.spec, plan, (held.schedules(execution) for _, held in fitting))

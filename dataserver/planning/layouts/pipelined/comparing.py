@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dataserver.planning.job.fields import BalancePolicy, ModuleSpec, OrderPolicy
+from dataserver.planning.job.identity import Job
 from dataserver.planning.layouts.pipelined.attempts import Probe, attempt, probe, search
 from dataserver.planning.layouts.pipelined.candidates import CandidatePlan
 from dataserver.planning.layouts.pipelined.counts import Counts
@@ -86,9 +87,9 @@ def _probes(counts: Counts) -> list[Probe]:
 
     Where stages hold less than the schedule asks for, more microbatches let them hold more, so that the ladder goes on.
     """
-    probes, slower, fastest_ns = list[Probe](), 0, NEVER
+    probes, slower, fastest_ns, usual = list[Probe](), 0, NEVER, _with_usual_policies(counts.job)
     for packed in counts.ladder():
-        found = replace(probe(_with_usual_policies(packed), fastest_ns), packed=packed)
+        found = replace(probe(replace(packed, job=usual), fastest_ns), packed=packed)
         probes.append(found)
         if found.makespan_ns is None:
             slower += found.bound_ns >= fastest_ns
@@ -101,13 +102,12 @@ def _probes(counts: Counts) -> list[Probe]:
     return probes
 
 
-def _with_usual_policies(packed: PackedStep) -> PackedStep:
-    """The same sequences in a job that balances and orders them by the papers' rules, whatever this one does."""
-    execution = packed.execution
+def _with_usual_policies(job: Job) -> Job:
+    """A job that balances and orders the same sequences by the papers' rules, whatever this one does."""
+    execution = job.spec.execution
     balanced = [m.name for m in execution.modules if not (execution.identity_routing and m.handles_images)]
     usual = edit_modules(balanced, balance=BalancePolicy.LPT)(edit_layout(order=OrderPolicy.DISTTRAIN)(execution))
-    spec = packed.job.spec.model_copy(update={"execution": usual})
-    return replace(packed, job=replace(packed.job, spec=spec))
+    return replace(job, spec=job.spec.model_copy(update={"execution": usual}))
 
 
 def _of_memory(counts: Counts) -> Compared | TooShort:

@@ -62,10 +62,12 @@ def _finalists(job: Job) -> tuple[AblationEntry, ...]:
 
     Otherwise sequences in canonical order, images dealt out evenly and Algorithm 2 are among the plan's candidates.
     """
-    execution, found = job.spec.execution, finalists(job, ablation(job))
-    if execution.modality_parity or any(m.memory is not None for m in execution.modules):
-        return found
-    return tuple(e for e in found if e.execution.backbone.packing is not execution.backbone.packing)
+    execution = job.spec.execution
+    limited = execution.modality_parity or any(m.memory is not None for m in execution.modules)
+    if not limited and not job.stream.packing.enabled:
+        return ()
+    found, own = finalists(job, ablation(job)), execution.backbone.packing
+    return found if limited else tuple(e for e in found if e.execution.backbone.packing is not own)
 
 
 def alternatives(job: Job) -> Alternatives:

@@ -1,16 +1,19 @@
 """A step of a pipelined job whose sequences and number of microbatches are settled."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from dataserver.planning import I64
 from dataserver.planning.job.fields import ModuleSpec
 from dataserver.planning.job.identity import Job
 from dataserver.planning.job.spec import Execution
+from dataserver.planning.layouts.pipelined.interleaving import stages_in_flight
 from dataserver.planning.layouts.pipelined.options import PipelinedOptions
+from dataserver.planning.layouts.shared.waves import InFlight, Units
 from dataserver.planning.stream.samples import StepSamples
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PackedStep:
     """The samples of one step in their sequences."""
 
@@ -34,12 +37,24 @@ class PackedStep:
         """How the job runs."""
         return self.job.spec.execution
 
-    @property
+    @cached_property
     def layout(self) -> PipelinedOptions:
         """What the job says about this layout."""
         return self.execution.options(PipelinedOptions)
 
-    @property
+    @cached_property
     def modules(self) -> tuple[ModuleSpec, ...]:
         """Encoders, backbone, generators: the rows of its placement problem."""
         return self.execution.by_depth
+
+    def in_flight(self, extra: int, units: Units) -> InFlight | None:
+        """What every stage holds (`stages_in_flight`), found once for each `extra` where nothing limits it."""
+        if units:
+            return stages_in_flight(self.execution, self.num_microbatches, extra, units)
+        if extra not in self._unlimited:
+            self._unlimited[extra] = stages_in_flight(self.execution, self.num_microbatches, extra, units)
+        return self._unlimited[extra]
+
+    @cached_property
+    def _unlimited(self) -> dict[int, InFlight | None]:
+        return {}

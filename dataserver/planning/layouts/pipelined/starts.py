@@ -8,7 +8,6 @@ import numpy as np
 
 from dataserver.planning import I64, yield_point
 from dataserver.planning.job.fields import BalancePolicy, ModuleSpec, OrderPolicy, Schedule
-from dataserver.planning.layouts.pipelined.interleaving import stages_in_flight
 from dataserver.planning.layouts.pipelined.packed import PackedStep
 from dataserver.planning.layouts.pipelined.placing import (
     PADDED_RUNS,
@@ -145,7 +144,7 @@ def _fitting(known: Known, rules: Rules) -> tuple[Placements, int | None]:
 def _guide(packed: PackedStep, extra: int, units: Units) -> I64:
     """Microbatches in flight for the search, which knows no chunks. int64 [encoders + stages + generators]."""
     if packed.layout.schedule is not Schedule.INTERLEAVED:
-        found = stages_in_flight(packed.execution, packed.num_microbatches, extra, units)
+        found = packed.in_flight(extra, units)
         if found is not None:
             return np.concatenate([found.held[m.name] for m in packed.modules])
     places = packed.execution.depths

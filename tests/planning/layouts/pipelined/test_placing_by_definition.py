@@ -358,7 +358,7 @@ def test_padded_runs_are_their_definition(problem: PlacementProblem) -> None:
     for place, s in enumerate(sorted(range(count), key=lambda s: (-largest[s], s))):
         equal[s] = place * dp * waves // count
     even = padded_batches(largest, dp * waves, problem.slots).tolist()
-    found = placing.padded_runs(problem)
+    found = {name: placing.padded_runs(problem, cut) for name, cut in placing.PADDED_RUNS.items()}
     assert set(found) == {"runs of equal length", "even padded runs"}
     for name, batch in (("runs of equal length", equal), ("even padded runs", even)):
         held = [[s for s in range(count) if batch[s] == b] for b in range(dp * waves)]
