@@ -301,7 +301,7 @@ def _changed_makespan(
     slots: Slots, costs: Costs, clocks: Clocks, tried: Clocks, makespan: I64, component: int, which: int, first: int,
     last: int, margin: int,
 ) -> tuple[int, int]:  # fmt: skip
-    """The makespan of a component of which waves `first` to `last` changed, or one beyond the margin if it is longer
+    """The makespan of a component whose waves `first` to `last` changed, or one beyond the margin if it is longer
     than it was by more than that; and the turn before which its clocks are new.
 
     They are those of `which` of the two that are tried.
