@@ -68,6 +68,8 @@ def _value(field: dict[str, Any], definitions: dict[str, Any]) -> str:
         return " or ".join(_value(option, definitions) for option in options if option.get("type") != "null")
     if "const" in field:
         return f"`{field['const']}`"
+    if parts := field.get("prefixItems"):
+        return f"list of {len(parts)}, {_value(parts[0], definitions)}"
     if field.get("type") == "array":
         return f"list of {_value(field['items'], definitions)}"
     low, high = (field.get(key) for key in ("minimum", "maximum"))

@@ -1,6 +1,6 @@
 """Samples and images in; the tensors of one module, rank and microbatch out."""
 
-from dataserver.assembly.chat.tokenizer import ChatTokenizer, chat_digest, open_chat
+from dataserver.assembly.chat.tokenizer import ChatTokenizer, chat_digest, image_marks, open_chat
 from dataserver.assembly.decoders import fault_of
 from dataserver.assembly.digest import content_digest
 from dataserver.assembly.hugging_face import HuggingFaceTokenizer, TokenizerError
@@ -32,6 +32,7 @@ __all__ = [
     "check_tokenizer",
     "content_digest",
     "fault_of",
+    "image_marks",
     "load_tokenizer",
     "open_chat",
     "prepare_view",

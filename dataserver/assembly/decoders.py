@@ -26,6 +26,8 @@ class Item(NamedTuple):
     """Of its grid."""
     drawn: tuple[DrawnTransform, ...]
     """Transforms of an image."""
+    tiles: tuple[int, int] = (0, 0)
+    """Rows and columns of tiles that an image is cut into."""
 
 
 Array = NDArray[Any]
@@ -36,7 +38,9 @@ Decode = Callable[[bytes, ImageRef, Item, Sizing, Array | None], bool]
 def _decode_image(data: bytes, ref: ImageRef, item: Item, sizing: Sizing, out: Array | None) -> bool:
     if out is None:
         out = np.empty((item.rows * item.columns, sizing.patch**2 * 3), np.uint8)
-    shape = ImageShape(ref.width, ref.height, ref.orientation, item.rows, item.columns, ref.may_be_truncated)
+    shape = ImageShape(
+        ref.width, ref.height, ref.orientation, item.rows, item.columns, ref.may_be_truncated, item.tiles
+    )
     return decode_patches(data, shape, sizing, out, item.drawn)
 
 

@@ -9,8 +9,11 @@ contrasted with its image: `BOS  text  EOS`. Text that was cut is cut from
 the end of the document backward, so what is left is a prefix of all text tokens. Targets of the loss are the text
 tokens and EOS of understood samples; labels are shifted: a token's label is the token that follows it.
 
-A conversation has the tokens that its chat template writes, and no others; where an image goes, the template's token
-for it is repeated. It is cut behind an answer, with the images that follow. Targets are tokens of answers alone.
+With `sizing.marks` further tokens stand before the embeddings of an image and of its tiles.
+
+A conversation has the tokens that its chat template writes, and no others but marks; where an image goes, the
+template's token for it is repeated. It is cut behind an answer, with the images that follow. Targets are tokens of
+answers alone.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +24,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dataserver.assembly.image_runs import ImageRun, image_runs, run_tokens
 from dataserver.dataset import IMAGE, TEXT, ChatParts, TokenizedDocument
 from dataserver.planning import I32, I64
 from dataserver.planning.job.fields import Stream
@@ -59,8 +63,8 @@ class _Planned(NamedTuple):
     """Text tokens that were cut off."""
     tokens: int
     """Length of the whole sequence."""
-    images: list[int]
-    """Tokens of each image, where it is understood."""
+    images: list[ImageRun]
+    """Its images and clips, where it is understood."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,21 +77,6 @@ class _Tokens:
     """uint8 [tokens]: role of each token."""
     lengths: NDArray[np.int64]
     """int64 [samples]: tokens of each."""
-
-
-def embeddings(stream: Stream, samples: StepSamples, items: I64) -> list[list[int]]:
-    """Return the number of backbone tokens of each image or clip of some samples when these are understood.
-
-    Args:
-        stream: sizing.
-        samples: those of the step.
-        items: int64 [k]: indices into them.
-    """
-    first = samples.image_offsets[items]
-    counts = samples.image_offsets[items + 1] - first
-    index = ranges(first, counts)
-    sizes = item_tokens(samples, stream.sizing)[index].tolist()
-    return [sizes[end - count : end] for end, count in zip(np.cumsum(counts).tolist(), counts.tolist(), strict=True)]
 
 
 def backbone_arrays(
@@ -170,7 +159,8 @@ def _view_tokens(stream: Stream, plan: StepPlan, view: ViewPlan, documents: Sequ
     samples, items = plan.samples, view.items
     lengths = samples.tokens[items]
     columns = (items, samples.task[items], samples.text_tokens[items], samples.truncated_tokens[items], lengths)
-    planned = zip(*(column.tolist() for column in columns), embeddings(stream, samples, items), strict=True)
+    runs = image_runs(stream.sizing, samples, items)
+    planned = zip(*(column.tolist() for column in columns), runs, strict=True)
     pieces: list[_Piece] = []
     for sample, document in zip(planned, documents, strict=True):
         pieces += _checked_pieces(stream, samples, _Planned(*sample), document)
@@ -234,14 +224,14 @@ def _checked_chat(
 ) -> Iterator[_Piece]:
     """Yield the pieces of a conversation as far as the plan has it: its own tokens and no others."""
     parts = zip(document.texts, chat.targets, strict=True)
-    sizes = iter(planned.images)
-    left = planned.tokens - sum(planned.images)
+    runs = iter(planned.images)
+    left = planned.tokens - sum(run.tokens for run in planned.images)
     num_targets = 0
     for kind in document.kinds:
         if kind == IMAGE:
-            if (size := next(sizes, None)) is None:
+            if (run := next(runs, None)) is None:
                 break
-            yield chat.image, size, _IMAGE
+            yield from _image_pieces(chat.image, run, stream)
         else:
             whole, learned = next(parts)
             ids, targets = whole[:left], learned[:left]
@@ -250,7 +240,7 @@ def _checked_chat(
             ends = np.flatnonzero(np.diff(targets)) + 1
             for first, end in pairwise([0, *ends.tolist(), len(ids)]) if len(ids) else ():
                 yield ids[first:end], end - first, _TARGET if targets[first] else _OTHER
-    if samples.targets is None or (left, next(sizes, None), num_targets) != (0, None, samples.targets[planned.number]):
+    if samples.targets is None or (left, next(runs, None), num_targets) != (0, None, samples.targets[planned.number]):
         raise TokenCountError(
             f"{sample_name(stream, samples, planned.number)}: the conversation in the index is not the one that was "
             "planned; remove the shard's .tokens files and run dataserver index with --tokenizer again"
@@ -258,10 +248,10 @@ def _checked_chat(
 
 
 def _understanding(
-    stream: Stream, document: TokenizedDocument, images: list[int], text_tokens: int
+    stream: Stream, document: TokenizedDocument, images: list[ImageRun], text_tokens: int
 ) -> Iterator[_Piece]:
     ids = stream.tokenizer
-    texts, sizes = iter(document.texts), iter(images)
+    texts, runs = iter(document.texts), iter(images)
     yield ids.bos, 1, _OTHER
     for kind in document.kinds:
         if kind == TEXT:
@@ -270,9 +260,15 @@ def _understanding(
             yield text, len(text), _TARGET
         else:
             yield ids.boi, 1, _OTHER
-            yield ids.image, next(sizes), _IMAGE
+            yield from _image_pieces(ids.image, next(runs), stream)
             yield ids.eoi, 1, _OTHER
     yield ids.eos, 1, _TARGET
+
+
+def _image_pieces(image: int, run: ImageRun, stream: Stream) -> Iterator[_Piece]:
+    """The tokens of an image, those of its embeddings being `image`."""
+    for ids, count, is_embedding in run_tokens(image, run, stream.sizing):
+        yield ids, count, _IMAGE if is_embedding else _OTHER
 
 
 def _generation(stream: Stream, document: TokenizedDocument, text_tokens: int) -> Iterator[_Piece]:

@@ -8,15 +8,16 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.assembly.sequences import embeddings
+from dataserver.assembly.image_runs import image_runs
 from dataserver.images import U8
 from dataserver.planning import I64
-from dataserver.planning.job.fields import AudioSizing, ModuleKind, served_frames
+from dataserver.planning.job.fields import AudioSizing, ModuleKind, Sizing, served_frames
 from dataserver.planning.job.spec import JobSpec
 from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.plan.views import ViewPlan, aligned
 from dataserver.planning.stream.item_sizes import audio_sizing
 from dataserver.planning.stream.samples import StepSamples, Task
+from dataserver.planning.stream.tiles import LAYOUT
 
 _U8: Final = np.dtype("u1")
 _I32: Final = np.dtype("<i4")
@@ -110,7 +111,8 @@ def _backbone_shapes(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> _Shapes:
     samples = plan.samples
     generated = samples.task[view.items] == Task.GENERATION
     num_tokens = int(samples.tokens[view.items].sum())
-    num_embeddings = sum(map(sum, embeddings(spec.stream, samples, view.items[~generated])))
+    runs = image_runs(spec.stream.sizing, samples, view.items[~generated])
+    num_embeddings = sum(run.embeddings for of_sample in runs for run in of_sample)
     num_conditions = int(generated.sum()) * spec.stream.generation.query_tokens
     return [
         ("token_ids", _I32, (num_tokens,)),
@@ -120,12 +122,13 @@ def _backbone_shapes(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> _Shapes:
         ("cu_sequences", _I32, (plan.sequences_per_microbatch + 1,)),
         ("embedding_slots", _I32, (num_embeddings,)),
         ("condition_slots", _I32, (num_conditions,)),
-        ("rotary_positions", _I32, (3, num_tokens)),
-    ]
+    ] + ([("rotary_positions", _I32, (3, num_tokens))] if spec.stream.sizing.tiles is None else [])
 
 
 def _image_shapes(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> _Shapes:
     total = int(num_patches(plan.samples, view.items).sum())
+    if spec.stream.sizing.tiles is not None:
+        return _tiled_shapes(spec.stream.sizing, plan.samples, view, total)
     shapes: _Shapes = [
         ("patches", _U8, (total, spec.stream.sizing.patch**2 * 3)),
         ("grid", _I32, (view.num_items, 2)),
@@ -134,6 +137,18 @@ def _image_shapes(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> _Shapes:
     if view.kind is ModuleKind.GENERATOR:
         shapes += [("loss_mask", _U8, (view.num_items,)), ("condition_offsets", _I32, (view.num_items + 1,))]
     return shapes
+
+
+def _tiled_shapes(sizing: Sizing, samples: StepSamples, view: ViewPlan, total: int) -> _Shapes:
+    """Of images that are cut into tiles: a grid for each part."""
+    num_parts = int((samples.image_rows[view.items] // samples.image_columns[view.items]).sum())
+    return [
+        ("patches", _U8, (total, sizing.patch**2 * 3)),
+        ("grid", _I32, (num_parts, 2)),
+        ("cu_patches", _I32, (num_parts + 1,)),
+        ("tiles", _I32, (view.num_items, LAYOUT)),
+        ("cu_rows", _I32, (view.num_items + 1,)),
+    ]
 
 
 def _audio_shapes(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> _Shapes:

@@ -24,7 +24,7 @@ from dataserver.assembly.sequences import IGNORED, backbone_arrays, backbone_rot
 from dataserver.assembly.tensors import TensorSpec, clip_ends, num_patches, total_bytes
 from dataserver.dataset import Dataset, Shard, printable, texts_key
 from dataserver.images import U8
-from dataserver.planning import I64, Bool
+from dataserver.planning import I32, I64, Bool
 from dataserver.planning.job.fields import ModuleKind, Sizing
 from dataserver.planning.job.spec import JobSpec, ValidityPolicy
 from dataserver.planning.plan.plan import StepPlan
@@ -201,12 +201,28 @@ def _offsets(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> dict[str, NDArray
         frames = clip_ends(audio_sizing(spec.stream.sizing), samples, view.items)
         ends = {"cu_frames": frames, "cu_positions": positions, "cu_rows": rows}
         return {name: array.astype(np.int32) for name, array in ends.items()}
+    if samples.image_layout is not None:
+        return _tiled_offsets(spec.stream.sizing, samples, samples.image_layout, view.items)
     conditions = np.arange(view.num_items + 1) * spec.stream.generation.query_tokens
     return {
         "grid": np.stack([samples.image_rows[view.items], samples.image_columns[view.items]], axis=1),
         "cu_patches": np.concatenate([[0], np.cumsum(num_patches(samples, view.items))]).astype(np.int32),
         "loss_mask": np.zeros(view.num_items, np.int32),
         "condition_offsets": conditions.astype(np.int32),
+    }
+
+
+def _tiled_offsets(sizing: Sizing, samples: StepSamples, layouts: I32, items: I64) -> dict[str, NDArray[np.int32]]:
+    """What a view of images that are cut into tiles holds beside pixels."""
+    cells = samples.image_columns[items]
+    parts = samples.image_rows[items] // cells
+    sides = np.repeat(cells, parts)
+    rows = item_tokens(samples, sizing)[items]
+    return {
+        "grid": np.stack([sides, sides], axis=1),
+        "cu_patches": np.concatenate([[0], np.cumsum(sides.astype(np.int64) ** 2)]).astype(np.int32),
+        "tiles": layouts[items],
+        "cu_rows": np.concatenate([[0], np.cumsum(rows)]).astype(np.int32),
     }
 
 
@@ -226,12 +242,15 @@ def _image_tasks(
     shard, row = np.divmod(samples.sample[of].astype(np.int64), 1 << ROW_BITS)
     dataset = samples.dataset[of]
     rows, columns = (a[images.index].tolist() for a in (samples.image_rows, samples.image_columns))
+    tiles = [(0, 0)] * len(rows)
+    if samples.image_layout is not None:
+        tiles = list(map(tuple, samples.image_layout[images.index, :2].tolist()))
     drawn = draw_transforms(spec.stream, samples, list(zip(of.tolist(), number.tolist(), strict=True)), installed)
     decoding = _Decoding(
         sizing=spec.stream.sizing,
         sources=[(datasets[d], datasets[d].shards[s]) for d, s in zip(dataset.tolist(), shard.tolist(), strict=True)],
         places=list(zip(row.tolist(), number.tolist(), strict=True)),
-        items=list(map(Item, rows, columns, drawn)),
+        items=list(map(Item, rows, columns, drawn, tiles)),
         out=None if target is None else _parts_of(spec, samples, images.index, target),
         valid=images.valid,
     )

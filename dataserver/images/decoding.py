@@ -15,7 +15,8 @@ The rules of content_version 2:
    Pillow decodes that. What lacks is grey: as libjpeg leaves it, and (128, 128, 128) in a PNG. A WebP stays invalid.
 
 Where the sizing has a `rule`, it says what an image is scaled to instead of 4., and which part of that is cut into
-patches. With `resampling` an image is turned upright before it is scaled, by that filter of Pillow.
+patches; with `tiles`, all parts one after the other. With `resampling` an image is turned upright before it is scaled,
+by that filter of Pillow.
 
 Where the job has `transforms`, an image is turned upright first, then transformed, then scaled.
 
@@ -35,7 +36,8 @@ from dataserver.images.errors import InvalidImageError
 from dataserver.images.formats import format_of
 from dataserver.images.limits import DECODER_BYTES_PER_PIXEL, MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
 from dataserver.images.patches import TRANSPOSED, U8, UPRIGHT, PixelOffsets, pixel_offsets, write_patches
-from dataserver.images.resampling import target_of, write_resampled
+from dataserver.images.resampling import Target, target_of, write_resampled
+from dataserver.images.tiles import write_tiles
 from dataserver.images.transforms import DrawnTransform, enlarged, transform
 from dataserver.images.truncation import Size
 from dataserver.planning.job.fields import Quality, Sizing
@@ -63,6 +65,8 @@ class ImageShape(NamedTuple):
     """Patches of the upright image, a multiple of `merge`."""
     may_be_truncated: bool = False
     """Whether its data may end too early."""
+    tiles: tuple[int, int] = (0, 0)
+    """Rows and columns of tiles, with the rule `tiles`; 0 where it is not cut."""
 
 
 class StoredImage(Protocol):
@@ -124,7 +128,7 @@ def decode_patches(
     """
     _check_target(shape, sizing, out)
     size = _as_stored(shape.width, shape.height, shape.orientation)
-    target = target_of((shape.width, shape.height), shape.rows, shape.columns, sizing)
+    target = _target(shape, sizing)
     goal = _as_stored(target.width, target.height, shape.orientation)
     try:
         wanted = enlarged(goal, drawn) if sizing.quality is Quality.FAST else size
@@ -140,11 +144,22 @@ def decode_patches(
     return True
 
 
+def _target(shape: ImageShape, sizing: Sizing) -> Target:
+    """What an image is scaled to; of a tiled one the size of all its tiles together."""
+    if sizing.tiles is None:
+        return target_of((shape.width, shape.height), shape.rows, shape.columns, sizing)
+    rows, columns = (max(1, number) * (sizing.side or 1) for number in shape.tiles)
+    return Target(columns, rows)
+
+
 def _write_scaled(pixels: U8, size: tuple[int, int], shape: ImageShape, sizing: Sizing, out: U8) -> None:
     """Scale pixels, which are an image of `size` at one of its scales, and cut them."""
     if sizing.resampling is not None:
         upright = UPRIGHT[shape.orientation](pixels)
         whole = _as_stored(*size, shape.orientation)
+        if sizing.tiles is not None:
+            write_tiles(upright, whole, shape.tiles, sizing, out)
+            return
         target = target_of(whole, shape.rows, shape.columns, sizing)
         write_resampled(upright, whole, target, (shape.rows, shape.columns), sizing, out)
         return

@@ -83,6 +83,19 @@ def write_resampled(pixels: U8, size: Size, target: Target, shape: tuple[int, in
     write_patches(_scaled(pixels, part, box, _FILTERS[sizing.resampling], columns_first), sizing, out)
 
 
+def resized(pixels: U8, size: Size, target: Size, sizing: Sizing) -> U8:
+    """Scale an upright image to another size, both (width, height); uint8 [height, width, 3].
+
+    Arguments and errors are those of `write_resampled`.
+    """
+    if sizing.resampling is None:
+        raise ValueError("found a sizing without resampling; the name of a filter is required")
+    reduction = _reduction(pixels, size)
+    box: Box = (0, 0, size[0] / reduction, size[1] / reduction)
+    columns_first = scales_columns_first(size, Target(*target))
+    return _scaled(pixels, target, box, _FILTERS[sizing.resampling], columns_first)
+
+
 def scales_columns_first(size: Size, target: Target) -> bool:
     """The order of the two passes that scale an image of some size (width, height).
 

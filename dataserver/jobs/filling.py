@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from dataserver.assembly import BYTES, chat_digest, tokenizer_spec
+from dataserver.assembly import BYTES, chat_digest, image_marks, tokenizer_spec
 from dataserver.jobs.catalog import Catalog, quarantine_digest
 from dataserver.jobs.errors import FillingError
-from dataserver.planning.job.fields import SPECIAL_TOKENS, absent_fields, is_name
+from dataserver.planning.job.fields import MAX_SIDE_TILES, SPECIAL_TOKENS, absent_fields, is_name
 
 
 def fill_job(data: Any, catalog: Catalog) -> Any:
@@ -41,6 +41,7 @@ def fill_job(data: Any, catalog: Catalog) -> Any:
             entry = stream["datasets"][number]
             template = _template_of(stream.get("tokenizer"), str(entry.get("name"))[:128], catalog)
             stream["datasets"][number] = {**entry, "conversations": {"template": template, **entry["conversations"]}}
+            stream["sizing"] = _with_marks(stream.get("sizing", {}), stream.get("tokenizer"), catalog)
     return {**data, "stream": stream}
 
 
@@ -71,6 +72,19 @@ def _template_of(tokenizer: Any, dataset: str, catalog: Catalog) -> str:
             f"template here: start the server with --tokenizer {name}=FOLDER of a chat model, or state the template"
         )
     return found
+
+
+def _with_marks(sizing: Any, tokenizer: Any, catalog: Catalog) -> Any:
+    """The sizing with the tokens that the processor of the tokenizer's folder writes between embeddings."""
+    name = tokenizer.get("name", BYTES) if isinstance(tokenizer, Mapping) else BYTES
+    if not isinstance(sizing, Mapping) or "marks" in sizing or not is_name(name):
+        return sizing
+    tiles, side = sizing.get("tiles"), sizing.get("side")
+    edge = tiles.get("longest_edge") if isinstance(tiles, Mapping) else None
+    most = edge // side if type(edge) is int and type(side) is int and side > 0 else 0
+    most = min(most, MAX_SIDE_TILES)
+    marks = image_marks(catalog.named_tokenizer(name), most, most)
+    return sizing if marks is None else {**sizing, "marks": marks}
 
 
 def _only_tokenizer(catalog: Catalog) -> str:

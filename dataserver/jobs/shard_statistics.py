@@ -71,6 +71,8 @@ class Rules:
             key.append({"audio": self.sizing.audio.model_dump(exclude_none=True)})
         if self.metadata:
             key.append({"metadata": self.metadata})
+        if self.sizing.marks is not None:
+            key.append({"marks": self.sizing.marks.counts})
         return key if self.sizing.rule is None else [*key, self.sizing.of_rule()]
 
 

@@ -151,6 +151,51 @@ FAMILIES = {
     "llava": Family(_COLONS, ("<s>", "</s>", "<image>"), image="<image>", metaspace=True),
 }
 """By the released models whose templates have that form."""
+_FAKE = "<fake_token_around_image>"
+_TAGS = tuple(f"<row_{row}_col_{column}>" for row in range(1, 4) for column in range(1, 5))
+EXPANDED = {
+    "Gemma3Processor": Family(
+        _TURNS.replace("message['content'] | trim", "content | trim").replace(
+            "{{ '<start_of_turn>'",
+            "{% set content %}{% if message.content is string %}{{ message.content }}{% else %}"
+            + _PARTS.replace("IMAGE", "<start_of_image>")
+            + "{% endif %}{% endset %}{{ '<start_of_turn>'",
+        ),
+        ("<bos>", "<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>", "<image_soft_token>"),
+        tokens=(
+            ("bos_token", "<bos>"),
+            ("boi_token", "<start_of_image>"),
+            ("eoi_token", "<end_of_image>"),
+            ("image_token", "<image_soft_token>"),
+        ),
+        image="<start_of_image>",
+        has_system=False,
+    ),
+    "InternVLProcessor": Family(
+        _CHATML.replace("IMAGE", "<IMG_CONTEXT>\n"),
+        (*_IM, "<img>", "</img>", "<IMG_CONTEXT>", "<video>"),
+        tokens=(
+            ("start_image_token", "<img>"),
+            ("end_image_token", "</img>"),
+            ("context_image_token", "<IMG_CONTEXT>"),
+            ("video_token", "<video>"),
+        ),
+        image="<IMG_CONTEXT>",
+    ),
+    "Idefics3Processor": Family(
+        _CHATML.replace("IMAGE", "<image>"),
+        (*_IM, "<image>", _FAKE, "<global-img>", "<end_of_utterance>", *_TAGS),
+        tokens=(("image_token", "<image>"),),
+        image="<image>",
+    ),
+    "LlavaOnevisionProcessor": Family(
+        _CHATML.replace("IMAGE", "<image>\n"),
+        (*_IM, "<image>", "<video>"),
+        tokens=(("image_token", "<image>"), ("video_token", "<video>")),
+        image="<image>",
+    ),
+}
+"""Those whose processors write tokens around an image, or cut it into tiles, by the class of the processor."""
 
 _WORDS = [
     *"the cat sat on a mat; what is it? user assistant system model USER: 0 42 x=1 {a} <b>".split(),  # noqa: SIM905
@@ -164,7 +209,7 @@ _WORDS = [
 
 def write_chat_folder(folder: Path, name: str) -> Path:
     """Write the tokenizer and the template of a family as its folder has them."""
-    family = FAMILIES[name]
+    family = (FAMILIES | EXPANDED)[name]
     folder.mkdir(parents=True, exist_ok=True)
     _model(family).save(str(folder / "tokenizer.json"))
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **dict(family.tokens)}
@@ -173,6 +218,8 @@ def write_chat_folder(folder: Path, name: str) -> Path:
     else:
         config["chat_template"] = family.template
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    if name in EXPANDED:
+        (folder / "processor_config.json").write_text(json.dumps({"processor_class": name}))
     return folder
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from dataserver.assembly.chat.expansion import Expansion, expansion_of
 from dataserver.assembly.hugging_face import TokenizerError, read_bounded
 
 RENDERING_VERSION: Final = 1
@@ -29,11 +30,15 @@ class ChatTemplate:
     """Special tokens by the names that templates know them by, as `bos_token`."""
     image_token: str
     """What the files of the folder call the token that stands for an image; empty where they name none."""
+    expansion: Expansion | None = None
+    """What the processor of the folder writes around it; None where it writes nothing."""
 
     @property
     def digest(self) -> str:
         """SHA-256, hexadecimal, of all that decides what is rendered, and of the rules that make ids of it."""
         parts = [RENDERING_VERSION, self.text, self.text_for_tools, sorted(self.tokens.items()), self.image_token]
+        if self.expansion is not None:
+            parts.append(list(self.expansion))
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -55,7 +60,9 @@ def read_template(folder: Path) -> ChatTemplate | None:
                 "allowed"
             )
     tokens = {name: token for name, value in config.items() if name.endswith("_token") and (token := _content(value))}
-    return ChatTemplate(text, named.get(_TOOLS, ""), tokens, tokens.get("image_token", "") or _image_token(folder))
+    expansion = expansion_of(_processor(folder, config), tokens)
+    image_token = expansion.image if expansion else tokens.get("image_token", "") or _image_token(folder)
+    return ChatTemplate(text, named.get(_TOOLS, ""), tokens, image_token, expansion)
 
 
 def _named(folder: Path, config: dict[str, Any]) -> dict[str, str]:
@@ -86,6 +93,13 @@ def _named(folder: Path, config: dict[str, Any]) -> dict[str, str]:
 def _image_token(folder: Path) -> str:
     """What the processor's or the model's file says stands for an image."""
     return _content(_read_json(folder / "processor_config.json").get("image_token"))
+
+
+def _processor(folder: Path, config: dict[str, Any]) -> str:
+    """The class of the processor that the files of a folder name; empty where they name none."""
+    files = (folder / "processor_config.json", folder / "preprocessor_config.json")
+    named = [of.get("processor_class") for of in (*map(_read_json, files), config)]
+    return next((name for name in named if isinstance(name, str)), "")
 
 
 def _content(token: Any) -> str:

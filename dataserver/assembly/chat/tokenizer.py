@@ -73,6 +73,8 @@ class ChatTokenizer:
         ends = {self._eos} if self._eos.strip() else set[str]()  # not special in all files
         self._end_word: Final = _finder([*(special | ends)])
         special |= {*self._placeholders, *(ends & self._ids.keys())}
+        if template.expansion is not None:
+            special |= template.expansion.words & self._ids.keys()
         self._special_word: Final = _finder([*special])
         """Words that nobody's text may spell."""
         of_template = TAG.findall(template.text + template.text_for_tools)
@@ -121,6 +123,8 @@ class ChatTokenizer:
         messages = [self._escaped_message(message, mark) for message in chat.messages]
         tools = _escaped(chat.tools, self._any_word, mark)
         found = self._rendered(messages, tools, conversation)
+        if self._template.expansion is not None:
+            found = found._replace(sources=self._template.expansion.expanded(found.sources))
         encoded = self._encode(found.sources.text, mark)
         images = self._images(encoded.ids, chat.num_images)
         self._check_words(encoded, found.sources, messages)
@@ -297,6 +301,23 @@ def _flaws(found: _Rendering, answers: Sequence[Answer]) -> list[tuple[str, str]
             )
         )
     return flaws
+
+
+def image_marks(tokenizer: Tokenizer, rows: int, columns: int) -> dict[str, Any] | None:
+    """Return what a job states as `sizing.marks` for the processor of a tokenizer's folder; None where it has none.
+
+    Args:
+        tokenizer: with files of a chat model.
+        rows, columns: of tiles, at most; 0 where images are not cut.
+
+    Raises:
+        TokenizerError: a file of the folder cannot be used.
+    """
+    template = _template_of(tokenizer)
+    if template is None or template.expansion is None or not isinstance(tokenizer, HuggingFaceTokenizer):
+        return None
+    model = tokenizer.with_added_tokens()
+    return template.expansion.marks(lambda text: model.encode(text, add_special_tokens=False).ids, rows, columns)
 
 
 def open_chat(tokenizer: Tokenizer) -> ChatTokenizer:

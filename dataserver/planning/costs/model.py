@@ -16,9 +16,9 @@ def forward_ns(cost: Cost, sizes: I64) -> I64:
     Returns:
         int64 [n], nanoseconds.
     """
-    squares = sizes * sizes
-    thousands = squares // 1_000  # numpy divides by a number much faster than it finds quotient and rest together
-    rest = squares - thousands * 1_000
+    pairs = sizes * (sizes if cost.window is None else np.minimum(sizes, cost.window))
+    thousands = pairs // 1_000  # numpy divides by a number much faster than it finds quotient and rest together
+    rest = pairs - thousands * 1_000
     quadratic = thousands * cost.quadratic_fs // 1_000 + rest * cost.quadratic_fs // 1_000_000
     time: I64 = sizes * cost.linear_ps // 1_000 + quadratic
     return time

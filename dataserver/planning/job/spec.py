@@ -180,7 +180,21 @@ class JobSpec(SpecModel):
     def _check(self) -> Self:
         self._check_datasets()
         self.execution.layout.check_stream(self.stream, self.execution)
-        return self
+        return self._with_windows()
+
+    def _with_windows(self) -> Self:
+        """The cost of encoders says that the patches of a tile attend to each other alone."""
+        sizing = self.stream.sizing
+        if sizing.tiles is None or sizing.side is None:
+            return self
+        window = {"window": (sizing.side // sizing.patch) ** 2}
+        modules = tuple(
+            m.model_copy(update={"cost": m.cost.model_copy(update=window)})
+            if m.kind is ModuleKind.ENCODER and m.reads is Modality.IMAGE and m.cost.window is None
+            else m
+            for m in self.execution.modules
+        )
+        return self.model_copy(update={"execution": self.execution.model_copy(update={"modules": modules})})
 
     @property
     def forward_only(self) -> "JobSpec":

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from dataserver.planning import I32, I64, Bool
 from dataserver.planning.job.fields import Stream
-from dataserver.planning.stream.grids import patch_grids
+from dataserver.planning.stream.item_sizes import item_grids, item_marks, item_tokens
+from dataserver.planning.stream.samples import SampleSizes
 from dataserver.planning.stream.sizing import IMAGE_EXTRA, UNDERSTANDING_EXTRA
 
 
@@ -72,8 +73,9 @@ def fit_chats(
         chats: what else is known.
         cut_at_turn: cut one that is too long behind the last answer that fits; else it is left out.
     """
-    rows, columns = patch_grids(widths, heights, stream.sizing)
-    sizes = rows.astype(np.int64) * columns // stream.sizing.merge**2
+    rows, columns, layout = item_grids(image_offsets, widths, heights, None, stream.sizing)
+    sized = SampleSizes(text_tokens.astype(np.int64), image_offsets, rows, columns, image_layout=layout)
+    sizes = item_tokens(sized, stream.sizing) + item_marks(sized, stream.sizing)
     before = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
     images = np.diff(image_offsets)
     text = text_tokens.astype(np.int64)

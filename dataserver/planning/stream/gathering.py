@@ -11,7 +11,7 @@ from dataserver.planning import I32, I64, U8, U64, yield_point
 from dataserver.planning.job.fields import SINGLE_STEP, PlanLimits, Stream
 from dataserver.planning.stream.captions import OWN_CAPTION, Captions
 from dataserver.planning.stream.chats import ChatColumns, fit_chats
-from dataserver.planning.stream.item_sizes import joined_modality
+from dataserver.planning.stream.item_sizes import joined_layout, joined_modality
 from dataserver.planning.stream.order import Part, Span, StreamOrder
 from dataserver.planning.stream.randomness import dataset_key
 from dataserver.planning.stream.samples import SampleSizes, ShardTable, StepSamples, ranges, row_sums
@@ -92,6 +92,7 @@ def _size_chats(stream: Stream, columns: ShardColumns, row: I64, where: str, cap
         columns.image_width[images],
         columns.image_height[images],
         where,
+        lone=np.repeat(np.diff(columns.image_offsets)[row] == 1, counts),
     )
     return replace(table, targets=fitted.targets[row])
 
@@ -112,7 +113,7 @@ class Window:
         begin, end = np.searchsorted(self.first, (span.first, span.last)).tolist()
         offsets = self.sizes.image_offsets[begin : end + 1]
         images = slice(int(offsets[0]), int(offsets[-1]))
-        modality = self.sizes.image_modality
+        modality, layout = self.sizes.image_modality, self.sizes.image_layout
         targets = self.sizes.targets
         return self.sample[begin:end], SampleSizes(
             text_tokens=self.sizes.text_tokens[begin:end],
@@ -121,6 +122,7 @@ class Window:
             image_columns=self.sizes.image_columns[images],
             image_modality=None if modality is None else modality[images],
             targets=None if targets is None else targets[begin:end],
+            image_layout=None if layout is None else layout[images],
         )
 
 
@@ -172,13 +174,15 @@ def pick_sizes(tables: Sequence[SampleSizes], at: I64) -> SampleSizes:
     from dataserver.planning.kernels.gathered import Sizes, picked
 
     sizes = Sizes(*map(np.concatenate, _columns(tables)))
-    modality = joined_modality(tables)
-    if modality is not None:
+    modality, layout = joined_modality(tables), joined_layout(tables)
+    if modality is not None or layout is not None:
         first = sizes.image_offsets[at]
-        modality = modality[ranges(first, sizes.image_offsets[at + 1] - first)]
+        images = ranges(first, sizes.image_offsets[at + 1] - first)
+        modality = None if modality is None else modality[images]
+        layout = None if layout is None else layout[images]
     targets = [table.targets for table in tables if table.targets is not None]  # of all tables of a dataset or of none
     of = np.concatenate(targets)[at] if targets else None
-    return SampleSizes(*picked(sizes, at), image_modality=modality, targets=of)
+    return SampleSizes(*picked(sizes, at), image_modality=modality, targets=of, image_layout=layout)
 
 
 def pick_rows(table: ShardTable, at: I64) -> ShardTable:
@@ -186,8 +190,10 @@ def pick_rows(table: ShardTable, at: I64) -> ShardTable:
     sizes = pick_sizes([table], at)
     images = sizes.image_offsets, sizes.image_rows, sizes.image_columns
     tokens = None if table.caption_tokens is None else table.caption_tokens[:, at]
-    rest, modality = (table.row[at], table.nominal[at], tokens), sizes.image_modality
-    return ShardTable(sizes.text_tokens, *images, *rest, image_modality=modality, targets=sizes.targets)
+    rest, modality, layout = (table.row[at], table.nominal[at], tokens), sizes.image_modality, sizes.image_layout
+    return ShardTable(
+        sizes.text_tokens, *images, *rest, image_modality=modality, targets=sizes.targets, image_layout=layout
+    )
 
 
 def _columns(tables: Sequence[SampleSizes]) -> tuple[list[NDArray[Any]], ...]:

@@ -6,9 +6,10 @@ from math import ceil, floor
 
 import numpy as np
 
-from dataserver.planning import I32, I64
+from dataserver.planning import I32, I64, Bool
 from dataserver.planning.job.fields import MAX_ASPECT, Sizing, SizingRule
 from dataserver.planning.stream.doubles import as_double, root_as_double
+from dataserver.planning.stream.tiles import num_parts, tile_layouts
 
 
 def patch_grid(width: int, height: int, sizing: Sizing) -> tuple[int, int]:
@@ -23,7 +24,8 @@ def patch_grid(width: int, height: int, sizing: Sizing) -> tuple[int, int]:
         sizing: rule, patch, merge and bounds.
 
     Returns:
-        (rows, columns) in patches, both positive multiples of `merge`, rows * columns <= max_patches.
+        (rows, columns) in patches, both positive multiples of `merge`, rows * columns <= max_patches. Of an image that
+        is cut into tiles, the only one of its sample, the rows of all parts one below the other.
     """
     rows, columns = patch_grids(np.array([width]), np.array([height]), sizing)
     return int(rows[0]), int(columns[0])
@@ -33,6 +35,8 @@ def patch_grids(widths: I32 | I64, heights: I32 | I64, sizing: Sizing) -> tuple[
     """`patch_grid` of many images: int32 [m] and int32 [m]. Sides up to 2^31 - 1 overflow nowhere."""
     from dataserver.planning.kernels.sized import grids, naflex_grids
 
+    if (layouts := image_layouts(widths, heights, np.ones(len(widths), np.bool_), sizing)) is not None:
+        return stacked_grids(layouts, sizing)
     if sizing.side is not None:
         rows = np.full(len(widths), sizing.side // sizing.patch, np.int32)
         return rows, rows.copy()
@@ -43,6 +47,28 @@ def patch_grids(widths: I32 | I64, heights: I32 | I64, sizing: Sizing) -> tuple[
     else:
         rows, columns = grids(widths, heights, sizing.patch * sizing.merge, sizing.max_patches // sizing.merge**2)
     return rows * np.int32(sizing.merge), columns * np.int32(sizing.merge)
+
+
+def image_layouts(widths: I32 | I64, heights: I32 | I64, lone: Bool, sizing: Sizing) -> I32 | None:
+    """How many images are cut into tiles, int32 [m, 6] (`tiles`); None where none is.
+
+    Args:
+        widths, heights: [m], upright pixels, positive.
+        lone: bool [m], whether each is the only image of its sample.
+        sizing: of all.
+    """
+    if sizing.tiles is None or sizing.side is None:
+        return None
+    return tile_layouts(widths, heights, lone, sizing.side, sizing.side // sizing.patch, sizing.tiles)
+
+
+def stacked_grids(layouts: I32, sizing: Sizing) -> tuple[I32, I32]:
+    """Rows and columns of patches of tiled images, int32 [m] each: those of all parts one below the other."""
+    assert sizing.tiles is not None
+    assert sizing.side is not None
+    cells = sizing.side // sizing.patch
+    parts = num_parts(layouts, sizing.tiles)
+    return (parts * cells).astype(np.int32), np.full(len(parts), cells, np.int32)
 
 
 def _qwen_grids(widths: I32 | I64, heights: I32 | I64, sizing: Sizing) -> tuple[I32, I32]:

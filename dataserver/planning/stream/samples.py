@@ -52,6 +52,9 @@ class SampleSizes:
     each position of its tower."""
     targets: I64 | None = field(default=None, kw_only=True)
     """int64 [n]: targets of the loss, where samples are conversations; of others all text tokens and EOS are."""
+    image_layout: I32 | None = field(default=None, kw_only=True)
+    """int32 [m, 6]: how each image is cut into tiles (`tiles`); None where none is. Its grid then has the rows of all
+    parts one below the other."""
 
     def __len__(self) -> int:
         return len(self.text_tokens)
@@ -97,6 +100,8 @@ class StepSamples:
     """uint8 [m]: as in `SampleSizes`."""
     targets: I64 | None = None
     """int64 [n]: targets of the loss, where any sample is a conversation; else all text tokens and EOS are."""
+    image_layout: I32 | None = None
+    """int32 [m, 6]: as in `SampleSizes`."""
 
     def __len__(self) -> int:
         return len(self.sample)

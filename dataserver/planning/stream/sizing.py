@@ -3,7 +3,8 @@
 Layout of a sample in the backbone (content_version 2):
 
     understanding:  BOS, parts in document order, EOS     a text part: its tokens
-                                                          an image part: BOI, patches / merge^2 tokens, EOI
+                                                          an image part: BOI, patches / merge^2 tokens, EOI; with
+                                                          `sizing.marks` and of tiles also tokens between these
                                                           a clip: BOI, positions / audio.merge tokens, EOI
     generation:     BOS, text, BOI, query tokens          the target image takes no tokens
     contrastive:    BOS, text, EOS                        in the text tower; the image takes no tokens
@@ -16,9 +17,16 @@ import numpy as np
 
 from dataserver.planning import I32, I64, U8, U64, Bool
 from dataserver.planning.job.fields import Stream
-from dataserver.planning.stream.item_sizes import has_audio, item_grids, joined_modality, token_grids
+from dataserver.planning.stream.item_sizes import (
+    has_audio,
+    item_grids,
+    item_marks,
+    joined_layout,
+    joined_modality,
+    token_grids,
+)
 from dataserver.planning.stream.randomness import Operator, dataset_key, draw
-from dataserver.planning.stream.samples import SampleSizes, ShardTable, StepSamples, Task
+from dataserver.planning.stream.samples import SampleSizes, ShardTable, StepSamples, Task, row_sums
 
 UNDERSTANDING_EXTRA = 2
 """Tokens around the sample that is understood: BOS and EOS."""
@@ -46,6 +54,7 @@ def shard_table(
     where: str = "shard",
     mean_tokens: I64 | None = None,
     modality: U8 | None = None,
+    lone: Bool | None = None,
 ) -> ShardTable:
     """Size the samples of one shard.
 
@@ -59,12 +68,13 @@ def shard_table(
         where: name of dataset and shard for error messages.
         mean_tokens: int64 [n], those that nominal tokens count, where samples draw captions; else `text_tokens`.
         modality: uint8 [m], what each image is; None where all are images.
+        lone: bool [m], whether each is the only image of its sample, where samples have lost some; else by offsets.
 
     Raises:
         SampleTooLargeError: a sample's images alone exceed `seq_len`.
     """
-    rows, columns = item_grids(widths, heights, modality, stream.sizing)
-    sizes = SampleSizes(text_tokens, image_offsets, rows, columns, image_modality=modality)
+    rows, columns, layout = item_grids(image_offsets, widths, heights, modality, stream.sizing, lone)
+    sizes = SampleSizes(text_tokens, image_offsets, rows, columns, image_modality=modality, image_layout=layout)
     fixed = _fixed_tokens(stream, sizes)
     too_large = np.flatnonzero(may_be_understood(stream, sizes) & (fixed > stream.seq_len))
     if len(too_large):
@@ -78,7 +88,8 @@ def shard_table(
     understood = np.minimum(fixed + counted, stream.seq_len)
     generated = np.minimum(counted + GENERATION_EXTRA + stream.generation.query_tokens, stream.seq_len)
     nominal = np.where(is_pair(sizes), mixed_tokens(generation_share(stream), understood, generated), understood)
-    return ShardTable(text_tokens, image_offsets, rows, columns, row, nominal, image_modality=modality)
+    images = image_offsets, rows, columns
+    return ShardTable(text_tokens, *images, row, nominal, image_modality=modality, image_layout=layout)
 
 
 def generation_share(stream: Stream) -> Fraction:
@@ -98,7 +109,10 @@ def _fixed_tokens(stream: Stream, table: SampleSizes) -> I64:
         return np.full(len(table), UNDERSTANDING_EXTRA, np.int64)
     from dataserver.planning.kernels.sized import image_tokens
 
-    return image_tokens(table.image_offsets, *token_grids(table, stream.sizing), IMAGE_EXTRA) + UNDERSTANDING_EXTRA
+    found = image_tokens(table.image_offsets, *token_grids(table, stream.sizing), IMAGE_EXTRA) + UNDERSTANDING_EXTRA
+    if stream.sizing.marks is None:
+        return found
+    return found + row_sums(item_marks(table, stream.sizing), table.image_offsets)
 
 
 def is_pair(table: SampleSizes) -> Bool:
@@ -171,6 +185,7 @@ def size_samples(stream: Stream, dataset: int, epoch: int, sample: U64, table: S
         image_columns=table.image_columns,
         image_modality=table.image_modality,
         targets=table.targets,
+        image_layout=table.image_layout,
     )
 
 
@@ -181,7 +196,7 @@ def concatenate(parts: list[StepSamples]) -> StepSamples:
         narrow = empty.astype(np.int32)
         offsets = np.zeros(1, np.int64)
         return StepSamples(narrow, empty, empty.astype(np.uint64), narrow, empty, empty, empty, offsets, narrow, narrow)
-    optional = ("image_modality", "targets")
+    optional = ("image_modality", "targets", "image_layout")
     columns = {f.name: [getattr(p, f.name) for p in parts] for f in fields(StepSamples) if f.name not in optional}
     images = np.cumsum([0, *(len(p.image_rows) for p in parts[:-1])])
     behind = [p.image_offsets[1:] + before for p, before in zip(parts, images, strict=True)]
@@ -190,4 +205,5 @@ def concatenate(parts: list[StepSamples]) -> StepSamples:
     targets = None
     if any(part.targets is not None for part in parts):
         targets = np.concatenate([part.num_targets for part in parts])
-    return StepSamples(**joined, image_modality=joined_modality(parts), targets=targets)
+    modality, layout = joined_modality(parts), joined_layout(parts)
+    return StepSamples(**joined, image_modality=modality, targets=targets, image_layout=layout)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from dataserver.planning import I64, Bool
 from dataserver.planning.job.fields import Sizing, Stream
 from dataserver.planning.stream.gathering import ShardColumns
-from dataserver.planning.stream.item_sizes import has_audio, item_grids, item_tokens
+from dataserver.planning.stream.item_sizes import has_audio, item_grids, item_marks, item_tokens
 from dataserver.planning.stream.samples import SampleSizes, ranges, row_sums
 from dataserver.planning.stream.sizing import (
     GENERATION_EXTRA,
@@ -109,7 +109,7 @@ class ShardStatistics:
     several: I64
     """int64 [s]: most images of a sample; 0 if none has several."""
     pair_images: Lists
-    """Tokens of the images of pairs, ascending, each once."""
+    """Tokens of the images of pairs, marks included, ascending, each once."""
     pair_image_counts: Lists
     """How many pairs have an image of that many tokens."""
     long_texts: Lists
@@ -167,11 +167,13 @@ def row_statistics(sizing: Sizing, columns: ShardColumns, row: I64, null_drops: 
     images = ranges(columns.image_offsets[row], counts)
     text = row_sums(columns.text_tokens, columns.text_offsets)[row]
     modality = None if columns.image_modality is None else columns.image_modality[images]
-    rows, sides = item_grids(columns.image_width[images], columns.image_height[images], modality, sizing)
-    patches = rows.astype(np.int64) * sides
     at = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-    sized = SampleSizes(text, at, rows, sides, image_modality=modality)
-    fixed = UNDERSTANDING_EXTRA + row_sums(item_tokens(sized, sizing) + IMAGE_EXTRA, at)
+    pixels = columns.image_width[images], columns.image_height[images]
+    rows, sides, layout = item_grids(at, *pixels, modality, sizing)
+    patches = rows.astype(np.int64) * sides
+    sized = SampleSizes(text, at, rows, sides, image_modality=modality, image_layout=layout)
+    tokens = item_tokens(sized, sizing) + item_marks(sized, sizing)
+    fixed = UNDERSTANDING_EXTRA + row_sums(tokens + IMAGE_EXTRA, at)
     pair = (counts == 1) & (text > 0) & ~has_audio(sized)
     several = counts > 1
     pair_text, pair_image = text[pair], fixed[pair] - UNDERSTANDING_EXTRA - IMAGE_EXTRA

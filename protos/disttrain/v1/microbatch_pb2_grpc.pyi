@@ -19,6 +19,19 @@ encoder: the images whose embeddings the backbone needs in this wave.
                                                patches row by row, within a block row by row
   grid           INT32 [I, 2]                  rows and columns of each image, in patches
   cu_patches     INT32 [I + 1]                 first patch of each image, and the total
+encoder of a job whose images are cut into tiles (sizing.rule tiles): K parts of images, which are tiles and smaller
+pictures of the whole. The parts of an image follow each other, row by row; the picture of the whole is the last one, and
+with tiles.choice pinpoints the first.
+  patches        UINT8 [P, patch * patch * 3]  as above
+  grid           INT32 [K, 2]                  rows and columns of each part, in patches
+  cu_patches     INT32 [K + 1]                 first patch of each part, and the total: no attention across
+  tiles          INT32 [I, 6]                  rows and columns of tiles of each image, 0 where it is not cut; and, 0 but
+                                               with tiles.choice pinpoints, the rows and columns of patches that are left
+                                               of all tiles side by side without their borders, half of these on either
+                                               side; and the rows and columns that these are scaled to. The embeddings of
+                                               such an image are those of the picture of the whole, and then these rows,
+                                               each with one more for its end
+  cu_rows        INT32 [I + 1]                 first embedding of each image, and the total
 encoder with modality audio: the clips whose embeddings the backbone needs in this wave, C of them.
   mel            FLOAT32 [F, bins]  log-mel spectrograms, a row for each frame of 10 ms: as many frames of each clip as the
                                  convolutions of its tower read, those behind its end silent

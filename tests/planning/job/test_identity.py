@@ -251,7 +251,12 @@ def base_jobs() -> list[dict[str, Any]]:
     chunks["stream"]["sizing"] = {"rule": "square", **fixed}
     grouped["stream"]["sizing"] = {"rule": "crop", "shortest_edge": 64, **fixed}
     colocated["stream"]["sizing"] = {"audio": {"padded": True}}
-    return [plain, whole, chunks, grouped, contrastive, colocated]
+    tiles = {"choice": "pinpoints", "grids": [[1, 2], [2, 2]], "max_tiles": 2}
+    pinpoints = job_data(stream={"sizing": {"rule": "tiles", **fixed, "merge": 1, "tiles": tiles}})
+    tiles = {"choice": "aspect", "min_tiles": 1, "max_tiles": 2}
+    marks = {"alone": [1], "tiles": [[[2], [3]], [[4], [5]]], "row_end": [6], "whole": [7]}
+    marked = job_data(stream={"sizing": {"rule": "tiles", **fixed, "tiles": tiles, "marks": marks}})
+    return [plain, whole, chunks, grouped, contrastive, colocated, pinpoints, marked]
 
 
 def with_other_kind(data: dict[str, Any]) -> list[dict[str, Any]]:
@@ -326,9 +331,11 @@ ONLY_WITH_MODULES = {
     ("stream", "transforms", "ColorJitter", "kind"),
     ("stream", "transforms", "GaussianBlur", "kind"),
     ("stream", "transforms", "InstalledPixels", "kind"),
+    ("stream", "sizing", "tiles", "choice"),
+    ("stream", "sizing", "tiles", "longest_edge"),
 }
-"""A contrastive layout has other modules than the rest, a grouped one needs its degrees, and transforms have fields of
-their own: no field of them can be kept."""
+"""A contrastive layout has other modules than the rest, a grouped one needs its degrees, and transforms and choices of
+tiles have fields of their own: no field of them can be kept. `max_patches` follows from the last."""
 
 
 def variants(data: dict[str, Any]) -> dict[tuple[str, ...], Job]:

@@ -56,6 +56,7 @@ from dataserver.planning.job.fields.stream import (
     TokenizerSpec,
 )
 from dataserver.planning.job.fields.text import MAX_TEXT_BYTES, TextError, parse_json, parse_yaml
+from dataserver.planning.job.fields.tiles import LONGEST_EDGE, MAX_GRIDS, MAX_SIDE_TILES, ImageMarks, TileChoice, Tiles
 from dataserver.planning.job.fields.transfers import Transfer
 from dataserver.planning.job.fields.transforms import (
     ColorJitter,
@@ -84,9 +85,12 @@ __all__ = [
     "FILLED_IN",
     "HOP",
     "LEAST_FRAMES",
+    "LONGEST_EDGE",
     "MAX_ASPECT",
     "MAX_CLIP_SECONDS",
+    "MAX_GRIDS",
     "MAX_INTEGER",
+    "MAX_SIDE_TILES",
     "MAX_TEXT_BYTES",
     "MODELS",
     "PEAK_GIGAFLOPS",
@@ -115,6 +119,7 @@ __all__ = [
     "HorizontalFlip",
     "InstalledPixels",
     "InstalledTransform",
+    "ImageMarks",
     "LastStep",
     "LayoutOptions",
     "Memory",
@@ -138,6 +143,8 @@ __all__ = [
     "SpecModel",
     "Stream",
     "TextError",
+    "TileChoice",
+    "Tiles",
     "TokenizerSpec",
     "Transfer",
     "Version",

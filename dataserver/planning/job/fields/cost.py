@@ -25,6 +25,9 @@ class Cost(SpecModel):
     """Picoseconds of a forward pass for each patch or token."""
     quadratic_fs: Annotated[int, Field(ge=0, le=10**8)]
     """Femtoseconds of a forward pass for each pair of patches or tokens of one item (attention)."""
+    window: Annotated[int, Field(ge=1, le=2**22)] | None = None
+    """Patches or tokens of an item that each of them attends to, at most: pairs are then as many for each. By default
+    all; of an encoder whose images are cut into tiles, the patches of a tile."""
     backward_percent: Annotated[int, Field(ge=0, le=1000)] = 200
     """Backward time in percent of the forward time, as it is run. Of a module with `frozen`, by default 100, and 0
     where no gradient passes on; with `recompute` by default 100 more."""

@@ -15,7 +15,9 @@ def most_units(stream: Stream, module: ModuleSpec, sequences: int) -> int:
     images = 1  # of a sequence
     if module.kind is ModuleKind.ENCODER:
         if not module.padded:  # a patch takes its share of a token
-            return sequences * stream.seq_len * stream.sizing.merge**2
+            tiles = stream.sizing.tiles
+            parts = 1 if tiles is None else tiles.most_parts(stream.sizing.side or 1)  # one of them has its tokens
+            return sequences * stream.seq_len * stream.sizing.merge**2 * parts
         images = stream.seq_len // 3  # each takes a token and two more
     elif module.modality is not Modality.IMAGE and stream.packing.enabled:
         images = stream.seq_len // (stream.generation.query_tokens + 2)
@@ -39,4 +41,5 @@ def most_forward_ns(stream: Stream, module: ModuleSpec, sequences: int) -> int:
     largest = stream.seq_len if module.holds_samples else stream.sizing.max_patches
     if module.reads is Modality.AUDIO:
         largest = _audio(stream).max_frames
-    return units * cost.linear_ps // 1000 + units * largest * cost.quadratic_fs // 10**6
+    seen = largest if cost.window is None else min(largest, cost.window)
+    return units * cost.linear_ps // 1000 + units * seen * cost.quadratic_fs // 10**6

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Self
 from pydantic import Field, field_validator, model_validator
 
 from dataserver.planning.job.fields.audio import AudioSizing
+from dataserver.planning.job.fields.tiles import ImageMarks, Tiles
 from dataserver.planning.job.fields.values import SpecModel
 
 MAX_PATCHES: Final = 2**20
@@ -41,6 +42,9 @@ class SizingRule(StrEnum):
     CROP = "crop"
     """CLIP, LLaVA 1.5: the short side is scaled to `shortest_edge`, and the `side` x `side` pixels in the middle are
     cut out."""
+    TILES = "tiles"
+    """LLaVA-OneVision, InternVL, Idefics3, SmolVLM: cut into tiles of `side` x `side` pixels, as `tiles` says, beside a
+    picture of the whole. Each is a grid of its own, and all are one image."""
 
 
 class Resampling(StrEnum):
@@ -58,10 +62,11 @@ _FIELDS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = MappingP
         SizingRule.NAFLEX: ((), ()),
         SizingRule.SQUARE: (("side",), ()),
         SizingRule.CROP: (("side",), ("shortest_edge",)),
+        SizingRule.TILES: (("side", "tiles"), ()),
     }
 )
 """The fields that each rule needs, and those that it may have."""
-_OF_RULES: Final = ("min_pixels", "max_pixels", "side", "shortest_edge")
+_OF_RULES: Final = ("min_pixels", "max_pixels", "side", "shortest_edge", "tiles")
 
 
 class Sizing(SpecModel):
@@ -73,15 +78,15 @@ class Sizing(SpecModel):
     """merge x merge patches become one backbone token; grids are multiples of it in both directions."""
     max_patches: Annotated[int, Field(ge=1, le=MAX_PATCHES)] = 1024
     """Upper bound of the patches of one image; larger images are scaled down, aspect kept. The default is that of jobs
-    without rule and of `naflex`. With the rules `qwen`, `square` and `crop` it follows from other fields: leave it
-    out."""
+    without rule and of `naflex`. With the rules `qwen`, `square`, `crop` and `tiles` it follows from other fields:
+    leave it out."""
     quality: Quality = Quality.FAST
     """How much of an image is decoded before it is scaled; see content_version. `exact` for the pixels that an image
     processor makes."""
     rule: SizingRule | None = None
     """Image processor whose grids are made: `qwen` (Qwen2-VL, 2.5-VL, 3-VL), `naflex` (SigLIP 2), `square` (SigLIP,
-    Gemma 3), `crop` (CLIP, LLaVA 1.5). By default an image is never enlarged beyond rounding to whole merge blocks, and
-    scaled down to `max_patches`."""
+    Gemma 3), `crop` (CLIP, LLaVA 1.5), `tiles` (LLaVA-OneVision, InternVL, Idefics3, SmolVLM). By default an image is
+    never enlarged beyond rounding to whole merge blocks, and scaled down to `max_patches`."""
     min_pixels: Annotated[int, Field(ge=1, le=2**31)] | None = None
     """Only with `qwen`, and required: smaller images are enlarged to so many pixels. `size.shortest_edge` or
     `min_pixels` of preprocessor_config.json."""
@@ -89,14 +94,20 @@ class Sizing(SpecModel):
     """Only with `qwen`, and required: larger images are scaled down to so many pixels. `size.longest_edge` or
     `max_pixels` of preprocessor_config.json."""
     side: Annotated[int, Field(ge=1, le=2**16)] | None = None
-    """Only with `square` and `crop`, and required: pixels of each side of every image. What remains to the right of and
-    below the last whole patch is dropped, as convolutions do."""
+    """Only with `square`, `crop` and `tiles`, and required: pixels of each side of every image, or tile. What remains
+    to the right of and below the last whole patch is dropped, as convolutions do."""
     shortest_edge: Annotated[int, Field(ge=1, le=2**16)] | None = None
     """Only with `crop`: pixels that the short side is scaled to before the crop; by default `side`."""
     resampling: Resampling | None = None
     """Filter of Pillow that scales images, as the `resample` of an image processor says. By default the server's own
-    bilinear filter, which takes less time; `crop`, and `square` where `side` is no multiple of `patch`, need one of
-    Pillow's."""
+    bilinear filter, which takes less time; `crop`, `tiles`, and `square` where `side` is no multiple of `patch`, need
+    one of Pillow's."""
+    tiles: Tiles | None = None
+    """Only with `tiles`, and required: how an image is cut."""
+    marks: ImageMarks | None = None
+    """Tokens of text before and between the embeddings of an image, as the processors of Idefics3 and SmolVLM write
+    them. A server fills them in where conversations leave `template` to it and the tokenizer's folder has such a
+    processor. By default there are none."""
 
     audio: AudioSizing | None = None
     """How audio clips become spectrograms and rows; by default as for Qwen2-Audio."""
@@ -106,6 +117,12 @@ class Sizing(SpecModel):
     def _plain(cls, audio: AudioSizing | None) -> AudioSizing | None:
         """A job that states the defaults is the job that states nothing."""
         return None if audio == AudioSizing() else audio
+
+    @field_validator("marks")
+    @classmethod
+    def _with_any(cls, marks: ImageMarks | None) -> ImageMarks | None:
+        """No marks are no marks, however a job says so."""
+        return None if marks == ImageMarks() else marks
 
     @model_validator(mode="before")
     @classmethod
@@ -125,6 +142,7 @@ class Sizing(SpecModel):
         if more := [n for n in _OF_RULES if getattr(self, n) is not None and n not in (*needed, *possible)]:
             raise ValueError(f"{rule} has no use for {', '.join(more)}; leave {'it' if len(more) == 1 else 'them'} out")
         self._check_pixels()
+        self._check_tiles()
         most = _most_patches(self.__dict__)
         if most is not None and most > MAX_PATCHES:
             raise ValueError(f"{rule} allows images of {most} patches; at most {MAX_PATCHES} are possible")
@@ -141,12 +159,33 @@ class Sizing(SpecModel):
         """The field to lower for fewer patches of an image; what follows from a rule cannot be set."""
         if self.rule is SizingRule.QWEN:
             return "max_pixels"
+        if self.tiles is not None:
+            return f"tiles.{self.tiles.bounded_by}"
         return "max_patches" if self.side is None else "side"
 
-    def of_rule(self) -> dict[str, int | str]:
+    def of_rule(self) -> dict[str, Any]:
         """The rule and the fields that it has; nothing of the filter, which changes no grid."""
-        fields = {name: getattr(self, name) for name in ("rule", *_OF_RULES)}
-        return {name: value for name, value in fields.items() if value is not None}
+        return self.model_dump(include={"rule", *_OF_RULES}, exclude_none=True)
+
+    def _check_tiles(self) -> None:
+        """Raise ValueError unless tiles and marks suit the other fields."""
+        if self.tiles is None or self.side is None:
+            return
+        edge = self.tiles.longest_edge
+        if edge is not None and (edge % self.side or edge % 2):
+            raise ValueError(f"tiles.longest_edge is {edge}; an even multiple of side {self.side} is required")
+        if self.tiles.grids is not None and self.merge != 1:
+            raise ValueError(f"merge is {self.merge}; tiles.choice pinpoints has an embedding for each patch, merge 1")
+        if self.tiles.grids is not None and self.marks is not None:
+            raise ValueError("tiles.choice pinpoints has no tokens between embeddings; leave marks out")
+        rows, columns = self.tiles.most_sides(self.side)
+        if self.marks is not None and self.marks.tiles:
+            known = len(self.marks.tiles), len(self.marks.tiles[0])
+            if known[0] < rows or known[1] < columns:
+                raise ValueError(
+                    f"marks.tiles has {known[0]} rows of {known[1]} tiles, and images have up to {rows} rows and "
+                    f"{columns} columns; state the tokens of all of them"
+                )
 
     def _check_pixels(self) -> None:
         """Raise ValueError unless the fields of a rule suit each other."""
@@ -164,7 +203,8 @@ class Sizing(SpecModel):
             )
         if self.shortest_edge is not None and self.shortest_edge < self.side:
             raise ValueError(f"shortest_edge is {self.shortest_edge}; at least side {self.side} is required")
-        if self.resampling is None and (self.rule is SizingRule.CROP or self.side % self.patch):
+        always = self.rule in (SizingRule.CROP, SizingRule.TILES)
+        if self.resampling is None and (always or self.side % self.patch):
             raise ValueError(
                 f"resampling is not stated; rule {self.rule} with side {self.side} and patch {self.patch} needs "
                 f"{', '.join(Resampling)}"
@@ -176,6 +216,8 @@ def _most_patches(fields: Mapping[str, Any]) -> int | None:
 
     What it returns is a part of the identity of jobs, and is never to change for a rule that there is.
     """
+    if fields["rule"] == SizingRule.TILES:
+        return _most_of_tiles(fields)
     names = ("patch", "merge", *_FIELDS.get(fields["rule"] or "none", ((), ()))[0])
     values = [fields.get(name) for name in names]
     if any(type(value) is not int or not 1 <= value <= 2**31 for value in values) or len(values) == 2:
@@ -188,3 +230,16 @@ def _most_patches(fields: Mapping[str, Any]) -> int | None:
     # least number and a + b at most 14.2 times its root: both sides are rounded up.
     enlarged = least + 1 + isqrt(203 * (least + 1)) + 2
     return merge**2 * max(1, most, isqrt(MAX_ASPECT * (most + 1)), enlarged)
+
+
+def _most_of_tiles(fields: Mapping[str, Any]) -> int | None:
+    """The patches of all tiles of an image; None where fields are wrong."""
+    side, patch, tiles = (fields.get(name) for name in ("side", "patch", "tiles"))
+    if type(side) is not int or type(patch) is not int or min(side, patch) < 1:
+        return None
+    if not isinstance(tiles, Tiles):
+        try:
+            tiles = Tiles.model_validate(tiles)
+        except ValueError:
+            return None
+    return tiles.most_parts(side) * (side // patch) ** 2

@@ -264,6 +264,7 @@ class Stream(SpecModel):
             )
         self._check_contrastive()
         self._check_conversations()
+        self._check_tiles()
         return self
 
     def _check_conversations(self) -> None:
@@ -272,6 +273,22 @@ class Stream(SpecModel):
             raise ValueError(
                 f"the dataset {chats[0]!r} has conversations, which are understood alone: leave contrastive_batch out "
                 f"and set generation.ratio, now {self.generation.ratio}, to 0"
+            )
+
+    def _check_tiles(self) -> None:
+        if self.sizing.tiles is not None and Fraction(self.generation.ratio) > 0:
+            raise ValueError(
+                "sizing.rule tiles cuts images, and generators learn whole ones: set generation.ratio, now "
+                f"{self.generation.ratio}, to 0, or take another rule"
+            )
+        if self.contrastive_batch is not None and (self.sizing.tiles or self.sizing.marks):
+            raise ValueError(
+                "towers see whole images, whose embeddings meet no tokens: leave sizing.tiles and sizing.marks out"
+            )
+        ids = self.sizing.marks.ids if self.sizing.marks is not None else ()
+        if max(ids, default=0) >= self.tokenizer.vocab_size:
+            raise ValueError(
+                f"sizing.marks has the id {max(ids)}; ids must lie below vocab_size {self.tokenizer.vocab_size}"
             )
 
     def _check_contrastive(self) -> None:

@@ -111,12 +111,15 @@ def with_modality(table: ShardTable, reads: Modality) -> ShardTable:
         return table
     offsets = np.concatenate([[0], np.cumsum(row_sums(chosen, table.image_offsets))])
     rows, columns = table.image_rows[chosen], table.image_columns[chosen]
-    modality = None if table.image_modality is None else table.image_modality[chosen]
-    return replace(table, image_offsets=offsets, image_rows=rows, image_columns=columns, image_modality=modality)
+    modality, layout = (None if a is None else a[chosen] for a in (table.image_modality, table.image_layout))
+    of_images = {"image_rows": rows, "image_columns": columns, "image_modality": modality, "image_layout": layout}
+    return replace(table, image_offsets=offsets, **of_images)
 
 
 def largest_pair_images(stream: Stream, statistics: ShardStatistics) -> I64:
-    """Patches of the largest image of a pair; 0 where there is no pair. int64 [s]."""
+    """At most so many patches has the largest image of a pair; 0 where there is no pair. int64 [s]."""
+    if stream.sizing.tiles is not None:  # of the largest some embeddings are left out
+        return np.where(statistics.pairs > 0, stream.sizing.max_patches, 0)
     return statistics.pair_images.last() * stream.sizing.merge**2
 
 
