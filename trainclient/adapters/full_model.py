@@ -58,14 +58,16 @@ class FullModelMicrobatch:
     @property
     def rows(self) -> Array:
         """Tokens that each image takes, int64 [I]."""
-        patches = [0] if self.images is None else self.images.tensors["cu_patches"]
-        return np.diff(patches).astype(np.int64) // self.merge**2
+        tensors = {"cu_patches": np.zeros(1, np.int32)} if self.images is None else self.images.tensors
+        if "cu_rows" in tensors:  # images are cut into tiles
+            return np.diff(tensors["cu_rows"]).astype(np.int64)
+        return np.diff(tensors["cu_patches"]).astype(np.int64) // self.merge**2
 
     @property
     def pictures(self) -> tuple[Array, Array]:
         """What the encoder runs on: patches, uint8 [P, patch * patch * 3], and rows and columns of each image, int64
-        [I, 2]. For a rank that lacks images it is a grey one of a single token, which no token embeds: an
-        adapter puts one behind all others, without a label."""
+        [I, 2], or of each part of images that are cut into tiles. For a rank that lacks images it is a grey one of a
+        single token, which no token embeds: an adapter puts one behind all others, without a label."""
         if self.images is None:
             return np.zeros((0, 0), np.uint8), np.zeros((0, 2), np.int64)
         patches, grid = self.images.tensors["patches"], self.images.tensors["grid"].astype(np.int64)

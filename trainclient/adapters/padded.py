@@ -31,6 +31,11 @@ class PaddedShape:
         """That of every microbatch of a stream; no patches in a job without encoder."""
         spec, encoder = stream.job.spec, stream.encoder
         sequences, tokens, sizing = spec.execution.microbatch, spec.stream.seq_len, spec.stream.sizing
+        if sizing.tiles is not None:
+            raise ValueError(
+                "sizing.rule is tiles, and padded tensors have an image as one grid; take another rule, or iterate "
+                "over the stream's own tensors"
+            )
         block = sizing.merge**2
         patches = 0 if encoder is None else sequences * tokens * block
         if encoder is not None and encoder.memory is not None:

@@ -101,6 +101,8 @@ def positions(microbatch: FullModelMicrobatch) -> Array:
     the position of the image, and what follows goes on behind the larger side (Qwen2-VL, section 2.1: M-RoPE).
     """
     tensors = microbatch.tensors
+    if "tiles" in tensors:
+        raise ValueError("the job's sizing.rule is tiles, and Qwen's models take whole images; set it to qwen")
     text, cu_lengths, slots = (tensors[n].astype(np.int64) for n in ("position_ids", "cu_lengths", "embedding_slots"))
     blocks = (
         tensors["grid"].astype(np.int64) // microbatch.merge if len(microbatch.rows) else np.zeros((0, 2), np.int64)

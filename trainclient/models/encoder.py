@@ -1,6 +1,7 @@
 """ViT encoder: packed images of any size in, backbone embeddings out."""
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import cast
 
 import torch
@@ -14,11 +15,14 @@ from trainclient.models.norms import RmsNorm
 from trainclient.models.patches import normalise, patch_positions, pixel_statistics
 from trainclient.models.projectors import PROJECTORS, NormedMerger, PatchEmbed, projector
 from trainclient.models.rotary import Rotation
+from trainclient.models.tile_rows import rows_with_ends
 from trainclient.models.windows import window_order
 from trainclient.upload import upload
 
 ROTARY_BASE = 10_000.0
 NORM_EPS = 1e-6
+LAYER_SCALE = 0.1
+"""Initial factors of what blocks add, as InternVL's; DINOv2's begin with 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +52,16 @@ class EncoderConfig:
     """Side of a learned grid of positions, which is interpolated for images of other grids; 0: rotary positions."""
     class_token: bool = False
     """Whether a learned row stands before the patches of each image, and a norm before the first block, as in CLIP."""
+    class_norm: bool = True
+    """Whether that norm goes with a class token; InternVL's and DINOv2's have none."""
+    registers: int = 0
+    """Learned rows between the class token and the patches of each image, as in DINOv2."""
+    query_bias: bool = True
+    """Whether queries, keys and values have biases."""
+    layer_scale: bool = False
+    """Whether what attention and MLP of a block add is multiplied by learned factors, as in InternVL and DINOv2."""
     position_scaling: str | None = None
-    """How learned positions are read for images of other grids: bilinear or nearest; by default bicubic."""
+    """How learned positions are read for images of other grids: bilinear, nearest or antialias; by default bicubic."""
     rotary: bool = False
     """Whether positions are rotary beside learned ones; without learned ones they always are."""
     rms_norms: bool = False
@@ -63,7 +75,10 @@ class EncoderConfig:
     second_frame: bool = False
     """Whether the embedding of patches has weights for a second frame, which a still image repeats."""
     projector: str | None = None
-    """What makes rows of the backbone: mlp (without a norm before), linear or pool; by default Qwen2-VL's merger."""
+    """What makes rows of the backbone: mlp (without a norm before), normed_mlp (a norm of whole blocks before), linear
+    or pool; by default Qwen2-VL's merger."""
+    line_ends: bool = False
+    """Whether lines of rows over all tiles of an image end with a learned row, as in LLaVA-OneVision."""
     deepstack: tuple[int, ...] = ()
     """Numbers of the layers whose outputs are projected as well, for the backbone's first layers: rows are wider."""
 
@@ -76,6 +91,8 @@ class EncoderConfig:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; one of {', '.join(known)} is required")
         if self.class_token and not self.position_grid:
             raise ValueError("class_token goes with learned positions; give position_grid as well")
+        if self.registers and not self.class_token:
+            raise ValueError("registers go with a class token; give class_token as well")
         if self.class_token and self.window:
             raise ValueError("a class token lies in no window; leave class_token or window out")
         if not set(self.deepstack) <= set(range(self.layers)):
@@ -108,20 +125,31 @@ class EncoderConfig:
 class EncoderBlock(nn.Module):
     """Pre-norm transformer block with attention inside each image."""
 
+    initial_values = MappingProxyType({"attention_scale": LAYER_SCALE, "mlp_scale": LAYER_SCALE})
+
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.attention_norm = config.norm(config.width)
-        self.attention = SelfAttention(config.width, config.heads, config.heads, bias=True, causal=False)
+        bias = config.query_bias
+        self.attention = SelfAttention(
+            config.width, config.heads, config.heads, bias=bias, causal=False, output_bias=True
+        )
         self.mlp_norm = config.norm(config.width)
         if config.gated:
             self.mlp: nn.Module = GatedMlp(config.width, config.mlp_width, config.activation, bias=True)
         else:
             self.mlp = Mlp(config.width, config.mlp_width, activation=config.activation)
+        if config.layer_scale:
+            self.attention_scale = nn.Parameter(torch.empty(config.width))
+            self.mlp_scale = nn.Parameter(torch.empty(config.width))
+        self.is_scaled = config.layer_scale
 
     def forward(self, x: Tensor, segments: Segments, rotation: Rotation | None) -> Tensor:
         """[P, width] -> [P, width]."""
-        x = x + self.attention(self.attention_norm(x), segments, rotation)
-        return x + cast(Tensor, self.mlp(self.mlp_norm(x)))
+        mixed = self.attention(self.attention_norm(x), segments, rotation)
+        x = x + (self.attention_scale * mixed if self.is_scaled else mixed)
+        made = cast(Tensor, self.mlp(self.mlp_norm(x)))
+        return x + (self.mlp_scale * made if self.is_scaled else made)
 
 
 class ImageEncoder(nn.Module):
@@ -140,23 +168,30 @@ class ImageEncoder(nn.Module):
             self.position_embed = nn.Embedding(config.position_grid**2 + config.class_token, config.width)
         if config.class_token:
             self.class_embed = nn.Parameter(torch.empty(config.width))
-            self.input_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+            self.input_norm = nn.LayerNorm(config.width, eps=config.norm_eps) if config.class_norm else nn.Identity()
+        if config.registers:
+            self.register_embed = nn.Parameter(torch.empty(config.registers, config.width))
+        if config.line_ends:
+            self.line_end = nn.Parameter(torch.empty(config.output_dim))
         self.layers = nn.ModuleList(EncoderBlock(config) for _ in range(config.layers))
         sizes = config.width, config.merge, config.output_dim, config.norm_eps
-        self.merger_norm = nn.Identity() if config.projector == "mlp" else config.norm(config.width)
+        normed = config.projector not in ("mlp", "normed_mlp")
+        self.merger_norm = config.norm(config.width) if normed else nn.Identity()
         self.merger = projector(config.projector or "merger", *sizes)
         self.deepstack = nn.ModuleList(NormedMerger(*sizes) for _ in config.deepstack)
 
-    def forward(self, patches: Tensor, grid: Tensor, cu_patches: Tensor) -> Tensor:
+    def forward(self, patches: Tensor, grid: Tensor, cu_patches: Tensor, tiles: Tensor | None = None) -> Tensor:
         """Embed every block of merge x merge patches.
 
         Args:
             patches: uint8 [P, patch * patch * 3], merge-block-major inside each image; P may be 0.
-            grid: integers [images, 2], rows and columns in patches. Better left on the CPU, as is the next.
+            grid: integers [images, 2], rows and columns in patches. Better left on the CPU, as are the next ones.
             cu_patches: integers [images + 1].
+            tiles: integers [images, 6], how images are cut whose parts the others are then of; with `line_ends` only.
 
         Returns:
             [P / merge^2, row_width] in the module's dtype: the projected features, and those of `deepstack` behind.
+            With `line_ends` as many as `rows_with_ends` lays out.
 
         Raises:
             ValueError: the tensors do not agree with each other or with the config.
@@ -164,6 +199,10 @@ class ImageEncoder(nn.Module):
         config = self.config
         *earlier, last = self._hidden(patches, grid, cu_patches)
         rows = self.merger(self.merger_norm(last).view(-1, config.width * config.merge**2))
+        if config.line_ends:
+            if tiles is None:
+                raise ValueError("the lines of rows have ends, and nothing says how images are cut; give tiles")
+            rows = rows_with_ends(rows, tiles, int(grid[0, 0]) if len(grid) else 1, self.line_end)
         more = (merger(x) for merger, x in zip(self.deepstack, earlier, strict=True))
         return torch.cat([rows, *more], dim=1) if earlier else cast(Tensor, rows)
 
@@ -197,12 +236,17 @@ class ImageEncoder(nn.Module):
         return Rotation.of(positions, self.config.width // self.config.heads, ROTARY_BASE, x.dtype)
 
     def _with_class_token(self, x: Tensor, segments: Segments, cu_patches: Tensor) -> list[Tensor]:
-        """Run the blocks on patches with a row before those of each image; the results have none."""
-        offsets = cu_patches.cpu().to(torch.int64) + torch.arange(len(segments) + 1)
-        is_patch = torch.ones(int(offsets[-1]), dtype=torch.bool).index_fill(0, offsets[:-1], False)
+        """Run the blocks on patches with some rows before those of each image; the results have none of these."""
+        count = 1 + self.config.registers
+        offsets = cu_patches.cpu().to(torch.int64) + count * torch.arange(len(segments) + 1)
+        before = (offsets[:-1, None] + torch.arange(count)).flatten()
+        is_patch = torch.ones(int(offsets[-1]), dtype=torch.bool).index_fill(0, before, False)
         rows = upload(is_patch.nonzero().squeeze(1), x.device)
-        first = self.class_embed + self.position_embed.weight[0]
-        with_first = first.expand(len(is_patch), -1).index_copy(0, rows, x)
+        first = (self.class_embed + self.position_embed.weight[0])[None]
+        if self.config.registers:
+            first = torch.cat([first, self.register_embed])
+        with_first = x.new_zeros(len(is_patch), x.shape[1]).index_copy(0, rows, x)
+        with_first = with_first.index_copy(0, upload(before, x.device), first.repeat(len(segments), 1).to(x.dtype))
         whole = Segments.from_offsets("cu_patches", offsets, len(is_patch), x.device)
         found = self._run(self.input_norm(with_first), (whole, whole), None)
         return [hidden.index_select(0, rows) for hidden in found]

@@ -8,9 +8,11 @@ from torch import Tensor
 
 from trainclient.models.attention import Segments
 
-SCALINGS: Final = ("bicubic", "bilinear", "nearest")
+SCALINGS: Final = ("bicubic", "bilinear", "nearest", "antialias", "smooth")
 """How positions lie between those of the learned grid: bicubic (SigLIP, CLIP), bilinear with the corners of both grids
-on each other (Qwen3-VL), or none between them, the one at the same share of the side (Idefics3)."""
+on each other (Qwen3-VL), none between them, the one at the same share of the side (Idefics3), bilinear with
+antialiasing (SigLIP 2), or bicubic with it (DINOv2 with registers)."""
+_MODES: Final = {"antialias": "bilinear", "smooth": "bicubic"}
 
 
 def learned_positions(
@@ -36,6 +38,7 @@ def learned_positions(
         else:
             picture = learned.view(side, side, -1).permute(2, 0, 1)[None]
             aligned = scaling == "bilinear"
-            scaled = F.interpolate(picture, (rows, columns), mode=scaling, align_corners=aligned)
+            mode, smooth = _MODES.get(scaling, scaling), scaling in _MODES
+            scaled = F.interpolate(picture, (rows, columns), mode=mode, align_corners=aligned, antialias=smooth)
             found.append(scaled[0].flatten(1).T[row * columns + column])
     return torch.cat(found)

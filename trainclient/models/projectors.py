@@ -40,9 +40,22 @@ class NormedMerger(nn.Module):
         return cast(Tensor, self.mlp(self.norm(x.view(-1, self.merged))))
 
 
-PROJECTORS: Final = ("merger", "mlp", "linear", "pool")
-"""Two linear layers, the first as wide as a block (Qwen2-VL) or as the backbone (LLaVA); one (Idefics3); and `Pooled`
-(Gemma 3)."""
+class NormedMlp(nn.Module):
+    """A norm of whole blocks before two linear layers, the first as wide as the backbone (InternVL)."""
+
+    def __init__(self, merged: int, output_dim: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(merged, eps=1e-5)
+        self.mlp = Mlp(merged, output_dim, output_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[blocks, merge^2 * width] -> [blocks, output_dim]."""
+        return cast(Tensor, self.mlp(self.norm(x)))
+
+
+PROJECTORS: Final = ("merger", "mlp", "normed_mlp", "linear", "pool")
+"""Two linear layers, the first as wide as a block (Qwen2-VL) or as the backbone (LLaVA; InternVL with a norm); one
+(Idefics3); and `Pooled` (Gemma 3)."""
 
 
 def projector(kind: str, width: int, merge: int, output_dim: int, eps: float) -> nn.Module:
@@ -58,6 +71,8 @@ def projector(kind: str, width: int, merge: int, output_dim: int, eps: float) ->
     merged = width * merge**2
     if kind == "pool":
         return Pooled(width, merge, output_dim, eps)
+    if kind == "normed_mlp":
+        return NormedMlp(merged, output_dim)
     if kind == "linear":
         return nn.Linear(merged, output_dim, bias=False)
     return Mlp(merged, merged if kind == "merger" else output_dim, output_dim)

@@ -11,11 +11,15 @@ from trainclient.modules.work import forward_flops
 class Encoder(TrainedModule):
     """Embeds the images of a view; those that cannot be decoded become zeros and teach nothing."""
 
-    tensors = ("patches", "grid", "cu_patches")
+    tensors: tuple[str, ...] = ("patches", "grid", "cu_patches")
 
-    def __init__(self, encoder: ImageEncoder) -> None:
+    def __init__(self, encoder: ImageEncoder, *, tiled: bool = False) -> None:
+        """Hold the encoder; `tiled` says whether images of the job are cut into tiles."""
         super().__init__(encoder)
         self._encoder = encoder
+        self._tiled = tiled
+        if tiled:
+            self.tensors = (*Encoder.tensors, "tiles", "cu_rows")
 
     def forward_flops(self, view: View) -> int:
         """See `TrainedModule`."""
@@ -25,8 +29,10 @@ class Encoder(TrainedModule):
     def forward(self, view: View, rows: Rows | None = None) -> Output:
         """See `TrainedModule`."""
         del rows
-        patches, grid, cu_patches = (view.tensors[name] for name in self.tensors)
+        patches, grid, cu_patches = (view.tensors[name] for name in Encoder.tensors)
         config: EncoderConfig = self._encoder.config
-        embeddings = self._encoder(patches.to(self.device, non_blocking=True), grid, cu_patches)
+        tiles = view.tensors["tiles"] if self._tiled else None
+        embeddings = self._encoder(patches.to(self.device, non_blocking=True), grid, cu_patches, tiles)
         valid = torch.from_numpy(view.items.valid)
-        return Output(Rows.of_items(embeddings, valid, cu_patches // config.merge**2))
+        cu_rows = view.tensors["cu_rows"] if self._tiled else cu_patches // config.merge**2
+        return Output(Rows.of_items(embeddings, valid, cu_rows))

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
+from dataserver.planning.job.fields import TileChoice
 from dataserver.planning.job.spec import JobSpec
 from dataserver.planning.stream.item_sizes import audio_sizing
 from trainclient.models.audio_encoder import AudioEncoderConfig
@@ -60,7 +61,7 @@ def pretrained_audio(found: AudioEncoderConfig, job: JobSpec, width: int) -> Siz
 
 def pretrained_image_tower(found: EncoderConfig, job: JobSpec, width: int) -> Sizes:
     """An image tower, whose projection begins untrained."""
-    if found.class_token:
+    if found.class_token or found.layer_scale:
         raise ValueError("have a class token, as CLIP has, and image towers none; give it those of SigLIP or Qwen2-VL")
     if found.projector or found.window:
         raise ValueError("have a projector or windows, and image towers have neither; give it those of SigLIP")
@@ -106,6 +107,11 @@ def _require_reach(found: BackboneConfig, job: JobSpec) -> None:
 
 def _fitting(found: EncoderConfig, job: JobSpec, width: int) -> Sizes:
     sizing = job.stream.sizing
+    if found.line_ends != (sizing.tiles is not None and sizing.tiles.choice is TileChoice.PINPOINTS):
+        raise ValueError(
+            f"{'have' if found.line_ends else 'have no'} rows for the ends of lines over tiles (LLaVA-OneVision), "
+            "which go with sizing.rule tiles and tiles.choice pinpoints alone; take other weights or another rule"
+        )
     wanted = {"patch": sizing.patch, "merge": sizing.merge, "output_dim": width}
     has = {key: getattr(found, key) for key in wanted}
     different = [f"{key} {has[key]}, not {value}" for key, value in wanted.items() if has[key] != value]

@@ -11,7 +11,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
-from dataserver.planning.job.fields import Modality, ModuleKind, ModuleSpec
+from dataserver.planning.job.fields import Modality, ModuleKind, ModuleSpec, TileChoice
 from dataserver.planning.job.spec import JobSpec
 from dataserver.planning.stream.item_sizes import audio_sizing
 from trainclient.exchange.message_header import Kind
@@ -135,7 +135,8 @@ def own(reference: str, site: Site, options: Mapping[str, Any]) -> TrainedModule
 
 def _encoder_sizes(preset: str, job: JobSpec, width: int) -> Sizes:
     sizing = job.stream.sizing
-    return encoder_config(preset, sizing.patch, sizing.merge, width)
+    line_ends = sizing.tiles is not None and sizing.tiles.choice is TileChoice.PINPOINTS
+    return replace(encoder_config(preset, sizing.patch, sizing.merge, width), line_ends=line_ends)
 
 
 def _audio_sizes(preset: str, job: JobSpec, width: int) -> Sizes:
@@ -164,7 +165,8 @@ def _generator_sizes(preset: str, job: JobSpec, width: int) -> Sizes:
 
 
 def _encoder(site: Site, sizes: EncoderConfig) -> TrainedModule:
-    return Encoder(ImageEncoder(sizes, checkpoint=bool(site.module.recompute)))
+    tiled = site.job.stream.sizing.tiles is not None
+    return Encoder(ImageEncoder(sizes, checkpoint=bool(site.module.recompute)), tiled=tiled)
 
 
 def _audio_encoder(site: Site, sizes: AudioEncoderConfig) -> TrainedModule:

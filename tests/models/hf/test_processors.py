@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 from transformers import AutoImageProcessor, CLIPImageProcessorPil, Qwen2VLImageProcessorPil, SiglipImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
 
-from dataserver.planning.job.fields import Sizing
+from dataserver.planning.job.fields import Sizing, Tiles
 from trainclient.models.hf import PretrainedError
 from trainclient.models.hf.processors import (
     processor_fields,
@@ -21,6 +24,24 @@ from trainclient.models.hf.processors import (
 
 QWEN = {"rule": "qwen", "min_pixels": 3136, "max_pixels": 1003520, "resampling": "bicubic"}
 CROP = {"rule": "crop", "side": 224, "resampling": "bicubic"}
+IDEFICS3 = {
+    "rule": "tiles",
+    "side": 364,
+    "tiles": Tiles(choice="edge", longest_edge=1456),  # type: ignore[arg-type]
+    "resampling": "lanczos",
+}
+INTERNVL = {
+    "rule": "tiles",
+    "side": 448,
+    "tiles": Tiles(choice="aspect", min_tiles=1, max_tiles=12),  # type: ignore[arg-type]
+    "resampling": "bicubic",
+}
+ONEVISION = {
+    "rule": "tiles",
+    "side": 384,
+    "tiles": Tiles(choice="pinpoints", grids=((1, 2), (2, 1)), max_tiles=9),  # type: ignore[arg-type]
+    "resampling": "bicubic",
+}
 MADE: list[tuple[Any, dict[str, Any]]] = [
     (Qwen2VLImageProcessorPil(), QWEN),
     (Qwen2VLImageProcessorPil(min_pixels=784, max_pixels=7840), {**QWEN, "min_pixels": 784, "max_pixels": 7840}),
@@ -31,6 +52,9 @@ MADE: list[tuple[Any, dict[str, Any]]] = [
     (CLIPImageProcessorPil(), CROP),
     (CLIPImageProcessorPil(size={"shortest_edge": 256}, resample=1),
      {**CROP, "shortest_edge": 256, "resampling": "lanczos"}),
+    (Idefics3ImageProcessorPil(), IDEFICS3),
+    (GotOcr2ImageProcessorPil(size={"height": 448, "width": 448}, crop_to_patches=True), INTERNVL),
+    (LlavaOnevisionImageProcessorPil(image_grid_pinpoints=[[384, 768], [768, 384]]), ONEVISION),
 ]  # fmt: skip
 WRITTEN: list[tuple[dict[str, Any], dict[str, Any] | None]] = [
     ({"image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 3136, "max_pixels": 12845056},  # as released
@@ -45,8 +69,10 @@ WRITTEN: list[tuple[dict[str, Any], dict[str, Any] | None]] = [
     ({"image_processor_type": "CLIPImageProcessor", "size": 112, "crop_size": 336}, None),
     ({"image_processor_type": "SiglipImageProcessor", "size": {"height": 1, "width": 2}}, None),
     ({"image_processor_type": "SiglipImageProcessor", "size": {"height": 8, "width": 8}, "do_resize": False}, None),
-    ({"image_processor_type": "Gemma3ImageProcessor", "do_pan_and_scan": True}, {"rule": "tiles"}),
-    ({"image_processor_type": "Idefics3ImageProcessor"}, {"rule": "tiles"}),
+    ({"image_processor_type": "Gemma3ImageProcessor", "do_pan_and_scan": True}, {"rule": "crops"}),
+    ({"image_processor_type": "LlavaNextImageProcessor"}, {"rule": "crops"}),
+    ({"image_processor_type": "Idefics3ImageProcessor"}, IDEFICS3),
+    ({"image_processor_type": "Idefics3ImageProcessor", "do_image_splitting": False}, None),
     ({"image_processor_type": "ViTImageProcessor"}, None),
     ({}, None),
 ]  # fmt: skip
@@ -68,7 +94,7 @@ def test_processors_of_other_releases(written: dict[str, Any], sizing: dict[str,
     assert processor_sizing(found) == sizing
 
 
-@pytest.mark.parametrize("sizing", [s for _, s in MADE if s["rule"] != "naflex"])
+@pytest.mark.parametrize("sizing", [s for _, s in MADE if s["rule"] not in ("naflex", "tiles")])
 def test_sizings_come_back_from_the_processors_of_exports(sizing: dict[str, Any], tmp_path: Path) -> None:
     job, packs = Sizing.model_validate({**sizing, "merge": 1}), sizing["rule"] == "qwen"
     grid = 0 if packs else sizing["side"] // 14
@@ -130,7 +156,12 @@ def test_a_job_that_sizes_otherwise_gets_a_note(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "changes", "note"),
     [
-        ("Idefics3ImageProcessor", {}, "cuts images into tiles"),
+        (
+            "Idefics3ImageProcessor",
+            {},
+            "tiles: {choice: edge, longest_edge: 1456}, resampling: lanczos, ",
+        ),
+        ("LlavaNextImageProcessor", {}, "cuts images into parts of their own"),
         ("LlavaImageProcessor", {"do_pad": True}, "pads images to squares"),
     ],
 )

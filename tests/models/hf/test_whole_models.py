@@ -28,7 +28,7 @@ from trainclient.models.hf.fields import Fields
 from trainclient.models.hf.registry import families_of
 from trainclient.models.patches import PIXELS
 
-ONE_EACH = ("qwen2-vl", "qwen2.5-vl", "qwen3-vl", "llava", "gemma3", "idefics3", "smolvlm")
+ONE_EACH = ("qwen2-vl", "qwen2.5-vl", "qwen3-vl", "llava", "gemma3", "idefics3", "smolvlm", "onevision", "internvl")
 LONG = [pytest.param(name, marks=[] if name in ONE_EACH else pytest.mark.long) for name in WHOLES]
 
 
@@ -133,7 +133,7 @@ def test_the_flat_configuration_of_released_folders(tmp_path: Path) -> None:
         ("llava", {"vision_feature_layer": [-2, -1]}, r"vision_feature_layer is \[-2, -1\]; one layer, from -3 to -1"),
         ("llava", {"vision_feature_select_strategy": "full"}, "default is required: rows of all patches alone"),
         ("llava", {"multimodal_projector_bias": False}, "multimodal_projector_bias is False; True is required"),
-        ("llava", {"model_type": "llava_next"}, "cannot be trained here: it cuts an image into tiles"),
+        ("llava", {"model_type": "llava_next"}, "cannot be trained here: it scales the rows of tiles to no limit"),
         ("llava", {"model_type": "qwen3_5"}, "cannot be trained here: it has linear attention"),
         ("llava", {"model_type": "qwen3_vl_moe"}, "cannot be trained here: it routes tokens to experts"),
         ("llava", {"model_type": "internvl_chat"}, "no code of a checkpoint is run"),

@@ -13,7 +13,10 @@ from models.hf.tiny import normalised, packed, pictures, randomise, save
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from dataserver.planning.job.fields import Sizing
 from dataserver.planning.plan.rotary_positions import rotary_positions
+from dataserver.planning.stream.grids import image_layouts
+from dataserver.planning.stream.tiles import layout_tokens
 from trainclient.models.backbone import BackboneBatch, BackboneStage
 from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.encoder import EncoderConfig, ImageEncoder
@@ -57,6 +60,8 @@ class Whole:
     inputs: Callable[[list[Tensor], EncoderConfig, Tensor], dict[str, Any]]
     grids: list[tuple[int, int]]
     """Rows and columns in patches of a sample's images."""
+    sizes: tuple[tuple[int, int], ...] = ()
+    """Widths and heights of a sample's images that are cut into tiles; the grids are then those of parts."""
     released: tuple[str, str] = ("", "")
     """How released files spell the beginning of some names, which models that are made new are saved without."""
 
@@ -83,6 +88,55 @@ def _with_types(images: list[Tensor], config: EncoderConfig, ids: Tensor) -> dic
 
 def _as_sample(images: list[Tensor], config: EncoderConfig, ids: Tensor) -> dict[str, Any]:
     return {"pixel_values": _stacked(images, config, ids)["pixel_values"][None]}
+
+
+def _cut(images: list[Tensor], config: EncoderConfig, ids: Tensor) -> dict[str, Any]:
+    """The parts of each image, and zeros behind those of images that have fewer."""
+    counts = [1 + rows * columns for rows, columns in ONEVISION_LAYOUTS[:, :2].tolist()]
+    parts = torch.split(_stacked(images, config, ids)["pixel_values"], counts)
+    sizes = [[height, width] for width, height in ONEVISION_SIZES]
+    return {
+        "pixel_values": torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True),
+        "image_sizes": torch.tensor(sizes),
+    }
+
+
+ONEVISION_GRIDS = [(1, 1), (1, 2), (2, 1), (2, 2), (1, 3), (3, 1), (2, 3), (3, 2)]
+ONEVISION_SIZES = ((60, 40), (31, 90), (20, 20))
+"""With borders above and beside, and with more rows than the model takes."""
+ONEVISION_SIZING = Sizing.model_validate(
+    {
+        "rule": "tiles",
+        "patch": 4,
+        "merge": 1,
+        "side": 24,
+        "resampling": "bicubic",
+        "tiles": {"choice": "pinpoints", "grids": ONEVISION_GRIDS, "max_tiles": 2},
+    }
+)
+_WIDTHS, _HEIGHTS = np.array(ONEVISION_SIZES).T
+ONEVISION_LAYOUTS = image_layouts(_WIDTHS, _HEIGHTS, np.ones(len(ONEVISION_SIZES), np.bool_), ONEVISION_SIZING)
+
+
+def _onevision() -> Any:
+    return transformers.LlavaOnevisionConfig(
+        text_config={"model_type": "qwen2", **TEXT},
+        vision_config={"model_type": "siglip_vision_model", **SQUARE, "image_size": 24},
+        image_grid_pinpoints=[[rows * 24, columns * 24] for rows, columns in ONEVISION_GRIDS],
+        vision_aspect_ratio="anyres_max_2",
+        image_token_index=IMAGE,
+        video_token_index=93,
+    )
+
+
+def _internvl() -> Any:
+    vision = {**SQUARE, "image_size": [24, 24], "patch_size": [4, 4], "attention_bias": True}
+    return transformers.InternVLConfig(
+        text_config={"model_type": "qwen2", **TEXT},
+        vision_config=vision,
+        image_token_id=IMAGE,
+        tie_word_embeddings=False,
+    )
 
 
 def _llava(vision: str, text: str = "llama", **fields: Any) -> Callable[[], Any]:
@@ -155,14 +209,22 @@ WHOLES: dict[str, Whole] = {
     ),
     "qwen3-vl": Whole(_qwen3_vl(), _qwen_inputs, [(4, 10), (6, 6)]),
     "qwen3-vl, tied": Whole(_qwen3_vl(tie_word_embeddings=True), _qwen_inputs, [(4, 10)]),
-    "llava": Whole(_llava("clip_vision_model"), _stacked, SIDES, RELEASED),
+    "llava": Whole(_llava("clip_vision_model"), _stacked, SIDES, released=RELEASED),
     "llava with siglip and qwen2": Whole(
         _llava("siglip_vision_model", "qwen2", vision_feature_select_strategy="full", vision_feature_layer=-1),
         _stacked,
         SIDES,
+        released=RELEASED,
+    ),
+    "onevision": Whole(
+        _onevision,
+        _cut,
+        [(6, 6)] * sum(1 + rows * columns for rows, columns in ONEVISION_LAYOUTS[:, :2].tolist()),
+        ONEVISION_SIZES,
         RELEASED,
     ),
-    "gemma3": Whole(_gemma3, _with_types, SIDES, RELEASED),
+    "internvl": Whole(_internvl, _stacked, SIDES),
+    "gemma3": Whole(_gemma3, _with_types, SIDES, released=RELEASED),
     "idefics3": Whole(_idefics3("Idefics3Config"), _as_sample, SIDES),
     "smolvlm": Whole(_idefics3("SmolVLMConfig"), _as_sample, SIDES),
 }
@@ -197,18 +259,24 @@ class Sample:
     images: list[Tensor]
     ids: Tensor
     """int64 [1, T]"""
+    tiles: Tensor | None = None
+    """int32 [images, 6]: layouts, where `images` are parts."""
 
 
 def sample_of(name: str, encoder: EncoderConfig) -> Sample:
     """A sample whose images have the grids of a family."""
-    grids = WHOLES[name].grids
+    grids, layouts = WHOLES[name].grids, None
+    counts = [rows * columns // encoder.merge**2 for rows, columns in grids]
+    if WHOLES[name].sizes:
+        layouts, counts = ONEVISION_LAYOUTS, layout_tokens(ONEVISION_LAYOUTS, ONEVISION_SIZING).tolist()
     generator = torch.Generator().manual_seed(7)
     parts: list[Tensor] = [torch.randint(0, 80, (5,), generator=generator)]
-    for rows, columns in grids:
-        tokens = torch.full((rows * columns // encoder.merge**2,), IMAGE)
+    for count in counts:
+        tokens = torch.full((count,), IMAGE)
         parts += [torch.tensor([START]), tokens, torch.tensor([END])]
         parts.append(torch.randint(0, 80, (6,), generator=generator))
-    return Sample(pictures(grids, encoder.patch), torch.cat(parts)[None])
+    tiles = None if layouts is None else torch.from_numpy(layouts)
+    return Sample(pictures(grids, encoder.patch), torch.cat(parts)[None], tiles)
 
 
 def their_loss(name: str, model: Any, sample: Sample, encoder: EncoderConfig) -> tuple[Tensor, Tensor]:
@@ -266,7 +334,7 @@ def batch_of(sample: Sample, encoder: EncoderConfig, backbone: BackboneConfig) -
 def our_loss(encoder: ImageEncoder, backbone: BackboneStage, sample: Sample) -> tuple[Tensor, Tensor]:
     """The same of ours."""
     patches, grid, offsets = packed(sample.images, encoder.config.patch, encoder.config.merge)
-    rows = encoder(patches, grid, offsets)
+    rows = encoder(patches, grid, offsets, sample.tiles)
     batch = batch_of(sample, encoder.config, backbone.config)
     loss = backbone(batch, embeddings=rows).loss_sum
     assert loss is not None

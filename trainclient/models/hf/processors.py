@@ -5,26 +5,36 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from dataserver.planning.job.fields import Quality, Resampling, Sizing, SizingRule
+from dataserver.planning.job.fields import (
+    LONGEST_EDGE,
+    MAX_GRIDS,
+    MAX_SIDE_TILES,
+    Quality,
+    Resampling,
+    Sizing,
+    SizingRule,
+    TileChoice,
+    Tiles,
+)
 from trainclient.models.hf.fields import Fields
 from trainclient.models.hf.files import MAX_CONFIG_BYTES, PretrainedError, read_json
 
 PREPROCESSOR: Final = "preprocessor_config.json"
 PROCESSOR: Final = "processor_config.json"
-TILES: Final = "tiles"
-"""What processors do that cut an image into several; no job has a rule for it."""
+CROPS: Final = "crops"
+"""What processors do that cut out parts of images otherwise than the rule `tiles`; no job has a rule for it."""
 PADDED: Final = "padded"
 """What processors do that make an image square by borders first; no job has a rule for that either."""
 _WITHOUT_RULE: Final[Mapping[str, str]] = MappingProxyType(
     {
-        TILES: "cuts images into tiles; the job's images are one grid each",
+        CROPS: "cuts images into parts of their own; no sizing.rule does so",
         PADDED: "pads images to squares; the job's images get no borders",
     }
 )
 _RESAMPLE: Final[Mapping[int, Resampling]] = MappingProxyType(
     {1: Resampling.LANCZOS, 2: Resampling.BILINEAR, 3: Resampling.BICUBIC}
 )
-_TILED: Final = ("Idefics3", "SmolVLM", "LlavaNext", "LlavaOnevision", "GotOcr2")
+_TILED: Final = ("Idefics3", "SmolVLM", "LlavaOnevision", "GotOcr2")
 _QWEN: Final = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL")
 _QWEN_BOUNDS: Final[Mapping[str, tuple[str, int]]] = MappingProxyType(
     {"min_pixels": ("shortest_edge", 56 * 56), "max_pixels": ("longest_edge", 28 * 28 * 1280)}
@@ -62,8 +72,10 @@ def processor_sizing(found: Fields) -> dict[str, Any] | None:
     if not isinstance(name, str):
         return None
     kind = name.removesuffix("Fast").removesuffix("Pil").removesuffix("ImageProcessor").removesuffix("FeatureExtractor")
-    if kind in _TILED or (kind == "Gemma3" and found.flag("do_pan_and_scan", default=False)):
-        return {"rule": TILES}
+    if kind == "LlavaNext" or (kind == "Gemma3" and found.flag("do_pan_and_scan", default=False)):
+        return {"rule": CROPS}
+    if kind in _TILED:
+        return tiles_of(kind, found)
     if kind == "Llava" and found.flag("do_pad", default=False):
         return {"rule": PADDED}
     if not found.flag("do_resize", default=True):
@@ -84,7 +96,7 @@ def processor_of(sizing: Sizing, packs: bool, grid: int = 0) -> dict[str, Any]:
         packs: whether the model takes packed patches, as Qwen2-VL's does, not whole pictures.
         grid: positions of each side of such a picture. In transformers models take pictures of that size alone.
     """
-    if packs != (sizing.rule is SizingRule.QWEN):
+    if packs != (sizing.rule is SizingRule.QWEN) or sizing.tiles is not None:
         return {}
     number = next((n for n, name in _RESAMPLE.items() if name is sizing.resampling), 2)
     if sizing.rule is SizingRule.QWEN:
@@ -127,7 +139,7 @@ def require_same_rule(folder: Path, sizing: Sizing) -> None:
     if found is None or sizing.rule is None:
         return
     wanted = processor_sizing(found)
-    if wanted is not None and wanted["rule"] not in (*_WITHOUT_RULE, sizing.rule):
+    if wanted is not None and wanted["rule"] not in (*_WITHOUT_RULE, SizingRule.TILES, sizing.rule):
         raise PretrainedError(
             f"the job's sizing.rule is {sizing.rule}, and the image processor of {folder} has the rule "
             f"{wanted['rule']}; set in sizing {_text(wanted)}"
@@ -161,8 +173,16 @@ def sizing_note(folder: Path, sizing: Sizing) -> str | None:
 
 
 def _text(wanted: Mapping[str, Any]) -> str:
-    fields = {**wanted, "quality": Quality.EXACT}
-    return "{" + ", ".join(f"{name}: {value}" for name, value in fields.items()) + "}"
+    return _flow({**wanted, "quality": Quality.EXACT})
+
+
+def _flow(value: Any) -> str:
+    """A value as a job may have it, in one line of YAML."""
+    if isinstance(value, Tiles):
+        value = value.model_dump(exclude_none=True)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {_flow(inner)}" for name, inner in value.items()) + "}"
+    return str([list(pair) for pair in value]) if isinstance(value, tuple) else str(value)
 
 
 def _qwen(found: Fields) -> dict[str, Any]:
@@ -177,6 +197,43 @@ def _qwen(found: Fields) -> dict[str, Any]:
         else:
             bounds[name] = size.integer(name, default, 2**31)
     return {"rule": SizingRule.QWEN, **bounds, **_resampling(found, 3)}
+
+
+def tiles_of(kind: str, found: Fields) -> dict[str, Any] | None:
+    """Fields of a job for a processor that cuts images into tiles; None where it does not.
+
+    Raises:
+        PretrainedError: a size is no integer in its bounds, or grids are no whole tiles.
+    """
+    if kind == "GotOcr2":  # crop_to_patches is asked for by InternVL's processor, and not in its file
+        side = found.within("size").integer("height", 384)
+        least, most = found.integer("min_patches", 1, MAX_SIDE_TILES), found.integer("max_patches", 12, MAX_SIDE_TILES)
+        tiles, filter_number = Tiles(choice=TileChoice.ASPECT, min_tiles=least, max_tiles=most), 3
+    elif kind == "LlavaOnevision":
+        side = found.within("size").integer("height", 384)
+        tiles, filter_number = Tiles(choice=TileChoice.PINPOINTS, grids=_grids(found, side), max_tiles=9), 3
+    elif found.flag("do_image_splitting", default=True):
+        side = found.within("max_image_size").integer("longest_edge", 364)
+        edge = found.within("size").integer("longest_edge", 4 * 364, LONGEST_EDGE)
+        tiles, filter_number = Tiles(choice=TileChoice.EDGE, longest_edge=edge), 1
+    else:
+        return None
+    return {"rule": SizingRule.TILES, "side": side, "tiles": tiles, **_resampling(found, filter_number)}
+
+
+def _grids(found: Fields, side: int) -> tuple[tuple[int, int], ...]:
+    """Rows and columns of the tiles of `image_grid_pinpoints`; six of either where it does not say."""
+    default = [[rows * side, columns * side] for rows in range(1, 7) for columns in range(1, 7)]
+    pinpoints = found.data.get("image_grid_pinpoints", default)
+    is_list = isinstance(pinpoints, list) and 0 < len(pinpoints) <= MAX_GRIDS
+    if not is_list or any(
+        not isinstance(pair, list)
+        or len(pair) != 2
+        or any(type(n) is not int or n % side or not side <= n <= MAX_SIDE_TILES * side for n in pair)
+        for pair in pinpoints
+    ):
+        raise found.refusal("image_grid_pinpoints", f"a list of pairs of multiples of {side} is required")
+    return tuple((rows // side, columns // side) for rows, columns in pinpoints)
 
 
 def _of_one_size(found: Fields, filter_number: int, crops: bool) -> dict[str, Any] | None:

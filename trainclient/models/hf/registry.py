@@ -33,7 +33,6 @@ FAMILIES: Final[Mapping[str, Family[Any]]] = MappingProxyType(
 """Models of one part; of CLIP and SigLIP the tower, of Whisper the encoder, of Qwen2-Audio tower and projector."""
 
 _EXPERTS: Final = "it routes tokens to experts, and our MLPs are dense"
-_TILES: Final = "it cuts an image into tiles, and our jobs plan an image as one grid"
 REFUSED: Final[Mapping[str, str]] = MappingProxyType(
     {
         **dict.fromkeys(
@@ -44,7 +43,7 @@ REFUSED: Final[Mapping[str, str]] = MappingProxyType(
             ("mixtral", "qwen2_moe", "qwen3_moe", "qwen3_vl_moe", "deepseek_v2", "deepseek_v3", "llama4", "gpt_oss"),
             _EXPERTS,
         ),
-        **dict.fromkeys(("llava_next", "llava_onevision", "internvl"), _TILES),
+        "llava_next": "it scales the rows of tiles to no limit, and LLaVA-OneVision's are carried alone",
         **dict.fromkeys(
             ("internvl_chat", "minicpmv", "phi3_v"),
             "its model is code in the checkpoint, and no code of a checkpoint is run; take the one that transformers "

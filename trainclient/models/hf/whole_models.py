@@ -11,9 +11,10 @@ from typing import Any, Final
 from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.encoder import EncoderConfig
 from trainclient.models.hf.backbones import LLAMA, MISTRAL, QWEN2, QWEN3
+from trainclient.models.hf.class_token_towers import internvit_entries, read_internvit
 from trainclient.models.hf.fields import MAX_LAYERS, Fields
 from trainclient.models.hf.gemma import GEMMA3
-from trainclient.models.hf.mapping import Entry, Family, Names, linear, transposed, vector, within
+from trainclient.models.hf.mapping import Entry, Family, Names, linear, norm, transposed, vector, within
 from trainclient.models.hf.qwen_towers import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
 from trainclient.models.hf.towers import normed_entries, read_clip, read_siglip, side, square_entries
 
@@ -73,6 +74,45 @@ def _llava_entries(config: EncoderConfig) -> list[Entry]:
     ]
 
 
+def _read_onevision(fields: Fields, whole: Fields) -> EncoderConfig:
+    whole.require("multimodal_projector_bias", True, "our projector's layers have biases")
+    whole.require("projector_hidden_act", "gelu", "our projector's activation")
+    whole.require("vision_feature_select_strategy", "full", "rows of all patches, since SigLIP has no class token")
+    fields.require("model_type", "siglip_vision_model", "the tower of LLaVA-OneVision")
+    found = fields.with_defaults(_ONEVISION_TOWER)
+    layers = found.integer("num_hidden_layers", most=MAX_LAYERS)
+    layer = whole.data.get("vision_feature_layer")
+    layer = -1 if layer is None else layer
+    if type(layer) is not int or not -layers <= layer < 0:
+        raise whole.refusal("vision_feature_layer", f"one layer, from -{layers} to -1, is required")
+    return _projected(found, whole, 4096, projector="mlp", layers=layers + 1 + layer, line_ends=True)
+
+
+def _onevision_entries(config: EncoderConfig) -> list[Entry]:
+    return [*_llava_entries(config), vector("line_end", "image_newline", config.output_dim)]
+
+
+def _read_internvl(fields: Fields, whole: Fields) -> EncoderConfig:
+    whole.require("projector_hidden_act", "gelu", "our projector's activation")
+    whole.require("vision_feature_layer", -1, "rows of the last layer")
+    whole.require("vision_feature_select_strategy", "default", "rows of patches alone")
+    merge = {0.5: 2, 0.25: 4, 1.0: 1}.get(whole.number("downsample_ratio", 0.5))
+    if merge is None:
+        raise whole.refusal("downsample_ratio", "0.5, 0.25 or 1 is required")
+    width = whole.within(TEXT).integer("hidden_size", 4096)
+    return read_internvit(fields, projector="normed_mlp", merge=merge, output_dim=width)
+
+
+def _internvl_entries(config: EncoderConfig) -> list[Entry]:
+    merged, rows, name = config.width * config.merge**2, config.output_dim, "multi_modal_projector"
+    return [
+        *within("vision_tower.", internvit_entries(config)),
+        *norm("merger.norm", f"{name}.layer_norm", merged),
+        *linear("merger.mlp.up", f"{name}.linear_1", rows, merged, bias=True),
+        *linear("merger.mlp.down", f"{name}.linear_2", rows, rows, bias=True),
+    ]
+
+
 def _read_gemma3(fields: Fields, whole: Fields) -> EncoderConfig:
     tokens, patches = whole.integer("mm_tokens_per_image", 256), side(fields, "image_size", 224)
     patches //= side(fields, "patch_size", 16)
@@ -105,12 +145,24 @@ def _idefics3_entries(config: EncoderConfig) -> list[Entry]:
     return [*tower, *linear("merger", name, config.output_dim, width, bias=False)]
 
 
+_ONEVISION_TOWER: Final[Mapping[str, Any]] = {
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "patch_size": 14,
+    "image_size": 384,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 16,
+}
 _READ_ALONE: Final = r"vision_tower\.(embeddings\.position_ids|head\..*)"
 _LLAVA_UNREAD: Final = (
     r"vision_tower\.(encoder\.layers\.(?P<layer>\d{1,6})\..*|post_layernorm\..*|embeddings\.position_ids|head\..*)"
 )
 _TOWERS: Final[tuple[Names, ...]] = tuple(
-    {"vision_tower.": f"{model}vision_tower.{inner}", "multi_modal_projector.": f"{model}multi_modal_projector."}
+    {
+        "vision_tower.": f"{model}vision_tower.{inner}",
+        "multi_modal_projector.": f"{model}multi_modal_projector.",
+        "image_newline": f"{model}image_newline",
+    }
     for model in ("", "model.")
     for inner in ("vision_model.", "")
 )
@@ -204,6 +256,14 @@ WHOLE_MODELS: Final[Mapping[str, WholeModel]] = {
     "qwen2_5_vl": WholeModel(QWEN2_5_VL, _texts(_QWEN_TEXTS, qwen2_5_vl_text=_QWEN2_VL_TEXT)),
     "qwen3_vl": WholeModel(QWEN3_VL, _texts(_QWEN_TEXTS, qwen3_vl_text=replace(QWEN3, read=_qwen3_vl_text))),
     "llava": _LLAVA,
+    "llava_onevision": WholeModel(
+        _tower("llava_onevision", _read_onevision, _onevision_entries, _LLAVA_UNREAD, _TOWERS),
+        _texts(_LANGUAGE_MODELS, qwen2=QWEN2, llama=LLAMA, qwen3=QWEN3, mistral=MISTRAL),
+    ),
+    "internvl": WholeModel(
+        _tower("internvl", _read_internvl, _internvl_entries, r"vision_tower\.embeddings\.mask_token", _TOWERS[1::2]),
+        _texts(_LANGUAGE_MODELS, qwen2=QWEN2, llama=LLAMA, qwen3=QWEN3),
+    ),
     "gemma3": WholeModel(
         _tower("gemma3", _read_gemma3, _gemma3_entries, _READ_ALONE, _TOWERS),
         _texts(_LANGUAGE_MODELS, gemma3_text=GEMMA3),

@@ -1,0 +1,144 @@
+"""A step of a whole released model has the gradients of transformers' own forward and backward on the same samples."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from models.hf.tiny import normalised, randomise
+from models.hf.tiny_wholes import ONEVISION_GRIDS, WHOLES, gradients_as_checkpoint, save_released
+from program.conftest import Fleet
+from program.runtime_cases import Case, Degrees, Pool
+from torch import Tensor
+from torch.testing import assert_close
+
+from dataserver.dataset import Dataset
+from dataserver.planning.job.fields import Sizing
+from dataserver.planning.stream.samples import ROW_BITS
+from dataserver.planning.stream.tiles import num_parts
+from trainclient.client import Batch
+from trainclient.models.backbone_block import BackboneConfig
+from trainclient.models.encoder import EncoderConfig
+from trainclient.models.hf import load_pretrained
+from trainclient.models.patches import assemble_image
+
+IMAGE, VOCAB = 260, 300
+"""The image token of the tokenizer `bytes`, and more tokens than it has."""
+SQUARE = {"patch": 4, "merge": 2, "side": 24, "resampling": "bicubic"}
+GRIDS = {"choice": "pinpoints", "grids": ONEVISION_GRIDS, "max_tiles": 2}
+QWEN = {"rule": "qwen", "patch": 4, "merge": 2, "min_pixels": 256, "max_pixels": 1600}
+SIZINGS: dict[str, dict[str, Any]] = {
+    "internvl": {**SQUARE, "rule": "tiles", "tiles": {"choice": "aspect", "min_tiles": 1, "max_tiles": 3}},
+    "idefics3": {**SQUARE, "rule": "tiles", "tiles": {"choice": "edge", "longest_edge": 48}},
+    "onevision": {**SQUARE, "merge": 1, "rule": "tiles", "tiles": GRIDS},
+    "llava": {**SQUARE, "merge": 1, "rule": "crop"},
+    "gemma3": {**SQUARE, "rule": "square"},
+    "qwen2-vl": QWEN,
+    "qwen2.5-vl": QWEN,
+    "qwen3-vl": QWEN,
+}
+PIPELINED, COLOCATED = Degrees(1, 1, 2, 0), Degrees(2, 2, 1, 0, colocated=True)
+
+
+def make_folder(name: str, folder: Path) -> Any:
+    """A model in double precision with noise in every tensor, and its folder."""
+    config = WHOLES[name].config()
+    config.text_config.vocab_size = VOCAB
+    config.image_token_id = IMAGE
+    torch.manual_seed(0)
+    model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager")
+    randomise(model, 0)
+    save_released(name, model.double(), folder)
+    return model.eval()
+
+
+def parts_of(batch: Batch, sizing: Sizing) -> Iterator[tuple[tuple[int, int], list[Tensor]]]:
+    """Sample and number of each image of an encoder's view, and its parts, uint8 [height, width, 3] each."""
+    patches, grid, ends = (batch.tensors[name] for name in ("patches", "grid", "cu_patches"))
+    counts = np.ones(len(batch.items.sample), np.int64)
+    if sizing.tiles is not None:
+        counts = num_parts(batch.tensors["tiles"].numpy(), sizing.tiles)
+    part = 0
+    for sample, image, count in zip(batch.items.sample, batch.items.image, counts.tolist(), strict=True):
+        pictures = [
+            assemble_image(patches[ends[at] : ends[at + 1]], *grid[at].tolist(), sizing.patch, sizing.merge)
+            for at in range(part, part + count)
+        ]
+        yield (int(sample), int(image)), pictures
+        part += count
+
+
+def inputs_of(name: str, images: list[list[Tensor]], sizes: list[tuple[int, int]], ids: Tensor, encoder: Any) -> Any:
+    """What a model of transformers takes beside ids: for the parts of each image, and its width and height."""
+    parts = [part for image in images for part in image]
+    if not parts:
+        return {}
+    if name == "onevision":
+        pixels = [torch.stack([normalised(p, encoder.pixels, torch.float64) for p in image]) for image in images]
+        return {
+            "pixel_values": torch.nn.utils.rnn.pad_sequence(pixels, batch_first=True),
+            "image_sizes": torch.tensor([[height, width] for width, height in sizes]),
+            "batch_num_images": torch.tensor([len(images)]),
+        }
+    found = WHOLES[name].inputs(parts, encoder, ids)
+    kinds = (ids == IMAGE).long()
+    return {**found, **{key: kinds for key in ("token_type_ids", "mm_token_type_ids") if key in found}}
+
+
+def expected_gradients(name: str, model: Any, case: Case, folder: Path, data: Path) -> dict[str, Tensor]:
+    """By our names, of the mean loss of the targets of a job whose modules have one rank each."""
+    vision = load_pretrained(folder, kind=EncoderConfig).config
+    sizing, dataset = case.parsed.stream.sizing, Dataset.open(data)
+    for seen, said in zip(case.batches("vit", 0), case.batches("llm", 0), strict=True):
+        images = dict(parts_of(seen, sizing))
+        ends, ids, labels = (said.tensors[key].long() for key in ("cu_lengths", "token_ids", "labels"))
+        for at, sample in enumerate(said.items.sample.tolist()):
+            here, shard = slice(*ends[at : at + 2].tolist()), dataset.shards[sample >> ROW_BITS]
+            of_sample = [images[key] for key in sorted(images) if key[0] == sample]
+            refs = [shard.image(sample & ((1 << ROW_BITS) - 1), number) for number in range(len(of_sample))]
+            given = inputs_of(name, of_sample, [(r.width, r.height) for r in refs], ids[None, here], vision)
+            logits = model(input_ids=ids[None, here], attention_mask=torch.ones_like(ids[None, here]), **given).logits
+            loss = torch.nn.functional.cross_entropy(logits[0], labels[here], ignore_index=-100, reduction="sum")
+            (loss / said.text_tokens).backward()
+    gradients = gradients_as_checkpoint(name, model, folder.with_name("gradients"))
+    kinds = {"vit": EncoderConfig, "llm": BackboneConfig}
+    return {
+        f"{module}.{key}": value
+        for module, kind in kinds.items()
+        for key, value in load_pretrained(gradients, kind=kind).state.items()
+    }
+
+
+def compare(name: str, degrees: Degrees, fleet: Fleet, pool: Pool, folder: Path) -> None:
+    dataset = "pairs" if name == "onevision" else "docs"
+    options = {"sizing": SIZINGS[name], "seq_len": 480, "global_batch": 4, "generation": {"ratio": "0"}}
+    ours, one = fleet.pair_of_jobs(degrees, dataset=dataset, **options)
+    model = make_folder(name, folder / "model")
+    modules = {module: {"weights": str(folder / "model")} for module in ("vit", "llm")}
+    found = pool.run([Case("whole", fleet.address, ours, modules=modules)], folder)["whole"]
+    reference = Case("", fleet.address, one, modules=modules)
+    expected = expected_gradients(name, model, reference, folder / "model", fleet.folders[dataset])
+    assert found.keys() == expected.keys()
+    for key, gradient in found.items():
+        scale = float(expected[key].abs().max())
+        # transformers computes rotary angles and norms in single precision
+        assert_close(gradient, expected[key], rtol=1e-4, atol=1e-5 * max(1e-2, scale), msg=lambda m, k=key: f"{k}: {m}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_step_has_the_gradients_of_transformers(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
+    compare("internvl", PIPELINED, fleet, pool, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("degrees", [PIPELINED, COLOCATED], ids=["pipelined", "colocated"])
+@pytest.mark.parametrize("name", SIZINGS)
+def test_a_step_of_each_family_has_the_gradients_of_transformers(
+    name: str, degrees: Degrees, fleet: Fleet, pool: Pool, tmp_path: Path
+) -> None:
+    compare(name, degrees, fleet, pool, tmp_path)
