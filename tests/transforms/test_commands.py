@@ -19,6 +19,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return index(write_pairs(tmp_path_factory.mktemp("shards") / "pairs", 4, 2))
 
 
+@pytest.mark.long
 def test_lint_finds_transforms_that_fail_or_differ(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`counts` has a state, `once` takes chance from its process, `drifts` from the clock."""
     flags = ["tint=1.2.0", "counts=1.2.0", "raises=1.2.0", "shout=3.1", "once=3.1", "lengths=0.4", "drifts=0.4"]
@@ -38,6 +39,7 @@ def test_lint_finds_transforms_that_fail_or_differ(folder: Path, capsys: pytest.
     assert main(["lint", str(folder), "--verify-transforms", "tint=1.2.0"]) == 0
 
 
+@pytest.mark.long
 def test_bench_shows_what_transforms_cost(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--max-patches", "64", "--threads", "1", "--transform", 'tint=1.2.0:{"most":9}']
     assert main(["bench", str(folder), *flags]) == 0

@@ -33,6 +33,7 @@ def project() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_the_package_of_the_page_does_what_the_page_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

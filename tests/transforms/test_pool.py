@@ -89,7 +89,9 @@ def test_too_much_memory_says_nothing_about_the_image(mixed: TransformPool) -> N
         mixed.pixels(PIXELS, wanted("eats"), WORDS)
 
 
-@pytest.mark.parametrize("name", ["sleeps", "spins", "leaves"])
+@pytest.mark.parametrize(
+    "name", ["sleeps", *(pytest.param(name, marks=pytest.mark.long) for name in ("spins", "leaves"))]
+)
 def test_one_that_never_ends_is_killed_with_all_it_started(name: str) -> None:
     found = pool(name, "tint", timeout_s=1)
     found.check()
