@@ -23,13 +23,12 @@ from dataserver.planning import I64, U64
 _POINT: Final = 32
 """Binary digits of a position behind the point."""
 _SLOTS: Final = 32
-"""A slot has a shard, or this fraction of a window: so many shards are read again for each one that a slot takes."""
-
-
+"""A slot is one shard wide, or this fraction of a window: for each shard's worth of samples in it, the tables of about
+so many are looked at."""
 _CHANCE: Final = 16
 """Most samples lie within a window and this fraction of it."""
 PARTS: Final = 1 << 16
-"""Into which a shard is divided to say which of its rows are meant."""
+"""A shard is divided into so many to say which of its rows are meant."""
 
 
 class Part(NamedTuple):

@@ -76,12 +76,7 @@ def test_pieces_are_right_whoever_has_them(ranges: list[tuple[int, int]], failin
     assert here.read(pieces) == expected
     settle(here, there)
     assert here.read(pieces) == expected
-    assert all(BlockKey(store.name, INFO, n) not in here.held for n in (3, 5) if not crosses(pieces, n))
-
-
-def crosses(pieces: Sequence[Piece], number: int) -> bool:
-    """Whether a piece begins in the block before: that one's owner reads both."""
-    return any(piece.blocks[0].number == number - 1 and len(piece.blocks) > 1 for piece in pieces)
+    assert all(BlockKey(store.name, INFO, n) not in here.held for n in (1, 3, 5))
 
 
 def test_a_microbatch_is_one_call_to_each_owner() -> None:
@@ -114,3 +109,17 @@ def test_a_server_reads_its_own_blocks_ahead_alone() -> None:
     here.need("job", {BlockKey(store.name, INFO, number): store for number in range(6)})
     settle(here, there)
     assert sorted(start // BLOCK_BYTES for start, _ in store.asked) == [0, 2, 4]
+
+
+def test_a_piece_in_two_blocks_is_asked_of_both_owners() -> None:
+    store, here, there = Store(), Blocks(), Blocks()
+    here.use_owners(Odd(there))
+    across = Piece(store, INFO, BLOCK_BYTES - 10, 30)
+    for ahead in (True, False):
+        if ahead:
+            here.read_ahead([across])
+        assert here.read([across]) == [bytes([byte_of(0)]) * 10 + bytes([byte_of(1)]) * 20]
+    settle(here, there)
+    keys = [BlockKey(store.name, INFO, number) for number in (0, 1)]
+    assert [key in here.held for key in keys] == [True, False]
+    assert [key in there.held for key in keys] == [False, True]

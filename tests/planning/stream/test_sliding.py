@@ -28,7 +28,7 @@ def sliding(num_shards: int, samples: int, window: int, batch: int, **stream: ob
 )
 @pytest.mark.parametrize("packed", [False, True])
 def test_every_sample_comes_once_an_epoch(num_shards: int, window: int, packed: bool) -> None:
-    batch = 16 if window < 64 else 256
+    batch = 16 if window < 64 else 512
     data = sliding(num_shards, 6, window, batch, packing={"enabled": packed}, seq_len=512)
     found = Counter(sample for step in range(data.order.num_steps) for sample in data.ids(step))
     expected = {(0, e, s << 32 | r) for e in (0, 1) for s, t in enumerate(data.tables[0]) for r in t.row.tolist()}

@@ -1,0 +1,51 @@
+"""A short soak, and what its report says of figures that are not flat."""
+
+import json
+from pathlib import Path
+
+import pytest
+from benchmarks.range_server import State
+from serving.harness import index
+from shards import write_pairs
+from soak.report import SPARE_MIB, Report, Usage, write_report
+from soak.soaking import behind_a_relay, soak
+from stores import no_stores, stores
+
+__all__ = ["no_stores", "stores"]
+
+
+SEED = 50
+"""Its faults end no server: a new process takes seconds to begin, and `tests/faults/test_schedules.py` ends many."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_thirty_seconds_of_faults_leave_every_digest(stores: tuple[State, str], tmp_path: Path) -> None:
+    state, address = stores
+    local = index(write_pairs(tmp_path / "local", 60, 20, seed=1, median_size=120))
+    state.put_folder("/bucket/laion", write_pairs(tmp_path / "remote", 60, 20, seed=2, median_size=120))
+    report = Report(seconds=30, seed=SEED)
+    with behind_a_relay(address) as store:
+        folders = {"local": local, "s3": index(Path("s3://bucket/laion"))}
+        soak(folders, tmp_path, store, report, pause_s=2.5, servers=2)
+    assert report.problems() == [], report.text()
+    assert report.microbatches > 30
+    assert sum(report.faults.values()) >= 3
+
+
+def usages(*rss_mib: float) -> list[Usage]:
+    return [Usage(at, rss, 10, 10) for at, rss in enumerate(rss_mib)]
+
+
+def test_a_report_names_what_grows_and_what_is_wrong(tmp_path: Path) -> None:
+    flat = Report(1, 0, server=usages(50, 90, 100, 100, 101, 100), readers=usages(*[10] * 6))
+    assert flat.problems() == []
+    grown = Report(1, 0, server=usages(50, 90, 100, 100, 140, 101 + SPARE_MIB * 2), readers=usages(*[10] * 6))
+    assert [problem.split(":")[0] for problem in grown.problems()] == ["server"]
+    wrong = Report(1, 0, wrong=["('vit', 0) ended"], stalls=2, server=usages(*[1] * 6), readers=usages(*[1] * 6))
+    assert wrong.problems() == ["('vit', 0) ended", "2 stalls"]
+    assert "Verdict: ('vit', 0) ended; 2 stalls." in wrong.text()
+    written = Report(60, 5, faults={"kill": 2}, server=usages(*[1] * 6), readers=usages(*[1] * 6))
+    write_report(written, tmp_path / "r.md")
+    assert "scripts/soak --minutes 1 --seed 5" in (tmp_path / "r.md").read_text()
+    assert json.loads((tmp_path / "r.json").read_text())["faults"] == {"kill": 2}
