@@ -37,7 +37,12 @@ def their_square(model: Any, images: list[torch.Tensor], pixels: str, dtype: tor
     for image in images:
         sized = image.shape[:2] == (24, 24)
         values = normalised(image, pixels, dtype)[None]
-        out = model(pixel_values=values, interpolate_pos_encoding=not sized).last_hidden_state[0]
+        is_dino = model.config.model_type.startswith("dino")
+        options = {} if is_dino else {"interpolate_pos_encoding": not sized}
+        out = model(pixel_values=values, **options).last_hidden_state[0]
+        if is_dino:
+            found.append(out[1 + getattr(model.config, "num_register_tokens", 0) :])
+            continue
         is_clip = model.config.model_type.startswith("clip")
         found.append(norm_of(model)(out[1:]) if is_clip else out)
     return found
@@ -66,6 +71,8 @@ def test_features_are_those_of_transformers(name: str, dtype: torch.dtype, tmp_p
     assert missing == ["merger.up.weight", "merger.up.bias", "merger.down.weight", "merger.down.bias"]
     images = pictures([(6, 6), (4, 10), (6, 6), (2, 2)], PATCH)
     bound = 1e-5 if dtype == torch.float32 else 1e-11
+    if name.startswith("dino"):  # transformers scales its positions in float32
+        bound = max(bound, 1e-6)
     expected = their_square(theirs, images, found.config.pixels, dtype)
     for made, wanted in zip(our_features(ours, images, 2), expected, strict=True):
         torch.testing.assert_close(made, wanted, rtol=bound, atol=bound)
@@ -74,7 +81,8 @@ def test_features_are_those_of_transformers(name: str, dtype: torch.dtype, tmp_p
     again, report = class_named(TOWERS[name][1]).from_pretrained(
         tmp_path / "back", dtype=dtype, output_loading_info=True
     )
-    assert not report["missing_keys"]
+    masks = {"embeddings.mask_token"} if name == "dinov2 with registers" else set()
+    assert report["missing_keys"] == masks, "used by its first training alone, and by no model of ours"
     assert not report["unexpected_keys"]
     for made, wanted in zip(their_square(again.eval(), images, found.config.pixels, dtype), expected, strict=True):
         torch.testing.assert_close(made, wanted, rtol=bound, atol=bound)
@@ -245,8 +253,8 @@ def test_mean_and_deviation_that_are_none(changes: dict[str, object], message: s
         ("qwen2-vl", {"num_heads": 3}, "num_heads is 3; heads of embed_dim, 32, in a multiple of 4"),
         (
             "qwen2-vl",
-            {"model_type": "dinov2"},
-            "'dinov2'; it cannot be trained here: its layers are scaled",
+            {"model_type": "dinov3_vit"},
+            "'dinov3_vit'; it cannot be trained here: its patches are rotated",
         ),
         ("qwen2-vl", {"depth": 2}, "no qwen2_vl_vision has, such as blocks.2."),
     ],

@@ -53,10 +53,14 @@ SQUARE = {
     "image_size": 24,
     "patch_size": 4,
 }
+DINO = {name: value for name, value in SQUARE.items() if name != "intermediate_size"} | {"mlp_ratio": 2}
 TOWERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "clip": ("CLIPVisionConfig", "CLIPVisionModel", SQUARE),
     "siglip": ("SiglipVisionConfig", "SiglipVisionModel", SQUARE),
     "siglip with gelu": ("SiglipVisionConfig", "SiglipVisionModel", {**SQUARE, "hidden_act": "gelu"}),
+    "dinov2": ("Dinov2Config", "Dinov2Model", {**DINO, "use_mask_token": False}),
+    "dinov2, gated": ("Dinov2Config", "Dinov2Model", {**DINO, "mlp_ratio": 4, "use_swiglu_ffn": True}),
+    "dinov2 with registers": ("Dinov2WithRegistersConfig", "Dinov2WithRegistersModel", DINO),
     "qwen2-vl": (
         "Qwen2VLVisionConfig",
         "Qwen2VisionTransformerPretrainedModel",

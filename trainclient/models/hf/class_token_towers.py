@@ -1,13 +1,14 @@
-"""Vision towers with a class token and scaled layers: InternVL's."""
+"""Vision towers with a class token and scaled layers: InternVL's, and DINOv2 with and without registers."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 from torch import Tensor
 
 from trainclient.models.encoder import EncoderConfig
 from trainclient.models.hf.fields import MAX_LAYERS, Fields
-from trainclient.models.hf.mapping import Entry, linear, norm, vector
-from trainclient.models.hf.towers import ACTIVATIONS, pixels_first, side
+from trainclient.models.hf.mapping import Alone, Entry, Family, linear, norm, stacked, vector
+from trainclient.models.hf.towers import ACTIVATION_NAMES, ACTIVATIONS, pixels_first, require_sizes, side
 
 
 def read_internvit(fields: Fields, **changes: Any) -> EncoderConfig:
@@ -75,6 +76,124 @@ def internvit_entries(config: EncoderConfig) -> list[Entry]:
             vector(f"{ours}.mlp_scale", f"{theirs}.lambda_2", width),
         ]
     return found
+
+
+def _read_dino(fields: Fields, whole: Fields) -> EncoderConfig:
+    """Sizes of DINOv2; its MLPs are gated in the largest."""
+    del whole
+    fields.require("num_channels", 3, "images are RGB")
+    for name in ("attention_probs_dropout_prob", "hidden_dropout_prob", "drop_path_rate"):
+        fields.require(name, 0, "our tower drops nothing out")
+    patch, width = side(fields, "patch_size", 14), fields.integer("hidden_size", 768)
+    gated = fields.flag("use_swiglu_ffn", default=False)
+    mlp_width = width * fields.integer("mlp_ratio", 4)
+    registers = fields.integer("num_register_tokens", 4, 64) if _has_registers(fields) else 0
+    return EncoderConfig(
+        layers=fields.integer("num_hidden_layers", 12, MAX_LAYERS),
+        width=width,
+        heads=fields.integer("num_attention_heads", 12),
+        mlp_width=(int(mlp_width * 2 / 3) + 7) // 8 * 8 if gated else mlp_width,
+        patch=patch,
+        merge=1,
+        output_dim=width,
+        norm_eps=fields.number("layer_norm_eps", 1e-6),
+        activation="silu" if gated else fields.choice("hidden_act", ACTIVATIONS, "gelu"),
+        pixels="imagenet",
+        position_grid=side(fields, "image_size", 224) // patch,
+        position_scaling="smooth" if registers else None,
+        class_token=True,
+        class_norm=False,
+        registers=registers,
+        query_bias=fields.flag("qkv_bias", default=True),
+        layer_scale=True,
+        gated=gated,
+    )
+
+
+def _has_registers(fields: Fields) -> bool:
+    return fields.data.get("model_type") == "dinov2_with_registers"
+
+
+def _dino_entries(config: EncoderConfig) -> list[Entry]:
+    width, hidden, bias = config.width, config.mlp_width, config.query_bias
+    found = token_entries(config)
+    if config.registers:
+        shape = (1, config.registers, width)
+        found.append(
+            Entry(
+                {"register_embed": config.registers},
+                "embeddings.register_tokens",
+                shape,
+                lambda t: t.reshape(shape[1:]),
+                lambda t: t.view(shape),
+            )
+        )
+    for number in range(config.layers):
+        ours, theirs = f"layers.{number}", f"encoder.layer.{number}"
+        found += [
+            *norm(f"{ours}.attention_norm", f"{theirs}.norm1", width),
+            *linear(f"{ours}.attention.query", f"{theirs}.attention.attention.query", width, width, bias=bias),
+            *linear(f"{ours}.attention.key", f"{theirs}.attention.attention.key", width, width, bias=bias),
+            *linear(f"{ours}.attention.value", f"{theirs}.attention.attention.value", width, width, bias=bias),
+            *linear(f"{ours}.attention.output", f"{theirs}.attention.output.dense", width, width, bias=True),
+            vector(f"{ours}.attention_scale", f"{theirs}.layer_scale1.lambda1", width),
+            *norm(f"{ours}.mlp_norm", f"{theirs}.norm2", width),
+            vector(f"{ours}.mlp_scale", f"{theirs}.layer_scale2.lambda1", width),
+        ]
+        if config.gated:
+            halves = {f"{ours}.mlp.gate": hidden, f"{ours}.mlp.up": hidden}
+            found += stacked(halves, f"{theirs}.mlp.weights_in", width, bias=True)
+            found += linear(f"{ours}.mlp.down", f"{theirs}.mlp.weights_out", width, hidden, bias=True)
+        else:
+            found += linear(f"{ours}.mlp.up", f"{theirs}.mlp.fc1", hidden, width, bias=True)
+            found += linear(f"{ours}.mlp.down", f"{theirs}.mlp.fc2", width, hidden, bias=True)
+    return [*found, *norm("merger_norm", "layernorm", width)]
+
+
+def _write_dino(config: EncoderConfig) -> dict[str, Any]:
+    require_sizes(config, "dinov2", patch_bias=True, rms_norms=False)
+    ratio = 4 if config.gated else config.mlp_width // config.width
+    wanted = (int(ratio * config.width * 2 / 3) + 7) // 8 * 8 if config.gated else ratio * config.width
+    require_sizes(config, "dinov2", mlp_width=wanted)
+    return {
+        "hidden_act": "gelu" if config.gated else ACTIVATION_NAMES[config.activation],
+        "hidden_size": config.width,
+        "image_size": config.position_grid * config.patch,
+        "layer_norm_eps": config.norm_eps,
+        "mlp_ratio": ratio,
+        "num_attention_heads": config.heads,
+        "num_channels": 3,
+        "num_hidden_layers": config.layers,
+        "patch_size": config.patch,
+        "qkv_bias": config.query_bias,
+        "use_mask_token": False,
+        "use_swiglu_ffn": config.gated,
+        **({"num_register_tokens": config.registers} if config.registers else {}),
+    }
+
+
+def _dino(name: str, architecture: str, suits: Callable[[EncoderConfig], bool]) -> Family[EncoderConfig]:
+    return Family(
+        name,
+        EncoderConfig,
+        _read_dino,
+        _dino_entries,
+        r"embeddings\.mask_token",
+        alone=Alone(architecture, _write_dino, lambda c: c.layer_scale and c.is_bare and suits(c), _dino_processor),
+    )
+
+
+def _dino_processor(config: EncoderConfig, max_patches: int | None) -> dict[str, Any]:
+    del max_patches
+    edge = config.position_grid * config.patch
+    crop = {"do_center_crop": True, "crop_size": {"height": edge, "width": edge}}
+    return {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": edge}, "resample": 3, **crop}
+
+
+DINOV2: Final = _dino("dinov2", "Dinov2Model", lambda config: not config.registers)
+DINOV2_REGISTERS: Final = _dino(
+    "dinov2_with_registers", "Dinov2WithRegistersModel", lambda config: config.registers > 0
+)
 
 
 def _flat(tensor: Tensor) -> Tensor:

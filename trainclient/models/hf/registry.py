@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from trainclient.models.hf.audio_towers import QWEN2_AUDIO, WHISPER
 from trainclient.models.hf.backbones import LLAMA, MISTRAL, QWEN2, QWEN3
+from trainclient.models.hf.class_token_towers import DINOV2, DINOV2_REGISTERS
 from trainclient.models.hf.fields import Fields
 from trainclient.models.hf.files import PretrainedError
 from trainclient.models.hf.gemma import GEMMA3
@@ -25,6 +26,8 @@ FAMILIES: Final[Mapping[str, Family[Any]]] = MappingProxyType(
         "clip_vision_model": CLIP,
         "siglip": SIGLIP,
         "siglip_vision_model": SIGLIP,
+        "dinov2": DINOV2,
+        "dinov2_with_registers": DINOV2_REGISTERS,
         "qwen2_vl_vision": QWEN2_VL,
         "whisper": WHISPER,
         "qwen2_audio": QWEN2_AUDIO,
@@ -56,9 +59,7 @@ REFUSED: Final[Mapping[str, str]] = MappingProxyType(
         "mllama": "its text attends to images across, and our backbones take images as tokens",
         "paligemma": "its prompt is seen both ways, and our backbones are causal",
         **dict.fromkeys(("siglip2", "siglip2_vision_model"), "its positions are scaled with antialiasing"),
-        **dict.fromkeys(
-            ("dinov2", "dinov2_with_registers", "dinov3_vit"), "its layers are scaled, and it has register tokens"
-        ),
+        "dinov3_vit": "its patches are rotated by their share of the side, and its class token and registers are not",
         "qwen2_5_omni": "its audio tower attends within chunks of two seconds, and ours to whole clips",
     }
 )

@@ -186,7 +186,7 @@ CLIP: Final = Family(
     Alone(
         "CLIPVisionModel",
         _write_clip,
-        lambda config: config.class_token and config.is_bare,
+        lambda config: config.class_token and config.class_norm and config.is_bare,
         _clip_processor,
     ),
 )
