@@ -15,19 +15,23 @@ from dataserver.dataset import ImageRef
 from dataserver.images import DrawnTransform, ImageFault, ImageShape, decode_patches
 from dataserver.images import fault_of as image_fault_of
 from dataserver.planning.job.fields import Sizing, served_frames
-from dataserver.planning.stream.item_sizes import audio_sizing
+from dataserver.planning.stream.item_sizes import audio_sizing, video_sizing
+from dataserver.planning.stream.samples import AUDIO, IMAGE, VIDEO
+from dataserver.video import FrameGrid, VideoShape, decode_frames, video_fault_of
 
 
 class Item(NamedTuple):
-    """What a plan says of an image or a clip."""
+    """What a plan says of an image, a clip or a video."""
 
     rows: int
     columns: int
-    """Of its grid."""
+    """Of its grid, as in `StepSamples`."""
     drawn: tuple[DrawnTransform, ...]
     """Transforms of an image."""
     tiles: tuple[int, int] = (0, 0)
     """Rows and columns of tiles that an image is cut into."""
+    depth: int = 1
+    """Groups of frames of a video."""
 
 
 Array = NDArray[Any]
@@ -51,13 +55,30 @@ def _decode_clip(data: bytes, ref: ImageRef, item: Item, sizing: Sizing, out: Ar
     return decode_mel(data, AudioShape(ref.width, ref.height, ref.orientation), audio, out)
 
 
-DECODERS: Final[Mapping[bool, Decode]] = MappingProxyType({False: _decode_image, True: _decode_clip})
-"""By whether the item is a clip (`ImageRef.is_audio`)."""
+def _decode_video(data: bytes, ref: ImageRef, item: Item, sizing: Sizing, out: Array | None) -> bool:
+    video = video_sizing(sizing)
+    if out is None:
+        out = np.empty((item.rows * item.columns, video.temporal_patch * sizing.patch**2 * 3), np.uint8)
+    grid = FrameGrid(item.depth, item.rows // item.depth, item.columns)
+    return decode_frames(data, _video_shape(ref), grid, sizing.of_frames, video, out)
+
+
+def _video_shape(ref: ImageRef) -> VideoShape:
+    return VideoShape(ref.frames, ref.microseconds, ref.width, ref.height, ref.orientation)
+
+
+DECODERS: Final[Mapping[int, Decode]] = MappingProxyType(
+    {IMAGE: _decode_image, AUDIO: _decode_clip, VIDEO: _decode_video}
+)
+"""By the number of what the item is (`ImageRef.modality`)."""
 
 
 def fault_of(data: bytes, ref: ImageRef) -> ImageFault | None:
-    """Say why servers deliver an image or a clip as invalid, or only a part of it; None where they deliver it whole."""
-    if not ref.is_audio:
+    """Say why servers deliver an item as invalid, or only a part of it; None where they deliver it whole."""
+    if ref.is_image:
         return image_fault_of(data, ref)
-    why = audio_fault_of(data, AudioShape(ref.width, ref.height, ref.orientation))
+    if ref.is_audio:
+        why = audio_fault_of(data, AudioShape(ref.width, ref.height, ref.orientation))
+    else:
+        why = video_fault_of(data, _video_shape(ref))
     return None if why is None else ImageFault(why, is_served=False)

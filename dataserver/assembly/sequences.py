@@ -27,12 +27,12 @@ from numpy.typing import NDArray
 from dataserver.assembly.image_runs import ImageRun, image_runs, run_tokens
 from dataserver.dataset import IMAGE, TEXT, ChatParts, TokenizedDocument
 from dataserver.planning import I32, I64
-from dataserver.planning.job.fields import Stream
+from dataserver.planning.job.fields import MICROSECONDS, Stream, VideoSizing, sampled_frames
 from dataserver.planning.plan.naming import sample_name
 from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.plan.rotary_positions import rotary_positions
 from dataserver.planning.plan.views import ViewPlan
-from dataserver.planning.stream.item_sizes import item_tokens
+from dataserver.planning.stream.item_sizes import VideoLengths, item_tokens, video_sizing
 from dataserver.planning.stream.samples import AUDIO, StepSamples, Task, ranges
 
 IGNORED: Final = -100
@@ -111,7 +111,9 @@ def backbone_arrays(
     return {name: array.astype(np.int32) for name, array in arrays.items()}
 
 
-def backbone_rotary_positions(stream: Stream, samples: StepSamples, items: I64, arrays: Mapping[str, I32]) -> I32:
+def backbone_rotary_positions(
+    stream: Stream, samples: StepSamples, items: I64, arrays: Mapping[str, I32], lengths: VideoLengths | None = None
+) -> I32:
     """Positions in time, height and width of each token, int32 [3, T].
 
     Args:
@@ -119,18 +121,39 @@ def backbone_rotary_positions(stream: Stream, samples: StepSamples, items: I64, 
         samples: those of the step.
         items: int64 [k]: indices into them of the view's samples.
         arrays: what `backbone_arrays` made of them.
+        lengths: of `understood_images`, where videos have a rate of positions.
     """
-    understood = items[samples.task[items] == Task.UNDERSTANDING]
-    first = samples.image_offsets[understood]
-    index = ranges(first, samples.image_offsets[understood + 1] - first)
+    index = understood_images(samples, items)
     grid = np.stack([samples.image_rows[index], samples.image_columns[index]], axis=1).astype(np.int64)
     positions, ends, slots = (arrays[n].astype(np.int64) for n in ("position_ids", "cu_lengths", "embedding_slots"))
+    times = _times(samples, index, video_sizing(stream.sizing), lengths)
     if samples.image_modality is not None:  # clips have the positions of text
         is_image = samples.image_modality[index] != AUDIO
         slots = slots[np.repeat(is_image, item_tokens(samples, stream.sizing)[index])]
-        grid = grid[is_image]
-    found = rotary_positions(positions, ends, slots, grid // stream.sizing.merge)
+        grid, times = grid[is_image], None if times is None else times[is_image]
+    found = rotary_positions(positions, ends, slots, grid // stream.sizing.merge, times)
     return found.astype(np.int32)
+
+
+def _times(samples: StepSamples, index: I64, sizing: VideoSizing, lengths: VideoLengths | None) -> I64 | None:
+    """How images go on along the axis of time, int64 [k, 3], as `rotary_positions` wants it; None without videos."""
+    depths = samples.depths(index)
+    if depths is None:
+        return None
+    times = np.stack([depths, np.ones_like(depths), np.ones_like(depths)], axis=1)
+    if sizing.positions_per_second is not None and lengths is not None:
+        for n in np.flatnonzero(lengths.frames).tolist():
+            frames, taken = int(lengths.frames[n]), int(lengths.microseconds[n])
+            step = sizing.positions_per_second * sizing.temporal_patch * taken
+            times[n, 1:] = step, sampled_frames(frames, taken, sizing) * MICROSECONDS
+    return times
+
+
+def understood_images(samples: StepSamples, items: I64) -> I64:
+    """The images of those of some samples that are understood. int64 [k], indices into those of the step."""
+    understood = items[samples.task[items] == Task.UNDERSTANDING]
+    first = samples.image_offsets[understood]
+    return ranges(first, samples.image_offsets[understood + 1] - first)
 
 
 def text_arrays(

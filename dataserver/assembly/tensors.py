@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from dataserver.assembly.image_runs import image_runs
 from dataserver.images import U8
 from dataserver.planning import I64
-from dataserver.planning.job.fields import AudioSizing, ModuleKind, Sizing, served_frames
+from dataserver.planning.job.fields import AudioSizing, Modality, ModuleKind, Sizing, served_frames
 from dataserver.planning.job.spec import JobSpec
 from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.plan.views import ViewPlan, aligned
-from dataserver.planning.stream.item_sizes import audio_sizing
+from dataserver.planning.stream.item_sizes import audio_sizing, video_sizing
 from dataserver.planning.stream.samples import StepSamples, Task
 from dataserver.planning.stream.tiles import LAYOUT
 
@@ -95,7 +95,7 @@ def _shapes(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> _Shapes:
         return _backbone_shapes(spec, plan, view)
     if view.holds_samples:
         return _text_shapes(plan, view)
-    return _audio_shapes(spec, plan, view) if view.reads_audio else _image_shapes(spec, plan, view)
+    return _audio_shapes(spec, plan, view) if view.reads is Modality.AUDIO else _image_shapes(spec, plan, view)
 
 
 def _text_shapes(plan: StepPlan, view: ViewPlan) -> _Shapes:
@@ -127,11 +127,13 @@ def _backbone_shapes(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> _Shapes:
 
 def _image_shapes(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> _Shapes:
     total = int(num_patches(plan.samples, view.items).sum())
-    if spec.stream.sizing.tiles is not None:
+    is_video = view.reads is Modality.VIDEO
+    frames = video_sizing(spec.stream.sizing).temporal_patch if is_video else 1
+    if spec.stream.sizing.tiles is not None and not is_video:
         return _tiled_shapes(spec.stream.sizing, plan.samples, view, total)
     shapes: _Shapes = [
-        ("patches", _U8, (total, spec.stream.sizing.patch**2 * 3)),
-        ("grid", _I32, (view.num_items, 2)),
+        ("patches", _U8, (total, frames * spec.stream.sizing.patch**2 * 3)),
+        ("grid", _I32, (view.num_items, 3 if is_video else 2)),
         ("cu_patches", _I32, (view.num_items + 1,)),
     ]
     if view.kind is ModuleKind.GENERATOR:

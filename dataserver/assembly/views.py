@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, repeat
 from typing import Any, Final
 
 import numpy as np
@@ -20,18 +20,24 @@ from numpy.typing import NDArray
 
 from dataserver.assembly.decoders import DECODERS, Item
 from dataserver.assembly.image_transforms import draw_transforms
-from dataserver.assembly.sequences import IGNORED, backbone_arrays, backbone_rotary_positions, text_arrays
+from dataserver.assembly.sequences import (
+    IGNORED,
+    backbone_arrays,
+    backbone_rotary_positions,
+    text_arrays,
+    understood_images,
+)
 from dataserver.assembly.tensors import TensorSpec, clip_ends, num_patches, total_bytes
 from dataserver.dataset import Dataset, Shard, printable, texts_key
 from dataserver.images import U8
 from dataserver.planning import I32, I64, Bool
-from dataserver.planning.job.fields import ModuleKind, Sizing
+from dataserver.planning.job.fields import Modality, ModuleKind, Sizing
 from dataserver.planning.job.spec import JobSpec, ValidityPolicy
 from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.plan.views import ViewPlan
 from dataserver.planning.stream.captions import captions_of
-from dataserver.planning.stream.item_sizes import audio_sizing, item_tokens
-from dataserver.planning.stream.samples import ROW_BITS, StepSamples
+from dataserver.planning.stream.item_sizes import VideoLengths, audio_sizing, item_tokens, video_sizing
+from dataserver.planning.stream.samples import ROW_BITS, VIDEO, StepSamples
 from dataserver.transforms import NO_TRANSFORMS, Pixels, TransformUnavailableError
 
 IMAGES_PER_TASK: Final = 8
@@ -138,7 +144,10 @@ def prepare_view(
     if view.holds_samples:
         arrays = _sequences(spec, plan, view, datasets) if tensors else {}
         if "rotary_positions" in by_name:
-            arrays["rotary_positions"] = backbone_rotary_positions(spec.stream, plan.samples, view.items, arrays)
+            lengths = _video_lengths(spec, plan.samples, view, datasets)
+            arrays["rotary_positions"] = backbone_rotary_positions(
+                spec.stream, plan.samples, view.items, arrays, lengths
+            )
         counts = np.diff(plan.samples.image_offsets)[view.items]
     else:
         arrays = _offsets(spec, plan, view)
@@ -192,20 +201,36 @@ def _sequences(
     return assemble(spec.stream, plan, view, documents)
 
 
+def _video_lengths(
+    spec: JobSpec, samples: StepSamples, view: ViewPlan, datasets: Sequence[Dataset]
+) -> VideoLengths | None:
+    """What the index says of the videos of a view of samples, where positions depend on it."""
+    if samples.image_modality is None or video_sizing(spec.stream.sizing).positions_per_second is None:
+        return None
+    index = understood_images(samples, view.items)
+    lengths = VideoLengths(np.zeros(len(index), np.int32), np.zeros(len(index), np.int64))
+    for n in np.flatnonzero(samples.image_modality[index] == VIDEO).tolist():
+        of, number = (int(found[0]) for found in samples.locate(index[n : n + 1]))
+        shard, row = divmod(int(samples.sample[of]), 1 << ROW_BITS)
+        ref = datasets[int(samples.dataset[of])].shards[shard].image(row, number)
+        lengths.frames[n], lengths.microseconds[n] = ref.frames, ref.microseconds
+    return lengths
+
+
 def _offsets(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> dict[str, NDArray[np.int32]]:
-    """What a view of images holds beside pixels, and a view of clips beside spectrograms."""
+    """What a view of images or videos holds beside pixels, and a view of clips beside spectrograms."""
     samples = plan.samples
-    if view.reads_audio:
+    if view.reads is Modality.AUDIO:
         lengths = (samples.image_columns[view.items], item_tokens(samples, spec.stream.sizing)[view.items])
         positions, rows = (np.concatenate([[0], np.cumsum(n, dtype=np.int64)]) for n in lengths)
         frames = clip_ends(audio_sizing(spec.stream.sizing), samples, view.items)
         ends = {"cu_frames": frames, "cu_positions": positions, "cu_rows": rows}
         return {name: array.astype(np.int32) for name, array in ends.items()}
-    if samples.image_layout is not None:
+    if samples.image_layout is not None and view.reads is Modality.IMAGE:
         return _tiled_offsets(spec.stream.sizing, samples, samples.image_layout, view.items)
     conditions = np.arange(view.num_items + 1) * spec.stream.generation.query_tokens
     return {
-        "grid": np.stack([samples.image_rows[view.items], samples.image_columns[view.items]], axis=1),
+        "grid": _grid(samples, view),
         "cu_patches": np.concatenate([[0], np.cumsum(num_patches(samples, view.items))]).astype(np.int32),
         "loss_mask": np.zeros(view.num_items, np.int32),
         "condition_offsets": conditions.astype(np.int32),
@@ -224,6 +249,15 @@ def _tiled_offsets(sizing: Sizing, samples: StepSamples, layouts: I32, items: I6
         "tiles": layouts[items],
         "cu_rows": np.concatenate([[0], np.cumsum(rows)]).astype(np.int32),
     }
+
+
+def _grid(samples: StepSamples, view: ViewPlan) -> I32:
+    """Rows and columns of each image, int32 [k, 2]; groups of frames, and rows and columns of each, int32 [k, 3]."""
+    rows, columns = samples.image_rows[view.items], samples.image_columns[view.items]
+    if view.reads is not Modality.VIDEO:
+        return np.stack([rows, columns], axis=1)
+    depths = np.ones_like(rows) if samples.image_depths is None else samples.image_depths[view.items]
+    return np.stack([depths, rows // depths, columns], axis=1)
 
 
 def _image_tasks(
@@ -245,12 +279,13 @@ def _image_tasks(
     tiles = [(0, 0)] * len(rows)
     if samples.image_layout is not None:
         tiles = list(map(tuple, samples.image_layout[images.index, :2].tolist()))
+    depths = samples.depths(images.index)
     drawn = draw_transforms(spec.stream, samples, list(zip(of.tolist(), number.tolist(), strict=True)), installed)
     decoding = _Decoding(
         sizing=spec.stream.sizing,
         sources=[(datasets[d], datasets[d].shards[s]) for d, s in zip(dataset.tolist(), shard.tolist(), strict=True)],
         places=list(zip(row.tolist(), number.tolist(), strict=True)),
-        items=list(map(Item, rows, columns, drawn, tiles)),
+        items=list(map(Item, rows, columns, drawn, tiles, repeat(1) if depths is None else depths.tolist())),
         out=None if target is None else _parts_of(spec, samples, images.index, target),
         valid=images.valid,
     )
@@ -271,7 +306,7 @@ def _parts_of(spec: JobSpec, samples: StepSamples, items: I64, target: NDArray[A
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Decoding:
-    """What the tasks of a view share: of each of its k images or clips, where it is stored and where its rows go."""
+    """What the tasks of a view share: of each of its k items, where it is stored and where its rows go."""
 
     sizing: Sizing
     sources: list[tuple[Dataset, Shard]]
@@ -305,7 +340,7 @@ class _Decoding:
         for n, ref, data in zip(chosen, refs, encoded, strict=True):
             out = None if self.out is None else self.out[n]
             try:
-                self.valid[n] = DECODERS[ref.is_audio](data, ref, self.items[n], self.sizing, out)
+                self.valid[n] = DECODERS[ref.modality](data, ref, self.items[n], self.sizing, out)
             except TransformUnavailableError as error:
                 shard, row = self.sources[n][1], self.places[n][0]
                 where = f"shard {shard.name}, sample {printable(shard.keys()[row])}"

@@ -28,6 +28,7 @@ from dataserver.dataset import (
     SeveralImages,
     TextOnly,
     TruncatedImages,
+    VideoMembers,
     build_index,
     count_chats,
     count_tokens,
@@ -38,6 +39,7 @@ from dataserver.dataset import (
 from dataserver.jobs import Rules, index_statistics
 from dataserver.planning.job.fields import Sizing
 from dataserver.planning.stream.captions import CHAT_PREFIX, Captions, text_key
+from dataserver.video import require_video
 
 MAX_PARTS: Final = 4096
 PUBLISH_EVERY_S: Final = 60.0
@@ -72,6 +74,7 @@ def index(
     audio: Literal["ignore", "serve"] = "ignore",
     conversations: Literal["document", "chat"] = "document",
     transform: Transforms = (),
+    video: Literal["ignore", "serve"] = "ignore",
 ) -> None:
     """Index datasets, count their tokens, and print their fingerprints.
 
@@ -104,6 +107,8 @@ def index(
             template of each --tokenizer NAME=FOLDER renders: then only answers are learned.
         transform: Installed transform of metadata or text, NAME=VERSION or NAME=VERSION:OPTIONS with an object of JSON;
             may be repeated. Tokens are counted without those of text, and with all of them in this order.
+        video: Members that are videos (.mp4, .mov, .webm, .mkv): ignore them, or serve them as parts of their samples,
+            which needs the extra `video` here and on servers.
     """
     if not paths:
         raise ValueError("no dataset is named; give at least one folder of shards")
@@ -125,11 +130,13 @@ def index(
         images_root,
         audio=AudioMembers(audio),
         conversations=Conversations(conversations),
+        video=VideoMembers(video),
     )
-    if rules.audio is AudioMembers.SERVE:
-        require_audio()
-        if conversations == "chat":
-            raise ValueError("--conversations chat has images, and no audio yet; leave --audio serve out")
+    for name, is_served, require in (("audio", audio, require_audio), ("video", video, require_video)):
+        if is_served == "serve":
+            require()
+            if conversations == "chat":
+                raise ValueError(f"--conversations chat has images, and no {name} yet; leave --{name} serve out")
     chats = [open_chat(found) for found in tokenizers if found.name != BYTES] if conversations == "chat" else []
     if conversations == "chat" and not chats:
         raise ValueError("--conversations chat needs a chat template; give --tokenizer NAME=FOLDER of a chat model")

@@ -80,7 +80,7 @@ def sampled(dataset: Dataset, num_samples: int, sizing: Sizing) -> list[Sample]:
     found = []
     for shard, row in spread_evenly(dataset, num_samples):
         first, end = shard.sizes().image_offsets[row : row + 2].tolist()
-        refs = [ref for ref in shard.images((row, i) for i in range(end - first)) if not ref.is_audio]
+        refs = [ref for ref in shard.images((row, i) for i in range(end - first)) if ref.is_image]
         found.append(Sample(tuple((ref, _shape(ref, sizing)) for ref in refs)))
     return found
 

@@ -52,7 +52,7 @@ def _verify_pixels(dataset: Dataset, wanted: InstalledTransform, runs: Runs) -> 
     for shard, row in spread_evenly(dataset, MOST_SAMPLES):
         key, count = shard.keys()[row], int(np.diff(shard.sizes().image_offsets)[row])
         for ref in shard.images((row, i) for i in range(count)):
-            if ref.is_audio:
+            if not ref.is_image:
                 continue
             grid = patch_grid(ref.width, ref.height, _SIZING)
             shape = ImageShape(ref.width, ref.height, ref.orientation, *grid, ref.may_be_truncated)

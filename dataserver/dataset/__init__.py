@@ -37,6 +37,7 @@ from dataserver.dataset.index.rules import (
     SeveralImages,
     TextOnly,
     TruncatedImages,
+    VideoMembers,
 )
 from dataserver.dataset.index.text_transforms import TransformingTokenizer
 from dataserver.dataset.index.tokens import TextTokenizer, TokensReport, count_tokens, texts_key
@@ -137,6 +138,7 @@ __all__ = [
     "TokensReport",
     "TransformingTokenizer",
     "TruncatedImages",
+    "VideoMembers",
     "build_index",
     "chat_key",
     "compile_filter",

@@ -46,6 +46,7 @@ TRUNCATED_IMAGE: Final = "truncated_image"
 UNREAD_FILE: Final = "unread_file"
 UNUSED_PART: Final = "unused_part"
 UNUSED_AUDIO: Final = "unused_audio"
+UNUSED_VIDEO: Final = "unused_video"
 LONG_AUDIO: Final = "long_audio"
 NEEDS_SPECIAL_MEMBER: Final = "needs_special_member"
 ODD_VALUES: Final = "odd_values"
@@ -75,6 +76,7 @@ KINDS: Final[Mapping[str, Effect]] = {
     UNENCODABLE: Effect.LEFT_OUT,
     "too_many_members": Effect.LEFT_OUT,
     "unreadable_header": Effect.LEFT_OUT,
+    "video_too_large": Effect.LEFT_OUT,
     CHAT_LEFT_OUT: Effect.SERVED,
     CHAT_NOT_ENDED: Effect.SERVED,
     DUPLICATE_MEMBER: Effect.SERVED,
@@ -100,6 +102,7 @@ KINDS: Final[Mapping[str, Effect]] = {
     UNREAD_FILE: Effect.IGNORED,
     UNUSABLE_COLUMN: Effect.IGNORED,
     UNUSED_AUDIO: Effect.IGNORED,
+    UNUSED_VIDEO: Effect.IGNORED,
     UNUSED_PART: Effect.IGNORED,
     "unsafe_name": Effect.IGNORED,
 }

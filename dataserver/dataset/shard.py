@@ -23,11 +23,12 @@ from dataserver.dataset.index.format import (
     read_findings,
 )
 from dataserver.dataset.index.numeric import NumericColumns, ShardSizes, read_numeric
-from dataserver.dataset.index.rules import AudioMembers, TruncatedImages, read_rules
+from dataserver.dataset.index.rules import TruncatedImages, read_rules
 from dataserver.dataset.index.token_ids import TokenIds
 from dataserver.dataset.index.tokens import I32, TokenCounts, counted_tokenizers, read_counts
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.dataset.shards.listing import ShardFile
+from dataserver.dataset.shards.modalities import AUDIO, IMAGES
 from dataserver.dataset.shards.parts import IMAGE, TEXT
 
 if TYPE_CHECKING:
@@ -66,8 +67,23 @@ class ImageRef(NamedTuple):
     orientation: int
     may_be_truncated: bool = False
     """Whether its data may end too early, by the rules of the index."""
-    is_audio: bool = False
-    """Whether it is a clip: of `width` samples, `height` of them in a second, and `orientation` channels."""
+    modality: int = 0
+    """Number of what it is (`modalities.MODALITIES`). A clip is of `width` samples, `height` of them in a second, and
+    `orientation` channels."""
+    frames: int = 0
+    """Of a video."""
+    microseconds: int = 0
+    """That its frames take."""
+
+    @property
+    def is_image(self) -> bool:
+        """Whether it is neither a clip nor a video."""
+        return self.modality == IMAGES.number
+
+    @property
+    def is_audio(self) -> bool:
+        """Whether it is a clip."""
+        return self.modality == AUDIO.number
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,7 +170,12 @@ class Shard:
     @property
     def may_have_audio(self) -> bool:
         """Whether members that are audio are parts of its samples."""
-        return read_rules(self.header.rules).get("audio") == AudioMembers.SERVE
+        return "audio" in read_rules(self.header.rules)
+
+    @property
+    def may_have_videos(self) -> bool:
+        """Whether members that are videos are parts of its samples."""
+        return "video" in read_rules(self.header.rules)
 
     def keys(self) -> list[str]:
         """Return the samples' keys in row order."""
@@ -280,7 +301,7 @@ class Shard:
             int(rows.image_height[at]),
             int(rows.orientation[at]),
             self.may_have_truncated_images,
-            rows.image_modality is not None and bool(rows.image_modality[at]),
+            *(0 if column is None else int(column[at]) for column in rows.optional),
         )
 
     def column(self, name: str) -> "pa.Array":
@@ -302,7 +323,7 @@ class Shard:
         sizes = self._rows()
         values = sizes.image_width if name == "width" else sizes.image_height
         offsets = sizes.image_offsets
-        if sizes.image_modality is not None:  # clips, which a document may have before its images, are left out
+        if sizes.image_modality is not None:  # what a document may have before its images is left out
             is_image = sizes.image_modality == 0
             values, offsets = values[is_image], np.concatenate([[0], np.cumsum(is_image)])[offsets]
         has_image = np.diff(offsets) > 0

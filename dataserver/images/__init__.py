@@ -1,6 +1,13 @@
 """Encoded images: bytes in, patches out. `formats` has a line for each format that is read."""
 
-from dataserver.images.decoding import ImageFault, ImageShape, decode_patches, fault_of, silence_pillow_warnings
+from dataserver.images.decoding import (
+    ImageFault,
+    ImageShape,
+    decode_patches,
+    fault_of,
+    silence_pillow_warnings,
+    write_scaled_patches,
+)
 from dataserver.images.errors import ImageHeaderError
 from dataserver.images.formats import FORMAT_NAMES, IMAGE_SUFFIXES, sniff_format
 from dataserver.images.header import ImageHeader, read_header
@@ -26,4 +33,5 @@ __all__ = [
     "silence_pillow_warnings",
     "sniff_format",
     "write_patches",
+    "write_scaled_patches",
 ]

@@ -152,6 +152,19 @@ def _target(shape: ImageShape, sizing: Sizing) -> Target:
     return Target(columns, rows)
 
 
+def write_scaled_patches(pixels: U8, shape: ImageShape, sizing: Sizing, out: U8) -> None:
+    """Scale pixels to their patch grid and cut them, as `decode_patches` does with those of an image.
+
+    Args:
+        pixels: uint8 [height, width, 3], C-contiguous, as they are stored.
+        shape: their size, turn and patch grid.
+        sizing: side of a patch, and of a merge block; filter.
+        out: uint8 [rows * columns, patch * patch * 3], C-contiguous, overwritten.
+    """
+    _check_target(shape, sizing, out)
+    _write_scaled(pixels, (pixels.shape[1], pixels.shape[0]), shape, sizing, out)
+
+
 def _write_scaled(pixels: U8, size: tuple[int, int], shape: ImageShape, sizing: Sizing, out: U8) -> None:
     """Scale pixels, which are an image of `size` at one of its scales, and cut them."""
     if sizing.resampling is not None:

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataserver.dataset import OWN, Dataset, Filter, Shard, compile_filter, filter_parts, texts_key
-from dataserver.planning.stream.samples import row_sums
+from dataserver.planning.job.fields import MICROSECONDS
+from dataserver.planning.stream.samples import AUDIO, VIDEO, row_sums
 
 _BITS: Final = 64
 
@@ -87,7 +88,7 @@ class DatasetCard:
     """Of all shards."""
     num_samples: int
     forms: Mapping[str, int]
-    """Samples by their images: none, one, several; and those with clips."""
+    """Samples by their images: none, one, several; and those with clips or videos."""
     num_images: int
     tokens: Mapping[str, int]
     """Of all texts, by caption."""
@@ -135,6 +136,7 @@ class _Card:
             "image height",
             "bytes of an image",
             "seconds of a clip",
+            "seconds of a video",
         )
         self._histograms = tuple(map(Histogram, names))
         self._forms, self._nulls, self._tokens = Counter[str](), Counter[str](), Counter[str]()
@@ -150,23 +152,25 @@ class _Card:
     def add(self, shard: Shard) -> None:
         """Add what a shard holds."""
         sizes = shard.sizes()
-        is_image = np.ones(len(sizes.image_width), np.bool_)
-        if sizes.image_modality is not None:
-            is_image = sizes.image_modality == 0
-        images, clips = (row_sums(of, sizes.image_offsets) for of in (is_image, ~is_image))
+        modality = np.zeros(len(sizes.image_width), np.uint8) if sizes.image_modality is None else sizes.image_modality
+        is_image, is_clip, is_video = (modality == number for number in (0, AUDIO, VIDEO))
+        images, clips, videos = (row_sums(of, sizes.image_offsets) for of in (is_image, is_clip, is_video))
+        alone = (clips == 0) & (videos == 0)
         self._images += int(is_image.sum())
         self._forms.update(
             {
-                "text alone": int(((images == 0) & (clips == 0)).sum()),
-                "one image": int(((images == 1) & (clips == 0)).sum()),
-                "several images": int(((images > 1) & (clips == 0)).sum()),
+                "text alone": int(((images == 0) & alone).sum()),
+                "one image": int(((images == 1) & alone).sum()),
+                "several images": int(((images > 1) & alone).sum()),
                 "with audio": int((clips > 0).sum()),
+                "with video": int((videos > 0).sum()),
             }
         )
         own = row_sums(shard.token_counts(texts_key(self._digest)), sizes.text_offsets)
-        seconds = -(-sizes.image_width[~is_image] // sizes.image_height[~is_image])
+        seconds = -(-sizes.image_width[is_clip] // sizes.image_height[is_clip])
+        lengths = np.zeros(len(modality), np.int64) if sizes.image_microseconds is None else sizes.image_microseconds
         of_images = (values[is_image] for values in (sizes.image_width, sizes.image_height, shard.image_bytes()))
-        columns: list[NDArray[Any]] = [own, images, *of_images, seconds]
+        columns: list[NDArray[Any]] = [own, images, *of_images, seconds, -(-lengths[is_video] // MICROSECONDS)]
         for histogram, values in zip(self._histograms, columns, strict=True):
             histogram.add(values)
         self._tokens[OWN] += int(own.sum())

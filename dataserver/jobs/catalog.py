@@ -1,6 +1,6 @@
 """The datasets and tokenizers of this machine by logical name, opened once."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -11,6 +11,7 @@ from dataserver.dataset import Dataset
 from dataserver.jobs.errors import DatasetMismatchError, DatasetUnknownError, TokenizerUnknownError
 from dataserver.planning.job.fields import DatasetSpec, Stream, TokenizerSpec
 from dataserver.transforms import NO_TRANSFORMS, Kind, TransformPool
+from dataserver.video import require_video, video_digest
 
 
 class CatalogPaths(Protocol):
@@ -91,8 +92,9 @@ class Catalog:
                 f"{found or 'none'}: start the server with --quarantine {spec.name}=FILE of that list, or leave "
                 "quarantine out of a new job, to take this one"
             )
-        if dataset.has_audio:
-            _require_audio(spec.name)
+        for is_there, require in ((dataset.has_audio, require_audio), (dataset.has_videos, require_video)):
+            if is_there:
+                _require(require, spec.name)
         return dataset
 
     def named_dataset(self, name: str) -> Dataset:
@@ -119,6 +121,16 @@ class Catalog:
             return ""
         return audio_digest()
 
+    def video_digest(self) -> str:
+        """As `audio_digest`, of videos."""
+        if not any(dataset.has_videos for dataset in self.datasets.values()):
+            return ""
+        try:
+            require_video()
+        except ValueError:
+            return ""
+        return video_digest()
+
     def check_tokenizer(self, spec: TokenizerSpec) -> None:
         """Find out whether the tokenizer of a job is here.
 
@@ -143,10 +155,10 @@ class Catalog:
         return tokenizer
 
 
-def _require_audio(name: str) -> None:
-    """Raise DatasetUnknownError where this server cannot decode audio."""
+def _require(library: Callable[[], None], name: str) -> None:
+    """Raise DatasetUnknownError where this server cannot decode audio, or video."""
     try:
-        require_audio()
+        library()
     except ValueError as error:
         raise DatasetUnknownError(f"dataset {name!r} cannot be served here: {error}") from error
 

@@ -26,15 +26,15 @@ def size_histogram(dataset: Dataset, rules: Rules, progress: Callable[[int, int]
 
     Raises:
         TokensMissingError: a shard is not counted for the tokenizer; names the command.
-        DatasetError: an index cannot be read, or there are clips.
+        DatasetError: an index cannot be read, or there are clips or videos.
     """
     compiled, found = compile_filter(rules.filter) if rules.filter else None, Counter[Size]()
     for number, shard in enumerate(dataset.shards, 1):
         columns = columns_of(shard, rules.tokenizer_digest, rules.captions)
         if columns.image_modality is not None:
             raise DatasetError(
-                f"shard {shard.name} has audio, and layouts are chosen by texts and images alone; give --sizes of a "
-                "dataset without audio, or state the layout yourself"
+                f"shard {shard.name} has audio or video, and layouts are chosen by texts and images alone; give "
+                "--sizes of a dataset without these, or state the layout yourself"
             )
         rows, columns_of_grid = patch_grids(columns.image_width, columns.image_height, rules.sizing)
         patches = (rows.astype(np.int64) * columns_of_grid).tolist()

@@ -190,7 +190,7 @@ class JobPlanner:
         num_left_out = 0
         lengths, certain = axis_lengths(self.job.stream, statistics, self._tables.are_chats(dataset))
         clear = limits.add_statistics(dataset, longest)
-        clear &= ~self._tables.may_have_audio(dataset)  # statistics do not tell clips from images
+        clear &= ~self._tables.may_have_others(dataset)  # statistics do not tell these from images
         for shard in np.flatnonzero(~(certain & clear)).tolist():
             yield_point()
             table = self._tables.table(dataset, shard)

@@ -29,6 +29,7 @@ from dataserver.planning.job.fields import Sizing
 from dataserver.planning.stream.captions import OWN_CAPTION, Captions
 from dataserver.planning.stream.chats import ChatColumns, around
 from dataserver.planning.stream.gathering import ShardColumns
+from dataserver.planning.stream.item_sizes import VideoLengths
 from dataserver.planning.stream.samples import row_sums
 from dataserver.planning.stream.statistics import ShardStatistics, row_statistics
 
@@ -69,6 +70,8 @@ class Rules:
             key += [self.captions.key(), self.longest]
         if self.sizing.audio is not None:
             key.append({"audio": self.sizing.audio.model_dump(exclude_none=True)})
+        if self.sizing.video is not None:
+            key.append({"video": self.sizing.video.model_dump(mode="json", exclude_none=True)})
         if self.metadata:
             key.append({"metadata": self.metadata})
         if self.sizing.marks is not None:
@@ -191,7 +194,14 @@ def columns_of(shard: Shard, tokenizer_digest: str, captions: Captions) -> Shard
         image_height=sizes.image_height,
         caption_tokens=tokens,
         image_modality=sizes.image_modality,
+        lengths=_video_lengths(sizes),
     )
+
+
+def _video_lengths(sizes: ShardSizes) -> VideoLengths | None:
+    if sizes.image_frames is None or sizes.image_microseconds is None:
+        return None
+    return VideoLengths(sizes.image_frames, sizes.image_microseconds)
 
 
 def _chat_columns(shard: Shard, sizes: ShardSizes, key: str) -> ShardColumns:

@@ -49,9 +49,11 @@ class ShardTables:
         """Shards of a dataset."""
         return len(self._datasets[dataset].shards)
 
-    def may_have_audio(self, dataset: int) -> Bool:
-        """Which shards of a dataset may have clips. bool [shards]."""
-        return np.array([shard.may_have_audio for shard in self._datasets[dataset].shards], np.bool_)
+    def may_have_others(self, dataset: int) -> Bool:
+        """Which shards of a dataset may have clips or videos. bool [shards]."""
+        return np.array(
+            [shard.may_have_audio or shard.may_have_videos for shard in self._datasets[dataset].shards], np.bool_
+        )
 
     def are_chats(self, dataset: int) -> bool:
         """Whether the samples of a dataset are conversations."""

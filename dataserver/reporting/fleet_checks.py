@@ -86,6 +86,11 @@ def _releases(fleet: Sequence[Seen]) -> Iterator[Finding]:
         "they decode audio differently, and a trainer uses clips of one digest alone: install the same versions of "
         "soundfile and soxr everywhere",
     )
+    yield from _differing(
+        {one.address: f"video digest {one.info.video_digest[:SHORT]}" for one in fleet if one.info.video_digest},
+        "they decode video differently, and a trainer uses videos of one digest alone: install the same version of av "
+        "everywhere",
+    )
     for kind in ("order_versions", "content_versions", "plan_versions"):
         if fleet and not set.intersection(*(set(getattr(one.info, kind)) for one in fleet)):
             everybody = tuple(one.address for one in fleet)

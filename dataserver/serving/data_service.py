@@ -196,6 +196,7 @@ class DataService:
                 pb.TransformInfo(name=one.name, version=one.version)
                 for _, one in sorted(self._access.catalog(context).transforms.installed.items())
             ],
+            video_digest=self._access.catalog(context).video_digest(),
         )
 
     def GetDatasetInfo(

@@ -20,6 +20,7 @@ from dataserver.audio import audio_format_of
 from dataserver.dataset import Dataset, DatasetError, Filter, ImageRef, Shard, ShardReadError, compile_filter, describe
 from dataserver.images import ImageShape, decode_patches, sniff_format
 from dataserver.planning.job.fields import Sizing
+from dataserver.video import video_format_of
 from dataserver.web.datasets import DatasetPages, number
 from dataserver.web.server import Body, Query, RequestError, Route
 
@@ -116,8 +117,9 @@ class SamplePages:
             refs = _refs(shard, row)
             if i >= len(refs):
                 raise RequestError(f"image {i} was asked for; the sample has {len(refs)}", HTTPStatus.NOT_FOUND)
-            if refs[i].is_audio:
-                raise RequestError(f"item {i} of the sample is a clip, which has no picture", HTTPStatus.NOT_FOUND)
+            if not refs[i].is_image:
+                what = "a clip" if refs[i].is_audio else "a video"
+                raise RequestError(f"item {i} of the sample is {what}, which has no picture", HTTPStatus.NOT_FOUND)
             with self._turn():
                 body = thumbnail(dataset.read(refs[i]), refs[i], side)
         except (DatasetError, OSError) as error:
@@ -138,6 +140,9 @@ class SamplePages:
             "orientation": ref.orientation,
             "format": _format_of(data, ref),
             "is_audio": ref.is_audio,
+            "is_video": not (ref.is_image or ref.is_audio),
+            "frames": ref.frames,
+            "microseconds": ref.microseconds,
             "hex": data[:HEX_BYTES].hex(" "),
             "fault": None if fault is None else fault.detail,
             "served": fault is None or fault.is_served,
@@ -177,7 +182,7 @@ class _Wanted:
             sizes = shard.sizes()
             side = np.maximum(sizes.image_width, sizes.image_height)
             if sizes.image_modality is not None:
-                side = np.where(sizes.image_modality == 0, side, -1)  # clips have no sides
+                side = np.where(sizes.image_modality == 0, side, -1)  # only images are searched
             fits = np.concatenate([[0], np.cumsum((side >= self._least) & (side <= self._most))])
             mask &= fits[sizes.image_offsets[1:]] > fits[sizes.image_offsets[:-1]]
         rows = np.flatnonzero(mask)
@@ -222,16 +227,17 @@ def _brief(shard: Shard, row: int, key: str) -> dict[str, Any]:
         "key": key,
         "text": " ".join(text[:300] for text in texts[:4])[:300],
         "images": len(refs),
-        "sizes": [[ref.width, ref.height] for ref in refs if not ref.is_audio][:1],
+        "sizes": [[ref.width, ref.height] for ref in refs if ref.is_image][:1],
         "clips": sum(ref.is_audio for ref in refs),
-        "first_image": next((n for n, ref in enumerate(refs) if not ref.is_audio), None),
+        "videos": sum(not (ref.is_image or ref.is_audio) for ref in refs),
+        "first_image": next((n for n, ref in enumerate(refs) if ref.is_image), None),
     }
 
 
 def _format_of(data: bytes, ref: ImageRef) -> str:
-    if not ref.is_audio:
+    if ref.is_image:
         return sniff_format(data) or "unknown"
-    found = audio_format_of(data)
+    found = audio_format_of(data) if ref.is_audio else video_format_of(data)
     return "unknown" if found is None else found.name
 
 

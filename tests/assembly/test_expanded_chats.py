@@ -81,8 +81,9 @@ def sequence_of(found: EncodedChat, sizes: list[tuple[int, int]], sizing: Sizing
     """The ids that servers make of a conversation whose images have these widths and heights."""
     widths, heights = np.array(sizes, np.int32).reshape(-1, 2).T
     offsets = np.array([0, len(sizes)])
-    rows, columns, layout = item_grids(offsets, widths, heights, None, sizing)
-    sized = SampleSizes(np.zeros(1, np.int64), offsets, rows, columns, image_layout=layout)
+    rows, columns, media = item_grids(offsets, widths, heights, None, sizing)
+    layout = media.get("image_layout")
+    sized = SampleSizes(np.zeros(1, np.int64), offsets, rows, columns, **media)
     tiles = np.zeros((len(sizes), 2), np.int32) if layout is None else layout[:, :2]
     counts = np.column_stack([item_tokens(sized, sizing), item_marks(sized, sizing), tiles]).tolist()
     runs = iter(ImageRun(*each) for each in counts)

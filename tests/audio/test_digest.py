@@ -38,7 +38,7 @@ def test_clients_compare_audio_from_the_first_spectrogram_on() -> None:
     infos = [GetServerInfoResponse(content_digest="0", audio_digest=audio) for audio in ("1", "2", "")]
     fleet.commit(first, infos[0])
     fleet.commit(second, infos[1])  # no spectrogram came yet
-    fleet.commit(first, infos[0], of_audio=True)
+    fleet.commit(first, infos[0], "audio")
     fleet.commit(second, infos[2])  # it has none
     with pytest.raises(ServerMismatchError, match=r"^servers a.* and b.*, audio digests 1 and 2: .* same audio lib"):
         fleet.commit(second, infos[1])

@@ -383,10 +383,10 @@ def _checked_encoder(execution: Execution, rank: int, world_size: int) -> Module
             "no generator: `trainclient train` runs the others"
         )
     require_rank(backbone, rank, world_size)
-    if encoders and encoders[0].reads is Modality.AUDIO:
+    if encoders and encoders[0].reads is not Modality.IMAGE:
         raise ValueError(
-            f"module {encoders[0].name} encodes audio, and ranks that run all modules encode images alone: "
-            "`trainclient train` runs it"
+            f"module {encoders[0].name} encodes {encoders[0].reads}, and ranks that run all modules encode images "
+            "alone: `trainclient train` runs it"
         )
     if encoders and not execution.identity_routing:
         raise ValueError(

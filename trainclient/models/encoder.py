@@ -184,7 +184,8 @@ class ImageEncoder(nn.Module):
         """Embed every block of merge x merge patches.
 
         Args:
-            patches: uint8 [P, patch * patch * 3], merge-block-major inside each image; P may be 0.
+            patches: uint8 [P, patch * patch * 3], merge-block-major inside each image; P may be 0. Of videos, whose
+                groups of two frames are images here, [P, 2 * patch * patch * 3], where `second_frame` is set.
             grid: integers [images, 2], rows and columns in patches. Better left on the CPU, as are the next ones.
             cu_patches: integers [images + 1].
             tiles: integers [images, 6], how images are cut whose parts the others are then of; with `line_ends` only.
@@ -215,7 +216,9 @@ class ImageEncoder(nn.Module):
         config, weight = self.config, self.patch_embed.weight
         segments = Segments.from_offsets("cu_patches", cu_patches, patches.shape[0], weight.device)
         positions = patch_positions(grid, segments, config.merge, weight.device)
-        x: Tensor = self.patch_embed(normalise(patches.to(weight.device), config.patch, weight.dtype, config.pixels))
+        frames = patches.to(weight.device).reshape(-1, config.patch**2 * 3) if self._has_all(patches) else patches
+        pixels = normalise(frames.to(weight.device), config.patch, weight.dtype, config.pixels)
+        x: Tensor = self.patch_embed(pixels.view(patches.shape))
         if config.position_grid:
             learned, side = self.position_embed.weight[int(config.class_token) :], config.position_grid
             scaling = config.position_scaling or "bicubic"
@@ -231,6 +234,10 @@ class ImageEncoder(nn.Module):
         rotation = self._rotation(positions.index_select(0, index), x) if rotated else None
         found = self._run(x.index_select(0, index), (segments, windows), rotation)
         return [rows.index_select(0, index.argsort()) for rows in found]
+
+    def _has_all(self, patches: Tensor) -> bool:
+        """Whether patches are of all the frames that the embedding knows, not of still images."""
+        return patches.dim() == 2 and patches.shape[1] == self.patch_embed.in_features
 
     def _rotation(self, positions: Tensor, x: Tensor) -> Rotation:
         return Rotation.of(positions, self.config.width // self.config.heads, ROTARY_BASE, x.dtype)

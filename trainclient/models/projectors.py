@@ -86,6 +86,7 @@ class PatchEmbed(nn.Linear):
         self.frames = frames
 
     def forward(self, x: Tensor) -> Tensor:
-        """Still images: [P, patch^2 * 3] -> [P, width]."""
-        weight = self.weight if self.frames == 1 else self.weight.view(self.out_features, self.frames, -1).sum(1)
+        """[P, frames * patch^2 * 3], or [P, patch^2 * 3] of still images -> [P, width]."""
+        is_still = x.shape[1] < self.in_features
+        weight = self.weight.view(self.out_features, self.frames, -1).sum(1) if is_still else self.weight
         return F.linear(x, weight, self.bias)

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from dataserver.planning.job.fields import TileChoice
 from dataserver.planning.job.spec import JobSpec
-from dataserver.planning.stream.item_sizes import audio_sizing
+from dataserver.planning.stream.item_sizes import audio_sizing, video_sizing
 from trainclient.models.audio_encoder import AudioEncoderConfig
 from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.encoder import EncoderConfig
@@ -17,6 +17,10 @@ Sizes = EncoderConfig | AudioEncoderConfig | BackboneConfig | GeneratorConfig
 
 WHAT: Final = {EncoderConfig: "an encoder", AudioEncoderConfig: "an encoder of audio", BackboneConfig: "a backbone"}
 """What a checkpoint is, in words."""
+
+
+_MOST_FRAMES: Final = 2
+"""Of a patch of a video."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,22 @@ def pretrained_audio(found: AudioEncoderConfig, job: JobSpec, width: int) -> Siz
             f"{audio.merge} and a backbone of width {width}; they must be the same"
         )
     return found
+
+
+def pretrained_video(found: EncoderConfig, job: JobSpec, width: int) -> Sizes:
+    """An encoder of videos, such as the tower of Qwen2-VL."""
+    if found.second_frame != spans_two_frames(job):
+        frames = 1 + found.second_frame
+        raise ValueError(f"have patches of {frames} frames; set the job's sizing.video.temporal_patch to that")
+    return pretrained_encoder(found, job, width)
+
+
+def spans_two_frames(job: JobSpec) -> bool:
+    """Whether patches of videos have two frames; ValueError where they have more, which no encoder knows."""
+    frames = video_sizing(job.stream.sizing).temporal_patch
+    if frames > _MOST_FRAMES:
+        raise ValueError(f"sizing.video.temporal_patch is {frames}; encoders of videos here take 1 or {_MOST_FRAMES}")
+    return frames == _MOST_FRAMES
 
 
 def pretrained_image_tower(found: EncoderConfig, job: JobSpec, width: int) -> Sizes:

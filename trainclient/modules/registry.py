@@ -22,6 +22,7 @@ from trainclient.models.encoder import EncoderConfig, ImageEncoder
 from trainclient.models.generator import GeneratorConfig, ImageGenerator
 from trainclient.models.presets import audio_encoder_config, backbone_config, encoder_config, generator_config
 from trainclient.models.towers import IN_ENCODER, ImageTower, ImageTowerConfig, TextTower, TextTowerConfig, TowerStage
+from trainclient.models.video_encoder import VideoEncoder
 from trainclient.modules.audio_encoder import EncoderOfAudio
 from trainclient.modules.backbone import Backbone
 from trainclient.modules.encoder import Encoder
@@ -34,10 +35,13 @@ from trainclient.modules.pretrained import (
     pretrained_encoder,
     pretrained_image_tower,
     pretrained_text_tower,
+    pretrained_video,
     sizes_of,
+    spans_two_frames,
 )
 from trainclient.modules.protocol import Site, TrainedModule
 from trainclient.modules.tower import TowerOfImages, TowerOfTexts
+from trainclient.modules.video_encoder import EncoderOfVideos
 from trainclient.orchestrate.memory import ENCODER_BLOCK, GATED_BLOCK, GENERATOR_BLOCK, Block
 
 
@@ -200,8 +204,18 @@ def _tower(
     return made(stage(sizes, site.chunk, site.num_chunks, has_scale=has_scale, checkpoint=recompute))
 
 
+def _video_sizes(preset: str, job: JobSpec, width: int) -> Sizes:
+    sizes = encoder_config(preset, job.stream.sizing.patch, job.stream.sizing.merge, width)
+    return replace(sizes, second_frame=spans_two_frames(job))
+
+
+def _video_encoder(site: Site, sizes: EncoderConfig) -> TrainedModule:
+    return EncoderOfVideos(VideoEncoder(sizes, checkpoint=bool(site.module.recompute)))
+
+
 _ENCODER: Final = Pretrained(EncoderConfig, pretrained_encoder)
 _AUDIO: Final = Pretrained(AudioEncoderConfig, pretrained_audio)
+_VIDEO: Final = Pretrained(EncoderConfig, pretrained_video)
 _BACKBONE: Final = Pretrained(BackboneConfig, _pretrained_backbone)
 _IMAGE_TOWER: Final = Pretrained(EncoderConfig, pretrained_image_tower, IN_ENCODER)
 _TEXT_TOWER: Final = Pretrained(BackboneConfig, pretrained_text_tower)
@@ -224,6 +238,7 @@ _FAMILIES: Final[Mapping[ModuleKind | Modality, Family]] = MappingProxyType(
         ),
         ModuleKind.GENERATOR: Family("generator", Kind.CONDITIONS, GENERATOR_BLOCK, _generator_sizes, _generator),
         Modality.AUDIO: Family("encoder", Kind.EMBEDDINGS, ENCODER_BLOCK, _audio_sizes, _audio_encoder, _AUDIO),
+        Modality.VIDEO: Family("encoder", Kind.EMBEDDINGS, ENCODER_BLOCK, _video_sizes, _video_encoder, _VIDEO),
         Modality.IMAGE: Family(
             "encoder",
             Kind.ACTIVATIONS,

@@ -77,8 +77,9 @@ class Fleet:
         self._infos: dict[str, GetServerInfoResponse] = {}
         self._reference: tuple[str, str] | None = None
         """The server whose bytes were used first, and its content digest."""
-        self._audio_reference: tuple[str, str] | None = None
-        """The same of the first one that sent spectrograms, and its audio digest."""
+        self._media_references: dict[str, tuple[str, str]] = {}
+        """The same of the first one that sent spectrograms (audio), or patches of videos (video), and its digest of
+        these."""
 
     def attempt(self, action: Callable[[Endpoint], _Result], guard: CallGuard) -> _Result:
         """Do something at one server after the other until it succeeds.
@@ -167,23 +168,24 @@ class Fleet:
             _check_versions(endpoint.address, info, job)
         return info
 
-    def commit(self, endpoint: Endpoint, info: GetServerInfoResponse, of_audio: bool = False) -> None:
+    def commit(self, endpoint: Endpoint, info: GetServerInfoResponse, of: str = "") -> None:
         """Note that a server's bytes are used: from now on all others have to decode like it.
 
         Only bytes commit, not answers: a server that is found to be odd before it sent any decides nothing. Where bytes
-        are spectrograms (`of_audio`), all have to make the same of audio as well; those that have none are not asked.
+        are spectrograms (`of` is audio) or patches of videos (video), all have to make the same of these as well; those
+        that have none are not asked.
 
         Raises:
             ServerMismatchError: other bytes were used before.
         """
         with self._lock:
             images = self._reference = self._reference or (endpoint.address, info.content_digest)
-            if of_audio and info.audio_digest:
-                self._audio_reference = self._audio_reference or (endpoint.address, info.audio_digest)
-            audio = self._audio_reference
+            digests = {"audio": info.audio_digest, "video": info.video_digest}
+            if digests.get(of):
+                self._media_references.setdefault(of, (endpoint.address, digests[of]))
+            used_media = dict(self._media_references)
         compared = [("image", "content", info.content_digest, *images)]
-        if info.audio_digest and audio is not None:
-            compared.append(("audio", "audio", info.audio_digest, *audio))
+        compared += [(kind, kind, digests[kind], *found) for kind, found in used_media.items() if digests[kind]]
         for libraries, kind, found, used, expected in compared:
             if found != expected:
                 raise ServerMismatchError(

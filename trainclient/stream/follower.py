@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import grpc
 from disttrain.v1.data_service_pb2 import DirectOffer, EndOfStream, GetServerInfoResponse, StreamMicrobatchesRequest
@@ -30,6 +30,9 @@ from trainclient.stream.progress import ProgressReports
 from trainclient.stream.receiver import Head, IdleEndError, receive_head
 from trainclient.stream.rotation import Rotation
 from trainclient.stream.shared_memory import MappedBlocks
+
+_VIDEO_GRID: Final = 3
+"""Columns of the grids of videos, one more than those of images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +162,7 @@ class Follower:
                 microbatch = self._receive(head, payloads, mapped, endpoint.address)
                 if microbatch is None:
                     continue
-                self._fleet.commit(endpoint, info, of_audio="mel" in microbatch.tensors)
+                self._fleet.commit(endpoint, info, _media_of(microbatch))
                 self._cursor = microbatch.cursor.after(microbatch.num_microbatches)
                 self._handoff.put(self._shown(microbatch))
                 rotation.succeeded()
@@ -248,3 +251,11 @@ class Follower:
             raise ProtocolError(f"it ended the stream for the unknown reason {end.reason}")
         if self._cursor != Cursor(self._num_steps):
             raise ProtocolError(f"it ended the job before {self._cursor}; the job has {self._num_steps} steps")
+
+
+def _media_of(microbatch: Microbatch[Any]) -> str:
+    """The modality whose libraries made some of a view; empty of images and text."""
+    if "mel" in microbatch.tensors:
+        return "audio"
+    grid = microbatch.tensors.get("grid")
+    return "video" if grid is not None and grid.shape[1] == _VIDEO_GRID else ""

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dataserver.dataset.shards.modalities import IMAGES, MODALITIES, modality_of_format
+from dataserver.dataset.shards.modalities import IMAGES, MODALITIES, VIDEO, modality_of_format
 from dataserver.images import MAX_IMAGE_BYTES
 
 IMAGE_TYPE: Final = pa.struct(
@@ -23,6 +23,8 @@ IMAGE_TYPE: Final = pa.struct(
         ("format", pa.uint8()),
     ]
 )
+MEDIA_TYPE: Final = pa.struct([*IMAGE_TYPE, ("frames", pa.int32()), ("microseconds", pa.int64())])
+"""In an index with videos."""
 CORE_SCHEMA: Final = pa.schema(
     [
         ("key", pa.string()),
@@ -32,13 +34,14 @@ CORE_SCHEMA: Final = pa.schema(
         ("images", pa.list_(IMAGE_TYPE)),
     ]
 )
+MEDIA_SCHEMA: Final = CORE_SCHEMA.set(4, pa.field("images", pa.list_(MEDIA_TYPE)))
 META_TYPES: Final = (pa.int64(), pa.float64(), pa.bool_(), pa.string())
 RANGES: Final = {
     "offset": (0, np.iinfo(np.int64).max - MAX_IMAGE_BYTES),
     "length": (0, MAX_IMAGE_BYTES),
     **IMAGES.ranges,
 }
-"""Least and greatest value of each field of an image; of a clip, of the two that say where it lies."""
+"""Least and greatest value of each field of an image; of a clip or a video, of the two that say where it lies."""
 
 
 def check_schema(schema: pa.Schema, meta_prefix: str) -> None:
@@ -52,7 +55,7 @@ def check_schema(schema: pa.Schema, meta_prefix: str) -> None:
     if len(types) < len(schema):
         raise ValueError("it has two columns of one name")
     for field in CORE_SCHEMA:
-        if types.pop(field.name, None) != field.type:
+        if types.pop(field.name, None) not in (field.type, MEDIA_SCHEMA.field(field.name).type):
             raise ValueError(f"it has no column {field.name!a} of type {field.type}")
     for name, kind in types.items():
         if not name.startswith(meta_prefix) or kind not in META_TYPES:
@@ -76,7 +79,7 @@ def check_rows(rows: pa.RecordBatch, num_rows: int) -> None:
         raise ValueError("it holds a text of a negative size")
     if "images" in core:
         images = core["images"].flatten()
-        names = [field.name for field in IMAGE_TYPE]
+        names = [field.name for field in images.type]
         fields = {name: images.field(name).to_numpy() for name in names}
         check_images(fields, modality_of_format(fields["format"]))
 
@@ -109,10 +112,10 @@ def _counts_by_kind(kinds: pa.ListArray) -> tuple[npt.NDArray[np.int64], npt.NDA
 
 
 def check_images(fields: Mapping[str, npt.NDArray[Any]], modality: npt.NDArray[np.uint8] | None = None) -> None:
-    """Raise ValueError, which says what is wrong, if fields of images or clips are out of range.
+    """Raise ValueError, which says what is wrong, if fields of images, clips or videos are out of range.
 
     Args:
-        fields: of `IMAGE_TYPE`, int [m] each.
+        fields: of `MEDIA_TYPE`, int [m] each.
         modality: uint8 [m], of each; None where all are images.
     """
     for name in (RANGES.keys() - IMAGES.ranges.keys()) & fields.keys():
@@ -121,6 +124,8 @@ def check_images(fields: Mapping[str, npt.NDArray[Any]], modality: npt.NDArray[n
         modality = np.zeros(len(fields["width"]), np.uint8)
     if modality.max(initial=0) >= len(MODALITIES):
         raise ValueError(f"it holds a part of the unknown modality {modality.max()}")
+    if VIDEO.number in modality and not {"frames", "microseconds"} <= fields.keys():
+        raise ValueError("it holds a video, and no frames of it, or no time that they take")
     for known in MODALITIES:
         own = {name: values[modality == known.number] for name, values in fields.items()}
         for name in known.ranges.keys() & own.keys():

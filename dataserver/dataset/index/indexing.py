@@ -15,7 +15,7 @@ from dataserver.audio import MAX_CLIP_SECONDS
 from dataserver.dataset.errors import Findings, ShardReadError, canonical
 from dataserver.dataset.index.caption_texts import CaptionTexts
 from dataserver.dataset.index.chat_texts import ChatTexts
-from dataserver.dataset.index.columns import CORE_SCHEMA, IMAGE_TYPE
+from dataserver.dataset.index.columns import CORE_SCHEMA, MEDIA_SCHEMA
 from dataserver.dataset.index.external_files import images_root, write_external
 from dataserver.dataset.index.format import (
     BATCH_ROWS,
@@ -45,10 +45,12 @@ from dataserver.dataset.index.rules import (
     MetadataKeys,
     SeveralImages,
     TextOnly,
+    VideoMembers,
     lone_texts_of,
+    read_rules,
     written_rules,
 )
-from dataserver.dataset.kinds import LONG_AUDIO, LOST_IMAGE, UNUSED_AUDIO
+from dataserver.dataset.kinds import LONG_AUDIO, LOST_IMAGE, UNUSED_AUDIO, UNUSED_VIDEO
 from dataserver.dataset.shards.captions import captions_in_members
 from dataserver.dataset.shards.external import ExternalFiles
 from dataserver.dataset.shards.hashing import HashingReader
@@ -56,7 +58,7 @@ from dataserver.dataset.shards.interface import ShardSource
 from dataserver.dataset.shards.joined import JoinedMembers, joined_columns
 from dataserver.dataset.shards.listing import ShardFile
 from dataserver.dataset.shards.lone_texts import without_failures, without_orphans
-from dataserver.dataset.shards.modalities import is_long_clip
+from dataserver.dataset.shards.modalities import AUDIO, VIDEO, is_long_clip, served_media
 from dataserver.dataset.shards.pages import Page, encode_pages
 from dataserver.dataset.shards.parts import ImagePart, JoinedFile
 from dataserver.dataset.shards.row_match import RowMatch
@@ -71,7 +73,9 @@ from dataserver.images import FORMAT_NAMES
 class RowCollector:
     """Turns samples into record batches as they come, so that a shard's texts are held once, as UTF-8."""
 
-    def __init__(self) -> None:
+    def __init__(self, has_videos: bool = False) -> None:
+        self._schema = MEDIA_SCHEMA if has_videos else CORE_SCHEMA
+        self._num_fields = self._schema.field("images").type.value_type.num_fields
         self.keys: list[str] = []
         self.batches: list[pa.RecordBatch] = []
         self._pending: list[Sample] = []
@@ -81,7 +85,8 @@ class RowCollector:
         """Append one row."""
         self.keys.append(sample.key)
         self._pending.append(sample)
-        self._digest.update(canonical([sample.key, sample.kinds, sample.texts, sample.images]))
+        images = [image[: self._num_fields] for image in sample.images]
+        self._digest.update(canonical([sample.key, sample.kinds, sample.texts, images]))
         if len(self._pending) == BATCH_ROWS:
             self._flush()
 
@@ -100,18 +105,19 @@ class RowCollector:
             [row.texts for row in rows],
         ]
         arrays = [pa.array(c, field.type) for c, field in zip(columns, CORE_SCHEMA, strict=False)]
-        arrays.append(_image_lists([row.images for row in rows]))
-        self.batches.append(pa.record_batch(arrays, schema=CORE_SCHEMA))
+        arrays.append(_image_lists([row.images for row in rows], self._schema.field("images").type))
+        self.batches.append(pa.record_batch(arrays, schema=self._schema))
         self._pending = []
 
 
-def _image_lists(rows: Sequence[Sequence[ImagePart]]) -> pa.ListArray:
+def _image_lists(rows: Sequence[Sequence[ImagePart]], kind: pa.ListType) -> pa.ListArray:
     """The column of images, put together field by field: Arrow takes far longer for dictionaries."""
-    columns = [*zip(*(image for images in rows for image in images), strict=True)] or [()] * IMAGE_TYPE.num_fields
-    fields = [pa.array(column, field.type) for column, field in zip(columns, IMAGE_TYPE, strict=True)]
+    of = [*kind.value_type]
+    columns = [*zip(*(image[: len(of)] for images in rows for image in images), strict=True)] or [()] * len(of)
+    fields = [pa.array(column, field.type) for column, field in zip(columns, of, strict=True)]
     ends = pa.array(accumulate(map(len, rows), initial=0), pa.int32())
-    images = pa.StructArray.from_arrays(fields, fields=[*IMAGE_TYPE])
-    return pa.ListArray.from_arrays(ends, images, CORE_SCHEMA.field("images").type)
+    images = pa.StructArray.from_arrays(fields, fields=of)
+    return pa.ListArray.from_arrays(ends, images, kind)
 
 
 def digest_columns(
@@ -154,7 +160,8 @@ def write_index(
     if external_digest:
         metadata[EXTERNAL_KEY] = external_digest.encode()
     fields = [pa.field(META_PREFIX + name, meta.schema.field(name).type) for name in meta.column_names]
-    schema = pa.schema([*CORE_SCHEMA, *fields], metadata)
+    core = MEDIA_SCHEMA if "video" in read_rules(header.rules) else CORE_SCHEMA
+    schema = pa.schema([*core, *fields], metadata)
     options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
     with (
         atomic_writer(path) as temp,
@@ -268,29 +275,34 @@ def _read_members(
         rules.several_images is SeveralImages.ALL,
         in_members,
         rules.images,
-        rules.audio is AudioMembers.SERVE,
+        served_media(rules.audio is AudioMembers.SERVE, rules.video is VideoMembers.SERVE),
         rules.conversations is Conversations.CHAT,
     )
-    rows, scalars, captions, seen = RowCollector(), ScalarRows(), CaptionTexts(rules.captions), Seen()
+    rows, scalars, captions, seen = (
+        RowCollector(VIDEO in sample_rules.media),
+        ScalarRows(),
+        CaptionTexts(rules.captions),
+        Seen(),
+    )
     chats = ChatTexts() if sample_rules.are_chats else None
     without_image: list[int] = []
     statuses = _Statuses(shard.sidecar_path, rules.metadata_keys)
     with shard.storage.open(shard.path) as file:
         reader = HashingReader(file, num_bytes, known_sha256)
-        audio, external = sample_rules.audio, None
+        media, external = sample_rules.media, None
         if shard.format.has_external:
-            external = ExternalFiles(images_root(shard, rules), num_bytes, audio)
+            external = ExternalFiles(images_root(shard, rules), num_bytes, media)
         source = ShardSource(
             shard.path,
             reader,
             sample_rules.split,
             external=external,
-            serves_audio=audio,
+            media=media,
             are_chats=sample_rules.are_chats,
         )
         members = shard.format.scan(source, findings)
         tars = {number: path for number, path in enumerate(joins.files, 1) if path.suffix != PARQUET_SUFFIX}
-        others = JoinedMembers(tars, sample_rules.split, findings, audio) if tars else None
+        others = JoinedMembers(tars, sample_rules.split, findings, media) if tars else None
         samples = read_samples(members, findings, seen, sample_rules, others)
         found = without_failures(samples, statuses.of, findings)
         if lone_texts in (None, LoneTexts.LEFT_OUT) and rules.text_only is not TextOnly.ALLOW:
@@ -302,13 +314,15 @@ def _read_members(
                 captions.add(sample)
             if chats is not None:
                 chats.add(sample.chat)
-            if audio:
+            if AUDIO in media:
                 seen.num_long_clips += sum(is_long_clip(part) for part in sample.images)
             if not sample.images:
                 without_image.append(len(rows.keys) - 1)
         reader.skip(reader.remaining)
-    if seen.num_clips:
-        findings.add("", UNUSED_AUDIO, f"{seen.num_clips} members are audio; index with --audio serve to serve them")
+    if count := seen.num_unused[AUDIO.name]:
+        findings.add("", UNUSED_AUDIO, f"{count} members are audio; index with --audio serve to serve them")
+    if count := seen.num_unused[VIDEO.name]:
+        findings.add("", UNUSED_VIDEO, f"{count} members are videos; index with --video serve to serve them")
     if seen.num_long_clips:
         cut = f"are longer than {MAX_CLIP_SECONDS} s, and cut there or at a job's sizing.audio.max_seconds"
         findings.add("", LONG_AUDIO, f"{seen.num_long_clips} clips {cut}; split them to use all of them")

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from dataserver.dataset.errors import DatasetError, printable
 from dataserver.dataset.index.arrays import ArraysError, read_about, read_arrays, write_arrays
 from dataserver.dataset.index.format import IndexHeader, read_columns
-from dataserver.dataset.shards.modalities import modality_of_format
+from dataserver.dataset.shards.modalities import VIDEO, modality_of_format
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,8 +38,8 @@ _TYPES: Final = {
     "orientation": np.uint8,
 }
 """Type of each column, by name."""
-_MODALITY: Final = "image_modality"
-"""The column that stands there only where there is a clip: it came after the others."""
+_OPTIONAL: Final = {"image_modality": np.uint8, "image_frames": np.int32, "image_microseconds": np.int64}
+"""The columns that stand there only where there is a clip, or a video: they came after the others."""
 
 _log = logging.getLogger(__name__)
 _told: Final = threading.Event()
@@ -64,6 +64,10 @@ class ShardSizes:
     """int32[t], UTF-8 bytes."""
     image_modality: npt.NDArray[np.uint8] | None = field(default=None, kw_only=True)
     """uint8[m]: number of the modality of each (`modalities.MODALITIES`); None where all are images."""
+    image_frames: npt.NDArray[np.int32] | None = field(default=None, kw_only=True)
+    """int32[m]: frames of each video, 0 of others; None where there is no video."""
+    image_microseconds: npt.NDArray[np.int64] | None = field(default=None, kw_only=True)
+    """int64[m]: what they take, in the same way."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,6 +80,11 @@ class NumericColumns(ShardSizes):
     """int64[m], bytes."""
     orientation: npt.NDArray[np.uint8]
     """uint8[m]: EXIF."""
+
+    @property
+    def optional(self) -> tuple[npt.NDArray[Any] | None, ...]:
+        """Modality, frames and microseconds, where these are there."""
+        return self.image_modality, self.image_frames, self.image_microseconds
 
     @property
     def num_bytes(self) -> int:
@@ -136,11 +145,9 @@ def write_numeric(index: Path, header: IndexHeader) -> str:
     """
     columns = _columns(read_columns(index, header, _COLUMNS))
     try:
-        names = [name for name in columns.arrays() if name != _MODALITY]
-        written = {name: getattr(columns, name) for name in names}
-        if columns.image_modality is not None:
-            written[_MODALITY] = columns.image_modality
-        write_arrays(numeric_path(index), _about(header), written)
+        arrays = columns.arrays()
+        written = sorted(arrays, key=_OPTIONAL.__contains__)  # these behind the others
+        write_arrays(numeric_path(index), _about(header), {name: arrays[name] for name in written})
     except DatasetError as error:
         return str(error)
     return ""
@@ -154,7 +161,7 @@ def _check(found: NumericColumns, num_samples: int) -> None:
     rows = num_samples + 1
     lengths = {"text_offsets": rows, "image_offsets": rows, "kinds": texts + images, "text_bytes": texts}
     for name, array in found.arrays().items():
-        kind, length = _TYPES.get(name, np.uint8), lengths.get(name, images)
+        kind, length = (_TYPES | _OPTIONAL)[name], lengths.get(name, images)
         if array.dtype != kind or array.shape != (length,):
             raise ValueError(f"its {name} are {array.dtype}{[*array.shape]}, not {np.dtype(kind)}[{length}]")
     for offsets, count in ((found.text_offsets, texts), (found.image_offsets, images)):
@@ -166,6 +173,9 @@ def _check(found: NumericColumns, num_samples: int) -> None:
         raise ValueError("its kinds are not those of the parts that its rows have")
     if found.text_bytes.min(initial=0) < 0:
         raise ValueError("it holds a text of a negative size")
+    timed: dict[str, npt.NDArray[Any]] = {} if found.image_frames is None else {"frames": found.image_frames}
+    if found.image_microseconds is not None:
+        timed["microseconds"] = found.image_microseconds
     check_images(
         {
             "offset": found.image_offset,
@@ -173,6 +183,7 @@ def _check(found: NumericColumns, num_samples: int) -> None:
             "width": found.image_width,
             "height": found.image_height,
             "orientation": found.orientation,
+            **timed,
         },
         found.image_modality,
     )
@@ -187,6 +198,7 @@ def _columns(rows: "pa.RecordBatch") -> NumericColumns:
         return values
 
     modality = modality_of_format(column("format"))
+    has_videos = VIDEO.number in modality
 
     return NumericColumns(
         text_offsets=_offsets(texts),
@@ -199,6 +211,8 @@ def _columns(rows: "pa.RecordBatch") -> NumericColumns:
         image_length=column("length"),
         orientation=column("orientation"),
         image_modality=modality if modality.any() else None,
+        image_frames=column("frames") if has_videos else None,
+        image_microseconds=column("microseconds") if has_videos else None,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from dataserver.dataset.shards.captions import CaptionSource
 
-_OPTIONAL: Final = frozenset({"images", "audio", "conversations"})
+_OPTIONAL: Final = frozenset({"images", "audio", "video", "conversations"})
 """Rules that stand there only where they were chosen: they came after the others."""
 RULES_VERSION: Final = 2
 """Grows with every release that makes other samples, texts, token ids or sizes of the same bytes."""
@@ -78,6 +78,15 @@ class AudioMembers(StrEnum):
     """They are parts of their samples, as images are."""
 
 
+class VideoMembers(StrEnum):
+    """What becomes of members that are videos."""
+
+    IGNORE = "ignore"
+    """As of any other member that is neither image nor text."""
+    SERVE = "serve"
+    """They are parts of their samples, as images are."""
+
+
 class Conversations(StrEnum):
     """How the turns of conversations are stored."""
 
@@ -110,6 +119,7 @@ class IndexRules:
     """Members that images may be; all where it is empty."""
     audio: AudioMembers = AudioMembers.IGNORE
     conversations: Conversations = Conversations.DOCUMENT
+    video: VideoMembers = VideoMembers.IGNORE
 
 
 DEFAULT_RULES: Final = IndexRules()
@@ -131,6 +141,8 @@ def written_rules(lone_texts: LoneTexts, rules: IndexRules) -> str:
     chosen = {"images": json.dumps(sorted(rules.images))} if rules.images else {}
     if rules.audio is AudioMembers.SERVE:
         chosen["audio"] = rules.audio
+    if rules.video is VideoMembers.SERVE:
+        chosen["video"] = rules.video
     if rules.conversations is not Conversations.DOCUMENT:
         chosen["conversations"] = rules.conversations
     return json.dumps(

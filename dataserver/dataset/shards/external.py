@@ -17,7 +17,7 @@ import numpy.typing as npt
 from dataserver.dataset.errors import DatasetError, Findings, SampleError, TarError
 from dataserver.dataset.shards.hashing import HashingReader
 from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES
-from dataserver.dataset.shards.modalities import IMAGES, media_of
+from dataserver.dataset.shards.modalities import IMAGES, ONLY_IMAGES, Media, media_of
 from dataserver.dataset.shards.parts import ExternalPart, ImagePart
 from dataserver.dataset.shards.tar import scan_members
 from dataserver.dataset.storage.etags import Etag
@@ -35,16 +35,16 @@ MAX_TARS: Final = 1 << 10
 class ExternalFiles:
     """Collects the images of one shard while it is read."""
 
-    def __init__(self, root: Path, shard_bytes: int, serves_audio: bool = False) -> None:
+    def __init__(self, root: Path, shard_bytes: int, media: Media = ONLY_IMAGES) -> None:
         """Begin.
 
         Args:
             root: what the names of files are relative to, and what none of them leaves.
             shard_bytes: size of the shard, where addresses begin.
-            serves_audio: whether files may be clips.
+            media: what files may be.
         """
         self.root = root
-        self._serves_audio = serves_audio
+        self._media = media
         self.parts: list[ExternalPart] = []
         self._next_address = shard_bytes
         self._digest = hashlib.sha256()
@@ -107,9 +107,9 @@ class ExternalFiles:
         return found_tar
 
     def image(self, content: bytes, part: ExternalPart) -> ImagePart:
-        """Take an image, or a clip, that was read. Raises SampleError where it is none."""
+        """Take an image, a clip or a video that was read. Raises SampleError where it is none."""
         try:
-            found = (media_of(content, self._serves_audio) or IMAGES).read(content, self._next_address)
+            found = (media_of(content, self._media) or IMAGES).read(content, self._next_address)
         except SampleError as error:
             raise SampleError(error.kind, f"{part.name[:80]}: {error.detail}") from error
         if len(self.parts) >= MAX_EXTERNAL:

@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from dataserver.dataset.errors import Findings
 from dataserver.dataset.shards.hashing import HashingReader
+from dataserver.dataset.shards.modalities import ONLY_IMAGES, Media
 from dataserver.dataset.shards.pages import Page
 from dataserver.dataset.shards.parts import ExternalPart, ImagePart
 
@@ -27,8 +28,8 @@ class Member(NamedTuple):
     """Of the sample, where the format has keys; `name` is what follows it then. Else it is a part of the name."""
     parsed: Any = None
     """What the member says, where the format reads that itself: an ImagePart, a dictionary, or a SampleError."""
-    is_clip: bool = False
-    """Whether it must be audio, whatever its name and content say."""
+    modality: int = 0
+    """Number of the modality that it must be of, whatever its name and content say; 0 where these decide."""
 
 
 Split = Callable[[str], tuple[str, str] | None]
@@ -82,8 +83,8 @@ class ShardSource:
     """Where the format notes compressed pages that members lie in: their offsets are addresses of `PageTable`."""
     external: ImageFiles | None = None
     """Where a format whose images lie in other files reads and notes them."""
-    serves_audio: bool = False
-    """Whether clips are parts of samples as images are."""
+    media: Media = ONLY_IMAGES
+    """What is a part of samples."""
     are_chats: bool = False
     """Whether samples are conversations, whose turns stay as they are."""
 

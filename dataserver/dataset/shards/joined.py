@@ -15,6 +15,7 @@ from dataserver.dataset.shards.formats import format_of
 from dataserver.dataset.shards.hashing import HashingReader
 from dataserver.dataset.shards.interface import Member, ShardSource, Split
 from dataserver.dataset.shards.members import caught
+from dataserver.dataset.shards.modalities import ONLY_IMAGES, Media
 from dataserver.dataset.shards.parquet_columns import parquet_columns
 from dataserver.dataset.shards.parts import ImagePart, JoinedFile
 from dataserver.dataset.shards.row_match import RowMatch, report_samples
@@ -30,19 +31,19 @@ _MEMBER_BYTES: Final = 256
 class JoinedMembers:
     """Members of other tars for the samples of one shard."""
 
-    def __init__(self, paths: Mapping[int, Path], split: Split, findings: Findings, audio: bool = False) -> None:
+    def __init__(self, paths: Mapping[int, Path], split: Split, findings: Findings, media: Media = ONLY_IMAGES) -> None:
         """Read all of them; of images, their headers are held.
 
         Args:
             paths: shards of the same name in other folders, by their numbers.
             split: splits member names into key and extension.
             findings: where what cannot be read is counted.
-            audio: whether clips are parts of samples as images are.
+            media: what is a part of samples.
 
         Raises:
             DatasetError: two bring the same member, or all hold too much.
         """
-        self._findings, self._serves_audio = findings, audio
+        self._findings, self._media = findings, media
         self._members: dict[str, dict[str, tuple[Path, Member]]] = {}
         self._keys: dict[Path, set[str]] = {path: set() for path in paths.values()}
         self._num_bytes = 0
@@ -62,7 +63,7 @@ class JoinedMembers:
                     parts = split(member.name) if member.key is None else (member.key, member.name)
                     if parts is None:
                         continue
-                    if (modality := claimed(parts[1], member, self._serves_audio)) is not None:
+                    if (modality := claimed(parts[1], member, self._media)) is not None:
                         image = caught(partial(media_member, modality), member)
                         if isinstance(image, ImagePart):
                             has_images, image = True, image.in_joined(number)

@@ -5,7 +5,8 @@ of it. How its size becomes rows is the planner's (`planning/stream/item_sizes.p
 decoder's (`assembly/decoders.py`).
 """
 
-from collections.abc import Callable, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -33,10 +34,22 @@ from dataserver.images import (
     read_header,
     sniff_format,
 )
+from dataserver.planning.job.fields import MICROSECONDS
+from dataserver.video import (
+    MAX_FRAME_PIXELS,
+    MAX_FRAME_SIDE,
+    MAX_VIDEO_FRAMES,
+    MAX_VIDEO_SECONDS,
+    VIDEO_FORMAT_NAMES,
+    VIDEO_SUFFIXES,
+    VideoHeaderError,
+    read_video_header,
+    video_format_of,
+)
 
 Columns = Mapping[str, npt.NDArray[Any]]
-_FORMAT_BITS: Final = 7
-"""Of a format's number in an index that tell a modality's formats apart; the bit above tells the modality."""
+_FIRST_FORMATS: Final = (0, 128, 192)
+"""Numbers of the formats of a modality in an index begin with these, in the order of modalities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +62,10 @@ class StoredModality:
     """One of them."""
     number: int
     """Of the modality in plans (`samples.SampleSizes.image_modality`)."""
+    ending: str
+    """Of the names of members that columns of tables hold."""
+    too_large: str
+    """Kind of finding where one is beyond a limit."""
     suffixes: frozenset[str]
     """Types of files that claim to be of it."""
     matches: Callable[[bytes], bool]
@@ -80,14 +97,31 @@ def _read_clip(content: bytes, offset: int) -> ImagePart:
         header = read_audio_header(content)
     except AudioHeaderError as error:
         raise SampleError(error.kind, error.detail) from error
-    number = AUDIO.number << _FORMAT_BITS | AUDIO_FORMAT_NAMES.index(header.format)
+    number = _FIRST_FORMATS[AUDIO.number] + AUDIO_FORMAT_NAMES.index(header.format)
     return ImagePart(offset, len(content), header.samples, header.sample_rate, header.channels, number)
+
+
+def _read_video(content: bytes, offset: int) -> ImagePart:
+    try:
+        header = read_video_header(content)
+    except VideoHeaderError as error:
+        raise SampleError(error.kind, error.detail) from error
+    number = _FIRST_FORMATS[VIDEO.number] + VIDEO_FORMAT_NAMES.index(header.format)
+    size = header.width, header.height, header.orientation
+    return ImagePart(offset, len(content), *size, number, header.frames, header.microseconds)
+
+
+def _formats(number: int, names: Sequence[str]) -> tuple[int, int]:
+    """The numbers of the first and the last format of a modality."""
+    return _FIRST_FORMATS[number], _FIRST_FORMATS[number] + len(names) - 1
 
 
 IMAGES: Final = StoredModality(
     "images",
     "an image",
     0,
+    "img",
+    "image_too_large",
     IMAGE_SUFFIXES,
     lambda content: sniff_format(content) is not None,
     _read_image,
@@ -95,7 +129,7 @@ IMAGES: Final = StoredModality(
         "width": (1, MAX_IMAGE_PIXELS),
         "height": (1, MAX_IMAGE_PIXELS),
         "orientation": (1, 8),
-        "format": (0, len(FORMAT_NAMES) - 1),
+        "format": _formats(0, FORMAT_NAMES),
     },
     lambda fields: fields["width"].astype(np.int64) * fields["height"],
     MAX_IMAGE_PIXELS,
@@ -105,6 +139,8 @@ AUDIO: Final = StoredModality(
     "clips",
     "a clip",
     1,
+    "clip",
+    "audio_too_large",
     AUDIO_SUFFIXES,
     lambda content: audio_format_of(content) is not None,
     _read_clip,
@@ -112,25 +148,54 @@ AUDIO: Final = StoredModality(
         "width": (1, MAX_AUDIO_SECONDS * SAMPLE_RATES[1]),
         "height": SAMPLE_RATES,
         "orientation": (1, MAX_CHANNELS),
-        "format": (1 << _FORMAT_BITS, (1 << _FORMAT_BITS) + len(AUDIO_FORMAT_NAMES) - 1),
+        "format": _formats(1, AUDIO_FORMAT_NAMES),
     },
     lambda fields: -(-fields["width"].astype(np.int64) // fields["height"]),
     MAX_AUDIO_SECONDS,
     "seconds",
 )
 """A clip has its samples in `width`, their number in a second in `height`, and its channels in `orientation`."""
-MODALITIES: Final = (IMAGES, AUDIO)
+VIDEO: Final = StoredModality(
+    "videos",
+    "a video",
+    2,
+    "video",
+    "video_too_large",
+    VIDEO_SUFFIXES,
+    lambda content: video_format_of(content) is not None,
+    _read_video,
+    {
+        "width": (1, MAX_FRAME_SIDE),
+        "height": (1, MAX_FRAME_SIDE),
+        "orientation": (1, 8),
+        "format": _formats(2, VIDEO_FORMAT_NAMES),
+        "frames": (1, MAX_VIDEO_FRAMES),
+        "microseconds": (1, MAX_VIDEO_SECONDS * MICROSECONDS),
+    },
+    lambda fields: fields["width"].astype(np.int64) * fields["height"],
+    MAX_FRAME_PIXELS,
+    "pixels",
+)
+MODALITIES: Final = (IMAGES, AUDIO, VIDEO)
+ENDINGS: Final = {modality.ending: modality for modality in MODALITIES}
+Media = tuple[StoredModality, ...]
+"""Modalities that are parts of samples, in the order in which members are tried: WebM may be sound alone."""
+ONLY_IMAGES: Final = (IMAGES,)
 
 
-def media_of(content: bytes, serves_audio: bool) -> StoredModality | None:
+def served_media(audio: bool, video: bool) -> Media:
+    """What is served: images, and what else is asked for."""
+    return (IMAGES, *((VIDEO,) if video else ()), *((AUDIO,) if audio else ()))
+
+
+def media_of(content: bytes, media: Media) -> StoredModality | None:
     """The modality of a file by how it begins; None for anything else."""
-    known = MODALITIES if serves_audio else MODALITIES[:1]
-    return next((modality for modality in known if modality.matches(content)), None)
+    return next((modality for modality in media if modality.matches(content)), None)
 
 
 def modality_of_part(part: ImagePart) -> StoredModality:
     """The modality of a part of a sample."""
-    return MODALITIES[part.format >> _FORMAT_BITS]
+    return MODALITIES[bisect_right(_FIRST_FORMATS, part.format) - 1]
 
 
 def is_long_clip(part: ImagePart) -> bool:
@@ -140,4 +205,4 @@ def is_long_clip(part: ImagePart) -> bool:
 
 def modality_of_format(number: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """The number of the modality that each format of an index is of. uint8 [m]."""
-    return (number >> _FORMAT_BITS).astype(np.uint8)
+    return (np.searchsorted(_FIRST_FORMATS, number, "right") - 1).astype(np.uint8)

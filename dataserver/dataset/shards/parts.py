@@ -27,7 +27,7 @@ class ExternalPart(NamedTuple):
 class ImagePart(NamedTuple):
     """One image in a shard: position in bytes, upright size in pixels, EXIF orientation, index into `FORMAT_NAMES`.
 
-    Its fields are those of `columns.IMAGE_TYPE`, in that order.
+    Its fields are those of `columns.MEDIA_TYPE`, in that order; an index without videos has those of `IMAGE_TYPE`.
     """
 
     offset: int
@@ -37,6 +37,10 @@ class ImagePart(NamedTuple):
     height: int
     orientation: int
     format: int
+    frames: int = 0
+    """Of a video."""
+    microseconds: int = 0
+    """That its frames take."""
 
     def in_joined(self, number: int) -> Self:
         """Return the image where it lies in a joined file instead of the shard."""

@@ -1,5 +1,6 @@
 """The members that a row of a table, or an object of a manifest, becomes."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -8,7 +9,7 @@ from dataserver.dataset.kinds import DUPLICATE_KEY, UNUSED_PART
 from dataserver.dataset.shards.conversations import conversation_document, turns_of
 from dataserver.dataset.shards.interface import Member
 from dataserver.dataset.shards.members import MAX_TEXT_BYTES, parse_document
-from dataserver.dataset.shards.modalities import AUDIO, modality_of_part
+from dataserver.dataset.shards.modalities import ENDINGS, IMAGES, MODALITIES, modality_of_part
 from dataserver.dataset.shards.parts import ImagePart, Value
 from dataserver.dataset.shards.tar import name_problem
 
@@ -17,7 +18,6 @@ CAPTION_NAMES: Final = ("txt", "text", "caption")
 """The first of these that a file has as a column of strings is used; else rows have numbers, and no caption."""
 JSON_NAME: Final = "json"
 TEXTS_NAME: Final = "texts"
-CLIP_ENDING: Final = "clip"
 
 
 class Row(NamedTuple):
@@ -46,7 +46,7 @@ class NamedColumn(Protocol):
 
     @property
     def ending(self) -> str:
-        """What names of members end in: `img`, or `CLIP_ENDING` where they must be audio."""
+        """What names of members end in (`StoredModality.ending`): all but `img` say what they must be."""
 
 
 def row_members(
@@ -82,20 +82,20 @@ def row_members(
     is_document = isinstance(texts, list)
     listed = next((position for position, column in enumerate(columns) if column.is_list), 0)
     named: list[str | None] = []
-    clips: set[str] = set()
+    others = dict[str, str]()
     for position, (column, values, path) in enumerate(zip(columns, images, row.paths, strict=True)):
         prefix = f"{column.name.lower()}." if position else ""
         found = dict(_column_members(key, prefix, column, values, path, is_document))
         yield from (member for member in found.values() if member is not None)
-        clips |= {name for name, member in found.items() if member is not None and _is_clip(member)}
+        others |= {name: kind for name, m in found.items() if m is not None and (kind := _other_than_image(m))}
         if position == listed:
             named = [name if member is not None else None for name, member in found.items()]
     if is_document and any(column.is_list for column in columns):
         document["images"] = named
     turns, names = turns_of(document), [name for name in named if name is not None]
     is_conversation = bool(turns) and (are_chats or not (isinstance(row.caption, bytes) or is_document))
-    if (is_conversation and clips) or (is_document and not clips <= _names_in(document)):
-        parsed = _unread_clips(turns if is_conversation else "", len(clips))
+    if (is_conversation and others) or (is_document and not others.keys() <= _names_in(document)):
+        parsed = _unread_media(turns if is_conversation else "", list(others.values()))
         yield Member("json", 0, 0, None, key=key, parsed=parsed)
         return
     if is_conversation and are_chats:
@@ -131,7 +131,7 @@ def _column_members(
         if part is None and (stated := _path(paths, n)):
             part = _without_bytes(column.name, stated)
         member = None if part is None else _image_member(name, key, part)
-        yield f"{key}.{name}", member if member is None else member._replace(is_clip=column.ending == CLIP_ENDING)
+        yield f"{key}.{name}", member if member is None else member._replace(modality=ENDINGS[column.ending].number)
 
 
 def _conversation(key: str, document: dict[str, Any], turns: str, images: Sequence[str]) -> Member:
@@ -144,21 +144,26 @@ def _conversation(key: str, document: dict[str, Any], turns: str, images: Sequen
     return Member("json", 0, 0, None, key=key, parsed=_too_large(found) or found)
 
 
-def _is_clip(member: Member) -> bool:
-    """Whether a member of a column is audio, or would be if it could be used."""
-    return member.is_clip or (isinstance(member.parsed, ImagePart) and modality_of_part(member.parsed) is AUDIO)
+def _other_than_image(member: Member) -> str:
+    """The modality of a member of a column, or what it would be if it could be used; nothing of an image."""
+    found = MODALITIES[member.modality]
+    if isinstance(member.parsed, ImagePart):
+        found = modality_of_part(member.parsed)
+    return "" if found is IMAGES else found.name
 
 
 def _names_in(document: Mapping[str, Any]) -> set[str]:
-    """What a document names as its images and clips."""
+    """What a document names as its images, clips and videos."""
     named = document.get("images")
     return {name for name in named if isinstance(name, str)} if isinstance(named, list) else set()
 
 
-def _unread_clips(turns: str, num_clips: int) -> SampleError:
-    """Why a row with clips that its text has no places for is left out."""
+def _unread_media(turns: str, kinds: Sequence[str]) -> SampleError:
+    """Why a row with clips or videos that its text has no places for is left out."""
+    found = ", ".join(f"{number} {kind}" for kind, number in sorted(Counter(kinds).items()))
+    named = " and ".join(word for kind, word in (("clips", "audio"), ("videos", "video")) if kind in kinds)
     what = f"a conversation ({turns})" if turns else "a document, whose places its first list fills,"
-    return SampleError("bad_document", f"{what} names audio ({num_clips} clips); that is not read yet")
+    return SampleError("bad_document", f"{what} names {named} ({found}); that is not read yet")
 
 
 def _image_member(name: str, key: str, part: ImagePart | SampleError | bytes) -> Member:

@@ -8,6 +8,7 @@ An image-text pair is `KEY.<image>` + `KEY.txt` (or the `caption` of `KEY.json`)
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
@@ -26,7 +27,16 @@ from dataserver.dataset.shards.chat import read_conversation
 from dataserver.dataset.shards.conversations import TURN_NAMES, turns_of
 from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES, Member, Split
 from dataserver.dataset.shards.members import BYTE_ORDER_MARK, caught, decode_text, parse_json, usable_caption
-from dataserver.dataset.shards.modalities import AUDIO, IMAGES, StoredModality, modality_of_part
+from dataserver.dataset.shards.modalities import (
+    AUDIO,
+    IMAGES,
+    MODALITIES,
+    ONLY_IMAGES,
+    VIDEO,
+    Media,
+    StoredModality,
+    modality_of_part,
+)
 from dataserver.dataset.shards.parts import IMAGE, TEXT, ImagePart, Scalar
 from dataserver.dataset.shards.tar import sample_key, show, split_at_last_dot, split_name
 
@@ -55,10 +65,17 @@ class SampleRules:
     """Texts besides a sample's own that are looked for in its members."""
     images: frozenset[str] = frozenset()
     """Extensions of the members that images may be; all where it is empty."""
-    audio: bool = False
-    """Whether members that are audio are parts of their samples."""
+    media: Media = ONLY_IMAGES
+    """What members are parts of their samples."""
     are_chats: bool = False
     """Whether every sample is a conversation, whose messages are stored."""
+
+    def unused(self, extension: str) -> str:
+        """The modality of a member that is not served, by its extension; empty where it is none of these."""
+        kind = extension.rpartition(".")[2]
+        if any(kind in modality.suffixes for modality in self.media):
+            return ""
+        return next((modality.name for modality in (AUDIO, VIDEO) if kind in modality.suffixes), "")
 
     @property
     def split(self) -> Split:
@@ -96,8 +113,8 @@ class Seen:
 
     keys: set[str] = field(default_factory=set)
     has_images: bool = False
-    num_clips: int = 0
-    """Members that claim to be audio, where these are ignored."""
+    num_unused: Counter[str] = field(default_factory=Counter)
+    """Members that claim to be of a modality that is ignored, by its name."""
     num_long_clips: int = 0
     """Clips of samples that are longer than any job reads."""
     lone_images: dict[str, str] = field(default_factory=dict)
@@ -113,8 +130,8 @@ class _Group:
     num_members: int = 0
     images: dict[str, ImagePart | SampleError] = field(default_factory=dict)
     """Image members by extension, in the order of the tar."""
-    clips: dict[str, ImagePart | SampleError] = field(default_factory=dict)
-    """Audio members in the same way, where they are served."""
+    others: dict[str, ImagePart | SampleError] = field(default_factory=dict)
+    """Members that are audio or videos in the same way, where they are served."""
     texts: dict[str, str | SampleError] = field(default_factory=dict)
     """Members that are captions, by extension."""
     entries: dict[str, dict[str, Any] | SampleError] = field(default_factory=dict)
@@ -126,8 +143,8 @@ class _Group:
 
     @property
     def media(self) -> dict[str, ImagePart | SampleError]:
-        """Image and audio members."""
-        return self.images | self.clips
+        """Members that are images, audio or videos."""
+        return self.images | self.others
 
     @property
     def types(self) -> set[str]:
@@ -194,8 +211,7 @@ def _finish(group: _Group | None, seen: Seen, findings: Findings, joined: "Joine
         return
     if group.media:
         seen.has_images = True
-    if not group.rules.audio:
-        seen.num_clips += sum(extension.rpartition(".")[2] in AUDIO.suffixes for extension in group.extensions)
+    seen.num_unused.update(filter(None, map(group.rules.unused, group.extensions)))
     if group.key in seen.keys:
         findings.add(
             group.key,
@@ -242,8 +258,8 @@ def _add_member(group: _Group, extension: str, member: Member, findings: Finding
             _add_captions(group, extension, member)
     elif group.rules.images and extension not in group.rules.images:
         return
-    elif (modality := claimed(extension, member, group.rules.audio)) is not None:
-        duplicate = _add_media(group.clips if modality is AUDIO else group.images, modality, extension, member)
+    elif (modality := claimed(extension, member, group.rules.media)) is not None:
+        duplicate = _add_media(group.images if modality is IMAGES else group.others, modality, extension, member)
     if duplicate:
         findings.add(group.key, DUPLICATE_MEMBER, f"{member.name} comes twice; the first is kept")
 
@@ -266,14 +282,13 @@ def _add_captions(group: _Group, extension: str, member: Member) -> None:
         group.entries[extension] = caught(parse_json, member)
 
 
-def claimed(extension: str, member: Member, serves_audio: bool) -> StoredModality | None:
+def claimed(extension: str, member: Member, media: Media) -> StoredModality | None:
     """The modality that a member is of, or claims to be of."""
     if isinstance(member.parsed, ImagePart):
         return modality_of_part(member.parsed)
-    if member.is_clip:
-        return AUDIO
-    known = (IMAGES, AUDIO) if serves_audio else (IMAGES,)
-    return next((modality for modality in known if claims(modality, extension, member)), None)
+    if member.modality:
+        return MODALITIES[member.modality]
+    return next((modality for modality in media if claims(modality, extension, member)), None)
 
 
 def claims(modality: StoredModality, extension: str, member: Member) -> bool:
@@ -286,8 +301,7 @@ def claims(modality: StoredModality, extension: str, member: Member) -> bool:
 def media_member(modality: StoredModality, member: Member) -> ImagePart:
     """Return what an index holds of a member of a modality. Raises SampleError where it is too large or none."""
     if member.content is None:
-        kind = "audio_too_large" if modality is AUDIO else "image_too_large"
-        raise SampleError(kind, f"{member.length} bytes, limit {MAX_MEMBER_BYTES}")
+        raise SampleError(modality.too_large, f"{member.length} bytes, limit {MAX_MEMBER_BYTES}")
     return modality.read(member.content, member.offset)
 
 
@@ -405,11 +419,11 @@ def _dots(group: _Group) -> str:
 
 
 def _images_of(group: _Group, findings: Findings) -> tuple[ImagePart, ...]:
-    """Return the images of a sample without a document, all or the first one, and behind them all of its clips."""
-    clips = _in_name_order(group.clips)
+    """Return the images of a sample without a document, all or the first one, and then all of its clips and videos."""
+    others = _in_name_order(group.others)
     if not group.images:
-        return clips
-    return ((*_in_name_order(group.images),) if group.rules.all_images else (_pair_image(group, findings),)) + clips
+        return others
+    return ((*_in_name_order(group.images),) if group.rules.all_images else (_pair_image(group, findings),)) + others
 
 
 def _pair_image(group: _Group, findings: Findings) -> ImagePart:
@@ -430,7 +444,7 @@ def _pair_image(group: _Group, findings: Findings) -> ImagePart:
 
 
 def _in_name_order(media: Mapping[str, ImagePart | SampleError]) -> tuple[ImagePart, ...]:
-    """Return all images, or clips, by their names, numbers in these by their values; one that is broken takes the
+    """Return all images, or all else, by their names, numbers in these by their values; one that is broken takes the
     sample with it, as in a document."""
     return tuple(_image(media[extension]) for extension in sorted(media, key=_in_numbers))
 

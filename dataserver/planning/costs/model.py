@@ -24,6 +24,11 @@ def forward_ns(cost: Cost, sizes: I64) -> I64:
     return time
 
 
+def items_ns(cost: Cost, sizes: I64, depths: I64 | None) -> I64:
+    """`forward_ns` of items; a video's groups of frames, int64 [n], do not attend to each other."""
+    return forward_ns(cost, sizes) if depths is None else depths * forward_ns(cost, sizes // depths)
+
+
 def backward_ns(cost: Cost, forward: I64) -> I64:
     """Backward time for a forward time, int64 of the same shape."""
     time: I64 = forward * cost.backward_percent // 100

@@ -79,7 +79,9 @@ def microbatch_sizes(plan: StepPlan, module: ModuleSpec) -> tuple[I64, I64, I64]
     arrangement = plan.arrangement(module.name)
     sizes = (plan.samples.tokens if module.holds_samples else plan.samples.patches)[arrangement.item]
     place = arrangement.rank * plan.num_microbatches + arrangement.microbatch
-    values, places = (np.ones_like(sizes), sizes, sizes * sizes), module.dp * plan.num_microbatches
+    depths = None if module.holds_samples else plan.samples.depths(arrangement.item)
+    squares = sizes * sizes if depths is None else sizes * sizes // depths  # frames of a video see their own group
+    values, places = (np.ones_like(sizes), sizes, squares), module.dp * plan.num_microbatches
     count, total, squares = (bin_loads(v, place, places).reshape(module.dp, -1) for v in values)
     if module.name == plan.groups.module:
         groups = zip(plan.groups.microbatch, plan.groups.first_rank, plan.groups.degree, strict=True)

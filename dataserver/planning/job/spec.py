@@ -205,7 +205,7 @@ class JobSpec(SpecModel):
     def _check_datasets(self) -> None:
         """Every dataset that a module names is there, and named by one module of a kind."""
         known = {d.name for d in self.stream.datasets}
-        reading = ((ModuleKind.ENCODER, Modality.IMAGE), (ModuleKind.ENCODER, Modality.AUDIO))
+        reading = ((ModuleKind.ENCODER, reads) for reads in (Modality.IMAGE, Modality.AUDIO, Modality.VIDEO))
         for kind, reads in (*reading, (ModuleKind.GENERATOR, Modality.IMAGE)):
             modules = [m for m in self.execution.of_kind(kind) if m.reads is reads]
             named = [name for m in modules for name in m.datasets or ()]
@@ -225,7 +225,7 @@ class JobSpec(SpecModel):
                 )
 
     def module_of_dataset(self, kind: ModuleKind, reads: Modality = Modality.IMAGE) -> tuple[ModuleSpec | None, ...]:
-        """For each dataset of the stream the module of a kind that handles its images, or clips, if there is one."""
+        """For each dataset of the stream the module of a kind that handles its images (clips, videos), if any does."""
         modules = [m for m in self.execution.of_kind(kind) if m.reads is reads]
         rest = next((m for m in modules if m.datasets is None), None)
         return tuple(

@@ -9,14 +9,14 @@ import numpy as np
 
 from dataserver.planning import I64, Bool
 from dataserver.planning.balancing import BALANCERS, BinBudget, bin_totals
-from dataserver.planning.costs.model import forward_ns
+from dataserver.planning.costs.model import items_ns
 from dataserver.planning.job.fields import BalancePolicy, Modality, ModuleKind, ModuleSpec, Stream
 from dataserver.planning.job.spec import JobSpec
 from dataserver.planning.plan.naming import counted
 from dataserver.planning.plan.placement import Placement
 from dataserver.planning.plan.plan import Arrangement, Routing
 from dataserver.planning.stream.item_sizes import item_tokens, token_grids
-from dataserver.planning.stream.samples import AUDIO, StepSamples, Task
+from dataserver.planning.stream.samples import MODALITY_NUMBERS, StepSamples, Task
 from dataserver.planning.stream.sizing import MicrobatchTooLargeError
 
 if TYPE_CHECKING:  # kernels are imported where they are called
@@ -73,7 +73,15 @@ def in_order_of(*keys: I64) -> I64:
     return order
 
 
-def spread_images(module: ModuleSpec, sizes: I64, backbone_rank: I64, wave: I64, dp: int, components: int) -> I64:
+def spread_images(
+    module: ModuleSpec,
+    sizes: I64,
+    backbone_rank: I64,
+    wave: I64,
+    dp: int,
+    components: int,
+    depths: I64 | None = None,
+) -> I64:
     """The rank of each image of an encoder or generator, as its balance, padding and memory ask for. int64 [k].
 
     - `none`: the rank beside that of the image's sample.
@@ -90,6 +98,7 @@ def spread_images(module: ModuleSpec, sizes: I64, backbone_rank: I64, wave: I64,
         wave: int64 [k].
         dp: backbone ranks.
         components: independent sets of ranks; it divides both degrees.
+        depths: int64 [k], groups of frames of videos, where there are any.
 
     Raises:
         WaveTooLargeError: no way was found to keep every rank's part of every wave within the module's memory.
@@ -103,9 +112,9 @@ def spread_images(module: ModuleSpec, sizes: I64, backbone_rank: I64, wave: I64,
     elif width == 1:
         rank = component * width
     elif module.padded:
-        return _balanced_waves(module, "padded", sizes, wave, component, components)
+        return _balanced_waves(module, "padded", sizes, depths, wave, component, components)
     else:
-        return _first_to_finish(module, sizes, wave, component, components)
+        return _first_to_finish(module, sizes, depths, wave, component, components)
     _check_memory(module, sizes, rank, wave)
     return rank
 
@@ -128,22 +137,32 @@ def dealt_out(wave: I64, num_ranks: int) -> I64:
     return rank
 
 
-def _first_to_finish(module: ModuleSpec, sizes: I64, wave: I64, component: I64, components: int) -> I64:
+def _first_to_finish(
+    module: ModuleSpec, sizes: I64, depths: I64 | None, wave: I64, component: I64, components: int
+) -> I64:
     """`lpt`; where that runs out of memory, LPT of each wave by itself, which is repaired by exchanges."""
     from dataserver.planning.kernels.spreading import first_to_finish
 
-    loads = forward_ns(module.cost, sizes)
+    loads = items_ns(module.cost, sizes, depths)
     order = np.argsort(-loads, kind="stable")
     order = order[in_order_of(wave[order])]
     need, budget = (np.zeros_like(sizes), 0) if module.memory is None else (sizes, module.memory.units)
     rank, left_over = first_to_finish(loads, need, order, wave, component, components, module.dp // components, budget)
-    return rank if left_over < 0 else _balanced_waves(module, "lpt", sizes, wave, component, components)
+    return rank if left_over < 0 else _balanced_waves(module, "lpt", sizes, depths, wave, component, components)
 
 
-def _balanced_waves(module: ModuleSpec, balancer: str, sizes: I64, wave: I64, component: I64, components: int) -> I64:
+def _balanced_waves(
+    module: ModuleSpec,
+    balancer: str,
+    sizes: I64,
+    depths: I64 | None,
+    wave: I64,
+    component: I64,
+    components: int,
+) -> I64:
     """Every wave of every component by a balancer of that name."""
     width = module.dp // components
-    loads, rank = forward_ns(module.cost, sizes), np.empty_like(sizes)
+    loads, rank = items_ns(module.cost, sizes, depths), np.empty_like(sizes)
     finish = np.zeros((components, width), np.int64)
     key = wave * components + component
     order = np.argsort(key, kind="stable")
@@ -205,7 +224,7 @@ def _of_modality(module: ModuleSpec, samples: StepSamples, images: I64) -> Bool:
     """Which of some images, int64 [k], are of what a module reads. bool [k]."""
     if samples.image_modality is None:
         return np.full(len(images), module.reads is Modality.IMAGE)
-    found: Bool = (samples.image_modality[images] == AUDIO) == (module.reads is Modality.AUDIO)
+    found: Bool = samples.image_modality[images] == MODALITY_NUMBERS[module.reads]
     return found
 
 

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from dataserver.planning import I64
 from dataserver.planning.balancing import bin_totals
-from dataserver.planning.costs.model import forward_ns
+from dataserver.planning.costs.model import forward_ns, items_ns
 from dataserver.planning.job.fields import ModuleSpec
 from dataserver.planning.job.spec import Execution
 from dataserver.planning.plan.plan import ArrangedStep, Arrangement
@@ -14,6 +16,13 @@ from dataserver.planning.stream.samples import StepSamples
 def item_sizes(module: ModuleSpec, samples: StepSamples) -> I64:
     """Tokens of every sample, or patches of every image: what the items of a module are sized in. int64."""
     return samples.tokens if module.holds_samples else samples.patches
+
+
+def item_times(module: ModuleSpec, samples: StepSamples) -> I64:
+    """Forward time of every sample, or of every image. int64."""
+    if module.holds_samples or samples.image_depths is None:
+        return forward_ns(module.cost, item_sizes(module, samples))
+    return items_ns(module.cost, samples.patches, samples.image_depths.astype(np.int64))
 
 
 def loads(execution: Execution, plan: ArrangedStep) -> dict[str, I64]:
@@ -33,7 +42,7 @@ def item_sums(module: ModuleSpec, arrangement: Arrangement, values: I64, num_mic
 
 def microbatch_loads(module: ModuleSpec, plan: ArrangedStep) -> I64:
     """Forward time of every microbatch in the whole module, padding included. int64 [dp, microbatches]."""
-    times = forward_ns(module.cost, item_sizes(module, plan.samples))
+    times = item_times(module, plan.samples)
     return module.cost.microbatch_ns + item_sums(module, plan.arrangement(module.name), times, plan.num_microbatches)
 
 

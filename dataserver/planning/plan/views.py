@@ -43,8 +43,8 @@ class ViewPlan:
     """The entries of this microbatch that leave or reach this rank."""
     images_on_some_ranks: bool
     """Whether the job asks for modality parity, and this microbatch has none."""
-    reads_audio: bool = False
-    """Whether items are clips."""
+    reads: Modality = Modality.IMAGE
+    """What items are, where they are no samples."""
 
     @property
     def num_items(self) -> int:
@@ -81,7 +81,7 @@ def view_plan(spec: JobSpec, plan: StepPlan, module: str, rank: int, microbatch:
             if module in (r.source_module, r.target_module)
         ),
         images_on_some_ranks=bool(spec.execution.modality_parity) and not has_parity(spec.execution, plan, microbatch),
-        reads_audio=found.reads is Modality.AUDIO,
+        reads=found.reads,
     )
 
 

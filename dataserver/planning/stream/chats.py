@@ -73,8 +73,8 @@ def fit_chats(
         chats: what else is known.
         cut_at_turn: cut one that is too long behind the last answer that fits; else it is left out.
     """
-    rows, columns, layout = item_grids(image_offsets, widths, heights, None, stream.sizing)
-    sized = SampleSizes(text_tokens.astype(np.int64), image_offsets, rows, columns, image_layout=layout)
+    rows, columns, media = item_grids(image_offsets, widths, heights, None, stream.sizing)
+    sized = SampleSizes(text_tokens.astype(np.int64), image_offsets, rows, columns, **media)
     sizes = item_tokens(sized, stream.sizing) + item_marks(sized, stream.sizing)
     before = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
     images = np.diff(image_offsets)

@@ -11,7 +11,7 @@ from dataserver.planning import I32, I64, U8, U64, yield_point
 from dataserver.planning.job.fields import SINGLE_STEP, PlanLimits, Stream
 from dataserver.planning.stream.captions import OWN_CAPTION, Captions
 from dataserver.planning.stream.chats import ChatColumns, fit_chats
-from dataserver.planning.stream.item_sizes import joined_layout, joined_modality
+from dataserver.planning.stream.item_sizes import VideoLengths, joined_media, picked_media
 from dataserver.planning.stream.order import Part, Span, StreamOrder
 from dataserver.planning.stream.randomness import dataset_key
 from dataserver.planning.stream.samples import SampleSizes, ShardTable, StepSamples, ranges, row_sums
@@ -29,13 +29,15 @@ class ShardColumns:
     image_offsets: I64
     """int64 [n + 1]: first image of each sample."""
     image_width: I32
-    """int32 [m]: upright width of each image in pixels; of a clip the samples of a channel."""
+    """int32 [m]: upright width of each image or frame in pixels; of a clip the samples of a channel."""
     image_height: I32
-    """int32 [m]: upright height of each image in pixels; of a clip its samples in a second."""
+    """int32 [m]: upright height of each image or frame in pixels; of a clip its samples in a second."""
     caption_tokens: I64 | None = None
     """int64 [captions, n]: tokens of each caption, where samples draw one; the texts are then the longest ones."""
     image_modality: U8 | None = None
-    """uint8 [m]: what each is, an image or a clip; None where all are images."""
+    """uint8 [m]: what each is, an image, a clip or a video; None where all are images."""
+    lengths: VideoLengths | None = None
+    """Of videos, where there are any."""
     chats: ChatColumns | None = None
     """Of conversations. Each is one text."""
 
@@ -71,6 +73,7 @@ def size_rows(
         where,
         None if drawn is None else captions.expected(drawn),
         None if columns.image_modality is None else columns.image_modality[images],
+        lengths=None if columns.lengths is None else columns.lengths.pick(images),
     )
     return replace(table, caption_tokens=drawn)
 
@@ -113,16 +116,14 @@ class Window:
         begin, end = np.searchsorted(self.first, (span.first, span.last)).tolist()
         offsets = self.sizes.image_offsets[begin : end + 1]
         images = slice(int(offsets[0]), int(offsets[-1]))
-        modality, layout = self.sizes.image_modality, self.sizes.image_layout
         targets = self.sizes.targets
         return self.sample[begin:end], SampleSizes(
             text_tokens=self.sizes.text_tokens[begin:end],
             image_offsets=offsets - offsets[0],
             image_rows=self.sizes.image_rows[images],
             image_columns=self.sizes.image_columns[images],
-            image_modality=None if modality is None else modality[images],
+            **picked_media(self.sizes, images),
             targets=None if targets is None else targets[begin:end],
-            image_layout=None if layout is None else layout[images],
         )
 
 
@@ -174,15 +175,14 @@ def pick_sizes(tables: Sequence[SampleSizes], at: I64) -> SampleSizes:
     from dataserver.planning.kernels.gathered import Sizes, picked
 
     sizes = Sizes(*map(np.concatenate, _columns(tables)))
-    modality, layout = joined_modality(tables), joined_layout(tables)
-    if modality is not None or layout is not None:
+    media = joined_media(tables)
+    if media:
         first = sizes.image_offsets[at]
         images = ranges(first, sizes.image_offsets[at + 1] - first)
-        modality = None if modality is None else modality[images]
-        layout = None if layout is None else layout[images]
+        media = {name: column[images] for name, column in media.items()}
     targets = [table.targets for table in tables if table.targets is not None]  # of all tables of a dataset or of none
     of = np.concatenate(targets)[at] if targets else None
-    return SampleSizes(*picked(sizes, at), image_modality=modality, targets=of, image_layout=layout)
+    return SampleSizes(*picked(sizes, at), **media, targets=of)
 
 
 def pick_rows(table: ShardTable, at: I64) -> ShardTable:
@@ -190,10 +190,9 @@ def pick_rows(table: ShardTable, at: I64) -> ShardTable:
     sizes = pick_sizes([table], at)
     images = sizes.image_offsets, sizes.image_rows, sizes.image_columns
     tokens = None if table.caption_tokens is None else table.caption_tokens[:, at]
-    rest, modality, layout = (table.row[at], table.nominal[at], tokens), sizes.image_modality, sizes.image_layout
-    return ShardTable(
-        sizes.text_tokens, *images, *rest, image_modality=modality, targets=sizes.targets, image_layout=layout
-    )
+    rest = table.row[at], table.nominal[at], tokens
+    media = picked_media(sizes, slice(None))
+    return ShardTable(sizes.text_tokens, *images, *rest, **media, targets=sizes.targets)
 
 
 def _columns(tables: Sequence[SampleSizes]) -> tuple[list[NDArray[Any]], ...]:

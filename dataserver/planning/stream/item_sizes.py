@@ -1,16 +1,28 @@
-"""Sizes of images and clips from metadata, and the tokens that they take in the backbone."""
+"""Sizes of images, clips and videos from metadata, and the tokens that they take in the backbone."""
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dataserver.planning import I32, I64, U8, Bool
-from dataserver.planning.job.fields import HOP, LEAST_FRAMES, SAMPLE_RATE, AudioSizing, Sizing, clip_positions
+from dataserver.planning.job.fields import (
+    HOP,
+    LEAST_FRAMES,
+    SAMPLE_RATE,
+    AudioSizing,
+    Sizing,
+    VideoSizing,
+    clip_positions,
+    frame_groups,
+)
 from dataserver.planning.stream.grids import image_layouts, patch_grids, stacked_grids
-from dataserver.planning.stream.samples import AUDIO, SampleSizes, StepSamples, row_sums
+from dataserver.planning.stream.samples import AUDIO, IMAGE, VIDEO, SampleSizes, StepSamples, row_sums
 from dataserver.planning.stream.tiles import LAYOUT, layout_tokens, mark_tokens
 
 _DEFAULT_AUDIO = AudioSizing.model_construct()
+_DEFAULT_VIDEO = VideoSizing.model_construct()
 
 
 def audio_sizing(sizing: Sizing) -> AudioSizing:
@@ -18,34 +30,65 @@ def audio_sizing(sizing: Sizing) -> AudioSizing:
     return sizing.audio or _DEFAULT_AUDIO
 
 
-def item_grids(
-    offsets: I64, widths: I32, heights: I32, modality: U8 | None, sizing: Sizing, lone: Bool | None = None
-) -> tuple[I32, I32, I32 | None]:
-    """Rows and columns of each item, int32 [m] each: of an image its patches, of a clip 1 and its positions.
+def video_sizing(sizing: Sizing) -> VideoSizing:
+    """How videos are sized: as Qwen2-VL's, where a job does not say."""
+    return sizing.video or _DEFAULT_VIDEO
 
-    Behind them, where images are cut into tiles, the layout of each, int32 [m, 6]; zeros of a clip.
+
+class VideoLengths(NamedTuple):
+    """What is known of the time that videos take; zeros of other items."""
+
+    frames: I32
+    """int32 [m]."""
+    microseconds: I64
+    """int64 [m]."""
+
+    def pick(self, items: I64 | slice) -> Self:
+        """Those of some items."""
+        return self._replace(frames=self.frames[items], microseconds=self.microseconds[items])
+
+
+def item_grids(
+    offsets: I64,
+    widths: I32,
+    heights: I32,
+    modality: U8 | None,
+    sizing: Sizing,
+    lone: Bool | None = None,
+    lengths: VideoLengths | None = None,
+) -> tuple[I32, I32, dict[str, NDArray[Any]]]:
+    """Rows and columns of each item, int32 [m] each, and what else `SampleSizes` has of items, by name.
+
+    Where images are cut into tiles, the layout of each is among these, int32 [m, 6]; zeros of a clip or a video.
 
     Args:
         offsets: int64 [n + 1]: first item of each sample.
-        widths: int32 [m]: upright width of an image in pixels, samples of a clip's channel.
+        widths: int32 [m]: upright width of an image or a frame in pixels, samples of a clip's channel.
         heights: int32 [m]: upright height in pixels, samples of a clip in a second.
         modality: uint8 [m], as in `SampleSizes`.
-        sizing: of both.
+        sizing: of all.
         lone: bool [m]: whether each is the only image of its sample; by default as `offsets` has it.
+        lengths: of videos.
     """
-    is_image = np.ones(len(widths), np.bool_) if modality is None else modality != AUDIO
+    is_image = np.ones(len(widths), np.bool_) if modality is None else modality == IMAGE
     if lone is None:
         lone = np.repeat(row_sums(is_image, offsets) == 1, np.diff(offsets))
     layouts = _layouts(widths, heights, is_image, lone, sizing)
+    media = {name: a for name, a in (("image_modality", modality), ("image_layout", layouts)) if a is not None}
     if modality is None:
-        return *_grids(widths, heights, layouts, sizing), layouts
-    is_clip = ~is_image
+        return *_grids(widths, heights, layouts, sizing), media
+    is_clip, is_video = modality == AUDIO, modality == VIDEO
     rows, columns = np.ones(len(widths), np.int32), np.empty(len(widths), np.int32)
     of_images = None if layouts is None else layouts[is_image]
     rows[is_image], columns[is_image] = _grids(widths[is_image], heights[is_image], of_images, sizing)
     positions = _positions(widths[is_clip].astype(np.int64), heights[is_clip].astype(np.int64), audio_sizing(sizing))
     columns[is_clip] = positions
-    return rows, columns, layouts
+    if lengths is not None:
+        media["image_depths"] = depths = np.ones(len(widths), np.int32)
+        depths[is_video] = _groups(lengths.frames[is_video], lengths.microseconds[is_video], video_sizing(sizing))
+        down, columns[is_video] = patch_grids(widths[is_video], heights[is_video], sizing.of_frames)
+        rows[is_video] = down * depths[is_video]
+    return rows, columns, media
 
 
 def _layouts(widths: I32, heights: I32, is_image: Bool, lone: Bool, sizing: Sizing) -> I32 | None:
@@ -60,6 +103,12 @@ def _layouts(widths: I32, heights: I32, is_image: Bool, lone: Bool, sizing: Sizi
 
 def _grids(widths: I32, heights: I32, layouts: I32 | None, sizing: Sizing) -> tuple[I32, I32]:
     return patch_grids(widths, heights, sizing) if layouts is None else stacked_grids(layouts, sizing)
+
+
+def _groups(frames: I32, microseconds: I64, sizing: VideoSizing) -> I64:
+    """`frame_groups` of many videos. int64 [k]."""
+    found = [frame_groups(n, us, sizing) for n, us in zip(frames.tolist(), microseconds.tolist(), strict=True)]
+    return np.array(found, np.int64)
 
 
 def _positions(samples: I64, sample_rates: I64, sizing: AudioSizing) -> I64:
@@ -79,13 +128,14 @@ def item_tokens(sizes: SampleSizes | StepSamples, sizing: Sizing) -> I64:
     of_images = patches // sizing.merge**2 if layouts is None else layout_tokens(layouts, sizing)
     if sizes.image_modality is None:
         return of_images
-    return np.where(sizes.image_modality == AUDIO, patches // audio_sizing(sizing).merge, of_images)
+    others = np.where(sizes.image_modality == AUDIO, patches // audio_sizing(sizing).merge, patches // sizing.merge**2)
+    return np.where(sizes.image_modality == IMAGE, of_images, others)
 
 
 def item_marks(sizes: SampleSizes | StepSamples, sizing: Sizing) -> I64:
     """Tokens of text before and between the embeddings of each item, int64 [m] (`Sizing.marks`)."""
     found = mark_tokens(sizes.image_layout, len(sizes.image_rows), sizing)
-    return found if sizes.image_modality is None else np.where(sizes.image_modality == AUDIO, 0, found)
+    return found if sizes.image_modality is None else np.where(sizes.image_modality == IMAGE, found, 0)
 
 
 def token_grids(sizes: SampleSizes | StepSamples, sizing: Sizing) -> tuple[I32, I32, int]:
@@ -96,24 +146,28 @@ def token_grids(sizes: SampleSizes | StepSamples, sizing: Sizing) -> tuple[I32, 
     return tokens, np.ones_like(tokens), 1
 
 
-def has_audio(sizes: SampleSizes) -> Bool:
-    """Samples with clips. bool [n]."""
+def has_others(sizes: SampleSizes) -> Bool:
+    """Samples with clips or videos. bool [n]."""
     if sizes.image_modality is None:
         return np.zeros(len(sizes), np.bool_)
-    found: Bool = row_sums(sizes.image_modality == AUDIO, sizes.image_offsets) > 0
+    found: Bool = row_sums(sizes.image_modality != IMAGE, sizes.image_offsets) > 0
     return found
 
 
-def joined_layout(parts: Sequence[SampleSizes | StepSamples]) -> I32 | None:
-    """The layouts of the images of several, one after the other; those of one job all have them, or none does."""
-    found = [part.image_layout for part in parts if part.image_layout is not None]
-    return np.concatenate(found) if found else None
+def joined_media(parts: Sequence[SampleSizes | StepSamples]) -> dict[str, NDArray[Any]]:
+    """Modality, depths and layouts of the items of several, one after the other; those that any has, by name."""
+    found = dict[str, NDArray[Any]]()
+    for name, usual in (("image_modality", np.uint8(IMAGE)), ("image_depths", np.int32(1))):
+        columns = [getattr(part, name) for part in parts]
+        if any(column is not None for column in columns):
+            counts = [len(part.image_rows) for part in parts]
+            full = [np.full(n, usual) if c is None else c for c, n in zip(columns, counts, strict=True)]
+            found[name] = np.concatenate(full)
+    layouts = [part.image_layout for part in parts if part.image_layout is not None]
+    return {**found, "image_layout": np.concatenate(layouts)} if layouts else found  # a job's all have them, or none
 
 
-def joined_modality(parts: Sequence[SampleSizes | StepSamples]) -> U8 | None:
-    """The modalities of the items of several, one after the other."""
-    if all(part.image_modality is None for part in parts):
-        return None
-    return np.concatenate(
-        [np.zeros(len(p.image_rows), np.uint8) if p.image_modality is None else p.image_modality for p in parts]
-    )
+def picked_media(sizes: SampleSizes | StepSamples, images: I64 | slice | Bool) -> dict[str, NDArray[Any]]:
+    """Modality, depths and layouts of some items; those that are there, by name."""
+    columns = {name: getattr(sizes, name) for name in ("image_modality", "image_depths", "image_layout")}
+    return {name: column[images] for name, column in columns.items() if column is not None}

@@ -1,16 +1,25 @@
 """What is known of samples before anything is decoded, as structs of arrays."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataserver.planning import I32, I64, U8, U64
+from dataserver.planning.job.fields import Modality
 
+IMAGE: Final = 0
 AUDIO: Final = 1
-"""The number of clips in `image_modality`; that of images is 0."""
+VIDEO: Final = 2
+"""The numbers of images, clips and videos in `image_modality`."""
+MODALITY_NUMBERS: Final[Mapping[Modality, int]] = MappingProxyType(
+    {Modality.IMAGE: IMAGE, Modality.AUDIO: AUDIO, Modality.VIDEO: VIDEO}
+)
+"""Of what modules read."""
 ROW_BITS = 32
 """A sample's number is shard << ROW_BITS | row: the shard in name order, the row of that shard's index."""
 
@@ -44,12 +53,14 @@ class SampleSizes:
     image_offsets: I64
     """int64 [n + 1]: first image of each sample."""
     image_rows: I32
-    """int32 [m]: rows of the image's patch grid."""
+    """int32 [m]: rows of the image's patch grid; of a video those of all its groups of frames, one below the other."""
     image_columns: I32
     """int32 [m]: columns of the image's patch grid."""
     image_modality: U8 | None = field(default=None, kw_only=True)
-    """uint8 [m]: what each is, an image or `AUDIO`; None where all are images. A clip has one row, with a column for
-    each position of its tower."""
+    """uint8 [m]: what each is, an image, `AUDIO` or `VIDEO`; None where all are images. A clip has one row, with a
+    column for each position of its tower."""
+    image_depths: I32 | None = field(default=None, kw_only=True)
+    """int32 [m]: groups of frames of each video, 1 of others; None where there is no video."""
     targets: I64 | None = field(default=None, kw_only=True)
     """int64 [n]: targets of the loss, where samples are conversations; of others all text tokens and EOS are."""
     image_layout: I32 | None = field(default=None, kw_only=True)
@@ -93,11 +104,13 @@ class StepSamples:
     image_offsets: I64
     """int64 [n + 1]: first image of each sample."""
     image_rows: I32
-    """int32 [m]: height of each image in patches."""
+    """int32 [m]: height of each image in patches; of a video as in `SampleSizes`."""
     image_columns: I32
     """int32 [m]: width of each image in patches."""
     image_modality: U8 | None = None
     """uint8 [m]: as in `SampleSizes`."""
+    image_depths: I32 | None = None
+    """int32 [m]: as in `SampleSizes`."""
     targets: I64 | None = None
     """int64 [n]: targets of the loss, where any sample is a conversation; else all text tokens and EOS are."""
     image_layout: I32 | None = None
@@ -125,3 +138,7 @@ class StepSamples:
     def patches(self) -> I64:
         """int64 [m]: patches of each image, positions of each clip."""
         return self.image_rows.astype(np.int64) * self.image_columns
+
+    def depths(self, images: I64) -> I64 | None:
+        """Groups of frames of some of them, int64 [k]; None where there is no video."""
+        return None if self.image_depths is None else self.image_depths[images].astype(np.int64)

@@ -6,6 +6,7 @@ Layout of a sample in the backbone (content_version 2):
                                                           an image part: BOI, patches / merge^2 tokens, EOI; with
                                                           `sizing.marks` and of tiles also tokens between these
                                                           a clip: BOI, positions / audio.merge tokens, EOI
+                                                          a video: as an image of all its groups of frames
     generation:     BOS, text, BOI, query tokens          the target image takes no tokens
     contrastive:    BOS, text, EOS                        in the text tower; the image takes no tokens
 """
@@ -18,11 +19,12 @@ import numpy as np
 from dataserver.planning import I32, I64, U8, U64, Bool
 from dataserver.planning.job.fields import Stream
 from dataserver.planning.stream.item_sizes import (
-    has_audio,
+    VideoLengths,
+    has_others,
     item_grids,
     item_marks,
-    joined_layout,
-    joined_modality,
+    joined_media,
+    picked_media,
     token_grids,
 )
 from dataserver.planning.stream.randomness import Operator, dataset_key, draw
@@ -55,6 +57,7 @@ def shard_table(
     mean_tokens: I64 | None = None,
     modality: U8 | None = None,
     lone: Bool | None = None,
+    lengths: VideoLengths | None = None,
 ) -> ShardTable:
     """Size the samples of one shard.
 
@@ -69,27 +72,28 @@ def shard_table(
         mean_tokens: int64 [n], those that nominal tokens count, where samples draw captions; else `text_tokens`.
         modality: uint8 [m], what each image is; None where all are images.
         lone: bool [m], whether each is the only image of its sample, where samples have lost some; else by offsets.
+        lengths: of videos, where there are any.
 
     Raises:
         SampleTooLargeError: a sample's images alone exceed `seq_len`.
     """
-    rows, columns, layout = item_grids(image_offsets, widths, heights, modality, stream.sizing, lone)
-    sizes = SampleSizes(text_tokens, image_offsets, rows, columns, image_modality=modality, image_layout=layout)
+    rows, columns, media = item_grids(image_offsets, widths, heights, modality, stream.sizing, lone, lengths)
+    sizes = SampleSizes(text_tokens, image_offsets, rows, columns, **media)
     fixed = _fixed_tokens(stream, sizes)
     too_large = np.flatnonzero(may_be_understood(stream, sizes) & (fixed > stream.seq_len))
     if len(too_large):
         worst = too_large[np.argmax(fixed[too_large])]
+        bound = stream.sizing.bounded_by if lengths is None else "video.max_frames or sizing.video.max_pixels"
         raise SampleTooLargeError(
             f"{where}, row {row[worst]}: its images take {fixed[worst]} tokens without any text, but seq_len is "
             f"{stream.seq_len} ({len(too_large)} such samples in this shard); raise seq_len, "
-            f"lower sizing.{stream.sizing.bounded_by}, or leave such samples out with a filter or a quarantine list"
+            f"lower sizing.{bound}, or leave such samples out with a filter or a quarantine list"
         )
     counted = text_tokens if mean_tokens is None else mean_tokens
     understood = np.minimum(fixed + counted, stream.seq_len)
     generated = np.minimum(counted + GENERATION_EXTRA + stream.generation.query_tokens, stream.seq_len)
     nominal = np.where(is_pair(sizes), mixed_tokens(generation_share(stream), understood, generated), understood)
-    images = image_offsets, rows, columns
-    return ShardTable(text_tokens, *images, row, nominal, image_modality=modality, image_layout=layout)
+    return ShardTable(text_tokens, image_offsets, rows, columns, row, nominal, **media)
 
 
 def generation_share(stream: Stream) -> Fraction:
@@ -118,7 +122,7 @@ def _fixed_tokens(stream: Stream, table: SampleSizes) -> I64:
 def is_pair(table: SampleSizes) -> Bool:
     """Samples of exactly one image and some text, which alone may be generated. bool [n]."""
     pairs: Bool = (np.diff(table.image_offsets) == 1) & (table.text_tokens > 0)
-    return pairs if table.image_modality is None else pairs & ~has_audio(table)
+    return pairs if table.image_modality is None else pairs & ~has_others(table)
 
 
 def pair_tasks(stream: Stream) -> tuple[bool, bool]:
@@ -183,9 +187,8 @@ def size_samples(stream: Stream, dataset: int, epoch: int, sample: U64, table: S
         image_offsets=table.image_offsets,
         image_rows=table.image_rows,
         image_columns=table.image_columns,
-        image_modality=table.image_modality,
+        **picked_media(table, slice(None)),
         targets=table.targets,
-        image_layout=table.image_layout,
     )
 
 
@@ -196,7 +199,7 @@ def concatenate(parts: list[StepSamples]) -> StepSamples:
         narrow = empty.astype(np.int32)
         offsets = np.zeros(1, np.int64)
         return StepSamples(narrow, empty, empty.astype(np.uint64), narrow, empty, empty, empty, offsets, narrow, narrow)
-    optional = ("image_modality", "targets", "image_layout")
+    optional = ("image_modality", "image_depths", "image_layout", "targets")
     columns = {f.name: [getattr(p, f.name) for p in parts] for f in fields(StepSamples) if f.name not in optional}
     images = np.cumsum([0, *(len(p.image_rows) for p in parts[:-1])])
     behind = [p.image_offsets[1:] + before for p, before in zip(parts, images, strict=True)]
@@ -205,5 +208,4 @@ def concatenate(parts: list[StepSamples]) -> StepSamples:
     targets = None
     if any(part.targets is not None for part in parts):
         targets = np.concatenate([part.num_targets for part in parts])
-    modality, layout = joined_modality(parts), joined_layout(parts)
-    return StepSamples(**joined, image_modality=modality, targets=targets, image_layout=layout)
+    return StepSamples(**joined, **joined_media(parts), targets=targets)

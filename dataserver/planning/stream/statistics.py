@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from dataserver.planning import I64, Bool
 from dataserver.planning.job.fields import Sizing, Stream
 from dataserver.planning.stream.gathering import ShardColumns
-from dataserver.planning.stream.item_sizes import has_audio, item_grids, item_marks, item_tokens
+from dataserver.planning.stream.item_sizes import has_others, item_grids, item_marks, item_tokens
 from dataserver.planning.stream.samples import SampleSizes, ranges, row_sums
 from dataserver.planning.stream.sizing import (
     GENERATION_EXTRA,
@@ -86,7 +86,7 @@ class Lists:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class ShardStatistics:
-    """What is known of each of s shards. A pair has one image, no clip, and some text; other samples are `others`."""
+    """What is known of each of s shards. A pair has an image, no clip or video, and some text; the rest is `others`."""
 
     samples: I64
     """int64 [s]: number of samples."""
@@ -167,14 +167,15 @@ def row_statistics(sizing: Sizing, columns: ShardColumns, row: I64, null_drops: 
     images = ranges(columns.image_offsets[row], counts)
     text = row_sums(columns.text_tokens, columns.text_offsets)[row]
     modality = None if columns.image_modality is None else columns.image_modality[images]
+    lengths = None if columns.lengths is None else columns.lengths.pick(images)
     at = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     pixels = columns.image_width[images], columns.image_height[images]
-    rows, sides, layout = item_grids(at, *pixels, modality, sizing)
+    rows, sides, media = item_grids(at, *pixels, modality, sizing, lengths=lengths)
     patches = rows.astype(np.int64) * sides
-    sized = SampleSizes(text, at, rows, sides, image_modality=modality, image_layout=layout)
+    sized = SampleSizes(text, at, rows, sides, **media)
     tokens = item_tokens(sized, sizing) + item_marks(sized, sizing)
     fixed = UNDERSTANDING_EXTRA + row_sums(tokens + IMAGE_EXTRA, at)
-    pair = (counts == 1) & (text > 0) & ~has_audio(sized)
+    pair = (counts == 1) & (text > 0) & ~has_others(sized)
     several = counts > 1
     pair_text, pair_image = text[pair], fixed[pair] - UNDERSTANDING_EXTRA - IMAGE_EXTRA
     sizes, frequency = np.unique(pair_image, return_counts=True)

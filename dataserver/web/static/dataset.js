@@ -244,15 +244,18 @@ export function datasetPage(host, state, query) {
   }
 
   function tile(of, sample) {
-    const alone = sample.clips ? "audio" : "text alone";
-    const size = sample.sizes.length ? `${sample.sizes[0][0]} x ${sample.sizes[0][1]}` : alone;
-    const images = sample.images - sample.clips;
-    const counts = (images > 1 ? `, ${images} images` : "") + (sample.clips ? `, ${sample.clips} clips` : "");
+    const media = sample.videos ? "video" : sample.clips ? "audio" : "";
+    const size = sample.sizes.length ? `${sample.sizes[0][0]} x ${sample.sizes[0][1]}` : media || "text alone";
+    const images = sample.images - sample.clips - sample.videos;
+    const counts =
+      (images > 1 ? `, ${images} images` : "") +
+      (sample.clips ? `, ${sample.clips} clips` : "") +
+      (sample.videos ? `, ${sample.videos} videos` : "");
     return h(
       "button",
       { type: "button", class: "sample", onclick: () => showSample(sample.shard, sample.row) },
       sample.first_image === null
-        ? h("span", { class: "none" }, sample.clips ? "audio" : "text")
+        ? h("span", { class: "none" }, media || "text")
         : picture(of, sample, sample.first_image, 240, ""),
       h("span", { class: "caption" }, sample.text || "(no text)"),
       h("small", {}, `${sample.key}, ${size}${counts}`),
@@ -283,16 +286,17 @@ export function datasetPage(host, state, query) {
   const extent = (item) =>
     item.is_audio
       ? `${(item.width / item.height).toFixed(1)} s of ${number(item.height)} Hz, ${item.orientation} channels`
-      : `${item.width} x ${item.height}`;
+      : `${item.width} x ${item.height}` +
+        (item.is_video ? `, ${number(item.frames)} frames, ${(item.microseconds / 1e6).toFixed(1)} s` : "");
 
   function sampleParts(of, found) {
     const images = found.images.map((image, n) =>
       h(
         "figure",
         {},
-        image.served && !image.is_audio
+        image.served && !image.is_audio && !image.is_video
           ? picture(of, found, n, 768, `image ${n}`)
-          : h("span", { class: "none" }, image.is_audio ? "audio" : "no picture"),
+          : h("span", { class: "none" }, image.is_audio ? "audio" : image.is_video ? "video" : "no picture"),
         h(
           "figcaption",
           {},

@@ -824,6 +824,7 @@ class GetServerInfoResponse(_message.Message):
     MEMORY_SOCKET_FIELD_NUMBER: _builtins.int
     AUDIO_DIGEST_FIELD_NUMBER: _builtins.int
     TRANSFORMS_FIELD_NUMBER: _builtins.int
+    VIDEO_DIGEST_FIELD_NUMBER: _builtins.int
     release: _builtins.str
     """Release of the server's software."""
     content_digest: _builtins.str
@@ -864,6 +865,8 @@ class GetServerInfoResponse(_message.Message):
     """Digest of what this server makes of a built-in set of audio clips; empty where none of its datasets has audio. As
     `content_digest` for clients that get spectrograms: they pass over servers that differ from the first one that sent some.
     """
+    video_digest: _builtins.str
+    """As `audio_digest`, of videos, for clients that get patches of videos."""
     @_builtins.property
     def order_versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Values of stream.order_version that this server supports."""
@@ -904,10 +907,11 @@ class GetServerInfoResponse(_message.Message):
         memory_socket: _builtins.str = ...,
         audio_digest: _builtins.str = ...,
         transforms: _abc.Iterable[Global___TransformInfo] | None = ...,
+        video_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audio_digest", b"audio_digest", "codecs", b"codecs", "content_digest", b"content_digest", "content_versions", b"content_versions", "draining", b"draining", "max_message_bytes", b"max_message_bytes", "max_streams", b"max_streams", "memory_socket", b"memory_socket", "order_versions", b"order_versions", "plan_versions", b"plan_versions", "release", b"release", "stream_bytes", b"stream_bytes", "transforms", b"transforms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audio_digest", b"audio_digest", "codecs", b"codecs", "content_digest", b"content_digest", "content_versions", b"content_versions", "draining", b"draining", "max_message_bytes", b"max_message_bytes", "max_streams", b"max_streams", "memory_socket", b"memory_socket", "order_versions", b"order_versions", "plan_versions", b"plan_versions", "release", b"release", "stream_bytes", b"stream_bytes", "transforms", b"transforms", "video_digest", b"video_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -32,6 +32,12 @@ with tiles.choice pinpoints the first.
                                                such an image are those of the picture of the whole, and then these rows,
                                                each with one more for its end
   cu_rows        INT32 [I + 1]                 first embedding of each image, and the total
+encoder with modality video: the videos whose embeddings the backbone needs in this wave, V of them. Groups of
+  `sizing.video.temporal_patch` frames are `span` frames each.
+  patches        UINT8 [P, span * patch * patch * 3]  rows are patches of all frames of a group, one frame after the other, each
+                                 as of images; the groups of a video one after the other
+  grid           INT32 [V, 3]    groups of each video, and rows and columns of each frame, in patches
+  cu_patches     INT32 [V + 1]   first patch of each video, and the total
 encoder with modality audio: the clips whose embeddings the backbone needs in this wave, C of them.
   mel            FLOAT32 [F, bins]  log-mel spectrograms, a row for each frame of 10 ms: as many frames of each clip as the
                                  convolutions of its tower read, those behind its end silent

@@ -25,6 +25,7 @@ from dataserver.planning.job.fields import Sizing
 from trainclient.models.encoder import EncoderConfig, ImageEncoder
 from trainclient.models.hf import PretrainedError, Usage, export_pretrained, load_pretrained
 from trainclient.models.patches import PIXELS, normalise
+from trainclient.models.video_encoder import VideoEncoder
 
 SQUARES = [name for name in TOWERS if not name.startswith("qwen2-vl")]
 PATCH = 4
@@ -125,6 +126,27 @@ def test_embeddings_of_qwen2_vl_are_those_of_transformers(dtype: torch.dtype, tm
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
     torch.testing.assert_close(their_qwen(model.eval(), images, dtype), expected, rtol=bound, atol=bound)
+
+
+def test_embeddings_of_a_video_are_those_of_transformers(tmp_path: Path) -> None:
+    """Two groups of two frames each, which do not see each other; both kernels are used."""
+    theirs = make_tower("qwen2-vl", torch.float32)
+    plain, _ = our_encoder(load_pretrained(save(theirs, tmp_path / "c")))
+    ours = VideoEncoder(plain.config)
+    ours.load_state_dict(plain.state_dict())
+    frames = pictures([(6, 4)] * 4, PATCH)
+    cuts = []
+    for frame in frames:
+        cut = normalised(frame, "clip", torch.float32).view(3, 3, 2, PATCH, 2, 2, PATCH)
+        cuts.append(cut.permute(1, 4, 2, 5, 0, 3, 6).reshape(24, 3, 1, PATCH, PATCH))
+    rows = torch.cat([torch.cat(cuts[i : i + 2], dim=2).reshape(24, -1) for i in (0, 2)])
+    with torch.no_grad():
+        out = theirs(rows, grid_thw=torch.tensor([[2, 6, 4]]))
+        expected = out if isinstance(out, torch.Tensor) else out.pooler_output
+        patches = [packed([frame], PATCH, 2)[0] for frame in frames]
+        pairs = torch.cat([torch.cat(patches[i : i + 2], dim=1) for i in (0, 2)])
+        made = ours(pairs, torch.tensor([[2, 6, 4]]), torch.tensor([0, 48]))
+    torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-5)
 
 
 def whole_model(kind: str) -> Any:

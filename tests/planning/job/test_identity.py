@@ -250,7 +250,7 @@ def base_jobs() -> list[dict[str, Any]]:
     fixed = {"side": 60, "resampling": "bicubic"}
     chunks["stream"]["sizing"] = {"rule": "square", **fixed}
     grouped["stream"]["sizing"] = {"rule": "crop", "shortest_edge": 64, **fixed}
-    colocated["stream"]["sizing"] = {"audio": {"padded": True}}
+    colocated["stream"]["sizing"] = {"audio": {"padded": True}, "video": {"max_frames": 16}}
     tiles = {"choice": "pinpoints", "grids": [[1, 2], [2, 2]], "max_tiles": 2}
     pinpoints = job_data(stream={"sizing": {"rule": "tiles", **fixed, "merge": 1, "tiles": tiles}})
     tiles = {"choice": "aspect", "min_tiles": 1, "max_tiles": 2}

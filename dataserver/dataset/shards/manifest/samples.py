@@ -11,13 +11,16 @@ from dataserver.dataset.errors import DatasetError, Findings, SampleError, print
 from dataserver.dataset.shards.external import is_gone
 from dataserver.dataset.shards.interface import ImageFiles, Member, ShardSource
 from dataserver.dataset.shards.manifest.objects import Found
+from dataserver.dataset.shards.modalities import AUDIO, IMAGES, ONLY_IMAGES, VIDEO, Media
 from dataserver.dataset.shards.parts import ExternalPart, Value
-from dataserver.dataset.shards.row_members import CAPTION_NAMES, CLIP_ENDING, KEY_NAMES, Row, row_members
+from dataserver.dataset.shards.row_members import CAPTION_NAMES, KEY_NAMES, Row, row_members
 
 IMAGE_NAMES: Final = ("image", "images", "file_name", "image_path", "jpg")
 """The first of these that an object has as text or a list names its images."""
 AUDIO_NAMES: Final = ("audio", "audios", "audio_path")
 """The same of its clips."""
+VIDEO_NAMES: Final = ("video", "videos", "video_path")
+"""The same of its videos."""
 
 Taken = TypeVar("Taken")
 
@@ -45,7 +48,7 @@ def scan_objects(objects: Iterable[Found], source: ShardSource, findings: Findin
                 lambda names: [load_image(files, one, files.image) for one in names],
                 keys,
                 findings,
-                serves_audio=source.serves_audio,
+                media=source.media,
                 are_chats=source.are_chats,
             )
 
@@ -57,7 +60,7 @@ def object_members(
     keys: set[str],
     findings: Findings,
     as_key: Callable[[str | None], str | None] = lambda key: key,
-    serves_audio: bool = False,
+    media: Media = ONLY_IMAGES,
     are_chats: bool = False,
 ) -> Iterator[Member]:
     """Yield the members of one sample.
@@ -69,16 +72,18 @@ def object_members(
         keys: of the objects before; the own one is added.
         findings: where a key is counted that cannot be used, or came before.
         as_key: what becomes of a key.
-        serves_audio: whether it may name clips as well.
+        media: what it may name.
         are_chats: whether turns of a conversation stay as they are.
     """
     columns, values = list[_Images](), list[Sequence[Value | bytes]]()
-    for names in (IMAGE_NAMES, AUDIO_NAMES) if serves_audio else (IMAGE_NAMES,):
+    for names, modality in ((IMAGE_NAMES, IMAGES), (AUDIO_NAMES, AUDIO), (VIDEO_NAMES, VIDEO)):
+        if modality not in media:
+            continue
         name = next((name for name in names if isinstance(document.get(name), str | list)), names[0])
         if columns and name not in document:
-            break
+            continue
         held = document.pop(name, None)
-        columns.append(_Images(name, isinstance(held, list), "img" if names is IMAGE_NAMES else CLIP_ENDING))
+        columns.append(_Images(name, isinstance(held, list), modality.ending))
         values.append(load(held if isinstance(held, list) else [] if held is None else [held]))
     caption, key = _taken(document, CAPTION_NAMES), as_key(_taken(document, KEY_NAMES))
     text = SampleError("missing_caption", "the object has no text") if caption is None else caption.encode()

@@ -17,13 +17,22 @@ from dataserver.audio import AUDIO_SUFFIXES
 from dataserver.dataset.errors import Findings, SampleError
 from dataserver.dataset.kinds import CORRUPT_PARQUET, NEEDS_CONVERT, UNUSABLE_COLUMN
 from dataserver.dataset.shards.interface import Member, ShardSource
-from dataserver.dataset.shards.modalities import AUDIO, IMAGES, media_of
+from dataserver.dataset.shards.modalities import (
+    AUDIO,
+    ENDINGS,
+    IMAGES,
+    ONLY_IMAGES,
+    VIDEO,
+    Media,
+    media_of,
+)
 from dataserver.dataset.shards.parquet.chunk import Chunk, ChunkReader, ReadImage
 from dataserver.dataset.shards.parquet.rows import OtherColumns
 from dataserver.dataset.shards.parquet.stored import OpenParquet, chunk_bounds, open_parquet
 from dataserver.dataset.shards.parts import Value
-from dataserver.dataset.shards.row_members import CLIP_ENDING, row_members
+from dataserver.dataset.shards.row_members import row_members
 from dataserver.images import IMAGE_SUFFIXES
+from dataserver.video import VIDEO_SUFFIXES
 
 MAX_ROWS: Final = 1 << 22
 """Of one shard."""
@@ -42,8 +51,11 @@ IMAGE_NAMES: Final = IMAGE_SUFFIXES | {"image", "images", "bytes", "image_bytes"
 
 MUST_BE_IMAGES: Final = IMAGE_SUFFIXES | {"image", "images"}
 """Columns of strings or structures with these names would be images, if they had bytes."""
-AUDIO_NAMES: Final = AUDIO_SUFFIXES | {"audio", "audios"}
-"""Where audio is served, columns of bytes, strings or structures with these names hold clips in the same way."""
+_NAMES: Final = {
+    VIDEO.ending: VIDEO_SUFFIXES | {"video", "videos"},
+    AUDIO.ending: AUDIO_SUFFIXES | {"audio", "audios"},
+}
+"""Where audio or video is served, columns of bytes, strings or structures with these names hold it in the same way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +72,7 @@ class ImageColumn:
     element_def: int
     """In a list: the definition level from which on there is an element; 0 otherwise."""
     ending: str = "img"
-    """As of `NamedColumn`; what begins as audio is audio all the same."""
+    """As of `NamedColumn`; what begins as another is that all the same."""
 
 
 def scan_rows(source: ShardSource, findings: Findings) -> Iterator[Member]:
@@ -81,17 +93,17 @@ def scan_rows(source: ShardSource, findings: Findings) -> Iterator[Member]:
 
 def _scan(opened: OpenParquet, source: ShardSource, findings: Findings) -> Iterator[Member]:
     parquet = opened.parquet
-    columns = image_columns(parquet, source.serves_audio)
+    columns = image_columns(parquet, source.media)
     row_counts = _row_counts(parquet)
     others = OtherColumns(opened, {column.name: column.has_path for column in columns}, findings)
     seen = [False] * len(columns)
 
     def of_column(chunk: Chunk) -> ReadImage:
         number, is_image = chunk.column, columns[chunk.column].is_image
-        expected = AUDIO if columns[number].ending == CLIP_ENDING else IMAGES
+        expected = ENDINGS[columns[number].ending]
 
         def read(content: bytes, address: int) -> Value:
-            modality = media_of(content, source.serves_audio)
+            modality = media_of(content, source.media)
             if not is_image and modality is None:
                 return None
             seen[number] = True
@@ -134,12 +146,12 @@ def _row_counts(parquet: pq.ParquetFile) -> dict[int, int]:
     return {group: count for group, count in enumerate(counts) if count}
 
 
-def image_columns(parquet: pq.ParquetFile, serves_audio: bool = False) -> list[ImageColumn]:
-    """The columns that hold image bytes, or clips as well, in the order of the schema.
+def image_columns(parquet: pq.ParquetFile, media: Media = ONLY_IMAGES) -> list[ImageColumn]:
+    """The columns that hold the bytes of images, and what else is served, in the order of the schema.
 
     Raises ValueError where a file has too many.
     """
-    of_audio = AUDIO_NAMES if serves_audio else frozenset[str]()
+    others = {name: modality for modality in reversed(media) for name in _NAMES.get(modality.ending, ())}
     if len(parquet.schema) > MAX_LEAVES:
         raise ValueError(f"{len(parquet.schema)} columns, limit {MAX_LEAVES}; drop some")
     leaves = {parquet.schema.column(n).path: n for n in range(len(parquet.schema))}
@@ -148,9 +160,9 @@ def image_columns(parquet: pq.ParquetFile, serves_audio: bool = False) -> list[I
         element, is_list = _element(field)
         path, has_path, is_image = _bytes_of(element)
         name = field.name.lower()
-        ending = CLIP_ENDING if name in of_audio else "img"
+        ending = others.get(name, IMAGES).ending
         if path is None:
-            named = name in MUST_BE_IMAGES or name in of_audio
+            named = name in MUST_BE_IMAGES or name in others
             if named and (pa.types.is_struct(element) or pa.types.is_string(element)):
                 found.append(ImageColumn(field.name, is_list, False, True, -1, 0, ending))
             continue
@@ -160,7 +172,7 @@ def image_columns(parquet: pq.ParquetFile, serves_audio: bool = False) -> list[I
         names = [name for name in names if not path or name.endswith(inner)]
         if len(names) != 1 or parquet.schema.column(leaves[names[0]]).max_repetition_level != int(is_list):
             continue
-        is_image = is_image or name in IMAGE_NAMES or name in of_audio
+        is_image = is_image or name in IMAGE_NAMES or name in others
         element_def = int(field.nullable) + 1 if is_list else 0
         found.append(ImageColumn(field.name, is_list, has_path, is_image, leaves[names[0]], element_def, ending))
     return found[:MAX_IMAGE_COLUMNS]

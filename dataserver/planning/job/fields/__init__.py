@@ -79,6 +79,13 @@ from dataserver.planning.job.fields.values import (
     Version,
     is_name,
 )
+from dataserver.planning.job.fields.video import (
+    MICROSECONDS,
+    FrameRule,
+    VideoSizing,
+    frame_groups,
+    sampled_frames,
+)
 
 __all__ = [
     "DEFAULT_COSTS",
@@ -92,6 +99,7 @@ __all__ = [
     "MAX_INTEGER",
     "MAX_SIDE_TILES",
     "MAX_TEXT_BYTES",
+    "MICROSECONDS",
     "MODELS",
     "PEAK_GIGAFLOPS",
     "PLAN_LIMITS",
@@ -115,6 +123,7 @@ __all__ = [
     "ExecutionParts",
     "ExtraInFlight",
     "Extreme",
+    "FrameRule",
     "GaussianBlur",
     "HorizontalFlip",
     "ImageMarks",
@@ -148,6 +157,7 @@ __all__ = [
     "TokenizerSpec",
     "Transfer",
     "Version",
+    "VideoSizing",
     "WaveOptions",
     "absent_fields",
     "backward_percent",
@@ -158,6 +168,7 @@ __all__ = [
     "default_cost",
     "describe",
     "fixed_ns",
+    "frame_groups",
     "gradient_passes",
     "is_name",
     "json_pointer",
@@ -170,6 +181,7 @@ __all__ = [
     "parse_yaml",
     "peer_sums",
     "required",
+    "sampled_frames",
     "served_frames",
     "value_at",
     "with_backwards",

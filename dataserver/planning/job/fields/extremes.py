@@ -12,6 +12,8 @@ def most_units(stream: Stream, module: ModuleSpec, sequences: int) -> int:
         return sequences * stream.seq_len
     if module.reads is Modality.AUDIO:
         return sequences * _most_positions(stream, module)
+    if module.reads is Modality.VIDEO:  # a patch takes its share of a token
+        return sequences * stream.seq_len * stream.sizing.merge**2
     images = 1  # of a sequence
     if module.kind is ModuleKind.ENCODER:
         if not module.padded:  # a patch takes its share of a token
@@ -41,5 +43,7 @@ def most_forward_ns(stream: Stream, module: ModuleSpec, sequences: int) -> int:
     largest = stream.seq_len if module.holds_samples else stream.sizing.max_patches
     if module.reads is Modality.AUDIO:
         largest = _audio(stream).max_frames
+    if module.reads is Modality.VIDEO:
+        largest = stream.sizing.of_frames.max_patches
     seen = largest if cost.window is None else min(largest, cost.window)
     return units * cost.linear_ps // 1000 + units * seen * cost.quadratic_fs // 10**6

@@ -97,10 +97,11 @@ class ModuleSpec(SpecModel):
     sp: Annotated[int, Field(ge=1, le=1024)] = 1
     """Sequence-parallel degree; peers of one rank get the same view."""
     datasets: Annotated[tuple[Name, ...], Field(min_length=1)] | None = None
-    """Encoder, generator: the datasets whose images (or audio) it handles; by default those that no other module of its
-    kind and modality names."""
+    """Encoder, generator: the datasets whose images (audio, videos) it handles; by default those that no other module
+    of its kind and modality names."""
     modality: Modality | None = None
-    """Tower: whether it reads images or text. Encoder: `audio` where it encodes audio clips; by default images."""
+    """Tower: whether it reads images or text. Encoder: `audio` where it encodes audio clips, `video` where it encodes
+    videos; by default images."""
     frozen: bool | None = None
     """Whether its weights stay as they are. Gradients then only pass through it, to trained modules before it; where
     there are none it runs no backward at all. By default all modules are trained."""
@@ -209,7 +210,9 @@ class ModuleSpec(SpecModel):
             found = "no modality" if self.modality is None else f"modality {self.modality}"
             raise ValueError(f"tower {self.name} has {found}; set it to one of {[str(m) for m in towers]}")
         if self.kind is ModuleKind.ENCODER and self.modality is Modality.TEXT:
-            raise ValueError(f"encoder {self.name} has modality text; image and audio are encoded, leave it out")
+            raise ValueError(f"encoder {self.name} has modality text; image, audio and video are encoded, leave it out")
+        if self.reads is Modality.VIDEO and self.padded:
+            raise ValueError(f"encoder {self.name} of video is padded; frames of videos are not, leave it out")
         return self
 
 

@@ -11,9 +11,12 @@ from pydantic import Field, field_validator, model_validator
 from dataserver.planning.job.fields.audio import AudioSizing
 from dataserver.planning.job.fields.tiles import ImageMarks, Tiles
 from dataserver.planning.job.fields.values import SpecModel
+from dataserver.planning.job.fields.video import VideoSizing
 
 MAX_PATCHES: Final = 2**20
 """Most patches of an image that a job may ask for."""
+MAX_VIDEO_PATCHES: Final = 2**28
+"""Most patches of a video that a job may ask for."""
 MAX_ASPECT: Final = 200
 """Longer images than this many times their short side are refused by Qwen's processors."""
 
@@ -112,6 +115,15 @@ class Sizing(SpecModel):
     audio: AudioSizing | None = None
     """How audio clips become spectrograms and rows; by default as for Qwen2-Audio."""
 
+    video: VideoSizing | None = None
+    """How videos become frames and patches; by default as for Qwen2-VL."""
+
+    @field_validator("video")
+    @classmethod
+    def _plain_video(cls, video: VideoSizing | None) -> VideoSizing | None:
+        """As `_plain`."""
+        return None if video == VideoSizing() else video
+
     @field_validator("audio")
     @classmethod
     def _plain(cls, audio: AudioSizing | None) -> AudioSizing | None:
@@ -148,11 +160,27 @@ class Sizing(SpecModel):
             raise ValueError(f"{rule} allows images of {most} patches; at most {MAX_PATCHES} are possible")
         if most is not None and most != self.max_patches:
             raise ValueError(f"max_patches is {self.max_patches}, and {rule} makes it {most}; leave it out")
+        self._check_video()
         if self.max_patches < self.merge**2:
             raise ValueError(
                 f"max_patches is {self.max_patches}; at least merge^2 = {self.merge**2} are required for one token"
             )
         return self
+
+    @property
+    def of_frames(self) -> "Sizing":
+        """How a frame of a video becomes a patch grid."""
+        video = self.video or VideoSizing.model_construct()
+        found = Sizing.model_construct(
+            patch=self.patch,
+            merge=self.merge,
+            rule=SizingRule.QWEN,
+            min_pixels=video.min_pixels,
+            max_pixels=video.max_pixels,
+            quality=self.quality,
+            resampling=self.resampling,
+        )
+        return found.model_copy(update={"max_patches": _most_patches(found.__dict__)})
 
     @property
     def bounded_by(self) -> str:
@@ -186,6 +214,19 @@ class Sizing(SpecModel):
                     f"marks.tiles has {known[0]} rows of {known[1]} tiles, and images have up to {rows} rows and "
                     f"{columns} columns; state the tokens of all of them"
                 )
+
+    def _check_video(self) -> None:
+        """Raise ValueError where frames, or whole videos, could have too many patches."""
+        if self.video is None:
+            return
+        most, groups = self.of_frames.max_patches, self.video.max_groups
+        if most > MAX_PATCHES:
+            raise ValueError(f"video allows frames of {most} patches; at most {MAX_PATCHES} are possible")
+        if most * groups > MAX_VIDEO_PATCHES:
+            raise ValueError(
+                f"video allows {groups} groups of frames of {most} patches; at most {MAX_VIDEO_PATCHES} patches of a "
+                "video are possible: lower video.max_frames or video.max_pixels"
+            )
 
     def _check_pixels(self) -> None:
         """Raise ValueError unless the fields of a rule suit each other."""

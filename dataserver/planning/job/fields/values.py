@@ -96,3 +96,4 @@ class Modality(StrEnum):
     IMAGE = "image"
     TEXT = "text"
     AUDIO = "audio"
+    VIDEO = "video"

@@ -6,7 +6,7 @@ import numpy as np
 
 from dataserver.planning import I64, Bool
 from dataserver.planning.balancing import BinBudget, bin_loads
-from dataserver.planning.costs.model import forward_ns
+from dataserver.planning.costs.model import forward_ns, items_ns
 from dataserver.planning.job.fields import ModuleKind, ModuleSpec
 from dataserver.planning.job.spec import JobSpec
 from dataserver.planning.plan.arranging import TASK_OF, image_rows, module_images
@@ -84,7 +84,7 @@ def _images(spec: JobSpec, module: ModuleSpec, samples: StepSamples, sequence: I
         module=module,
         index=images,
         sizes=sizes,
-        loads=forward_ns(module.cost, sizes),
+        loads=items_ns(module.cost, sizes, samples.depths(images)),
         sequence=sequence[sample],
         rows=image_rows(spec.stream, samples, images, TASK_OF[module.kind]),
         slots=None,

@@ -87,7 +87,8 @@ def _arrange(job: Job, samples: StepSamples, microbatches: Microbatches, sequenc
         if module.name != backbone.module:
             beside = images_beside(job.spec, module, samples, backbone)
             sizes, ranks = samples.patches[beside.image], execution.backbone.dp
-            rank = spread_images(module, sizes, beside.rank, beside.microbatch, ranks, 1)
+            depths = samples.depths(beside.image)
+            rank = spread_images(module, sizes, beside.rank, beside.microbatch, ranks, 1, depths)
             found = arrange_and_route(module, backbone, beside, rank, beside.microbatch)
             arrangements[module.name] = found[0]
             routings.append(found[1])

@@ -3,7 +3,7 @@
 import numpy as np
 
 from dataserver.planning import I64
-from dataserver.planning.costs.model import backward_ns, forward_ns, transfer_ns
+from dataserver.planning.costs.model import backward_ns, items_ns, transfer_ns
 from dataserver.planning.job.fields import ModuleKind, ModuleSpec
 from dataserver.planning.job.identity import Job
 from dataserver.planning.layouts.grouped.batch import Batch
@@ -33,7 +33,8 @@ def bound_ns(job: Job, plan: StepPlan) -> int:
             continue
         images = module_images(job.spec, module, plan.samples)
         constants = np.full(batch.fewest * module.dp, module.cost.microbatch_ns)  # one by one: backwards round down
-        forward = np.append(forward_ns(module.cost, plan.samples.patches[images]), constants)
+        times = items_ns(module.cost, plan.samples.patches[images], plan.samples.depths(images))
+        forward = np.append(times, constants)
         both = forward + backward_ns(module.cost, forward)
         away = _away_ns(job, module, plan.samples, images)
         if module.kind is ModuleKind.GENERATOR:  # ranks may run microbatches without images meanwhile

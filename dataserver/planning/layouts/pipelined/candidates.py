@@ -151,7 +151,8 @@ def _spread(
         try:
             sizes, ranks = patches[images.image], execution.backbone.dp
             yield_point()
-            rank[name] = spread_images(balanced, sizes, images.rank, images.microbatch, ranks, spread.components)
+            depths, components = packed.samples.depths(images.image), spread.components
+            rank[name] = spread_images(balanced, sizes, images.rank, images.microbatch, ranks, components, depths)
         except WaveTooLargeError:
             return module
     return SpreadStep(packed, backbone, beside, rank)

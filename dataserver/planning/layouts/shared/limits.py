@@ -14,7 +14,8 @@ from dataserver.planning.job.fields import BalancePolicy, Modality, ModuleKind, 
 from dataserver.planning.job.spec import JobSpec
 from dataserver.planning.plan.arranging import WaveTooLargeError, spread_images
 from dataserver.planning.plan.naming import counted
-from dataserver.planning.stream.samples import AUDIO, ShardTable, row_sums
+from dataserver.planning.stream.item_sizes import picked_media
+from dataserver.planning.stream.samples import MODALITY_NUMBERS, ShardTable, row_sums
 from dataserver.planning.stream.sizing import (
     SampleTooLargeError,
     may_be_generated,
@@ -60,6 +61,7 @@ class BackboneLimits:
         wanted = {
             (ModuleKind.ENCODER, Modality.IMAGE): may_be_understood(spec.stream, table),
             (ModuleKind.ENCODER, Modality.AUDIO): may_be_understood(spec.stream, table),
+            (ModuleKind.ENCODER, Modality.VIDEO): may_be_understood(spec.stream, table),
             (ModuleKind.GENERATOR, Modality.IMAGE): may_be_generated(spec.stream, table),
         }
         for (kind, reads), samples in wanted.items():
@@ -102,18 +104,17 @@ class BackboneLimits:
 
 
 def with_modality(table: ShardTable, reads: Modality) -> ShardTable:
-    """A table with the images of its samples, or their clips, alone."""
+    """A table with the images of its samples, or their clips or videos, alone."""
     if table.image_modality is None:
         chosen = np.full(len(table.image_rows), reads is Modality.IMAGE)
     else:
-        chosen = (table.image_modality == AUDIO) == (reads is Modality.AUDIO)
+        chosen = table.image_modality == MODALITY_NUMBERS[reads]
     if chosen.all():
         return table
     offsets = np.concatenate([[0], np.cumsum(row_sums(chosen, table.image_offsets))])
     rows, columns = table.image_rows[chosen], table.image_columns[chosen]
-    modality, layout = (None if a is None else a[chosen] for a in (table.image_modality, table.image_layout))
-    of_images = {"image_rows": rows, "image_columns": columns, "image_modality": modality, "image_layout": layout}
-    return replace(table, image_offsets=offsets, **of_images)
+    media = picked_media(table, chosen)
+    return replace(table, image_offsets=offsets, image_rows=rows, image_columns=columns, **media)
 
 
 def largest_pair_images(stream: Stream, statistics: ShardStatistics) -> I64:
@@ -151,9 +152,9 @@ def _check_unhandled(
     found = np.flatnonzero(samples & (np.diff(table.image_offsets) > 0))
     if len(found):
         purpose = "understand" if kind is ModuleKind.ENCODER else "generate"
-        what, module = (
-            ("images", f"kind {kind}") if reads is Modality.IMAGE else ("audio", f"kind {kind}, modality audio,")
-        )
+        what, module = ("images", f"kind {kind}")
+        if reads is not Modality.IMAGE:
+            what, module = str(reads), f"kind {kind}, modality {reads},"
         raise ValueError(
             f"{where}, row {table.row[found[0]]}: the sample has {what} to {purpose} ({len(found)} such samples in "
             f"this shard) but no module of {module} handles dataset {name}; add one, name the dataset in the "
@@ -170,6 +171,8 @@ def check_images(module: ModuleSpec, sizing: Sizing, table: ShardTable, samples:
     named = ("patches of an image", 1, f"lower stream.sizing.{sizing.bounded_by}")
     if module.reads is Modality.AUDIO:
         named = ("positions of a clip", 1, "lower stream.sizing.audio.max_seconds")
+    if module.reads is Modality.VIDEO:
+        named = ("patches of a video", 1, "lower stream.sizing.video.max_frames or max_pixels")
     check_units(module, rows, patches, *named, where)
 
 

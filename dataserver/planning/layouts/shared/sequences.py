@@ -4,7 +4,7 @@ import numpy as np
 
 from dataserver.planning import I64
 from dataserver.planning.balancing import bin_loads
-from dataserver.planning.costs.model import backward_ns, forward_ns
+from dataserver.planning.costs.model import backward_ns, forward_ns, items_ns
 from dataserver.planning.job.fields import ModuleKind, PackingPolicy
 from dataserver.planning.job.identity import Job
 from dataserver.planning.plan.arranging import module_images
@@ -63,7 +63,7 @@ def sample_ns(job: Job, samples: StepSamples) -> I64:
     times = times + backward_ns(execution.backbone.cost, times)
     for encoder in execution.of_kind(ModuleKind.ENCODER):
         images = module_images(job.spec, encoder, samples)
-        own = forward_ns(encoder.cost, samples.patches[images])
+        own = items_ns(encoder.cost, samples.patches[images], samples.depths(images))
         times += bin_loads(own + backward_ns(encoder.cost, own), samples.image_sample[images], len(samples))
     return times
 

@@ -6,7 +6,7 @@ from math import gcd
 import numpy as np
 
 from dataserver.planning import I64, Bool
-from dataserver.planning.costs.model import forward_ns
+from dataserver.planning.costs.model import forward_ns, items_ns
 from dataserver.planning.job.fields import ModuleKind, ModuleSpec
 from dataserver.planning.job.spec import JobSpec
 from dataserver.planning.layouts.pipelined.options import PipelinedOptions
@@ -136,7 +136,7 @@ def placement_problem(
         else:
             images = module_images(spec, module, samples)
             held, sizes = sequence[samples.image_sample[images]], samples.patches[images]
-            times = forward_ns(module.cost, sizes)
+            times = items_ns(module.cost, sizes, samples.depths(images))
             np.add.at(own[row], held, times)
             np.add.at(need[row], held, sizes)
             np.maximum.at(way[row], held, times)

@@ -1,0 +1,37 @@
+"""Encoded videos: bytes in, patches of sampled frames out. `formats` has a line for each format that is read.
+
+PyAV, which brings FFmpeg, is the extra `video`, and imported where it is used.
+"""
+
+from dataserver.video.decoding import VIDEO_VERSION, FrameGrid, VideoShape, decode_frames, video_fault_of
+from dataserver.video.digest import video_digest
+from dataserver.video.formats import VIDEO_FORMAT_NAMES, VIDEO_SUFFIXES, video_format_of
+from dataserver.video.header import VideoHeader, VideoHeaderError, read_video_header, require_video
+from dataserver.video.limits import (
+    MAX_FRAME_PIXELS,
+    MAX_FRAME_SIDE,
+    MAX_VIDEO_BYTES,
+    MAX_VIDEO_FRAMES,
+    MAX_VIDEO_SECONDS,
+)
+
+__all__ = [
+    "MAX_FRAME_PIXELS",
+    "MAX_FRAME_SIDE",
+    "MAX_VIDEO_BYTES",
+    "MAX_VIDEO_FRAMES",
+    "MAX_VIDEO_SECONDS",
+    "VIDEO_FORMAT_NAMES",
+    "VIDEO_SUFFIXES",
+    "VIDEO_VERSION",
+    "FrameGrid",
+    "VideoHeader",
+    "VideoHeaderError",
+    "VideoShape",
+    "decode_frames",
+    "read_video_header",
+    "require_video",
+    "video_digest",
+    "video_fault_of",
+    "video_format_of",
+]

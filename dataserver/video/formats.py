@@ -1,0 +1,49 @@
+"""The video formats that are read, by how files begin."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+_BOXES: Final = frozenset({b"ftyp", b"moov", b"wide", b"mdat"})
+"""What MP4 and QuickTime files begin with."""
+_NO_VIDEO: Final = (b"avif", b"avis", b"heic", b"heix", b"hevc", b"mif1", b"msf1", b"M4A ", b"M4B ", b"M4P ")
+"""Brands of MP4 files that are images, or sound."""
+CODECS: Final = ("h264", "hevc", "vp8", "vp9", "av1", "mpeg4")
+"""What may lie in a container, by FFmpeg's names. Decoders of others are never opened."""
+DECODERS: Final = (*CODECS, "libdav1d", "libvpx", "libvpx-vp9")
+"""FFmpeg's decoders of these: some go by other names."""
+
+
+@dataclass(frozen=True, slots=True)
+class VideoFormat:
+    """One format."""
+
+    name: str
+    title: str
+    """The format's name in messages."""
+    container: str
+    """FFmpeg's reader of it."""
+    matches: Callable[[bytes], bool]
+    """Whether a file begins as one of this format."""
+
+
+def _is_mp4(data: bytes) -> bool:
+    return data[4:8] in _BOXES and not (data[4:8] == b"ftyp" and data[8:12] in _NO_VIDEO)
+
+
+VIDEO_FORMATS: Final = (
+    VideoFormat("mp4", "MP4", "mov", _is_mp4),
+    VideoFormat("matroska", "WebM or Matroska", "matroska", lambda data: data[:4] == b"\x1aE\xdf\xa3"),
+)
+"""An index stores the position of a format in this tuple: a new one is added at the end."""
+VIDEO_FORMAT_NAMES: Final = tuple(found.name for found in VIDEO_FORMATS)
+VIDEO_SUFFIXES: Final = frozenset(
+    {"mp4", "m4v", "mov", "webm", "mkv"} | {"avi", "mpg", "mpeg", "m2ts", "wmv", "flv", "3gp", "ogv"}
+)
+"""Types of files that claim to be videos; how they begin decides what they are. Those that are not read are
+findings."""
+
+
+def video_format_of(data: bytes) -> VideoFormat | None:
+    """The format of a file by how it begins; None for anything else."""
+    return next((found for found in VIDEO_FORMATS if found.matches(data)), None)
