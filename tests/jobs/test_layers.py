@@ -9,17 +9,19 @@ import dataserver
 
 FOLDER = Path(dataserver.__file__).parent
 BELOW_COMMANDS = {
-    *("planning", "transforms", "images", "audio", "dataset", "assembly", "jobs", "security", "fleet", "serving")
+    *("planning", "transforms", "images", "audio", "video", "dataset", "assembly", "jobs"),
+    *("security", "fleet", "serving"),
 }
 BEFORE = {
     "planning": set(),
     "transforms": {"planning"},
     "images": {"planning", "transforms"},
     "audio": {"planning"},
+    "video": {"planning", "images"},
     "tracing": set(),
-    "dataset": {"transforms", "images", "audio", "planning", "tracing"},
-    "assembly": {"transforms", "images", "audio", "dataset", "planning"},
-    "jobs": {"transforms", "images", "audio", "dataset", "planning", "assembly", "tracing"},
+    "dataset": {"transforms", "images", "audio", "video", "planning", "tracing"},
+    "assembly": {"transforms", "images", "audio", "video", "dataset", "planning"},
+    "jobs": {"transforms", "images", "audio", "video", "dataset", "planning", "assembly", "tracing"},
     "security": set(),
     "fleet": {"dataset", "planning", "jobs", "security", "tracing"},
     "serving": {"transforms", "images", "dataset", "planning", "assembly", "jobs", "security", "fleet", "tracing"},
@@ -31,7 +33,7 @@ BEFORE = {
 }
 BELOW_ALL = {"addresses", "allocator", "chrome_trace", "extras", "outputs", "process", "varints"}
 """Modules beside the folders, which import nothing of ours."""
-NO_PROTOS = {"transforms", "images", "audio", "dataset", "planning", "assembly", "jobs"}
+NO_PROTOS = {"transforms", "images", "audio", "video", "dataset", "planning", "assembly", "jobs"}
 
 
 def imports(file: Path) -> set[str]:

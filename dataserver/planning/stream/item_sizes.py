@@ -83,6 +83,8 @@ def item_grids(
     rows[is_image], columns[is_image] = _grids(widths[is_image], heights[is_image], of_images, sizing)
     positions = _positions(widths[is_clip].astype(np.int64), heights[is_clip].astype(np.int64), audio_sizing(sizing))
     columns[is_clip] = positions
+    if lengths is None and is_video.any():
+        raise ValueError("there are videos, and nothing says how long they are")
     if lengths is not None:
         media["image_depths"] = depths = np.ones(len(widths), np.int32)
         depths[is_video] = _groups(lengths.frames[is_video], lengths.microseconds[is_video], video_sizing(sizing))
