@@ -46,7 +46,7 @@ class DataClient(ViewClient[torch.Tensor]):
         compress: bool = False,
         share_fetch: bool = False,
         pin_memory: bool = False,
-        start_step: int = 0,
+        start_step: int | None = None,
         prefetch_bytes: int = PREFETCH_BYTES,
         max_microbatch_bytes: int = MAX_MICROBATCH_BYTES,
         timeouts: Timeouts | None = None,

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from dataserver.cli.arguments import MaybePath, Pairs, Switch
+from dataserver.cli.arguments import MaybeInt, MaybePath, Pairs, Switch
 from dataserver.cli.comparison_table import beyond, comparison_table, notes, verdict
 from dataserver.cli.jobs import open_job
 from dataserver.cli.progress import progress_bar
@@ -24,7 +24,7 @@ from dataserver.reporting.comparison import Outcome, compare
 def simulate(
     job: Path,
     steps: int = 20,
-    first_step: int = 0,
+    first_step: MaybeInt = None,
     dataset: Pairs = (),
     index_dir: Pairs = (),
     quarantine: Pairs = (),
@@ -42,7 +42,7 @@ def simulate(
     Args:
         job: YAML or JSON file of the job.
         steps: Steps to plan; fewer where the job ends before.
-        first_step: The first of them, from 0.
+        first_step: The first of them; by default the first of the job.
         dataset: Dataset by the logical name that the job uses; may be repeated.
         index_dir: Folder of a dataset's index, where it does not lie beside the shards; may be repeated.
         quarantine: Quarantine list of a dataset; may be repeated.
@@ -50,10 +50,11 @@ def simulate(
         config: YAML file of a server, for the same names.
         json: Print the comparison as JSON.
     """
-    if first_step < 0 or steps < 1:
+    if (first_step or 0) < 0 or steps < 1:
         raise ValueError(f"--first-step is {first_step}, --steps is {steps}; at least 0 and 1 are required")
     planner = open_job(job, dataset, index_dir, quarantine, tokenizer, config)
-    taken = range(first_step, max(first_step + 1, min(first_step + steps, planner.num_steps)))
+    first = planner.first_step if first_step is None else first_step
+    taken = range(first, max(first + 1, min(first + steps, planner.num_steps)))
     short = _short_last(planner, taken)
     full = taken if short is None else taken[:-1]
     about = _about(planner, full)

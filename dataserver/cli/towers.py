@@ -118,7 +118,8 @@ class _Study:
         self._towers, self._count = execution.modules, options.microbatches
         self._batch = planner.job.stream.contrastive_batch or 1
         self._states = _bytes_of(state_bytes, [t.name for t in self._towers])
-        self._samples = [planner.samples(step) for step in range(min(steps, planner.num_steps))]
+        first = planner.first_step
+        self._samples = [planner.samples(step) for step in range(first, min(first + steps, planner.num_steps))]
         profiles = [self._profile(tower) for tower in self._towers]
         self._fastest = choose_towers(profiles, cluster, self._batch, self._count).placement
         self._found: dict[str, _Found] = {}

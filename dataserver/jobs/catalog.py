@@ -77,21 +77,7 @@ class Catalog:
         return tuple(self._dataset(spec) for spec in stream.datasets)
 
     def _dataset(self, spec: DatasetSpec) -> Dataset:
-        newest = self.named_dataset(spec.name)
-        dataset = newest.as_it_was(spec.fingerprint)
-        if dataset is None:
-            raise DatasetMismatchError(
-                f"dataset {spec.name!r} of the job has fingerprint {spec.fingerprint}, the one here has "
-                f"{newest.fingerprint}: serve the data that the job was made with, or leave fingerprint out of a new "
-                "job, to take this one"
-            )
-        found = quarantine_digest(dataset)
-        if spec.quarantine and spec.quarantine != found:
-            raise DatasetMismatchError(
-                f"dataset {spec.name!r} of the job pins quarantine list {spec.quarantine}, the one here is "
-                f"{found or 'none'}: start the server with --quarantine {spec.name}=FILE of that list, or leave "
-                "quarantine out of a new job, to take this one"
-            )
+        dataset = dataset_of(spec, self.named_dataset(spec.name))
         for is_there, require in ((dataset.has_audio, require_audio), (dataset.has_videos, require_video)):
             if is_there:
                 _require(require, spec.name)
@@ -153,6 +139,29 @@ class Catalog:
                 f"start the server (or command) with --tokenizer {name[:128]}=FILE"
             )
         return tokenizer
+
+
+def dataset_of(spec: DatasetSpec, newest: Dataset) -> Dataset:
+    """The dataset of a job, from the one of its name that is here.
+
+    Raises:
+        DatasetMismatchError: it has another fingerprint or quarantine list, and never had that fingerprint.
+    """
+    dataset = newest.as_it_was(spec.fingerprint)
+    if dataset is None:
+        raise DatasetMismatchError(
+            f"dataset {spec.name!r} of the job has fingerprint {spec.fingerprint}, the one here has "
+            f"{newest.fingerprint}: serve the data that the job was made with, or leave fingerprint out of a new "
+            "job, to take this one"
+        )
+    found = quarantine_digest(dataset)
+    if spec.quarantine and spec.quarantine != found:
+        raise DatasetMismatchError(
+            f"dataset {spec.name!r} of the job pins quarantine list {spec.quarantine}, the one here is "
+            f"{found or 'none'}: start the server with --quarantine {spec.name}=FILE of that list, or leave "
+            "quarantine out of a new job, to take this one"
+        )
+    return dataset
 
 
 def _require(library: Callable[[], None], name: str) -> None:

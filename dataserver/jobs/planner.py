@@ -9,10 +9,11 @@ import numpy as np
 
 from dataserver.dataset import Dataset
 from dataserver.jobs.cache import JobCache
+from dataserver.jobs.continuing import EarlierStreams
 from dataserver.jobs.memory_usage import memory_of
 from dataserver.jobs.read_ahead import ReadAhead
 from dataserver.jobs.scheduler import FairScheduler, IsCancelled, never_cancelled
-from dataserver.jobs.tables import ShardTables
+from dataserver.jobs.tables import ShardTables, rest_of, rules_of
 from dataserver.planning import I64, yield_point
 from dataserver.planning.job.fields import DatasetSpec
 from dataserver.planning.job.identity import Job, JobSpecError
@@ -20,9 +21,10 @@ from dataserver.planning.job.limits import PlanLimitError, check_contents, limit
 from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.stream.captions import Captions
 from dataserver.planning.stream.gathering import Window, gather_step
-from dataserver.planning.stream.order import Span, StreamOrder, units_of
+from dataserver.planning.stream.order import StreamOrder
 from dataserver.planning.stream.samples import StepSamples
 from dataserver.planning.stream.statistics import ShardStatistics, axis_lengths
+from dataserver.planning.stream.windows import Span, units_of
 from dataserver.tracing import span
 
 if TYPE_CHECKING:
@@ -71,18 +73,19 @@ class JobPlanner:
             SampleTooLargeError: a sample cannot fit a sequence, or a module's memory.
             TowerMemoryError: contrastive batches of the largest samples would not fit a tower's memory.
             DatasetEmptyError: nothing is left of a dataset.
+            DatasetMismatchError: a dataset is no longer as a stream had it that the job continues.
             WorkCancelledError: nobody waits for the planner any more.
         """
         self.job = job
         self._most = limits_of(job.spec.execution)
         self._cache = JobCache() if cache is None else cache
-        self._tables = ShardTables(job, datasets, self._cache)
+        self._tables = ShardTables(job.stream_id, job.stream, datasets, self._cache)
         self._scheduler = FairScheduler() if scheduler is None else scheduler
         self._planned = planned
         self._fetch = fetch
         statistics = []
-        for number, dataset in enumerate(datasets):
-            rules = self._tables.rules(number)
+        for spec, dataset in zip(job.stream.datasets, datasets, strict=True):
+            rules = rules_of(job.stream, spec, dataset)
             found = self._cache.statistics.get(dataset, rules, cancelled, patience_s)
             longest = found
             if rules.captions.are_drawn:
@@ -94,7 +97,9 @@ class JobPlanner:
             if (note := _null_note(spec, dataset, found))
         ]
         """What people should know of the job, a line each."""
+        earlier = EarlierStreams(job.stream, datasets, self._cache, cancelled, patience_s)
         try:
+            self._tables.seen = self.scheduled(earlier.seen, cancelled)
             self._order = self.scheduled(lambda: self._lay_out(statistics), cancelled)
         except ValueError as error:
             if type(error) in (ValueError, PlanLimitError):  # of the planner's limits, which know no job
@@ -103,8 +108,13 @@ class JobPlanner:
         self._ahead = ReadAhead(job.job_id, self._order, datasets)
 
     @property
+    def first_step(self) -> int:
+        """The first step of the job."""
+        return self._order.first_step
+
+    @property
     def num_steps(self) -> int:
-        """Steps until the job ends."""
+        """Steps until the job ends, those of streams that it continues included."""
         return self._order.num_steps
 
     @property
@@ -169,14 +179,15 @@ class JobPlanner:
         return gather_step(self.job.stream, self._order, step, self._windows, self._most)
 
     def _windows(self, span: Span) -> Iterator[Window]:
-        return self._tables.windows(self._order, span)
+        return self._tables.windows(self._order, span, self._order.totals_in(span))
 
     def _lay_out(self, statistics: Sequence[tuple[ShardStatistics, ShardStatistics]]) -> StreamOrder:
         from dataserver.planning.layouts.interface import layout_of
 
         limits = layout_of(self.job.spec.execution).limits(self.job.spec)
         lengths = [self._lengths(dataset, *found, limits) for dataset, found in enumerate(statistics)]
-        order = StreamOrder(self.job.stream, self.job.spec.execution.end, lengths)
+        rests = [rest_of(self._tables, dataset, of) for dataset, of in enumerate(lengths)]
+        order = StreamOrder(self.job.stream, self.job.spec.execution.end, lengths, rests)
         counts = ([int(s.samples.sum()) for s, _ in statistics], [int(s.images.sum()) for s, _ in statistics])
         check_contents(self.job.spec, *(order.in_step(number) for number in counts))
         limits.check(order.repeats(self.job.stream.contrastive_batch or 1))

@@ -11,14 +11,15 @@ from dataserver.dataset import Dataset, DatasetError, Filter, FilterError, compi
 from dataserver.jobs.cache import JobCache
 from dataserver.jobs.memory_usage import memory_of
 from dataserver.jobs.shard_statistics import Rules, columns_of, rows_left
-from dataserver.planning import Bool
-from dataserver.planning.job.fields import DatasetSpec
-from dataserver.planning.job.identity import Job
+from dataserver.planning import I64, Bool
+from dataserver.planning.job.fields import DatasetSpec, Stream
+from dataserver.planning.stream.axis import Rest
 from dataserver.planning.stream.captions import Captions
+from dataserver.planning.stream.continuation import Seen
 from dataserver.planning.stream.gathering import Window, gather_window, size_rows
-from dataserver.planning.stream.order import Span, StreamOrder, units_of
 from dataserver.planning.stream.samples import ShardTable
 from dataserver.planning.stream.slices import Slices, Table, cut, gather_slice, whole
+from dataserver.planning.stream.windows import Span, WindowOrder, units_of
 
 CACHED_SLICES: Final = 4
 """Slices of a window that is too large to be cached: so many fit the cache of windows."""
@@ -29,25 +30,40 @@ _log = logging.getLogger(__name__)
 class ShardTables:
     """The samples of each shard that filter and quarantine leave, with their sizes. Thread-safe."""
 
-    def __init__(self, job: Job, datasets: Sequence[Dataset], cache: JobCache) -> None:
+    def __init__(
+        self,
+        stream_id: str,
+        stream: Stream,
+        datasets: Sequence[Dataset],
+        cache: JobCache,
+        seen: Sequence[Seen | None] | None = None,
+    ) -> None:
         """Compile the filters.
+
+        Args:
+            stream_id: tells the tables of streams apart.
+            stream: of a job.
+            datasets: the open datasets, in the order of the stream.
+            cache: where tables are kept.
+            seen: what earlier streams have had of each dataset.
 
         Raises:
             FilterError: a filter does not fit the dataset's columns.
             CaptionError: a dataset has no sample with a caption that the job names.
         """
-        for spec, dataset in zip(job.stream.datasets, datasets, strict=True):
+        for spec, dataset in zip(stream.datasets, datasets, strict=True):
             dataset.check_captions(Captions.of(spec).names)
-        self._stream_id, self._stream = job.stream_id, job.stream
+        self._stream_id, self.stream = stream_id, stream
         self._datasets = datasets
-        self._metadata = [tuple(t.key() for t in s.metadata_transforms or ()) for s in job.stream.datasets]
-        self._filters = list(map(_compile, job.stream.datasets, datasets, self._metadata))
+        self.seen = [None] * len(datasets) if seen is None else seen
+        self._metadata = list(map(_metadata_of, stream.datasets))
+        self._filters = list(map(_compile, stream.datasets, datasets, self._metadata))
         self._cache = cache
         self._warned = False
 
-    def num_shards(self, dataset: int) -> int:
-        """Shards of a dataset."""
-        return len(self._datasets[dataset].shards)
+    def names(self, dataset: int) -> list[str]:
+        """Names of the shards of a dataset."""
+        return [shard.name for shard in self._datasets[dataset].shards]
 
     def may_have_others(self, dataset: int) -> Bool:
         """Which shards of a dataset may have clips or videos. bool [shards]."""
@@ -57,7 +73,7 @@ class ShardTables:
 
     def are_chats(self, dataset: int) -> bool:
         """Whether the samples of a dataset are conversations."""
-        return Captions.of(self._stream.datasets[dataset]).are_chats
+        return Captions.of(self.stream.datasets[dataset]).are_chats
 
     def table(self, dataset: int, shard: int) -> ShardTable:
         """The sized samples of a shard.
@@ -68,8 +84,20 @@ class ShardTables:
         """
         return self._cache.tables.get((self._stream_id, dataset, shard), lambda: self._load(dataset, shard))
 
-    def windows(self, order: StreamOrder, span: Span) -> Iterator[Window]:
+    def left(self, dataset: int, shard: int, epoch: int) -> ShardTable:
+        """The sized samples of a shard that an epoch has; of the first one those that earlier streams left."""
+        found, seen = self.table(dataset, shard), self.seen[dataset]
+        if seen is None or seen.epoch != epoch:
+            return found
+        return seen.left(self._datasets[dataset].shards[shard].name, found)
+
+    def windows(self, order: WindowOrder, span: Span, lengths: I64) -> Iterator[Window]:
         """The shuffle window in which a span lies, or those slices of it; all steps are cut from the same ones.
+
+        Args:
+            order: of the stream.
+            span: of a step.
+            lengths: int64 [shards] of the dataset, on its axis in the epoch of the span.
 
         Raises:
             TokensMissingError, SampleTooLargeError: as for `table`.
@@ -77,8 +105,8 @@ class ShardTables:
         """
 
         def table(shard: int) -> ShardTable:
-            found = self.table(span.dataset, shard)
-            length, expected = int(units_of(order.stream, found).sum()), order.length_of(span, shard)
+            found = self.left(span.dataset, shard, span.epoch)
+            length, expected = int(units_of(order.stream, found).sum()), int(lengths[shard])
             if length != expected:
                 raise DatasetError(
                     f"{self.where(span.dataset, shard)}: its samples take {length} units of the axis, and its "
@@ -93,7 +121,7 @@ class ShardTables:
         for number in slices.of(span):
             yield self._cache.windows.get((*key, number), partial(_gathered, order, span, table, slices, number))
 
-    def _cut(self, order: StreamOrder, span: Span, table: Table) -> Slices:
+    def _cut(self, order: WindowOrder, span: Span, table: Table) -> Slices:
         """One slice where the window can be cached, else several; a few of these can be cached together.
 
         A window takes at most half as much again as the tables of its shards. One that slides is gathered by slots,
@@ -115,39 +143,57 @@ class ShardTables:
                 "a window of %d shards takes more than the %d bytes of the cache of windows, and is sorted in %d "
                 "slices, each from all its shards: lower stream.shuffle_window (now %d) in new "
                 "jobs, or raise the server's job_bytes",
-                *(len(span.shards), most, len(slices), self._stream.shuffle_window),
+                *(len(span.shards), most, len(slices), self.stream.shuffle_window),
             )
         return slices
 
     def where(self, dataset: int, shard: int) -> str:
         """Names a shard in messages."""
-        return f"dataset {self._stream.datasets[dataset].name}, shard {self._datasets[dataset].shards[shard].name}"
+        return f"dataset {self.stream.datasets[dataset].name}, shard {self._datasets[dataset].shards[shard].name}"
 
     def _load(self, dataset: int, shard: int) -> ShardTable:
         opened = self._datasets[dataset]
         source = opened.shards[shard]
-        quarantine = opened.quarantine if self._stream.datasets[dataset].quarantine else None
-        digest, captions = self._stream.tokenizer.digest, Captions.of(self._stream.datasets[dataset])
+        quarantine = opened.quarantine if self.stream.datasets[dataset].quarantine else None
+        digest, captions = self.stream.tokenizer.digest, Captions.of(self.stream.datasets[dataset])
         row = rows_left(source, self._filters[dataset], quarantine, digest, captions, self._metadata[dataset])
         columns = columns_of(source, digest, captions)
-        return size_rows(self._stream, columns, row, self.where(dataset, shard), captions)
-
-    def rules(self, dataset: int) -> Rules:
-        """What the statistics of a dataset depend on."""
-        spec, opened = self._stream.datasets[dataset], self._datasets[dataset]
-        quarantine = opened.quarantine if spec.quarantine else None
-        captions = Captions.of(spec)
-        return Rules(
-            self._stream.tokenizer.digest,
-            self._stream.sizing,
-            spec.filter,
-            quarantine,
-            captions,
-            metadata=self._metadata[dataset],
-        )
+        return size_rows(self.stream, columns, row, self.where(dataset, shard), captions)
 
 
-def _gathered(order: StreamOrder, span: Span, table: Table, slices: Slices, number: int) -> Window:
+def rules_of(stream: Stream, spec: DatasetSpec, dataset: Dataset) -> Rules:
+    """What the statistics of a dataset of a stream depend on."""
+    quarantine = dataset.quarantine if spec.quarantine else None
+    about = stream.tokenizer.digest, stream.sizing, spec.filter, quarantine, Captions.of(spec)
+    return Rules(*about, metadata=_metadata_of(spec))
+
+
+def rest_of(tables: ShardTables, dataset: int, lengths: I64) -> Rest | None:
+    """What earlier streams left of the epoch that a dataset is in; None where there were none.
+
+    Args:
+        tables: of the stream.
+        dataset: position in its list.
+        lengths: int64 [shards], on the dataset's axis in whole epochs.
+    """
+    seen = tables.seen[dataset]
+    if seen is None:
+        return None
+    rest = lengths.copy()
+    for shard, name in enumerate(tables.names(dataset)):
+        if name in seen.shards:
+            rest[shard] = 0
+        elif name in seen.rows:
+            rest[shard] = units_of(tables.stream, tables.left(dataset, shard, seen.epoch)).sum()
+    return Rest(seen.epoch, rest)
+
+
+def _metadata_of(spec: DatasetSpec) -> tuple[str, ...]:
+    """Keys of the transforms of a dataset's metadata."""
+    return tuple(transform.key() for transform in spec.metadata_transforms or ())
+
+
+def _gathered(order: WindowOrder, span: Span, table: Table, slices: Slices, number: int) -> Window:
     """A slice of the window of a span, or the whole of it where there is only one."""
     if len(slices) > 1:
         return gather_slice(order, span, table, slices, number)

@@ -283,7 +283,12 @@ def _check_rank(served: ServedJob, name: str, rank: int) -> ModuleSpec:
 
 def _check_start(served: ServedJob, step: int, microbatch: int) -> None:
     """A stream may start where the job ends, which a finished checkpoint asks for; not beyond."""
-    num_steps = served.planner.num_steps
+    num_steps, first_step = served.planner.num_steps, served.planner.first_step
+    if step < first_step:
+        raise DataServiceError(
+            errors_pb2.ERROR_REASON_STEP_OUT_OF_RANGE,
+            f"step {step} was asked for; the job continues another stream and begins with step {first_step}",
+        )
     if (step, microbatch) > (num_steps, 0):
         raise DataServiceError(
             errors_pb2.ERROR_REASON_STEP_OUT_OF_RANGE,

@@ -7,9 +7,10 @@ import numpy as np
 from dataserver.planning import I64
 from dataserver.planning.job.identity import Job
 from dataserver.planning.stream.gathering import Window, gather_window
-from dataserver.planning.stream.order import Span, StreamOrder, units_of
+from dataserver.planning.stream.order import StreamOrder
 from dataserver.planning.stream.samples import ROW_BITS, SampleSizes, ShardTable, StepSamples, Task
 from dataserver.planning.stream.sizing import concatenate, shard_table, size_samples
+from dataserver.planning.stream.windows import Span, units_of
 
 
 def make_table(job: Job, rng: np.random.Generator, num_samples: int, max_images: int = 1) -> ShardTable:

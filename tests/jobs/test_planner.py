@@ -24,10 +24,11 @@ from dataserver.planning.job.identity import parse_job
 from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.stream.gathering import Window, gather_window
 from dataserver.planning.stream.grids import patch_grid
-from dataserver.planning.stream.order import DatasetEmptyError, Span, StepOutOfRangeError, StreamOrder
+from dataserver.planning.stream.order import DatasetEmptyError, StepOutOfRangeError, StreamOrder
 from dataserver.planning.stream.samples import ROW_BITS, ShardTable, Task
 from dataserver.planning.stream.sizing import SampleTooLargeError
 from dataserver.planning.stream.slices import Slices, Table, gather_slice
+from dataserver.planning.stream.windows import Span
 
 BYTES = load_tokenizer("bytes", None)
 

@@ -24,8 +24,9 @@ from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.plan.views import view_plan
 from dataserver.planning.planner import plan_step
 from dataserver.planning.stream.gathering import ShardColumns, Window, gather_step, gather_window, size_rows
-from dataserver.planning.stream.order import Span, StreamOrder, units_of
+from dataserver.planning.stream.order import StreamOrder
 from dataserver.planning.stream.samples import ROW_BITS, ShardTable
+from dataserver.planning.stream.windows import Span, units_of
 from trainclient.adapters.full_model import require_rank
 from trainclient.stream.errors import StateError
 from trainclient.stream.jobs import JobSource, load_job_data
@@ -117,6 +118,10 @@ class LoaderPlanner:
             raise ValueError(
                 f"the job was completed for data of other sizes than these {len(sizes.text_tokens)} samples: hand all "
                 "ranks the same data, or leave stream.datasets[0].fingerprint out"
+            )
+        if spec.stream.continues is not None:
+            raise ValueError(
+                "the job continues another stream, which only data servers can; leave stream.continues out"
             )
         limits = layout_of(spec.execution).limits(spec)
         self._tables = list(_tables(self.job, sizes))

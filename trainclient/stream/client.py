@@ -18,10 +18,11 @@ from disttrain.v1.data_service_pb2 import (
 from disttrain.v1.plan_pb2 import StepPlan
 from google.protobuf.duration_pb2 import Duration
 
-from dataserver.planning.job.identity import Job, canonical_json, differing_fields
+from dataserver.planning.job.identity import Job, canonical_json
 from dataserver.security import NO_CREDENTIALS, Credentials
 from dataserver.tracing import StepTraces, Tracing
 from trainclient.stream.buffers import Buffers
+from trainclient.stream.continuing import check_stream
 from trainclient.stream.endpoint import CallGuard, Timeouts
 from trainclient.stream.errors import ClientError, ClosedError, StateError
 from trainclient.stream.fleet import Fleet
@@ -58,7 +59,7 @@ class ViewClient(Generic[TensorT]):
         tensors: Sequence[str] | None = None,
         compress: bool = False,
         share_fetch: bool = False,
-        start_step: int = 0,
+        start_step: int | None = None,
         prefetch_bytes: int = PREFETCH_BYTES,
         max_microbatch_bytes: int = MAX_MICROBATCH_BYTES,
         timeouts: Timeouts | None = None,
@@ -79,7 +80,7 @@ class ViewClient(Generic[TensorT]):
             compress: let the servers compress tensors; worth it only where the network is the limit.
             share_fetch: of ranks that share sequences, only one of each group gets the tensors of a microbatch, and is
                 to hand them on (`SequenceParallelGroup.reader`); the others get it `withheld`.
-            start_step: first step.
+            start_step: first step; by default the first of the job's stream.
             prefetch_bytes: received and not yet asked for; one microbatch always may be.
             max_microbatch_bytes: a larger one is refused before memory is taken for it.
             timeouts: deadlines of all calls.
@@ -104,7 +105,8 @@ class ViewClient(Generic[TensorT]):
             self.job = resolve_job(source, self.fleet)
             self._view = _view_request(self.job, module, rank, tensors, compress, share_fetch)
             self.num_steps = self.fleet.register(self.job)
-            self._cursor = _start_at(start_step, self.num_steps)
+            first = self.job.stream.first_step
+            self._cursor = _start_at(self.job, first if start_step is None else start_step, self.num_steps)
             self._traces = None if tracing is None else tracing.of_reader(self.job.job_id)
         except BaseException:
             self.fleet.close()
@@ -178,21 +180,18 @@ class ViewClient(Generic[TensorT]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state, whatever the layout of the job that it was taken from.
 
+        A job that continues another stream (`stream.continues`) goes on from the state with which that one ended.
+
         Raises:
-            StateError: it is of another version or another stream, or lies beyond the end of the job.
+            StateError: it is of another version or another stream, or the job has no such step.
         """
         if state.get("version") != STATE_VERSION:
             raise StateError(
                 f"the data state has version {state.get('version')!r}, this release reads version {STATE_VERSION}: "
                 "resume with the release that wrote the checkpoint"
             )
-        if state.get("stream_id") != self.job.stream_id:
-            raise StateError(
-                f"the checkpoint belongs to stream {state.get('stream_id')}, this job is stream {self.job.stream_id}; "
-                f"it must hold the same samples in the same steps, but differs in {_differences(self.job, state)}: "
-                "restore these fields of the job, or start without the checkpoint"
-            )
-        cursor = _start_at(state.get("step"), self.num_steps)
+        check_stream(self.job, state)
+        cursor = _start_at(self.job, state.get("step"), self.num_steps)
         self._end_reader()
         self._cursor = cursor
 
@@ -296,10 +295,11 @@ class ArrayClient(ViewClient[Array]):
         return microbatch
 
 
-def _start_at(step: Any, num_steps: int) -> Cursor:
-    if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= num_steps:
+def _start_at(job: Job, step: Any, num_steps: int) -> Cursor:
+    first = job.stream.first_step
+    if not isinstance(step, int) or isinstance(step, bool) or not first <= step <= num_steps:
         raise StateError(
-            f"found {step!r} as the step to start with; this job has steps 0 to {num_steps - 1} and ends at "
+            f"found {step!r} as the step to start with; this job has steps {first} to {num_steps - 1} and ends at "
             f"{num_steps}: start at one of them, or raise execution.end"
         )
     return Cursor(step)
@@ -341,17 +341,6 @@ def _is_first(job: Job | dict[str, Any], module: str, rank: int) -> bool:
     except (KeyError, IndexError, TypeError):  # it is refused later, with what is wrong
         first = module
     return rank == 0 and bool(first == module)
-
-
-def _differences(job: Job, state: Mapping[str, Any]) -> str:
-    """The fields in which this job's stream and a state's differ, as text."""
-    try:
-        theirs = json.loads(state.get("stream", ""))
-    except (TypeError, ValueError):
-        theirs = None
-    if not isinstance(theirs, dict):
-        return "fields that the checkpoint does not tell"
-    return "; ".join(differing_fields(job.stream, theirs)) or "no field that this release knows"
 
 
 def _duration(seconds: float) -> Duration:

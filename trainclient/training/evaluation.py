@@ -243,7 +243,12 @@ class Evaluation:
 
 
 def evaluated_steps(config: TrainConfig, held_out: Job, num_steps: int) -> int:
-    """How many steps of a held-out job are evaluated; ValueError if those are too many samples to be compared."""
+    """How many steps of a held-out job are evaluated; ValueError if those are too many samples to be compared.
+
+    Its stream has to be one that continues no other.
+    """
+    if held_out.stream.continues is not None:
+        raise ValueError("the held-out job continues another stream; leave its stream.continues out")
     steps = min(num_steps, config.evaluation.steps or num_steps)
     require_comparable(steps * contrastive_pairs(held_out))
     return steps

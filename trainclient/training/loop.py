@@ -18,6 +18,7 @@ from trainclient.program.clock import Stopwatch
 from trainclient.program.runner import LossWeights
 from trainclient.run_times.gathering import report_run
 from trainclient.run_times.spent import Part, RunTimes
+from trainclient.stream.continuing import stream_changes
 from trainclient.timeline.recorder import TimelineRecorder
 from trainclient.topology.process_grid import Topology
 from trainclient.topology.process_groups import Groups
@@ -148,7 +149,7 @@ class Trainer:
         self._images.images, self._images.invalid = state.images, state.invalid_images
         self.run_name = state.run or self.run_name
         if self._groups.rank == 0:
-            for line in changes(state, self._updates, self._frozen):
+            for line in (*stream_changes(streams.job, state.cursor), *changes(state, self._updates, self._frozen)):
                 sys.stderr.write(f"changed on resume: {line}\n")
         if self._evaluation is not None and state.unevaluated is not None:
             self._unevaluated = StepMetrics(**state.unevaluated)

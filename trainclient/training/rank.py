@@ -42,7 +42,7 @@ from trainclient.training.overview import overview
 from trainclient.training.ownership import Leases, outputs, owned, owner_named, require_unowned
 from trainclient.training.rendezvous import join_attempt
 from trainclient.training.run import digest_settings, name_run
-from trainclient.training.saving import continue_from
+from trainclient.training.saving import continue_from, require_new
 from trainclient.training.schedule import module_rates
 from trainclient.training.signals import StopSignals
 from trainclient.training.sinks import (
@@ -122,6 +122,8 @@ def check(config: TrainConfig, jobs: Jobs) -> None:
     with DataClient(config.servers, job, reader, 0, timeouts=timeouts, credentials=shown) as client:
         if found is not None:
             run = continue_from(found, client, sizes).run or run
+        else:
+            require_new(job)
         if config.metrics is not None:
             bytes_before(config.metrics, run, client.step)
 

@@ -6,12 +6,13 @@ from typing import Any
 
 from torch import Tensor
 
+from dataserver.planning.job.identity import Job
 from trainclient.checkpoint.folder import Checkpoints
 from trainclient.checkpoint.lease import Lease
 from trainclient.checkpoint.resume_from import ResumeFrom
 from trainclient.checkpoint.saver import Saver
 from trainclient.checkpoint.selection import Stored
-from trainclient.checkpoint.state import SaveError, TrainerState
+from trainclient.checkpoint.state import CheckpointError, SaveError, TrainerState
 from trainclient.client import DataClient
 from trainclient.exchange.rank_errors import translate_rank_errors
 from trainclient.topology.process_groups import Groups
@@ -35,6 +36,15 @@ def continue_from(found: Stored, client: DataClient | Streams, sizes: dict[str, 
     client.load_state_dict(state.cursor)
     state.require_modules(sizes, found.path)
     return state
+
+
+def require_new(job: Job) -> None:
+    """Raise CheckpointError if a job continues another stream, where there is no checkpoint to go on from."""
+    if job.stream.continues is not None:
+        raise CheckpointError(
+            f"the job continues another stream from step {job.stream.first_step} on, and there is no checkpoint to "
+            "resume: name the folder of that run (--checkpoint.directory), or leave stream.continues out of a new run"
+        )
 
 
 class Saving:
@@ -75,11 +85,12 @@ class Saving:
         Raises:
             ValueError: as in `continue_from` and `resume_point`; or a tensor is not there, or has another shape.
         """
-        if self._checkpoints is None:
-            return None
-        with translate_rank_errors("other ranks"):
-            found = self._checkpoints.resume_point(wanted, settings)
-        if found is None:
+        found = None
+        if self._checkpoints is not None:
+            with translate_rank_errors("other ranks"):
+                found = self._checkpoints.resume_point(wanted, settings)
+        if self._checkpoints is None or found is None:
+            require_new(streams.job)
             return None
         state = continue_from(found, streams, sizes)
         self._checkpoints.load(found.path, state.readable(tensors))

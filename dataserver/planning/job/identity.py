@@ -7,7 +7,7 @@ running jobs would change under an upgrade; the golden hashes in the tests guard
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import rfc8785
 from pydantic import ValidationError
@@ -21,6 +21,9 @@ from dataserver.planning.job.fields import (
 )
 from dataserver.planning.job.limits import PlanLimitError, check_step
 from dataserver.planning.job.spec import SUPPORTED_PLAN_VERSIONS, JobSpec
+
+_MOST_CHARS: Final = 160
+"""A longer value is cut in a message."""
 
 
 class JobSpecError(ValueError):
@@ -57,11 +60,12 @@ def canonical_json(spec: JobSpec | Stream) -> bytes:
 
 def identify(spec: JobSpec) -> Job:
     """The job with the hashes that name it, 64 hexadecimal digits each."""
-    return Job(
-        spec=spec,
-        job_id=hashlib.sha256(canonical_json(spec)).hexdigest(),
-        stream_id=hashlib.sha256(canonical_json(spec.stream)).hexdigest(),
-    )
+    return Job(spec, job_id=hash_of(spec), stream_id=hash_of(spec.stream))
+
+
+def hash_of(spec: JobSpec | Stream) -> str:
+    """The hash that names a job or a stream, 64 hexadecimal digits."""
+    return hashlib.sha256(canonical_json(spec)).hexdigest()
 
 
 def parse_job(data: Any) -> Job:
@@ -77,7 +81,9 @@ def parse_job(data: Any) -> Job:
         spec = JobSpec.model_validate_json(_json(data), strict=True)
     except ValidationError as error:
         raise JobSpecError(f"the job is not valid: {describe(error, data, JobSpec)}") from None
+    earlier = [("order_version", stream.order_version, SUPPORTED_ORDER_VERSIONS) for stream, _ in spec.stream.earlier()]
     for name, found, supported in (
+        *earlier,
         ("order_version", spec.stream.order_version, SUPPORTED_ORDER_VERSIONS),
         ("content_version", spec.stream.content_version, SUPPORTED_CONTENT_VERSIONS),
         ("plan_version", spec.execution.plan_version, SUPPORTED_PLAN_VERSIONS),
@@ -127,4 +133,9 @@ def _differences(a: Any, b: Any, path: str) -> list[str]:
         return [p for k in keys for p in _differences(a.get(k), b.get(k), f"{path}.{k}" if path else k)]
     if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
         return [p for i, (x, y) in enumerate(zip(a, b, strict=True)) for p in _differences(x, y, f"{path}[{i}]")]
-    return [] if a == b else [f"{path}: {a!r} here, {b!r} there"]
+    return [] if a == b else [f"{path}: {_shown(a)} here, {_shown(b)} there"]
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]} ..."

@@ -12,32 +12,12 @@ from dataserver.planning import I64
 from dataserver.planning.job.fields import Stream
 from dataserver.planning.stream.randomness import Operator, dataset_key, draw
 from dataserver.planning.stream.sliding import PARTS, SlidingEpoch, Slot
+from dataserver.planning.stream.windows import Span
 
 SLIDING_SINCE: Final = 2
 """The first order_version whose window slides."""
 AHEAD: Final = 16
 """What is needed is looked at a step and this part of a window ahead."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A part of a step that lies in one shuffle window of one epoch of a dataset, or in a slot of one that slides."""
-
-    dataset: int
-    """Position in the job's dataset list."""
-    epoch: int
-    shards: tuple[int, ...]
-    """Shards with samples in the window, in the order of the epoch."""
-    window_start: int
-    """Where the window starts, in units from the start of the epoch, but for samples of its shards in earlier slots."""
-    first: int
-    """First unit that belongs to the step, from the start of the epoch."""
-    last: int
-    """First unit that no longer does."""
-    number: int
-    """Of the window or slot within the epoch."""
-    slot: Slot | None = None
-    """Where the window slides; there alone."""
 
 
 class Stretch(NamedTuple):

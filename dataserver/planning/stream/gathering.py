@@ -12,10 +12,11 @@ from dataserver.planning.job.fields import SINGLE_STEP, PlanLimits, Stream
 from dataserver.planning.stream.captions import OWN_CAPTION, Captions
 from dataserver.planning.stream.chats import ChatColumns, fit_chats
 from dataserver.planning.stream.item_sizes import VideoLengths, joined_media, picked_media
-from dataserver.planning.stream.order import Part, Span, StreamOrder
+from dataserver.planning.stream.order import StreamOrder
 from dataserver.planning.stream.randomness import dataset_key
 from dataserver.planning.stream.samples import SampleSizes, ShardTable, StepSamples, ranges, row_sums
 from dataserver.planning.stream.sizing import MicrobatchTooLargeError, concatenate, shard_table, size_samples
+from dataserver.planning.stream.windows import Part, Span, WindowOrder
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +128,7 @@ class Window:
         )
 
 
-def gather_window(order: StreamOrder, span: Span, tables: Iterable[ShardTable]) -> Window:
+def gather_window(order: WindowOrder, span: Span, tables: Iterable[ShardTable]) -> Window:
     """The window in which a span lies, from the tables of its shards; no more of them is held than it has."""
     parts, picked = list[Part](), list[ShardTable]()
     for at, table in enumerate(tables):

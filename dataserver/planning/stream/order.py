@@ -10,28 +10,13 @@ windows, whatever the dataset's size.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
-import numpy as np
-
-from dataserver.planning import I64, U64
+from dataserver.planning import I64
 from dataserver.planning.job.fields import MAX_INTEGER, End, LastStep, Stream
-from dataserver.planning.stream.axis import Axis, Rest, Span, Stretch
+from dataserver.planning.stream.axis import Axis, Rest, Stretch
 from dataserver.planning.stream.mixture import Mixture
-from dataserver.planning.stream.randomness import Operator, dataset_key, draw
-from dataserver.planning.stream.samples import ROW_BITS, ShardTable
-
-__all__ = [
-    "DatasetEmptyError",
-    "Part",
-    "Rest",
-    "Span",
-    "StepOutOfRangeError",
-    "StreamOrder",
-    "Stretch",
-    "units_of",
-]
+from dataserver.planning.stream.windows import Span, WindowOrder
 
 
 class DatasetEmptyError(ValueError):
@@ -42,22 +27,7 @@ class StepOutOfRangeError(ValueError):
     """A step beyond the end of the job."""
 
 
-class Part(NamedTuple):
-    """The k samples of a shard that lie in a window."""
-
-    at: I64 | None
-    """int64 [k]: where they are in the shard's table; None where they are the whole table."""
-    sample: U64
-    """uint64 [k]: their numbers."""
-    words: U64
-    """uint64 [k]: by which the samples of a window are sorted."""
-    units: I64
-    """int64 [k]: the length of each on the axis."""
-    before: int
-    """Units of the shard's samples in earlier slots."""
-
-
-class StreamOrder:
+class StreamOrder(WindowOrder):
     """The canonical order of a stream over datasets whose shard totals are known."""
 
     def __init__(
@@ -75,7 +45,7 @@ class StreamOrder:
             DatasetEmptyError: a dataset with a positive weight has no unit, or nothing fills a step.
             ValueError: the job would take more steps than JSON can count, or ends before its stream begins.
         """
-        self.stream = stream
+        super().__init__(stream)
         self.first_step = stream.first_step
         rests = [None] * len(shard_totals) if rests is None else rests
         self._axes = [Axis(stream, d, *found) for d, found in enumerate(zip(shard_totals, rests, strict=True))]
@@ -141,55 +111,9 @@ class StreamOrder:
         bounds = zip(self._axes, self._mixture.bounds(step), self._mixture.bounds(step + 1), strict=True)
         return list(dict.fromkeys(stretch for axis, *found in bounds for stretch in axis.needed(*found)))
 
-    def part(self, span: Span, at: int, table: ShardTable) -> Part:
-        """The samples of a shard in the window in which a span lies.
-
-        Args:
-            span: from `spans`.
-            at: position of the shard in `span.shards`.
-            table: of the shard.
-        """
-        sample, units = self.numbers(span.shards[at], table), units_of(self.stream, table)
-        words = self.draws(span, sample)
-        if span.slot is None:
-            return Part(None, sample, words, units, 0)
-        chosen = span.slot.part(at, words, units)
-        return Part(chosen.at, sample[chosen.at], chosen.words, units[chosen.at], chosen.before)
-
-    def merged(self, span: Span, parts: Iterable[Part]) -> tuple[U64, I64, I64]:
-        """All samples of the window in which a span lies; spans of one window share them.
-
-        Args:
-            span: from `spans`.
-            parts: those of `span.shards`, in that order.
-
-        Returns:
-            uint64 [n] numbers of the samples in canonical order, int64 [n] the first unit of each, from the start of
-            the epoch, and int64 [n] where each is in the parts, one after the other.
-        """
-        from dataserver.planning.kernels.gathered import order_of_draws
-
-        _, samples, all_words, all_units, before = zip(*parts, strict=True)
-        sample, words = np.concatenate(samples), np.concatenate(all_words)
-        order = order_of_draws(words)  # a fraction of what `lexsort` takes, needed only where two words are equal
-        ordered = words[order]
-        if (ordered[1:] == ordered[:-1]).any():
-            order = np.lexsort((sample, words))
-        units = np.concatenate(all_units)[order]
-        return sample[order], span.window_start + sum(before) + np.cumsum(units) - units, order
-
-    def length_of(self, span: Span, shard: int) -> int:
-        """The length of a shard on its dataset's axis, in the epoch of a span."""
-        return int(self._axes[span.dataset].totals_in(span.epoch)[shard])
-
-    def numbers(self, shard: int, table: ShardTable) -> U64:
-        """The numbers of the samples of a shard, uint64 [n]: shard << ROW_BITS | row."""
-        return (np.uint64(shard) << np.uint64(ROW_BITS)) | table.row.astype(np.uint64)
-
-    def draws(self, span: Span, sample: U64) -> U64:
-        """The words by which samples of the window in which a span lies are sorted, uint64 [n]."""
-        key = dataset_key(self.stream.datasets[span.dataset].name)
-        return draw(self.stream.seed, Operator.SAMPLE_ORDER, key, span.epoch, sample)
+    def totals_in(self, span: Span) -> I64:
+        """The length of each shard on its dataset's axis in the epoch of a span, int64 [shards]."""
+        return self._axes[span.dataset].totals_in(span.epoch)
 
     def _find_end(self, end: End) -> tuple[int, dict[int, int]]:
         """The number of steps, and where the axes of the datasets that end inside the last one stop."""
@@ -240,8 +164,3 @@ class StreamOrder:
             f"the job would take more than {MAX_INTEGER} steps to complete {epochs} epochs of every "
             "dataset; raise the smallest weight, or set it to 0, or end the job with end.steps"
         )
-
-
-def units_of(stream: Stream, table: ShardTable) -> I64:
-    """Length of each sample on its dataset's axis: nominal tokens, or one without packing."""
-    return table.nominal if stream.packing.enabled else np.ones(len(table.row), np.int64)

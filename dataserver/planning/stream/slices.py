@@ -14,8 +14,8 @@ import numpy as np
 from dataserver.planning import I64, yield_point
 from dataserver.planning.job.fields import MAX_INTEGER
 from dataserver.planning.stream.gathering import Window, gather_window, pick_rows
-from dataserver.planning.stream.order import Span, StreamOrder, units_of
 from dataserver.planning.stream.samples import ShardTable
+from dataserver.planning.stream.windows import Span, WindowOrder, units_of
 
 Table = Callable[[int], ShardTable]
 """The table of a shard of the dataset."""
@@ -50,7 +50,7 @@ def whole(span: Span) -> Slices:
     return Slices(np.array([0, 1 << _BITS]), np.array([span.window_start, MAX_INTEGER]))
 
 
-def cut(order: StreamOrder, span: Span, table: Table, slice_bytes: int) -> Slices:
+def cut(order: WindowOrder, span: Span, table: Table, slice_bytes: int) -> Slices:
     """Cut the window in which a span lies into slices of about `slice_bytes`."""
     units, sizes = np.zeros(1 << _BITS, np.int64), np.zeros(1 << _BITS, np.int64)
     for shard in span.shards:
@@ -67,7 +67,7 @@ def cut(order: StreamOrder, span: Span, table: Table, slice_bytes: int) -> Slice
     return Slices(begin, first[begin])
 
 
-def gather_slice(order: StreamOrder, span: Span, table: Table, slices: Slices, number: int) -> Window:
+def gather_slice(order: WindowOrder, span: Span, table: Table, slices: Slices, number: int) -> Window:
     """One slice of the window in which a span lies."""
     begin, end = slices.begin[number : number + 2].tolist()
     parts = []
@@ -80,6 +80,6 @@ def gather_slice(order: StreamOrder, span: Span, table: Table, slices: Slices, n
     return gather_window(order, replace(span, window_start=int(slices.first[number])), parts)
 
 
-def _leading(order: StreamOrder, span: Span, shard: int, table: ShardTable) -> I64:
+def _leading(order: WindowOrder, span: Span, shard: int, table: ShardTable) -> I64:
     """The first bits of each sample's draw, int64 [n]."""
     return (order.draws(span, order.numbers(shard, table)) >> np.uint64(64 - _BITS)).astype(np.int64)

@@ -11,10 +11,10 @@ from builders.samples import SyntheticDatasets, make_table, pick
 
 from dataserver.planning.job.fields import PLAN_LIMITS, SINGLE_STEP
 from dataserver.planning.stream.gathering import ShardColumns, Window, gather_step, pick_sizes, size_rows
-from dataserver.planning.stream.order import Span
 from dataserver.planning.stream.samples import ShardTable
 from dataserver.planning.stream.sizing import MicrobatchTooLargeError
 from dataserver.planning.stream.slices import cut, gather_slice
+from dataserver.planning.stream.windows import Span
 
 
 def assert_same(found: Any, expected: Any) -> None:

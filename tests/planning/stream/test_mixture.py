@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataserver.planning.job.fields import MAX_TEXT_BYTES, Stream, TextError, parse_json
-from dataserver.planning.job.fields.stream import MAX_PIECES
+from dataserver.planning.job.fields.weights import MAX_PIECES
 from dataserver.planning.job.identity import JobSpecError
 from dataserver.planning.stream.mixture import Mixture
 from dataserver.planning.stream.order import DatasetEmptyError

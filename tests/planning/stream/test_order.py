@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from dataserver.planning.job.identity import Job
 from dataserver.planning.stream.gathering import gather_window
-from dataserver.planning.stream.order import DatasetEmptyError, StepOutOfRangeError, StreamOrder, units_of
+from dataserver.planning.stream.order import DatasetEmptyError, StepOutOfRangeError, StreamOrder
 from dataserver.planning.stream.randomness import Operator, dataset_key, draw
+from dataserver.planning.stream.windows import units_of
 
 Id = tuple[int, int, int]
 
@@ -358,7 +359,7 @@ def test_samples_of_equal_words_come_by_their_number(monkeypatch: pytest.MonkeyP
     data = _synthetic([[9, 8]], {"steps": 1}, shuffle_window=2)
     (span,) = data.order.spans(0)
     monkeypatch.setattr(
-        "dataserver.planning.stream.order.draw", lambda *given: (given[-1] >> np.uint64(1)) % np.uint64(3)
+        "dataserver.planning.stream.windows.draw", lambda *given: (given[-1] >> np.uint64(1)) % np.uint64(3)
     )
     (window,) = data.windows(span)
     words = ((window.sample >> np.uint64(1)) % np.uint64(3)).tolist()

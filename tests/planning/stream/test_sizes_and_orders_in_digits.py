@@ -9,7 +9,7 @@ from builders.samples import SyntheticDatasets, make_table
 
 from dataserver.planning.job.identity import Job
 from dataserver.planning.stream.grids import patch_grid
-from dataserver.planning.stream.order import DatasetEmptyError, Span, StepOutOfRangeError, StreamOrder
+from dataserver.planning.stream.order import DatasetEmptyError, StepOutOfRangeError, StreamOrder
 from dataserver.planning.stream.packing import MAX_SEQ_LEN, balanced, best_fit_decreasing, number_by_first
 from dataserver.planning.stream.samples import ShardTable, Task
 from dataserver.planning.stream.sizing import (
@@ -22,6 +22,7 @@ from dataserver.planning.stream.sizing import (
     shard_table,
     size_samples,
 )
+from dataserver.planning.stream.windows import Span
 
 
 def table(job: Job, samples: list[tuple[int, list[int]]]) -> ShardTable:

@@ -14,7 +14,6 @@ from dataserver.planning.job.identity import Job, parse_job
 from dataserver.planning.layouts.contrastive.limits import TowerLimits
 from dataserver.planning.layouts.interface import layout_of
 from dataserver.planning.stream.gathering import ShardColumns, size_rows
-from dataserver.planning.stream.order import units_of
 from dataserver.planning.stream.sizing import SampleTooLargeError
 from dataserver.planning.stream.statistics import (
     LISTED,
@@ -24,6 +23,7 @@ from dataserver.planning.stream.statistics import (
     join_statistics,
     row_statistics,
 )
+from dataserver.planning.stream.windows import units_of
 
 Found = tuple[int, str, int, bool]
 """Seed, kind, number of samples, whether all are kept."""

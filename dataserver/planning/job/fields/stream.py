@@ -4,9 +4,9 @@ from bisect import bisect_right
 from enum import StrEnum
 from fractions import Fraction
 from itertools import pairwise
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Final, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field, model_validator
 
 from dataserver.planning.job.fields.sizing import Sizing
 from dataserver.planning.job.fields.transforms import InstalledTransforms, Transforms
@@ -20,13 +20,12 @@ from dataserver.planning.job.fields.values import (
     SpecModel,
     TokenId,
 )
+from dataserver.planning.job.fields.weights import MAX_SHARES, Weight, WeightPiece
 
 SUPPORTED_ORDER_VERSIONS = frozenset({1, 2})
 SUPPORTED_CONTENT_VERSIONS = frozenset({2})
-MAX_PIECES: Final = 1024
-"""Pieces of one dataset's weight."""
-MAX_SHARES: Final = 1 << 16
-"""Datasets x steps from which any weight changes: what servers compute when they create a job."""
+MAX_EARLIER: Final = 16
+"""Streams in a row that continue each other."""
 
 
 class CaptionShare(SpecModel):
@@ -53,27 +52,6 @@ class ConversationSpec(SpecModel):
     cut_at: CutAt | None = None
     """Where a conversation is cut that is longer than `seq_len`; by default it is left out, as is one whose first
     answer does not fit."""
-
-
-class WeightPiece(SpecModel):
-    """The weight of a dataset from a step on, up to the next piece."""
-
-    from_step: Natural
-    """First step with this weight."""
-    weight: DecimalString
-    """As a weight that never changes; 0 takes no samples of the dataset."""
-
-
-def _kind_of_weight(value: Any) -> str:
-    return "pieces" if isinstance(value, list | tuple) else "constant"
-
-
-Weight = Annotated[
-    Annotated[DecimalString, Tag("constant")]
-    | Annotated[tuple[WeightPiece, ...], Field(min_length=1, max_length=MAX_PIECES), Tag("pieces")],
-    Discriminator(_kind_of_weight),
-]
-"""One weight for all steps, or pieces of steps with a weight each."""
 
 
 class DatasetSpec(SpecModel):
@@ -211,6 +189,26 @@ class Generation(SpecModel):
         return self
 
 
+class Continuation(SpecModel):
+    """The stream that another one continues, and where."""
+
+    step: Positive
+    """First step of the new stream; the earlier one ends before it."""
+    stream: "Stream"
+    """The earlier stream, complete, as checkpoints hold it."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.step <= self.stream.first_step:
+            raise ValueError(
+                f"step is {self.step}, and the earlier stream begins with step {self.stream.first_step}; a later step "
+                "is required"
+            )
+        if len(self.stream.earlier()) >= MAX_EARLIER:
+            raise ValueError(f"more than {MAX_EARLIER} streams continue each other; begin a new one")
+        return self
+
+
 class Stream(SpecModel):
     """The part of a job that decides which samples a step holds, and what they look like."""
 
@@ -243,6 +241,9 @@ class Stream(SpecModel):
     the window slides, so that as many bytes are needed in every step."""
     content_version: Positive = 2
     """Version of the rules that turn samples into bytes: decoding, resizing, tokenizing, tensor layout."""
+    continues: Continuation | None = None
+    """Earlier stream that this one continues, with other weights, datasets or sizes: datasets of the same name go on
+    where it left them, and steps count on."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -324,7 +325,13 @@ class Stream(SpecModel):
     @property
     def first_step(self) -> int:
         """The first step of the stream."""
-        return 0
+        return 0 if self.continues is None else self.continues.step
+
+    def earlier(self) -> list[tuple["Stream", int]]:
+        """The streams that this one continues, oldest first, each with the first step that it no longer has."""
+        if self.continues is None:
+            return []
+        return [*self.continues.stream.earlier(), (self.continues.stream, self.continues.step)]
 
     def mixture_steps(self) -> list[int]:
         """The first step of the stream, and every later one from which a weight is another one, in order."""

@@ -1,0 +1,95 @@
+"""What the streams that a job continues have had of its datasets, found from their own order."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dataserver.dataset import Dataset
+from dataserver.jobs.cache import JobCache
+from dataserver.jobs.catalog import dataset_of
+from dataserver.jobs.errors import DatasetMismatchError
+from dataserver.jobs.scheduler import IsCancelled
+from dataserver.jobs.tables import ShardTables, rest_of, rules_of
+from dataserver.planning import I64, yield_point
+from dataserver.planning.job.fields import Stream
+from dataserver.planning.job.identity import hash_of
+from dataserver.planning.stream.axis import Axis
+from dataserver.planning.stream.continuation import Seen, seen_before
+from dataserver.planning.stream.gathering import Window
+from dataserver.planning.stream.mixture import Mixture
+from dataserver.planning.stream.statistics import ShardStatistics, axis_lengths
+from dataserver.planning.stream.windows import Span, WindowOrder, units_of
+
+
+@dataclass(frozen=True, slots=True)
+class _Earlier:
+    """A stream that ended, with those of its datasets that the job has as well."""
+
+    key: str
+    """Tells its tables from those of others."""
+    stream: Stream
+    """With these datasets alone, as if it continued none."""
+    datasets: Sequence[Dataset]
+    ends: Sequence[int]
+    """Where the axis of each ends."""
+    statistics: Sequence[ShardStatistics]
+
+
+class EarlierStreams:
+    """The streams that a job continues, over the datasets that it shares with them."""
+
+    def __init__(
+        self, stream: Stream, datasets: Sequence[Dataset], cache: JobCache, cancelled: IsCancelled, patience_s: float
+    ) -> None:
+        """Open the datasets as they were, and load statistics; raises as `JobPlanner`."""
+        opened = {spec.name: dataset for spec, dataset in zip(stream.datasets, datasets, strict=True)}
+        self._cache, self._names = cache, list(opened)
+        self._streams = []
+        for earlier, step in stream.earlier():
+            bounds = Mixture(earlier).bounds(step)
+            shared = [(spec, end) for spec, end in zip(earlier.datasets, bounds, strict=True) if spec.name in opened]
+            specs = tuple(spec for spec, _ in shared)
+            alone = earlier.model_copy(update={"datasets": specs, "continues": None})
+            try:
+                found = [dataset_of(spec, opened[spec.name]) for spec in specs]
+            except DatasetMismatchError as error:
+                raise DatasetMismatchError(f"the stream that ends with step {step - 1} (continues): {error}") from error
+            statistics = [
+                cache.statistics.get(dataset, rules_of(alone, spec, dataset), cancelled, patience_s)
+                for spec, dataset in zip(specs, found, strict=True)
+            ]
+            key = f"{hash_of(earlier)}/{hash_of(alone)}"
+            self._streams.append(_Earlier(key, alone, found, [end for _, end in shared], statistics))
+
+    def seen(self) -> list[Seen | None]:
+        """What of each dataset of the job was had before it begins; None of those that are new."""
+        seen: dict[str, Seen] = {}
+        for earlier in self._streams:
+            self._add(earlier, seen)
+        return [seen.get(name) for name in self._names]
+
+    def _add(self, earlier: _Earlier, seen: dict[str, Seen]) -> None:
+        """Count a stream in."""
+        stream = earlier.stream
+        names = [spec.name for spec in stream.datasets]
+        before = [seen.get(name) for name in names]
+        tables = ShardTables(earlier.key, stream, earlier.datasets, self._cache, before)
+        order = WindowOrder(stream)
+        for number, (name, end) in enumerate(zip(names, earlier.ends, strict=True)):
+            lengths = _lengths(stream, tables, number, earlier.statistics[number])
+            axis = Axis(stream, number, lengths, rest_of(tables, number, lengths))
+
+            def windows(span: Span, axis: Axis = axis) -> Iterator[Window]:
+                return tables.windows(order, span, axis.totals_in(span.epoch))
+
+            seen[name] = seen_before(axis, end, tables.names(number), windows, before[number])
+
+
+def _lengths(stream: Stream, tables: ShardTables, dataset: int, statistics: ShardStatistics) -> I64:
+    """The length of each shard on its dataset's axis, int64 [shards]."""
+    lengths, certain = axis_lengths(stream, statistics, tables.are_chats(dataset))
+    for shard in np.flatnonzero(~certain).tolist():
+        yield_point()
+        lengths[shard] = units_of(stream, tables.table(dataset, shard)).sum()
+    return lengths
