@@ -14,7 +14,7 @@ from dataserver.assembly.tokens import (
     load_tokenizer,
     tokenizer_spec,
 )
-from dataserver.assembly.views import PreparedView, Validity, prepare_view
+from dataserver.assembly.views import PreparedView, UnreadableError, Validity, prepare_view
 
 __all__ = [
     "BYTES",
@@ -27,6 +27,7 @@ __all__ = [
     "Tokenizer",
     "TokenizerError",
     "UnknownTensorError",
+    "UnreadableError",
     "Validity",
     "chat_digest",
     "check_tokenizer",

@@ -28,7 +28,7 @@ from dataserver.assembly.sequences import (
     understood_images,
 )
 from dataserver.assembly.tensors import TensorSpec, clip_ends, num_patches, total_bytes
-from dataserver.dataset import Dataset, Shard, printable, texts_key
+from dataserver.dataset import Dataset, ImageRef, Shard, ShardReadError, printable, texts_key
 from dataserver.images import U8
 from dataserver.planning import I32, I64, Bool
 from dataserver.planning.job.fields import Modality, ModuleKind, Sizing
@@ -46,6 +46,17 @@ decoding them."""
 READ_AT_ONCE_BYTES: Final = 4 << 20
 """Images of a task that are no larger together are read one behind the other, and then decoded: decoding leaves none of
 the interpreter's memory in the processor's caches, so that what comes next takes several times as long."""
+
+
+class UnreadableError(ShardReadError):
+    """Storage did not give the images of one shard."""
+
+    def __init__(self, said: str, dataset: int, shard: int) -> None:
+        super().__init__(said)
+        self.dataset = dataset
+        """Position among the datasets of the job."""
+        self.shard = shard
+        """Position among the shards of the dataset."""
 
 
 class Validity(IntEnum):
@@ -81,7 +92,7 @@ class PreparedView:
     """uint8 [items], numbers of `Validity`; complete after `finish`."""
     tasks: tuple[Callable[[], int], ...]
     """Each decodes some images, independent of the others and repeatable, and returns the encoded bytes that it read.
-    ShardReadError where storage fails, TransformUnavailableError where a transform of a user does not end."""
+    UnreadableError where storage fails, TransformUnavailableError where a transform of a user does not end."""
     images: _Images
     tokens: I64
     """int64 [items]: tokens of each sample; meaningless where items are images."""
@@ -95,6 +106,11 @@ class PreparedView:
     def num_invalid(self) -> int:
         """Images among them that cannot be made from their stored bytes; every task has run."""
         return self.num_images - int(np.count_nonzero(self.images.valid))
+
+    @property
+    def invalid(self) -> I64:
+        """int64 [num_invalid]: these, as indices into the step's images."""
+        return self.images.index[~self.images.valid]
 
     def finish(self) -> None:
         """Fill what depends on the validity of the images; every task has run."""
@@ -284,6 +300,7 @@ def _image_tasks(
     decoding = _Decoding(
         sizing=spec.stream.sizing,
         sources=[(datasets[d], datasets[d].shards[s]) for d, s in zip(dataset.tolist(), shard.tolist(), strict=True)],
+        shards=list(zip(dataset.tolist(), shard.tolist(), strict=True)),
         places=list(zip(row.tolist(), number.tolist(), strict=True)),
         items=list(map(Item, rows, columns, drawn, tiles, repeat(1) if depths is None else depths.tolist())),
         out=None if target is None else _parts_of(spec, samples, images.index, target),
@@ -310,6 +327,8 @@ class _Decoding:
 
     sizing: Sizing
     sources: list[tuple[Dataset, Shard]]
+    shards: list[tuple[int, int]]
+    """Positions of these datasets and shards."""
     places: list[tuple[int, int]]
     """Rows of the shards' indexes, and the numbers of the images within their samples."""
     items: list[Item]
@@ -326,17 +345,16 @@ class _Decoding:
 
     def run(self, chosen: Sequence[int]) -> int:
         """Read and decode some of the images; bytes that were read."""
-        runs = [
-            (dataset, shard.images([self.places[n] for n in of]))
-            for (dataset, shard), of in groupby(chosen, self.sources.__getitem__)
-        ]
-        refs = [ref for _, found in runs for ref in found]
+        runs = []
+        for positions, of_shard in groupby(chosen, self.shards.__getitem__):
+            numbers = list(of_shard)
+            dataset, shard = self.sources[numbers[0]]
+            runs.append((positions, dataset, shard.images([self.places[n] for n in numbers])))
+        refs = [ref for _, _, found in runs for ref in found]
         num_bytes = sum(ref.length for ref in refs)
-        encoded: Iterable[bytes]
-        if num_bytes <= READ_AT_ONCE_BYTES:
-            encoded = [data for dataset, found in runs for data in dataset.read_all(found)]
-        else:
-            encoded = (dataset.read(ref) for dataset, found in runs for ref in found)
+        at_once = num_bytes <= READ_AT_ONCE_BYTES
+        read = (data for run in runs for data in _read(*run, at_once=at_once))
+        encoded: Iterable[bytes] = list(read) if at_once else read
         for n, ref, data in zip(chosen, refs, encoded, strict=True):
             out = None if self.out is None else self.out[n]
             try:
@@ -346,3 +364,15 @@ class _Decoding:
                 where = f"shard {shard.name}, sample {printable(shard.keys()[row])}"
                 raise TransformUnavailableError(f"{where}: {error}") from None
         return num_bytes
+
+
+def _read(where: tuple[int, int], dataset: Dataset, refs: Sequence[ImageRef], *, at_once: bool) -> Iterator[bytes]:
+    """Yield images of one shard.
+
+    Raises:
+        UnreadableError: storage failed; says in which shard, by the positions `where` of dataset and shard.
+    """
+    try:
+        yield from dataset.read_all(refs) if at_once else map(dataset.read, refs)
+    except (ShardReadError, OSError) as error:
+        raise UnreadableError(str(error), *where) from error

@@ -35,6 +35,7 @@ _ADMIN: Final = admin.DESCRIPTOR.services_by_name["AdminService"]
 _DATA: Final = data.DESCRIPTOR.services_by_name["DataService"]
 GET_METRICS: Final = _method(_ADMIN, "GetMetrics", admin.GetMetricsResponse)
 GET_DIAGNOSTICS: Final = _method(_ADMIN, "GetDiagnostics", admin.GetDiagnosticsResponse)
+LIST_FAILURES: Final = _method(_ADMIN, "ListFailures", admin.ListFailuresResponse)
 GET_SERVER_INFO: Final = _method(_DATA, "GetServerInfo", data.GetServerInfoResponse)
 GET_DATASET_INFO: Final = _method(_DATA, "GetDatasetInfo", data.GetDatasetInfoResponse)
 LIST_STEP_TIMES: Final = _method(_DATA, "ListStepTimes", data.ListStepTimesResponse)

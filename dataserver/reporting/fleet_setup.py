@@ -5,7 +5,12 @@ from contextlib import ExitStack
 from typing import Final
 
 import grpc
-from disttrain.v1.admin_service_pb2 import GetDiagnosticsRequest, GetMetricsRequest
+from disttrain.v1.admin_service_pb2 import (
+    GetDiagnosticsRequest,
+    GetMetricsRequest,
+    ListFailuresRequest,
+    ListFailuresResponse,
+)
 from disttrain.v1.data_service_pb2 import GetDatasetInfoRequest, GetServerInfoRequest
 from google.protobuf.message import DecodeError, Message
 
@@ -15,6 +20,7 @@ from dataserver.reporting.fleet_calls import (
     GET_DIAGNOSTICS,
     GET_METRICS,
     GET_SERVER_INFO,
+    LIST_FAILURES,
     M,
     Method,
     ask_all,
@@ -46,6 +52,14 @@ def look(names: Sequence[str], channels: Channels) -> tuple[list[Seen], dict[str
         doubt_s = (got_at - sent_at) / 2
         fleet.append(Seen(name, infos[name][0], datasets[name][0], metrics[name][0], said, clock_s, doubt_s))
     return fleet, {name: silent[name] for name in names if name in silent}
+
+
+def failures(names: Sequence[str], channels: Channels) -> dict[str, ListFailuresResponse]:
+    """What each server remembers of failed samples and shards; nothing of those that do not say."""
+    with ExitStack() as stack:
+        opened = {name: stack.enter_context(channels.open(name)) for name in names}
+        replies = ask_all(opened, LIST_FAILURES, ListFailuresRequest(), ANSWER_S)
+        return {reply.address: reply.message for reply in replies if reply.message is not None}
 
 
 def _answers(

@@ -22,6 +22,7 @@ class AdminService:
         drain: Callable[[float], int],
         metrics: TakeMetrics,
         diagnostics: Callable[[], pb.GetDiagnosticsResponse],
+        failures: Callable[[grpc.ServicerContext], pb.ListFailuresResponse],
     ) -> None:
         """Make the service.
 
@@ -29,10 +30,12 @@ class AdminService:
             drain: begins a drain with a grace in seconds and returns the number of open streams.
             metrics: the numbers of this server.
             diagnostics: what it is set up like.
+            failures: what failed lately, as far as the caller may see it.
         """
         self._drain = drain
         self._metrics = metrics
         self._diagnostics = diagnostics
+        self._failures = failures
 
     def GetMetrics(self, _request: pb.GetMetricsRequest, _: grpc.ServicerContext) -> pb.GetMetricsResponse:  # noqa: N802
         """Say what the server did and holds."""
@@ -43,6 +46,12 @@ class AdminService:
     ) -> pb.GetDiagnosticsResponse:
         """Say what the server is set up like."""
         return self._diagnostics()
+
+    def ListFailures(  # noqa: N802
+        self, _request: pb.ListFailuresRequest, context: grpc.ServicerContext
+    ) -> pb.ListFailuresResponse:
+        """Say what failed lately."""
+        return self._failures(context)
 
     def Drain(self, request: pb.DrainRequest, _: grpc.ServicerContext) -> pb.DrainResponse:  # noqa: N802
         """Begin a drain."""

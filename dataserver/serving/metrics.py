@@ -18,6 +18,7 @@ from typing import Final
 
 from dataserver.dataset import BlockCounts
 from dataserver.fleet.plan_source import PlanSource
+from dataserver.serving.failures import Failures
 from dataserver.serving.wanted_cores import Usage
 
 PLAN_BUCKETS_S: Final = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -137,6 +138,8 @@ class Metrics:
         self._counts = Counts()
         self._waited = dict.fromkeys(Stage, 0.0)
         self._waits: dict[Wait, None] = {}
+        self.failures = Failures()
+        """Where images and reads failed lately."""
 
     def prepared(self, num_images: int, num_invalid: int) -> None:
         """A microbatch is ready, with so many images decoded, some of them invalid."""

@@ -1,11 +1,13 @@
 """The numbers of a server as a message of the admin service."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from disttrain.v1 import admin_service_pb2 as pb
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from dataserver.dataset import Dataset
+from dataserver.serving.failures import FailureKind, Failures
 from dataserver.serving.metrics import PLAN_BUCKETS_S, Progress, Snapshot, Stage, resident_bytes
 
 TakeMetrics = Callable[[], pb.GetMetricsResponse]
@@ -64,6 +66,24 @@ def metrics_message(found: Snapshot) -> pb.GetMetricsResponse:
             owner_failures=found.store_reads.owner_failures,
         ),
     )
+
+
+def failures_message(failures: Failures, datasets: Mapping[str, Dataset]) -> pb.ListFailuresResponse:
+    """The answer of ListFailures, of these datasets."""
+    kinds = {FailureKind.IMAGE: pb.FAILURE_KIND_IMAGE, FailureKind.READ: pb.FAILURE_KIND_READ}
+    found = [
+        pb.Failure(
+            kind=kinds[one.kind],
+            dataset=one.dataset,
+            shard=one.shard,
+            key=one.key,
+            count=one.count,
+            last=Timestamp(seconds=int(one.last), nanos=int(one.last % 1 * 1e9)),
+            reason=one.reason,
+        )
+        for one in failures.listed(datasets)
+    ]
+    return pb.ListFailuresResponse(failures=found, forgotten=failures.num_forgotten)
 
 
 def _rank(found: Progress) -> pb.RankProgress:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import grpc
 from disttrain.v1 import admin_service_pb2, data_service_pb2, peer_service_pb2
-from disttrain.v1.admin_service_pb2 import GetMetricsResponse
+from disttrain.v1.admin_service_pb2 import GetMetricsResponse, ListFailuresResponse
 from grpc_health.v1 import health, health_pb2
 
 from dataserver.addresses import joined, split_address
@@ -31,7 +31,7 @@ from dataserver.serving.handlers import service_handler, standard_handler
 from dataserver.serving.health import HEALTH, NO_SERVICE, HealthPort
 from dataserver.serving.limits import MAX_TRANSPORT_BYTES
 from dataserver.serving.metrics import Metrics, Snapshot, usage_of
-from dataserver.serving.metrics_message import metrics_message
+from dataserver.serving.metrics_message import failures_message, metrics_message
 from dataserver.serving.peer_service import PeerService
 from dataserver.serving.reflection import enable_reflection
 from dataserver.serving.registry import JobRegistry
@@ -115,7 +115,7 @@ class DataServer:
         self._grpc.add_generic_rpc_handlers(
             (
                 service_handler(_DATA, DataService(self._access, self._streams, self._jobs, config, self._recorder)),
-                service_handler(_ADMIN, AdminService(self.drain, self.metrics, diagnostics)),
+                service_handler(_ADMIN, AdminService(self.drain, self.metrics, diagnostics, self._failures)),
                 service_handler(
                     _PEER,
                     PeerService(self._access, self._jobs, instance, lambda: self._streams.draining, self._recorder),
@@ -190,6 +190,9 @@ class DataServer:
     def metrics(self) -> GetMetricsResponse:
         """The numbers of this server as the answer of GetMetrics."""
         return metrics_message(self.snapshot())
+
+    def _failures(self, context: grpc.ServicerContext) -> ListFailuresResponse:
+        return failures_message(self._metrics.failures, self._access.catalog(context).datasets)
 
     def start(self) -> str:
         """Bind and serve; HOST:PORT with the port that was taken.

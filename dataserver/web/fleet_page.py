@@ -5,7 +5,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any, Final
 
-from disttrain.v1.admin_service_pb2 import GetMetricsResponse
+from disttrain.v1.admin_service_pb2 import (
+    FAILURE_KIND_IMAGE,
+    FAILURE_KIND_READ,
+    GetMetricsResponse,
+    ListFailuresResponse,
+)
 
 from dataserver.dataset import printable
 from dataserver.reporting.fleet_checks import Finding, check
@@ -29,6 +34,9 @@ MAX_CHARS: Final = 256
 """Most characters of a text that a server sent."""
 MAX_RANKS: Final = 8192
 """Ranks that are sent to a page; those furthest behind come first where there are more."""
+MAX_FAILED: Final = 200
+"""Failed samples and shards that are sent to a page, the newest."""
+KINDS_OF_FAILURE: Final[Mapping[int, str]] = {FAILURE_KIND_IMAGE: "image", FAILURE_KIND_READ: "read"}
 FAILURES: Final[Mapping[str, Callable[[GetMetricsResponse], int]]] = {
     "invalid images": lambda found: found.invalid_images,
     "failed reads of storage": lambda found: found.storage_errors,
@@ -84,6 +92,7 @@ def _document(
         "cores": cores_missing(list(found.values())),
         "caches": _caches(list(found.values())),
         "failures": list(_failures(found)),
+        "failed": [] if checked is None else _failed(checked.failed),
         "checks": None if checked is None else _checks(checked),
         "history": _history(points),
         **_ranks(ranked(found), waits),
@@ -162,6 +171,25 @@ def _failures(answers: Mapping[str, GetMetricsResponse]) -> Iterator[dict[str, A
                 "servers": len(counts),
                 "most": printable(most, MAX_CHARS),
             }
+
+
+def _failed(told: Mapping[str, ListFailuresResponse]) -> list[dict[str, Any]]:
+    """Samples and shards that failed lately, the newest first."""
+    newest = [(failure.last.seconds, address, failure) for address, found in told.items() for failure in found.failures]
+    newest.sort(key=lambda one: -one[0])
+    return [
+        {
+            "server": printable(address, MAX_CHARS),
+            "kind": KINDS_OF_FAILURE.get(failure.kind, "unknown"),
+            "dataset": printable(failure.dataset, MAX_CHARS),
+            "shard": printable(failure.shard, MAX_CHARS),
+            "key": printable(failure.key, MAX_CHARS),
+            "count": failure.count,
+            "last": last,
+            "reason": printable(failure.reason, MAX_CHARS),
+        }
+        for last, address, failure in newest[:MAX_FAILED]
+    ]
 
 
 def _checks(checked: Check) -> dict[str, Any]:

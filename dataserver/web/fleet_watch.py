@@ -4,16 +4,18 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic, time
 from typing import Final
+
+from disttrain.v1.admin_service_pb2 import ListFailuresResponse
 
 from dataserver.reporting.fleet_calls import FleetChannels
 from dataserver.reporting.fleet_checks import Seen
 from dataserver.reporting.fleet_look import Fleet
 from dataserver.reporting.fleet_numbers import STAGES, Answer, throughput, waiting_at_a_time
-from dataserver.reporting.fleet_setup import look
+from dataserver.reporting.fleet_setup import failures, look
 from dataserver.security import Channels
 from dataserver.web.reports import RankOfJob
 
@@ -61,6 +63,8 @@ class Check:
     seen: Sequence[Seen]
     silent: Mapping[str, tuple[str, str]]
     """Why others said nothing, and what to do about it."""
+    failed: Mapping[str, ListFailuresResponse] = field(default_factory=dict)
+    """Samples and shards that failed lately, by server."""
 
 
 Waits = Callable[[], Mapping[RankOfJob, float]]
@@ -157,8 +161,9 @@ class FleetWatch:
 
     def _check_once(self) -> None:
         seen, silent = look(self.names, self._channels)
+        failed = failures(self.names, self._channels)
         with self._lock:
-            self._check = Check(time(), seen, silent)
+            self._check = Check(time(), seen, silent, failed)
 
     def note(self, answers: Sequence[Answer]) -> None:
         """Take over a look."""

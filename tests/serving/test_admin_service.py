@@ -19,7 +19,7 @@ def drained(**fields: Any) -> float:
         return 7
 
     unasked: Any = lambda: pytest.fail("nobody asked for it")  # noqa: E731
-    service = AdminService(drain, unasked, unasked)
+    service = AdminService(drain, unasked, unasked, unasked)
     context: Any = None
     assert service.Drain(pb.DrainRequest(**fields), context).open_streams == 7
     (grace_s,) = found

@@ -12,6 +12,7 @@ import pytest
 from cli.test_top import Liar, Stranger, grpc_server, half_read, metrics, mute
 from disttrain.v1 import admin_service_pb2 as pb
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
 from serving.harness import FIXED_WINDOW, Running, index, running
 from shards import break_images, write_pairs
 from web.harness import fleet_page, fleet_when
@@ -19,7 +20,7 @@ from web.harness import fleet_page, fleet_when
 from dataserver.reporting.fleet_look import ANSWER_S
 from dataserver.reporting.fleet_numbers import Answer
 from dataserver.security import Channels
-from dataserver.web.fleet_page import FleetPage
+from dataserver.web.fleet_page import FleetPage, _failed
 from dataserver.web.fleet_watch import FleetWatch
 
 
@@ -153,3 +154,20 @@ def test_a_server_that_was_just_begun_with_does_not_decide_what_limits() -> None
     watch = FleetWatch(("a",), Channels(), 2.0)
     watch.note([Answer("a", pb.GetMetricsResponse(uptime=Duration(seconds=9000), waits=waits))])
     assert json.loads(FleetPage(watch).document({}))["verdict"] is None
+
+
+def test_failed_samples_are_texts_of_bounded_length_the_newest_first() -> None:
+    hostile = "<img src=x onerror=alert(1)>\u202e\n" + "k" * 10_000
+    failures = [
+        pb.Failure(kind=kind, dataset="d", shard=hostile, key=f"{kind}", count=kind, last=Timestamp(seconds=kind))
+        for kind in range(1, 301)
+    ]
+    told = {"a:1": pb.ListFailuresResponse(failures=failures), "b:1": pb.ListFailuresResponse()}
+    found = _failed(told)
+    assert [one["last"] for one in found] == list(range(300, 100, -1))
+    assert {one["kind"] for one in found} == {"unknown"}
+    assert all(len(one["shard"]) < 300 and one["shard"].isprintable() for one in found)
+    assert [one["kind"] for one in _failed({"a:1": pb.ListFailuresResponse(failures=failures[:2])})] == [
+        "read",
+        "image",
+    ]

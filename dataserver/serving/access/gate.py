@@ -16,7 +16,8 @@ if TYPE_CHECKING:  # gRPC's classes cannot be subscripted at run time
     Behaviour = Callable[[Any, grpc.ServicerContext], Any]
 
 _ADMIN_SERVICE: Final = "/disttrain.v1.AdminService/"
-_NEEDS: Final = {f"{_ADMIN_SERVICE}{method}": Right.METRICS for method in ("GetMetrics", "GetDiagnostics")}
+_TELLING: Final = ("GetMetrics", "GetDiagnostics", "ListFailures")
+_NEEDS: Final = {f"{_ADMIN_SERVICE}{method}": Right.METRICS for method in _TELLING}
 """Methods of the admin service that need less than its right."""
 
 

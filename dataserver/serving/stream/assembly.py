@@ -3,9 +3,10 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from functools import partial
 from typing import Final, TypeVar
 
-from dataserver.assembly import PreparedView
+from dataserver.assembly import PreparedView, UnreadableError
 from dataserver.dataset import ShardReadError
 from dataserver.serving.metrics import Metrics
 from dataserver.serving.stream.source import MicrobatchSpec, ViewSource
@@ -83,7 +84,7 @@ class Assembly:
                 with opened(self._span.context, "lay out"):
                     prepared = with_retries(lambda: source.prepare(self.spec, used), self._stop, self._metrics)
                 for task in prepared.tasks:
-                    self._submit(pool, task)
+                    self._submit(pool, partial(self._noted, source, task))
         except Exception as error:
             self._fail(error)
         self._part_done(source, prepared)
@@ -117,6 +118,13 @@ class Assembly:
         except Exception as error:
             self._fail(error)
 
+    def _noted(self, source: ViewSource, task: Callable[[], int]) -> int:
+        try:
+            return task()
+        except UnreadableError as error:
+            source.note_unreadable(error, self._metrics.failures)
+            raise
+
     def _fail(self, error: Exception) -> None:
         with self._lock:
             self.error = self.error or error
@@ -136,6 +144,8 @@ class Assembly:
                     bytes=self.encoded.num_bytes, images=prepared.num_images, invalid_images=prepared.num_invalid
                 )
                 self._metrics.prepared(prepared.num_images, prepared.num_invalid)
+                if prepared.num_invalid:
+                    source.note_invalid(self.spec.plan, prepared, self._metrics.failures)
             except Exception as error:
                 self._fail(error)
         self._futures = []  # their callbacks hold the prepared view

@@ -1,15 +1,20 @@
 """What one stream reads: one rank's views of a job, from the plan to encoded bytes. No threads, no memory."""
 
 from dataclasses import dataclass
+from typing import Final
 
-from dataserver.assembly import PreparedView, TensorSpec, prepare_view, total_bytes, view_tensors
+from dataserver.assembly import PreparedView, TensorSpec, UnreadableError, prepare_view, total_bytes, view_tensors
 from dataserver.jobs import IsCancelled
 from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.plan.views import ViewPlan, view_plan
+from dataserver.planning.stream.samples import ROW_BITS
+from dataserver.serving.failures import FailureKind, Failures
 from dataserver.serving.memory import Buffer
 from dataserver.serving.registry import ServedJob
 from dataserver.serving.transport.interface import EncodedMicrobatch
 from dataserver.serving.wire import encode_microbatch, zstd_compressor
+
+NOT_MADE: Final = "from its stored bytes: damaged, of another size than was indexed, or beyond a limit"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,6 +98,25 @@ class ViewSource:
         if prepared.tasks:
             served.planner.read_ahead(wanted.plan.step)
         return prepared
+
+    def note_invalid(self, plan: StepPlan, prepared: PreparedView, failures: Failures) -> None:
+        """Remember the samples of images that cannot be made from their stored bytes."""
+        samples, (of, number) = plan.samples, plan.samples.locate(prepared.invalid)
+        for sample, image in zip(of.tolist(), number.tolist(), strict=True):
+            dataset, (shard, row) = int(samples.dataset[sample]), divmod(int(samples.sample[sample]), 1 << ROW_BITS)
+            self._note(FailureKind.IMAGE, dataset, shard, row, f"image {image} cannot be made {NOT_MADE}", failures)
+
+    def note_unreadable(self, error: UnreadableError, failures: Failures) -> None:
+        """Remember a shard that could not be read, without the place where it lies."""
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__cause__
+        reason = (cause and cause.strerror) or "it gave other bytes than its index promises"
+        self._note(FailureKind.READ, error.dataset, error.shard, -1, reason, failures)
+
+    def _note(self, kind: FailureKind, dataset: int, shard: int, row: int, reason: str, failures: Failures) -> None:
+        name = self.served.job.stream.datasets[dataset].name
+        failures.note(kind, name, self.served.datasets[dataset], shard, row, reason)
 
     def encode(self, wanted: MicrobatchSpec, prepared: PreparedView, checksummed: bool) -> EncodedMicrobatch:
         """Encode a view whose tasks have all run; with a checksum if it is sent as bytes."""

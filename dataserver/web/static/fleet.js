@@ -16,6 +16,7 @@ export function fleetPage(host, state) {
     list: h("div"),
     caches: h("div"),
     failures: h("div"),
+    failed: h("div"),
     checks: h("div"),
     images: h("div"),
     waits: h("div"),
@@ -51,6 +52,7 @@ export function fleetPage(host, state) {
       section("Failures", "since each server began", at("failures")),
       section("Caches", null, at("caches")),
     ),
+    section("Failed samples and shards", "as servers remember them, the newest first", at("failed")),
     section("Checks", "what dataserver doctor says", at("checks")),
   );
   const charts = [
@@ -250,6 +252,23 @@ export function fleetPage(host, state) {
         ],
         found.failures,
         "nothing failed",
+      ),
+    );
+    swap(
+      at("failed"),
+      table(
+        [
+          { title: "dataset", kind: "name", cell: (f) => f.dataset },
+          { title: "shard", kind: "name", cell: (f) => f.shard },
+          { title: "key", kind: "name", cell: (f) => f.key || "-" },
+          { title: "kind", cell: (f) => f.kind },
+          { title: "count", num: true, cell: (f) => number(f.count) },
+          { title: "last", cell: (f) => new Date(f.last * 1000).toLocaleTimeString() },
+          { title: "server", kind: "name", cell: (f) => f.server },
+          { title: "why", kind: "text", cell: (f) => f.reason },
+        ],
+        found.failed,
+        "none is remembered",
       ),
     );
     swap(

@@ -9,6 +9,7 @@ from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -19,6 +20,30 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _FailureKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FailureKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FailureKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FAILURE_KIND_UNSPECIFIED: _FailureKind.ValueType  # 0
+    """Never sent."""
+    FAILURE_KIND_IMAGE: _FailureKind.ValueType  # 1
+    """An image or clip cannot be made from its stored bytes; its sample is invalid in every microbatch that holds it."""
+    FAILURE_KIND_READ: _FailureKind.ValueType  # 2
+    """Storage did not give the bytes of a shard, at one of several tries."""
+
+class FailureKind(_FailureKind, metaclass=_FailureKindEnumTypeWrapper):
+    """What failed."""
+
+FAILURE_KIND_UNSPECIFIED: FailureKind.ValueType  # 0
+"""Never sent."""
+FAILURE_KIND_IMAGE: FailureKind.ValueType  # 1
+"""An image or clip cannot be made from its stored bytes; its sample is invalid in every microbatch that holds it."""
+FAILURE_KIND_READ: FailureKind.ValueType  # 2
+"""Storage did not give the bytes of a shard, at one of several tries."""
+Global___FailureKind: _TypeAlias = FailureKind  # noqa: Y015
 
 @_typing.final
 class DrainRequest(_message.Message):
@@ -523,6 +548,99 @@ class RankProgress(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__waited) -> _WhichOneofReturnType__waited | None: ...
 
 Global___RankProgress: _TypeAlias = RankProgress  # noqa: Y015
+
+@_typing.final
+class ListFailuresRequest(_message.Message):
+    """Request of ListFailures."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListFailuresRequest: _TypeAlias = ListFailuresRequest  # noqa: Y015
+
+@_typing.final
+class ListFailuresResponse(_message.Message):
+    """Response of ListFailures."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FAILURES_FIELD_NUMBER: _builtins.int
+    FORGOTTEN_FIELD_NUMBER: _builtins.int
+    forgotten: _builtins.int
+    """Counter: failures of any dataset that are no longer remembered, since the list is bounded."""
+    @_builtins.property
+    def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___Failure]:
+        """The failures that the server remembers, the newest first."""
+
+    def __init__(
+        self,
+        *,
+        failures: _abc.Iterable[Global___Failure] | None = ...,
+        forgotten: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failures", b"failures", "forgotten", b"forgotten"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListFailuresResponse: _TypeAlias = ListFailuresResponse  # noqa: Y015
+
+@_typing.final
+class Failure(_message.Message):
+    """A sample or a shard that failed, once or several times."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    DATASET_FIELD_NUMBER: _builtins.int
+    SHARD_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    kind: Global___FailureKind.ValueType
+    """What failed."""
+    dataset: _builtins.str
+    """Logical name of the dataset."""
+    shard: _builtins.str
+    """File name of the shard, cut to 256 characters; what is not printable is escaped, as in `key` and `reason`."""
+    key: _builtins.str
+    """Key of the sample, or `row` and its row where the index cannot be read any more; empty where a shard could not be read."""
+    count: _builtins.int
+    """How often, as far as it was remembered."""
+    reason: _builtins.str
+    """Why it failed last."""
+    @_builtins.property
+    def last(self) -> _timestamp_pb2.Timestamp:
+        """When it failed last, by the clock of the server's machine."""
+
+    def __init__(
+        self,
+        *,
+        kind: Global___FailureKind.ValueType = ...,
+        dataset: _builtins.str = ...,
+        shard: _builtins.str = ...,
+        key: _builtins.str = ...,
+        count: _builtins.int = ...,
+        last: _timestamp_pb2.Timestamp | None = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["last", b"last"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "dataset", b"dataset", "key", b"key", "kind", b"kind", "last", b"last", "reason", b"reason", "shard", b"shard"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Failure: _TypeAlias = Failure  # noqa: Y015
 
 @_typing.final
 class GetDiagnosticsRequest(_message.Message):

@@ -50,6 +50,11 @@ class AdminServiceStub(object):
                 request_serializer=disttrain_dot_v1_dot_admin__service__pb2.GetDiagnosticsRequest.SerializeToString,
                 response_deserializer=disttrain_dot_v1_dot_admin__service__pb2.GetDiagnosticsResponse.FromString,
                 _registered_method=True)
+        self.ListFailures = channel.unary_unary(
+                '/disttrain.v1.AdminService/ListFailures',
+                request_serializer=disttrain_dot_v1_dot_admin__service__pb2.ListFailuresRequest.SerializeToString,
+                response_deserializer=disttrain_dot_v1_dot_admin__service__pb2.ListFailuresResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -79,6 +84,14 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListFailures(self, request, context):
+        """Which samples and shards failed lately, of the datasets that the caller may read: a bounded list, the newest first. Answers
+        from memory and the index, without reading a shard.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -96,6 +109,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetDiagnostics,
                     request_deserializer=disttrain_dot_v1_dot_admin__service__pb2.GetDiagnosticsRequest.FromString,
                     response_serializer=disttrain_dot_v1_dot_admin__service__pb2.GetDiagnosticsResponse.SerializeToString,
+            ),
+            'ListFailures': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListFailures,
+                    request_deserializer=disttrain_dot_v1_dot_admin__service__pb2.ListFailuresRequest.FromString,
+                    response_serializer=disttrain_dot_v1_dot_admin__service__pb2.ListFailuresResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -180,6 +198,33 @@ class AdminService(object):
             '/disttrain.v1.AdminService/GetDiagnostics',
             disttrain_dot_v1_dot_admin__service__pb2.GetDiagnosticsRequest.SerializeToString,
             disttrain_dot_v1_dot_admin__service__pb2.GetDiagnosticsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListFailures(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/disttrain.v1.AdminService/ListFailures',
+            disttrain_dot_v1_dot_admin__service__pb2.ListFailuresRequest.SerializeToString,
+            disttrain_dot_v1_dot_admin__service__pb2.ListFailuresResponse.FromString,
             options,
             channel_credentials,
             insecure,

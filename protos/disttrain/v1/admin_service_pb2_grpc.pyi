@@ -43,6 +43,10 @@ class AdminServiceStub:
     """
     GetDiagnostics: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.GetDiagnosticsRequest, _admin_service_pb2.GetDiagnosticsResponse]
     """What this server and its machine are set up like, for comparison with the rest of the fleet: `dataserver doctor`."""
+    ListFailures: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListFailuresRequest, _admin_service_pb2.ListFailuresResponse]
+    """Which samples and shards failed lately, of the datasets that the caller may read: a bounded list, the newest first. Answers
+    from memory and the index, without reading a shard.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -59,6 +63,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """
     GetDiagnostics: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.GetDiagnosticsRequest, _admin_service_pb2.GetDiagnosticsResponse]  # type: ignore[assignment]
     """What this server and its machine are set up like, for comparison with the rest of the fleet: `dataserver doctor`."""
+    ListFailures: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListFailuresRequest, _admin_service_pb2.ListFailuresResponse]  # type: ignore[assignment]
+    """Which samples and shards failed lately, of the datasets that the caller may read: a bounded list, the newest first. Answers
+    from memory and the index, without reading a shard.
+    """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """Administration of one server."""
@@ -90,5 +98,15 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.GetDiagnosticsResponse, _abc.Awaitable[_admin_service_pb2.GetDiagnosticsResponse]]:
         """What this server and its machine are set up like, for comparison with the rest of the fleet: `dataserver doctor`."""
+
+    @_abc_1.abstractmethod
+    def ListFailures(
+        self,
+        request: _admin_service_pb2.ListFailuresRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.ListFailuresResponse, _abc.Awaitable[_admin_service_pb2.ListFailuresResponse]]:
+        """Which samples and shards failed lately, of the datasets that the caller may read: a bounded list, the newest first. Answers
+        from memory and the index, without reading a shard.
+        """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -70,7 +70,7 @@ def test_nobody_gets_in_without_a_token_that_is_known_or_does_more_than_it_may(s
         assert {answered(channel, *method) for channel in nobody} == {"UNAUTHENTICATED"}, method
         refused = [answered(channel, *method) in ("PERMISSION_DENIED", "UNAUTHENTICATED") for channel in (alice, bob)]
         found[method[0].rpartition("/")[2]] = tuple(refused)
-    metrics = ("GetMetrics", "GetDiagnostics")
+    metrics = ("GetMetrics", "GetDiagnostics", "ListFailures")
     expected = {name: (name in (*metrics, "Drain"), name not in metrics) for name in found}
     assert found == expected
     assert len(found) > 12

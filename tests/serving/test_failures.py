@@ -1,0 +1,80 @@
+"""What failed is remembered by shard and key, for those who may read the dataset."""
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from disttrain.v1 import admin_service_pb2 as pb
+from disttrain.v1.admin_service_pb2_grpc import AdminServiceStub
+from serving.harness import index, job_data, running
+from shards import break_images, write_pairs
+
+from dataserver.assembly import UnreadableError
+from dataserver.assembly.views import _read
+from dataserver.dataset import Dataset, ShardReadError
+from dataserver.serving.failures import MAX_CHARS, MAX_FAILURES, FailureKind, Failures
+from dataserver.serving.stream.source import ViewSource
+
+
+def listed(address_channel: Any) -> pb.ListFailuresResponse:
+    found: pb.ListFailuresResponse = AdminServiceStub(address_channel).ListFailures(pb.ListFailuresRequest())
+    return found
+
+
+def test_invalid_images_and_unreadable_shards_are_named(tmp_path: Path) -> None:
+    folder = index(write_pairs(tmp_path / "d", 16, 16, seed=6))
+    break_images(folder, (3, 0), (5, 0))
+    shard = Dataset.open(folder).shards[0]
+    data = job_data(datasets=[{"name": "d"}], end={"epochs": 1}, generation={"ratio": "0"})
+    with running({"d": folder}) as server:
+        assert not listed(server.channel).failures
+        job = server.create(data)
+        for rank in (0, 1):
+            server.read(job.job_id, "vit", rank)
+        found = listed(server.channel)
+        cause = OSError(5, "Input/output error")
+        served = next(iter(server.catalog.datasets.values()))
+        with pytest.raises(UnreadableError) as caught:
+            next(_read((0, 0), Unreadable(cause), [], at_once=True))  # type: ignore[arg-type]
+        source = ViewSource(SimpleNamespace(job=job_of("d"), datasets=[served]), "vit", 0, (), None)  # type: ignore[arg-type]
+        source.note_unreadable(caught.value, server.server._metrics.failures)
+        unreadable = listed(server.channel).failures[0]
+    assert {(f.kind, f.dataset, f.shard, f.key, f.count) for f in found.failures} == {
+        (pb.FAILURE_KIND_IMAGE, "d", shard.name, shard.keys()[row], 1) for row in (3, 5)
+    }
+    assert all("image 0 cannot be made from its stored bytes" in f.reason for f in found.failures)
+    assert abs(found.failures[0].last.seconds - time.time()) < 600
+    assert (unreadable.kind, unreadable.shard, unreadable.key) == (pb.FAILURE_KIND_READ, shard.name, "")
+    assert unreadable.reason == "Input/output error"
+    assert str(folder) not in str(unreadable)
+
+
+class Unreadable:
+    """A dataset whose storage fails."""
+
+    def __init__(self, cause: OSError) -> None:
+        self._cause = cause
+
+    def read_all(self, _refs: Any) -> list[bytes]:
+        raise ShardReadError("cannot read /secret/place") from self._cause
+
+
+def job_of(name: str) -> Any:
+    return SimpleNamespace(stream=SimpleNamespace(datasets=[SimpleNamespace(name=name)]))
+
+
+def test_the_list_is_bounded_and_shows_what_the_caller_may_read(tmp_path: Path) -> None:
+    dataset, failures = Dataset.open(index(write_pairs(tmp_path / "d", 16, 16, seed=6))), Failures()
+    failures.note(FailureKind.READ, "other", dataset, 0, -1, "gone")
+    for number in range(MAX_FAILURES):
+        failures.note(FailureKind.IMAGE, f"d{number}", dataset, 0, number % 16, "x\n" * MAX_CHARS)
+    failures.note(FailureKind.IMAGE, "d1", dataset, 0, 1, "again")
+    assert failures.num_forgotten == 1, "the oldest, of the other dataset"
+    assert not list(failures.listed({"other": dataset}))
+    newest, *rest = failures.listed({f"d{number}": dataset for number in range(MAX_FAILURES)})
+    assert (newest.dataset, newest.key, newest.count, newest.reason) == ("d1", dataset.shards[0].keys()[1], 2, "again")
+    assert len(rest) == MAX_FAILURES - 1
+    assert "\n" not in rest[0].reason
+    assert len(rest[0].reason) < 2 * MAX_CHARS
