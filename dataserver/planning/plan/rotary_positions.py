@@ -10,8 +10,8 @@ def rotary_positions(positions: I64, cu_lengths: I64, slots: I64, blocks: I64, t
 
     Those of text are alike. The tokens of an image have the image's position in time, and their block's row and column
     beyond it in the others; what follows goes on behind the longer side. The groups of frames of a video are such
-    images one after the other, each at its own time beyond that of the first; what follows goes on behind the longest
-    of the three.
+    images one after the other, each at its own time beyond that of the first; what follows goes on behind the longer
+    side of one group, however many there are, as in transformers 5.
 
     Args:
         positions: [T], of each token in its sample.
@@ -30,8 +30,7 @@ def rotary_positions(positions: I64, cu_lengths: I64, slots: I64, blocks: I64, t
     behind = np.zeros(len(positions) + 1, np.int64)
     depth, step, parts = np.ones((3, len(blocks)), np.int64) if times is None else times.T
     height, width = blocks[:, 0] // depth, blocks[:, 1]
-    longest = np.maximum(np.maximum(height, width), (depth - 1) * step // parts + 1)
-    np.add.at(behind, first + rows, longest - rows)
+    np.add.at(behind, first + rows, np.maximum(height, width) - rows)
     behind = np.cumsum(behind)[:-1]
     behind -= np.repeat(behind[np.minimum(cu_lengths[:-1], len(positions) - 1)], np.diff(cu_lengths))
     found += behind

@@ -1,5 +1,10 @@
 """Positions in time, height and width of the tokens of videos, and what their passes cost."""
 
+from functools import partial
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -36,7 +41,7 @@ def by_hand(grids: list[tuple[int, int, int]], steps: list[tuple[int, int]]) -> 
             for w in range(width)
         ]
         found += mine
-        now = max([now, *(1 + max(position) for position in mine)])
+        now += max(height, width)
     return np.array(found).T
 
 
@@ -54,13 +59,42 @@ def test_an_image_without_times_is_one_group() -> None:
     )
 
 
-def test_positions_are_those_of_transformers_where_videos_are_no_longer_than_wide() -> None:
+GRIDS = [(2, 3, 2), (1, 2, 4), (7, 2, 2), (5, 1, 3)]
+"""Groups, rows and columns of merge blocks; the third has more groups than blocks a side."""
+
+
+def of_transformers(model: str, family: str, grids: list[tuple[int, int, int]], **times: Any) -> np.ndarray:
+    """`laid_out` by `get_rope_index` of a model of transformers: int64 [3, T]."""
     torch = pytest.importorskip("torch")
-    modeling = pytest.importorskip("transformers.models.qwen2_5_vl.modeling_qwen2_5_vl")
-    model = modeling.Qwen2_5_VLModel
-    found = model.get_vision_position_ids(None, 3, torch.tensor([3, 6, 8]), 1, 2, 1.3).numpy()
-    ours = laid_out([(3, 3, 4)], [(13, 10)])[:, 3:-3]
-    assert np.array_equal(found, ours)
+    pytest.importorskip("transformers")
+    made = getattr(import_module(f"transformers.models.{model}.modeling_{model}"), f"{family}Model")
+    vision = SimpleNamespace(spatial_merge_size=2, tokens_per_second=2)
+    stub = SimpleNamespace(config=SimpleNamespace(vision_config=vision))
+    stub.get_vision_position_ids = partial(made.get_vision_position_ids, stub)
+    kinds = [kind for g, h, w in grids for kind in (*[0] * 3, *[2] * (g * h * w))] + [0] * 3
+    found, _ = made.get_rope_index(
+        stub,
+        torch.zeros(1, len(kinds), dtype=torch.int64),
+        torch.tensor([kinds]),
+        video_grid_thw=torch.tensor([(g, 2 * h, 2 * w) for g, h, w in grids]),
+        **{name: torch.tensor(value) for name, value in times.items()},
+    )
+    return np.asarray(found[:, 0])
+
+
+def test_positions_of_videos_and_of_text_behind_them_are_those_of_qwen2_vl() -> None:
+    assert np.array_equal(laid_out(GRIDS, [(1, 1)] * 4), of_transformers("qwen2_vl", "Qwen2VL", GRIDS))
+
+
+def test_positions_at_a_rate_are_those_of_qwen2_5_vl() -> None:
+    """Groups of 1, 0.75, 2.5 and 0.5 seconds, at two positions a second."""
+    expected = of_transformers("qwen2_5_vl", "Qwen2_5_VL", GRIDS, second_per_grid_ts=[1.0, 0.75, 2.5, 0.5])
+    assert np.array_equal(laid_out(GRIDS, [(2, 1), (3, 2), (5, 1), (1_000_000, 1_000_000)]), expected)
+
+
+def test_frames_with_text_between_them_have_the_positions_of_qwen3_vl() -> None:
+    frames = [(1, 3, 2)] * 2 + [(1, 2, 4)] * 3
+    assert np.array_equal(laid_out(frames, [(1, 1)] * 5), of_transformers("qwen3_vl", "Qwen3VL", frames))
 
 
 def test_frames_of_a_video_do_not_attend_to_other_groups() -> None:
