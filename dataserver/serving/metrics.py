@@ -50,6 +50,7 @@ class Counts:
     invalid_images: int = 0
     storage_errors: int = 0
     storage_retries: int = 0
+    storage_failures: int = 0
     read_bytes: int = 0
     sent_bytes: int = 0
     shared_bytes: int = 0
@@ -166,11 +167,12 @@ class Metrics:
         with self._lock:
             self._counts.read_bytes += num_bytes
 
-    def storage_failed(self, retried: bool) -> None:
-        """Storage failed once; whether it is read again."""
+    def storage_failed(self, retried: bool, final: bool) -> None:
+        """Storage failed once; whether it is read again, or that was the last try. Neither if it is not wanted now."""
         with self._lock:
             self._counts.storage_errors += 1
             self._counts.storage_retries += retried
+            self._counts.storage_failures += final
 
     def planned(self, seconds: float) -> None:
         """A plan was made within so many seconds."""

@@ -89,6 +89,7 @@ def _of_images(found: GetMetricsResponse) -> Iterator[Metric]:
     yield _counter("owner_failures", "Calls to owners of blocks that gave nothing.", store.owner_failures)
     yield _counter("storage_errors", "Failed reads; one may stand for several images.", found.storage_errors)
     yield _counter("storage_retries", "Failed reads that were tried again.", found.storage_retries)
+    yield _counter("storage_failures", "Reads that failed at the last try too.", found.storage_failures)
 
 
 def _of_jobs(found: GetMetricsResponse) -> Iterator[Metric]:

@@ -40,6 +40,7 @@ def metrics_message(found: Snapshot) -> pb.GetMetricsResponse:
         invalid_images=counts.invalid_images,
         storage_errors=counts.storage_errors,
         storage_retries=counts.storage_retries,
+        storage_failures=counts.storage_failures,
         shard_read_bytes=counts.read_bytes,
         plan_times=[
             pb.PlanTimes(at_most=None if bound is None else _duration(bound), plans=plans)

@@ -175,22 +175,17 @@ def outgoing() -> Metadata | None:
 
 def incoming(recorder: Recorder | None, metadata: Iterable[tuple[str, str | bytes]]) -> Context | None:
     """The context that the sender of a call told; None where it told none that is sampled, or nobody records."""
-    if recorder is None or (found := read_traceparent(metadata)) is None:
+    if recorder is None:
         return None
-    return Context(recorder, *found)
+    for key, value in metadata:
+        if key == TRACEPARENT and isinstance(value, str) and (match := _TRACEPARENT.fullmatch(value)):
+            return Context(recorder, int(match[1], 16), int(match[2], 16))
+    return None
 
 
 def traceparent(trace_id: int, span_id: int) -> str:
     """A sampled span as W3C Trace Context writes it."""
     return f"00-{trace_id:032x}-{span_id:016x}-01"
-
-
-def read_traceparent(metadata: Iterable[tuple[str, str | bytes]]) -> tuple[int, int] | None:
-    """Trace and span in the metadata of a call; None without any, or where they are not sampled."""
-    for key, value in metadata:
-        if key == TRACEPARENT and isinstance(value, str) and (match := _TRACEPARENT.fullmatch(value)):
-            return int(match[1], 16), int(match[2], 16)
-    return None
 
 
 def new_span_id() -> int:

@@ -1,8 +1,9 @@
 """Which steps are traced, and by which ids: all ranks of a sampled step, and all servers, are in one trace.
 
 Nobody has to agree on anything: a trace's id is a hash of the job and the step. A stream serves many steps, so its
-metadata holds what the ids of all of them are made of: `traceparent` the run and the reader, and `tracestate` which
-steps are sampled. The span of a trainer's wait for a microbatch has an id that both sides can make, before it began.
+metadata holds what the ids of all of them are made of: in `tracestate` the run, the reader, and which steps are
+sampled. `traceparent` goes with it but is not read: proxies and instrumentation replace it, and leave the other as it
+is. The span of a trainer's wait for a microbatch has an id that both sides can make, before it began.
 """
 
 import hashlib
@@ -20,12 +21,13 @@ from dataserver.tracing.spans import (
     Metadata,
     Recorder,
     new_span_id,
-    read_traceparent,
     traceparent,
 )
 
 TRACESTATE: Final = "tracestate"
-_OURS: Final = re.compile(r"disttrain=every:([1-9][0-9]{0,9})")
+_OURS: Final = re.compile(
+    r"disttrain=every:([1-9][0-9]{0,9});run:(?!0{32})([0-9a-f]{32});reader:(?!0{16})([0-9a-f]{16})"
+)
 DEFAULT_EVERY: Final = 100
 
 
@@ -66,17 +68,19 @@ class StepTraces:
     @classmethod
     def read(cls, recorder: Recorder | None, metadata: Iterable[tuple[str, str | bytes]]) -> Self | None:
         """What the client of a stream asks for; None if it asks for nothing, or nobody records."""
-        found = tuple(metadata)
-        if recorder is None or (ids := read_traceparent(found)) is None:
+        if recorder is None:
             return None
-        state = ",".join(value for key, value in found if key == TRACESTATE and isinstance(value, str))
-        ours = [match for entry in state.split(",") if (match := _OURS.fullmatch(entry.strip()))]
-        return cls(recorder, *ids, int(ours[0][1])) if ours else None
+        state = ",".join(value for key, value in metadata if key == TRACESTATE and isinstance(value, str))
+        for entry in state.split(","):
+            if (ours := _OURS.fullmatch(entry.strip(" \t"))) is not None:
+                return cls(recorder, run=int(ours[2], 16), reader=int(ours[3], 16), every=int(ours[1]))
+        return None
 
     @property
     def metadata(self) -> Metadata:
         """What tells a server, with the call of a stream."""
-        return ((TRACEPARENT, traceparent(self.run, self.reader)), (TRACESTATE, f"disttrain=every:{self.every}"))
+        ours = f"disttrain=every:{self.every};run:{self.run:032x};reader:{self.reader:016x}"
+        return ((TRACEPARENT, traceparent(self.run, self.reader)), (TRACESTATE, ours))
 
     def of_wait(self, step: int, microbatch: int) -> Context | None:
         """The trainer's wait for a microbatch, before, while or after it lasts; None if the step is not sampled."""

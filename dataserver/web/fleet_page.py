@@ -41,6 +41,7 @@ FAILURES: Final[Mapping[str, Callable[[GetMetricsResponse], int]]] = {
     "invalid images": lambda found: found.invalid_images,
     "failed reads of storage": lambda found: found.storage_errors,
     "reads tried again": lambda found: found.storage_retries,
+    "reads that failed for good": lambda found: found.storage_failures,
     "streams that left their data connection": lambda found: found.direct_fallbacks,
     "plans: owner was late": lambda found: found.plans_by_source.late,
     "plans: owner unreachable": lambda found: found.plans_by_source.unreachable,

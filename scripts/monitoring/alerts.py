@@ -35,7 +35,8 @@ TRAINERS: Final = (
         "DistTrainTrainersWait",
         "warning",
         "10m",
-        "avg by (job_id, module) (rate(disttrain_rank_waited_seconds_total[10m])) > 0.1",
+        "avg by (job_id, module) "
+        "(max by (job_id, module, rank) (rate(disttrain_rank_waited_seconds_total[10m]))) > 0.1",
         "Ranks of module {{ $labels.module }} of job {{ $labels.job_id }} wait for data "
         "{{ $value | humanizePercentage }} of the time",
     ),
@@ -120,8 +121,7 @@ STORAGE: Final = (
         "DistTrainStorageFails",
         "critical",
         "0m",
-        "sum by (job, instance) (increase(disttrain_storage_errors_total[10m])) "
-        "- sum by (job, instance) (increase(disttrain_storage_retries_total[10m])) > 0.5",
+        "increase(disttrain_storage_failures_total[10m]) > 0",
         "Reads of {{ $labels.instance }} fail for good; streams end and go to other servers",
     ),
     Alert(
@@ -140,7 +140,7 @@ STORAGE: Final = (
         "{{ $value | humanizePercentage }} of the images of {{ $labels.job }} cannot be decoded",
     ),
     Alert(
-        "DistTrainBlocksTooSmall",
+        "DistTrainCachesTooSmall",
         "warning",
         "1h",
         "sum by (job) (rate(disttrain_store_bytes_total[1h])) "

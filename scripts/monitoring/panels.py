@@ -304,16 +304,14 @@ STORAGE: Final = Row(
             "Retried ones cost time. Those that are not end a stream, and its trainer goes to another server.",
             "short",
             (_rate("disttrain_storage_retries_total"), "retried"),
-            (
-                f"{_rate('disttrain_storage_errors_total')} - {_rate('disttrain_storage_retries_total')}",
-                "failed for good",
-            ),
+            (_rate("disttrain_storage_failures_total"), "failed for good"),
         ),
     ),
 )
 _FAILURES: Final = (
     ("images that cannot be decoded", 'disttrain_decoded_images_total{$server, result="invalid"}'),
     ("failed reads", "disttrain_storage_errors_total{$server}"),
+    ("reads that failed for good", "disttrain_storage_failures_total{$server}"),
     ("streams that left their data connection", "disttrain_direct_fallbacks_total{$server}"),
     ("owners of blocks that gave nothing", "disttrain_owner_failures_total{$server}"),
     ("plans that owners did not give", 'disttrain_plans_total{$server, source=~"late|unreachable|refused|wrong"}'),

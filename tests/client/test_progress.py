@@ -1,5 +1,6 @@
 """What servers hear of how far a caller is: what it took, and not what lies in buffers."""
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from serving.harness import TIMEOUT_S, Running, index, job_data, running
 from shards import write_pairs
 
 from dataserver.serving.metrics import Progress
+from dataserver.serving.stream.source import ViewSource
 from trainclient.client import DataClient
 from trainclient.stream import progress
 from trainclient.stream.client import _is_first
@@ -81,3 +83,28 @@ def test_the_first_rank_of_the_first_module_speaks_for_all(
     with DataClient(server.address, job, module, rank, timeouts=quick) as client:
         assert client.fleet.speaks == is_first
     fleet.close()
+
+
+def test_a_wait_is_reported_while_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server makes nothing more until it may: its storage hangs."""
+    folder = index(write_pairs(tmp_path / "d", 32, 16, seed=6))
+    job = job_data(datasets=[{"name": "d"}], end={"steps": 40})
+    may = threading.Event()
+    with running({"d": folder}) as server, DataClient(server.address, job, "vit", 0) as client:
+        next(client)
+        until(server, lambda now: now.step == 0)
+        prepare = ViewSource.prepare
+        monkeypatch.setattr(ViewSource, "prepare", lambda *given: (may.wait(TIMEOUT_S), prepare(*given))[1])
+        caller = threading.Thread(target=lambda: [next(client) for _ in range(60)])
+        caller.start()
+        try:
+            began = until(server, lambda now: (now.waited_s or 0) > 0.5)
+            assert until(server, lambda now: (now.waited_s or 0) > (began.waited_s or 0)).step == began.step
+            assert client.wait_s > 0.5
+        finally:
+            may.set()
+            caller.join(TIMEOUT_S)
+        assert client.wait_s < TIMEOUT_S
+        waits = client.wait_s
+        time.sleep(0.05)
+        assert client.wait_s == waits, "no wait goes on"

@@ -38,6 +38,7 @@ HEALTHY = {
     "disttrain_direct_fallbacks_total": f"3x{LAST}",
     "disttrain_storage_errors_total": f"0+1x{LAST}",
     "disttrain_storage_retries_total": f"0+1x{LAST}",
+    "disttrain_storage_failures_total": f"0x{LAST}",
     'disttrain_decoded_images_total{result="valid"}': f"0+999x{LAST}",
     'disttrain_decoded_images_total{result="invalid"}': f"0+1x{LAST}",
     "disttrain_store_bytes_total": f"0+110x{LAST}",
@@ -59,13 +60,13 @@ CASES: dict[str, dict[str, str]] = {
     "DistTrainFilesNearLimit": {"process_open_fds": f"950x{LAST}"},
     "DistTrainPlansRepeated": {'disttrain_plans_total{source="late"}': f"0+10x{LAST}"},
     "DistTrainDataConnectionsFail": {"disttrain_direct_fallbacks_total": NEWS},
-    "DistTrainStorageFails": {"disttrain_storage_errors_total": NEWS, "disttrain_storage_retries_total": f"0x{LAST}"},
+    "DistTrainStorageFails": {"disttrain_storage_failures_total": NEWS},
     "DistTrainStorageShaky": {
         "disttrain_storage_errors_total": f"0+30x{LAST}",
         "disttrain_storage_retries_total": f"0+30x{LAST}",
     },
     "DistTrainBadImages": {'disttrain_decoded_images_total{result="invalid"}': f"0+50x{LAST}"},
-    "DistTrainBlocksTooSmall": {"disttrain_store_bytes_total": f"0+200x{LAST}"},
+    "DistTrainCachesTooSmall": {"disttrain_store_bytes_total": f"0+200x{LAST}"},
     "DistTrainCertificateExpires": {"disttrain_certificate_expiry_timestamp_seconds": f"{10 * 86400}x{LAST}"},
     "DistTrainCallsRefused": {"disttrain_refused_calls_total": f"0+30x{LAST}"},
 }

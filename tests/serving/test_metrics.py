@@ -2,11 +2,13 @@
 
 import re
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from urllib.request import urlopen
 
 import grpc
@@ -19,6 +21,7 @@ from shards import break_images, write_pairs
 
 from dataserver.dataset import BlockCounts, Dataset
 from dataserver.serving.metrics import Metrics, Progress, Snapshot, Stage
+from dataserver.serving.stream.assembly import with_retries
 
 UNITS = (
     "bytes",
@@ -87,7 +90,7 @@ def test_every_metric_has_help_and_its_unit_in_its_name(folder: Path) -> None:
         next(stream)
         found = families(server)
         stream.cancel()
-    assert sum(family.name.startswith("disttrain_") for family in found) == 33
+    assert sum(family.name.startswith("disttrain_") for family in found) == 34
     for family in found:
         assert family.documentation, family.name
         assert family.name.endswith(UNITS), family.name
@@ -125,6 +128,7 @@ def test_the_numbers_are_those_of_what_was_streamed(folder: Path) -> None:
     for kind in ("jobs", "tables", "windows", "plans"):
         assert 0 < found[("cached_job_bytes", kind)] <= found[("cached_job_limit_bytes",)]
     assert found[("storage_errors_total",)] == found[("storage_retries_total",)] == 0
+    assert found[("storage_failures_total",)] == 0
     assert found[("prefetch_used_bytes",)] == 0
     assert found[("process_resident_memory_bytes",)] > 1 << 20
     assert {key for key in found if key[0].startswith("rank_")} == set()
@@ -249,6 +253,7 @@ def test_storage_that_fails_shows(folder: Path, tmp_path: Path) -> None:
         server.read(job_id)
         after = values(server)
     assert found[("storage_retries_total",)] < found[("storage_errors_total",)]
+    assert 0 < found[("storage_failures_total",)] == after[("storage_failures_total",)]
     assert found[("sent_microbatches_total",)] < after[("sent_microbatches_total",)]
 
 
@@ -274,3 +279,18 @@ def test_peers_of_a_rank_are_one_entry() -> None:
     streams = (stream(1, 4, 0, 0.0), stream(0, 7, 3, 0.5), stream(0, 6, 5, 0.0), stream(1, None, 2, 9.0))
     found = Snapshot(1.0, Metrics().counts(), {}, streams, 0, 0, 0, {}, 0, BlockCounts(), 1, 0.0, 0).ranks
     assert found == [stream(0, 6, 3, 0.5), stream(1, None, 0, 9.0)]
+
+
+def test_a_read_that_nobody_wants_any_more_has_not_failed_for_good() -> None:
+    metrics, stop = Metrics(), threading.Event()
+
+    def read() -> None:
+        stop.set()
+        raise OSError("it hangs up")
+
+    with pytest.raises(OSError, match="it hangs up"):
+        with_retries(read, stop, metrics)
+    with pytest.raises(OSError, match="it is gone"):
+        with_retries(Mock(side_effect=OSError("it is gone")), threading.Event(), metrics)
+    counts = metrics.counts()
+    assert (counts.storage_errors, counts.storage_retries, counts.storage_failures) == (5, 3, 1)

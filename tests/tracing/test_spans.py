@@ -21,6 +21,7 @@ from dataserver.tracing import (
 from dataserver.tracing.spans import Finished, traceparent
 
 RUN, READER = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
+IDS = f"run:{RUN:032x};reader:{READER:016x}"
 
 
 class Recording:
@@ -100,14 +101,28 @@ def test_without_a_context_nothing_is_made(recording: Recording) -> None:
     ],
 )
 def test_what_is_no_sampled_traceparent_is_ignored(recording: Recording, value: str | bytes) -> None:
-    metadata = [("other", "x"), ("traceparent", value), ("tracestate", "disttrain=every:1")]
-    assert incoming(recording, metadata) is StepTraces.read(recording, metadata) is None
+    assert incoming(recording, [("other", "x"), ("traceparent", value)]) is None
 
 
 @pytest.mark.parametrize(
-    "state", ["", "disttrain=every:0", "disttrain=every:-1", "disttrain=every:1e9", "disttrain=" + "9" * 99]
+    "state",
+    [
+        "",
+        f"disttrain=every:0;{IDS}",
+        f"disttrain=every:-1;{IDS}",
+        f"disttrain=every:1e9;{IDS}",
+        f"disttrain=every:{'9' * 99};{IDS}",
+        f"other=every:1;{IDS}",
+        f"disttrain=every:1;{IDS};more",
+        f"disttrain=every:1;{IDS}\n",
+        f"disttrain=every:1;{IDS.upper()}",
+        f"disttrain=every:1;run:{0:032x};reader:{READER:016x}",
+        f"disttrain=every:1;run:{RUN:032x};reader:{0:016x}",
+        f"disttrain=every:1;{IDS}".encode(),
+        "disttrain=every:1",
+    ],
 )
-def test_a_client_that_does_not_say_which_steps_traces_none(recording: Recording, state: str) -> None:
+def test_a_client_that_does_not_say_which_steps_traces_none(recording: Recording, state: str | bytes) -> None:
     """Such as one that instruments all calls of gRPC."""
     assert StepTraces.read(recording, [("traceparent", traceparent(RUN, READER)), ("tracestate", state)]) is None
 
@@ -115,9 +130,12 @@ def test_a_client_that_does_not_say_which_steps_traces_none(recording: Recording
 def test_both_sides_make_the_same_ids(recording: Recording) -> None:
     client = StepTraces(recording, RUN, READER, 10)
     other_rank = StepTraces(recording, RUN, READER + 1, 10)
-    metadata = [(key, f"vendor=1, {value} ,more=2" if key == "tracestate" else value) for key, value in client.metadata]
-    server = StepTraces.read(recording, metadata)
-    assert server == client
+    sent = dict(client.metadata)
+    assert sent["traceparent"] == traceparent(RUN, READER)
+    passed_on = [("traceparent", traceparent(7, 8)), ("tracestate", f"vendor=1, {sent['tracestate']} ,more=2")]
+    server = StepTraces.read(recording, passed_on)
+    assert server == client, "although what carried it put its own span in front"
+    assert StepTraces.read(None, passed_on) is None
     assert client.of_wait(3, 0) is None
     ids = {
         (step, n): (server.of_wait(step, n).trace_id, server.of_wait(step, n).span_id)
@@ -128,6 +146,9 @@ def test_both_sides_make_the_same_ids(recording: Recording) -> None:
     assert ids[0, 0][0] == ids[0, 1][0] != ids[10, 0][0]
     assert other_rank.of_wait(10, 1).trace_id == ids[10, 1][0]
     assert other_rank.of_wait(10, 1).span_id != ids[10, 1][1]
+    assert ids[10, 1] == (0xFFAC14B1183905CDC80B012A1511D8A6, 0x2D0271260E0A7C07), (
+        "as data_service.proto has it; other clients make the same"
+    )
     client.waited(10, 1, (5, 7), rank=0)
     other_rank.waited(10, 1, (6, 8), rank=1)
     client.waited(11, 1, (8, 9), rank=0)

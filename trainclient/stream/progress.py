@@ -6,6 +6,7 @@ caller's step now and then: the caller never wakes another thread for it.
 
 import logging
 import secrets
+import time
 from typing import Final
 
 import grpc
@@ -16,7 +17,7 @@ from trainclient.stream.endpoint import CallGuard, Endpoint
 from trainclient.stream.errors import ClientError, ClosedError, DataServiceError
 
 SAY_EVERY_S: Final = 1.0
-"""A step that has changed since is said."""
+"""A step that has changed since is said, and how long the caller waits."""
 ANSWER_S: Final = 5.0
 """A report is answered within that."""
 
@@ -29,13 +30,30 @@ class ProgressReports:
     def __init__(self) -> None:
         self.step: int | None = None
         """Step of the microbatch that the caller took last; set by its thread."""
-        self.waited_s = 0.0
-        """Seconds that the caller waited for all microbatches so far; set before the step."""
+        self._wait: tuple[float, float | None] = 0.0, None
+        """Seconds of all waits that are over, and when the one began that is not; replaced as a whole by the caller."""
         self._guard = CallGuard()
         self._stream: tuple[Endpoint, bytes] | None = None
         """Server and token of the open stream; replaced as a whole by the receiving thread."""
         self._silent: set[str] = set()
         """Addresses of servers that do not take reports."""
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that the caller has waited for all microbatches so far, the one included that it waits for now."""
+        over, since = self._wait
+        return over if since is None else over + time.perf_counter() - since
+
+    def begin_wait(self) -> None:
+        """The caller asks for a microbatch."""
+        self._wait = self._wait[0], time.perf_counter()
+
+    def end_wait(self) -> float:
+        """The caller has it, or there is none; the seconds that it waited."""
+        over, since = self._wait
+        waited = 0.0 if since is None else time.perf_counter() - since
+        self._wait = over + waited, None
+        return waited
 
     def begin_stream(self, endpoint: Endpoint) -> bytes:
         """Report to that server from now on, about the stream of the token that this gives."""
@@ -52,13 +70,18 @@ class ProgressReports:
         self._guard.stop()
 
     def run(self) -> None:
-        """Report until `stop`. A report that fails is said again with the next look, and nothing depends on it."""
+        """Report until `stop`: each step, and again while the caller waits, which is when its waits are looked at.
+
+        A report that fails is said again with the next look, and nothing depends on it.
+        """
         said: tuple[bytes, int] | None = None
         try:
             while True:
                 self._guard.pause(SAY_EVERY_S)
                 stream, step = self._stream, self.step
-                if stream is None or step is None or said == (stream[1], step) or stream[0].address in self._silent:
+                if stream is None or step is None or stream[0].address in self._silent:
+                    continue
+                if said == (stream[1], step) and self._wait[1] is None:
                     continue
                 if self._said(*stream, step):
                     said = stream[1], step

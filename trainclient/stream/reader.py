@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from types import TracebackType
@@ -63,7 +62,6 @@ class MicrobatchReader:
             spans: records the caller's waits; None for no traces.
         """
         self._cursor = start or Cursor(0)
-        self._wait_s = 0.0
         self._pid = os.getpid()
         self._guard = CallGuard()
         self._handoff = Handoff(prefetch_bytes, fleet.timeouts.stall)
@@ -105,8 +103,8 @@ class MicrobatchReader:
 
     @property
     def wait_s(self) -> float:
-        """Seconds that the caller waited for all microbatches so far."""
-        return self._wait_s
+        """Seconds that the caller waited for all microbatches so far, a wait that goes on included."""
+        return self._progress.waited_s
 
     @property
     def ready(self) -> bool:
@@ -127,15 +125,15 @@ class MicrobatchReader:
                 f"this reader was opened in process {self._pid} and is used in its fork {os.getpid()}, which has no "
                 "receiving thread: open it in the process that reads, or start processes with 'spawn'"
             )
-        begin = time.perf_counter()
-        microbatch = self._handoff.take(self._guard.interrupt)
+        self._progress.begin_wait()
+        try:
+            microbatch = self._handoff.take(self._guard.interrupt)
+        finally:
+            waited = self._progress.end_wait()
         if microbatch is None:
             raise StopIteration
-        waited = time.perf_counter() - begin
-        self._wait_s += waited
         if self._spans is not None:
             self._spans.waited(microbatch.step, microbatch.microbatch, waited)
-        self._progress.waited_s = self._wait_s
         self._progress.step = microbatch.step
         self._cursor = microbatch.cursor.after(microbatch.num_microbatches)
         # Nobody else has seen it; a copy of all its fields would take longer than the rest, within what is waited.

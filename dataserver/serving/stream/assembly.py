@@ -32,7 +32,7 @@ def with_retries(action: Callable[[], Result], stop: threading.Event, metrics: M
             return action()
         except (ShardReadError, OSError):
             again = attempt < READ_ATTEMPTS and not stop.wait(READ_BACKOFF_S * 2 ** (attempt - 1))
-            metrics.storage_failed(retried=again)
+            metrics.storage_failed(retried=again, final=not again and not stop.is_set())
             if not again:
                 raise
         attempt += 1

@@ -145,6 +145,7 @@ class GetMetricsResponse(_message.Message):
     REFUSED_CALLS_FIELD_NUMBER: _builtins.int
     CERTIFICATE_EXPIRY_FIELD_NUMBER: _builtins.int
     MAX_STREAMS_FIELD_NUMBER: _builtins.int
+    STORAGE_FAILURES_FIELD_NUMBER: _builtins.int
     open_streams: _builtins.int
     """Streams that are open."""
     ready_microbatches: _builtins.int
@@ -193,6 +194,8 @@ class GetMetricsResponse(_message.Message):
     """
     max_streams: _builtins.int
     """Streams that may be open at once. 0 from servers that do not say."""
+    storage_failures: _builtins.int
+    """Counter: those among `storage_errors` that were the last try, which ends the stream. 0 from servers that do not say."""
     @_builtins.property
     def uptime(self) -> _duration_pb2.Duration:
         """Time since the server began, on its own steady clock. Rates are differences of two answers over that of this field."""
@@ -263,10 +266,11 @@ class GetMetricsResponse(_message.Message):
         refused_calls: _builtins.int = ...,
         certificate_expiry: _timestamp_pb2.Timestamp | None = ...,
         max_streams: _builtins.int = ...,
+        storage_failures: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "certificate_expiry", b"certificate_expiry", "planning_time", b"planning_time", "plans_by_source", b"plans_by_source", "store_reads", b"store_reads", "uptime", b"uptime", "waits", b"waits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "certificate_expiry", b"certificate_expiry", "cores", b"cores", "decoded_images", b"decoded_images", "direct_bytes", b"direct_bytes", "direct_fallbacks", b"direct_fallbacks", "invalid_images", b"invalid_images", "known_jobs", b"known_jobs", "max_streams", b"max_streams", "open_streams", b"open_streams", "plan_times", b"plan_times", "planning_time", b"planning_time", "plans_by_source", b"plans_by_source", "prefetch_limit_bytes", b"prefetch_limit_bytes", "prefetch_used_bytes", b"prefetch_used_bytes", "prepared_microbatches", b"prepared_microbatches", "preparing_microbatches", b"preparing_microbatches", "ranks", b"ranks", "ready_microbatches", b"ready_microbatches", "refused_calls", b"refused_calls", "resident_bytes", b"resident_bytes", "sent_bytes", b"sent_bytes", "sent_microbatches", b"sent_microbatches", "shard_read_bytes", b"shard_read_bytes", "shared_bytes", b"shared_bytes", "storage_errors", b"storage_errors", "storage_retries", b"storage_retries", "store_reads", b"store_reads", "uptime", b"uptime", "waits", b"waits", "wanted_cores", b"wanted_cores"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "certificate_expiry", b"certificate_expiry", "cores", b"cores", "decoded_images", b"decoded_images", "direct_bytes", b"direct_bytes", "direct_fallbacks", b"direct_fallbacks", "invalid_images", b"invalid_images", "known_jobs", b"known_jobs", "max_streams", b"max_streams", "open_streams", b"open_streams", "plan_times", b"plan_times", "planning_time", b"planning_time", "plans_by_source", b"plans_by_source", "prefetch_limit_bytes", b"prefetch_limit_bytes", "prefetch_used_bytes", b"prefetch_used_bytes", "prepared_microbatches", b"prepared_microbatches", "preparing_microbatches", b"preparing_microbatches", "ranks", b"ranks", "ready_microbatches", b"ready_microbatches", "refused_calls", b"refused_calls", "resident_bytes", b"resident_bytes", "sent_bytes", b"sent_bytes", "sent_microbatches", b"sent_microbatches", "shard_read_bytes", b"shard_read_bytes", "shared_bytes", b"shared_bytes", "storage_errors", b"storage_errors", "storage_failures", b"storage_failures", "storage_retries", b"storage_retries", "store_reads", b"store_reads", "uptime", b"uptime", "waits", b"waits", "wanted_cores", b"wanted_cores"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

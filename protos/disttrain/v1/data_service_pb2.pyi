@@ -644,8 +644,8 @@ class ReportProgressRequest(_message.Message):
     """Step of the microbatch that the trainer took last; one that the job does not have is refused (STEP_OUT_OF_RANGE)."""
     @_builtins.property
     def waited(self) -> _duration_pb2.Duration:
-        """Time that the trainer has waited for microbatches of this view since it began to read, streams from other servers included;
-        one that is negative is refused. Absent from clients that do not measure it.
+        """Time that the trainer has waited for microbatches of this view since it began to read, streams from other servers and the
+        wait that goes on included; one that is negative is refused. Absent from clients that do not measure it.
         """
 
     def __init__(

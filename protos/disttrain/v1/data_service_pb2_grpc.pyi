@@ -67,12 +67,14 @@ class DataServiceStub:
     wrong were harmed on the way: RETRY. Messages that break a rule of this file are a defect of the server:
     ANOTHER_SERVER. Two plan hashes for one step are neither: GIVE_UP.
 
-    A client may have steps traced by two entries of the call's metadata, as in W3C Trace Context: a sampled `traceparent`, whose
-    trace is the same for all ranks, and `tracestate` with the member `disttrain=every:N`. Of steps 0, N, 2N, ... the server sends
-    spans to its collector. A step's trace id is the first 16 bytes of SHA-256("step" + " " + trace + " " + step), with the 16 bytes
-    of the trace of `traceparent` and the step as 8 bytes, both big-endian. The spans of a microbatch are children of a span whose
-    id is the first 8 bytes of SHA-256("wait" + " " + step's trace + " " + span + " " + step + " " + microbatch), with the 8 bytes of
-    the span of `traceparent` and the microbatch in decimal digits: the client's wait for it.
+    A client may have steps traced by an entry of the call's metadata, the `tracestate` of W3C Trace Context, with the member
+    `disttrain=every:N;run:RUN;reader:READER`: RUN is 32 hexadecimal digits that are the same for all ranks, READER is 16 that no
+    other reader has; neither is all zeros, and letters are small. Of steps 0, N, 2N, ... the server sends spans to its collector. A
+    step's trace id is the first 16 bytes of SHA-256("step" + " " + run + " " + step), with the run as 16 bytes and the step as 8,
+    both big-endian. The spans of a microbatch are children of a span whose id is the first 8 bytes of SHA-256("wait" + " " + step's
+    trace + " " + reader + " " + step + " " + microbatch), with the 8 bytes of the reader and the microbatch in decimal digits: the
+    client's wait for it. `traceparent` goes with it, as W3C Trace Context wants; servers do not read it here, since proxies and
+    instrumented channels replace it.
     """
     GetPlan: _grpc.UnaryUnaryMultiCallable[_data_service_pb2.GetPlanRequest, _data_service_pb2.GetPlanResponse]
     """The plan of one step: who gets which sample, and what the simulator expects of it."""
@@ -81,8 +83,8 @@ class DataServiceStub:
     ReportProgress: _grpc.UnaryUnaryMultiCallable[_data_service_pb2.ReportProgressRequest, _data_service_pb2.ReportProgressResponse]
     """Takes the step that the trainer reading a stream has reached, for `RankProgress.step`; nothing else depends on it. Only the
     client knows this step, since what was sent may wait in buffers of gRPC and of the client. Optional: a client that set
-    `progress_token` calls this on the stream's server about once a second, when the step has changed. If the server answers
-    UNIMPLEMENTED, as those of older releases do, do not call it again.
+    `progress_token` calls this on the stream's server about once a second, when the step has changed, and while the trainer
+    waits for a microbatch. If the server answers UNIMPLEMENTED, as those of older releases do, do not call it again.
     """
     EndDirect: _grpc.UnaryUnaryMultiCallable[_data_service_pb2.EndDirectRequest, _data_service_pb2.EndDirectResponse]
     """Takes back a client's wish for payloads over a data connection (`DirectOffer`), and its reason, which the server logs and
@@ -117,12 +119,14 @@ class DataServiceAsyncStub(DataServiceStub):
     wrong were harmed on the way: RETRY. Messages that break a rule of this file are a defect of the server:
     ANOTHER_SERVER. Two plan hashes for one step are neither: GIVE_UP.
 
-    A client may have steps traced by two entries of the call's metadata, as in W3C Trace Context: a sampled `traceparent`, whose
-    trace is the same for all ranks, and `tracestate` with the member `disttrain=every:N`. Of steps 0, N, 2N, ... the server sends
-    spans to its collector. A step's trace id is the first 16 bytes of SHA-256("step" + " " + trace + " " + step), with the 16 bytes
-    of the trace of `traceparent` and the step as 8 bytes, both big-endian. The spans of a microbatch are children of a span whose
-    id is the first 8 bytes of SHA-256("wait" + " " + step's trace + " " + span + " " + step + " " + microbatch), with the 8 bytes of
-    the span of `traceparent` and the microbatch in decimal digits: the client's wait for it.
+    A client may have steps traced by an entry of the call's metadata, the `tracestate` of W3C Trace Context, with the member
+    `disttrain=every:N;run:RUN;reader:READER`: RUN is 32 hexadecimal digits that are the same for all ranks, READER is 16 that no
+    other reader has; neither is all zeros, and letters are small. Of steps 0, N, 2N, ... the server sends spans to its collector. A
+    step's trace id is the first 16 bytes of SHA-256("step" + " " + run + " " + step), with the run as 16 bytes and the step as 8,
+    both big-endian. The spans of a microbatch are children of a span whose id is the first 8 bytes of SHA-256("wait" + " " + step's
+    trace + " " + reader + " " + step + " " + microbatch), with the 8 bytes of the reader and the microbatch in decimal digits: the
+    client's wait for it. `traceparent` goes with it, as W3C Trace Context wants; servers do not read it here, since proxies and
+    instrumented channels replace it.
     """
     GetPlan: _aio.UnaryUnaryMultiCallable[_data_service_pb2.GetPlanRequest, _data_service_pb2.GetPlanResponse]  # type: ignore[assignment]
     """The plan of one step: who gets which sample, and what the simulator expects of it."""
@@ -131,8 +135,8 @@ class DataServiceAsyncStub(DataServiceStub):
     ReportProgress: _aio.UnaryUnaryMultiCallable[_data_service_pb2.ReportProgressRequest, _data_service_pb2.ReportProgressResponse]  # type: ignore[assignment]
     """Takes the step that the trainer reading a stream has reached, for `RankProgress.step`; nothing else depends on it. Only the
     client knows this step, since what was sent may wait in buffers of gRPC and of the client. Optional: a client that set
-    `progress_token` calls this on the stream's server about once a second, when the step has changed. If the server answers
-    UNIMPLEMENTED, as those of older releases do, do not call it again.
+    `progress_token` calls this on the stream's server about once a second, when the step has changed, and while the trainer
+    waits for a microbatch. If the server answers UNIMPLEMENTED, as those of older releases do, do not call it again.
     """
     EndDirect: _aio.UnaryUnaryMultiCallable[_data_service_pb2.EndDirectRequest, _data_service_pb2.EndDirectResponse]  # type: ignore[assignment]
     """Takes back a client's wish for payloads over a data connection (`DirectOffer`), and its reason, which the server logs and
@@ -176,12 +180,14 @@ class DataServiceServicer(metaclass=_abc_1.ABCMeta):
         wrong were harmed on the way: RETRY. Messages that break a rule of this file are a defect of the server:
         ANOTHER_SERVER. Two plan hashes for one step are neither: GIVE_UP.
 
-        A client may have steps traced by two entries of the call's metadata, as in W3C Trace Context: a sampled `traceparent`, whose
-        trace is the same for all ranks, and `tracestate` with the member `disttrain=every:N`. Of steps 0, N, 2N, ... the server sends
-        spans to its collector. A step's trace id is the first 16 bytes of SHA-256("step" + " " + trace + " " + step), with the 16 bytes
-        of the trace of `traceparent` and the step as 8 bytes, both big-endian. The spans of a microbatch are children of a span whose
-        id is the first 8 bytes of SHA-256("wait" + " " + step's trace + " " + span + " " + step + " " + microbatch), with the 8 bytes of
-        the span of `traceparent` and the microbatch in decimal digits: the client's wait for it.
+        A client may have steps traced by an entry of the call's metadata, the `tracestate` of W3C Trace Context, with the member
+        `disttrain=every:N;run:RUN;reader:READER`: RUN is 32 hexadecimal digits that are the same for all ranks, READER is 16 that no
+        other reader has; neither is all zeros, and letters are small. Of steps 0, N, 2N, ... the server sends spans to its collector. A
+        step's trace id is the first 16 bytes of SHA-256("step" + " " + run + " " + step), with the run as 16 bytes and the step as 8,
+        both big-endian. The spans of a microbatch are children of a span whose id is the first 8 bytes of SHA-256("wait" + " " + step's
+        trace + " " + reader + " " + step + " " + microbatch), with the 8 bytes of the reader and the microbatch in decimal digits: the
+        client's wait for it. `traceparent` goes with it, as W3C Trace Context wants; servers do not read it here, since proxies and
+        instrumented channels replace it.
         """
 
     @_abc_1.abstractmethod
@@ -208,8 +214,8 @@ class DataServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_data_service_pb2.ReportProgressResponse, _abc.Awaitable[_data_service_pb2.ReportProgressResponse]]:
         """Takes the step that the trainer reading a stream has reached, for `RankProgress.step`; nothing else depends on it. Only the
         client knows this step, since what was sent may wait in buffers of gRPC and of the client. Optional: a client that set
-        `progress_token` calls this on the stream's server about once a second, when the step has changed. If the server answers
-        UNIMPLEMENTED, as those of older releases do, do not call it again.
+        `progress_token` calls this on the stream's server about once a second, when the step has changed, and while the trainer
+        waits for a microbatch. If the server answers UNIMPLEMENTED, as those of older releases do, do not call it again.
         """
 
     @_abc_1.abstractmethod
