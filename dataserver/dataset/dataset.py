@@ -4,6 +4,7 @@ Opening reads the summary of all indexes, or the schema of each, and nothing els
 descriptors are held in small bounded caches. All methods may be called from several threads.
 """
 
+import hashlib
 import json
 import logging
 import threading
@@ -119,6 +120,15 @@ class Dataset:
                     return None
                 self._earlier[fingerprint] = Dataset._of(indexed, self.quarantine)
             return self._earlier[fingerprint]
+
+    def transformed(self, metadata: Sequence[str], texts: Sequence[str]) -> str:
+        """Digest, hex, of what transforms made of all shards, as `Shard.transformed`; empty without transforms."""
+        if not metadata and not texts:
+            return ""
+        digest = hashlib.sha256()
+        for shard in self.shards:
+            digest.update(shard.transformed(metadata, texts))
+        return digest.hexdigest()
 
     @property
     def captions(self) -> list[str]:

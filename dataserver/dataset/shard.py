@@ -1,5 +1,6 @@
 """One shard of an open dataset: sizes, texts, image positions and columns, all from its index."""
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dataserver.dataset.cache import LruCache
-from dataserver.dataset.errors import DatasetError, Finding, FindingReport, TokensMissingError
+from dataserver.dataset.errors import DatasetError, Finding, FindingReport, StaleIndexError, TokensMissingError
 from dataserver.dataset.filters import Filter
 from dataserver.dataset.index.chat_counts import FLAG_BITS, IMAGE_ENTRY, TARGET, ChatCounts
-from dataserver.dataset.index.derived import DerivedColumns, read_derived
+from dataserver.dataset.index.derived import DerivedColumns, derived_digest, read_derived
 from dataserver.dataset.index.format import (
     BATCH_ROWS,
     META_PREFIX,
@@ -30,6 +31,7 @@ from dataserver.dataset.quarantine import Quarantine
 from dataserver.dataset.shards.listing import ShardFile
 from dataserver.dataset.shards.modalities import AUDIO, IMAGES
 from dataserver.dataset.shards.parts import IMAGE, TEXT
+from dataserver.planning.stream.captions import TEXT_MARK
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -116,6 +118,8 @@ class IndexCaches:
     texts: LruCache["pa.RecordBatch"]
     counts: LruCache[TokenCounts]
     token_ids: LruCache[TokenIds]
+    made: dict[tuple[int, str], bytes] = field(default_factory=dict)
+    """Digests of what transforms made, by the shard's position and their key, as it was when it was read first."""
 
     @classmethod
     def make(cls) -> "IndexCaches":
@@ -366,7 +370,38 @@ class Shard:
             TokensMissingError: the shard was not transformed by one of them; names the command to run.
             DatasetError: two of them made columns of the same name.
         """
-        return DerivedColumns(self, [read_derived(self.file, self.header, key) for key in transforms])
+        return DerivedColumns(self, [self._derived(key) for key in transforms])
+
+    def _derived(self, key: str) -> "pa.Table":
+        table = read_derived(self.file, self.header, key)
+        self._confirm(key, derived_digest(table))
+        return table
+
+    def _confirm(self, key: str, digest: bytes) -> None:
+        """Note what a transform made, or raise StaleIndexError where it is not what was read first."""
+        if self.caches.made.setdefault((self.position, key), digest) != digest:
+            raise StaleIndexError(
+                f"shard {self.name} was transformed again ({key}) and has other columns or tokens than before: restart "
+                "the server, and make a new job"
+            )
+
+    def transformed(self, metadata: Sequence[str], texts: Sequence[str]) -> bytes:
+        """Return the digest of what transforms made of the shard, which their names and versions do not tell.
+
+        Args:
+            metadata: keys of those of metadata.
+            texts: what stands for the tokenizer where its ids are those of transformed texts (`texts_key`).
+
+        Raises:
+            TokensMissingError: one was not applied; names the command to run.
+        """
+        for key in metadata:
+            if (self.position, key) not in self.caches.made:
+                self._derived(key)
+        for key in texts:
+            if (self.position, key) not in self.caches.made:
+                self._counts(key)
+        return hashlib.sha256(b"".join(self.caches.made[self.position, key] for key in (*metadata, *texts))).digest()
 
     def check_row(self, row: int) -> None:
         """Raise IndexError, which names the shard, if it has no such row."""
@@ -374,8 +409,13 @@ class Shard:
             raise IndexError(f"shard {self.name} has {self.num_samples} samples, row {row} was asked for")
 
     def _counts(self, tokenizer_digest: str) -> TokenCounts:
-        key = self.position, tokenizer_digest
-        return self.caches.counts.get(key, lambda: read_counts(self.file, self.header, tokenizer_digest))
+        return self.caches.counts.get((self.position, tokenizer_digest), lambda: self._read_counts(tokenizer_digest))
+
+    def _read_counts(self, tokenizer_digest: str) -> TokenCounts:
+        found = read_counts(self.file, self.header, tokenizer_digest)
+        if TEXT_MARK in tokenizer_digest:
+            self._confirm(tokenizer_digest, found.digest())
+        return found
 
     def _ids(self, tokenizer_digest: str) -> TokenIds:
         try:

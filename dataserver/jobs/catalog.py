@@ -7,9 +7,10 @@ from typing import Protocol
 
 from dataserver.assembly import BYTES, Tokenizer, check_tokenizer, load_tokenizer
 from dataserver.audio import audio_digest, require_audio
-from dataserver.dataset import Dataset
+from dataserver.dataset import Dataset, texts_key
 from dataserver.jobs.errors import DatasetMismatchError, DatasetUnknownError, TokenizerUnknownError
 from dataserver.planning.job.fields import DatasetSpec, Stream, TokenizerSpec
+from dataserver.planning.stream.captions import Captions
 from dataserver.transforms import NO_TRANSFORMS, Kind, TransformPool
 from dataserver.video import require_video, video_digest
 
@@ -72,12 +73,13 @@ class Catalog:
 
         Raises:
             DatasetUnknownError: one is not here.
-            DatasetMismatchError: one has another fingerprint or quarantine list.
+            DatasetMismatchError: one has another fingerprint or quarantine list, or transforms made something else.
+            TokensMissingError: one was not indexed with its transforms; names the command to run.
         """
-        return tuple(self._dataset(spec) for spec in stream.datasets)
+        return tuple(self._dataset(spec, stream.tokenizer.digest) for spec in stream.datasets)
 
-    def _dataset(self, spec: DatasetSpec) -> Dataset:
-        dataset = dataset_of(spec, self.named_dataset(spec.name))
+    def _dataset(self, spec: DatasetSpec, tokenizer_digest: str) -> Dataset:
+        dataset = dataset_of(spec, self.named_dataset(spec.name), tokenizer_digest)
         for is_there, require in ((dataset.has_audio, require_audio), (dataset.has_videos, require_video)):
             if is_there:
                 _require(require, spec.name)
@@ -141,11 +143,13 @@ class Catalog:
         return tokenizer
 
 
-def dataset_of(spec: DatasetSpec, newest: Dataset) -> Dataset:
+def dataset_of(spec: DatasetSpec, newest: Dataset, tokenizer_digest: str) -> Dataset:
     """The dataset of a job, from the one of its name that is here.
 
     Raises:
-        DatasetMismatchError: it has another fingerprint or quarantine list, and never had that fingerprint.
+        DatasetMismatchError: it has another fingerprint or quarantine list, and never had that fingerprint; or
+            transforms made something else of it.
+        TokensMissingError: it was not indexed with the job's transforms; names the command to run.
     """
     dataset = newest.as_it_was(spec.fingerprint)
     if dataset is None:
@@ -161,7 +165,29 @@ def dataset_of(spec: DatasetSpec, newest: Dataset) -> Dataset:
             f"{found or 'none'}: start the server with --quarantine {spec.name}=FILE of that list, or leave "
             "quarantine out of a new job, to take this one"
         )
+    made = transformed_digest(spec, dataset, tokenizer_digest)
+    if spec.transformed is not None and spec.transformed != made:
+        raise DatasetMismatchError(
+            f"dataset {spec.name!r} of the job has {spec.transformed} for what its transforms made, the one here has "
+            f"{made}: copy the index that the job was made with, or leave transformed out of a new job, to take this "
+            "one; a transform that changes needs a new version of its package, and must give the same everywhere"
+        )
     return dataset
+
+
+def transformed_digest(spec: DatasetSpec, dataset: Dataset, tokenizer_digest: str) -> str:
+    """Digest of what the transforms of a job made of a dataset, when it was indexed; empty without any.
+
+    Raises:
+        TokensMissingError: it was not indexed with them; names the command to run.
+    """
+    texts = [texts_key(tokenizer_digest, name) for name in Captions.of(spec).transformed]
+    return dataset.transformed(metadata_keys(spec), texts)
+
+
+def metadata_keys(spec: DatasetSpec) -> tuple[str, ...]:
+    """Keys of the transforms of a dataset's metadata."""
+    return tuple(transform.key() for transform in spec.metadata_transforms or ())
 
 
 def _require(library: Callable[[], None], name: str) -> None:

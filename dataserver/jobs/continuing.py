@@ -52,7 +52,7 @@ class EarlierStreams:
             specs = tuple(spec for spec, _ in shared)
             alone = earlier.model_copy(update={"datasets": specs, "continues": None})
             try:
-                found = [dataset_of(spec, opened[spec.name]) for spec in specs]
+                found = [dataset_of(spec, opened[spec.name], earlier.tokenizer.digest) for spec in specs]
             except DatasetMismatchError as error:
                 raise DatasetMismatchError(f"the stream that ends with step {step - 1} (continues): {error}") from error
             statistics = [

@@ -1,16 +1,26 @@
 """A job as people write it, made complete from what is here."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from dataserver.assembly import BYTES, chat_digest, image_marks, tokenizer_spec
-from dataserver.jobs.catalog import Catalog, quarantine_digest
+from dataserver.jobs.catalog import Catalog, quarantine_digest, transformed_digest
 from dataserver.jobs.errors import FillingError
-from dataserver.planning.job.fields import MAX_SIDE_TILES, SPECIAL_TOKENS, absent_fields, is_name
+from dataserver.planning.job.fields import (
+    MAX_SIDE_TILES,
+    SPECIAL_TOKENS,
+    DatasetSpec,
+    TokenizerSpec,
+    absent_fields,
+    is_name,
+)
 
 
 def fill_job(data: Any, catalog: Catalog) -> Any:
     """The values of a job with what it leaves out filled in: fingerprints, quarantine lists, the tokenizer's block.
+
+    Digests of what transforms made are filled in last, since they depend on all that.
 
     What is there stays, so that a complete job comes back as it is. What does not look like a job is passed on, for
     `parse_job` to refuse.
@@ -22,9 +32,11 @@ def fill_job(data: Any, catalog: Catalog) -> Any:
     Raises:
         DatasetUnknownError: a dataset that leaves something out is not here.
         TokenizerUnknownError: nor is the tokenizer.
+        TokensMissingError: a dataset was not indexed with its transforms; names the command to run.
         FillingError: the job names no tokenizer and there are several, or states an id at odds with those to fill in.
     """
-    parts = {path[:-1] for path in absent_fields(data)}
+    absent = absent_fields(data)
+    parts = {path[:-1] for path in absent}
     if not parts:
         return data
     stream = dict(data["stream"])
@@ -42,6 +54,10 @@ def fill_job(data: Any, catalog: Catalog) -> Any:
             template = _template_of(stream.get("tokenizer"), str(entry.get("name"))[:128], catalog)
             stream["datasets"][number] = {**entry, "conversations": {"template": template, **entry["conversations"]}}
             stream["sizing"] = _with_marks(stream.get("sizing", {}), stream.get("tokenizer"), catalog)
+    for path in absent:
+        if path[-1] == "transformed":
+            number = int(path[2])
+            stream["datasets"][number] = _with_transformed(stream["datasets"][number], stream.get("tokenizer"), catalog)
     return {**data, "stream": stream}
 
 
@@ -51,6 +67,17 @@ def _filled_dataset(entry: Mapping[str, Any], catalog: Catalog) -> Mapping[str, 
         return entry  # for `parse_job` to refuse
     dataset = catalog.named_dataset(name)
     return {"fingerprint": dataset.fingerprint, "quarantine": quarantine_digest(dataset), **entry}
+
+
+def _with_transformed(entry: Mapping[str, Any], tokenizer: Any, catalog: Catalog) -> Mapping[str, Any]:
+    try:
+        spec = DatasetSpec.model_validate_json(json.dumps(entry), strict=True)
+        digest = TokenizerSpec.model_validate_json(json.dumps(tokenizer), strict=True).digest
+    except (TypeError, ValueError):
+        return entry  # for `parse_job` to refuse
+    dataset = catalog.named_dataset(spec.name).as_it_was(spec.fingerprint)
+    # Without that fingerprint there is nothing to fill in, and the job is refused for it.
+    return entry if dataset is None else {**entry, "transformed": transformed_digest(spec, dataset, digest)}
 
 
 def _filled_tokenizer(block: Mapping[str, Any], catalog: Catalog) -> Mapping[str, Any]:

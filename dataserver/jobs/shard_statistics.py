@@ -62,6 +62,11 @@ class Rules:
     metadata: tuple[str, ...] = ()
     """Keys of the transforms of metadata, whose columns the filter may name."""
 
+    @property
+    def transformed_texts(self) -> list[str]:
+        """What stands for the tokenizer where its ids are those of transformed texts."""
+        return [texts_key(self.tokenizer_digest, name) for name in self.captions.transformed]
+
     def key(self) -> list[Any]:
         """What tells rules apart; how pixels are decoded and scaled changes no size."""
         grid = [self.sizing.patch, self.sizing.merge, self.sizing.max_patches]
@@ -73,7 +78,7 @@ class Rules:
         if self.sizing.video is not None:
             key.append({"video": self.sizing.video.model_dump(mode="json", exclude_none=True)})
         if self.metadata:
-            key.append({"metadata": self.metadata})
+            key.append({"metadata": list(self.metadata)})  # as JSON gives it back
         if self.sizing.marks is not None:
             key.append({"marks": self.sizing.marks.counts})
         return key if self.sizing.rule is None else [*key, self.sizing.of_rule()]

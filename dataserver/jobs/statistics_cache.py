@@ -294,6 +294,9 @@ def _narrowed(values: Array) -> Array:
 def _identities(shards: Sequence[Shard], rules: Rules) -> list[bytes]:
     """What the statistics of each shard depend on beside the rules; quarantine lists name shards."""
     digests = [bytes.fromhex(shard.header.columns_digest) for shard in shards]
+    if rules.metadata or rules.transformed_texts:
+        made = [shard.transformed(rules.metadata, rules.transformed_texts) for shard in shards]
+        digests = [hashlib.sha256(b"".join(both)).digest() for both in zip(digests, made, strict=True)]
     if rules.quarantine is None:
         return digests
     return [hashlib.sha256(d + s.name.encode()).digest() for d, s in zip(digests, shards, strict=True)]
@@ -304,7 +307,8 @@ def _is_plain(rules: Rules) -> bool:
 
 
 def _key(dataset: Dataset, rules: Rules) -> str:
-    return _digest([dataset.fingerprint, *rules.key()])
+    transformed = dataset.transformed(rules.metadata, rules.transformed_texts)
+    return _digest([dataset.fingerprint, *rules.key(), *([transformed] if transformed else [])])
 
 
 def _digest(value: Any) -> str:

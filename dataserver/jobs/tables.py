@@ -9,6 +9,7 @@ import numpy as np
 
 from dataserver.dataset import Dataset, DatasetError, Filter, FilterError, compile_filter
 from dataserver.jobs.cache import JobCache
+from dataserver.jobs.catalog import metadata_keys
 from dataserver.jobs.memory_usage import memory_of
 from dataserver.jobs.shard_statistics import Rules, columns_of, rows_left
 from dataserver.planning import I64, Bool
@@ -56,7 +57,7 @@ class ShardTables:
         self._stream_id, self.stream = stream_id, stream
         self._datasets = datasets
         self.seen = [None] * len(datasets) if seen is None else seen
-        self._metadata = list(map(_metadata_of, stream.datasets))
+        self._metadata = list(map(metadata_keys, stream.datasets))
         self._filters = list(map(_compile, stream.datasets, datasets, self._metadata))
         self._cache = cache
         self._warned = False
@@ -165,7 +166,7 @@ def rules_of(stream: Stream, spec: DatasetSpec, dataset: Dataset) -> Rules:
     """What the statistics of a dataset of a stream depend on."""
     quarantine = dataset.quarantine if spec.quarantine else None
     about = stream.tokenizer.digest, stream.sizing, spec.filter, quarantine, Captions.of(spec)
-    return Rules(*about, metadata=_metadata_of(spec))
+    return Rules(*about, metadata=metadata_keys(spec))
 
 
 def rest_of(tables: ShardTables, dataset: int, lengths: I64) -> Rest | None:
@@ -186,11 +187,6 @@ def rest_of(tables: ShardTables, dataset: int, lengths: I64) -> Rest | None:
         elif name in seen.rows:
             rest[shard] = units_of(tables.stream, tables.left(dataset, shard, seen.epoch)).sum()
     return Rest(seen.epoch, rest)
-
-
-def _metadata_of(spec: DatasetSpec) -> tuple[str, ...]:
-    """Keys of the transforms of a dataset's metadata."""
-    return tuple(transform.key() for transform in spec.metadata_transforms or ())
 
 
 def _gathered(order: WindowOrder, span: Span, table: Table, slices: Slices, number: int) -> Window:

@@ -67,10 +67,12 @@ PIXELS = """
 TEXT = """
     import os
 
+    EXTRA = 0
+
     def shout(text, options):
         if text == options.get("secret"):
             raise ValueError("it is secret")
-        return text.upper() + str(options.get("end", ""))
+        return "A" * EXTRA + text.upper() + str(options.get("end", ""))
 
     def once(text, options):
         return f"{text} {os.getpid()}"
@@ -82,9 +84,12 @@ METADATA = """
     import time
     import pyarrow as pa
 
+    EXTRA = 0
+
     def lengths(table, options):
         texts = table.column("texts")
         length = [sum(map(len, row)) for row in texts.to_pylist()]
+        length = [found + EXTRA for found in length]
         keep = [found >= options.get("least", 0) for found in length]
         return pa.table({"length": pa.array(length, pa.int64()), "keep": pa.array(keep)})
 

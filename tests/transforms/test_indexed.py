@@ -1,22 +1,30 @@
 """Transforms of text and metadata: applied by `dataserver index`, and what jobs make of them."""
 
 import json
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from builders.jobs import compose, module
 from shards import write_pairs
+from transforms.packages import METADATA, TEXT, write_package
 
 from dataserver.assembly import load_tokenizer
 from dataserver.cli import main
-from dataserver.dataset import Dataset, FilterError, TokensMissingError, texts_key
+from dataserver.dataset import Dataset, FilterError, Shard, StaleIndexError, TokensMissingError, texts_key
+from dataserver.dataset.index.derived import derived_digest
 from dataserver.dataset.storage.mirror import _OF_INDEX
-from dataserver.jobs import Catalog, JobPlanner, fill_job
+from dataserver.jobs import Catalog, DatasetMismatchError, JobPlanner, fill_job, statistics_cache
+from dataserver.jobs.cache import JobCache
+from dataserver.jobs.shard_statistics import compute_statistics
 from dataserver.planning.job.fields import InstalledTransform
-from dataserver.planning.job.identity import JobSpecError, parse_job
+from dataserver.planning.job.identity import Job, JobSpecError, parse_job
 from dataserver.planning.stream.captions import text_key
+from dataserver.planning.stream.statistics import ShardStatistics
 from dataserver.serving.config import load_config
 
 SHOUT = {"name": "shout", "version": "3.1", "options": {"end": "!"}}
@@ -34,8 +42,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-def planner(folder: Path, global_batch: int = 4, **dataset: Any) -> JobPlanner:
-    catalog = Catalog.open(load_config(None, {"datasets": {"pairs": folder}}))
+def opened(folder: Path, index_dir: Path | None = None) -> Catalog:
+    index_dirs = {} if index_dir is None else {"pairs": index_dir}
+    return Catalog.open(load_config(None, {"datasets": {"pairs": folder}, "index_dirs": index_dirs}))
+
+
+def job_of(catalog: Catalog, global_batch: int = 4, **dataset: Any) -> Job:
     data = compose(
         modules=[module("encoder", dp=1), module("backbone", dp=1)],
         datasets=[{"name": "pairs", **dataset}],
@@ -45,7 +57,12 @@ def planner(folder: Path, global_batch: int = 4, **dataset: Any) -> JobPlanner:
         sizing={"max_patches": 64},
         end={"epochs": 1},
     )
-    job = parse_job(fill_job(data, catalog))
+    return parse_job(fill_job(data, catalog))
+
+
+def planner(folder: Path, global_batch: int = 4, **dataset: Any) -> JobPlanner:
+    catalog = opened(folder)
+    job = job_of(catalog, global_batch, **dataset)
     return JobPlanner(job, catalog.find_datasets(job.stream))
 
 
@@ -75,6 +92,81 @@ def test_a_plan_counts_the_tokens_of_transformed_texts(folder: Path) -> None:
 def test_streams_differ_in_name_version_and_options(folder: Path) -> None:
     jobs = [{}, {"text_transforms": [SHOUT]}, {"metadata_transforms": [LENGTHS]}]
     assert len({planner(folder, **dataset).job.stream_id for dataset in jobs}) == 3
+
+
+@pytest.fixture
+def other(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Another index of the dataset, made by other functions of the same versions."""
+    for name, version, code, kind, point in (
+        ("tables", "0.4", METADATA, "metadata", "lengths"),
+        ("shouts", "3.1", TEXT, "text", "shout"),
+    ):
+        module = f"disttrain_test_{name}"
+        code = code.replace("EXTRA = 0", "EXTRA = 1")
+        write_package(tmp_path / "packages", name, version, module, code, {kind: {point: f"{module}:{point}"}})
+    monkeypatch.syspath_prepend(str(tmp_path / "packages"))
+    flags = ["--index-dir", str(tmp_path / "index"), "--transform", SHOUT_FLAG, "--transform", LENGTHS_FLAG]
+    assert main(["index", str(folder), "--workers", "1", *flags]) == 0
+    return tmp_path / "index"
+
+
+def test_what_transforms_made_is_a_part_of_the_stream(folder: Path, other: Path, tmp_path: Path) -> None:
+    """Names, versions, options and fingerprint are the same, and yet samples differ."""
+    shutil.copytree(folder, tmp_path / "copy")
+    first, second, copy = opened(folder), opened(folder, other), opened(tmp_path / "copy")
+    assert job_of(first) == job_of(second)
+    for dataset in ({"metadata_transforms": [LENGTHS]}, {"text_transforms": [SHOUT]}):
+        job = job_of(first, **dataset)
+        assert job == job_of(copy, **dataset)
+        assert copy.find_datasets(job.stream)
+        assert job.stream_id != job_of(second, **dataset).stream_id
+        with pytest.raises(DatasetMismatchError, match="for what its transforms made, the one here has"):
+            second.find_datasets(job.stream)
+        assert parse_job(fill_job(json.loads(job.text), second)) == job, "what is stated stays"
+    with pytest.raises(JobSpecError, match="transformed is stated, and no transform"):
+        job_of(first, transformed="0" * 64)
+
+
+def test_a_shard_that_is_transformed_again_is_not_served_to_old_jobs(folder: Path, other: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "copy")
+    dataset = Dataset.open(tmp_path / "copy")
+    key = InstalledTransform(**LENGTHS).key()
+    dataset.transformed([key], [])
+    for path in other.glob("*.derived-*"):
+        shutil.copy(path, tmp_path / "copy")
+    with pytest.raises(StaleIndexError, match="was transformed again"):
+        dataset.shards[0].keep(transforms=[key])
+
+
+@pytest.mark.parametrize("dataset", [{"metadata_transforms": [LENGTHS]}, {"text_transforms": [SHOUT]}])
+def test_statistics_are_computed_once_for_what_transforms_made(
+    dataset: dict[str, Any], folder: Path, other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = []
+
+    def computed(shards: Sequence[Shard], *rest: Any) -> list[ShardStatistics]:
+        counted.append(len(shards))
+        return compute_statistics(shards, *rest)
+
+    monkeypatch.setattr(statistics_cache, "STORED_FROM_S", 0)
+    monkeypatch.setattr(statistics_cache, "compute_statistics", computed)
+    for catalog in (opened(folder), opened(folder), opened(folder, other)):
+        job = job_of(catalog, filter="width > 1", **dataset)
+        JobPlanner(job, catalog.find_datasets(job.stream), JobCache(cache_dir=tmp_path))
+    assert counted == [2, 0, 2]
+
+
+def test_derived_digests_cover_values_and_not_how_they_are_stored() -> None:
+    values = {"a": [1, None, 3], "b": ["x", "yz", None], "c": [1.5, None, 0.0], "d": [True, None, False]}
+    whole = pa.table(values)
+    parts = pa.concat_tables([whole.slice(0, 1), whole.slice(1)])
+    assert derived_digest(whole) == derived_digest(parts)
+    others = [
+        {**values, name: [*values[name][:1], *more]}  # type: ignore[index]
+        for name, more in (("a", [0, 3]), ("b", ["y", "z"]), ("c", [0.0, 0.0]), ("d", [False, False]))
+    ]
+    assert len({derived_digest(pa.table(one)) for one in (values, *others)}) == 5
+    assert derived_digest(whole.rename_columns(["a", "b", "c", "e"])) != derived_digest(whole)
 
 
 def test_jobs_with_other_options_name_the_command_that_is_missing(folder: Path) -> None:

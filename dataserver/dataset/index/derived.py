@@ -4,8 +4,10 @@ Each transform sees the columns of the index, never those of another one. A colu
 false. A file names the transform and the digest of the index columns that it was made of: others count as missing.
 """
 
+import hashlib
+import json
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -114,6 +116,30 @@ def read_derived(file: ShardFile, header: IndexHeader, key: str) -> "pa.Table":
     if same != (header.columns_digest.encode(), key.encode()):
         raise _missing(file, key, "was transformed before it was indexed again")
     return table
+
+
+def derived_digest(table: "pa.Table") -> bytes:
+    """SHA-256 of the columns that a transform made: their names, types and values, however a file has them."""
+    digest = hashlib.sha256()
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        digest.update(json.dumps([name, str(column.type), len(column)]).encode())
+        for part in _buffers(column):
+            digest.update(part)
+    return digest.digest()
+
+
+def _buffers(column: "pa.ChunkedArray") -> Iterator[bytes]:
+    """Which values are there, and what they are; nulls count as zeros."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    yield column.is_valid().to_numpy().tobytes()
+    if not pa.types.is_string(column.type):
+        yield column.fill_null(pa.scalar(0).cast(column.type)).to_numpy().tobytes()
+        return
+    filled = column.fill_null("")
+    yield pc.binary_length(filled).to_numpy().tobytes()
+    yield "".join(filled.to_pylist()).encode()
 
 
 def _missing(file: ShardFile, key: str, reason: str) -> TokensMissingError:

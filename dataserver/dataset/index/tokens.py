@@ -7,6 +7,7 @@ checksum of the ids: counts of other texts, and ids that are not theirs, count a
 cannot encode has a count of -1, where the rules of the index allow it, and a finding in the first file.
 """
 
+import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -124,6 +125,11 @@ class TokenCounts:
     def num_bytes(self) -> int:
         """Memory."""
         return self.counts.nbytes + (0 if self.chats is None else self.chats.num_bytes)
+
+    def digest(self) -> bytes:
+        """SHA-256 of what samples get of texts: which have ids, how many, and the checksum of all ids."""
+        told = f"{self.id_type.str} {self.ids_crc32c:08x} {self.failed.tolist()}".encode()
+        return hashlib.sha256(told + self.counts.astype("<i4").tobytes()).digest()
 
 
 def texts_key(tokenizer_digest: str, caption: str = OWN) -> str:

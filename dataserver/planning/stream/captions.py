@@ -56,6 +56,11 @@ class Captions:
         """Whether samples are conversations, whose only text is what a template renders."""
         return self.names[0].startswith(CHAT_PREFIX)
 
+    @property
+    def transformed(self) -> tuple[str, ...]:
+        """Those of `names` whose texts are transformed."""
+        return tuple(name for name in self.names if TEXT_MARK in name)
+
     def key(self) -> list[str]:
         """What statistics depend on."""
         return [f"{name} {share}" for name, share in zip(self.names, self.shares, strict=True)]

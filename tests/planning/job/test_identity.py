@@ -247,7 +247,11 @@ def base_jobs() -> list[dict[str, Any]]:
     transforms.append({"kind": "installed", **tint})
     colocated = job_data(stream={"transforms": transforms}, execution={"layout": {"kind": "colocated"}})
     colocated["execution"]["modules"][0] |= {"memory": {**MEMORY, "step_bytes": 2 * MEMORY["budget_bytes"]}}
-    whole["stream"]["datasets"][0] |= {"metadata_transforms": [tint], "text_transforms": [tint]}
+    whole["stream"]["datasets"][0] |= {
+        "metadata_transforms": [tint],
+        "text_transforms": [tint],
+        "transformed": "3" * 64,
+    }
     plain["stream"]["sizing"] = {"rule": "qwen", "min_pixels": 3136, "max_pixels": 1003520}
     fixed = {"side": 60, "resampling": "bicubic"}
     chunks["stream"]["sizing"] = {"rule": "square", **fixed}

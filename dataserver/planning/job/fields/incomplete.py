@@ -17,12 +17,13 @@ Path = tuple[str | int, ...]
 FILLED_IN: Final[Mapping[type[SpecModel], tuple[str, ...]]] = MappingProxyType(
     {
         Stream: ("tokenizer",),
-        DatasetSpec: ("fingerprint", "quarantine"),
+        DatasetSpec: ("fingerprint", "quarantine", "transformed"),
         ConversationSpec: ("template",),
         TokenizerSpec: tuple(TokenizerSpec.model_fields),
     }
 )
-"""The fields of each part of a job that a server fills in where they are absent; null is not absent."""
+"""The fields of each part of a job that a server fills in where they are absent; null is not absent, except for
+`transformed`, which a dataset has with transforms alone."""
 
 
 def absent_fields(data: Any) -> list[Path]:
@@ -50,8 +51,15 @@ def absent_fields(data: Any) -> list[Path]:
         for model, path, part in parts
         if isinstance(part, Mapping)
         for field in FILLED_IN[model]
-        if field not in part
+        if _is_absent(field, part)
     ]
+
+
+def _is_absent(field: str, part: Mapping[str, Any]) -> bool:
+    if field == "transformed":
+        has_transforms = part.get("metadata_transforms") or part.get("text_transforms")
+        return bool(has_transforms) and part.get(field) is None
+    return field not in part
 
 
 def value_at(data: Any, path: Path) -> Any:

@@ -83,6 +83,9 @@ class DatasetSpec(SpecModel):
     text_transforms: InstalledTransforms | None = None
     """Transforms of texts, in this order, before texts become tokens. They run when tokens are counted (`dataserver
     index --transform`)."""
+    transformed: Digest | None = None
+    """Digest of the columns and token ids that these transforms made of the dataset; only with transforms. A server
+    that has others refuses the job."""
 
     def pieces(self) -> tuple[WeightPiece, ...]:
         """The pieces of the weight, one where it never changes."""
@@ -104,6 +107,8 @@ class DatasetSpec(SpecModel):
             raise ValueError("conversations have no captions; leave caption and captions out")
         if self.conversations is not None and self.text_transforms is not None:
             raise ValueError("the texts of conversations are rendered by a template; leave text_transforms out")
+        if self.transformed is not None and not (self.metadata_transforms or self.text_transforms):
+            raise ValueError("transformed is stated, and no transform of metadata or text; leave it out")
         if self.captions is None:
             return self
         if self.caption is not None:

@@ -86,7 +86,7 @@ def test_a_job_that_leaves_all_out_has_these_defaults() -> None:
     }
     dataset = {k: v for k, v in stream["datasets"][0].items() if k not in ("name", "fingerprint")}
     absent = {"caption": None, "captions": None, "conversations": None}
-    absent |= {"metadata_transforms": None, "text_transforms": None}
+    absent |= {"metadata_transforms": None, "text_transforms": None, "transformed": None}
     assert dataset == {"weight": "1", "filter": "", "quarantine": "", **absent}
     assert (execution["microbatch"], execution["plan_version"]) == (1, 6)
     backbone = job.spec.execution.backbone
