@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dataserver.dataset.errors import DatasetError, FindingReport, StaleIndexError, canonical, check_storage, printable
 from dataserver.dataset.index.rules import read_rules
-from dataserver.dataset.kinds import UNUSED_PART
+from dataserver.dataset.kinds import MISSING_CAPTION, UNUSED_PART
+from dataserver.dataset.shards.documents import DOCUMENT_FORMS
 from dataserver.dataset.shards.pages import PageTable, decode_pages
 from dataserver.dataset.shards.parts import JoinedFile
 from dataserver.dataset.storage.etags import check_regular
@@ -46,6 +47,8 @@ JOINED_KEY: Final = b"disttrain.joined"
 """Where the index of a shard with images in joined files has a list of these."""
 FORMATS_KEY: Final = b"disttrain.images"
 """Where an index has the names of the image formats that were read when it was made."""
+DOCUMENTS_KEY: Final = b"disttrain.documents"
+"""The same of the forms of documents."""
 EXTERNAL_KEY: Final = b"disttrain.external"
 """Where the index of a shard whose images lie in other files has the digest of these."""
 
@@ -173,13 +176,17 @@ def read_findings(path: Path) -> FindingReport:
 
 
 def lacks_formats(path: Path) -> bool:
-    """Whether images were left out of an index for their format, and more formats are read by now."""
+    """Whether an index left out images for their format or documents for their form, and more are read by now."""
     with _open(path) as (_, reader):
         metadata = reader.schema.metadata
-        known = metadata.get(FORMATS_KEY, b"jpeg png webp").decode().split()
         counts = FindingReport.from_json(metadata[FINDINGS_KEY]).counts
-    may_be = any(counts.get(kind) for kind in ("unreadable_header", UNUSED_PART))
-    return may_be and known != list(FORMAT_NAMES)
+    for key, first, now, kinds in (
+        (FORMATS_KEY, b"jpeg png webp", " ".join(FORMAT_NAMES), ("unreadable_header", UNUSED_PART)),
+        (DOCUMENTS_KEY, b"", DOCUMENT_FORMS, ("missing_image", MISSING_CAPTION)),
+    ):
+        if metadata.get(key, first).decode() != now and any(counts.get(kind) for kind in kinds):
+            return True
+    return False
 
 
 def read_columns(path: Path, header: IndexHeader, columns: Sequence[str]) -> "pa.RecordBatch":

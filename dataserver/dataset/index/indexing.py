@@ -19,6 +19,7 @@ from dataserver.dataset.index.columns import CORE_SCHEMA, MEDIA_SCHEMA
 from dataserver.dataset.index.external_files import images_root, write_external
 from dataserver.dataset.index.format import (
     BATCH_ROWS,
+    DOCUMENTS_KEY,
     EXTERNAL_KEY,
     FINDINGS_KEY,
     FORMAT_VERSION,
@@ -52,6 +53,7 @@ from dataserver.dataset.index.rules import (
 )
 from dataserver.dataset.kinds import LONG_AUDIO, LOST_IMAGE, UNUSED_AUDIO, UNUSED_VIDEO
 from dataserver.dataset.shards.captions import captions_in_members
+from dataserver.dataset.shards.documents import DOCUMENT_FORMS
 from dataserver.dataset.shards.external import ExternalFiles
 from dataserver.dataset.shards.hashing import HashingReader
 from dataserver.dataset.shards.interface import ShardSource
@@ -153,6 +155,7 @@ def write_index(
     """Write an index atomically, and its numeric columns once more beside it; why not, where that is impossible."""
     metadata = {HEADER_KEY: canonical(asdict(header)), FINDINGS_KEY: findings.to_json()}
     metadata[FORMATS_KEY] = " ".join(FORMAT_NAMES).encode()
+    metadata[DOCUMENTS_KEY] = DOCUMENT_FORMS.encode()
     if pages:
         metadata[PAGES_KEY] = encode_pages(pages)
     if joined:

@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from dataserver.dataset.errors import Findings, SampleError
 from dataserver.dataset.kinds import DUPLICATE_KEY, UNUSED_PART
 from dataserver.dataset.shards.conversations import conversation_document, turns_of
+from dataserver.dataset.shards.documents import IMAGES_NAME, SENTENCES_NAME, TEXTS_NAME, image_order, is_numbered
 from dataserver.dataset.shards.interface import Member
 from dataserver.dataset.shards.members import MAX_TEXT_BYTES, parse_document
 from dataserver.dataset.shards.modalities import ENDINGS, IMAGES, MODALITIES, modality_of_part
@@ -17,7 +18,6 @@ KEY_NAMES: Final = ("__key__", "key")
 CAPTION_NAMES: Final = ("txt", "text", "caption")
 """The first of these that a file has as a column of strings is used; else rows have numbers, and no caption."""
 JSON_NAME: Final = "json"
-TEXTS_NAME: Final = "texts"
 
 
 class Row(NamedTuple):
@@ -43,6 +43,10 @@ class NamedColumn(Protocol):
     @property
     def is_list(self) -> bool:
         """Whether a row has a list of images."""
+
+    @property
+    def has_bytes(self) -> bool:
+        """Whether it holds any; else it is named as one that does, and its one value says what it holds."""
 
     @property
     def ending(self) -> str:
@@ -77,21 +81,24 @@ def row_members(
     if row.problem is not None:
         yield Member("json", 0, 0, None, key=key, parsed=row.problem)
         return
-    document = _document(key, row.document, findings)
-    texts = document.get(TEXTS_NAME)
-    is_document = isinstance(texts, list)
-    listed = next((position for position, column in enumerate(columns) if column.is_list), 0)
+    document, listed = _document(key, row.document, findings), _first_list(columns)
+    try:
+        document, images, paths = _interleaved(document, columns, images, row.paths)
+    except SampleError as error:
+        yield Member("json", 0, 0, None, key=key, parsed=error)
+        return
+    is_document = isinstance(document.get(TEXTS_NAME), list)
     named: list[str | None] = []
     others = dict[str, str]()
-    for position, (column, values, path) in enumerate(zip(columns, images, row.paths, strict=True)):
+    for position, (column, values, path) in enumerate(zip(columns, images, paths, strict=True)):
         prefix = f"{column.name.lower()}." if position else ""
         found = dict(_column_members(key, prefix, column, values, path, is_document))
         yield from (member for member in found.values() if member is not None)
         others |= {name: kind for name, m in found.items() if m is not None and (kind := _other_than_image(m))}
-        if position == listed:
+        if position == (listed or 0):
             named = [name if member is not None else None for name, member in found.items()]
-    if is_document and any(column.is_list for column in columns):
-        document["images"] = named
+    if is_document and listed is not None:
+        document[IMAGES_NAME] = named
     turns, names = turns_of(document), [name for name in named if name is not None]
     is_conversation = bool(turns) and (are_chats or not (isinstance(row.caption, bytes) or is_document))
     if (is_conversation and others) or (is_document and not others.keys() <= _names_in(document)):
@@ -109,6 +116,39 @@ def row_members(
     elif not is_document and not isinstance(document.get("caption"), str):
         yield Member("txt", 0, 0, None, key=key, parsed=row.caption)
     yield Member("json", 0, 0, None, key=key, parsed=_too_large(document) or document)
+
+
+def _first_list(columns: Sequence[NamedColumn]) -> int | None:
+    """The column whose images are those of documents."""
+    return next((position for position, column in enumerate(columns) if column.is_list), None)
+
+
+def _interleaved(
+    document: dict[str, Any],
+    columns: Sequence[NamedColumn],
+    images: Sequence[Sequence[Value | bytes]],
+    paths: Sequence[Any],
+) -> tuple[dict[str, Any], Sequence[Sequence[Value | bytes]], Sequence[Any]]:
+    """Return a row whose document has a list `texts`, and an image or None for each of these.
+
+    Raises:
+        SampleError: the entries of the document contradict each other, or no bytes are where its images should be.
+    """
+    listed, numbered = _first_list(columns), is_numbered(document)
+    if listed is None or not (numbered or isinstance(document.get(TEXTS_NAME), list)):
+        return document, images, paths
+    values, path = images[listed], paths[listed]
+    if not columns[listed].has_bytes and isinstance(values[0], SampleError):
+        raise values[0]
+    if not numbered:
+        return document, images, paths
+    texts, order = image_order(document, len(values))
+    rest = {name: value for name, value in document.items() if name != SENTENCES_NAME}
+    images, paths = list(images), list(paths)
+    images[listed] = [None if n is None else values[n] for n in order]
+    if isinstance(path, list) and len(path) == len(values):
+        paths[listed] = [None if n is None else path[n] for n in order]
+    return {**rest, TEXTS_NAME: texts}, images, paths
 
 
 def _key_of(number: int, row: Row, findings: Findings) -> str:

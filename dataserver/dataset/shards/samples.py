@@ -3,7 +3,7 @@
 `SampleRules` say how names are cut into keys, which images of a sample count, and where further captions lie.
 
 An image-text pair is `KEY.<image>` + `KEY.txt` (or the `caption` of `KEY.json`); an interleaved document is
-`KEY.json` with parallel lists `texts` and `images`, whose entries name members; text alone is `KEY.txt`.
+`KEY.json` in a form of `documents.py`, which names members; text alone is `KEY.txt`.
 """
 
 import re
@@ -25,6 +25,7 @@ from dataserver.dataset.kinds import (
 from dataserver.dataset.shards.captions import CaptionSource
 from dataserver.dataset.shards.chat import read_conversation
 from dataserver.dataset.shards.conversations import TURN_NAMES, turns_of
+from dataserver.dataset.shards.documents import document_lists
 from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES, Member, Split
 from dataserver.dataset.shards.members import BYTE_ORDER_MARK, caught, decode_text, parse_json, usable_caption
 from dataserver.dataset.shards.modalities import (
@@ -321,8 +322,8 @@ def _assemble(group: _Group, findings: Findings) -> Sample:
         scalars = {}
     if group.rules.are_chats:
         return _conversation(group, scalars, findings)
-    if isinstance(document.get("texts"), list) and isinstance(document.get("images"), list):
-        kinds, texts, images = _interleaved(group, document["texts"], document["images"])
+    if (lists := document_lists(document)) is not None:
+        kinds, texts, images = _interleaved(group, *lists)
         _unused(group, group.text, findings)
         return Sample(group.key, kinds, texts, images, scalars)
     if not group.media and group.text is None:
@@ -488,9 +489,10 @@ def _interleaved(
 
 
 def _named_image(group: _Group, name: str) -> ImagePart:
-    """Find the image that a document names, by its full name or by its name in the document's folder."""
-    extension = _member_of(group, name)
-    if extension not in group.media:
+    """Find the image that a document names: by its full name, its name in the document's folder, or what follows its
+    key."""
+    extension = next((one for one in (_member_of(group, name), name.lower()) if one in group.media), None)
+    if extension is None:
         raise SampleError("missing_image", f"the document names {name!r}, which the tar does not hold under its key")
     return _image(group.media[extension])
 

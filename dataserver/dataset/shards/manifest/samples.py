@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final, NamedTuple, TypeVar
 
 from dataserver.dataset.errors import DatasetError, Findings, SampleError, printable
+from dataserver.dataset.shards.documents import with_lists
 from dataserver.dataset.shards.external import is_gone
 from dataserver.dataset.shards.interface import ImageFiles, Member, ShardSource
 from dataserver.dataset.shards.manifest.objects import Found
@@ -31,6 +32,7 @@ class _Images(NamedTuple):
     name: str
     is_list: bool
     ending: str
+    has_bytes: bool = True
 
 
 def scan_objects(objects: Iterable[Found], source: ShardSource, findings: Findings) -> Iterator[Member]:
@@ -75,6 +77,11 @@ def object_members(
         media: what it may name.
         are_chats: whether turns of a conversation stay as they are.
     """
+    problem = None
+    try:
+        document = with_lists(document)
+    except SampleError as error:
+        problem = error
     columns, values = list[_Images](), list[Sequence[Value | bytes]]()
     for names, modality in ((IMAGE_NAMES, IMAGES), (AUDIO_NAMES, AUDIO), (VIDEO_NAMES, VIDEO)):
         if modality not in media:
@@ -87,7 +94,7 @@ def object_members(
         values.append(load(held if isinstance(held, list) else [] if held is None else [held]))
     caption, key = _taken(document, CAPTION_NAMES), as_key(_taken(document, KEY_NAMES))
     text = SampleError("missing_caption", "the object has no text") if caption is None else caption.encode()
-    row = Row(key, text, document, [None] * len(columns))
+    row = Row(key, text, document, [None] * len(columns), problem)
     yield from row_members(number, row, columns, values, keys, findings, are_chats)
 
 
@@ -104,7 +111,9 @@ def checked_name(name: object) -> str:
     if not isinstance(name, str) or not name or "\0" in name:
         raise SampleError("missing_image", f"{shown!a} is no name of a file")
     parts = PurePosixPath(name)
-    if parts.is_absolute() or ".." in parts.parts or "://" in name:
+    if "://" in name:
+        raise SampleError("missing_image", f"{shown!a} is a URL; download the image, and give the path of its file")
+    if parts.is_absolute() or ".." in parts.parts:
         raise SampleError("missing_image", f"{shown!a} leaves the folder of images; give a path below it")
     return str(parts)
 

@@ -74,6 +74,11 @@ class ImageColumn:
     ending: str = "img"
     """As of `NamedColumn`; what begins as another is that all the same."""
 
+    @property
+    def has_bytes(self) -> bool:
+        """As of `NamedColumn`."""
+        return self.leaf >= 0
+
 
 def scan_rows(source: ShardSource, findings: Findings) -> Iterator[Member]:
     """Yield the members of the rows in order; as `ShardFormat.scan`."""
@@ -181,7 +186,9 @@ def image_columns(parquet: pq.ParquetFile, media: Media = ONLY_IMAGES) -> list[I
 def without_bytes(parquet: pq.ParquetFile, column: ImageColumn) -> SampleError:
     """Why a column named as one of images has none."""
     kind = parquet.schema_arrow.field(column.name).type
-    return SampleError("missing_image", f"column {column.name} holds no bytes, it is of type {str(kind)[:80]}")
+    held = f"column {column.name} holds no bytes, it is of type {str(kind)[:80]}"
+    remedy = "write the images themselves into it, or name their files in a .jsonl" if column.is_list else ""
+    return SampleError("missing_image", f"{held}; {remedy}" if remedy else held)
 
 
 def _element(field: pa.Field) -> tuple[pa.DataType, bool]:

@@ -1,6 +1,6 @@
 """The columns of a Parquet shard besides its images."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -10,9 +10,10 @@ from dataserver.dataset.errors import Findings, SampleError
 from dataserver.dataset.kinds import ODD_VALUES, UNUSABLE_COLUMN
 from dataserver.dataset.shards.column_types import MAX_SIDECAR_VALUE_BYTES, READ_ROWS, target_type
 from dataserver.dataset.shards.conversations import TURN_NAMES
+from dataserver.dataset.shards.documents import INFOS_NAME, SENTENCES_NAME, TEXTS_NAME
 from dataserver.dataset.shards.members import MAX_TEXT_BYTES
 from dataserver.dataset.shards.parquet.stored import OpenParquet, StoredColumn, string_bytes, together
-from dataserver.dataset.shards.row_members import CAPTION_NAMES, JSON_NAME, KEY_NAMES, TEXTS_NAME, Row
+from dataserver.dataset.shards.row_members import CAPTION_NAMES, JSON_NAME, KEY_NAMES, Row
 
 MAX_ROW_BYTES: Final = 8 * MAX_TEXT_BYTES
 """Of all strings of one row. Dictionaries of a few bytes can hold a long one for each element of each row."""
@@ -52,7 +53,7 @@ class OtherColumns:
             if field.name in images:
                 continue
             kind = target_type(field.type)
-            if kind is not None or _is_document(field):
+            if kind is not None or _is_document(field, schema):
                 self._types[field.name] = kind
             elif not pa.types.is_null(field.type):
                 detail = f"{field.name}: a column of type {field.type}, which no filter can compare"
@@ -168,14 +169,20 @@ class OtherColumns:
         return list(array.cast(kind).to_pylist())
 
 
-def _is_document(field: pa.Field) -> bool:
-    """Whether a column is `json`, the turns of conversations, or the texts of documents."""
+def _is_document(field: pa.Field, schema: pa.Schema) -> bool:
+    """Whether a column is `json`, the turns of conversations, or a part of documents."""
     if field.name == JSON_NAME:
         return bool(pa.types.is_struct(field.type))
-    is_list = pa.types.is_list(field.type) or pa.types.is_large_list(field.type)
-    if field.name in TURN_NAMES and is_list:
-        return bool(pa.types.is_struct(field.type.value_type))
-    return field.name == TEXTS_NAME and is_list and _is_text(field.type.value_type)
+    if field.name in TURN_NAMES:
+        return _is_list(field, pa.types.is_struct)
+    if field.name in (SENTENCES_NAME, INFOS_NAME) and {SENTENCES_NAME, INFOS_NAME} <= set(schema.names):
+        are_texts = _is_list(schema.field(SENTENCES_NAME), _is_text)
+        return are_texts and _is_list(schema.field(INFOS_NAME), pa.types.is_struct)
+    return field.name == TEXTS_NAME and _is_list(field, _is_text)
+
+
+def _is_list(field: pa.Field, of: Callable[[pa.DataType], bool]) -> bool:
+    return (pa.types.is_list(field.type) or pa.types.is_large_list(field.type)) and of(field.type.value_type)
 
 
 def _is_text(kind: pa.DataType) -> bool:
