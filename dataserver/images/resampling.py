@@ -23,7 +23,7 @@ _FILTERS: Final[Mapping[Resampling, int]] = MappingProxyType(
     {Resampling.BILINEAR: 2, Resampling.BICUBIC: 3, Resampling.LANCZOS: 1}
 )
 """Numbers of filters in Pillow, which configurations of image processors have as well."""
-_REACH: Final = 3
+REACH: Final = 3
 """Pixels of the smaller scale that the widest filter, Lanczos, reads to either side."""
 Box = tuple[float, float, float, float]
 """Left, top, right and bottom of a part of an image, in its pixels."""
@@ -83,15 +83,15 @@ def write_resampled(pixels: U8, size: Size, target: Target, shape: tuple[int, in
     write_patches(_scaled(pixels, part, box, _FILTERS[sizing.resampling], columns_first), sizing, out)
 
 
-def resized(pixels: U8, size: Size, target: Size, sizing: Sizing) -> U8:
+def resized(pixels: U8, size: Size, target: Size, sizing: Sizing, box: Box | None = None) -> U8:
     """Scale an upright image to another size, both (width, height); uint8 [height, width, 3].
 
-    Arguments and errors are those of `write_resampled`.
+    Arguments and errors are those of `write_resampled`; `box` is the part that is scaled, by default all of it.
     """
     if sizing.resampling is None:
         raise ValueError("found a sizing without resampling; the name of a filter is required")
     reduction = _reduction(pixels, size)
-    box: Box = (0, 0, size[0] / reduction, size[1] / reduction)
+    box = box or (0, 0, size[0] / reduction, size[1] / reduction)
     columns_first = scales_columns_first(size, Target(*target))
     return _scaled(pixels, target, box, _FILTERS[sizing.resampling], columns_first)
 
@@ -107,7 +107,7 @@ def scales_columns_first(size: Size, target: Target) -> bool:
 
 def needed(first: float, last: float, length: int, part: int) -> tuple[int, int]:
     """The pixels of an axis, from and to, that any filter reads to scale a range of it to `part` pixels."""
-    margin = _REACH * max(1.0, (last - first) / part) + 1
+    margin = REACH * max(1.0, (last - first) / part) + 1
     return max(0, floor(first - margin)), min(length, ceil(last + margin))
 
 

@@ -1,12 +1,12 @@
 """An image cut into tiles, as the processors of LLaVA-OneVision, InternVL and Idefics3 do (transformers 5.24)."""
 
-from math import ceil
+from math import ceil, floor
 from typing import Final
 
 import numpy as np
 
 from dataserver.images.patches import U8, write_patches
-from dataserver.images.resampling import resized
+from dataserver.images.resampling import REACH, needed, resized
 from dataserver.images.truncation import Size
 from dataserver.planning.job.fields import Sizing, TileChoice
 
@@ -33,8 +33,7 @@ def write_tiles(pixels: U8, size: Size, tiles: tuple[int, int], sizing: Sizing, 
     whole = (side, side)
     if sizing.tiles.choice is TileChoice.PINPOINTS:
         if not rows * columns:
-            square = _square(pixels)
-            parts = [resized(square, square.shape[1::-1], whole, sizing)]
+            parts = [_in_square(pixels, side, sizing)]
         else:
             scaled = resized(pixels, size, _within(size, (columns * side, rows * side)), sizing)
             canvas = _centred(scaled, rows * side, columns * side)
@@ -79,14 +78,27 @@ def _centred(pixels: U8, height: int, width: int) -> U8:
     return canvas
 
 
-def _square(pixels: U8) -> U8:
-    """A picture within grey borders, on two sides."""
-    height, width, _ = pixels.shape
-    side = max(height, width)
+def _in_square(pixels: U8, side: int, sizing: Sizing) -> U8:
+    """A picture in the middle of a grey square, scaled to `side` x `side` pixels, uint8 [side, side, 3].
+
+    The square could be far larger than the picture. So the long side of the picture is scaled first, and then the
+    other one together with those rows of grey alone that a filter mixes with it. A picture that is longer than `side`
+    times its short side counts as so long, and still gets a pixel.
+    """
+    lying = pixels if pixels.shape[1] >= pixels.shape[0] else pixels.transpose(1, 0, 2)
+    short, long, _ = lying.shape
+    rows = resized(lying, (long, short), (side, short), sizing)
+    long = min(long, short * side)
+    top, reach = (long - short) // 2, REACH * max(1.0, long / side) + 1
+    first, last = max(0, floor((top - reach) * side / long)), min(side, ceil((top + short + reach) * side / long))
+    upper, lower = first * long / side, last * long / side  # of the square before it is scaled
+    begin, end = needed(upper, lower, long, last - first)
+    canvas = np.full((end - begin, side, 3), GREY, np.uint8)
+    canvas[top - begin : top - begin + short] = rows
     square = np.full((side, side, 3), GREY, np.uint8)
-    top, left = (side - height) // 2, (side - width) // 2
-    square[top : top + height, left : left + width] = pixels
-    return square
+    box = (0, upper - begin, side, lower - begin)
+    square[first:last] = resized(canvas, (side, end - begin), (side, last - first), sizing, box)
+    return square if lying is pixels else square.transpose(1, 0, 2)
 
 
 def _edge(size: Size, edge: int) -> Size:
