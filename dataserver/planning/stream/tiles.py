@@ -215,10 +215,10 @@ def _unpadded(wide: I64, high: I64, current: I64) -> NDArray[Any]:
 
 @lru_cache(1 << 16)
 def _shrunk(rows: int, columns: int, most: int) -> tuple[int, int]:
-    """Rows and columns of embeddings where there may be so many, and a fifth more."""
+    """Rows and columns of embeddings, at least one of each, where there may be so many, and a fifth more."""
     if not rows * columns:
         return rows, columns
     ratio = root_as_double(as_double(Fraction(rows * columns, most)))
     if ratio <= as_double(Fraction(11, 10)):
         return rows, columns
-    return rows // ratio, columns // ratio
+    return max(1, rows // ratio), max(1, columns // ratio)

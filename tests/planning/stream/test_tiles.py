@@ -122,6 +122,21 @@ def test_one_of_several_images_is_not_cut_by_onevision() -> None:
     assert num_parts(layouts, sizing.tiles).tolist() == [1 + layouts[0, 0] * layouts[0, 1], 1]  # type: ignore[arg-type]
 
 
+def test_of_the_longest_images_a_row_and_a_column_are_left() -> None:
+    """Where shrinking would leave less than one, which no model can scale to."""
+    grids = [[64, 1], [1, 64]]
+    fields = {"patch": 14, "merge": 1, "side": 28, "tiles": {"choice": "pinpoints", "grids": grids, "max_tiles": 1}}
+    layouts = image_layouts(np.array([10, 640]), np.array([640, 10]), np.ones(2, np.bool_), sizing_of(fields))
+    assert layouts is not None
+    assert layouts[:, 2:].tolist() == [[128, 2, 16, 1], [2, 128, 1, 16]]
+
+
+def test_images_that_are_never_cut_need_no_marks_of_tiles() -> None:
+    sizing = sizing_of({**IDEFICS3, "tiles": {"choice": "edge", "longest_edge": 364}, "marks": {"alone": [1, 2]}})
+    layouts = image_layouts(np.array([700]), np.array([40]), np.ones(1, np.bool_), sizing)
+    assert mark_tokens(layouts, 1, sizing).tolist() == [2]
+
+
 def test_marks_are_counted_by_rows_and_columns() -> None:
     """As `replace_image_token` of Idefics3 writes them, with a blank line of two tokens, and tags of two in row 2."""
     table = [[[5] * (2 if row == 1 else 1) for _ in range(4)] for row in range(4)]
@@ -146,6 +161,7 @@ def test_the_patches_of_a_tile_attend_to_each_other_alone() -> None:
         ({"side": 28}, "sizing.rule tiles has no tiles"),
         ({"side": 28, "tiles": {"choice": "edge"}}, "choice edge has no longest_edge"),
         ({"side": 28, "tiles": {"choice": "edge", "longest_edge": 60}}, "an even multiple of side 28 is required"),
+        ({"side": 56, "tiles": {"choice": "edge", "longest_edge": 3640}}, "65 times side 56; at most 64 tiles"),
         (
             {"side": 28, "tiles": {"choice": "aspect", "min_tiles": 9, "max_tiles": 2}},
             "max_tiles 2; the latter is less",
@@ -153,6 +169,7 @@ def test_the_patches_of_a_tile_attend_to_each_other_alone() -> None:
         ({"side": 28, "tiles": {"choice": "edge", "longest_edge": 56, "max_tiles": 2}}, "has no use for max_tiles"),
         ({**ONEVISION, "merge": 3}, "an embedding for each patch, merge 1"),
         ({**ONEVISION, "marks": {"alone": [1]}}, "no tokens between embeddings"),
+        ({**IDEFICS3, "marks": {"alone": [1]}}, "marks.tiles has 0 rows of 0 tiles, .* up to 4 rows and 4 columns"),
         ({**ONEVISION, "resampling": None}, "resampling is not stated"),
         ({**IDEFICS3, "marks": {"tiles": [[[1]]]}}, "images have up to 4 rows and 4 columns"),
         ({**IDEFICS3, "marks": {"tiles": [[[1]], []]}}, "rows of one length"),

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Self
 from pydantic import Field, field_validator, model_validator
 
 from dataserver.planning.job.fields.audio import AudioSizing
-from dataserver.planning.job.fields.tiles import ImageMarks, Tiles
+from dataserver.planning.job.fields.tiles import MAX_SIDE_TILES, ImageMarks, Tiles
 from dataserver.planning.job.fields.values import SpecModel
 from dataserver.planning.job.fields.video import VideoSizing
 
@@ -207,8 +207,13 @@ class Sizing(SpecModel):
         if self.tiles.grids is not None and self.marks is not None:
             raise ValueError("tiles.choice pinpoints has no tokens between embeddings; leave marks out")
         rows, columns = self.tiles.most_sides(self.side)
-        if self.marks is not None and self.marks.tiles:
-            known = len(self.marks.tiles), len(self.marks.tiles[0])
+        if max(rows, columns) > MAX_SIDE_TILES:
+            raise ValueError(
+                f"tiles.longest_edge is {edge}, {rows} times side {self.side}; at most {MAX_SIDE_TILES} tiles are "
+                "possible in a row or a column"
+            )
+        if self.marks is not None and (self.marks.tiles or rows * columns > 1):
+            known = len(self.marks.tiles), len(self.marks.tiles[0]) if self.marks.tiles else 0
             if known[0] < rows or known[1] < columns:
                 raise ValueError(
                     f"marks.tiles has {known[0]} rows of {known[1]} tiles, and images have up to {rows} rows and "
