@@ -15,9 +15,8 @@ from dataserver.planning import I64, yield_point
 from dataserver.planning.job.fields import Stream
 from dataserver.planning.job.identity import hash_of
 from dataserver.planning.stream.axis import Axis
-from dataserver.planning.stream.continuation import Seen, seen_before
+from dataserver.planning.stream.continuation import Seen, StepEnd, last_step_of, seen_before
 from dataserver.planning.stream.gathering import Window
-from dataserver.planning.stream.mixture import Mixture
 from dataserver.planning.stream.statistics import ShardStatistics, axis_lengths
 from dataserver.planning.stream.windows import Span, WindowOrder, units_of
 
@@ -31,8 +30,8 @@ class _Earlier:
     stream: Stream
     """With these datasets alone, as if it continued none."""
     datasets: Sequence[Dataset]
-    ends: Sequence[int]
-    """Where the axis of each ends."""
+    ends: Sequence[StepEnd]
+    """Where its last step ends on the axis of each."""
     statistics: Sequence[ShardStatistics]
 
 
@@ -46,9 +45,10 @@ class EarlierStreams:
         opened = {spec.name: dataset for spec, dataset in zip(stream.datasets, datasets, strict=True)}
         self._cache, self._names = cache, list(opened)
         self._streams = []
-        for earlier, step in stream.earlier():
-            bounds = Mixture(earlier).bounds(step)
-            shared = [(spec, end) for spec, end in zip(earlier.datasets, bounds, strict=True) if spec.name in opened]
+        for continuation in stream.earlier():
+            earlier, step = continuation.stream, continuation.step
+            ends = zip(earlier.datasets, last_step_of(continuation), strict=True)
+            shared = [(spec, end) for spec, end in ends if spec.name in opened]
             specs = tuple(spec for spec, _ in shared)
             alone = earlier.model_copy(update={"datasets": specs, "continues": None})
             try:
@@ -83,7 +83,7 @@ class EarlierStreams:
             def windows(span: Span, axis: Axis = axis) -> Iterator[Window]:
                 return tables.windows(order, span, axis.totals_in(span.epoch))
 
-            seen[name] = seen_before(axis, end, tables.names(number), windows, before[number])
+            seen[name] = seen_before(axis, end.on(axis, name), tables.names(number), windows, before[number])
 
 
 def _lengths(stream: Stream, tables: ShardTables, dataset: int, statistics: ShardStatistics) -> I64:

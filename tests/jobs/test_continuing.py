@@ -71,9 +71,9 @@ def planner(data: Data, of: dict[str, Any], end: dict[str, Any], cache: JobCache
     return JobPlanner(job, [dataset for dataset in opened if dataset is not None], cache)
 
 
-def continued(jobs: JobPlanner, step: int) -> dict[str, Any]:
+def continued(jobs: JobPlanner, step: int, **ended: int) -> dict[str, Any]:
     """What a job says that continues another one, as a checkpoint holds it."""
-    return {"step": step, "stream": json.loads(canonical_json(jobs.job.stream))}
+    return {"step": step, "stream": json.loads(canonical_json(jobs.job.stream)), **ended}
 
 
 def samples(jobs: JobPlanner, step: int) -> list[tuple[str, Id]]:
@@ -85,14 +85,28 @@ def samples(jobs: JobPlanner, step: int) -> list[tuple[str, Id]]:
     return [(specs[d].name, (e, opened[d][s >> ROW_BITS].name, s & mask)) for d, e, s in rows]
 
 
+def weights_from(start: int, steps: int) -> st.SearchStrategy[Any]:
+    """Weights that never change, or do in some of a stream's steps; some are 0."""
+    weight = st.sampled_from(["0", "0.2", "1", "3"])
+    later = st.dictionaries(st.integers(start + 1, start + steps + 2), weight, max_size=3)
+    changing = st.builds(
+        lambda first, rest: [{"from_step": at, "weight": of} for at, of in [(start, first), *sorted(rest.items())]],
+        weight,
+        later,
+    )
+    return weight | changing
+
+
 @st.composite
 def chains(draw: st.DrawFn) -> list[tuple[int, dict[str, Any]]]:
     """One to four streams, each with its number of steps: other datasets, weights, packing, windows and seeds."""
-    grew, found = False, []
+    grew, start, found = False, 0, []
     for _ in range(draw(st.integers(1, 4))):
         names = draw(st.sampled_from([("texts",), ("pairs",), ("texts", "pairs"), ("pairs", "texts")]))
         grew = grew or draw(st.booleans())
-        weights = [draw(st.sampled_from(["0.2", "1", "3"])) for _ in names]
+        steps = draw(st.integers(1, 5))
+        weights = [draw(weights_from(start, steps)) for _ in names[1:]]
+        weights.insert(draw(st.integers(0, len(weights))), draw(st.sampled_from(["0.2", "1", "3"])))
         changes = {
             "packed": draw(st.booleans()),
             "seq_len": draw(st.sampled_from([512, 800])),
@@ -101,11 +115,12 @@ def chains(draw: st.DrawFn) -> list[tuple[int, dict[str, Any]]]:
             "seed": draw(st.integers(0, 1)),
             "order_version": draw(st.sampled_from([1, 2])),
         }
-        found.append((draw(st.integers(1, 5)), {"names": names, "weights": weights, "grew": grew, **changes}))
+        found.append((steps, {"names": names, "weights": weights, "grew": grew, **changes}))
+        start += steps
     return found
 
 
-@settings(max_examples=24, deadline=None)
+@settings(max_examples=16, deadline=None)
 @given(chain=chains())
 def test_every_sample_once_an_epoch_over_all_streams(data: Data, chain: list[tuple[int, dict[str, Any]]]) -> None:
     seen: dict[str, list[tuple[Id, str]]] = {"texts": [], "pairs": []}
@@ -185,6 +200,31 @@ def test_filters_and_new_shards_change_what_is_left(data: Data) -> None:
     assert sorted(both) == sorted((epoch, *of) for epoch in range(2) for of in every)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_a_padded_last_step_left_out_is_read(data: Data, packed: bool) -> None:
+    entries = [{"name": "texts", "fingerprint": data.before}, {"name": "pairs", "fingerprint": data.pairs.fingerprint}]
+    changes = {"packed": packed, "global_batch": 5}
+    first = planner(data, stream(entries, **changes), {"epochs": 1})
+    second = planner(
+        data, stream(entries, **changes, continues=continued(first, first.num_steps, epochs=1)), {"epochs": 3}
+    )
+    third = planner(
+        data, stream(entries[:1], **changes, continues=continued(second, second.num_steps, epochs=3)), {"epochs": 4}
+    )
+    assert len(samples(first, first.num_steps - 1)) < len(samples(first, 0))
+    steps = [(jobs, step) for jobs in (first, second, third) for step in range(jobs.first_step, jobs.num_steps)]
+    found = [of for jobs, step in steps for of in samples(jobs, step)]
+    for name, fingerprint, epochs in (("texts", data.before, 4), ("pairs", data.pairs.fingerprint, 3)):
+        of_name = [of for n, of in found if n == name]
+        assert len(of_name) == len(set(of_name))
+        expected = {(epoch, *of) for epoch in range(epochs) for of in data.every(name, fingerprint)}
+        assert expected <= set(of_name)
+    with pytest.raises(
+        JobSpecError, match=r"continues.epochs is 1, .* not completed so many epochs of dataset 'texts'"
+    ):
+        planner(data, stream(entries, continues=continued(first, 2, epochs=1)), {"epochs": 3})
+
+
 def test_steps_of_the_earlier_stream_and_ends_before_it_are_refused(data: Data) -> None:
     entry = {"name": "pairs", "fingerprint": data.pairs.fingerprint}
     first = planner(data, stream([entry], global_batch=6), {"epochs": 1})
@@ -214,12 +254,44 @@ def test_data_that_an_earlier_stream_had_and_that_is_gone_is_named(data: Data) -
 
 def test_a_far_step_is_found_at_once(data: Data) -> None:
     entry = {"name": "texts", "fingerprint": data.texts.fingerprint}
-    first = planner(data, stream([entry], global_batch=3), {"steps": 2**53 - 1})
-    far = 2**53 - 10
-    second = planner(data, stream([entry], global_batch=3, continues=continued(first, far)), {"steps": 2**53 - 1})
+    end = {"steps": 2**32 * 12 - 12}  # of 36 samples each epoch
+    far = end["steps"] - 9
+    first = planner(data, stream([entry], global_batch=3), end)
+    second = planner(data, stream([entry], global_batch=3, continues=continued(first, far)), end)
     assert [of for step in range(far, far + 5) for of in samples(second, step)] == [
         of for step in range(far, far + 5) for of in samples(first, step)
     ]
+
+
+def test_epochs_that_plans_cannot_name_are_refused(data: Data) -> None:
+    entry = {"name": "texts", "fingerprint": data.texts.fingerprint}
+    most = 2**32 * 12  # steps of 3 of 36 samples
+    assert samples(planner(data, stream([entry], global_batch=3), {"steps": most}), most - 1)[0][1][0] == 2**32 - 1
+    for end in (most + 1, 2**53 - 1):
+        with pytest.raises(
+            JobSpecError, match=r"dataset texts would begin more than 4,294,967,295 epochs .* end.steps"
+        ):
+            planner(data, stream([entry], global_batch=3), {"steps": end})
+    first = planner(data, stream([entry], global_batch=3), {"steps": 1})
+    for step, batch in ((most, 3), (2**53 - 2, 2**20)):
+        before = continued(first, step)
+        before["stream"]["global_batch"] = batch
+        with pytest.raises(JobSpecError, match="an earlier stream had more than 4,294,967,295 epochs"):
+            planner(data, stream([entry], global_batch=3, continues=before), {"steps": 2**53 - 1})
+
+
+def test_a_dataset_that_an_earlier_stream_took_nothing_of_begins_anew(data: Data) -> None:
+    texts = {"name": "texts", "fingerprint": data.texts.fingerprint}
+    pairs = {"name": "pairs", "fingerprint": data.pairs.fingerprint}
+    nothing = {**pairs, "weight": "0", "filter": "width > 100000"}
+    first = planner(data, stream([texts, nothing], global_batch=6), {"steps": 2})
+    second = planner(data, stream([pairs], global_batch=6, continues=continued(first, 2)), {"epochs": 1})
+    left = [of[1:] for step in range(2, second.num_steps) for _, of in samples(second, step)]
+    assert sorted(left) == sorted(data.every("pairs", data.pairs.fingerprint))
+
+    third = planner(data, stream([texts, nothing], global_batch=6, continues=continued(second, 4)), {"steps": 6})
+    fourth = planner(data, stream([pairs], global_batch=6, continues=continued(third, 6)), {"epochs": 1})
+    assert [samples(fourth, step + 2) for step in (4, 5)] == [samples(second, step) for step in (4, 5)]
 
 
 def test_chains_that_make_no_sense_are_refused(data: Data) -> None:

@@ -14,7 +14,7 @@ def check_stream(job: Job, state: Mapping[str, Any]) -> None:
     if found == job.stream_id:
         return
     earlier = job.stream.continues
-    if earlier is None or all(found != hash_of(stream) for stream, _ in job.stream.earlier()):
+    if earlier is None or all(found != hash_of(before.stream) for before in job.stream.earlier()):
         raise StateError(
             f"the checkpoint belongs to stream {found}, this job is stream {job.stream_id}; "
             f"it must hold the same samples in the same steps, but differs in {_differences(job, state)}: "

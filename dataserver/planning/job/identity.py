@@ -81,10 +81,9 @@ def parse_job(data: Any) -> Job:
         spec = JobSpec.model_validate_json(_json(data), strict=True)
     except ValidationError as error:
         raise JobSpecError(f"the job is not valid: {describe(error, data, JobSpec)}") from None
-    earlier = [("order_version", stream.order_version, SUPPORTED_ORDER_VERSIONS) for stream, _ in spec.stream.earlier()]
+    streams = [*(before.stream for before in spec.stream.earlier()), spec.stream]
     for name, found, supported in (
-        *earlier,
-        ("order_version", spec.stream.order_version, SUPPORTED_ORDER_VERSIONS),
+        *(("order_version", stream.order_version, SUPPORTED_ORDER_VERSIONS) for stream in streams),
         ("content_version", spec.stream.content_version, SUPPORTED_CONTENT_VERSIONS),
         ("plan_version", spec.execution.plan_version, SUPPORTED_PLAN_VERSIONS),
     ):

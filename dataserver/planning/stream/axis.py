@@ -16,6 +16,8 @@ from dataserver.planning.stream.windows import Span
 
 SLIDING_SINCE: Final = 2
 """The first order_version whose window slides."""
+MAX_EPOCH: Final = 2**32 - 1
+"""The last epoch that plans can name."""
 AHEAD: Final = 16
 """What is needed is looked at a step and this part of a window ahead."""
 

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dataserver.planning import I64
-from dataserver.planning.stream.axis import Axis
+from dataserver.planning.job.fields import Continuation
+from dataserver.planning.stream.axis import MAX_EPOCH, Axis
 from dataserver.planning.stream.gathering import Window, pick_rows
+from dataserver.planning.stream.mixture import Mixture
 from dataserver.planning.stream.samples import ROW_BITS, ShardTable
 from dataserver.planning.stream.windows import Span
 
@@ -34,6 +36,42 @@ class Seen:
         return table if rows is None else pick_rows(table, np.flatnonzero(~np.isin(table.row, rows)))
 
 
+@dataclass(frozen=True, slots=True)
+class StepEnd:
+    """The last step of an earlier stream, on the axis of one of its datasets."""
+
+    first: int
+    """Its first unit."""
+    last: int
+    """The first unit behind it, had it been a step like the others."""
+    epochs: int | None
+    """Its job ended with so many, and this step was padded; None if it was a step like the others."""
+
+    def on(self, axis: Axis, name: str) -> int:
+        """The first unit behind the samples that were read.
+
+        Raises:
+            ValueError: the job had not ended there.
+        """
+        if self.epochs is None or not self.last:
+            return self.last
+        goal = axis.end_of(self.epochs)
+        if self.last < goal:
+            raise ValueError(
+                f"stream.continues.epochs is {self.epochs}, and the earlier stream had not completed so many epochs of "
+                f"dataset {name!r} before stream.continues.step: leave epochs out, unless the earlier job ended there "
+                "with that end.epochs"
+            )
+        return goal if self.first < goal else self.last
+
+
+def last_step_of(earlier: Continuation) -> list[StepEnd]:
+    """The last step of an earlier stream, for each of its datasets."""
+    mixture = Mixture(earlier.stream)
+    bounds = zip(mixture.bounds(earlier.step - 1), mixture.bounds(earlier.step), strict=True)
+    return [StepEnd(first, last, earlier.epochs) for first, last in bounds]
+
+
 def seen_before(
     axis: Axis, unit: int, names: Sequence[str], windows: Callable[[Span], Iterable[Window]], before: Seen | None
 ) -> Seen:
@@ -45,7 +83,17 @@ def seen_before(
         names: of the dataset's shards in that stream.
         windows: gives the window in which a span lies, or its parts.
         before: what the streams before it have had; None for a dataset that they did not have.
+
+    Raises:
+        ValueError: the stream had more epochs of the dataset than plans can name.
     """
+    if not axis.length:  # its filter left nothing, and it took nothing
+        return before or Seen(epoch=0)
+    if axis.epoch_at(unit)[0] > MAX_EPOCH:
+        raise ValueError(
+            f"an earlier stream had more than {MAX_EPOCH:,} epochs of a dataset, which plans cannot name: lower "
+            "stream.continues.step to that of its checkpoint"
+        )
     epoch, whole, parts = axis.before(unit)
     shards, rows = set[str](), dict[str, I64]()
     if before is not None and before.epoch == epoch:

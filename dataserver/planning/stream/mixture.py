@@ -42,18 +42,18 @@ class Mixture:
         """Units of a step, of all datasets: samples, or nominal tokens with packing."""
         if self._packed:
             self._step *= Fraction(stream.packing.fill) * stream.seq_len
-        self.first_steps = stream.mixture_steps()
+        self.first_steps: list[int] = []
         """The first step of each piece."""
         self._pieces: list[_Piece] = []
         nothing = [0] * len(stream.datasets)
-        taken, due, before = nothing, nothing, self.first_steps[0]
-        for step in self.first_steps:
+        taken, due = nothing, nothing
+        for step, texts in stream.mixture():
             if self._pieces:
-                piece = self._pieces[-1]
-                taken, due = self._taken(piece, step - before), self._due(piece, step - before)
-            weights = _integers(stream.weights_at(step))
+                piece, steps = self._pieces[-1], step - self.first_steps[-1]
+                taken, due = self._taken(piece, steps), self._due(piece, steps)
+            weights = _integers(texts)
             self._pieces.append(_Piece(weights, sum(weights), taken, due))
-            before = step
+            self.first_steps.append(step)
 
     def bounds(self, step: int) -> Sequence[int]:
         """Units that all steps before a step take of each dataset; no bound ever falls."""

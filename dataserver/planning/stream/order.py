@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from dataserver.planning import I64
 from dataserver.planning.job.fields import MAX_INTEGER, End, LastStep, Stream
-from dataserver.planning.stream.axis import Axis, Rest, Stretch
+from dataserver.planning.stream.axis import MAX_EPOCH, Axis, Rest, Stretch
 from dataserver.planning.stream.mixture import Mixture
 from dataserver.planning.stream.windows import Span, WindowOrder
 
@@ -43,7 +43,8 @@ class StreamOrder(WindowOrder):
 
         Raises:
             DatasetEmptyError: a dataset with a positive weight has no unit, or nothing fills a step.
-            ValueError: the job would take more steps than JSON can count, or ends before its stream begins.
+            ValueError: the job would take more steps than JSON can count, or more epochs of a dataset than plans can
+                name, or ends before its stream begins.
         """
         super().__init__(stream)
         self.first_step = stream.first_step
@@ -58,6 +59,7 @@ class StreamOrder(WindowOrder):
                     f"{len(totals)} shards; at least one is required, so loosen the filter or set the weight to 0"
                 )
         self.num_steps, self._stops = self._find_end(end)
+        self._check_epochs()
 
     def in_step(self, counts: Sequence[int]) -> int:
         """The most of something that a step has on average over an epoch, from how many each dataset has."""
@@ -149,6 +151,16 @@ class StreamOrder(WindowOrder):
                 "the datasets do not fill a single step and end.last is drop; lower global_batch or set end.last to pad"
             )
         return steps, stops
+
+    def _check_epochs(self) -> None:
+        for spec, axis, taken in zip(
+            self.stream.datasets, self._axes, self._mixture.bounds(self.num_steps), strict=True
+        ):
+            if taken and axis.epoch_at(taken - 1)[0] > MAX_EPOCH:
+                raise ValueError(
+                    f"dataset {spec.name} would begin more than {MAX_EPOCH:,} epochs in {self.num_steps:,} steps, "
+                    "which plans cannot name; lower end.steps or end.epochs"
+                )
 
     def _never_complete(self, epochs: int, goals: dict[int, int]) -> str:
         """Why datasets do not complete their epochs."""

@@ -377,8 +377,8 @@ LAYOUTS = dict(zip(LAYOUT_KINDS, (options.__name__ for options in get_args(AnyLa
 def test_what_a_stream_continues_counts() -> None:
     stream = json.loads(canonical_json(make_job().stream))
     jobs = [
-        make_job(stream={} if step == 0 else {"continues": {"step": step, "stream": {**stream, "seed": seed}}})
-        for step, seed in [(0, 0), (1, 0), (2, 0), (2, 1)]
+        make_job(stream={} if step == 0 else {"continues": {"step": step, "stream": {**stream, "seed": seed}, **ended}})
+        for step, seed, ended in [(0, 0, {}), (1, 0, {}), (2, 0, {"epochs": 1}), (2, 0, {}), (2, 1, {})]
     ]
     assert len({job.stream_id for job in jobs}) == len(jobs)
     listed = [differing_fields(jobs[-1].stream, json.loads(canonical_json(job.stream))) for job in jobs]
@@ -387,6 +387,7 @@ def test_what_a_stream_continues_counts() -> None:
     assert len(listed[0][0]) < 300
     assert listed[1:] == [
         ["continues.step: 2 here, 1 there", "continues.stream.seed: 1 here, 0 there"],
+        ["continues.epochs: None here, 1 there", "continues.stream.seed: 1 here, 0 there"],
         ["continues.stream.seed: 1 here, 0 there"],
         [],
     ]

@@ -1,5 +1,6 @@
 """Weights in pieces of steps, against exact sums step by step and against a walk along whole axes."""
 
+import json
 from fractions import Fraction
 from itertools import pairwise
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from dataserver.planning.job.fields import MAX_TEXT_BYTES, Stream, TextError, parse_json
 from dataserver.planning.job.fields.weights import MAX_PIECES
-from dataserver.planning.job.identity import JobSpecError
+from dataserver.planning.job.identity import JobSpecError, canonical_json
 from dataserver.planning.stream.mixture import Mixture
 from dataserver.planning.stream.order import DatasetEmptyError
 
@@ -181,6 +182,19 @@ def test_hostile_pieces_are_refused(weight: object, message: str) -> None:
 def test_millions_of_pieces_are_refused_unread() -> None:
     with pytest.raises(TextError, match=f"bytes; at most {MAX_TEXT_BYTES} are allowed"):
         parse_json('{"weight": [' + '{"from_step": 1, "weight": 1}, ' * 1_000_000 + "1]}")
+
+
+def test_too_many_changes_of_a_chain_are_refused() -> None:
+    other = [dataset(f"d{i}") for i in range(1, 512)]
+    weight = [piece(0, "1"), *(piece(10**6 + step, "1") for step in range(7))]
+    datasets = [dataset("d0", weight=weight), *other]
+    alone = json.loads(canonical_json(make_job(stream={"datasets": datasets}).stream))
+    chain = {"step": 1, "stream": alone}
+    for step in range(2, 17):
+        chain = {"step": step, "stream": {**alone, "continues": chain}}
+    with pytest.raises(JobSpecError, match=r"change at 8 steps, which makes 69,632 weights .* 65,536 weights in all"):
+        make_job(stream={"datasets": datasets, "continues": chain})
+    make_job(stream={"datasets": datasets, "continues": chain["stream"]["continues"]})
 
 
 def test_too_many_changes_of_too_many_datasets_are_refused() -> None:

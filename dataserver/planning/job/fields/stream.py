@@ -1,9 +1,11 @@
 """Which samples each step holds, and what they look like."""
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from enum import StrEnum
 from fractions import Fraction
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from typing import Annotated, Final, Self
 
 from pydantic import Field, model_validator
@@ -201,6 +203,9 @@ class Continuation(SpecModel):
     """First step of the new stream; the earlier one ends before it."""
     stream: "Stream"
     """The earlier stream, complete, as checkpoints hold it."""
+    epochs: Positive | None = None
+    """`end.epochs` of the earlier job, where it ended before `step` and padded its last step (`end.last`): what that
+    step left empty was not read."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -315,14 +320,16 @@ class Stream(SpecModel):
                 f"datasets {late} have no weight at step {self.first_step}, the first; begin each list of pieces with "
                 f"from_step {self.first_step}, with weight 0 where the dataset comes later"
             )
-        steps = self.mixture_steps()
-        if len(steps) * len(self.datasets) > MAX_SHARES:
+        streams = [self, *(before.stream for before in self.earlier())]
+        found = sum(len(stream._changes()) * len(stream.datasets) for stream in streams)
+        if found > MAX_SHARES:
             raise ValueError(
-                f"the weights of {len(self.datasets)} datasets change at {len(steps)} steps; {MAX_SHARES:,} weights in "
-                "all are allowed: let datasets change at the same steps, or at fewer"
+                f"the weights of {len(self.datasets)} datasets change at {len(self._changes())} steps, which makes "
+                f"{found:,} weights with those of the streams that this one continues; {MAX_SHARES:,} weights in all "
+                "are allowed: let datasets change at the same steps, or at fewer"
             )
-        for step in steps:
-            if not any(Fraction(weight) for weight in self.weights_at(step)):
+        for step, weights in self.mixture():
+            if not any(weight != "0" for weight in weights):
                 raise ValueError(
                     f"all dataset weights are 0 from step {step} on; at least one must be positive in every step"
                 )
@@ -332,16 +339,30 @@ class Stream(SpecModel):
         """The first step of the stream."""
         return 0 if self.continues is None else self.continues.step
 
-    def earlier(self) -> list[tuple["Stream", int]]:
-        """The streams that this one continues, oldest first, each with the first step that it no longer has."""
+    def earlier(self) -> list[Continuation]:
+        """The streams that this one continues, oldest first."""
         if self.continues is None:
             return []
-        return [*self.continues.stream.earlier(), (self.continues.stream, self.continues.step)]
+        return [*self.continues.stream.earlier(), self.continues]
 
-    def mixture_steps(self) -> list[int]:
-        """The first step of the stream, and every later one from which a weight is another one, in order."""
-        changes = {piece.from_step for spec in self.datasets for piece in spec.pieces()}
-        return [self.first_step, *sorted(step for step in changes if step > self.first_step)]
+    def mixture(self) -> Iterator[tuple[int, tuple[str, ...]]]:
+        """Yield the first step and every later one from which a weight is another one, with all weights from there."""
+        first, weights = self.first_step, [""] * len(self.datasets)
+        changes = [
+            (max(first, piece.from_step), dataset, piece.weight)
+            for dataset, spec in enumerate(self.datasets)
+            for piece in spec.pieces()
+        ]
+        changes.sort(key=itemgetter(0))  # of the pieces that end before the first step, the last one of each stays last
+        for step, group in groupby(changes, key=itemgetter(0)):
+            for _, dataset, weight in group:
+                weights[dataset] = weight
+            yield step, tuple(weights)
+
+    def _changes(self) -> set[int]:
+        """The steps that `mixture` yields."""
+        lists = (spec.weight for spec in self.datasets if not isinstance(spec.weight, str))
+        return {self.first_step, *(p.from_step for pieces in lists for p in pieces if p.from_step > self.first_step)}
 
     def weights_at(self, step: int) -> tuple[str, ...]:
         """The weight of each dataset in a step."""
