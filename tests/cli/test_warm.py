@@ -25,6 +25,10 @@ job = colocated_job(MODULES, **STREAM)
 print(plan_step(job, 0, samples_of(job, (30, 10), 0, 3)).num_microbatches)
 import numpy as np
 print(plan_step(published_job(), 0, texts(np.arange(100, 60_100, 1_000))).num_microbatches)
+from dataserver.planning.job.fields import Sizing
+from dataserver.planning.stream.grids import patch_grid
+from dataserver.video import video_digest
+print(patch_grid(640, 480, Sizing().of_frames), video_digest())
 """
 
 
