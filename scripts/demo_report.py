@@ -41,6 +41,7 @@ def collect(metrics_file: Path, plans: Mapping[str, Any], measured: Mapping[str,
         "bubble_percent": _sides(planned, "bubble_percent"),
         "simulated_step_ms": _sides(planned, "step_ms"),
         "simulated_ablation": plans["ablation"],
+        "simulated_modalities": plans["comparison"],
         "in_flight": {
             module: {side: planned[0][side]["in_flight"][module] for side in SIDES}
             for module in planned[0]["after"]["in_flight"]
@@ -71,6 +72,8 @@ def print_report(figures: Mapping[str, Any]) -> None:
     console.print(_planning_table(figures))
     print(FOOTNOTE)
     console.print(_ablation_table(figures["simulated_ablation"]))
+    if figures["simulated_modalities"]:
+        console.print(_modalities_table(figures["simulated_modalities"]))
 
 
 def _training_table(figures: Mapping[str, Any]) -> Table:
@@ -123,6 +126,19 @@ def _ablation_table(ablation: Sequence[Mapping[str, Any]]) -> Table:
     for row in ablation:
         step, ratio = row["step_ns"], row["of_the_one_before"]
         table.add_row(row["name"], *("-", "-") if step is None else (f"{step / 1e6:.1f} ms", f"{ratio:.3f}"))
+    return table
+
+
+def _modalities_table(compared: Sequence[Mapping[str, Any]]) -> Table:
+    """What balance gains as modalities are added, as simulated."""
+    table = _table("Canonical order and plan, on 8 ranks of each module: simulated", "encoders of")
+    for column in ("canonical", "planned", "ratio", "imbalance"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in compared:
+        before, after = (row[side] for side in SIDES)
+        times = [f"{side['step_ms']:.1f} ms" for side in (before, after)]
+        worst = " -> ".join(f"{max(side['imbalance'].values()):.3f}" for side in (before, after))
+        table.add_row(", ".join(row["modalities"]), *times, f"{after['step_ms'] / before['step_ms']:.3f}", worst)
     return table
 
 

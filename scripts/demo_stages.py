@@ -5,12 +5,14 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import ceil
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import yaml
+from demo_job import DATASETS, MEDIA, job_spec
 from demo_processes import Processes, python
 from demo_progress import Display
 from slept_steps import read_job, slept_steps
@@ -23,126 +25,95 @@ NUM_SERVERS = 2
 MEASURED_STEPS = 2
 MEASURED_MS = 4000
 """Measured steps in canonical order sleep about so long: the trainer's own work is then small beside it."""
-
-# Measured with the tiny models on one core of a CPU; the planner needs the ratios only.
-COSTS = {
-    "encoder": {"microbatch_ns": 350_000, "linear_ps": 6_600_000, "quadratic_fs": 6_300_000, "backward_percent": 160},
-    "backbone": {
-        "microbatch_ns": 600_000,
-        "linear_ps": 10_000_000,
-        "quadratic_fs": 10_000_000,
-        "backward_percent": 180,
-    },
-    "generator": {
-        "microbatch_ns": 700_000,
-        "linear_ps": 10_000_000,
-        "quadratic_fs": 8_300_000,
-        "backward_percent": 150,
-    },
-}
-GROUPS: Mapping[str, Any] = {
-    "max_degree": 2,
-    "exchange": [{"degree": 2, "unit_ps": 3_000_000}],
-}
-"""Of the grouped layout: the tiny backbone has two heads of keys and values."""
-ROOM: Mapping[str, int] = {"budget_bytes": 320_000, "unit_bytes": 1_000}
-"""For tokens of a rank: the longest samples need a group of two."""
-LAYOUTS: Mapping[str, Mapping[str, Mapping[str, int]]] = {
-    "pipelined": {"encoder": {}, "backbone": {"dp": 2, "pp": 2}, "generator": {}},
-    "colocated": {"encoder": {"dp": 2}, "backbone": {"dp": 2}, "generator": {"dp": 2}},
-    "contrastive": {"image": {"dp": 2}, "text": {"dp": 2, "pp": 2}},
-    "grouped": {"encoder": {}, "backbone": {"dp": 4}, "generator": {}},
-}
-"""Degrees of each module."""
-TOWERS: Mapping[str, Mapping[str, int]] = {"image": COSTS["encoder"], "text": COSTS["backbone"]}
-"""Costs of towers, which are the blocks of these."""
-
-
-def job_spec(steps: int, layout: str = "pipelined") -> dict[str, Any]:
-    """The demo's job: image-text pairs, most of them understood, 40 % generated. Servers fill in the rest.
-
-    Towers instead compare the pairs, in two contrastive batches a step.
-    """
-    degrees = LAYOUTS[layout]
-    if layout == "contrastive":
-        of_layout: dict[str, Any] = {"contrastive_batch": 16}
-        modules = [{"name": m, "kind": "tower", "modality": m, **degrees[m], "cost": TOWERS[m]} for m in degrees]
-        options = {"kind": layout, "microbatches": 2}
-    else:
-        of_layout = {"generation": {"ratio": "0.4", "query_tokens": 16}}
-        modules = [{"name": kind, "kind": kind, **degrees[kind], "cost": COSTS[kind]} for kind in degrees]
-        options = {"kind": layout}
-        if layout == "grouped":
-            options |= GROUPS
-            modules[1]["memory"] = ROOM
-    return {
-        "stream": {
-            "datasets": [{"name": "demo"}],
-            "tokenizer": {"name": "bytes"},
-            "sizing": {"patch": 14, "merge": 2, "max_patches": 144},
-            "seq_len": 512,
-            "packing": {"enabled": False},
-            "global_batch": 32,
-            **of_layout,
-            "shuffle_window": 4,
-        },
-        "execution": {"modules": modules, "layout": options, "microbatch": 1, "end": {"steps": steps}},
-    }
+COMPARED_DP = 8
+"""Simulated ranks of every module where one, two and three modalities are compared."""
 
 
 class Demo:
     """What the stages share."""
 
     def __init__(
-        self, output: Path, dataset: Path | None, steps: int, layout: str, processes: Processes, display: Display
+        self,
+        output: Path,
+        dataset: Path | None,
+        steps: int,
+        layout: str,
+        modalities: Sequence[str],
+        processes: Processes,
+        display: Display,
     ) -> None:
-        """Work below `output`, a folder that exists; on a dataset, or on shards made there."""
+        """Work below `output`, a folder that exists; on a dataset, or on shards made there for each modality."""
         self.output = output
-        self.shards = output / "shards" if dataset is None else dataset
-        self.index_dir = output / "index" / self.shards.resolve().name
+        self.shards = {DATASETS[m]: output / (f"shards-{m}" if m in MEDIA else "shards") for m in modalities}
+        if dataset is not None:
+            self.shards["demo"] = dataset
         self.job = output / "job.yaml"
         self.picture = output / "plan.png"
         self.metrics = output / "metrics.jsonl"
         self._makes_shards = dataset is None
         self._steps = steps
         self._layout = layout
+        self._modalities = tuple(modalities)
         self._processes = processes
         self._display = display
 
     @property
     def located(self) -> list[str]:
         """The flags by which `dataserver` finds the dataset."""
-        return ["--dataset", f"demo={self.shards}", "--index-dir", f"demo={self.index_dir}"]
+        flags = []
+        for name, shards in self.shards.items():
+            flags += ["--dataset", f"{name}={shards}", "--index-dir", f"{name}={self._index_dir(name)}"]
+        return flags
+
+    def _index_dir(self, name: str) -> Path:
+        return self.output / "index" / self.shards[name].resolve().name
 
     def make_shards(self) -> None:
         """The demo's own shards, made unless an earlier run has finished making them."""
-        made = self._makes_shards and not self.shards.is_dir()
-        self._display.begin("shards", "making about 600 samples" if made else "looking for shards")
-        if made:
-            unfinished = self.output / "shards.unfinished"
+        missing = {n: s for n, s in self.shards.items() if self._makes_shards and not s.is_dir()}
+        self._display.begin("shards", "making about 600 samples" if "demo" in missing else "looking for shards")
+        for name, shards in missing.items():
+            unfinished = shards.with_name(f"{shards.name}.unfinished")
             shutil.rmtree(unfinished, ignore_errors=True)
-            self._run("making shards", python("make_demo_shards.py", unfinished), lambda line: line)
-            unfinished.rename(self.shards)
-        self._display.done(str(self.shards))
+            maker = ["make_demo_media.py", name] if name in MEDIA else ["make_demo_shards.py"]
+            self._run(f"making {shards.name}", python(*maker, unfinished), lambda line: line)
+            unfinished.rename(shards)
+        self._display.done(", ".join(map(str, self.shards.values())))
 
     def index(self) -> None:
         """Index what is not indexed yet."""
         self._display.begin("index", "reading sizes and counting tokens")
-        flags = ["--index-dir", self.index_dir, "--tokenizer", "bytes"]
-        found: dict[str, str] = {}
-        self._run("indexing", [BIN / "dataserver", "index", self.shards, *flags], lambda line: _note(line, found))
-        self._display.done(f"{found.get('samples', '?')} samples, {found.get('tokens', '?').split()[0]} tokens")
+        said = []
+        for name, shards in self.shards.items():
+            flags = ["--index-dir", self._index_dir(name), "--tokenizer", "bytes"]
+            flags += [f"--{name}", "serve"] if name in MEDIA else []
+            found: dict[str, str] = {}
+            child = "indexing" if name == "demo" else f"indexing {name}"
+            self._run(child, [BIN / "dataserver", "index", shards, *flags], partial(_note, found=found))
+            said.append(f"{found.get('samples', '?')} samples, {found.get('tokens', '?').split()[0]} tokens")
+        self._display.done("; ".join(said))
 
     def plan(self) -> Mapping[str, Any]:
         """Plan every step; see `demo_plans`. Compiles the kernels where this has not been done."""
         self._display.begin("plan", "loading the planner")
-        self.job.write_text(yaml.safe_dump(job_spec(self._steps, self._layout), sort_keys=False))
+        _write_job(self.job, job_spec(self._steps, self._layout, self._modalities))
         flags = [*self.located, "--steps", self._steps, "--output", self.output]
+        if len(self._modalities) > 1:
+            flags += ["--compare", *self._compared_jobs()]
         self._run("planning", python("demo_plans.py", self.job, *flags), _planning())
         plans: dict[str, Any] = json.loads((self.output / "plans.json").read_text())
         before, after = (plans["steps"][0][side]["step_ms"] for side in ("before", "after"))
         self._display.done(f"step 0: {before:.1f} ms in canonical order, {after:.1f} ms as planned (simulated)")
         return plans
+
+    def _compared_jobs(self) -> list[Path]:
+        """Jobs of the first modality, the first two, and so on, on more ranks than train here."""
+        found = []
+        for count in range(1, len(self._modalities) + 1):
+            chosen = self._modalities[:count]
+            found.append(self.output / f"compared-{'-'.join(chosen)}.yaml")
+            _write_job(found[-1], job_spec(self._steps, self._layout, chosen, dp=COMPARED_DP))
+        return found
 
     def serve(self) -> str:
         """Start the servers; returns their addresses."""
@@ -209,6 +180,10 @@ class Demo:
         self._processes.run([self._processes.start(name, command)], show)
 
 
+def _write_job(file: Path, job: Mapping[str, Any]) -> None:
+    file.write_text(yaml.safe_dump(job, sort_keys=False))
+
+
 def _planning() -> Callable[[str], str]:
     """What to show of the lines of `demo_plans`: compiling takes a while where it has not been done yet."""
     compiled = 0
@@ -218,7 +193,7 @@ def _planning() -> Callable[[str], str]:
         if line.startswith("compiled "):
             compiled += 1
             return f"compiling the kernels, once on this machine; {compiled} so far"
-        return line if line.startswith(("planning ", "drawing ")) else ""
+        return line if line.startswith(("planning ", "drawing ", "comparing ")) else ""
 
     return status
 

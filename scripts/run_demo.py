@@ -1,7 +1,8 @@
 """Trains a small multimodal model on this machine: two data servers, some trainer processes, one short report.
 
-Makes demo shards from photographs that scikit-image carries, unless --dataset names an img2dataset folder. Ends with
-some steps timed twice, in canonical order and as planned, in processes that sleep what the planner expects of them.
+Makes demo shards from photographs that scikit-image carries, unless --dataset names an img2dataset folder, and
+shards of audio and videos, where --modalities names them. Ends with some steps timed twice, in canonical order and as
+planned, in processes that sleep what the planner expects of them.
 """
 
 import argparse
@@ -13,10 +14,11 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+from demo_job import LAYOUTS, MODALITIES
 from demo_processes import FailedError, Processes
 from demo_progress import display
 from demo_report import collect, print_report
-from demo_stages import BIN, LAYOUTS, STAGES, Demo
+from demo_stages import BIN, STAGES, Demo
 
 from dataserver.outputs import require_writable, write_output
 
@@ -62,6 +64,7 @@ def run(arguments: argparse.Namespace, signals: Signals) -> None:
                 arguments.dataset and relative(arguments.dataset),
                 arguments.steps,
                 arguments.layout,
+                arguments.modalities.split(","),
                 processes,
                 shown,
             )
@@ -112,7 +115,13 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--steps", type=int, default=20, help="optimizer steps to train (default 20)")
     parser.add_argument(
-        "--layout", choices=LAYOUTS, default="pipelined", help="how modules share processes (default pipelined)"
+        "--layout", choices=LAYOUTS, help="how modules share processes (default pipelined; colocated with --modalities)"
+    )
+    parser.add_argument(
+        "--modalities",
+        choices=MODALITIES,
+        default=MODALITIES[0],
+        help="what is read, by an encoder for each; several compare what balance gains with each more (default image)",
     )
     parser.add_argument("--dataset", type=Path, help="img2dataset folder to train on instead of made shards")
     parser.add_argument("--report", type=Path, help="write all figures to this file, as JSON")
@@ -122,6 +131,12 @@ def parse() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.steps < 1:
         parser.error(f"--steps is {arguments.steps}; at least 1 is required")
+    several = "," in arguments.modalities
+    arguments.layout = arguments.layout or ("colocated" if several else "pipelined")
+    if several and arguments.layout not in ("colocated", "pipelined"):
+        parser.error(f"--layout is {arguments.layout}; several modalities need colocated or pipelined")
+    if several and arguments.dataset:
+        parser.error("--dataset names images; leave it out with several modalities, whose shards are made")
     return arguments
 
 

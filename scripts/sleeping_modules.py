@@ -17,6 +17,7 @@ from dataserver.planning.layouts.grouped.options import GroupedOptions
 from trainclient.client import Batch
 from trainclient.exchange.view_groups import SequenceViewGroup
 from trainclient.models.contrastive import SiglipRows
+from trainclient.models.video_encoder import groups_of
 from trainclient.modules import Features, Output, Rows, Site, Target, TrainedModule, View
 
 WIDTH = 4
@@ -92,16 +93,47 @@ class Sleeping(TrainedModule):
 
 
 class SleepingEncoder(Sleeping):
-    """An encoder that sleeps."""
+    """An encoder of images that sleeps."""
 
-    tensors = ("cu_patches",)
+    tensors: tuple[str, ...] = ("cu_patches",)
 
     def forward(self, view: View, rows: Rows | None) -> Output:
         """See `TrainedModule`."""
-        cu_patches = view.tensors["cu_patches"]
-        offsets = cu_patches.to(torch.int64) // self._site.job.stream.sizing.merge**2
-        values, _ = self.run(cu_patches.diff(), int(offsets[-1]), rows)
+        offsets = self.offsets(view).to(torch.int64)
+        values, _ = self.run(self.sizes(view), int(offsets[-1]), rows)
         return Output(Rows(values, torch.from_numpy(view.items.valid), offsets))
+
+    def sizes(self, view: View) -> Tensor:
+        """Of what attends to itself alone: patches of each image."""
+        return view.tensors["cu_patches"].diff()
+
+    def offsets(self, view: View) -> Tensor:
+        """The first embedding of each item, and the total."""
+        return view.tensors["cu_patches"] // self._site.job.stream.sizing.merge**2
+
+
+class SleepingEncoderOfAudio(SleepingEncoder):
+    """An encoder of clips that sleeps."""
+
+    tensors = ("cu_positions", "cu_rows")
+
+    def sizes(self, view: View) -> Tensor:
+        """Positions of each clip."""
+        return view.tensors["cu_positions"].diff()
+
+    def offsets(self, view: View) -> Tensor:
+        """As above."""
+        return view.tensors["cu_rows"]
+
+
+class SleepingEncoderOfVideos(SleepingEncoder):
+    """An encoder of videos that sleeps."""
+
+    tensors = ("cu_patches", "grid")
+
+    def sizes(self, view: View) -> Tensor:
+        """Patches of each group of frames."""
+        return groups_of(view.tensors["grid"])[1].diff()
 
 
 class SleepingBackbone(Sleeping):
@@ -187,8 +219,13 @@ class Listed:
         return next(self._batches)
 
 
+_ENCODERS: Mapping[Modality, Callable[[Site, int], TrainedModule]] = {
+    Modality.IMAGE: SleepingEncoder,
+    Modality.AUDIO: SleepingEncoderOfAudio,
+    Modality.VIDEO: SleepingEncoderOfVideos,
+}
 _SLEEPING: Mapping[str, Callable[[Site, int], TrainedModule]] = {
-    "encoder": SleepingEncoder,
+    "encoder": lambda site, scale: _ENCODERS[site.module.reads](site, scale),
     "backbone": SleepingBackbone,
     "generator": SleepingGenerator,
     "tower": SleepingTower,
