@@ -83,7 +83,7 @@ def _about_memory(settings: ServerConfig) -> None:
 
 def _serve(server: DataServer) -> None:
     """Serve until the server ends; the first signal drains, a second one cuts."""
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    faulthandler.register(signal.SIGUSR1, 2, all_threads=True)  # the descriptor: sys.stderr may be another file
     with _signals() as (numbers, wake):
         _announce(server.start(), server)
         threading.Thread(target=_when_ended, args=(server, wake), name="ended").start()

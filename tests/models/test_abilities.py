@@ -303,7 +303,7 @@ def test_sizes_that_do_not_fit_each_other() -> None:
         sizes(sections=RotarySections((2, 3, 3)))
     with pytest.raises(ValueError, match="deepstack is 5, and there are 4 layers"):
         sizes(deepstack=5)
-    with pytest.raises(ValueError, match=r"projector is 'cnn'; one of merger, mlp, linear, pool"):
+    with pytest.raises(ValueError, match=r"projector is 'cnn'; one of merger, mlp, normed_mlp, linear, pool"):
         EncoderConfig(2, 16, 2, 16, 2, 2, 8, projector="cnn")
     with pytest.raises(ValueError, match=r"deepstack names layers \[2\]; there are 2, from 0"):
         EncoderConfig(2, 16, 2, 16, 2, 2, 8, deepstack=(2,))

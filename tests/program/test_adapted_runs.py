@@ -9,7 +9,7 @@ import torch
 from program.conftest import Fleet
 from program.runtime_cases import Case, Degrees, Pool
 from torch import Tensor
-from training.runs import stored
+from training.runs import steps_of, stored
 
 from trainclient.checkpoint.export import ExportConfig, export
 from trainclient.checkpoint.state import CheckpointError
@@ -59,7 +59,7 @@ def test_adapters_are_trained_saved_and_exported(fleet: Fleet, pool: Pool, tmp_p
     with pytest.raises(CheckpointError, match="module dit is a generator"):
         export(ExportConfig(tmp_path, module="dit", output=tmp_path / "none", adapter=True))
 
-    flops = [json.loads(line)["flops"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    flops = [step["flops"] for step in steps_of(tmp_path / "metrics.jsonl")]
     assert all(flops)
 
 

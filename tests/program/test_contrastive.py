@@ -16,6 +16,7 @@ from program.runtime_cases import Case, Pool
 from program.test_gradients import BOUNDS, assert_close
 from program.towers import SINGLE, recall_in_one_process, tower_data, tower_job, towers_in_one_process
 from program.virtual import assert_as_simulated, execute
+from training.runs import steps_of
 
 from dataserver.dataset import Dataset
 from dataserver.jobs import JobPlanner
@@ -191,4 +192,4 @@ def test_losses_and_recall_of_a_held_out_stream_are_those_of_one_process(
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return steps_of(folder / "metrics.jsonl")

@@ -18,6 +18,7 @@ from program.covers import Factors, Row, cover
 from program.reference import Gradients, reference_gradients
 from program.runtime_cases import Case, Degrees, Pool
 from torch import Tensor
+from training.runs import steps_of
 
 from trainclient.checkpoint.export import _read
 
@@ -353,7 +354,7 @@ def a_run(fleet: Fleet, degrees: Degrees, folder: Path, steps: int, **options: A
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return steps_of(folder / "metrics.jsonl")
 
 
 def parameters(folder: Path, step: int = STEPS) -> dict[str, Tensor]:

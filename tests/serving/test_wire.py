@@ -129,13 +129,15 @@ def test_every_key_of_a_server_has_its_default_and_its_bounds() -> None:
         "block_cache_bytes": (64 << 30, 0, 1 << 50),
         "zstd_level": (1, -7, 19),
         "drain_grace_s": (30, 0, 3600),
+        "transform_timeout_s": (30, 1, 3600),
     }
     given: dict[str, Any] = {"datasets": {"d": "/d"}}
     defaults = load_config(None, given)
     names = {"datasets", "index_dirs", "quarantines", "tokenizers"}
-    names |= {"shared_memory", "direct"}
+    names |= {"shared_memory", "direct", "transforms"}
     others = {"listen", "data_listen", "insecure", "metrics_listen", "log_format", "peers", "cache_dir"}
     others |= {"block_cache_dir", "health_listen", "tls_cert", "tls_key", "tls_ca", "client_ca", "token_file", "policy"}
+    others |= {"otlp_endpoint"}
     assert bounds.keys() | names | others == set(ServerConfig.model_fields)
     assert (defaults.listen, defaults.insecure, defaults.tokenizers) == ("127.0.0.1:50051", False, {})
     assert (defaults.metrics_listen, defaults.log_format) == (None, "text")
@@ -191,7 +193,7 @@ def test_texts_of_errors_are_cut_between_characters() -> None:
 
 
 SERVED: Any = SimpleNamespace(
-    planner=SimpleNamespace(num_steps=4),
+    planner=SimpleNamespace(first_step=0, num_steps=4),
     job=SimpleNamespace(
         spec=SimpleNamespace(execution=SimpleNamespace(modules=[SimpleNamespace(name="m", dp=2, pp=3)]))
     ),

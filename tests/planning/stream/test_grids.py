@@ -149,7 +149,7 @@ def test_the_field_that_bounds_patches_is_one_that_jobs_may_lower() -> None:
         ({"rule": "crop", "side": 28}, "resampling is not stated; rule crop with side 28"),
         ({"rule": "crop", "side": 28, "shortest_edge": 27}, "shortest_edge is 27; at least side 28"),
         ({"min_pixels": 4, "side": 28}, "a sizing without rule has no use for min_pixels, side; leave them out"),
-        ({"rule": "tiles"}, "Input should be 'qwen', 'naflex', 'square' or 'crop'"),
+        ({"rule": "tiles"}, "rule tiles has no side and no tiles; state what preprocessor_config.json has"),
         ({"rule": ["qwen"]}, "Input should be"),
         ({"rule": "qwen", "min_pixels": "4", "max_pixels": 5}, "min_pixels"),
     ],

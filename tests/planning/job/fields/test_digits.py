@@ -74,6 +74,9 @@ def test_a_job_that_leaves_all_out_has_these_defaults() -> None:
             "shortest_edge": None,
             "resampling": None,
             "audio": None,
+            "video": None,
+            "tiles": None,
+            "marks": None,
         },
         "packing": {"enabled": True, "fill": "0.97"},
         "generation": {"ratio": "0", "query_tokens": 64},
@@ -83,6 +86,7 @@ def test_a_job_that_leaves_all_out_has_these_defaults() -> None:
         "content_version": 2,
         "contrastive_batch": None,
         "transforms": None,
+        "continues": None,
     }
     dataset = {k: v for k, v in stream["datasets"][0].items() if k not in ("name", "fingerprint")}
     absent = {"caption": None, "captions": None, "conversations": None}

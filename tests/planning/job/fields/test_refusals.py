@@ -68,7 +68,7 @@ BAD = [
     (
         (*MODULE, "modality"),
         "text",
-        "encoder vit has modality text; image and audio are encoded, leave it out",
+        "encoder vit has modality text; image, audio and video are encoded, leave it out",
     ),
     ((*MODULE, "packing"), "best_fit", r"module vit \(encoder\) has packing best_fit; only backbone modules have it"),
     ((*MODULE, "sequence_groups"), {"max_degree": 1}, "execution.modules.0.sequence_groups: this key is unknown"),

@@ -266,7 +266,7 @@ def test_a_tower_at_other_degrees() -> None:
         assert degree.sample_bytes == -(-2 * 3 * 30 // (2 * degree.tp))  # of the second batch, the fullest
     alone = with_degrees(tower, tp=1, replicas=5, free_bytes=77)
     assert (alone.dp, alone.tp, alone.pp, alone.sp) == (5, 1, 1, 1)
-    assert alone.cost.model_dump() == {**cost, "linear_ps": 4_000_000, "quadratic_fs": 10_000_000}
+    assert alone.cost.model_dump() == {**cost, "linear_ps": 4_000_000, "quadratic_fs": 10_000_000, "window": None}
     assert alone.memory is not None
     assert (alone.memory.budget_bytes, alone.memory.unit_bytes) == (77, 6)
     same = tower_profile(alone, sizes, 2, 3, 1_001, TowerCluster(8, 4, 10_000))
