@@ -64,6 +64,7 @@ from dataserver.dataset.storage.block_files import BlockFiles
 from dataserver.dataset.storage.blocks import BLOCKS, BlockCounts, Blocks
 from dataserver.dataset.storage.io_threads import IoThreads
 from dataserver.dataset.storage.mirror import publish
+from dataserver.dataset.storage.needs import NEEDED_S
 from dataserver.dataset.storage.pieces import BLOCK_BYTES, BlockKey, Piece, Source
 from dataserver.dataset.storage.urls import is_url, location
 
@@ -76,6 +77,7 @@ __all__ = [
     "CHAT_NOT_ENDED",
     "IMAGE",
     "KINDS",
+    "NEEDED_S",
     "OWN",
     "TEXT",
     "TEXT_TRANSFORM",

@@ -1,6 +1,10 @@
 """A job's blocks are read before they are wanted, whichever step its streams are at."""
 
+import subprocess
+import sys
+import threading
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,18 +14,19 @@ from shards import write_pairs
 from stores import no_stores, stores  # noqa: F401  fixtures
 
 from dataserver.dataset import BLOCKS, Blocks, Dataset
-from dataserver.jobs.read_ahead import LATE, ReadAhead, _threads
+from dataserver.jobs.read_ahead import AGAIN_S, LATE, READERS, ReadAhead
+from dataserver.planning.stream.order import StreamOrder
 from dataserver.planning.stream.samples import ROW_BITS
 
 WAIT_S = 30
 
 
-def settled() -> None:
+def settled(ahead: ReadAhead) -> None:
     """Wait until everything that was begun is there."""
-    _threads.submit(bool).result(WAIT_S)  # behind what was begun before
     end = time.monotonic() + WAIT_S
-    while BLOCKS._loading and time.monotonic() < end:
+    while (ahead._is_telling or BLOCKS._loading) and time.monotonic() < end:
         time.sleep(0.02)
+    assert not ahead._is_telling
     assert not BLOCKS._loading
 
 
@@ -38,7 +43,7 @@ def test_no_image_is_asked_for_alone_that_was_known_before(
     before = BLOCKS.counts.piece_requests
     for step in range(jobs.num_steps):
         jobs.read_ahead(step)
-        settled()
+        settled(jobs._ahead)
         refs = [
             dataset.shards[number >> ROW_BITS].image(number & ((1 << ROW_BITS) - 1), 0)
             for number in jobs.plan(step).samples.sample.tolist()
@@ -49,36 +54,140 @@ def test_no_image_is_asked_for_alone_that_was_known_before(
 
 
 class Recording(Blocks):
-    """A cache that notes what it is told."""
+    """A cache that notes what it is told, and may make who tells it wait."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.told = 0
+        self.told: list[list[object]] = []
+        self.going_on = threading.Event()
+        self.going_on.set()
 
-    def need(self, *_: object) -> None:
-        self.told += 1
+    def need(self, _: str, blocks: Iterable[object]) -> None:
+        self.told.append(list(blocks))
+        self.going_on.wait(WAIT_S)
 
 
 class Nowhere:
-    """A dataset in a store, without blocks."""
+    """A dataset in a store, whose only blocks are named by its shards; some cannot be looked at."""
 
-    def __init__(self, reads_ahead: bool) -> None:
+    def __init__(self, reads_ahead: bool, failing: Sequence[int] = ()) -> None:
         self.reads_ahead = reads_ahead
+        self.failing = failing
 
-    def blocks(self, *_: int) -> list[tuple[object, object]]:
-        return []
+    def blocks(self, shard: int, *_: int) -> list[int]:
+        if shard in self.failing:
+            raise OSError("503")
+        return [shard]
 
 
-def test_a_step_is_told_once_and_again_where_a_trainer_begins_anew(tmp_path: Path) -> None:
-    jobs = planner(Dataset.open(index(write_pairs(tmp_path / "pairs", 200, 50))))
+@pytest.fixture
+def order(tmp_path: Path) -> StreamOrder:
+    """Of 80 steps in ten epochs, each of one shard."""
+    dataset = Dataset.open(index(write_pairs(tmp_path / "pairs", 64, 8)))
+    return planner(dataset, changes={"shuffle_window": 1}, execution={"end": {"epochs": 10}})._order
+
+
+def follow(order: StreamOrder, recording: Recording, *failing: int) -> ReadAhead:
+    return ReadAhead("job", order, [Nowhere(True, failing)], recording)  # type: ignore[list-item]
+
+
+def test_a_step_is_told_once_and_again_where_a_trainer_begins_anew(order: StreamOrder) -> None:
     recording = Recording()
-    ahead = ReadAhead("job", jobs._order, [Nowhere(True)], recording)  # type: ignore[list-item]
+    ahead = follow(order, recording)
     for steps, told in (([0, 0, 1, 0, 1, 2], 3), ([2 + LATE], 4), ([2, 3, 4], 4), ([0], 5)):
         for step in steps:
             ahead.reach(step)
-            settled()
-        assert recording.told == told
-    local = ReadAhead("job", jobs._order, [Nowhere(False)], recording)  # type: ignore[list-item]
+            settled(ahead)
+        assert len(recording.told) == told
+    local = ReadAhead("job", order, [Nowhere(False)], recording)  # type: ignore[list-item]
     local.reach(0)
-    settled()
-    assert recording.told == 5
+    settled(local)
+    assert len(recording.told) == 5
+
+
+def shards_of(order: StreamOrder, steps: Iterable[int]) -> set[int]:
+    return {shard for step in steps for span in order.spans(step) for shard in span.shards}
+
+
+def test_what_ranks_need_that_are_behind_is_told_behind_what_the_first_one_needs(order: StreamOrder) -> None:
+    recording = Recording()
+    ahead = follow(order, recording)
+    step = order.num_steps - 1
+    ahead.reach(step)
+    settled(ahead)
+    (told,) = recording.told
+    assert shards_of(order, range(step - LATE, step)) - shards_of(order, [step])
+    assert set(told) >= shards_of(order, range(step - LATE, step + 1))
+    assert told[0] in shards_of(order, [step])
+
+
+def test_a_long_step_is_told_again_before_it_is_forgotten(order: StreamOrder, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("dataserver.jobs.read_ahead.monotonic", lambda: now[0])
+    recording = Recording()
+    ahead = follow(order, recording)
+    for now[0], told in ((1.0, 1), (2.0, 1), (1.0 + AGAIN_S, 2), (2.0 + AGAIN_S, 2)):
+        ahead.reach(3)
+        settled(ahead)
+        assert len(recording.told) == told
+
+
+def test_two_readers_of_a_job_are_followed_and_one_call_waits(order: StreamOrder) -> None:
+    recording = Recording()
+    recording.going_on.clear()
+    ahead = follow(order, recording)
+    far = 3 * LATE
+    for _ in range(50):
+        for step in (0, far):
+            ahead.reach(step)
+    recording.going_on.set()
+    settled(ahead)
+    assert len(recording.told) == 2
+    assert set(recording.told[-1]) >= shards_of(order, [0, far])
+    for step in range(0, 8 * (LATE + 1), LATE + 1):
+        ahead.reach(step)
+    settled(ahead)
+    assert len(ahead._readers) == READERS
+
+
+def test_a_shard_that_cannot_be_looked_at_costs_itself_alone_and_is_warned_of_once(
+    order: StreamOrder, caplog: pytest.LogCaptureFixture
+) -> None:
+    recording = Recording()
+    step = order.num_steps - 1
+    first, second = list(dict.fromkeys(stretch.shard for stretch in order.needed(step - LATE, step)))[:2]
+    ahead = follow(order, recording, first)
+    for _ in range(2):
+        ahead.reach(step)
+        settled(ahead)
+    ahead._tell_latest()
+    assert second in recording.told[0]
+    assert first not in recording.told[0]
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        f"job job: shard {first} of dataset 0 is not read ahead: 503"
+    ]
+
+
+ENDING = """
+import sys, threading, time
+from types import SimpleNamespace
+from dataserver.dataset import Blocks
+from dataserver.jobs.read_ahead import ReadAhead
+from dataserver.planning.stream.axis import Stretch
+
+class Slow:
+    reads_ahead = True
+    def blocks(self, *_):
+        begun.set()
+        time.sleep(0.2)
+        return []
+
+begun = threading.Event()
+order = SimpleNamespace(first_step=0, needed=lambda *_: [Stretch(0, shard, 0, 1) for shard in range(1000)])
+ReadAhead("job", order, [Slow()], Blocks()).reach(0)
+begun.wait()
+"""
+
+
+def test_a_process_ends_while_it_tells() -> None:
+    subprocess.run([sys.executable, "-c", ENDING], check=True, timeout=WAIT_S)

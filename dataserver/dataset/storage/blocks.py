@@ -9,7 +9,7 @@ an owner: the others ask that one for images, and hold none of its blocks, so th
 import logging
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from itertools import islice
@@ -158,25 +158,23 @@ class Blocks:
                     key, _ = self._ahead.popitem(last=False)
                     self._ahead_bytes -= key[3]
 
-    def need(self, job: str, blocks: Mapping[BlockKey, Source]) -> None:
-        """Begin to read blocks that a job will need, as far as there is room, and hold on to those that it needs now.
+    def need(self, job: str, blocks: Iterable[tuple[BlockKey, Source]]) -> None:
+        """Begin to read blocks that a job needs, as far as there is room, and hold on to them.
 
         Args:
             job: names the job; what it needed before counts no longer.
-            blocks: where each is read from; those that are needed first come first. Other servers' are left to these.
+            blocks: with where each is read from; those that are needed first come first. They are asked for one by one
+                while there is room. Other servers' are left to these.
         """
         owners = self._owners
-        own = {key: source for key, source in blocks.items() if owners is None or owners.owner(key) is None}
-        room, begun = self.held.need(job, own.keys())
-        room += self.capacity - self.held.most
-        for key, source in own.items():
-            if key in begun or key in self.held:
-                continue
-            room -= key.num_bytes
-            if room < 0:
-                return
-            begun.add(key)
-            self._want_block(key, source)
+        with self.held.needs.told(job, self.capacity) as told:
+            for key, source in blocks:
+                if owners is not None and owners.owner(key) is not None:
+                    continue
+                if not told.add(key):
+                    return
+                if key not in told.begun and key not in self.held and self._want_block(key, source):
+                    told.begun.add(key)
 
     def _begin(self, pieces: Sequence[Piece], for_peer: bool) -> "list[Future[bytes]]":
         """Begin to read pieces, those of other servers' blocks there, and the blocks of all others."""
@@ -245,16 +243,21 @@ class Blocks:
         for key in sorted(sources):
             self._want_block(key, sources[key])
 
-    def _want_block(self, key: BlockKey, source: Source) -> None:
+    def _want_block(self, key: BlockKey, source: Source) -> bool:
+        """Begin to read a block that would be held. Returns whether it is read, or there already."""
         with self._lock:
-            unwanted = key in self._loading or key in self.held or key.num_bytes > self.capacity
-            if unwanted or self._loaders.num_waiting >= MAX_QUEUED:
-                return
+            if key in self._loading or key in self.held:
+                return True
+            if not self.held.needs.fit(key, self.capacity) or self._loaders.num_waiting >= MAX_QUEUED:
+                return False
             self._loading.add(key)
         self._loaders.submit(self._load, source, key)
+        return True
 
     def _load(self, source: Source, key: BlockKey) -> None:
         try:
+            if not self.held.needs.fit(key, self.capacity):  # nobody needs it any more
+                return
             if self._files is not None and self._files.has(key):
                 return
             data = source.get(key.info, key.number * BLOCK_BYTES, key.num_bytes)

@@ -5,17 +5,14 @@ Blocks that no job needs soon go first, then those that were served whole, then 
 
 import threading
 from collections import OrderedDict
-from collections.abc import Set
 from dataclasses import dataclass, field
-from time import monotonic
 from typing import Final
 
+from dataserver.dataset.storage.needs import Needs
 from dataserver.dataset.storage.pieces import BlockKey
 
 USED_UP: Final = 0.85
 """The part of a block that was served when it is among the first to go: the rest are headers and texts."""
-NEEDED_S: Final = 120.0
-"""A job that says nothing for so long is over, or waits: others' blocks come first."""
 
 
 @dataclass(slots=True)
@@ -24,17 +21,6 @@ class _Held:
     seen: set[int] = field(default_factory=set)
     """Where pieces that were served begin."""
     num_served: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Need:
-    """What a job needs now and soon."""
-
-    keys: Set[BlockKey]
-    begun: set[BlockKey]
-    """Those that were begun to be read ahead."""
-    until: float
-    """When that is forgotten, on the monotonic clock."""
 
 
 class HeldBlocks:
@@ -46,8 +32,7 @@ class HeldBlocks:
         self._used = 0
         self._held: OrderedDict[BlockKey, _Held] = OrderedDict()
         """In the order in which they go, but for those that are needed soon."""
-        self._needed: dict[str, _Need] = {}
-        """By job."""
+        self.needs = Needs()
 
     @property
     def used(self) -> int:
@@ -80,25 +65,6 @@ class HeldBlocks:
                 self._used += len(data)
                 self._shrink()
 
-    def need(self, job: str, keys: Set[BlockKey]) -> tuple[int, set[BlockKey]]:
-        """Hold on to the blocks that a job needs now and soon, if there is room for them.
-
-        Args:
-            job: names the job; what it needed before counts no longer.
-            keys: of the blocks.
-
-        Returns:
-            Bytes that are free or that no job needs, and those of the blocks whose reading was begun for this job. Who
-            begins another one adds it, so that each is begun once.
-        """
-        now = monotonic()
-        with self._lock:
-            before = self._needed.pop(job, None)
-            begun = set() if before is None else before.begun & keys
-            self._needed = {of: need for of, need in self._needed.items() if need.until > now}
-            self._needed[job] = _Need(keys, begun, now + NEEDED_S)
-            return self.most - sum(len(held.data) for key, held in self._held.items() if self._is_needed(key)), begun
-
     def resize(self, most: int) -> None:
         """Hold no more than so many bytes."""
         with self._lock:
@@ -109,13 +75,10 @@ class HeldBlocks:
         """Hold nothing."""
         with self._lock:
             self._held.clear()
-            self._needed.clear()
+            self.needs.clear()
             self._used = 0
-
-    def _is_needed(self, key: BlockKey) -> bool:
-        return any(key in need.keys for need in self._needed.values())
 
     def _shrink(self) -> None:
         while self._used > self.most:
-            key = next((key for key in self._held if not self._is_needed(key)), next(iter(self._held)))
+            key = next((key for key in self._held if key not in self.needs), next(iter(self._held)))
             self._used -= len(self._held.pop(key).data)

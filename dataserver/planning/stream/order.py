@@ -103,14 +103,17 @@ class StreamOrder(WindowOrder):
             lasts = [self._stops.get(dataset, last) for dataset, last in enumerate(lasts)]
         return [span for axis, *bounds in zip(self._axes, firsts, lasts, strict=True) for span in axis.spans(*bounds)]
 
-    def needed(self, step: int) -> list[Stretch]:
-        """What a step and those soon after it may read, by which servers read ahead; what is needed first comes first.
+    def needed(self, first: int, last: int) -> list[Stretch]:
+        """What the steps from `first` to `last`, which is one of them, and those soon after them may read.
+
+        Servers read ahead by it. What is needed first comes first, for each dataset.
 
         Raises:
             StepOutOfRangeError: the job has no such step.
         """
-        self.check(step)
-        bounds = zip(self._axes, self._mixture.bounds(step), self._mixture.bounds(step + 1), strict=True)
+        self.check(first)
+        self.check(last)
+        bounds = zip(self._axes, self._mixture.bounds(first), self._mixture.bounds(last + 1), strict=True)
         return list(dict.fromkeys(stretch for axis, *found in bounds for stretch in axis.needed(*found)))
 
     def totals_in(self, span: Span) -> I64:

@@ -6,6 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +20,8 @@ from dataserver.dataset import DatasetError
 from dataserver.dataset.storage.block_files import CHUNK_BYTES, BlockFiles
 from dataserver.dataset.storage.blocks import Blocks
 from dataserver.dataset.storage.clients import ObjectInfo, UnavailableError
-from dataserver.dataset.storage.held_blocks import NEEDED_S, HeldBlocks
+from dataserver.dataset.storage.held_blocks import HeldBlocks
+from dataserver.dataset.storage.needs import NEEDED_S, Needs
 from dataserver.dataset.storage.pieces import BLOCK_BYTES, BlockKey, Piece, runs
 
 DATA = np.random.default_rng(0).integers(0, 256, 2 * BLOCK_BYTES + 12345, np.uint8).tobytes()
@@ -128,25 +132,87 @@ def test_blocks_of_which_all_was_served_go_first() -> None:
     assert [number for number in range(3) if tail_key(number) in held] == [0, 2]
 
 
+def whole_key(number: int) -> BlockKey:
+    """The first block of one of many objects."""
+    return BlockKey("s3://bucket", INFO._replace(key=f"{number}.tar"), 0)
+
+
+def need(needs: Needs, job: str, keys: Iterable[BlockKey], capacity: int = 2 * BLOCK_BYTES) -> list[BlockKey]:
+    """Tell what a job needs until there is no room, and return what there was room for."""
+    with needs.told(job, capacity) as told:
+        return list(takewhile(told.add, keys))
+
+
 def test_blocks_that_a_job_needs_stay_and_the_others_go_first() -> None:
     held = HeldBlocks(2 * BLOCK_BYTES)
     for number in range(2):
         held.put(tail_key(number), DATA[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES])
     held.read(tail_key(0), 0, BLOCK_BYTES)
-    assert held.need("job", {tail_key(0), tail_key(2)}) == (BLOCK_BYTES, set())
+    needed = [tail_key(0), tail_key(2), tail_key(0)]
+    assert need(held.needs, "job", needed) == needed
     held.put(tail_key(2), DATA[2 * BLOCK_BYTES :])
     assert [number for number in range(3) if tail_key(number) in held] == [0, 2]
 
 
 def test_what_a_job_said_is_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("dataserver.dataset.storage.held_blocks.monotonic", lambda: now[0])
-    held = HeldBlocks(BLOCK_BYTES)
-    held.put(tail_key(0), DATA[:BLOCK_BYTES])
-    assert held.need("a", {tail_key(0)})[0] == 0
-    assert held.need("b", {tail_key(1)})[0] == 0
+    monkeypatch.setattr("dataserver.dataset.storage.needs.monotonic", lambda: now[0])
+    needs, one, other = Needs(), whole_key(0), whole_key(1)
+    need(needs, "a", [one], BLOCK_BYTES)
+    assert not needs.fit(other, BLOCK_BYTES)
+    now[0] = NEEDED_S / 2
+    assert need(needs, "b", [one, other], BLOCK_BYTES) == [one]
     now[0] = NEEDED_S + 1
-    assert held.need("b", {tail_key(1)})[0] == BLOCK_BYTES
+    assert not needs.fit(other, BLOCK_BYTES)
+    now[0] = NEEDED_S * 2
+    assert needs.fit(other, BLOCK_BYTES)
+    assert one not in needs
+
+
+def test_jobs_get_an_equal_part_of_the_room_and_no_more_than_there_is() -> None:
+    needs, keys = Needs(), [whole_key(number) for number in range(8)]
+    assert need(needs, "a", keys[:4]) == keys[:2]
+    assert need(needs, "b", keys[4:]) == keys[4:5]
+    assert need(needs, "a", keys[:4]) == keys[:1]
+    for _ in range(3):  # jobs that need the same have all of the room together
+        assert need(needs, "b", keys) == keys[:2]
+        assert need(needs, "a", keys) == keys[:2]
+        assert needs._num_bytes == 2 * BLOCK_BYTES
+    needs.clear()
+    assert need(needs, "b", keys[4:]) == keys[4:6]
+
+
+def test_an_image_of_a_block_that_would_not_be_held_is_read_alone() -> None:
+    store, blocks = Store(), Blocks()
+    blocks.configure(BLOCK_BYTES)
+    blocks.need("job", [(tail_key(0), store)])
+    settled(blocks)
+    store.asked.clear()
+    for start in range(BLOCK_BYTES, 2 * BLOCK_BYTES - 1000, 400_000):
+        assert blocks.read([Piece(store, INFO, start, 1000)]) == [DATA[start : start + 1000]]
+        settled(blocks)
+    assert {length for _, length in store.asked} == {1000}
+    assert tail_key(0) in blocks.held
+
+
+def test_what_a_job_needs_is_looked_for_while_there_is_room_alone() -> None:
+    store, blocks = Store(), Blocks()
+    blocks.configure(BLOCK_BYTES)
+    numbers = iter(range(3))
+    blocks.need("job", ((tail_key(number), store) for number in numbers))
+    assert next(numbers) == 2
+
+
+def test_a_block_that_nobody_needs_any_more_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, blocks = Store(), Blocks()
+    blocks.configure(BLOCK_BYTES)
+    begun: list[Callable[[], object]] = []
+    monkeypatch.setattr(blocks._loaders, "submit", lambda function, *given: begun.append(partial(function, *given)))
+    for number in (0, 1):
+        blocks.need("job", [(tail_key(number), store)])
+    for load in begun:
+        load()
+    assert store.asked == [(BLOCK_BYTES, BLOCK_BYTES)]
 
 
 def test_a_block_that_was_served_whole_counts_anew_in_the_next_epoch() -> None:
@@ -164,14 +230,13 @@ def test_a_block_that_was_served_whole_counts_anew_in_the_next_epoch() -> None:
 def test_blocks_are_read_before_they_are_wanted_each_once_and_as_far_as_there_is_room() -> None:
     store, blocks = Store(), Blocks()
     blocks.configure(2 * BLOCK_BYTES)
-    needed = {tail_key(number): store for number in (1, 0, 2)}
+    needed = [(tail_key(number), store) for number in (1, 0, 2)]
     blocks.need("job", needed)
     settled(blocks)
     assert sorted(start // BLOCK_BYTES for start, _ in store.asked) == [0, 1]
     store.asked.clear()
     assert blocks.read([Piece(store, INFO, 5, 100)]) == [DATA[5:105]]
     blocks.held.clear()
-    blocks.held.need("job", set(needed))
     blocks.need("job", needed)
     settled(blocks)
     assert len(store.asked) == 2  # held no more, and needed: read again

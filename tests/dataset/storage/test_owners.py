@@ -106,7 +106,7 @@ def test_a_server_that_is_asked_by_another_one_asks_no_further() -> None:
 def test_a_server_reads_its_own_blocks_ahead_alone() -> None:
     store, here, there = Store(), Blocks(), Blocks()
     here.use_owners(Odd(there))
-    here.need("job", {BlockKey(store.name, INFO, number): store for number in range(6)})
+    here.need("job", [(BlockKey(store.name, INFO, number), store) for number in range(6)])
     settle(here, there)
     assert sorted(start // BLOCK_BYTES for start, _ in store.asked) == [0, 2, 4]
 
