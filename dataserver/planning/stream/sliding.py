@@ -23,8 +23,8 @@ from dataserver.planning import I64, U64
 _POINT: Final = 32
 """Binary digits of a position behind the point."""
 _SLOTS: Final = 32
-"""A slot is one shard wide, or this fraction of a window: for each shard's worth of samples in it, the tables of about
-so many are looked at."""
+"""A slot is one shard wide, or this fraction of a window, or of a smaller dataset: for each shard's worth of samples in
+it, the tables of about so many are looked at."""
 _CHANCE: Final = 16
 """Most samples lie within a window and this fraction of it."""
 PARTS: Final = 1 << 16
@@ -70,7 +70,7 @@ class SlidingEpoch:
             window: shards that are mixed.
         """
         n = len(shards)
-        slot = max(1, window // _SLOTS)
+        slot = max(1, min(window, n) // _SLOTS)
         borders = np.minimum(2 * slot * np.arange(-(-n // slot) + 1), 2 * n)
         sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         found = cls(shards, lengths, sums, window if n > window else 2 * n, borders, borders)

@@ -12,6 +12,7 @@ from planning.plan.test_plan_identity import golden_table
 
 from dataserver.planning.stream.axis import Axis
 from dataserver.planning.stream.order import StreamOrder
+from dataserver.planning.stream.sliding import SlidingEpoch
 
 
 def sliding(num_shards: int, samples: int, window: int, batch: int, **stream: object) -> SyntheticDatasets:
@@ -47,7 +48,7 @@ def test_what_a_step_holds_is_needed_by_it_and_not_long_before(packed: bool, ver
     previous: set[int] = set()
     missed = total = 0
     for step in range(data.order.num_steps):
-        needed = [(of.shard, of.low, of.high) for of in data.order.needed(step)]
+        needed = [(of.shard, of.low, of.high) for of in data.order.needed(step, step)]
         for _, _, sample in data.ids(step):
             shard, row = sample >> 32, data.tables[0][sample >> 32].row.tolist().index(sample & ((1 << 32) - 1))
             n = len(data.tables[0][shard].row)
@@ -133,3 +134,9 @@ def test_what_lies_before_a_unit_is_found_from_shards_and_windows(version: int) 
         found |= {shard << 32 | row for shard in whole for row in data.tables[0][shard].row.tolist()}
         assert found == set(order[epoch * axis.length : unit])
         assert len(spans) <= 2 * 4 + 3
+
+
+def test_slots_are_as_wide_as_a_dataset_allows_however_wide_the_window() -> None:
+    shards, lengths = np.arange(40), np.full(40, 10)
+    found = [SlidingEpoch.of(shards, lengths, window) for window in (40, 1000)]
+    assert len(found[0].borders) == len(found[1].borders) == 41
