@@ -51,13 +51,14 @@ class Report:
     def growth(self, of: str) -> dict[str, float]:
         """By how much the least that `server` or `readers` held in the last third is above the median of the second.
 
-        In MiB or counts. What comes and goes with faults does not count, and the first third is left out: caches fill,
-        and pools make their threads.
+        In MiB or counts; empty before there were three looks. What comes and goes with faults does not count, and the
+        first third is left out: caches fill, and pools make their threads.
         """
         seen: list[Usage] = getattr(self, of)
         third = len(seen) // 3
+        if not third:
+            return {}
         before, after = seen[third : 2 * third], seen[2 * third :]
-
         return {
             name: min(getattr(usage, name) for usage in after) - statistics.median(getattr(u, name) for u in before)
             for name in ("rss_mib", "files", "threads")
@@ -69,7 +70,7 @@ class Report:
         most = {"rss_mib": SPARE_MIB, "files": SPARE_FILES, "threads": SPARE_THREADS}
         for of in ("server", "readers"):
             grown = self.growth(of)
-            found += [f"{of}: {name} grew by {grown[name]:.0f}" for name in most if grown[name] > most[name]]
+            found += [f"{of}: {name} grew by {grown[name]:.0f}" for name in grown if grown[name] > most[name]]
         return found
 
     def text(self) -> str:
@@ -84,10 +85,11 @@ class Report:
         yield "faults", ", ".join(f"{count} {kind}" for kind, count in sorted(self.faults.items()))
         yield "longest wait of a reader, stalls", f"{self.longest_wait_s:.1f} s, {self.stalls}"
         for of, who in (("server", "the server that was never killed"), ("readers", "the process of the readers")):
-            first, last, grown = getattr(self, of)[0], getattr(self, of)[-1], self.growth(of)
-            ends = "; ".join(f"{usage.rss_mib:.0f}, {usage.files}, {usage.threads}" for usage in (first, last))
-            yield f"{who}: MiB, files, threads at first and at last", ends
-            yield f"{who}: growth", ", ".join(f"{name} {value:+.1f}" for name, value in grown.items())
+            seen: list[Usage] = getattr(self, of)
+            ends = "; ".join(f"{usage.rss_mib:.0f}, {usage.files}, {usage.threads}" for usage in seen[:1] + seen[-1:])
+            grown = ", ".join(f"{name} {value:+.1f}" for name, value in self.growth(of).items())
+            yield f"{who}: MiB, files, threads at first and at last", ends or "not looked at"
+            yield f"{who}: growth", grown or "too few looks"
 
 
 def write_report(report: Report, path: Path) -> None:

@@ -45,6 +45,9 @@ def test_a_report_names_what_grows_and_what_is_wrong(tmp_path: Path) -> None:
     wrong = Report(1, 0, wrong=["('vit', 0) ended"], stalls=2, server=usages(*[1] * 6), readers=usages(*[1] * 6))
     assert wrong.problems() == ["('vit', 0) ended", "2 stalls"]
     assert "Verdict: ('vit', 0) ended; 2 stalls." in wrong.text()
+    early = Report(1, 0, wrong=["('vit', 0) ended"], server=usages(50, 51))
+    assert early.problems() == ["('vit', 0) ended"]
+    assert "too few looks" in early.text()
     written = Report(60, 5, faults={"kill": 2}, server=usages(*[1] * 6), readers=usages(*[1] * 6))
     write_report(written, tmp_path / "r.md")
     assert "scripts/soak --minutes 1 --seed 5" in (tmp_path / "r.md").read_text()
