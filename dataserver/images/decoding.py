@@ -171,7 +171,7 @@ def _write_scaled(pixels: U8, size: tuple[int, int], shape: ImageShape, sizing: 
         upright = UPRIGHT[shape.orientation](pixels)
         whole = _as_stored(*size, shape.orientation)
         if sizing.tiles is not None:
-            write_tiles(upright, whole, shape.tiles, sizing, out)
+            write_tiles(upright, whole, (shape.width, shape.height), shape.tiles, sizing, out)
             return
         target = target_of(whole, shape.rows, shape.columns, sizing)
         write_resampled(upright, whole, target, (shape.rows, shape.columns), sizing, out)

@@ -14,12 +14,14 @@ GREY: Final = 127
 """The borders of a square around one of several images: the mean 0.5 of the models' pixels."""
 
 
-def write_tiles(pixels: U8, size: Size, tiles: tuple[int, int], sizing: Sizing, out: U8) -> None:
+def write_tiles(pixels: U8, size: Size, planned: Size, tiles: tuple[int, int], sizing: Sizing, out: U8) -> None:
     """Scale an upright image and cut it into the patches of all its parts, one after the other.
 
     Args:
         pixels: uint8 [height, width, 3]: the image at 1/1, 1/2, 1/4 or 1/8 of its size, rounded up.
         size: (width, height) of the image.
+        planned: the size by which the plan cuts it; another one where transforms changed the image. It decides what
+            the image is scaled to: the plan has no embeddings of borders.
         tiles: rows and columns of tiles; 0 where it is not cut.
         sizing: with the rule `tiles`.
         out: uint8 [parts * cells^2, patch * patch * 3], overwritten.
@@ -35,7 +37,7 @@ def write_tiles(pixels: U8, size: Size, tiles: tuple[int, int], sizing: Sizing, 
         if not rows * columns:
             parts = [_in_square(pixels, side, sizing)]
         else:
-            scaled = resized(pixels, size, _within(size, (columns * side, rows * side)), sizing)
+            scaled = resized(pixels, size, _within(planned, (columns * side, rows * side)), sizing)
             canvas = _centred(scaled, rows * side, columns * side)
             parts = [resized(pixels, size, whole, sizing), *_cut(canvas, side)]
     elif sizing.tiles.choice is TileChoice.ASPECT:
@@ -43,7 +45,7 @@ def write_tiles(pixels: U8, size: Size, tiles: tuple[int, int], sizing: Sizing, 
         if len(parts) > 1:
             parts.append(resized(pixels, size, whole, sizing))
     else:
-        first = _edge(size, sizing.tiles.longest_edge or 1)
+        first = _edge(planned, sizing.tiles.longest_edge or 1)
         canvas = resized(resized(pixels, size, first, sizing), first, (columns * side, rows * side), sizing)
         parts = _cut(canvas, side)
         if len(parts) > 1:

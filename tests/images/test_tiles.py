@@ -52,8 +52,19 @@ def test_one_of_several_images_is_a_grey_square_that_is_scaled(size: tuple[int, 
     sizing = sizing_of("pinpoints", resampling)
     picture, longest = noise("RGB", *size), max(size)
     out = np.empty((4, 14 * 14 * 3), np.uint8)
-    write_tiles(np.asarray(picture), size, (0, 0), sizing, out)
+    write_tiles(np.asarray(picture), size, size, (0, 0), sizing, out)
     square = Image.new("RGB", (longest, longest), (GREY,) * 3)
     square.paste(picture, ((longest - size[0]) // 2, (longest - size[1]) // 2))
     expected = np.asarray(square.resize((SIDE, SIDE), Image.Resampling[resampling.upper()]), np.int64)
     assert np.abs(join_patches(out, 2, 2, 14, 1) - expected).max() <= 1
+
+
+def test_a_transformed_image_fills_what_the_plan_has_embeddings_of() -> None:
+    """The plan knows the size before the transforms, and leaves the borders of that out."""
+    sizing, planned = sizing_of("pinpoints"), (560, 280)
+    layouts = image_layouts(*np.array(planned)[:, None], np.array([True]), sizing)
+    assert layouts is not None
+    assert layouts[0, :4].tolist() == [1, 2, 2, 4], "no borders"
+    out = np.empty((12, 14 * 14 * 3), np.uint8)
+    write_tiles(np.full((300, 300, 3), 200, np.uint8), (300, 300), planned, (1, 2), sizing, out)
+    assert (out == 200).all()

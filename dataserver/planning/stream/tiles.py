@@ -118,37 +118,49 @@ def _in_doubles(long: int, short: int, edge: int, lying: bool) -> int:
 
 def _aspect(wide: I64, high: I64, side: int, least: int, most: int) -> I64:
     """Rows and columns of InternVL's tiles, int64 [m, 2]."""
-    grids = sorted(
-        ((w, h) for w in range(1, most + 1) for h in range(1, most + 1) if least <= w * h <= most),
-        key=lambda grid: grid[0] * grid[1],
-    )
+    room = np.minimum((2 * wide * high - 1) // side**2, most)  # tiles of which an image has more than half the pixels
     found, doubtful = np.ones((len(wide), 2), np.int64), np.zeros(len(wide), np.bool_)
     above, below = np.ones_like(wide), np.zeros_like(wide)  # the best difference; the first grid is better than none
     over = np.zeros(len(wide), np.int64)  # on which side of the image's aspect the best one is
-    for columns, rows in grids:
+    for columns, rows, _ in _aspects(least, most):
         signed = wide * rows - columns * high
         differs, other = np.abs(signed) * below, above * rows
         same = differs == other
-        larger = 2 * wide * high > side * side * columns * rows
-        better = (differs < other) | (below == 0) | (same & larger)
-        doubtful |= same & (np.sign(signed) != over) & (below > 0)
+        better = (differs < other) | (below == 0) | (same & (columns * rows <= room))
+        doubtful = (doubtful & (differs >= other)) | (same & (np.sign(signed) != over) & (below > 0))
         found[better] = rows, columns
         over = np.where(better, np.sign(signed), over)
         above, below = np.where(better, np.abs(signed), above), np.where(better, rows, below)
+    divisor = np.gcd(wide, high)
     for i in np.flatnonzero(doubtful).tolist():
-        found[i] = _aspect_in_doubles(int(wide[i]), int(high[i]), side, tuple(grids))
+        reduced = int(wide[i] // divisor[i]), int(high[i] // divisor[i])
+        found[i] = _aspect_in_doubles(*reduced, int(room[i]), least, most)
     return found
 
 
+@lru_cache(64)
+def _aspects(least: int, most: int) -> tuple[tuple[int, int, Fraction], ...]:
+    """Columns, rows and their quotient as a double of all grids with so many tiles, the fewest first."""
+    sides = range(1, most + 1)
+    grids = [(columns, rows) for columns in sides for rows in sides if least <= columns * rows <= most]
+    grids.sort(key=lambda grid: grid[0] * grid[1])
+    return tuple((columns, rows, as_double(Fraction(columns, rows))) for columns, rows in grids)
+
+
 @lru_cache(1 << 16)
-def _aspect_in_doubles(width: int, height: int, side: int, grids: tuple[tuple[int, int], ...]) -> tuple[int, int]:
-    """Rows and columns where two grids are as far from an image's aspect, one wider and one narrower."""
+def _aspect_in_doubles(width: int, height: int, room: int, least: int, most: int) -> tuple[int, int]:
+    """Rows and columns where two grids are as far from an image's aspect, one wider and one narrower.
+
+    Args:
+        width, height: the image's, without their common divisor.
+        room: a grid of at most so many tiles goes before one that is as near and comes first.
+        least, most: tiles.
+    """
     aspect, best, found = as_double(Fraction(width, height)), None, (1, 1)
-    for columns, rows in grids:
-        apart = _positive(abs(aspect - as_double(Fraction(columns, rows))))
-        larger = 2 * width * height > side * side * columns * rows
-        if best is None or apart < best or (apart == best and larger):
-            best, found = apart, (rows, columns)
+    for columns, rows, of_grid in _aspects(least, most):
+        differs = _positive(abs(aspect - of_grid))
+        if best is None or differs < best or (differs == best and columns * rows <= room):
+            best, found = differs, (rows, columns)
     return found
 
 

@@ -127,6 +127,24 @@ def test_wrong_fields_are_named(written: dict[str, Any], why: str, tmp_path: Pat
         processor_sizing(found)
 
 
+@pytest.mark.parametrize(
+    ("kind", "written", "why"),
+    [
+        ("GotOcr2", {"min_patches": 9, "max_patches": 3}, "min_patches is 9; an integer from 1 to 3 is required"),
+        ("Idefics3", {"size": {"longest_edge": 1000}}, "size: longest_edge is 1000; an even multiple of 364"),
+        ("Idefics3", {"size": {"longest_edge": 91}, "max_image_size": {"longest_edge": 91}}, "an even multiple of 91"),
+        ("Idefics3", {"size": {"longest_edge": 140}, "max_image_size": {"longest_edge": 2}}, "at most 64 times it"),
+    ],
+)
+def test_wrong_tiles_are_named(kind: str, written: dict[str, Any], why: str, tmp_path: Path) -> None:
+    write(tmp_path, f"{kind}ImageProcessor", **written)
+    found = processor_fields(tmp_path)
+    assert found is not None
+    with pytest.raises(PretrainedError, match=why):
+        processor_sizing(found)
+    assert "is not understood" in str(sizing_note(tmp_path, Sizing()))
+
+
 SQUARE = {"rule": "square", "side": 56}
 
 

@@ -16,7 +16,7 @@ from transformers.models.llava_onevision.processing_llava_onevision import Llava
 from dataserver.planning.costs.model import forward_ns
 from dataserver.planning.job.fields import Cost, Sizing
 from dataserver.planning.stream.grids import image_layouts, patch_grids
-from dataserver.planning.stream.tiles import floor_products, layout_tokens, mark_tokens, num_parts
+from dataserver.planning.stream.tiles import _aspect_in_doubles, floor_products, layout_tokens, mark_tokens, num_parts
 
 FEW, MANY = 400, 10_000
 GRIDS = [(rows, columns) for rows in range(1, 7) for columns in range(1, 7)]
@@ -181,3 +181,11 @@ def test_the_patches_of_a_tile_attend_to_each_other_alone() -> None:
 def test_refusals(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         sizing_of(fields)
+
+
+def test_few_aspects_are_compared_in_doubles() -> None:
+    """Those that lie in the middle between the two nearest grids alone, whatever the size."""
+    widths, heights = np.random.default_rng(2).integers(400, 4000, (2, 2000))
+    _aspect_in_doubles.cache_clear()
+    image_layouts(np.append(widths, [1280, 1281]), np.append(heights, [1024, 1024]), np.ones(2002, np.bool_), sizing_of(INTERNVL))
+    assert 1 <= _aspect_in_doubles.cache_info().misses < 20

@@ -207,14 +207,20 @@ def tiles_of(kind: str, found: Fields) -> dict[str, Any] | None:
     """
     if kind == "GotOcr2":  # crop_to_patches is asked for by InternVL's processor, and not in its file
         side = found.within("size").integer("height", 384)
-        least, most = found.integer("min_patches", 1, MAX_SIDE_TILES), found.integer("max_patches", 12, MAX_SIDE_TILES)
+        most = found.integer("max_patches", 12, MAX_SIDE_TILES)
+        least = found.integer("min_patches", 1, most)
         tiles, filter_number = Tiles(choice=TileChoice.ASPECT, min_tiles=least, max_tiles=most), 3
     elif kind == "LlavaOnevision":
         side = found.within("size").integer("height", 384)
         tiles, filter_number = Tiles(choice=TileChoice.PINPOINTS, grids=_grids(found, side), max_tiles=9), 3
     elif found.flag("do_image_splitting", default=True):
         side = found.within("max_image_size").integer("longest_edge", 364)
-        edge = found.within("size").integer("longest_edge", 4 * 364, LONGEST_EDGE)
+        size = found.within("size")
+        edge = size.integer("longest_edge", 4 * 364, LONGEST_EDGE)
+        if edge % side or edge % 2 or edge // side > MAX_SIDE_TILES:
+            raise size.refusal(
+                "longest_edge", f"an even multiple of {side}, at most {MAX_SIDE_TILES} times it, is required"
+            )
         tiles, filter_number = Tiles(choice=TileChoice.EDGE, longest_edge=edge), 1
     else:
         return None
