@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from orchestration.instances import paper_problem
 from torch import nn
 
 from dataserver.cli.jobs import read_job
-from dataserver.planning.costs.profile import Profile, ProfiledCost, ProfiledModule, ProfileError
+from dataserver.planning.costs.profile import Profile, ProfiledCost, ProfiledModule, ProfileError, with_sums
 from dataserver.planning.job.fields import Cost
 from dataserver.planning.job.spec import Execution
 from trainclient.models.generator import GeneratorConfig, ImageGenerator
@@ -92,6 +93,13 @@ def test_degrees_that_were_not_measured_follow_from_those_that_were(degrees: tup
         assert cost.linear_ps == pytest.approx(wanted.linear_ps, rel=1e-3)
         assert cost.quadratic_fs == pytest.approx(wanted.quadratic_fs, rel=1e-3)
         assert cost.backward_percent == wanted.backward_percent
+
+
+def test_a_window_of_attention_stays_where_sums_over_peers_are_added() -> None:
+    cost = Cost(linear_ps=1000, quadratic_fs=10, window=729)
+    summed = with_sums(cost, "encoder", NETWORKS[0].size, 2, Fraction(450))
+    assert summed.window == 729
+    assert summed.linear_ps > 1000
 
 
 def test_a_frozen_module_runs_its_part_of_the_measured_backward() -> None:

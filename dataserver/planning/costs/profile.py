@@ -115,6 +115,7 @@ def with_sums(cost: Cost, kind: str, size: ModelSize, tp: int, bytes_per_ns: Fra
             microbatch_ns=cost.microbatch_ns + sums * REDUCTION_NS,
             linear_ps=round(linear),
             quadratic_fs=cost.quadratic_fs,
+            window=cost.window,
             backward_percent=round(Fraction(100 * backward, linear)),
         )
     except ValidationError:

@@ -185,7 +185,8 @@ def test_refusals(fields: dict[str, Any], message: str) -> None:
 
 def test_few_aspects_are_compared_in_doubles() -> None:
     """Those that lie in the middle between the two nearest grids alone, whatever the size."""
-    widths, heights = np.random.default_rng(2).integers(400, 4000, (2, 2000))
+    sides = np.random.default_rng(2).integers(400, 4000, (2, 2000))
+    widths, heights = np.append(sides, [[1280, 1281], [1024, 1024]], axis=1)
     _aspect_in_doubles.cache_clear()
-    image_layouts(np.append(widths, [1280, 1281]), np.append(heights, [1024, 1024]), np.ones(2002, np.bool_), sizing_of(INTERNVL))
+    image_layouts(widths, heights, np.ones(2002, np.bool_), sizing_of(INTERNVL))
     assert 1 <= _aspect_in_doubles.cache_info().misses < 20
