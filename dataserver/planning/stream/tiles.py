@@ -118,7 +118,7 @@ def _in_doubles(long: int, short: int, edge: int, lying: bool) -> int:
 
 def _aspect(wide: I64, high: I64, side: int, least: int, most: int) -> I64:
     """Rows and columns of InternVL's tiles, int64 [m, 2]."""
-    room = np.minimum((2 * wide * high - 1) // side**2, most)  # tiles of which an image has more than half the pixels
+    room = np.minimum((2 * wide * high - 1) // side**2, most)  # most tiles whose pixels are less than twice the image's
     found, doubtful = np.ones((len(wide), 2), np.int64), np.zeros(len(wide), np.bool_)
     above, below = np.ones_like(wide), np.zeros_like(wide)  # the best difference; the first grid is better than none
     over = np.zeros(len(wide), np.int64)  # on which side of the image's aspect the best one is
