@@ -6,6 +6,7 @@ from typing import Annotated, Final
 import tyro
 
 from dataserver.cli.arguments import ServerCredentials, Switch, server_names
+from dataserver.reporting.fleet_calls import NamedServers
 from dataserver.reporting.fleet_checks import Finding, check, summary
 from dataserver.reporting.fleet_setup import look
 from dataserver.security import NO_CREDENTIALS, Channels
@@ -32,7 +33,7 @@ def doctor(
         insecure: Do not mention that others may reach servers without encryption or credentials.
         credentials: What to show the servers.
     """
-    fleet, silent = look(server_names(addresses), Channels(credentials))
+    fleet, silent = look(NamedServers(server_names(addresses), Channels(credentials)))
     findings = [Finding((name,), why, remedy) for name, (why, remedy) in silent.items()]
     findings += check(fleet, time(), insecure=insecure)
     print(summary(fleet, {name: why for name, (why, _) in silent.items()}))

@@ -65,7 +65,12 @@ def configured(file: Path, settings: ServerConfig, cores: int, first_port: int) 
         budgeted = {"prefetch_bytes": mine.prefetch_bytes, "job_bytes": mine.job_bytes}
         changes |= {key: value for key, value in budgeted.items() if key not in settings.model_fields_set}
         index = split_address(address)[1] - first_port
-        for key in ("data_listen", "metrics_listen", "health_listen"):  # a port for each server of a machine
+        for key in (
+            "data_listen",
+            "metrics_listen",
+            "health_listen",
+            "web_listen",
+        ):  # a port for each server of a machine
             if (given := getattr(settings, key)) is not None:
                 host, port = split_address(given)
                 changes[key] = joined(host, port and port + index)

@@ -1,10 +1,14 @@
 """A data server as an actor of Ray: its process is the server."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from dataserver.cli.serve import opened
+from dataserver.cli.serve import opened, pages_of
 from dataserver.serving.config import ServerConfig
 from dataserver.serving.server import DataServer
+
+if TYPE_CHECKING:
+    from dataserver.web.server_pages import ServerPages
 
 
 class RayServer:
@@ -12,6 +16,7 @@ class RayServer:
 
     def __init__(self) -> None:
         self._server: DataServer | None = None
+        self._pages: ServerPages | None = None
 
     def start(self, settings: ServerConfig) -> str:
         """Open the datasets and serve; HOST:PORT.
@@ -21,7 +26,9 @@ class RayServer:
             DatasetError: a dataset cannot be opened on this node.
         """
         self._server = opened(settings)
-        return self._server.start()
+        address = self._server.start()
+        self._pages = pages_of(self._server)
+        return address
 
     def serves(self) -> bool:
         """Whether it has not been drained."""
@@ -37,3 +44,5 @@ class RayServer:
         if self._server is not None:
             self._server.drain(grace_s)
             self._server.wait()
+        if self._pages is not None:
+            self._pages.close()

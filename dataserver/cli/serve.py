@@ -7,9 +7,9 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from dataserver import process
 from dataserver.allocator import cache_freed_memory
@@ -22,9 +22,12 @@ from dataserver.jobs import Catalog
 from dataserver.planning.kernels import cache as kernel_cache
 from dataserver.serving.block_cache import block_remark, configure_blocks
 from dataserver.serving.budgets import Budgets, remark
-from dataserver.serving.config import ServerConfig, load_config
+from dataserver.serving.config import ConfigError, ServerConfig, load_config
 from dataserver.serving.descriptors import allow_many_descriptors
 from dataserver.serving.server import DataServer
+
+if TYPE_CHECKING:
+    from dataserver.web.server_pages import ServerPages
 
 _log = logging.getLogger(__name__)
 
@@ -40,9 +43,9 @@ def serve(config: Path | None, flags: Mapping[str, Any]) -> None:
     """Serve balanced microbatches of indexed datasets over gRPC.
 
     On a new machine it first compiles the kernels of planning and decoding. Prints `listening on HOST:PORT` when it
-    serves, and then where its metrics and its health are. SIGTERM, Ctrl-C or the Drain call end it in order; a second
-    signal ends it at once. SIGUSR1 writes what each thread is doing to stderr. Every flag is also a key of the YAML
-    file, where repeated flags are maps: datasets, index_dirs, quarantines, tokenizers, transforms.
+    serves, and then where its metrics, its health and its pages are. SIGTERM, Ctrl-C or the Drain call end it in order;
+    a second signal ends it at once. SIGUSR1 writes what each thread is doing to stderr. Every flag is also a key of the
+    YAML file, where repeated flags are maps: datasets, index_dirs, quarantines, tokenizers, transforms.
     """
     settings = load_config(config, flags)
     logs.use(settings.log_format)
@@ -74,6 +77,23 @@ def opened(settings: ServerConfig) -> DataServer:
     return server
 
 
+def pages_of(server: DataServer) -> "ServerPages | None":
+    """The pages of a server that serves; None without --web-listen.
+
+    Raises:
+        ConfigError: their address cannot be bound.
+    """
+    if server.config.web_listen is None:
+        return None
+    from dataserver.web.server_pages import ServerPages  # which takes a while to load
+
+    try:
+        return ServerPages(server, server.config.web_listen)
+    except ConfigError:
+        server.stop()
+        raise
+
+
 def _about_memory(settings: ServerConfig) -> None:
     """Say at start what the memory that there is does to this server."""
     taken = Budgets(settings.prefetch_bytes, settings.job_bytes)
@@ -84,8 +104,11 @@ def _about_memory(settings: ServerConfig) -> None:
 def _serve(server: DataServer) -> None:
     """Serve until the server ends; the first signal drains, a second one cuts."""
     faulthandler.register(signal.SIGUSR1, 2, all_threads=True)  # the descriptor: sys.stderr may be another file
-    with _signals() as (numbers, wake):
+    with _signals() as (numbers, wake), ExitStack() as stack:
         _announce(server.start(), server)
+        if (pages := pages_of(server)) is not None:
+            stack.callback(pages.close)
+            _print_line(f"pages on {pages.url}")
         threading.Thread(target=_when_ended, args=(server, wake), name="ended").start()
         for count, _ in enumerate(iter(numbers, _ENDED)):
             if count == 0:

@@ -3,9 +3,8 @@
 import signal
 import ssl
 import threading
-from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, Final, NoReturn
+from typing import Annotated, Final
 
 import tyro
 
@@ -14,6 +13,7 @@ from dataserver.cli.arguments import MaybePath, Pairs, ServerCredentials, Switch
 from dataserver.cli.jobs import dataset_names, local_settings, planner_of, read_job
 from dataserver.images import silence_pillow_warnings
 from dataserver.jobs import Catalog
+from dataserver.reporting.fleet_calls import NamedServers
 from dataserver.security import NO_CREDENTIALS, Channels, Watched, load_pair, load_tokens, server_context
 from dataserver.web.background import Background
 from dataserver.web.datasets import NO_DATASETS, DatasetPages, LocalData
@@ -22,8 +22,9 @@ from dataserver.web.fleet_watch import FleetWatch
 from dataserver.web.reports import StepReports
 from dataserver.web.rights import ListedDatasets
 from dataserver.web.samples import dataset_routes
-from dataserver.web.server import Query, RequestError, Route, WebServer
-from dataserver.web.steps import StepPages, step_routes
+from dataserver.web.server import Route, WebServer
+from dataserver.web.steps import StepPages, no_job, step_routes
+from dataserver.web.visitors import TokenDoor
 
 MIN_INTERVAL_S: Final = 0.2
 MAX_INTERVAL_S: Final = 60.0
@@ -76,11 +77,11 @@ def web(
         raise ValueError(f"--job {job} is planned from indexes; add --dataset NAME=PATH for each of its datasets")
     names = _names(addresses, interval_s, has_datasets)
     host, port = split_address(listen, "--listen")
-    tokens = None if web_tokens is None else Watched([web_tokens], lambda: load_tokens(web_tokens))
+    door = None if web_tokens is None else TokenDoor(Watched([web_tokens], lambda: load_tokens(web_tokens)))
     tls = _tls(web_cert, web_key)
-    _check_open(host, tokens is not None, tls is not None, insecure)
+    _check_open(host, door is not None, tls is not None, insecure)
     channels = Channels(credentials)
-    watch, work = FleetWatch(names, channels, interval_s), Background()
+    watch, work = FleetWatch(NamedServers(names, channels), interval_s), Background()
     local = NO_DATASETS
     if has_datasets:
         silence_pillow_warnings()
@@ -90,10 +91,10 @@ def web(
     datasets = DatasetPages(local, work, rights.fingerprints if names else None)
     routes: dict[str, Route] = {"/api/fleet": FleetPage(watch).document, **dataset_routes(datasets)}
     steps = None if job is None else _steps(job, local.catalog, datasets, work, reports)
-    routes |= {"/api/step": _no_job} if steps is None else step_routes(steps)
-    server = WebServer(host, port, routes, tokens, None if tls is None else tls.get, web_host)
+    routes |= {"/api/step": no_job} if steps is None else step_routes(steps)
+    server = WebServer(host, port, routes, door, None if tls is None else tls.get, web_host)
     try:
-        watch.start(None if steps is None else steps.waits)
+        watch.start()
         if steps is not None:
             steps.open()
         print(f"the page is at {server.url}", flush=True)
@@ -107,10 +108,6 @@ def web(
 def _steps(job: Path, catalog: Catalog, datasets: DatasetPages, work: Background, reports: StepReports) -> StepPages:
     names = dataset_names(read_job(job))  # its text is refused now, and not when somebody looks
     return StepPages(lambda: planner_of(job, catalog), names, datasets, work, reports)
-
-
-def _no_job(_query: Query) -> NoReturn:
-    raise RequestError("no job is named: start dataserver web with --job FILE", HTTPStatus.NOT_FOUND)
 
 
 def _names(addresses: tuple[str, ...], interval_s: float, has_datasets: bool) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ class Peers:
             channels: opens channels to them.
         """
         self.instance = instance
-        self._channels = channels
+        self.channels = channels
         self._version = channels.version
         """Of the certificates that the channels of all peers have."""
         self._names = tuple(dict.fromkeys(names))
@@ -113,6 +113,10 @@ class Peers:
         with self._lock:
             return [self._peers[address] for address in sorted(self._peers)]
 
+    def others(self) -> list[Peer]:
+        """All addresses but those at which this server itself has answered."""
+        return [peer for peer in self.peers() if (said := peer.said) is None or said.instance != self.instance]
+
     def lost(self, peer: Peer, why: str) -> None:
         """Note that a peer does not answer; said once until it answers again."""
         peer.hear(None)
@@ -135,7 +139,7 @@ class Peers:
             if self._ended.is_set():
                 return
             resolved = self._resolved.is_set()
-            if self._version != (version := self._channels.version):
+            if self._version != (version := self.channels.version):
                 self._version = version
                 self._replace({})  # channels go on with the certificates that they were opened with
             self._replace(self._found)
@@ -225,7 +229,7 @@ class Peers:
             wanted = {} if self._ended.is_set() else dict(addresses)
             gone = [peer for address, peer in self._peers.items() if address not in wanted]
             self._peers = {
-                address: self._peers.get(address) or Peer(address, self._health, self._channels, name)
+                address: self._peers.get(address) or Peer(address, self._health, self.channels, name)
                 for address, name in wanted.items()
             }
         for peer in gone:
@@ -239,9 +243,8 @@ class Peers:
 
     def count(self) -> tuple[int, int]:
         """Live servers and known addresses, without this server."""
-        said = [peer.said for peer in self.peers()]
-        others = [s for s in said if s is None or s.instance != self.instance]
-        return len({s.instance for s in others if s is not None and not s.draining}), len(others)
+        others = [peer.said for peer in self.others()]
+        return len({said.instance for said in others if said is not None and not said.draining}), len(others)
 
 
 def _weight(instance: bytes, job_id: str, step: int) -> bytes:

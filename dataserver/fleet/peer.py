@@ -58,6 +58,7 @@ class Peer:
             server_name: the name in its certificate; empty where the address stands there.
         """
         self.address = address
+        self.server_name = server_name
         self._health = health
         self._channel = channels.open(address, _OPTIONS, server_name)
         self.plans = PeerServiceStub(self._channel)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import time
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import grpc
 from disttrain.v1 import admin_service_pb2 as admin
@@ -101,26 +101,58 @@ def why_silent(error: grpc.RpcError | DecodeError) -> str:
     return f"refuses: {error.details() or code.name}"
 
 
-class FleetChannels:
-    """A channel to each server; they stay open until certificates change. For one thread at a time."""
+class Servers(Protocol):
+    """The servers of a fleet, and how channels to them are opened. Thread-safe."""
 
-    def __init__(self, names: Sequence[str], channels: Channels, options: Sequence[tuple[str, int]] = ()) -> None:
-        """Open channels to `names` when they are asked for, with these options of gRPC."""
-        self._names, self._channels, self._options = tuple(names), channels, tuple(options)
+    @property
+    def names(self) -> Sequence[str]:
+        """HOST:PORT of each."""
+
+    @property
+    def version(self) -> int:
+        """A number that grows when certificates change."""
+
+    def open(self, name: str, options: Sequence[tuple[str, int | str]] = ()) -> grpc.Channel:
+        """A channel to one of them; nothing is connected yet. Raises SecurityError where a token would be shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedServers:
+    """Servers that somebody named, all asked with the same credentials."""
+
+    names: Sequence[str]
+    channels: Channels
+
+    @property
+    def version(self) -> int:
+        """Grows when certificates change."""
+        return self.channels.version
+
+    def open(self, name: str, options: Sequence[tuple[str, int | str]] = ()) -> grpc.Channel:
+        """A channel to one of them."""
+        return self.channels.open(name, options)
+
+
+class FleetChannels:
+    """A channel to each server; they stay open until servers or certificates change. For one thread at a time."""
+
+    def __init__(self, servers: Servers, options: Sequence[tuple[str, int]] = ()) -> None:
+        """Open channels to servers when they are asked for, with these options of gRPC."""
+        self._servers, self._options = servers, tuple(options)
         self._opened: dict[str, grpc.Channel] = {}
-        self._version = -1
+        self._of: tuple[int, tuple[str, ...]] | None = None
 
     def opened(self) -> Mapping[str, grpc.Channel]:
         """The channels by address."""
-        version = self._channels.version
-        if version != self._version:
+        of = self._servers.version, tuple(self._servers.names)
+        if of != self._of:
             self.close()
-            self._opened = {name: self._channels.open(name, self._options) for name in self._names}
-            self._version = version
+            self._opened = {name: self._servers.open(name, self._options) for name in of[1]}
+            self._of = of
         return self._opened
 
     def close(self) -> None:
         """Close the channels."""
-        opened, self._opened, self._version = self._opened, {}, -1
+        opened, self._opened, self._of = self._opened, {}, None
         for channel in opened.values():
             channel.close()

@@ -1,6 +1,6 @@
 """What the servers of a fleet are set up like: asked once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Final
 
@@ -23,22 +23,24 @@ from dataserver.reporting.fleet_calls import (
     LIST_FAILURES,
     M,
     Method,
+    Servers,
     ask_all,
 )
 from dataserver.reporting.fleet_checks import Seen
-from dataserver.security import Channels, tls_problem, with_hint
+from dataserver.security import tls_problem, with_hint
 
 ANSWER_S: Final = 10.0
 """Time that a server has for each answer, its connection included."""
 ANOTHER_PROGRAM: Final = ("another program, or an older release", "finish the rolling upgrade, or correct the address")
 
 
-def look(names: Sequence[str], channels: Channels) -> tuple[list[Seen], dict[str, tuple[str, str]]]:
+def look(servers: Servers) -> tuple[list[Seen], dict[str, tuple[str, str]]]:
     """What each server says of itself; and of those that do not, why, and what to do about it."""
     fleet: list[Seen] = []
     silent: dict[str, tuple[str, str]] = {}
+    names = tuple(servers.names)
     with ExitStack() as stack:
-        opened = {name: stack.enter_context(channels.open(name)) for name in names}
+        opened = {name: stack.enter_context(servers.open(name)) for name in names}
         infos = _answers(opened, GET_SERVER_INFO, GetServerInfoRequest(), silent)
         datasets = _answers(opened, GET_DATASET_INFO, GetDatasetInfoRequest(), silent)
         metrics = _answers(opened, GET_METRICS, GetMetricsRequest(), silent)
@@ -54,10 +56,10 @@ def look(names: Sequence[str], channels: Channels) -> tuple[list[Seen], dict[str
     return fleet, {name: silent[name] for name in names if name in silent}
 
 
-def failures(names: Sequence[str], channels: Channels) -> dict[str, ListFailuresResponse]:
+def failures(servers: Servers) -> dict[str, ListFailuresResponse]:
     """What each server remembers of failed samples and shards; nothing of those that do not say."""
     with ExitStack() as stack:
-        opened = {name: stack.enter_context(channels.open(name)) for name in names}
+        opened = {name: stack.enter_context(servers.open(name)) for name in servers.names}
         replies = ask_all(opened, LIST_FAILURES, ListFailuresRequest(), ANSWER_S)
         return {reply.address: reply.message for reply in replies if reply.message is not None}
 

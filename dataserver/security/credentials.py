@@ -121,7 +121,7 @@ class Channels:
         """Open a channel to a server; nothing is connected yet.
 
         Args:
-            address: HOST:PORT.
+            address: HOST:PORT, or unix:PATH.
             options: of gRPC.
             server_name: the name in the server's certificate, where the address is another one.
 
@@ -129,7 +129,7 @@ class Channels:
             SecurityError: a token would travel unencrypted to another machine.
         """
         if self._tls is None:
-            if self._token is not None and not is_loopback(split_address(address, "a server")[0]):
+            if self._token is not None and not _stays_here(address):
                 raise SecurityError(
                     f"a token is to be shown to {address} over a connection without encryption: add --tls-ca with the "
                     "authority of its certificate, or leave the token out"
@@ -142,6 +142,10 @@ class Channels:
             credentials = grpc.ssl_channel_credentials(tls.authorities, *shown)
             channel = grpc.secure_channel(address, credentials, [*options, *named])
         return channel if self._token is None else grpc.intercept_channel(channel, _ShowToken(self._token))
+
+
+def _stays_here(address: str) -> bool:
+    return address.startswith("unix:") or is_loopback(split_address(address, "a server")[0])
 
 
 def _load(credentials: Credentials) -> _Tls:

@@ -48,6 +48,9 @@ class ServerConfig(BaseModel):
     metrics_listen: Annotated[str | None, Metavar("HOST:PORT")] = None
     """Address for metrics in the format of Prometheus (HTTP, /metrics); port 0 takes a free one. By default there are
     none."""
+    web_listen: Annotated[str | None, Metavar("HOST:PORT")] = None
+    """Address of pages for a browser that show this server, its --peers and its datasets, like `dataserver web`; port 0
+    takes a free one. By default there are none."""
     otlp_endpoint: Annotated[str | None, Metavar("URL")] = None
     """Collector of OpenTelemetry traces (OTLP over gRPC): http://HOST:PORT, or https://HOST:PORT with TLS. What is done
     for steps that trainers trace is sent to it. By default nothing is."""
@@ -149,7 +152,7 @@ def _check_security(config: ServerConfig) -> None:
         _check_collector(config, config.otlp_endpoint)
     if config.health_listen is not None:
         split_address(config.health_listen, "health_listen")
-    for key in ("listen", "data_listen", "metrics_listen"):
+    for key in ("listen", "data_listen", "metrics_listen", "web_listen"):
         address = getattr(config, key)
         if address is not None:
             _check_address(config, key, address)

@@ -173,7 +173,8 @@ class DataService:
         self, request: pb.ListStepTimesRequest, context: grpc.ServicerContext
     ) -> pb.ListStepTimesResponse:
         """List the newest measured times."""
-        return pb.ListStepTimesResponse(times=self._known(request.job_id, context).times.newest())
+        times = self._known(request.job_id, context).times
+        return pb.ListStepTimesResponse(times=times.newest(request.step if request.HasField("step") else None))
 
     def GetServerInfo(self, _: pb.GetServerInfoRequest, context: grpc.ServicerContext) -> pb.GetServerInfoResponse:
         """Say what this server supports."""

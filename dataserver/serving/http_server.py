@@ -122,6 +122,12 @@ class QuietHandler(BaseHTTPRequestHandler):
             self.request.do_handshake()
         super().setup()
 
+    def certificate_names(self) -> list[str]:
+        """DNS names and URIs of the caller's certificate."""
+        shown = self.request.getpeercert() if isinstance(self.request, ssl.SSLSocket) else None
+        entries: Any = (shown or {}).get("subjectAltName", ())
+        return [str(name) for kind, name in entries if kind in ("DNS", "URI")]
+
     def version_string(self) -> str:
         """Name no versions to strangers."""
         return "disttrain"

@@ -4,10 +4,9 @@ It answers GET /metrics and nothing else. What is sent to it costs at most a few
 the same certificates and tokens as the gRPC port.
 """
 
-import ssl
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Final
 
 from disttrain.v1 import errors_pb2
 from prometheus_client import generate_latest
@@ -97,16 +96,10 @@ class _Handler(QuietHandler):
             return True
         try:
             token = access.token_name(self.headers.get_all("authorization") or [])
-            require_right(access.identify(token, self._certificate_names()), Right.METRICS)
+            require_right(access.identify(token, self.certificate_names()), Right.METRICS)
         except DataServiceError as error:
             access.audit.write(f"GET {PATH}", joined(*self.client_address[:2]), error.message)
             unknown = error.reason == errors_pb2.ERROR_REASON_UNAUTHENTICATED
             self.send_error(HTTPStatus.UNAUTHORIZED if unknown else HTTPStatus.FORBIDDEN, explain=error.message)
             return False
         return True
-
-    def _certificate_names(self) -> list[str]:
-        """DNS names and URIs of the caller's certificate."""
-        shown = self.request.getpeercert() if isinstance(self.request, ssl.SSLSocket) else None
-        entries: Any = (shown or {}).get("subjectAltName", ())
-        return [str(name) for kind, name in entries if kind in ("DNS", "URI")]

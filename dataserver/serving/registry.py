@@ -55,11 +55,12 @@ class StepTimesLog:
             while len(self._reports) > MAX_STEP_TIMES or self._bytes > MAX_STEP_TIMES_BYTES:
                 self._bytes -= len(self._reports.popleft())
 
-    def newest(self) -> list[data_service_pb2.StepTimes]:
-        """The reports, oldest first."""
+    def newest(self, step: int | None = None) -> list[data_service_pb2.StepTimes]:
+        """The reports of a step, or of all, oldest first."""
         with self._lock:
             reports = tuple(self._reports)
-        return [data_service_pb2.StepTimes.FromString(report) for report in reports]
+        found = map(data_service_pb2.StepTimes.FromString, reports)
+        return [report for report in found if step in (None, report.step)]
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

@@ -32,6 +32,7 @@ from dataserver.serving.health import HEALTH, NO_SERVICE, HealthPort
 from dataserver.serving.limits import MAX_TRANSPORT_BYTES
 from dataserver.serving.metrics import Metrics, Snapshot, usage_of
 from dataserver.serving.metrics_message import failures_message, metrics_message
+from dataserver.serving.own_socket import OwnSocket
 from dataserver.serving.peer_service import PeerService
 from dataserver.serving.reflection import enable_reflection
 from dataserver.serving.registry import JobRegistry
@@ -79,9 +80,12 @@ class DataServer:
         Raises:
             SecurityError: a certificate, token file or policy cannot be used.
         """
-        self._config = config
-        self._tls = ServerTls.of(config)
-        self._access = Access(config, catalog)
+        self.config: Final = config
+        self.catalog: Final = catalog
+        self.tls: Final = ServerTls.of(config)
+        self.access: Final = Access(config, catalog)
+        self.address = ""
+        """HOST:PORT with the port that was taken, once it serves."""
         self._metrics = Metrics()
         self._wanted: CoresWanted | None = None
         """From the start on: what compiles before it serves nobody."""
@@ -89,7 +93,7 @@ class DataServer:
         self._recorder = None if endpoint is None else recorder_to(endpoint, "disttrain-dataserver")
         self._streams = Streams(config, self._metrics)
         instance = secrets.token_bytes(INSTANCE_BYTES)
-        channels = _to_peers(config, self._access) if config.peers else None
+        channels = _to_peers(config, self.access) if config.peers else None
         self._peers = None if channels is None else Peers(config.peers, instance, channels)
         fetch = None if self._peers is None else PlanFetcher(self._peers, self._metrics.plan_found).fetch
         if self._peers is not None and any(dataset.reads_ahead for dataset in catalog.datasets.values()):
@@ -100,6 +104,7 @@ class DataServer:
         self._drainer: threading.Thread | None = None
         self._endpoint: MetricsEndpoint | None = None
         self._health_port: HealthPort | None = None
+        self._own_socket: OwnSocket | None = None
         self._ended = threading.Event()
         # Idle streams are not open, but each still has a thread until its consumer reads: see `Streams`.
         self._calls = CallPool(
@@ -108,17 +113,17 @@ class DataServer:
         self._watches = CallPool(WATCH_THREADS, "calls that watch health or ask reflection", "end one of them")
         self._peer_calls = CallPool(PEER_THREADS, "calls of other servers", "plan the step there")
         self._admission = Admission(self._calls)
-        self._gate = Gate(self._access)
-        diagnostics = Diagnostics(config.cache_dir, self._tls, self._access, self._peers)
+        self._gate = Gate(self.access)
+        diagnostics = Diagnostics(config.cache_dir, self.tls, self.access, self._peers)
         options = (*_OPTIONS, ("grpc.max_allowed_incoming_connections", max_connections()))
         self._grpc = grpc.server(self._calls, interceptors=[self._gate, self._admission], options=options)
         self._grpc.add_generic_rpc_handlers(
             (
-                service_handler(_DATA, DataService(self._access, self._streams, self._jobs, config, self._recorder)),
+                service_handler(_DATA, DataService(self.access, self._streams, self._jobs, config, self._recorder)),
                 service_handler(_ADMIN, AdminService(self.drain, self.metrics, diagnostics, self._failures)),
                 service_handler(
                     _PEER,
-                    PeerService(self._access, self._jobs, instance, lambda: self._streams.draining, self._recorder),
+                    PeerService(self.access, self._jobs, instance, lambda: self._streams.draining, self._recorder),
                     self._peer_calls,
                 ),
             )
@@ -146,7 +151,7 @@ class DataServer:
     @property
     def drain_grace_s(self) -> float:
         """Seconds that streams get to end when it is told to."""
-        return self._config.drain_grace_s
+        return self.config.drain_grace_s
 
     @property
     def has_ended(self) -> bool:
@@ -163,6 +168,12 @@ class DataServer:
         """HOST:PORT of the port for health alone; None where there is none."""
         return None if self._health_port is None else self._health_port.address
 
+    @property
+    def own_address(self) -> str:
+        """Where this server asks itself, with `Access.own_token`; only with --web-listen, once it serves."""
+        assert self._own_socket is not None
+        return self._own_socket.address
+
     def snapshot(self) -> Snapshot:
         """The numbers of this server."""
         budget = self._streams.shared.budget
@@ -175,13 +186,13 @@ class DataServer:
             prefetch_limit_bytes=budget.total,
             known_jobs=self._jobs.num_jobs,
             cached_bytes=self._jobs.cached_bytes(),
-            cached_limit_bytes=self._config.job_bytes,
+            cached_limit_bytes=self.config.job_bytes,
             store_reads=BLOCKS.counts,
-            cores=self._config.decode_threads,
+            cores=self.config.decode_threads,
             wanted_cores=0.0 if self._wanted is None else self._wanted.at(self._usage()),
-            refused_calls=self._access.audit.refused,
-            max_streams=self._config.max_streams,
-            certificate_expires=None if self._tls is None else self._tls.expires,
+            refused_calls=self.access.audit.refused,
+            max_streams=self.config.max_streams,
+            certificate_expires=None if self.tls is None else self.tls.expires,
         )
 
     def _usage(self) -> Usage:
@@ -192,7 +203,7 @@ class DataServer:
         return metrics_message(self.snapshot())
 
     def _failures(self, context: grpc.ServicerContext) -> ListFailuresResponse:
-        return failures_message(self._metrics.failures, self._access.catalog(context).datasets)
+        return failures_message(self._metrics.failures, self.access.catalog(context).datasets)
 
     def start(self) -> str:
         """Bind and serve; HOST:PORT with the port that was taken.
@@ -201,28 +212,31 @@ class DataServer:
             ConfigError: an address cannot be bound.
         """
         load_details()
-        host, port = split_address(self._config.listen)
-        credentials = None if self._tls is None else self._tls.credentials()
+        host, port = split_address(self.config.listen)
+        credentials = None if self.tls is None else self.tls.credentials()
         bound = bind_grpc(self._grpc, (host, port), "--listen", credentials)
-        if self._config.direct:
-            tls = self._tls
+        self.address = joined(host, bound)
+        if self.config.web_listen is not None:
+            self._own_socket = OwnSocket(self._grpc)
+        if self.config.direct:
+            tls = self.tls
             context = None if tls is None else lambda: tls.context
-            listen_for_data(self._streams.shared.direct, self._config, bound, context)
-        if self._config.metrics_listen is not None:
+            listen_for_data(self._streams.shared.direct, self.config, bound, context)
+        if self.config.metrics_listen is not None:
             # With Prometheus' client and an HTTP server, which take twice as long to load as gRPC.
             from dataserver.serving.metrics_endpoint import MetricsEndpoint
 
-            metrics_host, metrics_port = split_address(self._config.metrics_listen)
-            self._endpoint = MetricsEndpoint(metrics_host, metrics_port, self.metrics, self._access, self._tls)
-        if self._config.health_listen is not None:
-            self._health_port = HealthPort(self._config.health_listen, self._health)
+            metrics_host, metrics_port = split_address(self.config.metrics_listen)
+            self._endpoint = MetricsEndpoint(metrics_host, metrics_port, self.metrics, self.access, self.tls)
+        if self.config.health_listen is not None:
+            self._health_port = HealthPort(self.config.health_listen, self._health)
         for name in ("", _DATA.full_name):
             self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         self._wanted = CoresWanted(self._usage())
         self._grpc.start()
         if self._peers is not None:
             self._peers.start()
-        return joined(host, bound)
+        return self.address
 
     def drain(self, grace_s: float) -> int:
         """Begin to end: refuse new streams, let open ones finish the microbatch in hand, for at most `grace_s` seconds.
@@ -269,6 +283,8 @@ class DataServer:
             self._health_port.close()
         if self._endpoint is not None:
             self._endpoint.close()
+        if self._own_socket is not None:
+            self._own_socket.close()
         self._ended.set()
 
 

@@ -37,14 +37,18 @@ NO_DATASETS: Final = LocalData(Catalog({}, {}), {}, {})
 class DatasetPages:
     """The datasets of this machine that may be shown. Thread-safe."""
 
-    def __init__(self, local: LocalData, work: Background, listed: Fingerprints | None) -> None:
+    def __init__(
+        self, local: LocalData, work: Background, listed: Fingerprints | None, *, counts_withheld: bool = True
+    ) -> None:
         """Show datasets.
 
         Args:
             local: the datasets.
             work: does what takes longer.
             listed: says which of them may be shown; None where all may be.
+            counts_withheld: whether to say how many may not be.
         """
+        self._counts_withheld = counts_withheld
         self._local, self._work, self._listed = local, work, listed
         self._datasets = local.catalog.datasets
 
@@ -62,7 +66,7 @@ class DatasetPages:
             }
             for name in shown
         ]
-        return {"datasets": found, "withheld": len(self._datasets) - len(found)}
+        return {"datasets": found, "withheld": len(self._datasets) - len(found) if self._counts_withheld else 0}
 
     def named(self, query: Query) -> tuple[str, Dataset]:
         """The dataset that a request names.

@@ -26,8 +26,8 @@ from dataserver.reporting.fleet_numbers import (
     throughput,
     waited,
 )
-from dataserver.web.fleet_watch import Check, FleetWatch, Look, Point
-from dataserver.web.reports import RankOfJob
+from dataserver.web.fleet_watch import Check, FleetWatch, Look, Point, without
+from dataserver.web.rank_waits import RankOfJob
 from dataserver.web.server import Query, json_bytes
 
 MAX_CHARS: Final = 256
@@ -52,25 +52,45 @@ FAILURES: Final[Mapping[str, Callable[[GetMetricsResponse], int]]] = {
 """Counters of what went wrong, since each server began."""
 
 
+MayRead = Callable[[str], bool]
+"""Whether a dataset of this name may be shown to who asks."""
+
+
 class FleetPage:
     """Turns the newest look into JSON, once for all who ask. Thread-safe."""
 
-    def __init__(self, watch: FleetWatch) -> None:
-        self._watch = watch
+    def __init__(self, watch: FleetWatch, may_read: MayRead | None = None) -> None:
+        """Show what `watch` sees.
+
+        Args:
+            watch: looks at the servers.
+            may_read: whether who asks may read a dataset; None where all may be shown.
+        """
+        self._watch, self._may_read = watch, may_read
         self._lock = threading.Lock()
         self._of: tuple[object, ...] = ()
+        self._hid: frozenset[str] = frozenset()
         self._made = b""
 
     def document(self, _query: Query) -> bytes:
         """Everything that the page shows, as JSON; answers at once."""
         look, checked, points = self._watch.newest()
         waits, defects = self._watch.waits(), self._watch.defects()
+        hidden = self._hidden(checked)
         with self._lock:
             of = look, checked, waits, defects
-            if not self._made or any(a is not b for a, b in zip(self._of, of, strict=True)):
-                self._of = of
+            if hidden != self._hid or not self._made or any(a is not b for a, b in zip(self._of, of, strict=True)):
+                self._of, self._hid = of, hidden
+                checked = checked and without(checked, hidden)
                 self._made = json_bytes(_document(self._watch, look, checked, points, waits, defects))
             return self._made
+
+    def _hidden(self, checked: Check | None) -> frozenset[str]:
+        """The datasets that servers name and that may not be shown."""
+        may_read = self._may_read
+        if checked is None or may_read is None:
+            return frozenset()
+        return frozenset(name for name in checked.dataset_names() if not may_read(name))
 
 
 def _document(
@@ -86,7 +106,7 @@ def _document(
     return {
         "looked_at": None if look is None else look.at,
         "interval_s": watch.interval_s,
-        "named": len(watch.names),
+        "named": len(watch.servers.names),
         "defects": [f"{what} cannot be looked at: {printable(why, 2 * MAX_CHARS)}" for what, why in defects.items()],
         "servers": [_server(answer) for answer in answers],
         "verdict": _verdict(answers),

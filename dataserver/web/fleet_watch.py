@@ -3,28 +3,27 @@
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from time import monotonic, time
 from typing import Final
 
 from disttrain.v1.admin_service_pb2 import ListFailuresResponse
+from disttrain.v1.data_service_pb2 import DatasetInfo, GetDatasetInfoResponse
 
-from dataserver.reporting.fleet_calls import FleetChannels
+from dataserver.reporting.fleet_calls import FleetChannels, Servers
 from dataserver.reporting.fleet_checks import Seen
 from dataserver.reporting.fleet_look import Fleet
 from dataserver.reporting.fleet_numbers import STAGES, Answer, throughput, waiting_at_a_time
 from dataserver.reporting.fleet_setup import failures, look
-from dataserver.security import Channels
-from dataserver.web.reports import RankOfJob
+from dataserver.web.rank_waits import RankOfJob, RankWaits
 
 CHECK_S: Final = 30.0
 """Between two looks at what servers are set up like."""
-WAITS_S: Final = 5.0
-"""Between two looks at what trainers reported, as long as somebody looks at the page."""
 LOOKED_AT_S: Final = 60.0
 """For so long after a request somebody is taken to look at the page."""
+IDLE_S: Final = 0.5
+"""After so long what rests sees that somebody looks again."""
 AFTER_DEFECT_S: Final = 5.0
 """At least, before what failed is tried again."""
 HISTORY: Final = 360
@@ -66,18 +65,49 @@ class Check:
     failed: Mapping[str, ListFailuresResponse] = field(default_factory=dict)
     """Samples and shards that failed lately, by server."""
 
+    def dataset_names(self) -> set[str]:
+        """The datasets that servers name."""
+        listed = {dataset.name for one in self.seen for dataset in one.datasets.datasets}
+        return listed | {failure.dataset for found in self.failed.values() for failure in found.failures}
 
-Waits = Callable[[], Mapping[RankOfJob, float]]
-"""Share of their last reported step for which ranks waited for data; nothing of those that reported none."""
+
+def without(check: Check, hidden: Collection[str]) -> Check:
+    """A check that says nothing of some datasets."""
+    if not hidden:
+        return check
+    seen = [
+        replace(one, datasets=_of_datasets(one.datasets, [d for d in one.datasets.datasets if d.name not in hidden]))
+        for one in check.seen
+    ]
+    failed = {
+        server: ListFailuresResponse(failures=[f for f in found.failures if f.dataset not in hidden])
+        for server, found in check.failed.items()
+    }
+    return replace(check, seen=seen, failed=failed)
+
+
+def _of_datasets(said: GetDatasetInfoResponse, datasets: Sequence[DatasetInfo]) -> GetDatasetInfoResponse:
+    found = GetDatasetInfoResponse()
+    found.CopyFrom(said)
+    found.ClearField("datasets")
+    found.datasets.extend(datasets)
+    return found
 
 
 class FleetWatch:
     """Watches until it is closed. Thread-safe."""
 
-    def __init__(self, names: Sequence[str], channels: Channels, interval_s: float) -> None:
-        self.names = tuple(names)
+    def __init__(self, servers: Servers, interval_s: float, *, rests: bool = False) -> None:
+        """Watch servers from `start` on.
+
+        Args:
+            servers: that are watched.
+            interval_s: between two looks at them.
+            rests: whether they are asked only as long as somebody looks at the page.
+        """
+        self.servers = servers
         self.interval_s = interval_s
-        self._channels = channels
+        self._rests = rests
         self._lock = threading.Lock()
         self._look: Look | None = None
         self._check: Check | None = None
@@ -87,26 +117,22 @@ class FleetWatch:
         self._asked_at = float("-inf")
         self._ended = threading.Event()
         # Of the thread that looks, and of no other.
-        self._opened = FleetChannels(names, channels, _RECONNECT)
+        self._opened = FleetChannels(servers, _RECONNECT)
         self._fleet: Fleet | None = None
+        self._rank_waits = RankWaits()
 
-    def start(self, waits: Waits | None = None) -> None:
+    def start(self) -> None:
         """Begin to ask.
-
-        Args:
-            waits: asked for the waits of ranks; None where no job is known.
 
         Raises:
             SecurityError: a token would travel unencrypted to another machine.
         """
-        for name in self.names:
-            self._channels.open(name).close()
+        for name in self.servers.names:
+            self.servers.open(name).close()
         works: list[tuple[str, Callable[[], None], float]] = [
             ("the servers", self._look_once, self.interval_s),
             ("the setup of the servers", self._check_once, CHECK_S),
         ]
-        if waits is not None:
-            works.append(("the waits of ranks", partial(self._ask_once, waits), WAITS_S))
         for work in works:
             threading.Thread(target=self._again, args=work, name="fleet-watch", daemon=True).start()
 
@@ -121,7 +147,7 @@ class FleetWatch:
             return self._look, self._check, list(self._points)
 
     def waits(self) -> Mapping[RankOfJob, float]:
-        """The newest waits of ranks."""
+        """Share of the last time for which ranks waited for data; nothing of those whose clients do not report it."""
         with self._lock:
             return self._waits
 
@@ -133,6 +159,9 @@ class FleetWatch:
     def _again(self, what: str, work: Callable[[], None], pause_s: float) -> None:
         """Do it until all ends; a defect is logged and shown, and the page goes on."""
         while not self._ended.is_set():
+            if not self._is_wanted():
+                self._ended.wait(IDLE_S)
+                continue
             try:
                 work()
             except Exception as error:
@@ -145,13 +174,9 @@ class FleetWatch:
                     self._defects = {**{w: why for w, why in self._defects.items() if w != what}, **found}
             self._ended.wait(max(pause_s, AFTER_DEFECT_S) if found else pause_s)
 
-    def _ask_once(self, waits: Waits) -> None:
+    def _is_wanted(self) -> bool:
         with self._lock:
-            is_looked_at = monotonic() - self._asked_at < LOOKED_AT_S
-        if is_looked_at:
-            found = waits()
-            with self._lock:
-                self._waits = found
+            return not self._rests or monotonic() - self._asked_at < LOOKED_AT_S
 
     def _look_once(self) -> None:
         opened = self._opened.opened()
@@ -160,14 +185,15 @@ class FleetWatch:
         self.note(self._fleet.look())
 
     def _check_once(self) -> None:
-        seen, silent = look(self.names, self._channels)
-        failed = failures(self.names, self._channels)
+        seen, silent = look(self.servers)
+        failed = failures(self.servers)
         with self._lock:
             self._check = Check(time(), seen, silent, failed)
 
     def note(self, answers: Sequence[Answer]) -> None:
         """Take over a look."""
         now, waiting = time(), dict.fromkeys(STAGES, 0.0)
+        waits = self._rank_waits.note(answers)
         images = megabytes = 0.0
         for answer in answers:
             rates = None if answer.now is None else throughput(answer.now, answer.before)
@@ -178,6 +204,7 @@ class FleetWatch:
             for stage, streams in waiting_at_a_time(answer.now, answer.before).items():
                 waiting[stage] += streams
         with self._lock:
+            self._waits = waits
             has_rates = self._look is not None
             self._look = Look(now, answers)
             if has_rates:  # the first look has nothing before it

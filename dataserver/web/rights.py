@@ -7,7 +7,7 @@ from typing import Final
 
 from disttrain.v1.data_service_pb2 import GetDatasetInfoRequest
 
-from dataserver.reporting.fleet_calls import GET_DATASET_INFO, FleetChannels, ask_all
+from dataserver.reporting.fleet_calls import GET_DATASET_INFO, FleetChannels, NamedServers, ask_all
 from dataserver.security import Channels
 
 AGAIN_S: Final = 10.0
@@ -21,7 +21,7 @@ class ListedDatasets:
     """The datasets that any server lists. Thread-safe."""
 
     def __init__(self, names: Sequence[str], channels: Channels) -> None:
-        self._channels = FleetChannels(names, channels)
+        self._channels = FleetChannels(NamedServers(names, channels))
         self._asking = threading.Lock()
         """Held by the thread that asks servers; others go on with the last answer while it is valid."""
         self._answer: tuple[float, Mapping[str, str]] = float("-inf"), {}

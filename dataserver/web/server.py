@@ -19,11 +19,11 @@ from urllib.parse import parse_qsl
 
 from dataserver.addresses import is_loopback, is_number, joined, split_address
 from dataserver.dataset import printable
-from dataserver.security import Tokens, Watched, token_in
 from dataserver.serving.access import Audit
 from dataserver.serving.binding import when_free
 from dataserver.serving.http_server import BoundedHttpServer, QuietHandler
 from dataserver.web.assets import load_assets
+from dataserver.web.visitors import Door, RefusedError
 
 MAX_CONNECTIONS: Final = 64
 CONNECTION_S: Final = 30.0
@@ -44,7 +44,6 @@ HEADERS: Final = {
 _log = logging.getLogger(__name__)
 
 Query = Mapping[str, str]
-Token = Watched[Tokens]
 
 
 class RequestError(ValueError):
@@ -75,9 +74,10 @@ class WebServer:
         host: str,
         port: int,
         routes: Mapping[str, Route],
-        tokens: "Token | None" = None,
+        door: Door | None = None,
         tls: Callable[[], ssl.SSLContext] | None = None,
         names: Sequence[str] = (),
+        option: str = "--listen",
     ) -> None:
         """Bind and serve.
 
@@ -85,14 +85,17 @@ class WebServer:
             host: where to listen.
             port: 0 takes a free one.
             routes: by the path of the request.
-            tokens: every request has to show one of them; None lets everybody in.
+            door: every request has to pass it; None lets everybody in.
             tls: gives the context of the next connection; None where nothing is encrypted.
             names: of this server, beside its addresses, `localhost` and `host`.
+            option: that names the address.
 
         Raises:
             ConfigError: the address cannot be bound.
         """
-        self._server = when_free(host, port, "--listen", lambda: _HttpServer(host, port, routes, tokens, tls, names))
+        self._server = when_free(
+            host, port, option, lambda: _HttpServer(host, port, routes, door, tls, names), " for pages"
+        )
         scheme = "http" if tls is None else "https"
         self.address = joined(host, self._server.server_address[1])
         """HOST:PORT with the port that was taken."""
@@ -114,11 +117,11 @@ class _HttpServer(BoundedHttpServer):
         host: str,
         port: int,
         routes: Mapping[str, Route],
-        tokens: "Token | None",
+        door: Door | None,
         tls: Callable[[], ssl.SSLContext] | None,
         names: Sequence[str],
     ) -> None:
-        self.routes, self.tokens, self.audit = routes, tokens, Audit()
+        self.routes, self.door, self.audit = routes, door, Audit()
         self.assets = load_assets()
         self.names = {name.lower() for name in names}
         self._host = host
@@ -135,7 +138,7 @@ class _HttpServer(BoundedHttpServer):
         if is_loopback(self._host):
             return False
         # A browser shows tokens to the name that they were typed for alone, and no name leads to an IP address.
-        return self.tokens is not None or name == self._host.lower() or is_number(name)
+        return self.door is not None or name == self._host.lower() or is_number(name)
 
 
 class _Handler(QuietHandler):
@@ -184,17 +187,18 @@ class _Handler(QuietHandler):
         return ours
 
     def _is_let_in(self, path: str) -> bool:
-        if self.server.tokens is None:
+        if self.server.door is None:
             return True
-        token = token_in([_as_bearer(value) for value in self.headers.get_all("authorization") or []])
-        if token is not None and self.server.tokens.get().name_of(token) is not None:
-            return True
-        why = "no token" if token is None else "unknown token"
-        if self.headers.get("authorization") is not None:  # each browser's first request has none
-            self.server.audit.write(f"GET {path}", joined(*self.client_address[:2]), why)
-        extra = {"WWW-Authenticate": 'Basic realm="DistTrain: the password is the token", charset="UTF-8"'}
-        self._refuse(HTTPStatus.UNAUTHORIZED, "a token of --web-tokens is required, as the password", extra)
-        return False
+        shown = [_as_bearer(value) for value in self.headers.get_all("authorization") or []]
+        try:
+            self.server.door.let_in(path, shown, self.certificate_names())
+        except RefusedError as error:
+            if shown or error.status is not HTTPStatus.UNAUTHORIZED:  # each browser's first request shows none
+                self.server.audit.write(f"GET {path}", joined(*self.client_address[:2]), error.why)
+            asks = {"WWW-Authenticate": 'Basic realm="DistTrain: the password is the token", charset="UTF-8"'}
+            self._refuse(error.status, str(error), asks if error.status is HTTPStatus.UNAUTHORIZED else None)
+            return False
+        return True
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Refuse what is no request, or none that is answered, in the form of all other answers."""

@@ -4,10 +4,10 @@ Plans are made here from the indexes, as by `dataserver plan` and `dataserver si
 the servers to which the job's trainers reported it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from disttrain.v1.data_service_pb2 import StepTimes
 
@@ -24,7 +24,7 @@ from dataserver.reporting.timelines import bars_of, critical_ns, labels_of, modu
 from dataserver.web.background import Background, Progress
 from dataserver.web.datasets import DatasetPages, number
 from dataserver.web.measured import measured_document
-from dataserver.web.reports import RankOfJob, StepReports
+from dataserver.web.reports import StepReports
 from dataserver.web.server import Query, RequestError
 from dataserver.web.step_costs import costs_of
 
@@ -90,14 +90,6 @@ class StepPages:
     def open(self) -> None:
         """Begin to open the job."""
         self._work.ask(("job",), lambda _: self._planner().num_steps, is_wanted_later=True)
-
-    def waits(self) -> Mapping[RankOfJob, float]:
-        """Share of its last reported step for which each rank waited for data; of several stages the one that did most.
-
-        Empty until the job is open.
-        """
-        planner = self._opened
-        return {} if planner is None else self._reports.waits(planner.job.job_id)
 
     def _number(self, query: Query) -> int:
         """The step that a request names, if the job's datasets may be shown."""
@@ -167,6 +159,11 @@ class StepPages:
         plan = planner.plan(step)
         found, timeline = measured_document(planner.job, plan, reports)
         return {**found, "timeline": None if timeline is None else _timeline(timeline)}
+
+
+def no_job(_query: Query) -> NoReturn:
+    """Answers for a step where no job is named."""
+    raise RequestError("no job is named: start dataserver web with --job FILE", HTTPStatus.NOT_FOUND)
 
 
 def step_routes(pages: StepPages) -> dict[str, Callable[[Query], Any]]:

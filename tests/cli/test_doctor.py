@@ -17,6 +17,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from serving.harness import index, running
 from shards import write_pairs
 
+from dataserver.reporting.fleet_calls import NamedServers
 from dataserver.reporting.fleet_setup import look
 from dataserver.security import Channels
 
@@ -98,7 +99,7 @@ class Odd(Stranger):
 
 def test_a_server_that_says_what_cannot_be_is_named_and_the_others_are_seen(caplog: pytest.LogCaptureFixture) -> None:
     with grpc_server(Odd(nanos=-1)) as odd, grpc_server(Odd()) as well, grpc_server(Stranger(b"\xff no")) as other:
-        seen, silent = look((odd, other, well), Channels())
+        seen, silent = look(NamedServers((odd, other, well), Channels()))
     assert [one.address for one in seen] == [well]
     assert list(silent) == [odd, other]
     assert silent[odd][0].startswith("says what cannot be: ")
@@ -110,7 +111,7 @@ def test_servers_that_hang_do_not_add_up(stack: ExitStack, monkeypatch: pytest.M
     monkeypatch.setattr("dataserver.reporting.fleet_setup.ANSWER_S", 0.5)
     late = [stack.enter_context(grpc_server(Odd(late="GetDatasetInfo"))) for _ in range(4)]
     begun = time.monotonic()
-    seen, silent = look(late, Channels())
+    seen, silent = look(NamedServers(late, Channels()))
     assert time.monotonic() - begun < 1.4
     assert (seen, list(silent)) == ([], late)
 

@@ -330,6 +330,16 @@ def test_step_times_are_kept_oldest_first_and_change_no_plan(server: Running) ->
     assert server.stub.GetPlan(pb.GetPlanRequest(job_id=job_id), timeout=TIMEOUT_S) == before
 
 
+def test_step_times_of_one_step_are_listed_alone(server: Running) -> None:
+    job_id = server.create().job_id
+    for step in (0, 1, 0):
+        report(server, job_id=job_id, step=step, rank=1)
+    for step, count in ((0, 2), (1, 1), (2, 0)):
+        request = pb.ListStepTimesRequest(job_id=job_id, step=step)
+        found = server.stub.ListStepTimes(request, timeout=TIMEOUT_S).times
+        assert [times.step for times in found] == [step] * count
+
+
 def test_step_times_are_bounded_in_number_and_bytes(server: Running) -> None:
     job_id = server.create().job_id
     for rank in range(1100):

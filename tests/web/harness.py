@@ -10,9 +10,10 @@ from http.client import HTTPConnection
 from typing import Any, NamedTuple
 
 from dataserver.addresses import split_address
+from dataserver.reporting.fleet_calls import NamedServers
 from dataserver.security import NO_CREDENTIALS, Channels, Credentials
 from dataserver.web.fleet_page import FleetPage
-from dataserver.web.fleet_watch import FleetWatch, Waits
+from dataserver.web.fleet_watch import FleetWatch
 from dataserver.web.server import WebServer
 
 TIMEOUT_S = 60
@@ -53,13 +54,11 @@ def password(token: str) -> str:
 
 
 @contextmanager
-def fleet_page(
-    *names: str, credentials: Credentials = NO_CREDENTIALS, interval_s: float = 0.2, waits: Waits | None = None
-) -> Iterator[str]:
+def fleet_page(*names: str, credentials: Credentials = NO_CREDENTIALS, interval_s: float = 0.2) -> Iterator[str]:
     """The address of a page that watches these servers."""
-    watch = FleetWatch(names, Channels(credentials), interval_s)
+    watch = FleetWatch(NamedServers(names, Channels(credentials)), interval_s)
     server = WebServer("127.0.0.1", 0, {"/api/fleet": FleetPage(watch).document})
-    watch.start(waits)
+    watch.start()
     try:
         yield server.address
     finally:
@@ -67,10 +66,10 @@ def fleet_page(
         server.close()
 
 
-def fleet_when(address: str, ready: Any) -> Any:
+def fleet_when(address: str, ready: Any, **headers: str) -> Any:
     """The fleet as JSON, once it is as a test wants it."""
     end = time.monotonic() + TIMEOUT_S
-    while not ready(found := get(address, "/api/fleet").json()):
+    while not ready(found := get(address, "/api/fleet", **headers).json()):
         assert time.monotonic() < end, found
         time.sleep(0.05)
     return found

@@ -23,6 +23,7 @@ from web.test_dataset_page import odd_members
 from dataserver.cli.jobs import planner_of
 from dataserver.jobs import Catalog
 from dataserver.planning.planner import explain
+from dataserver.reporting.fleet_calls import NamedServers
 from dataserver.security import Channels
 from dataserver.serving.config import load_config
 from dataserver.web.background import Background
@@ -105,14 +106,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         settings = load_config(None, {"datasets": {"d": folder}})
         local, work = LocalData(Catalog.open(settings), settings.datasets, {}), Background()
         stack.callback(work.close)
-        watch = FleetWatch((server.address, crowd, "127.0.0.1:1"), Channels(), 0.5)
+        watch = FleetWatch(NamedServers((server.address, crowd, "127.0.0.1:1"), Channels()), 0.5)
         stack.callback(watch.close)
         pages = steps(root, server, local, work)
         routes = {"/api/fleet": FleetPage(watch).document, **dataset_routes(DatasetPages(local, work, None))}
         routes |= step_routes(pages)
         web = WebServer("127.0.0.1", 0, routes)
         stack.callback(web.close)
-        watch.start(pages.waits)
+        watch.start()
         pages.open()
         yield web.url
 
@@ -153,7 +154,7 @@ def test_every_page_in_both_themes_at_a_phones_width_and_by_keyboard(
     assert [error for error in seen["errors"] if "/api/dataset/picture" not in error] == []
     assert {page: wide for page, wide in seen["wide"].items() if wide > 0} == {}, "pages fit their windows"
     assert HOSTILE in seen["texts"]["fleet"]
-    assert "1,002 ranks" in seen["texts"]["fleet"]
+    assert "1,003 ranks" in seen["texts"]["fleet"]
     assert HOSTILE in seen["texts"]["dataset"]
     assert "Measured passes" in seen["texts"]["step"]
     assert seen["keys"][0].startswith("#dataset")

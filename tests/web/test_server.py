@@ -19,6 +19,7 @@ from dataserver.addresses import split_address
 from dataserver.security import Watched, load_tokens, server_context
 from dataserver.web.assets import load_assets
 from dataserver.web.server import Query, RequestError, WebServer
+from dataserver.web.visitors import TokenDoor
 
 TOKEN = "t" * 32
 SCRIPTS = re.compile(r"<script(?![^>]* src=)|<style|\son\w+=|javascript:|style=|https?://(?!www\.w3\.org)")
@@ -151,7 +152,7 @@ def test_beyond_loopback_strangers_names_are_refused_where_no_token_is(tmp_path:
             assert status(server, host) == 200, host
         for host in ("evil.example", "evil.example:8420", "pages.example.evil.example", "10.1.2.3.evil.example"):
             assert status(server, host) == 403, host
-    with serving("0.0.0.0", tokens=tokens(tmp_path)) as server:
+    with serving("0.0.0.0", door=tokens(tmp_path)) as server:
         assert status(server, "any.example") == 401
         assert status(server, "any.example", Authorization=password(TOKEN)) == 200
     with serving(names=["pages.example"]) as server:
@@ -178,11 +179,11 @@ def tokens(folder: Path) -> Any:
     file = folder / "tokens"
     file.write_text(f"me {TOKEN}\n")
     file.chmod(0o600)
-    return Watched([file], lambda: load_tokens(file))
+    return TokenDoor(Watched([file], lambda: load_tokens(file)))
 
 
 def test_with_tokens_nothing_is_shown_without_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with serving(tokens=tokens(tmp_path)) as server:
+    with serving(door=tokens(tmp_path)) as server:
         for path in ("/", "/app.js", "/api/echo", "/nothing-here"):
             found = get(server.address, path)
             assert (found.status, found.headers["www-authenticate"].split()[0]) == (401, "Basic")

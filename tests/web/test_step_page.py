@@ -120,10 +120,6 @@ def test_measured_passes_stand_beside_the_planned_ones(site: Site, monkeypatch: 
     for row in found["rows"]:
         assert row["computed_ns"] == 2 * row["planned_ns"]
     assert found["timeline"]["labels"] == planned["labels"]
-    assert site.steps.waits() == {
-        (job_id[:12], node["module"], node["rank"]): pytest.approx((0.003 + node["rank"] * 1e-9) / 2)
-        for node in found["rows"]
-    }
     transfers = planned["makespan_ns"] - sum(planned["critical_ns"].values())
     assert found["timeline"]["makespan_ns"] == pytest.approx(2 * planned["makespan_ns"] - transfers, rel=0.01)
 

@@ -1,5 +1,7 @@
 """Who a caller is and what it may do: the one function that says so, for gRPC and for the metrics' HTTP alike."""
 
+import hmac
+import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -16,6 +18,8 @@ from dataserver.serving.config import ServerConfig
 from dataserver.serving.errors import DataServiceError
 
 NOBODY: Final = "nobody known"
+ITSELF: Final = "(this server)"
+"""Name of the token that a server shows to itself; no token of a file has such a name."""
 _SAN_KEYS: Final = ("peer_dns", "peer_uri", "peer_spiffe_id")
 """Names of a certificate in gRPC's authentication context, by kind. Its common name counts for nothing."""
 
@@ -41,6 +45,8 @@ class Access:
             SecurityError: a file cannot be used.
         """
         self.audit = Audit()
+        self.own_token: Final = secrets.token_hex(32)
+        """For calls of this server to itself, which may do everything."""
         self._catalog = catalog
         self._with_certificates = config.client_ca is not None
         self._tokens: Watched[Tokens] | None = None
@@ -73,9 +79,11 @@ class Access:
         Raises:
             DataServiceError: UNAUTHENTICATED.
         """
+        token = token_in(authorization)
+        if token is not None and hmac.compare_digest(token, self.own_token):
+            return ITSELF
         if self._tokens is None:
             return None
-        token = token_in(authorization)
         name = None if token is None else self._tokens.get().name_of(token)
         if name is None:
             found = "none" if not authorization else "one that it does not know" if token else "another form"
@@ -91,7 +99,7 @@ class Access:
         Raises:
             DataServiceError: PERMISSION_DENIED: the policy has no such identity.
         """
-        if self._policy is None:
+        if self._policy is None or token == ITSELF:
             known = token or next(iter(certificates), None)
             return EVERYBODY if known is None else EVERYBODY.model_copy(update={"name": known[:128]})
         identity = self._policy.get().find(token, certificates)

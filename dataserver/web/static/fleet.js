@@ -157,7 +157,7 @@ export function fleetPage(host, state) {
       `${number(found.num_ranks)} ranks, one square each by module and rank: ${number(lags)} behind the first of`,
       `their module, ${number(starved)} with nothing ready`,
     ];
-    if (waited.length) facts.push(`; the longest wait for data was ${percent(longest, 1)} of a step`);
+    if (waited.length) facts.push(`; the longest wait for data was ${percent(longest, 1)} of the time`);
     if (fitting.length > SHOWN) facts.push(`; ${SHOWN} of ${number(fitting.length)} are listed`);
     at("about").textContent = found.num_ranks ? facts.join(" ").replaceAll(" ;", ";") : "";
     at("grid").hidden = !all.length;
@@ -179,7 +179,7 @@ export function fleetPage(host, state) {
                 {
                   title: "data wait",
                   num: true,
-                  about: "share of its last reported step for which it waited for data",
+                  about: "share of the last half minute or so for which it waited for data",
                   cell: (n) => h("span", { class: ranks.wait[n] > 0.05 ? "warn" : "" }, percent(ranks.wait[n], 1)),
                 },
               ]
