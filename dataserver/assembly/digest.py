@@ -24,12 +24,14 @@ from dataserver.assembly.reference_images import (
     WEBP_OPAQUE,
 )
 from dataserver.assembly.tokens import ByteTokenizer
-from dataserver.images import ImageShape, decode_patches
-from dataserver.planning.job.fields import Quality, Resampling, Sizing
+from dataserver.images import DrawnTransform, ImageShape, decode_patches, transform
+from dataserver.planning.job.fields import ColorJitter, GaussianBlur, Quality, Resampling, Sizing
 
 SIZINGS: Final = tuple(Sizing.model_construct(patch=7, merge=2, max_patches=64, quality=quality) for quality in Quality)
 RESAMPLED: Final = "86f2aa89d6f9dc242b1e6f60f100423bdea2f3a9150b222ed57de95e6380e6a1"
 """What Pillow's filters make of `_png`, as SHA-256, with Pillow 11.3 and 13."""
+TRANSFORMED: Final = "e0e50b2507d1a5078719c68fd6961a8cd76f136b3a8d49fe9e991cd92c7043e6"
+"""What transforms make that compute colours, as SHA-256, with Pillow 13.0.0."""
 
 TEXTS: Final = ("", "a photo of 2 cats", "caf\u00e9 \u732b \U0001f408")
 
@@ -51,6 +53,22 @@ def content_digest() -> str:
     resampled = _resampled()
     if resampled != RESAMPLED:  # the digest of servers from before there were filters stays as it was
         digest.update(resampled.encode())
+    transformed = _transformed()
+    if transformed != TRANSFORMED:  # nor does it change with transforms
+        digest.update(transformed.encode())
+    return digest.hexdigest()
+
+
+def _transformed() -> str:
+    """SHA-256, hexadecimal, of what the transforms make that compute colours: the blur is made by Pillow."""
+    digest = hashlib.sha256()
+    pixels = (np.arange(64 * 48 * 3) ** 2 % 251).astype(np.uint8).reshape(64, 48, 3)
+    jitter = ColorJitter(kind="color_jitter", brightness="0.4", contrast="0.4", saturation="0.4")
+    blur = GaussianBlur(kind="gaussian_blur", probability="1", max_sigma="0.25")
+    for word in (1 << 56, 1 << 61, 1 << 63, (1 << 64) - 1):  # deviations from 0.05 to 12 pixels
+        for options in (jitter, blur):
+            made = transform(pixels, [DrawnTransform(options, (word, word, word // 3, word // 7))])
+            digest.update(np.ascontiguousarray(made).tobytes())
     return digest.hexdigest()
 
 

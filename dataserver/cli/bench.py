@@ -15,6 +15,7 @@ from dataserver.cli.throughput import READING, WARM_SAMPLES, Decoded, Made, Make
 from dataserver.cli.transform_costs import TransformCost, pixel_transforms, transform_cost
 from dataserver.dataset import Dataset, location, usable_cores
 from dataserver.images import silence_pillow_warnings
+from dataserver.transforms import TransformFailedError, TransformUnavailableError
 
 MaybeFilter = Annotated[Literal["bilinear", "bicubic", "lanczos"] | None, tyro.conf.arg(help_behavior_hint="")]
 MAX_SAMPLES: Final = 100_000
@@ -79,7 +80,11 @@ def bench(
     )
     _show(console, made, rates, RATES if rate is None else (rate,))
     if wanted:
-        _show_cost(console, transform_cost(dataset, sizing, chosen, pool, wanted))
+        try:
+            cost = transform_cost(dataset, sizing, chosen, pool, wanted)
+        except (TransformFailedError, TransformUnavailableError) as error:
+            raise ValueError(f"{error}; mend the transform, or leave --transform out") from error
+        _show_cost(console, cost)
 
 
 def _check(flag: str, value: int, most: int) -> None:

@@ -70,7 +70,7 @@ def transform_cost(
         nonlocal elsewhere_ns
         asked: dict[str, Any] = {"kind": kind, "shape": list(pixels.shape), "words": list(words)}
         data = np.ascontiguousarray(pixels).data.cast("B")
-        made = pool.call(pool.installed[options.name], options, asked, data, pool.timeout_s)
+        made = pool.call(pool.installed[options.name], options, asked, data, pool.timeout_s, len(data))
         elsewhere_ns += made.cpu_ns
         return made.data.reshape(pixels.shape)
 

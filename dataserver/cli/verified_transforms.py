@@ -8,11 +8,22 @@ import numpy as np
 
 from dataserver.cli.throughput import spread_evenly
 from dataserver.cli.transform_costs import WORDS, as_pixels
-from dataserver.dataset import TEXT_TRANSFORM, TRANSFORM, Dataset, Shard, ShardFinding, derive_table, printable
+from dataserver.dataset import (
+    TEXT_TRANSFORM,
+    TRANSFORM,
+    Dataset,
+    DatasetError,
+    Shard,
+    ShardFinding,
+    ShardReadError,
+    StaleIndexError,
+    derive_table,
+    printable,
+)
 from dataserver.images import DrawnTransform, ImageShape, decode_patches
 from dataserver.planning.job.fields import InstalledTransform, Sizing
 from dataserver.planning.stream.grids import patch_grid
-from dataserver.transforms import Kind, TransformFailedError, TransformPool, parse_transform
+from dataserver.transforms import Kind, TransformFailedError, TransformPool, TransformUnavailableError, parse_transform
 
 MOST_SAMPLES: Final = 64
 _DIFFERS: Final = "gave another result for the same arguments; let it depend on no clock, state or other chance"
@@ -26,8 +37,7 @@ def verify(dataset: Dataset, entries: Sequence[str]) -> Iterator[ShardFinding]:
     Raises:
         ValueError: an entry is something else.
         TransformError: one is not installed, or cannot be imported.
-        TransformUnavailableError: one took too long or too much memory.
-        DatasetError: one of metadata fails.
+        StaleIndexError: an index is not that of its shard.
         ShardReadError: storage failed.
     """
     wanted = [parse_transform(entry) for entry in entries]
@@ -63,14 +73,22 @@ def _verify_pixels(dataset: Dataset, wanted: InstalledTransform, runs: Runs) -> 
                 problems += _compared(lambda pool: pool.pixels(pixels, options, words).tobytes(), runs, wanted)
                 return pixels
 
-            decode_patches(dataset.read(ref), shape, _SIZING, out, [DrawnTransform(options, WORDS, both)])
+            try:
+                decode_patches(dataset.read(ref), shape, _SIZING, out, [DrawnTransform(options, WORDS, both)])
+            except TransformUnavailableError as error:
+                yield shard, key, f"{error}; no further sample was tried"
+                return
             yield from ((shard, key, problem) for problem in problems)
 
 
 def _verify_texts(dataset: Dataset, wanted: InstalledTransform, runs: Runs) -> Found:
     for shard, row in spread_evenly(dataset, MOST_SAMPLES):
         texts = shard.parts(row).texts
-        made = [pool.texts(texts, wanted) for pool in runs]
+        try:
+            made = [pool.texts(texts, wanted) for pool in runs]
+        except (TransformFailedError, TransformUnavailableError) as error:
+            yield shard, shard.keys()[row], f"{error}; no further sample was tried"
+            return
         failed = [f"the transform {wanted.name}={wanted.version}: {one.reason}" for one in made[0] if one.text is None]
         problems = failed or ([] if _are_same(made) else [f"{wanted.name}={wanted.version} {_DIFFERS}"])
         yield from ((shard, shard.keys()[row], problem) for problem in problems)
@@ -78,7 +96,13 @@ def _verify_texts(dataset: Dataset, wanted: InstalledTransform, runs: Runs) -> F
 
 def _verify_metadata(dataset: Dataset, wanted: InstalledTransform, runs: Runs) -> Found:
     for shard in dict.fromkeys(shard for shard, _ in spread_evenly(dataset, MOST_SAMPLES)):
-        made = [derive_table(shard.file, shard.header, shard.sidecar_columns, pool, wanted) for pool in runs]
+        try:
+            made = [derive_table(shard.file, shard.header, shard.sidecar_columns, pool, wanted) for pool in runs]
+        except (StaleIndexError, ShardReadError):
+            raise
+        except DatasetError as error:
+            yield shard, "", f"{error}; no further shard was tried"
+            return
         if not all(made[0].equals(other) for other in made[1:]):
             yield shard, "", f"{wanted.name}={wanted.version} {_DIFFERS}"
 

@@ -13,7 +13,7 @@ from dataserver.images.formats import FORMAT_NAMES, IMAGE_SUFFIXES, sniff_format
 from dataserver.images.header import ImageHeader, read_header
 from dataserver.images.limits import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
 from dataserver.images.patches import U8, write_patches
-from dataserver.images.transforms import TRANSFORM_WORDS, DrawnTransform
+from dataserver.images.transforms import TRANSFORM_WORDS, DrawnTransform, transform
 
 __all__ = [
     "FORMAT_NAMES",
@@ -32,6 +32,7 @@ __all__ = [
     "read_header",
     "silence_pillow_warnings",
     "sniff_format",
+    "transform",
     "write_patches",
     "write_scaled_patches",
 ]

@@ -14,4 +14,4 @@ class TransformFailedError(Exception):
 
 
 class TransformUnavailableError(Exception):
-    """A transform took too long or too much memory, or its process died: says nothing about the sample."""
+    """A transform took too long, had no memory, file or thread, or its process died: says nothing about the sample."""

@@ -28,6 +28,8 @@ _log = logging.getLogger(__name__)
 TIMEOUT_S: Final = 30.0
 """Time of a call, by default. A batch of texts and a shard's metadata get `BATCH_CALLS` times as much."""
 BATCH_CALLS: Final = 20
+MAX_BATCH_BYTES: Final = 1 << 30
+"""What a transform may make of a batch of texts, or of a shard's metadata."""
 U8 = NDArray[np.uint8]
 Pixels = Callable[[U8, InstalledPixels, Sequence[int]], U8]
 """Takes upright pixels, uint8 [height, width, 3], options and words; returns pixels of the same shape."""
@@ -125,19 +127,23 @@ class TransformPool:
 
         Raises:
             TransformFailedError: the transform raised, or returned another shape or dtype: the image is invalid.
-            TransformUnavailableError: it took too long or too much memory, or its process died.
+            TransformUnavailableError: it took too long, or had no memory, file or thread, or its process died.
             TransformUnknownError, TransformError: it is not here, or cannot be imported.
         """
         asked = {"kind": "pixels", "shape": list(pixels.shape), "words": [int(word) for word in words]}
         data = np.ascontiguousarray(pixels).data.cast("B")
-        made = self.call(self.find(options, Kind.PIXELS), options, asked, data, self.timeout_s)
+        made = self.call(self.find(options, Kind.PIXELS), options, asked, data, self.timeout_s, len(data))
+        if len(made.data) != pixels.size:
+            raise TransformUnavailableError(
+                f"the transform {options.name} gave {len(made.data)} of {pixels.size} bytes"
+            )
         return made.data.reshape(pixels.shape)
 
     def texts(self, texts: Sequence[str], wanted: InstalledTransform) -> list[TextOrFailure]:
         """What a transform makes of each text. Raises as `pixels`, but for texts that it fails for."""
         data = json.dumps(list(texts)).encode()
         found = self.find(wanted, Kind.TEXT)
-        made = self.call(found, wanted, {"kind": "text"}, data, BATCH_CALLS * self.timeout_s)
+        made = self.call(found, wanted, {"kind": "text"}, data, BATCH_CALLS * self.timeout_s, MAX_BATCH_BYTES)
         return [TextOrFailure(*entry) for entry in json.loads(made.data.tobytes())]
 
     def metadata(self, table: "pa.Table", wanted: InstalledTransform) -> "pa.Table":
@@ -149,7 +155,7 @@ class TransformPool:
             writer.write_table(table)
         found = self.find(wanted, Kind.METADATA)
         data = memoryview(sink.getvalue())
-        made = self.call(found, wanted, {"kind": "metadata"}, data, BATCH_CALLS * self.timeout_s)
+        made = self.call(found, wanted, {"kind": "metadata"}, data, BATCH_CALLS * self.timeout_s, MAX_BATCH_BYTES)
         return pa.ipc.open_stream(pa.py_buffer(made.data)).read_all()
 
     def call(
@@ -159,12 +165,13 @@ class TransformPool:
         asked: Mapping[str, Any],
         data: bytes | memoryview,
         deadline_s: float,
+        most: int,
     ) -> Made:
         """Run a transform in a process that has nothing else to do; raises as `pixels`."""
         process = self._taken()
         try:
             process.load(installed)
-            return process.call(installed, {**asked, "options": dict(wanted.options or {})}, data, deadline_s)
+            return process.call(installed, {**asked, "options": dict(wanted.options or {})}, data, deadline_s, most)
         except TransformFailedError as error:
             if installed.name not in self._told:
                 self._told.add(installed.name)

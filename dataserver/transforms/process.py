@@ -25,7 +25,6 @@ MEMORY_BYTES: Final = 4 << 30
 """Data of a process."""
 _PROGRAM: Final = Path(__file__).with_name("worker.py")
 _LINE_BYTES: Final = 1 << 16
-_MAX_RESULT_BYTES: Final = 1 << 32
 _SPARE_BYTES: Final = 64 << 20
 """Memory that stays with a process between two calls; what a larger call took is given back."""
 _ENVIRONMENT: Final = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TZ")
@@ -81,11 +80,13 @@ class TransformProcess:
             answer = self._answer(installed, {"kind": "load", "value": installed.value}, LOAD_S)
             if "unusable" in answer:
                 raise TransformError(
-                    f"the transform {installed} cannot be used: {answer['unusable']}; mend its package"
+                    f"the transform {installed} cannot be used: {_shown(answer['unusable'])}; mend its package"
                 )
             self._loaded.add(installed.value)
 
-    def call(self, installed: Installed, asked: Mapping[str, Any], data: bytes | memoryview, deadline_s: float) -> Made:
+    def call(
+        self, installed: Installed, asked: Mapping[str, Any], data: bytes | memoryview, deadline_s: float, most: int
+    ) -> Made:
         """Run a transform that is loaded.
 
         Args:
@@ -93,10 +94,12 @@ class TransformProcess:
             asked: what it is asked for beside its data.
             data: its data; of bytes, where it is a view.
             deadline_s: seconds until the process is killed.
+            most: bytes that its result may have.
 
         Raises:
             TransformFailedError: it raised, or returned what it must not.
-            TransformUnavailableError: it took too long or too much memory, or the process died, which is over then.
+            TransformUnavailableError: it took too long, or had no memory, file or thread, or the process died. The
+                process is over then.
         """
         try:
             self._write(data)
@@ -108,12 +111,14 @@ class TransformProcess:
         if answer.get("ends"):
             self.close()
         if "failed" in answer:
-            raise TransformFailedError(f"the transform {installed} failed: {answer['failed']}")
-        if "exceeds" in answer:
+            raise TransformFailedError(f"the transform {installed} failed: {_shown(answer['failed'])}")
+        if "machine" in answer:
+            self.close()
             raise TransformUnavailableError(
-                f"the transform {installed} takes more than the {MEMORY_BYTES >> 20} MiB that it may have"
+                f"the transform {installed} could not run on this machine, where it may have {MEMORY_BYTES >> 20} MiB: "
+                f"{_shown(answer['machine'])}; its process is replaced"
             )
-        return Made(self._read(installed, answer["bytes"]), answer["cpu_ns"])
+        return Made(self._read(installed, answer.get("bytes"), most), answer.get("cpu_ns", 0))
 
     @property
     def is_over(self) -> bool:
@@ -141,6 +146,8 @@ class TransformProcess:
                     raise ConnectionResetError
             self._connection.settimeout(None)
             found: dict[str, Any] = json.loads(said)
+            if not isinstance(found, dict):
+                raise ValueError("an object is required")
         except TimeoutError:
             self.close()
             raise TransformUnavailableError(
@@ -158,10 +165,14 @@ class TransformProcess:
         while written < len(view):
             written += os.pwrite(self._memory, view[written:], written)
 
-    def _read(self, installed: Installed, num_bytes: int) -> NDArray[np.uint8]:
-        if not 0 <= num_bytes <= _MAX_RESULT_BYTES or os.fstat(self._memory).st_size < num_bytes:
+    def _read(self, installed: Installed, num_bytes: object, most: int) -> NDArray[np.uint8]:
+        size = os.fstat(self._memory).st_size
+        if not isinstance(num_bytes, int) or not 0 <= num_bytes <= min(most, size):
             self.close()
-            raise TransformUnavailableError(f"the transform {installed} gave fewer bytes than it said; it is replaced")
+            raise TransformUnavailableError(
+                f"the transform {installed} gave {num_bytes!r:.40} bytes, of {size} that are there; at most {most} are "
+                "allowed; its process is replaced"
+            )
         found = np.empty(num_bytes, np.uint8)
         read = 0
         while read < num_bytes:
@@ -175,10 +186,18 @@ class TransformProcess:
         return found
 
 
+def _shown(said: object) -> str:
+    """What a transform says, for one line of a log."""
+    text = str(said)[:500]
+    return text if text.isprintable() else text.encode("unicode_escape", "backslashreplace").decode("ascii")
+
+
 def _end(process: "subprocess.Popen[bytes]", connection: socket.socket, memory: int) -> None:
+    _kill_tree(process.pid)  # before it learns that nobody asks any more: what it started would have no parent then
+    with suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)  # and what it started before it died itself
     connection.close()
     os.close(memory)
-    _kill_tree(process.pid)
     process.wait()
 
 

@@ -2,7 +2,7 @@
 
 It imports nothing of ours. Lines of JSON go over the socket, and what they are about lies in the memory. The first line
 says where packages are and how much memory there may be. Each further one asks to load an entry point, or to call it;
-the answer is {"bytes": ..., "cpu_ns": ...}, {"failed": why}, {"unusable": why} or {"exceeds": "memory"}.
+the answer is {"bytes": ..., "cpu_ns": ...}, {"failed": why}, {"unusable": why} or {"machine": why}.
 
 An array that a transform gets is its own copy, so whatever still writes to it changes no other image. The process ends
 with the one that started it; in the middle of a call, the system ends it a little after its deadline.
@@ -24,6 +24,8 @@ from typing import Any
 PR_SET_CHILD_SUBREAPER = 36
 MARGIN_S = 5
 """After its deadline the process that asks ends this one; a little later the system does, if that one is gone."""
+NO_THREAD = "can't start new thread"
+"""What a RuntimeError says where the system gives no more threads."""
 
 
 class MisfitError(Exception):
@@ -34,7 +36,7 @@ def _pixels(transform: Callable[..., Any], asked: dict[str, Any], memory: int) -
     import numpy as np
 
     pixels = np.empty(asked["shape"], np.uint8)
-    os.preadv(memory, [pixels.data.cast("B")], 0)
+    _fill(pixels.data.cast("B"), memory)
     made = transform(pixels, tuple(asked["words"]), asked["options"])
     if not isinstance(made, np.ndarray) or made.dtype != np.uint8 or list(made.shape) != asked["shape"]:
         found = f"{made.dtype} {list(made.shape)}" if isinstance(made, np.ndarray) else type(made).__name__
@@ -44,7 +46,7 @@ def _pixels(transform: Callable[..., Any], asked: dict[str, Any], memory: int) -
 
 def _text(transform: Callable[..., Any], asked: dict[str, Any], memory: int) -> Any:
     made: list[list[str | None]] = []
-    for text in json.loads(os.pread(memory, asked["bytes"], 0)):
+    for text in json.loads(_handed_over(asked, memory)):
         try:
             found = transform(text, dict(asked["options"]))
             if not isinstance(found, str):
@@ -53,9 +55,9 @@ def _text(transform: Callable[..., Any], asked: dict[str, Any], memory: int) -> 
             if not found.strip():
                 raise MisfitError("it returned an empty text; leave the sample out by a filter")
             made.append([found])
-        except MemoryError:
-            raise
-        except Exception as error:  # one text says nothing about the others
+        except BaseException as error:  # one text says nothing about the others
+            if _is_of_machine(error):
+                raise
             made.append([None, _reason(error)])
     return json.dumps(made).encode()
 
@@ -63,7 +65,7 @@ def _text(transform: Callable[..., Any], asked: dict[str, Any], memory: int) -> 
 def _metadata(transform: Callable[..., Any], asked: dict[str, Any], memory: int) -> Any:
     import pyarrow as pa
 
-    table = pa.ipc.open_stream(os.pread(memory, asked["bytes"], 0)).read_all()
+    table = pa.ipc.open_stream(pa.py_buffer(_handed_over(asked, memory))).read_all()
     made = transform(table, asked["options"])
     if not isinstance(made, pa.Table) or made.num_rows != table.num_rows:
         found = f"a table of {made.num_rows} rows" if isinstance(made, pa.Table) else type(made).__name__
@@ -76,15 +78,39 @@ def _metadata(transform: Callable[..., Any], asked: dict[str, Any], memory: int)
 
 def _nothing(_transform: object, asked: dict[str, Any], memory: int) -> Any:
     """Hand back what was handed over, which shows what that costs."""
-    return os.pread(memory, asked["bytes"], 0)
+    return _handed_over(asked, memory)
+
+
+def _handed_over(asked: dict[str, Any], memory: int) -> bytearray:
+    found = bytearray(asked["bytes"])
+    _fill(memoryview(found), memory)
+    return found
+
+
+def _fill(view: memoryview, memory: int) -> None:
+    """Read the memory from its beginning, in as many calls as it takes: one reads 2 GiB at most."""
+    read = 0
+    while read < len(view):
+        taken = os.preadv(memory, [view[read:]], read)
+        if not taken:
+            raise OSError("the memory has fewer bytes than were handed over")
+        read += taken
 
 
 CALLS = {"pixels": _pixels, "text": _text, "metadata": _metadata, "nothing": _nothing}
 
 
-def _reason(error: Exception) -> str:
-    said = str(error) if isinstance(error, MisfitError) else f"it raised {type(error).__name__}: {error}"
-    return said[:500]
+def _reason(error: BaseException) -> str:
+    try:
+        said = str(error)
+    except BaseException:
+        said = "(its message raises an error as well)"
+    return (said if isinstance(error, MisfitError) else f"it raised {type(error).__name__}: {said}")[:500]
+
+
+def _is_of_machine(error: BaseException) -> bool:
+    """Whether another machine, or this one a little later, may do better."""
+    return isinstance(error, MemoryError | OSError) or (isinstance(error, RuntimeError) and NO_THREAD in _reason(error))
 
 
 def _started_processes() -> bool:
@@ -102,8 +128,8 @@ def _load(loaded: dict[str, Any], value: str) -> dict[str, Any]:
         found: Any = importlib.import_module(module)
         for attribute in filter(None, attributes.split(".")):
             found = getattr(found, attribute)
-    except Exception as error:  # whatever a package raises while it is imported
-        return {"unusable": f"{type(error).__name__}: {error}"[:500]}
+    except BaseException as error:  # whatever a package raises while it is imported, sys.exit() as well
+        return {"unusable": _reason(error).removeprefix("it raised ")}
     if not callable(found):
         return {"unusable": f"{value} is a {type(found).__name__}; a function is required"}
     loaded[value] = found
@@ -114,10 +140,8 @@ def _call(loaded: dict[str, Any], asked: dict[str, Any], memory: int) -> dict[st
     began = time.process_time_ns()
     try:
         data = CALLS[asked["kind"]](loaded[asked["value"]], asked, memory)
-    except MemoryError:
-        return {"exceeds": "memory"}
-    except Exception as error:  # whatever a transform raises is its answer
-        return {"failed": _reason(error)}
+    except BaseException as error:  # whatever a transform raises is its answer, sys.exit() as well
+        return {"machine" if _is_of_machine(error) else "failed": _reason(error)}
     if _started_processes():
         return {"failed": "it started a process and did not wait for its end", "ends": True}
     view = memoryview(data).cast("B")
@@ -145,8 +169,7 @@ def main() -> None:
             if os.getpid() != own:  # a transform forked, and this is what it made
                 os._exit(0)
             connection.sendall(json.dumps(answer).encode() + b"\n")
-            if answer.get("ends"):
-                return
+    os.killpg(0, signal.SIGKILL)  # what transforms started must not outlive the process that asked
 
 
 if __name__ == "__main__":

@@ -57,6 +57,33 @@ PIXELS = """
     def variables(pixels, words, options):
         raise ValueError(sorted(os.environ))
 
+    def no_file(pixels, words, options):
+        raise OSError(24, "Too many open files")
+
+    def no_thread(pixels, words, options):
+        raise RuntimeError("can't start new thread")
+
+    class Mute(Exception):
+        def __str__(self):
+            raise KeyError("message")
+
+    def mute(pixels, words, options):
+        raise Mute
+
+    def exits(pixels, words, options):
+        sys.exit(3)
+
+    def forges(pixels, words, options):
+        raise ValueError("a\\nERROR all is lost")
+
+    def starts(pixels, words, options):
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        return pixels
+
+    def leaves_and_dies(pixels, words, options):
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        os.kill(os.getpid(), signal.SIGKILL)
+
     counter = 0
 
     def counts(pixels, words, options):
@@ -129,7 +156,8 @@ def install(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     for name, version, code, kind, points in (
         ("tints", "1.2.0", PIXELS, "pixels", [
             "tint", "raises", "crops", "floats", "nothing", "sleeps", "spins", "dies", "eats", "forks", "leaves",
-            "prints", "variables", "counts",
+            "prints", "variables", "counts", "no_file", "no_thread", "mute", "exits", "forges", "starts",
+            "leaves_and_dies",
         ]),
         ("shouts", "3.1", TEXT, "text", ["shout", "once", "bytes_of"]),
         ("tables", "0.4", METADATA, "metadata", ["lengths", "drifts", "fewer"]),

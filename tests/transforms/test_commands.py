@@ -39,6 +39,24 @@ def test_lint_finds_transforms_that_fail_or_differ(folder: Path, capsys: pytest.
     assert main(["lint", str(folder), "--verify-transforms", "tint=1.2.0"]) == 0
 
 
+def test_lint_lists_transforms_that_die_beside_its_other_findings(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [word for flag in ("dies=1.2.0", "fewer=0.4") for word in ("--verify-transforms", flag)]
+    with pytest.raises(SystemExit):
+        main(["lint", str(folder), "--json", *flags])
+    details = [entry["detail"] for entry in json.loads(capsys.readouterr().out)["findings"]]
+    assert len(details) == 2
+    assert "the process of the transform dies=1.2.0 died" in details[0]
+    assert "fewer=0.4 failed: it returned a table of 1 rows" in details[1]
+
+
+def test_bench_says_in_a_line_that_a_transform_died(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--max-patches", "64", "--threads", "1", "--samples", "1", "--transform", "dies=1.2.0"]
+    assert main(["bench", str(folder), *flags]) == 2
+    assert "dies=1.2.0 died" in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.long
 def test_bench_shows_what_transforms_cost(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--max-patches", "64", "--threads", "1", "--transform", 'tint=1.2.0:{"most":9}']

@@ -1,6 +1,7 @@
 """Transforms of text and metadata: applied by `dataserver index`, and what jobs make of them."""
 
 import json
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,15 +18,17 @@ from dataserver.assembly import load_tokenizer
 from dataserver.cli import main
 from dataserver.dataset import Dataset, FilterError, Shard, StaleIndexError, TokensMissingError, texts_key
 from dataserver.dataset.index.derived import derived_digest
+from dataserver.dataset.index.flags import transform_flags
 from dataserver.dataset.storage.mirror import _OF_INDEX
 from dataserver.jobs import Catalog, DatasetMismatchError, JobPlanner, fill_job, statistics_cache
 from dataserver.jobs.cache import JobCache
 from dataserver.jobs.shard_statistics import compute_statistics
-from dataserver.planning.job.fields import InstalledTransform
+from dataserver.planning.job.fields import InstalledTransform, key_of
 from dataserver.planning.job.identity import Job, JobSpecError, parse_job
 from dataserver.planning.stream.captions import text_key
 from dataserver.planning.stream.statistics import ShardStatistics
 from dataserver.serving.config import load_config
+from dataserver.transforms import parse_transform
 
 SHOUT = {"name": "shout", "version": "3.1", "options": {"end": "!"}}
 SHOUT_FLAG = 'shout=3.1:{"end":"!"}'
@@ -174,6 +177,14 @@ def test_jobs_with_other_options_name_the_command_that_is_missing(folder: Path) 
         for change in ({"version": "9"}, {"options": {"least": 21}}):
             with pytest.raises(TokensMissingError, match=f"{transform['name']}=.*run: dataserver index .* --transform"):
                 planner(folder, **{field: [{**transform, **change}]})
+
+
+def test_commands_are_written_for_a_shell() -> None:
+    chain = [InstalledTransform(name="a", version="1", options={"x": "it's; b=2 {}"}), InstalledTransform(**SHOUT)]
+    named = shlex.split(transform_flags(key_of([*chain, InstalledTransform(name="c", version="3")])))
+    assert named[::2] == ["--transform"] * 3
+    assert [parse_transform(entry) for entry in named[1:4:2]] == chain
+    assert named[5] == "c=3"
 
 
 def test_metadata_leaves_samples_out_and_filters_name_its_columns(folder: Path) -> None:

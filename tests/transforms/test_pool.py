@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,10 @@ def pool(*names: str, timeout_s: float = 30) -> TransformPool:
 @pytest.fixture(scope="module")
 def mixed() -> Iterator[TransformPool]:
     """A pool whose transforms misbehave in ways that leave their process alive."""
-    found = pool("tint", "raises", "crops", "floats", "nothing", "prints", "variables", "eats")
+    found = pool(
+        *("tint", "raises", "crops", "floats", "nothing", "prints", "variables"),
+        *("eats", "no_file", "no_thread", "mute", "exits", "forges"),
+    )
     yield found
     found.close()
 
@@ -63,6 +67,9 @@ def test_pixels_are_what_the_function_makes_of_them(mixed: TransformPool) -> Non
         ("crops", r"it returned uint8 \[37, 28, 3\]; an array uint8 \[37, 29, 3\] is required"),
         ("floats", r"it returned float64 \[37, 29, 3\]"),
         ("nothing", "it returned NoneType"),
+        ("mute", r"it raised Mute: \(its message raises an error as well\)"),
+        ("exits", "it raised SystemExit: 3"),
+        ("forges", r"it raised ValueError: a\\nERROR all is lost"),
     ],
 )
 def test_one_that_fails_makes_its_image_invalid_and_stays(mixed: TransformPool, name: str, why: str) -> None:
@@ -84,9 +91,68 @@ def test_it_sees_no_secrets_of_the_environment(mixed: TransformPool, monkeypatch
     assert "AWS" not in str(failed.value)
 
 
-def test_too_much_memory_says_nothing_about_the_image(mixed: TransformPool) -> None:
-    with pytest.raises(TransformUnavailableError, match="takes more than the 4096 MiB"):
-        mixed.pixels(PIXELS, wanted("eats"), WORDS)
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("eats", "it raised .*MemoryError"),
+        ("no_file", "it raised OSError: .*Too many open files"),
+        ("no_thread", "it raised RuntimeError: can't start new thread"),
+    ],
+)
+def test_what_the_machine_lacks_says_nothing_about_the_image(mixed: TransformPool, name: str, why: str) -> None:
+    """And a process that took all memory is not asked again."""
+    mixed.pixels(PIXELS, wanted("tint"), WORDS)
+    (pid,) = processes_of(mixed)
+    with pytest.raises(TransformUnavailableError, match=f"{name}=1.2.0 could not run on this machine.* MiB: {why}"):
+        mixed.pixels(PIXELS, wanted(name), WORDS)
+    assert not processes_of(mixed)
+    assert not _runs(pid)
+
+
+def test_a_result_larger_than_allowed_is_not_read(mixed: TransformPool) -> None:
+    with pytest.raises(TransformUnavailableError, match="gave 12 bytes, of 12 that are there; at most 11 are allowed"):
+        mixed.call(mixed.installed["tint"], wanted("tint"), {"kind": "nothing"}, bytes(12), 30, 11)
+    assert not processes_of(mixed)
+
+
+def test_what_it_started_ends_with_it_however_late_it_is_killed() -> None:
+    installed = pool("starts").installed["starts"]
+    process = TransformProcess()
+    process.load(installed)
+    process._write(bytes(3))
+    asked = {"kind": "pixels", "shape": [1, 1, 3], "words": WORDS, "options": {}, "value": installed.value, "bytes": 3}
+    assert process._answer(installed, asked, 30)["ends"]
+    time.sleep(0.2)  # as on a busy machine
+    (child,) = _children(process.pid)
+    process.close()
+    until = time.monotonic() + 20
+    while _runs(child) and time.monotonic() < until:  # a signal takes effect when its process has its turn
+        time.sleep(0.05)
+    assert not _runs(child)
+
+
+def test_what_one_that_died_had_started_is_killed() -> None:
+    process = TransformProcess()
+    installed = pool("leaves_and_dies").installed["leaves_and_dies"]
+    process.load(installed)
+    asked = {"kind": "pixels", "shape": [1, 1, 3], "words": WORDS, "options": {}}
+    with pytest.raises(TransformUnavailableError, match="died"):
+        process.call(installed, asked, bytes(3), 30, 3)
+    until = time.monotonic() + 10
+    while _in_session(process.pid) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not _in_session(process.pid)
+
+
+def _in_session(pid: int) -> list[str]:
+    """Processes that run in the session that one began."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, _, session = file.read_text().rpartition(")")[2].split()[:4]
+            if int(session) == pid and state != "Z":
+                found.append(file.parent.name)
+    return found
 
 
 @pytest.mark.parametrize(

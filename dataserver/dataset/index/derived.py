@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from dataserver.dataset.errors import DatasetError, TokensMissingError, check_storage, printable
 from dataserver.dataset.filters import ColumnSource
-from dataserver.dataset.index.flags import index_command
-from dataserver.dataset.index.format import META_PREFIX, IndexHeader, atomic_writer, read_columns
+from dataserver.dataset.index.flags import index_command, transform_flags
+from dataserver.dataset.index.format import META_PREFIX, IndexHeader, atomic_writer, read_columns, read_table
 from dataserver.dataset.index.fresh import read_fresh_index
 from dataserver.dataset.index.numeric import read_numeric
 from dataserver.dataset.shards.listing import ShardFile, find_shards
@@ -104,7 +104,7 @@ def read_derived(file: ShardFile, header: IndexHeader, key: str) -> "pa.Table":
     path = file.derived_path(key)
     try:
         check_regular(path)
-        table = pa.ipc.open_file(pa.py_buffer(path.read_bytes())).read_all()
+        table = read_table(path)
         metadata = table.schema.metadata or {}
         same = metadata.get(COLUMNS_KEY), metadata.get(TRANSFORM_KEY)
         _check(table, header.num_samples, set())
@@ -143,10 +143,9 @@ def _buffers(column: "pa.ChunkedArray") -> Iterator[bytes]:
 
 
 def _missing(file: ShardFile, key: str, reason: str) -> TokensMissingError:
-    name, _, options = key.partition(" ")
-    flag = name if options == "{}" else f"'{name}:{options}'"
     return TokensMissingError(
-        f"shard {file.path} {reason} by the transform of metadata {key}; run: {index_command(file)} --transform {flag}"
+        f"shard {file.path} {reason} by the transform of metadata {key}; run: {index_command(file)} "
+        f"{transform_flags(key)}"
     )
 
 
@@ -176,7 +175,8 @@ def _visible(file: ShardFile, header: IndexHeader, columns: Mapping[str, str]) -
         first = np.zeros(header.num_samples, np.int64)
         first[has_image] = values[sizes.image_offsets[:-1][has_image]]
         found[name] = pa.array(first, mask=~has_image)
-    return pa.table({**found, **dict(zip(columns, of_sidecar, strict=True))})
+    others = {n: values for n, values in zip(columns, of_sidecar, strict=True) if n not in ("key", "texts")}
+    return pa.table({**found, **others})
 
 
 def _check(table: "pa.Table", num_samples: int, taken: Collection[str]) -> None:

@@ -73,6 +73,17 @@ def index_command(shard: ShardFile) -> str:
     return command_of(shard, _read_flags(index_folder(shard)))
 
 
+def transform_flags(key: str) -> str:
+    """Return the flags that name the transforms of a key (`key_of`), as a shell takes them."""
+    found, decoder = [], json.JSONDecoder()
+    while key:
+        name, _, rest = key.partition(" ")
+        options, end = decoder.raw_decode(rest)
+        found += ["--transform", f"{name}:{rest[:end]}" if options else name]
+        key = rest[end:].removeprefix("; ")
+    return shlex.join(found)
+
+
 def _read_flags(folder: Path) -> list[str]:
     path = folder / FLAGS_NAME
     try:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FORMAT_VERSION: Final = 3
+MAX_TABLE_BYTES: Final = 1 << 30
+"""Of a file of token counts, or of columns that a transform made."""
 BATCH_ROWS: Final = 256
 META_PREFIX: Final = "meta."
 """Stands before the names of columns that come from a sidecar."""
@@ -227,6 +229,22 @@ def read_external_digest(path: Path, header: IndexHeader) -> str:
     with _open_columns(path, header, []) as reader:
         digest: bytes = (reader.schema.metadata or {}).get(EXTERNAL_KEY, b"")
         return digest.decode()
+
+
+def read_table(path: Path) -> "pa.Table":
+    """Return the table of a small file beside an index; to map so small a one takes longer.
+
+    Raises:
+        OSError, pa.ArrowException, ValueError: it cannot be read, or is no sound table.
+    """
+    import pyarrow as pa
+
+    check_regular(path)
+    if (size := path.stat().st_size) > MAX_TABLE_BYTES:
+        raise ValueError(f"it has {size} bytes, the limit is {MAX_TABLE_BYTES}")
+    table = pa.ipc.open_file(pa.py_buffer(path.read_bytes())).read_all()
+    table.validate(full=True)
+    return table
 
 
 def _checked(rows: "pa.RecordBatch", num_rows: int) -> "pa.RecordBatch":

@@ -31,7 +31,7 @@ from dataserver.dataset.errors import (
     printable,
 )
 from dataserver.dataset.index.chat_counts import ChatCounts, chat_counts
-from dataserver.dataset.index.flags import index_command
+from dataserver.dataset.index.flags import index_command, transform_flags
 from dataserver.dataset.index.format import (
     BATCH_ROWS,
     FINDINGS_KEY,
@@ -39,13 +39,13 @@ from dataserver.dataset.index.format import (
     IndexHeader,
     atomic_writer,
     read_batch,
+    read_table,
 )
 from dataserver.dataset.index.fresh import IndexedShard, read_fresh_index
 from dataserver.dataset.index.rules import Conversations, OnTokenError, read_rules
 from dataserver.dataset.kinds import KINDS, TEXT_TRANSFORM, UNENCODABLE, Effect
 from dataserver.dataset.shards.captions import COLUMN_PREFIX, OWN
 from dataserver.dataset.shards.listing import ShardFile, find_shards
-from dataserver.dataset.storage.etags import check_regular
 from dataserver.planning.stream.captions import CHAT_PREFIX, TEXT_MARK, text_key
 
 if TYPE_CHECKING:
@@ -211,8 +211,7 @@ def read_counts(shard: ShardFile, header: IndexHeader, tokenizer_digest: str) ->
 
     path = shard.tokens_path(tokenizer_digest)
     try:
-        check_regular(path)
-        table = pa.ipc.open_file(pa.py_buffer(path.read_bytes())).read_all()  # to map so small a file takes longer
+        table = read_table(path)
         metadata = table.schema.metadata or {}
         fresh = metadata.get(COLUMNS_KEY) == header.columns_digest.encode()
         same = metadata.get(TOKENIZER_KEY) == tokenizer_digest.encode()
@@ -249,8 +248,7 @@ def counted_tokenizers(shard: ShardFile, header: IndexHeader) -> Iterator[str]:
     begin = f"{shard.path.name}.tokens-"
     for path in sorted(p for p in shard.index_path.parent.iterdir() if p.name.startswith(begin)):
         try:
-            check_regular(path)
-            metadata = pa.ipc.open_file(pa.py_buffer(path.read_bytes())).schema.metadata or {}
+            metadata = read_table(path).schema.metadata or {}
             digest = metadata.get(TOKENIZER_KEY, b"").decode()
         except (OSError, pa.ArrowException, ValueError) as error:
             check_storage(path, error)
@@ -277,7 +275,7 @@ def _missing(shard: ShardFile, header: IndexHeader, key: str, reason: str) -> To
     if mark:
         return TokensMissingError(
             f"shard {shard.path} {reason} for the tokenizer {named} with the transforms of text {transforms}; run:"
-            f" {index_command(shard)} --tokenizer NAME=FILE --transform 'NAME=VERSION:OPTIONS' of each, in this order"
+            f" {index_command(shard)} --tokenizer NAME=FILE {transform_flags(transforms)}"
         )
     return TokensMissingError(
         f"shard {shard.path} {reason} for the tokenizer {key}; run:"
@@ -365,17 +363,24 @@ def _encode_sample(
             found += tokenizer.encode_all([text])
         except TokenizingError as error:
             found.append(None)
-            kind = TEXT_TRANSFORM if isinstance(error, TextTransformError) else UNENCODABLE
-            reasons.append((kind, printable(str(error))))
+            reasons.append(_fault(tokenizer, error))
     if reasons and read_rules(header.rules)["on-token-error"] != OnTokenError.SKIP:
         raise DatasetError(
-            f"shard {shard.path}, sample {key!a}: tokenizer {tokenizer.name} cannot encode its text ({reasons[0][1]});"
-            " mend the text or the tokenizer's file, or index with --on-token-error skip, which leaves such samples out"
+            f"shard {shard.path}, sample {key!a}: {reasons[0][1]};"
+            " mend the text, the transform or the tokenizer's file, or index with --on-token-error skip, which leaves"
+            " such samples out"
         )
     if reasons:
-        kind, why = reasons[0]
-        findings.add(key, kind, f"tokenizer {tokenizer.name} cannot encode its text: {why}")
+        findings.add(key, *reasons[0])
     return found
+
+
+def _fault(tokenizer: TextTokenizer, error: TokenizingError) -> tuple[str, str]:
+    """Kind and detail of a finding."""
+    why = printable(str(error))
+    if isinstance(error, TextTransformError):
+        return TEXT_TRANSFORM, why
+    return UNENCODABLE, f"tokenizer {tokenizer.name} cannot encode its text ({why})"
 
 
 def write_counts(path: Path, columns: "dict[str, pa.Array]", metadata: dict[bytes, str | bytes]) -> None:
