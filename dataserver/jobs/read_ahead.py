@@ -12,6 +12,7 @@ from typing import Final, Protocol
 from dataserver.dataset import BLOCKS, NEEDED_S, BlockKey, Blocks, DatasetError, IoThreads, Source
 from dataserver.planning.stream.axis import Stretch
 from dataserver.planning.stream.order import StreamOrder
+from dataserver.tracing import within
 
 LATE: Final = 8
 """Steps that ranks may be behind each other: a step further back is one of another reader."""
@@ -103,7 +104,8 @@ class ReadAhead:
         if self._tell_at <= now and not self._is_telling:
             self._is_telling = True
             self._tell_at = now + AGAIN_S
-            _threads.submit(self._tell_latest)
+            with within(None):  # it is for steps to come
+                _threads.submit(self._tell_latest)
 
     def _tell_latest(self) -> None:
         with self._lock:

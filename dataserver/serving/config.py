@@ -12,7 +12,7 @@ from dataserver.dataset import DatasetError, is_url, location, usable_memory
 from dataserver.planning.job.fields import MAX_TEXT_BYTES, Name, TextError, Version, parse_yaml, required
 from dataserver.planning.kernels.cache import user_cache
 from dataserver.serving.budgets import LEAST_JOB_BYTES, MIB, budgets, default_decode_threads
-from dataserver.tracing import collector_address
+from dataserver.tracing import Collector
 
 
 class ConfigError(ValueError):
@@ -149,22 +149,13 @@ def _check_security(config: ServerConfig) -> None:
         if not is_loopback(split_address(peer, "an entry of peers")[0]):
             raise ValueError(f"the peer {peer} would be shown a token unencrypted; add tls_cert and tls_key")
     if config.otlp_endpoint is not None:
-        _check_collector(config, config.otlp_endpoint)
+        Collector.of(config.otlp_endpoint, insecure=config.insecure)
     if config.health_listen is not None:
         split_address(config.health_listen, "health_listen")
     for key in ("listen", "data_listen", "metrics_listen", "web_listen"):
         address = getattr(config, key)
         if address is not None:
             _check_address(config, key, address)
-
-
-def _check_collector(config: ServerConfig, endpoint: str) -> None:
-    host, _ = split_address(collector_address(endpoint), "otlp_endpoint")
-    if endpoint.startswith("http:") and not is_loopback(host) and not config.insecure:
-        raise ValueError(
-            f"otlp_endpoint is {endpoint}, and traces would travel unencrypted: use https://, or a collector on this "
-            "machine, or add --insecure where the network is trusted"
-        )
 
 
 def _check_address(config: ServerConfig, key: str, address: str) -> None:

@@ -39,7 +39,7 @@ from dataserver.serving.registry import JobRegistry
 from dataserver.serving.stream.streams import Streams
 from dataserver.serving.tls import ServerTls
 from dataserver.serving.wanted_cores import CoresWanted, Usage
-from dataserver.tracing import recorder_to
+from dataserver.tracing import Collector, recorder_to
 
 if TYPE_CHECKING:
     from dataserver.serving.metrics_endpoint import MetricsEndpoint
@@ -79,6 +79,7 @@ class DataServer:
 
         Raises:
             SecurityError: a certificate, token file or policy cannot be used.
+            TracingError: nor can what sends traces.
         """
         self.config: Final = config
         self.catalog: Final = catalog
@@ -89,8 +90,10 @@ class DataServer:
         self._metrics = Metrics()
         self._wanted: CoresWanted | None = None
         """From the start on: what compiles before it serves nobody."""
-        endpoint = config.otlp_endpoint
-        self._recorder = None if endpoint is None else recorder_to(endpoint, "disttrain-dataserver")
+        self._recorder = None
+        if config.otlp_endpoint is not None:
+            collector = Collector.of(config.otlp_endpoint, insecure=config.insecure)
+            self._recorder = recorder_to(collector, "disttrain-dataserver")
         self._streams = Streams(config, self._metrics)
         instance = secrets.token_bytes(INSTANCE_BYTES)
         channels = _to_peers(config, self.access) if config.peers else None

@@ -1,6 +1,7 @@
 """Traces of sampled steps, for servers and clients; where nobody wants any, a span is one look at a variable."""
 
-from dataserver.tracing.endpoint import TracingError, collector_address, recorder_to
+from dataserver.tracing.collector import Collector, TracingError
+from dataserver.tracing.endpoint import recorder_to
 from dataserver.tracing.spans import (
     Context,
     Kind,
@@ -18,6 +19,7 @@ from dataserver.tracing.steps import DEFAULT_EVERY, StepTraces, Tracing
 
 __all__ = [
     "DEFAULT_EVERY",
+    "Collector",
     "Context",
     "Kind",
     "Metadata",
@@ -27,7 +29,6 @@ __all__ = [
     "Tracing",
     "TracingError",
     "carried",
-    "collector_address",
     "incoming",
     "opened",
     "outgoing",

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Self
 
+from dataserver.tracing.collector import Collector
 from dataserver.tracing.endpoint import recorder_to
 from dataserver.tracing.spans import (
     TRACEPARENT,
@@ -39,19 +40,31 @@ class Tracing:
     """Collector of OpenTelemetry that takes OTLP over gRPC: http://HOST:PORT, or https://HOST:PORT with TLS."""
     every: int = DEFAULT_EVERY
     """Steps 0, `every`, 2 `every`, ... are traced; the same for all ranks."""
+    insecure: bool = False
+    """Whether traces may go to another machine without encryption: the network is trusted."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.every < 10**10:
             raise ValueError(f"every is {self.every}; 1 (all steps) or more is required")
+        Collector.of(self.endpoint, insecure=self.insecure)
+
+    @property
+    def recorder(self) -> Recorder:
+        """What sends this client's spans.
+
+        Raises:
+            TracingError: a package is missing, or variables of OpenTelemetry cannot be used.
+        """
+        return recorder_to(Collector.of(self.endpoint, insecure=self.insecure), "disttrain-client")
 
     def of_reader(self, job_id: str) -> "StepTraces":
         """The traces of one reader of a job.
 
         Raises:
-            TracingError: the endpoint cannot be used, or a package is missing.
+            TracingError: see `recorder`.
         """
         run = _hashed(16, b"run", job_id.encode())
-        return StepTraces(recorder_to(self.endpoint, "disttrain-client"), run, new_span_id(), self.every)
+        return StepTraces(self.recorder, run, new_span_id(), self.every)
 
 
 @dataclass(frozen=True, slots=True)

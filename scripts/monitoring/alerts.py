@@ -26,8 +26,8 @@ class Alert:
         return f"{RUNBOOKS}#{self.name.lower()}"
 
 
-_KNOWN: Final = "last_over_time(disttrain_cores[1h])"
-"""Targets that were servers within the last hour, whatever the scrape job is called."""
+_KNOWN: Final = "last_over_time(disttrain_cores[1d])"
+"""Targets that were servers within the last day, whatever the scrape job is called."""
 _NOT_GIVEN: Final = 'disttrain_plans_total{source=~"late|unreachable|refused|wrong"}'
 
 TRAINERS: Final = (
@@ -69,14 +69,14 @@ SERVERS: Final = (
         "DistTrainFleetDown",
         "critical",
         "1m",
-        f"sum by (job) (up and on (job, instance) {_KNOWN}) == 0",
+        f"count by (job) ({_KNOWN}) unless on (job) (up == 1 and on (job, instance) {_KNOWN})",
         "No server of {{ $labels.job }} answers Prometheus",
     ),
     Alert(
         "DistTrainServerRestarts",
         "warning",
         "0m",
-        "changes(process_start_time_seconds[1h]) > 2 and on (job, instance) disttrain_cores",
+        f"changes(process_start_time_seconds[1h]) > 2 and on (job, instance) {_KNOWN}",
         "Server {{ $labels.instance }} has restarted {{ $value }} times within an hour",
     ),
     Alert(

@@ -40,13 +40,13 @@ def dashboard() -> str:
         .tooltip(models.DashboardCursorSync.CROSSHAIR)
         .with_variable(dashboards.DatasourceVariable("datasource").label("Data source").type("prometheus"))
     )
-    for name, label, series in (
-        ("job", "Fleet", "disttrain_open_streams"),
-        ("instance", "Server", 'disttrain_open_streams{job=~"$job"}'),
-        ("job_id", "Job", 'disttrain_rank_ready_microbatches{job=~"$job"}'),
-        ("module", "Module", 'disttrain_rank_ready_microbatches{job=~"$job", job_id=~"$job_id"}'),
+    for name, label, series, every in (
+        ("job", "Fleet", "disttrain_open_streams", None),
+        ("instance", "Server", 'disttrain_open_streams{job=~"$job"}', None),
+        ("job_id", "Job", 'disttrain_rank_ready_microbatches{job=~"$job"}', ".*"),
+        ("module", "Module", 'disttrain_rank_ready_microbatches{job=~"$job", job_id=~"$job_id"}', ".*"),
     ):
-        built = built.with_variable(
+        variable = (
             dashboards.QueryVariable(name)
             .label(label)
             .datasource(_SOURCE)
@@ -55,9 +55,10 @@ def dashboard() -> str:
             .sort(models.VariableSort.ALPHABETICAL_ASC)
             .multi(True)
             .include_all(True)
-            .all_value(".*")
             .current(models.VariableOption(selected=True, text="All", value="$__all"))
         )
+        # Without a value of its own, "All" is all that the query lists: metrics of processes are not ours alone.
+        built = built.with_variable(variable if every is None else variable.all_value(every))
     number = 0
     for row in ROWS:
         built = built.with_row(dashboards.Row(row.title))

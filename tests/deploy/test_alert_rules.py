@@ -1,20 +1,17 @@
 """Each alert fires on the numbers that it is about, and on them alone, as `promtool` evaluates the rules."""
 
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 from deploy.manifests import ROOT
+from deploy.prometheus_programs import programs
 from monitoring.alerts import GROUPS
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(
-        shutil.which("promtool") is None, reason="promtool is not installed (Debian's package prometheus)"
-    ),
-]
+__all__ = ["programs"]
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 RANK = 'job_id="a",module="vit",rank="0"'
 OTHER = 'job_id="a",module="vit",rank="1"'
 LAST = 239
@@ -73,6 +70,19 @@ CASES: dict[str, dict[str, str]] = {
 """What differs from the healthy server."""
 
 
+DOWN_LONG = {"up": f"1x{LAST - 180} 0x179", "disttrain_cores": f"8x{LAST - 180} _x179"}
+"""For an hour and a half."""
+GONE = {"up": f"1x{LAST - 180} _x179", "disttrain_cores": f"8x{LAST - 180} _x179"}
+"""No target of Prometheus any more."""
+RESTARTING = {"process_start_time_seconds": "0x150 1x20 2x20 3x28 _x19"}
+"""And not up at this moment."""
+SHAKY_AT_ONCE = {"disttrain_storage_errors_total": NEWS, "disttrain_storage_retries_total": f"3x{LAST - 9} 4x8"}
+"""A read that failed was tried again, which one sample counts later."""
+WAITS = CASES["DistTrainTrainersWait"]
+"""At one server, while another one has a second stream of the same rank."""
+IDLE = {f"disttrain_rank_waited_seconds_total{{{RANK}}}": f"0x{LAST}"}
+
+
 def test_every_alert_has_a_case() -> None:
     assert {alert.name for group in GROUPS.values() for alert in group} == {*CASES, "DistTrainFleetDown"}
 
@@ -98,16 +108,24 @@ def case(servers: dict[str, dict[str, str]], firing: set[str]) -> dict[str, obje
     return {"interval": "30s", "input_series": series, "promql_expr_test": [query]}
 
 
-def test_each_fires_alone(tmp_path: Path) -> None:
+def test_each_fires_alone(programs: dict[str, str], tmp_path: Path) -> None:
     """Beside a healthy server; and where no server is up, the fleet is down."""
     down = CASES["DistTrainServerDown"]
     cases = [
         case({"a": {}, "b": {}}, set()),
         *(case({"a": {}, "b": changed}, {name}) for name, changed in CASES.items()),
         case({"b": down}, {"DistTrainServerDown", "DistTrainFleetDown"}),
+        case({"b": DOWN_LONG}, {"DistTrainServerDown", "DistTrainFleetDown"}),
+        case({"b": GONE}, {"DistTrainFleetDown"}),
+        case({"a": {}, "b": GONE}, set()),
+        case({"b": {**RESTARTING, **down}}, {"DistTrainServerRestarts", "DistTrainServerDown", "DistTrainFleetDown"}),
+        case({"b": SHAKY_AT_ONCE}, set()),
+        case({"a": WAITS, "b": IDLE}, {"DistTrainTrainersWait"}),
     ]
     file = tmp_path / "cases.yaml"
     rules = str(ROOT / "deploy/prometheus/alerts.yaml")
     file.write_text(yaml.safe_dump({"rule_files": [rules], "evaluation_interval": "30s", "tests": cases}))
-    done = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, timeout=250)
+    done = subprocess.run(
+        [programs["promtool"], "test", "rules", str(file)], capture_output=True, text=True, timeout=250
+    )
     assert done.returncode == 0, done.stdout + done.stderr

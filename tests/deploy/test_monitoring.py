@@ -55,6 +55,15 @@ def test_every_alert_has_a_runbook() -> None:
     assert set(links) == anchors
 
 
+def test_all_servers_are_not_all_processes_that_prometheus_knows() -> None:
+    """Other targets have metrics of processes too."""
+    choices = {one["name"]: one for one in json.loads(files()["deploy/grafana/fleet.json"])["templating"]["list"]}
+    for name in ("job", "instance"):
+        assert choices[name]["includeAll"]
+        assert not choices[name].get("allValue")
+        assert choices[name]["query"].startswith("label_values(disttrain_open_streams")
+
+
 def test_panels_do_not_lie_on_each_other() -> None:
     panels = json.loads(files()["deploy/grafana/fleet.json"])["panels"]
     cells = [

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 import threading
 import time
@@ -17,6 +16,7 @@ import pytest
 import yaml
 from cli.server_process import ServerProcess, serving
 from deploy.manifests import ROOT
+from deploy.prometheus_programs import programs
 from deploy.test_monitoring import expressions
 from fleet.servers import free_addresses
 from monitoring.alerts import GROUPS
@@ -26,15 +26,9 @@ from shards import write_interleaved, write_pairs
 from trainclient.stream.client import ArrayClient
 from trainclient.stream.endpoint import Timeouts
 
-PROGRAMS = ("prometheus", "promtool")
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.timeout(900),
-    *(
-        pytest.mark.skipif(shutil.which(name) is None, reason=f"{name} is not installed (Debian's package prometheus)")
-        for name in PROGRAMS
-    ),
-]
+__all__ = ["programs"]
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 RULES = ROOT / "deploy/prometheus/alerts.yaml"
 VARIABLES = {"$__rate_interval": "20s", "$job_id": ".*", "$job": ".*", "$instance": ".*", "$module": ".*"}
 EMPTY_WITHOUT_TLS = re.compile("disttrain_certificate_expiry_timestamp_seconds")
@@ -78,7 +72,7 @@ def until(holds: Callable[[], object]) -> None:
 
 
 @contextmanager
-def prometheus(folder: Path, targets: list[str]) -> Iterator[Prometheus]:
+def prometheus(program: str, folder: Path, targets: list[str]) -> Iterator[Prometheus]:
     """Scrape servers every second, with the rules as they are."""
     (address,) = free_addresses(1)
     config = {
@@ -88,7 +82,7 @@ def prometheus(folder: Path, targets: list[str]) -> Iterator[Prometheus]:
     }
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
     line = [
-        "prometheus", f"--config.file={folder / 'prometheus.yaml'}", f"--storage.tsdb.path={folder / 'data'}",
+        program, f"--config.file={folder / 'prometheus.yaml'}", f"--storage.tsdb.path={folder / 'data'}",
         f"--web.listen-address={address}", "--log.level=warn",
     ]  # fmt: skip
     with (folder / "log").open("w") as log, subprocess.Popen(line, stdout=log, stderr=log) as process:
@@ -159,13 +153,15 @@ def fleet(folders: dict[str, Path], cache: Path) -> Iterator[tuple[list[ServerPr
         yield servers, addresses[2:]
 
 
-def test_promtool_takes_the_rules() -> None:
-    done = subprocess.run(["promtool", "check", "rules", str(RULES)], capture_output=True, text=True, timeout=60)
+def test_promtool_takes_the_rules(programs: dict[str, str]) -> None:
+    done = subprocess.run(
+        [programs["promtool"], "check", "rules", str(RULES)], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{sum(map(len, GROUPS.values()))} rules found" in done.stdout
 
 
-def test_a_healthy_fleet_fills_the_panels_and_fires_nothing(tmp_path: Path) -> None:
+def test_a_healthy_fleet_fills_the_panels_and_fires_nothing(programs: dict[str, str], tmp_path: Path) -> None:
     folders = {
         "pairs": index(write_pairs(tmp_path / "pairs", 40, 10, seed=1)),
         "docs": index(write_interleaved(tmp_path / "docs", 16, 8, seed=2)),
@@ -174,7 +170,7 @@ def test_a_healthy_fleet_fills_the_panels_and_fires_nothing(tmp_path: Path) -> N
     panels = [expression for expression in expressions() if expression not in alerts.values()]
     with (
         fleet(folders, tmp_path / "cache") as (servers, targets),
-        prometheus(tmp_path, targets) as server,
+        prometheus(programs["prometheus"], tmp_path, targets) as server,
         readers([one.address for one in servers]),
     ):
         until(lambda: len(server.series("disttrain_rank_waited_seconds_total")) == len(VIEWS))

@@ -18,7 +18,7 @@ BEFORE = {
     "images": {"planning", "transforms"},
     "audio": {"planning"},
     "video": {"planning", "images"},
-    "tracing": set(),
+    "tracing": {"security"},
     "dataset": {"transforms", "images", "audio", "video", "planning", "tracing"},
     "assembly": {"transforms", "images", "audio", "video", "dataset", "planning"},
     "jobs": {"transforms", "images", "audio", "video", "dataset", "planning", "assembly", "tracing"},

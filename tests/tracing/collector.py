@@ -34,7 +34,7 @@ class Seen:
 
 
 @dataclass
-class Collector(TraceServiceServicer):
+class Received(TraceServiceServicer):
     """What came."""
 
     spans: list[Seen] = field(default_factory=list)
@@ -65,10 +65,10 @@ class Collector(TraceServiceServicer):
 
 
 @contextmanager
-def collecting() -> Iterator[Collector]:
+def collecting() -> Iterator[Received]:
     """A collector that listens."""
     server = grpc.server(ThreadPoolExecutor(4))
-    collector = Collector()
+    collector = Received()
     add_TraceServiceServicer_to_server(collector, server)
     collector.url = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()

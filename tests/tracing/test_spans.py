@@ -1,12 +1,15 @@
 """Contexts and ids: who belongs to whom, and that nothing happens where nobody traces."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from dataserver.tracing import (
+    Collector,
     Context,
     Kind,
+    Recorder,
     StepTraces,
     Tracing,
     TracingError,
@@ -174,13 +177,78 @@ def test_both_sides_make_the_same_ids(recording: Recording) -> None:
         "http://a",
         "http://a:b",
         "http://a:99999",
+        "http://a:0",
         "http://u:secret@a:1",
+        "https://u:se@cret@a:1",
+        "u:secret@a:1",
+        "http://@a:1",
         "http://a:1/x",
+        "http://a:1?token=secret",
+        "http://a:1#secret",
+        "http://a:1#",
+        "\nhttp://a:1",
+        "http://a:1\n",
+        "http://a b:1",
+        "HTTP://a:1",
+        "http://a\\b:1",
     ],
 )
 def test_what_is_no_collector_is_refused(endpoint: str) -> None:
-    with pytest.raises(TracingError, match=r"http://HOST:PORT, or https://HOST:PORT with TLS, is required"):
-        recorder_to(endpoint, "disttrain-test")
+    with pytest.raises(TracingError, match=r"http://HOST:PORT, or https://HOST:PORT with TLS, is required") as caught:
+        Tracing(endpoint, insecure=True)
+    assert not any(part in str(caught.value) for part in ("secret", "u:", "cret"))
+
+
+@pytest.mark.parametrize("endpoint", ["http://10.0.0.1:4317", "http://[2001:db8::1]:4317", "http://collector:4317/"])
+def test_nothing_travels_unencrypted_beyond_this_machine_unless_it_may(endpoint: str) -> None:
+    with pytest.raises(TracingError, match="traces and tokens would travel unencrypted: use https://"):
+        Tracing(endpoint)
+    address = endpoint.removeprefix("http://").removesuffix("/")
+    assert Collector.of(endpoint, insecure=True) == Collector(address, secure=False)
+    assert Collector.of(endpoint.replace("http:", "https:"), insecure=False) == Collector(address, secure=True)
+    Tracing("http://[::1]:4317")
+
+
+HERE = Collector("127.0.0.1:4317", secure=False)
+SECURE = Collector("127.0.0.1:4317", secure=True)
+
+
+def test_threads_share_one_recorder() -> None:
+    barrier = threading.Barrier(8)
+
+    def ask() -> Recorder:
+        barrier.wait()
+        return recorder_to(HERE, "disttrain-threads")
+
+    with ThreadPoolExecutor(8) as pool:
+        found = [pool.submit(ask) for _ in range(8)]
+        assert len({id(one.result()) for one in found}) == 1
+
+
+@pytest.mark.parametrize(
+    ("collector", "variables", "problem"),
+    [
+        (HERE, {"COMPRESSION": "zip"}, "cannot be set up .*zip.*COMPRESSION.*correct or unset the variables OTEL_"),
+        (HERE, {"TRACES_TIMEOUT": "soon"}, "cannot be set up .*soon"),
+        (SECURE, {"CERTIFICATE": "/missing.pem"}, "file of authorities /missing.pem cannot be read: No such file"),
+        (SECURE, {"TRACES_CERTIFICATE": "/etc/passwd"}, "file of authorities /etc/passwd cannot be used"),
+        (SECURE, {"CLIENT_KEY": "/missing.pem"}, "belong together, and one is missing"),
+        (SECURE, {"CLIENT_KEY": "/missing.pem", "CLIENT_CERTIFICATE": "/missing.pem"}, "cannot be read: No such file"),
+    ],
+)
+def test_variables_that_cannot_be_used_are_refused(
+    monkeypatch: pytest.MonkeyPatch, collector: Collector, variables: dict[str, str], problem: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{name}", value)
+    with pytest.raises(TracingError, match=problem):
+        recorder_to(collector, "disttrain-variables")
+
+
+def test_variables_of_batches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MAX_EXPORT_BATCH_SIZE", "MAX_QUEUE_SIZE", "SCHEDULE_DELAY", "EXPORT_TIMEOUT"):
+        monkeypatch.setenv(f"OTEL_BSP_{name}", "10000")
+    recorder_to(HERE, "disttrain-batches")
 
 
 def test_steps_are_every_nth() -> None:

@@ -16,11 +16,11 @@ from fleet.servers import free_addresses, until
 from serving.harness import VIEWS, index, job_data, running
 from shards import write_pairs
 from stores import SECRET, no_stores, stores
-from tracing.collector import Collector, Seen, collecting
+from tracing.collector import Received, Seen, collecting
 
 from dataserver.cli import main
 from dataserver.serving.config import ConfigError, load_config
-from dataserver.tracing import Tracing
+from dataserver.tracing import Collector, Tracing
 from dataserver.tracing.otlp import CLOSE_S, QUEUED, OtlpRecorder
 from dataserver.tracing.spans import Finished, Kind
 from trainclient.stream.client import ArrayClient
@@ -48,7 +48,7 @@ def read(addresses: list[str], tracing: Tracing | None, steps: int, **changes: o
     return found
 
 
-def sent(collector: Collector, waits: int) -> list[Seen]:
+def sent(collector: Received, waits: int) -> list[Seen]:
     """All spans, as soon as there are so many of the two kinds that come last, and none comes any more."""
 
     def complete() -> bool:
@@ -115,7 +115,7 @@ def test_a_dead_collector_harms_nothing(pairs: Path) -> None:
         with running({"pairs": pairs}, otlp_endpoint=silence) as server:
             assert read([server.address], Tracing(nobody, every=1), steps=2) == read([server.address], None, steps=2)
         for endpoint in (silence, nobody):
-            recorder = OtlpRecorder(endpoint, "disttrain-test")
+            recorder = OtlpRecorder(Collector.of(endpoint, insecure=False), "disttrain-test")
             for number in range(2 * QUEUED):
                 recorder.record(Finished("one", Kind.INTERNAL, 1, number + 1, 0, 1, 2, {"step": number}, ""))
             began = time.monotonic()
@@ -126,7 +126,7 @@ def test_a_dead_collector_harms_nothing(pairs: Path) -> None:
 def test_collectors_beyond_this_machine_need_encryption(pairs: Path) -> None:
     fixed = {"datasets": {"pairs": pairs}}
     with pytest.raises(
-        ConfigError, match=r"otlp_endpoint is http://10\.0\.0\.1:4317, and traces would travel unencrypted"
+        ConfigError, match=r"the collector of traces is http://10\.0\.0\.1:4317, and traces and tokens would travel"
     ):
         load_config(None, {**fixed, "otlp_endpoint": "http://10.0.0.1:4317"})
     with pytest.raises(ConfigError, match="the collector of traces is 'x'; http://HOST:PORT"):
@@ -136,7 +136,7 @@ def test_collectors_beyond_this_machine_need_encryption(pairs: Path) -> None:
 
 
 @contextmanager
-def fleet(addresses: list[str], collector: Collector) -> Iterator[None]:
+def fleet(addresses: list[str], collector: Received) -> Iterator[None]:
     """Server processes over the bucket."""
     fixed = ("--dataset", "pairs=s3://bucket/pairs", "--peers", ",".join(addresses), "--otlp-endpoint", collector.url)
     with ExitStack() as stack:

@@ -64,6 +64,11 @@ def test_required_inputs(tmp_path: Path) -> None:
         (["train"], "trainclient: no job is given; add --job JOB.yaml"),
         (["train", "--servres", "a:1"], "trainclient: --servres is unknown; did you mean --servers?"),
         (["train", "--encoder.layers", "two"], "trainclient: --encoder.layers: 'two' is given, INT is required;"),
+        (
+            ["train", "--otlp-endpoint", "http://10.0.0.1:4317"],
+            "trainclient: the configuration is not valid: otlp_endpoint: the collector of traces is "
+            "http://10.0.0.1:4317, and traces and tokens would travel unencrypted",
+        ),
         (["train", "--config", "none.yaml"], "trainclient: the configuration none.yaml cannot be read"),
     ],
 )

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 
 from dataserver.planning.job.fields import MAX_TEXT_BYTES, TextError, parse_yaml
 from dataserver.security import Credentials
-from dataserver.tracing import DEFAULT_EVERY, Tracing
+from dataserver.tracing import DEFAULT_EVERY, Tracing, TracingError
 from trainclient.checkpoint.resume_from import ResumeFrom
 from trainclient.models.contrastive_loss import ContrastiveLoss
 from trainclient.stream.endpoint import Timeouts
@@ -341,6 +341,8 @@ class TrainConfig(Options):
     otlp_endpoint: Annotated[str | None, SAYS_ITSELF] = None
     """Send traces of some steps to this collector of OpenTelemetry (OTLP over gRPC): http://HOST:PORT, or https://HOST:PORT
     with TLS. Data servers with an --otlp-endpoint add what they do for these steps."""
+    otlp_insecure: bool = False
+    """Let traces go to a collector on another machine without encryption: the network is trusted."""
     trace_every: Annotated[int, Field(ge=1, lt=10**10)] = DEFAULT_EVERY
     """Trace steps 0, N, 2N, ..."""
     peak_tflops: Annotated[Annotated[float, Field(gt=0)] | None, SAYS_ITSELF] = None
@@ -369,8 +371,10 @@ class TrainConfig(Options):
 
     @property
     def tracing(self) -> Tracing | None:
-        """Which steps are traced, and where to."""
-        return None if self.otlp_endpoint is None else Tracing(self.otlp_endpoint, self.trace_every)
+        """Which steps are traced, and where to; TracingError where they cannot go there."""
+        if self.otlp_endpoint is None:
+            return None
+        return Tracing(self.otlp_endpoint, self.trace_every, self.otlp_insecure)
 
     def of_section(self, section: str) -> ImageModuleModel | BackboneModel:
         """What all modules of one of the sections encoder, backbone and generator are."""
@@ -436,6 +440,11 @@ def checked(config: Config) -> Config:
     problems = [f"optimizer.{problem}" for problem in config.optimizer.problems()]
     if config.resume_from not in (ResumeFrom.NEWEST, ResumeFrom.NONE) and config.checkpoint.directory is None:
         problems.append(f"resume_from: {config.resume_from} needs checkpoint.directory, the folder to resume from")
+    try:
+        if config.tracing is not None:
+            _ = config.tracing.recorder
+    except TracingError as error:
+        problems.append(f"otlp_endpoint: {error}")
     if problems:
         raise ConfigError(f"the configuration is not valid: {'; '.join(problems)}")
     return config

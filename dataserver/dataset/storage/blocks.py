@@ -20,6 +20,7 @@ from dataserver.dataset.storage.clients import ObjectInfo
 from dataserver.dataset.storage.held_blocks import HeldBlocks
 from dataserver.dataset.storage.io_threads import IoThreads
 from dataserver.dataset.storage.pieces import BLOCK_BYTES, BlockKey, Piece, Source, part_of, runs
+from dataserver.tracing import within
 
 DEFAULT_MEMORY_BYTES: Final = 256 << 20
 """Of commands; a server has a setting."""
@@ -251,7 +252,8 @@ class Blocks:
             if not self.held.needs.fit(key, self.capacity) or self._loaders.num_waiting >= MAX_QUEUED:
                 return False
             self._loading.add(key)
-        self._loaders.submit(self._load, source, key)
+        with within(None):  # blocks serve many steps: whose turn it is now is not who waits for them
+            self._loaders.submit(self._load, source, key)
         return True
 
     def _load(self, source: Source, key: BlockKey) -> None:

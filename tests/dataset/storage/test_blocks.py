@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from dataserver.dataset.storage.clients import ObjectInfo, UnavailableError
 from dataserver.dataset.storage.held_blocks import HeldBlocks
 from dataserver.dataset.storage.needs import NEEDED_S, Needs
 from dataserver.dataset.storage.pieces import BLOCK_BYTES, BlockKey, Piece, runs
+from dataserver.tracing import Context, outgoing, within
 
 DATA = np.random.default_rng(0).integers(0, 256, 2 * BLOCK_BYTES + 12345, np.uint8).tobytes()
 INFO = ObjectInfo("a.tar", len(DATA), '"v1"', 0)
@@ -342,6 +344,7 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int)
 WRITER = """
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 from dataserver.dataset.storage.block_files import BlockFiles
 from dataserver.dataset.storage.clients import ObjectInfo
 from dataserver.dataset.storage.pieces import BLOCK_BYTES, BlockKey
@@ -368,3 +371,18 @@ def test_a_writer_that_is_killed_leaves_whole_files_or_none(tmp_path: Path) -> N
             key = BlockKey("s3://b", ObjectInfo(f"{number}.tar", BLOCK_BYTES, "v", 0), 0)
             found = files.read(key, 0, BLOCK_BYTES)
             assert found is None or found == bytes([number]) * BLOCK_BYTES
+
+
+def test_blocks_that_are_read_ahead_belong_to_no_step() -> None:
+    seen: dict[int, object] = {}
+
+    class Traced(Store):
+        def get(self, wanted: ObjectInfo, start: int, length: int) -> bytes:
+            seen[length] = outgoing()
+            return super().get(wanted, start, length)
+
+    blocks = Blocks()
+    with within(Context(Mock(), 1, 2)):
+        assert blocks.read([Piece(Traced(), INFO, 5, 10)]) == [DATA[5:15]]
+    settled(blocks)
+    assert seen == {BLOCK_BYTES: None}
