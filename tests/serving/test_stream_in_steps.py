@@ -344,6 +344,9 @@ class Stop:
         self.waits.append(seconds)
         return False
 
+    def is_set(self) -> bool:
+        return False
+
 
 def test_storage_is_read_four_times_with_doubling_waits() -> None:
     stop, reads = Stop(), []
