@@ -12,6 +12,8 @@ from dataserver.planning.job.fields import Sizing, TileChoice
 
 GREY: Final = 127
 """The borders of a square around one of several images: the mean 0.5 of the models' pixels."""
+BAND: Final = 256
+"""Rows that are scaled at a time, so that grey borders take little memory."""
 
 
 def write_tiles(pixels: U8, size: Size, planned: Size, tiles: tuple[int, int], sizing: Sizing, out: U8) -> None:
@@ -83,24 +85,38 @@ def _centred(pixels: U8, height: int, width: int) -> U8:
 def _in_square(pixels: U8, side: int, sizing: Sizing) -> U8:
     """A picture in the middle of a grey square, scaled to `side` x `side` pixels, uint8 [side, side, 3].
 
-    The square could be far larger than the picture. So the long side of the picture is scaled first, and then the
-    other one together with those rows of grey alone that a filter mixes with it. A picture that is longer than `side`
-    times its short side counts as so long, and still gets a pixel.
+    The square could be far larger than the picture, so it is never made. A picture that is longer than `side` times its
+    short side counts as so long, and still gets a pixel.
     """
-    lying = pixels if pixels.shape[1] >= pixels.shape[0] else pixels.transpose(1, 0, 2)
-    short, long, _ = lying.shape
-    rows = resized(lying, (long, short), (side, short), sizing)
-    long = min(long, short * side)
-    top, reach = (long - short) // 2, REACH * max(1.0, long / side) + 1
-    first, last = max(0, floor((top - reach) * side / long)), min(side, ceil((top + short + reach) * side / long))
-    upper, lower = first * long / side, last * long / side  # of the square before it is scaled
-    begin, end = needed(upper, lower, long, last - first)
-    canvas = np.full((end - begin, side, 3), GREY, np.uint8)
-    canvas[top - begin : top - begin + short] = rows
-    square = np.full((side, side, 3), GREY, np.uint8)
-    box = (0, upper - begin, side, lower - begin)
-    square[first:last] = resized(canvas, (side, end - begin), (side, last - first), sizing, box)
-    return square if lying is pixels else square.transpose(1, 0, 2)
+    height, width, _ = pixels.shape
+    most = side * min(height, width)
+    if max(height, width) > most:
+        pixels = resized(pixels, (width, height), (min(width, most), min(height, most)), sizing)
+    length = max(pixels.shape[:2])
+    rows = _with_grey(pixels, length, side, sizing)  # rows first, as Pillow scales a square
+    return _with_grey(rows.transpose(1, 0, 2), length, side, sizing).transpose(1, 0, 2)
+
+
+def _with_grey(pixels: U8, length: int, side: int, sizing: Sizing) -> U8:
+    """Scale rows, with grey on both sides up to `length` pixels, to `side` pixels; uint8 [height, side, 3].
+
+    Only the grey that a filter mixes with the picture is scaled with it, some rows at a time.
+    """
+    height, width, _ = pixels.shape
+    left, reach = (length - width) // 2, REACH * max(1.0, length / side) + 1
+    first = max(0, floor((left - reach) * side / length))
+    last = min(side, ceil((left + width + reach) * side / length))
+    start, stop = first * length / side, last * length / side
+    begin, end = needed(start, stop, length, last - first)
+    scaled = np.full((height, side, 3), GREY, np.uint8)
+    for top in range(0, height, BAND):
+        band = pixels[top : top + BAND]
+        canvas = np.full((len(band), end - begin, 3), GREY, np.uint8)
+        canvas[:, left - begin : left - begin + width] = band
+        box = (start - begin, 0, stop - begin, len(band))
+        target = last - first, len(band)
+        scaled[top : top + BAND, first:last] = resized(canvas, (end - begin, len(band)), target, sizing, box)
+    return scaled
 
 
 def _edge(size: Size, edge: int) -> Size:

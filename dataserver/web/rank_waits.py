@@ -24,15 +24,18 @@ class _Counter:
     since: _Mark
     """From here on the share is taken; `later` takes over from it."""
     later: _Mark
+    last: _Mark
+    """Of the last look."""
     share: float | None
 
     def then(self, now: _Mark) -> "_Counter":
         """The counter with another look at it."""
-        if now.at_s <= self.later.at_s or now.waited_s < self.since.waited_s:  # the server, or the trainer, began anew
-            return _Counter(now, now, None)
+        if now.at_s <= self.last.at_s or now.waited_s < self.last.waited_s:  # the server, or the trainer, began anew
+            return _Counter(now, now, now, None)
         share = min((now.waited_s - self.since.waited_s) / (now.at_s - self.since.at_s), 1.0)
         moves_on = now.at_s - self.later.at_s >= WINDOW_S
-        return _Counter(self.later, now, share) if moves_on else _Counter(self.since, self.later, share)
+        since, later = (self.later, now) if moves_on else (self.since, self.later)
+        return _Counter(since, later, now, share)
 
 
 class RankWaits:
@@ -50,7 +53,8 @@ class RankWaits:
         marks = dict(_marks(answers))
         before = self._counters
         self._counters = {
-            key: before[key].then(mark) if key in before else _Counter(mark, mark, None) for key, mark in marks.items()
+            key: before[key].then(mark) if key in before else _Counter(mark, mark, mark, None)
+            for key, mark in marks.items()
         }
         found: dict[RankOfJob, float] = {}
         for (_, rank), counter in self._counters.items():

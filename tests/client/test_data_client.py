@@ -65,7 +65,7 @@ def test_batches_are_torch_tensors_over_the_received_bytes(connect) -> None:
         np.testing.assert_array_equal(batch.tensors["half"].view(torch.uint16).numpy(), expected["half"])
         spans = [t.untyped_storage().data_ptr() for t in batch.tensors.values() if t.numel()]
         assert max(spans) - min(spans) < batch.nbytes  # one buffer, no copy of any tensor
-    assert client.wait_s >= sum(b.wait_s for b, _ in held) - 1e-9  # it also waited for the end of the job
+    assert client.wait_s == pytest.approx(sum(b.wait_s for b, _ in held))
 
 
 def test_jobs_in_every_form_are_one_job(connect, tmp_path: Path, quick: Timeouts) -> None:

@@ -25,7 +25,7 @@ def test_a_share_is_taken_between_looks_of_the_last_minute() -> None:
     assert waits.note([answer("a", 80, 105)])[RANK] == 0, "what lies longer back counts no more"
 
 
-@pytest.mark.parametrize(("uptime_s", "waited_s"), [(2, 60), (30, 1)])
+@pytest.mark.parametrize(("uptime_s", "waited_s"), [(2, 60), (30, 1), (20, 50), (15, 50)])
 def test_a_counter_that_begins_anew_says_nothing_at_first(uptime_s: int, waited_s: int) -> None:
     waits = RankWaits()
     for at in (10, 20):

@@ -48,11 +48,11 @@ class ProgressReports:
         """The caller asks for a microbatch."""
         self._wait = self._wait[0], time.perf_counter()
 
-    def end_wait(self) -> float:
-        """The caller has it, or there is none; the seconds that it waited."""
+    def end_wait(self, taken: bool) -> float:
+        """The caller has taken it, or there is none; the seconds that it waited, which count where it has."""
         over, since = self._wait
         waited = 0.0 if since is None else time.perf_counter() - since
-        self._wait = over + waited, None
+        self._wait = over + waited if taken else over, None
         return waited
 
     def begin_stream(self, endpoint: Endpoint) -> bytes:

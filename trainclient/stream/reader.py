@@ -126,10 +126,11 @@ class MicrobatchReader:
                 "receiving thread: open it in the process that reads, or start processes with 'spawn'"
             )
         self._progress.begin_wait()
+        microbatch = None
         try:
             microbatch = self._handoff.take(self._guard.interrupt)
         finally:
-            waited = self._progress.end_wait()
+            waited = self._progress.end_wait(microbatch is not None)
         if microbatch is None:
             raise StopIteration
         if self._spans is not None:
