@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 
 from dataserver.planning.job.fields import FrameRule, Sizing, VideoSizing, frame_groups
-from dataserver.video import reference_clips
 from dataserver.video.decoding import VIDEO_VERSION, FrameGrid, VideoShape, decode_frames
 from dataserver.video.header import read_video_header
+from dataserver.video.reference_clips import AV1, H264, HEVC, MPEG4, VP8, VP9
 
 _SIZING: Final = Sizing.model_construct(patch=8, merge=1)
 _VIDEO: Final = VideoSizing.model_construct(rule=FrameRule.UNIFORM, max_frames=5)
@@ -40,6 +40,5 @@ def video_digest() -> str:
 
 def built_in_videos() -> Iterator[bytes]:
     """Yield a video of each codec."""
-    clips = reference_clips
-    for text in (clips.H264, clips.HEVC, clips.VP8, clips.VP9, clips.AV1, clips.MPEG4):
+    for text in (H264, HEVC, VP8, VP9, AV1, MPEG4):
         yield base64.b64decode(text)

@@ -1,25 +1,20 @@
 """Clips beside images over a real server: an encoder for each, one backbone."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from audio.datasets import write_audio
 from audio.jobs import AUDIO, audio_job
-from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1 import microbatch_pb2
-from serving.harness import TIMEOUT_S, Running, running, tensors
+from serving.every_view import EveryView, items
+from serving.harness import running
 
 from dataserver.audio import AudioShape, decode_mel
-from dataserver.dataset import Dataset
 from dataserver.planning.job.fields import AudioSizing
-from dataserver.planning.stream.samples import ROW_BITS
 
 pytest.importorskip("soundfile", reason="the extra audio is not installed")
 DEGREES = {"vit": 1, "ears": 2, "llm": 2}
-STEPS = 2
-Item = tuple[int, int, int, int]
 
 
 @pytest.fixture(scope="module")
@@ -27,40 +22,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_audio(tmp_path_factory.mktemp("heard"))
 
 
-class Views:
-    """Every view of a job, decoded."""
-
-    def __init__(self, server: Running, data: dict[str, Any]) -> None:
-        self.dataset: Dataset = server.catalog.datasets["heard"]
-        job_id = server.create(data).job_id
-        self.of = [
-            (name, rank, header, tensors(header, body))
-            for name, dp in DEGREES.items()
-            for rank in range(dp)
-            for header, body in server.read(job_id, name, rank).microbatches
-        ]
-        self.plans = [
-            server.stub.GetPlan(pb.GetPlanRequest(job_id=job_id, step=step), timeout=TIMEOUT_S).plan
-            for step in range(STEPS)
-        ]
-
-    def ref(self, item: Item) -> Any:
-        shard, row = divmod(item[2], 1 << ROW_BITS)
-        return self.dataset.shards[shard].image(row, item[3])
-
-
 @pytest.fixture(scope="module")
-def views(folder: Path) -> Views:
+def views(folder: Path) -> EveryView:
     with running({"heard": folder}) as server:
-        return Views(server, audio_job())
+        return EveryView(server, "heard", audio_job(), DEGREES)
 
 
-def items(header: microbatch_pb2.MicrobatchHeader) -> list[Item]:
-    found = header.items
-    return list(zip(found.dataset, found.epoch, found.sample, found.image, strict=True))
-
-
-def test_each_encoder_gets_every_item_of_its_modality_once(views: Views) -> None:
+def test_each_encoder_gets_every_item_of_its_modality_once(views: EveryView) -> None:
     for step, plan in enumerate(views.plans):
         s = plan.samples
         samples = zip(s.dataset, s.epoch, s.sample, s.images, strict=True)
@@ -74,7 +42,7 @@ def test_each_encoder_gets_every_item_of_its_modality_once(views: Views) -> None
         assert {views.ref(item).is_audio for item in served["vit"]} == {False}
 
 
-def test_spectrograms_are_those_of_the_stored_clips(views: Views) -> None:
+def test_spectrograms_are_those_of_the_stored_clips(views: EveryView) -> None:
     count, cut = 0, 0
     for name, _, header, found in views.of:
         if name != "ears":
@@ -98,7 +66,7 @@ def test_spectrograms_are_those_of_the_stored_clips(views: Views) -> None:
     assert cut
 
 
-def test_routings_of_both_encoders_fill_every_slot_once(views: Views) -> None:
+def test_routings_of_both_encoders_fill_every_slot_once(views: EveryView) -> None:
     rows_from = dict.fromkeys(("vit", "ears"), 0)
     for name, rank, header, found in views.of:
         if name != "llm":

@@ -1,27 +1,22 @@
 """Videos beside images over a real server: an encoder for each, one backbone."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1 import microbatch_pb2
-from serving.harness import TIMEOUT_S, Running, running, tensors
+from serving.every_view import EveryView, items
+from serving.harness import running
 from video.datasets import write_videos
 from video.jobs import VIDEO, video_job
 
-from dataserver.dataset import Dataset
 from dataserver.planning.job.fields import Sizing, VideoSizing, frame_groups
 from dataserver.planning.stream.grids import patch_grid
-from dataserver.planning.stream.samples import ROW_BITS
 from dataserver.planning.stream.samples import VIDEO as OF_VIDEO
 from dataserver.video import FrameGrid, VideoShape, decode_frames
 
 pytest.importorskip("av", reason="the extra video is not installed")
 DEGREES = {"vit": 1, "eyes": 2, "llm": 2}
-STEPS = 2
-Item = tuple[int, int, int, int]
 
 
 @pytest.fixture(scope="module")
@@ -30,42 +25,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_videos(tmp_path_factory.mktemp("seen"))
 
 
-class Views:
-    """Every view of a job, decoded."""
-
-    def __init__(self, server: Running, data: dict[str, Any]) -> None:
-        self.dataset: Dataset = server.catalog.datasets["seen"]
-        job_id = server.create(data).job_id
-        self.of = [
-            (name, rank, header, tensors(header, body))
-            for name, dp in DEGREES.items()
-            for rank in range(dp)
-            for header, body in server.read(job_id, name, rank).microbatches
-        ]
-        self.plans = [
-            server.stub.GetPlan(pb.GetPlanRequest(job_id=job_id, step=step), timeout=TIMEOUT_S).plan
-            for step in range(STEPS)
-        ]
-        self.digest = server.stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=TIMEOUT_S).video_digest
-
-    def ref(self, item: Item) -> Any:
-        shard, row = divmod(item[2], 1 << ROW_BITS)
-        return self.dataset.shards[shard].image(row, item[3])
-
-
 @pytest.fixture(scope="module")
-def views(folder: Path) -> Views:
+def views(folder: Path) -> EveryView:
     with running({"seen": folder}) as server:
-        return Views(server, video_job())
+        return EveryView(server, "seen", video_job(), DEGREES)
 
 
-def items(header: microbatch_pb2.MicrobatchHeader) -> list[Item]:
-    found = header.items
-    return list(zip(found.dataset, found.epoch, found.sample, found.image, strict=True))
-
-
-def test_each_encoder_gets_every_item_of_its_modality_once(views: Views) -> None:
-    assert len(views.digest) == 64
+def test_each_encoder_gets_every_item_of_its_modality_once(views: EveryView) -> None:
+    assert len(views.info.video_digest) == 64
     for step, plan in enumerate(views.plans):
         s = plan.samples
         samples = zip(s.dataset, s.epoch, s.sample, s.images, strict=True)
@@ -79,7 +46,7 @@ def test_each_encoder_gets_every_item_of_its_modality_once(views: Views) -> None
         assert {views.ref(item).modality for item in served["vit"]} == {0}
 
 
-def test_patches_are_those_of_the_stored_videos(views: Views) -> None:
+def test_patches_are_those_of_the_stored_videos(views: EveryView) -> None:
     count, several = 0, 0
     sizing, rule = Sizing(video=VideoSizing(**VIDEO)), VideoSizing(**VIDEO)
     for name, _, header, found in views.of:
@@ -104,7 +71,7 @@ def test_patches_are_those_of_the_stored_videos(views: Views) -> None:
     assert several
 
 
-def test_routings_of_both_encoders_fill_every_slot_once(views: Views) -> None:
+def test_routings_of_both_encoders_fill_every_slot_once(views: EveryView) -> None:
     rows_from = dict.fromkeys(("vit", "eyes"), 0)
     for name, rank, header, found in views.of:
         if name != "llm":

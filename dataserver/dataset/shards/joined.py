@@ -14,12 +14,12 @@ from dataserver.dataset.kinds import DUPLICATE_MEMBER, ROW_WITHOUT_SAMPLE, SAMPL
 from dataserver.dataset.shards.formats import format_of
 from dataserver.dataset.shards.hashing import HashingReader
 from dataserver.dataset.shards.interface import Member, ShardSource, Split
+from dataserver.dataset.shards.media_members import claimed, media_member
 from dataserver.dataset.shards.members import caught
 from dataserver.dataset.shards.modalities import ONLY_IMAGES, Media
 from dataserver.dataset.shards.parquet_columns import parquet_columns
 from dataserver.dataset.shards.parts import ImagePart, JoinedFile
 from dataserver.dataset.shards.row_match import RowMatch, report_samples
-from dataserver.dataset.shards.samples import claimed, media_member
 from dataserver.dataset.storage.registry import storage_of
 
 MAX_JOINED_BYTES: Final = 1 << 29

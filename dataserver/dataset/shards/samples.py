@@ -26,17 +26,16 @@ from dataserver.dataset.shards.captions import CaptionSource
 from dataserver.dataset.shards.chat import read_conversation
 from dataserver.dataset.shards.conversations import TURN_NAMES, turns_of
 from dataserver.dataset.shards.documents import document_lists
-from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES, Member, Split
+from dataserver.dataset.shards.interface import Member, Split
+from dataserver.dataset.shards.media_members import claimed, media_member
 from dataserver.dataset.shards.members import BYTE_ORDER_MARK, caught, decode_text, parse_json, usable_caption
 from dataserver.dataset.shards.modalities import (
     AUDIO,
     IMAGES,
-    MODALITIES,
     ONLY_IMAGES,
     VIDEO,
     Media,
     StoredModality,
-    modality_of_part,
 )
 from dataserver.dataset.shards.parts import IMAGE, TEXT, ImagePart, Scalar
 from dataserver.dataset.shards.tar import sample_key, show, split_at_last_dot, split_name
@@ -281,29 +280,6 @@ def _add_captions(group: _Group, extension: str, member: Member) -> None:
         group.texts[extension] = caught(decode_text, member)
     if any(fields):
         group.entries[extension] = caught(parse_json, member)
-
-
-def claimed(extension: str, member: Member, media: Media) -> StoredModality | None:
-    """The modality that a member is of, or claims to be of."""
-    if isinstance(member.parsed, ImagePart):
-        return modality_of_part(member.parsed)
-    if member.modality:
-        return MODALITIES[member.modality]
-    return next((modality for modality in media if claims(modality, extension, member)), None)
-
-
-def claims(modality: StoredModality, extension: str, member: Member) -> bool:
-    """Whether a member is of a modality by its extension, or by its content."""
-    if extension.rpartition(".")[2] in modality.suffixes:
-        return True
-    return member.content is not None and modality.matches(member.content)
-
-
-def media_member(modality: StoredModality, member: Member) -> ImagePart:
-    """Return what an index holds of a member of a modality. Raises SampleError where it is too large or none."""
-    if member.content is None:
-        raise SampleError(modality.too_large, f"{member.length} bytes, limit {MAX_MEMBER_BYTES}")
-    return modality.read(member.content, member.offset)
 
 
 def _assemble(group: _Group, findings: Findings) -> Sample:
