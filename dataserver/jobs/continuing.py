@@ -45,6 +45,8 @@ class EarlierStreams:
         opened = {spec.name: dataset for spec, dataset in zip(stream.datasets, datasets, strict=True)}
         self._cache, self._names = cache, list(opened)
         self._streams = []
+        self.notes: list[str] = []
+        """What people should know of how the streams end, after `seen`."""
         for continuation in stream.earlier():
             earlier, step = continuation.stream, continuation.step
             ends = zip(earlier.datasets, last_step_of(continuation), strict=True)
@@ -83,6 +85,12 @@ class EarlierStreams:
             def windows(span: Span, axis: Axis = axis) -> Iterator[Window]:
                 return tables.windows(order, span, axis.totals_in(span.epoch))
 
+            if end.epochs is None and (epochs := end.epochs_within(axis)):
+                self.notes.append(
+                    f"dataset {name!r}: the last step of a stream that this one continues runs over the end of epoch "
+                    f"{epochs - 1}. If its job ended there (end.epochs: {epochs}), state "
+                    f"stream.continues.epochs: {epochs}; else samples that the step left out are not read in this epoch"
+                )
             seen[name] = seen_before(axis, end.on(axis, name), tables.names(number), windows, before[number])
 
 

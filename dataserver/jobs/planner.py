@@ -100,6 +100,7 @@ class JobPlanner:
         earlier = EarlierStreams(job.stream, datasets, self._cache, cancelled, patience_s)
         try:
             self._tables.seen = self.scheduled(earlier.seen, cancelled)
+            self.notes += earlier.notes
             self._order = self.scheduled(lambda: self._lay_out(statistics), cancelled)
         except ValueError as error:
             if type(error) in (ValueError, PlanLimitError):  # of the planner's limits, which know no job

@@ -219,6 +219,9 @@ def test_what_a_padded_last_step_left_out_is_read(data: Data, packed: bool) -> N
         assert len(of_name) == len(set(of_name))
         expected = {(epoch, *of) for epoch in range(epochs) for of in data.every(name, fingerprint)}
         assert expected <= set(of_name)
+    unsaid = planner(data, stream(entries, **changes, continues=continued(first, first.num_steps)), {"epochs": 3})
+    assert any("state stream.continues.epochs: 1;" in note for note in unsaid.notes)
+    assert not any("continues.epochs" in note for note in (*first.notes, *second.notes, *third.notes))
     with pytest.raises(
         JobSpecError, match=r"continues.epochs is 1, .* not completed so many epochs of dataset 'texts'"
     ):

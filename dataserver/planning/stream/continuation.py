@@ -64,6 +64,13 @@ class StepEnd:
             )
         return goal if self.first < goal else self.last
 
+    def epochs_within(self, axis: Axis) -> int:
+        """Epochs that were complete within the step, so that its job may have ended there; 0 if none was."""
+        if not axis.length or self.last <= self.first:
+            return 0
+        begun, _ = axis.epoch_at(self.last - 1)
+        return begun if begun > axis.epoch_at(self.first)[0] else 0
+
 
 def last_step_of(earlier: Continuation) -> list[StepEnd]:
     """The last step of an earlier stream, for each of its datasets."""
