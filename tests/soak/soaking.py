@@ -134,8 +134,15 @@ def soak(
         sites = sites_of(stack, flags, folder, servers, peers=True)
         expected = read_views([sites[0].address], job, digest)
         readers = Readers([site.address for site in sites], job, expected, report, pause_s)
-        stack.callback(readers.end)
-        _disturb(sites, store, Jobs(job.text, data), readers, report)
+        try:
+            _disturb(sites, store, Jobs(job.text, data), readers, report)
+        finally:
+            readers.end()
+        _look_into_logs(sites, report)
+
+
+def _look_into_logs(sites: Sequence[Site], report: Report) -> None:
+    """Report tracebacks; while the servers' disks are mounted, since their logs lie there."""
     for site in sites:
         _, found, traceback = site.member.log.read_text().partition("Traceback")
         if found:
