@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Final
 
-import google_crc32c
+from crc32c import crc32c as crc32c_of
 
 from dataserver.dataset.cache import LruCache
 from dataserver.dataset.errors import DatasetError, ShardReadError, StaleIndexError
@@ -147,7 +147,7 @@ class OpenShards:
             (content,) = storage.ranges(path).read([(part.offset, part.length)])
         except OSError as error:
             raise ShardReadError(f"cannot read {path}: {error}; check the storage") from error
-        if len(content) != part.length or google_crc32c.value(content) != part.crc32c:
+        if len(content) != part.length or crc32c_of(content) != part.crc32c:
             raise StaleIndexError(
                 f"{path} has another content than when {shard.file.path} was indexed;"
                 f" run {index_command(shard.file)} and start the server again"

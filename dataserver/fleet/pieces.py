@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from time import monotonic
 from typing import Any, Final
 
-import google_crc32c
 import grpc
+from crc32c import crc32c as crc32c_of
 from disttrain.v1.peer_service_pb2 import FetchPiecesRequest, FetchPiecesResponse, ObjectPieces
 
 from dataserver.dataset import BlockKey, Piece
@@ -88,7 +88,7 @@ def _asked(peer: Peer, pieces: Sequence[Piece]) -> list[bytes]:
     finally:
         call.cancel()
     data = answer.data
-    if len(data) != sum(piece.length for piece in pieces) or google_crc32c.value(data) != answer.crc32c:
+    if len(data) != sum(piece.length for piece in pieces) or crc32c_of(data) != answer.crc32c:
         raise FailedError(PlanSource.WRONG, f"it sent {len(data)} bytes that are not those that were asked for")
     found, start = [], 0
     for piece in pieces:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Final
 
-import google_crc32c
+from crc32c import crc32c as crc32c_of
 from disttrain.v1 import errors_pb2
 from disttrain.v1.peer_service_pb2 import FetchPiecesRequest, FetchPiecesResponse
 
@@ -35,7 +35,7 @@ def fetch_pieces(datasets: Iterable[Dataset], request: FetchPiecesRequest) -> Fe
     ranges = [list(zip(one.start, one.length, strict=True)) for one in request.objects]
     found = [_found(known, one.object, some) for one, some in zip(request.objects, ranges, strict=True)]
     data = b"".join(BLOCKS.read([piece for some in found for piece in some], for_peer=True))
-    return FetchPiecesResponse(data=data, crc32c=google_crc32c.value(data))
+    return FetchPiecesResponse(data=data, crc32c=crc32c_of(data))
 
 
 def _found(datasets: Iterable[Dataset], digest: bytes, ranges: list[tuple[int, int]]) -> list[Piece]:

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-import google_crc32c
 import numpy as np
 import zstandard
+from crc32c import crc32c as crc32c_of
 from disttrain.v1 import data_service_pb2, errors_pb2, microbatch_pb2
 
 from dataserver.assembly import TensorSpec, total_bytes
@@ -64,7 +64,7 @@ def encode_microbatch(
     """
     table, total = _as_they_lie(tensors) if withheld else _encode_into(tensors, raw, compressor)
     payload = raw[:total]
-    crc32c = google_crc32c.value(payload) if checksummed else 0
+    crc32c = crc32c_of(payload.data) if checksummed else 0
     header = microbatch_pb2.MicrobatchHeader(
         job_id=job.job_id,
         stream_id=job.stream_id,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 PACKAGES: Final = (
-    "annotated-types", "braceexpand", "docstring-parser", "google-crc32c", "googleapis-common-protos", "pydantic",
+    "annotated-types", "braceexpand", "crc32c", "docstring-parser", "googleapis-common-protos", "pydantic",
     "pydantic-core", "pytest-timeout", "rfc8785", "simplejpeg", "typeguard", "typing-extensions", "typing-inspection",
     "tyro", "webdataset", "zstandard",
 )  # fmt: skip

@@ -18,11 +18,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import google_crc32c
 import grpc
 import numpy as np
 import zstandard
 from builders.jobs import compose, module
+from crc32c import crc32c as crc32c_of
 from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1 import microbatch_pb2 as mb
 from disttrain.v1 import plan_pb2
@@ -291,7 +291,7 @@ def pack(header: mb.MicrobatchHeader, arrays: dict[str, np.ndarray], *, compress
         )
         payload += encoded
     header.total_bytes = len(payload)
-    header.crc32c = google_crc32c.value(bytes(payload))
+    header.crc32c = crc32c_of(bytes(payload))
     return bytes(payload)
 
 

@@ -254,7 +254,7 @@ def test_frames_in_any_pieces_and_with_any_bytes(data: st.DataObject) -> None:
     """A connection whose other end is the test: what is read is what was announced, or an error."""
     payload = data.draw(st.binary(min_size=1, max_size=5000))
     cursor, crc32c = direct.Cursor(data.draw(st.integers(0, 2**53)), data.draw(st.integers(0, 2**32 - 1))), 0
-    crc32c = direct.google_crc32c.value(payload)
+    crc32c = direct.crc32c_of(payload)
     frame = direct._FRAME.pack(cursor.step, cursor.microbatch, crc32c, len(payload)) + payload
     position, bits = data.draw(st.integers(0, len(frame) - 1)), data.draw(st.integers(0, 255))
     length = data.draw(st.sampled_from([len(frame), data.draw(st.integers(0, len(frame)))]))

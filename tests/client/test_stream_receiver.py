@@ -3,11 +3,11 @@
 import contextlib
 from collections.abc import Iterator
 
-import google_crc32c
 import numpy as np
 import pytest
 import zstandard
 from client.fake_server import pack
+from crc32c import crc32c as crc32c_of
 from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1 import microbatch_pb2 as mb
 from hypothesis import example, given, settings
@@ -190,7 +190,7 @@ def test_frames_that_lie_are_refused(frame: bytes) -> None:
     entry = header.tensors.add(name="x", dtype=mb.DATA_TYPE_UINT8, shape=[480], codec=mb.CODEC_ZSTD)
     entry.encoded_bytes, entry.raw_bytes = len(frame), 480
     header.total_bytes = len(frame)
-    header.crc32c = google_crc32c.value(frame)
+    header.crc32c = crc32c_of(frame)
     messages = iter(messages_of(header, frame))
     receive_head(messages)
     with pytest.raises(ProtocolError, match="tensor x"):

@@ -8,12 +8,12 @@ from itertools import islice
 from pathlib import Path
 from threading import Event
 
-import google_crc32c
 import grpc
 import numpy as np
 import pytest
 import zstandard
 from cli.server_process import ServerProcess, serving
+from crc32c import crc32c as crc32c_of
 from disttrain.v1.data_service_pb2 import EndOfStream, StreamMicrobatchesRequest, StreamMicrobatchesResponse
 from disttrain.v1.data_service_pb2_grpc import DataServiceStub
 from e2e.streams import dataset_flags
@@ -309,7 +309,7 @@ def decode(
     entry = {"name": "t", "dtype": "DATA_TYPE_UINT8", "shape": ["200"], "offset": "0", "encoded_bytes": "200"}
     header = {
         "total_bytes": str(len(body) if total is None else total),
-        "crc32c": google_crc32c.value(body) if crc is None else crc,
+        "crc32c": crc32c_of(body) if crc is None else crc,
         "tensors": [{**entry, "raw_bytes": "200", "codec": "CODEC_RAW", **tensor}],
     }
     found = node.evaluate(DECODE, {"header": header, "chunks": [base64.b64encode(c).decode() for c in chunks]})

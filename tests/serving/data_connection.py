@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import google_crc32c
+from crc32c import crc32c as crc32c_of
 from disttrain.v1 import data_service_pb2 as pb
 from serving.harness import TIMEOUT_S, Received, Running
 
@@ -84,7 +84,7 @@ def receive_direct(stream: Any, connection: socket.socket, then: Callable[[Any],
             assert header is not None
             body += message.chunk
         if len(body) == (0 if header.withheld else header.total_bytes):
-            assert google_crc32c.value(bytes(body)) == header.crc32c
+            assert crc32c_of(bytes(body)) == header.crc32c
             found.microbatches.append((header, bytes(body)))
             header = None
     assert header is None, "the stream was cut"

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import google_crc32c
 import grpc
 import numpy as np
 import zstandard
 from builders.jobs import compose, module
+from crc32c import crc32c as crc32c_of
 from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1 import microbatch_pb2
 from disttrain.v1.data_service_pb2_grpc import DataServiceStub
@@ -160,7 +160,7 @@ def receive(messages: Any, count: int | None = None) -> Received:
             assert 0 < len(message.chunk) <= 1 << 20
             body += message.chunk
         if len(body) == (0 if header.withheld else header.total_bytes):
-            assert google_crc32c.value(bytes(body)) == header.crc32c
+            assert crc32c_of(bytes(body)) == header.crc32c
             found.microbatches.append((header, bytes(body)))
             header = None
             if len(found.microbatches) == count:

@@ -7,8 +7,8 @@ model's own, so each tensor of the model is noted by its own name with the CRC-3
 from collections.abc import Mapping
 from typing import Any
 
-import google_crc32c
 import torch
+from crc32c import crc32c as crc32c_of
 from torch import Tensor, nn
 
 Digests = dict[str, tuple[str, int]]
@@ -43,7 +43,7 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
 def digest_of(tensor: Tensor) -> tuple[str, int]:
     """Its type, and the CRC-32C of its bytes."""
     array = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return str(tensor.dtype).removeprefix("torch."), google_crc32c.extend(0, array)
+    return str(tensor.dtype).removeprefix("torch."), crc32c_of(array.data)
 
 
 def differing(model: nn.Module, saved: Mapping[str, Any]) -> list[str]:

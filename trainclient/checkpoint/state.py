@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import google_crc32c
+from crc32c import crc32c as crc32c_of
 from torch import Tensor
 
 from dataserver.outputs import write_whole
@@ -199,7 +199,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def _own_sum(data: dict[str, Any]) -> str:
     """CRC-32C of all else that stands in the file."""
     rest = {key: value for key, value in data.items() if key != "crc32c"}
-    return f"{google_crc32c.value(json.dumps(rest, sort_keys=True).encode()):08x}"
+    return f"{crc32c_of(json.dumps(rest, sort_keys=True).encode()):08x}"
 
 
 def _manifest(data: dict[str, Any]) -> Manifest:

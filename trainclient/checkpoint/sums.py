@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, cast
 
-import google_crc32c
+from crc32c import crc32c as crc32c_of
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 from trainclient.checkpoint.state import STATE_FILE, FileSum, Manifest
@@ -57,8 +57,7 @@ class _Summed:
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
         self._stream.write(view)
-        for start in range(0, len(view), CHUNK_BYTES):
-            self._crc = google_crc32c.extend(self._crc, bytes(view[start : start + CHUNK_BYTES]))
+        self._crc = crc32c_of(view, self._crc)
         self._bytes += len(view)
         return len(view)
 
@@ -73,7 +72,7 @@ def sum_of(path: Path) -> FileSum:
     crc = size = 0
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(CHUNK_BYTES):
-            crc = google_crc32c.extend(crc, chunk)
+            crc = crc32c_of(chunk, crc)
             size += len(chunk)
     return FileSum(size, f"{crc:08x}")
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-import google_crc32c
+from crc32c import crc32c as crc32c_of
 from disttrain.v1.data_service_pb2 import DirectOffer
 
 from dataserver.addresses import joined, split_address
@@ -100,7 +100,7 @@ class DirectConnection:
         for start in range(0, len(buffer), PIECE_BYTES):
             piece = buffer[start : start + PIECE_BYTES]
             _fill(self._connection, piece.data, watch)
-            checksum = google_crc32c.extend(checksum, piece)
+            checksum = crc32c_of(piece.data, checksum)
         if checksum != crc32c:
             raise DirectError(f"a payload came with CRC-32C {checksum:08x}, and its header says {crc32c:08x}")
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
-import google_crc32c
 import numpy as np
 import zstandard
+from crc32c import crc32c as crc32c_of
 from disttrain.v1.data_service_pb2 import DirectOffer, EndOfStream, StreamMicrobatchesResponse
 from disttrain.v1.microbatch_pb2 import MicrobatchHeader
 from google.protobuf.message import DecodeError
@@ -192,7 +192,7 @@ def _receive_chunks(messages: Iterator[bytes], table: TensorTable, buffers: Buff
         chunk = chunk_content(message)
         if not 0 < len(chunk) <= table.total_bytes - done:
             raise ProtocolError(f"it sent a chunk of {len(chunk)} bytes where {table.total_bytes - done} are missing")
-        checksum = google_crc32c.extend(checksum, chunk)
+        checksum = crc32c_of(chunk.data, checksum)
         buffer[done : done + len(chunk)] = chunk
         done += len(chunk)
     if checksum != table.crc32c:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO, Final
 
-import google_crc32c
+from crc32c import crc32c as crc32c_of
 
 from dataserver.dataset.errors import DatasetError, Findings
 from dataserver.dataset.index.format import atomic_writer
@@ -53,7 +53,7 @@ class TarWriter:
             self._tar.write(info.tobuf(tarfile.PAX_FORMAT))
             self._tar.write(content)
             self._tar.write(bytes(-len(content) % tarfile.BLOCKSIZE))
-            self._sums.append((name, google_crc32c.value(content)))
+            self._sums.append((name, crc32c_of(content)))
         if self._tar.tell() >= self._shard_bytes:
             self.close()
 
@@ -102,4 +102,4 @@ def _sums(path: Path) -> list[tuple[str, int]]:
     """Name and checksum of each member of a tar."""
     with path.open("rb") as file:
         reader = HashingReader(file, path.stat().st_size, sha256="")
-        return [(m.name, google_crc32c.value(m.content or b"")) for m in scan_members(reader, Findings())]
+        return [(m.name, crc32c_of(m.content or b"")) for m in scan_members(reader, Findings())]

@@ -12,9 +12,9 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-import google_crc32c
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c as crc32c_of
 
 from dataserver.dataset.index.format import atomic_writer
 from dataserver.dataset.storage.etags import check_regular
@@ -55,7 +55,7 @@ def write_arrays(path: Path, about: Mapping[str, Any], arrays: Mapping[str, Arra
     parts = [content + padding + b"\n", *(a.tobytes() for a in stored.values())]
     crc = 0
     for part in parts:
-        crc = google_crc32c.extend(crc, part)
+        crc = crc32c_of(part, crc)
     with atomic_writer(path) as temp, temp.open("wb") as file:
         file.write(_first_line(crc))
         for part in parts:
@@ -76,7 +76,7 @@ def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
             if size > MAX_FILE_BYTES:
                 raise ValueError(f"it has {size} bytes, the limit is {MAX_FILE_BYTES}")
             head, rest = file.read(_FIRST_LINE), file.read(size)
-        if head != _first_line(google_crc32c.value(rest)):
+        if head != _first_line(crc32c_of(rest)):
             raise ValueError("it is damaged, was not written to its end, or is of another release")
         return _parse(rest, rest.index(b"\n") + 1)
     except (FileNotFoundError, NotADirectoryError):

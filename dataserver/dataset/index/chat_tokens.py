@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import google_crc32c
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c as crc32c_of
 
 from dataserver.dataset.errors import (
     DatasetError,
@@ -125,7 +125,7 @@ def _encode_shard(shard: ShardFile, indexed: IndexedShard, encoder: ChatEncoder,
                 found.append(encoded)
                 if encoded is not None:
                     data = _stored(encoded).astype(id_type).tobytes()
-                    crc = google_crc32c.extend(crc, data)
+                    crc = crc32c_of(data, crc)
                     file.write(data)
     metadata: dict[bytes, str | bytes] = {
         COLUMNS_KEY: header.columns_digest,

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import google_crc32c
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c as crc32c_of
 
 from dataserver.dataset.errors import ShardReadError, TokensMissingError
 from dataserver.dataset.index.tokens import I32, TokenCounts
@@ -42,7 +42,7 @@ class TokenIds:
             found = cls(Descriptor(path), path, ends, counts.id_type, counts.chats is not None)
             size, crc = os.fstat(found.file.number).st_size, 0
             for offset in range(0, size, _CHECKED_BYTES):
-                crc = google_crc32c.extend(crc, os.pread(found.file.number, _CHECKED_BYTES, offset))
+                crc = crc32c_of(os.pread(found.file.number, _CHECKED_BYTES, offset), crc)
         except FileNotFoundError:
             raise TokensMissingError(f"the token ids {path} are not there; {_REMEDY}") from None
         except OSError as error:

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
-import google_crc32c
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c as crc32c_of
 
 from dataserver.dataset.errors import (
     DatasetError,
@@ -302,7 +302,7 @@ def _tokenize_shard(
             if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) <= most:
                 raise DatasetError(f"the tokenizer gave an id outside 0..{most}; check its vocab_size")
             data = ids.astype(id_type).tobytes()
-            crc = google_crc32c.extend(crc, data)
+            crc = crc32c_of(data, crc)
             file.write(data)
     counts = np.concatenate(parts) if parts else np.zeros(0, np.int32)
     metadata: dict[bytes, str | bytes] = {

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-import google_crc32c
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c as crc32c_of
 
 from dataserver.dataset.errors import DatasetError, Findings, SampleError, TarError
 from dataserver.dataset.shards.hashing import HashingReader
@@ -81,7 +81,7 @@ class ExternalFiles:
         (content,) = storage.ranges(path).read([(offset, length)])
         if len(content) < length:
             raise OSError(f"{path} ends after {offset + len(content)} bytes, it had {offset + length}")
-        crc = google_crc32c.value(content)
+        crc = crc32c_of(content)
         return content, ExternalPart(file_name, offset, length, crc, etag.num_bytes, etag.mtime_ns, etag.ctime_ns)
 
     def _members(self, name: str) -> tuple[Etag, dict[str, tuple[int, int]]]:
@@ -188,7 +188,7 @@ class ExternalTable:
                     is_same = size == part.file_bytes
                     if is_same:
                         (content,) = storage.ranges(path).read([(0, size)])
-                        is_same = google_crc32c.value(content) == part.crc32c
+                        is_same = crc32c_of(content) == part.crc32c
                 except DatasetError:  # behind a link by now
                     is_same = False
                 except OSError as error:

@@ -16,7 +16,7 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Final
 
-import google_crc32c
+from crc32c import crc32c as crc32c_of
 
 from dataserver.dataset.storage.own_folder import own_folder
 from dataserver.dataset.storage.pieces import BlockKey
@@ -161,9 +161,9 @@ class BlockFiles:
 def _tail(key: BlockKey, data: bytes) -> bytes:
     """What stands behind the bytes of a block."""
     table = b"".join(
-        google_crc32c.value(data[i : i + CHUNK_BYTES]).to_bytes(4, "little") for i in range(0, len(data), CHUNK_BYTES)
+        crc32c_of(data[i : i + CHUNK_BYTES]).to_bytes(4, "little") for i in range(0, len(data), CHUNK_BYTES)
     )
-    return table + _TRAILER.pack(_MAGIC, len(data), google_crc32c.value(table + repr(key).encode()))
+    return table + _TRAILER.pack(_MAGIC, len(data), crc32c_of(table + repr(key).encode()))
 
 
 def _checked(descriptor: int, key: BlockKey, start: int, length: int) -> bytes | None:
@@ -174,7 +174,7 @@ def _checked(descriptor: int, key: BlockKey, start: int, length: int) -> bytes |
     if len(tail) != 4 * num_chunks + _TRAILER.size:
         return None
     table, trailer = tail[: 4 * num_chunks], tail[4 * num_chunks :]
-    if trailer != _TRAILER.pack(_MAGIC, num_bytes, google_crc32c.value(table + repr(key).encode())):
+    if trailer != _TRAILER.pack(_MAGIC, num_bytes, crc32c_of(table + repr(key).encode())):
         return None
     first, last = start // CHUNK_BYTES, (start + length - 1) // CHUNK_BYTES
     low, high = first * CHUNK_BYTES, min((last + 1) * CHUNK_BYTES, num_bytes)
@@ -184,7 +184,7 @@ def _checked(descriptor: int, key: BlockKey, start: int, length: int) -> bytes |
     for number in range(first, last + 1):
         at = (number - first) * CHUNK_BYTES
         word = int.from_bytes(table[4 * number : 4 * number + 4], "little")
-        if google_crc32c.value(data[at : at + CHUNK_BYTES]) != word:
+        if crc32c_of(data[at : at + CHUNK_BYTES]) != word:
             return None
     return data[start - low : start - low + length]
 
