@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 
 import tyro
 
-from dataserver.cli.arguments import MaybeInt
+from dataserver.cli.arguments import MaybeInt, MaybePath
 from dataserver.cli.progress import progress_bar
 from dataserver.cli.ray_cluster import tasks_of
-from dataserver.dataset import KINDS, location
+from dataserver.dataset import KINDS, location, printable
 from dataserver.dataset import convert as convert_dataset
 
 _MOST_SHOWN = 3
@@ -20,18 +20,21 @@ def convert(
     shard_mb: int = 1024,
     workers: MaybeInt = None,
     engine: Literal["local", "ray"] = "local",
+    images_root: MaybePath = None,
 ) -> None:
-    """Rewrite compressed tars, Parquet files and JSONL manifests as plain tars, which cost least to read.
+    """Rewrite a dataset as plain tars, which cost least to read.
 
     Images keep their bytes. Each tar of rows is read again before it counts as done. If killed, run it again and it
     continues.
 
     Args:
-        source: Folder of tars, compressed tars (.gz, .zst, .bz2, .xz), Parquet files or JSONL manifests; or one file.
+        source: Folder of tars, compressed tars (.gz, .zst, .bz2, .xz), Parquet files, JSONL manifests, MDS shards,
+            Lance datasets (extra `lance`), or image files; or one file, which may be an array of JSON.
         target: Folder for the tars: new, empty, or that of a run that was killed.
         shard_mb: Size at which a tar of rows is closed, MiB; a compressed tar becomes one tar.
         workers: Processes; one for each core by default.
         engine: Where files are converted: on this machine, or on all nodes of a Ray cluster, which see the same files.
+        images_root: Folder that paths in manifests are relative to; by default that of each manifest.
     """
     if shard_mb < 1:
         raise ValueError(f"--shard-mb is {shard_mb}; give at least 1")
@@ -39,7 +42,7 @@ def convert(
         raise ValueError(f"--workers is {workers}; give at least 1")
     source = location(source)
     with tasks_of(engine) as tasks, progress_bar(f"converting {source.name}", in_bytes=True) as report:
-        found = convert_dataset(source, target, shard_mb << 20, workers, report, tasks)
+        found = convert_dataset(source, target, shard_mb << 20, workers, report, tasks, images_root)
     print(f"{target}")
     print(f"  files        {found.num_sources} ({found.num_converted} converted now)")
     print(f"  tars         {found.num_tars}")
@@ -47,6 +50,8 @@ def convert(
         print(f"  rows         {found.num_samples} became samples")
     for kind, count in found.findings.items():
         print(f"  {KINDS[kind]:<12} {count} {kind}")
+        for name, one in [(name, one) for name, one in found.details if one.kind == kind][:_MOST_SHOWN]:
+            print(f"    {printable(name, 80)}: {f'{one.key}: ' if one.key else ''}{one.detail}")
     if found.passed_over:
         more = ", ..." if len(found.passed_over) > _MOST_SHOWN else ""
         shown = ", ".join(map(ascii, found.passed_over[:_MOST_SHOWN])) + more

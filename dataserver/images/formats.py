@@ -15,6 +15,7 @@ from dataserver.images.bmp import refusal as bmp_refusal
 from dataserver.images.jpeg import complete as complete_jpeg
 from dataserver.images.jpeg import is_whole as is_whole_jpeg
 from dataserver.images.jpeg import upright_size as jpeg_size
+from dataserver.images.libtiff import silence
 from dataserver.images.others import other_format
 from dataserver.images.png import SIGNATURE, without_pixels
 from dataserver.images.png import complete as complete_png
@@ -77,6 +78,8 @@ class ImageFormat:
         plugins = import_module(module)
         if self.name == "avif":
             plugins.DEFAULT_MAX_THREADS = 1  # type: ignore[attr-defined]  # images are decoded side by side already
+        if self.name == "tiff":
+            silence()
         plugin: type[ImageFile] = getattr(plugins, name)
         return plugin
 

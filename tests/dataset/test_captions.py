@@ -235,6 +235,55 @@ def test_captions_of_parquet_shards_are_columns_and_entries_of_json(tmp_path: Pa
         index(tmp_path, "x=parquet:blip")
 
 
+LISTS = [["a 0", "b 0"], ["a 1"], [" ", "b 2"], None, []]
+DRAWN = {"c0": [["a 0"], ["a 1"], ["b 2"]], "c1": [["b 0"], ["a 1"], ["b 2"]]}
+"""Texts that jobs read; one that lacks the caption has the first one as its own."""
+
+
+def test_elements_of_lists_are_captions(tmp_path: Path) -> None:
+    images = [{"bytes": JPEG, "path": None}] * 5
+    columns = {"image": images, "caption": LISTS, "tags": [["x"]] * 5, "literal[0]": ["l"] * 5}
+    write_table(tmp_path / "parquet/0.parquet", pa.table(columns))
+    lines = [{"image": "0.jpg", "caption": found} for found in LISTS]
+    (tmp_path / "lines").mkdir()
+    (tmp_path / "lines/0.jpg").write_bytes(JPEG)
+    (tmp_path / "lines/0.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    members = [(f"{n}.{name}", data) for n, line in enumerate(lines)
+               for name, data in (("jpg", JPEG), ("json", json.dumps(line).encode()))]  # fmt: skip
+    write_tar(tmp_path / "tar/0.tar", members)
+    for name, part in (("parquet", "parquet"), ("lines", "json"), ("tar", "json")):
+        dataset = index(tmp_path / name, *(f"c{n}={part}:caption[{n}]" for n in range(2)))
+        assert {caption: texts(dataset, caption) for caption in DRAWN} == DRAWN, name
+        counts = {"missing_caption": 2, "missing_named_caption": 2}
+        assert lint(tmp_path / name).counts == counts | ({"unusable_column": 1} if part == "parquet" else {}), name
+    dataset = index(tmp_path / "parquet", "l=parquet:literal[0]")
+    assert texts(dataset, "l") == [["l"]] * 5, "a column of that very name goes before an element"
+    with pytest.raises(CaptionError, match="no sample of"):
+        index(tmp_path / "parquet", "c=parquet:caption[2]")
+
+
+def test_a_list_of_captions_is_named_with_the_flag_that_reads_it(tmp_path: Path) -> None:
+    images = [{"bytes": JPEG, "path": None}] * 2
+    write_table(tmp_path / "p/0.parquet", pa.table({"image": images, "captions": [["a"], ["b"]]}))
+    build_index(tmp_path / "p", workers=1)
+    found = lint(tmp_path / "p")
+    assert found.counts == {"missing_caption": 2, "unusable_column": 1}
+    assert all("--caption NAME=parquet:captions[0]" in finding.detail for finding in found.findings)
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m/0.jpg").write_bytes(JPEG)
+    (tmp_path / "m/0.jsonl").write_text('{"image": "0.jpg", "text": ["a"], "json": [1]}')
+    build_index(tmp_path / "m", workers=1)
+    found = lint(tmp_path / "m")
+    assert found.counts == {"missing_caption": 1, "unused_part": 1}
+    details = {finding.kind: finding.detail for finding in found.findings}
+    assert "--caption NAME=json:text[0]" in details["missing_caption"]
+    assert "json: is a list, not an object" in details["unused_part"]
+    write_tar(tmp_path / "t/0.tar", [("0.jpg", JPEG), ("0.txt", b"a")])
+    pq.write_table(pa.table({"key": ["0"], "captions": [["b"]]}), tmp_path / "t/0.parquet")
+    with pytest.raises(CaptionError, match="lists are read in Parquet with images, not in a parquet beside a tar"):
+        index(tmp_path / "t", "c=parquet:captions[0]")
+
+
 def test_rows_without_a_text_of_their_own_have_the_first_named_caption(tmp_path: Path) -> None:
     table = pairs_table([(f"k{n}", JPEG, None) for n in range(3)], b=["b 0", None, None], a=["a 0", "a 1", None])
     write_table(tmp_path / "0.parquet", table.drop_columns("text"))

@@ -365,6 +365,13 @@ def test_formats_of_pillow_are_what_pillow_makes_of_them(image_format: str, orie
     assert np.array_equal(patches, naive_patches(np.asarray(expected), 4, 2))
 
 
+def test_damaged_tiffs_write_nothing_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
+    data = bytearray(FILES["tiff of lzw"])
+    data[2000:2200] = b"\xff" * 200
+    assert refused(bytes(data))
+    assert capfd.readouterr().err == ""
+
+
 def test_deep_tiffs_keep_their_high_bytes_and_floats_are_named() -> None:
     deep = np.random.default_rng(1).integers(0, 1 << 16, (64, 96), dtype=np.uint16)
     valid, patches = decode(encode(Image.fromarray(deep), "TIFF"), SHAPE._replace(rows=16, columns=24), SIZING)

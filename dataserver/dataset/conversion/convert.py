@@ -5,49 +5,44 @@ options give the same bytes.
 """
 
 import json
-import re
 import shutil
 import tarfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from dataserver.dataset.errors import DatasetError, Findings
+from dataserver.dataset.conversion.mds_index import MdsShard
+from dataserver.dataset.conversion.sources import (
+    LANCE,
+    LOOSE,
+    MDS,
+    PARQUET,
+    ROWS,
+    SourceFile,
+    copy_name,
+    find_sources,
+)
+from dataserver.dataset.errors import DatasetError, Finding, Findings
 from dataserver.dataset.index.format import atomic_writer
 from dataserver.dataset.machine.cores import usable_cores
 from dataserver.dataset.machine.workers import Engine, shared_out
 from dataserver.dataset.shards.external import ExternalFiles, file_state
-from dataserver.dataset.storage.etags import Etag
-from dataserver.dataset.storage.interface import EntryKind
 from dataserver.dataset.storage.registry import storage_of
 from dataserver.dataset.storage.urls import Url
+
+if TYPE_CHECKING:
+    from dataserver.dataset.conversion.tar_writer import Members
 
 STATE_FOLDER: Final = ".disttrain-convert"
 """In the target: what was done with which options. Listings of shards pass over hidden folders."""
 OPTIONS_NAME: Final = "options.json"
 SHARD_BYTES: Final = 1 << 30
 """A tar of rows is closed when it has so many, by default."""
-ROWS: Final = (".parquet", ".jsonl")
-"""What has rows: each becomes a sample."""
-_RENAMED: Final = {".tgz": ".tar.gz", ".tar.zstd": ".tar.zst"}
-_NUMBERED: Final = re.compile(r"(.*)-\d{5,}", re.DOTALL)
-"""Stems of tars of rows."""
 _VERSION: Final = 1
-
-
-@dataclass(frozen=True, slots=True)
-class SourceFile:
-    """One file that is converted."""
-
-    root: Path
-    name: str
-    """Relative to the root, with slashes."""
-    stem: str
-    """Of its tars, relative to the target."""
-    compression: str
-    """Of a tar, a key of `COMPRESSIONS`; empty for what is copied; `.parquet` or `.jsonl` for rows."""
+_MOST_DETAILS: Final = 4
+"""Of findings of one kind that a note has in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +57,17 @@ class Converted:
     num_samples: int
     """Rows that became samples; 0 where members were not looked into."""
     findings: Mapping[str, int]
+    details: tuple[Finding, ...] = ()
+    """The first findings of each kind."""
+
+
+class _Task(NamedTuple):
+    """One file that is to be converted."""
+
+    file: SourceFile
+    target: Path
+    shard_bytes: int
+    images_root: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +83,8 @@ class ConversionReport:
     """Counts by kind of what no sample was made of."""
     passed_over: tuple[str, ...]
     """Files of the source that are no shards."""
+    details: tuple[tuple[str, Finding], ...] = ()
+    """The first findings of each kind in each file, with the name of the file."""
 
 
 def convert(
@@ -86,8 +94,9 @@ def convert(
     workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     engine: Engine | None = None,
+    images_root: Path | None = None,
 ) -> ConversionReport:
-    """Rewrite compressed tars, Parquet files and JSONL manifests as plain tars; tars and their sidecars are copied.
+    """Rewrite a dataset as plain tars; tars and their sidecars are copied.
 
     Args:
         source: a folder or one file.
@@ -96,6 +105,7 @@ def convert(
         workers: processes; one for each core by default.
         progress: called with (bytes done, bytes in total) of the source.
         engine: machines that share out the work and see the same files; by default it is done here.
+        images_root: what paths in manifests are relative to; by default the folder of each manifest.
 
     Raises:
         DatasetError: the source holds nothing that can be converted, or storage failed; the target is not empty or
@@ -103,17 +113,18 @@ def convert(
     """
     if engine is not None:  # its tasks run in other folders
         source, target = source if isinstance(source, Url) else source.absolute(), target.absolute()
+        images_root = images_root if images_root is None or isinstance(images_root, Url) else images_root.absolute()
     try:
         files, passed_over = find_sources(source)
-        _begin(source, target, {"version": _VERSION, "source": str(source.resolve()), "shard_bytes": shard_bytes})
-        sizes = [_etag(file)[0] for file in files]
+        _begin(source, target, _options(source, files, shard_bytes, images_root))
+        sizes = [file.num_bytes or file.etag()[0] for file in files]
         found: dict[int, Converted] = {}
         for n, file in enumerate(files):
-            if (done := _known(target, file)) is not None:
+            if (done := _known(target, file, images_root)) is not None:
                 found[n] = done
         left = [n for n in range(len(files)) if n not in found]
         num_known, num_done = len(found), sum(sizes[n] for n in found)
-        tasks = [(files[n], target, shard_bytes) for n in left]
+        tasks = [_Task(files[n], target, shard_bytes, images_root) for n in left]
         num_workers = workers or (usable_cores() if engine is None else engine.num_workers)
         failed: list[str] = []
         for position, converted in shared_out(_try_one, tasks, num_workers, engine):
@@ -131,8 +142,10 @@ def convert(
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
         raise DatasetError(f"{sorted(failed)[0]}{more}{others}")
     counts: Counter[str] = Counter()
-    for converted in found.values():
+    details = []
+    for n, converted in sorted(found.items()):
         counts.update(converted.findings)
+        details += [(files[n].name, finding) for finding in converted.details]
     return ConversionReport(
         len(files),
         len(files) - num_known,
@@ -140,62 +153,18 @@ def convert(
         sum(converted.num_samples for converted in found.values()),
         dict(sorted(counts.items())),
         passed_over,
+        tuple(details),
     )
 
 
-def find_sources(source: Path) -> tuple[list[SourceFile], tuple[str, ...]]:
-    """What can be converted below a path, and the names of what cannot; DatasetError where there is nothing."""
-    storage = storage_of(source)
-    is_file = storage.is_file(source)
-    root = source.parent if is_file else source
-    entries = [source.name] if is_file else []
-    if not is_file:
-        for name, kind, _ in storage.walk(source):
-            if kind is EntryKind.LINK:
-                storage.check(source, name)
-            if kind is not EntryKind.FOLDER_LINK:
-                entries.append(name)
-    found = [_source_file(root, name) for name in sorted(entries)]
-    files = [file for file in found if file is not None]
-    tars = {file.stem for file in files if file.compression not in ROWS}
-    # a parquet beside a tar holds its columns, and stays beside it
-    files = [
-        SourceFile(root, f.name, f.stem, "") if f.compression == ".parquet" and f.stem in tars else f for f in files
-    ]
-    if not files:
-        raise DatasetError(
-            f"{source} holds no tar, compressed tar, Parquet file or JSONL manifest; name a folder that does"
-        )
-    rows = {file.stem for file in files if file.compression in ROWS}
-    for stem in sorted(tars):
-        if (found_stem := _NUMBERED.fullmatch(stem)) and found_stem[1] in rows:
-            raise DatasetError(
-                f"rows of {found_stem[1]} would become {stem}.tar, which another file becomes; convert them apart"
-            )
-    outputs = Counter((f.stem, "rows" if f.compression in ROWS else Path(_copy_name(f)).suffix) for f in files)
-    twice = sorted(stem for (stem, *_), count in outputs.items() if count > 1)
-    if twice:
-        raise DatasetError(f"several files would become {twice[0]}.tar; keep one of them, or convert them apart")
-    known = {file.name for file in files}
-    return files, tuple(name for name in sorted(entries) if name not in known)
-
-
-def _source_file(root: Path, name: str) -> SourceFile | None:
-    from dataserver.dataset.conversion.decompression import COMPRESSIONS  # servers do without
-
-    lower = name.lower()
-    for given, usual in _RENAMED.items():
-        if lower.endswith(given):
-            lower = lower.removesuffix(given) + usual
-    for rows in ROWS:
-        if lower.endswith(rows):
-            return SourceFile(root, name, name[: -len(rows)], rows)
-    if lower.endswith(".tar"):
-        return SourceFile(root, name, name[: -len(".tar")], "")
-    for compression in COMPRESSIONS:
-        if lower.endswith(f".tar{compression}"):
-            return SourceFile(root, name, name[: len(lower.removesuffix(f".tar{compression}"))], compression)
-    return None
+def _options(source: Path, files: Sequence[SourceFile], shard_bytes: int, images_root: Path | None) -> dict[str, Any]:
+    """What a conversion is begun with."""
+    options: dict[str, Any] = {"version": _VERSION, "source": str(source.resolve()), "shard_bytes": shard_bytes}
+    if images_root is not None:
+        options["images_root"] = str(images_root.resolve())
+    if versions := {file.name: file.etag()[1] for file in files if file.compression == LANCE}:
+        options["lance_versions"] = versions  # fragments of another one may be fewer, and none of this may stay
+    return options
 
 
 def _begin(source: Path, target: Path, options: dict[str, Any]) -> None:
@@ -220,26 +189,26 @@ def _begin(source: Path, target: Path, options: dict[str, Any]) -> None:
         temp.write_text(f"{json.dumps(options)}\n")
 
 
-def _etag(file: SourceFile) -> tuple[int, int]:
-    found: Etag = storage_of(file.root).etag(f"{file.root}/{file.name}")
-    return found.num_bytes, found.mtime_ns
-
-
 def _note(target: Path, file: SourceFile) -> Path:
-    return target / STATE_FOLDER / f"{file.name}.json"
+    return target / STATE_FOLDER / file.note_name
 
 
-def _known(target: Path, file: SourceFile) -> Converted | None:
+def _known(target: Path, file: SourceFile, images_root: Path | None) -> Converted | None:
     """What became of a file before, if it did not change and all of that is there."""
     try:
         held = json.loads(_note(target, file).read_text())
         found = Converted(
-            tuple(held["etag"]), tuple(held["tars"]), tuple(held["sizes"]), held["num_samples"], held["findings"]
+            tuple(held["etag"]),
+            tuple(held["tars"]),
+            tuple(held["sizes"]),
+            held["num_samples"],
+            held["findings"],
+            tuple(Finding(*detail) for detail in held["details"]),
         )
-        is_whole = found.etag == _etag(file) and all(
+        is_whole = found.etag == file.etag() and all(
             (target / name).stat().st_size == size for name, size in zip(found.tars, found.sizes, strict=True)
         )
-        folder = (file.root / file.name).parent
+        folder = images_root or file.path.parent
         is_whole = is_whole and all(
             file_state(folder, name)[:2] == (size, mtime_ns) for name, size, mtime_ns in held.get("images", [])
         )
@@ -254,7 +223,7 @@ def _known(target: Path, file: SourceFile) -> Converted | None:
     return None
 
 
-def _try_one(task: tuple[SourceFile, Path, int]) -> Converted | str:
+def _try_one(task: _Task) -> Converted | str:
     """As `_convert_one`; or what is wrong with a file, which ends nothing but its own conversion. Raises OSError."""
     try:
         return _convert_one(task)
@@ -262,28 +231,29 @@ def _try_one(task: tuple[SourceFile, Path, int]) -> Converted | str:
         return str(error)
 
 
-def _convert_one(task: tuple[SourceFile, Path, int]) -> Converted:
+def _convert_one(task: _Task) -> Converted:
     """Convert one file and note that. Raises DatasetError or OSError."""
-    file, target, shard_bytes = task
-    etag = _etag(file)
+    file, target = task.file, task.target
+    etag = file.etag()
     findings, num_samples = Findings(), 0
     images: list[tuple[str, int, int]] = []
     if file.compression in ROWS:
-        files = ExternalFiles((file.root / file.name).parent, 0)
-        names, num_samples = _rows(file, target, shard_bytes, findings, files)
+        files = ExternalFiles(task.images_root or file.path.parent, 0)
+        names, num_samples = _rows(task, findings, files)
         images = sorted({(part.name, part.file_bytes, part.mtime_ns) for part in files.parts})
     else:
         names = [_bytes(file, target)]
-    if _etag(file) != etag:
-        raise DatasetError(f"{file.root / file.name} changed while it was converted; run it again when it is complete")
+    if file.etag() != etag:
+        raise DatasetError(f"{file.path} changed while it was converted; run it again when it is complete")
     sizes = tuple((target / name).stat().st_size for name in names)
-    found = Converted(etag, tuple(names), sizes, num_samples, dict(findings.counts))
+    found = Converted(etag, tuple(names), sizes, num_samples, dict(findings.counts), _first_of_each(findings))
     noted = {
         "etag": etag,
         "tars": names,
         "sizes": sizes,
         "num_samples": num_samples,
         "findings": found.findings,
+        "details": [(one.key, one.kind, one.detail) for one in found.details],
         "images": images,
     }
     with atomic_writer(_note(target, file)) as temp:
@@ -291,19 +261,24 @@ def _convert_one(task: tuple[SourceFile, Path, int]) -> Converted:
     return found
 
 
-def _rows(
-    file: SourceFile, target: Path, shard_bytes: int, findings: Findings, files: ExternalFiles
-) -> tuple[list[str], int]:
-    from dataserver.dataset.conversion.manifest_samples import manifest_samples
-    from dataserver.dataset.conversion.parquet_samples import parquet_samples
+def _first_of_each(findings: Findings) -> tuple[Finding, ...]:
+    """The first findings of each kind."""
+    counts: Counter[str] = Counter()
+    found = []
+    for one in findings.details:
+        counts[one.kind] += 1
+        if counts[one.kind] <= _MOST_DETAILS:
+            found.append(one)
+    return tuple(found)
+
+
+def _rows(task: _Task, findings: Findings, files: ExternalFiles) -> tuple[list[str], int]:
     from dataserver.dataset.conversion.tar_writer import TarWriter
 
-    writer = TarWriter(target, file.stem, shard_bytes)
+    writer = TarWriter(task.target, task.file.stem, task.shard_bytes)
     num_samples = 0
     try:
-        path = file.root / file.name
-        is_parquet = file.compression == ".parquet"
-        for sample in parquet_samples(path, findings) if is_parquet else manifest_samples(path, findings, files):
+        for sample in _samples(task.file, findings, files):
             writer.add(sample)
             num_samples += 1
         writer.close()
@@ -314,12 +289,35 @@ def _rows(
     return writer.written, num_samples
 
 
+def _samples(file: SourceFile, findings: Findings, files: ExternalFiles) -> "Iterator[Members]":
+    """The members of each row, by what has the rows. Each reader is imported where it is needed."""
+    if file.compression == PARQUET:
+        from dataserver.dataset.conversion.parquet_samples import parquet_samples
+
+        return parquet_samples(file.path, findings)
+    if file.compression == MDS:
+        from dataserver.dataset.conversion.mds_samples import mds_samples
+
+        return mds_samples(file.path, MdsShard.from_json(file.details), findings)
+    if file.compression == LANCE:
+        from dataserver.dataset.conversion.lance_samples import lance_samples
+
+        return lance_samples(file.root, file.details, findings)
+    if file.compression == LOOSE:
+        from dataserver.dataset.conversion.loose_samples import loose_samples
+
+        return loose_samples(file.path, findings, files)
+    from dataserver.dataset.conversion.manifest_samples import manifest_samples
+
+    return manifest_samples(file.path, findings, files)
+
+
 def _bytes(file: SourceFile, target: Path) -> str:
     """Write a tar as it is, decompressed; or copy a file."""
     from dataserver.dataset.conversion.decompression import decompressed
 
-    path = file.root / file.name
-    name = _copy_name(file)
+    path = file.path
+    name = copy_name(file)
     with storage_of(file.root).open(path) as source, atomic_writer(target / name) as temp:
         with temp.open("wb", buffering=1 << 20) as out:
             if file.compression:
@@ -329,11 +327,6 @@ def _bytes(file: SourceFile, target: Path) -> str:
         if file.compression and not _is_tar(temp):
             raise DatasetError(f"{path} is no compressed tar: what it holds does not begin as one; rename it")
     return str(PurePosixPath(name))
-
-
-def _copy_name(file: SourceFile) -> str:
-    """What a file is called that is written as it is."""
-    return f"{file.stem}{'.parquet' if file.name.lower().endswith('.parquet') else '.tar'}"
 
 
 def _is_tar(path: Path) -> bool:

@@ -11,7 +11,7 @@ from dataserver.dataset.conversion.tar_samples import tar_key, tar_sample
 from dataserver.dataset.conversion.tar_writer import Members
 from dataserver.dataset.errors import Findings, SampleError, printable
 from dataserver.dataset.shards.external import ExternalFiles
-from dataserver.dataset.shards.manifest.objects import json_lines
+from dataserver.dataset.shards.manifest.objects import json_elements, json_lines
 from dataserver.dataset.shards.manifest.samples import load_image, object_members
 from dataserver.dataset.shards.parts import ExternalPart
 from dataserver.dataset.storage.registry import storage_of
@@ -21,7 +21,7 @@ def manifest_samples(path: Path, findings: Findings, files: ExternalFiles) -> It
     """Yield the members of each object, in order.
 
     Args:
-        path: the manifest.
+        path: the manifest: lines of JSON, or one array where its name ends in `.json`.
         findings: where objects and images are counted that cannot be used.
         files: reads the images, and notes the states of their files.
 
@@ -30,7 +30,8 @@ def manifest_samples(path: Path, findings: Findings, files: ExternalFiles) -> It
     """
     keys: set[str] = set()
     with storage_of(path).open(path) as file:
-        for number, found in json_lines(file.read):
+        objects = json_elements if path.name.lower().endswith(".json") else json_lines
+        for number, found in objects(file.read):
             if isinstance(found, SampleError):
                 findings.add("", found.kind, found.detail)
                 continue

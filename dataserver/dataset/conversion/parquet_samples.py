@@ -9,16 +9,29 @@ import pyarrow as pa
 from dataserver.dataset.conversion.tar_samples import tar_key, tar_sample
 from dataserver.dataset.conversion.tar_writer import Members
 from dataserver.dataset.errors import DatasetError, Findings, SampleError
-from dataserver.dataset.shards.parquet.format import UNREADABLE, ImageColumn, image_columns, without_bytes
+from dataserver.dataset.kinds import UNUSABLE_COLUMN
+from dataserver.dataset.machine.memory import usable_memory
+from dataserver.dataset.shards.parquet.footer import EncryptedError
+from dataserver.dataset.shards.parquet.format import (
+    ENCRYPTED,
+    ENCRYPTED_MAGIC,
+    UNREADABLE,
+    ImageColumn,
+    image_columns,
+    without_bytes,
+)
 from dataserver.dataset.shards.parquet.rows import OtherColumns
 from dataserver.dataset.shards.parquet.stored import OpenParquet, StoredColumn, open_parquet, string_bytes
 from dataserver.dataset.shards.row_members import row_members
+from dataserver.dataset.storage.registry import storage_of
 from dataserver.images import sniff_format
 
 BATCH_ROWS: Final = 16
 """Rows whose images are in memory at a time."""
-MAX_PAGE_BYTES: Final = 1 << 30
-"""Of a page, decompressed; and about what a batch of rows may have."""
+MAX_BATCH_BYTES: Final = 1 << 30
+"""About what a batch of rows may have. A page may be larger, up to the 2 GiB that its header can say."""
+_COPIES: Final = 3
+"""Of a page that Arrow has in memory: as stored, decompressed, and as values."""
 MAX_LIST_BYTES: Final = 4 << 30
 """Of the lists of images in one row group, decompressed: one row may have them all."""
 MAX_LINE_BYTES: Final = 1 << 30
@@ -36,6 +49,9 @@ def parquet_samples(path: Path, findings: Findings) -> Iterator[Members]:
         DatasetError: it cannot be read to its end.
         OSError: storage failed.
     """
+    with storage_of(path).open(path) as file:
+        if file.read(len(ENCRYPTED_MAGIC)) == ENCRYPTED_MAGIC:
+            raise DatasetError(f"{path}: {ENCRYPTED}")
     try:
         with open_parquet(path) as opened:
             yield from _samples(opened, findings)
@@ -44,23 +60,29 @@ def parquet_samples(path: Path, findings: Findings) -> Iterator[Members]:
     except UNREADABLE as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
+        if isinstance(error, EncryptedError):
+            raise DatasetError(f"{path}: {error}") from error
         raise DatasetError(f"{path} cannot be read to its end: {error}; copy it again") from error
 
 
 def _samples(opened: OpenParquet, findings: Findings) -> Iterator[Members]:
     parquet = opened.parquet
     columns = image_columns(parquet)
-    others = OtherColumns(opened, {column.name: column.has_path for column in columns}, findings)
+    others = OtherColumns(opened, {column.name: column.has_path for column in columns}, findings, None)
     images_of = _Images(opened, columns)
-    keys: set[str] = set()
+    keys, seen = set[str](), set[int]()
     number = 0
     for group in range(parquet.metadata.num_row_groups):
         num_rows = parquet.metadata.row_group(group).num_rows
         for other, images in zip(others.rows(group, num_rows), images_of.rows(group, num_rows), strict=True):
+            seen |= {n for n, found in enumerate(images) if any(one is not None for one in found)}
             row = other._replace(key=tar_key(other.key))
             if sample := tar_sample([*row_members(number, row, columns, images, keys, findings)], findings):
                 yield sample
             number += 1
+    for position, column in enumerate(columns):
+        if not (column.is_image or position in seen):
+            findings.add("", UNUSABLE_COLUMN, f"{column.name}: a column of bytes that are no images")
 
 
 class _Images:
@@ -94,13 +116,13 @@ class _Images:
             yield from ([] for _ in range(num_rows))
             return
         largest = max(column.largest_page for column in self._stored[group].values())
-        num = max(1, min(BATCH_ROWS, MAX_PAGE_BYTES // max(largest, 1)))
+        num = max(1, min(BATCH_ROWS, MAX_BATCH_BYTES // max(largest, 1)))
         for batch in self._parquet.iter_batches(num, row_groups=[group], columns=self._paths, use_threads=False):
             held = [batch.column(batch.schema.get_field_index(column.name)) for column in self._columns]
             sizes = [string_bytes(values).tolist() for values in held]
             for row in range(batch.num_rows):
                 yield [
-                    _bytes(values[row], column, size[row])
+                    image_bytes(values[row], column, size[row])
                     for values, column, size in zip(held, self._columns, sizes, strict=True)
                 ]
 
@@ -108,16 +130,20 @@ class _Images:
 def _check_stored(column: ImageColumn, stored: StoredColumn, group: int) -> None:
     """Raise ValueError if a column of images takes too much memory while it is read."""
     where = f"column {column.name[:80]}, row group {group}"
-    if stored.largest_page > MAX_PAGE_BYTES:
-        raise ValueError(f"{where}: a page of {stored.largest_page} bytes, limit {MAX_PAGE_BYTES}; write smaller ones")
+    needed, memory = _COPIES * stored.largest_page, usable_memory()
+    if stored.largest_page > MAX_BATCH_BYTES and needed > memory.num_bytes // 2:
+        raise ValueError(
+            f"{where}: a page of {stored.largest_page} bytes takes {needed} of memory, over half of {memory.whose}, "
+            f"{memory.num_bytes}; write smaller ones, or convert it on a larger machine"
+        )
     if column.is_list and stored.plain_bytes > MAX_LIST_BYTES:
         raise ValueError(f"{where}: lists of {stored.plain_bytes} bytes, limit {MAX_LIST_BYTES}; write smaller groups")
     if column.is_list and stored.shares_prefixes:
         raise ValueError(f"{where}: lists as DELTA_BYTE_ARRAY, which is not read; write it with column_encoding PLAIN")
 
 
-def _bytes(value: pa.Scalar, column: ImageColumn, num_bytes: int) -> list[bytes | SampleError | None]:
-    """The images of one row, of so many bytes together."""
+def image_bytes(value: pa.Scalar, column: ImageColumn, num_bytes: int) -> list[bytes | SampleError | None]:
+    """Return the images of one row, of so many bytes together; None for a null, and for what claims to be no image."""
     if num_bytes > MAX_LINE_BYTES:
         return [SampleError("image_too_large", f"{num_bytes} bytes in one row, limit {MAX_LINE_BYTES}")]
     found = value.as_py()

@@ -175,6 +175,8 @@ def _check_captions(path: Path, rules: IndexRules, contents: Sequence[IndexConte
 
             unread = source.part == PARQUET and source.field in EXCLUDED
             unread_columns = f"; columns {sorted(EXCLUDED)} beside a tar are not read: rename it" if unread else ""
+            if source.part == PARQUET and source.field.endswith("]"):
+                unread_columns += "; lists are read in Parquet with images, not in a parquet beside a tar"
             raise CaptionError(
                 f"no sample of {path} has the caption {source.name} ({what}{entry}){unread_columns}; correct the "
                 "extension of the member, its key, or the column of the parquet files, or leave the caption out"

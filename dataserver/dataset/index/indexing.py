@@ -52,7 +52,7 @@ from dataserver.dataset.index.rules import (
     written_rules,
 )
 from dataserver.dataset.kinds import LONG_AUDIO, LOST_IMAGE, UNUSED_AUDIO, UNUSED_VIDEO
-from dataserver.dataset.shards.captions import captions_in_members
+from dataserver.dataset.shards.captions import caption_lists, captions_in_members
 from dataserver.dataset.shards.documents import DOCUMENT_FORMS
 from dataserver.dataset.shards.external import ExternalFiles
 from dataserver.dataset.shards.hashing import HashingReader
@@ -302,6 +302,7 @@ def _read_members(
             external=external,
             media=media,
             are_chats=sample_rules.are_chats,
+            lists=caption_lists(in_members),
         )
         members = shard.format.scan(source, findings)
         tars = {number: path for number, path in enumerate(joins.files, 1) if path.suffix != PARQUET_SUFFIX}

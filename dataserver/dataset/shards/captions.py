@@ -1,8 +1,8 @@
 """Named captions: where the index finds further texts of a sample, beside its own."""
 
 import re
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from dataserver.dataset.errors import DatasetError
 
@@ -18,6 +18,8 @@ JSON: Final = "json"
 MAX_CAPTION_BYTES: Final = 1 << 29
 """Limit of all named captions in the members of one shard."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_ELEMENT: Final = re.compile(r"(.+)\[(\d{1,4})\]", re.DOTALL)
+"""An element of a list, counted from 0."""
 _FORM: Final = "NAME=MEMBER, NAME=MEMBER:KEY of a JSON member, or NAME=parquet:COLUMN"
 
 
@@ -28,7 +30,8 @@ class CaptionSource(NamedTuple):
     part: str
     """Extension of a member, or `PARQUET`."""
     field: str
-    """Entry of a JSON member, or column; empty where a member is the text."""
+    """Entry of a JSON member, or column; empty where a member is the text. `captions[0]` is the first text of a list,
+    unless there is an entry of that very name."""
 
     @property
     def column(self) -> str:
@@ -72,3 +75,17 @@ def captions_in_members(sources: Sequence[CaptionSource], has_columns: bool) -> 
     """
     found = (s._replace(part=JSON) if has_columns and s.part == PARQUET else s for s in sources)
     return tuple(source for source in found if source.part != PARQUET)
+
+
+def entry_of(document: Mapping[str, Any], field: str) -> object:
+    """Return what a JSON object has as an entry, or as an element of a list; None where it has nothing there."""
+    if field in document or (found := _ELEMENT.fullmatch(field)) is None:
+        return document.get(field)
+    held, number = document.get(found[1]), int(found[2])
+    return held[number] if isinstance(held, list) and number < len(held) else None
+
+
+def caption_lists(sources: Sequence[CaptionSource]) -> frozenset[str]:
+    """Return the entries of KEY.json that captions take elements of."""
+    found = (_ELEMENT.fullmatch(source.field) for source in sources if source.part == JSON)
+    return frozenset(match[1] for match in found if match is not None)

@@ -87,6 +87,8 @@ class ShardSource:
     """What is a part of samples."""
     are_chats: bool = False
     """Whether samples are conversations, whose turns stay as they are."""
+    lists: frozenset[str] = frozenset()
+    """Columns that are lists of texts and hold captions, for formats whose documents have no other lists."""
 
 
 class ShardFormat(Protocol):

@@ -39,6 +39,11 @@ UNREAD: Final = {
     ".tar.xz": "a compressed tar is not read; unpack it: xz -d FILE",
     ".tar.lz4": "a compressed tar is not read; unpack it: lz4 -d FILE",
     ".tar": "only names that end in .tar in lower case are shards; rename it: mv FILE NAME.tar",
+    **{
+        f".mds{compression}": "MDS (MosaicML Streaming) is not read; rewrite it: dataserver convert SOURCE TARGET"
+        for compression in ("", ".zstd", ".gz", ".bz2", ".br", ".snappy")
+    },
+    ".lance": "Lance datasets are not read; rewrite them: dataserver convert SOURCE TARGET",
     ".jsonl.gz": "a compressed manifest is not read; unpack it: gunzip FILE",
 }
 """Ends of names, in lower case, of files that look like shards, with what helps."""

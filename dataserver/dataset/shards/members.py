@@ -53,15 +53,21 @@ def parse_json(member: Member) -> dict[str, Any]:
 
 def parse_document(text: str) -> dict[str, Any]:
     """Return the object that a JSON text is, after a byte order mark or not. Raises SampleError where it is none."""
+    document = parse_value(text)
+    if not isinstance(document, dict):
+        raise SampleError(BAD_JSON, f"is a {type(document).__name__}, not an object")
+    return document
+
+
+def parse_value(text: str) -> Any:
+    """Return what a JSON text says, after a byte order mark or not. Raises SampleError where it is none."""
     try:
-        document = json.loads(text.removeprefix(BYTE_ORDER_MARK))
+        found = json.loads(text.removeprefix(BYTE_ORDER_MARK))
         if "\\u" in text:
             # JSON can escape a lone surrogate, which no UTF-8 text can hold
-            json.dumps(document, ensure_ascii=False).encode()
+            json.dumps(found, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise SampleError("not_utf8", "a string holds a lone surrogate") from error
     except (ValueError, RecursionError) as error:
         raise SampleError(BAD_JSON, f"{type(error).__name__}: {error}") from error
-    if not isinstance(document, dict):
-        raise SampleError(BAD_JSON, f"is a {type(document).__name__}, not an object")
-    return document
+    return found

@@ -17,6 +17,8 @@ from dataserver.dataset.shards.tar import name_problem
 KEY_NAMES: Final = ("__key__", "key")
 CAPTION_NAMES: Final = ("txt", "text", "caption")
 """The first of these that a file has as a column of strings is used; else rows have numbers, and no caption."""
+CAPTION_LISTS: Final = (*CAPTION_NAMES, "captions")
+"""Lists of texts with these names are taken for captions in what is said of rows without one."""
 JSON_NAME: Final = "json"
 
 
@@ -227,6 +229,9 @@ def _document(key: str, given: dict[str, Any], findings: Findings) -> dict[str, 
         except SampleError as error:
             findings.add(key, UNUSED_PART, f"json: {error.detail} ({error.kind}); the sample does without it")
             return rest
+    elif not isinstance(held, dict):
+        findings.add(key, UNUSED_PART, f"json: is a {type(held).__name__}, not an object; the sample does without it")
+        return rest
     return {**held, **rest}
 
 

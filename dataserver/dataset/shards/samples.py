@@ -22,7 +22,7 @@ from dataserver.dataset.kinds import (
     TOO_MANY_SCALARS,
     UNUSED_PART,
 )
-from dataserver.dataset.shards.captions import CaptionSource
+from dataserver.dataset.shards.captions import CaptionSource, entry_of
 from dataserver.dataset.shards.chat import read_conversation
 from dataserver.dataset.shards.conversations import TURN_NAMES, turns_of
 from dataserver.dataset.shards.documents import document_lists
@@ -357,7 +357,7 @@ def _named_captions(group: _Group, findings: Findings) -> dict[str, str]:
         if source.field:
             part = group.document if source.part == "json" else group.entries.get(source.part)
             if isinstance(part, dict):
-                part = part.get(source.field)
+                part = entry_of(part, source.field)
         if (text := usable_caption(part)) is not None:
             found[source.name] = text
         elif part is not group.text and part is not group.document:

@@ -1,7 +1,9 @@
 """Converting: compressed tars byte by byte, rows with their images, on from a kill, and sources that are damaged."""
 
+import base64
 import bz2
 import gzip
+import hashlib
 import json
 import lzma
 import os
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet.encryption as encryption
 import pytest
 import zstandard
 from builders.parquets import IMAGE, WRITERS, pairs_table, tar_documents, tar_pairs, write_table
@@ -21,8 +24,10 @@ from shards import make_image, write_interleaved, write_pairs
 
 from dataserver.dataset import Dataset, DatasetError, build_index
 from dataserver.dataset.conversion import convert as convert_module
-from dataserver.dataset.conversion import decompression
+from dataserver.dataset.conversion import decompression, parquet_samples
 from dataserver.dataset.conversion.convert import STATE_FOLDER, ConversionReport, convert
+from dataserver.dataset.machine.memory import Memory
+from dataserver.dataset.shards.parquet.stored import open_parquet
 
 RNG = np.random.default_rng(3)
 COMPRESS = {".gz": gzip.compress, ".zst": zstandard.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
@@ -92,6 +97,96 @@ def test_documents_keep_their_order(tmp_path: Path) -> None:
     write_table(tmp_path / "in/0.parquet", tar_documents(folder / "00000.tar"))
     converted(tmp_path / "in", tmp_path / "out")
     assert samples_of(tmp_path / "out") == samples_of(folder)
+
+
+@pytest.mark.parametrize("encoding", ["DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"])
+def test_what_index_names_is_converted(tars: Path, tmp_path: Path, encoding: str) -> None:
+    table = pairs_table(tar_pairs(tars / "00000.tar"), pa.binary())
+    write_table(tmp_path / "in/0.parquet", table, column_encoding={"image": encoding})
+    assert build_index(tmp_path / "in", workers=1).findings == {"needs_convert": 10}
+    report = converted(tmp_path / "in", tmp_path / "out")
+    assert (report.num_samples, report.findings) == (10, {})
+    expected = samples_of(tars)
+    assert samples_of(tmp_path / "out") == {key: expected[key] for key in table["key"].to_pylist()}
+
+
+def test_lists_of_texts_stay_and_bytes_that_are_no_images_are_named(tmp_path: Path) -> None:
+    lists = pa.array([["a", "b"], None, ["c"]], pa.list_(pa.binary())).cast(pa.list_(pa.string()))
+    odd = pa.ListArray.from_arrays([0, 1, 2, 3], pa.array([b"x", b"\xff", b"y"]).view(pa.string()))
+    rows = [(str(n), make_image(RNG, 20, 20), "text") for n in range(3)]
+    write_table(tmp_path / "in/0.parquet", pairs_table(rows, captions=lists, odd=odd, blob=[b"1", b"2", b"3"]))
+    report = converted(tmp_path / "in", tmp_path / "out")
+    assert (report.num_samples, report.findings) == (3, {"odd_values": 1, "unusable_column": 1})
+    assert [(name, found.detail) for name, found in report.details] == [
+        ("0.parquet", "odd: values that are not UTF-8 and are null, in a list of texts"),
+        ("0.parquet", "blob: a column of bytes that are no images"),
+    ]
+    with tarfile.open(tmp_path / "out/0-00000.tar") as tar:
+        documents = [json.loads(tar.extractfile(f"{n}.json").read()) for n in range(3)]  # type: ignore[union-attr]
+    assert [document.get("captions") for document in documents] == [["a", "b"], None, ["c"]]
+    assert [document["odd"] for document in documents] == [["x"], [None], ["y"]]
+
+
+def test_pages_that_memory_does_not_hold_are_refused(
+    tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = pairs_table(tar_pairs(tars / "00000.tar"))
+    write_table(tmp_path / "in/0.parquet", table, data_page_size=1 << 30, row_group_size=10)
+    monkeypatch.setattr(parquet_samples, "MAX_BATCH_BYTES", 1000)
+    monkeypatch.setattr(parquet_samples, "usable_memory", lambda: Memory(10_000, "this machine's memory"))
+    with pytest.raises(DatasetError, match=r"column image, row group 0: a page of \d+ bytes takes \d+ of memory"):
+        converted(tmp_path / "in", tmp_path / "out")
+    monkeypatch.setattr(parquet_samples, "usable_memory", lambda: Memory(1 << 30, "this machine's memory"))
+    assert converted(tmp_path / "in", tmp_path / "out").num_samples == 10
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_a_page_over_a_gibibyte_is_converted(tmp_path: Path, compression: str) -> None:
+    """pyarrow looks at the size of a page once in 1,024 values."""
+    jpeg = make_image(RNG, 64, 64)
+    images = [jpeg + RNG.bytes(1_200_000) for _ in range(1000)]
+    table = pa.table({"image": pa.array(images, pa.large_binary()), "text": ["text"] * 1000})
+    path = write_table(tmp_path / "in/0.parquet", table, "pyarrow", use_dictionary=False, compression=compression,
+                       row_group_size=1000)  # fmt: skip
+    with open_parquet(path) as opened:
+        assert opened.column(0, 0).largest_page > 1 << 30
+    report = converted(tmp_path / "in", tmp_path / "out", 1 << 28)
+    assert (report.num_samples, report.findings) == (1000, {})
+    sums = [hashlib.sha256(image).digest() for image in images]
+    found = []
+    for tar_path in sorted((tmp_path / "out").glob("*.tar")):
+        with tarfile.open(tar_path) as tar:
+            for one in tar:
+                if one.name.endswith(".jpg"):
+                    found.append(hashlib.sha256(tar.extractfile(one).read()).digest())  # type: ignore[union-attr]
+    assert found == sums
+
+
+class Kms(encryption.KmsClient):
+    """Keys are written as they are."""
+
+    def wrap_key(self, key_bytes: bytes, _: str) -> bytes:
+        return base64.b64encode(key_bytes)
+
+    def unwrap_key(self, wrapped_key: bytes, _: str) -> bytes:
+        return base64.b64decode(wrapped_key)
+
+
+@pytest.mark.parametrize("has_plain_footer", [False, True])
+def test_encrypted_files_are_named(tmp_path: Path, has_plain_footer: bool) -> None:
+    """pyarrow ends the process where it is asked for an encrypted column of a plain footer."""
+    keys = encryption.EncryptionConfiguration(
+        footer_key="footer", column_keys={"column": ["text"]}, plaintext_footer=has_plain_footer
+    )
+    factory = encryption.CryptoFactory(lambda _: Kms())
+    properties = factory.file_encryption_properties(encryption.KmsConnectionConfig(), keys)
+    table = pairs_table([("a", make_image(RNG, 20, 20), "text")])
+    write_table(tmp_path / "in/0.parquet", table, encryption_properties=properties)
+    assert build_index(tmp_path / "in", workers=1).findings == {"needs_convert": 1}
+    with pytest.raises(DatasetError, match=r"0\.parquet: .* is encrypted, and no key can be given; decrypt"):
+        converted(tmp_path / "in", tmp_path / "out")
 
 
 def test_odd_rows_are_counted_and_keep_what_they_have(tmp_path: Path) -> None:

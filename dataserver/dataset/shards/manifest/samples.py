@@ -3,7 +3,7 @@
 Paths are relative to a root, by default the folder of the manifest, and never leave it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -14,7 +14,7 @@ from dataserver.dataset.shards.interface import ImageFiles, Member, ShardSource
 from dataserver.dataset.shards.manifest.objects import Found
 from dataserver.dataset.shards.modalities import AUDIO, IMAGES, ONLY_IMAGES, VIDEO, Media
 from dataserver.dataset.shards.parts import ExternalPart, Value
-from dataserver.dataset.shards.row_members import CAPTION_NAMES, KEY_NAMES, Row, row_members
+from dataserver.dataset.shards.row_members import CAPTION_LISTS, CAPTION_NAMES, KEY_NAMES, Row, row_members
 
 IMAGE_NAMES: Final = ("image", "images", "file_name", "image_path", "jpg")
 """The first of these that an object has as text or a list names its images."""
@@ -93,9 +93,15 @@ def object_members(
         columns.append(_Images(name, isinstance(held, list), modality.ending))
         values.append(load(held if isinstance(held, list) else [] if held is None else [held]))
     caption, key = _taken(document, CAPTION_NAMES), as_key(_taken(document, KEY_NAMES))
-    text = SampleError("missing_caption", "the object has no text") if caption is None else caption.encode()
+    text = _no_caption(document) if caption is None else caption.encode()
     row = Row(key, text, document, [None] * len(columns), problem)
     yield from row_members(number, row, columns, values, keys, findings, are_chats)
+
+
+def _no_caption(document: Mapping[str, Any]) -> SampleError:
+    name = next((name for name in CAPTION_LISTS if isinstance(document.get(name), list)), None)
+    hint = "" if name is None else f"; {name} is a list: these can be captions, index --caption NAME=json:{name}[0]"
+    return SampleError("missing_caption", f"the object has no text{hint}")
 
 
 def _taken(document: dict[str, Any], names: Sequence[str]) -> str | None:

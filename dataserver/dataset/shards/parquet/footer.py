@@ -16,6 +16,8 @@ from dataserver.dataset.shards.parquet.compact import read_list_header, read_str
 from dataserver.varints import CutError
 
 _ROW_GROUPS, _COLUMNS, _METADATA = 4, 1, 3
+_ENCRYPTION: Final = (8, 9)
+"""Fields of a ColumnChunk that only encrypted columns have, crypto_metadata and encrypted_column_metadata."""
 _TYPE, _CODEC, _SIZE_STATISTICS = 1, 4, 16
 _TYPES: Final = ("BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
 """As pyarrow names them, by number."""
@@ -26,6 +28,10 @@ _TAIL_BYTES: Final = 8
 _LIST: Final = 9
 
 
+class EncryptedError(ValueError):
+    """A column is encrypted."""
+
+
 def check_footer(handle: pa.NativeFile, schema: pq.ParquetSchema) -> None:
     """Refuse a footer that pyarrow would end the process over.
 
@@ -34,6 +40,7 @@ def check_footer(handle: pa.NativeFile, schema: pq.ParquetSchema) -> None:
         schema: of the file.
 
     Raises:
+        EncryptedError: a column is encrypted.
         ValueError: says what is wrong.
         OSError: storage failed.
     """
@@ -72,6 +79,8 @@ def _row_groups(footer: bytes) -> Iterator[dict[int, Any]]:
 
 
 def _check_chunk(column: pq.ColumnSchema, chunk: Any) -> None:
+    if isinstance(chunk, dict) and any(field in chunk for field in _ENCRYPTION):
+        raise EncryptedError(f"column {column.path[:80]} is encrypted, and no key can be given; decrypt the file")
     found = chunk.get(_METADATA) if isinstance(chunk, dict) else None
     if not isinstance(found, dict):
         raise ValueError(f"its footer says nothing of column {column.path[:80]}")

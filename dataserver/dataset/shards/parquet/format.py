@@ -6,7 +6,7 @@ found in the one pass that hashes the file; all other columns are read by Arrow,
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ from dataserver.dataset.shards.modalities import (
     media_of,
 )
 from dataserver.dataset.shards.parquet.chunk import Chunk, ChunkReader, ReadImage
+from dataserver.dataset.shards.parquet.footer import EncryptedError
 from dataserver.dataset.shards.parquet.rows import OtherColumns
 from dataserver.dataset.shards.parquet.stored import OpenParquet, chunk_bounds, open_parquet
 from dataserver.dataset.shards.parts import Value
@@ -45,6 +46,7 @@ UNREADABLE: Final = (pa.ArrowException, OSError, ValueError, OverflowError)
 """What is raised where a file cannot be read, OverflowError for times that Python does not have."""
 MAGIC: Final = b"PAR1"
 ENCRYPTED_MAGIC: Final = b"PARE"
+ENCRYPTED: Final = "the file is encrypted, and no key can be given; decrypt it"
 IMAGE_NAMES: Final = IMAGE_SUFFIXES | {"image", "images", "bytes", "image_bytes"}
 """Columns of bytes with these names hold images; others do where their bytes begin as those of one."""
 
@@ -83,11 +85,13 @@ class ImageColumn:
 def scan_rows(source: ShardSource, findings: Findings) -> Iterator[Member]:
     """Yield the members of the rows in order; as `ShardFormat.scan`."""
     if source.reader.peek(len(MAGIC)) == ENCRYPTED_MAGIC:
-        findings.add("", NEEDS_CONVERT, "the file is encrypted; decrypt it")
+        findings.add("", NEEDS_CONVERT, ENCRYPTED)
         return
     try:
         with open_parquet(source.path) as opened:
             yield from _scan(opened, source, findings)
+    except EncryptedError as error:
+        findings.add("", NEEDS_CONVERT, str(error))
     except MemoryError:  # Arrow's is one of its exceptions as well
         raise
     except UNREADABLE as error:
@@ -100,7 +104,7 @@ def _scan(opened: OpenParquet, source: ShardSource, findings: Findings) -> Itera
     parquet = opened.parquet
     columns = image_columns(parquet, source.media)
     row_counts = _row_counts(parquet)
-    others = OtherColumns(opened, {column.name: column.has_path for column in columns}, findings)
+    others = OtherColumns(opened, {column.name: column.has_path for column in columns}, findings, source.lists)
     seen = [False] * len(columns)
 
     def of_column(chunk: Chunk) -> ReadImage:
@@ -156,31 +160,46 @@ def image_columns(parquet: pq.ParquetFile, media: Media = ONLY_IMAGES) -> list[I
 
     Raises ValueError where a file has too many.
     """
-    others = {name: modality for modality in reversed(media) for name in _NAMES.get(modality.ending, ())}
     if len(parquet.schema) > MAX_LEAVES:
         raise ValueError(f"{len(parquet.schema)} columns, limit {MAX_LEAVES}; drop some")
     leaves = {parquet.schema.column(n).path: n for n in range(len(parquet.schema))}
     found = []
     for field in parquet.schema_arrow:
-        element, is_list = _element(field)
-        path, has_path, is_image = _bytes_of(element)
-        name = field.name.lower()
-        ending = others.get(name, IMAGES).ending
-        if path is None:
-            named = name in MUST_BE_IMAGES or name in others
-            if named and (pa.types.is_struct(element) or pa.types.is_string(element)):
-                found.append(ImageColumn(field.name, is_list, False, True, -1, 0, ending))
+        column, path = _image_column(field, media)
+        if column is None or path is None:
+            found += [column] if column is not None else []
             continue
         inner = "".join(f".{part}" for part in path)
         prefix = f"{field.name}."
-        names = [name for name in leaves if name == field.name + inner or (is_list and name.startswith(prefix))]
+        names = [name for name in leaves if name == field.name + inner or (column.is_list and name.startswith(prefix))]
         names = [name for name in names if not path or name.endswith(inner)]
-        if len(names) != 1 or parquet.schema.column(leaves[names[0]]).max_repetition_level != int(is_list):
-            continue
-        is_image = is_image or name in IMAGE_NAMES or name in others
-        element_def = int(field.nullable) + 1 if is_list else 0
-        found.append(ImageColumn(field.name, is_list, has_path, is_image, leaves[names[0]], element_def, ending))
+        if len(names) == 1 and parquet.schema.column(leaves[names[0]]).max_repetition_level == int(column.is_list):
+            element_def = int(field.nullable) + 1 if column.is_list else 0
+            found.append(replace(column, leaf=leaves[names[0]], element_def=element_def))
     return found[:MAX_IMAGE_COLUMNS]
+
+
+def image_columns_of(schema: pa.Schema) -> list[ImageColumn]:
+    """The columns of a table in memory that hold the bytes of images, in order; their `leaf` has no meaning but its
+    sign."""
+    found = [_image_column(field, ONLY_IMAGES)[0] for field in schema]
+    return [column for column in found if column is not None][:MAX_IMAGE_COLUMNS]
+
+
+def _image_column(field: pa.Field, media: Media) -> tuple[ImageColumn | None, tuple[str, ...] | None]:
+    """The column of images that a field is, if it is one, and where the bytes are in an element, if it has any."""
+    others = {name: modality for modality in reversed(media) for name in _NAMES.get(modality.ending, ())}
+    element, is_list = _element(field)
+    path, has_path, is_image = _bytes_of(element)
+    name = field.name.lower()
+    ending = others.get(name, IMAGES).ending
+    if path is not None:
+        is_image = is_image or name in IMAGE_NAMES or name in others
+        return ImageColumn(field.name, is_list, has_path, is_image, 0, 0, ending), path
+    named = name in MUST_BE_IMAGES or name in others
+    if named and (pa.types.is_struct(element) or pa.types.is_string(element)):
+        return ImageColumn(field.name, is_list, False, True, -1, 0, ending), None
+    return None, None
 
 
 def without_bytes(parquet: pq.ParquetFile, column: ImageColumn) -> SampleError:

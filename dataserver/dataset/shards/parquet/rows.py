@@ -13,51 +13,124 @@ from dataserver.dataset.shards.conversations import TURN_NAMES
 from dataserver.dataset.shards.documents import INFOS_NAME, SENTENCES_NAME, TEXTS_NAME
 from dataserver.dataset.shards.members import MAX_TEXT_BYTES
 from dataserver.dataset.shards.parquet.stored import OpenParquet, StoredColumn, string_bytes, together
-from dataserver.dataset.shards.row_members import CAPTION_NAMES, JSON_NAME, KEY_NAMES, Row
+from dataserver.dataset.shards.row_members import CAPTION_LISTS, CAPTION_NAMES, JSON_NAME, KEY_NAMES, Row
 
 MAX_ROW_BYTES: Final = 8 * MAX_TEXT_BYTES
 """Of all strings of one row. Dictionaries of a few bytes can hold a long one for each element of each row."""
 _UNFOLDED_BYTES: Final = 64 << 20
 """Strings that are unfolded at a time."""
+Lists = frozenset[str] | None
+"""Columns that are lists of texts and are wanted as such, since captions may be their elements; None for all."""
 
 
-class OtherColumns:
-    """Reads all columns but the bytes of images, a row group at a time."""
+class RowColumns:
+    """What the columns of a table besides its images become, for any reader of tables."""
 
-    def __init__(self, source: OpenParquet, images: Mapping[str, bool], findings: Findings) -> None:
-        """Choose the columns, and walk their pages.
+    def __init__(
+        self, schema: pa.Schema, images: Mapping[str, bool], findings: Findings, lists: Lists = frozenset()
+    ) -> None:
+        """Choose the columns.
 
         Args:
-            source: the file.
+            schema: of the table.
             images: columns of images, each with whether it has paths.
             findings: where columns are counted that nothing can use.
+            lists: see `Lists`.
 
         Raises:
-            ValueError: the columns cannot be read.
+            ValueError: two columns have one name.
         """
         self._findings = findings
         self._images = images
-        self._types: dict[str, pa.DataType | None] = {}
+        self.types: dict[str, pa.DataType | None] = {}
+        """Columns that are used, with what their values become; None for those of documents and for lists."""
         self._told: set[str] = set()
-        schema = source.parquet.schema_arrow
         if len(set(schema.names)) != len(schema.names):
             raise ValueError("two columns have one name")
         strings = {field.name for field in schema if target_type(field.type) == pa.string() and _is_text(field.type)}
         self._key = next((name for name in KEY_NAMES if name in strings), None)
         self._caption = next((name for name in CAPTION_NAMES if name in strings), None)
         names = " or ".join(CAPTION_NAMES)
-        self._no_caption = SampleError("missing_caption", f"no column of strings is called {names}; rename it")
+        self.no_caption = SampleError("missing_caption", f"no column of strings is called {names}; rename it")
         if self._caption:
-            self._no_caption = SampleError("missing_caption", f"its column {self._caption} is null")
+            self.no_caption = SampleError("missing_caption", f"its column {self._caption} is null")
         for field in schema:
             if field.name in images:
                 continue
-            kind = target_type(field.type)
-            if kind is not None or _is_document(field, schema):
-                self._types[field.name] = kind
+            kind, are_texts = target_type(field.type), _is_list(field, _is_text)
+            is_wanted = are_texts and (lists is None or field.name in lists)
+            if kind is not None or is_wanted or _is_document(field, schema):
+                self.types[field.name] = kind
             elif not pa.types.is_null(field.type):
                 detail = f"{field.name}: a column of type {field.type}, which no filter can compare"
-                findings.add("", UNUSABLE_COLUMN, detail[:200])
+                hint = f"; these can be captions: index --caption NAME=parquet:{field.name[:40]}[0]"
+                findings.add("", UNUSABLE_COLUMN, detail[: 200 - len(hint)] + hint if are_texts else detail[:200])
+                if are_texts and field.name in CAPTION_LISTS and not self._caption:
+                    problem = f"its column {field.name} is a list of texts{hint}"
+                    self.no_caption = SampleError("missing_caption", problem)
+
+    def rows(self, batch: pa.RecordBatch) -> Iterator[Row]:
+        """Yield the rows of a batch, whose columns may lack some. Raises what Arrow raises."""
+        present = {name: batch.column(n) for n, name in enumerate(batch.schema.names)}
+        others = self.types.keys() - {self._caption}
+        values = {name: self._values(name, array) for name, array in present.items() if name in others}
+        nothing = [None] * batch.num_rows
+        keys = values.pop(self._key) if self._key else nothing
+        captions = _as_bytes(present[self._caption]) if self._caption else nothing
+        paths = [present[name].to_pylist() if name in present else nothing for name in self._images]
+        for n in range(batch.num_rows):
+            document = {name: column[n] for name, column in values.items() if column[n] is not None}
+            caption = captions[n]
+            yield Row(keys[n], self.no_caption if caption is None else caption, document, [of[n] for of in paths])
+
+    def _note_odd(self, name: str, what: str) -> None:
+        if name not in self._told:
+            self._told.add(name)
+            self._findings.add("", ODD_VALUES, f"{name}: values that are not UTF-8 and are null, {what}")
+
+    def _values(self, name: str, array: pa.Array) -> list[Any]:
+        """The values of a column as JSON has them."""
+        kind = self.types[name]
+        if kind == pa.string() and _is_text(array.type):
+            found = [_decoded(value) for value in _as_bytes(array)]
+            if odd := [value for value in found if isinstance(value, bytes)]:
+                self._note_odd(name, f"as {odd[0][:40]!r}")
+            return [None if isinstance(value, bytes) else value for value in found]
+        if kind is None:
+            try:
+                return list(array.to_pylist())
+            except UnicodeDecodeError:
+                if not _is_list(pa.field(name, array.type), _is_text):
+                    raise
+            self._note_odd(name, "in a list of texts")
+            plain = array.cast(pa.large_list(pa.large_binary())).to_pylist()
+            return [None if of is None else [_text_or_none(value) for value in of] for of in plain]
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        if pa.types.is_integer(array.type):
+            return list(array.to_pylist())  # what is too large for a column is said there
+        return list(array.cast(kind).to_pylist())
+
+
+class OtherColumns:
+    """Reads all columns but the bytes of images, a row group at a time."""
+
+    def __init__(
+        self, source: OpenParquet, images: Mapping[str, bool], findings: Findings, lists: Lists = frozenset()
+    ) -> None:
+        """Choose the columns, and walk their pages.
+
+        Args:
+            source: the file.
+            images: columns of images, each with whether it has paths.
+            findings: where columns are counted that nothing can use.
+            lists: see `Lists`.
+
+        Raises:
+            ValueError: the columns cannot be read.
+        """
+        self._images = images
+        self._columns = RowColumns(source.parquet.schema_arrow, images, findings, lists)
         self._leaves = self._wanted(source)
         self._stored = self._walk(source)
         self._folded = source.foldable(self._leaves, self._stored)
@@ -66,7 +139,8 @@ class OtherColumns:
     def rows(self, group: int, num_rows: int) -> Iterator[Row]:
         """Yield the rows of a row group. Raises ValueError or what Arrow raises where they cannot be read."""
         if not self._leaves:
-            yield from (Row(None, self._no_caption, {}, [None] * len(self._images)) for _ in range(num_rows))
+            no_caption = self._columns.no_caption
+            yield from (Row(None, no_caption, {}, [None] * len(self._images)) for _ in range(num_rows))
             return
         done = 0
         batches = self._parquet.iter_batches(
@@ -74,7 +148,7 @@ class OtherColumns:
         )
         for batch in batches:
             for part in self._parts(batch):
-                yield from self._rows(part) if isinstance(part, pa.RecordBatch) else [part]
+                yield from self._columns.rows(part) if isinstance(part, pa.RecordBatch) else [part]
             done += batch.num_rows
         if done != num_rows:
             raise ValueError(f"row group {group} has {num_rows} rows, its columns have {done}")
@@ -84,8 +158,8 @@ class OtherColumns:
         wanted = {}
         for n in range(len(source.parquet.schema)):
             path = source.parquet.schema.column(n).path
-            top = next((name for name in (*self._types, *self._images) if _is_within(path, name)), None)
-            if top in self._types or (top is not None and self._images[top] and path.endswith(".path")):
+            top = next((name for name in (*self._columns.types, *self._images) if _is_within(path, name)), None)
+            if top in self._columns.types or (top is not None and self._images[top] and path.endswith(".path")):
                 wanted[path] = n
         return wanted
 
@@ -135,39 +209,6 @@ class OtherColumns:
         if first < batch.num_rows:
             yield batch.slice(first)
 
-    def _rows(self, batch: pa.RecordBatch) -> Iterator[Row]:
-        present = {name: batch.column(n) for n, name in enumerate(batch.schema.names)}
-        others = self._types.keys() - {self._caption}
-        values = {name: self._values(name, array) for name, array in present.items() if name in others}
-        nothing = [None] * batch.num_rows
-        keys = values.pop(self._key) if self._key else nothing
-        captions = _as_bytes(present[self._caption]) if self._caption else nothing
-        paths = [present[name].to_pylist() if name in present else nothing for name in self._images]
-        for n in range(batch.num_rows):
-            document = {name: column[n] for name, column in values.items() if column[n] is not None}
-            caption = captions[n]
-            yield Row(keys[n], self._no_caption if caption is None else caption, document, [of[n] for of in paths])
-
-    def _values(self, name: str, array: pa.Array) -> list[Any]:
-        """The values of a column as JSON has them."""
-        kind = self._types[name]
-        if kind == pa.string() and _is_text(array.type):
-            found = [_decoded(value) for value in _as_bytes(array)]
-            odd = [value for value in found if isinstance(value, bytes)]
-            if odd and name not in self._told:
-                self._told.add(name)
-                self._findings.add(
-                    "", ODD_VALUES, f"{name}: values that are not UTF-8 and are null, as {odd[0][:40]!r}"
-                )
-            return [None if isinstance(value, bytes) else value for value in found]
-        if kind is None:
-            return list(array.to_pylist())
-        if pa.types.is_dictionary(array.type):
-            array = array.dictionary_decode()
-        if pa.types.is_integer(array.type):
-            return list(array.to_pylist())  # what is too large for a column is said there
-        return list(array.cast(kind).to_pylist())
-
 
 def _is_document(field: pa.Field, schema: pa.Schema) -> bool:
     """Whether a column is `json`, the turns of conversations, or a part of documents."""
@@ -210,6 +251,11 @@ def _decoded(value: bytes | None) -> str | bytes | None:
         return value.decode()
     except UnicodeDecodeError:
         return value
+
+
+def _text_or_none(value: bytes | None) -> str | None:
+    found = _decoded(value)
+    return found if isinstance(found, str) else None
 
 
 def _is_within(path: str, name: str) -> bool:

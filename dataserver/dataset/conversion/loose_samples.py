@@ -1,0 +1,71 @@
+"""Folders of image files as samples of a tar: the files keep their names and bytes."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from dataserver.dataset.conversion.tar_writer import Members
+from dataserver.dataset.errors import DatasetError, Findings, SampleError
+from dataserver.dataset.shards.external import ExternalFiles
+from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES
+from dataserver.dataset.shards.members import MAX_TEXT_BYTES
+from dataserver.dataset.shards.tar import name_problem, split_at_last_dot, split_name
+from dataserver.dataset.storage.registry import storage_of
+from dataserver.images import IMAGE_SUFFIXES
+
+
+def loose_samples(path: Path, findings: Findings, files: ExternalFiles) -> Iterator[Members]:
+    """Yield the files of each sample, in the order of their keys.
+
+    They lie together whether keys end at the first dot of a name or at the last one.
+
+    Args:
+        path: the listing of the folder.
+        findings: where files are counted that no tar can hold.
+        files: reads the files, and notes their states.
+
+    Raises:
+        DatasetError: a file is gone.
+        OSError: storage failed.
+    """
+    found: list[tuple[str, str, str, int]] = []
+    with storage_of(path).open(path) as listing:
+        for line in listing:
+            name, size = json.loads(line)
+            first, last = split_name(name), split_at_last_dot(name)
+            if problem := name_problem(name):
+                findings.add("", "unsafe_name", f"{name}: the file name {problem}")
+            elif first is not None and last is not None:
+                found.append((first[0], last[0], name, size))
+    sample: list[tuple[str, bytes]] = []
+    before = ""
+    for key, _, name, size in sorted(found):
+        if key != before and sample:
+            yield sample
+            sample = []
+        before = key
+        if (content := _content(key, name, size, findings, files)) is not None:
+            sample.append((name, content))
+    if sample:
+        yield sample
+
+
+def _content(key: str, name: str, size: int, findings: Findings, files: ExternalFiles) -> bytes | None:
+    """The bytes of a file; None where it cannot be a member, which is counted."""
+    is_image = name.rpartition(".")[2].lower() in IMAGE_SUFFIXES
+    limit, kind = (MAX_MEMBER_BYTES, "image_too_large") if is_image else (MAX_TEXT_BYTES, "text_too_large")
+    if size < 0:
+        findings.add(key, "special_member", f"{name} is no regular file")
+        return None
+    if size > limit:
+        findings.add(key, kind, f"{name[:80]}: {size} bytes, limit {limit}")
+        return None
+    try:
+        content, part = files.read(name)
+        files.note_read(part)
+    except SampleError as error:  # it grew, or there are too many
+        findings.add(key, error.kind, error.detail)
+        return None
+    if len(content) != size:
+        raise DatasetError(f"{files.root / name} changed while it was converted; run it again when it is complete")
+    return content
