@@ -95,8 +95,9 @@ class _Frames:
 
 def _zstd(file: _Counted, name: str) -> Iterator[bytes]:
     """Yield what becomes of frames of Zstandard. The library ends quietly where a file is cut."""
+    source: Any = _Frames(file)  # of a file, the library needs no more than that
     try:
-        with zstandard.ZstdDecompressor().stream_reader(_Frames(file), READ_BYTES, read_across_frames=True) as reader:
+        with zstandard.ZstdDecompressor().stream_reader(source, READ_BYTES, read_across_frames=True) as reader:
             while made := reader.read(MADE_BYTES):
                 yield made
         while not file.is_read:  # zeros behind the last frame
