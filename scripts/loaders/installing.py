@@ -38,9 +38,12 @@ ENVIRONMENTS: Final = {
         ("filetype==1.2.0", "mfusepy==3.1.1", "multi-storage-client==1.3.1", "rapidyaml==0.15.2"),
     ),
     "peft": (("--no-deps", "peft==0.21.2"),),
+    "transformers4": (("transformers==4.57.1",),),
 }
 """Packages of each environment, in the order in which they are installed."""
-_BESIDE_OURS: Final = frozenset({"lightning", "grain", "torchtitan", "megatron", "megatron-energon", "peft"})
+_BESIDE_OURS: Final = frozenset(
+    {"lightning", "grain", "torchtitan", "megatron", "megatron-energon", "peft", "transformers4"}
+)
 """Environments of frameworks, which find what is not theirs where our own packages are: torch, above all."""
 _COMPLETE: Final = ".complete"
 

@@ -106,10 +106,11 @@ def test_shares_and_parts_of_adapters_become_what_whole_ones_do(
     ("degrees", "config", "message"),
     [
         (Degrees(frozen=("llm",)), {"backbone": {"lora": LORA}}, "llm has lora adapters, but is frozen; leave frozen"),
+        (Degrees(), {"modules": {"dit": {"lora": LORA}}}, "dit has lora adapters, but is of kind generator, which has"),
         (
             Degrees(),
-            {"modules": {"vit": {"lora": LORA}}},
-            "vit has lora adapters, but is of kind encoder",
+            {"modules": {"vit": {"lora": LORA, "use": "modules.own_encoder:BlockEncoder"}}},
+            "vit has lora adapters, but is of your own",
         ),
     ],
 )

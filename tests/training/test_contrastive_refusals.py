@@ -56,7 +56,11 @@ def padded() -> Data:
             {},
             "contrastive_batch 8 does not divide into dp 5 of image x layout.microbatches 1; use",
         ),
-        (of(1, 1), {"backbone": {"lora": {"rank": 2}}}, "module text has lora adapters, but is of kind tower"),
+        (
+            of(1, 1),
+            {"encoder": {"lora": {"rank": 2, "targets": ["query", "gate"]}}},
+            "lora.targets of module image name gate, and its blocks have down, key",
+        ),
         (
             of(1, 1),
             {"modules": {"image": {"use": "a:B"}}},

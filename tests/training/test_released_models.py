@@ -1,5 +1,6 @@
 """Runs whose encoder and backbone start from one folder of a vision-language model, and go back into its form."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from builders.jobs import make_job
+from builders.jobs import TOKENIZER, make_job
 from models.hf.tiny import make_tower, randomise, save
 from models.hf.tiny_wholes import IDS, TEXT
 from program.conftest import Fleet
@@ -23,7 +24,7 @@ from trainclient.models.encoder import EncoderConfig
 from trainclient.models.hf import PretrainedError
 from trainclient.topology.process_grid import Topology
 from trainclient.training.config import ConfigError, TrainConfig, load_config, validate_config
-from trainclient.training.models import Models, sizing_notes
+from trainclient.training.models import Models, weight_notes
 
 SIZING = {"patch": 8, "merge": 2, "max_patches": 64}
 FIXED = {"patch": 8, "merge": 2, "side": 64}
@@ -96,15 +97,42 @@ def test_models_that_do_not_fit_the_job_or_each_other(tmp_path: Path) -> None:
 def test_the_rule_of_the_processor_is_the_jobs_or_a_note_says_so(tmp_path: Path) -> None:
     folder = qwen3_vl(tmp_path / "c")
     config = TrainConfig.model_validate({"models": {"from": folder}})
-    assert sizing_notes(config, models(folder).job) == []
+    assert weight_notes(config, models(folder).job) == []
     Qwen2VLImageProcessorPil(patch_size=8).save_pretrained(folder)
-    (note,) = sizing_notes(config, models(folder).job)
+    (note,) = weight_notes(config, models(folder).job)
     assert note.startswith(
         f"the image processor of {folder} sizes images otherwise than the job; for its grids and pixels set"
     )
     square = make_job(stream={"sizing": {**FIXED, "rule": "square"}}, encoder=1, backbone=(1, 2)).spec
     with pytest.raises(PretrainedError, match=r"sizing.rule is square, .* has the rule qwen"):
         Models.of(config, square)
+
+
+def test_tokens_that_weights_do_not_know_begin_as_the_mean_of_the_others(tmp_path: Path) -> None:
+    folder = qwen3_vl(tmp_path / "c")
+    found = models(folder, backbone={"vocabulary": 310})
+    process = next(p for p in Topology.of(found.job).processes if any(str(c) == "llm.0" for c in p.chunks))
+    ((_, module),) = found.build(process, torch.device("cpu"))
+    rows = module.network.embed.weight
+    theirs = load_file(folder / "model.safetensors")["model.language_model.embed_tokens.weight"]
+    assert torch.equal(rows[:300], theirs)
+    assert torch.allclose(rows[300:], theirs.mean(0).expand(10, -1), atol=1e-7)
+    with pytest.raises(ConfigError, match=r"module llm has vocabulary 299, and the weights .* know 300; leave it out"):
+        models(folder, backbone={"vocabulary": 299})
+    with pytest.raises(ConfigError, match=r"vit has weights and \['vocabulary'\]; weights bring"):
+        models(folder, modules={"vit": {"weights": folder, "vocabulary": 310}})
+
+
+def test_another_tokenizer_than_that_of_the_folder_is_named(tmp_path: Path) -> None:
+    folder = qwen3_vl(tmp_path / "c")
+    config, job = TrainConfig.model_validate({"models": {"from": folder}}), models(folder).job
+    (folder / "tokenizer.json").write_text("{}")
+    (note,) = weight_notes(config, job)
+    assert note.startswith(f"the job's tokenizer bytes is not {folder / 'tokenizer.json'}: unless")
+    assert note.endswith(f"the weights of llm know; for that one start servers with --tokenizer bytes={folder}")
+    digest = hashlib.sha256(b"{}").hexdigest()
+    same = make_job(stream={"sizing": SIZING, "tokenizer": {**TOKENIZER, "digest": digest}}, encoder=1, backbone=(1, 2))
+    assert weight_notes(config, same.spec) == []
 
 
 @pytest.mark.long

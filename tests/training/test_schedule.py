@@ -62,11 +62,23 @@ def test_a_module_is_as_it_says_then_as_its_kind_says_then_as_all_are() -> None:
     }
 
 
+def test_projectors_are_as_they_say_then_as_their_encoder() -> None:
+    config = optimizer(lr=1.0, encoder={"lr_factor": 0.1, "weight_decay": 0.0}, projector={"lr": 2.0})
+    found = module_rates(config, MODULES)
+    assert found.keys() == {"vit", "docs", "llm", "vit.projector", "docs.projector"}
+    assert {(r.peak, r.weight_decay) for name, r in found.items() if name.endswith(".projector")} == {(2.0, 0.0)}
+    assert module_rates(optimizer(encoder={"lr": 3.0}), MODULES).keys() == {"vit", "docs", "llm"}
+    frozen = [m.model_copy(update={"frozen": m.name == "vit"}) for m in MODULES]
+    assert "vit.projector" not in module_rates(config, frozen)
+
+
 def test_options_for_modules_that_are_not_there_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"optimizer\.modules names \['vti'\], which are not in the job; it has"):
         module_rates(optimizer(modules={"vti": {"lr": 1}}), MODULES)
     with pytest.raises(ConfigError, match=r"optimizer\.generator is given, but the job has no generator"):
         module_rates(optimizer(generator={"lr": 1}), MODULES)
+    with pytest.raises(ConfigError, match=r"optimizer\.projector is given, but no module trains one; the job's mod"):
+        module_rates(optimizer(projector={"lr": 1}), MODULES[2:])
 
 
 PROBLEMS = [
@@ -77,6 +89,7 @@ PROBLEMS = [
     ({"schedule": "linear", "decay_steps": 3, "stable_steps": 2}, "optimizer.stable_steps: schedule linear has none"),
     ({"encoder": {"lr": 1, "lr_factor": 2}}, "optimizer.encoder.lr_factor: 2 is given beside lr 1"),
     ({"encoder": {"lr_factor": 0}}, "optimizer.encoder.lr_factor: Input should be greater than 0"),
+    ({"projector": {"lr": 1, "lr_factor": 2}}, "optimizer.projector.lr_factor: 2 is given beside lr 1"),
     ({"decay_steps": 0}, "optimizer.decay_steps: Input should be greater than or equal to 1"),
 ]
 

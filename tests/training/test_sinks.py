@@ -256,5 +256,6 @@ def test_a_run_is_named_by_what_its_losses_depend_on() -> None:
     assert name(job, **operation) == same == name_run(TrainConfig(), make_job())
     decides: list[dict[str, Any]] = [{"seed": 1}, {"optimizer": {"lr": 1}}, {"dtype": "bfloat16"}, {"text_weight": 2}]
     decides += [{"backbone": {"layers": 3}}, {"modules": {"vit": {"options": {"a": 1}}}}]
+    decides += [{"encoder": {"lora": {"rank": 2}}}, {"optimizer": {"projector": {"lr": 1}}}]
     found = {same, name(make_job(stream={"seed": 8})), *(name(job, **fields) for fields in decides)}
     assert len(found) == len(decides) + 2

@@ -101,6 +101,11 @@ class AudioEncoder(nn.Module):
     as in Qwen2-Audio (arXiv 2407.10759).
     """
 
+    projecting: ClassVar[tuple[str, ...]] = ("projector.",)
+    """Beginnings of the names of what turns features into rows, which may have learning rates of its own."""
+    beside_adapters: ClassVar[tuple[str, ...]] = projecting
+    """Beginnings of the names of what is trained whole where blocks have adapters (`lora.adapt`)."""
+
     def __init__(self, config: AudioEncoderConfig, *, checkpoint: bool = False) -> None:
         super().__init__()
         self.config = config

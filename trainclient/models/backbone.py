@@ -1,7 +1,7 @@
 """Llama-style decoder over packed sequences, whole or as one stage of a pipeline."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -81,6 +81,9 @@ class BackboneStage(nn.Module):
     stage, `norm` and `head` on the last), so a checkpoint does not depend on the number of stages. Where the head is
     the embedding, both stages have `embed`, and whoever trains them sees to it that they stay alike.
     """
+
+    beside_adapters: ClassVar[tuple[str, ...]] = ("query.",)
+    """Beginnings of the names of what is trained whole where blocks have adapters (`lora.adapt`)."""
 
     def __init__(
         self, config: BackboneConfig, stage: int = 0, num_stages: int = 1, *, checkpoint: bool = False

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -158,6 +158,11 @@ class ImageEncoder(nn.Module):
     Positions are rotary in two dimensions (Qwen2-VL, arXiv 2409.12191), learned (SigLIP, arXiv 2303.15343; CLIP, arXiv
     2103.00020), or both (Qwen3-VL).
     """
+
+    projecting: ClassVar[tuple[str, ...]] = ("merger.", "deepstack.", "line_end")
+    """Beginnings of the names of what turns features into rows, which may have learning rates of its own."""
+    beside_adapters: ClassVar[tuple[str, ...]] = projecting
+    """Beginnings of the names of what is trained whole where blocks have adapters (`lora.adapt`)."""
 
     def __init__(self, config: EncoderConfig, *, checkpoint: bool = False) -> None:
         super().__init__()

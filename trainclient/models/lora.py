@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 _DOWN, _UP = "lora_down.weight", "lora_up.weight"
-_NEW: Final = "query.weight"
-"""The embeddings of query tokens, which no checkpoint of others has: they are trained beside adapters."""
+_BLOCKS: Final = "layers."
+"""What the names of all blocks begin with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,26 @@ class AdaptedLinear(nn.Linear):
 
 
 def adapt(network: nn.Module, adapters: LowRank) -> None:
-    """Put adapters into a network that has no values yet, and leave only them, and query tokens, to be trained."""
-    for module in list(network.modules()):
+    """Put adapters into the blocks of a network that has no values yet, and leave only them to be trained.
+
+    Trained beside them are parameters whose names begin as the network's `beside_adapters` says: what checkpoints of
+    others do not have, or what turns features into rows of another module.
+
+    Raises:
+        ValueError: blocks have no layer of a name; the message is the end of a sentence about the targets.
+    """
+    there = set()
+    for module in [module for path, module in network.named_modules() if path.startswith(_BLOCKS)]:
         for name, child in list(module.named_children()):
+            if type(child) is nn.Linear:
+                there.add(name)
             if name in adapters.targets and type(child) is nn.Linear:
                 setattr(module, name, AdaptedLinear(child, adapters))
+    if absent := [target for target in adapters.targets if target not in there]:
+        raise ValueError(f"name {', '.join(absent)}, and its blocks have {', '.join(sorted(there))}; name these alone")
+    begins = getattr(network, "beside_adapters", ())
     for name, parameter in network.named_parameters():
-        parameter.requires_grad_(is_adapter(name) or name == _NEW)
+        parameter.requires_grad_(is_adapter(name) or name.startswith(begins))
 
 
 def is_adapter(name: str) -> bool:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import ClassVar, Final, cast
 
 import torch
 import torch.nn.functional as F
@@ -60,6 +60,9 @@ class TowerOutput:
 
 class TowerStage(nn.Module, ABC):
     """Some consecutive layers of a tower; parameters have the names of the whole one (`BackboneStage`)."""
+
+    beside_adapters: ClassVar[tuple[str, ...]] = ("project.", "scale.")
+    """Beginnings of the names of what is trained whole where blocks have adapters (`lora.adapt`)."""
 
     def __init__(
         self,
@@ -146,7 +149,7 @@ class ImageTower(TowerStage):
     config: ImageTowerConfig
 
     def __init__(self, config: ImageTowerConfig, stage: int = 0, num_stages: int = 1, **options: bool) -> None:
-        for name in ("class_token", "window", "deepstack", "rotary", "rms_norms", "position_scaling"):
+        for name in ("class_token", "window", "deepstack", "rotary", "rms_norms"):
             if getattr(config, name):
                 raise ValueError(f"an image tower has no {name}; leave it out")
         super().__init__(config, stage, num_stages, **options)
@@ -167,7 +170,8 @@ class ImageTower(TowerStage):
         if not config.position_grid:
             return x
         positions = patch_positions(coordinates, segments, config.merge, x.device)
-        return x + learned_positions(self.position_embed.weight, config.position_grid, coordinates, segments, positions)
+        learned, scaling = self.position_embed.weight, config.position_scaling or "bicubic"
+        return x + learned_positions(learned, config.position_grid, coordinates, segments, positions, scaling)
 
     def _rotation(self, coordinates: Tensor, segments: Segments, x: Tensor) -> Rotation | None:
         if self.config.position_grid:

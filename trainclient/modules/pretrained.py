@@ -116,7 +116,7 @@ def _require_reach(found: BackboneConfig, job: JobSpec) -> None:
     if found.vocab_size < tokenizer.vocab_size:
         raise ValueError(
             f"know {found.vocab_size} tokens, and the job's tokenizer {tokenizer.name} has {tokenizer.vocab_size}; "
-            "give the job the tokenizer of the weights"
+            "give the job the tokenizer of the weights, or set `vocabulary` of the module: it then learns the others"
         )
     if found.longest < job.stream.seq_len:
         raise ValueError(

@@ -67,7 +67,9 @@ class Family:
     in_whole: bool = False
     """Whether it is a part of released models that are whole: they have at most one of a kind."""
     spine: bool = False
-    """Whether rows of all others have its width, ranks share its sequences, and it learns adapters."""
+    """Whether rows of all others have its width, and ranks share its sequences."""
+    adaptable: bool = True
+    """Whether it can learn adapters beside its weights."""
 
 
 def family_of(module: ModuleSpec) -> Family:
@@ -236,7 +238,9 @@ _FAMILIES: Final[Mapping[ModuleKind | Modality, Family]] = MappingProxyType(
             in_whole=True,
             spine=True,
         ),
-        ModuleKind.GENERATOR: Family("generator", Kind.CONDITIONS, GENERATOR_BLOCK, _generator_sizes, _generator),
+        ModuleKind.GENERATOR: Family(
+            "generator", Kind.CONDITIONS, GENERATOR_BLOCK, _generator_sizes, _generator, adaptable=False
+        ),
         Modality.AUDIO: Family("encoder", Kind.EMBEDDINGS, ENCODER_BLOCK, _audio_sizes, _audio_encoder, _AUDIO),
         Modality.VIDEO: Family("encoder", Kind.EMBEDDINGS, ENCODER_BLOCK, _video_sizes, _video_encoder, _VIDEO),
         Modality.IMAGE: Family(

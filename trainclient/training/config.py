@@ -52,32 +52,8 @@ class Sharding(StrEnum):
     Least memory, but the ranks of a module wait for each other in every block."""
 
 
-class ImageModuleModel(Options):
-    """Sizes of an encoder or generator: a preset, whose sizes may be replaced one by one, or those of given weights."""
-
-    preset: str = "tiny"
-    """Name of a preset (encoder: tiny, vit-h; generator: tiny, dit-1b)."""
-    layers: Size = None
-    """Number of transformer blocks."""
-    width: Size = None
-    """Width of the residual stream."""
-    heads: Size = None
-    """Number of attention heads."""
-    mlp_width: Size = None
-    """Width of the hidden layer of each MLP."""
-    weights: Weights = None
-    """Folder of a Hugging Face checkpoint to start an encoder from, instead of a preset: SigLIP, CLIP (not for image
-    towers), or a whole vision-language model, whose tower and projector are read."""
-    sharding: Sharding = Sharding.NONE
-    """What its data-parallel ranks hold: none (all of it each), zero2 or zero3 (shares, by FSDP2; docs/training.md)."""
-
-    @property
-    def adapters(self) -> None:
-        """It learns none."""
-
-
 class Projection(StrEnum):
-    """Linear layers of a backbone's blocks."""
+    """Linear layers of blocks; a gate is there in gated MLPs alone."""
 
     QUERY = "query"
     KEY = "key"
@@ -104,6 +80,43 @@ class LoraConfig(Options):
     """Linear layers of each block to add adapters to."""
 
 
+class ImageModuleModel(Options):
+    """Sizes of an encoder or generator: a preset, whose sizes may be replaced one by one, or those of given weights."""
+
+    preset: str = "tiny"
+    """Name of a preset (encoder: tiny, vit-h; generator: tiny, dit-1b)."""
+    layers: Size = None
+    """Number of transformer blocks."""
+    width: Size = None
+    """Width of the residual stream."""
+    heads: Size = None
+    """Number of attention heads."""
+    mlp_width: Size = None
+    """Width of the hidden layer of each MLP."""
+    weights: Weights = None
+    """Folder of a Hugging Face checkpoint to start an encoder from, instead of a preset: SigLIP and SigLIP 2, CLIP (not
+    for image towers), or a whole vision-language model, whose tower and projector are read."""
+    sharding: Sharding = Sharding.NONE
+    """What its data-parallel ranks hold: none (all of it each), zero2 or zero3 (shares, by FSDP2; docs/training.md)."""
+
+    @property
+    def adapters(self) -> LoraConfig | None:
+        """Its adapters, if it has any."""
+        return None
+
+
+class EncoderModel(ImageModuleModel):
+    """Sizes of an encoder or an image tower."""
+
+    lora: LoraConfig = LoraConfig()
+    """Low-rank adapters to train instead of the weights of blocks; what makes rows of features is trained whole."""
+
+    @property
+    def adapters(self) -> LoraConfig | None:
+        """Its adapters, if it has any."""
+        return self.lora if self.lora.rank else None
+
+
 class BackboneModel(Options):
     """Sizes of a backbone: a preset, whose sizes may be replaced one by one, or those of given weights."""
 
@@ -122,9 +135,12 @@ class BackboneModel(Options):
     positions: Annotated[Annotated[int, Field(ge=1, le=2**30)] | None, SAYS_ITSELF] = None
     """Longest sequence in tokens, where the job's seq_len is beyond what the given weights were trained for
     (max_position_embeddings)."""
+    vocabulary: Annotated[Annotated[int, Field(ge=1, le=2**20)] | None, SAYS_ITSELF] = None
+    """Tokens that the embedding and the head have rows for, where the job's tokenizer has more of them than the given
+    weights know; new rows begin as the mean of the others."""
     weights: Weights = None
     """Folder of a Hugging Face checkpoint to start the backbone, or a text tower, from, instead of a preset: Llama,
-    Mistral, Qwen2, Qwen3, Gemma 3, or a whole vision-language model, whose language model is read."""
+    Mistral, Qwen2, Qwen3, Phi-3, Gemma, Gemma 3, or a whole vision-language model, whose language model is read."""
     sharding: Sharding = Sharding.NONE
     """What its data-parallel ranks hold: none (all of it each), zero2 or zero3 (shares, by FSDP2; docs/training.md)."""
     lora: LoraConfig = LoraConfig()
@@ -288,7 +304,7 @@ class TrainConfig(Options):
     """File with the token to show servers that ask for one. Needs --tls-ca, but for servers on this machine."""
     models: WholeModel = WholeModel.model_validate({})
     """A released model that encoder and backbone start from."""
-    encoder: ImageModuleModel = ImageModuleModel()
+    encoder: EncoderModel = EncoderModel()
     """Sizes of the encoder, and of image towers."""
     backbone: BackboneModel = BackboneModel()
     """Sizes of the backbone, and of text towers."""

@@ -16,9 +16,9 @@ from trainclient.models.compiling import compile_blocks
 from trainclient.models.lora import LowRank, adapt
 from trainclient.models.parameters import initialise
 from trainclient.modules import Site, Sizes, TrainedModule, family_of, own
-from trainclient.topology.process_grid import Chunk, GridProcess
+from trainclient.topology.process_grid import Chunk, GridProcess, Topology
 from trainclient.training.config import NOT_SIZES, BackboneModel, ConfigError, ImageModuleModel, Sharding, TrainConfig
-from trainclient.training.pretrained import load_pretrained_into, pretrained_sizes, sizing_note
+from trainclient.training.pretrained import GROWING, load_pretrained_into, pretrained_sizes, sizing_note, tokenizer_note
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,13 @@ class Models:
                 _require_shared_heads(m, found[m.name], max(job.execution.layout.group_degrees, default=1))
             if m.name in found:
                 _require_parts(m, found[m.name])
-        return cls(config, job, between, found)
+        made = cls(config, job, between, found)
+        for name in [m.name for m in modules if low_rank(config, m) is not None]:
+            chunks = (chunk for process in Topology.of(job).processes for chunk in process.chunks)
+            made.shaped(
+                next(chunk for chunk in chunks if chunk.module.name == name)
+            )  # refuses targets that are not there
+        return made
 
     def describe(self) -> dict[str, Any]:
         """Every module as plain values: what a checkpoint must agree with, whoever holds which share of it."""
@@ -146,17 +152,22 @@ class Models:
                 made = family_of(module).make(site, self.sizes[module.name])
                 adapters = low_rank(config, module)
                 if adapters is not None:
-                    adapt(made.network, adapters)
+                    try:
+                        adapt(made.network, adapters)
+                    except ValueError as error:
+                        raise ConfigError(f"lora.targets of module {module.name} {error}") from None
                     made.trains_weights = False
         if module.frozen:
             made.network.requires_grad_(requires_grad=False)
         return site, made
 
 
-def sizing_notes(config: TrainConfig, job: JobSpec) -> list[str]:
-    """What to change in a job's sizing for the images that its checkpoints were trained on, a line each."""
+def weight_notes(config: TrainConfig, job: JobSpec) -> list[str]:
+    """What to change in a job for the images and tokens that its checkpoints were trained on, a line each."""
     named = ((module, _weights(config, module)) for module in job.execution.modules)
-    return [note for m, folder in named if folder is not None and (note := sizing_note(folder, job, m)) is not None]
+    there = [(module, folder) for module, folder in named if folder is not None]
+    found = (compare(folder, job, module) for compare in (sizing_note, tokenizer_note) for module, folder in there)
+    return [note for note in found if note is not None]
 
 
 def _plain(value: Any) -> Any:
@@ -177,7 +188,8 @@ def _require_adaptable(config: TrainConfig, module: ModuleSpec) -> None:
     if low_rank(config, module) is None:
         return
     reasons = {
-        f"is of kind {module.kind}, and backbones alone have them": not family_of(module).spine,
+        f"is of kind {module.kind}, which has none": not family_of(module).adaptable,
+        "is of your own (use), and blocks that come with the trainer alone have them": _own(config, module),
         "is frozen; leave frozen out, since adapters freeze its weights": module.frozen,
     }
     for reason in (reason for reason, holds in reasons.items() if holds):
@@ -246,10 +258,10 @@ def _sizes(config: TrainConfig, job: JobSpec, module: ModuleSpec, width: int) ->
     loss: dict[str, Any] = {"loss": config.contrastive.loss} if module.makes_features else {}
     weights = _weights(config, module)
     if weights is not None:
-        positions = given.pop("positions", None)
+        grown = {name: given.pop(name) for name in GROWING if name in given}
         if given:
             raise ConfigError(f"module {module.name} has weights and {sorted(given)}; weights bring their own sizes")
-        return replace(pretrained_sizes(weights, job, module, width, positions), **loss)
+        return replace(pretrained_sizes(weights, job, module, width, grown), **loss)
     sizes = family_of(module).sizes(model.preset, job, width)
     wrong = given.keys() - {f.name for f in fields(sizes)}
     if wrong:

@@ -82,6 +82,8 @@ class OptimizerConfig(Options):
     """What the backbone has of its own."""
     generator: GroupOptions = GroupOptions()
     """What generators have of their own."""
+    projector: GroupOptions = GroupOptions()
+    """What the projectors of encoders have of their own: what turns features into rows of the backbone."""
     modules: Annotated[dict[str, GroupOptions], tyro.conf.Suppress] = Field(default_factory=dict)
     """By name, what single modules have of their own; only in a configuration file."""
 
@@ -92,7 +94,11 @@ class OptimizerConfig(Options):
 
     def problems(self) -> list[str]:
         """What does not fit together, each beginning with the field."""
-        own = self.of_kinds | {f"modules.{name}": options for name, options in self.modules.items()}
+        own = (
+            self.of_kinds
+            | {"projector": self.projector}
+            | {f"modules.{name}": options for name, options in self.modules.items()}
+        )
         found = [f"{name}.{problem}" for name, options in own.items() for problem in options.problems()]
         decays, waits = self.schedule is not Course.CONSTANT, self.schedule is Course.WSD
         if decays and self.decay_steps is None:

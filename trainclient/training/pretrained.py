@@ -1,22 +1,34 @@
 """Modules that begin as a Hugging Face checkpoint."""
 
+import hashlib
+from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from dataserver.planning.job.fields import ModuleSpec
 from dataserver.planning.job.spec import JobSpec
 from trainclient.models import hf
+from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.encoder import EncoderConfig
 from trainclient.models.hf import load_into, load_pretrained
 from trainclient.modules import WHAT, Sizes, family_of
 from trainclient.training.config import ConfigError
 
+GROWING: Final = ("positions", "vocabulary")
+"""Options that make weights larger: tokens of the longest sequence, and tokens that are known."""
+_ROWS_OF_TOKENS: Final = ("embed.weight", "head.weight")
+"""Parameters with a row for each token."""
 
-def pretrained_sizes(folder: Path, job: JobSpec, module: ModuleSpec, width: int, positions: int | None = None) -> Sizes:
+
+def pretrained_sizes(
+    folder: Path, job: JobSpec, module: ModuleSpec, width: int, grown: Mapping[str, int] = MappingProxyType({})
+) -> Sizes:
     """The sizes of a checkpoint as a module of a job; no weights are read.
 
     Args:
@@ -24,7 +36,7 @@ def pretrained_sizes(folder: Path, job: JobSpec, module: ModuleSpec, width: int,
         job: the module's.
         module: an encoder, a backbone or a tower.
         width: of the backbone, which nobody reads for the backbone itself; of towers, of their features.
-        positions: tokens of the longest sequence that it is to learn, where that is more than the weights know.
+        grown: by `GROWING`, what it is to learn beyond what the weights know.
 
     Raises:
         ValueError: the checkpoint cannot be read, is of another kind, or does not fit the job.
@@ -38,8 +50,10 @@ def pretrained_sizes(folder: Path, job: JobSpec, module: ModuleSpec, width: int,
         )
     if _begins_as_encoder(module):
         hf.require_same_rule(folder, job.stream.sizing)
-    if positions is not None:
-        found = _lengthened(found, positions, folder, module)
+    if "positions" in grown:
+        found = _lengthened(found, grown["positions"], folder, module)
+    if "vocabulary" in grown:
+        found = _with_tokens(found, grown["vocabulary"], folder, module)
     try:
         return start.sizes(found, job, width)
     except ValueError as error:
@@ -51,6 +65,23 @@ def sizing_note(folder: Path, job: JobSpec, module: ModuleSpec) -> str | None:
     for modules that read no images.
     """
     return hf.sizing_note(folder, job.stream.sizing) if _begins_as_encoder(module) else None
+
+
+def tokenizer_note(folder: Path, job: JobSpec, module: ModuleSpec) -> str | None:
+    """That a job has another tokenizer than a checkpoint, in words; None where it has the same, where nothing is known,
+    and for modules that read no tokens.
+    """
+    path, tokenizer = folder / "tokenizer.json", job.stream.tokenizer
+    start = family_of(module).begins_as
+    if start is None or start.source is not BackboneConfig or not path.is_file():
+        return None
+    with path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() == tokenizer.digest:
+            return None
+    return (
+        f"the job's tokenizer {tokenizer.name} is not {path}: unless one was made from the other, ids are other tokens "
+        f"than the weights of {module.name} know; for that one start servers with --tokenizer {tokenizer.name}={folder}"
+    )
 
 
 def _begins_as_encoder(module: ModuleSpec) -> bool:
@@ -71,14 +102,36 @@ def _lengthened(found: Any, positions: int, folder: Path, module: ModuleSpec) ->
     return replace(found, positions=ceil(positions * found.positions / known))
 
 
+def _with_tokens(found: Any, tokens: int, folder: Path, module: ModuleSpec) -> Any:
+    """Sizes of weights that learn further tokens."""
+    known = getattr(found, "vocab_size", None)
+    if known is None:
+        raise ConfigError(f"module {module.name} has weights and ['vocabulary']; weights bring their own sizes")
+    if tokens < known:
+        raise ConfigError(
+            f"module {module.name} has vocabulary {tokens}, and the weights {folder} know {known}; leave it out"
+        )
+    return replace(found, vocab_size=tokens)
+
+
+def _with_rows(weight: Tensor, like: Tensor) -> Tensor:
+    """A weight with as many rows as another one, the further ones the mean of its own."""
+    mean = weight.to(torch.float64).mean(0, keepdim=True).to(weight.dtype)
+    return torch.cat([weight, mean.expand(len(like) - len(weight), -1)])
+
+
 def load_pretrained_into(network: nn.Module, folder: Path, module: ModuleSpec) -> None:
     """Give a module, or the share of it that a process holds, the weights of a checkpoint.
 
     What the checkpoint does not have (query tokens, the merger of SigLIP and CLIP, the projection of towers) keeps its
-    initial values.
+    initial values; tokens that it does not know begin as the mean of those that it knows.
     """
     start = family_of(module).begins_as
     names, kind = ({}, None) if start is None else (start.names, start.source)
     ours = {names.get(name, name): name for name, _ in network.named_parameters()}
     state = load_pretrained(folder, ours.keys(), kind).state
+    parameters = dict(network.named_parameters())
+    for name in [name for name in _ROWS_OF_TOKENS if name in state and name in parameters]:
+        if len(parameters[name]) > len(state[name]):
+            state[name] = _with_rows(state[name], parameters[name])
     load_into(network, {ours[name]: tensor for name, tensor in state.items()})

@@ -37,7 +37,7 @@ from trainclient.training.control import Control, RunEndedError
 from trainclient.training.evaluation import evaluated_steps
 from trainclient.training.jobs import Jobs, prepare
 from trainclient.training.loop import Trainer
-from trainclient.training.models import Models, sizing_notes
+from trainclient.training.models import Models, weight_notes
 from trainclient.training.overview import overview
 from trainclient.training.ownership import Leases, outputs, owned, owner_named, require_unowned
 from trainclient.training.rendezvous import join_attempt
@@ -225,7 +225,7 @@ def _train(
         entered.enter_context(translate_torch_rank_errors())
         groups = entered.enter_context(process_groups(topology, device, config.timeout_s, store, process.rank))
         _log.info("global rank %d is %s on %s", groups.rank, groups.process, device)
-        for note in sizing_notes(config, jobs.training.spec) if groups.rank == 0 else ():
+        for note in weight_notes(config, jobs.training.spec) if groups.rank == 0 else ():
             sys.stderr.write(f"note: {note}\n")
         trainer = Trainer(config, jobs.training, topology, groups, jobs.held_out, leases)
         trainers.append(trainer)

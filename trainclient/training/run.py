@@ -5,7 +5,8 @@ import json
 from typing import Final
 
 from dataserver.planning.job.identity import Job
-from trainclient.training.config import TrainConfig
+from trainclient.training.config import LoraConfig, TrainConfig
+from trainclient.training.optimizer_config import GroupOptions
 
 DECIDES: Final = frozenset(
     {"encoder", "backbone", "generator", "modules", "optimizer", "text_weight", "image_weight", "dtype", "seed"}
@@ -33,4 +34,13 @@ def digest_settings(config: TrainConfig, job: Job) -> str:
 
 def _digest(job: object, config: TrainConfig) -> str:
     decides = config.model_dump(mode="json", include=set(DECIDES))
+    named = decides["modules"].values()
+    for sections, field, default in (
+        ([decides["encoder"]], "lora", LoraConfig().model_dump(mode="json")),
+        ([decides["optimizer"]], "projector", GroupOptions().model_dump(mode="json")),
+        ([decides["backbone"], *named], "vocabulary", None),
+    ):
+        for section in sections:  # what came later counts only where it is given: earlier runs keep their names
+            if section[field] == default:
+                del section[field]
     return hashlib.sha256(json.dumps([job, decides], sort_keys=True).encode()).hexdigest()[:16]

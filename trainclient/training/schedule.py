@@ -3,10 +3,16 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from dataserver.planning.job.fields import ModuleSpec
+from trainclient.exchange.message_header import Kind
+from trainclient.modules import rows_of
 from trainclient.training.config import ConfigError
 from trainclient.training.optimizer_config import Course, GroupOptions, OptimizerConfig
+
+PROJECTOR: Final = ".projector"
+"""What follows the name of a module whose projector has rates of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,8 @@ class ModuleRates:
 def module_rates(config: OptimizerConfig, modules: Sequence[ModuleSpec]) -> dict[str, ModuleRates]:
     """The rates of every module of a job by its name: as all have them, as its kind, as itself.
 
+    Those of projectors have the name of their module with `PROJECTOR` behind; none, where they are as of the module.
+
     Raises:
         ConfigError: options for modules that the job does not have.
     """
@@ -78,6 +86,11 @@ def module_rates(config: OptimizerConfig, modules: Sequence[ModuleSpec]) -> dict
             raise ConfigError(f"optimizer.{kind} is given, but the job has no {kind}; its modules are {names}")
     none = GroupOptions()
     own = {m.name: config.modules.get(m.name, none).over(of_kind.get(str(m.kind), none)) for m in modules}
+    if config.projector != none:
+        projecting = [m.name for m in modules if rows_of(m) is Kind.EMBEDDINGS and not m.frozen]
+        if not projecting:
+            raise ConfigError(f"optimizer.projector is given, but no module trains one; the job's modules are {names}")
+        own |= {name + PROJECTOR: config.projector.over(own[name]) for name in projecting}
     return {name: _rates(config, options) for name, options in own.items()}
 
 

@@ -12,7 +12,7 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
 
-from dataserver.planning.job.fields import Sizing, Tiles
+from dataserver.planning.job.fields import Sizing, SizingRule, Tiles
 from trainclient.models.hf import PretrainedError
 from trainclient.models.hf.processors import (
     processor_fields,
@@ -94,12 +94,14 @@ def test_processors_of_other_releases(written: dict[str, Any], sizing: dict[str,
     assert processor_sizing(found) == sizing
 
 
-@pytest.mark.parametrize("sizing", [s for _, s in MADE if s["rule"] not in ("naflex", "tiles")])
+@pytest.mark.parametrize("sizing", [s for _, s in MADE if s["rule"] != "tiles"])
 def test_sizings_come_back_from_the_processors_of_exports(sizing: dict[str, Any], tmp_path: Path) -> None:
-    job, packs = Sizing.model_validate({**sizing, "merge": 1}), sizing["rule"] == "qwen"
+    job = Sizing.model_validate({**sizing, "merge": 1})
+    packs = job.rule if job.rule in (SizingRule.QWEN, SizingRule.NAFLEX) else None
     grid = 0 if packs else sizing["side"] // 14
     written = processor_of(job, packs, grid)
-    assert processor_of(job, not packs, grid) == {}, "a model that takes images in another form"
+    for other in {SizingRule.QWEN, SizingRule.NAFLEX, None} - {packs}:
+        assert processor_of(job, other, grid) == {}, "a model that takes images in another form"
     assert packs or processor_of(job, packs, grid + 1) == {}, "a model that takes larger pictures"
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(written))
     found = processor_fields(tmp_path)

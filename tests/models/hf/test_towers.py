@@ -35,6 +35,8 @@ PATCH = 4
 def their_square(model: Any, images: list[torch.Tensor], pixels: str, dtype: torch.dtype) -> list[torch.Tensor]:
     """Normed features of the patches of each image, row by row."""
     found = []
+    if model.config.model_type.startswith("siglip2"):
+        return their_naflex(model, images, pixels, dtype)
     for image in images:
         sized = image.shape[:2] == (24, 24)
         values = normalised(image, pixels, dtype)[None]
@@ -47,6 +49,21 @@ def their_square(model: Any, images: list[torch.Tensor], pixels: str, dtype: tor
         is_clip = model.config.model_type.startswith("clip")
         found.append(norm_of(model)(out[1:]) if is_clip else out)
     return found
+
+
+def their_naflex(model: Any, images: list[torch.Tensor], pixels: str, dtype: torch.dtype) -> list[torch.Tensor]:
+    """The same of a model that takes the patches of all images, with zeros behind those that have fewer."""
+    shapes = torch.tensor([[size // PATCH for size in image.shape[:2]] for image in images])
+    counts = shapes.prod(1)
+    rows = []
+    for image in images:
+        values = normalised(image, pixels, dtype)
+        cut = values.view(3, image.shape[0] // PATCH, PATCH, image.shape[1] // PATCH, PATCH).permute(1, 3, 2, 4, 0)
+        rows.append(cut.reshape(-1, 3 * PATCH**2))
+    mask = torch.arange(int(counts.max())) < counts[:, None]
+    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    out = model(padded, pixel_attention_mask=mask.int(), spatial_shapes=shapes).last_hidden_state
+    return [hidden[:count] for hidden, count in zip(out, counts.tolist(), strict=True)]
 
 
 def norm_of(model: Any) -> Any:
@@ -72,7 +89,7 @@ def test_features_are_those_of_transformers(name: str, dtype: torch.dtype, tmp_p
     assert missing == ["merger.up.weight", "merger.up.bias", "merger.down.weight", "merger.down.bias"]
     images = pictures([(6, 6), (4, 10), (6, 6), (2, 2)], PATCH)
     bound = 1e-5 if dtype == torch.float32 else 1e-11
-    if name.startswith("dino"):  # transformers scales its positions in float32
+    if name.startswith(("dino", "siglip2")):  # transformers scales its positions in float32
         bound = max(bound, 1e-6)
     expected = their_square(theirs, images, found.config.pixels, dtype)
     for made, wanted in zip(our_features(ours, images, 2), expected, strict=True):
@@ -164,6 +181,8 @@ def whole_model(kind: str) -> Any:
         return transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=tower))
     if kind == "siglip":
         return transformers.SiglipModel(transformers.SiglipConfig(text_config=text, vision_config=tower))
+    if kind == "siglip2":
+        return transformers.Siglip2Model(transformers.Siglip2Config(text_config=text, vision_config=tower))
     text |= {
         "num_key_value_heads": 1,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]},
@@ -172,7 +191,7 @@ def whole_model(kind: str) -> Any:
     return transformers.Qwen2VLForConditionalGeneration(config)
 
 
-@pytest.mark.parametrize("kind", ["clip", "siglip", "qwen2_vl"])
+@pytest.mark.parametrize("kind", ["clip", "siglip", "siglip2", "qwen2_vl"])
 def test_the_tower_of_a_larger_model(kind: str, tmp_path: Path) -> None:
     whole = whole_model(kind).eval()
     found = load_pretrained(save(whole, tmp_path / "c"))
@@ -278,6 +297,8 @@ def test_mean_and_deviation_that_are_none(changes: dict[str, object], message: s
             {"model_type": "dinov3_vit"},
             "'dinov3_vit'; it cannot be trained here: its patches are rotated",
         ),
+        ("siglip2", {"num_patches": 35}, "num_patches is 35; the square of a number"),
+        ("siglip2", {"num_patches": 25}, r"position_embedding.weight; shape \[25, 32\] is required"),
         ("qwen2-vl", {"depth": 2}, "no qwen2_vl_vision has, such as blocks.2."),
     ],
 )
@@ -305,6 +326,26 @@ def test_a_tower_takes_what_the_processor_of_its_export_makes(
     model = class_named(TOWERS[name][1]).from_pretrained(tmp_path / "back")
     assert model(pixels).last_hidden_state.shape[1] - (name == "clip") == 36
     assert load_pretrained(tmp_path / "back").config == found.config
+
+
+def test_a_naflex_tower_takes_what_the_processor_of_its_export_makes(tmp_path: Path) -> None:
+    """With the bound and the filter of the job, not of the size that it was trained on."""
+    found = load_pretrained(save(make_tower("siglip2"), tmp_path / "c"))
+    given = {"rule": "naflex", "patch": 4, "merge": 1, "max_patches": 20, "resampling": "bicubic"}
+    usage = Usage(3, 4, 512, max_patches=20, sizing=Sizing.model_validate(given))
+    export_pretrained(tmp_path / "back", found.config, found.state, usage=usage)
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "back", backend="pil")
+    assert type(processor).__name__ == "Siglip2ImageProcessorPil"
+    assert processor.resample == 3
+    made = processor(pictures([(9, 12)], PATCH)[0].numpy(), return_tensors="pt")
+    assert made["pixel_values"].shape == (1, 20, 48)
+    assert made["spatial_shapes"].tolist() == [[4, 5]]
+    model = class_named("Siglip2VisionModel").from_pretrained(tmp_path / "back")
+    assert model(**made).last_hidden_state.shape == (1, 20, 32)
+    square = Sizing.model_validate({"rule": "square", "patch": 4, "merge": 1, "side": 24})
+    export_pretrained(tmp_path / "other", found.config, found.state, usage=Usage(3, 4, 512, 36, square))
+    written = json.loads((tmp_path / "other" / "preprocessor_config.json").read_text())
+    assert (written["image_processor_type"], written["max_num_patches"]) == ("Siglip2ImageProcessor", 36)
 
 
 def test_encoders_that_no_tower_is(tmp_path: Path) -> None:

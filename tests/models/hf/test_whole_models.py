@@ -1,13 +1,16 @@
 """Whole vision-language models of transformers in our encoder and backbone, and back: the same logits and gradients."""
 
 import json
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from models.hf.tiny_wholes import (
+    VOCAB,
     WHOLES,
     differing,
     gradients_as_checkpoint,
@@ -19,13 +22,15 @@ from models.hf.tiny_wholes import (
 )
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
+from transformers import CONFIG_MAPPING
 
 from dataserver.planning.job.fields import Sizing
 from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.encoder import EncoderConfig
 from trainclient.models.hf import PretrainedError, TrainedPart, export_whole, load_pretrained
 from trainclient.models.hf.fields import Fields
-from trainclient.models.hf.registry import families_of
+from trainclient.models.hf.registry import FAMILIES, REFUSED, families_of
+from trainclient.models.hf.whole_models import WHOLE_MODELS
 from trainclient.models.patches import PIXELS
 
 ONE_EACH = ("qwen2-vl", "qwen2.5-vl", "qwen3-vl", "llava", "gemma3", "idefics3", "smolvlm", "onevision", "internvl")
@@ -137,7 +142,11 @@ def test_the_flat_configuration_of_released_folders(tmp_path: Path) -> None:
         ("llava", {"model_type": "qwen3_5"}, "cannot be trained here: it has linear attention"),
         ("llava", {"model_type": "qwen3_vl_moe"}, "cannot be trained here: it routes tokens to experts"),
         ("llava", {"model_type": "internvl_chat"}, "no code of a checkpoint is run"),
-        ("llava", {"text_config": {"model_type": "phi3"}}, "model_type is 'phi3'; one of llama, qwen2, qwen3, mistral"),
+        (
+            "llava",
+            {"text_config": {"model_type": "opt"}},
+            "'opt'; one of llama, qwen2, qwen3, mistral, phi3",
+        ),
         ("gemma3", {"mm_tokens_per_image": 8}, "mm_tokens_per_image is 8; the square of a divisor of 6"),
         ("qwen2-vl", {"quantization_config": {"bits": 4}}, "quantized weights cannot be trained"),
     ],
@@ -148,6 +157,19 @@ def test_what_our_models_cannot_be(name: str, changes: dict[str, object], messag
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(PretrainedError, match=message):
         load_pretrained(tmp_path / "c")
+
+
+def test_what_is_refused_by_name_is_a_family_of_transformers_or_code() -> None:
+    """A name that nobody has would refuse nothing."""
+    remote = {name for name, reason in REFUSED.items() if "code of a checkpoint" in reason}
+    assert set(REFUSED) - remote <= set(CONFIG_MAPPING)
+    assert not set(REFUSED) & {*FAMILIES, *WHOLE_MODELS}
+    for name, reason in REFUSED.items():
+        with pytest.raises(PretrainedError, match=re.escape(f"'{name}'; it cannot be trained here: {reason}")):
+            families_of(Fields({"model_type": name}, "config.json"))
+    coded = {"model_type": "new_vl", "auto_map": {"AutoModel": "modeling_new.NewVl"}}
+    with pytest.raises(PretrainedError, match="'new_vl'; it cannot be trained here: its model is code in the checkpoi"):
+        families_of(Fields(coded, "config.json"))
 
 
 def test_exports_that_do_not_belong_to_their_base(tmp_path: Path) -> None:
@@ -162,6 +184,29 @@ def test_exports_that_do_not_belong_to_their_base(tmp_path: Path) -> None:
     (tmp_path / "back").mkdir()
     with pytest.raises(PretrainedError, match="is there already"):
         export_whole(tmp_path / "back", tmp_path / "c", [part])
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen3-vl, tied"])
+def test_a_model_that_has_learned_further_tokens(name: str, tmp_path: Path) -> None:
+    """Embedding and head have rows for them, and the configuration says so wherever it says how many there are."""
+    make_whole(name, tmp_path / "c")
+    path = tmp_path / "c" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": VOCAB}))
+    encoder, backbone = our_models(tmp_path / "c")
+    state = {key: value.clone() for key, value in backbone.state_dict().items()}
+    for key in {"embed.weight", "head.weight"} & state.keys():
+        state[key] = torch.cat([state[key], torch.full((3, 32), 0.5)])
+    more = replace(backbone.config, vocab_size=VOCAB + 3)
+    parts = [TrainedPart(encoder.config, encoder.state_dict()), TrainedPart(more, state)]
+    assert export_whole(tmp_path / "back", tmp_path / "c", parts) == []
+    again = transformers.AutoModelForImageTextToText.from_pretrained(tmp_path / "back")
+    assert torch.equal(again.get_input_embeddings().weight, state["embed.weight"])
+    assert torch.equal(again.get_output_embeddings().weight, state.get("head.weight", state["embed.weight"]))
+    config = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert config["vocab_size"] == config["text_config"]["vocab_size"] == VOCAB + 3
+    fewer = TrainedPart(replace(more, vocab_size=VOCAB - 1), state)
+    with pytest.raises(PretrainedError, match=f"has vocab_size {VOCAB - 1}, not {VOCAB} as"):
+        export_whole(tmp_path / "other", tmp_path / "c", [fewer])
 
 
 def test_a_tied_head_that_is_stored_too_is_trained(tmp_path: Path) -> None:

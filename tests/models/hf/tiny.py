@@ -25,13 +25,23 @@ LLAMA_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+
+
+def rotary(**parameters: Any) -> dict[str, Any]:
+    """The fields of a configuration for rotary positions, as the release of transformers at hand has them."""
+    if int(transformers.__version__.partition(".")[0]) >= 5:
+        return {"rope_parameters": parameters}
+    base = parameters.pop("rope_theta")
+    return {"rope_theta": base, "rope_scaling": parameters}
+
+
 BACKBONES: dict[str, tuple[type, dict[str, Any]]] = {
     "llama": (transformers.LlamaConfig, {}),
     "llama with biases and wide heads": (transformers.LlamaConfig, {"attention_bias": True, "head_dim": 24}),
-    "llama 3.1": (transformers.LlamaConfig, {"rope_parameters": LLAMA_ROPE, "num_key_value_heads": 1}),
+    "llama 3.1": (transformers.LlamaConfig, {**rotary(**LLAMA_ROPE), "num_key_value_heads": 1}),
     "llama, stretched": (
         transformers.LlamaConfig,
-        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0}},
+        rotary(rope_type="linear", factor=4.0, rope_theta=10_000.0),
     ),
     "llama, tied": (transformers.LlamaConfig, {"tie_word_embeddings": True}),
     "qwen2": (transformers.Qwen2Config, {"rms_norm_eps": 1e-6}),
@@ -39,6 +49,9 @@ BACKBONES: dict[str, tuple[type, dict[str, Any]]] = {
     "qwen3, tied": (transformers.Qwen3Config, {"head_dim": 8, "tie_word_embeddings": True}),
     "mistral": (transformers.MistralConfig, {"sliding_window": None}),
     "mistral with windows": (transformers.MistralConfig, {"sliding_window": 8, "head_dim": 16}),
+    "phi3": (transformers.Phi3Config, {"pad_token_id": 0}),
+    "phi3 with windows": (transformers.Phi3Config, {"pad_token_id": 0, "sliding_window": 8}),
+    "gemma": (transformers.GemmaConfig, {"head_dim": 16}),
     "gemma3": (
         transformers.Gemma3TextConfig,
         {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 24, "num_hidden_layers": 6},
@@ -58,6 +71,11 @@ TOWERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "clip": ("CLIPVisionConfig", "CLIPVisionModel", SQUARE),
     "siglip": ("SiglipVisionConfig", "SiglipVisionModel", SQUARE),
     "siglip with gelu": ("SiglipVisionConfig", "SiglipVisionModel", {**SQUARE, "hidden_act": "gelu"}),
+    "siglip2": (
+        "Siglip2VisionConfig",
+        "Siglip2VisionModel",
+        {**{name: value for name, value in SQUARE.items() if name != "image_size"}, "num_patches": 36},
+    ),
     "dinov2": ("Dinov2Config", "Dinov2Model", {**DINO, "use_mask_token": False}),
     "dinov2, gated": ("Dinov2Config", "Dinov2Model", {**DINO, "mlp_ratio": 4, "use_swiglu_ffn": True}),
     "dinov2 with registers": ("Dinov2WithRegistersConfig", "Dinov2WithRegistersModel", DINO),

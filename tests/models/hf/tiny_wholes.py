@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from models.hf.tiny import normalised, packed, pictures, randomise, save
+from models.hf.tiny import normalised, packed, pictures, randomise, rotary, save
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -49,7 +49,7 @@ IDS = {"image_token_id": IMAGE, "vision_start_token_id": START, "vision_end_toke
 
 
 def _mrope(*sections: int, **more: Any) -> dict[str, Any]:
-    return {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [*sections], **more}}
+    return rotary(rope_type="default", rope_theta=1e6, mrope_section=[*sections], **more)
 
 
 @dataclass(frozen=True)
@@ -216,6 +216,7 @@ WHOLES: dict[str, Whole] = {
         SIDES,
         released=RELEASED,
     ),
+    "llava with phi3": Whole(_llava("clip_vision_model", "phi3"), _stacked, SIDES, released=RELEASED),
     "onevision": Whole(
         _onevision,
         _cut,

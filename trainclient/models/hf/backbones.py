@@ -245,6 +245,12 @@ def _is_plain(config: BackboneConfig) -> bool:
     return not any(special)
 
 
+def is_windowed_llama(config: BackboneConfig) -> bool:
+    """Whether a decoder has nothing that Llama does not have, but for windows in all layers."""
+    special = config.global_layers or config.qkv_bias or config.output_bias
+    return not special and _is_plain(replace(config, window=0))
+
+
 def _has_biases_as_qwen2(config: BackboneConfig) -> bool:
     return config.qkv_bias and not config.output_bias
 
@@ -286,7 +292,5 @@ MISTRAL: Final = _family(
     "MistralForCausalLM",
     _read_mistral,
     _write_mistral,
-    lambda config: (
-        not (config.global_layers or config.qkv_bias or config.output_bias) and _is_plain(replace(config, window=0))
-    ),
+    is_windowed_llama,
 )

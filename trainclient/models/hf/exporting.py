@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dataserver.outputs import OutputError, whole_folder, writing
-from dataserver.planning.job.fields import Sizing
+from dataserver.planning.job.fields import Sizing, SizingRule
 from trainclient.models.hf.damaged_files import is_pointer
 from trainclient.models.hf.files import INDEX, MAX_CONFIG_BYTES, WEIGHTS, PretrainedError, read_json
 from trainclient.models.hf.folder import CONFIG, described
@@ -39,6 +39,8 @@ MAX_COMPANION_BYTES: Final = 256 << 20
 SHARD_BYTES: Final = 5 * 10**9
 BILINEAR: Final = 2
 """What Pillow calls the filter that data servers scale images by."""
+_PACKS: Final = {"Qwen2VLImageProcessor": SizingRule.QWEN, "Siglip2ImageProcessor": SizingRule.NAFLEX}
+"""Processors of models that take packed patches, and their rules."""
 _SYSTEM: Final = re.compile(r"os error (\d{1,4})")
 
 
@@ -196,8 +198,7 @@ def _exported_preprocessor(family: Family[Any], config: Any, base: Path | None, 
         values = {"do_normalize": True, "do_rescale": True, "rescale_factor": 1 / 255}
         found = scaling | values | processor(config, None if usage is None else usage.max_patches)
         if usage is not None and usage.sizing is not None:
-            packs = found["image_processor_type"] == "Qwen2VLImageProcessor"
-            found |= processor_of(usage.sizing, packs, config.position_grid)
+            found |= processor_of(usage.sizing, _PACKS.get(found["image_processor_type"]), config.position_grid)
     mean, std = pixel_statistics(config.pixels)
     return {**found, "image_mean": [*mean], "image_std": [*std]}
 

@@ -1,4 +1,5 @@
-"""Gemma 3: norms whose weights count from one and that follow layers too, windows with a rotary base of their own."""
+"""Gemma: norms whose weights count from one, scaled embeddings. In Gemma 3 norms follow layers too, and windows have a
+rotary base of their own."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -25,12 +26,21 @@ _DEFAULTS: Final = {
     "num_key_value_heads": 4,
     "head_dim": 256,
 }
+_FIRST_DEFAULTS: Final = {
+    "vocab_size": 256000,
+    "hidden_size": 3072,
+    "intermediate_size": 24576,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "head_dim": 256,
+}
 _SLIDING, _FULL = "sliding_attention", "full_attention"
+_GATE: Final = "gelu_pytorch_tanh"
 
 
 def _read(given: Fields, whole: Fields) -> BackboneConfig:
     fields = given.with_defaults(_DEFAULTS)
-    fields.require("hidden_activation", "gelu_pytorch_tanh", "Gemma's gate")
+    fields.require("hidden_activation", _GATE, "Gemma's gate")
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         if fields.has(name):
             raise fields.refusal(name, "null is required: our scores and logits have no caps")
@@ -89,7 +99,7 @@ def _write(config: BackboneConfig) -> dict[str, Any]:
         **{name: value for name, value in shared.items() if name not in ("hidden_act", "rope_theta", "rope_scaling")},
         "attention_bias": config.qkv_bias,
         "head_dim": config.head_size,
-        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_activation": _GATE,
         "layer_types": [_FULL if number in config.global_layers else _SLIDING for number in range(config.layers)],
         "query_pre_attn_scalar": round(config.score_scale**-2),
         "rope_parameters": {_FULL: shared["rope_parameters"], _SLIDING: sliding},
@@ -119,5 +129,49 @@ GEMMA3: Final = Family(
         "Gemma3ForCausalLM",
         _write,
         lambda config: config.offset_norms and config.post_norms and config.head_norms and not config.two_way_images,
+    ),
+)
+
+
+def _read_first(given: Fields, whole: Fields) -> BackboneConfig:
+    """Sizes of the first Gemma. Released files say gelu and mean its approximation, as transformers takes it."""
+    fields = given.with_defaults(_FIRST_DEFAULTS)
+    for name in ("hidden_act", "hidden_activation"):
+        fields.choice(name, dict.fromkeys(("gelu", _GATE), "gelu_tanh"), _GATE)
+    fields.require("use_bidirectional_attention", False, "our backbones are causal")
+    bias = fields.flag("attention_bias", False)
+    return read_backbone(
+        fields,
+        whole,
+        positions=8192,
+        tied=True,
+        qkv_bias=bias,
+        output_bias=bias,
+        offset_norms=True,
+        activation="gelu_tanh",
+        embed_scale=fields.integer("hidden_size") ** 0.5,
+    )
+
+
+def _write_first(config: BackboneConfig) -> dict[str, Any]:
+    return {
+        **write_backbone(config),
+        "attention_bias": config.qkv_bias,
+        "head_dim": config.head_size,
+        "hidden_act": _GATE,
+        "hidden_activation": _GATE,
+    }
+
+
+GEMMA: Final = Family(
+    "gemma",
+    BackboneConfig,
+    _read_first,
+    backbone_entries,
+    IGNORED,
+    alone=Alone(
+        "GemmaForCausalLM",
+        _write_first,
+        lambda config: config.offset_norms and not (config.post_norms or config.head_norms or config.window),
     ),
 )

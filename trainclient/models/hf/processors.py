@@ -88,18 +88,23 @@ def processor_sizing(found: Fields) -> dict[str, Any] | None:
     return _of_one_size(found, *_ONE_SIZE[kind]) if kind in _ONE_SIZE else None
 
 
-def processor_of(sizing: Sizing, packs: bool, grid: int = 0) -> dict[str, Any]:
+def processor_of(sizing: Sizing, packs: SizingRule | None, grid: int = 0) -> dict[str, Any]:
     """Fields of an image processor that sizes images as a job does; none where no processor does so for such a model.
 
     Args:
         sizing: of the job.
-        packs: whether the model takes packed patches, as Qwen2-VL's does, not whole pictures.
+        packs: the rule of a model that takes packed patches, as Qwen2-VL's and NaFlex; None where it takes whole
+            pictures.
         grid: positions of each side of such a picture. In transformers models take pictures of that size alone.
     """
-    if packs != (sizing.rule is SizingRule.QWEN) or sizing.tiles is not None:
+    packing = sizing.rule if sizing.rule in (SizingRule.QWEN, SizingRule.NAFLEX) else None
+    if packs is not packing or sizing.tiles is not None:
         return {}
     number = next((n for n, name in _RESAMPLE.items() if name is sizing.resampling), 2)
-    if sizing.rule is SizingRule.QWEN:
+    if packs is SizingRule.NAFLEX:
+        bound = {"max_num_patches": sizing.max_patches}
+        return {**bound, "resample": number, "image_processor_type": "Siglip2ImageProcessor"}
+    if packs is SizingRule.QWEN:
         size = {"shortest_edge": sizing.min_pixels, "longest_edge": sizing.max_pixels}
         return {"size": size, "resample": number, "image_processor_type": "Qwen2VLImageProcessor"}
     if sizing.side is None or sizing.side // sizing.patch != grid:
@@ -122,7 +127,7 @@ def with_bounds_of(sizing: Sizing, found: Fields) -> dict[str, Any]:
     theirs = processor_sizing(found) if sizing.rule is SizingRule.QWEN else None
     if theirs is None or theirs["rule"] is not SizingRule.QWEN:
         return data
-    ours = processor_of(sizing, packs=True)
+    ours = processor_of(sizing, SizingRule.QWEN)
     data["size"] = ours["size"]
     if sizing.resampling is not None:
         data["resample"] = ours["resample"]

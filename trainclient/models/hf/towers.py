@@ -89,7 +89,8 @@ def require_sizes(config: EncoderConfig, family: str, **required: Any) -> None:
             )
 
 
-def _write_square(config: EncoderConfig) -> dict[str, Any]:
+def write_square(config: EncoderConfig) -> dict[str, Any]:
+    """The fields that all of them have."""
     return {
         "hidden_act": ACTIVATION_NAMES[config.activation],
         "hidden_size": config.width,
@@ -105,12 +106,12 @@ def _write_square(config: EncoderConfig) -> dict[str, Any]:
 
 def _write_clip(config: EncoderConfig) -> dict[str, Any]:
     require_sizes(config, "clip", patch_bias=False)
-    return _write_square(config)
+    return write_square(config)
 
 
 def _write_siglip(config: EncoderConfig) -> dict[str, Any]:
     require_sizes(config, "siglip", patch_bias=True)
-    return {**_write_square(config), "vision_use_head": False}
+    return {**write_square(config), "vision_use_head": False}
 
 
 def pixels_first(config: EncoderConfig, name: str) -> Entry:
@@ -158,7 +159,7 @@ def normed_entries(config: EncoderConfig) -> list[Entry]:
     return [*square_entries(config), *norm("merger_norm", "post_layernorm", config.width)]
 
 
-_SPELLINGS: Final = ({"": "vision_model."}, PLAIN)
+SPELLINGS: Final = ({"": "vision_model."}, PLAIN)
 IGNORED: Final = r"embeddings\.position_ids|head\..*"
 
 
@@ -181,7 +182,7 @@ CLIP: Final = Family(
     read_clip,
     normed_entries,
     IGNORED,
-    _SPELLINGS,
+    SPELLINGS,
     "vision_config",
     Alone(
         "CLIPVisionModel",
@@ -196,12 +197,12 @@ SIGLIP: Final = Family(
     read_siglip,
     normed_entries,
     IGNORED,
-    _SPELLINGS,
+    SPELLINGS,
     "vision_config",
     Alone(
         "SiglipVisionModel",
         _write_siglip,
-        lambda config: not config.class_token and config.is_bare,
+        lambda config: config.is_bare and not (config.class_token or config.position_scaling),
         _siglip_processor,
     ),
 )

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,8 +27,9 @@ from trainclient.models.hf.processors import PREPROCESSOR, PROCESSOR, with_bound
 from trainclient.models.hf.registry import families_of
 
 PROCESSORS: Final = (PREPROCESSOR, PROCESSOR, "video_preprocessor_config.json", "chat_template.json")
-_OF_THE_JOB: Final = frozenset({"positions", "pixels", "query_tokens"})
-"""Sizes that a job may change and that change no weight of the checkpoint."""
+_VOCABULARY: Final = "vocab_size"
+_OF_THE_JOB: Final = frozenset({"positions", "pixels", "query_tokens", _VOCABULARY})
+"""Sizes that a job may change: all but the last change no weight of the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,13 +76,14 @@ def export_whole(
         left: list[str] = []
         for part in parts:
             family = _family(families_of(whole), part, base)
-            entries = _entries(family, part, whole, base)
-            stored = stored_names(base, files, family, part.config)
+            theirs = family.read(part_of(whole, family), whole)
+            entries = _entries(family, part, theirs, base)
+            stored = stored_names(base, files, family, theirs)
             trained |= {stored[entry.theirs]: (entry, part) for entry in entries}
             if getattr(part.config, "tied", False) and HEAD in stored:
                 trained[stored[HEAD]] = trained[stored[EMBEDDING]]
             left += sorted(set(part.state) - {name for entry in entries for name in entry.ours})
-            config = _lengthened(config, family, whole, part.config)
+            config = _enlarged(config, family, theirs, part.config)
         companions = [name for name in (*PROCESSORS, GENERATION) if (base / name).is_file()] + companions_of(base)
         resized = {} if sizing is None else _resized(base, sizing)
         with exported(folder) as made:
@@ -115,31 +117,37 @@ def _family(families: Sequence[Family[Any]], part: TrainedPart, base: Path) -> F
     return found
 
 
-def _entries(family: Family[Any], part: TrainedPart, whole: Fields, base: Path) -> list[Entry]:
-    """The entries of a part, after it was compared with the checkpoint."""
-    theirs = family.read(part_of(whole, family), whole)
+def _entries(family: Family[Any], part: TrainedPart, theirs: Any, base: Path) -> list[Entry]:
+    """The entries of a part, after it was compared with that of the checkpoint; it may know more tokens."""
+    tokens = {name: getattr(part.config, name) for name in (_VOCABULARY,) if hasattr(theirs, name)}
     names = [field.name for field in fields(theirs) if field.name not in _OF_THE_JOB]
     different = [
         f"{name} {getattr(part.config, name)!r}, not {getattr(theirs, name)!r}"
         for name in names
         if getattr(part.config, name) != getattr(theirs, name)
     ]
+    different += [f"{name} {n}, not {getattr(theirs, name)}" for name, n in tokens.items() if n < getattr(theirs, name)]
     if different:
         raise PretrainedError(f"the module has {', '.join(different)} as {base}; give the folder that it began as")
-    entries = family.entries(theirs)
+    entries = family.entries(replace(theirs, **tokens))
     for entry in entries:
         entry.require(part.state)
     return entries
 
 
-def _lengthened(config: dict[str, Any], family: Family[Any], whole: Fields, ours: Sizes) -> dict[str, Any]:
-    """The configuration with the longest sequence that a part has learned."""
-    positions = getattr(ours, "positions", 0)
-    if not positions or positions == family.read(part_of(whole, family), whole).positions:
-        return config
-    longest = {"max_position_embeddings": positions}
+def _enlarged(config: dict[str, Any], family: Family[Any], theirs: Any, ours: Any) -> dict[str, Any]:
+    """The configuration with the longest sequence that a part has learned, and the tokens that it knows."""
+    told = {"positions": "max_position_embeddings", _VOCABULARY: _VOCABULARY}
+    grown = {
+        field: value
+        for name, field in told.items()
+        if (value := getattr(ours, name, 0)) and value != getattr(theirs, name)
+    }
     inner = config.get(family.section)
-    return config | ({family.section: inner | longest} if isinstance(inner, dict) else longest)
+    if not isinstance(inner, dict):
+        return config | grown
+    repeated = {field: value for field, value in grown.items() if field in config}
+    return config | {family.section: inner | grown} | repeated
 
 
 def _typed(config: dict[str, Any], dtype: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from trainclient.models.hf.class_token_towers import internvit_entries, read_int
 from trainclient.models.hf.fields import MAX_LAYERS, Fields
 from trainclient.models.hf.gemma import GEMMA3
 from trainclient.models.hf.mapping import Entry, Family, Names, linear, norm, transposed, vector, within
+from trainclient.models.hf.phi import PHI3
 from trainclient.models.hf.qwen_towers import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
 from trainclient.models.hf.towers import normed_entries, read_clip, read_siglip, side, square_entries
 
@@ -245,7 +246,7 @@ def _with_sections(found: BackboneConfig, fields: Fields) -> BackboneConfig:
 _QWEN2_VL_TEXT: Final = replace(QWEN2, read=_qwen2_vl_text)
 _LLAVA: Final = WholeModel(
     _tower("llava", _read_llava, _llava_entries, _LLAVA_UNREAD, _TOWERS),
-    _texts(_LANGUAGE_MODELS, llama=LLAMA, qwen2=QWEN2, qwen3=QWEN3, mistral=MISTRAL),
+    _texts(_LANGUAGE_MODELS, llama=LLAMA, qwen2=QWEN2, qwen3=QWEN3, mistral=MISTRAL, phi3=PHI3),
 )
 _IDEFICS3: Final = WholeModel(
     _tower("idefics3", _read_idefics3, _idefics3_entries, _READ_ALONE, _IDEFICS_TOWERS),

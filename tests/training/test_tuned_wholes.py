@@ -1,0 +1,197 @@
+"""Fine-tuning from a folder of a model and a folder of conversations; transformers alone then finds the same loss."""
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+import yaml
+from builders.chats import write_chat_folder
+from cli.forked import run_forked
+from cli.server_process import run, serving
+from models.hf.tiny import randomise
+from models.hf.tiny_wholes import QWEN, SQUARE, TEXT, save_released
+from PIL import Image
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from training.runs import TIMEOUT_S, steps_of, variables
+
+from trainclient.cli import main
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(2 * TIMEOUT_S)]
+STEPS, TRAINED, HELD_OUT = 50, 64, 16
+QUESTION = "What does this photograph show?"
+VOCAB = 384
+SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}}
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A family whose tiny model is fine-tuned."""
+
+    chats: str
+    """Form of its tokenizer and template."""
+    sizing: dict[str, Any]
+    """Of the job."""
+    processor: Any
+    """Of images, by transformers."""
+
+    def config(self, tokenizer: Tokenizer) -> Any:
+        """Of a tiny model with these ids."""
+        ids = {"image_token_id": tokenizer.token_to_id(self.image)}
+        if self.chats == "llava":
+            vision = {**SQUARE, "patch_size": 14, "image_size": 56, "model_type": "clip_vision_model"}
+            text = {**TEXT, "model_type": "llama", "vocab_size": VOCAB}
+            return transformers.LlavaConfig(
+                text_config=text, vision_config=vision, image_token_index=ids["image_token_id"]
+            )
+        ids |= {f"vision_{end}_token_id": tokenizer.token_to_id(f"<|vision_{end}|>") for end in ("start", "end")}
+        vision = {**QWEN, "patch_size": 14, "embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2}
+        text = {**TEXT, **SECTIONS, "vocab_size": VOCAB}
+        return transformers.Qwen2VLConfig(text_config=text, vision_config=vision, video_token_id=VOCAB - 1, **ids)
+
+    @property
+    def image(self) -> str:
+        return "<image>" if self.chats == "llava" else "<|image_pad|>"
+
+
+FAMILIES = {
+    "qwen2-vl": Tuned(
+        "qwen2-vl",
+        {"patch": 14, "merge": 2, "rule": "qwen", "min_pixels": 3136, "max_pixels": 12544},
+        transformers.Qwen2VLImageProcessorPil(min_pixels=3136, max_pixels=12544),
+    ),
+    "llava": Tuned(
+        "llava",
+        {"patch": 14, "merge": 1, "rule": "crop", "side": 56},
+        transformers.CLIPImageProcessorPil(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}),
+    ),
+}
+
+
+def conversations(photographs: Path) -> Iterator[dict[str, Any]]:
+    """Lines of a manifest over the photographs of a tar that are JPEGs, with their captions as answers."""
+    with tarfile.open(photographs) as tar:
+        texts = {member.name: member for member in tar if member.name.endswith(".txt")}
+        for name, member in sorted(texts.items()):
+            file, image = tar.extractfile(member), tar.extractfile(name.replace(".txt", ".jpg"))
+            assert file is not None
+            assert image is not None
+            caption, picture = file.read().decode().strip()[:80].strip(), Image.open(image)
+            if picture.format == "JPEG" and picture.mode == "RGB" and caption.isascii():
+                turns = [{"from": "human", "value": f"<image>\n{QUESTION}"}, {"from": "gpt", "value": caption}]
+                yield {"image": f"{photographs.name}/{name.replace('.txt', '.jpg')}", "conversations": turns}
+
+
+def base_folder(family: Tuned, folder: Path) -> Path:
+    """A folder as released ones are: model, tokenizer, template, processor."""
+    write_chat_folder(folder, family.chats)
+    torch.manual_seed(0)
+    config = family.config(Tokenizer.from_file(str(folder / "tokenizer.json")))
+    model = transformers.AutoModelForImageTextToText.from_config(config)
+    randomise(model, 0)
+    save_released("llava" if family.chats == "llava" else "qwen2-vl", model, folder)
+    family.processor.save_pretrained(folder)
+    return folder
+
+
+def job(family: Tuned, dataset: str, epochs: int) -> dict[str, Any]:
+    """Two stages of the backbone; what it leaves out is for the servers to fill in."""
+    return {
+        "stream": {
+            "datasets": [{"name": dataset, "conversations": {}}],
+            "tokenizer": {"name": "chat"},
+            "sizing": {**family.sizing, "resampling": "bicubic", "quality": "exact"},
+            "seq_len": 512,
+            "global_batch": 4,
+        },
+        "execution": {
+            "modules": [{"name": "encoder", "kind": "encoder"}, {"name": "backbone", "kind": "backbone", "pp": 2}],
+            "end": {"epochs": epochs},
+        },
+    }
+
+
+def train(family: Tuned, base: Path, photographs: Path, folder: Path) -> tuple[list[dict[str, Any]], Path]:
+    """Index, serve, train and export; the steps of the run, and the folder of the trained model."""
+    lines = list(conversations(photographs / "00000.tar"))[: TRAINED + HELD_OUT]
+    assert len(lines) == TRAINED + HELD_OUT
+    served = []
+    for name, part, epochs in (("sft", lines[:TRAINED], 100), ("held", lines[TRAINED:], 1)):
+        (folder / name).mkdir()
+        (folder / name / "0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in part))
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(job(family, name, epochs)))
+        tokenizer = ("--tokenizer", f"chat={base}")
+        done = run("index", folder / name, "--images-root", photographs, "--conversations", "chat", *tokenizer)
+        assert done.returncode == 0, done.stderr
+        served += ["--dataset", f"{name}={folder / name}"]
+    with serving(*served, *tokenizer) as server:
+        words = ["trainclient", "train", "--job", str(folder / "sft.yaml"), "--servers", server.address]
+        words += ["--models.from", str(base), "--checkpoint.directory", str(folder / "checkpoints")]
+        words += ["--steps", str(STEPS), "--optimizer.lr", "0.003", "--metrics", str(folder / "metrics.jsonl")]
+        words += ["--evaluation.job", str(folder / "held.yaml"), "--evaluation.every", str(STEPS)]
+        words += ["--threads", "1"]
+        done = run_forked(words, folder, variables(), TIMEOUT_S)
+        assert done.returncode == 0, done.stderr
+    line = ["export", "--checkpoint", str(folder / "checkpoints"), "--base", str(base)]
+    assert main([*line, "--output", str(folder / "trained")]) == 0
+    return steps_of(folder / "metrics.jsonl"), folder / "trained"
+
+
+def theirs(family: Tuned, trained: Path, lines: list[dict[str, Any]], photographs: Path) -> float:
+    """Mean loss of the answers by what the exported folder holds and transformers alone."""
+    model = transformers.AutoModelForImageTextToText.from_pretrained(trained).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(trained)
+    processor = transformers.AutoImageProcessor.from_pretrained(trained, backend="pil")
+    total, count = 0.0, 0
+    for line in lines:
+        tar, name = line["image"].split("/")
+        with tarfile.open(photographs / tar) as file:
+            data = file.extractfile(name)
+            assert data is not None
+            seen = processor(Image.open(io.BytesIO(data.read())), return_tensors="pt")
+        parts = [{"type": "image"}, {"type": "text", "text": QUESTION}]
+        answer = [{"type": "text", "text": line["conversations"][1]["value"]}]
+        messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": answer}]
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+        rows = seen["image_grid_thw"].prod() // 4 if "image_grid_thw" in seen else 16
+        ids = tokenizer(text.replace(family.image, family.image * int(rows)), add_special_tokens=False).input_ids
+        answered = learned(text, line["conversations"][1]["value"], tokenizer, len(ids))
+        ids = torch.tensor(ids)
+        kinds = (
+            {"mm_token_type_ids": (ids == model.config.image_token_id).int()[None]} if "image_grid_thw" in seen else {}
+        )
+        with torch.no_grad():
+            logits = model(input_ids=ids[None], attention_mask=torch.ones_like(ids[None]), **seen, **kinds).logits[0]
+        total += float(cross_entropy(logits[answered - 1].double(), ids[answered], reduction="sum"))
+        count += len(answered)
+    return total / count
+
+
+def learned(text: str, answer: str, tokenizer: Any, length: int) -> Tensor:
+    """Numbers of the tokens of the answer, and of the special token that ends it."""
+    behind = text[text.rindex(answer) :]
+    end = behind.removeprefix(answer)
+    ids = tokenizer(behind, add_special_tokens=False).input_ids
+    after = len(tokenizer(end.replace("<|im_end|>", ""), add_special_tokens=False).input_ids) if end else 0
+    return torch.arange(length - len(ids), length - after)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_transformers_alone_finds_the_loss_of_a_tuned_model(name: str, shared_data: Path, tmp_path: Path) -> None:
+    family, photographs = FAMILIES[name], shared_data / "laion-mini"
+    base = base_folder(family, tmp_path / "base")
+    steps, trained = train(family, base, photographs, tmp_path)
+    lines = list(conversations(photographs / "00000.tar"))[TRAINED : TRAINED + HELD_OUT]
+    before, after = (theirs(family, folder, lines, photographs) for folder in (base, trained))
+    held_out = steps[-1]["evaluation"]
+    assert (held_out["samples"], held_out["images"], held_out["invalid_images"]) == (HELD_OUT, HELD_OUT, 0)
+    assert after < 0.7 * before
+    assert held_out["text_loss"] == pytest.approx(after, rel=1e-5)
