@@ -162,7 +162,8 @@ def test_adapters_of_encoders_and_towers(
     optimizer = torch.optim.SGD([p for p in adapted.parameters() if p.requires_grad], lr=0.1)
     for _ in range(2):
         optimizer.zero_grad()
-        (run(adapted) * torch.linspace(-1, 1, 10, dtype=torch.float64)[: run(adapted).shape[1]]).sum().backward()
+        rows = run(adapted)
+        (rows * torch.linspace(-1, 1, rows.shape[1], dtype=torch.float64)).sum().backward()
         optimizer.step()
     changed = {key for key, p in adapted.named_parameters() if not torch.equal(p, before[key])}
     assert changed == {key for key in before if is_adapter(key)} | beside

@@ -10,9 +10,10 @@ from builders.jobs import module as job_module
 
 from dataserver.planning.job.fields import ModuleSpec
 from trainclient.cli import main
+from trainclient.models.encoder import EncoderConfig, ImageEncoder
 from trainclient.training.config import ConfigError, checked, validate_config
 from trainclient.training.optimizer_config import OptimizerConfig
-from trainclient.training.schedule import module_rates
+from trainclient.training.schedule import module_rates, parameter_rates
 
 NAMES = {"vit": "encoder", "docs": "encoder", "llm": "backbone"}
 MODULES = [ModuleSpec(**job_module(kind, name=name)) for name, kind in NAMES.items()]
@@ -68,6 +69,10 @@ def test_projectors_are_as_they_say_then_as_their_encoder() -> None:
     assert found.keys() == {"vit", "docs", "llm", "vit.projector", "docs.projector"}
     assert {(r.peak, r.weight_decay) for name, r in found.items() if name.endswith(".projector")} == {(2.0, 0.0)}
     assert module_rates(optimizer(encoder={"lr": 3.0}), MODULES).keys() == {"vit", "docs", "llm"}
+    network = ImageEncoder(EncoderConfig(layers=1, width=8, heads=2, mlp_width=8, patch=2, merge=1, output_dim=4))
+    own = {name: r.peak for name, r in parameter_rates(found, "vit", network).items()}
+    assert own == {name: 2.0 if ".merger." in name else 0.1 for name in own}
+    assert {"vit.merger.up.weight", "vit.merger_norm.weight", "vit.layers.0.mlp.up.weight"} < own.keys()
     frozen = [m.model_copy(update={"frozen": m.name == "vit"}) for m in MODULES]
     assert "vit.projector" not in module_rates(config, frozen)
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Final
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from dataserver.planning.job.identity import Job
 from trainclient.checkpoint.state import TrainerState, module_of
@@ -44,7 +44,7 @@ from trainclient.training.profiling import StepProfiler
 from trainclient.training.reporter import StepReporter, open_reporters
 from trainclient.training.run import digest_settings, name_run
 from trainclient.training.saving import Saving
-from trainclient.training.schedule import PROJECTOR, ModuleRates, module_rates
+from trainclient.training.schedule import ModuleRates, module_rates, parameter_rates
 from trainclient.training.sharded_parameters import shard_parameters
 from trainclient.training.signals import StopSignals
 from trainclient.training.sinks import MetricsWriter
@@ -87,11 +87,9 @@ class Trainer:
         self._tied = TiedHeads(models, topology, groups, config.timeout_s)
         self._parameters.leave_to_others(self._tied.copies)
         self._rates = module_rates(config.optimizer, job.spec.execution.modules)
-        rates = {
-            f"{site.module.name}.{name}": self._rates_of(site.module.name, module.network, name)
-            for site, module in modules
-            for name, _ in module.network.named_parameters()
-        }
+        rates = dict[str, ModuleRates]()
+        for site, module in modules:
+            rates |= parameter_rates(self._rates, site.module.name, module.network)
         self._optimizer = Optimizer(self._parameters.local, config.optimizer, rates)
         self._clock = Stopwatch(groups.device, groups.waits)
         peak = peak_flops(config.peak_tflops, groups.device)
@@ -239,11 +237,6 @@ class Trainer:
             self._timeline.end(record, self._clock, streams.first)
             self._times.until_now(Part.OTHER)
         return totals.stop or (due and held_out is None)
-
-    def _rates_of(self, module: str, network: nn.Module, name: str) -> ModuleRates:
-        """Those of a parameter."""
-        projects = name.startswith(getattr(network, "projecting", ()))
-        return self._rates[module + PROJECTOR if projects and module + PROJECTOR in self._rates else module]
 
     def _is_evaluated(self, step: int) -> bool:
         return self._evaluation is not None and (step + 1) % self._config.evaluation.every == 0

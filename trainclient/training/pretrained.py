@@ -20,7 +20,7 @@ from trainclient.models.hf import load_into, load_pretrained
 from trainclient.modules import WHAT, Sizes, family_of
 from trainclient.training.config import ConfigError
 
-GROWING: Final = ("positions", "vocabulary")
+GROWING: Final[tuple[str, ...]] = ("positions", "vocabulary")
 """Options that make weights larger: tokens of the longest sequence, and tokens that are known."""
 _ROWS_OF_TOKENS: Final = ("embed.weight", "head.weight")
 """Parameters with a row for each token."""

@@ -1,9 +1,11 @@
 """Learning rates of each module. They depend on nothing but the step, so that a resumed run has the same."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+from torch import nn
 
 from dataserver.planning.job.fields import ModuleSpec
 from trainclient.exchange.message_header import Kind
@@ -101,3 +103,16 @@ def _rates(config: OptimizerConfig, own: GroupOptions) -> ModuleRates:
         weight_decay=config.weight_decay if own.weight_decay is None else own.weight_decay,
         schedule=Schedule.of(config),
     )
+
+
+def parameter_rates(rates: Mapping[str, ModuleRates], module: str, network: nn.Module) -> dict[str, ModuleRates]:
+    """The rates of each parameter of a network, by its name in the whole model.
+
+    Args:
+        rates: of `module_rates`.
+        module: the name of its module.
+        network: whose parameters they are; `projecting` says which ones project.
+    """
+    projecting = getattr(network, "projecting", ()) if module + PROJECTOR in rates else ()
+    names = (name for name, _ in network.named_parameters())
+    return {f"{module}.{n}": rates[module + PROJECTOR if n.startswith(projecting) else module] for n in names}
