@@ -127,6 +127,20 @@ def _escape(error: UnicodeError) -> tuple[str, int]:
     return text.encode("ascii", "backslashreplace").decode("ascii"), error.end
 
 
+def children_of(pid: int) -> list[int]:
+    """The processes that a process started, those that ended and were not waited for included; by all its threads.
+
+    None where it is gone, or where the kernel does not tell (CONFIG_PROC_CHILDREN).
+    """
+    from pathlib import Path  # what a process does first goes without
+
+    found: list[int] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # its thread has ended since
+            found += map(int, file.read_text(encoding="ascii").split())
+    return found
+
+
 def drop_output() -> None:
     """Let what is left of the output go nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import accumulate
 from pathlib import Path
-from time import monotonic, process_time
+from time import monotonic
 from typing import Final
 
 from dataserver.dataset import BlockCounts
 from dataserver.fleet.plan_source import PlanSource
+from dataserver.serving.cpu_time import cpu_seconds
 from dataserver.serving.failures import Failures
 from dataserver.serving.wanted_cores import Usage
 
@@ -229,9 +230,9 @@ class Metrics:
 
 
 def usage_of(uptime_s: float, waited_s: Mapping[Stage, float]) -> Usage:
-    """What this process has used so far, and how long trainers waited for it."""
+    """What this process and those that it started have used so far, and how long trainers waited for it."""
     waited = waited_s[Stage.PLANNING] + waited_s[Stage.DECODING]
-    return Usage(uptime_s, process_time(), waited, waited + waited_s[Stage.CONSUMER])
+    return Usage(uptime_s, cpu_seconds(), waited, waited + waited_s[Stage.CONSUMER])
 
 
 def cumulative(plans: Iterable[int]) -> list[int]:

@@ -22,7 +22,7 @@ class Usage:
     at_s: float
     """On the steady clock."""
     cpu_s: float
-    """CPU time of the process."""
+    """CPU time of the process, and of those that it started."""
     waited_s: float
     """Time, summed over streams, in which a trainer waited for the server: planning and decoding."""
     stream_s: float
@@ -51,7 +51,7 @@ def wanted_cores(before: Usage, now: Usage) -> float:
     """Cores that would make all that the trainers can take.
 
     A stream whose trainer waited a share w of the time takes 1 / (1 - w) times as much when it need not wait. What is
-    made now costs the CPU time that the process used; so much more is wanted, and some to spare. 0 without streams.
+    made now costs the CPU time that the server used; so much more is wanted, and some to spare. 0 without streams.
     """
     elapsed_s, stream_s = now.at_s - before.at_s, now.stream_s - before.stream_s
     if elapsed_s <= 0 or stream_s <= 0:

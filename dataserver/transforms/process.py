@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dataserver.process import children_of
 from dataserver.transforms.errors import TransformError, TransformFailedError, TransformUnavailableError
 from dataserver.transforms.installed import Installed
 
@@ -205,15 +206,7 @@ def _kill_tree(pid: int) -> None:
     """Kill a process that was not waited for, and all below it: stopped first, so that none starts another one."""
     with suppress(OSError):
         os.kill(pid, signal.SIGSTOP)
-    for child in _children(pid):
+    for child in children_of(pid):
         _kill_tree(child)
     with suppress(OSError):
         os.kill(pid, signal.SIGKILL)
-
-
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    for file in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):
-            found += map(int, file.read_text().split())
-    return found

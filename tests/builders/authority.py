@@ -38,9 +38,12 @@ class Authority:
         """The same."""
         return self._authority.cert_pem.bytes()
 
-    def issue(self, file: str, *names: str, expired: bool = False) -> tuple[Path, Path]:
+    def issue(
+        self, file: str, *names: str, expired: bool = False, not_after: datetime | None = None
+    ) -> tuple[Path, Path]:
         """Sign a certificate for hosts and URIs; its file and its key's, which replace those of the same name."""
-        ends = {"not_before": datetime(2020, 1, 1), "not_after": datetime(2021, 1, 1)} if expired else {}
+        ends = {} if not_after is None else {"not_after": not_after}
+        ends |= {"not_before": datetime(2020, 1, 1), "not_after": datetime(2021, 1, 1)} if expired else {}
         hosts = [name for name in names if "://" not in name]
         made = self._authority.issue_cert(*(hosts or ["localhost"]), **ends)
         chain = b"".join(blob.bytes() for blob in made.cert_chain_pems)

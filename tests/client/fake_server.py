@@ -99,6 +99,8 @@ class Answers:
     """Of the dataset that jobs must name."""
     content: str = ""
     """Anything else makes other plans."""
+    unknown_field: str = ""
+    """A field of jobs that its release does not know."""
 
 
 class FakeServer(DataServiceServicer):
@@ -140,6 +142,8 @@ class FakeServer(DataServiceServicer):
     def GetOrCreateJob(self, request, context):  # noqa: N802
         try:
             job = parse_job(fill_job(json.loads(request.job_spec_json), CATALOG))
+            if (name := self.answers.unknown_field) and f'"{name}"' in request.job_spec_json:
+                raise ValueError(f"the job is not valid: {name}: this key is unknown")
         except ValueError as error:
             fail(context, grpc.StatusCode.INVALID_ARGUMENT, "JOB_INVALID", "GIVE_UP", str(error))
         if job.spec.stream.datasets[0].fingerprint != self.answers.fingerprint:

@@ -22,7 +22,7 @@ from trainclient.stream.errors import (
     FleetError,
     VersionError,
 )
-from trainclient.stream.fleet import Fleet
+from trainclient.stream.fleet import Fleet, own_release
 from trainclient.stream.jobs import resolve_job
 
 Serve = Callable[..., FakeServer]
@@ -260,6 +260,33 @@ def test_a_server_that_lacks_the_versions_is_passed_over(serve: Serve, quick: Ti
         assert fleet.register(job) == NUM_STEPS
         fleet.close()
     assert not old.registrations
+
+
+def test_a_server_of_another_release_that_refuses_a_new_field_is_passed_over(serve: Serve, quick: Timeouts) -> None:
+    old, right = serve(info={"release": "0.0.9"}, unknown_field="seq_len"), serve()
+    job = filled_in(right, quick)
+    for key in "abcdef":
+        fleet = Fleet([old.address, right.address], key=key, timeouts=quick)
+        assert fleet.register(job) == NUM_STEPS
+        fleet.close()
+    fleet = Fleet(old.address, timeouts=quick)
+    with pytest.raises(VersionError, match=r"release 0\.0\.9\) refuses the job, .*seq_len: this key is unknown; run"):
+        fleet.register(job)
+    fleet.close()
+    assert not old.registrations
+
+
+def test_a_refusal_by_a_server_of_the_same_release_ends_it(serve: Serve, quick: Timeouts) -> None:
+    same = serve(info={"release": own_release()}, unknown_field="seq_len")
+    right = serve()
+    job = filled_in(right, quick)
+    before = right.registrations
+    fleet = Fleet([same.address, right.address], timeouts=quick)
+    fleet.current = 0
+    with pytest.raises(DataServiceError, match="seq_len: this key is unknown") as raised:
+        fleet.register(job)
+    assert (raised.value.reason, right.registrations) == ("JOB_INVALID", before)
+    fleet.close()
 
 
 def test_an_unknown_job_is_brought(serve: Serve, quick: Timeouts) -> None:

@@ -16,18 +16,22 @@ from typing import Any
 
 import pytest
 import yaml
+from benchmarks.range_server import State
 from cli.server_process import command, refused, serving
 from deploy.manifests import ROOT
 from deploy.test_slurm import free_range
 from program.runtime_cases import Degrees
 from serving.harness import index
 from shards import write_pairs
+from stores import no_stores, stores
 from training.runs import Run, variables
 
 from dataserver.cli.ray import configured
 from dataserver.cli.ray_fleet import Member, RayFleet
 from dataserver.dataset import DatasetError
 from dataserver.serving.config import ConfigError, load_config
+
+__all__ = ["no_stores", "stores"]
 
 WAIT_S = 240
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'ray[train]'")
@@ -240,6 +244,31 @@ def test_a_dataset_that_nodes_do_not_see_is_refused(tmp_path: Path, monkeypatch:
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("dataserver: ")]
     assert "no server starts on the Ray cluster" in line
     assert str(tmp_path / "none") in line
+
+
+@needs_ray
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_an_index_of_a_bucket_is_that_of_one_machine(
+    stores: tuple[State, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes read the bucket, the machine of the command writes the index; here all have one cache, as one has a home."""
+    shards = write_pairs(tmp_path / "pairs", 48, 8, seed=3)
+    for bucket in ("local", "ray"):
+        stores[0].put_folder(f"/{bucket}/pairs", shards)
+    subprocess.run(command("index", "s3://local/pairs"), check=True, capture_output=True)
+    with ray_cluster(monkeypatch, 1, 1):
+        done = subprocess.run(
+            command("index", "s3://ray/pairs", "--engine", "ray"), capture_output=True, text=True, check=False
+        )
+    assert done.returncode == 0, done.stderr
+    assert "6 (6 indexed now)" in done.stdout
+    found = {name: one.data for name, one in stores[0].objects.items() if not name.endswith((".tar", ".parquet"))}
+    expected = {name for name in found if name.startswith("/local/")}
+    assert {name.replace("/ray/", "/local/") for name in found.keys() - expected} == expected
+    assert len(expected) > 12
+    for name in expected:
+        assert name.endswith("disttrain.flags") or found[name] == found[name.replace("/local/", "/ray/")], name
 
 
 def tree(folder: Path) -> dict[str, bytes]:

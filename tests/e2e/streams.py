@@ -84,7 +84,11 @@ def views_of(job: Job) -> list[View]:
 
 
 def read_views(
-    addresses: Sequence[str], job: Job, use: Callable[[Batch], Any], pauses: Pauses | None = None
+    addresses: Sequence[str],
+    job: Job,
+    use: Callable[[Batch], Any],
+    pauses: Pauses | None = None,
+    timeouts: Timeouts = Timeouts(give_up=TIMEOUT_S),  # noqa: B008  it is frozen
 ) -> dict[View, list[Any]]:
     """Read all views to the end of the job, all at the same time.
 
@@ -93,10 +97,11 @@ def read_views(
         job: a complete job.
         use: makes of a microbatch what is returned for it.
         pauses: for some steps, what to do when every rank has read the step's first microbatch and none the second.
+        timeouts: of all clients.
     """
     views = views_of(job)
     with ExitStack() as stack:
-        options: dict[str, Any] = {"prefetch_bytes": 0, "timeouts": Timeouts(give_up=TIMEOUT_S)}
+        options: dict[str, Any] = {"prefetch_bytes": 0, "timeouts": timeouts}
         clients = {v: stack.enter_context(DataClient(addresses, job, *v, **options)) for v in views}
         barriers = {
             step: Barrier(len(views), lambda action=action: action(clients), TIMEOUT_S)

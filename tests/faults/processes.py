@@ -64,8 +64,9 @@ class Member:
         self.process.stdout.close()
         return code
 
-    def start(self) -> None:
-        """Start it again where it was."""
+    def start(self, environment: Mapping[str, str] | None = None) -> None:
+        """Start it again where it was, with other variables if they are given."""
+        self._environment = self._environment if environment is None else environment
         self.process, _ = self._started(self.address)
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ import pytest
 from transforms.packages import write_package
 
 from dataserver.planning.job.fields import InstalledPixels, InstalledTransform
+from dataserver.process import children_of
 from dataserver.transforms import (
     Kind,
     TransformError,
@@ -21,7 +22,7 @@ from dataserver.transforms import (
     TransformUnknownError,
     named_versions,
 )
-from dataserver.transforms.process import TransformProcess, _children
+from dataserver.transforms.process import TransformProcess
 
 PIXELS = np.random.Generator(np.random.Philox(3)).integers(0, 200, (37, 29, 3), np.uint8)
 WORDS = (7, 8, 9, 2**64 - 1)
@@ -123,7 +124,7 @@ def test_what_it_started_ends_with_it_however_late_it_is_killed() -> None:
     asked = {"kind": "pixels", "shape": [1, 1, 3], "words": WORDS, "options": {}, "value": installed.value, "bytes": 3}
     assert process._answer(installed, asked, 30)["ends"]
     time.sleep(0.2)  # as on a busy machine
-    (child,) = _children(process.pid)
+    (child,) = children_of(process.pid)
     process.close()
     until = time.monotonic() + 20
     while _runs(child) and time.monotonic() < until:  # a signal takes effect when its process has its turn
@@ -167,7 +168,7 @@ def test_one_that_never_ends_is_killed_with_all_it_started(name: str) -> None:
 
     def watch() -> None:
         while not ended.wait(0.02):
-            seen.update(_children(pid))
+            seen.update(children_of(pid))
 
     with ThreadPoolExecutor(1) as watching:
         watching.submit(watch)

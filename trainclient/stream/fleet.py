@@ -7,7 +7,8 @@ versions do not fit the job, or whose decoding libraries make other bytes than t
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from disttrain.v1.data_service_pb2 import GetOrCreateJobRequest, GetServerInfoRequest, GetServerInfoResponse
 from disttrain.v1.errors_pb2 import ERROR_ACTION_CREATE_JOB
@@ -27,6 +28,7 @@ from trainclient.stream.rotation import Rotation, word
 if TYPE_CHECKING:
     from trainclient.stream.endpoint import Method
 
+_INVALID: Final = "JOB_INVALID"
 _Result = TypeVar("_Result")
 
 
@@ -138,10 +140,19 @@ class Fleet:
 
         Raises:
             ProtocolError: the server takes it for another job.
+            VersionError: it is of another release, which does not take the job.
         """
-        self.check(endpoint, guard, job)
+        info = self.check(endpoint, guard, job)
         request = GetOrCreateJobRequest(job_spec_json=canonical_json(job.spec).decode())
-        response = endpoint.unary(lambda stub: stub.GetOrCreateJob, request, self.timeouts.register, guard)
+        try:
+            response = endpoint.unary(lambda stub: stub.GetOrCreateJob, request, self.timeouts.register, guard)
+        except DataServiceError as error:
+            if error.reason != _INVALID or info.release == own_release():
+                raise
+            raise VersionError(  # this release takes the job, so that servers of this release do
+                f"server {endpoint.address} (release {info.release}) refuses the job, which release {own_release()} "
+                f"takes: {error.message}; run servers of the release that made the job, or leave out what is new"
+            ) from None
         if (response.job_id, response.stream_id) != (job.job_id, job.stream_id):
             raise ProtocolError(
                 f"server {endpoint.address} names the job {response.job_id} (stream {response.stream_id}), this client "
@@ -205,6 +216,14 @@ class Fleet:
         """Close all channels of this process."""
         for endpoint in self.endpoints:
             endpoint.close()
+
+
+@cache
+def own_release() -> str:
+    """The release of this client, as servers name theirs."""
+    from importlib.metadata import version  # loads a parser of mail
+
+    return version("disttrain")
 
 
 def _check_versions(address: str, info: GetServerInfoResponse, job: Job) -> None:

@@ -16,15 +16,14 @@ from dataserver.dataset.energon import field_captions
 from dataserver.dataset.errors import CaptionError, DatasetError, ShardReadError, StaleIndexError
 from dataserver.dataset.index.copies import allow_copies, check_copies
 from dataserver.dataset.index.dataset_findings import dataset_findings
-from dataserver.dataset.index.external_files import are_as_indexed
 from dataserver.dataset.index.flags import command_of, flags_of, write_flags
-from dataserver.dataset.index.format import IndexHeader, lacks_formats, read_findings
-from dataserver.dataset.index.fresh import IndexedShard, read_fresh_index, read_index
+from dataserver.dataset.index.format import IndexHeader, read_findings
+from dataserver.dataset.index.fresh import read_index
 from dataserver.dataset.index.join_findings import note_join_findings
-from dataserver.dataset.index.joins import Joins, ShardJoins, State, are_as_joined, find_joins
-from dataserver.dataset.index.known import state_of, write_known
-from dataserver.dataset.index.numeric import has_numeric, write_numeric
+from dataserver.dataset.index.joins import Joins, ShardJoins, State, find_joins
+from dataserver.dataset.index.numeric import has_numeric
 from dataserver.dataset.index.pending import PendingIndexes
+from dataserver.dataset.index.refreshing import is_current, refresh, refresh_elsewhere, write_made
 from dataserver.dataset.index.rules import DEFAULT_RULES, IndexRules, LoneTexts, lone_texts_of, written_rules
 from dataserver.dataset.index.sets import add_set
 from dataserver.dataset.index.summary import IndexContent, Summary, write_summary
@@ -34,7 +33,7 @@ from dataserver.dataset.machine.workers import Engine, LostWorkerError, shared_o
 from dataserver.dataset.shards.captions import PARQUET
 from dataserver.dataset.shards.listing import Listing, ShardFile, index_folder, list_shards
 from dataserver.dataset.storage.mirror import pull
-from dataserver.dataset.storage.urls import Url, location
+from dataserver.dataset.storage.urls import Url, is_url, location
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +99,7 @@ def build_index(
         rules: what decides samples and texts.
         part: shards that are indexed here, while other machines index others. What belongs to the dataset as a whole
             is left to a run over all of them.
-        engine: machines that share out the work and see the same files; by default it is done here.
+        engine: machines that share out the work and see the same files and stores; by default it is done here.
         indexed: called when the index of another shard lies where it belongs, and a killed run would go on from there.
 
     Raises:
@@ -111,14 +110,8 @@ def build_index(
         raise DatasetError(f"workers is {workers}; give at least 1")
     path = location(path)
     index_dir = None if index_dir is None else location(index_dir)
-    stored = next((one for one in (path, index_dir) if isinstance(one, Url)), None)
-    if engine is not None and stored is not None:
-        raise DatasetError(
-            f"{stored} lies in an object store, whose index is written on the machine that publishes it; index it "
-            "without --engine, or run the command with --shards I/N on each of N machines"
-        )
     if engine is not None:  # its tasks run in other folders
-        path, index_dir = path.absolute(), index_dir and index_dir.absolute()
+        path, index_dir = _absolute(path), index_dir and _absolute(index_dir)
         rules = replace(rules, images_root=rules.images_root and rules.images_root.absolute())
     listing = list_shards(path, index_dir)
     listing.warn_of_links()
@@ -157,6 +150,10 @@ def build_index(
         add_set(folder, by_name)
         write_flags(folder, rules)
     return _report(listing, contents, run)
+
+
+def _absolute(path: Path) -> Path:
+    return path if isinstance(path, Url) else path.absolute()
 
 
 def with_fields(root: Path, rules: IndexRules) -> IndexRules:
@@ -247,7 +244,7 @@ class _Run:
             for shard in self._shards
             if shard.name in headers
             and headers[shard.name].rules == written
-            and _is_current(shard, headers[shard.name], rules, self._joined_to(shard))
+            and is_current(shard, headers[shard.name], rules, self._joined_to(shard))
         }
         first = None if lone_texts is LoneTexts.ALONE else lone_texts  # a shard may have the first image
         tasks = []
@@ -295,15 +292,20 @@ class _Run:
         self._tell(left)
         self._targets |= {shard.name: target for shard, target in shards}
         tasks = [(shard, target, rules, lone_texts, self._joined_to(shard)) for shard, target in shards]
-        for position, (built, problem) in shared_out(_refresh, tasks, self._workers, self._engine):
-            shard, _ = shards[position]
+        # Other machines do not have the folder in which this one mirrors the indexes of a store.
+        mirrored = bool(shards) and is_url(shards[0][0].index_dir or shards[0][0].root)
+        work = refresh_elsewhere if self._engine is not None and mirrored else refresh
+        for position, made in shared_out(work, tasks, self._workers, self._engine):
+            shard, target = shards[position]
             left -= self._sizes[shard.name]
-            if built:
+            if made.files:
+                write_made(made, target)
+            if made.is_new:
                 self._built.add(shard.name)
-            if problem:
-                self._problems.append(problem)
+            if made.problem:
+                self._problems.append(made.problem)
             self._tell(left)
-            if built and self._indexed is not None and self._pending is None:
+            if made.is_new and self._indexed is not None and self._pending is None:
                 self._indexed(shard.root)
 
     def _tell(self, left: int) -> None:
@@ -311,49 +313,11 @@ class _Run:
             self._progress(self.num_bytes - left, self.num_bytes)
 
 
-def _is_current(shard: ShardFile, header: IndexHeader, rules: IndexRules, joins: ShardJoins) -> bool:
-    """Whether an index, made by the same rules, is what would be made now of other files than the shard."""
-    as_indexed = are_as_joined(shard, header, joins) and are_as_indexed(shard, header, rules)
-    return as_indexed and not lacks_formats(shard.index_path)
-
-
 def _known_header(shard: ShardFile, summary: Summary) -> IndexHeader | None:
     """The header of a shard that is known to be as it was indexed."""
     try:
         found = read_index(shard, summary)
         return found.content.header if found.is_known else None
-    except StaleIndexError:
-        return None
-
-
-def _refresh(task: tuple[ShardFile, ShardFile, IndexRules, LoneTexts | None, ShardJoins]) -> tuple[bool, str]:
-    """Index a shard, unless its index describes its content; then note that, so that nobody compares them again.
-
-    Args:
-        task: the shard with the index that it has, the same with the one that it gets, and what decides that.
-
-    Returns:
-        Whether it was indexed, and why a file beside the index was not written, where that is impossible.
-    """
-    shard, target, rules, lone_texts, joins = task
-    problem = ""
-    indexed = _indexed(target)
-    if indexed is not None:
-        wanted = written_rules(lone_texts or lone_texts_of(rules, indexed.header.has_images), rules)
-        made_so = indexed.header.rules == wanted and _is_current(target, indexed.header, rules, joins)
-        if made_so and not has_numeric(target.index_path, indexed.header):  # cut short, or removed
-            problem = write_numeric(target.index_path, indexed.header)
-        if made_so and indexed.etags == shard.etags():
-            return False, problem or write_known(target.index_path, indexed.header, state_of(indexed.etags))
-    from dataserver.dataset.index.indexing import index_shard  # with parquet, which servers do without
-
-    return True, index_shard(target, rules, lone_texts, indexed or _indexed(shard), joins)
-
-
-def _indexed(shard: ShardFile) -> IndexedShard | None:
-    """The index of a shard, by any rules, if it describes the content."""
-    try:
-        return read_fresh_index(shard, any_rules=True)
     except StaleIndexError:
         return None
 

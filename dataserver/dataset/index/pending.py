@@ -19,7 +19,8 @@ from dataserver.dataset.index.numeric import NUMERIC_SUFFIX
 from dataserver.dataset.shards.listing import INDEX_SUFFIX, ShardFile
 
 PENDING_NAME: Final = ".disttrain-pending"
-_BESIDE: Final = (FILES_SUFFIX, JOINED_SUFFIX, NUMERIC_SUFFIX, KNOWN_SUFFIX)
+BESIDE: Final = (FILES_SUFFIX, JOINED_SUFFIX, NUMERIC_SUFFIX, KNOWN_SUFFIX)
+"""What may lie beside an index, of the same shard."""
 
 
 class PendingIndexes:
@@ -42,7 +43,7 @@ class PendingIndexes:
             for shard in shards:
                 waiting, target = self.of(shard).index_path, shard.index_path
                 waiting.replace(target)
-                for suffix in _BESIDE:
+                for suffix in BESIDE:
                     if waiting.with_suffix(suffix).exists():
                         waiting.with_suffix(suffix).replace(target.with_suffix(suffix))
                     else:
@@ -59,7 +60,7 @@ class PendingIndexes:
             return
         for shard in shards:
             waiting = self.of(shard).index_path
-            for suffix in (INDEX_SUFFIX, *_BESIDE):
+            for suffix in (INDEX_SUFFIX, *BESIDE):
                 waiting.with_suffix(suffix).unlink(missing_ok=True)
         self._remove_folders()
 
