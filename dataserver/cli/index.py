@@ -99,7 +99,8 @@ def index(
             parquet files, or a folder of them, with rows for all shards. May be repeated.
         shards: Index only every N-th shard, from the one of number I (0 to N - 1) on, while other machines index the
             others. When all have ended, run the command once without this flag: it adds what belongs to the whole.
-        engine: Where shards are read: on this machine, or on all nodes of a Ray cluster, which see the same files.
+        engine: Where shards are read: on this machine, or on all nodes of a Ray cluster, which see the same files and
+            may read the same stores.
         images_root: Folder that the paths in manifests are relative to; by default that of each manifest.
         audio: Members that are audio (.wav, .flac, .mp3, .ogg, .opus): ignore them, or serve them as parts of their
             samples, which needs the extra `audio` here and on servers.

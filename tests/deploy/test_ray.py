@@ -252,7 +252,7 @@ def test_a_dataset_that_nodes_do_not_see_is_refused(tmp_path: Path, monkeypatch:
 def test_an_index_of_a_bucket_is_that_of_one_machine(
     stores: tuple[State, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nodes read the bucket, the machine of the command writes the index; here all have one cache, as one has a home."""
+    """Nodes read the bucket, and the machine of the command writes the index."""
     shards = write_pairs(tmp_path / "pairs", 48, 8, seed=3)
     for bucket in ("local", "ray"):
         stores[0].put_folder(f"/{bucket}/pairs", shards)
