@@ -21,6 +21,7 @@ from disttrain.v1.data_service_pb2_grpc import DataServiceStub
 from e2e.streams import Clients, dataset_flags, digest, read_views, start_servers, used_address
 from faults.processes import Member
 from fleet.servers import free_addresses
+from foreign import node
 from serving.harness import index, job_data
 from shards import write_pairs
 
@@ -179,6 +180,20 @@ def test_a_fleet_half_on_an_older_release_refuses_what_is_new_by_name(
     with pytest.raises(FleetError, match=r"0\.0\.9.*(plan_version|validity: this key is unknown)"):
         read_views([old.address, new.address], job, digest, timeouts=quick)
     assert "Traceback" not in old.log.read_text()
+
+
+def test_javascript_passes_an_older_server_over(
+    folders: dict[str, Path], older: dict[str, str], tmp_path: Path, stack: ExitStack
+) -> None:
+    """Its ranks begin at different servers, so that one of them brings the job to the older one."""
+    node.require_node()
+    flags, file = dataset_flags(folders), tmp_path / "job.json"
+    file.write_text(job_of(folders, 4, validity="exact").text)
+    undisturbed = node.read([*start_servers(stack, flags, 1)], file)
+    old, new = started(stack, flags, tmp_path, [older, {}])
+    found = node.read([new.address, old.address], file)
+    assert found.contents() == undisturbed.contents()
+    assert found.servers() == {new.address}
 
 
 def test_what_both_releases_have_is_served_by_both_alike(

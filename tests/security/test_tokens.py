@@ -1,5 +1,6 @@
 """Tokens: files of them, and what a call carries."""
 
+import hmac
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,18 @@ def test_several_tokens_and_two_of_one_name(tmp_path: Path) -> None:
     assert found.name_of("") is None
     assert found.name_of("\udc80") is None
     assert not [token for token in TOKENS.values() if token in repr(found.entries)], "only hashes are held"
+
+
+def test_every_token_is_compared_whichever_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that no answer comes earlier for a token that is there, or that begins like one."""
+    found, compared = load_tokens(token_file(tmp_path, "alice", "bob", "ops")), []
+    digests_equal = hmac.compare_digest
+    monkeypatch.setattr(hmac, "compare_digest", lambda *two: compared.append(two) or digests_equal(*two))
+    for token in (TOKENS["alice"], TOKENS["ops"], TOKENS["ops"][:-1], ""):
+        compared.clear()
+        found.name_of(token)
+        assert len(compared) == 3
+        assert {len(value) for pair in compared for value in pair} == {32}, "digests, and no tokens"
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,12 @@ class DataClient {
     if (!this.job || dataError(error, server.address).action !== 'CREATE_JOB') throw error;
     server.info = undefined; // it may have been started again, with other libraries
     const request = { job_spec_json: this.job.spec };
-    const { job_id: found } = await this.ask(server, 'GetOrCreateJob', request, this.options.createMs);
+    const answer = await this.ask(server, 'GetOrCreateJob', request, this.options.createMs).catch((refusal) => {
+      const { message, reason } = dataError(refusal, server.address);
+      // Another server has taken the job: this one is of a release that lacks something of it.
+      throw reason === 'JOB_INVALID' ? new DataError('ANOTHER_SERVER', message, reason) : refusal;
+    });
+    const { job_id: found } = answer;
     agree(
       found === this.job.job_id,
       'ANOTHER_SERVER',
