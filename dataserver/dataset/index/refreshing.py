@@ -51,10 +51,10 @@ def refresh(task: Task) -> Made:
 
 def refresh_elsewhere(task: Task) -> Made:
     """Index a shard on a machine that does not have the folder of the indexes; they come back for `write_made`."""
-    _, target, *decided = task
+    _, target, rules, lone_texts, joins = task
     with TemporaryDirectory(prefix="disttrain-") as folder:
         here = replace(target, index_dir=Path(folder))
-        made = refresh((here, here, *decided))
+        made = refresh((here, here, rules, lone_texts, joins))
         paths = {suffix: here.index_path.with_suffix(suffix) for suffix in (INDEX_SUFFIX, *BESIDE)}
         return made._replace(files={suffix: path.read_bytes() for suffix, path in paths.items() if path.exists()})
 
