@@ -6,17 +6,13 @@ of `min_degree` devices; a cell holds `cell_tokens`. A composition is int64 [deg
 degree first. The caller makes sure that times of a whole batch, multiplied by the cells, stay in int64.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 
 from dataserver.planning import I64, Bool
 from dataserver.planning.kernels.arrays import copy_to, first_largest, largest
 from dataserver.planning.kernels.compiler import kernel, part
-from dataserver.planning.kernels.heap import sort_by
-
-NEVER = 1 << 62
-"""Longer than anything takes, ns."""
+from dataserver.planning.kernels.compositions import NEVER, Scratch, composition_bounds, holds, needs
+from dataserver.planning.kernels.heap import sift_down, sift_up
 
 FIRST_LOOK = 8
 """Compositions tried before the bounds are tightened with what they found."""
@@ -58,136 +54,6 @@ def _chunk_bounds(lengths: I64, prefix: I64, best: I64, previous: I64, cuts: I64
         bounds[chunk - 1] = cuts[chunk, bounds[chunk]]
 
 
-class Scratch(NamedTuple):
-    """What the search for a grouping works on: d degrees, c compositions, n sequences, the most groups of any.
-
-    `limits`, `tokens` and `left` are int64 [d], `starts` int64 [d + 1], `loads`, `free` and `order` int64 [groups], and
-    `group` int64 [n].
-    """
-
-    best_group: I64
-    """int64 [n]: group of each sequence in the best grouping."""
-    bounds: I64
-    """int64 [c]: lower bound of the time of each composition."""
-    by_bound: I64
-    """int64 [c]: the compositions by that bound, least first."""
-    limits: I64
-    tokens: I64
-    left: I64
-    starts: I64
-    column: I64
-    """int64 [groups]: of each group of the composition that is tried, in whose first places all stands."""
-    loads: I64
-    free: I64
-    order: I64
-    group: I64
-
-
-def _scratch(num_sequences: int, compositions: I64) -> Scratch:
-    num, degrees = compositions.shape
-    bounds, by_bound = np.empty((2, num), np.int64)
-    limits, tokens, left = np.empty((3, degrees), np.int64)
-    column, loads, free, order = np.empty((4, int(compositions.sum(axis=1).max(initial=0))), np.int64)
-    best_group, group = np.full((2, num_sequences), -1, np.int64)
-    starts = np.empty(degrees + 1, np.int64)
-    return Scratch(best_group, bounds, by_bound, limits, tokens, left, starts, column, loads, free, order, group)
-
-
-@part
-def _least_work(times: I64, floors: I64) -> int:
-    """Time on one cell that the sequences take at least, each in its best degree, rounded down."""
-    n, columns = len(floors), times.shape[1]
-    work = 0
-    for k in range(n):
-        least = times[k, floors[k]] << floors[k]
-        for j in range(floors[k] + 1, columns):
-            least = min(least, times[k, j] << j)  # 2^j cells, for that time
-        work += int(least)
-    return work - (n << (int(columns) - 1))  # every time may have lost a nanosecond
-
-
-@part
-def _limit_tokens(
-    lengths: I64, times: I64, floors: I64, cell_tokens: int, limit: int, easiest: int, limits: I64
-) -> None:
-    """Tokens that a group of each degree takes by `limit`, within its memory, at the pace of the easiest sequence."""
-    for j in range(len(limits)):
-        limits[j] = cell_tokens << j
-        time = times[easiest, j]
-        if j >= floors[easiest] and time > 0 and limit // time < 1 << 20:  # else memory decides
-            # limit / time in units of 2^-10, rounded up; limits are below 2^51 ns (`batch.UNLIMITED`), lengths to 2^22
-            limits[j] = min(limits[j], (((limit << 10) // time + 1) * lengths[easiest] >> 10) + 1)
-
-
-@part
-def _least_exchange(tokens: I64, left: I64, penalties: I64) -> int:
-    """Exchange time that tokens add at least to the least work, ps on one cell; NEVER if there is no room.
-
-    Tokens [degrees], by the smallest degree open to them, go to the cheapest degree with room `left`, those of the
-    longest sequences first: a minimum-weight basis, because the sets of open degrees are nested. Changes `left`.
-    """
-    penalty = 0
-    for f in range(len(tokens) - 1, -1, -1):
-        rest = tokens[f]
-        for j in range(f, len(tokens)):
-            taken = min(rest, left[j])
-            left[j] -= taken
-            rest -= taken
-            penalty += taken * (penalties[j] - penalties[f])
-        if rest > 0:
-            return NEVER
-    return penalty
-
-
-@part
-def composition_bounds(
-    lengths: I64,
-    times: I64,
-    floors: I64,
-    cell_tokens: int,
-    penalties: I64,
-    compositions: I64,
-    cells: int,
-    limit: int,
-    easiest: int,
-    scratch: Scratch,
-) -> None:
-    """A lower bound of each composition's makespan if that is to stay under `limit`; NEVER where it cannot.
-
-    The work and the exchange that cannot be avoided, spread evenly over all cells, and the longest sequence alone.
-
-    Args:
-        lengths: int64 [n], n >= 1.
-        times: int64 [n, degrees].
-        floors: int64 [n].
-        cell_tokens: tokens of a cell.
-        penalties: int64 [degrees], ascending: no larger degree takes less time of a cell per token, ps.
-        compositions: int64 [compositions, degrees].
-        cells: of the cluster.
-        limit: ns.
-        easiest: the sequence that takes the least time for each of its tokens.
-        scratch: its `bounds` are filled in, ns.
-    """
-    num, columns = compositions.shape
-    bounds, limits, tokens, left = scratch.bounds, scratch.limits, scratch.tokens, scratch.left
-    work = _least_work(times, floors)
-    _limit_tokens(lengths, times, floors, cell_tokens, limit, easiest, limits)
-    tokens[:] = 0
-    for k in range(len(lengths)):
-        tokens[floors[k]] += lengths[k]
-    bounds[:] = NEVER
-    for c in range(num):
-        single = NEVER
-        for j in range(floors[0], columns):
-            if compositions[c, j]:
-                single = min(single, times[0, j])
-        for j in range(columns):
-            left[j] = compositions[c, j] * limits[j]
-        exchange = _least_exchange(tokens, left, penalties)
-        if exchange < NEVER:
-            bounds[c] = max((work + exchange // 1000) // cells, single)
-
-
 @part
 def _number_groups(composition: I64, column: I64) -> int:
     """Fill in the column of each group. Returns the number of groups."""
@@ -208,11 +74,14 @@ def _choose(
     loads: I64,
     free: I64,
     order: I64,
+    heads: I64,
     limit: int,
 ) -> tuple[int, int]:
     """Position in `order` and column of the group that would finish first, before `limit`; -1 if there is none."""
     chosen, column, finish = -1, -1, limit
-    for j in range(floor, len(starts) - 1):
+    for j in range(floor, len(heads)):
+        if heads[j] + time[j] >= finish:
+            continue
         for position in range(starts[j], starts[j + 1]):
             g = order[position]
             if loads[g] + time[j] >= finish:
@@ -225,13 +94,13 @@ def _choose(
 
 @part
 def assign(
-    lengths: I64, times: I64, floors: I64, cell_tokens: int, composition: I64, spare: int, limit: int, scratch: Scratch
+    lengths: I64, times: I64, floors: I64, cell_tokens: int, composition: I64, cells: int, limit: int, scratch: Scratch
 ) -> int:
     """Longest first to the group that finishes first and has room; ties to the smaller degree, then to the group
     that took a sequence last, then the lower one.
 
-    Given up as soon as a sequence would end at `limit`, or groups larger than needed have used up the `spare` time that
-    the cells have until then beside the least work.
+    Given up as soon as a sequence would end at `limit`, or the cells do not have as much time until then as the others
+    need (the scratch's `rest`).
 
     Fills in the scratch's `column`, `loads`, `free` (tokens) and `group`.
 
@@ -245,21 +114,27 @@ def assign(
         starts[j + 1] = starts[j] + composition[j]
     for g in range(num):
         loads[g], free[g], order[g] = 0, cell_tokens << scratch.column[g], g
+    left, least, heads = cells * limit, scratch.least, scratch.heads
+    for j in range(len(heads)):
+        heads[j] = 0 if composition[j] else NEVER
     for k in range(len(lengths)):
-        position, column = _choose(lengths[k], times[k], floors[k], starts, loads, free, order, limit)
+        position, column = _choose(lengths[k], times[k], floors[k], starts, loads, free, order, heads, limit)
         if position < 0:
             return 0
         g = order[position]
         loads[g] += times[k, column]
         free[g] -= lengths[k]
         group[k] = g
-        spare -= (times[k, column] << column) - (times[k, floors[k]] << floors[k])
-        if spare <= 0:
+        left -= times[k, column] << column
+        if loads[g] + least[column] >= limit:  # it takes no other
+            left -= limit - loads[g] << column
+        if left < scratch.rest[k + 1]:
             return 0
         while position + 1 < starts[column + 1] and loads[order[position + 1]] < loads[g]:
             order[position] = order[position + 1]
             position += 1
         order[position] = g
+        heads[column] = loads[order[starts[column]]]
     return num
 
 
@@ -332,21 +207,21 @@ def best_grouping(
     limit: int,
     max_moves: int,
     easiest: int,
+    scratch: Scratch,
 ) -> tuple[int, int, I64]:
     """The composition and placement that finish first: greedy placement of each composition, then local improvement.
 
     Compositions are tried by ascending bound and given up as soon as they cannot beat the best one; the search ends
     when none can beat it by more than 1/2^CLOSE. Ties go to the earlier composition. Arguments as those of
-    `composition_bounds`.
+    `composition_bounds`; the scratch (`scratch_for`) is for as many sequences or more.
 
     Returns:
         (makespan, composition, int64 [n] group of each sequence); composition is -1 if nothing stays under `limit`.
     """
-    scratch = _scratch(len(lengths), compositions)
     time, chosen = _best_grouping(
         lengths, times, floors, cell_tokens, penalties, compositions, cells, limit, max_moves, easiest, scratch
     )
-    return time, chosen, scratch.best_group
+    return time, chosen, scratch.best_group[: len(lengths)].copy()
 
 
 @kernel
@@ -370,23 +245,41 @@ def _best_grouping(
         for j in range(floors[k], times.shape[1]):
             longest = max(longest, times[k, j])
         whole += longest  # no placement takes longer than the sum
-    # `batch._refuse_overflow` keeps whole * cells under 2^60, so that best * cells fits.
-    best, work = min(limit, 2 * whole + 2), _least_work(times, floors)
-    for look in range(2):
+    best = min(limit, 2 * whole + 2)  # `batch._refuse_overflow` keeps whole * cells under 2^60: best * cells fits
+    size = tried = 0
+    can = needs(times, floors, best, scratch)
+    for look in range(2 if can else 0):
         composition_bounds(lengths, times, floors, cell_tokens, penalties, compositions, cells, best, easiest, scratch)
-        sort_by(bounds, by_bound)
-        for position in range(len(by_bound)):
-            c = by_bound[position]
-            if bounds[c] + (bounds[c] >> CLOSE) >= best or (look == 0 and position == FIRST_LOOK):
-                break
-            spare = best * cells - work
-            num = assign(lengths, times, floors, cell_tokens, compositions[c], spare, best, scratch)
+        for c in by_bound[size : size + tried]:
+            bounds[c] = NEVER  # once more it would be given up: as `best` falls, greedy placement goes no other way
+        size = tried = 0
+        for c in range(len(by_bound)):
+            if bounds[c] + (bounds[c] >> CLOSE) < best:
+                by_bound[size] = c
+                size += 1
+                sift_up(by_bound, size, bounds)
+        while size and tried < (FIRST_LOOK if look == 0 else len(by_bound)):
+            c = by_bound[0]
+            if bounds[c] + (bounds[c] >> CLOSE) >= best:
+                return best, chosen  # tighter bounds are no lower
+            size -= 1
+            by_bound[0], by_bound[size] = by_bound[size], c
+            sift_down(by_bound, size, bounds)
+            tried += 1
+            if not holds(compositions[c], scratch.need, best):
+                continue
+            num = assign(lengths, times, floors, cell_tokens, compositions[c], cells, best, scratch)
             if num == 0:
                 continue
             column, loads, free = scratch.column[:num], scratch.loads[:num], scratch.free[:num]
-            best = improve(lengths, times, floors, column, loads, free, scratch.group, max_moves)
+            group = scratch.group[: len(lengths)]
+            best = improve(lengths, times, floors, column, loads, free, group, max_moves)
             chosen = c
-            copy_to(scratch.best_group, scratch.group)
+            copy_to(scratch.best_group, group)
+            if not needs(times, floors, best, scratch):
+                return best, chosen
+        if size == 0:
+            break
     return best, chosen
 
 

@@ -10,6 +10,7 @@ from planning.kernels.interpreted import interpreted
 from dataserver.planning import I64
 
 grouping = interpreted("kernels.grouping")
+compositions = interpreted("kernels.compositions")
 LONG = 10**9
 
 
@@ -60,7 +61,7 @@ def test_the_least_work_is_that_of_each_sequence_in_its_best_degree() -> None:
         columns = case.times.shape[1]
         least = [min(int(case.times[k, j]) << j for j in range(case.floors[k], columns)) for k in case.sequences]
         lost = len(case.lengths) * 2 ** (columns - 1)
-        assert grouping._least_work(case.times, case.floors) == sum(least) - lost
+        assert compositions._least_work(case.times, case.floors) == sum(least) - lost
 
 
 def test_a_group_takes_as_many_tokens_as_its_memory_and_the_easiest_sequence_s_pace_allow() -> None:
@@ -68,7 +69,7 @@ def test_a_group_takes_as_many_tokens_as_its_memory_and_the_easiest_sequence_s_p
 
     def limits(limit: int, easiest: int) -> list[int]:
         found = np.empty(3, np.int64)
-        grouping._limit_tokens(lengths, times, floors, 20, limit, easiest, found)
+        compositions._limit_tokens(lengths, times, floors, 20, limit, easiest, found)
         return found.tolist()
 
     assert limits(10**12, 1) == [20, 40, 80]
@@ -80,7 +81,7 @@ def test_a_group_takes_as_many_tokens_as_its_memory_and_the_easiest_sequence_s_p
     huge = np.array([[1, 1, 1], [1, 1, 1]])
     for limit in (3, (1 << 20) - 1, 1 << 20):
         found = np.empty(3, np.int64)
-        grouping._limit_tokens(np.array([3, 1]), huge, np.array([0, 0]), 1 << 40, limit, 1, found)
+        compositions._limit_tokens(np.array([3, 1]), huge, np.array([0, 0]), 1 << 40, limit, 1, found)
         assert found[0] == (limit + 1 if limit < 1 << 20 else 1 << 40)
 
 
@@ -91,17 +92,17 @@ def test_exchanges_take_the_least_time_that_there_is_room_for() -> None:
         tokens, left = random.integers(0, 4, columns), random.integers(0, 5, columns)
         penalties = np.sort(random.integers(0, 7, columns))
         classes = [f for f in range(columns) for _ in range(tokens[f])]
-        best = grouping.NEVER
+        best = compositions.NEVER
         for chosen in product(range(columns), repeat=len(classes)):
             if all(j >= f for j, f in zip(chosen, classes, strict=True)) and all(
                 chosen.count(j) <= left[j] for j in range(columns)
             ):
                 best = min(best, sum(int(penalties[j] - penalties[f]) for j, f in zip(chosen, classes, strict=True)))
-        after = left.copy()
-        assert grouping._least_exchange(tokens, after, penalties) == best
-        if best < grouping.NEVER:
+        after, lowest = left.copy(), int(np.flatnonzero([*tokens, 1])[0])
+        assert compositions._least_exchange(tokens, lowest, after, penalties) == best
+        if best < compositions.NEVER:
             assert after.sum() == left.sum() - tokens.sum()
-        outcomes.add(best < grouping.NEVER)
+        outcomes.add(best < compositions.NEVER)
     assert outcomes == {False, True}
 
 
@@ -110,8 +111,8 @@ def test_bounds_of_compositions_are_sound_and_what_they_say() -> None:
         easiest = int((case.times[:, -1] * 1000 // case.lengths).argmin())
         penalties = np.arange(case.times.shape[1]) * 500_000 * (number % 3)
         for limit in (LONG, 30):
-            scratch = grouping._scratch(len(case.lengths), case.compositions)
-            grouping.composition_bounds(
+            scratch = compositions.scratch_for(len(case.lengths), case.compositions)
+            compositions.composition_bounds(
                 case.lengths,
                 case.times,
                 case.floors,
@@ -124,18 +125,15 @@ def test_bounds_of_compositions_are_sound_and_what_they_say() -> None:
                 scratch,
             )
             found, room = scratch.bounds, np.empty(len(penalties), np.int64)
-            grouping._limit_tokens(case.lengths, case.times, case.floors, case.room, limit, easiest, room)
+            compositions._limit_tokens(case.lengths, case.times, case.floors, case.room, limit, easiest, room)
             tokens = np.bincount(case.floors, case.lengths, len(penalties)).astype(np.int64)
-            work = grouping._least_work(case.times, case.floors)
+            work = compositions._least_work(case.times, case.floors)
             for composition, bound in zip(case.compositions, found.tolist(), strict=True):
-                exchange = grouping._least_exchange(tokens, composition * room, penalties)
+                exchange = compositions._least_exchange(tokens, int(case.floors[-1]), composition * room, penalties)
                 open_to_longest = [j for j in case.columns(composition) if j >= case.floors[0]]
-                single = min((int(case.times[0, j]) for j in open_to_longest), default=grouping.NEVER)
-                assert bound == (
-                    max((work + exchange // 1000) // case.cells, single)
-                    if exchange < grouping.NEVER
-                    else grouping.NEVER
-                )
+                single = min((int(case.times[0, j]) for j in open_to_longest), default=compositions.NEVER)
+                evenly = (work + exchange // 1000) // case.cells if exchange < compositions.NEVER else exchange
+                assert bound == (max(evenly, single) if evenly < limit else compositions.NEVER)
 
 
 def test_longest_first_goes_to_the_group_that_finishes_first_and_has_room() -> None:
@@ -143,35 +141,61 @@ def test_longest_first_goes_to_the_group_that_finishes_first_and_has_room() -> N
     for case in cases(200):
         for composition in case.compositions:
             columns = case.columns(composition)
-            for limit, spare in ((LONG, LONG), (40, LONG), (LONG, 12), (LONG, 40)):
-                left, chosen = spare, list[int]()
+            for limit in (LONG, 40, 25, 12):
                 loads, free, took = [0] * len(columns), [case.room << j for j in columns], [0] * len(columns)
+                chosen = list[int]()
                 for k in case.sequences:
                     ends = {
                         (loads[g] + int(case.times[k, j]), j, -took[g], g)
                         for g, j in enumerate(columns)
                         if j >= case.floors[k] and free[g] >= case.lengths[k]
                     }
-                    end, j, _, g = min(ends, default=(LONG, 0, 0, 0))
+                    end, _, _, g = min(ends, default=(LONG, 0, 0, 0))
                     if end >= limit:
                         break
                     loads[g], free[g], took[g] = end, free[g] - int(case.lengths[k]), k + 1
-                    floor = int(case.floors[k])
-                    left -= (int(case.times[k, j]) << j) - (int(case.times[k, floor]) << floor)
-                    if left <= 0:
-                        break
                     chosen.append(g)
-                scratch = grouping._scratch(len(case.lengths), case.compositions)
+                scratch = compositions.scratch_for(len(case.lengths), case.compositions)
+                if not compositions.needs(case.times, case.floors, limit, scratch):
+                    assert any(min(case.times[k, case.floors[k] :]) >= limit for k in case.sequences)
+                    continue
+                placed = len(chosen) == len(case.lengths)
+                assert compositions.holds(composition, scratch.need, limit) >= placed
                 num = grouping.assign(
-                    case.lengths, case.times, case.floors, case.room, composition, spare, limit, scratch
+                    case.lengths, case.times, case.floors, case.room, composition, case.cells, limit, scratch
                 )
-                placed, found, rest, group = num > 0, scratch.loads[:num], scratch.free[:num], scratch.group
-                assert placed == (len(chosen) == len(case.lengths))
-                assert num in (0, len(columns))
-                given_up.add((limit, spare, placed))
+                found, rest, group = scratch.loads[:num], scratch.free[:num], scratch.group
+                assert num == (len(columns) if placed else 0)
+                given_up.add((limit, placed))
                 if placed:
                     assert (group.tolist(), found.tolist(), rest.tolist()) == (chosen, loads, free)
     assert len(given_up) == 8
+
+
+def test_what_sequences_need_by_a_limit_is_what_they_take_in_degrees_that_end_before_it() -> None:
+    held = set()
+    for case in cases(100):
+        columns = case.times.shape[1]
+        for limit in (60, 25):
+            scratch = compositions.scratch_for(len(case.lengths), case.compositions)
+            opened = [[j for j in range(case.floors[k], columns) if case.times[k, j] < limit] for k in case.sequences]
+            assert compositions.needs(case.times, case.floors, limit, scratch) == all(opened)
+            if not all(opened):
+                continue
+            work = [min(int(case.times[k, j]) << j for j in opened[k]) for k in case.sequences]
+            assert scratch.rest.tolist() == [sum(work[k:]) for k in range(len(work) + 1)]
+            for column in range(columns):
+                above = sum(w for w, free in zip(work, opened, strict=True) if min(free) >= column)
+                times = [int(case.times[k, column]) for k in case.sequences if column in opened[k]]
+                assert scratch.need[column] == above
+                assert scratch.least[column] == min(times, default=compositions.NEVER)
+            for composition in case.compositions:
+                held.add(compositions.holds(composition, scratch.need, limit))
+                if not compositions.holds(composition, scratch.need, limit):  # then no placement ends in time
+                    groups = case.columns(composition)
+                    every = product(range(len(groups)), repeat=len(case.lengths))
+                    assert all(case.makespan(groups, placed) >= limit for placed in every)
+    assert held == {False, True}
 
 
 def changes(case: Case, columns: list[int], groups: list[int], last: int) -> Iterator[tuple[int, tuple[int, int, int]]]:

@@ -1,12 +1,16 @@
 """The sequences of a batch with their times, and how some of them are grouped."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dataserver.planning import I64, yield_point
 from dataserver.planning.layouts.grouped.compositions import group_compositions
 from dataserver.planning.layouts.grouped.costs import GroupCosts
+
+if TYPE_CHECKING:  # kernels are imported where they are called
+    from dataserver.planning.kernels.compositions import Scratch
 
 UNLIMITED = 1 << 50
 """A time above every plan's, 13 days in nanoseconds."""
@@ -45,11 +49,13 @@ class Batch:
             compositions = group_compositions(costs.num_devices, costs.degrees[0], costs.degrees[-1])
         self.compositions = compositions.view()
         self.compositions.flags.writeable = False  # always: kernels are compiled once more for arrays that are writable
-        self.prefix = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        self.prefix: list[int] = [0, *np.cumsum(lengths).tolist()]
         work = self.times << np.arange(len(costs.degrees))
         fits = np.arange(len(costs.degrees)) >= self.floors[:, None]
         least = np.where(fits, work, UNLIMITED << 10).min(axis=1)
-        self._work = np.concatenate([np.zeros(1, np.int64), np.cumsum(least)])
+        self._work: list[int] = [0, *np.cumsum(least).tolist()]
+        self._alone: list[int] = np.where(fits, self.times, UNLIMITED << 10).min(axis=1).tolist()
+        self._scratch: Scratch | None = None
         # A degree may exchange faster than a smaller one; the bound takes the best that is as large or larger.
         self._penalties = np.minimum.accumulate(np.array(costs.token_ps, np.int64)[::-1])[::-1].copy()
 
@@ -62,32 +68,43 @@ class Batch:
         """No grouping of sequences [start, end) takes less: their work spread evenly, or the longest one alone."""
         if start == end:
             return 0
-        longest = int(self.times[start, self.floors[start] :].min())
-        return max(int(self._work[end] - self._work[start]) // self.cells, longest)
+        return max((self._work[end] - self._work[start]) // self.cells, self._alone[start])
+
+    def group_run(self, start: int, end: int, limit: int, max_moves: int) -> Grouping | None:
+        """The best grouping found of sequences [start, end) that takes less than `limit`."""
+        if self.prefix[end] - self.prefix[start] > self.costs.cluster_tokens:
+            return None
+        return self._group(slice(start, end), np.arange(start, end), limit, max_moves)
 
     def group(self, members: I64, limit: int, max_moves: int) -> Grouping | None:
         """The best grouping found that takes less than `limit`."""
-        from dataserver.planning.kernels import grouping
+        if int(self.lengths[members].sum()) > self.costs.cluster_tokens:
+            return None
+        return self._group(members, members, limit, max_moves)
+
+    def _group(self, chosen: slice | I64, members: I64, limit: int, max_moves: int) -> Grouping | None:
+        """The same for `members`, which fit the cluster; `chosen` picks them."""
+        from dataserver.planning.kernels import compositions, grouping
 
         yield_point()
         if not len(members):
             return Grouping(members, self.compositions[0], members, 0) if limit > 0 else None
-        lengths = self.lengths[members]
-        if int(lengths.sum()) > self.costs.cluster_tokens:
-            return None
-        time, chosen, group = grouping.best_grouping(
-            lengths,
-            self.times[members],
-            self.floors[members],
+        if self._scratch is None:
+            self._scratch = compositions.scratch_for(len(self.lengths), self.compositions)
+        time, best, group = grouping.best_grouping(
+            self.lengths[chosen],
+            self.times[chosen],
+            self.floors[chosen],
             self.cell_tokens,
             self._penalties,
             self.compositions,
             self.cells,
             limit,
             max_moves,
-            int(self._slope[members].argmin()),
+            int(self._slope[chosen].argmin()),
+            self._scratch,
         )
-        return None if chosen < 0 else Grouping(members, self.compositions[chosen], group, int(time))
+        return None if best < 0 else Grouping(members, self.compositions[best], group, int(time))
 
     def takes(self, taker: Grouping, giver: Grouping) -> I64:
         """Members of `giver` that fit into idle groups of `taker` before it ends. int64, ascending."""

@@ -4,6 +4,7 @@ Beyond the paper's MILP for chunks of equal tokens (sections 3.3 and 3.5): the c
 for time, and a microbatch that has idle groups takes sequences from another one.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -110,7 +111,7 @@ class _Cuts:
                 prefix[first] - (prefix[first] - prefix[start]) * step // each,
                 prefix[first] + (prefix[end] - prefix[first]) * step // each,
             ):
-                position = int(np.searchsorted(prefix, target))
+                position = bisect_left(prefix, target)
                 if position not in seen and start < position < end:
                     seen.add(position)
                     yield position
@@ -119,7 +120,7 @@ class _Cuts:
         known = self._known.get((start, end))
         if known is not None:
             return known if known.time_ns < limit else None
-        found = self._batch.group(np.arange(start, end), limit, self._budget.moves)
+        found = self._batch.group_run(start, end, limit, self._budget.moves)
         if found is not None:
             self._known[start, end] = found
         return found
