@@ -4,7 +4,7 @@ import numpy as np
 
 from dataserver.planning import I64
 from dataserver.planning.kernels.compiler import kernel
-from dataserver.planning.kernels.grouping import NEVER
+from dataserver.planning.kernels.compositions import NEVER
 
 
 def bucket_ends(lengths: I64, num_buckets: int) -> I64:
