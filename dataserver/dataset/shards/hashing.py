@@ -31,7 +31,7 @@ class HashingReader:
     @property
     def remaining(self) -> int:
         """Bytes between the position and the size that the file had when it was opened."""
-        return self.size - self.position
+        return self.size - self._start - self._at
 
     def read(self, length: int) -> bytes:
         """Read `length` bytes; fewer only where the file ends."""

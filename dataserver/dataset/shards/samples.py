@@ -51,6 +51,8 @@ NO_CAPTION: Final = "no text in .txt or in the caption of .json"
 
 _MOST_SHOWN: Final = 4
 """Extensions in a message."""
+_SOUND_OR_VIDEO: Final = AUDIO.suffixes | VIDEO.suffixes
+"""What rules may leave unused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,11 @@ class _Group:
     document: dict[str, Any] | SampleError | None = None
 
     @property
+    def has_media(self) -> bool:
+        """Whether a member is an image, audio or a video."""
+        return bool(self.images or self.others)
+
+    @property
     def media(self) -> dict[str, ImagePart | SampleError]:
         """Members that are images, audio or videos."""
         return self.images | self.others
@@ -185,7 +192,7 @@ def read_samples(
                 before, group = group, _Group(key, rules)
             _add_member(group, extension, member, findings)
     except TarError as error:
-        seen.has_images |= group is not None and bool(group.media)
+        seen.has_images |= group is not None and group.has_media
         key = sample_key(show(error.member), rules.split) if error.member else ""
         after = f"; the last sample before it is {group.key}" if group else ""
         if group is None or _is_whole(group, before, key):
@@ -209,9 +216,11 @@ def _finish(group: _Group | None, seen: Seen, findings: Findings, joined: "Joine
     """Yield the sample of a complete group, if there is one."""
     if group is None:
         return
-    if group.media:
+    if group.has_media:
         seen.has_images = True
-    seen.num_unused.update(filter(None, map(group.rules.unused, group.extensions)))
+    for extension in group.extensions:
+        if extension.rpartition(".")[2] in _SOUND_OR_VIDEO and (unused := group.rules.unused(extension)):
+            seen.num_unused[unused] += 1
     if group.key in seen.keys:
         findings.add(
             group.key,
@@ -226,11 +235,11 @@ def _finish(group: _Group | None, seen: Seen, findings: Findings, joined: "Joine
         for extension, member in joined.take(group.key, frozenset(own)):
             _add_member(group, extension, member, findings)
         group.extensions = own  # they tell whether the next sample is whole
-        seen.has_images |= bool(group.media)
+        seen.has_images |= group.has_media
     try:
         yield _assemble(group, findings)
     except SampleError as error:
-        if group.media and error.kind == MISSING_CAPTION:
+        if group.has_media and error.kind == MISSING_CAPTION:
             seen.lone_images[without_spelling(group.key)] = group.key
         findings.add(group.key, error.kind, error.detail)
 
@@ -302,13 +311,13 @@ def _assemble(group: _Group, findings: Findings) -> Sample:
         kinds, texts, images = _interleaved(group, *lists)
         _unused(group, group.text, findings)
         return Sample(group.key, kinds, texts, images, scalars)
-    if not group.media and group.text is None:
+    if not group.has_media and group.text is None:
         if isinstance(group.document, SampleError):
             raise group.document
         raise SampleError("missing_image", f"the sample has neither an image nor a text{_dots(group)}")
     captions = _named_captions(group, findings) if group.rules.captions else {}
     caption = _caption(group, document, captions)
-    if not group.media:
+    if not group.has_media:
         _unused(group, group.document, findings)
         return Sample(group.key, (TEXT,), (caption,), (), scalars, is_lone_text=True, captions=captions)
     images = _images_of(group, findings)
@@ -371,15 +380,15 @@ def _caption(group: _Group, document: dict[str, Any], captions: dict[str, str]) 
     """Return the text of .txt, or else, beside an image, the caption of .json or the first of the named ones."""
     if isinstance(group.text, str) and group.text.strip():
         return group.text
-    caption = document.get("caption") if group.media else None
+    caption = document.get("caption") if group.has_media else None
     if isinstance(caption, str) and caption.strip():
         return caption.removeprefix(BYTE_ORDER_MARK)
-    if group.media and captions:
+    if group.has_media and captions:
         return next(iter(captions.values()))
-    for part in (group.text, group.document if group.media else None):
+    for part in (group.text, group.document if group.has_media else None):
         if isinstance(part, SampleError):
             raise part
-    reason = NO_CAPTION if group.media else "the text in .txt is blank"
+    reason = NO_CAPTION if group.has_media else "the text in .txt is blank"
     raise SampleError(MISSING_CAPTION, f"{reason}{_dots(group)}")
 
 
@@ -397,7 +406,7 @@ def _dots(group: _Group) -> str:
 
 def _images_of(group: _Group, findings: Findings) -> tuple[ImagePart, ...]:
     """Return the images of a sample without a document, all or the first one, and then all of its clips and videos."""
-    others = _in_name_order(group.others)
+    others = _in_name_order(group.others) if group.others else ()
     if not group.images:
         return others
     return ((*_in_name_order(group.images),) if group.rules.all_images else (_pair_image(group, findings),)) + others

@@ -175,13 +175,9 @@ def _number(field: bytes) -> int | None:
     return None if digits.strip(b"01234567") else int(digits or b"0", 8)
 
 
-def _check_size(reader: HashingReader, size: int, what: bytes, name: bytes | None) -> None:
-    if size > reader.remaining:
-        raise TarError(
-            "cut_tar",
-            f"{show(what)} declares {size} bytes at {reader.position}, the file holds {reader.remaining} more",
-            name,
-        )
+def _cut(reader: HashingReader, size: int, what: bytes, name: bytes | None) -> TarError:
+    holds = f"the file holds {reader.remaining} more"
+    return TarError("cut_tar", f"{show(what)} declares {size} bytes at {reader.position}, {holds}", name)
 
 
 def _padding(size: int) -> int:
@@ -190,7 +186,8 @@ def _padding(size: int) -> int:
 
 def _read_extension(reader: HashingReader, header: _Header, extensions: _Extensions, findings: Findings) -> None:
     """Read an extension header into `extensions`."""
-    _check_size(reader, header.size, b"an extension header", extensions.path)
+    if header.size > reader.remaining:
+        raise _cut(reader, header.size, b"an extension header", extensions.path)
     if header.size > MAX_EXTENSION_BYTES:
         reader.skip(header.size + _padding(header.size))
         detail = f"{header.size} bytes before {reader.position}, limit {MAX_EXTENSION_BYTES}; its member is left out"
@@ -244,7 +241,8 @@ def _read_member(
     length = 0
     if header.kind not in WITHOUT_DATA:
         length = header.size if extensions.size is None else extensions.size
-        _check_size(reader, length, raw_name, known)
+        if length > reader.remaining:
+            raise _cut(reader, length, raw_name, known)
     if special:
         findings.add(sample_key(show(raw_name), split), "special_member", f"{show(raw_name)} is no regular file")
     name = None if directory or not extensions.known else _safe_name(raw_name, findings)
