@@ -69,6 +69,8 @@ CONTENDERS = (
     Contender(SENT_ALL, "service", "all-sent", target=1.35),
     Contender("this service, encoder view, sent over gRPC alone", "service", "encoder-grpc"),
     Contender("this service, three views, sent over gRPC alone", "service", "all-grpc"),
+    Contender("this service, encoder view, sent over TCP with TLS", "service", "encoder-sent-tls", target=1.6),
+    Contender("this service, encoder view, sent over gRPC alone with TLS", "service", "encoder-grpc-tls"),
     Contender(SERIAL_ALONE, "serial", "fast", cores=1),
     Contender(ENCODER_ALONE, "service", "encoder", cores=1),
     Contender(PROTOTYPE, "grpc_prototype", "fast"),
