@@ -50,8 +50,9 @@ def convert(
         print(f"  rows         {found.num_samples} became samples")
     for kind, count in found.findings.items():
         print(f"  {KINDS[kind]:<12} {count} {kind}")
-        for name, one in [(name, one) for name, one in found.details if one.kind == kind][:_MOST_SHOWN]:
-            print(f"    {printable(name, 80)}: {f'{one.key}: ' if one.key else ''}{one.detail}")
+        details = {(one.key, one.detail): name for name, one in reversed(found.details) if one.kind == kind}
+        for (key, detail), name in [*reversed(details.items())][:_MOST_SHOWN]:  # a column is told of once
+            print(f"    {printable(name, 80)}: {f'{key}: ' if key else ''}{detail}")
     if found.passed_over:
         more = ", ..." if len(found.passed_over) > _MOST_SHOWN else ""
         shown = ", ".join(map(ascii, found.passed_over[:_MOST_SHOWN])) + more

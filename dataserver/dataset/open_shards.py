@@ -16,7 +16,7 @@ from dataserver.dataset.index.format import read_pages
 from dataserver.dataset.index.fresh import IndexedShard
 from dataserver.dataset.joined_images import JoinedImages
 from dataserver.dataset.shards.external import ExternalTable
-from dataserver.dataset.shards.pages import CODECS, STORED, Page, PageTable, unpack, unpack_begin
+from dataserver.dataset.shards.pages import CODECS, STORED, Page, PageTable, begin_bytes, unpack, unpack_begin
 from dataserver.dataset.shards.parts import JOINED_START
 from dataserver.dataset.storage.etags import Etag
 from dataserver.dataset.storage.interface import StoredFile
@@ -180,10 +180,18 @@ class OpenShards:
         key = position, number
 
         def unpacked(num_bytes: int) -> bytes:
-            (packed,) = self._read_file(position, [(page.offset, page.packed_bytes)])
-            if num_bytes < page.plain_bytes and codec in ("ZSTD", "GZIP"):
+            is_begin = num_bytes < page.plain_bytes and codec in ("ZSTD", "GZIP")
+            taken = begin_bytes(page, num_bytes) if is_begin else page.packed_bytes
+            (packed,) = self._read_file(position, [(page.offset, taken)])
+            if not is_begin:
+                return unpack(packed, page.plain_bytes, codec)
+            try:
                 return unpack_begin(packed, num_bytes, codec)
-            return unpack(packed, page.plain_bytes, codec)
+            except ValueError:
+                if taken == page.packed_bytes:
+                    raise
+            (packed,) = self._read_file(position, [(page.offset, page.packed_bytes)])
+            return unpack_begin(packed, num_bytes, codec)
 
         found = self._pages.get(key, lambda: unpacked(end))
         if len(found) < end:  # a page that is read for a second image is likely to be read for more

@@ -268,7 +268,7 @@ def test_a_list_of_captions_is_named_with_the_flag_that_reads_it(tmp_path: Path)
     build_index(tmp_path / "p", workers=1)
     found = lint(tmp_path / "p")
     assert found.counts == {"missing_caption": 2, "unusable_column": 1}
-    assert all("--caption NAME=parquet:captions[0]" in finding.detail for finding in found.findings)
+    assert all("--caption 'NAME=parquet:captions[0]'" in finding.detail for finding in found.findings)
     (tmp_path / "m").mkdir()
     (tmp_path / "m/0.jpg").write_bytes(JPEG)
     (tmp_path / "m/0.jsonl").write_text('{"image": "0.jpg", "text": ["a"], "json": [1]}')
@@ -276,7 +276,7 @@ def test_a_list_of_captions_is_named_with_the_flag_that_reads_it(tmp_path: Path)
     found = lint(tmp_path / "m")
     assert found.counts == {"missing_caption": 1, "unused_part": 1}
     details = {finding.kind: finding.detail for finding in found.findings}
-    assert "--caption NAME=json:text[0]" in details["missing_caption"]
+    assert "--caption 'NAME=json:text[0]'" in details["missing_caption"]
     assert "json: is a list, not an object" in details["unused_part"]
     write_tar(tmp_path / "t/0.tar", [("0.jpg", JPEG), ("0.txt", b"a")])
     pq.write_table(pa.table({"key": ["0"], "captions": [["b"]]}), tmp_path / "t/0.parquet")

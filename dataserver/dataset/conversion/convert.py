@@ -203,7 +203,7 @@ def _known(target: Path, file: SourceFile, images_root: Path | None) -> Converte
             tuple(held["sizes"]),
             held["num_samples"],
             held["findings"],
-            tuple(Finding(*detail) for detail in held["details"]),
+            tuple(Finding(*detail) for detail in held.get("details", [])),
         )
         is_whole = found.etag == file.etag() and all(
             (target / name).stat().st_size == size for name, size in zip(found.tars, found.sizes, strict=True)
@@ -319,7 +319,7 @@ def _bytes(file: SourceFile, target: Path) -> str:
     path = file.path
     name = copy_name(file)
     with storage_of(file.root).open(path) as source, atomic_writer(target / name) as temp:
-        with temp.open("wb", buffering=1 << 20) as out:
+        with temp.open("wb") as out:  # what is larger than its buffer is not copied into it
             if file.compression:
                 out.writelines(decompressed(source, file.compression, str(path)))
             else:

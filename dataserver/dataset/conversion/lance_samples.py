@@ -42,8 +42,9 @@ def lance_fragments(source: Path, folder: str) -> Iterator[tuple[str, int, str, 
     path = source / folder
     if not storage_of(source).is_local:
         raise DatasetError(f"{path} is a Lance dataset, which is read from disks alone; copy it to one")
+    lance = _lance()
     try:
-        dataset = _lance().dataset(str(path))
+        dataset = lance.dataset(str(path))
         version = dataset.version
         fragments = [(one.fragment_id, [file.file_size_bytes for file in one.data_files()]) for one in _all(dataset)]
     except _ERRORS as error:

@@ -5,11 +5,10 @@ Only headers are looked at: a block says how long it is.
 
 from typing import Final
 
-MAGIC: Final = b"\x28\xb5\x2f\xfd"
+from dataserver.dataset.shards.parquet.zstd import MAGIC, frame_header_bytes, has_checksum
+
 _SKIPPABLE: Final = b"\x2a\x4d\x18"
 """The last three bytes of the magic of a frame that is passed over; the first is 0x50 to 0x5f."""
-_DICTIONARY_BYTES: Final = (0, 1, 2, 4)
-_SIZE_BYTES: Final = (0, 2, 4, 8)
 _RUN: Final = 2
 """In the bits of a block's type: it is one byte, many times."""
 _FRAME_HEADER_BYTES: Final = 8
@@ -85,8 +84,6 @@ class ZstdFrames:
         if data[at : at + 4] != MAGIC:
             self._is_lost = True
             return at, True
-        flags = data[at + 4]
-        is_single = bool(flags & 0x20)
-        size_bytes = _SIZE_BYTES[flags >> 6] or int(is_single)
-        self._in_frame, self._has_checksum, self._seen = True, bool(flags & 4), True
-        return at + 5 + (not is_single) + _DICTIONARY_BYTES[flags & 3] + size_bytes, True
+        descriptor = data[at + len(MAGIC)]
+        self._in_frame, self._has_checksum, self._seen = True, has_checksum(descriptor), True
+        return at + frame_header_bytes(descriptor), True

@@ -4,6 +4,7 @@ An address below the size of the shard is an offset in it. From there on all pag
 as they are decompressed, in the order of the table. So a value has one offset and one length, wherever it lies.
 """
 
+import threading
 import zlib
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -18,17 +19,21 @@ MAX_PAGE_BYTES: Final = 2 << 20
 """Of a decompressed page that holds several values: each value costs a whole page where the cache has lost it."""
 
 MAX_FRAGMENTED_BYTES: Final = 256 << 20
-"""Of one of SNAPPY whose parts can be read one by one; it is decompressed whole when it is indexed."""
+"""Of one whose parts can be read one by one; it is decompressed whole when it is indexed."""
 
 MAX_VALUE_PAGE_BYTES: Final = (64 << 20) + 64
 """Of one that holds a single value, with its length and levels."""
+
+_MAX_REUSED_WINDOW: Final = 2 * MAX_PAGE_BYTES
+_AHEAD_BYTES: Final = 160 << 10
+"""A block of ZSTD is 128 KiB at most, and some parts of a page become shorter than others."""
 
 FRAGMENT: Final = "SNAPPY fragment"
 STORED: Final = "stored"
 PACKED: Final = ("SNAPPY", "ZSTD", "GZIP")
 """Of other codecs nobody can tell whether a page is as long as it says."""
 CODECS: Final = (*PACKED, FRAGMENT, STORED)
-"""By number in a table: of pages, and of the parts of SNAPPY pages, which stand there as pages of their own."""
+"""By number in a table: of pages, and of the parts of SNAPPY and ZSTD pages, which are pages of their own there."""
 
 
 class Page(NamedTuple):
@@ -99,6 +104,21 @@ def unpack(data: bytes, plain_bytes: int, codec: str) -> bytes:
     return found
 
 
+class _OfThread(threading.local):
+    """What each thread has one of: it takes the memory of a window of `_MAX_REUSED_WINDOW` at most."""
+
+    def __init__(self) -> None:
+        self.zstd = zstandard.ZstdDecompressor(max_window_size=_MAX_REUSED_WINDOW)
+
+
+_of_thread: Final = _OfThread()
+
+
+def begin_bytes(page: Page, num_bytes: int) -> int:
+    """How much of a stored page is likely to hold its first bytes: blocks of it are decompressed whole."""
+    return min(page.packed_bytes, page.packed_bytes * num_bytes // max(page.plain_bytes, 1) + _AHEAD_BYTES)
+
+
 def unpack_begin(data: bytes, num_bytes: int, codec: str) -> bytes:
     """Decompress the first bytes of a page of ZSTD or GZIP. Raises ValueError where it is damaged or shorter."""
     if not num_bytes:  # which zlib takes for no limit
@@ -107,7 +127,9 @@ def unpack_begin(data: bytes, num_bytes: int, codec: str) -> bytes:
         if codec == "GZIP":
             found = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(data, num_bytes)
         else:
-            with zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True) as reader:
+            is_small = zstandard.get_frame_parameters(data).window_size <= _MAX_REUSED_WINDOW
+            stream = _of_thread.zstd if is_small else zstandard.ZstdDecompressor()
+            with stream.stream_reader(data, read_across_frames=True) as reader:
                 found = reader.read(num_bytes)
     except (zlib.error, zstandard.ZstdError) as error:
         raise ValueError(f"a page cannot be decompressed: {error}") from error

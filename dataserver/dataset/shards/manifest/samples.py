@@ -100,7 +100,7 @@ def object_members(
 
 def _no_caption(document: Mapping[str, Any]) -> SampleError:
     name = next((name for name in CAPTION_LISTS if isinstance(document.get(name), list)), None)
-    hint = "" if name is None else f"; {name} is a list: these can be captions, index --caption NAME=json:{name}[0]"
+    hint = "" if name is None else f"; {name} is a list: these can be captions, index --caption 'NAME=json:{name}[0]'"
     return SampleError("missing_caption", f"the object has no text{hint}")
 
 

@@ -4,7 +4,7 @@ Pages that are stored plain are read as a tar's members are. Compressed ones are
 their values have addresses in the table of pages. Sizes are compared with what holds them before memory is taken.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, Protocol
@@ -35,6 +35,7 @@ from dataserver.dataset.shards.parquet.page_header import (
     read_page_header,
 )
 from dataserver.dataset.shards.parquet.snappy import Fragment, fragments
+from dataserver.dataset.shards.parquet.zstd import stored_blocks
 from dataserver.dataset.shards.parts import Value
 
 PLAIN: Final = 0
@@ -46,6 +47,11 @@ MAX_PACKED_RATIO: Final = 2
 """What cannot be compressed becomes a little longer, by any codec."""
 _FRAME_BYTES: Final = 1024
 """More than the header and the end of a compressed stream take."""
+_CUT: Final[Mapping[str, Callable[[bytes, int], list[Fragment] | None]]] = {
+    "SNAPPY": lambda packed, _: fragments(packed),
+    "ZSTD": stored_blocks,
+}
+"""By codec: returns the parts of a page that are read one by one, or None."""
 REMEDY: Final = "; rewrite the dataset as tars: dataserver convert SOURCE TARGET"
 
 ReadImage = Callable[[bytes, int], Value]
@@ -200,13 +206,13 @@ class ChunkReader:
         offset = reader.position
         has_values = header.encoding == PLAIN or header.kind == DICTIONARY_PAGE
         reason = _unfit(header, chunk.codec, plain_bytes, end - offset)
-        may_be_cut = chunk.codec == "SNAPPY" and has_values and 0 <= plain_bytes <= MAX_FRAGMENTED_BYTES
+        may_be_cut = chunk.codec in _CUT and has_values and 0 <= plain_bytes <= MAX_FRAGMENTED_BYTES
         may_be_cut = may_be_cut and end - offset <= MAX_PACKED_RATIO * (plain_bytes + _FRAME_BYTES)
         if reason and not may_be_cut:
             run.unread(header, reason)
             return
         packed = reader.read(end - offset)
-        parts = fragments(packed) if may_be_cut else None
+        parts = _CUT[chunk.codec](packed, plain_bytes) if may_be_cut else None
         if reason and parts is None:
             run.unread(header, reason)
             return

@@ -63,7 +63,7 @@ class RowColumns:
                 self.types[field.name] = kind
             elif not pa.types.is_null(field.type):
                 detail = f"{field.name}: a column of type {field.type}, which no filter can compare"
-                hint = f"; these can be captions: index --caption NAME=parquet:{field.name[:40]}[0]"
+                hint = f"; these can be captions: index --caption 'NAME=parquet:{field.name[:40]}[0]'"
                 findings.add("", UNUSABLE_COLUMN, detail[: 200 - len(hint)] + hint if are_texts else detail[:200])
                 if are_texts and field.name in CAPTION_LISTS and not self._caption:
                     problem = f"its column {field.name} is a list of texts{hint}"
