@@ -14,7 +14,7 @@ from dataserver.assembly.tokens import (
     load_tokenizer,
     tokenizer_spec,
 )
-from dataserver.assembly.views import PreparedView, UnreadableError, Validity, prepare_view
+from dataserver.assembly.views import PreparedView, UncountedError, UnreadableError, Validity, prepare_view
 
 __all__ = [
     "BYTES",
@@ -26,6 +26,7 @@ __all__ = [
     "TokenCountError",
     "Tokenizer",
     "TokenizerError",
+    "UncountedError",
     "UnknownTensorError",
     "UnreadableError",
     "Validity",

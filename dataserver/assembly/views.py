@@ -28,7 +28,7 @@ from dataserver.assembly.sequences import (
     understood_images,
 )
 from dataserver.assembly.tensors import TensorSpec, clip_ends, num_patches, total_bytes
-from dataserver.dataset import Dataset, ImageRef, Shard, ShardReadError, printable, texts_key
+from dataserver.dataset import Dataset, ImageRef, Shard, ShardReadError, TokensMissingError, printable, texts_key
 from dataserver.images import U8
 from dataserver.planning import I32, I64, Bool
 from dataserver.planning.job.fields import Modality, ModuleKind, Sizing
@@ -49,14 +49,24 @@ the interpreter's memory in the processor's caches, so that what comes next take
 
 
 class UnreadableError(ShardReadError):
-    """Storage did not give the images of one shard."""
+    """Storage did not give the images of one shard, or the token ids of one sample."""
 
-    def __init__(self, said: str, dataset: int, shard: int) -> None:
+    def __init__(self, said: str, dataset: int, shard: int, row: int = -1) -> None:
         super().__init__(said)
         self.dataset = dataset
         """Position among the datasets of the job."""
         self.shard = shard
         """Position among the shards of the dataset."""
+        self.row = row
+        """Row of the sample whose token ids were wanted; -1 where images were."""
+
+
+class UncountedError(TokensMissingError):
+    """The token ids of a shard are not there, or are not those that were counted; found at one sample."""
+
+    def __init__(self, said: str, dataset: int, shard: int, row: int) -> None:
+        super().__init__(said)
+        self.dataset, self.shard, self.row = dataset, shard, row
 
 
 class Validity(IntEnum):
@@ -145,7 +155,8 @@ def prepare_view(
 
     Raises:
         TokenCountError: a text does not have the tokens that were planned.
-        TokensMissingError: the token ids of a shard are not there, or are not those that were counted.
+        UncountedError: the token ids of a shard are not there, or are not those that were counted.
+        UnreadableError: storage did not give the token ids of a sample.
         ShardReadError: storage failed.
         ValueError: the buffer has another size.
     """
@@ -210,9 +221,13 @@ def _sequences(
     of, digest = plan.samples, spec.stream.tokenizer.digest
     captions = captions_of(spec.stream, of.dataset[view.items], of.epoch[view.items], of.sample[view.items])
     for i, caption in zip(view.items.tolist(), captions, strict=True):
-        shard, row = divmod(int(plan.samples.sample[i]), 1 << ROW_BITS)
-        dataset = datasets[int(plan.samples.dataset[i])]
-        documents.append(dataset.document(shard, row, texts_key(digest, caption)))
+        where = int(plan.samples.dataset[i]), *divmod(int(plan.samples.sample[i]), 1 << ROW_BITS)
+        try:
+            documents.append(datasets[where[0]].document(*where[1:], texts_key(digest, caption)))
+        except TokensMissingError as error:
+            raise UncountedError(str(error), *where) from error
+        except (ShardReadError, OSError) as error:
+            raise UnreadableError(str(error), *where) from error
     assemble = backbone_arrays if view.kind is ModuleKind.BACKBONE else text_arrays
     return assemble(spec.stream, plan, view, documents)
 

@@ -1,18 +1,23 @@
 """`dataserver doctor`."""
 
+from collections.abc import Iterator, Mapping
 from time import time
 from typing import Annotated, Final
 
 import tyro
+from disttrain.v1.admin_service_pb2 import ListFailuresResponse
 
 from dataserver.cli.arguments import ServerCredentials, Switch, server_names
 from dataserver.reporting.fleet_calls import NamedServers
 from dataserver.reporting.fleet_checks import Finding, check, summary
-from dataserver.reporting.fleet_setup import look
+from dataserver.reporting.fleet_failures import failed_in, unreadable
+from dataserver.reporting.fleet_setup import failures, look
 from dataserver.security import NO_CREDENTIALS, Channels
 
 FOUND: Final = 1
 """Exit status where something is wrong."""
+MAX_FAILED: Final = 20
+"""Samples and shards that are named."""
 
 
 def doctor(
@@ -25,19 +30,40 @@ def doctor(
     """Check a fleet, and say what to change.
 
     Compares releases, builds, content digests, datasets, tokenizers, transforms and clocks, and looks at certificates,
-    limits of files, memory, disks and peers. Prints a finding each with its remedy; the exit status is 1 where there is
-    any. Needs the right `metrics` of servers with a policy.
+    limits of files, memory, disks and peers, and at reads that failed within the last hour. Prints a finding each with
+    its remedy; the exit status is 1 where there is any. Then it names samples and shards that failed. Needs the right
+    `metrics` of servers with a policy.
 
     Args:
         addresses: HOST:PORT of servers, or HOST:FIRST-LAST for a range of ports, separated by spaces or commas.
         insecure: Do not mention that others may reach servers without encryption or credentials.
         credentials: What to show the servers.
     """
-    fleet, silent = look(NamedServers(server_names(addresses), Channels(credentials)))
+    servers = NamedServers(server_names(addresses), Channels(credentials))
+    fleet, silent = look(servers)
+    told = failures(servers)
     findings = [Finding((name,), why, remedy) for name, (why, remedy) in silent.items()]
-    findings += check(fleet, time(), insecure=insecure)
+    now = time()
+    findings += [*check(fleet, now, insecure=insecure), *unreadable(fleet, told, now)]
     print(summary(fleet, {name: why for name, (why, _) in silent.items()}))
     for finding in findings:
         print(finding)
+    for line in _failed(told):
+        print(line)
     print("nothing is wrong" if not findings else f"{len(findings)} findings")
     return FOUND if findings else 0
+
+
+def _failed(told: Mapping[str, ListFailuresResponse]) -> Iterator[str]:
+    """The samples and shards that failed last; most of them are no fault of the fleet."""
+    found = failed_in(told)
+    for one in found[:MAX_FAILED]:
+        sample = f", sample {one.key}" if one.key else ""
+        where = one.servers[0] if len(one.servers) == 1 else f"{len(one.servers)} servers"
+        times = "" if one.count == 1 else f", {one.count} times"
+        what = f"dataset {one.dataset}, shard {one.shard}{sample}: {one.reason}"
+        yield f"failed ({one.kind}) at {one.when}{times}: {what} ({where})"
+    if len(found) > MAX_FAILED:
+        yield f"... and {len(found) - MAX_FAILED} more; `dataserver web` lists them"
+    if any(one.kind == "image" for one in found):
+        yield "`dataserver lint --decode` says more of such images, and writes the list that quarantines them"

@@ -1,4 +1,4 @@
-"""The numbers of a fleet as tables that fit a terminal: one of its servers, one of the ranks that they serve."""
+"""The numbers of a fleet as tables that fit a terminal: its servers, the ranks that they serve, and what failed."""
 
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from dataserver.cli.fitted_table import HEAD_LINES, Column, FittedTable, Kind, fit
 from dataserver.reporting.fleet_calls import DOES_NOT_ANSWER
+from dataserver.reporting.fleet_failures import Failed
 from dataserver.reporting.fleet_numbers import (
     Answer,
     RankRow,
@@ -35,6 +36,10 @@ KEEP_OF_SERVERS: Final = (
 )
 """Columns, the one that is left out last first."""
 KEEP_OF_RANKS: Final = ("module", "rank", "lag", "step", "job", "unread", "server", "ready")
+KEEP_OF_FAILED: Final = ("kind", "key", "shard", "count", "dataset", "why", "last", "at")
+MAX_FAILED: Final = 48
+SHARE_OF_RANKS: Final = 1 / 3
+SHARE_OF_FAILED: Final = 1 / 5
 _MIB: Final = 1 << 20
 
 
@@ -51,6 +56,8 @@ class _Rows:
     """Rows that the table never shows."""
     summary: str = ""
     """A line about all rows."""
+    share: float = 1.0
+    """Of a terminal's lines that it has at most, while other tables need theirs."""
 
     def within(self, lines: int) -> list[int]:
         """The first rows that take no more lines, one at least unless there is none, in the order of the table."""
@@ -86,17 +93,22 @@ class _Part:
         return table + [Text(note, style="dim") for note in self.notes]
 
 
-def fleet_tables(answers: Sequence[Answer], width: int, height: int | None = None) -> Group:
-    """Tables of servers and of ranks.
+def fleet_tables(
+    answers: Sequence[Answer], width: int, height: int | None = None, failed: Sequence[Failed] = ()
+) -> Group:
+    """Tables of servers, of ranks, and of what failed.
 
     Args:
         answers: of all servers.
         width: characters of a line, to which columns are limited.
         height: lines to which rows are limited; None shows all.
+        failed: samples and shards, the newest first.
     """
     tables = [_servers(answers, width)]
     if ranks := ranked({answer.address: answer.now for answer in answers if answer.now is not None}):
         tables.append(_ranks(ranks, width))
+    if failed:
+        tables.append(_failed(failed, width))
     view: list[_Part] = []
     for view in _views(tables, width, height or 0):
         if height is None or sum(part.lines for part in view) + len(view) - 1 <= height:
@@ -117,13 +129,15 @@ def _views(tables: Sequence[_Rows], width: int, height: int) -> Iterator[list[_P
 
 
 def _divided(tables: Sequence[_Rows], lines: int) -> list[list[int]]:
-    """The rows that so many lines have room for: a third for ranks, and what one table does not need for the other."""
-    if len(tables) == 1:
-        return [tables[0].within(lines)]
-    servers, ranks = tables
-    for_ranks = min(lines // 3, ranks.lines(ranks.order))
-    shown = servers.within(lines - for_ranks)
-    return [shown, ranks.within(lines - servers.lines(shown))]
+    """The rows that so many lines have room for: servers get what the shares of the other tables leave, and what one
+    table does not need goes to the next."""
+    servers, *others = tables
+    reserved = [min(int(lines * rows.share), rows.lines(rows.order)) for rows in others]
+    shown = [servers.within(lines - sum(reserved))]
+    for number, rows in enumerate(others):
+        lines -= tables[number].lines(shown[-1])
+        shown.append(rows.within(lines - sum(reserved[number + 1 :])))
+    return shown
 
 
 def _parts(
@@ -213,11 +227,34 @@ def _ranks(ranks: Sequence[RankRow], width: int) -> _Rows:
             return f"... and {_count(count, 'rank')}"
         return f"... and {_count(count, 'more rank')} {'is' if count == 1 else 'are'} less far behind"
 
-    return _Rows(fit(columns, KEEP_OF_RANKS, width), by_lag(rows), more, beyond=beyond)
+    return _Rows(fit(columns, KEEP_OF_RANKS, width), by_lag(rows), more, beyond=beyond, share=SHARE_OF_RANKS)
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def _failed(failed: Sequence[Failed], width: int) -> _Rows:
+    """The newest go first."""
+    rows = failed[:MAX_FAILED]
+    at = [one.servers[0] if len(one.servers) == 1 else f"{len(one.servers)} servers" for one in rows]
+    columns = [
+        Column("kind", [one.kind for one in rows], about="an image, a read of a shard, or the text of a sample"),
+        Column("dataset", [_clean(one.dataset) for one in rows], Kind.NAMES),
+        Column("shard", [_clean(one.shard) for one in rows], Kind.NAMES),
+        Column("key", [_clean(one.key) or "-" for one in rows], Kind.NAMES),
+        Column("count", [str(one.count) for one in rows]),
+        Column("last", [one.when for one in rows]),
+        Column("at", [_clean(name) for name in at], Kind.NAMES),
+        Column("why", [_clean(one.reason) for one in rows], Kind.WORDS),
+    ]
+
+    def more(hidden: Sequence[int]) -> str:
+        count = len(failed) - len(rows) + len(hidden)
+        return f"... and {_count(count, 'more sample or shard', 'more samples or shards')} failed lately"
+
+    table = fit(columns, KEEP_OF_FAILED, width)
+    return _Rows(table, range(len(rows)), more, beyond=len(failed) - len(rows), share=SHARE_OF_FAILED)
+
+
+def _count(number: int, what: str, several: str = "") -> str:
+    return f"{number} {what if number == 1 else several or what + 's'}"
 
 
 def _clean(value: str) -> str:

@@ -14,6 +14,7 @@ from rich.live import Live
 from dataserver.cli.arguments import ServerCredentials, Switch, server_names
 from dataserver.cli.fleet_tables import fleet_tables
 from dataserver.cli.tables import console_for_tables
+from dataserver.reporting.fleet_failures import Failed, FailureWatch
 from dataserver.reporting.fleet_look import Fleet
 from dataserver.reporting.fleet_numbers import Answer
 from dataserver.security import NO_CREDENTIALS, Channels
@@ -31,7 +32,8 @@ def top(
     once: Switch = False,
     credentials: ServerCredentials = NO_CREDENTIALS,
 ) -> None:
-    """Show what a fleet does: throughput, streams, memory and failures of each server, step and lag of each rank.
+    """Show what a fleet does: throughput, streams, memory and failures of each server, step and lag of each rank,
+    samples and shards that failed.
 
     Redraws the terminal until Ctrl-C. A server that does not answer is shown as such, and asked again.
 
@@ -47,28 +49,32 @@ def top(
     if not once:
         _check_terminal(console)
     with _fleet(names, Channels(credentials)) as fleet:
+        failures = FailureWatch(fleet.channels)
         if once:
             fleet.look()
             time.sleep(interval_s)
-            _print(console, fleet.look())
+            answers = fleet.look()
+            _print(console, answers, failures.look(answers))
             return
-        _watch(fleet, console, interval_s)
+        _watch(fleet, failures, console, interval_s)
 
 
-def _print(console: Console, answers: Sequence[Answer]) -> None:
+def _print(console: Console, answers: Sequence[Answer], failed: Sequence[Failed]) -> None:
     if not console.is_terminal:
         console.width = WIDTH_OF_FILE
-    console.print(fleet_tables(answers, console.width))
+    console.print(fleet_tables(answers, console.width, failed=failed))
 
 
-def _watch(fleet: Fleet, console: Console, interval_s: float) -> None:
+def _watch(fleet: Fleet, failures: FailureWatch, console: Console, interval_s: float) -> None:
     with (
         suppress(KeyboardInterrupt),  # it is how this ends, so no failure
         _in_order_on_sigterm(),
         Live(console=console, screen=True, auto_refresh=False) as live,
     ):
         while True:
-            live.update(fleet_tables(fleet.look(), console.width, console.height), refresh=True)
+            answers = fleet.look()
+            tables = fleet_tables(answers, console.width, console.height, failures.look(answers))
+            live.update(tables, refresh=True)
             time.sleep(interval_s)
 
 

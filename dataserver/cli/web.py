@@ -19,11 +19,12 @@ from dataserver.web.background import Background
 from dataserver.web.datasets import NO_DATASETS, DatasetPages, LocalData
 from dataserver.web.fleet_page import FleetPage
 from dataserver.web.fleet_watch import FleetWatch
+from dataserver.web.jobs import FileJob, NoJobs
 from dataserver.web.reports import StepReports
 from dataserver.web.rights import ListedDatasets
 from dataserver.web.samples import dataset_routes
 from dataserver.web.server import Route, WebServer
-from dataserver.web.steps import StepPages, no_job, step_routes
+from dataserver.web.steps import StepPages, step_routes
 from dataserver.web.visitors import TokenDoor
 
 MIN_INTERVAL_S: Final = 0.2
@@ -87,15 +88,16 @@ def web(
         silence_pillow_warnings()
         settings = local_settings(dataset, index_dir, quarantine, tokenizer, config)
         local = LocalData(Catalog.open(settings), settings.datasets, settings.index_dirs)
-    rights, reports = ListedDatasets(names, channels), StepReports(names, channels)
+    rights, reports = ListedDatasets(names, channels), StepReports(NamedServers(names, channels))
     datasets = DatasetPages(local, work, rights.fingerprints if names else None)
     routes: dict[str, Route] = {"/api/fleet": FleetPage(watch).document, **dataset_routes(datasets)}
-    steps = None if job is None else _steps(job, local.catalog, datasets, work, reports)
-    routes |= {"/api/step": no_job} if steps is None else step_routes(steps)
+    jobs = NoJobs() if job is None else _job(job, local.catalog, datasets)
+    steps = StepPages(jobs, local.catalog.datasets, work, reports)
+    routes |= step_routes(steps)
     server = WebServer(host, port, routes, door, None if tls is None else tls.get, web_host)
     try:
         watch.start()
-        if steps is not None:
+        if job is not None:
             steps.open()
         print(f"the page is at {server.url}", flush=True)
         _wait()
@@ -103,11 +105,13 @@ def web(
         server.close()
         watch.close()
         work.close()
+        reports.close()
+        rights.close()
 
 
-def _steps(job: Path, catalog: Catalog, datasets: DatasetPages, work: Background, reports: StepReports) -> StepPages:
+def _job(job: Path, catalog: Catalog, datasets: DatasetPages) -> FileJob:
     names = dataset_names(read_job(job))  # its text is refused now, and not when somebody looks
-    return StepPages(lambda: planner_of(job, catalog), names, datasets, work, reports)
+    return FileJob(lambda: planner_of(job, catalog), names, lambda name: datasets.named({"dataset": name}))
 
 
 def _names(addresses: tuple[str, ...], interval_s: float, has_datasets: bool) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from dataserver.dataset.errors import (
     TokensMissingError,
     printable,
 )
+from dataserver.dataset.evictions import EvictionCounts, Evictions
 from dataserver.dataset.filter_grammar import compile_filter, filter_parts
 from dataserver.dataset.filters import Filter
 from dataserver.dataset.index.arrays import Array, ArraysError, read_arrays, write_arrays
@@ -105,6 +106,8 @@ __all__ = [
     "Effect",
     "EncodedChat",
     "Engine",
+    "EvictionCounts",
+    "Evictions",
     "Filter",
     "FilterError",
     "Finding",

@@ -5,6 +5,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
+from dataserver.dataset.evictions import EvictionCounts, Evictions
+
 Value = TypeVar("Value")
 
 
@@ -27,12 +29,19 @@ class LruCache(Generic[Value]):
         self._lock = threading.Lock()
         self._values: OrderedDict[Hashable, Value] = OrderedDict()
         self._loading: dict[Hashable, _Loading[Value]] = {}
+        self._evictions = Evictions()
 
     @property
     def used(self) -> int:
         """Cost of all values that are held."""
         with self._lock:
             return self._used
+
+    @property
+    def evictions(self) -> EvictionCounts:
+        """How many values were dropped for want of room, and made again soon after."""
+        with self._lock:
+            return self._evictions.counts
 
     def get(self, key: Hashable, load: Callable[[], Value]) -> Value:
         """Return the value of `key`, loading it where it is not held.
@@ -63,11 +72,9 @@ class LruCache(Generic[Value]):
             with self._lock:
                 if self._loading.get(key) is loading:
                     del self._loading[key]
-                if loading.values and key not in self._values and cost <= self._budget:
-                    self._values[key] = value
-                    self._used += cost
-                    while self._used > self._budget:
-                        self._remove(next(iter(self._values)))
+                if loading.values and key not in self._values:
+                    self._evictions.made(key)
+                    self._take(key, value, cost)
             loading.ended.set()
         return value
 
@@ -83,6 +90,17 @@ class LruCache(Generic[Value]):
         with self._lock:
             for key in [key for key in self._values if unwanted(key)]:
                 self._remove(key)
+
+    def _take(self, key: Hashable, value: Value, cost: int) -> None:  # with the lock held
+        if cost > self._budget:
+            self._evictions.dropped(key)
+            return
+        self._values[key] = value
+        self._used += cost
+        while self._used > self._budget:
+            oldest = next(iter(self._values))
+            self._remove(oldest)
+            self._evictions.dropped(oldest)
 
     def _remove(self, key: Hashable) -> None:  # with the lock held
         self._used -= self._cost(self._values.pop(key))

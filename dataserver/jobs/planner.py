@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 JOB_CHARS: Final = 12
 """Characters of a job's id that name it in logs and metrics."""
+ASIDE: Final = "(aside)"
+"""Stands for a job in the scheduler; no id of one is like it."""
 
 Value = TypeVar("Value")
 Fetch = Callable[["JobPlanner", int, IsCancelled], StepPlan | None]
@@ -170,6 +172,10 @@ class JobPlanner:
             WorkCancelledError: nobody waits for it any more.
         """
         return self._scheduler.run(self.job.job_id, work, cancelled)
+
+    def aside(self, work: Callable[[], Value]) -> Value:
+        """Compute something that no trainer waits for: it takes turns with all jobs, this one among them."""
+        return self._scheduler.run(ASIDE, work)
 
     def samples(self, step: int) -> StepSamples:
         """The samples of one step in canonical order.

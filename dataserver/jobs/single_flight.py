@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from typing import Final, Generic, TypeVar
 from weakref import WeakValueDictionary
 
+from dataserver.dataset import EvictionCounts, Evictions
 from dataserver.jobs.scheduler import IsCancelled, WorkCancelledError, never_cancelled
 
 LOOK_S: Final = 0.05
@@ -48,6 +49,7 @@ class SingleFlightCache(Generic[Key, Value]):
         self._alive: WeakValueDictionary[Key, Value] = WeakValueDictionary()
         self._entries: dict[Key, tuple[Value, int]] = {}
         """With the cost of each; the value used last is the last one."""
+        self._evictions = Evictions()
 
     def get(self, key: Key, compute: Callable[[IsCancelled], Value], cancelled: IsCancelled = never_cancelled) -> Value:
         """The value of `key`; an error of `compute` reaches all that wait, and is not cached.
@@ -90,6 +92,12 @@ class SingleFlightCache(Generic[Key, Value]):
         with self._lock:
             return self._used
 
+    @property
+    def evictions(self) -> EvictionCounts:
+        """How many values were dropped for want of room, and made again soon after."""
+        with self._lock:
+            return self._evictions.counts
+
     def find(self, key: Key) -> Value | None:
         """The value of `key`, used last from now on; None if there is none."""
         with self._lock:
@@ -106,10 +114,14 @@ class SingleFlightCache(Generic[Key, Value]):
         cost = self._cost(value)
         with self._lock:
             self._remove(key)
+            if key not in self._alive:  # one that somebody still holds costs nothing to have again
+                self._evictions.made(key)
             self._alive[key], self._entries[key] = value, (value, cost)
             self._used += cost
             while self._used > self._budget and len(self._entries) > 1:
-                self._remove(next(iter(self._entries)))
+                oldest = next(iter(self._entries))
+                self._remove(oldest)
+                self._evictions.dropped(oldest)
 
     def drop(self, where: Callable[[Key], bool]) -> None:
         """Drop the values of some keys."""

@@ -20,6 +20,10 @@ OWN_FILES: Final = 512
 """Descriptors for all else."""
 FULL: Final = 0.9
 """Share of a limit beyond which there is too little room."""
+REMADE: Final = 0.1
+"""Plans and windows that are made once more, for each plan, beyond which the memory for jobs is too small."""
+LEAST_REMADE: Final = 10
+"""As many may be made again when ranks reconnect."""
 LEAST_FREE_BYTES: Final = 1 << 30
 MIB: Final = 1 << 20
 SHORT: Final = 12
@@ -191,7 +195,17 @@ def _limits(one: Seen) -> Iterator[Finding]:
 def _memory(one: Seen) -> Iterator[Finding]:
     cached = one.metrics.cached
     used = cached.jobs + cached.tables + cached.windows + cached.plans
-    if cached.limit and used > FULL * cached.limit:
+    if one.metrics.HasField("remade"):  # a full cache is normal where nothing has to be made again
+        remade, plans = one.metrics.remade, sum(times.plans for times in one.metrics.plan_times)
+        again = remade.plans + remade.windows
+        if again > max(REMADE * plans, LEAST_REMADE):
+            yield Finding(
+                (one.address,),
+                f"{again} plans and shuffle windows were made again soon after they were dropped, of {plans} plans "
+                f"since its start; {cached.limit // MIB} MiB are for jobs",
+                "raise --job-bytes, or lower shuffle_window of new jobs",
+            )
+    elif cached.limit and used > FULL * cached.limit:
         yield Finding(
             (one.address,),
             f"{used // MIB} of {cached.limit // MIB} MiB for jobs are used, {cached.windows // MIB} by shuffle windows",

@@ -49,8 +49,10 @@ class ServerConfig(BaseModel):
     """Address for metrics in the format of Prometheus (HTTP, /metrics); port 0 takes a free one. By default there are
     none."""
     web_listen: Annotated[str | None, Metavar("HOST:PORT")] = None
-    """Address of pages for a browser that show this server, its --peers and its datasets, like `dataserver web`; port 0
-    takes a free one. By default there are none."""
+    """Address of pages for a browser that show this server, its --peers, its datasets and the steps of its jobs, like
+    `dataserver web`; port 0 takes a free one. By default there are none."""
+    web_hosts: Annotated[tuple[str, ...], Field(max_length=64), Metavar("NAME,...")] = ()
+    """Names by which browsers reach the pages of --web-listen, beside this host's own name and addresses."""
     otlp_endpoint: Annotated[str | None, Metavar("URL")] = None
     """Collector of OpenTelemetry traces (OTLP over gRPC): http://HOST:PORT, or https://HOST:PORT with TLS. What is done
     for steps that trainers trace is sent to it. By default nothing is."""

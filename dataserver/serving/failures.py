@@ -23,6 +23,8 @@ class FailureKind(StrEnum):
     """An image or clip cannot be made from its stored bytes: its sample is invalid."""
     READ = "read"
     """Storage did not give the bytes of a shard, at one of the tries."""
+    TEXT = "text"
+    """The token ids of a sample cannot be read, or are not those that were counted."""
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Final
 
-from dataserver.dataset import BlockCounts
+from dataserver.dataset import BlockCounts, EvictionCounts
 from dataserver.fleet.plan_source import PlanSource
 from dataserver.serving.cpu_time import cpu_seconds
 from dataserver.serving.failures import Failures
@@ -101,6 +101,8 @@ class Snapshot:
     cached_bytes: Mapping[str, int]
     """What is cached of jobs, by kind, as it counts against the limit."""
     cached_limit_bytes: int
+    evictions: Mapping[str, EvictionCounts]
+    """What was dropped for want of room, and made again soon after, by the same kinds."""
     store_reads: BlockCounts
     """Of this process."""
     cores: int

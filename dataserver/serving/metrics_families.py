@@ -109,6 +109,13 @@ def _of_jobs(found: GetMetricsResponse) -> Iterator[Metric]:
     for kind in CACHED:
         cached.add_metric([kind], getattr(found.cached, kind))
     yield cached
+    evicted = _counter("cached_job_evictions", "What was dropped of jobs for want of room.", labels=("kind",))
+    about = "What was made again within ten minutes after that: --job-bytes is too small."
+    remade = _counter("cached_job_remakes", about, labels=("kind",))
+    for kind in CACHED:
+        evicted.add_metric([kind], getattr(found.evicted, kind))
+        remade.add_metric([kind], getattr(found.remade, kind))
+    yield from (evicted, remade)
     yield _gauge("cached_job_limit_bytes", "Limit of what is cached of jobs (--job-bytes).", found.cached.limit)
 
 

@@ -50,6 +50,8 @@ def metrics_message(found: Snapshot) -> pb.GetMetricsResponse:
         plans_by_source=pb.PlanSources(**{source.value: n for source, n in counts.plans_by_source.items()}),
         known_jobs=found.known_jobs,
         cached=pb.CachedBytes(**found.cached_bytes, limit=found.cached_limit_bytes),
+        evicted=pb.CachedCounts(**{kind: counts.evicted for kind, counts in found.evictions.items()}),
+        remade=pb.CachedCounts(**{kind: counts.remade for kind, counts in found.evictions.items()}),
         resident_bytes=resident_bytes(),
         cores=found.cores,
         wanted_cores=found.wanted_cores,
@@ -71,7 +73,11 @@ def metrics_message(found: Snapshot) -> pb.GetMetricsResponse:
 
 def failures_message(failures: Failures, datasets: Mapping[str, Dataset]) -> pb.ListFailuresResponse:
     """The answer of ListFailures, of these datasets."""
-    kinds = {FailureKind.IMAGE: pb.FAILURE_KIND_IMAGE, FailureKind.READ: pb.FAILURE_KIND_READ}
+    kinds = {
+        FailureKind.IMAGE: pb.FAILURE_KIND_IMAGE,
+        FailureKind.READ: pb.FAILURE_KIND_READ,
+        FailureKind.TEXT: pb.FAILURE_KIND_TEXT,
+    }
     found = [
         pb.Failure(
             kind=kinds[one.kind],

@@ -8,7 +8,7 @@ from typing import Final
 
 from disttrain.v1 import data_service_pb2, errors_pb2
 
-from dataserver.dataset import Dataset
+from dataserver.dataset import Dataset, EvictionCounts
 from dataserver.jobs import Catalog, FairScheduler, Fetch, IsCancelled, JobCache, JobPlanner, SingleFlightCache
 from dataserver.planning.job.identity import Job
 from dataserver.serving.config import ServerConfig
@@ -92,6 +92,10 @@ class JobRegistry:
         """Jobs that are known."""
         return len(self._jobs.values())
 
+    def planners(self) -> list[JobPlanner]:
+        """Those of all jobs that are known; looking at them makes none of them used."""
+        return [served.planner for served in self._jobs.values()]
+
     def cached_bytes(self) -> dict[str, int]:
         """What is cached, by kind, in bytes as they count against `job_bytes`."""
         return {
@@ -99,6 +103,15 @@ class JobRegistry:
             "tables": self._cache.tables.used,
             "windows": self._cache.windows.used,
             "plans": self._cache.plans.used,
+        }
+
+    def evictions(self) -> dict[str, EvictionCounts]:
+        """What was dropped for want of room, and made again soon after, by the same kinds."""
+        return {
+            "jobs": self._jobs.evictions,
+            "tables": self._cache.tables.evictions,
+            "windows": self._cache.windows.evictions,
+            "plans": self._cache.plans.evictions,
         }
 
     def get_or_create(self, job: Job, visible: Catalog, cancelled: IsCancelled) -> ServedJob:

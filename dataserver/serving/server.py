@@ -190,6 +190,7 @@ class DataServer:
             known_jobs=self._jobs.num_jobs,
             cached_bytes=self._jobs.cached_bytes(),
             cached_limit_bytes=self.config.job_bytes,
+            evictions=self._jobs.evictions(),
             store_reads=BLOCKS.counts,
             cores=self.config.decode_threads,
             wanted_cores=0.0 if self._wanted is None else self._wanted.at(self._usage()),

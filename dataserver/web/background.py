@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from http import HTTPStatus
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from dataserver.dataset import DatasetError
 from dataserver.planning.balancing import BinBudgetError
@@ -57,6 +57,10 @@ class _Work:
 
     def is_wanted(self) -> bool:
         return self.is_wanted_later or monotonic() - self.asked_at < WANTED_S
+
+
+def _done(_progress: Progress) -> NoReturn:
+    raise AssertionError("work that is done is not done again")
 
 
 class Background:
@@ -131,7 +135,7 @@ class Background:
             except Exception:
                 _log.exception("a page cannot be worked out")
                 answer = {"error": "a defect of this server; its log has the details"}
-            work.answer = answer
+            work.answer, work.run = answer, _done  # what it was made of is not held
 
     def _next(self) -> _Work | None:
         """The piece of work that has waited longest; None at the end."""

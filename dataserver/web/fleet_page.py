@@ -6,14 +6,13 @@ from math import isfinite
 from typing import Any, Final
 
 from disttrain.v1.admin_service_pb2 import (
-    FAILURE_KIND_IMAGE,
-    FAILURE_KIND_READ,
     GetMetricsResponse,
     ListFailuresResponse,
 )
 
 from dataserver.dataset import printable
 from dataserver.reporting.fleet_checks import Finding, check
+from dataserver.reporting.fleet_failures import COUNTERS, KINDS, unreadable
 from dataserver.reporting.fleet_numbers import (
     STAGES,
     Answer,
@@ -36,22 +35,6 @@ MAX_RANKS: Final = 8192
 """Ranks that are sent to a page; those furthest behind come first where there are more."""
 MAX_FAILED: Final = 200
 """Failed samples and shards that are sent to a page, the newest."""
-KINDS_OF_FAILURE: Final[Mapping[int, str]] = {FAILURE_KIND_IMAGE: "image", FAILURE_KIND_READ: "read"}
-FAILURES: Final[Mapping[str, Callable[[GetMetricsResponse], int]]] = {
-    "invalid images": lambda found: found.invalid_images,
-    "failed reads of storage": lambda found: found.storage_errors,
-    "reads tried again": lambda found: found.storage_retries,
-    "reads that failed for good": lambda found: found.storage_failures,
-    "streams that left their data connection": lambda found: found.direct_fallbacks,
-    "plans: owner was late": lambda found: found.plans_by_source.late,
-    "plans: owner unreachable": lambda found: found.plans_by_source.unreachable,
-    "plans: owner refused": lambda found: found.plans_by_source.refused,
-    "plans: owner was wrong": lambda found: found.plans_by_source.wrong,
-    "owners of blocks gave nothing": lambda found: found.store_reads.owner_failures,
-}
-"""Counters of what went wrong, since each server began."""
-
-
 MayRead = Callable[[str], bool]
 """Whether a dataset of this name may be shown to who asks."""
 
@@ -182,7 +165,7 @@ def _hits(name: str, hits: int, others: int, unit: str, parts: Mapping[str, int]
 
 
 def _failures(answers: Mapping[str, GetMetricsResponse]) -> Iterator[dict[str, Any]]:
-    for kind, count_of in FAILURES.items():
+    for kind, count_of in COUNTERS.items():
         counts = {address: int(count) for address, found in answers.items() if (count := count_of(found))}
         if counts:
             most = max(counts, key=lambda address: counts[address])
@@ -201,7 +184,7 @@ def _failed(told: Mapping[str, ListFailuresResponse]) -> list[dict[str, Any]]:
     return [
         {
             "server": printable(address, MAX_CHARS),
-            "kind": KINDS_OF_FAILURE.get(failure.kind, "unknown"),
+            "kind": KINDS.get(failure.kind, "unknown"),
             "dataset": printable(failure.dataset, MAX_CHARS),
             "shard": printable(failure.shard, MAX_CHARS),
             "key": printable(failure.key, MAX_CHARS),
@@ -215,7 +198,7 @@ def _failed(told: Mapping[str, ListFailuresResponse]) -> list[dict[str, Any]]:
 
 def _checks(checked: Check) -> dict[str, Any]:
     try:
-        found = list(check(checked.seen, checked.at))
+        found = [*check(checked.seen, checked.at), *unreadable(checked.seen, checked.failed, checked.at)]
     except (ValueError, OverflowError, OSError) as error:  # such as a date beyond all calendars
         servers = tuple(one.address for one in checked.seen)
         found = [Finding(servers, f"one of them says what cannot be: {error}", "see what listens there")]

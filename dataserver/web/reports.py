@@ -10,8 +10,7 @@ from typing import Final
 import grpc
 from disttrain.v1.data_service_pb2 import ListStepTimesRequest, StepTimes
 
-from dataserver.reporting.fleet_calls import LIST_STEP_TIMES, FleetChannels, NamedServers, ask_all, why_silent
-from dataserver.security import Channels
+from dataserver.reporting.fleet_calls import LIST_STEP_TIMES, FleetChannels, Servers, ask_all, why_silent
 
 ANSWER_S: Final = 5.0
 ALL_S: Final = 10.0
@@ -35,8 +34,8 @@ class Found:
 class StepReports:
     """The reports of one fleet. Thread-safe: whoever asks while servers are asked waits for the same answers."""
 
-    def __init__(self, names: Sequence[str], channels: Channels) -> None:
-        self._channels = FleetChannels(NamedServers(names, channels))
+    def __init__(self, servers: Servers) -> None:
+        self._channels = FleetChannels(servers)
         self._lock = threading.Lock()
         self._found: OrderedDict[tuple[str, int], tuple[float, Found]] = OrderedDict()
         """By job and step, with the time of the answers on the monotonic clock."""

@@ -1,11 +1,12 @@
 """Which rank, stage and sample a planned step owes its time to: what lies on its critical path."""
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
 
-from dataserver.dataset import describe
+from dataserver.dataset import Dataset, describe
 from dataserver.planning.job.fields import Modality
 from dataserver.planning.job.identity import Job
 from dataserver.planning.layouts.interface import PlannedTimeline
@@ -13,20 +14,19 @@ from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.simulation import OperationKind, TimedOperation, critical_path
 from dataserver.planning.stream.samples import ROW_BITS
 from dataserver.reporting.timelines import labels_of
-from dataserver.web.datasets import DatasetPages
 
 MOST: Final = 8
 """Nodes, and operations, that are listed."""
 
 
-def costs_of(job: Job, plan: StepPlan, planned: PlannedTimeline, datasets: DatasetPages) -> dict[str, Any]:
+def costs_of(job: Job, plan: StepPlan, planned: PlannedTimeline, datasets: Mapping[str, Dataset]) -> dict[str, Any]:
     """The nodes on which the critical path spends most, and its longest operations with their largest samples.
 
     Args:
         job: the job.
         plan: of one of its steps.
         planned: what the simulator says of it.
-        datasets: tell the keys of samples.
+        datasets: by name; they tell the keys of samples.
     """
     path, labels = critical_path(planned.pipeline, planned.timeline), labels_of(planned)
     spent: Counter[int] = Counter()
@@ -50,7 +50,7 @@ def costs_of(job: Job, plan: StepPlan, planned: PlannedTimeline, datasets: Datas
 
 
 def _largest(
-    job: Job, plan: StepPlan, planned: PlannedTimeline, timed: TimedOperation, datasets: DatasetPages
+    job: Job, plan: StepPlan, planned: PlannedTimeline, timed: TimedOperation, datasets: Mapping[str, Dataset]
 ) -> dict[str, Any] | None:
     """The sample with the most tokens, or the largest image, of a microbatch; None where it holds none."""
     if timed.operation.kind is OperationKind.INTERACTION:
@@ -66,7 +66,8 @@ def _largest(
     n = int(np.argmax(work))
     sample = int(item[n]) if module.holds_samples else int(samples.locate(item[n : n + 1])[0][0])
     spec = job.spec.stream.datasets[int(samples.dataset[sample])]
-    dataset = datasets.named({"dataset": spec.name})[1].as_it_was(spec.fingerprint)
+    opened = datasets.get(spec.name)
+    dataset = None if opened is None else opened.as_it_was(spec.fingerprint)
     place = divmod(int(samples.sample[sample]), 1 << ROW_BITS)
     return {
         "dataset": spec.name,

@@ -4,17 +4,18 @@ Plans are made here from the indexes, as by `dataserver plan` and `dataserver si
 the servers to which the job's trainers reported it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from http import HTTPStatus
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from disttrain.v1.data_service_pb2 import StepTimes
 
-from dataserver.dataset import printable
+from dataserver.dataset import Dataset, printable
 from dataserver.jobs import JobPlanner
 from dataserver.planning.layouts.interface import PlannedTimeline
 from dataserver.planning.plan.expectation import imbalance
+from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.planner import PlanSummary, ablation, explain
 from dataserver.planning.simulation import OperationKind
 from dataserver.reporting.ablation import mean_ablation
@@ -22,7 +23,8 @@ from dataserver.reporting.alternatives import alternatives_of, changes
 from dataserver.reporting.comparison import Outcome, compare
 from dataserver.reporting.timelines import bars_of, critical_ns, labels_of, modules_of
 from dataserver.web.background import Background, Progress
-from dataserver.web.datasets import DatasetPages, number
+from dataserver.web.datasets import number
+from dataserver.web.jobs import Jobs, PickedJob
 from dataserver.web.measured import measured_document
 from dataserver.web.reports import StepReports
 from dataserver.web.server import Query, RequestError
@@ -39,91 +41,66 @@ KINDS: Final = tuple(OperationKind)
 
 
 class StepPages:
-    """The steps of one job. Thread-safe."""
+    """The steps of jobs. Thread-safe."""
 
-    def __init__(
-        self,
-        open_planner: Callable[[], JobPlanner],
-        names: Sequence[str],
-        datasets: DatasetPages,
-        work: Background,
-        reports: StepReports,
-    ) -> None:
-        """Show a job as far as its datasets may be shown.
+    def __init__(self, jobs: Jobs, datasets: Mapping[str, Dataset], work: Background, reports: StepReports) -> None:
+        """Show the steps of jobs, as far as these may be shown.
 
         Args:
-            open_planner: makes the planner of the job, which may take long.
-            names: of the job's datasets; before all of them may be shown, nothing of the job is, not even what is wrong
-                with it.
-            datasets: says which datasets may be shown.
+            jobs: says which.
+            datasets: of this machine, by name: they tell the keys of samples.
             work: does what takes longer.
             reports: what servers hold of measured times.
         """
-        self._open, self._names, self._datasets = open_planner, tuple(names), datasets
-        self._work, self._reports = work, reports
-        self._opened: JobPlanner | None = None
-        """Set by the thread that works things out, and by no other."""
+        self._jobs, self._datasets, self._work, self._reports = jobs, datasets, work, reports
 
     def step(self, query: Query) -> dict[str, Any]:
         """How one step is planned, once it is worked out."""
-        step = self._number(query)
-        return self._work.ask(("step", step), lambda _: self._step(step))
+        job, step = self._wanted(query)
+        return self._work.ask(("step", job.key, step), lambda _: self._step(job.open(), step))
 
     def policies(self, query: Query) -> dict[str, Any]:
         """What the same step would cost if the job were run in other ways, once it is worked out."""
-        step = self._number(query)
-        return self._work.ask(("policies", step), lambda progress: self._policies(step, progress))
+        job, step = self._wanted(query)
+        return self._work.ask(("policies", job.key, step), lambda progress: _policies(job.open(), step, progress))
 
     def measured(self, query: Query) -> dict[str, Any]:
         """What ranks reported of the step, beside the plan; the plan has to be worked out before."""
-        step, planner = self._number(query), self._opened
+        job, step = self._wanted(query)
+        planner = job.opened
         if planner is None:
             raise RequestError("the job is being opened; ask again", HTTPStatus.SERVICE_UNAVAILABLE)
         reports, problems = self._reports.of_step(planner.job.job_id, step)
         digest = sha256(b"".join(sha256(r.SerializeToString(deterministic=True)).digest() for r in reports)).digest()
-        answer = self._work.ask(("measured", step, digest), lambda _: self._measured(planner, step, reports))
+        answer = self._work.ask(("measured", job.key, step, digest), lambda _: _measured(job.open(), step, reports))
         if "found" not in answer:
             return answer
         silent = [{"server": printable(name, 256), "why": printable(why, 256)} for name, why in problems.items()]
         return {"found": {**answer["found"], "silent": silent}}
 
+    def listed(self, query: Query) -> dict[str, Any]:
+        """The jobs that there are to choose from."""
+        return self._jobs.listed(query)
+
     def open(self) -> None:
         """Begin to open the job."""
-        self._work.ask(("job",), lambda _: self._planner().num_steps, is_wanted_later=True)
+        job = self._jobs.pick({})
+        self._work.ask(("job", job.key), lambda _: job.open().num_steps, is_wanted_later=True)
 
-    def _number(self, query: Query) -> int:
-        """The step that a request names, if the job's datasets may be shown."""
-        self._check()
-        return number(query, "step", 0, MAX_STEP)
+    def _wanted(self, query: Query) -> tuple[PickedJob, int]:
+        """The job and the step that a request names, if they may be shown."""
+        return self._jobs.pick(query), number(query, "step", 0, MAX_STEP)
 
-    def _check(self) -> None:
-        opened = () if self._opened is None else self._opened.job.spec.stream.datasets
-        for name in (*self._names, *(dataset.name for dataset in opened)):
-            self._datasets.named({"dataset": name})
-
-    def _planner(self) -> JobPlanner:
-        """The planner, if its datasets may be shown.
-
-        Raises:
-            RequestError: they may not, or the job cannot be planned over them.
-        """
-        self._check()
-        if self._opened is None:
-            try:
-                self._opened = self._open()
-            except ValueError as error:  # which says what is wrong with the job, or with a file that it names
-                raise RequestError(str(error)) from None
-            self._check()
-        return self._opened
-
-    def _step(self, step: int) -> dict[str, Any]:
-        planner = self._planner()
+    def _step(self, planner: JobPlanner, step: int) -> dict[str, Any]:
         plan = planner.plan(step)
+        return planner.aside(lambda: self._document(planner, plan))
+
+    def _document(self, planner: JobPlanner, plan: StepPlan) -> dict[str, Any]:
         summary = explain(planner.job, plan)
         samples = plan.samples
         return {
             "job": planner.job.job_id,
-            "step": step,
+            "step": plan.step,
             "num_steps": planner.num_steps,
             "plan": plan.hash.hex(),
             "layout": planner.job.spec.execution.layout.kind,
@@ -149,26 +126,26 @@ class StepPages:
             **costs_of(planner.job, plan, summary.after, self._datasets),
         }
 
-    def _policies(self, step: int, progress: Progress) -> list[dict[str, Any]]:
-        planner = self._planner()
-        outcomes = compare(planner, alternatives_of(planner.job), [step], progress, timed=False)
-        return [_outcome(outcome, outcomes[0]) for outcome in outcomes]
 
-    def _measured(self, planner: JobPlanner, step: int, reports: Sequence[StepTimes]) -> dict[str, Any]:
-        self._planner()
-        plan = planner.plan(step)
-        found, timeline = measured_document(planner.job, plan, reports)
-        return {**found, "timeline": None if timeline is None else _timeline(timeline)}
+def _policies(planner: JobPlanner, step: int, progress: Progress) -> list[dict[str, Any]]:
+    outcomes = planner.aside(lambda: compare(planner, alternatives_of(planner.job), [step], progress, timed=False))
+    return [_outcome(outcome, outcomes[0]) for outcome in outcomes]
 
 
-def no_job(_query: Query) -> NoReturn:
-    """Answers for a step where no job is named."""
-    raise RequestError("no job is named: start dataserver web with --job FILE", HTTPStatus.NOT_FOUND)
+def _measured(planner: JobPlanner, step: int, reports: Sequence[StepTimes]) -> dict[str, Any]:
+    plan = planner.plan(step)
+    found, timeline = planner.aside(lambda: measured_document(planner.job, plan, reports))
+    return {**found, "timeline": None if timeline is None else _timeline(timeline)}
 
 
 def step_routes(pages: StepPages) -> dict[str, Callable[[Query], Any]]:
     """What the page of steps asks for."""
-    return {"/api/step": pages.step, "/api/step/policies": pages.policies, "/api/step/measured": pages.measured}
+    return {
+        "/api/jobs": pages.listed,
+        "/api/step": pages.step,
+        "/api/step/policies": pages.policies,
+        "/api/step/measured": pages.measured,
+    }
 
 
 def _timeline(planned: PlannedTimeline) -> dict[str, Any]:

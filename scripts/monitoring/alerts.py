@@ -109,6 +109,14 @@ SERVERS: Final = (
         "{{ $value | humanizePercentage }} of the plans of {{ $labels.job }} are not had from their owners",
     ),
     Alert(
+        "DistTrainJobBytesTooSmall",
+        "warning",
+        "15m",
+        'sum by (job, instance) (rate(disttrain_cached_job_remakes_total{kind=~"plans|windows"}[15m])) '
+        "/ sum by (job, instance) (rate(disttrain_plan_seconds_count[15m])) > 0.1",
+        "{{ $labels.instance }} makes {{ $value | humanize }} plans and windows once more for each plan",
+    ),
+    Alert(
         "DistTrainDataConnectionsFail",
         "warning",
         "0m",

@@ -260,7 +260,7 @@ PLANS: Final = Row(
         ),
         _graph(
             "Cached for jobs",
-            "Share of --job-bytes, by kind. A full cache is normal; then look at the time of plans.",
+            "Share of --job-bytes, by kind. A full cache is normal, unless things are made again.",
             "percentunit",
             (
                 "sum by (kind) (disttrain_cached_job_bytes{$server}) / on () group_left () "
@@ -268,6 +268,13 @@ PLANS: Final = Row(
                 "{{kind}}",
             ),
             stacked=True,
+        ),
+        _graph(
+            "Made again for jobs",
+            "Plans, windows and tables that were made within ten minutes after --job-bytes had no room for them.",
+            "short",
+            (_rate("disttrain_cached_job_remakes_total", "kind"), "{{kind}}"),
+            (_rate("disttrain_cached_job_evictions_total"), "dropped, of all kinds"),
         ),
         _graph("Known jobs", "By server.", "short", ("disttrain_known_jobs{$server}", "{{instance}}")),
     ),

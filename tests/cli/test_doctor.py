@@ -1,5 +1,6 @@
 """`dataserver doctor` before real servers."""
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,12 +15,13 @@ from cli.test_top import Stranger, grpc_server
 from disttrain.v1 import admin_service_pb2 as admin
 from fleet.servers import fleet, until
 from google.protobuf.timestamp_pb2 import Timestamp
-from serving.harness import index, running
-from shards import write_pairs
+from serving.harness import index, job_data, running
+from shards import break_images, write_pairs
 
 from dataserver.reporting.fleet_calls import NamedServers
 from dataserver.reporting.fleet_setup import look
 from dataserver.security import Channels
+from dataserver.serving.failures import FailureKind
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +57,28 @@ def test_a_fleet_that_is_not(pairs: Path, tmp_path: Path, stack: ExitStack) -> N
     assert any(line.startswith(f"{one.address}: dataset d fingerprint ") for line in lines)
     assert f"{one.address}: dataset e missing" in lines
     assert lines[-1] == "5 findings"
+
+
+def test_samples_that_failed_are_named_and_are_no_fault_of_the_fleet(tmp_path: Path, stack: ExitStack) -> None:
+    broken = index(write_pairs(tmp_path / "d", 16, 16, seed=6))
+    break_images(broken, (3, 0))
+    server = stack.enter_context(running({"d": broken}))
+    job = server.create(job_data(datasets=[{"name": "d"}], end={"epochs": 1}, generation={"ratio": "0"}))
+    for rank in (0, 1):
+        server.read(job.job_id, "vit", rank)
+    done = run("doctor", server.address)
+    shard = server.catalog.datasets["d"].shards[0]
+    failed, remedy, verdict = done.stdout.splitlines()[-3:]
+    assert (done.returncode, verdict) == (0, "nothing is wrong"), done
+    assert re.fullmatch(r"failed \(image\) at \d\d-\d\d \d\d:\d\d:\d\d: dataset d, .*", failed)
+    assert f"dataset d, shard {shard.name}, sample {shard.keys()[3]}: image 0 cannot be made" in failed
+    assert failed.endswith(f"({server.address})")
+    assert "dataserver lint --decode" in remedy
+    dataset = server.catalog.datasets["d"]
+    server.server._metrics.failures.note(FailureKind.READ, "d", dataset, 0, -1, "Input/output error")
+    done = run("doctor", server.address)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "1 findings")
+    assert f"{server.address}: reads of shard {shard.name} of dataset d failed: Input/output error" in done.stdout
 
 
 def test_a_fleet_that_asks_for_credentials(pairs: Path, tmp_path: Path, stack: ExitStack) -> None:

@@ -85,6 +85,10 @@ def test_one_table_of_servers_and_ranks(server: Running) -> None:
     assert rank[1:5] == ["vit", "0", "-", "-"], "nobody said what the trainer took"
     assert int(rank[5]) > 0
     assert rank[-1] == server.address
+    shard = server.catalog.datasets["d"].shards[0]
+    (failed,) = [row for row in rows(done.stdout) if row[:1] == ["image"]]
+    assert failed[1:5] == ["d", shard.name, shard.keys()[3], str(metrics(server).invalid_images)]
+    assert failed[7] == server.address
 
 
 def counted(found: pb.GetMetricsResponse) -> pb.GetMetricsResponse:

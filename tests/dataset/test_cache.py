@@ -3,7 +3,9 @@
 import random
 import threading
 
+from dataserver.dataset import EvictionCounts
 from dataserver.dataset.cache import LruCache
+from dataserver.dataset.evictions import MAX_REMEMBERED, Evictions
 
 
 def test_least_recently_used_goes_first() -> None:
@@ -20,10 +22,22 @@ def test_least_recently_used_goes_first() -> None:
     assert get("bbbb") == "bbbb"
     assert get("x" * 11) == "x" * 11
     assert loads == ["aaaa", "bbbb", "cccc", "bbbb", "x" * 11, "x" * 11]
+    assert cache.evictions == EvictionCounts(evicted=4, remade=2), "what finds no room is dropped at once"
     cache.drop("bbbb")
     cache.drop("never there")
     get("bbbb")
     assert loads[-1] == "bbbb"
+    assert cache.evictions == EvictionCounts(evicted=4, remade=2), "nobody lacked room for it"
+
+
+def test_evictions_of_many_keys_are_counted_in_bounded_memory() -> None:
+    found = Evictions()
+    for key in range(2 * MAX_REMEMBERED):
+        found.dropped(key)
+    found.made(0)
+    found.made(2 * MAX_REMEMBERED - 1)
+    assert found.counts == EvictionCounts(evicted=2 * MAX_REMEMBERED, remade=1)
+    assert len(found._dropped) == MAX_REMEMBERED - 1
 
 
 def test_many_threads_see_their_own_values() -> None:

@@ -32,6 +32,10 @@ HEALTHY = {
     "process_max_fds": f"1000x{LAST}",
     'disttrain_plans_total{source="fetched"}': f"0+20x{LAST}",
     'disttrain_plans_total{source="late"}': f"0+1x{LAST}",
+    'disttrain_cached_job_remakes_total{kind="plans"}': f"0+1x{LAST}",
+    'disttrain_cached_job_remakes_total{kind="windows"}': f"5x{LAST}",
+    'disttrain_cached_job_remakes_total{kind="tables"}': f"0+100x{LAST}",
+    "disttrain_plan_seconds_count": f"0+20x{LAST}",
     "disttrain_direct_fallbacks_total": f"3x{LAST}",
     "disttrain_storage_errors_total": f"0+1x{LAST}",
     "disttrain_storage_retries_total": f"0+1x{LAST}",
@@ -56,6 +60,7 @@ CASES: dict[str, dict[str, str]] = {
     "DistTrainStreamsNearLimit": {"disttrain_open_streams": f"60x{LAST}"},
     "DistTrainFilesNearLimit": {"process_open_fds": f"950x{LAST}"},
     "DistTrainPlansRepeated": {'disttrain_plans_total{source="late"}': f"0+10x{LAST}"},
+    "DistTrainJobBytesTooSmall": {'disttrain_cached_job_remakes_total{kind="windows"}': f"0+5x{LAST}"},
     "DistTrainDataConnectionsFail": {"disttrain_direct_fallbacks_total": NEWS},
     "DistTrainStorageFails": {"disttrain_storage_failures_total": NEWS},
     "DistTrainStorageShaky": {

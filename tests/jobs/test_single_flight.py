@@ -2,12 +2,14 @@
 
 import gc
 import threading
+import time
 import weakref
 from contextlib import suppress
 from dataclasses import dataclass
 
 import pytest
 
+from dataserver.dataset import EvictionCounts, evictions
 from dataserver.jobs import IsCancelled, SingleFlightCache
 
 
@@ -20,7 +22,7 @@ def cache(budget: int) -> SingleFlightCache[int, Thing]:
     return SingleFlightCache(budget, lambda thing: thing.cost)
 
 
-def test_what_was_used_least_recently_goes_first_and_is_made_again() -> None:
+def test_what_was_used_least_recently_goes_first_and_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
 
     def make(key: int) -> Thing:
@@ -35,6 +37,10 @@ def test_what_was_used_least_recently_goes_first_and_is_made_again() -> None:
     things.get(2, lambda _: make(2))
     assert made == [1, 2, 3, 4, 2]
     assert len(things.values()) == 3
+    assert things.evictions == EvictionCounts(evicted=2, remade=1)
+    monkeypatch.setattr(evictions, "monotonic", lambda: time.monotonic() + evictions.SOON_S)
+    things.get(3, lambda _: make(3))
+    assert things.evictions == EvictionCounts(evicted=3, remade=1), "so late it is no longer in use"
 
 
 def test_what_somebody_holds_is_found_whatever_it_costs_and_kept_again() -> None:

@@ -88,6 +88,9 @@ def change(part: str, **fields: Any) -> Callable[[Seen], Seen]:
         (change("metrics", open_streams=64), 1, "all 64 streams are open"),
         (change("metrics", cached=admin.CachedBytes(windows=1000 << 20, limit=1 << 30)), 1,
          "1000 of 1024 MiB for jobs are used, 1000 by shuffle windows"),
+        (change("metrics", remade=admin.CachedCounts(plans=8, windows=3, tables=99)), 1,
+         "11 plans and shuffle windows were made again soon after they were dropped, of 0 plans since its start; "
+         "1024 MiB are for jobs"),
         (change("diagnostics", cache_free_bytes=5 << 20), 1, "5 MiB are left on the disk of --cache-dir"),
         (change("diagnostics", live_peers=1), 1, "1 of 2 peers answer it"),
         (change("metrics", direct_fallbacks=3), 1, "3 streams left their data connection for gRPC, since its start"),
@@ -104,6 +107,16 @@ def test_one_server_that_is_not_well(changed: Callable[[Seen], Seen], servers: i
     if servers != 3:
         assert findings[-1].servers == (f"cpu{position}:50051",)
     assert all(finding.remedy for finding in findings)
+
+
+def test_a_full_cache_is_normal_where_little_is_made_again() -> None:
+    (one,) = fleet(1)
+    one.metrics.cached.CopyFrom(admin.CachedBytes(windows=1000 << 20, limit=1 << 30))
+    one.metrics.remade.CopyFrom(admin.CachedCounts(plans=100, tables=5000))
+    one.metrics.plan_times.add(plans=1000)
+    assert list(check([one], NOW)) == []
+    one.metrics.remade.windows = 1
+    assert len(list(check([one], NOW))) == 1
 
 
 def test_what_is_wanted_is_not_mentioned() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
 from disttrain.v1 import admin_service_pb2 as pb
 from disttrain.v1.admin_service_pb2_grpc import AdminServiceStub
@@ -49,6 +50,31 @@ def test_invalid_images_and_unreadable_shards_are_named(tmp_path: Path) -> None:
     assert (unreadable.kind, unreadable.shard, unreadable.key) == (pb.FAILURE_KIND_READ, shard.name, "")
     assert unreadable.reason == "Input/output error"
     assert str(folder) not in str(unreadable)
+
+
+def test_token_ids_that_cannot_be_had_are_named_by_sample(tmp_path: Path) -> None:
+    folder = index(write_pairs(tmp_path / "d", 16, 16, seed=6))
+    data = job_data(datasets=[{"name": "d"}], end={"epochs": 1}, generation={"ratio": "0"})
+    with running({"d": folder}) as server:
+        job = server.create(data)
+        shard = server.catalog.datasets["d"].shards[0]
+        (ids,) = folder.rglob("*.ids")
+        good = ids.read_bytes()
+        ids.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+        with pytest.raises(grpc.RpcError, match="are not those that were counted"):
+            server.read(job.job_id, "llm", 0)
+        (counted,) = listed(server.channel).failures
+        ids.unlink()
+        ids.mkdir()
+        with pytest.raises(grpc.RpcError):
+            server.read(job.job_id, "llm", 0)
+        newest = listed(server.channel).failures[0]
+    assert (counted.kind, counted.dataset, counted.shard) == (pb.FAILURE_KIND_TEXT, "d", shard.name)
+    keys = shard.keys()
+    assert counted.key in keys
+    assert (counted.count, "count tokens again" in counted.reason) == (1, True)
+    assert (newest.kind, newest.key in keys, newest.reason) == (pb.FAILURE_KIND_TEXT, True, "Is a directory")
+    assert str(folder) not in str(newest) + str(counted)
 
 
 class Unreadable:

@@ -127,11 +127,26 @@ def test_the_numbers_are_those_of_what_was_streamed(folder: Path) -> None:
     assert found[("known_jobs",)] == 1
     for kind in ("jobs", "tables", "windows", "plans"):
         assert 0 < found[("cached_job_bytes", kind)] <= found[("cached_job_limit_bytes",)]
+        assert found[("cached_job_evictions_total", kind)] == found[("cached_job_remakes_total", kind)] == 0
     assert found[("storage_errors_total",)] == found[("storage_retries_total",)] == 0
     assert found[("storage_failures_total",)] == 0
     assert found[("prefetch_used_bytes",)] == 0
     assert found[("process_resident_memory_bytes",)] > 1 << 20
     assert {key for key in found if key[0].startswith("rank_")} == set()
+
+
+def test_plans_that_find_no_room_are_counted_each_time_they_are_made(folder: Path) -> None:
+    with serving(folder) as server:
+        job = server.create(one_pass(global_batch=4))
+        plans = server.server.jobs._cache.plans
+        plans._budget = 1  # one plan, the last one used, is cached whatever it costs
+        for rank in (0, 1):
+            server.read(job.job_id, "vit", rank)
+        found = until(server, lambda now: now[("open_streams",)] == 0)
+    assert job.num_steps == 4
+    assert found[("cached_job_evictions_total", "plans")] == 2 * job.num_steps - 1
+    assert found[("cached_job_remakes_total", "plans")] == job.num_steps
+    assert found[("plan_seconds_count",)] == 2 * job.num_steps
 
 
 def test_an_unread_stream_shows_until_it_is_closed(photographs: Path) -> None:

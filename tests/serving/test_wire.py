@@ -137,7 +137,7 @@ def test_every_key_of_a_server_has_its_default_and_its_bounds() -> None:
     names |= {"shared_memory", "direct", "transforms"}
     others = {"listen", "data_listen", "insecure", "metrics_listen", "log_format", "peers", "cache_dir"}
     others |= {"block_cache_dir", "health_listen", "tls_cert", "tls_key", "tls_ca", "client_ca", "token_file", "policy"}
-    others |= {"otlp_endpoint", "web_listen"}
+    others |= {"otlp_endpoint", "web_listen", "web_hosts"}
     assert bounds.keys() | names | others == set(ServerConfig.model_fields)
     assert (defaults.listen, defaults.insecure, defaults.tokenizers) == ("127.0.0.1:50051", False, {})
     assert (defaults.metrics_listen, defaults.log_format) == (None, "text")

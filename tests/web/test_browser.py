@@ -30,6 +30,7 @@ from dataserver.web.background import Background
 from dataserver.web.datasets import DatasetPages, LocalData
 from dataserver.web.fleet_page import FleetPage
 from dataserver.web.fleet_watch import FleetWatch
+from dataserver.web.jobs import FileJob
 from dataserver.web.reports import StepReports
 from dataserver.web.samples import dataset_routes
 from dataserver.web.server import WebServer
@@ -137,8 +138,9 @@ def steps(root: Path, server: Running, local: LocalData, work: Background) -> St
             step_time=Duration(nanos=planned.makespan_ns * 5 // 4), data_wait=Duration(nanos=node.rank * 90_000),
         )  # fmt: skip
         server.stub.ReportStepTimes(pb_data.ReportStepTimesRequest(times=times), timeout=60)
-    reports = StepReports((server.address,), Channels())
-    return StepPages(lambda: planner_of(job, local.catalog), ("d",), DatasetPages(local, work, None), work, reports)
+    reports = StepReports(NamedServers((server.address,), Channels()))
+    shown = FileJob(lambda: planner_of(job, local.catalog), ("d",), lambda _: None)
+    return StepPages(shown, local.catalog.datasets, work, reports)
 
 
 def test_every_page_in_both_themes_at_a_phones_width_and_by_keyboard(

@@ -4,6 +4,7 @@ import json
 import re
 import ssl
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,9 @@ import yaml
 from builders.authority import TOKENS, Authority, token_file, write
 from cli.server_process import command
 from disttrain.v1 import admin_service_pb2 as pb
+from disttrain.v1 import data_service_pb2 as pb_data
 from disttrain.v1.admin_service_pb2_grpc import AdminServiceStub
+from google.protobuf.duration_pb2 import Duration
 from serving.harness import Running, index, job_data, running
 from shards import break_images, write_pairs
 from web.harness import fleet_when, get, password
@@ -96,6 +99,63 @@ def test_a_visitor_sees_what_the_policy_lets_it(fleet: tuple[str, list[str]]) ->
     assert found["failed"] == [], "of a dataset that the watcher may not read"
     assert "broken" not in json.dumps(found)
     assert fleet_when(page, checked, **as_("ops"))["failed"] != []
+
+
+def test_steps_of_the_jobs_that_a_server_knows_are_shown_to_those_who_may_read_all_of_their_datasets(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    policy = write(tmp_path / "policy.yaml", yaml.safe_dump(POLICY).encode())
+    knowing: dict[str, Any] = {"token_file": token_file(tmp_path, *TOKENS), "policy": policy}
+    ops = Credentials(token_file=write(tmp_path / "ops", TOKENS["ops"].encode()))
+    with (
+        running(folders, credentials=ops, peers=["127.0.0.1:1"], web_listen="127.0.0.1:0", **knowing) as server,
+        pages(server) as url,
+    ):
+        page = address_of(url)
+        nothing = get(page, "/api/step?step=0", **as_("ops"))
+        assert (nothing.status, "trainers bring theirs" in nothing.json()["error"]) == (404, True)
+        both = job_data(datasets=[{"name": "broken"}, {"name": "whole"}], end={"steps": 2}, generation={"ratio": "0"})
+        one = server.create(job_data(datasets=[{"name": "broken"}], end={"steps": 3}, generation={"ratio": "0"})).job_id
+        two = server.create(both).job_id
+
+        def listed(who: str) -> dict[str, int]:
+            return {job["job"]: job["num_steps"] for job in get(page, "/api/jobs", **as_(who)).json()["jobs"]}
+
+        assert listed("ops") == {one: 3, two: 2}
+        assert listed("alice") == {one: 3}
+        assert get(page, "/api/jobs", **as_("bob")).status == 403
+
+        def worked(who: str, path: str, job: str) -> Any:
+            while "working" in (answer := get(page, f"/api/{path}?step=1&job={job}", **as_(who)).json()):
+                time.sleep(0.05)
+            return answer
+
+        found = worked("ops", "step", two)["found"]
+        planned = next(p for p in server.server.jobs.planners() if p.job.job_id == two).plan(1)
+        assert (found["job"], found["plan"], found["num_steps"]) == (two, planned.hash.hex(), 2)
+        assert {o["sample"]["dataset"] for o in found["costly_operations"] if o["sample"]} <= {"broken", "whole"}
+        for path in ("step", "step/measured", "step/policies"):
+            refused = get(page, f"/api/{path}?step=1&job={two}", **as_("alice"))
+            assert (refused.status, two[:12] in refused.json()["error"]) == (404, True), "nor what was worked out"
+            assert get(page, f"/api/{path}?step=1&job=%00<b>", **as_("alice")).status == 404
+        assert worked("alice", "step", "")["found"]["job"] == one, "the first one that she may see"
+        times = pb_data.StepTimes(job_id=one, step=1, module="vit", rank=0, step_time=Duration(seconds=1))
+        server.stub.ReportStepTimes(pb_data.ReportStepTimesRequest(times=times), timeout=60)
+        measured = worked("alice", "step/measured", one)["found"]
+        assert measured["reports"] == 1
+        assert [silent["server"] for silent in measured["silent"]] == ["127.0.0.1:1"]
+
+
+def test_pages_answer_to_the_names_that_they_are_given(folders: dict[str, Path]) -> None:
+    with (
+        running(folders, web_listen="127.0.0.1:0", web_hosts=["fleet.example", "Other.Example"]) as server,
+        pages(server) as url,
+    ):
+        page = address_of(url)
+        for name in ("fleet.example", "other.example:8420", "localhost", page):
+            assert get(page, "/api/datasets", Host=name).status == 200
+        for name in ("stranger.example", "fleet.example.stranger.example", "fleet.example\t", ""):
+            assert get(page, "/api/datasets", Host=name).status == 403
 
 
 def test_over_tls_a_server_asks_itself_and_its_pages_are_encrypted(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -17,10 +17,12 @@ from web.test_dataset_page import ask, worked
 from dataserver.cli.jobs import planner_of
 from dataserver.jobs import Catalog, JobPlanner
 from dataserver.planning.planner import ablation, explain
+from dataserver.reporting.fleet_calls import NamedServers
 from dataserver.security import Channels
 from dataserver.serving.config import load_config
 from dataserver.web.background import Background
 from dataserver.web.datasets import DatasetPages, LocalData
+from dataserver.web.jobs import FileJob
 from dataserver.web.reports import StepReports
 from dataserver.web.server import RequestError, WebServer
 from dataserver.web.steps import StepPages, step_routes
@@ -44,10 +46,13 @@ class Site:
         catalog, work = Catalog.open(settings), Background()
         stack.callback(work.close)
         pages = DatasetPages(LocalData(catalog, settings.datasets, {}), work, lambda: dict.fromkeys(self.shown, ""))
-        times = StepReports((self.server.address, "127.0.0.1:1"), Channels())
+        times = StepReports(NamedServers((self.server.address, "127.0.0.1:1"), Channels()))
         stack.callback(times.close)
         self.planner: JobPlanner = planner_of(job, catalog)
-        self.steps = StepPages(lambda: planner_of(job, catalog), ("pairs", "docs"), pages, work, times)
+        self.steps = StepPages(
+            FileJob(lambda: planner_of(job, catalog), ("pairs", "docs"), lambda name: pages.named({"dataset": name})),
+            catalog.datasets, work, times,
+        )  # fmt: skip
         web = WebServer("127.0.0.1", 0, step_routes(self.steps))
         stack.callback(web.close)
         self.address = web.address
@@ -150,11 +155,10 @@ def test_of_a_job_that_cannot_be_opened_strangers_learn_nothing() -> None:
         raise ValueError("the job names column secret")
 
     shown: set[str] = set()
-    catalog, work, reports = Catalog({}, {}), Background(), StepReports((), Channels())
+    catalog, work, reports = Catalog({}, {}), Background(), StepReports(NamedServers((), Channels()))
     data = DatasetPages(LocalData(catalog, {}, {}), work, lambda: dict.fromkeys(shown, ""))
-    pages = StepPages(broken, ("pairs",), data, work, reports)
-    pages.open()
-    for ask_for in (pages.step, pages.policies, pages.measured):
+    pages = StepPages(FileJob(broken, ("pairs",), lambda name: data.named({"dataset": name})), {}, work, reports)
+    for ask_for in (pages.step, pages.policies, pages.measured, pages.listed):
         with pytest.raises(RequestError, match="no dataset is named 'pairs'"):
             ask_for({"step": "0"})
     work.close()

@@ -6,7 +6,7 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Final, TypeVar
 
-from dataserver.assembly import PreparedView, UnreadableError
+from dataserver.assembly import PreparedView, UncountedError, UnreadableError
 from dataserver.dataset import ShardReadError
 from dataserver.serving.metrics import Metrics
 from dataserver.serving.stream.source import MicrobatchSpec, ViewSource
@@ -82,7 +82,8 @@ class Assembly:
             if not self._stop.is_set():
                 used = self.memory.buffer[: self.spec.num_bytes]
                 with opened(self._span.context, "lay out"):
-                    prepared = with_retries(lambda: source.prepare(self.spec, used), self._stop, self._metrics)
+                    prepare = partial(self._noted, source, lambda: source.prepare(self.spec, used))
+                    prepared = with_retries(prepare, self._stop, self._metrics)
                 for task in prepared.tasks:
                     self._submit(pool, partial(self._noted, source, task))
         except Exception as error:
@@ -118,10 +119,10 @@ class Assembly:
         except Exception as error:
             self._fail(error)
 
-    def _noted(self, source: ViewSource, task: Callable[[], int]) -> int:
+    def _noted(self, source: ViewSource, work: Callable[[], Result]) -> Result:
         try:
-            return task()
-        except UnreadableError as error:
+            return work()
+        except (UnreadableError, UncountedError) as error:
             source.note_unreadable(error, self._metrics.failures)
             raise
 

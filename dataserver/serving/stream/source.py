@@ -3,7 +3,15 @@
 from dataclasses import dataclass
 from typing import Final
 
-from dataserver.assembly import PreparedView, TensorSpec, UnreadableError, prepare_view, total_bytes, view_tensors
+from dataserver.assembly import (
+    PreparedView,
+    TensorSpec,
+    UncountedError,
+    UnreadableError,
+    prepare_view,
+    total_bytes,
+    view_tensors,
+)
 from dataserver.jobs import IsCancelled
 from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.plan.views import ViewPlan, view_plan
@@ -15,6 +23,8 @@ from dataserver.serving.transport.interface import EncodedMicrobatch
 from dataserver.serving.wire import encode_microbatch, zstd_compressor
 
 NOT_MADE: Final = "from its stored bytes: damaged, of another size than was indexed, or beyond a limit"
+
+NOT_COUNTED: Final = "its token ids are not there, or are not those that were counted: count tokens again"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,13 +116,17 @@ class ViewSource:
             dataset, (shard, row) = int(samples.dataset[sample]), divmod(int(samples.sample[sample]), 1 << ROW_BITS)
             self._note(FailureKind.IMAGE, dataset, shard, row, f"image {image} cannot be made {NOT_MADE}", failures)
 
-    def note_unreadable(self, error: UnreadableError, failures: Failures) -> None:
-        """Remember a shard that could not be read, without the place where it lies."""
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, OSError):
-            cause = cause.__cause__
-        reason = (cause and cause.strerror) or "it gave other bytes than its index promises"
-        self._note(FailureKind.READ, error.dataset, error.shard, -1, reason, failures)
+    def note_unreadable(self, error: UnreadableError | UncountedError, failures: Failures) -> None:
+        """Remember a shard, or the token ids of a sample, that could not be read, without the place where it lies."""
+        kind = FailureKind.READ if error.row < 0 else FailureKind.TEXT
+        if isinstance(error, UncountedError):
+            reason = NOT_COUNTED
+        else:
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, OSError):
+                cause = cause.__cause__
+            reason = (cause and cause.strerror) or "it gave other bytes than its index promises"
+        self._note(kind, error.dataset, error.shard, error.row, reason, failures)
 
     def _note(self, kind: FailureKind, dataset: int, shard: int, row: int, reason: str, failures: Failures) -> None:
         name = self.served.job.stream.datasets[dataset].name

@@ -7,10 +7,14 @@ const tile = (value, what) => h("div", {}, h("b", {}, value), h("span", {}, what
 export function stepPage(host, state, query) {
   let closed = false,
     step = Number(query.get("step") ?? 0) || 0,
+    job = query.get("job") ?? "",
+    jobs = [],
+    asked = 0, // grows with every question: an answer to an older one is thrown away
     found = null,
     measured = null,
     which = "after";
   const field = h("input", { type: "search", inputmode: "numeric", class: "short", "aria-label": "Step", value: step });
+  const picker = h("select", { "aria-label": "Job", hidden: true, onchange: choose });
   const turn = (by) => () => go(Math.max(step + by, 0));
   const form = h(
     "form",
@@ -21,6 +25,7 @@ export function stepPage(host, state, query) {
         go(Number(field.value) || 0);
       },
     },
+    picker,
     h("button", { type: "button", onclick: turn(-1) }, "Back"),
     field,
     h("button", { type: "button", onclick: turn(1) }, "Next"),
@@ -31,26 +36,49 @@ export function stepPage(host, state, query) {
   let timeline = null;
   host.append(form, body);
 
-  function go(to) {
-    location.hash = `step?${new URLSearchParams({ step: to })}`;
+  function go(to, of = job) {
+    location.hash = `step?${new URLSearchParams({ step: to, ...(of ? { job: of } : {}) })}`;
+  }
+
+  const fields = () => ({ step, ...(job ? { job } : {}) });
+
+  function choose() {
+    const first = jobs.find((one) => one.job === picker.value)?.first_step ?? 0;
+    go(first, picker.value);
+  }
+
+  // The jobs of a server; of a file there is one, and nothing to choose.
+  async function list() {
+    const answer = await ask("/api/jobs").catch(() => ({ jobs: [] })); // what is wrong is told of the step
+    if (closed) return;
+    jobs = answer.jobs;
+    picker.hidden = !jobs.length;
+    picker.replaceChildren(
+      ...jobs.map((one) =>
+        h("option", { value: one.job }, `${one.job.slice(0, 12)}, ${one.layout}, ${one.datasets.join(" + ")}`),
+      ),
+    );
+    picker.value = job || found?.job || jobs[0]?.job || "";
   }
 
   async function start() {
-    const wanted = step;
-    const over = () => closed || wanted !== step;
+    const mine = ++asked;
+    const over = () => closed || mine !== asked;
     timeline?.close();
     timeline = null;
     measured = null;
     which = "after";
     field.value = step;
     found = null;
-    const answer = await worked("/api/step", { step }, body, over);
+    form.lastChild.textContent = "";
+    const answer = await worked("/api/step", fields(), body, over);
     if (!answer) return;
     found = answer;
+    if (!picker.hidden) picker.value = found.job;
     const ids = `job ${found.job.slice(0, 12)}, plan ${found.plan.slice(0, 12)}`;
     form.lastChild.textContent = `of ${number(found.num_steps)}; ${ids}, ${found.layout}`;
     build();
-    const times = await worked("/api/step/measured", { step }, view.get("measured"), over);
+    const times = await worked("/api/step/measured", fields(), view.get("measured"), over);
     if (!times) return;
     measured = times;
     showMeasured();
@@ -301,9 +329,9 @@ export function stepPage(host, state, query) {
   }
 
   async function showPolicies() {
-    const wanted = step,
+    const mine = asked,
       target = view.get("policies");
-    const rows = await worked("/api/step/policies", { step }, target, () => closed || wanted !== step);
+    const rows = await worked("/api/step/policies", fields(), target, () => closed || mine !== asked);
     if (!rows) return;
     rows.sort((a, b) => (a.step_ns ?? Infinity) - (b.step_ns ?? Infinity));
     target.replaceChildren(
@@ -325,6 +353,7 @@ export function stepPage(host, state, query) {
     );
   }
 
+  list();
   start();
   return {
     close() {
@@ -333,6 +362,8 @@ export function stepPage(host, state, query) {
     },
     moved(to) {
       step = Number(to.get("step") ?? step) || 0;
+      job = to.get("job") ?? "";
+      list();
       start();
     },
     theme() {

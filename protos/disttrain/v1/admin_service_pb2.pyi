@@ -33,6 +33,8 @@ class _FailureKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FailureKi
     """An image or clip cannot be made from its stored bytes; its sample is invalid in every microbatch that holds it."""
     FAILURE_KIND_READ: _FailureKind.ValueType  # 2
     """Storage did not give the bytes of a shard, at one of several tries."""
+    FAILURE_KIND_TEXT: _FailureKind.ValueType  # 3
+    """The token ids of a sample could not be read from the index, or are not those that were counted. Such a microbatch is not sent."""
 
 class FailureKind(_FailureKind, metaclass=_FailureKindEnumTypeWrapper):
     """What failed."""
@@ -43,6 +45,8 @@ FAILURE_KIND_IMAGE: FailureKind.ValueType  # 1
 """An image or clip cannot be made from its stored bytes; its sample is invalid in every microbatch that holds it."""
 FAILURE_KIND_READ: FailureKind.ValueType  # 2
 """Storage did not give the bytes of a shard, at one of several tries."""
+FAILURE_KIND_TEXT: FailureKind.ValueType  # 3
+"""The token ids of a sample could not be read from the index, or are not those that were counted. Such a microbatch is not sent."""
 Global___FailureKind: _TypeAlias = FailureKind  # noqa: Y015
 
 @_typing.final
@@ -146,6 +150,8 @@ class GetMetricsResponse(_message.Message):
     CERTIFICATE_EXPIRY_FIELD_NUMBER: _builtins.int
     MAX_STREAMS_FIELD_NUMBER: _builtins.int
     STORAGE_FAILURES_FIELD_NUMBER: _builtins.int
+    EVICTED_FIELD_NUMBER: _builtins.int
+    REMADE_FIELD_NUMBER: _builtins.int
     open_streams: _builtins.int
     """Streams that are open."""
     ready_microbatches: _builtins.int
@@ -232,6 +238,16 @@ class GetMetricsResponse(_message.Message):
     def certificate_expiry(self) -> _timestamp_pb2.Timestamp:
         """When the server's certificate expires. Absent without TLS."""
 
+    @_builtins.property
+    def evicted(self) -> Global___CachedCounts:
+        """Counters: what was cached of jobs and dropped for want of room. Absent from servers that do not say."""
+
+    @_builtins.property
+    def remade(self) -> Global___CachedCounts:
+        """Counters: what was made, or fetched, once more within ten minutes after that: the limit of `cached` is too small for the jobs
+        that run. Absent from servers that do not say.
+        """
+
     def __init__(
         self,
         *,
@@ -267,10 +283,12 @@ class GetMetricsResponse(_message.Message):
         certificate_expiry: _timestamp_pb2.Timestamp | None = ...,
         max_streams: _builtins.int = ...,
         storage_failures: _builtins.int = ...,
+        evicted: Global___CachedCounts | None = ...,
+        remade: Global___CachedCounts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "certificate_expiry", b"certificate_expiry", "planning_time", b"planning_time", "plans_by_source", b"plans_by_source", "store_reads", b"store_reads", "uptime", b"uptime", "waits", b"waits"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "certificate_expiry", b"certificate_expiry", "evicted", b"evicted", "planning_time", b"planning_time", "plans_by_source", b"plans_by_source", "remade", b"remade", "store_reads", b"store_reads", "uptime", b"uptime", "waits", b"waits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "certificate_expiry", b"certificate_expiry", "cores", b"cores", "decoded_images", b"decoded_images", "direct_bytes", b"direct_bytes", "direct_fallbacks", b"direct_fallbacks", "invalid_images", b"invalid_images", "known_jobs", b"known_jobs", "max_streams", b"max_streams", "open_streams", b"open_streams", "plan_times", b"plan_times", "planning_time", b"planning_time", "plans_by_source", b"plans_by_source", "prefetch_limit_bytes", b"prefetch_limit_bytes", "prefetch_used_bytes", b"prefetch_used_bytes", "prepared_microbatches", b"prepared_microbatches", "preparing_microbatches", b"preparing_microbatches", "ranks", b"ranks", "ready_microbatches", b"ready_microbatches", "refused_calls", b"refused_calls", "resident_bytes", b"resident_bytes", "sent_bytes", b"sent_bytes", "sent_microbatches", b"sent_microbatches", "shard_read_bytes", b"shard_read_bytes", "shared_bytes", b"shared_bytes", "storage_errors", b"storage_errors", "storage_failures", b"storage_failures", "storage_retries", b"storage_retries", "store_reads", b"store_reads", "uptime", b"uptime", "waits", b"waits", "wanted_cores", b"wanted_cores"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "certificate_expiry", b"certificate_expiry", "cores", b"cores", "decoded_images", b"decoded_images", "direct_bytes", b"direct_bytes", "direct_fallbacks", b"direct_fallbacks", "evicted", b"evicted", "invalid_images", b"invalid_images", "known_jobs", b"known_jobs", "max_streams", b"max_streams", "open_streams", b"open_streams", "plan_times", b"plan_times", "planning_time", b"planning_time", "plans_by_source", b"plans_by_source", "prefetch_limit_bytes", b"prefetch_limit_bytes", "prefetch_used_bytes", b"prefetch_used_bytes", "prepared_microbatches", b"prepared_microbatches", "preparing_microbatches", b"preparing_microbatches", "ranks", b"ranks", "ready_microbatches", b"ready_microbatches", "refused_calls", b"refused_calls", "remade", b"remade", "resident_bytes", b"resident_bytes", "sent_bytes", b"sent_bytes", "sent_microbatches", b"sent_microbatches", "shard_read_bytes", b"shard_read_bytes", "shared_bytes", b"shared_bytes", "storage_errors", b"storage_errors", "storage_failures", b"storage_failures", "storage_retries", b"storage_retries", "store_reads", b"store_reads", "uptime", b"uptime", "waits", b"waits", "wanted_cores", b"wanted_cores"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -479,6 +497,40 @@ class CachedBytes(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CachedBytes: _TypeAlias = CachedBytes  # noqa: Y015
+
+@_typing.final
+class CachedCounts(_message.Message):
+    """Counters of what a server caches of jobs, by kind as in CachedBytes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOBS_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
+    PLANS_FIELD_NUMBER: _builtins.int
+    WINDOWS_FIELD_NUMBER: _builtins.int
+    jobs: _builtins.int
+    """Specifications and reported times; clients bring a job again that was dropped."""
+    tables: _builtins.int
+    """Sizes of samples, a table for each shard."""
+    plans: _builtins.int
+    """Plans."""
+    windows: _builtins.int
+    """Shuffle windows, or slices of them."""
+    def __init__(
+        self,
+        *,
+        jobs: _builtins.int = ...,
+        tables: _builtins.int = ...,
+        plans: _builtins.int = ...,
+        windows: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs", "plans", b"plans", "tables", b"tables", "windows", b"windows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CachedCounts: _TypeAlias = CachedCounts  # noqa: Y015
 
 @_typing.final
 class RankProgress(_message.Message):
