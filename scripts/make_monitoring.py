@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Writes deploy/grafana and deploy/prometheus: the dashboard and the alert rules, from scripts/monitoring."""
 
 from pathlib import Path

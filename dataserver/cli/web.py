@@ -91,14 +91,13 @@ def web(
     rights, reports = ListedDatasets(names, channels), StepReports(NamedServers(names, channels))
     datasets = DatasetPages(local, work, rights.fingerprints if names else None)
     routes: dict[str, Route] = {"/api/fleet": FleetPage(watch).document, **dataset_routes(datasets)}
-    jobs = NoJobs() if job is None else _job(job, local.catalog, datasets)
-    steps = StepPages(jobs, local.catalog.datasets, work, reports)
-    routes |= step_routes(steps)
+    of_file = None if job is None else _job(job, local.catalog, datasets)
+    routes |= step_routes(StepPages(of_file or NoJobs(), local.catalog.datasets, work, reports))
     server = WebServer(host, port, routes, door, None if tls is None else tls.get, web_host)
     try:
         watch.start()
-        if job is not None:
-            steps.open()
+        if of_file is not None:
+            work.ask("job", lambda _: of_file.planner().num_steps, is_wanted_later=True)
         print(f"the page is at {server.url}", flush=True)
         _wait()
     finally:

@@ -7,9 +7,14 @@ import sys
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from time import monotonic
+from io import BufferedIOBase
+from time import monotonic, sleep
 from typing import Any, Final
 
+MAX_HEAD_BYTES: Final = 64 << 10
+"""Of a request with all its headers; no request has more than these."""
+PAUSE_S: Final = 0.1
+"""After a connection that could not be taken, as where no descriptors are left; or the loop would take a whole core."""
 POLL_S: Final = 0.5
 """How often connections that are open for too long are looked for."""
 
@@ -74,7 +79,11 @@ class BoundedHttpServer(ThreadingHTTPServer):
 
     def get_request(self) -> tuple[socket.socket, Any]:
         """A connection; its handshake, if any, is for the thread that answers it."""
-        connection, client = super().get_request()
+        try:
+            connection, client = super().get_request()
+        except OSError:
+            sleep(PAUSE_S)
+            raise
         if self._tls is not None:
             connection = self._tls().wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
         return connection, client
@@ -110,6 +119,30 @@ class BoundedHttpServer(ThreadingHTTPServer):
             _log.exception("%s cannot be given", self.name)
 
 
+class TooLongError(OSError):
+    """A request is longer than `MAX_HEAD_BYTES`; its connection is closed, like one that was cut."""
+
+
+class _Head:
+    """What is read of a request; fulfils what the inherited handler asks of a file."""
+
+    def __init__(self, file: BufferedIOBase) -> None:
+        self._file = file
+        self._left = MAX_HEAD_BYTES
+
+    def readline(self, limit: int) -> bytes:
+        """The next line. Raises TooLongError where all lines together are too long."""
+        line = self._file.readline(min(limit, self._left + 1))
+        self._left -= len(line)
+        if self._left < 0:
+            raise TooLongError(f"a request of more than {MAX_HEAD_BYTES} bytes")
+        return line
+
+    def close(self) -> None:
+        """Close it."""
+        self._file.close()
+
+
 class QuietHandler(BaseHTTPRequestHandler):
     """Answers requests of a `BoundedHttpServer`; logs none of them and names no versions."""
 
@@ -121,6 +154,7 @@ class QuietHandler(BaseHTTPRequestHandler):
         if isinstance(self.request, ssl.SSLSocket):
             self.request.do_handshake()
         super().setup()
+        self.rfile: Any = _Head(self.rfile)
 
     def certificate_names(self) -> list[str]:
         """DNS names and URIs of the caller's certificate."""

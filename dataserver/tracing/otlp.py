@@ -4,10 +4,10 @@ Of its variables of the environment those hold that say how a collector is reach
 _CERTIFICATE, _CLIENT_CERTIFICATE, _CLIENT_KEY and _COMPRESSION, or with OTEL_EXPORTER_OTLP_TRACES_ in front.
 """
 
-import atexit
 import os
 import socket
 import threading
+import weakref
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -63,7 +63,11 @@ class OtlpRecorder:
             raise TracingError(
                 f"OpenTelemetry cannot be set up ({error}); correct or unset the variables OTEL_... of the environment"
             ) from error
-        atexit.register(self.close)
+        # By a finalizer: at the end of the process these run in the reverse of their order, so that readers, which are
+        # younger, have recorded their last step before.
+        self._closing = _Closing(self._processor)
+        self.close = weakref.finalize(self, self._closing.close)
+        """Send what is queued, for at most `CLOSE_S`: a collector may not answer. A second time changes nothing."""
 
     def record(self, finished: Finished) -> None:
         """Put a span in the queue."""
@@ -82,15 +86,29 @@ class OtlpRecorder:
         )
         self._processor.on_end(span)
 
-    def close(self) -> None:
-        """Send what is queued, for at most `CLOSE_S`: a collector may not answer."""
-        ending = threading.Thread(target=self._processor.shutdown, name="last-spans", daemon=True)
-        ending.start()
-        ending.join(CLOSE_S)
-
     @staticmethod
     def _context(trace_id: int, span_id: int) -> SpanContext:
         return SpanContext(trace_id, span_id, is_remote=False, trace_flags=_SAMPLED)
+
+
+class _Closing:
+    """Shuts a processor down in a thread of its own, which begins now: at the end of a process none may begin."""
+
+    def __init__(self, processor: BatchSpanProcessor) -> None:
+        self._processor, self._pid = processor, os.getpid()
+        self._wanted, self._done = threading.Event(), threading.Event()
+        threading.Thread(target=self._run, name="last-spans", daemon=True).start()
+
+    def close(self) -> None:
+        """Do it, and wait for `CLOSE_S` at most; a fork has no such thread, and no spans of its own."""
+        if os.getpid() == self._pid:
+            self._wanted.set()
+            self._done.wait(CLOSE_S)
+
+    def _run(self) -> None:
+        self._wanted.wait()
+        self._processor.shutdown()  # type: ignore[no-untyped-call]
+        self._done.set()
 
 
 def _resource(service: str, release: str) -> Resource:

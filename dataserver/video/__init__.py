@@ -3,7 +3,14 @@
 PyAV, which brings FFmpeg, is the extra `video`, and imported where it is used.
 """
 
-from dataserver.video.decoding import VIDEO_VERSION, FrameGrid, VideoShape, decode_frames, video_fault_of
+from dataserver.video.decoding import (
+    VIDEO_VERSION,
+    FrameGrid,
+    VideoShape,
+    decode_first_frame,
+    decode_frames,
+    video_fault_of,
+)
 from dataserver.video.digest import video_digest
 from dataserver.video.formats import VIDEO_FORMAT_NAMES, VIDEO_SUFFIXES, video_format_of
 from dataserver.video.header import VideoHeader, VideoHeaderError, read_video_header, require_video
@@ -28,6 +35,7 @@ __all__ = [
     "VideoHeader",
     "VideoHeaderError",
     "VideoShape",
+    "decode_first_frame",
     "decode_frames",
     "read_video_header",
     "require_video",

@@ -118,6 +118,30 @@ def decode_frames(data: bytes, shape: VideoShape, grid: FrameGrid, sizing: Sizin
     return True
 
 
+def decode_first_frame(data: bytes, shape: VideoShape, grid: tuple[int, int], sizing: Sizing, out: U8) -> str | None:
+    """Decode the first frame of a video into patches; how long that takes does not depend on the others.
+
+    Args:
+        data: the encoded video.
+        shape: what the index says of it.
+        grid: rows and columns of patches.
+        sizing: side of a patch, and of a merge block; filter.
+        out: uint8 [rows * columns, patch * patch * 3], overwritten.
+
+    Returns:
+        None; or why the frame cannot be had, and then `out` has no meaning.
+
+    Raises:
+        MemoryError: the machine, not the video, is at fault.
+    """
+    image = ImageShape(shape.width, shape.height, shape.orientation, *grid)
+    try:
+        write_scaled_patches(next(_sampled(data, shape, 1)), image, sizing, out)
+    except InvalidVideoError as error:
+        return str(error)
+    return None
+
+
 def video_fault_of(data: bytes, shape: VideoShape) -> str | None:
     """Say why servers deliver a video as invalid; None where they deliver it.
 

@@ -63,14 +63,19 @@ class FileJob:
     def pick(self, _query: Query) -> PickedJob:
         """The job."""
         self._check()
-        return PickedJob("", self._opened, self._planner)
+        return PickedJob("", self._opened, self.planner)
 
     def _check(self) -> None:
         opened = () if self._opened is None else self._opened.job.spec.stream.datasets
         for name in (*self._names, *(dataset.name for dataset in opened)):
             self._may_be_shown(name)
 
-    def _planner(self) -> JobPlanner:
+    def planner(self) -> JobPlanner:
+        """Its planner; for one thread.
+
+        Raises:
+            RequestError: a dataset may not be shown, or the job cannot be opened.
+        """
         self._check()
         if self._opened is None:
             try:

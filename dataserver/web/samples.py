@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from dataserver.assembly import fault_of
 from dataserver.audio import audio_format_of
 from dataserver.dataset import Dataset, DatasetError, Filter, ImageRef, Shard, ShardReadError, compile_filter, describe
-from dataserver.images import ImageShape, decode_patches, sniff_format
+from dataserver.images import U8, ImageFault, ImageShape, decode_patches, sniff_format
 from dataserver.planning.job.fields import Sizing
-from dataserver.video import video_format_of
+from dataserver.video import VideoShape, decode_first_frame, video_format_of
 from dataserver.web.datasets import DatasetPages, number
 from dataserver.web.server import Body, Query, RequestError, Route
 
@@ -36,10 +36,15 @@ MAX_KEY_CHARS: Final = 1024
 HEX_BYTES: Final = 64
 MAX_SIDE: Final = 1024
 """Pixels of the longer side of a picture."""
+PIXELS: Final = Sizing(patch=1, merge=1, max_patches=MAX_SIDE**2)
+"""A patch is a pixel."""
 MAX_DECODING: Final = 2
 """Images that are decoded at once: each may take hundreds of MB."""
+DECODING_BUSY: Final = "many images are being decoded; ask again"
 DECODING_S: Final = 10.0
 """For so long a request waits for its turn."""
+MAX_SEARCHING: Final = 2
+"""Searches at once: each takes much of the interpreter's time, which may be that of a server."""
 MAX_PIXELS_OF_SIDE: Final = 1 << 20
 
 
@@ -62,13 +67,17 @@ class SamplePages:
     def __init__(self, datasets: DatasetPages) -> None:
         self._datasets = datasets
         self._decoding = threading.BoundedSemaphore(MAX_DECODING)
+        self._searching = threading.BoundedSemaphore(MAX_SEARCHING)
 
     def search(self, query: Query) -> dict[str, Any]:
         """Samples in the order of the dataset whose key contains `key`, which `filter` keeps, and with an image whose
         longer side has from `least` to `most` pixels; from `shard` and `row` on."""
         _, dataset = self._datasets.named(query)
         shard, row = number(query, "shard", 0, 1 << 32), number(query, "row", 0, 1 << 32)
-        wanted = _Wanted(query, dataset)
+        with _turn(self._searching, "many searches are under way; ask again"):
+            return self._found(_Wanted(query, dataset), dataset, shard, row)
+
+    def _found(self, wanted: "_Wanted", dataset: Dataset, shard: int, row: int) -> dict[str, Any]:
         places: list[tuple[int, int]] = []
         end = monotonic() + LOOK_S
         try:
@@ -109,7 +118,8 @@ class SamplePages:
         }
 
     def picture(self, query: Query) -> Body:
-        """An image of a sample as a JPEG of at most `side` pixels, where the servers' decoder makes one of it."""
+        """An image of a sample, or the first frame of a video, as a JPEG of at most `side` pixels, where the servers'
+        decoder makes one of it."""
         _, dataset = self._datasets.named(query)
         shard, row = _located(query, dataset)
         i, side = number(query, "image", 0, 1 << 32), max(number(query, "side", 256, MAX_SIDE), 1)
@@ -117,21 +127,20 @@ class SamplePages:
             refs = _refs(shard, row)
             if i >= len(refs):
                 raise RequestError(f"image {i} was asked for; the sample has {len(refs)}", HTTPStatus.NOT_FOUND)
-            if not refs[i].is_image:
-                what = "a clip" if refs[i].is_audio else "a video"
-                raise RequestError(f"item {i} of the sample is {what}, which has no picture", HTTPStatus.NOT_FOUND)
-            with self._turn():
+            if refs[i].is_audio:
+                raise RequestError(f"item {i} of the sample is a clip, which has no picture", HTTPStatus.NOT_FOUND)
+            with _turn(self._decoding, DECODING_BUSY):
                 body = thumbnail(dataset.read(refs[i]), refs[i], side)
         except (DatasetError, OSError) as error:
             raise _refusal(error) from None
         if body is None:
-            raise RequestError("these bytes are no image that servers decode", HTTPStatus.NOT_FOUND)
+            raise RequestError("these bytes hold no picture that servers decode", HTTPStatus.NOT_FOUND)
         return Body("image/jpeg", body)
 
     def _image(self, dataset: Dataset, ref: ImageRef) -> dict[str, Any]:
-        with self._turn():
+        with _turn(self._decoding, DECODING_BUSY):
             data = dataset.read(ref)
-            fault = fault_of(data, ref)
+            fault = _fault(data, ref)
         return {
             "width": ref.width,
             "height": ref.height,
@@ -148,14 +157,16 @@ class SamplePages:
             "served": fault is None or fault.is_served,
         }
 
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        if not self._decoding.acquire(timeout=DECODING_S):
-            raise RequestError("many images are being decoded; ask again", HTTPStatus.SERVICE_UNAVAILABLE)
-        try:
-            yield
-        finally:
-            self._decoding.release()
+
+@contextmanager
+def _turn(turns: threading.BoundedSemaphore, busy: str) -> Iterator[None]:
+    """One of so many at once; RequestError where none comes for a while."""
+    if not turns.acquire(timeout=DECODING_S):
+        raise RequestError(busy, HTTPStatus.SERVICE_UNAVAILABLE)
+    try:
+        yield
+    finally:
+        turns.release()
 
 
 class _Wanted:
@@ -193,17 +204,36 @@ class _Wanted:
 
 
 def thumbnail(data: bytes, ref: ImageRef, side: int) -> bytes | None:
-    """A JPEG of an image as servers decode it, upright, as far as its bytes go; None where they decode nothing."""
+    """A JPEG of an image as servers decode it, upright, as far as its bytes go, or of the first frame of a video; None
+    where they decode nothing."""
     import simplejpeg
 
     scale = min(side / max(ref.width, ref.height, 1), 1.0)
     columns, rows = max(round(ref.width * scale), 1), max(round(ref.height * scale), 1)
-    shape = ImageShape(ref.width, ref.height, ref.orientation, rows, columns, may_be_truncated=True)
     pixels = np.empty((rows * columns, 3), np.uint8)
-    if not decode_patches(data, shape, Sizing(patch=1, merge=1, max_patches=MAX_SIDE**2), pixels):
+    if ref.is_image:
+        shape = ImageShape(ref.width, ref.height, ref.orientation, rows, columns, may_be_truncated=True)
+        decoded = decode_patches(data, shape, PIXELS, pixels)
+    else:
+        decoded = _first_frame_fault(data, ref, (rows, columns), pixels) is None
+    if not decoded:
         return None
     found: bytes = simplejpeg.encode_jpeg(pixels.reshape(rows, columns, 3), quality=85)
     return found
+
+
+def _fault(data: bytes, ref: ImageRef) -> ImageFault | None:
+    """Why servers deliver an item as invalid, or a part of it; of a video as far as its first frame shows that, since
+    all of it may take minutes."""
+    if ref.is_image or ref.is_audio:
+        return fault_of(data, ref)
+    why = _first_frame_fault(data, ref, (1, 1), np.empty((1, 3), np.uint8))
+    return None if why is None else ImageFault(why, is_served=False)
+
+
+def _first_frame_fault(data: bytes, ref: ImageRef, grid: tuple[int, int], pixels: U8) -> str | None:
+    shape = VideoShape(ref.frames, ref.microseconds, ref.width, ref.height, ref.orientation)
+    return decode_first_frame(data, shape, grid, PIXELS, pixels)
 
 
 def _located(query: Query, dataset: Dataset) -> tuple[Shard, int]:
@@ -230,7 +260,7 @@ def _brief(shard: Shard, row: int, key: str) -> dict[str, Any]:
         "sizes": [[ref.width, ref.height] for ref in refs if ref.is_image][:1],
         "clips": sum(ref.is_audio for ref in refs),
         "videos": sum(not (ref.is_image or ref.is_audio) for ref in refs),
-        "first_image": next((n for n, ref in enumerate(refs) if ref.is_image), None),
+        "first_image": next((n for n, ref in enumerate(refs) if not ref.is_audio), None),
     }
 
 

@@ -82,11 +82,6 @@ class StepPages:
         """The jobs that there are to choose from."""
         return self._jobs.listed(query)
 
-    def open(self) -> None:
-        """Begin to open the job."""
-        job = self._jobs.pick({})
-        self._work.ask(("job", job.key), lambda _: job.open().num_steps, is_wanted_later=True)
-
     def _wanted(self, query: Query) -> tuple[PickedJob, int]:
         """The job and the step that a request names, if they may be shown."""
         return self._jobs.pick(query), number(query, "step", 0, MAX_STEP)

@@ -39,7 +39,7 @@ def test_what_was_used_least_recently_goes_first_and_is_made_again(monkeypatch: 
     assert len(things.values()) == 3
     assert things.evictions == EvictionCounts(evicted=2, remade=1)
     monkeypatch.setattr(evictions, "monotonic", lambda: time.monotonic() + evictions.SOON_S)
-    things.get(3, lambda _: make(3))
+    things.get(1, lambda _: make(1))
     assert things.evictions == EvictionCounts(evicted=3, remade=1), "so late it is no longer in use"
 
 

@@ -55,7 +55,7 @@ def test_reads_and_token_ids_that_fail_are_findings_for_an_hour() -> None:
         names[2]: told(failure(READ, 3700, dataset="old")),
         "silent:1": told(failure(READ, 1)),
     }
-    reads, texts = unreadable(servers, said, NOW)
+    texts, reads = unreadable(servers, said, NOW)
     assert (reads.servers, texts.servers) == ((names[0], names[1]), (names[1],))
     assert reads.what == "reads of shard t.tar and of 1 more of dataset d failed: gone"
     assert texts.what == "token ids of shard s.tar, sample k of dataset d failed: gone"

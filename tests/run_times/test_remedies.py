@@ -1,5 +1,7 @@
 """What would have saved time, of runs whose losses are known."""
 
+import re
+import shlex
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from trainclient.run_times.report import RunReport
 from trainclient.run_times.spent import Part, ProcessTimes
 from trainclient.training.config import TrainConfig
 
+REFERENCE = (Path(__file__).parents[2] / "docs/reference/cli.md").read_text()
 SECOND = 10**9
 STEPS = 30
 
@@ -29,7 +32,15 @@ def facts(*processes: ProcessTimes, waits_s: float | list[float] = 0.0, **fields
     config = TrainConfig.model_validate(
         {"job": Path("job.yaml"), "servers": "cpu1:1,cpu2:1", **fields.pop("config", {})}
     )
-    defaults = {"first": 0, "end": STEPS + 1, "step_s": 100.0, "planned_ns": (), "num_servers": 2, "zero3": ()}
+    defaults = {
+        "first": 0,
+        "end": STEPS + 1,
+        "step_s": 100.0,
+        "planned_ns": (),
+        "num_servers": 2,
+        "server": "cpu2:1",
+        "zero3": (),
+    }
     return RunFacts(config=config, processes=processes, waits_s=waits, **{**defaults, **fields})
 
 
@@ -48,7 +59,7 @@ def test_waits_for_data_say_how_many_servers_keep_up() -> None:
     assert [(saves, text.partition(" Servers ")[2]) for saves, text, _ in found] == [
         (50, "that keep up need 2.0 times the throughput: about 4 like the 2 of --servers, or as many times the cores")
     ]
-    assert found[0][2].startswith("dataserver top cpu1:1,cpu2:1,")
+    assert found[0][2].startswith("dataserver top cpu1:1,cpu2:1  # ")
     beside = facts(process("vit", computed=48, data=50), process("llm", computed=99), waits_s=50 / STEPS)
     assert told(beside) == [], "whoever waited for nothing would take as long"
 
@@ -94,7 +105,7 @@ def test_costs_are_doubted_before_degrees_and_policies() -> None:
     assert [command.split()[1] for _, _, command in right] == ["orchestrate"]
     ((_, text, command),) = told(facts(*uneven, planned_ns=(SECOND, SECOND)))
     assert "wrong costs: llm computes 3 times, vit computes 0.333 times as long as the job says" in text
-    assert command == "dataserver fit --job job.yaml --server cpu1:1 --config SERVER.yaml"
+    assert command == "dataserver fit --job job.yaml --server cpu2:1 --config SERVER.yaml"
     even = process("vit", computed=60, llm=35), process("llm", computed=60, vit=35)
     ((saves, _, command),) = told(facts(*even))
     assert (saves, command.split()[1]) == (35, "simulate")
@@ -108,7 +119,10 @@ def test_collectives_that_are_slow_by_themselves() -> None:
     both = [process("llm", rank, computed=60, collectives=35) for rank in range(2)]
     ((saves, _, command),) = told(facts(*both))
     assert (saves, command.split()[0]) == (35, "NCCL_DEBUG=INFO")
-    assert told(facts(*both, zero3=("llm",)))[0][2] == "trainclient train ... with `sharding: zero2` of llm"
+    assert (
+        told(facts(*both, zero3=("llm",)))[0][2]
+        == "trainclient train ... --config TRAIN.yaml  # with sharding: zero2 of llm"
+    )
 
 
 def test_what_is_done_between_steps_is_done_less_often() -> None:
@@ -135,6 +149,40 @@ def test_three_remedies_at_most_and_none_after_too_few_steps() -> None:
     few = facts(one, waits_s=[5.0, 5.0], first=4, end=7)
     assert remedies(few) == []
     assert "Remedies need more than 3 steps." in RunReport.of(few).text()
+
+
+def test_commands_are_those_that_there_are(tmp_path: Path) -> None:
+    """The reference, which is made of the commands themselves, has each flag."""
+    shown: dict[str, Any] = {"tls_ca": tmp_path / "it's.pem", "token_file": tmp_path / "token", "job": Path("a b.yaml")}
+    vit, llm = process("vit", computed=10, llm=85), process("llm", computed=90, vit=5)
+    quick, slow = process("vit", 0, computed=45, collectives=50), process("vit", 1, "b", computed=90, collectives=5)
+    stalled = {**shown, "checkpoint": {"every": 5, "asynchronous": False}, "evaluation": {"every": 5}}
+    bursts = [0.0] * (LEAST_STEPS_OF_BURSTS - 1) + [20.0]
+    runs = (
+        facts(process("vit", computed=48, data=50), waits_s=50 / STEPS, config=shown),
+        facts(process("vit", computed=78, data=20), waits_s=bursts, config=shown),
+        facts(quick, slow, config=shown),
+        facts(vit, llm, config=shown),
+        facts(vit, llm, config=shown, planned_ns=(SECOND, SECOND)),
+        facts(process("vit", computed=60, llm=35), process("llm", computed=60, vit=35), config=shown),
+        facts(process("llm", computed=40, checkpoints=30, evaluation=28), config=stalled),
+        facts(*[process("llm", rank, computed=60, collectives=35) for rank in range(2)], config=shown, zero3=("llm",)),
+    )
+    commands = {remedy.command for run in runs for remedy in remedies(run)}
+    assert len(commands) >= 10
+    for command in commands:
+        program, name, *words = shlex.split(command, comments=True)
+        if program.startswith("NCCL_DEBUG"):
+            continue
+        section = REFERENCE.partition(f"\n## {program} {name}\n")[2].partition("\n## ")[0]
+        options = {*re.findall(r"`--([a-z0-9.-]+)", section), *re.findall(r"--(config) FILE.yaml gives", section)}
+        assert len(options) > 3, command
+        given = [word.removeprefix("--") for word in words if word.startswith("--")]
+        assert set(given) <= options, command
+        if "--job" in words:
+            assert words[words.index("--job") + 1] == "a b.yaml"
+        if name in ("top", "fit"):
+            assert words[words.index("--tls-ca") + 1] == str(tmp_path / "it's.pem")
 
 
 def test_the_table_and_its_json() -> None:

@@ -1,7 +1,9 @@
 """Traces of real servers and clients, as a collector of the test's own has them."""
 
+import json
 import socket
 import subprocess
+import sys
 import tarfile
 import time
 from collections import Counter
@@ -104,7 +106,31 @@ def test_who_does_not_trace_costs_the_other_nothing(pairs: Path) -> None:
             read([server.address], None, steps=1)
         until(lambda: collector.spans)
         time.sleep(1.5)
-    assert {one.name for one in collector.spans} == {"wait", "step"}
+    assert {one.name for one in collector.spans} == {"wait", "receive", "step"}
+
+
+ENDING = """
+import sys
+from dataserver.tracing import Tracing
+from trainclient.stream.client import ArrayClient
+address, job, collector = sys.argv[1:]
+client = ArrayClient(address, job, "vit", 0, tracing=Tracing(collector, every=1))
+print(next(client).step)
+"""
+
+
+def test_a_process_that_ends_without_closing_anything_has_told_of_its_last_step(pairs: Path) -> None:
+    job = json.dumps(job_data(datasets=[{"name": "pairs"}], end={"steps": 3}))
+    with collecting() as collector, running({"pairs": pairs}) as server:
+        line = [sys.executable, "-c", ENDING, server.address, job, collector.url]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+    by_name = {one.name: one for one in collector.spans if one.name != "receive"}
+    assert set(by_name) == {"wait", "step"}
+    received = [one for one in collector.spans if one.parent == by_name["wait"].id]
+    assert [one.name for one in received] == ["receive"]
+    assert received[0].attributes["disttrain.server"] == server.address
+    assert received[0].attributes["disttrain.bytes"] > 0
 
 
 def test_a_dead_collector_harms_nothing(pairs: Path) -> None:

@@ -115,7 +115,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         web = WebServer("127.0.0.1", 0, routes)
         stack.callback(web.close)
         watch.start()
-        pages.open()
         yield web.url
 
 

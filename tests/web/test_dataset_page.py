@@ -20,9 +20,12 @@ from disttrain.v1.data_service_pb2 import DatasetInfo, GetDatasetInfoResponse
 from PIL import Image
 from serving.harness import index, running
 from shards import break_images, make_image, write_interleaved, write_pairs, write_tar
+from video.clips import all_frames, video
+from video.datasets import SERVED as SERVED_VIDEOS
 from web.harness import TIMEOUT_S, get
 
-from dataserver.dataset import Dataset, build_index, lint
+from dataserver.assembly import load_tokenizer
+from dataserver.dataset import Dataset, build_index, count_tokens, lint
 from dataserver.jobs import Catalog, dataset_card
 from dataserver.reporting.card_sections import card_sections
 from dataserver.security import Channels, Credentials
@@ -30,7 +33,7 @@ from dataserver.serving.config import load_config
 from dataserver.web.background import Background
 from dataserver.web.datasets import DatasetPages, LocalData
 from dataserver.web.rights import ListedDatasets
-from dataserver.web.samples import FOUND, dataset_routes
+from dataserver.web.samples import FOUND, MAX_SEARCHING, dataset_routes
 from dataserver.web.server import WebServer
 
 BAD = (3, 0)
@@ -295,3 +298,55 @@ def test_clips_are_told_from_images(tmp_path: Path) -> None:
         ]  # fmt: skip
         refused = ask(address, "dataset/picture", 404, dataset="heard", shard=0, row=1, image=0)
         assert "item 0 of the sample is a clip" in str(refused)
+
+
+def test_a_video_has_its_first_frame_and_its_faults_are_told_without_decoding_all_of_it(tmp_path: Path) -> None:
+    shown, cut = video("h264", 25, seed=3), video("h264", 25, seed=4)
+    members = [("0.mp4", shown), ("0.txt", b"whole"), ("1.mp4", cut), ("1.txt", b"damaged")]
+    folder = tmp_path / "videos"
+    write_tar(folder / "0.tar", members)
+    build_index(folder, workers=1, rules=SERVED_VIDEOS)
+    count_tokens(folder, load_tokenizer("bytes"))
+    ref = Dataset.open(folder).shards[0].image(1, 0)
+    data = bytearray((folder / "0.tar").read_bytes())
+    at = ref.offset + cut.index(b"mdat") + 4
+    data[at : at + 200] = bytes(200)
+    (folder / "0.tar").write_bytes(data)
+    with pages({"videos": folder}) as address:
+        found = ask(address, "dataset/samples", dataset="videos")["samples"]
+        assert [(one["videos"], one["first_image"], one["sizes"]) for one in found] == [(1, 0, []), (1, 0, [])]
+        (whole,) = ask(address, "dataset/sample", dataset="videos", shard=0, row=0)["images"]
+        (broken,) = ask(address, "dataset/sample", dataset="videos", shard=0, row=1)["images"]
+        assert (whole["is_video"], whole["frames"], whole["served"], whole["fault"]) == (True, 25, True, None)
+        assert (broken["served"], "frame" in broken["fault"]) == (False, True)
+        answer = get(address, "/api/dataset/picture?dataset=videos&shard=0&row=0&image=0&side=64")
+        assert (answer.status, answer.headers["content-type"]) == (200, "image/jpeg")
+        pixels = np.asarray(Image.open(io.BytesIO(answer.body)).convert("RGB")).astype(int)
+        first = all_frames(shown)[0][1].astype(int)
+        assert pixels.shape == first.shape
+        assert np.abs(pixels - first).mean() < 6, "JPEG loses some"
+        assert get(address, "/api/dataset/picture?dataset=videos&shard=0&row=1&image=0").status == 404
+
+
+def test_searches_take_turns(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dataserver.web.samples.DECODING_S", 0.2)
+    entered, leave = threading.Semaphore(0), threading.Event()
+
+    def slow(*_: Any) -> Any:
+        entered.release()
+        leave.wait(TIMEOUT_S)
+        return {"samples": []}
+
+    monkeypatch.setattr("dataserver.web.samples.SamplePages._found", slow)
+    with pages(folders) as address:
+        path = "/api/dataset/samples?dataset=pairs"
+        searches = [threading.Thread(target=get, args=(address, path)) for _ in range(MAX_SEARCHING)]
+        for search in searches:
+            search.start()
+            assert entered.acquire(timeout=TIMEOUT_S)
+        busy = get(address, path)
+        leave.set()
+        for search in searches:
+            search.join()
+        assert (busy.status, "many searches" in busy.json()["error"]) == (503, True)
+        assert get(address, path).status == 200

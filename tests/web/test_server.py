@@ -118,6 +118,20 @@ def test_what_is_no_request_is_refused_in_the_same_form(address: str) -> None:
         assert b'{"error":' in said
 
 
+def test_a_request_with_too_long_headers_is_cut_off(address: str) -> None:
+    for length, answered in ((650, True), (800, False)):
+        head = b"".join(b"X-%02d: %s\r\n" % (n, b"x" * length) for n in range(90))
+        found = b""
+        with socket.create_connection(split_address(address), timeout=60) as connection:
+            connection.sendall(b"GET /api/echo HTTP/1.0\r\nHost: localhost\r\n" + head + b"\r\n")
+            try:
+                while piece := connection.recv(65536):
+                    found += piece
+            except ConnectionResetError:  # there is more that nobody read
+                assert not answered
+        assert found.startswith(b"HTTP/1.0 200") == answered
+
+
 def test_head_has_no_body(address: str) -> None:
     found = get(address, "/api/echo?a=1", "HEAD")
     assert (found.status, found.body, found.headers["content-length"]) == (200, b"", "9")

@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import yaml
 from disttrain.v1 import data_service_pb2 as pb
+from fleet.servers import until
 from google.protobuf.duration_pb2 import Duration
 from serving.harness import TIMEOUT_S, Running, index, job_data, running
 from shards import write_interleaved, write_pairs
@@ -157,10 +159,13 @@ def test_of_a_job_that_cannot_be_opened_strangers_learn_nothing() -> None:
     shown: set[str] = set()
     catalog, work, reports = Catalog({}, {}), Background(), StepReports(NamedServers((), Channels()))
     data = DatasetPages(LocalData(catalog, {}, {}), work, lambda: dict.fromkeys(shown, ""))
-    pages = StepPages(FileJob(broken, ("pairs",), lambda name: data.named({"dataset": name})), {}, work, reports)
+    job = FileJob(broken, ("pairs",), lambda name: data.named({"dataset": name}))
+    pages = StepPages(job, {}, work, reports)
+    assert work.ask("job", lambda _: job.planner(), is_wanted_later=True) == {"working": ANY}
     for ask_for in (pages.step, pages.policies, pages.measured, pages.listed):
         with pytest.raises(RequestError, match="no dataset is named 'pairs'"):
             ask_for({"step": "0"})
+    until(lambda: work.ask("job", lambda _: job.planner()) == {"error": "no dataset is named 'pairs'"})
     work.close()
 
 

@@ -181,7 +181,7 @@ class FullModelStream:
             rank: of this process among those that train.
             world_size: their number.
             options: of the clients, see there: compress, prefetch_bytes (of each), max_microbatch_bytes, timeouts,
-                credentials.
+                credentials, tracing.
 
         Raises:
             ValueError: the job is for another number of ranks, or has images on other ranks than their sequences.

@@ -9,9 +9,10 @@ know both. The state of the stream is not given to its checkpoints, which refuse
 
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dataserver.security import Credentials
+from dataserver.tracing import Tracing
 from trainclient.adapters.versions import require
 
 require("megatron-bridge", "0.6", "0.7")
@@ -44,6 +45,8 @@ class ServedProvider(DatasetProvider):
     dense_mask: bool = False
     credentials: dict[str, str] = field(default_factory=dict)
     """Files of `Credentials` by their names, such as tls_ca and token_file: what to show the servers."""
+    tracing: dict[str, Any] = field(default_factory=dict)
+    """Fields of `Tracing`, such as endpoint and every: which steps to trace, and where to; nothing by default."""
     dataloader_type: Literal["external"] = "external"
 
     def __post_init__(self) -> None:
@@ -77,9 +80,10 @@ class ServedProvider(DatasetProvider):
         check_loss(cfg.model)
         with ExitStack() as failing:
             shown = Credentials.of(**self.credentials)
-            rank, size = ranks.rank(), ranks.size()
+            traced = Tracing(**self.tracing) if self.tracing else None
+            where = {"rank": ranks.rank(), "world_size": ranks.size()}
             stream = failing.enter_context(
-                FullModelStream(self.servers, self.job, rank=rank, world_size=size, credentials=shown)
+                FullModelStream(self.servers, self.job, **where, credentials=shown, tracing=traced)
             )
             names = self.modality, self.encoder, self.image_token, self.dense_mask
             self._iterator = ServedIterator(

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import default_convert
 
 from dataserver.security import Credentials
+from dataserver.tracing import Tracing
 from trainclient.adapters.full_model import IGNORED_LABEL, FullModelMicrobatch, FullModelStream
 from trainclient.adapters.padded import PaddedShape
 from trainclient.adapters.qwen2_vl import MEAN, STD, Qwen2VLInputs, frames_and, positions
@@ -51,6 +52,8 @@ class ServedDataLoader(BaseDataLoader):
         image_std: tuple[float, ...] = STD
         credentials: Mapping[str, str] = field(default_factory=dict)
         """Files of `Credentials` by their names, such as tls_ca and token_file: what to show the servers."""
+        tracing: Mapping[str, Any] = field(default_factory=dict)
+        """Fields of `Tracing`, such as endpoint and every: which steps to trace, and where to; nothing by default."""
         mrope: bool = False
         """Whether the model takes `mrope_positions`, as Qwen's do."""
 
@@ -71,8 +74,9 @@ class ServedDataLoader(BaseDataLoader):
         """
         self._config = config
         shown = Credentials.of(**config.credentials)
+        traced = Tracing(**config.tracing) if config.tracing else None
         self._stream = FullModelStream(
-            config.servers, config.job, rank=dp_rank, world_size=dp_world_size, credentials=shown
+            config.servers, config.job, rank=dp_rank, world_size=dp_world_size, credentials=shown, tracing=traced
         )
         try:
             self._shape = PaddedShape.of(self._stream)

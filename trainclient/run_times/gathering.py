@@ -50,6 +50,7 @@ def report_run(
         waits_s=times.waits_s,
         planned_ns=planned_ns(client, times.topology, steps[-1]),
         num_servers=len(client.fleet.addresses),
+        server=client.fleet.endpoints[client.fleet.current].address,
         zero3=[m.name for m in models.job.execution.modules if models.sharding(m) is Sharding.ZERO3],
     )
     return RunReport.of(run)

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from shlex import quote
 from statistics import median_low
 from typing import Final
 
@@ -39,6 +40,7 @@ class Remedy:
     """Share of the time after the start that it saves at most."""
     text: str
     command: str
+    """For a shell, with dots and capitals for what only its reader knows; a comment says more."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,6 +60,8 @@ class RunFacts:
     planned_ns: Sequence[int]
     """What each process was to compute in a step; empty if that is not known."""
     num_servers: int
+    server: str
+    """HOST:PORT of one that has reports of this run."""
     zero3: Sequence[str]
     """Modules that gather their parameters block by block."""
 
@@ -98,7 +102,7 @@ def _data(run: RunFacts) -> Iterator[Remedy]:
             saves,
             f"ranks waited for data in bursts: {len(longest)} of {steps} steps have {sum(longest) / waited:.0%} of the "
             "wait, so servers are fast enough on the whole. Let them prepare more ahead",
-            "dataserver serve ... --prefetch-bytes N, with twice what `dataserver top` shows as the limit",
+            "dataserver serve ... --prefetch-bytes N  # twice what it is now: 1 GiB unless memory is limited",
         )
         return
     growth = min(run.step_s / max(run.step_s - waited, 1e-9), MOST_GROWTH)
@@ -108,7 +112,8 @@ def _data(run: RunFacts) -> Iterator[Remedy]:
         f"ranks waited for data in {some} of {steps} steps. Servers that keep up need {growth:.1f} times the "
         f"throughput: about {math.ceil(growth * run.num_servers)} like the {run.num_servers} of --servers, or as many "
         "times the cores",
-        f"dataserver top {run.config.servers}, which names the stage that limits them and the cores that are missing",
+        f"dataserver top {quote(run.config.servers)}{_shown(run.config)}  # names the stage that limits them, and the "
+        "cores that are missing",
     )
 
 
@@ -131,7 +136,7 @@ def _slow(run: RunFacts) -> Iterator[Remedy]:
     yield Remedy(
         min([lost[worst], *others]) / run.after_start_ns,
         f"{what}, and all others wait. Look for other programs, heat or a worse device there, or leave it out",
-        f"trainclient train ... --timeline.directory DIR --timeline.first {run.end}, which names the operations",
+        f"trainclient train ... --timeline.directory DIR --timeline.first {run.end}  # names the operations",
     )
 
 
@@ -175,15 +180,14 @@ def _pure_ns(run: RunFacts, process: ProcessTimes) -> int:
 
 def _others(run: RunFacts, known: float) -> Iterator[Remedy]:
     """Better costs, degrees or policies, where processes wait for each other longer than `known` causes explain."""
-    job, shares = run.config.job, busy_shares(run)
+    job, shares = quote(str(run.config.job)), busy_shares(run)
     busiest, laziest = (choose(shares, key=lambda name: shares[name]) for choose in (max, min))
     anywhere = run.mean([idle_ns(run, p) for p in run.processes]) / run.after_start_ns - known
     if costs := _wrong_costs(run):
-        server = run.config.servers.split(",")[0]
         yield Remedy(
             anywhere,
             f"ranks waited for each other, and plans balance by wrong costs: {costs} as long as the job says. Fit them",
-            f"dataserver fit --job {job} --server {server} --config SERVER.yaml",
+            f"dataserver fit --job {job} --server {run.server} --config SERVER.yaml{_shown(run.config)}",
         )
     elif shares[busiest] - shares[laziest] >= UNEVEN:
         said = ", ".join(f"{name} {share:.0%}" for name, share in sorted(shares.items(), key=lambda s: -s[1]))
@@ -221,6 +225,12 @@ def _wrong_costs(run: RunFacts) -> str:
     return ", ".join(f"{holds} computes {ratio:.3g} times" for holds, ratio in told)
 
 
+def _shown(config: TrainConfig) -> str:
+    """Flags of what this run shows servers, for commands that ask the same ones."""
+    files = {name: getattr(config, name) for name in ("tls_ca", "tls_cert", "tls_key", "token_file")}
+    return "".join(f" --{name.replace('_', '-')} {quote(str(file))}" for name, file in files.items() if file)
+
+
 def busy_shares(run: RunFacts) -> dict[str, float]:
     """The share of the time after the start in which processes compute, by what they hold."""
     found = {}
@@ -238,14 +248,14 @@ def _collectives(run: RunFacts) -> Iterator[Remedy]:
             saves,
             f"parameters of {' and '.join(run.zero3)} are gathered for every pass of every microbatch. Where memory "
             "permits, gather them once a step",
-            f"trainclient train ... with `sharding: zero2` of {' and '.join(run.zero3)}",
+            f"trainclient train ... --config TRAIN.yaml  # with sharding: zero2 of {' and '.join(run.zero3)}",
         )
         return
     yield Remedy(
         saves,
         "gathers and sums between ranks take long though nobody is late: look whether they use the fastest network, or "
         "give each update more samples (stream.global_batch of the next job)",
-        "NCCL_DEBUG=INFO trainclient train ..., which says which network each rank uses",
+        "NCCL_DEBUG=INFO trainclient train ...  # says which network each rank uses",
     )
 
 

@@ -10,7 +10,7 @@ from disttrain.v1.errors_pb2 import ERROR_ACTION_CREATE_JOB
 from disttrain.v1.microbatch_pb2 import CODEC_ZSTD
 
 from dataserver.planning.job.identity import Job
-from dataserver.tracing import StepTraces
+from dataserver.tracing import Kind, StepTraces, opened
 from trainclient.stream.buffers import BufferPool, Buffers
 from trainclient.stream.endpoint import CallGuard, Endpoint
 from trainclient.stream.errors import (
@@ -93,6 +93,7 @@ class Follower:
         self._shown = shown
         self._guard = guard
         self._progress = progress
+        self._traces = traces
         self._metadata = None if traces is None else traces.metadata
         self._in_hand: _StepInHand | None = None
 
@@ -197,7 +198,10 @@ class Follower:
             if not self._view.share_fetch:
                 raise ProtocolError("it withheld the tensors of a microbatch that this client shares with no other")
             return microbatch
-        tensors = payloads.tensors(microbatch.cursor, table, direct=head.direct)
+        cursor = microbatch.cursor
+        parent = None if self._traces is None else self._traces.of_wait(cursor.step, cursor.microbatch)
+        with opened(parent, "receive", Kind.CLIENT, bytes=microbatch.nbytes, server=server):
+            tensors = payloads.tensors(cursor, table, direct=head.direct)
         return None if tensors is None else microbatch.with_tensors(tensors)
 
     def _request(

@@ -294,9 +294,9 @@ export function datasetPage(host, state, query) {
       h(
         "figure",
         {},
-        image.served && !image.is_audio && !image.is_video
-          ? picture(of, found, n, 768, `image ${n}`)
-          : h("span", { class: "none" }, image.is_audio ? "audio" : image.is_video ? "video" : "no picture"),
+        image.served && !image.is_audio
+          ? picture(of, found, n, 768, image.is_video ? `first frame of video ${n}` : `image ${n}`)
+          : h("span", { class: "none" }, image.is_audio ? "audio" : "no picture"),
         h(
           "figcaption",
           {},
