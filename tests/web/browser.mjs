@@ -1,9 +1,9 @@
 // Opens every page in a real browser, in both themes and at a phone's width; prints what it saw as JSON.
-// Usage: node browser.mjs PLAYWRIGHT CHROMIUM URL FOLDER PAGE...
+// OWN are the pages of a server, whose jobs are chosen from. Usage: node browser.mjs PLAYWRIGHT CHROMIUM URL FOLDER OWN PAGE...
 import { createRequire } from "node:module";
 import { join } from "node:path";
 
-const [playwright, executablePath, url, folder, ...pages] = process.argv.slice(2);
+const [playwright, executablePath, url, folder, own, ...pages] = process.argv.slice(2);
 const { chromium } = createRequire(join(playwright, "x.js"))("playwright-core");
 const READY = {
   fleet: "tbody tr",
@@ -29,7 +29,7 @@ async function open(theme, width, height) {
     seen.dialogs.push(dialog.message());
     dialog.dismiss();
   });
-  page.on("request", (request) => request.url().startsWith(url) || seen.requests.push(request.url()));
+  page.on("request", (request) => request.url().startsWith(url) || request.url().startsWith(own) || seen.requests.push(request.url()));
   return page;
 }
 
@@ -97,5 +97,19 @@ await page.keyboard.press("+");
 await page.getByRole("button", { name: "Compare" }).click();
 await page.getByText("(this job)").first().waitFor({ timeout: 120000 });
 await page.screenshot({ path: join(folder, "policies-light-1280.png"), fullPage: true });
+await page.goto(`${own}#step?step=1`);
+await page.waitForSelector("select:not([hidden]) option");
+await page.waitForSelector(READY.step);
+const jobs = page.getByLabel("Job");
+seen.jobs = await jobs.locator("option").evaluateAll((options) => options.map((option) => option.value));
+seen.chosen = [await jobs.inputValue()];
+const other = seen.jobs.find((job) => job !== seen.chosen[0]);
+await jobs.selectOption(other);
+await page.waitForFunction((job) => location.hash.includes(job), other);
+await page.getByText(`job ${other.slice(0, 12)}`).waitFor({ timeout: 60000 });
+seen.chosen.push(await jobs.inputValue());
+await page.screenshot({ path: join(folder, "server-step-light-1280.png"), fullPage: true });
+await page.goto(`${own}#step?job=${"0".repeat(64)}&step=0`);
+await page.getByText("this server knows no job").waitFor({ timeout: 60000 });
 await browser.close();
 console.log(JSON.stringify(seen));

@@ -34,6 +34,7 @@ from dataserver.web.jobs import FileJob
 from dataserver.web.reports import StepReports
 from dataserver.web.samples import dataset_routes
 from dataserver.web.server import WebServer
+from dataserver.web.server_pages import ServerPages
 from dataserver.web.steps import StepPages, step_routes
 
 BROWSER = Path(__file__).parent / "browser.mjs"
@@ -93,15 +94,16 @@ def playwright(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, list[str]]]:
+    """Pages of a fleet, pages of a server, and the jobs of the server."""
     root = tmp_path_factory.mktemp("site")
     folder = write_pairs(root / "laion", 60, 20, seed=1, median_size=200)
     odd_members(folder, 150)
     index(folder)
     break_images(folder, (3, 0))
     with ExitStack() as stack:
-        server = stack.enter_context(running({"d": folder}, FIXED_WINDOW))
-        stream, _ = half_read(server)
+        server = stack.enter_context(running({"d": folder}, FIXED_WINDOW, web_listen="127.0.0.1:0"))
+        stream, read = half_read(server)
         stack.callback(stream.cancel)
         crowd = stack.enter_context(grpc_server(Crowd()))
         settings = load_config(None, {"datasets": {"d": folder}})
@@ -109,17 +111,19 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         stack.callback(work.close)
         watch = FleetWatch(NamedServers((server.address, crowd, "127.0.0.1:1"), Channels()), 0.5)
         stack.callback(watch.close)
-        pages = steps(root, server, local, work)
+        pages, reported = steps(root, server, local, work)
+        own = ServerPages(server.server, "127.0.0.1:0")
+        stack.callback(own.close)
         routes = {"/api/fleet": FleetPage(watch).document, **dataset_routes(DatasetPages(local, work, None))}
         routes |= step_routes(pages)
         web = WebServer("127.0.0.1", 0, routes)
         stack.callback(web.close)
         watch.start()
-        yield web.url
+        yield web.url, own.url, [read, reported]
 
 
-def steps(root: Path, server: Running, local: LocalData, work: Background) -> StepPages:
-    """The pages of a job whose ranks have reported a step, slower than planned."""
+def steps(root: Path, server: Running, local: LocalData, work: Background) -> tuple[StepPages, str]:
+    """The pages of a job whose ranks have reported a step, slower than planned; and the job."""
     modules = [module("encoder", dp=4), module("backbone", dp=4, pp=2)]
     data = job_data(
         datasets=[{"name": "d"}], modules=modules, end={"steps": 3}, generation={"ratio": "0"}, global_batch=24
@@ -139,20 +143,24 @@ def steps(root: Path, server: Running, local: LocalData, work: Background) -> St
         server.stub.ReportStepTimes(pb_data.ReportStepTimesRequest(times=times), timeout=60)
     reports = StepReports(NamedServers((server.address,), Channels()))
     shown = FileJob(lambda: planner_of(job, local.catalog), ("d",), lambda _: None)
-    return StepPages(shown, local.catalog.datasets, work, reports)
+    return StepPages(shown, local.catalog.datasets, work, reports), planner.job.job_id
 
 
 def test_every_page_in_both_themes_at_a_phones_width_and_by_keyboard(
-    site: str, playwright: Path, tmp_path: Path
+    site: tuple[str, str, list[str]], playwright: Path, tmp_path: Path
 ) -> None:
     folder = Path(os.environ.get("DISTTRAIN_SCREENSHOTS", tmp_path))
-    line = ["node", str(BROWSER), str(playwright), shutil.which("chromium") or "", site, str(folder), *PAGES]
+    url, own, jobs = site
+    line = ["node", str(BROWSER), str(playwright), shutil.which("chromium") or "", url, str(folder), own, *PAGES]
     done = subprocess.run(line, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
     assert seen["dialogs"] == [], "something of a stranger ran"
     assert seen["requests"] == [], "nothing is fetched from elsewhere"
-    assert [error for error in seen["errors"] if "/api/dataset/picture" not in error] == []
+    refused = f"/api/step?step=0&job={'0' * 64}"
+    assert [error for error in seen["errors"] if "/api/dataset/picture" not in error and refused not in error] == []
+    assert sorted(seen["jobs"]) == sorted(jobs)
+    assert sorted(seen["chosen"]) == sorted(jobs), "the other one was chosen"
     assert {page: wide for page, wide in seen["wide"].items() if wide > 0} == {}, "pages fit their windows"
     assert HOSTILE in seen["texts"]["fleet"]
     assert "1,003 ranks" in seen["texts"]["fleet"]
