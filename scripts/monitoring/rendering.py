@@ -17,6 +17,9 @@ from monitoring.panels import ROWS, Panel
 
 NOTICE: Final = "# written by scripts/make_monitoring.py; edit scripts/monitoring\n"
 _SOURCE: Final = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
+OF_OTHERS: Final = ("auto", "auto_count", "auto_min", "id")
+"""Fields that the kit writes for every variable: of intervals, and an id that all would share. Grafana's schema has
+none of them."""
 _STAT_SPAN: Final = 4
 _GRAPH_SPAN: Final = 8
 """Columns of 24."""
@@ -65,7 +68,12 @@ def dashboard() -> str:
         for panel in row.panels:
             number += 1
             built = built.with_panel(_graph(panel, number) if not panel.stat else _stat(panel, number))
-    return json.dumps(built.build(), cls=JSONEncoder, indent=2, sort_keys=True) + "\n"
+    found = json.loads(json.dumps(built.build(), cls=JSONEncoder))
+    del found["style"]  # nor is it in the schema: visitors choose their theme
+    for choice in found["templating"]["list"]:
+        for field in OF_OTHERS:
+            del choice[field]
+    return json.dumps(found, indent=2, sort_keys=True) + "\n"
 
 
 def rules() -> str:
