@@ -11,8 +11,8 @@ from io import BufferedIOBase
 from time import monotonic, sleep
 from typing import Any, Final
 
-MAX_HEAD_BYTES: Final = 64 << 10
-"""Of a request with all its headers; no request has more than these."""
+MAX_HEAD_BYTES: Final = 128 << 10
+"""Of a request with all its headers, twice what its first line may have."""
 PAUSE_S: Final = 0.1
 """After a connection that could not be taken, as where no descriptors are left; or the loop would take a whole core."""
 POLL_S: Final = 0.5
