@@ -73,7 +73,7 @@ def test_token_ids_that_cannot_be_had_are_named_by_sample(tmp_path: Path) -> Non
     keys = shard.keys()
     assert counted.key in keys
     assert (counted.count, "count tokens again" in counted.reason) == (1, True)
-    assert (newest.kind, newest.key in keys, newest.reason) == (pb.FAILURE_KIND_TEXT, True, "Is a directory")
+    assert (newest.kind, newest.key in keys, newest.reason) == (pb.FAILURE_KIND_TEXT, True, counted.reason)
     assert str(folder) not in str(newest) + str(counted)
 
 

@@ -125,7 +125,8 @@ class ViewSource:
             cause: BaseException | None = error
             while cause is not None and not isinstance(cause, OSError):
                 cause = cause.__cause__
-            reason = (cause and cause.strerror) or "it gave other bytes than its index promises"
+            other = "it gave other bytes than its index promises" if error.row < 0 else NOT_COUNTED
+            reason = (cause and cause.strerror) or other
         self._note(kind, error.dataset, error.shard, error.row, reason, failures)
 
     def _note(self, kind: FailureKind, dataset: int, shard: int, row: int, reason: str, failures: Failures) -> None:
