@@ -9,6 +9,8 @@ contrasted with its image: `BOS  text  EOS`. Text that was cut is cut from
 the end of the document backward, so what is left is a prefix of all text tokens. Targets of the loss are the text
 tokens and EOS of understood samples; labels are shifted: a token's label is the token that follows it.
 
+A part of a document that is split is a sample that is understood; EOS is a target of the last part alone.
+
 With `sizing.marks` further tokens stand before the embeddings of an image and of its tiles.
 
 A conversation has the tokens that its chat template writes, and no others but marks; where an image goes, the
@@ -24,6 +26,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dataserver.assembly.document_parts import PartError, part_of
 from dataserver.assembly.image_runs import ImageRun, image_runs, run_tokens
 from dataserver.dataset import IMAGE, TEXT, ChatParts, TokenizedDocument
 from dataserver.planning import I32, I64
@@ -65,6 +68,13 @@ class _Planned(NamedTuple):
     """Length of the whole sequence."""
     images: list[ImageRun]
     """Its images and clips, where it is understood."""
+    part: tuple[int, ...] | None
+    """Where it is in its document (`SampleSizes.parts`); None where no documents are split."""
+
+    @property
+    def ends(self) -> bool:
+        """Whether its document ends with it."""
+        return self.part is None or self.part[0] == self.part[1] - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -183,7 +193,8 @@ def _view_tokens(stream: Stream, plan: StepPlan, view: ViewPlan, documents: Sequ
     lengths = samples.tokens[items]
     columns = (items, samples.task[items], samples.text_tokens[items], samples.truncated_tokens[items], lengths)
     runs = image_runs(stream.sizing, samples, items)
-    planned = zip(*(column.tolist() for column in columns), runs, strict=True)
+    parts = [None] * len(items) if samples.parts is None else map(tuple, samples.parts[items].tolist())
+    planned = zip(*(column.tolist() for column in columns), runs, parts, strict=True)
     pieces: list[_Piece] = []
     for sample, document in zip(planned, documents, strict=True):
         pieces += _checked_pieces(stream, samples, _Planned(*sample), document)
@@ -214,6 +225,8 @@ def _checked_pieces(
     """Return the pieces of one sample's sequence after comparing the document with the plan."""
     if document.chat is not None:
         return list(_checked_chat(stream, samples, planned, document, document.chat))
+    if planned.part is not None and planned.part[1] > 1:
+        document = _checked_part(stream, samples, planned, planned.part, document)
     found, counted = sum(map(len, document.texts)), planned.text_tokens + planned.cut
     if found != counted:
         raise TokenCountError(
@@ -232,7 +245,7 @@ def _checked_pieces(
     elif planned.task == Task.CONTRASTIVE:
         pieces = list(_contrastive(stream, document, planned.text_tokens))
     else:
-        pieces = list(_understanding(stream, document, images, planned.text_tokens))
+        pieces = list(_understanding(stream, document, images, planned.text_tokens, planned.ends))
     length = sum(n for _, n, _ in pieces)
     if length != planned.tokens:
         raise TokenCountError(
@@ -240,6 +253,19 @@ def _checked_pieces(
             f"{planned.tokens}; the plan is not consistent"
         )
     return pieces
+
+
+def _checked_part(
+    stream: Stream, samples: StepSamples, planned: _Planned, part: tuple[int, ...], document: TokenizedDocument
+) -> TokenizedDocument:
+    """Return the part of a document that a sample is."""
+    try:
+        return part_of(document, part, planned.text_tokens, len(planned.images))
+    except PartError as error:
+        raise TokenCountError(
+            f"{sample_name(stream, samples, planned.number)}: {error}; the index or the tokens are not those that were "
+            "planned: remove the shard's .tokens files and run dataserver index with --tokenizer again"
+        ) from error
 
 
 def _checked_chat(
@@ -271,7 +297,7 @@ def _checked_chat(
 
 
 def _understanding(
-    stream: Stream, document: TokenizedDocument, images: list[ImageRun], text_tokens: int
+    stream: Stream, document: TokenizedDocument, images: list[ImageRun], text_tokens: int, ends: bool
 ) -> Iterator[_Piece]:
     ids = stream.tokenizer
     texts, runs = iter(document.texts), iter(images)
@@ -285,7 +311,7 @@ def _understanding(
             yield ids.boi, 1, _OTHER
             yield from _image_pieces(ids.image, next(runs), stream)
             yield ids.eoi, 1, _OTHER
-    yield ids.eos, 1, _TARGET
+    yield ids.eos, 1, _TARGET if ends else _OTHER
 
 
 def _image_pieces(image: int, run: ImageRun, stream: Stream) -> Iterator[_Piece]:

@@ -23,6 +23,7 @@ from dataserver.dataset import (
     IndexRules,
     KeyEnd,
     MetadataKeys,
+    MissingImages,
     OnTokenError,
     Part,
     SeveralImages,
@@ -75,6 +76,7 @@ def index(
     conversations: Literal["document", "chat"] = "document",
     transform: Transforms = (),
     video: Literal["ignore", "serve"] = "ignore",
+    missing_images: Literal["leave-out", "drop"] = "leave-out",
 ) -> None:
     """Index datasets, count their tokens, and print their fingerprints.
 
@@ -110,6 +112,7 @@ def index(
             may be repeated. Tokens are counted without those of text, and with all of them in this order.
         video: Members that are videos (.mp4, .mov, .webm, .mkv): ignore them, or serve them as parts of their samples,
             which needs the extra `video` here and on servers.
+        missing_images: Documents with images that are missing or broken: leave them out, or serve them without these.
     """
     if not paths:
         raise ValueError("no dataset is named; give at least one folder of shards")
@@ -132,6 +135,7 @@ def index(
         audio=AudioMembers(audio),
         conversations=Conversations(conversations),
         video=VideoMembers(video),
+        missing_images=MissingImages(missing_images),
     )
     for name, is_served, require in (("audio", audio, require_audio), ("video", video, require_video)):
         if is_served == "serve":

@@ -13,9 +13,13 @@ from dataserver.cli.progress import progress_bar
 from dataserver.dataset import OWN, Dataset, compile_filter, location
 from dataserver.jobs import Rules, size_histogram, thinned
 from dataserver.outputs import require_writable, tells_on, write_output
+from dataserver.planning.job.fields import SplitAt
 from dataserver.planning.stream.captions import Captions
+from dataserver.planning.stream.documents import Split
 
 MaybeRule = Annotated[Literal["qwen", "naflex", "square", "crop"] | None, tyro.conf.arg(help_behavior_hint="")]
+MIN_SEQ_LEN: Final = 8
+"""As jobs have it."""
 EMPTY: Final = 1
 """Exit status where no sample is left."""
 
@@ -35,6 +39,8 @@ def sizes(
     min_pixels: MaybeInt = None,
     max_pixels: MaybeInt = None,
     side: MaybeInt = None,
+    seq_len: MaybeInt = None,
+    max_images: MaybeInt = None,
 ) -> None:
     """Write how many samples of a dataset have which size, for `trainclient orchestrate --sizes`.
 
@@ -56,11 +62,14 @@ def sizes(
         min_pixels: Fewest pixels of an image, with rule qwen.
         max_pixels: Most pixels of an image, with rule qwen.
         side: Side of every image in pixels, with rules square and crop.
+        seq_len: Sequences of a job that splits long documents (`documents` of a dataset): the parts are counted.
+        max_images: Most images of a part, as `documents` says, or `packing` if that is less.
     """
     if min(patch, merge) < 1 or (max_patches is not None and max_patches < merge**2):
         raise ValueError(
             f"--patch is {patch}, --merge {merge}, --max-patches {max_patches}; at least 1, 1 and merge^2 are required"
         )
+    split = _split(seq_len, max_images)
     path = location(path)
     of_rule = {"rule": rule, "min_pixels": min_pixels, "max_pixels": max_pixels, "side": side}
     resampling = None if side is None else "bicubic"  # some sides need a filter, and none changes a grid
@@ -71,7 +80,7 @@ def sizes(
     require_writable("--output", output)
     dataset = Dataset.open(path, index_dir, quarantine)
     dataset.check_captions([caption])
-    rules = Rules(digest, sizing, filter, dataset.quarantine, Captions((caption,)))
+    rules = Rules(digest, sizing, filter, dataset.quarantine, Captions((caption,)), split=split)
     with progress_bar("counting sizes") as report:
         counted = size_histogram(dataset, rules, report)
     found = thinned(counted)
@@ -81,7 +90,7 @@ def sizes(
         if tokens or patches
     ]
     num_samples = sum(found.values())
-    dropped = _dropped(dataset, filter, num_samples) if filter else ""
+    dropped = _dropped(dataset, filter, num_samples if split is None else None) if filter else ""
     if not num_samples:
         print(
             f"dataserver: no sample of {path} is left{dropped}; change the filter or the quarantine list",
@@ -90,13 +99,32 @@ def sizes(
         raise SystemExit(EMPTY)
     write_output("--output", output, json.dumps({"samples": samples}) + "\n")
     of = "" if len(found) == len(counted) else f", which stand for {len(counted)}"
-    print(f"{num_samples} samples of {len(samples)} sizes{of} are in {output}{dropped}", file=tells_on(output))
+    what = "samples" if split is None else "parts of samples"
+    print(f"{num_samples} {what} of {len(samples)} sizes{of} are in {output}{dropped}", file=tells_on(output))
 
 
-def _dropped(dataset: Dataset, condition: str, num_samples: int) -> str:
-    """Say how many samples a filter and the quarantine list drop, and how many of them for a null."""
+def _split(seq_len: int | None, max_images: int | None) -> Split | None:
+    """How a job splits documents without generation."""
+    if seq_len is None:
+        if max_images is not None:
+            raise ValueError("--max-images is for parts of documents; give --seq-len as well, or leave it out")
+        return None
+    if seq_len < MIN_SEQ_LEN or (max_images is not None and max_images < 1):
+        raise ValueError(
+            f"--seq-len is {seq_len}, --max-images {max_images}; at least {MIN_SEQ_LEN} and 1 are required"
+        )
+    return Split(str(SplitAt.ITEMS), seq_len, (max_images, None, None), pairs=True)
+
+
+def _dropped(dataset: Dataset, condition: str, num_samples: int | None) -> str:
+    """Say how many samples a filter and the quarantine list drop, and how many of them for a null.
+
+    They leave `num_samples`; None where only the parts of these were counted.
+    """
     before = sum(shard.num_samples for shard in dataset.shards)
     compiled = compile_filter(condition)
+    if num_samples is None:
+        num_samples = sum(int(shard.keep(compiled, dataset.quarantine).sum()) for shard in dataset.shards)
     nulls = sum(shard.dropped_for_nulls(compiled) for shard in dataset.shards)
     why = f", {nulls} of them because a column of the filter is null" if nulls else ""
     return f"; {before - num_samples} of {before} are dropped{why}"

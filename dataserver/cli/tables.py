@@ -180,7 +180,7 @@ class _Places:
 def _samples(execution: Execution, message: plan_pb2.StepPlan) -> Table:
     samples = message.samples
     places = _places(execution, message)
-    about = ("set", "epoch", "shard", "row")
+    about = ("set", "epoch", "shard", "row", *(("part",) if samples.part else ()))
     sizes = ("tokens", "cut", "images")
     where = [column for place in places for column in place.columns]
     table = _table("samples in canonical order", *about, "task", *sizes, *where, numbers=(*about, *sizes, *where))
@@ -188,7 +188,8 @@ def _samples(execution: Execution, message: plan_pb2.StepPlan) -> Table:
         shard, row = divmod(samples.sample[i], 1 << 32)
         task = plan_pb2.Task.Name(samples.task[i]).removeprefix("TASK_").lower()
         table.add_row(
-            str(samples.dataset[i]), str(samples.epoch[i]), str(shard), str(row), task,
+            str(samples.dataset[i]), str(samples.epoch[i]), str(shard), str(row), *map(str, samples.part[i : i + 1]),
+            task,
             str(samples.tokens[i]), str(samples.truncated_tokens[i]), str(samples.images[i]),
             *(cell for place in places for cell in place.cells.get(i, repeat("-", len(place.columns)))),
         )  # fmt: skip

@@ -23,6 +23,7 @@ CHAT_ERROR: Final = "chat_error"
 CHAT_LEFT_OUT: Final = "chat_left_out"
 CHAT_NOT_ENDED: Final = "chat_not_ended"
 UNDECODABLE: Final = "undecodable"
+DROPPED_IMAGE: Final = "dropped_image"
 LOST_IMAGE: Final = "lost_image"
 BAD_JSON: Final = "bad_json"
 CORRUPT_PARQUET: Final = "corrupt_parquet"
@@ -79,6 +80,7 @@ KINDS: Final[Mapping[str, Effect]] = {
     "video_too_large": Effect.LEFT_OUT,
     CHAT_LEFT_OUT: Effect.SERVED,
     CHAT_NOT_ENDED: Effect.SERVED,
+    DROPPED_IMAGE: Effect.SERVED,
     DUPLICATE_MEMBER: Effect.SERVED,
     DUPLICATE_SHARD: Effect.SERVED,
     "extra_image": Effect.SERVED,

@@ -15,7 +15,7 @@ from dataserver.planning import I64, yield_point
 from dataserver.planning.job.fields import Stream
 from dataserver.planning.job.identity import hash_of
 from dataserver.planning.stream.axis import Axis
-from dataserver.planning.stream.continuation import Seen, StepEnd, last_step_of, seen_before
+from dataserver.planning.stream.continuation import Seen, StepEnd, division_of, last_step_of, seen_before
 from dataserver.planning.stream.gathering import Window
 from dataserver.planning.stream.statistics import ShardStatistics, axis_lengths
 from dataserver.planning.stream.windows import Span, WindowOrder, units_of
@@ -91,7 +91,9 @@ class EarlierStreams:
                     f"{epochs - 1}. If its job ended there (end.epochs: {epochs}), state "
                     f"stream.continues.epochs: {epochs}; else samples that the step left out are not read in this epoch"
                 )
-            seen[name] = seen_before(axis, end.on(axis, name), tables.names(number), windows, before[number])
+            division = division_of(stream, stream.datasets[number])
+            unit, shards = end.on(axis, name), tables.names(number)
+            seen[name] = seen_before(axis, unit, shards, windows, before[number], division)
 
 
 def _lengths(stream: Stream, tables: ShardTables, dataset: int, statistics: ShardStatistics) -> I64:

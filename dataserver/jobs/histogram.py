@@ -2,14 +2,15 @@
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
 from dataserver.dataset import Dataset, DatasetError, compile_filter
 from dataserver.jobs.shard_statistics import Rules, columns_of, rows_left
+from dataserver.planning.stream.gathering import picked_rows
 from dataserver.planning.stream.grids import patch_grids
-from dataserver.planning.stream.samples import row_sums
 
 TEXT_BITS: Final = 5
 """Texts are counted with those whose tokens agree in so many leading binary digits, so within some percent."""
@@ -22,7 +23,7 @@ Size = tuple[int, tuple[int, ...]]
 
 
 def size_histogram(dataset: Dataset, rules: Rules, progress: Callable[[int, int], None]) -> Counter[Size]:
-    """Samples by their sizes; those that filter and quarantine leave out are not counted.
+    """Samples by their sizes, of documents that are split parts; what filter and quarantine leave out is not counted.
 
     Raises:
         TokensMissingError: a shard is not counted for the tokenizer; names the command.
@@ -36,12 +37,15 @@ def size_histogram(dataset: Dataset, rules: Rules, progress: Callable[[int, int]
                 f"shard {shard.name} has audio or video, and layouts are chosen by texts and images alone; give "
                 "--sizes of a dataset without these, or state the layout yourself"
             )
-        rows, columns_of_grid = patch_grids(columns.image_width, columns.image_height, rules.sizing)
+        kept = rows_left(shard, compiled, rules.quarantine, rules.tokenizer_digest, rules.captions)
+        picked = picked_rows(columns, kept, rules.split, rules.sizing)
+        pixels = columns.image_width[picked.images], columns.image_height[picked.images]
+        rows, columns_of_grid = patch_grids(*pixels, rules.sizing)
         patches = (rows.astype(np.int64) * columns_of_grid).tolist()
-        texts = row_sums(columns.text_tokens, columns.text_offsets).tolist()
-        offsets = columns.image_offsets.tolist()
-        for row in rows_left(shard, compiled, rules.quarantine, rules.tokenizer_digest, rules.captions).tolist():
-            found[_leading(texts[row]), tuple(patches[offsets[row] : offsets[row + 1]])] += 1
+        for text, (first, end) in zip(
+            picked.text_tokens.tolist(), pairwise(picked.image_offsets.tolist()), strict=True
+        ):
+            found[_leading(text), tuple(patches[first:end])] += 1
         progress(number, len(dataset.shards))
     return found
 

@@ -122,8 +122,9 @@ class JobPlanner:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the job and its axes take; what is cached with other jobs' is not counted."""
-        return memory_of((self.job, self._order))
+        """Memory that the job, its axes and what earlier streams had take; what is cached with other jobs' is not
+        counted."""
+        return memory_of((self.job, self._order, self._tables.seen))
 
     def plan(self, step: int, cancelled: IsCancelled = never_cancelled) -> StepPlan:
         """The plan of one step, fetched or made by the first caller while the others wait.
@@ -238,7 +239,8 @@ def _null_note(spec: DatasetSpec, dataset: Dataset, statistics: ShardStatistics)
     if not nulls:
         return ""
     total = sum(shard.num_samples for shard in dataset.shards)
+    left = f"{int(statistics.samples.sum())}{'' if spec.documents is None else ' parts'}"
     return (
-        f"dataset {spec.name!r}: the filter {spec.filter!r} leaves {int(statistics.samples.sum())} of {total} samples;"
+        f"dataset {spec.name!r}: the filter {spec.filter!r} leaves {left} of {total} samples;"
         f" {nulls} are dropped because a column of it is null"
     )

@@ -28,6 +28,7 @@ from dataserver.planning import I64
 from dataserver.planning.job.fields import Sizing
 from dataserver.planning.stream.captions import OWN_CAPTION, Captions
 from dataserver.planning.stream.chats import ChatColumns, around
+from dataserver.planning.stream.documents import Split
 from dataserver.planning.stream.gathering import ShardColumns
 from dataserver.planning.stream.item_sizes import VideoLengths
 from dataserver.planning.stream.samples import row_sums
@@ -61,6 +62,8 @@ class Rules:
     """Whether a sample counts with the longest of its captions, not with their mean, where it draws one."""
     metadata: tuple[str, ...] = ()
     """Keys of the transforms of metadata, whose columns the filter may name."""
+    split: Split | None = None
+    """How documents are split: statistics are then those of their parts."""
 
     @property
     def transformed_texts(self) -> list[str]:
@@ -81,6 +84,8 @@ class Rules:
             key.append({"metadata": list(self.metadata)})  # as JSON gives it back
         if self.sizing.marks is not None:
             key.append({"marks": self.sizing.marks.counts})
+        if self.split is not None:
+            key.append({"split": self.split.key()})
         return key if self.sizing.rule is None else [*key, self.sizing.of_rule()]
 
 
@@ -200,6 +205,7 @@ def columns_of(shard: Shard, tokenizer_digest: str, captions: Captions) -> Shard
         caption_tokens=tokens,
         image_modality=sizes.image_modality,
         lengths=_video_lengths(sizes),
+        kinds=sizes.kinds,
     )
 
 
@@ -240,7 +246,7 @@ def _compute(shard: Shard, rules: Rules, compiled: Filter | None) -> ShardStatis
     columns = columns_of(shard, rules.tokenizer_digest, rules.captions)
     if columns.caption_tokens is not None and not rules.longest:
         columns = replace(columns, text_tokens=rules.captions.expected(columns.caption_tokens))
-    return row_statistics(rules.sizing, columns, row, null_drops)
+    return row_statistics(rules.sizing, columns, row, null_drops, rules.split)
 
 
 def _reduced(rules: Rules, shards: Sequence[Shard]) -> Rules:

@@ -16,7 +16,8 @@ from dataserver.planning import I64, Bool
 from dataserver.planning.job.fields import DatasetSpec, Stream
 from dataserver.planning.stream.axis import Rest
 from dataserver.planning.stream.captions import Captions
-from dataserver.planning.stream.continuation import Seen
+from dataserver.planning.stream.continuation import Seen, division_of
+from dataserver.planning.stream.documents import Split
 from dataserver.planning.stream.gathering import Window, gather_window, size_rows
 from dataserver.planning.stream.samples import ShardTable
 from dataserver.planning.stream.slices import Slices, Table, cut, gather_slice, whole
@@ -90,7 +91,8 @@ class ShardTables:
         found, seen = self.table(dataset, shard), self.seen[dataset]
         if seen is None or seen.epoch != epoch:
             return found
-        return seen.left(self._datasets[dataset].shards[shard].name, found)
+        division = division_of(self.stream, self.stream.datasets[dataset])
+        return seen.left(self._datasets[dataset].shards[shard].name, found, division)
 
     def windows(self, order: WindowOrder, span: Span, lengths: I64) -> Iterator[Window]:
         """The shuffle window in which a span lies, or those slices of it; all steps are cut from the same ones.
@@ -159,14 +161,15 @@ class ShardTables:
         digest, captions = self.stream.tokenizer.digest, Captions.of(self.stream.datasets[dataset])
         row = rows_left(source, self._filters[dataset], quarantine, digest, captions, self._metadata[dataset])
         columns = columns_of(source, digest, captions)
-        return size_rows(self.stream, columns, row, self.where(dataset, shard), captions)
+        split = Split.of(self.stream, self.stream.datasets[dataset])
+        return size_rows(self.stream, columns, row, self.where(dataset, shard), captions, split)
 
 
 def rules_of(stream: Stream, spec: DatasetSpec, dataset: Dataset) -> Rules:
     """What the statistics of a dataset of a stream depend on."""
     quarantine = dataset.quarantine if spec.quarantine else None
     about = stream.tokenizer.digest, stream.sizing, spec.filter, quarantine, Captions.of(spec)
-    return Rules(*about, metadata=metadata_keys(spec))
+    return Rules(*about, metadata=metadata_keys(spec), split=Split.of(stream, spec))
 
 
 def rest_of(tables: ShardTables, dataset: int, lengths: I64) -> Rest | None:
@@ -184,7 +187,7 @@ def rest_of(tables: ShardTables, dataset: int, lengths: I64) -> Rest | None:
     for shard, name in enumerate(tables.names(dataset)):
         if name in seen.shards:
             rest[shard] = 0
-        elif name in seen.rows:
+        elif name in seen.begun:
             rest[shard] = units_of(tables.stream, tables.left(dataset, shard, seen.epoch)).sum()
     return Rest(seen.epoch, rest)
 

@@ -85,6 +85,7 @@ class DataService:
                 for path in absent_fields(stated)
             ],
             notes=served.planner.notes,
+            first_step=served.planner.first_step,
         )
 
     def StreamMicrobatches(
@@ -320,10 +321,12 @@ def _checked_names(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _check_times(served: ServedJob, module: ModuleSpec, times: pb.StepTimes) -> None:
-    if times.step >= served.planner.num_steps:
+    first_step, num_steps = served.planner.first_step, served.planner.num_steps
+    if not first_step <= times.step < num_steps:
+        begins = f", begins with step {first_step}" if first_step else ""
         raise DataServiceError(
             errors_pb2.ERROR_REASON_STEP_OUT_OF_RANGE,
-            f"times of step {times.step} were reported; the job has {counted(served.planner.num_steps, 'step')}",
+            f"times of step {times.step} were reported; the job has {counted(num_steps, 'step')}{begins}",
         )
     if times.stage >= module.pp:
         raise _invalid(

@@ -59,6 +59,7 @@ def _samples(plan: StepPlan) -> plan_pb2.PlannedSamples:
         tokens=samples.tokens.tolist(),
         truncated_tokens=samples.truncated_tokens.tolist(),
         images=np.diff(samples.image_offsets).tolist(),
+        part=[] if samples.parts is None else samples.parts[:, 0].tolist(),
     )
 
 

@@ -176,6 +176,7 @@ def _items(plan: StepPlan, view: ViewPlan, validity: Buffer) -> microbatch_pb2.I
         sample=samples.sample[index].tolist(),
         image=[] if number is None else number.tolist(),
         validity=validity.tolist(),
+        part=[] if samples.parts is None else samples.parts[index, 0].tolist(),
     )
 
 

@@ -55,7 +55,7 @@ class StepPages:
         self._jobs, self._datasets, self._work, self._reports = jobs, datasets, work, reports
 
     def step(self, query: Query) -> dict[str, Any]:
-        """How one step is planned, once it is worked out."""
+        """How one step is planned, once it is worked out; of one before the job's first step, that one."""
         job, step = self._wanted(query)
         return self._work.ask(("step", job.key, step), lambda _: self._step(job.open(), step))
 
@@ -87,6 +87,7 @@ class StepPages:
         return self._jobs.pick(query), number(query, "step", 0, MAX_STEP)
 
     def _step(self, planner: JobPlanner, step: int) -> dict[str, Any]:
+        step = max(step, planner.first_step)
         plan = planner.plan(step)
         return planner.aside(lambda: self._document(planner, plan))
 
@@ -96,6 +97,7 @@ class StepPages:
         return {
             "job": planner.job.job_id,
             "step": plan.step,
+            "first_step": planner.first_step,
             "num_steps": planner.num_steps,
             "plan": plan.hash.hex(),
             "layout": planner.job.spec.execution.layout.kind,

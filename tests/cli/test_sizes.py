@@ -10,14 +10,16 @@ import pytest
 from cli.server_process import command, refused, run
 from faults.disk import fill, missing, small_disk
 from serving.harness import index
-from shards import make_image, write_pairs, write_tar
+from shards import make_image, write_interleaved, write_pairs, write_tar
 
 from dataserver.assembly import load_tokenizer
 from dataserver.dataset import Dataset
 from dataserver.dataset.quarantine import Quarantine
-from dataserver.jobs.histogram import _leading, thinned
+from dataserver.jobs import Rules
+from dataserver.jobs.histogram import _leading, size_histogram, thinned
 from dataserver.outputs import OutputError
 from dataserver.planning.job.fields import Sizing
+from dataserver.planning.stream.documents import Split
 from dataserver.planning.stream.grids import patch_grid
 from trainclient.orchestrate.workload import Stream, read_sizes, workload
 
@@ -40,6 +42,29 @@ def test_every_sample_is_counted_with_its_size(of_rule: dict[str, int | str], tm
     assert found == wanted
     assert sum(found.values()) == 30
     assert workload(read_sizes(file), Stream(8, 2048)).samples_per_sequence > 1
+
+
+def test_documents_are_counted_in_parts(tmp_path: Path) -> None:
+    folder, file = write_interleaved(tmp_path / "d", 12, 6), tmp_path / "sizes.json"
+    index(folder)
+    dataset = Dataset.open(folder)
+    rules = Rules(
+        load_tokenizer("bytes").digest, Sizing(max_patches=64), split=Split("items", 96, (2, None, None), True)
+    )
+    counted = size_histogram(dataset, rules, lambda _done, _total: None)
+    sizes = ("sizes", folder, "--output", file, "--max-patches", 64)
+    done = run(*sizes, "--seq-len", 96, "--max-images", 2)
+    assert done.returncode == 0, done.stderr
+    total = sum(counted.values())
+    assert done.stdout.startswith(f"{total} parts of samples of {len(counted)} sizes")
+    assert total > 24
+    assert max(len(patches) for _, patches in counted) == 2
+    tokens = [text + sum(p // 4 + 2 for p in patches) + 2 for text, patches in counted]
+    assert max(tokens) <= 96 * 17 / 16, "texts are rounded"
+    found = Counter({(s["text_tokens"], *s["patches"]): s["count"] for s in json.loads(file.read_text())["samples"]})
+    assert found == Counter({(text, *patches): count for (text, patches), count in counted.items()})
+    assert "give --seq-len as well" in refused(*sizes, "--max-images", 2)
+    assert "at least 8 and 1 are required" in refused(*sizes, "--seq-len", 7)
 
 
 def test_texts_keep_their_leading_digits() -> None:

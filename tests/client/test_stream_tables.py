@@ -105,7 +105,7 @@ def test_the_words_of_each_contradiction() -> None:
         "items of the unknown validities [0, 9]": lambda h: h.items.CopyFrom(
             mb.Items(dataset=[0] * 3, epoch=[0] * 3, sample=[0] * 3, validity=[9, mb.VALIDITY_VALID, 0])
         ),
-        "parts of samples, which this release cannot train on": lambda h: h.items.part.append(1),
+        "1 numbers of parts of 0 items": lambda h: h.items.part.append(1),
         "routing arrays of lengths [0, 0, 1, 0, 0, 0, 0] differ": lambda h: h.routings.add(source_start=[1]),
     }
     for words, change in cases.items():
@@ -120,9 +120,10 @@ def test_the_words_of_each_contradiction() -> None:
 def test_every_field_of_a_header_arrives() -> None:
     header = two()
     validity = [mb.VALIDITY_UNKNOWN, mb.VALIDITY_VALID, mb.VALIDITY_INVALID]
-    items = mb.Items(dataset=[1, 2, 3], epoch=[4, 5, 6], sample=[7, 8, 2**64 - 1], image=[9, 10, 11], validity=validity)
-    columns = ("source_microbatch", "source_rank", "source_start", "target_microbatch", "target_rank", "target_start")
-    routing = {name: [10 * i, 10 * i + 1] for i, name in enumerate((*columns, "rows"))}
+    columns = {"dataset": [1, 2, 3], "epoch": [4, 5, 6], "image": [9, 10, 11], "part": [0, 3, 1]}
+    items = mb.Items(sample=[7, 8, 2**64 - 1], validity=validity, **columns)
+    ends = ("source_microbatch", "source_rank", "source_start", "target_microbatch", "target_rank", "target_start")
+    routing = {name: [10 * i, 10 * i + 1] for i, name in enumerate((*ends, "rows"))}
     header.MergeFrom(
         mb.MicrobatchHeader(
             job_id="j",
@@ -146,7 +147,7 @@ def test_every_field_of_a_header_arrives() -> None:
     assert (found.step, found.microbatch, found.num_microbatches, found.cursor) == (5, 1, 3, Cursor(5, 1))
     assert (found.text_tokens, found.target_patches, found.nbytes, found.wait_s) == (11, 12, 194, 0.0)
     kept = found.items
-    assert [column.tolist() for column in (kept.dataset, kept.epoch, kept.image)] == [[1, 2, 3], [4, 5, 6], [9, 10, 11]]
+    assert {name: getattr(kept, name).tolist() for name in columns} == columns
     assert (kept.sample.tolist(), kept.sample.dtype, len(kept)) == ([7, 8, 2**64 - 1], np.uint64, 3)
     assert (kept.valid.tolist(), kept.invalid.tolist()) == ([False, True, False], [False, False, True])
     assert found.sequence_valid.tolist() == [True, False]

@@ -146,13 +146,73 @@ def test_paths_in_manifests(tmp_path: Path) -> None:
     assert np.diff(Dataset.open(tmp_path).shards[0].sizes().image_offsets).tolist() == [1, 1, 1]
 
 
+def human(*texts: str) -> list[dict[str, str]]:
+    return [{"from": "human" if n % 2 == 0 else "gpt", "value": text} for n, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize("table", [False, True])
+def test_conversations_name_clips(tmp_path: Path, table: bool) -> None:
+    """Where their marks stand, or before all texts; without a clip a mark is text."""
+    tones = [clip(0.2, "flac"), clip(0.3, "flac", seed=2)]
+    for n, tone in enumerate(tones):
+        (tmp_path / f"{n}.flac").write_bytes(tone)
+    (tmp_path / "c.jpg").write_bytes(JPEG)
+    content = [{"type": "text", "text": "What? "}, {"type": "audio", "audio": "x"}, {"type": "image"}]
+    rows = [
+        (["0.flac"], [], human("<audio>What is heard?", "a tone")),
+        (["0.flac", "1.flac"], ["c.jpg"], human("Is <audio> in <image>?", "no, <audio>")),
+        (["1.flac", "0.flac"], ["c.jpg"], human("What is this?", "all")),
+        ([], ["c.jpg"], human("<image> and <audio>", "yes")),
+        (["1.flac"], ["c.jpg"], [{"role": "user", "content": content}]),
+        (["0.flac"], [], human("<audio> <audio>", "two")),
+        (["0.flac"], ["c.jpg"], human("<audio>", "one")),
+    ]
+    bytes_of = {name: (tmp_path / name).read_bytes() for name in ("0.flac", "1.flac", "c.jpg")}
+    folder = tmp_path / "d"
+    folder.mkdir()
+    if table:
+        columns = {"images": [i for _, i, _ in rows], "audio": [a for a, _, _ in rows]}
+        arrays = {k: pa.array([[{"bytes": bytes_of[n]} for n in of] for of in v]) for k, v in columns.items()}
+        turns = [json.dumps({"conversations": of}) for _, _, of in rows]
+        pq.write_table(pa.table({**arrays, "json": turns}), folder / "0.parquet")
+    else:
+        lines = [{"audio": audio, "images": images, "conversations": of} for audio, images, of in rows]
+        (folder / "0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    root = None if table else tmp_path
+    build_index(folder, workers=1, rules=replace(SERVED, images_root=root))
+    dataset = Dataset.open(folder)
+    (shard,) = dataset.shards
+    found, offsets = [], shard.sizes().image_offsets
+    for row, count in enumerate(np.diff(offsets).tolist()):
+        parts, texts = shard.parts(row), iter(shard.parts(row).texts)
+        held = iter(shard.image(row, n) for n in range(count))
+        whole = ""
+        for kind in parts.kinds:
+            if kind == 0:
+                whole += next(texts)
+                continue
+            ref = next(held)
+            name = next(name for name, data in bytes_of.items() if data == dataset.read(ref))
+            assert ref.is_audio == name.endswith("flac")
+            whole += f"[{name}]"
+        found.append(whole)
+    assert found == [
+        "human: [0.flac]What is heard?\ngpt: a tone",
+        "human: Is [0.flac] in [c.jpg]?\ngpt: no, [1.flac]",
+        "[c.jpg][1.flac][0.flac]human: What is this?\ngpt: all",
+        "human: [c.jpg] and <audio>\ngpt: yes",
+        "user: What? [1.flac][c.jpg]",
+        "[c.jpg]human: [0.flac]\ngpt: one",
+    ]
+    assert dict(shard.findings().counts) == {"bad_document": 1}
+    assert "2 marks <audio> in the turns and 1 clips" in shard.findings().details[0].detail
+
+
 def test_clips_without_a_place_are_findings_and_never_vanish(tmp_path: Path) -> None:
     (tmp_path / "a.flac").write_bytes(clip(0.2, "flac"))
     (tmp_path / "c.jpg").write_bytes(JPEG)
-    turns = [{"from": "human", "value": "What is heard?"}, {"from": "gpt", "value": "a tone"}]
+    turns = human("What is heard?", "a tone")
     lines = [
-        {"audio": "a.flac", "conversations": turns},
-        {"audio": ["a.flac"], "image": ["c.jpg"], "conversations": turns},
         {"images": ["c.jpg", None], "audio": [None, "a.flac"], "texts": [None, "words"]},
         {"audio": "a.flac", "texts": ["words"]},
         {"key": "named", "audio": ["a.flac", None], "texts": [None, "words"]},
@@ -161,10 +221,10 @@ def test_clips_without_a_place_are_findings_and_never_vanish(tmp_path: Path) -> 
     (tmp_path / "0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     build_index(tmp_path, workers=1, rules=SERVED)
     shard = Dataset.open(tmp_path).shards[0]
-    assert shard.keys() == ["named", "000000005"]
+    assert shard.keys() == ["named", "000000003"]
     assert [shard.parts(row).kinds for row in range(2)] == [(1, 0), (1, 1, 0)]
-    assert dict(shard.findings().counts) == {"bad_document": 4}
-    assert "a conversation (conversations) names audio (1 clips)" in shard.findings().details[0].detail
+    assert dict(shard.findings().counts) == {"bad_document": 2}
+    assert "a document, whose places its first list fills, names audio (1 clips)" in shard.findings().details[0].detail
 
 
 def test_unread_formats_are_findings_and_scores_are_not(tmp_path: Path) -> None:

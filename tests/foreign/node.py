@@ -16,6 +16,11 @@ CLIENT = Path(__file__).resolve().parents[2] / "trainclient" / "clients" / "node
 Line = dict[str, Any]
 
 
+def is_installed() -> bool:
+    """Whether the client can run."""
+    return all(map(shutil.which, ("node", "npm"))) and (CLIENT / "node_modules" / ".installed").is_file()
+
+
 def require_node() -> None:
     """Skip where JavaScript cannot run."""
     for tool in ("node", "npm"):

@@ -296,9 +296,9 @@ def test_two_jobs_and_many_threads_compute_no_table_and_no_window_twice(
     made: list[tuple[str, object]] = []
     size_rows, gather = tables.size_rows, gather_window
 
-    def sized(stream: Any, columns: Any, row: Any, where: str, captions: Any) -> ShardTable:
+    def sized(stream: Any, columns: Any, row: Any, where: str, captions: Any, split: Any) -> ShardTable:
         made.append(("table", where))
-        return size_rows(stream, columns, row, where, captions)
+        return size_rows(stream, columns, row, where, captions, split)
 
     def gathered(order: StreamOrder, span: Span, shards: list[ShardTable]) -> Window:
         made.append(("window", (span.epoch, span.shards)))

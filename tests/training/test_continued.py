@@ -1,10 +1,13 @@
 """Mixtures that change, and streams that continue others, over a real server: as clients and trainers see them."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from disttrain.v1 import data_service_pb2 as pb
+from foreign import node
 from program.conftest import Fleet
 from program.runtime_cases import Degrees, job_data
 from training.runs import Run
@@ -41,7 +44,7 @@ def read(client: DataClient, steps: int) -> list[list[Id]]:
     return found
 
 
-def test_clients_read_mixtures_that_change_and_continue(fleet: Fleet) -> None:
+def test_clients_read_mixtures_that_change_and_continue(fleet: Fleet, tmp_path: Path) -> None:
     addresses, unpacked = fleet.address, {"packing": {"enabled": False}, "seq_len": 2048}
     with DataClient(addresses, mixture(**unpacked), "llm", 0) as client:
         before = read(client, 3)
@@ -67,6 +70,22 @@ def test_clients_read_mixtures_that_change_and_continue(fleet: Fleet) -> None:
             DataClient(addresses, client.job, "llm", 0, start_step=2)
         with pytest.raises(ClientError, match="belongs to the stream that this one continues from step 3 on"):
             client.get_plan(2)
+        request = pb.GetOrCreateJobRequest(job_spec_json=client.job.text)
+        answer = client.fleet.call(lambda stub: stub.GetOrCreateJob, request)
+        assert (answer.first_step, answer.num_steps) == (3, client.num_steps)
+        for step, accepted in ((2, False), (3, True)):
+            times = pb.StepTimes(job_id=client.job.job_id, step=step, module="llm", forward_ns=[1], backward_ns=[1])
+            report = partial(client.fleet.call, lambda stub: stub.ReportStepTimes)
+            if accepted:
+                report(pb.ReportStepTimesRequest(times=times))
+            else:
+                with pytest.raises(ClientError, match=r"times of step 2 were reported; .*, begins with step 3"):
+                    report(pb.ReportStepTimesRequest(times=times))
+        if node.is_installed():
+            path = tmp_path / "job.json"
+            path.write_text(client.job.text)
+            found = node.read([addresses], path, "--module", "llm", "--steps", "1")
+            assert {line["header"]["step"] for line in found.lines} == {"3"}
     samples = [of for step in (*before, *after) for of in step]
     for name in ("texts", "docs"):
         first = [number for of, epoch, number in samples if (of, epoch) == (name, 0)]

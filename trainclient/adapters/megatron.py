@@ -148,7 +148,7 @@ class ServedIterator:
         load: str | Path | None = None,
         save: str | Path | None = None,
     ) -> None:
-        """Begin behind `start_step` updates.
+        """Begin behind `start_step` updates; without any, with the first step of the job.
 
         Args:
             stream: of this data-parallel rank.
@@ -171,7 +171,7 @@ class ServedIterator:
             )
         self._stream, self._batches, self._num_microbatches = stream, batches, num_microbatches
         state = _state_behind(start_step, load) if start_step else stream.state_dict()
-        stream.load_state_dict({**state, "step": start_step})
+        stream.load_state_dict({**state, "step": start_step} if start_step else state)
         if save is not None and stream.rank == 0:
             write_state(Path(save), stream.state_dict())
         self._found = self._all()

@@ -1,7 +1,7 @@
 """A microbatch as the trainer sees it, and how its header is read and checked."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from math import prod
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
@@ -67,6 +67,8 @@ class Items:
     validity: Bytes
     """uint8 [n]: `Validity` of the proto, VALIDITY_UNKNOWN, VALIDITY_VALID or VALIDITY_INVALID. A sample whose validity
     is unknown is as valid as its images: the ranks that decode them know it."""
+    part: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    """int64 [n]: number of the part of its document that each is; [0] where the job splits no documents."""
 
     def __len__(self) -> int:
         return len(self.sample)
@@ -242,13 +244,14 @@ def read_items(items: pb.Items) -> Items:
     _require(set(lengths) == {count} and len(items.image) in (0, count), f"item arrays of lengths {lengths} differ")
     unknown = set(items.validity) - VALIDITIES
     _require(not unknown, f"items of the unknown validities {sorted(unknown)}")
-    _require(not items.part, "parts of samples, which this release cannot train on")
+    _require(len(items.part) in (0, count), f"{len(items.part)} numbers of parts of {count} items")
     return Items(
         _int64(items.dataset),
         _int64(items.epoch),
         np.array(items.sample, np.uint64),
         _int64(items.image),
         np.array(items.validity, np.uint8),
+        _int64(items.part),
     )
 
 

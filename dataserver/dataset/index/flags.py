@@ -34,6 +34,8 @@ def flags_of(rules: IndexRules) -> list[str]:
         "--several-images": (rules.several_images, DEFAULT_RULES.several_images),
         "--audio": (rules.audio, DEFAULT_RULES.audio),
         "--conversations": (rules.conversations, DEFAULT_RULES.conversations),
+        "--video": (rules.video, DEFAULT_RULES.video),
+        "--missing-images": (rules.missing_images, DEFAULT_RULES.missing_images),
     }
     flags = [text for flag, (value, default) in chosen.items() if value != default for text in (flag, str(value))]
     if rules.allow_duplicates:

@@ -44,6 +44,7 @@ from dataserver.dataset.index.rules import (
     KeyEnd,
     LoneTexts,
     MetadataKeys,
+    MissingImages,
     SeveralImages,
     TextOnly,
     VideoMembers,
@@ -280,6 +281,7 @@ def _read_members(
         rules.images,
         served_media(rules.audio is AudioMembers.SERVE, rules.video is VideoMembers.SERVE),
         rules.conversations is Conversations.CHAT,
+        rules.missing_images is MissingImages.DROP,
     )
     rows, scalars, captions, seen = (
         RowCollector(VIDEO in sample_rules.media),

@@ -10,7 +10,7 @@ from typing import Final
 
 from dataserver.dataset.shards.captions import CaptionSource
 
-_OPTIONAL: Final = frozenset({"images", "audio", "video", "conversations"})
+_OPTIONAL: Final = frozenset({"images", "audio", "video", "conversations", "missing-images"})
 """Rules that stand there only where they were chosen: they came after the others."""
 RULES_VERSION: Final = 2
 """Grows with every release that makes other samples, texts, token ids or sizes of the same bytes."""
@@ -69,6 +69,14 @@ class SeveralImages(StrEnum):
     """In the order of their names, before the text."""
 
 
+class MissingImages(StrEnum):
+    """What becomes of a document one of whose images is not there, or cannot be read."""
+
+    LEAVE_OUT = "leave-out"
+    DROP = "drop"
+    """It is served without that image; texts beside it stay texts of their own."""
+
+
 class AudioMembers(StrEnum):
     """What becomes of members that are audio."""
 
@@ -120,6 +128,7 @@ class IndexRules:
     audio: AudioMembers = AudioMembers.IGNORE
     conversations: Conversations = Conversations.DOCUMENT
     video: VideoMembers = VideoMembers.IGNORE
+    missing_images: MissingImages = MissingImages.LEAVE_OUT
 
 
 DEFAULT_RULES: Final = IndexRules()
@@ -145,6 +154,8 @@ def written_rules(lone_texts: LoneTexts, rules: IndexRules) -> str:
         chosen["video"] = rules.video
     if rules.conversations is not Conversations.DOCUMENT:
         chosen["conversations"] = rules.conversations
+    if rules.missing_images is MissingImages.DROP:
+        chosen["missing-images"] = rules.missing_images
     return json.dumps(
         {
             "version": str(RULES_VERSION),

@@ -1,19 +1,28 @@
-"""Conversations as interleaved documents: the turns in their order, with images where the texts have their marks.
+"""Conversations as interleaved documents: the turns in order, with images, clips and videos where their marks stand.
 
 Turns are objects as LLaVA writes them, {"from": ..., "value": ...}, or chat messages, {"role": ..., "content": ...},
-whose content is a text or a list of parts of the types `text` and `image`. A turn becomes `ROLE: TEXT`, with a line
-break between two turns; what a tokenizer's chat template would add is no part of a dataset.
+whose content is a text or a list of parts of the types `text`, `image`, `audio` and `video`. A turn becomes
+`ROLE: TEXT`, with a line break between two turns; what a tokenizer's chat template would add is no part of a dataset.
 """
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from dataserver.dataset.errors import SampleError
 
 TURN_NAMES: Final = ("conversations", "messages")
 """What lists of turns are called; the first that a row has is used."""
 MARK: Final = "<image>"
+IMAGE_KIND: Final = "image"
 IMAGE_TYPES: Final = frozenset({"image", "image_url"})
+PART_TYPES: Final[Mapping[str, frozenset[str]]] = {
+    IMAGE_KIND: IMAGE_TYPES,
+    "audio": frozenset({"audio", "audio_url", "input_audio"}),
+    "video": frozenset({"video", "video_url"}),
+}
+"""Types of the parts of messages that are no texts, by what they are; in a text they are marked `<image>` and so on."""
 
 
 def turns_of(document: Mapping[str, Any]) -> str:
@@ -21,63 +30,73 @@ def turns_of(document: Mapping[str, Any]) -> str:
     return next((name for name in TURN_NAMES if isinstance(document.get(name), list)), "")
 
 
-def conversation_document(turns: Sequence[Any], images: Sequence[str]) -> tuple[list[str | None], list[str | None]]:
+def conversation_document(
+    turns: Sequence[Any], images: Sequence[str], others: Mapping[str, Sequence[str]] | None = None
+) -> tuple[list[str | None], list[str | None]]:
     """Return the parallel lists `texts` and `images` of a document.
 
     Args:
         turns: of a conversation.
         images: names of its images, in order. Without a mark in any text, they go before all texts.
+        others: names of its clips and videos in the same way, by modality: `audio`, `video`. What goes before all texts
+            comes in this order: images, clips, videos. Without a clip, `<audio>` is text, and so on.
 
     Raises:
-        SampleError: a turn is none, or there are other numbers of marks and of images.
+        SampleError: a turn is none, or there are other numbers of marks and of images, clips or videos.
     """
-    texts: list[str | None] = []
-    names: list[str | None] = []
+    media = {IMAGE_KIND: images, **{kind: names for kind, names in (others or {}).items() if names}}
+    parts: list[_Part] = []
     text = ""
-    num_marks = 0
-    parts: list[str | None] = []  # None stands for an image
     for number, turn in enumerate(turns):
-        for part in _parts(number, turn):
-            if part is None:
-                num_marks += 1
-                parts += [text, None]
+        for part in _parts(number, turn, media):
+            if part.kind:
+                parts += [_Part("", text), part]
                 text = ""
             else:
-                text += part
-    parts.append(text)
-    if num_marks not in (0, len(images)):
-        raise SampleError("bad_document", f"{num_marks} marks {MARK} in the turns and {len(images)} images")
-    left = iter(images)
-    if not num_marks:
-        parts = [*(None for _ in images), *parts]
-    for part in parts:
-        if part is None:
-            texts.append(None)
-            names.append(next(left))
-        elif part:
-            texts.append(part)
-            names.append(None)
-    return texts, names
+                text += part.text
+    parts.append(_Part("", text))
+    marks = Counter(part.kind for part in parts if part.kind)
+    for kind, names in media.items():
+        if marks[kind] not in (0, len(names)):
+            what = {IMAGE_KIND: "images", "audio": "clips", "video": "videos"}[kind]
+            raise SampleError("bad_document", f"{marks[kind]} marks <{kind}> in the turns and {len(names)} {what}")
+    first = [_Part(kind) for kind, names in media.items() if not marks[kind] for _ in names]
+    left = {kind: iter(names) for kind, names in media.items()}
+    found = [part for part in (*first, *parts) if part.kind or part.text]
+    texts = [None if part.kind else part.text for part in found]
+    return texts, [next(left[part.kind]) if part.kind else None for part in found]
 
 
-def _parts(number: int, turn: Any) -> Iterator[str | None]:
-    """Yield the texts of a turn, and None for each image."""
+class _Part(NamedTuple):
+    """A piece of text, or the place of an image, a clip or a video."""
+
+    kind: str
+    """Empty of a text."""
+    text: str = ""
+
+
+def _parts(number: int, turn: Any, media: Mapping[str, Sequence[str]]) -> Iterator[_Part]:
+    """Yield the texts of a turn, and the places of `media` among them."""
     if not isinstance(turn, dict):
         raise SampleError("bad_document", f"turn {number} is a {type(turn).__name__}, no object")
     role = turn.get("from", turn.get("role"))
     content = turn.get("value", turn.get("content"))
     if not isinstance(role, str) or not isinstance(content, str | list):
         raise SampleError("bad_document", f"turn {number} has no role and text: from and value, or role and content")
-    yield f"{chr(10) if number else ''}{role}: "
+    yield _Part("", f"{chr(10) if number else ''}{role}: ")
+    marks = re.compile(f"<({'|'.join(media)})>")
     for part in [content] if isinstance(content, str) else content:
-        if isinstance(part, dict) and part.get("type") in IMAGE_TYPES:
-            yield None
+        kind = _kind_of(part.get("type")) if isinstance(part, dict) else ""
+        if kind in media:
+            yield _Part(kind)
             continue
         text = part.get("text") if isinstance(part, dict) else part
         if not isinstance(text, str):
             raise SampleError("bad_document", f"turn {number} has a part that is neither a text nor an image")
-        first, *others = text.split(MARK)
-        yield first
-        for other in others:
-            yield None
-            yield other
+        for n, piece in enumerate(marks.split(text)):  # texts, and between two of them the kind of a mark
+            yield _Part(piece) if n % 2 else _Part("", piece)
+
+
+def _kind_of(name: Any) -> str:
+    """The kind of a part of a message by its `type`; empty of a text."""
+    return next((kind for kind, types in PART_TYPES.items() if isinstance(name, str) and name in types), "")

@@ -10,7 +10,7 @@ from dataserver.dataset.shards.conversations import conversation_document, turns
 from dataserver.dataset.shards.documents import IMAGES_NAME, SENTENCES_NAME, TEXTS_NAME, image_order, is_numbered
 from dataserver.dataset.shards.interface import Member
 from dataserver.dataset.shards.members import MAX_TEXT_BYTES, parse_document
-from dataserver.dataset.shards.modalities import ENDINGS, IMAGES, MODALITIES, modality_of_part
+from dataserver.dataset.shards.modalities import AUDIO, ENDINGS, IMAGES, MODALITIES, VIDEO, modality_of_part
 from dataserver.dataset.shards.parts import ImagePart, Value
 from dataserver.dataset.shards.tar import name_problem
 
@@ -103,15 +103,16 @@ def row_members(
         document[IMAGES_NAME] = named
     turns, names = turns_of(document), [name for name in named if name is not None]
     is_conversation = bool(turns) and (are_chats or not (isinstance(row.caption, bytes) or is_document))
-    if (is_conversation and others) or (is_document and not others.keys() <= _names_in(document)):
-        parsed = _unread_media(turns if is_conversation else "", list(others.values()))
+    is_chat = is_conversation and are_chats
+    if (is_chat and others) or (is_document and not others.keys() <= _names_in(document)):
+        parsed = _unread_media(turns if is_chat else "", list(others.values()))
         yield Member("json", 0, 0, None, key=key, parsed=parsed)
         return
     if is_conversation and are_chats:
         yield Member("json", 0, 0, None, key=key, parsed=_too_large(document) or {**document, "images": names})
         return
     if is_conversation:
-        yield _conversation(key, document, turns, names)
+        yield _conversation(key, document, turns, names, others)
         return
     if isinstance(row.caption, bytes):
         yield Member("txt", 0, len(row.caption), row.caption, key=key)
@@ -176,10 +177,22 @@ def _column_members(
         yield f"{key}.{name}", member if member is None else member._replace(modality=ENDINGS[column.ending].number)
 
 
-def _conversation(key: str, document: dict[str, Any], turns: str, images: Sequence[str]) -> Member:
-    """The member `json` of a row whose texts are the turns of a conversation, which it has as they are, too."""
+def _conversation(
+    key: str, document: dict[str, Any], turns: str, named: Sequence[str], others: Mapping[str, str]
+) -> Member:
+    """The member `json` of a row whose texts are the turns of a conversation, which it has as they are, too.
+
+    Args:
+        key: of the row.
+        document: its columns.
+        turns: name of the one with turns.
+        named: full names of what the first column of images holds, clips and videos among it.
+        others: of each clip and video, in order, by full name the modality.
+    """
+    kinds = {"audio": AUDIO.name, "video": VIDEO.name}
+    media = {mark: [name for name, of in others.items() if of == kind] for mark, kind in kinds.items()}
     try:
-        texts, names = conversation_document(document[turns], images)
+        texts, names = conversation_document(document[turns], [n for n in named if n not in others], media)
     except SampleError as error:
         return Member("json", 0, 0, None, key=key, parsed=SampleError(error.kind, f"{turns}: {error.detail}"))
     found = {**document, TEXTS_NAME: texts, "images": names}
@@ -204,7 +217,7 @@ def _unread_media(turns: str, kinds: Sequence[str]) -> SampleError:
     """Why a row with clips or videos that its text has no places for is left out."""
     found = ", ".join(f"{number} {kind}" for kind, number in sorted(Counter(kinds).items()))
     named = " and ".join(word for kind, word in (("clips", "audio"), ("videos", "video")) if kind in kinds)
-    what = f"a conversation ({turns})" if turns else "a document, whose places its first list fills,"
+    what = f"a chat ({turns})" if turns else "a document, whose places its first list fills,"
     return SampleError("bad_document", f"{what} names {named} ({found}); that is not read yet")
 
 

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from dataserver.dataset.errors import Findings, SampleError, TarError
 from dataserver.dataset.kinds import (
     BAD_CONVERSATION,
+    DROPPED_IMAGE,
     DUPLICATE_KEY,
     DUPLICATE_MEMBER,
     MISSING_CAPTION,
@@ -71,6 +72,8 @@ class SampleRules:
     """What members are parts of their samples."""
     are_chats: bool = False
     """Whether every sample is a conversation, whose messages are stored."""
+    drops_images: bool = False
+    """Whether a document is served without its images that are missing or broken; else it is left out."""
 
     def unused(self, extension: str) -> str:
         """The modality of a member that is not served, by its extension; empty where it is none of these."""
@@ -308,7 +311,8 @@ def _assemble(group: _Group, findings: Findings) -> Sample:
     if group.rules.are_chats:
         return _conversation(group, scalars, findings)
     if (lists := document_lists(document)) is not None:
-        kinds, texts, images = _interleaved(group, *lists)
+        drops = group.rules.drops_images and not turns_of(document)  # a turn asks for its image
+        kinds, texts, images = _interleaved(group, *lists, findings if drops else None)
         _unused(group, group.text, findings)
         return Sample(group.key, kinds, texts, images, scalars)
     if not group.has_media and group.text is None:
@@ -449,9 +453,13 @@ def _image(part: ImagePart | SampleError) -> ImagePart:
 
 
 def _interleaved(
-    group: _Group, texts: list[Any], images: list[Any]
+    group: _Group, texts: list[Any], images: list[Any], dropped: Findings | None = None
 ) -> tuple[tuple[int, ...], tuple[str, ...], tuple[ImagePart, ...]]:
-    """Return kinds, texts and images of an interleaved document."""
+    """Return kinds, texts and images of an interleaved document.
+
+    With `dropped` images that are missing or broken are counted there, and the document does without them; so are
+    positions with neither a text nor an image, where other programs note an image that they did not get.
+    """
     if len(texts) != len(images):
         raise SampleError("bad_document", f"{len(texts)} texts but {len(images)} images")
     if len(texts) > MAX_SAMPLE_MEMBERS:
@@ -464,13 +472,26 @@ def _interleaved(
             kinds.append(TEXT)
             usable_texts.append(text)
         elif isinstance(name, str) and text is None:
+            try:
+                image = _named_image(group, name)
+            except SampleError as error:
+                if dropped is None:
+                    raise
+                _drop(group, position, f"{error.detail} ({error.kind})", dropped)
+                continue
             kinds.append(IMAGE)
-            usable_images.append(_named_image(group, name))
+            usable_images.append(image)
+        elif text is None and name is None and dropped is not None:
+            _drop(group, position, "no text and no image", dropped)
         else:
             raise SampleError("bad_document", f"position {position} needs one string, in texts or in images")
     if not usable_images and not any(text.strip() for text in usable_texts):
         raise SampleError("empty_document", "the document has neither images nor text")
     return tuple(kinds), tuple(usable_texts), tuple(usable_images)
+
+
+def _drop(group: _Group, position: int, why: str, dropped: Findings) -> None:
+    dropped.add(group.key, DROPPED_IMAGE, f"position {position}: {why}; the document does without it")
 
 
 def _named_image(group: _Group, name: str) -> ImagePart:

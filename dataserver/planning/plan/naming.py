@@ -6,9 +6,12 @@ from dataserver.planning.stream.samples import ROW_BITS, StepSamples
 
 
 def sample_name(stream: Stream, samples: StepSamples, i: int) -> str:
-    """Dataset, shard and row of a sample of a step."""
+    """Dataset, shard and row of a sample of a step, and its part of a document that is split."""
     shard, row = divmod(int(samples.sample[i]), 1 << ROW_BITS)
-    return f"dataset {stream.datasets[int(samples.dataset[i])].name}, shard {shard}, row {row}"
+    found = f"dataset {stream.datasets[int(samples.dataset[i])].name}, shard {shard}, row {row}"
+    if samples.parts is None or samples.parts[i, 1] == 1:
+        return found
+    return f"{found}, part {samples.parts[i, 0]} of {samples.parts[i, 1]}"
 
 
 def short_name(stream: Stream, dataset: int, sample: int) -> str:

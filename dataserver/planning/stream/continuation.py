@@ -4,17 +4,20 @@ It is said in samples, not in units, so that the next stream may size, filter an
 more shards. Its first epoch of the dataset is that rest; the epochs behind it are whole again.
 """
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from dataserver.planning import I64
-from dataserver.planning.job.fields import Continuation
+from dataserver.planning.job.fields import Continuation, DatasetSpec, Stream
 from dataserver.planning.stream.axis import MAX_EPOCH, Axis
+from dataserver.planning.stream.documents import Split
 from dataserver.planning.stream.gathering import Window, pick_rows
 from dataserver.planning.stream.mixture import Mixture
 from dataserver.planning.stream.samples import ROW_BITS, ShardTable
+from dataserver.planning.stream.sizing import joined_parts
 from dataserver.planning.stream.windows import Span
 
 
@@ -27,13 +30,47 @@ class Seen:
     """Names of the shards that have nothing left."""
     rows: Mapping[str, I64] = field(default_factory=dict)
     """Of other shards the rows that were had, int64 [k] each."""
+    parts: Mapping[str, I64] = field(default_factory=dict)
+    """Of other shards the parts of documents that were had, int64 [k, 2]: row, and number of the part."""
+    division: str | None = None
+    """How these documents were split (`division_of`)."""
 
-    def left(self, shard: str, table: ShardTable) -> ShardTable:
-        """The samples of a shard that are left of the epoch."""
+    @property
+    def begun(self) -> set[str]:
+        """Names of the shards with something left and something had."""
+        return {*self.rows, *self.parts}
+
+    def left(self, shard: str, table: ShardTable, division: str | None) -> ShardTable:
+        """The samples of a shard that are left of the epoch.
+
+        Where documents are split in another way than before, those that were begun are left out.
+        """
         if shard in self.shards:
             return pick_rows(table, np.zeros(0, np.int64))
-        rows = self.rows.get(shard)
-        return table if rows is None else pick_rows(table, np.flatnonzero(~np.isin(table.row, rows)))
+        if shard not in self.begun:
+            return table
+        had, nothing = np.isin(table.row, self.rows.get(shard, np.zeros(0, np.int64))), np.zeros((0, 2), np.int64)
+        parts = self.parts.get(shard, nothing)
+        if table.parts is None or division != self.division:
+            had |= np.isin(table.row, parts[:, 0])
+        else:
+            had |= np.isin(_numbered(table.row, table.parts[:, 0]), _numbered(*parts.T))
+        return pick_rows(table, np.flatnonzero(~had))
+
+
+def division_of(stream: Stream, spec: DatasetSpec) -> str | None:
+    """What tells apart how documents of a dataset are split: two streams with the same have the same parts."""
+    split = Split.of(stream, spec)
+    if split is None:
+        return None
+    texts = spec.model_dump(mode="json", include={"caption", "text_transforms", "transformed"})
+    sizing = stream.sizing.model_dump(mode="json", exclude_none=True)
+    return json.dumps([split.key(), stream.tokenizer.digest, texts, sizing], sort_keys=True)
+
+
+def _numbered(row: I64, part: I64) -> I64:
+    """One number for a part, int64 [k]; a shard has fewer than 2^31 rows, and a document fewer parts."""
+    return (row << ROW_BITS) | part
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +117,12 @@ def last_step_of(earlier: Continuation) -> list[StepEnd]:
 
 
 def seen_before(
-    axis: Axis, unit: int, names: Sequence[str], windows: Callable[[Span], Iterable[Window]], before: Seen | None
+    axis: Axis,
+    unit: int,
+    names: Sequence[str],
+    windows: Callable[[Span], Iterable[Window]],
+    before: Seen | None,
+    division: str | None = None,
 ) -> Seen:
     """What a stream and those that it continues have had of a dataset's epoch before a unit of its axis.
 
@@ -90,6 +132,7 @@ def seen_before(
         names: of the dataset's shards in that stream.
         windows: gives the window in which a span lies, or its parts.
         before: what the streams before it have had; None for a dataset that they did not have.
+        division: how that stream split documents (`division_of`).
 
     Raises:
         ValueError: the stream had more epochs of the dataset than plans can name.
@@ -101,15 +144,25 @@ def seen_before(
             f"an earlier stream had more than {MAX_EPOCH:,} epochs of a dataset, which plans cannot name: lower "
             "stream.continues.step to that of its checkpoint"
         )
-    epoch, whole, parts = axis.before(unit)
-    shards, rows = set[str](), dict[str, I64]()
+    epoch, whole, spans = axis.before(unit)
+    shards, rows, parts = set[str](), dict[str, I64](), dict[str, I64]()
     if before is not None and before.epoch == epoch:
-        shards, rows = set(before.shards), dict(before.rows)
+        shards, rows, parts = set(before.shards), dict(before.rows), dict(before.parts)
+        if before.division != division:  # their parts have no number here
+            for name, of in parts.items():
+                rows[name] = np.concatenate([rows.get(name, of[:0, 0]), np.unique(of[:, 0])])
+            parts = {}
     shards.update(names[shard] for shard in whole)
-    taken = [np.zeros(0, np.uint64), *(window.part(part)[0] for part in parts for window in windows(part))]
-    samples = np.concatenate(taken)
-    for shard in np.unique(samples >> np.uint64(ROW_BITS)).tolist():
-        of_shard = samples[samples >> np.uint64(ROW_BITS) == shard] & np.uint64((1 << ROW_BITS) - 1)
-        earlier = rows.get(names[shard], np.zeros(0, np.int64))
-        rows[names[shard]] = np.concatenate([earlier, of_shard.astype(np.int64)])
-    return Seen(epoch, frozenset(shards), {name: of for name, of in rows.items() if name not in shards})
+    taken = [window.part(span) for span in spans for window in windows(span)]
+    samples = np.concatenate([np.zeros(0, np.uint64), *(sample for sample, _ in taken)])
+    of_shard, row = samples >> np.uint64(ROW_BITS), (samples & np.uint64((1 << ROW_BITS) - 1)).astype(np.int64)
+    sizes = joined_parts([found for _, found in taken]) if division is not None else None
+    for shard in np.unique(of_shard).tolist():
+        here, name = of_shard == shard, names[shard]
+        if sizes is None:
+            rows[name] = np.concatenate([rows.get(name, row[:0]), row[here]])
+        else:
+            had = np.stack([row[here], sizes[here, 0]], axis=1)
+            parts[name] = np.concatenate([parts.get(name, had[:0]), had])
+    rows, parts = ({name: had for name, had in of.items() if name not in shards} for of in (rows, parts))
+    return Seen(epoch, frozenset(shards), rows, parts, division)

@@ -2,20 +2,35 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.planning import I32, I64, U8, U64, yield_point
-from dataserver.planning.job.fields import SINGLE_STEP, PlanLimits, Stream
+from dataserver.planning import I32, I64, U8, U64, Bool, yield_point
+from dataserver.planning.job.fields import SINGLE_STEP, PlanLimits, Sizing, Stream
 from dataserver.planning.stream.captions import OWN_CAPTION, Captions
 from dataserver.planning.stream.chats import ChatColumns, fit_chats
-from dataserver.planning.stream.item_sizes import VideoLengths, joined_media, picked_media
+from dataserver.planning.stream.documents import Documents, Split, split_documents
+from dataserver.planning.stream.item_sizes import (
+    VideoLengths,
+    item_grids,
+    item_marks,
+    item_tokens,
+    joined_media,
+    picked_media,
+)
 from dataserver.planning.stream.order import StreamOrder
 from dataserver.planning.stream.randomness import dataset_key
-from dataserver.planning.stream.samples import SampleSizes, ShardTable, StepSamples, ranges, row_sums
-from dataserver.planning.stream.sizing import MicrobatchTooLargeError, concatenate, shard_table, size_samples
+from dataserver.planning.stream.samples import IMAGE, SampleSizes, ShardTable, StepSamples, ranges, row_sums
+from dataserver.planning.stream.sizing import (
+    IMAGE_EXTRA,
+    MicrobatchTooLargeError,
+    concatenate,
+    joined_parts,
+    shard_table,
+    size_samples,
+)
 from dataserver.planning.stream.windows import Part, Span, WindowOrder
 
 
@@ -41,10 +56,66 @@ class ShardColumns:
     """Of videos, where there are any."""
     chats: ChatColumns | None = None
     """Of conversations. Each is one text."""
+    kinds: U8 | None = None
+    """uint8 [t + m]: 0 of a text, 1 of an image, in document order; None where no documents are split."""
+
+
+class PickedRows(NamedTuple):
+    """The k samples that some rows of a shard become: parts of documents that are split, rows as they are otherwise."""
+
+    row: I64
+    """int64 [k]."""
+    text_tokens: I64
+    """int64 [k]."""
+    image_offsets: I64
+    """int64 [k + 1]: first image of each."""
+    images: I64 | slice
+    """Their images among those of the shard."""
+    lone: Bool | None
+    """bool [images]: whether each is the only image of its document; None where offsets say it."""
+    parts: I64 | None
+    """int64 [k, 4], as in `SampleSizes`."""
+
+
+def picked_rows(columns: ShardColumns, row: I64, split: Split | None, sizing: Sizing) -> PickedRows:
+    """The samples of some rows, int64 [n], which are split as `split` says."""
+    counts = np.diff(columns.image_offsets)[row]
+    all_rows = len(row) == len(columns.image_offsets) - 1
+    images = slice(None) if all_rows else ranges(columns.image_offsets[row], counts)
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    if split is None:
+        return PickedRows(row, row_sums(columns.text_tokens, columns.text_offsets)[row], offsets, images, None, None)
+    if columns.kinds is None:
+        raise ValueError("documents are to be split, and nothing says in which order their parts come")
+    modality = None if columns.image_modality is None else columns.image_modality[images]
+    pixels = columns.image_width[images], columns.image_height[images]
+    lengths = None if columns.lengths is None else columns.lengths.pick(images)
+    rows, sides, media = item_grids(offsets, *pixels, modality, sizing, lengths=lengths)
+    nothing = np.zeros(len(row), np.int64)
+    sized = SampleSizes(nothing, offsets, rows, sides, **media)
+    texts = np.diff(columns.text_offsets)[row]
+    of = ranges(columns.text_offsets[row] + columns.image_offsets[row], texts + counts)
+    documents = Documents(
+        kinds=columns.kinds[of],
+        text_offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(texts)]),
+        text_tokens=columns.text_tokens[ranges(columns.text_offsets[row], texts)],
+        image_offsets=offsets,
+        image_tokens=item_tokens(sized, sizing) + item_marks(sized, sizing) + IMAGE_EXTRA,
+        image_modality=modality,
+    )
+    found = split_documents(split, documents)
+    is_image = np.ones(len(rows), np.bool_) if modality is None else modality == IMAGE
+    lone = np.repeat(row_sums(is_image, offsets) == 1, counts)
+    return PickedRows(row[found.document], found.text_tokens, found.image_offsets, images, lone, found.parts)
 
 
 def size_rows(
-    stream: Stream, columns: ShardColumns, row: I64, where: str, captions: Captions = OWN_CAPTION
+    stream: Stream,
+    columns: ShardColumns,
+    row: I64,
+    where: str,
+    captions: Captions = OWN_CAPTION,
+    split: Split | None = None,
 ) -> ShardTable:
     """The sized samples of some rows of a shard.
 
@@ -54,27 +125,28 @@ def size_rows(
         row: int64 [k], the rows that are kept.
         where: name of dataset and shard for error messages.
         captions: among which samples draw, if they do.
+        split: how documents are split, if they are.
 
     Raises:
         SampleTooLargeError: a sample's images alone exceed `seq_len`.
     """
     if columns.chats is not None:
         return _size_chats(stream, columns, row, where, captions)
-    counts = np.diff(columns.image_offsets)[row]
-    all_rows = len(row) == len(columns.image_offsets) - 1
-    images = slice(None) if all_rows else ranges(columns.image_offsets[row], counts)
+    picked = picked_rows(columns, row, split, stream.sizing)
     drawn = None if columns.caption_tokens is None else columns.caption_tokens[:, row]
     table = shard_table(
         stream,
-        row,
-        row_sums(columns.text_tokens, columns.text_offsets)[row],
-        np.concatenate([[0], np.cumsum(counts)]),
-        columns.image_width[images],
-        columns.image_height[images],
+        picked.row,
+        picked.text_tokens,
+        picked.image_offsets,
+        columns.image_width[picked.images],
+        columns.image_height[picked.images],
         where,
         None if drawn is None else captions.expected(drawn),
-        None if columns.image_modality is None else columns.image_modality[images],
-        lengths=None if columns.lengths is None else columns.lengths.pick(images),
+        None if columns.image_modality is None else columns.image_modality[picked.images],
+        picked.lone,
+        None if columns.lengths is None else columns.lengths.pick(picked.images),
+        picked.parts,
     )
     return replace(table, caption_tokens=drawn)
 
@@ -117,7 +189,7 @@ class Window:
         begin, end = np.searchsorted(self.first, (span.first, span.last)).tolist()
         offsets = self.sizes.image_offsets[begin : end + 1]
         images = slice(int(offsets[0]), int(offsets[-1]))
-        targets = self.sizes.targets
+        targets, parts = self.sizes.targets, self.sizes.parts
         return self.sample[begin:end], SampleSizes(
             text_tokens=self.sizes.text_tokens[begin:end],
             image_offsets=offsets - offsets[0],
@@ -125,6 +197,7 @@ class Window:
             image_columns=self.sizes.image_columns[images],
             **picked_media(self.sizes, images),
             targets=None if targets is None else targets[begin:end],
+            parts=None if parts is None else parts[begin:end],
         )
 
 
@@ -183,7 +256,8 @@ def pick_sizes(tables: Sequence[SampleSizes], at: I64) -> SampleSizes:
         media = {name: column[images] for name, column in media.items()}
     targets = [table.targets for table in tables if table.targets is not None]  # of all tables of a dataset or of none
     of = np.concatenate(targets)[at] if targets else None
-    return SampleSizes(*picked(sizes, at), **media, targets=of)
+    parts = joined_parts(tables)
+    return SampleSizes(*picked(sizes, at), **media, targets=of, parts=None if parts is None else parts[at])
 
 
 def pick_rows(table: ShardTable, at: I64) -> ShardTable:
@@ -193,7 +267,7 @@ def pick_rows(table: ShardTable, at: I64) -> ShardTable:
     tokens = None if table.caption_tokens is None else table.caption_tokens[:, at]
     rest = table.row[at], table.nominal[at], tokens
     media = picked_media(sizes, slice(None))
-    return ShardTable(sizes.text_tokens, *images, *rest, **media, targets=sizes.targets)
+    return ShardTable(sizes.text_tokens, *images, *rest, **media, targets=sizes.targets, parts=sizes.parts)
 
 
 def _columns(tables: Sequence[SampleSizes]) -> tuple[list[NDArray[Any]], ...]:

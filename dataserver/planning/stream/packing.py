@@ -2,12 +2,14 @@
 
 import numpy as np
 
-from dataserver.planning import I64, yield_point
+from dataserver.planning import I64, Bool, yield_point
 from dataserver.planning.balancing import check, lower_bound, plain
 
 MAX_SEQ_LEN = 2**30
 """Longest sequence that a packer takes."""
 _LOOKS_PER_SAMPLE = 16
+_LOOKS_BETWEEN = 64
+"""Samples that are packed one by one between two yield points."""
 
 
 def one_per_sequence(tokens: I64) -> I64:
@@ -35,6 +37,85 @@ def best_fit_decreasing(tokens: I64, seq_len: int) -> I64:
 
     tokens, order = _largest_first(tokens, seq_len)
     return number_by_first(packing.best_fit(tokens, order, seq_len))
+
+
+def best_fit_within(tokens: I64, items: I64, seq_len: int, budget: I64) -> I64:
+    """As `best_fit_decreasing`, where a sequence has a budget of other things too.
+
+    O(n x sequences): a sequence with room for the tokens may have none for the rest.
+
+    Args:
+        tokens: int64 [n], each in [1, seq_len].
+        items: int64 [n, kinds], each at most `budget`.
+        seq_len: capacity of a sequence.
+        budget: int64 [kinds], of a sequence.
+
+    Raises:
+        ValueError: a sample does not fit a sequence.
+    """
+    tokens, order = _largest_first(tokens, seq_len)
+    over = np.flatnonzero((items > budget).any(axis=1))
+    if len(over):
+        raise ValueError(
+            f"sample {int(over[0])} has {items[over[0]].tolist()} images, clips and videos; a sequence holds "
+            f"{budget.tolist()}: raise the budget of packing, or split such samples (documents)"
+        )
+    open_ = _Open(len(tokens), seq_len, budget)
+    sequence = np.empty(len(tokens), np.int64)
+    for number, sample in enumerate(order.tolist()):
+        if not number % _LOOKS_BETWEEN:
+            yield_point()
+        fits, left = open_.fitting(tokens[sample], items[sample])
+        chosen = int(np.where(fits, left, seq_len + 1).argmin()) if fits.any() else open_.add()
+        sequence[sample] = open_.take(chosen, tokens[sample], items[sample])
+    return number_by_first(sequence)
+
+
+def balanced_within(tokens: I64, loads: I64, items: I64, seq_len: int, budget: I64, num_sequences: int) -> I64:
+    """Sequences of about equal cost, where a sequence has a budget of other things too.
+
+    Samples, costliest first, go to the sequence of least cost that has room, of `num_sequences`; as by
+    `best_fit_within` where that leaves one without room. There are no exchanges.
+    """
+    packed = best_fit_within(tokens, items, seq_len, budget)
+    open_, costs = _Open(num_sequences, seq_len, budget, num_sequences), np.zeros(num_sequences, np.int64)
+    sequence = np.empty(len(tokens), np.int64)
+    for number, sample in enumerate(np.argsort(-loads, kind="stable").tolist()):
+        if not number % _LOOKS_BETWEEN:
+            yield_point()
+        fits, _ = open_.fitting(tokens[sample], items[sample])
+        if not fits.any():
+            return packed
+        candidates = np.flatnonzero(fits)
+        chosen = int(candidates[costs[candidates].argmin()])
+        sequence[sample] = open_.take(chosen, tokens[sample], items[sample])
+        costs[chosen] += loads[sample]
+    return number_by_first(sequence)
+
+
+class _Open:
+    """Sequences with what each has room for."""
+
+    def __init__(self, most: int, seq_len: int, budget: I64, opened: int = 0) -> None:
+        self._tokens = np.full(most, seq_len, np.int64)
+        self._items = np.repeat(budget[None], most, axis=0)
+        self._opened = opened
+
+    def fitting(self, tokens: int, items: I64) -> tuple[Bool, I64]:
+        """Which have room, bool [opened], and the tokens that would then be left, int64 [opened]."""
+        left = self._tokens[: self._opened] - tokens
+        return (left >= 0) & (self._items[: self._opened] >= items).all(axis=1), left
+
+    def add(self) -> int:
+        """One more."""
+        self._opened += 1
+        return self._opened - 1
+
+    def take(self, sequence: int, tokens: int, items: I64) -> int:
+        """Take the room of a sample in one, whose number comes back."""
+        self._tokens[sequence] -= tokens
+        self._items[sequence] -= items
+        return sequence
 
 
 def balanced(tokens: I64, loads: I64, seq_len: int, num_sequences: int | None = None) -> I64:

@@ -39,6 +39,9 @@ class Operator(IntEnum):
     """Transforms of a sample's images, four words for each transform of each image."""
     CAPTION = 8
     """Which of several captions a sample is read with."""
+    PART_ORDER = 9
+    """Order of the parts of a document that is split; the `sample` word is the document's of `SAMPLE_ORDER` plus the
+    number of the part, which is at least 1."""
 
 
 def dataset_key(name: str) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.planning import I32, I64, U8, U64
+from dataserver.planning import I32, I64, U8, U64, Bool
 from dataserver.planning.job.fields import Modality
 
 IMAGE: Final = 0
@@ -22,6 +22,8 @@ MODALITY_NUMBERS: Final[Mapping[Modality, int]] = MappingProxyType(
 """Of what modules read."""
 ROW_BITS = 32
 """A sample's number is shard << ROW_BITS | row: the shard in name order, the row of that shard's index."""
+PART_COLUMNS: Final = 4
+"""Of `SampleSizes.parts`."""
 
 
 def ranges(starts: I64, counts: I64) -> I64:
@@ -66,9 +68,17 @@ class SampleSizes:
     image_layout: I32 | None = field(default=None, kw_only=True)
     """int32 [m, 6]: how each image is cut into tiles (`tiles`); None where none is. Its grid then has the rows of all
     parts one below the other."""
+    parts: I64 | None = field(default=None, kw_only=True)
+    """int64 [n, 4], where documents are split: number of the part that each is of its document, how many the document
+    has, and the text tokens and images of the document before it. None where none is split."""
 
     def __len__(self) -> int:
         return len(self.text_tokens)
+
+    @property
+    def are_whole(self) -> Bool | None:
+        """bool [n]: whether each is a whole document; None where all are."""
+        return None if self.parts is None else self.parts[:, 1] == 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +86,7 @@ class ShardTable(SampleSizes):
     """The samples of one shard that filter and quarantine leave, in row order."""
 
     row: I64
-    """int64 [n]: row of the shard's index."""
+    """int64 [n]: row of the shard's index, the same for all parts of a document."""
     nominal: I64
     """int64 [n]: nominal tokens, the sample's length on the dataset's axis (`sizing.nominal_tokens`)."""
     caption_tokens: I64 | None = None
@@ -112,9 +122,12 @@ class StepSamples:
     image_depths: I32 | None = None
     """int32 [m]: as in `SampleSizes`."""
     targets: I64 | None = None
-    """int64 [n]: targets of the loss, where any sample is a conversation; else all text tokens and EOS are."""
+    """int64 [n]: targets of the loss, where any sample is a conversation or part of a document; else all text tokens
+    and EOS are."""
     image_layout: I32 | None = None
     """int32 [m, 6]: as in `SampleSizes`."""
+    parts: I64 | None = None
+    """int64 [n, 4]: as in `SampleSizes`."""
 
     def __len__(self) -> int:
         return len(self.sample)
@@ -130,9 +143,10 @@ class StepSamples:
         return np.repeat(np.arange(len(self), dtype=np.int64), np.diff(self.image_offsets))
 
     def locate(self, images: I64) -> tuple[I64, I64]:
-        """Where some images are: the sample of each, and its number within that sample. int64 [k] each."""
+        """Where some images are: the sample of each, and its number within the whole document. int64 [k] each."""
         sample = np.searchsorted(self.image_offsets, images, side="right") - 1
-        return sample, images - self.image_offsets[sample]
+        number = images - self.image_offsets[sample]
+        return sample, number if self.parts is None else number + self.parts[sample, 3]
 
     @property
     def patches(self) -> I64:

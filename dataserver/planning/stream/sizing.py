@@ -8,9 +8,11 @@ Layout of a sample in the backbone (content_version 2):
                                                           a clip: BOI, positions / audio.merge tokens, EOI
                                                           a video: as an image of all its groups of frames
     generation:     BOS, text, BOI, query tokens          the target image takes no tokens
+    part:           BOS, parts of its document, EOS       as understood; only the last part of a document learns EOS
     contrastive:    BOS, text, EOS                        in the text tower; the image takes no tokens
 """
 
+from collections.abc import Sequence
 from dataclasses import fields
 from fractions import Fraction
 
@@ -58,6 +60,7 @@ def shard_table(
     modality: U8 | None = None,
     lone: Bool | None = None,
     lengths: VideoLengths | None = None,
+    parts: I64 | None = None,
 ) -> ShardTable:
     """Size the samples of one shard.
 
@@ -73,12 +76,13 @@ def shard_table(
         modality: uint8 [m], what each image is; None where all are images.
         lone: bool [m], whether each is the only image of its sample, where samples have lost some; else by offsets.
         lengths: of videos, where there are any.
+        parts: int64 [n, 4], as in `SampleSizes`.
 
     Raises:
         SampleTooLargeError: a sample's images alone exceed `seq_len`.
     """
     rows, columns, media = item_grids(image_offsets, widths, heights, modality, stream.sizing, lone, lengths)
-    sizes = SampleSizes(text_tokens, image_offsets, rows, columns, **media)
+    sizes = SampleSizes(text_tokens, image_offsets, rows, columns, **media, parts=parts)
     fixed = _fixed_tokens(stream, sizes)
     too_large = np.flatnonzero(may_be_understood(stream, sizes) & (fixed > stream.seq_len))
     if len(too_large):
@@ -93,7 +97,7 @@ def shard_table(
     understood = np.minimum(fixed + counted, stream.seq_len)
     generated = np.minimum(counted + GENERATION_EXTRA + stream.generation.query_tokens, stream.seq_len)
     nominal = np.where(is_pair(sizes), mixed_tokens(generation_share(stream), understood, generated), understood)
-    return ShardTable(text_tokens, image_offsets, rows, columns, row, nominal, **media)
+    return ShardTable(text_tokens, image_offsets, rows, columns, row, nominal, **media, parts=parts)
 
 
 def generation_share(stream: Stream) -> Fraction:
@@ -120,8 +124,10 @@ def _fixed_tokens(stream: Stream, table: SampleSizes) -> I64:
 
 
 def is_pair(table: SampleSizes) -> Bool:
-    """Samples of exactly one image and some text, which alone may be generated. bool [n]."""
+    """Whole samples of exactly one image and some text, which alone may be generated. bool [n]."""
     pairs: Bool = (np.diff(table.image_offsets) == 1) & (table.text_tokens > 0)
+    if table.are_whole is not None:
+        pairs &= table.are_whole
     return pairs if table.image_modality is None else pairs & ~has_others(table)
 
 
@@ -175,6 +181,9 @@ def size_samples(stream: Stream, dataset: int, epoch: int, sample: U64, table: S
     generated = task == Task.GENERATION
     fixed = np.where(generated, GENERATION_EXTRA + stream.generation.query_tokens, _fixed_tokens(stream, table))
     kept = np.minimum(table.text_tokens, stream.seq_len - fixed)
+    targets = table.targets
+    if table.parts is not None:  # only the last part of a document ends it
+        targets = kept + (table.parts[:, 0] == table.parts[:, 1] - 1)
     n = len(sample)
     return StepSamples(
         dataset=np.full(n, dataset, np.int32),
@@ -188,7 +197,8 @@ def size_samples(stream: Stream, dataset: int, epoch: int, sample: U64, table: S
         image_rows=table.image_rows,
         image_columns=table.image_columns,
         **picked_media(table, slice(None)),
-        targets=table.targets,
+        targets=targets,
+        parts=table.parts,
     )
 
 
@@ -199,7 +209,7 @@ def concatenate(parts: list[StepSamples]) -> StepSamples:
         narrow = empty.astype(np.int32)
         offsets = np.zeros(1, np.int64)
         return StepSamples(narrow, empty, empty.astype(np.uint64), narrow, empty, empty, empty, offsets, narrow, narrow)
-    optional = ("image_modality", "image_depths", "image_layout", "targets")
+    optional = ("image_modality", "image_depths", "image_layout", "targets", "parts")
     columns = {f.name: [getattr(p, f.name) for p in parts] for f in fields(StepSamples) if f.name not in optional}
     images = np.cumsum([0, *(len(p.image_rows) for p in parts[:-1])])
     behind = [p.image_offsets[1:] + before for p, before in zip(parts, images, strict=True)]
@@ -208,4 +218,12 @@ def concatenate(parts: list[StepSamples]) -> StepSamples:
     targets = None
     if any(part.targets is not None for part in parts):
         targets = np.concatenate([part.num_targets for part in parts])
-    return StepSamples(**joined, **joined_media(parts), targets=targets)
+    return StepSamples(**joined, **joined_media(parts), targets=targets, parts=joined_parts(parts))
+
+
+def joined_parts(tables: Sequence[SampleSizes | StepSamples]) -> I64 | None:
+    """The parts of several, one after the other; where only some have any, the samples of the others are whole."""
+    if all(table.parts is None for table in tables):
+        return None
+    whole = np.array([[0, 1, 0, 0]], np.int64)
+    return np.concatenate([whole.repeat(len(t), axis=0) if t.parts is None else t.parts for t in tables])

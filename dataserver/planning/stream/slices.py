@@ -82,4 +82,4 @@ def gather_slice(order: WindowOrder, span: Span, table: Table, slices: Slices, n
 
 def _leading(order: WindowOrder, span: Span, shard: int, table: ShardTable) -> I64:
     """The first bits of each sample's draw, int64 [n]."""
-    return (order.draws(span, order.numbers(shard, table)) >> np.uint64(64 - _BITS)).astype(np.int64)
+    return (order.draws(span, order.numbers(shard, table), table) >> np.uint64(64 - _BITS)).astype(np.int64)

@@ -111,7 +111,7 @@ class SlidingEpoch:
         start, stop = (int(start) for start in self.starts[slot : slot + 2])
         return begin + (end - begin) * min(unit - start, stop - start) // max(1, stop - start)
 
-    def part(self, slot: int, index: int, draws: U64, units: I64) -> Part:
+    def part(self, slot: int, index: int, draws: U64, units: I64, together: U64 | None = None) -> Part:
         """The samples of a shard that lie in a slot, in their order.
 
         Args:
@@ -119,10 +119,13 @@ class SlidingEpoch:
             index: the shard's position in the epoch.
             draws: uint64 [n], a word for each sample of the shard.
             units: int64 [n], how long each is.
+            together: uint64 [n], ascending; samples of the same number come to lie where the first of them does.
         """
         from dataserver.planning.kernels.gathered import order_of_draws
 
         words = self._positions(index, draws)
+        if together is not None:
+            words = words[np.searchsorted(together, together, "left")]
         order = order_of_draws(words)
         if (words[order[1:]] == words[order[:-1]]).any():
             order = np.argsort(words, kind="stable")
@@ -168,6 +171,6 @@ class Slot:
     epoch: SlidingEpoch
     number: int
 
-    def part(self, at: int, draws: U64, units: I64) -> Part:
+    def part(self, at: int, draws: U64, units: I64, together: U64 | None = None) -> Part:
         """As `SlidingEpoch.part`, of the shard at a position among those with samples in the slot."""
-        return self.epoch.part(self.number, self.epoch.indexes(self.number)[at], draws, units)
+        return self.epoch.part(self.number, self.epoch.indexes(self.number)[at], draws, units, together)

@@ -19,14 +19,16 @@ from numpy.typing import NDArray
 
 from dataserver.planning import I64, Bool
 from dataserver.planning.job.fields import Sizing, Stream
-from dataserver.planning.stream.gathering import ShardColumns
-from dataserver.planning.stream.item_sizes import has_others, item_grids, item_marks, item_tokens
+from dataserver.planning.stream.documents import Split
+from dataserver.planning.stream.gathering import ShardColumns, picked_rows
+from dataserver.planning.stream.item_sizes import item_grids, item_marks, item_tokens
 from dataserver.planning.stream.samples import SampleSizes, ranges, row_sums
 from dataserver.planning.stream.sizing import (
     GENERATION_EXTRA,
     IMAGE_EXTRA,
     UNDERSTANDING_EXTRA,
     generation_share,
+    is_pair,
     mixed_tokens,
     pair_tasks,
 )
@@ -161,30 +163,31 @@ def join_statistics(parts: Sequence[ShardStatistics]) -> ShardStatistics:
     return ShardStatistics(**joined)
 
 
-def row_statistics(sizing: Sizing, columns: ShardColumns, row: I64, null_drops: int = 0) -> ShardStatistics:
-    """The statistics of one shard, some of whose rows are used, int64 [k]."""
-    counts = np.diff(columns.image_offsets)[row]
-    images = ranges(columns.image_offsets[row], counts)
-    text = row_sums(columns.text_tokens, columns.text_offsets)[row]
+def row_statistics(
+    sizing: Sizing, columns: ShardColumns, row: I64, null_drops: int = 0, split: Split | None = None
+) -> ShardStatistics:
+    """The statistics of one shard, some of whose rows are used, int64 [k]; of documents that are split, of parts."""
+    picked = picked_rows(columns, row, split, sizing)
+    images, text, at = picked.images, picked.text_tokens, picked.image_offsets
+    counts = np.diff(at)
     modality = None if columns.image_modality is None else columns.image_modality[images]
     lengths = None if columns.lengths is None else columns.lengths.pick(images)
-    at = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     pixels = columns.image_width[images], columns.image_height[images]
-    rows, sides, media = item_grids(at, *pixels, modality, sizing, lengths=lengths)
+    rows, sides, media = item_grids(at, *pixels, modality, sizing, picked.lone, lengths)
     patches = rows.astype(np.int64) * sides
-    sized = SampleSizes(text, at, rows, sides, **media)
+    sized = SampleSizes(text, at, rows, sides, **media, parts=picked.parts)
     tokens = item_tokens(sized, sizing) + item_marks(sized, sizing)
     fixed = UNDERSTANDING_EXTRA + row_sums(tokens + IMAGE_EXTRA, at)
-    pair = (counts == 1) & (text > 0) & ~has_others(sized)
+    pair = is_pair(sized)
     several = counts > 1
     pair_text, pair_image = text[pair], fixed[pair] - UNDERSTANDING_EXTRA - IMAGE_EXTRA
     sizes, frequency = np.unique(pair_image, return_counts=True)
     longest = np.lexsort((pair_image, pair_text))[::-1][:LISTED]
     others = fixed[~pair] + text[~pair]
     return ShardStatistics(
-        samples=_one(len(row)),
+        samples=_one(len(picked.row)),
         null_drops=_one(null_drops),
-        images=_one(len(images)),
+        images=_one(len(rows)),
         pairs=_one(len(pair_text)),
         pair_text=_one(pair_text.sum()),
         other_tokens=_one(others.sum()),

@@ -64,10 +64,11 @@ class WindowOrder:
             table: of the shard.
         """
         sample, units = self.numbers(span.shards[at], table), units_of(self.stream, table)
-        words = self.draws(span, sample)
+        words = self.draws(span, sample, table)
         if span.slot is None:
             return Part(None, sample, words, units, 0)
-        chosen = span.slot.part(at, words, units)
+        together = table.parts is not None and self._are_together(span)
+        chosen = span.slot.part(at, words, units, sample if together else None)
         return Part(chosen.at, sample[chosen.at], chosen.words, units[chosen.at], chosen.before)
 
     def merged(self, span: Span, parts: Iterable[Part]) -> tuple[U64, I64, I64]:
@@ -88,7 +89,7 @@ class WindowOrder:
         order = order_of_draws(words)  # a fraction of what `lexsort` takes, needed only where two words are equal
         ordered = words[order]
         if (ordered[1:] == ordered[:-1]).any():
-            order = np.lexsort((sample, words))
+            order = np.lexsort((sample, words))  # parts of a document stay in their order
         units = np.concatenate(all_units)[order]
         return sample[order], span.window_start + sum(before) + np.cumsum(units) - units, order
 
@@ -96,10 +97,28 @@ class WindowOrder:
         """The numbers of the samples of a shard, uint64 [n]: shard << ROW_BITS | row."""
         return (np.uint64(shard) << np.uint64(ROW_BITS)) | table.row.astype(np.uint64)
 
-    def draws(self, span: Span, sample: U64) -> U64:
-        """The words by which samples of the window in which a span lies are sorted, uint64 [n]."""
+    def draws(self, span: Span, sample: U64, table: ShardTable) -> U64:
+        """The words by which samples of the window in which a span lies are sorted, uint64 [n].
+
+        All parts of a document have the same one where the stream wants them together.
+
+        Args:
+            span: from `spans`.
+            sample: uint64 [n], numbers of the samples.
+            table: of their shard.
+        """
         key = dataset_key(self.stream.datasets[span.dataset].name)
-        return draw(self.stream.seed, Operator.SAMPLE_ORDER, key, span.epoch, sample)
+        words = draw(self.stream.seed, Operator.SAMPLE_ORDER, key, span.epoch, sample)
+        if table.parts is None or self._are_together(span):
+            return words
+        later = np.flatnonzero(table.parts[:, 0])
+        keyed = words[later] + table.parts[later, 0].astype(np.uint64)  # beyond 2^64 it begins with 0 again
+        words[later] = draw(self.stream.seed, Operator.PART_ORDER, key, span.epoch, keyed)
+        return words
+
+    def _are_together(self, span: Span) -> bool:
+        documents = self.stream.datasets[span.dataset].documents
+        return documents is not None and documents.together
 
 
 def units_of(stream: Stream, table: ShardTable) -> I64:

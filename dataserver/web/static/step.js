@@ -15,7 +15,7 @@ export function stepPage(host, state, query) {
     which = "after";
   const field = h("input", { type: "search", inputmode: "numeric", class: "short", "aria-label": "Step", value: step });
   const picker = h("select", { "aria-label": "Job", hidden: true, onchange: choose });
-  const turn = (by) => () => go(Math.max(step + by, 0));
+  const turn = (by) => () => go(Math.max(step + by, found?.first_step ?? 0));
   const form = h(
     "form",
     {
@@ -73,6 +73,10 @@ export function stepPage(host, state, query) {
     form.lastChild.textContent = "";
     const answer = await worked("/api/step", fields(), body, over);
     if (!answer) return;
+    if (answer.step !== step) {
+      go(answer.step); // the job begins with a later one
+      return;
+    }
     found = answer;
     if (!picker.hidden) picker.value = found.job;
     const ids = `job ${found.job.slice(0, 12)}, plan ${found.plan.slice(0, 12)}`;

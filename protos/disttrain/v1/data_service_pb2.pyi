@@ -86,6 +86,7 @@ class GetOrCreateJobResponse(_message.Message):
     NUM_STEPS_FIELD_NUMBER: _builtins.int
     FILLED_FIELD_NUMBER: _builtins.int
     NOTES_FIELD_NUMBER: _builtins.int
+    FIRST_STEP_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Names the job in all other calls. Clients take this and stream_id from here and need not compute them: they are
     the SHA-256, 64 hexadecimal digits, of the canonical JSON of the complete specification with all defaults.
@@ -95,7 +96,9 @@ class GetOrCreateJobResponse(_message.Message):
     canonical_job_spec_json: _builtins.str
     """The canonical JSON (RFC 8785) that was hashed for job_id: the complete job, to be sent from now on."""
     num_steps: _builtins.int
-    """Steps until the job ends."""
+    """Steps until the job ends, those before first_step included."""
+    first_step: _builtins.int
+    """The first step: 0, or where the job continues another stream (stream.continues) that step. Streams begin with it."""
     @_builtins.property
     def filled(self) -> _containers.RepeatedCompositeFieldContainer[Global___FilledField]:
         """What the server filled in, in the order of the datasets and then of the tokenizer's fields; empty for a job that
@@ -117,10 +120,11 @@ class GetOrCreateJobResponse(_message.Message):
         num_steps: _builtins.int = ...,
         filled: _abc.Iterable[Global___FilledField] | None = ...,
         notes: _abc.Iterable[_builtins.str] | None = ...,
+        first_step: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["canonical_job_spec_json", b"canonical_job_spec_json", "filled", b"filled", "job_id", b"job_id", "notes", b"notes", "num_steps", b"num_steps", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["canonical_job_spec_json", b"canonical_job_spec_json", "filled", b"filled", "first_step", b"first_step", "job_id", b"job_id", "notes", b"notes", "num_steps", b"num_steps", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

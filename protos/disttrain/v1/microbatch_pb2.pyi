@@ -266,7 +266,9 @@ class Items(_message.Message):
 
     @_builtins.property
     def image(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Number of the image within its sample; empty in a view of a backbone or a text tower."""
+        """Number of the image within its sample, all parts of a document included; empty in a view of a backbone or a text
+        tower.
+        """
 
     @_builtins.property
     def validity(self) -> _containers.RepeatedScalarFieldContainer[Global___Validity.ValueType]:
@@ -274,8 +276,8 @@ class Items(_message.Message):
 
     @_builtins.property
     def part(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Number of the part of its sample that the item is, where long documents are split into several items. Empty while
-        a job splits none, as all do today; every item then is the whole of its sample (or image).
+        """Number of the part of its document that the item is, or that the image belongs to, from 0 on. Empty where a job
+        splits no documents; every item then is the whole of its sample (or image).
         """
 
     def __init__(

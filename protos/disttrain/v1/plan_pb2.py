@@ -26,7 +26,7 @@ from disttrain.v1 import microbatch_pb2 as disttrain_dot_v1_dot_microbatch__pb2
 from disttrain.v1 import program_pb2 as disttrain_dot_v1_dot_program__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64isttrain/v1/plan.proto\x12\x0c\x64isttrain.v1\x1a\x1d\x64isttrain/v1/microbatch.proto\x1a\x1a\x64isttrain/v1/program.proto\"\x9c\x01\n\x0ePlannedSamples\x12\x0f\n\x07\x64\x61taset\x18\x01 \x03(\r\x12\r\n\x05\x65poch\x18\x02 \x03(\r\x12\x0e\n\x06sample\x18\x03 \x03(\x06\x12 \n\x04task\x18\x04 \x03(\x0e\x32\x12.disttrain.v1.Task\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12\x18\n\x10truncated_tokens\x18\x06 \x03(\r\x12\x0e\n\x06images\x18\x07 \x03(\r\"a\n\x11ModuleArrangement\x12\x0e\n\x06module\x18\x01 \x01(\t\x12\x0c\n\x04item\x18\x02 \x03(\r\x12\x0c\n\x04rank\x18\x03 \x03(\r\x12\x12\n\nmicrobatch\x18\x04 \x03(\r\x12\x0c\n\x04slot\x18\x05 \x03(\r\"W\n\rPlannedGroups\x12\x12\n\nmicrobatch\x18\x01 \x03(\r\x12\x12\n\nfirst_rank\x18\x02 \x03(\r\x12\x0e\n\x06\x64\x65gree\x18\x03 \x03(\r\x12\x0e\n\x06module\x18\x04 \x01(\t\"V\n\nModuleLoad\x12\x0e\n\x06module\x18\x01 \x01(\t\x12\x11\n\tbefore_ns\x18\x02 \x03(\x03\x12\x10\n\x08\x61\x66ter_ns\x18\x03 \x03(\x03\x12\x13\n\x0bpadding_ppm\x18\x04 \x01(\r\".\n\tCandidate\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bmakespan_ns\x18\x02 \x01(\x03\";\n\x08\x44\x65\x63ision\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x0e\n\x06\x63hosen\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"^\n\x0cRankTimeline\x12\x0f\n\x07modules\x18\x01 \x03(\t\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x10\n\x08start_ns\x18\x04 \x03(\x03\x12\x0e\n\x06\x65nd_ns\x18\x05 \x03(\x03\"\xc0\x05\n\x08StepPlan\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tstream_id\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x11\n\tplan_hash\x18\x04 \x01(\x0c\x12\x18\n\x10num_microbatches\x18\x05 \x01(\r\x12\x30\n\x0c\x64\x65nominators\x18\x06 \x01(\x0b\x32\x1a.disttrain.v1.Denominators\x12-\n\x07samples\x18\x07 \x01(\x0b\x32\x1c.disttrain.v1.PlannedSamples\x12\'\n\x05loads\x18\x08 \x03(\x0b\x32\x18.disttrain.v1.ModuleLoad\x12\x1a\n\x12makespan_before_ns\x18\t \x01(\x03\x12\x19\n\x11makespan_after_ns\x18\n \x01(\x03\x12\x19\n\x11\x62ubble_before_ppm\x18\x0b \x01(\r\x12\x18\n\x10\x62ubble_after_ppm\x18\x0c \x01(\r\x12\x16\n\x0elower_bound_ns\x18\r \x01(\x03\x12+\n\ncandidates\x18\x0e \x03(\x0b\x32\x17.disttrain.v1.Candidate\x12)\n\tdecisions\x18\x0f \x03(\x0b\x32\x16.disttrain.v1.Decision\x12\x35\n\x0c\x61rrangements\x18\x10 \x03(\x0b\x32\x1f.disttrain.v1.ModuleArrangement\x12/\n\tschedules\x18\x11 \x03(\x0b\x32\x1c.disttrain.v1.ModuleSchedule\x12+\n\x06groups\x18\x12 \x01(\x0b\x32\x1b.disttrain.v1.PlannedGroups\x12,\n\x08programs\x18\x13 \x03(\x0b\x32\x1a.disttrain.v1.StageProgram\x12-\n\ttimelines\x18\x14 \x03(\x0b\x32\x1a.disttrain.v1.RankTimeline*_\n\x04Task\x12\x14\n\x10TASK_UNSPECIFIED\x10\x00\x12\x16\n\x12TASK_UNDERSTANDING\x10\x01\x12\x13\n\x0fTASK_GENERATION\x10\x02\x12\x14\n\x10TASK_CONTRASTIVE\x10\x03\x42T\n\x10org.disttrain.v1P\x01Z>github.com/disttrain/disttrain/gen/go/disttrain/v1;disttrainv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64isttrain/v1/plan.proto\x12\x0c\x64isttrain.v1\x1a\x1d\x64isttrain/v1/microbatch.proto\x1a\x1a\x64isttrain/v1/program.proto\"\xaa\x01\n\x0ePlannedSamples\x12\x0f\n\x07\x64\x61taset\x18\x01 \x03(\r\x12\r\n\x05\x65poch\x18\x02 \x03(\r\x12\x0e\n\x06sample\x18\x03 \x03(\x06\x12 \n\x04task\x18\x04 \x03(\x0e\x32\x12.disttrain.v1.Task\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12\x18\n\x10truncated_tokens\x18\x06 \x03(\r\x12\x0e\n\x06images\x18\x07 \x03(\r\x12\x0c\n\x04part\x18\x08 \x03(\r\"a\n\x11ModuleArrangement\x12\x0e\n\x06module\x18\x01 \x01(\t\x12\x0c\n\x04item\x18\x02 \x03(\r\x12\x0c\n\x04rank\x18\x03 \x03(\r\x12\x12\n\nmicrobatch\x18\x04 \x03(\r\x12\x0c\n\x04slot\x18\x05 \x03(\r\"W\n\rPlannedGroups\x12\x12\n\nmicrobatch\x18\x01 \x03(\r\x12\x12\n\nfirst_rank\x18\x02 \x03(\r\x12\x0e\n\x06\x64\x65gree\x18\x03 \x03(\r\x12\x0e\n\x06module\x18\x04 \x01(\t\"V\n\nModuleLoad\x12\x0e\n\x06module\x18\x01 \x01(\t\x12\x11\n\tbefore_ns\x18\x02 \x03(\x03\x12\x10\n\x08\x61\x66ter_ns\x18\x03 \x03(\x03\x12\x13\n\x0bpadding_ppm\x18\x04 \x01(\r\".\n\tCandidate\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bmakespan_ns\x18\x02 \x01(\x03\";\n\x08\x44\x65\x63ision\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x0e\n\x06\x63hosen\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"^\n\x0cRankTimeline\x12\x0f\n\x07modules\x18\x01 \x03(\t\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x10\n\x08start_ns\x18\x04 \x03(\x03\x12\x0e\n\x06\x65nd_ns\x18\x05 \x03(\x03\"\xc0\x05\n\x08StepPlan\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tstream_id\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x11\n\tplan_hash\x18\x04 \x01(\x0c\x12\x18\n\x10num_microbatches\x18\x05 \x01(\r\x12\x30\n\x0c\x64\x65nominators\x18\x06 \x01(\x0b\x32\x1a.disttrain.v1.Denominators\x12-\n\x07samples\x18\x07 \x01(\x0b\x32\x1c.disttrain.v1.PlannedSamples\x12\'\n\x05loads\x18\x08 \x03(\x0b\x32\x18.disttrain.v1.ModuleLoad\x12\x1a\n\x12makespan_before_ns\x18\t \x01(\x03\x12\x19\n\x11makespan_after_ns\x18\n \x01(\x03\x12\x19\n\x11\x62ubble_before_ppm\x18\x0b \x01(\r\x12\x18\n\x10\x62ubble_after_ppm\x18\x0c \x01(\r\x12\x16\n\x0elower_bound_ns\x18\r \x01(\x03\x12+\n\ncandidates\x18\x0e \x03(\x0b\x32\x17.disttrain.v1.Candidate\x12)\n\tdecisions\x18\x0f \x03(\x0b\x32\x16.disttrain.v1.Decision\x12\x35\n\x0c\x61rrangements\x18\x10 \x03(\x0b\x32\x1f.disttrain.v1.ModuleArrangement\x12/\n\tschedules\x18\x11 \x03(\x0b\x32\x1c.disttrain.v1.ModuleSchedule\x12+\n\x06groups\x18\x12 \x01(\x0b\x32\x1b.disttrain.v1.PlannedGroups\x12,\n\x08programs\x18\x13 \x03(\x0b\x32\x1a.disttrain.v1.StageProgram\x12-\n\ttimelines\x18\x14 \x03(\x0b\x32\x1a.disttrain.v1.RankTimeline*_\n\x04Task\x12\x14\n\x10TASK_UNSPECIFIED\x10\x00\x12\x16\n\x12TASK_UNDERSTANDING\x10\x01\x12\x13\n\x0fTASK_GENERATION\x10\x02\x12\x14\n\x10TASK_CONTRASTIVE\x10\x03\x42T\n\x10org.disttrain.v1P\x01Z>github.com/disttrain/disttrain/gen/go/disttrain/v1;disttrainv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,22 +34,22 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'disttrain.v1.plan_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\020org.disttrain.v1P\001Z>github.com/disttrain/disttrain/gen/go/disttrain/v1;disttrainv1'
-  _globals['_TASK']._serialized_start=1447
-  _globals['_TASK']._serialized_end=1542
+  _globals['_TASK']._serialized_start=1461
+  _globals['_TASK']._serialized_end=1556
   _globals['_PLANNEDSAMPLES']._serialized_start=101
-  _globals['_PLANNEDSAMPLES']._serialized_end=257
-  _globals['_MODULEARRANGEMENT']._serialized_start=259
-  _globals['_MODULEARRANGEMENT']._serialized_end=356
-  _globals['_PLANNEDGROUPS']._serialized_start=358
-  _globals['_PLANNEDGROUPS']._serialized_end=445
-  _globals['_MODULELOAD']._serialized_start=447
-  _globals['_MODULELOAD']._serialized_end=533
-  _globals['_CANDIDATE']._serialized_start=535
-  _globals['_CANDIDATE']._serialized_end=581
-  _globals['_DECISION']._serialized_start=583
-  _globals['_DECISION']._serialized_end=642
-  _globals['_RANKTIMELINE']._serialized_start=644
-  _globals['_RANKTIMELINE']._serialized_end=738
-  _globals['_STEPPLAN']._serialized_start=741
-  _globals['_STEPPLAN']._serialized_end=1445
+  _globals['_PLANNEDSAMPLES']._serialized_end=271
+  _globals['_MODULEARRANGEMENT']._serialized_start=273
+  _globals['_MODULEARRANGEMENT']._serialized_end=370
+  _globals['_PLANNEDGROUPS']._serialized_start=372
+  _globals['_PLANNEDGROUPS']._serialized_end=459
+  _globals['_MODULELOAD']._serialized_start=461
+  _globals['_MODULELOAD']._serialized_end=547
+  _globals['_CANDIDATE']._serialized_start=549
+  _globals['_CANDIDATE']._serialized_end=595
+  _globals['_DECISION']._serialized_start=597
+  _globals['_DECISION']._serialized_end=656
+  _globals['_RANKTIMELINE']._serialized_start=658
+  _globals['_RANKTIMELINE']._serialized_end=752
+  _globals['_STEPPLAN']._serialized_start=755
+  _globals['_STEPPLAN']._serialized_end=1459
 # @@protoc_insertion_point(module_scope)

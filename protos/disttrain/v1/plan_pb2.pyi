@@ -62,6 +62,7 @@ class PlannedSamples(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     TRUNCATED_TOKENS_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def dataset(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Position of the dataset in the job's list."""
@@ -90,6 +91,10 @@ class PlannedSamples(_message.Message):
     def images(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Images."""
 
+    @_builtins.property
+    def part(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Number of the part of its document that each is; empty where the job splits no documents."""
+
     def __init__(
         self,
         *,
@@ -100,10 +105,11 @@ class PlannedSamples(_message.Message):
         tokens: _abc.Iterable[_builtins.int] | None = ...,
         truncated_tokens: _abc.Iterable[_builtins.int] | None = ...,
         images: _abc.Iterable[_builtins.int] | None = ...,
+        part: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "epoch", b"epoch", "images", b"images", "sample", b"sample", "task", b"task", "tokens", b"tokens", "truncated_tokens", b"truncated_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "epoch", b"epoch", "images", b"images", "part", b"part", "sample", b"sample", "task", b"task", "tokens", b"tokens", "truncated_tokens", b"truncated_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

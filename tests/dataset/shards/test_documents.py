@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shards import make_image, write_tar
 
-from dataserver.dataset import Dataset, build_index, lint
+from dataserver.dataset import Dataset, IndexRules, MissingImages, build_index, lint
 from dataserver.dataset.conversion.convert import convert
 from dataserver.dataset.errors import SampleError
 from dataserver.dataset.index import indexing
@@ -230,3 +230,53 @@ def test_other_objects_are_no_documents(document: dict[str, Any]) -> None:
 def test_a_lie_names_the_entry() -> None:
     with pytest.raises(SampleError, match="image_info 1 has the matched_text_index '9'"):
         document_lists(mmc4(["a"], **{"0f0a": 0, "1f0a": 9}))
+
+
+DEAD = {
+    "gone": {"texts": [None, "One.", None], "images": ["gone.jpg", None, A]},
+    "null": {"texts": ["Two.", None, None], "images": [None, None, B]},
+    "broken": {"texts": ["Three.", None], "images": [None, "broken.jpg"]},
+    "alone": {"texts": [None], "images": ["gone.jpg"]},
+    "whole": {"texts": [None, "Four."], "images": [C, None]},
+    "both": {"texts": ["Five.", "Six."], "images": [None, A]},
+}
+DROPPED = {
+    "gone": ((0, 1), ("One.",), [JPEGS[A]]),
+    "null": ((0, 1), ("Two.",), [JPEGS[B]]),
+    "broken": ((0,), ("Three.",), []),
+    "whole": ((1, 0), ("Four.",), [JPEGS[C]]),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_documents_are_served_without_their_dead_images(
+    tmp_path: Path, writer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(JPEGS, "broken.jpg", b"<html>404</html>")
+    if writer == "parquet":  # a table has the bytes of an image, or none
+        monkeypatch.setitem(JPEGS, "gone.jpg", None)
+    folder = WRITERS[writer](tmp_path, DEAD)
+    build_index(folder, workers=1)
+    assert samples(folder) == {"whole": DROPPED["whole"]}
+    fingerprint = Dataset.open(folder).fingerprint
+    rules = IndexRules(missing_images=MissingImages.DROP)
+    report = build_index(folder, workers=1, rules=rules)
+    assert report.num_built == 1
+    assert samples(folder) == DROPPED
+    assert report.findings["dropped_image"] == 4
+    assert Dataset.open(folder).fingerprint != fingerprint
+    found = {(finding.key, finding.kind): finding.detail for finding in lint(folder).findings}
+    assert {kind for key, kind in found if key == "alone"} == {"dropped_image", "empty_document"}
+    assert found["both", "bad_document"] == "position 1 needs one string, in texts or in images"
+    assert found["gone", "dropped_image"].startswith("position 0: ")
+    assert found["null", "dropped_image"] == "position 1: no text and no image; the document does without it"
+    assert "(unreadable_header)" in found["broken", "dropped_image"]
+    assert build_index(folder, workers=1, rules=rules).num_built == 0
+
+
+def test_turns_keep_their_images(tmp_path: Path) -> None:
+    """An answer about an image that is not there is no sample."""
+    turns = [{"from": "human", "value": "<image> What?"}, {"from": "gpt", "value": "A cat."}]
+    (tmp_path / "0.jsonl").write_text(json.dumps({"id": "a", "image": "gone.jpg", "conversations": turns}))
+    report = build_index(tmp_path, workers=1, rules=IndexRules(missing_images=MissingImages.DROP))
+    assert dict(report.findings) == {"missing_image": 1}

@@ -8,7 +8,7 @@ const { DataClient, DataError } = require('./client');
 
 const USAGE = `usage: disttrain-stream --servers HOST:PORT[-PORT][,HOST:PORT ...] --job FILE
     [--module NAME --rank N]   one rank; without them all ranks of all modules
-    [--step N] [--microbatch N] where to begin
+    [--step N] [--microbatch N] where to begin; by default with the job's first step
     [--steps N]                print so many steps only
     [--codec raw|zstd]         zstd by default
     [--give-up-ms N]           how long to try without progress
@@ -28,7 +28,7 @@ const print = (value) => new Promise((resolve) => process.stdout.write(`${JSON.s
 
 /** Print the microbatches of one rank. */
 async function printStream(client, module, rank, options) {
-  const from = { step: Number(options.step ?? 0), microbatch: Number(options.microbatch ?? 0) };
+  const from = { step: Number(options.step ?? client.job.first_step), microbatch: Number(options.microbatch ?? 0) };
   const end = from.step + Number(options.steps ?? Infinity);
   for await (const { server, header, tensors } of client.stream(module, rank, from)) {
     if (Number(header.step) >= end) return;

@@ -120,7 +120,7 @@ class DataClient {
    * Make a job known and learn its complete form. Call it once in a run, and hand `spec` to all other processes.
    *
    * @param job the job, complete or as people write it: an object, or JSON text.
-   * @returns { job_id, stream_id, spec, num_steps, filled }, `spec` being JSON text.
+   * @returns { job_id, stream_id, spec, first_step, num_steps, filled }, `spec` being JSON text.
    */
   async createJob(job) {
     const text = typeof job === 'string' ? job : JSON.stringify(job);
@@ -146,11 +146,12 @@ class DataClient {
   /**
    * The microbatches of one rank in plan order, to the end of the job, whatever happens to single servers.
    *
-   * @param from { step, microbatch, tensors }: where to begin (0, 0), and the names of the tensors wanted (all).
+   * @param from { step, microbatch, tensors }: where to begin (the job's first step, 0), and the names of the tensors
+   *     wanted (all).
    * @yields { server, header, tensors }: tensors are typed arrays by name, each with its `shape`; in the header 64-bit
    *     integers are strings. `tensors` are the caller's to keep.
    */
-  async *stream(module, rank, { step = 0, microbatch = 0, tensors = [] } = {}) {
+  async *stream(module, rank, { step = this.job?.first_step, microbatch = 0, tensors = [] } = {}) {
     agree(this.job, 'GIVE_UP', 'call createJob before stream');
     const place = { module, rank, step: Number(step), microbatch, tensors };
     const rotation = new Rotation(this, rank);

@@ -17,6 +17,7 @@ from dataserver.planning.job.fields.audio import (
     served_frames,
 )
 from dataserver.planning.job.fields.cost import DEFAULT_COSTS, Cost, ModelCost, default_cost
+from dataserver.planning.job.fields.documents import BUDGET_FIELDS, DocumentSpec, ItemBudget, SplitAt
 from dataserver.planning.job.fields.end import End, LastStep
 from dataserver.planning.job.fields.extremes import most_forward_ns, most_units
 from dataserver.planning.job.fields.gradients import gradient_passes, with_backwards, without_backwards
@@ -89,6 +90,7 @@ from dataserver.planning.job.fields.video import (
 )
 
 __all__ = [
+    "BUDGET_FIELDS",
     "DEFAULT_COSTS",
     "FILLED_IN",
     "HOP",
@@ -121,6 +123,7 @@ __all__ = [
     "CutAt",
     "DatasetSpec",
     "DecimalString",
+    "DocumentSpec",
     "End",
     "ExecutionParts",
     "ExtraInFlight",
@@ -131,6 +134,7 @@ __all__ = [
     "ImageMarks",
     "InstalledPixels",
     "InstalledTransform",
+    "ItemBudget",
     "LastStep",
     "LayoutOptions",
     "Memory",
@@ -152,6 +156,7 @@ __all__ = [
     "Sizing",
     "SizingRule",
     "SpecModel",
+    "SplitAt",
     "Stream",
     "TextError",
     "TileChoice",

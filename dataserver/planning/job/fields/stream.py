@@ -10,6 +10,7 @@ from typing import Annotated, Final, Self
 
 from pydantic import Field, model_validator
 
+from dataserver.planning.job.fields.documents import DocumentSpec, ItemBudget
 from dataserver.planning.job.fields.sizing import Sizing
 from dataserver.planning.job.fields.transforms import InstalledTransforms, Transforms
 from dataserver.planning.job.fields.values import (
@@ -79,6 +80,9 @@ class DatasetSpec(SpecModel):
     conversations: ConversationSpec | None = None
     """Samples are conversations (`dataserver index --conversations chat`), rendered by the tokenizer's chat template: a
     sequence has its tokens and no others, and only answers of assistants are targets."""
+    documents: DocumentSpec | None = None
+    """Samples that are longer than `seq_len`, or have more images, clips or videos than these say, are split into
+    several; by default the text of a longer one is cut."""
     metadata_transforms: InstalledTransforms | None = None
     """Transforms of metadata, whose columns `filter` may name, and which may leave samples out. They run when the
     dataset is indexed (`dataserver index --transform`), each on the columns of the index."""
@@ -109,6 +113,11 @@ class DatasetSpec(SpecModel):
             raise ValueError("conversations have no captions; leave caption and captions out")
         if self.conversations is not None and self.text_transforms is not None:
             raise ValueError("the texts of conversations are rendered by a template; leave text_transforms out")
+        if self.documents is not None and (self.conversations is not None or self.captions is not None):
+            raise ValueError(
+                "documents are split once and for all, conversations by turns and drawn captions anew in each epoch; "
+                "leave documents out, or conversations and captions"
+            )
         if self.transformed is not None and not (self.metadata_transforms or self.text_transforms):
             raise ValueError("transformed is stated, and no transform of metadata or text; leave it out")
         if self.captions is None:
@@ -166,8 +175,8 @@ SPECIAL_TOKENS: Final = ("bos", "eos", "boi", "eoi", "image", "query")
 """Fields of a tokenizer that name a token's id; by default the ids behind the vocabulary, in this order."""
 
 
-class Packing(SpecModel):
-    """Whether several samples share a sequence."""
+class Packing(ItemBudget):
+    """Whether several samples share a sequence. A sequence has at most so many images, clips and videos."""
 
     enabled: bool = True
     """False: one sample per sequence, and every step holds exactly `global_batch` samples."""
@@ -178,6 +187,11 @@ class Packing(SpecModel):
     def _check(self) -> Self:
         if not 0 < Fraction(self.fill) <= 1:
             raise ValueError(f"fill is {self.fill}; a value in (0, 1] is required")
+        if not self.enabled and any(self.budget):
+            raise ValueError(
+                "packing is not enabled, and max_images, max_clips and max_videos count items of a packed sequence; "
+                "leave them out, and state them under datasets[].documents"
+            )
         return self
 
 
@@ -275,8 +289,26 @@ class Stream(SpecModel):
             )
         self._check_contrastive()
         self._check_conversations()
+        self._check_documents()
         self._check_tiles()
         return self
+
+    def _check_documents(self) -> None:
+        split = [spec for spec in self.datasets if spec.documents is not None]
+        if self.contrastive_batch is not None and (split or any(self.packing.budget)):
+            raise ValueError("towers see an image and its text; leave documents and the budgets of packing out")
+        alone = [spec.name for spec in split if spec.documents is not None and spec.documents.together]
+        if alone and not self.packing.enabled:
+            raise ValueError(
+                f"documents.together of dataset {alone[0]!r} asks for parts that share a sequence, and packing is not "
+                "enabled; leave together out"
+            )
+        whole = [spec.name for spec in self.datasets if spec.documents is None]
+        if whole and any(self.packing.budget):
+            raise ValueError(
+                f"packing has a budget of items, and samples of dataset {whole[0]!r} may have more of them: state "
+                "documents for it, an empty mapping at least, so that such samples are split"
+            )
 
     def _check_conversations(self) -> None:
         chats = [spec.name for spec in self.datasets if spec.conversations is not None]

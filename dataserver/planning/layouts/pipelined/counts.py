@@ -18,6 +18,7 @@ from dataserver.planning.plan.arranging import module_images
 from dataserver.planning.plan.limits import check_microbatches
 from dataserver.planning.stream.packing import one_per_sequence
 from dataserver.planning.stream.samples import StepSamples
+from dataserver.planning.stream.sequence_rules import SequenceRules
 
 
 def sample_sizes(job: Job, samples: StepSamples, module: ModuleSpec) -> I64:
@@ -130,14 +131,17 @@ class Counts:
         for more in (count, count + (self._stages if self._interleaved else 1)):
             most = more * self._slots if more <= self._allowed else 0
             even = even_images(sequence, self.samples.tokens, has, capacity, ranks, execution.microbatch, most)
-            if even is not None:
+            rules = SequenceRules.of(self.job.stream, self.samples)
+            if even is not None and (rules is None or rules.hold(even, capacity)):
                 return even, more
         return sequence, count
 
     def _sequences(self, at_least: int, alone: bool) -> tuple[I64, int]:
         if not alone:
             return pack_sequences(self.job, self.samples, self._capacity, self._slots, at_least)
-        return one_per_sequence(self.samples.tokens), max(at_least, -(-len(self.samples) // self._slots))
+        rules = SequenceRules.of(self.job.stream, self.samples)
+        sequence = one_per_sequence(self.samples.tokens) if rules is None else rules.bundles(self._capacity)
+        return sequence, max(at_least, -(-len(self.samples) // self._slots))
 
     @property
     def _capacity(self) -> int:

@@ -9,8 +9,16 @@ from dataserver.planning.job.fields import ModuleKind, PackingPolicy
 from dataserver.planning.job.identity import Job
 from dataserver.planning.plan.arranging import module_images
 from dataserver.planning.plan.plan import ArrangedStep
-from dataserver.planning.stream.packing import balanced, best_fit_decreasing, one_per_sequence
+from dataserver.planning.stream.packing import (
+    balanced,
+    balanced_within,
+    best_fit_decreasing,
+    best_fit_within,
+    number_by_first,
+    one_per_sequence,
+)
 from dataserver.planning.stream.samples import StepSamples
+from dataserver.planning.stream.sequence_rules import SequenceRules
 
 
 def pack_step(job: Job, samples: StepSamples, at_least: int = 0) -> tuple[I64, int]:
@@ -44,11 +52,36 @@ def pack_sequences(job: Job, samples: StepSamples, capacity: int, slots: int, at
     stream, tokens, backbone = job.stream, samples.tokens, job.spec.execution.backbone
     if not stream.packing.enabled:
         return one_per_sequence(tokens), max(at_least, -(-max(stream.global_batch, len(tokens)) // slots))
+    rules = SequenceRules.of(stream, samples)
+    if rules is not None:
+        return _packed_by_rules(job, samples, rules, capacity, slots, at_least)
     sequence = best_fit_decreasing(tokens, capacity)
     microbatches = max(at_least, -(-max(stream.global_batch, int(sequence.max(initial=-1)) + 1) // slots))
     if backbone.packing is PackingPolicy.BALANCED:
         sequence = balanced(tokens, sample_ns(job, samples), capacity, microbatches * slots)
     return sequence, microbatches
+
+
+def _packed_by_rules(
+    job: Job, samples: StepSamples, rules: SequenceRules, capacity: int, slots: int, at_least: int
+) -> tuple[I64, int]:
+    """As `pack_sequences`, where parts of documents share sequences, or sequences have a budget of items."""
+    bundle = rules.bundles(capacity)
+    count = int(bundle.max(initial=-1)) + 1
+    tokens, items = bin_loads(samples.tokens, bundle, count), rules.items_of(bundle)
+    if rules.has_budget:
+        sequence = best_fit_within(tokens, items, capacity, rules.budget)
+    else:
+        sequence = best_fit_decreasing(tokens, capacity)
+    fewest = max(job.stream.global_batch, int(sequence.max(initial=-1)) + 1)
+    microbatches = max(at_least, -(-fewest // slots))
+    if job.spec.execution.backbone.packing is PackingPolicy.BALANCED:
+        times = bin_loads(sample_ns(job, samples), bundle, count)
+        if rules.has_budget:
+            sequence = balanced_within(tokens, times, items, capacity, rules.budget, microbatches * slots)
+        else:
+            sequence = balanced(tokens, times, capacity, microbatches * slots)
+    return number_by_first(sequence[bundle]), microbatches
 
 
 def sample_ns(job: Job, samples: StepSamples) -> I64:

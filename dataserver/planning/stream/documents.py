@@ -1,0 +1,166 @@
+"""Documents in parts: where one is split that is longer than a sequence, or has more items than a part may have.
+
+A part takes items as long as they fit: with BOS and EOS around them they come to at most `seq_len` tokens, and to no
+more images, clips and videos than the budgets say. An item that does not fit begins the next part. A text that is
+longer than a whole part is split where its part is full; its rest begins the next one. So nothing is lost, nothing
+comes twice, and parts follow from sizes alone: the index, the tokenizer and the stream.
+
+A pair that may have to be generated stays whole, with its text cut, because a generator is asked for by the whole text.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataserver.planning import I64, U8, Bool
+from dataserver.planning.job.fields import DatasetSpec, Stream
+from dataserver.planning.stream.samples import IMAGE, row_sums
+from dataserver.planning.stream.sizing import UNDERSTANDING_EXTRA, pair_tasks
+
+TEXT_KIND = 0
+"""Of a text among the kinds of an index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How the documents of a dataset of a stream are split."""
+
+    rule: str
+    seq_len: int
+    budget: tuple[int | None, int | None, int | None]
+    """Most images, clips and videos of a part."""
+    pairs: bool
+    """Whether pairs are split as well."""
+
+    @classmethod
+    def of(cls, stream: Stream, spec: DatasetSpec) -> Self | None:
+        """The one of a dataset of a stream; None where its samples stay whole."""
+        if spec.documents is None:
+            return None
+        both = zip(spec.documents.budget, stream.packing.budget, strict=True)
+        images, clips, videos = (min((n for n in of if n is not None), default=None) for of in both)
+        return cls(str(spec.documents.split), stream.seq_len, (images, clips, videos), not pair_tasks(stream)[1])
+
+    def key(self) -> list[Any]:
+        """What tells it from others."""
+        return [self.rule, self.seq_len, list(self.budget), self.pairs]
+
+
+class Parts(NamedTuple):
+    """The p parts of some documents, document by document."""
+
+    document: I64
+    """int64 [p]: which document each is a part of."""
+    text_tokens: I64
+    """int64 [p]."""
+    image_offsets: I64
+    """int64 [p + 1]: first image of each; images are in the order of the documents."""
+    parts: I64
+    """int64 [p, 4], as in `SampleSizes`."""
+
+
+class Documents(NamedTuple):
+    """The d documents that are split, with t texts and m images."""
+
+    kinds: U8
+    """uint8 [t + m]: `TEXT_KIND`, or anything else for an image, in document order."""
+    text_offsets: I64
+    """int64 [d + 1]: first text of each."""
+    text_tokens: NDArray[Any]
+    """Integers [t]."""
+    image_offsets: I64
+    """int64 [d + 1]: first image of each."""
+    image_tokens: I64
+    """int64 [m]: what each takes of a sequence, with BOI, EOI and marks."""
+    image_modality: U8 | None
+    """uint8 [m]: as in `SampleSizes`."""
+
+
+def split_documents(split: Split, documents: Documents) -> Parts:
+    """Split documents. An item that no part holds is alone in one, which is then longer than a sequence."""
+    line = _Line(split, documents)
+    number = np.arange(len(documents.text_offsets) - 1)
+    of, begins, ends = list[I64](), list[I64](), list[I64]()
+    active, at = number, line.begins
+    while len(active):  # a part of every document that has more
+        end = line.part_end(active, at)
+        of.append(active)
+        begins.append(at)
+        ends.append(end)
+        more = end < line.ends[active]
+        active, at = active[more], end[more]
+    document = np.concatenate([number[:0], *of])
+    order = np.argsort(document, kind="stable")
+    begin, end = (np.concatenate([number[:0], *found])[order] for found in (begins, ends))
+    return line.parts(document[order], begin, end)
+
+
+class _Line:
+    """All items of all documents one after the other; positions are counted in tokens from the first on."""
+
+    def __init__(self, split: Split, documents: Documents) -> None:
+        self._capacity = split.seq_len - UNDERSTANDING_EXTRA
+        offsets = documents.text_offsets + documents.image_offsets
+        is_text = documents.kinds == TEXT_KIND
+        lengths = np.empty(len(is_text), np.int64)
+        lengths[is_text], lengths[~is_text] = documents.text_tokens, documents.image_tokens
+        self._is_text = np.append(is_text, True)  # behind all others an empty one
+        self._sums = _summed(np.append(lengths, 0))
+        self._texts = _summed(np.append(lengths * is_text, 0))
+        self._images = _summed(~self._is_text)
+        modality = documents.image_modality
+        if modality is None:
+            modality = np.full(len(documents.image_tokens), IMAGE, np.uint8)
+        self._counts = list[tuple[int, I64]]()
+        for number, most in enumerate(split.budget):
+            if most is not None:
+                of = np.zeros(len(self._is_text), np.bool_)
+                of[~self._is_text] = modality == number
+                self._counts.append((most, _summed(of)))
+        self.begins, self.ends = self._sums[offsets[:-1]], self._sums[offsets[1:]]
+        self._whole = np.zeros(len(self.begins), np.bool_) if split.pairs else _are_pairs(documents, modality)
+
+    def part_end(self, document: I64, at: I64) -> I64:
+        """Where the parts end that begin at some positions, int64 [k], each in a document."""
+        full = at + self._capacity
+        # The first item that does not fit is the first one whose end lies behind.
+        item = np.minimum(np.searchsorted(self._sums[1:], full, "right"), len(self._is_text) - 1)
+        begin, behind = self._sums[item], self._sums[item + 1]
+        is_split = self._is_text[item] & ((behind - begin > self._capacity) | (begin <= at))
+        end = np.where(is_split, full, np.where(begin > at, begin, behind))
+        first = np.searchsorted(self._sums[1:], at, "right")
+        for most, counts in self._counts:
+            too_many = np.searchsorted(counts, counts[first] + most + 1, "left") - 1  # the first item beyond
+            end = np.minimum(end, self._sums[too_many])
+        last = self.ends[document]
+        found: I64 = np.where(self._whole[document], last, np.minimum(end, last))
+        return found
+
+    def parts(self, document: I64, begin: I64, end: I64) -> Parts:
+        """What lies between positions, int64 [p] each, document by document."""
+        (texts, images), (texts_end, images_end) = self._before(begin), self._before(end)
+        first = np.searchsorted(document, document, "left")
+        counts = np.bincount(document, minlength=len(self.begins))[document]
+        numbers = np.arange(len(document)) - first
+        found = np.stack([numbers, counts, texts - texts[first], images - images[first]], axis=1)
+        offsets = np.concatenate([np.zeros(1, np.int64), images_end])
+        return Parts(document, texts_end - texts, offsets, found)
+
+    def _before(self, at: I64) -> tuple[I64, I64]:
+        """Text tokens and images before positions."""
+        item = np.minimum(np.searchsorted(self._sums[1:], at, "right"), len(self._is_text) - 1)
+        return self._texts[item] + self._is_text[item] * (at - self._sums[item]), self._images[item]
+
+
+def _are_pairs(documents: Documents, modality: U8) -> Bool:
+    counts = np.diff(documents.image_offsets)
+    others = row_sums(modality != IMAGE, documents.image_offsets)
+    texts = row_sums(documents.text_tokens, documents.text_offsets)
+    pairs: Bool = (counts == 1) & (others == 0) & (texts > 0)
+    return pairs
+
+
+def _summed(values: NDArray[Any]) -> I64:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(values, dtype=np.int64)])
