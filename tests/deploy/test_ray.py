@@ -93,7 +93,7 @@ def test_without_a_cluster_there_is_one_error(tmp_path: Path, monkeypatch: pytes
 @contextmanager
 def ray_cluster(monkeypatch: pytest.MonkeyPatch, *cpus: int) -> Iterator[Any]:
     """A head without CPUs, and nodes with so many."""
-    monkeypatch.setenv("RAY_raylet_start_wait_time_s", "120")
+    monkeypatch.setenv("RAY_raylet_start_wait_time_s", "300")
     monkeypatch.setenv("RAY_DISABLE_IMPORT_WARNING", "1")
     monkeypatch.setenv("PYTHONPATH", variables()["PYTHONPATH"])
     from ray.cluster_utils import Cluster
