@@ -1,7 +1,13 @@
 """What older versions of torch lack, by taking the newer names away, or with stand-ins of their signatures."""
 
+import inspect
+import re
+import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +21,10 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from trainclient import torch_compat
 from trainclient.exchange.wait_times import Waits
+from trainclient.models.attention import Segments
 from trainclient.sharding.dtensors import local
 from trainclient.sharding.fsdp import ShardedNetwork
-from trainclient.torch_compat import Stager, fitted_varlen
+from trainclient.torch_compat import Stager, fitted_varlen, varlen_kernel
 from trainclient.training.gradients import scatter_gradients
 
 CPU = torch.device("cpu")
@@ -118,13 +125,21 @@ def test_varlen_attn_is_told_what_it_takes(function: Callable[..., Any], window:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_without_windows_the_kernel_below_is_called(causal: bool) -> None:
+@pytest.mark.parametrize("known", [False, True], ids=["torch 2.9", "torch 2.10"])
+def test_without_windows_the_kernel_below_is_called(
+    monkeypatch: pytest.MonkeyPatch, *, known: bool, causal: bool
+) -> None:
     """On the meta device, which has its contract."""
+    monkeypatch.setitem(
+        sys.modules, "torch.nn.attention.varlen", SimpleNamespace(varlen_attn=of_2_10) if known else None
+    )
     query, key, value = (
         torch.empty(4, heads, 8, dtype=torch.bfloat16, device="meta", requires_grad=True) for heads in (4, 2, 2)
     )
     offsets = torch.empty(3, dtype=torch.int32, device="meta")
-    run = fitted_varlen(of_2_10)
+    varlen_kernel.cache_clear()
+    run = varlen_kernel()
+    varlen_kernel.cache_clear()
     out = run(query, key, value, offsets, offsets, 3, 3, (-1, 0) if causal else (-1, -1))
     assert out.shape == query.shape
     out.backward(torch.empty_like(out))
@@ -150,3 +165,19 @@ def test_copies_are_taken_again_by_stagers_that_close(monkeypatch: pytest.Monkey
         assert torch.equal(copies["w"], tensor)
         assert copies["w"] is not tensor
     torch_compat._stagers_last.cache_clear()
+
+
+def test_the_compiler_guards_no_field_of_segments() -> None:
+    """That of torch 2.11 looks into frozen dataclasses, and compiles a block anew for each number of segments."""
+    assert not Segments.__dataclass_params__.frozen  # type: ignore[attr-defined]
+
+
+def test_every_entry_says_when_it_goes_and_none_is_overdue() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    (oldest,) = re.findall(r"torch>=2\.(\d+)", " ".join(project["optional-dependencies"]["train"]))
+    entries = [o for o in vars(torch_compat).values() if getattr(o, "__module__", "") == torch_compat.__name__]
+    told = [inspect.getdoc(entry) or "" for entry in entries if not entry.__name__.startswith("_")]
+    assert len(told) >= 7
+    for text in told:
+        (goes,) = re.findall(r"Goes with torch 2\.(\d+)\.", text)
+        assert int(goes) > int(oldest), text

@@ -83,6 +83,8 @@ def _register(found: Any) -> None:
 def varlen_kernel() -> VarlenKernel:
     """Flash attention of packed segments in half precision on CUDA, [T, heads, d] to [S, groups, d].
 
+    Goes with torch 2.12.
+
     It takes queries, keys, values, the offsets of both sides' segments (int32 [n + 1]), the rows of their longest ones,
     and how far a row sees back and ahead (-1: as far as its segment goes). The compiler can look into what this
     returns, but not into this.

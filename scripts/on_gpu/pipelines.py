@@ -14,7 +14,7 @@ STEPS_OF_A_CPU: Final = "gpu/test_runs.py::test_a_gpu_takes_the_steps_of_a_cpu"
 FIRST: Final = f"{STEPS_OF_A_CPU}[pipeline]"
 OTHERS: Final = (
     *(f"{STEPS_OF_A_CPU}[{name}]" for name in
-      ("stages", "groups", "tensor-parallel", "sequence-parallel", "interleaved-zero2")),
+      ("pipeline-never-by-host", "stages", "groups", "tensor-parallel", "sequence-parallel", "interleaved-zero2")),
     "gpu/test_runs.py::test_towers_take_the_steps_of_a_cpu",
     *(f"{STEPS_OF_A_CPU}[{name}]" for name in ("colocated-zero3", "recomputed-zero3", "frozen", "alone")),
     "gpu/test_runs.py::test_bfloat16_is_near_float32",
@@ -23,11 +23,16 @@ OTHERS: Final = (
 CASE_S: Final = 75.0
 AT_ONCE: Final = 3
 """Of the others: most of a run is the start of its processes."""
+HOSTS: Final = "rows through hosts in all steps"
+BY_HOST: Final = {"DISTTRAIN_ROWS_BY_HOST": "always"}
 SMALL: Final = ("gpu/test_shared_gpu.py",)
 
 
 def pipelines(asked: Given) -> None:
-    """One alone, under MPS and without it until it works; then the others in the way that worked."""
+    """One alone, in one way after the other until it works; then the others in the way that worked.
+
+    If it works only with rows that move through hosts, the transfers between devices are what does not.
+    """
     told, ends = asked.told("pipelines"), time.monotonic() + asked.limit_s - 8
     table = told.table("Runs over NCCL", "case", "outcome", "seconds", "how")
 
@@ -46,7 +51,10 @@ def pipelines(asked: Given) -> None:
     turns = "processes take turns"
     with mps() as (variables, about):
         told.data["mps"] = about
-        ways = [(turns, {})] if variables is None else [("MPS", dict(variables)), (turns, {})]
+        ways: list[tuple[str, dict[str, str]]] = [(turns, {}), (f"{turns}, {HOSTS}", dict(BY_HOST))]
+        if variables is not None:
+            at_once = [("MPS", dict(variables)), (f"MPS, {HOSTS}", {**variables, **BY_HOST})]
+            ways = [*at_once, ways[0]]
         table.title += f"; {about}"
         worked = next((way for way in ways if _passed(run((FIRST,), *way))), ways[-1])
         if ends - time.monotonic() > CASE_S / 2:

@@ -21,6 +21,8 @@ PATIENCE_S = float(os.environ.get("DISTTRAIN_CASE_S", "240"))
 """Processes that share a GPU take turns, so a run takes minutes there; `scripts/gpu_check` has less time."""
 OPTIONS = ("--device", "cuda", "--timeout-s", "60")
 """A process that waits too long for another says what each of them was doing."""
+ROWS_BY_HOST = "DISTTRAIN_ROWS_BY_HOST"
+"""Environment variable with the `--rows-by-host` of all runs that name none."""
 STACKS_S = 5.0
 """For a process to write all its stacks."""
 SHOWN = 5000
@@ -35,8 +37,11 @@ def train_over_nccl(command: Sequence[str], world_size: int, logs: Path) -> None
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
+    options = list(OPTIONS)
+    if ROWS_BY_HOST in os.environ and "--rows-by-host" not in command:
+        options += ["--rows-by-host", os.environ[ROWS_BY_HOST]]
     run_all(
-        [*command, *OPTIONS], [_environment(rank, world_size, port) for rank in range(world_size)], logs, PATIENCE_S
+        [*command, *options], [_environment(rank, world_size, port) for rank in range(world_size)], logs, PATIENCE_S
     )
 
 

@@ -42,6 +42,7 @@ def assert_near(
 
 CASES = {
     "pipeline": (Degrees(1, 1, 1, 1), ()),
+    "pipeline-never-by-host": (Degrees(1, 1, 1, 1), ("--rows-by-host", "never")),
     "alone": (ALONE, ()),
     "stages": (Degrees(1, 2, 2, 1), ()),
     "interleaved-zero2": (Degrees(2, 1, 2, 1, chunks=2), ("--encoder.sharding", "zero2")),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from launch_counts import Launches
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -20,7 +21,7 @@ from trainclient.models.backbone import BackboneBatch, BackboneStage
 from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.encoder import EncoderConfig, ImageEncoder
 from trainclient.models.layers import SelfAttention
-from trainclient.models.learned_positions import learned_positions
+from trainclient.models.learned_positions import SCALINGS, learned_positions
 from trainclient.models.norms import OffsetNorm, RmsNorm
 from trainclient.models.parameters import initialise
 from trainclient.models.rotary import RotarySections, Rotation
@@ -245,6 +246,37 @@ def test_learned_positions_at_corners_and_at_shares_of_a_side() -> None:
     assert_close(bilinear[1, 0], (table[0] + table[3]) / 2)
     nearest = learned_positions(table, 3, grid, segments, positions, "nearest")[25:].view(6, 3, 4)
     assert torch.equal(nearest, table.view(3, 3, 4)[torch.arange(6) // 2])
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_learned_positions_of_several_images_are_those_of_each_alone(scaling: str) -> None:
+    grid = torch.tensor([[2, 4], [3, 3], [2, 4], [5, 2], [3, 3]])
+    table = noise(9, 4)
+
+    def found(grid: Tensor) -> Tensor:
+        positions = [torch.cartesian_prod(torch.arange(r), torch.arange(c)) for r, c in grid.tolist()]
+        segments = partition([len(p) for p in positions])
+        return learned_positions(table, 3, grid, segments, torch.cat(positions), scaling)
+
+    assert torch.equal(found(grid), torch.cat([found(one[None]) for one in grid]))
+    assert found(grid[:0]).shape == (0, 4)
+
+
+def test_images_of_a_grid_that_is_known_cost_no_kernels() -> None:
+    def launches(images: int) -> int:
+        grid = torch.tensor([[2, 4], [3, 3]]).repeat(images, 1)
+        device = torch.device("meta")
+        lengths = [8, 9] * images
+        segments = Segments(torch.zeros(len(lengths) + 1, dtype=torch.int32, device=device), tuple(lengths), 9)
+        with Launches() as counted:
+            rows = torch.zeros(17 * images, 2, dtype=torch.int64, device=device)
+            found = learned_positions(torch.zeros(9, 4, device=device), 3, grid, segments, rows)
+        assert found.shape == (17 * images, 4)
+        (counts,) = counted.found.values()
+        assert not counts.waits
+        return counts.launches.total()
+
+    assert launches(1) == launches(20) < 20
 
 
 def batch_of(length: int, slots: Tensor, **more: Tensor) -> BackboneBatch:

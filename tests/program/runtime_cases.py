@@ -18,7 +18,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -28,6 +28,7 @@ import torch
 import torch._dynamo  # the first layer or optimizer would import it, in each process
 import torch.distributed as dist
 from builders.jobs import compose, module
+from program.nccl_record import Recorder
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import debug as dtensor_debug
 
@@ -195,6 +196,9 @@ class Case:
     """As in a trainer's configuration."""
     other_plan_rank: int = -1
     """Global rank whose views claim to be of another plan."""
+    recorded: bool = False
+    """Whether all processes note what they give to their groups, in files of their ranks (`nccl_record`); as the first
+    case has it."""
     late_for: str = ""
     """The collective of its first forward or backward for which the second rank of the backbone is late: gather, sum;
     leaves what the ranks of the backbone waited for, and the delay, in files of the case and rank."""
@@ -376,34 +380,46 @@ def run_cases() -> None:
     layout = Topology.of(joined([case.parsed.spec for case in cases]))
     layout.require_world_size(int(os.environ["WORLD_SIZE"]))
     forget_meshes()
-    with as_nccl_takes_it(), process_groups(layout, torch.device("cpu"), timeout_s=60) as made:
+    with ExitStack() as stack:
+        stack.enter_context(as_nccl_takes_it())
+        recorder = Recorder()
+        if cases[0].recorded:
+            stack.enter_context(recorder.recording())
+        made = stack.enter_context(process_groups(layout, torch.device("cpu"), timeout_s=60))
         for case in cases:
-            layout = Topology.of(case.parsed.spec)
-            groups = replace(made, process=layout.processes[made.rank])
-            if case.training:
-                train(case, layout, groups, script.parent)
-                continue
-            spec, process = case.parsed.spec, groups.process
-            models = Models.of(case.config, spec)
-            modules = models.build(process, groups.device)
-            holding = shard_parameters(modules, models.shardings(process), groups, bucket_bytes=100_000)
-            clock = Stopwatch(groups.device, groups.waits)
-            if case.late_for and process.modules[0].name == "llm":
-                be_late(modules[0][1].network, case, groups, script.parent)
-            weights = LossWeights(case.text_weight, case.image_weight)
-            machine = assemble(spec, layout, process, modules, groups.communicators, weights, clock, parameters=holding)
-            with Streams.open(case.servers, case.parsed, process, machine.tensors) as streams:
-                if groups.rank == case.other_plan_rank:
-                    for client in streams.clients.values():
-                        client._handed_out = lambda found: replace(as_torch(found), plan_hash=bytes(32))
-                assert machine.interpreter.run(streams.batches(groups)) is not None
-            waited = [(e.operation.kind, e.end_ns - e.start_ns, e.waited_ns) for e in clock.executed()]
-            (script.parent / f"{case.name}.{groups.rank}.waits").write_text(json.dumps(waited))
-            found = {name: _whole(holding, name, value) for name, value in holding.gradients.items()}
-            holding.drop()
-            sharded = [m for site, m in modules if models.sharding(site.module) is not Sharding.NONE]
-            assert all(isinstance(p, DTensor) for m in sharded for p in m.network.parameters()), "not gathered any more"
-            torch.save(found, script.parent / f"{case.name}.{groups.rank}.pt")
+            run_case(case, made, script.parent)
+        if cases[0].recorded:
+            recorder.write(script.parent / f"{made.rank}.transfers")
+
+
+def run_case(case: Case, made: Groups, folder: Path) -> None:
+    """One case, in groups that are made; leaves its gradients in a file of the case and rank."""
+    layout = Topology.of(case.parsed.spec)
+    groups = replace(made, process=layout.processes[made.rank])
+    if case.training:
+        train(case, layout, groups, folder)
+        return
+    spec, process = case.parsed.spec, groups.process
+    models = Models.of(case.config, spec)
+    modules = models.build(process, groups.device)
+    holding = shard_parameters(modules, models.shardings(process), groups, bucket_bytes=100_000)
+    clock = Stopwatch(groups.device, groups.waits)
+    if case.late_for and process.modules[0].name == "llm":
+        be_late(modules[0][1].network, case, groups, folder)
+    weights = LossWeights(case.text_weight, case.image_weight)
+    machine = assemble(spec, layout, process, modules, groups.communicators, weights, clock, parameters=holding)
+    with Streams.open(case.servers, case.parsed, process, machine.tensors) as streams:
+        if groups.rank == case.other_plan_rank:
+            for client in streams.clients.values():
+                client._handed_out = lambda found: replace(as_torch(found), plan_hash=bytes(32))
+        assert machine.interpreter.run(streams.batches(groups)) is not None
+    waited = [(e.operation.kind, e.end_ns - e.start_ns, e.waited_ns) for e in clock.executed()]
+    (folder / f"{case.name}.{groups.rank}.waits").write_text(json.dumps(waited))
+    found = {name: _whole(holding, name, value) for name, value in holding.gradients.items()}
+    holding.drop()
+    sharded = [m for site, m in modules if models.sharding(site.module) is not Sharding.NONE]
+    assert all(isinstance(p, DTensor) for m in sharded for p in m.network.parameters()), "not gathered any more"
+    torch.save(found, folder / f"{case.name}.{groups.rank}.pt")
 
 
 def be_late(network: torch.nn.Module, case: Case, groups: Groups, folder: Path) -> None:

@@ -5,13 +5,16 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
 import pytest
+from on_gpu import pipelines
+from on_gpu.cases import Cases
 from on_gpu.processes import Ended, run_bounded
 from on_gpu.record import Record
-from on_gpu.telling import Told
+from on_gpu.telling import Given, Told
 from on_gpu.traces import read, summary
 from on_gpu.variants import VARIANTS, variant
 from on_gpu.wheels import WheelError, install
@@ -126,6 +129,33 @@ def test_a_stage_that_was_ended_is_in_the_record_with_what_it_had_found(tmp_path
     for part in ("`training`: ended after its 12 s", "| base |", "step 2", "`rivals`: not run, no time was left"):
         assert part in text
     assert "step 1" in gzip.decompress(record.path.with_suffix(".logs.gz").read_bytes()).decode()
+
+
+@pytest.mark.parametrize(
+    ("works", "tried"), [("MPS", 1), ("MPS, rows through hosts in all steps", 2), ("processes take turns", 3), ("", 3)]
+)
+def test_pipelines_are_tried_in_ways_until_one_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, works: str, tried: int
+) -> None:
+    """The others then run in that way."""
+    ran: list[tuple[tuple[str, ...], dict[str, str]]] = []
+    ways = {"MPS": {"MPS": "1"}, "MPS, rows through hosts in all steps": {"MPS": "1", **pipelines.BY_HOST}}
+    expected = ways.get(works, {})
+
+    def run_cases(tests: tuple[str, ...], limit_s: float, log: Path, given: dict[str, str], at_once: int = 1) -> Cases:
+        log.write_text("")
+        ran.append((tests, {name: value for name, value in given.items() if name != "DISTTRAIN_CASE_S"}))
+        passes = bool(works) and ran[-1][1] == expected
+        found = ({"test": t, "outcome": "passed" if passes else "failed", "seconds": 1.0, "said": ""} for t in tests)
+        return Cases(tuple(found), Ended(0 if passes else 1, 1.0, log))
+
+    monkeypatch.setattr(pipelines, "run_cases", run_cases)
+    monkeypatch.setattr(pipelines, "mps", lambda: nullcontext(({"MPS": "1"}, "at the same time")))
+    pipelines.pipelines(Given(tmp_path, False, 200, ()))
+    assert [tests for tests, _ in ran] == [(pipelines.FIRST,)] * tried + [pipelines.OTHERS]
+    assert ran[-1][1] == ran[-2][1] == expected
+    told = Told.read(tmp_path / "pipelines.json")
+    assert len(told.tables[0].rows) == tried + len(pipelines.OTHERS)
 
 
 def check(*arguments: object) -> "subprocess.CompletedProcess[str]":

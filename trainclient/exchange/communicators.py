@@ -3,9 +3,9 @@
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from trainclient.exchange.rank_errors import translate_rank_errors
+from trainclient.exchange.row_paths import RowPaths
 from trainclient.exchange.view_groups import SharedSequences
 
 
@@ -128,6 +129,10 @@ class Communicators:
     """Connects the CPUs of the same ranks, for headers, so that no CPU waits for a device."""
 
 
+ROWS_OF_HOSTS: Final = 1 << 20
+"""What is added to the tag of a direction's headers for rows that go from host to host."""
+
+
 class GroupP2P:
     """Point-to-point messages over process groups; what a process sends itself stays within it.
 
@@ -135,34 +140,28 @@ class GroupP2P:
     the calls, so no other transfer can block them.
     """
 
-    def __init__(
-        self, rank: int, device: torch.device, rows: ProcessGroup | None, headers: ProcessGroup, tag: int
-    ) -> None:
+    def __init__(self, rank: int, paths: RowPaths, rows: ProcessGroup | None, headers: ProcessGroup, tag: int) -> None:
         """Join the other processes.
 
         Args:
             rank: the global rank of this process.
-            device: holds the rows.
+            paths: which way rows go at present; shared by all directions of this process.
             rows: group of the ranks at both ends, for this direction alone; None where a rank sends only to itself.
             headers: group of all ranks, over gloo.
             tag: tells the headers of this direction from those of others.
         """
         self.rank = rank
-        self._device = device
+        self._paths = paths
         self._rows = rows
         self._headers = headers
         self._tag = tag
-        # Under NCCL a receive is a kernel that runs until the rows are there, and the first use of another kernel may
-        # wait for it: the process could not compute what lets the sender go on. So it begins once its sender has begun.
-        self._ahead = device.type != "cuda"
         self._own: deque[Message] = deque()
-        # Receives wait for what their stream was given before. Nothing is computed on this one.
-        self._aside = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def empty(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor:
         """See `P2P`."""
-        with torch.cuda.stream(self._aside) if self._aside is not None else nullcontext():
-            return torch.empty(num_rows, width, dtype=dtype, device=self._device)
+        aside = self._paths.aside
+        with torch.cuda.stream(aside) if aside is not None else nullcontext():
+            return torch.empty(num_rows, width, dtype=dtype, device=self._paths.device)
 
     def connect(self, targets: Sequence[int], sources: Sequence[int]) -> None:
         """Exchange one byte with ranks to which this process sends here, and with those from which it receives.
@@ -170,7 +169,7 @@ class GroupP2P:
         Both ends call this at the same point of their program: NCCL builds a connection at its first message, in both
         processes at once, and holds up each until the other one is there.
         """
-        byte = partial(torch.zeros, 1, dtype=torch.uint8, device=self._device)
+        byte = partial(torch.zeros, 1, dtype=torch.uint8, device=self._paths.device)
         operations = [
             dist.P2POp(dist.isend, byte(), rank, self._rows, self._tag) for rank in targets if rank != self.rank
         ]
@@ -185,6 +184,9 @@ class GroupP2P:
         del microbatch
         self._own.extend(m for m in messages if m.rank == self.rank)
         others = [m for m in messages if m.rank != self.rank]
+        if self._paths.by_host:
+            others = [replace(m, rows=m.rows.cpu()) for m in others]
+            return _GroupSend(self._begin_headers(dist.isend, others), self._begin_copies(dist.isend, others), others)
         rows = self._begin_rows(dist.isend, others)  # before the headers, which say that the device has them
         return _GroupSend(self._begin_headers(dist.isend, others), rows, messages)
 
@@ -192,19 +194,29 @@ class GroupP2P:
         """See `P2P`."""
         del microbatch
         others = [m for m in messages if m.rank != self.rank]
-        headers = self._begin_headers(dist.irecv, others)
-        begin = partial(self._begin_rows, dist.irecv, others)
         own = [m for m in messages if m.rank == self.rank]
-        return _GroupReceive(headers, begin() if self._ahead else begin, messages, own, self._own)
+        headers = self._begin_headers(dist.irecv, others)
+        if self._paths.by_host:
+            copies = [replace(m, rows=torch.empty_like(m.rows, device="cpu")) for m in others]
+            arriving = list(zip([m.rows for m in others], [m.rows for m in copies], strict=True))
+            return _GroupReceive(headers, self._begin_copies(dist.irecv, copies), messages, own, self._own, arriving)
+        begin = partial(self._begin_rows, dist.irecv, others)
+        return _GroupReceive(headers, begin() if self._paths.ahead else begin, messages, own, self._own)
 
     def _begin_headers(self, begin: Callable[..., Any], others: Sequence[Message]) -> "_GroupWork":
         with translate_rank_errors(_ranks(others)):
             return _GroupWork(others, [begin(m.header, m.rank, group=self._headers, tag=self._tag) for m in others])
 
+    def _begin_copies(self, begin: Callable[..., Any], others: Sequence[Message]) -> "_GroupWork":
+        """The same for rows in the memory of hosts."""
+        full, tag = [m for m in others if m.rows.numel()], self._tag + ROWS_OF_HOSTS
+        with translate_rank_errors(_ranks(full)):
+            return _GroupWork(full, [begin(m.rows, m.rank, group=self._headers, tag=tag) for m in full])
+
     def _begin_rows(self, begin: Callable[..., Any], others: Sequence[Message]) -> "_GroupWork":
         rows = [dist.P2POp(begin, m.rows, m.rank, self._rows, self._tag) for m in others if m.rows.numel()]
-        aside = begin is dist.irecv and self._aside is not None
-        with translate_rank_errors(_ranks(others)), torch.cuda.stream(self._aside) if aside else nullcontext():
+        stream = self._paths.aside if begin is dist.irecv else None
+        with translate_rank_errors(_ranks(others)), nullcontext() if stream is None else torch.cuda.stream(stream):
             return _GroupWork(others, dist.batch_isend_irecv(rows) if rows else [])
 
 
@@ -254,6 +266,8 @@ class _GroupReceive:
     """Messages that this process sends itself."""
     sent: deque[Message]
     """Sent messages that this process has yet to receive."""
+    copies: Sequence[tuple[Tensor, Tensor]] = ()
+    """Rows, and the memory of the host in which they arrive."""
 
     def wait_headers(self) -> None:
         self.headers.wait()
@@ -268,6 +282,8 @@ class _GroupReceive:
         if not isinstance(self.rows, _GroupWork):
             raise RuntimeError("rows are waited for before their headers")
         self.rows.wait()
+        for rows, copy in self.copies:
+            rows.copy_(copy)
         for message in self.messages:
             if message.rows.is_cuda:  # its memory belongs to the stream in which it was received
                 message.rows.record_stream(torch.cuda.current_stream(message.rows.device))

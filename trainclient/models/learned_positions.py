@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainclient.models.attention import Segments
+from trainclient.upload import upload
 
 SCALINGS: Final = ("bicubic", "bilinear", "nearest", "antialias", "smooth")
 """How positions lie between those of the learned grid: bicubic (SigLIP, CLIP), bilinear with the corners of both grids
@@ -28,17 +29,24 @@ def learned_positions(
         positions: integers [P, 2], row and column of each patch.
         scaling: one of `SCALINGS`.
     """
-    found = [learned[:0]]
-    parts = torch.split(positions, list(segments.lengths))
-    for (rows, columns), (row, column) in zip(grid.tolist(), (p.unbind(1) for p in parts), strict=True):
-        if (rows, columns) == (side, side):
-            found.append(learned[row * columns + column])
-        elif scaling == "nearest":
-            found.append(learned[row * side // rows * side + column * side // columns])
-        else:
-            picture = learned.view(side, side, -1).permute(2, 0, 1)[None]
-            aligned = scaling == "bilinear"
-            mode, smooth = _MODES.get(scaling, scaling), scaling in _MODES
-            scaled = F.interpolate(picture, (rows, columns), mode=mode, align_corners=aligned, antialias=smooth)
-            found.append(scaled[0].flatten(1).T[row * columns + column])
-    return torch.cat(found)
+    tables, firsts, rows = [learned[:0]], dict[tuple[int, int], int](), 0
+    sizes = [(int(down), int(across)) for down, across in grid.tolist()]
+    for size in dict.fromkeys(sizes):  # one table for all images of a grid, since each costs several kernels
+        tables.append(_table(learned, side, size, scaling))
+        firsts[size], rows = rows, rows + size[0] * size[1]
+    begins = torch.tensor([(firsts[size], size[1]) for size in sizes], dtype=torch.int64).view(-1, 2)
+    first, columns = upload(begins, positions.device)[segments.row_segments()].unbind(1)
+    return torch.cat(tables)[first + positions[:, 0] * columns + positions[:, 1]]
+
+
+def _table(learned: Tensor, side: int, size: tuple[int, int], scaling: str) -> Tensor:
+    """The position embedding of every patch of a grid, row by row, [rows * columns, width]."""
+    if size == (side, side):
+        return learned
+    picture = learned.view(side, side, -1).permute(2, 0, 1)[None]
+    if scaling == "nearest":
+        down, across = (upload(torch.arange(n) * side // n, learned.device) for n in size)
+        return picture[0].index_select(1, down).index_select(2, across).flatten(1).T
+    mode, smooth = _MODES.get(scaling, scaling), scaling in _MODES
+    scaled = F.interpolate(picture, size, mode=mode, align_corners=scaling == "bilinear", antialias=smooth)
+    return scaled[0].flatten(1).T

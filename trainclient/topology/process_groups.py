@@ -1,5 +1,6 @@
 """Process groups of one process, made once and passed on."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,8 +16,10 @@ from trainclient.exchange.all_to_all import GroupCollective
 from trainclient.exchange.communicators import Collective, Communicators, EdgeP2P, GroupP2P
 from trainclient.exchange.leader_broadcast import LeaderCollective, TorchViewGroup, leader_edges
 from trainclient.exchange.rank_errors import translate_rank_errors
+from trainclient.exchange.row_paths import RowPaths
 from trainclient.exchange.view_groups import SharedSequences
 from trainclient.exchange.wait_times import Waits
+from trainclient.topology.device_queues import require_queues, row_members
 from trainclient.topology.process_grid import GridProcess, Topology
 
 
@@ -50,6 +53,8 @@ class Groups:
     """Over gloo, by the ranks of the groups that this process may share sequences in: their views alone."""
     waits: Waits
     """For other processes, in the middle of what this one computes."""
+    row_paths: RowPaths
+    """Which way rows go between processes at present."""
 
 
 @contextmanager
@@ -66,7 +71,12 @@ def process_groups(
         timeout_s: longest wait for another process in any collective or transfer.
         store: where they find each other; by default, as the next one, torchrun's environment variables name it.
         rank: of this process.
+
+    Raises:
+        TopologyError: on CUDA, a process has more communicators than its device has queues.
     """
+    if device.type == "cuda":
+        require_queues(topology, os.environ)
     backend = "nccl" if device.type == "cuda" else "gloo"
     timeout = timedelta(seconds=timeout_s)
     dist.init_process_group(
@@ -84,7 +94,8 @@ def process_groups(
     mesh, data_parallel, tp_group = _mesh(topology, rank, device, timeout, waits)
     reading = _own(rank, topology.readers, _on_cpus, timeout)
     shared, fetching = _shared_sequences(topology, rank, device, timeout, waits)
-    directions = _edges(topology, rank, device, timeout)
+    paths = RowPaths(device)
+    directions = _edges(topology, rank, paths, timeout)
     edges = {name: EdgeP2P(*both) for name, both in directions.items()}
     of_all = topology.collectives == (tuple(range(topology.world_size)),)
     collective = world if of_all else _own(rank, topology.collectives, dist.new_group, timeout)
@@ -111,6 +122,7 @@ def process_groups(
         plan_checking=checking,
         fetching=fetching,
         waits=waits,
+        row_paths=paths,
     )
     with translate_rank_errors("other ranks"):
         connect(topology, directions, rank)
@@ -187,9 +199,7 @@ def _shared_sequences(
     return SharedSequences(process.rank, pool) if pool or rank in topology.lockstep_ranks else None, fetching
 
 
-def _edges(
-    topology: Topology, rank: int, device: torch.device, timeout: timedelta
-) -> dict[str, tuple[GroupP2P, GroupP2P]]:
+def _edges(topology: Topology, rank: int, paths: RowPaths, timeout: timedelta) -> dict[str, tuple[GroupP2P, GroupP2P]]:
     """Both directions of the edges of the chunks of this process, by name.
 
     All processes make the groups of all edges together, in the same order.
@@ -201,11 +211,11 @@ def _edges(
     held = topology.processes[rank].chunks
     for number, edge in enumerate(topology.message_edges):
         pairs = topology.pairs(edge)
-        members = sorted({rank for pair in pairs if pair[0] != pair[1] for rank in pair})
+        members = row_members(pairs)
         used = (True, edge.returns) if members else (False, False)
         rows = [dist.new_group(members, timeout=timeout) if direction else None for direction in used]
         if edge.source in held or edge.target in held:
-            there, back = (GroupP2P(rank, device, group, headers, 2 * number + i) for i, group in enumerate(rows))
+            there, back = (GroupP2P(rank, paths, group, headers, 2 * number + i) for i, group in enumerate(rows))
             found[str(edge)] = there, back
     return found
 

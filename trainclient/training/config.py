@@ -52,6 +52,22 @@ class Sharding(StrEnum):
     Least memory, but the ranks of a module wait for each other in every block."""
 
 
+class RowsByHost(StrEnum):
+    """When rows of pipelines move through the memory of hosts, and not from GPU to GPU by transfers that keep both."""
+
+    NEVER = "never"
+    """Not at all."""
+    FIRST = "first"
+    """In the first step and the first of an evaluation, when GPUs are new to their work: they may load kernels only
+    while nothing runs."""
+    ALWAYS = "always"
+    """In all steps: slow, for runs whose processes wait for each other otherwise."""
+
+    def applies(self, *, first: bool) -> bool:
+        """Whether they do in a step, which may be the first one."""
+        return self is RowsByHost.ALWAYS or (self is RowsByHost.FIRST and first)
+
+
 class Projection(StrEnum):
     """Linear layers of blocks; a gate is there in gated MLPs alone."""
 
@@ -369,6 +385,9 @@ class TrainConfig(Options):
     """CPU threads of each process; by default one with a GPU, otherwise its share of the machine's cores."""
     timeout_s: Annotated[float, Field(gt=0, le=86400)] = 600.0
     """Seconds to wait for another process before training fails."""
+    rows_by_host: RowsByHost = RowsByHost.FIRST
+    """On GPUs, when rows of pipelines move through the memory of hosts: never; in the first step and the first one of
+    an evaluation, since GPUs may load kernels only while no transfer runs; or always, which is slow."""
     first_answer_s: Annotated[float, Field(gt=0, le=86400)] = 120.0
     """Seconds to wait for the first answer of a data server: trainers may start before their servers."""
     stop_grace_s: Annotated[float, Field(gt=0, le=3600)] = 20.0

@@ -190,7 +190,7 @@ class Evaluation:
             None if self._retrieval is None else self._retrieval.add,
             parameters,
         )
-        self._held_out = held_out
+        self._held_out, self._is_new = held_out, True
         self._networks = [module.network for _, module in modules]
         self._groups = groups
         self._config = config
@@ -219,7 +219,10 @@ class Evaluation:
         ):
             batches = streams.batches(self._groups)
             for _ in range(evaluated_steps(self._config, self._held_out, streams.num_steps)):
-                record = self._machine.interpreter.run(batches)
+                by_host = self._config.rows_by_host.applies(first=self._is_new)
+                with self._groups.row_paths.through_hosts(wanted=by_host):
+                    record = self._machine.interpreter.run(batches)
+                self._is_new = False
                 if record is None:
                     raise StreamError("the held-out stream ended before the last step of its job")
                 own = Contribution.of(self._machine, self._process, record, stop=stop())

@@ -115,7 +115,7 @@ class Trainer:
         """Name of the run that this process is part of, from its first step on."""
         self._images = InvalidImages(config.max_invalid_ratio)
         self._times = RunTimes(topology, groups.process)
-        self._phase = "prepares"
+        self._phase, self._is_new = "prepares", True
         recorded = config.timeline.directory, config.timeline.recorded
         self._timeline = TimelineRecorder(*recorded, topology, groups, job.stream, leases.own.get("timeline"))
         self._profile_lease = leases.profile
@@ -195,7 +195,9 @@ class Trainer:
             self._timeline.begin()
         self._times.until_now(Part.UPDATE)
         self._phase = ""
-        record = self._machine.interpreter.run(batches)
+        with self._groups.row_paths.through_hosts(wanted=self._config.rows_by_host.applies(first=self._is_new)):
+            record = self._machine.interpreter.run(batches)
+        self._is_new = False
         if record is None:
             raise TrainingError("the stream ended before the last step of the job; the servers planned another job")
         self._phase = f"sums and updates of step {record.step}"

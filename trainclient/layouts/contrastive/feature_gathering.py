@@ -19,6 +19,7 @@ from trainclient.exchange.message_header import (
     split,
 )
 from trainclient.stream.microbatch import Items
+from trainclient.upload import upload
 
 NAME_BYTES = 24
 """Dataset, pass and sample, int64 each."""
@@ -82,7 +83,7 @@ class FeatureGathering:
         counts = [pairs // self._towers.count(tower) for tower in self._towers]
         row = NAME_BYTES + width * own.features.element_size()
         device = self._collective.device
-        payload = torch.cat([_bytes(scale.to(device)), _bytes(own.names.to(device)), _bytes(own.features)])
+        payload = torch.cat([_bytes(upload(scale, device)), _bytes(upload(own.names, device)), _bytes(own.features)])
         coming = self._all(Kind.FEATURES, microbatch_id, own.valid, payload, [(n, 2 * 8 + n * row) for n in counts])
 
         def gathered() -> GatheredFeatures:
@@ -178,7 +179,7 @@ class FeatureGathering:
                 )
             expected, counts = held, bits & counts if len(counts) else bits
             whole = torch.cat([features[i] for i in here])
-            together[tower] = whole.index_select(0, order[tower].to(whole.device))
+            together[tower] = whole.index_select(0, upload(order[tower], whole.device))
         mine = self.of_tower(self.tower)
         before = sum(len(names[i]) for i in mine if i < self._collective.rank)
         positions = order[self.tower].argsort()[before : before + len(names[self._collective.rank])]

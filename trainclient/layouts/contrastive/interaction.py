@@ -17,6 +17,7 @@ from trainclient.exchange.message_header import MicrobatchId
 from trainclient.layouts.contrastive.feature_gathering import FeatureGathering, Named
 from trainclient.modules import Features, Half, ScoreRows
 from trainclient.program.clock import Clock
+from trainclient.upload import upload
 
 SCALES = 2
 """Number of learned scales: temperature and bias."""
@@ -114,7 +115,7 @@ class ContrastiveInteraction:
         self, found: GatheredFeatures, own: Tensor, scores: type[ScoreRows]
     ) -> tuple[dict[str, ScoreRows], dict[str, Half]]:
         """The scores of this process's samples with all of each other tower, and what they add to the loss."""
-        position, valid, scale = (t.to(own.device) for t in (found.own, found.valid, found.scale))
+        position, valid, scale = (upload(t, own.device) for t in (found.own, found.valid, found.scale))
         others = [name for name in self._gathering.towers if name != self._gathering.tower]
         rows = {other: scores(own, found.features[other], position, valid, scale) for other in others}
         return rows, {other: each.half() for other, each in rows.items()}
@@ -135,5 +136,5 @@ class ContrastiveInteraction:
         for other, each in rows.items():
             position = [name for name in gathering.towers if name != other].index(tower)
             unsorted = torch.cat([several[rank][0][position] for rank in gathering.of_tower(other)])
-            gradients.append(each.gradient(unsorted[found.order[other].to(unsorted.device)]))
+            gradients.append(each.gradient(unsorted[upload(found.order[other], unsorted.device)]))
         return torch.stack(gradients).sum(0) / self._pairs_of_towers, slope / self._pairs_of_towers
