@@ -254,9 +254,9 @@ def test_learned_positions_of_several_images_are_those_of_each_alone(scaling: st
     table = noise(9, 4)
 
     def found(grid: Tensor) -> Tensor:
-        positions = [torch.cartesian_prod(torch.arange(r), torch.arange(c)) for r, c in grid.tolist()]
-        segments = partition([len(p) for p in positions])
-        return learned_positions(table, 3, grid, segments, torch.cat(positions), scaling)
+        of_images = [torch.cartesian_prod(torch.arange(r), torch.arange(c)) for r, c in grid.tolist()]
+        positions = torch.cat([torch.zeros(0, 2, dtype=torch.int64), *of_images])
+        return learned_positions(table, 3, grid, partition([len(p) for p in of_images]), positions, scaling)
 
     assert torch.equal(found(grid), torch.cat([found(one[None]) for one in grid]))
     assert found(grid[:0]).shape == (0, 4)

@@ -153,7 +153,7 @@ class Machine:
             self._counts[(*name, rank)] += 1
             return (*name, self._counts[(*name, rank)]), ranks
         pair = (rank, event.peer) if event.sends else (event.peer, rank)
-        name = (event.group, *pair)
+        name = (event.group, *pair) if event.on_device else ((event.group, event.tag), *pair)
         self._counts[(*name, event.sends)] += 1
         key = (*name, self._counts[(*name, event.sends)])
         self._sizes[key] = event.num_bytes

@@ -49,6 +49,8 @@ class Event:
     batch: int = -1
     """Transfers of one batch are one kernel."""
     num_bytes: int = 0
+    tag: int = 0
+    """By which gloo tells messages apart, and NCCL does not."""
 
 
 class Recorder:
@@ -84,7 +86,9 @@ class Recorder:
         """All events so far, as JSON."""
         path.write_text(json.dumps([asdict(event) for event in self.events]))
 
-    def _begun(self, group: ProcessGroup, peer: int, work: Any, *, sends: bool, num_bytes: int) -> int:
+    def _begun(
+        self, group: ProcessGroup, peer: int, work: Any, *, sends: bool = True, num_bytes: int = 0, tag: int = 0
+    ) -> int:
         number, self._count = self._count, self._count + 1
         if isinstance(work, Work):
             self._works[id(work)] = work, number  # with the work, so that its number is no other one's
@@ -92,14 +96,15 @@ class Recorder:
         ranks = tuple(dist.get_process_group_ranks(group))
         where = peer if peer == ALL else ranks[peer]
         self.events.append(
-            Event(number, False, group.group_name, ranks, on_device, sends, where, self._batch, num_bytes)
+            Event(number, False, group.group_name, ranks, on_device, sends, where, self._batch, num_bytes, tag)
         )
         return number
 
     def _message(self, name: str, does: Callable[..., Any]) -> Callable[..., Any]:
         def begin(group: ProcessGroup, tensors: list[Any], peer: int, tag: int) -> Any:
             work = does(group, tensors, peer, tag)
-            self._begun(group, peer, work, sends=name == "send", num_bytes=sum(t.nbytes for t in tensors))
+            size = sum(tensor.nbytes for tensor in tensors)
+            self._begun(group, peer, work, sends=name == "send", num_bytes=size, tag=tag)
             return work
 
         return begin
@@ -107,7 +112,7 @@ class Recorder:
     def _collective(self, does: Callable[..., Any]) -> Callable[..., Any]:
         def begin(group: ProcessGroup, *args: Any, **named: Any) -> Any:
             work = does(group, *args, **named)
-            self._begun(group, ALL, work, sends=True, num_bytes=0)
+            self._begun(group, ALL, work)
             return work
 
         return begin
@@ -116,7 +121,7 @@ class Recorder:
         def run(tensor: Any, *args: Any, **named: Any) -> Any:
             made = does(tensor, *args, **named)
             group = named["group"] if "group" in named else args[-1]
-            number = self._begun(functional._resolve_group(group), ALL, None, sends=True, num_bytes=0)
+            number = self._begun(functional._resolve_group(group), ALL, None)
             self.events.append(Event(number, waits=True))
             return made
 

@@ -27,10 +27,10 @@ class Script:
     def __init__(self, rank: int) -> None:
         self.rank, self.events = rank, list[Event]()
 
-    def begin(self, group: str, *, sends: bool, batch: int = -1, on_device: bool = True) -> int:
+    def begin(self, group: str, *, sends: bool, batch: int = -1, on_device: bool = True, tag: int = 0) -> int:
         """Begin a message of one byte to or from the other process; its number."""
         number = sum(not event.waits for event in self.events)
-        self.events.append(Event(number, False, group, (0, 1), on_device, sends, 1 - self.rank, batch, 1))
+        self.events.append(Event(number, False, group, (0, 1), on_device, sends, 1 - self.rank, batch, 1, tag))
         return number
 
     def wait(self, number: int) -> None:
@@ -111,6 +111,19 @@ def test_a_device_that_loads_a_kernel_ends_no_receive_that_was_begun_ahead() -> 
         script.wait(script.begin(into, sends=False))
     assert stuck(behind) == stuck(behind, loads=True, buffered_bytes=1) == 0
     assert stuck(behind, loads=True) == 2, "of large messages the sends keep both devices"
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_gloo_tells_messages_apart_by_tags(*, on_device: bool) -> None:
+    """NCCL takes them in their order; here the second one is no message of rows, whose kernel waits for the first."""
+    both = scripts("there")
+    both[0].begin("there", sends=True, on_device=on_device, tag=1)
+    both[0].wait(both[0].begin("there", sends=True, on_device=on_device, tag=2))
+    both[1].wait(both[1].begin("there", sends=False, on_device=on_device, tag=2))
+    found = Machine([script.events for script in both])
+    assert len(found.stuck()) == on_device
+    both[1].wait(both[1].begin("there", sends=False, on_device=on_device, tag=1))
+    assert stuck(both, in_step=True) == 0
 
 
 def test_first_messages_hold_up_hosts() -> None:

@@ -34,7 +34,7 @@ def test_fewer_queues_than_communicators_are_refused() -> None:
 
 
 def test_more_communicators_than_a_device_has_queues_are_refused() -> None:
-    with pytest.raises(TopologyError, match=r"^llm rank 0 stage 0 has 28 communicators, .* 33 queues.*chunks lower"):
+    with pytest.raises(TopologyError, match=r"^llm rank 0 stage 0 has 30 communicators, .* 35 queues.*chunks lower"):
         require_queues(topology(Degrees(1, 1, 2, 1, chunks=7)), {})
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainclient.cli import main
-from trainclient.training.config import ConfigError, TrainConfig, load_config, validate_config
+from trainclient.training.config import ConfigError, RowsByHost, TrainConfig, load_config, validate_config
 
 
 def test_yaml_and_flags_are_the_same(tmp_path: Path) -> None:
@@ -38,6 +38,12 @@ def test_errors_name_the_key(tmp_path: Path, text: str, message: str) -> None:
     file.write_text(text)
     with pytest.raises(ConfigError, match=message):
         validate_config(load_config(file))
+
+
+def test_rows_go_through_hosts_in_the_first_step_unless_said_otherwise() -> None:
+    assert TrainConfig().rows_by_host is RowsByHost.FIRST
+    found = {kind: [kind.applies(first=first) for first in (True, False)] for kind in RowsByHost}
+    assert found == {"never": [False, False], "first": [True, False], "always": [True, True]}
 
 
 def test_required_inputs(tmp_path: Path) -> None:
