@@ -133,7 +133,8 @@ class Machine:
             ends = [self._end(rank, event) for event in together]
             receives = all(event.peer != ALL and not event.sends for event in together)
             after = 0 if receives else len(process.waits)
-            transfer = Transfer(rank, ends, self.queue_of(rank, first.group), after, first.on_device)
+            queue = self.queue_of(rank, first.group) if first.on_device else None
+            transfer = Transfer(rank, ends, queue, after, first.on_device)
             process.transfers |= dict.fromkeys((event.number for event in together), transfer)
             for key, _ in ends:
                 self._begun[key].add(rank)

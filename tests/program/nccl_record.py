@@ -14,6 +14,7 @@ from unittest.mock import patch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch._C._distributed_c10d import ProcessGroup, Work
+from torch.distributed import distributed_c10d
 
 from trainclient.exchange.row_paths import RowPaths
 
@@ -121,7 +122,8 @@ class Recorder:
         def run(tensor: Any, *args: Any, **named: Any) -> Any:
             made = does(tensor, *args, **named)
             group = named["group"] if "group" in named else args[-1]
-            number = self._begun(functional._resolve_group(group), ALL, None)
+            name = functional._resolve_group_name(group)
+            number = self._begun(distributed_c10d._resolve_process_group(name), ALL, None)
             self.events.append(Event(number, waits=True))
             return made
 
