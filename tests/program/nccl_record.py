@@ -25,7 +25,7 @@ COLLECTIVES = (
     "reduce_scatter_single", "alltoall_base", "all_to_all_single", "alltoall", "barrier", "reduce", "gather",
     "allgather_coalesced", "allreduce_coalesced",
 )  # fmt: skip
-"""Methods of `ProcessGroup`, of which each torch has some."""
+"""Methods of `ProcessGroup`; each torch has some of them."""
 FUNCTIONAL = ("all_reduce", "all_gather_single", "reduce_scatter_single", "all_gather_tensor", "reduce_scatter_tensor")
 """What DTensor calls; each is waited for at once, as far as the order is concerned."""
 
