@@ -95,7 +95,10 @@ class HuggingFaceTokenizer:
         pieces, found = [text], []
         while pieces:
             piece = pieces.pop()
-            encoding = self._model.encode(piece, add_special_tokens=False)
+            try:
+                encoding = self._model.encode(piece, add_special_tokens=False)
+            except BaseException as error:
+                raise as_tokenizing_error(error) from error
             ids = np.array(encoding.ids, np.int32)
             reserved = np.flatnonzero(self._is_reserved[ids]).tolist()
             if not reserved:

@@ -86,7 +86,10 @@ class SentencePieceTokenizer:
         pending, found = [text], []
         while pending:
             piece = pending.pop()
-            ids = np.array(self._model.encode(piece, out_type=int), np.int32)
+            try:
+                ids = np.array(self._model.encode(piece, out_type=int), np.int32)
+            except Exception as error:
+                raise as_tokenizing_error(error) from error
             if not self._is_reserved[ids].any():
                 found.append(ids)
                 continue

@@ -8,7 +8,7 @@ from dataserver.dataset.cache import LruCache
 from dataserver.dataset.errors import ShardReadError, StaleIndexError
 from dataserver.dataset.index.flags import index_command
 from dataserver.dataset.index.format import IndexHeader, read_joined
-from dataserver.dataset.index.joins import read_state
+from dataserver.dataset.index.joins import found_joined
 from dataserver.dataset.shards.listing import ShardFile
 from dataserver.dataset.shards.parts import JoinedFile, split_address
 from dataserver.dataset.storage.digests import digest_file
@@ -98,12 +98,12 @@ class JoinedImages:
     def _note(self, position: int, number: int) -> _Noted:
         shard, header = self._files[position], self._headers[position]
         try:
-            path, num_bytes, mtime_ns, ctime_ns = read_state(shard, header)[number - 1]
+            path, state = found_joined(shard, header, number)
             wanted = next(one for one in read_joined(shard.index_path, header) if one.number == number)
         except (OSError, ValueError, LookupError, StopIteration) as error:
             raise StaleIndexError(
                 f"shard {shard.path} has images in other files, and {shard.index_path} does not say where ({error!r});"
                 f" run {index_command(shard)} and start the server again"
             ) from error
-        noted = self._noted[position, number] = _Noted(Path(path), (num_bytes, mtime_ns, ctime_ns), wanted)
+        noted = self._noted[position, number] = _Noted(path, state, wanted)
         return noted

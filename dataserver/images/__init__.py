@@ -12,6 +12,7 @@ from dataserver.images.errors import ImageHeaderError
 from dataserver.images.formats import FORMAT_NAMES, IMAGE_SUFFIXES, sniff_format
 from dataserver.images.header import ImageHeader, read_header
 from dataserver.images.limits import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
+from dataserver.images.others import OTHER_SUFFIXES
 from dataserver.images.patches import U8, write_patches
 from dataserver.images.transforms import TRANSFORM_WORDS, DrawnTransform, transform
 
@@ -20,6 +21,7 @@ __all__ = [
     "IMAGE_SUFFIXES",
     "MAX_IMAGE_BYTES",
     "MAX_IMAGE_PIXELS",
+    "OTHER_SUFFIXES",
     "TRANSFORM_WORDS",
     "U8",
     "DrawnTransform",

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from dataserver.images.patches import U8
 
 
+ORIENTATION_TAG: Final = 0x0112
+
+
 @dataclass(frozen=True, slots=True)
 class ImageFormat:
     """One format."""
@@ -44,10 +47,14 @@ class ImageFormat:
     """Pillow's reader, as `module.Class`. It is named directly: `Image.open` tries all formats."""
     variants: tuple[tuple[tuple[int, bytes], ...], ...] = ()
     """Other beginnings, as `magic`."""
+    is_variant: Callable[[bytes], bool] | None = None
+    """Whether a file is one of this format that begins in none of these ways."""
     refusal: Callable[[bytes], str] | None = None
     """Says why a file must not come to Pillow, whose work or memory would have no limit; nothing where it may."""
-    is_turned: bool = False
-    """Whether Pillow turns images upright itself."""
+    is_turned: "Callable[[ImageFile], bool]" = lambda _: False
+    """Whether Pillow turns an image upright itself, by what `without_turn` leaves."""
+    without_turn: "Callable[[ImageFile], None] | None" = None
+    """Takes away what Pillow would turn an image by when it loads the pixels, while its size is that of the rest."""
     modes: frozenset[str] = frozenset()
     """Of Pillow, where not all of a format's become RGB as they should."""
     upright_size: Callable[[bytes], Size | None] | None = None
@@ -70,7 +77,9 @@ class ImageFormat:
                 break
         else:
             return True
-        return any(all(data.startswith(text, at) for at, text in magic) for magic in self.variants)
+        if any(all(data.startswith(text, at) for at, text in magic) for magic in self.variants):
+            return True
+        return self.is_variant is not None and self.is_variant(data)
 
     def load_plugin(self) -> "type[ImageFile]":
         """Pillow's reader, which takes 10 ms to load."""
@@ -86,6 +95,25 @@ class ImageFormat:
     def load_decoder(self) -> "Callable[[bytes, Size, Size], U8 | None] | None":
         """The fast decoder, if there is one."""
         return _decoder(self.decoder) if self.decoder else None
+
+
+def _has_orientation(image: "ImageFile") -> bool:
+    """Whether a TIFF has the tag of an orientation."""
+    return ORIENTATION_TAG in image.tag_v2  # type: ignore[attr-defined]
+
+
+def _forget_xmp(image: "ImageFile") -> None:
+    """Pillow turns a TIFF by its XMP, too, where it has no such tag; the size that it gives before is not turned."""
+    for name in ("xmp", "XML:com.adobe.xmp"):
+        image.info.pop(name, None)
+
+
+def _is_general_avif(data: bytes) -> bool:
+    """Whether a file of the brand of all HEIF images, or of all their sequences, says that it is AVIF, too."""
+    if data[4:12] not in (b"ftypmif1", b"ftypmsf1", b"ftypmiaf"):
+        return False
+    brands = data[16 : min(int.from_bytes(data[:4], "big"), 256)]
+    return any(brands[at : at + 4] in (b"avif", b"avis") for at in range(0, len(brands), 4))
 
 
 FORMATS: Final = (
@@ -131,6 +159,7 @@ FORMATS: Final = (
         ((4, b"ftypavif"),),
         "PIL.AvifImagePlugin.AvifImageFile",
         variants=(((4, b"ftypavis"),),),
+        is_variant=_is_general_avif,
     ),
     ImageFormat(
         "tiff",
@@ -139,7 +168,8 @@ FORMATS: Final = (
         "PIL.TiffImagePlugin.TiffImageFile",
         variants=(((0, b"MM\0*"),), ((0, b"II+\0"),), ((0, b"MM\0+"),)),
         refusal=tiff_refusal,
-        is_turned=True,
+        is_turned=_has_orientation,
+        without_turn=_forget_xmp,
         modes=frozenset(
             {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "I;16", "I;16B", "I;16L", "I;16N"}
         ),

@@ -2,17 +2,15 @@
 
 import io
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from dataserver.images.errors import ImageHeaderError
-from dataserver.images.formats import ImageFormat, format_of, none_of_them
+from dataserver.images.formats import ORIENTATION_TAG, ImageFormat, format_of, none_of_them
 from dataserver.images.limits import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
 from dataserver.images.patches import TRANSPOSED
 
 if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
-
-ORIENTATION_TAG: Final = 0x0112
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,7 @@ def _orientation(found: ImageFormat, data: bytes, image: "ImageFile") -> int:
     """
     from PIL import Image
 
-    if found.is_turned:
+    if found.is_turned(image):
         return 1
     try:
         if found.without_pixels is not None:

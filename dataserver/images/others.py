@@ -28,8 +28,31 @@ _OTHERS: Final = (
     (0, b"RIFF", "RIFF"),
     (0, b"\x1f\x8b", "gzip"),
     (0, b"PK\x03\x04", "zip"),
+    (0, b"version https://git-lfs", "a pointer of Git LFS, whose file git lfs pull brings"),
 )
 """What stands at which byte, in the order in which it is looked for."""
+OTHER_SUFFIXES: Final = frozenset(
+    {
+        "jxl",
+        "heif",
+        "heics",
+        "hif",
+        "avci",
+        "jp2",
+        "j2k",
+        "jpf",
+        "jpx",
+        "jxr",
+        "wdp",
+        "svg",
+        "svgz",
+        "psd",
+        "tga",
+        "ico",
+    }
+    | {"ico", "exr", "pgm", "pbm", "pnm", "dng", "cr2", "cr3", "nef", "arw"}
+)
+"""Types of files that are images of formats that are not read, whatever they hold."""
 _MARKUP: Final = ((b"<svg", "SVG"), (b"<!doctype html", "HTML"), (b"<html", "HTML"), (b"<?xml", "XML"))
 
 

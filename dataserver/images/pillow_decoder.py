@@ -61,6 +61,8 @@ def _open(data: bytes, size: tuple[int, int]) -> ImageFile:
     _check_size(image.size, size)
     if found.modes and image.mode not in found.modes:
         raise InvalidImageError(f"its pixels are {image.mode}")
+    if found.without_turn is not None:
+        found.without_turn(image)
     return image
 
 

@@ -132,6 +132,15 @@ def test_a_reserved_character_cannot_be_encoded(tmp_path: Path) -> None:
         HuggingFaceTokenizer("t", path).encode_all(["$"])
 
 
+def test_what_is_left_of_a_cut_word_may_be_one_that_cannot_be_encoded(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    model = Tokenizer(models.WordLevel({"a": 0, "<image>": 1}))
+    model.add_special_tokens(["<image>"])
+    model.save(str(path))
+    with pytest.raises(TokenizingError, match=r"Missing \[UNK\] token"):
+        HuggingFaceTokenizer("t", path).encode_all(["a", "<image>"])
+
+
 def test_a_job_cannot_reserve_what_text_has(file: Path) -> None:
     tokenizer = HuggingFaceTokenizer("t", file)
     spec = tokenizer_spec(tokenizer)

@@ -4,11 +4,13 @@ import io
 import zlib
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from images.pictures import ASTRONAUT, encode, png_chunk
 from PIL import Image, ImageOps, PngImagePlugin
 
-from dataserver.images import read_header
+from dataserver.images import ImageShape, decode_patches, read_header
+from dataserver.planning.job.fields import Sizing
 
 PICTURE = ASTRONAUT.resize((48, 40))
 PNG = encode(PICTURE, "PNG")
@@ -77,6 +79,41 @@ def test_agrees_with_pillow(kind: str, orientation: int) -> None:
     assert (header.width, header.height) == expected.size
     assert header.orientation == (found if 1 <= found <= 8 else 1)
     assert orientation not in (3, 6, 8) or header.orientation == orientation
+
+
+TURNED: dict[str, Callable[[int], bytes]] = {
+    "tag of a TIFF": lambda n: encode(PICTURE, "TIFF", tiffinfo={274: n}),
+    "XMP of a TIFF": lambda n: encode(PICTURE, "TIFF", tiffinfo={700: SPELLINGS["attribute"].format(n).encode()}),
+    "XMP of a packed TIFF": lambda n: encode(
+        PICTURE, "TIFF", compression="tiff_lzw", tiffinfo={700: SPELLINGS["element"].format(n).encode()}
+    ),
+    "tag of a TIFF before XMP": lambda n: encode(
+        PICTURE, "TIFF", tiffinfo={274: n, 700: SPELLINGS["attribute"].format(9 - n).encode()}
+    ),
+    "irot and imir of an AVIF": lambda n: encode(PICTURE, "AVIF", quality=100, exif=exif(n)),
+    "XMP of an AVIF": lambda n: encode(PICTURE, "AVIF", quality=100, xmp=SPELLINGS["attribute"].format(n).encode()),
+    "AVIF of the general brand": lambda n: encode(PICTURE, "AVIF", quality=100, exif=exif(n)).replace(
+        b"ftypavif", b"ftypmif1", 1
+    ),
+    "EXIF of a WebP": lambda n: encode(PICTURE, "WEBP", lossless=True, exif=exif(n)),
+}
+
+
+@pytest.mark.parametrize("orientation", [1, 2, 3, 5, 6, 8])
+@pytest.mark.parametrize("kind", TURNED)
+def test_size_and_pixels_are_those_of_pillow(kind: str, orientation: int) -> None:
+    """Pillow turns a TIFF itself when it loads the pixels, by the tag or by the XMP."""
+    data = TURNED[kind](orientation)
+    header = read_header(data)
+    with Image.open(io.BytesIO(data)) as image:
+        expected = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+    rows, columns = expected.shape[0] // 4, expected.shape[1] // 4
+    shape = ImageShape(header.width, header.height, header.orientation, rows, columns)
+    out = np.zeros((rows * columns, 48), np.uint8)
+    assert decode_patches(data, shape, Sizing(patch=4, merge=1), out)
+    pixels = out.reshape(rows, columns, 4, 4, 3).transpose(0, 2, 1, 3, 4).reshape(expected.shape)
+    assert (header.height, header.width) == expected.shape[:2]
+    assert np.array_equal(pixels, expected)
 
 
 @pytest.mark.parametrize(

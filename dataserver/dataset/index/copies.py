@@ -1,4 +1,7 @@
-"""Shards with the same bytes, whose samples would be served once for each copy."""
+"""Shards with the same bytes, whose samples would be served once for each copy.
+
+Of a manifest or a folder the bytes are those of its images, too: equal lists name other files in other folders.
+"""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -6,6 +9,7 @@ from typing import Final
 
 from dataserver.dataset.errors import DatasetError
 from dataserver.dataset.index.format import IndexHeader, atomic_writer
+from dataserver.dataset.shards.formats import format_of
 
 ALLOWED_NAME: Final = "disttrain.duplicates-allowed"
 """Name of a file in the folder of the indexes, by which the user allows copies of shards."""
@@ -14,10 +18,12 @@ _MOST_SHOWN: Final = 8
 
 def copies(shards: Iterable[tuple[str, IndexHeader]]) -> list[list[str]]:
     """Return the names of shards with the same bytes, a list for each content that several have."""
-    names: dict[str, list[str]] = {}
+    names: dict[tuple[str, str], list[str]] = {}
     for name, header in shards:
         if header.num_samples:
-            names.setdefault(header.sha256, []).append(name)
+            found = format_of(name)
+            of_images = header.columns_digest if found is not None and found.has_external else ""
+            names.setdefault((header.sha256, of_images), []).append(name)
     return [same for same in names.values() if len(same) > 1]
 
 

@@ -9,6 +9,7 @@ from dataserver.dataset.index.join_findings import read_join_findings
 from dataserver.dataset.index.summary import IndexContent
 from dataserver.dataset.kinds import DUPLICATE_SHARD, MISSING_SIDECAR, UNREAD_FILE
 from dataserver.dataset.shards.listing import Listing, index_folder
+from dataserver.dataset.shards.unread import FOLDER_LINK
 
 
 def dataset_findings(listing: Listing, contents: Sequence[tuple[str, IndexContent]]) -> Iterator[ShardFinding]:
@@ -18,7 +19,7 @@ def dataset_findings(listing: Listing, contents: Sequence[tuple[str, IndexConten
         listing: what lies at the dataset's path.
         contents: of the index of each shard, by name.
     """
-    for name, remedy in listing.unread:
+    for name, remedy in (*listing.unread, *((link, FOLDER_LINK) for link in listing.links)):
         yield ShardFinding(name, "", UNREAD_FILE, remedy)
     headers = [(name, found.header) for name, found in contents]
     yield from read_join_findings(index_folder(listing.shards[0]), headers)

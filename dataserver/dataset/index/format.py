@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dataserver.dataset.errors import DatasetError, FindingReport, StaleIndexError, canonical, check_storage, printable
 from dataserver.dataset.index.rules import read_rules
 from dataserver.dataset.kinds import MISSING_CAPTION, UNUSED_PART
+from dataserver.dataset.shards.captions import PARQUET
 from dataserver.dataset.shards.documents import DOCUMENT_FORMS
 from dataserver.dataset.shards.pages import PageTable, decode_pages
 from dataserver.dataset.shards.parts import JoinedFile
@@ -51,6 +52,13 @@ FORMATS_KEY: Final = b"disttrain.images"
 """Where an index has the names of the image formats that were read when it was made."""
 DOCUMENTS_KEY: Final = b"disttrain.documents"
 """The same of the forms of documents."""
+TEXTS_KEY: Final = b"disttrain.texts"
+"""The same of where the text of a pair may lie."""
+READ_IMAGES: Final = f"{' '.join(FORMAT_NAMES)} mif1"
+"""What is read as an image; AVIF in files of the general brand, too."""
+READ_TEXTS: Final = "members columns"
+_COLUMN_CAPTION: Final = f"={PARQUET}:"
+"""What a caption of a column has in rules."""
 EXTERNAL_KEY: Final = b"disttrain.external"
 """Where the index of a shard whose images lie in other files has the digest of these."""
 
@@ -178,13 +186,16 @@ def read_findings(path: Path) -> FindingReport:
 
 
 def lacks_formats(path: Path) -> bool:
-    """Whether an index left out images for their format or documents for their form, and more are read by now."""
+    """Whether an index left out images for their format, documents for their form or pairs for want of a text, and
+    more are read by now."""
     with _open(path) as (_, reader):
         metadata = reader.schema.metadata
         counts = FindingReport.from_json(metadata[FINDINGS_KEY]).counts
+        has_columns = _COLUMN_CAPTION in read_rules(json.loads(metadata[HEADER_KEY])["rules"])["captions"]
     for key, first, now, kinds in (
-        (FORMATS_KEY, b"jpeg png webp", " ".join(FORMAT_NAMES), ("unreadable_header", UNUSED_PART)),
+        (FORMATS_KEY, b"jpeg png webp", READ_IMAGES, ("unreadable_header", UNUSED_PART)),
         (DOCUMENTS_KEY, b"", DOCUMENT_FORMS, ("missing_image", MISSING_CAPTION)),
+        (TEXTS_KEY, b"", READ_TEXTS, (MISSING_CAPTION,) if has_columns else ()),
     ):
         if metadata.get(key, first).decode() != now and any(counts.get(kind) for kind in kinds):
             return True

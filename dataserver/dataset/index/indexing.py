@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from dataserver.audio import MAX_CLIP_SECONDS
 from dataserver.dataset.errors import Findings, ShardReadError, canonical
 from dataserver.dataset.index.caption_texts import CaptionTexts
 from dataserver.dataset.index.chat_texts import ChatTexts
+from dataserver.dataset.index.column_texts import texts_of_columns
 from dataserver.dataset.index.columns import CORE_SCHEMA, MEDIA_SCHEMA
 from dataserver.dataset.index.external_files import images_root, write_external
 from dataserver.dataset.index.format import (
@@ -29,11 +31,14 @@ from dataserver.dataset.index.format import (
     META_PREFIX,
     NO_SIDECAR,
     PAGES_KEY,
+    READ_IMAGES,
+    READ_TEXTS,
+    TEXTS_KEY,
     IndexHeader,
     atomic_writer,
 )
 from dataserver.dataset.index.fresh import IndexedShard
-from dataserver.dataset.index.joins import PARQUET_SUFFIX, ShardJoins, State, write_joined
+from dataserver.dataset.index.joins import PARQUET_SUFFIX, ShardJoins, State, known_digests, write_joined
 from dataserver.dataset.index.known import state_of, write_known
 from dataserver.dataset.index.numeric import numeric_path, write_numeric
 from dataserver.dataset.index.rules import (
@@ -52,7 +57,7 @@ from dataserver.dataset.index.rules import (
     read_rules,
     written_rules,
 )
-from dataserver.dataset.kinds import LONG_AUDIO, LOST_IMAGE, UNUSED_AUDIO, UNUSED_VIDEO
+from dataserver.dataset.kinds import LONG_AUDIO, LOST_IMAGE, UNUSED_AUDIO, UNUSED_PART, UNUSED_VIDEO
 from dataserver.dataset.shards.captions import caption_lists, captions_in_members
 from dataserver.dataset.shards.documents import DOCUMENT_FORMS
 from dataserver.dataset.shards.external import ExternalFiles
@@ -65,12 +70,12 @@ from dataserver.dataset.shards.modalities import AUDIO, VIDEO, is_long_clip, ser
 from dataserver.dataset.shards.pages import Page, encode_pages
 from dataserver.dataset.shards.parts import ImagePart, JoinedFile
 from dataserver.dataset.shards.row_match import RowMatch
-from dataserver.dataset.shards.samples import Sample, SampleRules, Seen, read_samples
+from dataserver.dataset.shards.samples import Sample, SampleRules, read_samples
 from dataserver.dataset.shards.scalar_rows import ScalarRows
+from dataserver.dataset.shards.seen import Seen
 from dataserver.dataset.shards.sidecar import failed_downloads, promised_images, read_sidecar
 from dataserver.dataset.storage.digests import digest_file
 from dataserver.dataset.storage.etags import NOT_REGULAR, Etag
-from dataserver.images import FORMAT_NAMES
 
 
 class RowCollector:
@@ -155,8 +160,9 @@ def write_index(
 ) -> str:
     """Write an index atomically, and its numeric columns once more beside it; why not, where that is impossible."""
     metadata = {HEADER_KEY: canonical(asdict(header)), FINDINGS_KEY: findings.to_json()}
-    metadata[FORMATS_KEY] = " ".join(FORMAT_NAMES).encode()
+    metadata[FORMATS_KEY] = READ_IMAGES.encode()
     metadata[DOCUMENTS_KEY] = DOCUMENT_FORMS.encode()
+    metadata[TEXTS_KEY] = READ_TEXTS.encode()
     if pages:
         metadata[PAGES_KEY] = encode_pages(pages)
     if joined:
@@ -214,6 +220,7 @@ class _Read(NamedTuple):
     without_image: list[int]
     """Rows of samples that have none."""
     seen: Seen
+    findings: Findings
     others: JoinedMembers | None
     """Members of joined tars."""
     external: ExternalFiles | None
@@ -251,7 +258,15 @@ def index_shard(
         joined = joins.state()
         same = before_rules if before_rules is not None and before_rules.etags == before else None
         known_sha256 = None if same is None else same.header.sha256
-        read = _read_members(shard, before[0].num_bytes, known_sha256, rules, lone_texts, joins, findings)
+        digests = {} if before_rules is None else known_digests(before_rules.file, before_rules.header, joined)
+        if known_sha256 is not None:
+            digests[shard.path] = known_sha256
+        read = _read_members(shard, before[0].num_bytes, digests, rules, lone_texts, joins)
+        texts = texts_of_columns(shard, rules, joins, read.seen.without_text, read.seen.keys)
+        if texts:  # pairs whose only text is in a column: rare, and known when all members were seen
+            digests[shard.path] = read.sha256
+            read = _read_members(shard, before[0].num_bytes, digests, rules, lone_texts, joins, texts)
+        findings.add_all(read.findings)
         meta = _columns(shard, rules, read, joins, findings)
         sidecar_sha256 = _sidecar_digest(shard, before[1]) if same is None else same.header.sidecar_sha256
         changed = before != shard.etags() or joined != joins.state()
@@ -266,13 +281,18 @@ def index_shard(
 def _read_members(
     shard: ShardFile,
     num_bytes: int,
-    known_sha256: str | None,
+    digests: Mapping[Path, str],
     rules: IndexRules,
     lone_texts: LoneTexts | None,
     joins: ShardJoins,
-    findings: Findings,
+    texts: Mapping[str, str] = MappingProxyType({}),
 ) -> _Read:
-    """Read the samples of a shard of so many bytes, with the members of joined tars. Raises OSError."""
+    """Read the samples of a shard of so many bytes, with the members of joined tars. Raises OSError.
+
+    Digests are those of the shard and of joined files, where they need not be hashed. Texts are those of images that
+    have none among their members, by key.
+    """
+    findings = Findings()
     in_members = captions_in_members(rules.captions, has_columns=not shard.format.sidecar_suffix)
     sample_rules = SampleRules(
         rules.key is KeyEnd.LAST_DOT,
@@ -282,6 +302,7 @@ def _read_members(
         served_media(rules.audio is AudioMembers.SERVE, rules.video is VideoMembers.SERVE),
         rules.conversations is Conversations.CHAT,
         rules.missing_images is MissingImages.DROP,
+        texts,
     )
     rows, scalars, captions, seen = (
         RowCollector(VIDEO in sample_rules.media),
@@ -293,7 +314,7 @@ def _read_members(
     without_image: list[int] = []
     statuses = _Statuses(shard.sidecar_path, rules.metadata_keys)
     with shard.storage.open(shard.path) as file:
-        reader = HashingReader(file, num_bytes, known_sha256)
+        reader = HashingReader(file, num_bytes, digests.get(shard.path))
         media, external = sample_rules.media, None
         if shard.format.has_external:
             external = ExternalFiles(images_root(shard, rules), num_bytes, media)
@@ -308,7 +329,7 @@ def _read_members(
         )
         members = shard.format.scan(source, findings)
         tars = {number: path for number, path in enumerate(joins.files, 1) if path.suffix != PARQUET_SUFFIX}
-        others = JoinedMembers(tars, sample_rules.split, findings, media) if tars else None
+        others = JoinedMembers(tars, sample_rules.split, findings, media, digests) if tars else None
         samples = read_samples(members, findings, seen, sample_rules, others)
         found = without_failures(samples, statuses.of, findings)
         if lone_texts in (None, LoneTexts.LEFT_OUT) and rules.text_only is not TextOnly.ALLOW:
@@ -325,6 +346,8 @@ def _read_members(
             if not sample.images:
                 without_image.append(len(rows.keys) - 1)
         reader.skip(reader.remaining)
+    if said := seen.keyless():
+        findings.add("", UNUSED_PART, said)
     if count := seen.num_unused[AUDIO.name]:
         findings.add("", UNUSED_AUDIO, f"{count} members are audio; index with --audio serve to serve them")
     if count := seen.num_unused[VIDEO.name]:
@@ -333,7 +356,7 @@ def _read_members(
         cut = f"are longer than {MAX_CLIP_SECONDS} s, and cut there or at a job's sizing.audio.max_seconds"
         findings.add("", LONG_AUDIO, f"{seen.num_long_clips} clips {cut}; split them to use all of them")
     ends = source.pages, rows.finish(), reader.hexdigest()
-    return _Read(rows, scalars, captions, chats, without_image, seen, others, external, *ends)
+    return _Read(rows, scalars, captions, chats, without_image, seen, findings, others, external, *ends)
 
 
 def _columns(shard: ShardFile, rules: IndexRules, read: _Read, joins: ShardJoins, findings: Findings) -> pa.Table:
@@ -342,7 +365,7 @@ def _columns(shard: ShardFile, rules: IndexRules, read: _Read, joins: ShardJoins
     match = RowMatch(rules.metadata_keys is MetadataKeys.LAST_PART, read.seen.keys)
     meta = read_sidecar(shard.sidecar_path, keys, rows, findings, match)
     if read.others is not None:
-        read.others.finish(read.seen.keys)
+        read.others.finish(read.seen.keys, findings)
     tables = [(path,) for path in joins.files if path.suffix == PARQUET_SUFFIX]
     meta = joined_columns(meta, tables, keys, findings, match)
     meta = joined_columns(meta, joins.tables, keys, findings, replace(match, is_of_all=True))

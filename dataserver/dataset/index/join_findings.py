@@ -46,10 +46,7 @@ def note_join_findings(
         DatasetError: no row of a table belongs to a sample, or one belongs to samples of several shards.
     """
     path = folder / JOINS_NAME
-    found = [
-        ShardFinding(str(file), "", UNREAD_FILE, "no shard has this name: nothing of the file is joined")
-        for file in unread_files(joins, rules.joins)
-    ]
+    found = [ShardFinding(str(file), "", UNREAD_FILE, why) for file, why in unread_files(joins, rules.joins)]
     if joins.tables:
         from dataserver.dataset.index.table_rows import lost_rows  # with Arrow, which servers load late
 

@@ -6,16 +6,18 @@ where images lie.
 """
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from dataserver.dataset.errors import DatasetError, Findings
-from dataserver.dataset.index.format import IndexHeader, atomic_writer
+from dataserver.dataset.index.format import IndexHeader, atomic_writer, read_joined
 from dataserver.dataset.kinds import MISSING_PARTNER
 from dataserver.dataset.shards.formats import FORMATS, format_of
 from dataserver.dataset.shards.listing import ShardFile
+from dataserver.dataset.shards.unread import remedy_of
 from dataserver.dataset.storage.etags import check_regular
 from dataserver.dataset.storage.registry import storage_of
 
@@ -24,6 +26,8 @@ PARQUET_SUFFIX: Final = ".parquet"
 MOST_TABLE_FILES: Final = 1024
 """Of all tables together: each is noted beside the index of every shard."""
 _MAX_BYTES: Final = 64 << 20
+NO_MANIFEST: Final = "manifests are not joined; write what they say as Parquet, with the keys of samples as column key"
+NO_SHARD: Final = "no shard has this name: nothing of the file is joined"
 State = list[list[Any]]
 """Path, size, mtime and ctime (nanoseconds) of each joined file."""
 
@@ -172,17 +176,22 @@ def _table_files(path: Path) -> tuple[Path, ...]:
     return (path,) if path.suffix == PARQUET_SUFFIX and path.is_file() else ()
 
 
-def unread_files(joins: Joins, paths: Sequence[Path]) -> list[Path]:
-    """Return the files in joined folders that look like partners and are not joined, in the order of names."""
+def unread_files(joins: Joins, paths: Sequence[Path]) -> list[tuple[Path, str]]:
+    """Return the files in joined folders that look like partners and are not joined, in the order of names, each with
+    why, or what helps."""
     used = {path for table in joins.tables for path in table}
     used |= {path for by_folder in joins.files.values() for found in by_folder.values() for path in found}
     found = (path for folder in paths if folder.is_dir() for path in sorted(folder.resolve().rglob("*")))
-    return [path for path in found if path not in used and _may_be_partner(path)]
+    return [(path, why) for path in found if path not in used and (why := _why_unread(path))]
 
 
-def _may_be_partner(path: Path) -> bool:
+def _why_unread(path: Path) -> str:
+    """Why a file that looks like a partner is not joined; nothing of any other one."""
     found = format_of(path.name)
-    return found is not None and not found.has_external and path.is_file()
+    why = NO_MANIFEST if path.suffix == ".jsonl" else remedy_of(path.name)
+    if found is not None and not found.has_external:
+        why = NO_SHARD
+    return why if why and path.is_file() else ""
 
 
 def state_of_joined(paths: Sequence[Path]) -> State:
@@ -202,6 +211,49 @@ def read_state(shard: ShardFile, header: IndexHeader) -> State:
 
     Raises OSError, or ValueError where the note is damaged or was made with another index.
     """
+    return _read(shard, header)[0]
+
+
+def found_joined(shard: ShardFile, header: IndexHeader, number: int) -> tuple[Path, tuple[int, int, int]]:
+    """Return where a joined file lies now, and its size, mtime and ctime (nanoseconds) when the shard was indexed.
+
+    It lies where it was indexed, or else as it did relative to the dataset, where both were moved or mounted elsewhere.
+
+    Args:
+        shard: the shard.
+        header: of its index.
+        number: of the file among all that are joined to the shard, from 1.
+
+    Raises OSError, LookupError, or ValueError, as `read_state`.
+    """
+    state, root = _read(shard, header)
+    noted, num_bytes, mtime_ns, ctime_ns = state[number - 1]
+    path = Path(noted)
+    if root and not path.exists():
+        moved = Path(os.path.normpath(shard.root.resolve() / os.path.relpath(path, root)))
+        path = moved if moved.exists() else path
+    return path, (num_bytes, mtime_ns, ctime_ns)
+
+
+def known_digests(shard: ShardFile, header: IndexHeader, state: State) -> dict[Path, str]:
+    """Return the SHA-256 of joined files that are as they were when the shard was indexed, where the index has it.
+
+    Args:
+        shard: the shard.
+        header: of its index, made by any rules.
+        state: of the files that are joined now.
+    """
+    try:
+        before = read_state(shard, header)
+        files = {one.number: one.sha256 for one in read_joined(shard.index_path, header)}
+    except (OSError, ValueError):  # also one that is stale
+        return {}
+    numbered = ((number, entry) for number, entry in enumerate(before, 1) if entry in state)
+    return {Path(entry[0]): files[number] for number, entry in numbered if number in files}
+
+
+def _read(shard: ShardFile, header: IndexHeader) -> tuple[State, str]:
+    """The state that was noted, and the folder of the dataset at that time; no folder in older notes."""
     path = _path(shard)
     check_regular(path)
     with path.open("rb") as file:
@@ -209,10 +261,10 @@ def read_state(shard: ShardFile, header: IndexHeader) -> State:
     # the first version wrote a list alone, which names no index
     if not isinstance(noted, dict) or noted.get("columns_digest") != header.columns_digest:
         raise ValueError(f"{path} belongs to another index; index again")
-    files = noted.get("files")
-    if not isinstance(files, list) or any(not _is_entry(entry) for entry in files):
+    files, root = noted.get("files"), noted.get("root", "")
+    if not isinstance(files, list) or any(not _is_entry(entry) for entry in files) or not isinstance(root, str):
         raise ValueError(f"{path} is damaged; index again")
-    return files
+    return files, root
 
 
 def _is_entry(entry: object) -> bool:
@@ -236,7 +288,8 @@ def write_joined(shard: ShardFile, header: IndexHeader, state: State) -> None:
     if not state:
         path.unlink(missing_ok=True)
         return
-    text = json.dumps({"columns_digest": header.columns_digest, "files": state}) + "\n"
+    root = str(shard.root.resolve()) if shard.storage.is_local else ""
+    text = json.dumps({"columns_digest": header.columns_digest, "files": state, "root": root}) + "\n"
     if len(text) > _MAX_BYTES:
         raise DatasetError(
             f"the paths of {len(state)} joined files take {len(text)} bytes, limit {_MAX_BYTES}; join fewer files"

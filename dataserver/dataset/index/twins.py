@@ -1,11 +1,12 @@
 """Halves of pairs that lie in different shards, under one name or under two that look alike."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from dataserver.dataset.errors import ShardFinding, printable
 from dataserver.dataset.kinds import MISSING_CAPTION, ORPHAN_TEXT
-from dataserver.dataset.shards.samples import NO_CAPTION, without_spelling
+from dataserver.dataset.shards.samples import NO_CAPTION
+from dataserver.dataset.shards.seen import by_last_part, without_spelling
 
 
 def with_images_elsewhere(findings: Iterable[ShardFinding]) -> list[ShardFinding]:
@@ -15,13 +16,20 @@ def with_images_elsewhere(findings: Iterable[ShardFinding]) -> list[ShardFinding
     for one in found:
         if one.kind == MISSING_CAPTION and one.detail.startswith(NO_CAPTION):
             images.setdefault(without_spelling(one.key), one)
-    return [_explained(one, images.get(without_spelling(one.key))) if one.kind == ORPHAN_TEXT else one for one in found]
+    by_name = by_last_part(images)
+    return [_explained(one, images, by_name) if one.kind == ORPHAN_TEXT else one for one in found]
 
 
-def _explained(text: ShardFinding, image: ShardFinding | None) -> ShardFinding:
+def _explained(
+    text: ShardFinding, images: Mapping[str, ShardFinding], by_name: Mapping[str, ShardFinding]
+) -> ShardFinding:
+    spelling = without_spelling(text.key)
+    image = images.get(spelling)
+    how = "" if image is None or image.key == text.key else ", in another case or form of Unicode (NFC, NFD)"
+    if image is None and (image := by_name.get(spelling.rpartition("/")[2])) is not None:
+        how = ", in another folder, which is a part of its key"
     if image is None or image.shard == text.shard:
         return text
-    spelled = "" if image.key == text.key else ", in another case or form of Unicode (NFC, NFD)"
-    detail = f"a text whose image is {image.key!a} in {image.shard}{spelled}; put both into one tar under one name"
-    remedy = "" if spelled else ", or the tars into two folders under one name, and index one with --join the other"
+    detail = f"a text whose image is {image.key!a} in {image.shard}{how}; put both into one tar under one name"
+    remedy = "" if how else ", or the tars into two folders under one name, and index one with --join the other"
     return replace(text, detail=printable(detail + remedy))

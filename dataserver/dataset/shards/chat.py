@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from dataserver.dataset.errors import SampleError
 from dataserver.dataset.kinds import BAD_CONVERSATION
 from dataserver.dataset.shards.conversations import IMAGE_TYPES, MARK
+from dataserver.dataset.shards.members import BYTE_ORDER_MARK
 
 MAX_TURNS: Final = 4096
 MAX_DEPTH: Final = 64
@@ -191,7 +192,7 @@ def _parts(number: int, part: Any) -> list[dict[str, str]]:
     text = part.get("text") if isinstance(part, dict) else part
     if kind != "text" or not isinstance(text, str):
         raise _bad(f"turn {number} has a part of the type {str(kind)[:40]!a}; text or image is required")
-    pieces = text.split(MARK)
+    pieces = text.removeprefix(BYTE_ORDER_MARK).split(MARK)
     found: list[dict[str, str]] = []
     for at, piece in enumerate(pieces):
         if at:

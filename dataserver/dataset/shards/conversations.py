@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from dataserver.dataset.errors import SampleError
+from dataserver.dataset.shards.members import BYTE_ORDER_MARK
 
 TURN_NAMES: Final = ("conversations", "messages")
 """What lists of turns are called; the first that a row has is used."""
@@ -93,7 +94,9 @@ def _parts(number: int, turn: Any, media: Mapping[str, Sequence[str]]) -> Iterat
         text = part.get("text") if isinstance(part, dict) else part
         if not isinstance(text, str):
             raise SampleError("bad_document", f"turn {number} has a part that is neither a text nor an image")
-        for n, piece in enumerate(marks.split(text)):  # texts, and between two of them the kind of a mark
+        for n, piece in enumerate(
+            marks.split(text.removeprefix(BYTE_ORDER_MARK))
+        ):  # texts, and between two of them the kind of a mark
             yield _Part(piece) if n % 2 else _Part("", piece)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dataserver.dataset.errors import DatasetError, Findings, SampleError
-from dataserver.dataset.kinds import DUPLICATE_MEMBER, ROW_WITHOUT_SAMPLE, SAMPLE_WITHOUT_ROW
+from dataserver.dataset.kinds import DUPLICATE_MEMBER, ROW_WITHOUT_SAMPLE, SAMPLE_WITHOUT_ROW, UNUSED_PART
 from dataserver.dataset.shards.formats import format_of
 from dataserver.dataset.shards.hashing import HashingReader
 from dataserver.dataset.shards.interface import Member, ShardSource, Split
@@ -20,6 +21,7 @@ from dataserver.dataset.shards.modalities import ONLY_IMAGES, Media
 from dataserver.dataset.shards.parquet_columns import parquet_columns
 from dataserver.dataset.shards.parts import ImagePart, JoinedFile
 from dataserver.dataset.shards.row_match import RowMatch, report_samples
+from dataserver.dataset.shards.seen import Seen
 from dataserver.dataset.storage.registry import storage_of
 
 MAX_JOINED_BYTES: Final = 1 << 29
@@ -31,7 +33,14 @@ _MEMBER_BYTES: Final = 256
 class JoinedMembers:
     """Members of other tars for the samples of one shard."""
 
-    def __init__(self, paths: Mapping[int, Path], split: Split, findings: Findings, media: Media = ONLY_IMAGES) -> None:
+    def __init__(
+        self,
+        paths: Mapping[int, Path],
+        split: Split,
+        findings: Findings,
+        media: Media = ONLY_IMAGES,
+        digests: Mapping[Path, str] = MappingProxyType({}),
+    ) -> None:
         """Read all of them; of images, their headers are held.
 
         Args:
@@ -39,11 +48,12 @@ class JoinedMembers:
             split: splits member names into key and extension.
             findings: where what cannot be read is counted.
             media: what is a part of samples.
+            digests: SHA-256 of those that need not be hashed.
 
         Raises:
             DatasetError: two bring the same member, or all hold too much.
         """
-        self._findings, self._media = findings, media
+        self._findings, self._media, self._digests = findings, media, digests
         self._members: dict[str, dict[str, tuple[Path, Member]]] = {}
         self._keys: dict[Path, set[str]] = {path: set() for path in paths.values()}
         self._num_bytes = 0
@@ -55,13 +65,14 @@ class JoinedMembers:
     def _read(self, number: int, path: Path, split: Split) -> None:
         storage, found = storage_of(path), format_of(path.name)
         assert found is not None, path
-        has_images = False
+        has_images, seen = False, Seen()
         with storage.open(path) as file:
-            reader = HashingReader(file, storage.etag(str(path)).num_bytes)
+            reader = HashingReader(file, storage.etag(str(path)).num_bytes, self._digests.get(path))
             try:
                 for member in found.scan(ShardSource(path, reader, split), self._findings):
                     parts = split(member.name) if member.key is None else (member.key, member.name)
                     if parts is None:
+                        seen.note_keyless(member.name)
                         continue
                     if (modality := claimed(parts[1], member, self._media)) is not None:
                         image = caught(partial(media_member, modality), member)
@@ -72,6 +83,8 @@ class JoinedMembers:
             except SampleError as error:
                 self._findings.add("", error.kind, f"{path.name}, which is joined: {error.detail}")
             reader.skip(reader.remaining)
+        if said := seen.keyless():
+            self._findings.add("", UNUSED_PART, f"{path.name}, which is joined: {said}")
         if has_images:
             self.image_files.append(JoinedFile(number, reader.size, reader.hexdigest()))
 
@@ -107,11 +120,12 @@ class JoinedMembers:
                 raise _same_member(key, extension, Path("the shard itself"), path)
             yield extension, member
 
-    def finish(self, keys: set[str]) -> None:
+    def finish(self, keys: set[str], findings: Findings) -> None:
         """Count what found no partner.
 
         Args:
             keys: of all samples in the shard, those that are left out too.
+            findings: where it is counted.
 
         Raises:
             DatasetError: nothing of a file found one.
@@ -125,10 +139,10 @@ class JoinedMembers:
                 )
             if alone:
                 detail = f"{len(alone)} of {len(given)} keys of {path} have no sample, the first is {alone[0]!a}"
-                self._findings.add("", ROW_WITHOUT_SAMPLE, detail)
+                findings.add("", ROW_WITHOUT_SAMPLE, detail)
             if lacking:
                 detail = f"{len(lacking)} of {len(keys)} samples have nothing in {path}, the first is {lacking[0]!a}"
-                self._findings.add("", SAMPLE_WITHOUT_ROW, detail)
+                findings.add("", SAMPLE_WITHOUT_ROW, detail)
 
 
 def joined_columns(

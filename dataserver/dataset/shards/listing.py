@@ -14,9 +14,20 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import Final
 
 from dataserver.dataset.energon import split_of, unused_shards
-from dataserver.dataset.errors import DatasetError
+from dataserver.dataset.errors import DatasetError, is_safe
 from dataserver.dataset.shards.formats import FORMATS, format_of
 from dataserver.dataset.shards.interface import ShardFormat
+from dataserver.dataset.shards.unread import (
+    LONE_IMAGES,
+    LONE_MANIFEST,
+    LONE_SIDECAR,
+    LONE_TEXTS,
+    ODD_NAME,
+    REMOTE_MANIFEST,
+    UNNAMED_TAR,
+    may_be_caption,
+    remedy_of,
+)
 from dataserver.dataset.storage.etags import TICK_S, Etag
 from dataserver.dataset.storage.folder import LISTING_NAME
 from dataserver.dataset.storage.interface import EntryKind, Storage
@@ -30,36 +41,6 @@ SUFFIXES: Final = f"{', '.join(found.suffix for found in _SOUGHT[:-1])} or {_SOU
 """For messages."""
 INDEX_SUFFIX: Final = ".index"
 MAX_SHARDS: Final = 1 << 20
-UNREAD: Final = {
-    ".tar.gz": "a compressed tar is not read; unpack it (gunzip FILE), or all: dataserver convert SOURCE TARGET",
-    ".tgz": "a compressed tar is not read; unpack it: gunzip < FILE > NAME.tar",
-    ".tar.zst": "a compressed tar is not read; unpack it (zstd -d --rm FILE), or all: dataserver convert SOURCE TARGET",
-    ".tar.zstd": "a compressed tar is not read; unpack it: zstd -d FILE -o NAME.tar",
-    ".tar.bz2": "a compressed tar is not read; unpack it: bunzip2 FILE",
-    ".tar.xz": "a compressed tar is not read; unpack it: xz -d FILE",
-    ".tar.lz4": "a compressed tar is not read; unpack it: lz4 -d FILE",
-    ".tar": "only names that end in .tar in lower case are shards; rename it: mv FILE NAME.tar",
-    **{
-        f".mds{compression}": "MDS (MosaicML Streaming) is not read; rewrite it: dataserver convert SOURCE TARGET"
-        for compression in ("", ".zstd", ".gz", ".bz2", ".br", ".snappy")
-    },
-    ".lance": "Lance datasets are not read; rewrite them: dataserver convert SOURCE TARGET",
-    ".jsonl.gz": "a compressed manifest is not read; unpack it: gunzip FILE",
-}
-"""Ends of names, in lower case, of files that look like shards, with what helps."""
-LONE_SIDECAR: Final = (
-    "a dataset of tars reads a parquet beside the .tar of the same name, and there is none; rename it, or give Parquet"
-    " files with images a folder of their own"
-)
-LONE_MANIFEST: Final = (
-    "a dataset of tars or Parquet reads no manifest; give a manifest and its images a folder of their own"
-)
-REMOTE_MANIFEST: Final = (
-    "manifests and loose images are read from disks alone, since each image would be a request to the store; copy them"
-    " to a disk, or name tars or Parquet files"
-)
-UNNAMED_TAR: Final = "only names that end in .tar are shards, and this is a tar; rename it: mv FILE NAME.tar"
-ODD_NAME: Final = "a part of its name is empty, '.' or '..'; give the object another name"
 MAX_ASKED: Final = 32
 """Requests for the state of shards at a time, where no listing tells it."""
 MAX_LOOKS: Final = 16
@@ -213,7 +194,7 @@ def list_shards(path: Path, index_dir: Path | None = None) -> Listing:
         found = f"no {SUFFIXES} shards and no images below {path}{skipped}"
         raise DatasetError(f"{found}; name a folder that img2dataset or datasets wrote")
     for name in sorted(names):
-        if names[name] or not name.isprintable():
+        if names[name] or not is_safe(name):
             _check_name(storage, root, name)
     unused = unused_shards(root, names, split) if storage.is_local and not is_file else {}
     names = {name: is_unusual for name, is_unusual in names.items() if name not in unused}
@@ -271,6 +252,33 @@ def _links(links: Sequence[str]) -> str:
     return f"folders behind links are not searched: {shown}{more}"
 
 
+@dataclass(slots=True)
+class _Beside:
+    """What lies below a folder besides shards and their sidecars."""
+
+    unread: dict[str, str]
+    """Files that look like shards and are not read, with what helps."""
+    images: set[str] = field(default_factory=set)
+    """Folders that hold images."""
+    texts: set[str] = field(default_factory=set)
+    """Folders that hold what may be their texts."""
+    num_looks: int = MAX_LOOKS
+
+    def note(self, storage: Storage, root: Path, name: str, kind: EntryKind) -> None:
+        """Note a file. Raises OSError."""
+        folder, _, base = name.rpartition("/")
+        if base.rpartition(".")[2].lower() in IMAGE_SUFFIXES:
+            self.images.add(folder)
+        elif remedy := remedy_of(name):
+            self.unread[name] = remedy
+        elif may_be_caption(base):
+            self.texts.add(folder)
+        elif kind is EntryKind.FILE and self.num_looks and "." not in base:
+            self.num_looks -= not storage.is_local  # each is a request
+            if _begins_as_tar(storage, root / name):
+                self.unread[name] = UNNAMED_TAR
+
+
 def _find(
     storage: Storage, root: Path, links: list[str], unread: dict[str, str], etags: dict[str, Etag]
 ) -> dict[str, bool]:
@@ -280,8 +288,7 @@ def _find(
     the listing tells of shards and sidecars is put into `etags`.
     """
     names: dict[str, dict[str, bool]] = {suffix: {} for suffix in _KNOWN_SUFFIXES}
-    num_looks = MAX_LOOKS
-    folders: set[str] = set()
+    beside = _Beside(unread)
     try:
         for name, kind, etag in storage.walk(root):
             if etag is not None and name.endswith(_KNOWN_SUFFIXES):
@@ -295,41 +302,35 @@ def _find(
                 names[suffix][name] = kind is EntryKind.LINK
                 if len(names[suffix]) > MAX_SHARDS:
                     raise DatasetError(f"more than {MAX_SHARDS} shards below {root}; split the dataset")
-            elif name.rpartition(".")[2].lower() in IMAGE_SUFFIXES:
-                folders.add(name.rpartition("/")[0])
-            elif remedy := _unread(name):
-                unread[name] = remedy
-            elif kind is EntryKind.FILE and num_looks and "." not in name.rpartition("/")[2]:
-                num_looks -= not storage.is_local  # each is a request
-                if _begins_as_tar(storage, root / name):
-                    unread[name] = UNNAMED_TAR
+            else:
+                beside.note(storage, root, name, kind)
     except OSError as error:
         where = error.filename or root
         raise DatasetError(f"cannot list {where}: {error.strerror}; make the folder readable") from error
-    return _chosen(storage, names, folders, unread)
+    return _chosen(storage, names, beside)
 
 
-def _chosen(
-    storage: Storage, names: dict[str, dict[str, bool]], folders: set[str], unread: dict[str, str]
-) -> dict[str, bool]:
-    """The shards of the first format that any file has, as `_find`; files of the others are noted in `unread`.
+def _chosen(storage: Storage, names: dict[str, dict[str, bool]], beside: _Beside) -> dict[str, bool]:
+    """The shards of the first format that any file has, as `_find`; files of the others are noted as not read.
 
     Args:
         storage: they lie there. Elsewhere than here, each image in a file of its own would cost a request.
         names: of files by suffix, each with whether it is unusual.
-        folders: that hold images.
-        unread: see above.
+        beside: what lies there, too.
     """
     sought = [found for found in _SOUGHT if storage.is_local or not found.has_external]
     chosen = next((found for found in sought if names[found.suffix]), None)
     found: dict[str, bool] = {}
     if chosen is not None:
         found = _with_sidecars(names.pop(chosen.suffix), names.get(chosen.sidecar_suffix, {}), chosen)
-    elif storage.is_local:
-        found = {f"{folder}/{LISTING_NAME}".lstrip("/"): False for folder in folders}
+        if not chosen.has_external:
+            beside.unread |= {f"{folder or '.'}/": LONE_IMAGES for folder in beside.images}
+    elif storage.is_local and beside.images:
+        found = {f"{folder}/{LISTING_NAME}".lstrip("/"): False for folder in beside.images}
+        beside.unread |= {f"{folder or '.'}/": LONE_TEXTS for folder in beside.texts - beside.images}
     lone_manifest = LONE_MANIFEST if storage.is_local else REMOTE_MANIFEST
     for suffix, others in names.items():
-        unread |= dict.fromkeys(others, lone_manifest if suffix == ".jsonl" else LONE_SIDECAR)
+        beside.unread |= dict.fromkeys(others, lone_manifest if suffix == ".jsonl" else LONE_SIDECAR)
     return found
 
 
@@ -344,12 +345,6 @@ def _sidecar_name(name: str, shard_format: ShardFormat) -> str:
     return name.removesuffix(shard_format.suffix) + suffix if suffix else ""
 
 
-def _unread(name: str) -> str:
-    """What helps with a file that looks like a shard and is not read; nothing for any other file."""
-    lower = name.lower()
-    return next((remedy for suffix, remedy in UNREAD.items() if lower.endswith(suffix)), "")
-
-
 def _begins_as_tar(storage: Storage, path: PurePath) -> bool:
     """Whether a file begins with the header of a tar (POSIX, at byte 257). Raises OSError."""
     with storage.open(path) as file:
@@ -357,8 +352,10 @@ def _begins_as_tar(storage: Storage, path: PurePath) -> bool:
 
 
 def _check_name(storage: Storage, root: Path, name: str) -> None:
-    if not name.isprintable():
-        raise DatasetError(f"shard name {name!a} is not printable UTF-8; rename the file")
+    if not is_safe(name):
+        raise DatasetError(
+            f"shard name {name!a} is not UTF-8, or has control characters or line breaks; rename the file"
+        )
     storage.check(root, name)
     shard_format = format_of(name)
     if shard_format is not None and (sidecar := _sidecar_name(name, shard_format)):

@@ -1,11 +1,18 @@
 """Texts without an image: samples in a dataset of texts, lost halves of pairs in any other."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
 
 from dataserver.dataset.errors import Findings
 from dataserver.dataset.kinds import FAILED_DOWNLOAD, ORPHAN_TEXT
-from dataserver.dataset.shards.samples import Sample, Seen, without_spelling
+from dataserver.dataset.shards.samples import Sample
+from dataserver.dataset.shards.seen import Seen, without_spelling
 
+OTHER_FOLDER: Final = (
+    "folders are parts of keys, so that these are two samples; make the tar again with both under one name, one after"
+    " the other"
+)
+"""What is said of halves of a pair that lie in different folders."""
 SUCCESS = "success"
 """What img2dataset writes as the status of a sample that it stored."""
 
@@ -51,8 +58,9 @@ def without_orphans(samples: Iterable[Sample], seen: Seen, is_known: bool, findi
             yield from _with_images(waiting, orphans)
             waiting = []
     yield from _with_images(waiting, orphans) if is_known or seen.has_images else waiting
+    elsewhere = seen.images_by_last_part() if orphans else {}
     for key in orphans:  # when all images are known
-        findings.add(key, ORPHAN_TEXT, _orphan(key, seen))
+        findings.add(key, ORPHAN_TEXT, _orphan(key, seen, elsewhere))
 
 
 def _with_images(samples: Iterable[Sample], orphans: list[str]) -> Iterator[Sample]:
@@ -63,13 +71,17 @@ def _with_images(samples: Iterable[Sample], orphans: list[str]) -> Iterator[Samp
             yield sample
 
 
-def _orphan(key: str, seen: Seen) -> str:
-    image = seen.lone_images.get(without_spelling(key))
+def _orphan(key: str, seen: Seen, elsewhere: Mapping[str, str]) -> str:
+    """Say what is known of the image of a text; `elsewhere` is as `images_by_last_part`."""
+    spelled = without_spelling(key)
+    image = seen.lone_images.get(spelled)
     if image is not None:
         return (
             f"a text called {key!a}, whose image is called {image!a}: the two differ in case or in the form of Unicode"
             " (NFC, NFD) alone; spell them alike"
         )
+    if (image := elsewhere.get(spelled.rpartition("/")[2])) is not None:
+        return f"a text called {key!a}, whose image is called {image!a}: {OTHER_FOLDER}"
     return (
         "a text without its image, in a dataset that has images; is the image called otherwise, or in another"
         " tar? index with --text-only allow to serve such texts"

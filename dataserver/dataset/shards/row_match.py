@@ -55,6 +55,7 @@ class RowMatch:
             first = known.filter(lost)[0].as_py()
             detail = f"{count} of {len(rows)} rows of {name} have no sample in the tar, the first is {first!a}"
             findings.add("", ROW_WITHOUT_SAMPLE, detail)
+        report_repeated(known, name, findings)
         return found
 
     def form(self, keys: Collection[str | None]) -> list[str | None]:
@@ -68,10 +69,15 @@ class RowMatch:
     def _mismatch(self, known: pa.Array, seen: Sequence[str], name: str) -> DatasetError:
         last_parts = {_last_part(key) for key in seen}
         row = next((key for key in known.to_pylist() if key is not None), None)
+        if row is None:
+            return DatasetError(
+                f"no row of {name} belongs to a sample of its tar: its column key is null in each row; write the keys"
+                f" of samples there, such as {printable(seen[0])!a}, or remove it"
+            )
         remedy = f"put the {name} beside it that was written with it, or remove it"
         if not self.by_last_part and any(k is not None and _last_part(k) in last_parts for k in known.to_pylist()):
             remedy = "they match by the last part of their paths: index with --metadata-keys last-part"
-        shown = f"{printable(seen[0])!a} where the rows of {name} say {printable(str(row))!a}"
+        shown = f"{printable(seen[0])!a} where the rows of {name} say {printable(row)!a}"
         return DatasetError(
             f"no row of {name} belongs to a sample of its tar: the samples are called {shown}; {remedy}"
         )
@@ -83,6 +89,16 @@ def report_samples(has_row: pa.BooleanArray, keys: Sequence[str], name: str, fin
         first = keys[pc.index(has_row, False).as_py()]
         detail = f"{num_lacking} of {len(keys)} samples have no row in {name}, the first is {first!a}"
         findings.add("", SAMPLE_WITHOUT_ROW, f"{detail}; their columns are null, which no comparison holds for")
+
+
+def report_repeated(known: pa.Array, name: str, findings: Findings) -> None:
+    """Count rows whose key an earlier row has."""
+    keys = known.drop_null()
+    if count := len(keys) - pc.count_distinct(keys).as_py():
+        counts = keys.value_counts()
+        first = counts.field("values").filter(pc.greater(counts.field("counts"), 1))[0].as_py()
+        detail = f"{count} of {len(known)} rows of {name} repeat the key of an earlier row, which counts, the first is"
+        findings.add("", ROW_WITHOUT_SAMPLE, f"{detail} {first!a}")
 
 
 def _last_part(key: str) -> str:

@@ -7,8 +7,6 @@ An image-text pair is `KEY.<image>` + `KEY.txt` (or the `caption` of `KEY.json`)
 """
 
 import re
-import unicodedata
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
@@ -16,10 +14,12 @@ from typing import Any, Final, NamedTuple, Protocol
 from dataserver.dataset.errors import Findings, SampleError, TarError
 from dataserver.dataset.kinds import (
     BAD_CONVERSATION,
+    BAD_JSON,
     DROPPED_IMAGE,
     DUPLICATE_KEY,
     DUPLICATE_MEMBER,
     MISSING_CAPTION,
+    NEEDS_SPECIAL_MEMBER,
     TOO_MANY_SCALARS,
     UNUSED_PART,
 )
@@ -39,7 +39,9 @@ from dataserver.dataset.shards.modalities import (
     StoredModality,
 )
 from dataserver.dataset.shards.parts import IMAGE, TEXT, ImagePart, Scalar
+from dataserver.dataset.shards.seen import Seen, without_spelling
 from dataserver.dataset.shards.tar import sample_key, show, split_at_last_dot, split_name
+from dataserver.images import OTHER_SUFFIXES
 
 MAX_SAMPLE_MEMBERS: Final = 4096
 """Limit of the members of one sample, and of the parts of one interleaved document."""
@@ -50,6 +52,8 @@ MAX_SCALARS: Final = 1024
 NO_CAPTION: Final = "no text in .txt or in the caption of .json"
 """What is said of an image without a text."""
 
+_OF_TEXTS: Final = frozenset({MISSING_CAPTION, "not_utf8", "text_too_large", BAD_JSON, NEEDS_SPECIAL_MEMBER})
+"""Why a pair has no text."""
 _MOST_SHOWN: Final = 4
 """Extensions in a message."""
 _SOUND_OR_VIDEO: Final = AUDIO.suffixes | VIDEO.suffixes
@@ -74,6 +78,8 @@ class SampleRules:
     """Whether every sample is a conversation, whose messages are stored."""
     drops_images: bool = False
     """Whether a document is served without its images that are missing or broken; else it is left out."""
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """Texts of images that have none among their members, by key."""
 
     def unused(self, extension: str) -> str:
         """The modality of a member that is not served, by its extension; empty where it is none of these."""
@@ -110,20 +116,6 @@ class Joined(Protocol):
 
     def take(self, key: str, has: frozenset[str]) -> Iterator[tuple[str, Member]]:
         """Yield extension and member of all that belongs to a key; DatasetError where the sample has one itself."""
-
-
-@dataclass(slots=True)
-class Seen:
-    """What a tar was seen to hold, in samples that are left out too."""
-
-    keys: set[str] = field(default_factory=set)
-    has_images: bool = False
-    num_unused: Counter[str] = field(default_factory=Counter)
-    """Members that claim to be of a modality that is ignored, by its name."""
-    num_long_clips: int = 0
-    """Clips of samples that are longer than any job reads."""
-    lone_images: dict[str, str] = field(default_factory=dict)
-    """Keys of images without a text, by what they share with other spellings of theirs."""
 
 
 @dataclass(slots=True)
@@ -188,6 +180,7 @@ def read_samples(
         for member in members:
             split = split_member(member.name) if member.key is None else (member.key, member.name)
             if split is None:
+                seen.note_keyless(member.name)
                 continue
             key, extension = split
             if group is None or group.key != key:
@@ -219,7 +212,7 @@ def _finish(group: _Group | None, seen: Seen, findings: Findings, joined: "Joine
     """Yield the sample of a complete group, if there is one."""
     if group is None:
         return
-    if group.has_media:
+    if group.has_media or _image_not_read(group):
         seen.has_images = True
     for extension in group.extensions:
         if extension.rpartition(".")[2] in _SOUND_OR_VIDEO and (unused := group.rules.unused(extension)):
@@ -242,14 +235,11 @@ def _finish(group: _Group | None, seen: Seen, findings: Findings, joined: "Joine
     try:
         yield _assemble(group, findings)
     except SampleError as error:
-        if group.has_media and error.kind == MISSING_CAPTION:
-            seen.lone_images[without_spelling(group.key)] = group.key
+        if group.has_media and error.kind in _OF_TEXTS:
+            seen.without_text.add(group.key)
+            if error.kind == MISSING_CAPTION:
+                seen.lone_images[without_spelling(group.key)] = group.key
         findings.add(group.key, error.kind, error.detail)
-
-
-def without_spelling(key: str) -> str:
-    """Return what a key shares with those that differ from it in case or in the form of Unicode alone."""
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", key).casefold())
 
 
 def _add_member(group: _Group, extension: str, member: Member, findings: Findings) -> None:
@@ -314,7 +304,10 @@ def _assemble(group: _Group, findings: Findings) -> Sample:
         drops = group.rules.drops_images and not turns_of(document)  # a turn asks for its image
         kinds, texts, images = _interleaved(group, *lists, findings if drops else None)
         _unused(group, group.text, findings)
+        _unnamed(group, group.media, lists[1], "its .json does not name {}; the document goes without", findings)
         return Sample(group.key, kinds, texts, images, scalars)
+    if not group.has_media and (unread := _image_not_read(group)):
+        raise SampleError("unreadable_header", f"its image .{unread} is of a format that is not read; convert it")
     if not group.has_media and group.text is None:
         if isinstance(group.document, SampleError):
             raise group.document
@@ -349,10 +342,19 @@ def _conversation(group: _Group, scalars: dict[str, Scalar], findings: Findings)
     chat = read_conversation(document, document[name], len(names))
     kinds, words, found = _interleaved(group, *chat.document(names))
     _unused(group, group.text, findings)
-    if unnamed := group.images.keys() - {_member_of(group, image) for image in names}:
-        shown = ", ".join(f".{extension}" for extension in sorted(unnamed, key=_in_numbers)[:_MOST_SHOWN])
-        findings.add(group.key, UNUSED_PART, f"its entry images does not name {shown}; the conversation goes without")
+    _unnamed(group, group.images, names, "its entry images does not name {}; the conversation goes without", findings)
     return Sample(group.key, kinds, words, found, scalars, chat=chat.to_json())
+
+
+def _unnamed(
+    group: _Group, media: Mapping[str, object], names: Iterable[object], detail: str, findings: Findings
+) -> None:
+    """Count the images, clips and videos that a document does not name, in a detail that shows some of them."""
+    named = {_extension_of(group, name) for name in names if isinstance(name, str)}
+    if unnamed := media.keys() - named:
+        shown = ", ".join(f".{extension}" for extension in sorted(unnamed, key=_in_numbers)[:_MOST_SHOWN])
+        more = f" and {len(unnamed) - _MOST_SHOWN} more" if len(unnamed) > _MOST_SHOWN else ""
+        findings.add(group.key, UNUSED_PART, detail.format(shown + more))
 
 
 def _unused(group: _Group, part: object, findings: Findings) -> None:
@@ -389,11 +391,22 @@ def _caption(group: _Group, document: dict[str, Any], captions: dict[str, str]) 
         return caption.removeprefix(BYTE_ORDER_MARK)
     if group.has_media and captions:
         return next(iter(captions.values()))
+    if group.has_media and group.key in group.rules.texts:
+        return group.rules.texts[group.key]
     for part in (group.text, group.document if group.has_media else None):
         if isinstance(part, SampleError):
             raise part
     reason = NO_CAPTION if group.has_media else "the text in .txt is blank"
+    if turns := turns_of(document):
+        raise SampleError(MISSING_CAPTION, f"{reason}; its .json has {turns}: index with --conversations chat")
+    if group.has_media and isinstance(caption, list | dict):
+        reason += f", which is a {type(caption).__name__}"
     raise SampleError(MISSING_CAPTION, f"{reason}{_dots(group)}")
+
+
+def _image_not_read(group: _Group) -> str:
+    """The extension of a member that is an image of another format by its name; empty where there is none."""
+    return next((one for one in group.extensions if one.rpartition(".")[2] in OTHER_SUFFIXES), "")
 
 
 def _dots(group: _Group) -> str:
@@ -470,7 +483,7 @@ def _interleaved(
     for position, (text, name) in enumerate(zip(texts, images, strict=True)):
         if isinstance(text, str) and name is None:
             kinds.append(TEXT)
-            usable_texts.append(text)
+            usable_texts.append(text.removeprefix(BYTE_ORDER_MARK))
         elif isinstance(name, str) and text is None:
             try:
                 image = _named_image(group, name)
@@ -497,10 +510,15 @@ def _drop(group: _Group, position: int, why: str, dropped: Findings) -> None:
 def _named_image(group: _Group, name: str) -> ImagePart:
     """Find the image that a document names: by its full name, its name in the document's folder, or what follows its
     key."""
-    extension = next((one for one in (_member_of(group, name), name.lower()) if one in group.media), None)
+    extension = _extension_of(group, name)
     if extension is None:
         raise SampleError("missing_image", f"the document names {name!r}, which the tar does not hold under its key")
     return _image(group.media[extension])
+
+
+def _extension_of(group: _Group, name: str) -> str | None:
+    """The extension of the image, clip or video that a document names; None where the sample has none of that name."""
+    return next((one for one in (_member_of(group, name), name.lower()) if one in group.media), None)
 
 
 def _member_of(group: _Group, name: str) -> str:

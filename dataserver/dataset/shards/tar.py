@@ -35,9 +35,20 @@ COMPRESSIONS = {
     b"\x28\xb5\x2f\xfd": ("Zstandard", "zstd -d < OLD > NEW"),
     b"BZh": ("bzip2", "bunzip2 < OLD > NEW"),
     b"\xfd7zXZ\0": ("xz", "xz -d < OLD > NEW"),
+    b"\x04\x22\x4d\x18": ("LZ4", "lz4 -d < OLD > NEW"),
+    b"7z\xbc\xaf\x27\x1c": ("7-Zip", "7z x OLD, then make a tar of the files with tar --sort=name"),
+    b"Rar!\x1a\x07": ("RAR", "unrar x OLD, then make a tar of the files with tar --sort=name"),
     b"PK\x03\x04": ("zip", "unzip it, then make a tar of the files with tar --sort=name"),
 }
 """By how such files begin: what they are compressed with, and the command that helps."""
+OTHER_FILES = (
+    (b"version https://git-lfs.github.com/spec/", "a pointer of Git LFS: git lfs pull brings the tar"),
+    (b"PAR1", "a Parquet file; call it NAME.parquet"),
+    (b"<!doctype html", "a page of a web server and no tar; download it again"),
+    (b"<html", "a page of a web server and no tar; download it again"),
+    (b"<?xml", "XML, such as the error of a store, and no tar; download it again"),
+)
+"""How other files begin in lower case, and what they are."""
 WITHOUT_DATA = {b"1", b"2", b"3", b"4", b"5", b"6"}
 
 
@@ -124,12 +135,13 @@ def _read_header(reader: HashingReader, path: bytes | None) -> _Header | None:
     header = _parse_header(block, zeros)
     if header is None:
         start = reader.position - len(found)
+        if start == 0 and (what := _other_file(found)):
+            raise TarError("corrupt_tar", what, path)
         if not found:
             raise TarError("cut_tar", f"the file ends at byte {start} without an end-of-archive marker", path)
         if len(found) < BLOCK:
             raise TarError("cut_tar", f"the file ends at byte {reader.position}, within a header", path)
-        detail = f"the header at byte {start} has a malformed size or a wrong checksum"
-        raise TarError("corrupt_tar", (_compressed(block) if start == 0 else "") or detail, path)
+        raise TarError("corrupt_tar", f"the header at byte {start} has a malformed size or a wrong checksum", path)
     continues = header.kind == SPARSE and block[SPARSE_CONTINUES[0]] != 0
     while continues:
         continues = reader.read(BLOCK).ljust(BLOCK, b"\0")[SPARSE_CONTINUES[1]] != 0
@@ -151,12 +163,13 @@ def _parse_header(block: bytes, zeros: int) -> _Header | None:
     return _Header(name, size, block[156:157])
 
 
-def _compressed(start: bytes) -> str:
-    """Say how a file is compressed that begins so; nothing where it is not."""
+def _other_file(start: bytes) -> str:
+    """Say what a file is that begins so, if that is known and no tar; nothing where it is not."""
     for magic, (what, command) in COMPRESSIONS.items():
         if start.startswith(magic):
             return f"the file is compressed with {what}, whatever its name says; unpack it: {command}"
-    return ""
+    begin = start.lstrip().lower()
+    return next((f"the file is {what}" for magic, what in OTHER_FILES if begin.startswith(magic.lower())), "")
 
 
 def _sum(block: bytes, zeros: int) -> int:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from dataserver.audio import AUDIO_SUFFIXES
 from dataserver.dataset.errors import Findings, SampleError
-from dataserver.dataset.kinds import CORRUPT_PARQUET, NEEDS_CONVERT, UNUSABLE_COLUMN
+from dataserver.dataset.kinds import CORRUPT_PARQUET, NEEDS_CONVERT, ODD_VALUES, UNUSABLE_COLUMN
 from dataserver.dataset.shards.interface import Member, ShardSource
 from dataserver.dataset.shards.modalities import (
     AUDIO,
@@ -105,7 +105,7 @@ def _scan(opened: OpenParquet, source: ShardSource, findings: Findings) -> Itera
     columns = image_columns(parquet, source.media)
     row_counts = _row_counts(parquet)
     others = OtherColumns(opened, {column.name: column.has_path for column in columns}, findings, source.lists)
-    seen = [False] * len(columns)
+    seen, num_others = [False] * len(columns), [0] * len(columns)
 
     def of_column(chunk: Chunk) -> ReadImage:
         number, is_image = chunk.column, columns[chunk.column].is_image
@@ -114,6 +114,7 @@ def _scan(opened: OpenParquet, source: ShardSource, findings: Findings) -> Itera
         def read(content: bytes, address: int) -> Value:
             modality = media_of(content, source.media)
             if not is_image and modality is None:
+                num_others[number] += bool(content)
                 return None
             seen[number] = True
             try:
@@ -141,9 +142,11 @@ def _scan(opened: OpenParquet, source: ShardSource, findings: Findings) -> Itera
             of_row = [of[row] for of in images]
             yield from row_members(first_row + row, other, columns, of_row, keys, findings, source.are_chats)
         first_row += num_rows
-    for column, was_seen in zip(columns, seen, strict=True):
+    for column, was_seen, count in zip(columns, seen, num_others, strict=True):
         if not (column.is_image or was_seen):
             findings.add("", UNUSABLE_COLUMN, f"{column.name}: a column of bytes that are no images")
+        elif count:
+            findings.add("", ODD_VALUES, f"{column.name}: a column of images with {count} values that are none")
 
 
 def _row_counts(parquet: pq.ParquetFile) -> dict[int, int]:

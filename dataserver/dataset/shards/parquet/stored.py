@@ -28,6 +28,8 @@ from dataserver.dataset.storage.interface import StoredFile
 from dataserver.dataset.storage.registry import storage_of
 
 BUFFER_BYTES: Final = 1 << 20
+LFS_POINTER: Final = b"version https://git-lfs.github.com/spec/"
+"""How a file begins that stands for another one in a repository."""
 """Read at a time of a column: without it, Arrow reads all that a row group has of it."""
 MAX_PAGES: Final = 1 << 17
 """Of one column of one row group."""
@@ -109,6 +111,8 @@ def open_parquet(path: Path) -> Iterator[OpenParquet]:
     """Open a Parquet file and read its footer. Raises OSError, what Arrow raises, or ValueError as `check_footer`."""
     storage = storage_of(path)
     ranges = storage.ranges(path)
+    if ranges.read([(0, len(LFS_POINTER))])[0] == LFS_POINTER:
+        raise ValueError("it is a pointer of Git LFS; git lfs pull brings the file")
     with (
         storage.open(path) as file,
         pa.PythonFile(file, "r") as handle,
