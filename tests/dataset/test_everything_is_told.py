@@ -304,3 +304,54 @@ def test_joined_images_are_found_where_dataset_and_joined_folder_moved_together(
     (tmp_path / "new/more/j").rename(tmp_path / "new/gone")
     with pytest.raises(ShardReadError, match=r"old/more/j/0\.tar, which is joined: .*No such file"):
         image()
+
+
+def test_rows_that_repeat_a_key_are_counted(tmp_path: Path) -> None:
+    write_tar(tmp_path / "0.tar", pairs("a", "b"))
+    table(tmp_path / "0.parquet", ["a", "b", "b", "b"], score=[1.0, 2.0, 3.0, 4.0])
+    assert found(tmp_path) == [("0.tar", "", "row_without_sample")]
+    said = "2 of 4 rows of 0.parquet repeat the key of an earlier row, which counts, the first is 'b'"
+    assert details(tmp_path) == [said]
+    assert Dataset.open(tmp_path).shards[0].column("score").to_pylist() == [1.0, 2.0]
+
+
+def test_a_parquet_without_any_key_says_so(tmp_path: Path) -> None:
+    write_tar(tmp_path / "0.tar", pairs("a"))
+    pq.write_table(pa.table({"key": pa.nulls(2, pa.string()), "score": [1.0, 2.0]}), tmp_path / "0.parquet")
+    with pytest.raises(DatasetError, match=r"its column key is null in each row; write the keys of samples there"):
+        build_index(tmp_path, workers=1)
+
+
+def test_pointers_of_git_lfs_are_told(tmp_path: Path) -> None:
+    for folder in ("tables", "sidecars", "images"):
+        (tmp_path / folder).mkdir()
+    write_table(tmp_path / "tables/0.parquet", pairs_table([("0", JPEG, "words")]))
+    write(tmp_path / "tables/1.parquet", LFS)
+    write_tar(tmp_path / "sidecars/0.tar", pairs("a"))
+    write(tmp_path / "sidecars/0.parquet", LFS)
+    write(tmp_path / "images/0.jpg", LFS)
+    write(tmp_path / "images/0.txt", b"words")
+    kinds = {"tables": "corrupt_parquet", "sidecars": "bad_sidecar", "images": "unreadable_header"}
+    for folder, kind in kinds.items():
+        assert [one for *_, one in found(tmp_path / folder)] == [kind]
+        assert "a pointer of Git LFS" in details(tmp_path / folder)[0]
+
+
+def test_values_that_are_no_images_in_a_column_of_images_are_counted(tmp_path: Path) -> None:
+    photos = pa.table({"photo": [JPEG, b"no image", b"", None, b"junk"], "text": ["a", "b", "c", "d", "e"]})
+    pq.write_table(photos, tmp_path / "0.parquet", compression="none")
+    lost = [("0.parquet", f"{row:09d}", "orphan_text") for row in range(1, 5)]
+    assert found(tmp_path) == [("0.parquet", "", "odd_values"), *lost]
+    assert details(tmp_path)[0] == "photo: a column of images with 2 values that are none"
+
+
+def test_captions_of_another_type_are_told(tmp_path: Path) -> None:
+    write_tar(tmp_path / "tars/0.tar", [("a.jpg", JPEG), ("a.json", b'{"caption": ["one", "two"]}')])
+    write(tmp_path / "lines/0.jpg", JPEG)
+    write(tmp_path / "lines/0.jsonl", b'{"image": "0.jpg", "text": ["one", "two"]}')
+    for folder, said in (
+        ("tars", "no text in .txt or in the caption of .json, which is a list"),
+        ("lines", "the object has no text: its text is a list, a string is required"),
+    ):
+        assert [kind for *_, kind in found(tmp_path / folder)] == ["missing_caption"]
+        assert details(tmp_path / folder) == [said]
