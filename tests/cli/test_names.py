@@ -96,7 +96,7 @@ def test_a_shard_with_such_a_name_is_refused_for_it(tmp_path: Path, odd: bytes) 
     shard.parent.mkdir(exist_ok=True)
     shutil.copy(folder / "00000.tar", shard)
     line = run("index", folder).refusal()
-    assert "is not printable UTF-8; rename the file" in line
+    assert "is not UTF-8, or has control characters or line breaks; rename the file" in line
     assert line.isascii()
 
 

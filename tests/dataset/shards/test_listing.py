@@ -77,7 +77,8 @@ def test_what_is_no_dataset_is_refused_in_these_words(tmp_path: Path, monkeypatc
     (folder / "1.tar").symlink_to(link)
     assert len(find_shards(folder)) == 2
     (folder / "\n.tar").write_bytes(b"")
-    assert refused(folder) == "shard name '\\n.tar' is not printable UTF-8; rename the file"
+    odd = "shard name '\\n.tar' is not UTF-8, or has control characters or line breaks; rename the file"
+    assert refused(folder) == odd
     (folder / "\n.tar").unlink()
     assert listing.MAX_SHARDS == 1 << 20
     monkeypatch.setattr(listing, "MAX_SHARDS", 2)
