@@ -277,7 +277,7 @@ def test_members_make_these_samples_and_findings() -> None:
                 member("d/0.json", document(texts=[None, "t", None], images=["0.a.png", None, "d/0.webp"])),
             ],
             [("d/0", (1, 0, 1), ("t",), (PNG_PART, WEBP_PART))],
-            [],
+            [("d/0", "unused_part", "its .json does not name .b.jpg; the document goes without")],
         ),
         (
             [member("d/0.png", PNG), member("d/0.json", document(texts=[None], images=["e/0.png"]))],
