@@ -94,13 +94,16 @@ def key_of(name: str, rules: Rules) -> tuple[str, str]:
     return stem, kind
 
 
-def judge(parts: Sequence[Part], joined: Sequence[Mapping[str, Sequence[Part]]], rules: Rules) -> Verdict:
+def judge(
+    parts: Sequence[Part], joined: Sequence[Mapping[str, Sequence[Part]]], rules: Rules, columns: Mapping[str, str]
+) -> Verdict:
     """Return what becomes of a shard.
 
     Args:
         parts: its members in order.
         joined: of each joined tar, the members by key.
         rules: by which it is indexed.
+        columns: texts of columns that are named captions, by key.
     """
     verdict = Verdict()
     for key, group in groups(parts, rules):
@@ -115,7 +118,7 @@ def judge(parts: Sequence[Part], joined: Sequence[Mapping[str, Sequence[Part]]],
             members.setdefault(key_of(part.name, rules)[1], part)
         verdict.has_images |= any(map(_is_image, members))
         try:
-            verdict.served[key] = _sample(key, members, rules, verdict.said)
+            verdict.served[key] = _sample(key, members, rules, columns.get(key), verdict.said)
         except _LeftOutError as error:
             verdict.said.append((key, str(error)))
     return verdict
@@ -148,7 +151,9 @@ def _is_caption(kind: str, rules: Rules) -> bool:
     return any(caption.part == kind for caption in rules.captions)
 
 
-def _sample(key: str, members: Mapping[str, Part], rules: Rules, said: list[tuple[str, str]]) -> Expected:
+def _sample(
+    key: str, members: Mapping[str, Part], rules: Rules, column: str | None, said: list[tuple[str, str]]
+) -> Expected:
     own, json = members.get("txt"), members.get("json")
     value = {} if json is None or json.value is None else json.value
     images = {kind: part for kind, part in members.items() if _is_image(kind)}
@@ -158,7 +163,7 @@ def _sample(key: str, members: Mapping[str, Part], rules: Rules, said: list[tupl
     if not images and own is None:
         raise _LeftOutError(json.fault if json is not None and json.fault else "missing_image")
     captions = _captions(key, members, rules, said)
-    text = _text(own, json, bool(images), captions)
+    text = _text(own, json, bool(images), [*captions.values(), column] if column else [*captions.values()])
     if not images:
         said += [(key, "unused_part")] * sum(part is not own for part in unused)
         return Expected((text,), (), captions, is_lone_text=True)
@@ -171,13 +176,14 @@ def _sample(key: str, members: Mapping[str, Part], rules: Rules, said: list[tupl
 def _document(
     key: str, value: Mapping[str, Any], images: Mapping[str, Part], unused: Sequence[Part], said: list[tuple[str, str]]
 ) -> Expected:
-    found = []
+    found, named = [], set()
     for name in filter(None, value["images"]):
         kind = name.removeprefix(f"{key}.")
         if kind == name or kind not in images:
             raise _LeftOutError("missing_image")
         found.append(_usable(images[kind]))
-    said += [(key, "unused_part")] * len(unused)
+        named.add(kind)
+    said += [(key, "unused_part")] * (len(unused) + bool(images.keys() - named))
     return Expected(tuple(text for text in value["texts"] if text is not None), tuple(found), None)
 
 
@@ -196,11 +202,11 @@ def _captions(key: str, members: Mapping[str, Part], rules: Rules, said: list[tu
     return found
 
 
-def _text(own: Part | None, json: Part | None, has_image: bool, captions: Mapping[str, str]) -> str:
+def _text(own: Part | None, json: Part | None, has_image: bool, captions: Sequence[str]) -> str:
     """The text that a sample has without a named caption."""
     given = [own.text] if own is not None else []
     given += [(json.value or {}).get("caption")] if json is not None and has_image else []
-    given += list(captions.values())[:1] if has_image else []
+    given += captions[:1] if has_image else []
     for text in given:
         if isinstance(text, str) and text.strip():
             return text

@@ -68,8 +68,13 @@ class RuledDataset:
         sample = next(verdict.served[key] for verdict in self.verdicts.values() if key in verdict.served)
         if name != "blip" or sample.captions is None:
             return None if sample.captions is None else sample.captions.get(name)
-        text = next((t.rows[key] for t in self.tables if t.column == "blip" and key in t.rows), None)
-        return text if text and text.strip() else None
+        return self.blips.get(key)
+
+    @property
+    def blips(self) -> dict[str, str]:
+        """The texts of the column that is a caption, by key."""
+        rows = next((table.rows for table in self.tables if table.column == "blip"), {})
+        return {key: text for key, text in rows.items() if text and text.strip()}
 
     def unencodable(self, name: str = "") -> list[Said]:
         """Samples with a text that the tokenizer cannot encode, where a caption is read, or their own text."""
@@ -98,6 +103,7 @@ def make_ruled(folder: Path, seed: int) -> RuledDataset:
     made = RuledDataset(folder, rules, shards, tars)
     _judge(made)
     made.tables = list(_tables(made, drawer))
+    _judge(made)  # columns may give texts, too
     given = tuple(c for c in asked if any(made.caption(k, c.name) for v in made.verdicts.values() for k in v.served))
     made.rules = replace(rules, captions=given)  # one that no sample has is refused
     _judge(made)
@@ -107,6 +113,7 @@ def make_ruled(folder: Path, seed: int) -> RuledDataset:
 
 
 def _judge(made: RuledDataset) -> None:
+    columns = made.blips if any(caption.name == "blip" for caption in made.rules.captions) else {}
     for name, parts in made.shards.items():
         joined = []
         for of_shards in made.tars.values():
@@ -114,7 +121,7 @@ def _judge(made: RuledDataset) -> None:
             for part in of_shards.get(name, ()):
                 members.setdefault(key_of(part.name, made.rules)[0], []).append(part)
             joined.append(members)
-        made.verdicts[name] = judge(parts, joined, made.rules)
+        made.verdicts[name] = judge(parts, joined, made.rules, columns)
     if not made.rules.allow_texts and any(verdict.has_images for verdict in made.verdicts.values()):
         for verdict in made.verdicts.values():
             verdict.leave_orphans_out()
