@@ -91,8 +91,9 @@ def hostile_members(rng: Rng) -> OddShard:
         shard.kinds.append("unsafe_name")
     tar.add_raw("", mended(plain_header("x", 0), name=(0, b"\xff\xfe.txt")), b"")
     shard.kinds.append("unsafe_name")
-    for name in ("README", ".hidden.txt", "folder/.hidden", "._0.jpg"):
+    for name in ("README", ".hidden.txt", "folder/.hidden", "._0.jpg", "folder/0001"):
         tar.add(name, b"no sample")
+    shard.kinds.append("unused_part")  # the two that are not hidden
     tar.add("plain.jpg", jpeg(rng))
     tar.add("plain.txt", CAPTION)
     shard.say("plain")
@@ -201,7 +202,7 @@ def _table(content: pa.Table) -> bytes:
 
 def with_sidecar(rng: Rng) -> OddShard:
     """A sidecar that has an image for a sample that the tar has as text; a row twice, and rows without a sample."""
-    shard, tar = OddShard(kinds=["row_without_sample"], has_columns=True), Tar()
+    shard, tar = OddShard(kinds=["row_without_sample"] * 2, has_columns=True), Tar()
     for n in range(6):
         tar.add_all(f"{n}", ((("jpg", jpeg(rng)),) if n % 3 else ()) + (("txt", CAPTION),))
         shard.say(f"{n}", PAIR if n % 3 else TEXT, kinds=["lost_image"] if n == 3 else [])

@@ -33,8 +33,8 @@ from dataserver.images import fault_of, silence_pillow_warnings
 SEEDS = 60
 """In continuous integration; a thousand with --long."""
 AT_ONCE = 10
-IGNORED = ("README", ".hidden.txt", "folder/.hidden", "._0.jpg")
-"""Names that make no sample: no dot, or one at the beginning of the last part."""
+IGNORED = (".hidden.txt", "folder/.hidden", "._0.jpg")
+"""Names that make no sample: a dot at the beginning of the last part."""
 
 
 def check(folder: Path, seed: int) -> None:
@@ -62,12 +62,15 @@ def count_members(path: Path, served: set[str], found: LintReport, seed: int) ->
     if any(f.kind in ("cut_tar", "corrupt_tar", "trailing_data", "extension_too_large") for f in own):
         return
     left_out = {f.key for f in own if KINDS[f.kind] is Effect.LEFT_OUT and f.key}
-    unsafe = 0
+    unsafe = keyless = 0
     with tarfile.open(path, ignore_zeros=path.name == "joined.tar") as tar:
         for member in tar:
             if member.isdir() or member.name in IGNORED:
                 continue
             name = member.name.removeprefix("./")
+            if "." not in name.split("/")[-1] and len(name) <= 1024 and member.name.isprintable():
+                keyless += 1
+                continue
             key = "/".join([*name.split("/")[:-1], name.split("/")[-1].partition(".")[0]])
             is_unsafe = not name.isprintable() or name.startswith("/") or ".." in name.split("/") or len(name) > 1024
             if is_unsafe and key not in served:
@@ -75,6 +78,8 @@ def count_members(path: Path, served: set[str], found: LintReport, seed: int) ->
                 continue
             assert (key in served) + (key in left_out) >= 1, (seed, path.name, member.name)
     assert unsafe == sum(f.kind == "unsafe_name" for f in own), (seed, path.name)
+    said = [f.detail.partition(" members have no dot")[0] for f in own if f.kind == "unused_part" and not f.key]
+    assert said == [str(keyless)] * bool(keyless), (seed, path.name)
 
 
 def count_rows(path: Path, served: set[str], found: LintReport, seed: int) -> None:
@@ -84,7 +89,11 @@ def count_rows(path: Path, served: set[str], found: LintReport, seed: int) -> No
     rows = pq.read_table(path.with_suffix(".parquet")).column("key").to_pylist()
     left_out = {f.key for f in own if KINDS[f.kind] is Effect.LEFT_OUT}
     lost = [key for key in rows if key not in served | left_out]
+    num_repeated = len(rows) - len({*rows})
     details = [f.detail for f in own if f.kind == "row_without_sample"]
+    repeated = [f"{num_repeated} of {len(rows)} rows of {path.stem}.parquet repeat" in detail for detail in details]
+    assert sum(repeated) == bool(num_repeated), (seed, path.name)
+    details = [detail for detail, is_of_repeated in zip(details, repeated, strict=True) if not is_of_repeated]
     assert [f"{len(lost)} of {len(rows)} rows" in detail for detail in details] == [True] * bool(lost), (
         seed,
         path.name,
