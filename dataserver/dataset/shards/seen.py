@@ -4,6 +4,9 @@ import unicodedata
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+Named = TypeVar("Named")
 
 
 @dataclass(slots=True)
@@ -42,7 +45,7 @@ class Seen:
         return by_last_part(self.lone_images)
 
 
-def by_last_part(keys: Mapping[str, str]) -> dict[str, str]:
+def by_last_part(keys: Mapping[str, Named]) -> dict[str, Named]:
     """Return what stands for keys by what follows the last slash of each; nothing where that is one of several."""
     counts = Counter(key.rpartition("/")[2] for key in keys)
     last_parts = ((key.rpartition("/")[2], found) for key, found in keys.items())
