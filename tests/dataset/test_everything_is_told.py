@@ -350,8 +350,10 @@ def test_captions_of_another_type_are_told(tmp_path: Path) -> None:
     write(tmp_path / "lines/0.jpg", JPEG)
     write(tmp_path / "lines/0.jsonl", b'{"image": "0.jpg", "text": ["one", "two"]}')
     for folder, said in (
-        ("tars", "no text in .txt or in the caption of .json, which is a list"),
-        ("lines", "the object has no text: its text is a list, a string is required"),
+        ("tars", "; it is a list: these can be captions, index --caption NAME=json:caption[0]"),
+        ("lines", "; text is a list: these can be captions, index --caption NAME=json:text[0]"),
     ):
         assert [kind for *_, kind in found(tmp_path / folder)] == ["missing_caption"]
-        assert details(tmp_path / folder) == [said]
+        assert details(tmp_path / folder)[0].endswith(said)
+        found(tmp_path / folder, IndexRules(captions=parse_captions([said.rpartition(" ")[2].replace("NAME", "one")])))
+        assert [*texts(tmp_path / folder).values()] == [("one",)]

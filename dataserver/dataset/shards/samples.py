@@ -399,8 +399,8 @@ def _caption(group: _Group, document: dict[str, Any], captions: dict[str, str]) 
     reason = NO_CAPTION if group.has_media else "the text in .txt is blank"
     if turns := turns_of(document):
         raise SampleError(MISSING_CAPTION, f"{reason}; its .json has {turns}: index with --conversations chat")
-    if group.has_media and isinstance(caption, list | dict):
-        reason += f", which is a {type(caption).__name__}"
+    if group.has_media and isinstance(caption, list):
+        reason += "; it is a list: these can be captions, index --caption NAME=json:caption[0]"
     raise SampleError(MISSING_CAPTION, f"{reason}{_dots(group)}")
 
 

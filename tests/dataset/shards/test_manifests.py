@@ -198,7 +198,10 @@ def test_shards_of_other_formats_go_before_loose_images(tmp_path: Path) -> None:
     write_pairs(tmp_path, 4)
     manifest(tmp_path / "more", [{"image": "img/0.jpg", "text": "t"}])
     dataset, findings = index(tmp_path)
-    assert ([shard.name for shard in dataset.shards], findings) == (["00000.tar"], {"unread_file": 1})
+    assert ([shard.name for shard in dataset.shards], findings) == (
+        ["00000.tar"],
+        {"unread_file": 2},  # the manifest, and the folder of its images
+    )
 
 
 def test_turns_become_a_document(tmp_path: Path) -> None:
