@@ -70,7 +70,8 @@ from dataserver.dataset.shards.modalities import AUDIO, VIDEO, is_long_clip, ser
 from dataserver.dataset.shards.pages import Page, encode_pages
 from dataserver.dataset.shards.parts import ImagePart, JoinedFile
 from dataserver.dataset.shards.row_match import RowMatch
-from dataserver.dataset.shards.samples import Sample, SampleRules, read_samples
+from dataserver.dataset.shards.sample_rules import SampleRules
+from dataserver.dataset.shards.samples import Sample, read_samples
 from dataserver.dataset.shards.scalar_rows import ScalarRows
 from dataserver.dataset.shards.seen import Seen
 from dataserver.dataset.shards.sidecar import failed_downloads, promised_images, read_sidecar

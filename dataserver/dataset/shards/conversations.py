@@ -94,9 +94,8 @@ def _parts(number: int, turn: Any, media: Mapping[str, Sequence[str]]) -> Iterat
         text = part.get("text") if isinstance(part, dict) else part
         if not isinstance(text, str):
             raise SampleError("bad_document", f"turn {number} has a part that is neither a text nor an image")
-        for n, piece in enumerate(
-            marks.split(text.removeprefix(BYTE_ORDER_MARK))
-        ):  # texts, and between two of them the kind of a mark
+        pieces = marks.split(text.removeprefix(BYTE_ORDER_MARK))  # texts, and between two of them the kind of a mark
+        for n, piece in enumerate(pieces):
             yield _Part(piece) if n % 2 else _Part("", piece)
 
 

@@ -23,24 +23,23 @@ from dataserver.dataset.kinds import (
     TOO_MANY_SCALARS,
     UNUSED_PART,
 )
-from dataserver.dataset.shards.captions import CaptionSource, entry_of
+from dataserver.dataset.shards.captions import entry_of
 from dataserver.dataset.shards.chat import read_conversation
 from dataserver.dataset.shards.conversations import TURN_NAMES, turns_of
 from dataserver.dataset.shards.documents import document_lists
-from dataserver.dataset.shards.interface import Member, Split
+from dataserver.dataset.shards.interface import Member
 from dataserver.dataset.shards.media_members import claimed, media_member
 from dataserver.dataset.shards.members import BYTE_ORDER_MARK, caught, decode_text, parse_json, usable_caption
 from dataserver.dataset.shards.modalities import (
     AUDIO,
     IMAGES,
-    ONLY_IMAGES,
     VIDEO,
-    Media,
     StoredModality,
 )
 from dataserver.dataset.shards.parts import IMAGE, TEXT, ImagePart, Scalar
+from dataserver.dataset.shards.sample_rules import SampleRules
 from dataserver.dataset.shards.seen import Seen, without_spelling
-from dataserver.dataset.shards.tar import sample_key, show, split_at_last_dot, split_name
+from dataserver.dataset.shards.tar import sample_key, show
 from dataserver.images import OTHER_SUFFIXES
 
 MAX_SAMPLE_MEMBERS: Final = 4096
@@ -58,40 +57,6 @@ _MOST_SHOWN: Final = 4
 """Extensions in a message."""
 _SOUND_OR_VIDEO: Final = AUDIO.suffixes | VIDEO.suffixes
 """What rules may leave unused."""
-
-
-@dataclass(frozen=True, slots=True)
-class SampleRules:
-    """How members become samples."""
-
-    to_last_dot: bool = False
-    """Whether a key ends at the last dot of a name, not at the first one."""
-    all_images: bool = False
-    """Whether a sample has all its images, not the first one alone."""
-    captions: tuple[CaptionSource, ...] = ()
-    """Texts besides a sample's own that are looked for in its members."""
-    images: frozenset[str] = frozenset()
-    """Extensions of the members that images may be; all where it is empty."""
-    media: Media = ONLY_IMAGES
-    """What members are parts of their samples."""
-    are_chats: bool = False
-    """Whether every sample is a conversation, whose messages are stored."""
-    drops_images: bool = False
-    """Whether a document is served without its images that are missing or broken; else it is left out."""
-    texts: Mapping[str, str] = field(default_factory=dict)
-    """Texts of images that have none among their members, by key."""
-
-    def unused(self, extension: str) -> str:
-        """The modality of a member that is not served, by its extension; empty where it is none of these."""
-        kind = extension.rpartition(".")[2]
-        if any(kind in modality.suffixes for modality in self.media):
-            return ""
-        return next((modality.name for modality in (AUDIO, VIDEO) if kind in modality.suffixes), "")
-
-    @property
-    def split(self) -> Split:
-        """What splits a member name into key and extension."""
-        return split_at_last_dot if self.to_last_dot else split_name
 
 
 class Sample(NamedTuple):
@@ -158,7 +123,7 @@ def read_samples(
     members: Iterable[Member],
     findings: Findings,
     seen: Seen | None = None,
-    rules: SampleRules = SampleRules(),
+    rules: SampleRules = SampleRules(),  # noqa: B008  it is frozen
     joined: "Joined | None" = None,
 ) -> Iterator[Sample]:
     """Yield the usable samples in tar order; everything else is counted in `findings`.
