@@ -350,10 +350,13 @@ def test_captions_of_another_type_are_told(tmp_path: Path) -> None:
     write(tmp_path / "lines/0.jpg", JPEG)
     write(tmp_path / "lines/0.jsonl", b'{"image": "0.jpg", "text": ["one", "two"]}')
     for folder, said in (
-        ("tars", "; it is a list: these can be captions, index --caption NAME=json:caption[0]"),
-        ("lines", "; text is a list: these can be captions, index --caption NAME=json:text[0]"),
+        ("tars", "; it is a list: these can be captions, index --caption 'NAME=json:caption[0]'"),
+        ("lines", "; text is a list: these can be captions, index --caption 'NAME=json:text[0]'"),
     ):
         assert [kind for *_, kind in found(tmp_path / folder)] == ["missing_caption"]
         assert details(tmp_path / folder)[0].endswith(said)
-        found(tmp_path / folder, IndexRules(captions=parse_captions([said.rpartition(" ")[2].replace("NAME", "one")])))
+        found(
+            tmp_path / folder,
+            IndexRules(captions=parse_captions([said.rpartition(" ")[2].strip("'").replace("NAME", "one")])),
+        )
         assert [*texts(tmp_path / folder).values()] == [("one",)]

@@ -365,7 +365,7 @@ def _caption(group: _Group, document: dict[str, Any], captions: dict[str, str]) 
     if turns := turns_of(document):
         raise SampleError(MISSING_CAPTION, f"{reason}; its .json has {turns}: index with --conversations chat")
     if group.has_media and isinstance(caption, list):
-        reason += "; it is a list: these can be captions, index --caption NAME=json:caption[0]"
+        reason += "; it is a list: these can be captions, index --caption 'NAME=json:caption[0]'"
     raise SampleError(MISSING_CAPTION, f"{reason}{_dots(group)}")
 
 
