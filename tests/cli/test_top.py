@@ -8,7 +8,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +33,7 @@ from shards import break_images, write_pairs
 from dataserver.cli.fleet_tables import fleet_tables
 from dataserver.reporting import fleet_numbers as numbers
 from dataserver.reporting.fleet_calls import DOES_NOT_ANSWER
+from dataserver.reporting.fleet_failures import Failed
 from dataserver.reporting.fleet_look import Fleet
 from dataserver.serving.metrics_families import metrics_registry
 
@@ -289,11 +290,13 @@ def test_of_many_ranks_those_furthest_behind_are_shown() -> None:
     assert "152 more ranks" in " ".join(drawn([numbers.answered("a", message(2, ranks=ranks), None)], 110))
 
 
-def drawn(answers: list[numbers.Answer], width: int, height: int | None = None) -> list[str]:
+def drawn(
+    answers: list[numbers.Answer], width: int, height: int | None = None, failed: Sequence[Failed] = ()
+) -> list[str]:
     """The lines of the tables on a terminal of that size."""
     console = Console(width=width)
     with console.capture() as capture:
-        console.print(fleet_tables(answers, width, height))
+        console.print(fleet_tables(answers, width, height, failed))
     return capture.get().splitlines()
 
 
@@ -386,6 +389,27 @@ def test_nothing_is_below_the_last_line(height: int) -> None:
     text = "\n".join(lines)
     assert servers == 11 or f"... and {11 - servers} more server" in text
     assert ranks == 12 or re.search(rf"\.\.\. and {12 - ranks}( more)? rank", text)
+
+
+@pytest.mark.parametrize("height", [9, 14, 20, 30, 45, 90, None])
+def test_failures_leave_servers_and_ranks_their_lines_and_are_counted(height: int | None) -> None:
+    failed = [
+        Failed(
+            "image", "laion", f"{n:05}.tar", f"k{n}", 1, 10**9 - n, "it is \x1b[2J broken", ("a:1", "b:1")[: 1 + n % 2]
+        )
+        for n in range(60)
+    ]
+    lines = drawn(fleet(2, 2), 120, height, failed)
+    assert height is None or len(lines) <= height
+    shown = [line.split()[3] for line in lines if line.startswith("image")]
+    assert shown == [f"k{n}" for n in range(len(shown))], "the newest"
+    is_small = height is not None and height < 20
+    assert len(shown) == 48 if height in (None, 90) else is_small or 0 < len(shown) < 48
+    assert f"... and {60 - len(shown)} more samples or shards failed lately" in lines
+    assert any(line.startswith("127.0.0.1:50000") for line in lines)
+    assert height == 9 or any(line.startswith("eabb7b144187") for line in lines)
+    assert not any("\x1b" in line for line in lines)
+    assert is_small or any("2 servers" in line for line in lines)
 
 
 def test_counters_that_fell_are_those_of_another_process() -> None:

@@ -98,7 +98,7 @@ await page.getByRole("button", { name: "Compare" }).click();
 await page.getByText("(this job)").first().waitFor({ timeout: 120000 });
 await page.screenshot({ path: join(folder, "policies-light-1280.png"), fullPage: true });
 await page.goto(`${own}#step?step=1`);
-await page.waitForSelector("select:not([hidden]) option");
+await page.waitForSelector("select:not([hidden]) option", { state: "attached", timeout: 60000 });
 await page.waitForSelector(READY.step);
 const jobs = page.getByLabel("Job");
 seen.jobs = await jobs.locator("option").evaluateAll((options) => options.map((option) => option.value));
