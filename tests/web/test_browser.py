@@ -103,15 +103,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, l
     break_images(folder, (3, 0))
     with ExitStack() as stack:
         server = stack.enter_context(running({"d": folder}, FIXED_WINDOW, web_listen="127.0.0.1:0"))
-        stream, read = half_read(server)
-        stack.callback(stream.cancel)
         crowd = stack.enter_context(grpc_server(Crowd()))
         settings = load_config(None, {"datasets": {"d": folder}})
         local, work = LocalData(Catalog.open(settings), settings.datasets, {}), Background()
         stack.callback(work.close)
         watch = FleetWatch(NamedServers((server.address, crowd, "127.0.0.1:1"), Channels()), 0.5)
         stack.callback(watch.close)
-        pages, reported = steps(root, server, local, work)
+        pages, reported = steps(root, server, local, work)  # which waits for kernels, before a call does
+        stream, read = half_read(server)
+        stack.callback(stream.cancel)
         own = ServerPages(server.server, "127.0.0.1:0")
         stack.callback(own.close)
         routes = {"/api/fleet": FleetPage(watch).document, **dataset_routes(DatasetPages(local, work, None))}
