@@ -17,6 +17,7 @@ from dataserver.dataset.conversion.mds_index import MdsShard
 from dataserver.dataset.conversion.sources import (
     LANCE,
     LOOSE,
+    MANIFESTS,
     MDS,
     PARQUET,
     ROWS,
@@ -208,7 +209,7 @@ def _known(target: Path, file: SourceFile, images_root: Path | None) -> Converte
         is_whole = found.etag == file.etag() and all(
             (target / name).stat().st_size == size for name, size in zip(found.tars, found.sizes, strict=True)
         )
-        folder = images_root or file.path.parent
+        folder = _images_root(file, images_root)
         is_whole = is_whole and all(
             file_state(folder, name)[:2] == (size, mtime_ns) for name, size, mtime_ns in held.get("images", [])
         )
@@ -221,6 +222,11 @@ def _known(target: Path, file: SourceFile, images_root: Path | None) -> Converte
     for name in found.tars:  # of another content: there may be fewer now
         (target / name).unlink(missing_ok=True)
     return None
+
+
+def _images_root(file: SourceFile, images_root: Path | None) -> Path:
+    """What the names of image files are relative to."""
+    return images_root if images_root is not None and file.compression in MANIFESTS else file.path.parent
 
 
 def _try_one(task: _Task) -> Converted | str:
@@ -238,7 +244,7 @@ def _convert_one(task: _Task) -> Converted:
     findings, num_samples = Findings(), 0
     images: list[tuple[str, int, int]] = []
     if file.compression in ROWS:
-        files = ExternalFiles(task.images_root or file.path.parent, 0)
+        files = ExternalFiles(_images_root(file, task.images_root), 0)
         names, num_samples = _rows(task, findings, files)
         images = sorted({(part.name, part.file_bytes, part.mtime_ns) for part in files.parts})
     else:

@@ -11,7 +11,8 @@ from dataserver.dataset.errors import DatasetError, printable
 from dataserver.dataset.storage.registry import storage_of
 
 INDEX_NAME: Final = "index.json"
-MAX_INDEX_BYTES: Final = 256 << 20
+MAX_INDEX_BYTES: Final = 128 << 20
+"""Of one `index.json`; a shard takes about 1 KB in it."""
 MAX_COLUMNS: Final = 4096
 _NAME: Final = re.compile(r".*\.mds(\.[a-z0-9]+)?", re.DOTALL | re.IGNORECASE)
 _VERSION: Final = 2

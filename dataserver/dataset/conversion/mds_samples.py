@@ -167,10 +167,7 @@ def _samples(stream: _Stream, shard: MdsShard) -> Iterator[bytes | None]:
         raise ValueError("its offsets do not follow each other")
     if offsets[-1] != shard.num_bytes:
         raise ValueError(f"its samples end at byte {offsets[-1]}, its index says {shard.num_bytes}")
-    config = json.loads(stream.read(int(offsets[0]) - begin))
-    held = [list(one) for one in zip(config["column_names"], config["column_encodings"], strict=True)]
-    if held != [[name, encoding] for name, encoding, _ in shard.columns]:
-        raise ValueError("it has other columns than its index says")
+    _check_columns(stream.read(int(offsets[0]) - begin), shard)
     for size in sizes.tolist():
         if size <= MAX_LINE_BYTES:
             yield stream.read(size)
@@ -179,6 +176,17 @@ def _samples(stream: _Stream, shard: MdsShard) -> Iterator[bytes | None]:
             stream.read(min(left, _READ_BYTES))
         yield None
     stream.check_end()
+
+
+def _check_columns(config: bytes, shard: MdsShard) -> None:
+    """Raise ValueError where a shard has other columns than its index says."""
+    try:
+        held = json.loads(config)
+        found = [tuple(held[key]) for key in ("column_names", "column_encodings")]
+    except (ValueError, RecursionError, LookupError, TypeError) as error:
+        raise ValueError(f"its columns cannot be read ({type(error).__name__})") from error
+    if found != [tuple(column[part] for column in shard.columns) for part in (0, 1)]:
+        raise ValueError("it has other columns than its index says")
 
 
 class _Rows:

@@ -23,6 +23,7 @@ LANCE: Final = ".lance"
 LOOSE: Final = ".images"
 """A folder of image files."""
 _ROWS: Final = (PARQUET, ".jsonl")
+MANIFESTS: Final = (".jsonl", ARRAY)
 ROWS: Final = (*_ROWS, ARRAY, MDS, LANCE, LOOSE)
 """What has rows: each becomes a sample."""
 LOOSE_STEM: Final = "images"

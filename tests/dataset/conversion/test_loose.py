@@ -97,6 +97,10 @@ def test_an_array_of_json_is_converted_where_it_is_named(tmp_path: Path) -> None
     convert(tmp_path / "in/lines.jsonl", tmp_path / "c", workers=1)
     with pytest.raises(DatasetError, match=r"other options .images_root was 'None' and is '.*coco'"):
         convert(tmp_path / "in/lines.jsonl", tmp_path / "c", workers=1, images_root=tmp_path / "coco")
+    folder = write_folder(tmp_path / "folder")
+    report = convert(folder, tmp_path / "e", workers=1, images_root=tmp_path / "coco")
+    assert (report.num_samples, report.findings) == (3, {}), "only manifests have paths"
+    assert convert(folder, tmp_path / "e", workers=1, images_root=tmp_path / "coco").num_converted == 0
     (tmp_path / "in/llava.json").write_text('[{"image": "0.jpg", "caption": "a"}, ')
     report = convert(tmp_path / "in/llava.json", tmp_path / "d", workers=1, images_root=tmp_path / "coco")
     assert (report.num_samples, report.findings) == (1, {"bad_json": 1})

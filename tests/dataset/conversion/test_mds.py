@@ -165,6 +165,16 @@ def write_words(data: bytearray, at: int, *words: int) -> None:
         data[at + 4 * n : at + 4 * n + 4] = word.to_bytes(4, "little")
 
 
+def write_config(data: bytearray, fill: bytes, begin: bytes) -> None:
+    """Other columns in the shard, of any length."""
+    at = 4 + 4 * (int.from_bytes(data[:4], "little") + 1)
+    size = first_sizes(data) - at
+    more = 200_000
+    data[at : at + size] = begin.ljust(size + more, fill)
+    for offset in range(4, at, 4):
+        write_words(data, offset, int.from_bytes(data[offset : offset + 4], "little") + more)
+
+
 DAMAGES: dict[str, tuple[Callable[[bytearray], object], str]] = {
     "count": (lambda data: write_words(data, 0, 0xFFFFFFFF), "declares 4294967295 samples"),
     "first offset": (lambda data: write_words(data, 4, 0), "offsets do not follow each other"),
@@ -189,6 +199,17 @@ def test_a_damaged_shard_is_named_and_the_others_are_done(tmp_path: Path, damage
         converted(source, tmp_path / "out")
     names = sorted(path.name for path in (tmp_path / "out").glob("*.tar"))
     assert names == ["shard.00001-00000.tar", "shard.00002-00000.tar"]
+
+
+@pytest.mark.parametrize(("fill", "begin", "error"), [(b"[", b"", "RecursionError"), (b" ", b"7", "TypeError")])
+def test_columns_of_a_shard_that_are_a_trap_are_named(tmp_path: Path, fill: bytes, begin: bytes, error: str) -> None:
+    source = copied("plain", tmp_path, lambda shard: shard["raw_data"].update(bytes=3856 + 200_000))
+    data = bytearray((source / "shard.00000.mds").read_bytes())
+    assert len(data) == 3856
+    write_config(data, fill, begin)
+    (source / "shard.00000.mds").write_bytes(data)
+    with pytest.raises(DatasetError, match=rf"shard\.00000\.mds: its columns cannot be read .{error}"):
+        converted(source, tmp_path / "out")
 
 
 @pytest.mark.parametrize("stored", ["zstd", "gz", "bz2", "br", "snappy"])
