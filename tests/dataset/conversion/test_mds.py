@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import pickle
 import shutil
 import tarfile
 from collections.abc import Callable
@@ -15,14 +16,15 @@ from PIL import Image
 from dataserver.dataset import Dataset, DatasetError, build_index
 from dataserver.dataset.conversion import mds_samples
 from dataserver.dataset.conversion.convert import ConversionReport, convert
+from dataserver.dataset.conversion.sources import find_sources
 
 FILES = Path(__file__).with_name("mds_files")
 EXPECTED = json.loads((FILES / "expected.json").read_text())
 SIZES = "<u4"
 
 
-def converted(source: Path, target: Path, workers: int = 1) -> ConversionReport:
-    return convert(source, target, workers=workers)
+def converted(source: Path, target: Path) -> ConversionReport:
+    return convert(source, target, workers=1)
 
 
 def members(folder: Path) -> dict[str, bytes]:
@@ -63,7 +65,9 @@ def test_samples_keep_their_bytes_and_columns(tmp_path: Path, stored: str) -> No
 
 
 def test_a_second_run_leaves_what_is_done_and_the_details_are_the_same(tmp_path: Path) -> None:
-    first = converted(FILES / "zstd", tmp_path / "a", workers=2)
+    files = find_sources(FILES / "zstd")[0]
+    assert pickle.loads(pickle.dumps(files)) == files, "they go to other processes"
+    first = converted(FILES / "zstd", tmp_path / "a")
     second = converted(FILES / "zstd", tmp_path / "a")
     assert (second.num_converted, second.details) == (0, first.details)
     converted(FILES / "plain", tmp_path / "b")
