@@ -59,7 +59,9 @@ def rows(folder: Path) -> list[Row]:
         *(_table_4(name, found[name]) for name in ("7b-192k", "7b-384k")),
         _as_a_job("7b-192k", found["7b-192k"], images=False),
         _as_a_job("7b-192k", found["7b-192k"], images=True),
-        *_sister("7b-192k"),
+        *_held_out("7b-192k", 300, 7.2, 1.5),
+        *_held_out("7b-192k", 512, 7.2, 1.5),
+        *_held_out("7b-192k", 512, 7.5, 1.8),
     ]
 
 
@@ -69,12 +71,12 @@ def batches(folder: Path, name: str) -> list[I64]:
     return [lengths[BATCH * b : BATCH * (b + 1)] for b in range(NUM_BATCHES)]
 
 
-def _sister(name: str) -> list[Row]:
+def _held_out(name: str, count: int, mean: float, sigma: float) -> list[Row]:
     """Log-normal lengths on 32 devices: at least as fast as the best single degree, and as quick to plan."""
     costs = group_costs(PROFILES[name], replace(A100_CLUSTER, num_devices=32), max_degree=32)
     ours, homogeneous, spent = [], [], []
     for seed in range(100, 120):
-        drawn = np.random.default_rng(seed).lognormal(7.2, 1.5, 300)
+        drawn = np.random.default_rng(seed).lognormal(mean, sigma, count)
         lengths = usable_lengths(np.clip(drawn, 64, 90_000).astype(np.int64), 96_000)
         plan_groups(lengths, costs)
         plan, milliseconds = timed(plan_groups, lengths, costs)
@@ -82,7 +84,7 @@ def _sister(name: str) -> list[Row]:
         spent.append(milliseconds)
         homogeneous.append(best_homogeneous_plan(lengths, costs).time_ns)
     ratios = [h / o for h, o in zip(homogeneous, ours, strict=True)]
-    title = f"FlexSP {name}'s held-out variant, log-normal, 300 sequences, 32 GPUs, 20 batches"
+    title = f"FlexSP {name}'s held-out variant, log-normal ({mean}, {sigma}), {count} sequences, 32 GPUs, 20 batches"
     text = f"median {statistics.median(ratios):.3f}, least {min(ratios):.3f}"
     times = f"median {statistics.median(spent):.1f} ms, worst {max(spent):.1f} ms"
     return [

@@ -100,11 +100,15 @@ def _microbatch(batch: Batch, order: I64, grouping: Grouping) -> GroupedMicrobat
     """Ranks from the largest group down: every group then starts at a multiple of its degree."""
     yield_point()
     columns = np.repeat(np.arange(len(grouping.composition)), grouping.composition)
+    by_group = np.argsort(grouping.group, kind="stable")
+    starts = np.searchsorted(grouping.group[by_group], np.arange(len(columns) + 1)).tolist()
+    indices = tuple(order[grouping.members[by_group]].tolist())
+    times = np.zeros(len(columns), np.int64)
+    np.add.at(times, grouping.group, batch.times[grouping.members, columns[grouping.group]])
     groups, rank = [], 0
     for number in range(len(columns) - 1, -1, -1):
         degree = batch.costs.degrees[columns[number]]
-        members = grouping.members[grouping.group == number]
-        time = int(batch.times[members, columns[number]].sum())
-        groups.append(SequenceGroup(rank, degree, tuple(int(i) for i in order[members]), time))
+        sequences = indices[starts[number] : starts[number + 1]]
+        groups.append(SequenceGroup(rank, degree, sequences, int(times[number])))
         rank += degree
     return GroupedMicrobatch(tuple(groups), batch.costs.fixed_ns + max(g.time_ns for g in groups))

@@ -7,6 +7,7 @@ becomes its ranks: each computes for its group's time and waits for the rest.
 """
 
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -30,6 +31,9 @@ from dataserver.planning.simulation import (
 )
 from dataserver.planning.stream.samples import ranges
 
+NODE_BITS = 20
+"""Bits of the number of a node: a step has 2^21 operations at most, two or more of each node."""
+
 
 def timeline(spec: JobSpec, plan: ArrangedStep) -> PlannedTimeline:
     """Simulate a plan: every rank of every module."""
@@ -47,8 +51,14 @@ def timeline(spec: JobSpec, plan: ArrangedStep) -> PlannedTimeline:
         activation_bytes=np.concatenate([_held_bytes(spec.execution, m, plan) for m in modules]),
     )
     first = int(np.flatnonzero(pipeline.stage == modules.index(backbone))[0])
-    nodes = tuple(Node((m.name,), r, 0) for m in modules for r in range(m.dp))
-    return PlannedTimeline(nodes, pipeline, _in_step(pipeline, first, backbone.dp))
+    return PlannedTimeline(
+        _nodes(tuple((m.name, m.dp) for m in modules)), pipeline, _in_step(pipeline, first, backbone.dp)
+    )
+
+
+@lru_cache(maxsize=2)  # the same for all candidates of a job
+def _nodes(ranks: tuple[tuple[str, int], ...]) -> tuple[Node, ...]:
+    return tuple(Node((name,), rank, 0) for name, dp in ranks for rank in range(dp))
 
 
 def _times(execution: Execution, module: ModuleSpec, plan: ArrangedStep) -> tuple[I64, I64]:
@@ -75,7 +85,7 @@ def _joins(execution: Execution, plan: ArrangedStep) -> tuple[I64, I64 | None]:
     degrees[plan.groups.microbatch, plan.groups.first_rank] = plan.groups.degree
     edges, transfers = [np.zeros((0, 3), np.int64)], [np.zeros(0, np.int64)]
     for r in plan.routings:
-        pairs = np.unique(np.stack([r.source_microbatch, r.source_rank, r.target_rank], axis=1), axis=0)
+        pairs = _edges(np.unique(_keys(r.source_microbatch, r.source_rank, r.target_rank)))
         end = 2 if r.target_module == backbone.name else 1
         peers = degrees[pairs[:, 0], pairs[:, end]]
         found = np.repeat(pairs, peers, axis=0)
@@ -84,6 +94,17 @@ def _joins(execution: Execution, plan: ArrangedStep) -> tuple[I64, I64 | None]:
         if execution.transfers is not None:
             transfers.append(np.repeat(routed_ns(execution, r, peers), peers))
     return np.concatenate(edges), None if execution.transfers is None else np.concatenate(transfers)
+
+
+def _keys(microbatch: I64, source: I64, target: I64) -> I64:
+    """A number for each edge, which sorts as its three columns do. int64 [e]."""
+    return (microbatch.astype(np.int64) << 2 * NODE_BITS) + (source.astype(np.int64) << NODE_BITS) + target
+
+
+def _edges(keys: I64) -> I64:
+    """The edges of such numbers. int64 [e, 3]."""
+    mask = (1 << NODE_BITS) - 1
+    return np.stack([keys >> 2 * NODE_BITS, keys >> NODE_BITS & mask, keys & mask], axis=1)
 
 
 def _in_step(pipeline: Pipeline, first: int, dp: int) -> Timeline:
@@ -96,17 +117,19 @@ def _in_step(pipeline: Pipeline, first: int, dp: int) -> Timeline:
     np.maximum.at(forward, row, pipeline.forward_ns)
     np.maximum.at(backward, row, pipeline.backward_ns)
     microbatch, source, target = pipeline.edges.T
-    edges, place = np.unique(np.stack([microbatch, row[source], row[target]], axis=1), axis=0, return_inverse=True)
+    keys = _keys(microbatch, row[source], row[target])
+    order = np.argsort(keys, kind="stable")
+    starts = np.flatnonzero(np.diff(keys[order], prepend=-1))
+    edges, transfer = _edges(keys[order][starts]), None
     if pipeline.transfer_ns is not None:  # a pass waits for the slowest transfer of any rank
-        transfer = np.zeros(len(edges), np.int64)
-        np.maximum.at(transfer, place.ravel(), pipeline.transfer_ns)
+        transfer = np.maximum.reduceat(pipeline.transfer_ns[order], starts) if len(starts) else starts
     smaller = replace(
         pipeline,
         stage=pipeline.stage[kept],
         forward_ns=forward,
         backward_ns=backward,
         edges=edges,
-        transfer_ns=None if pipeline.transfer_ns is None else transfer,
+        transfer_ns=transfer,
         activation_bytes=None,
     )
     found, durations = simulate(smaller), _durations(pipeline)
