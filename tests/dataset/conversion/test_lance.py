@@ -72,8 +72,8 @@ def test_rows_of_all_fragments_become_samples(tmp_path: Path) -> None:
         assert sorted(path.name for path in (tmp_path / name).glob("*.tar")) == [
             f"{name}-0000{n}-00000.tar" for n in range(3)
         ]
-    build_index(tmp_path / "out", workers=1)
-    shard = Dataset.open(tmp_path / "out").shards[0]
+    build_index(tmp_path / "bytes", workers=1)
+    shard = Dataset.open(tmp_path / "bytes").shards[0]
     assert shard.keys() == ["k_0", "k_1", "k_2"]
     assert shard.column("score").to_pylist() == [0.0, 0.5, 1.0]
     with tarfile.open(tmp_path / "out/bytes-00000-00000.tar") as tar:
@@ -106,8 +106,8 @@ def test_damaged_lance_files_are_named(tmp_path: Path) -> None:
         whole = path.read_bytes()
         path.write_bytes(whole[: len(whole) // 2])
         with pytest.raises(DatasetError, match=r"d\.lance, fragment \d: cannot be read to its end"):
-            convert(tmp_path / "in", tmp_path / "out", workers=1)
+            convert(tmp_path / "in", tmp_path / path.stem, workers=1)
         path.write_bytes(whole)
     next((tmp_path / "in/d.lance/_versions").glob("*.manifest")).write_bytes(b"no manifest")
     with pytest.raises(DatasetError, match="cannot be opened as a Lance dataset"):
-        convert(tmp_path / "in", tmp_path / "out2", workers=1)
+        convert(tmp_path / "in", tmp_path / "out", workers=1)
