@@ -84,7 +84,7 @@ def served(run: Run) -> Iterator[tuple[tuple[int, int], int, int, list[int], lis
             yield name, *parts[i, :2].tolist(), arrays["token_ids"][where].tolist(), arrays["labels"][where].tolist()
 
 
-@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("together", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_parts_put_together_are_the_documents(folder: Path, together: bool) -> None:
     run = open_run(folder, {"epochs": 1}, {"max_images": 3, "together": together})
     ids = run.job.stream.tokenizer
@@ -162,8 +162,15 @@ def names(jobs: JobPlanner, steps: range) -> list[tuple[int, int, int]]:
     return found
 
 
-@pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize(
+    ("version", "together"),
+    [
+        (1, False),
+        (2, True),
+        pytest.param(1, True, marks=pytest.mark.long),
+        pytest.param(2, False, marks=pytest.mark.long),
+    ],
+)
 def test_a_stream_that_goes_on_serves_the_parts_that_are_left(folder: Path, version: int, together: bool) -> None:
     documents = {"max_images": 3, "together": together}
     first = open_run(folder, {"epochs": 2}, documents, order_version=version).planner

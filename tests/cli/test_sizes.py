@@ -13,6 +13,7 @@ from serving.harness import index
 from shards import make_image, write_interleaved, write_pairs, write_tar
 
 from dataserver.assembly import load_tokenizer
+from dataserver.cli.sizes import _split
 from dataserver.dataset import Dataset
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.jobs import Rules
@@ -52,8 +53,7 @@ def test_documents_are_counted_in_parts(tmp_path: Path) -> None:
         load_tokenizer("bytes").digest, Sizing(max_patches=64), split=Split("items", 96, (2, None, None), True)
     )
     counted = size_histogram(dataset, rules, lambda _done, _total: None)
-    sizes = ("sizes", folder, "--output", file, "--max-patches", 64)
-    done = run(*sizes, "--seq-len", 96, "--max-images", 2)
+    done = run("sizes", folder, "--output", file, "--max-patches", 64, "--seq-len", 96, "--max-images", 2)
     assert done.returncode == 0, done.stderr
     total = sum(counted.values())
     assert done.stdout.startswith(f"{total} parts of samples of {len(counted)} sizes")
@@ -63,8 +63,9 @@ def test_documents_are_counted_in_parts(tmp_path: Path) -> None:
     assert max(tokens) <= 96 * 17 / 16, "texts are rounded"
     found = Counter({(s["text_tokens"], *s["patches"]): s["count"] for s in json.loads(file.read_text())["samples"]})
     assert found == Counter({(text, *patches): count for (text, patches), count in counted.items()})
-    assert "give --seq-len as well" in refused(*sizes, "--max-images", 2)
-    assert "at least 8 and 1 are required" in refused(*sizes, "--seq-len", 7)
+    for given, words in (((None, 2), "give --seq-len as well"), ((7, None), "at least 8 and 1 are required")):
+        with pytest.raises(ValueError, match=words):
+            _split(*given)
 
 
 def test_texts_keep_their_leading_digits() -> None:

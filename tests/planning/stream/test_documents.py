@@ -100,7 +100,7 @@ def flat(given: list[list[Item]]) -> Documents:
     )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     given=documents,
     seq_len=st.integers(8, 40),
