@@ -29,18 +29,17 @@ class Clocks(NamedTuple):
     use its column."""
 
     now: I64
-    """int64 [turns + 1, ranks of a component, columns]: when each node is free before each turn, and at the end."""
+    """int64 [turns + 1, ranks of a component, columns]: when each node is free before each turn, and at the end. With f
+    microbatches in flight the backward of wave k is the last thing that a node does in turn k + f - 1."""
     ends: I64
-    """int64 [ranks of a component, columns, waves]: end of every backward."""
+    """int64 [ranks of a component, waves]: end of every backward of the first stage."""
 
 
 def clocks_of(costs: Costs, waves: int, count: int) -> Clocks:
     """Of so many simulations: both arrays have one dimension more. Not compiled."""
     ranks, columns = costs.ranks_per_component, len(costs.in_flight)
     turns = waves + int(costs.in_flight.max()) - 1
-    return Clocks(
-        np.zeros((count, turns + 1, ranks, columns), np.int64), np.zeros((count, ranks, columns, waves), np.int64)
-    )
+    return Clocks(np.zeros((count, turns + 1, ranks, columns), np.int64), np.zeros((count, ranks, waves), np.int64))
 
 
 @part
@@ -83,10 +82,11 @@ def component_makespan(
     ends, turns, same, later = clocks.ends, waves + most - 1, 0, 0
     for turn in range(begin, turns):
         now = clocks.now[turn + 1]
-        for i in range(len(now)):
-            copy_to(now[i], clocks.now[turn, i])
         if turn < waves:
-            _forward(rows, backbone, behind, first, turn, base, transfer, stages, costs.whole, now)
+            _forward(rows, backbone, behind, first, turn, base, transfer, stages, costs.whole, clocks.now[turn], now)
+        else:
+            for i in range(len(now)):
+                copy_to(now[i], clocks.now[turn, i])
         for g in range(len(behind)):
             wave = turn + 1 - of_behind[g]  # with f in flight, the backward behind forward k is that of wave k + 1 - f
             if 0 <= wave < waves:
@@ -95,8 +95,9 @@ def component_makespan(
                 for i in range(len(backbone)):
                     total += behind[g, first + i, wave]
                 now[0, column] += total * percent[row] // 100
-                ends[0, column, wave] = now[0, column]
-        _backward(backbone, behind, first, turn, percent[encoders], transfer_back, of_stages, encoders, now, ends)
+        _backward(
+            backbone, behind, first, turn, percent[encoders], transfer_back, of_stages, of_behind, encoders, clocks
+        )
         for row in range(encoders):
             wave = turn + 1 - in_flight[row]
             if 0 <= wave < waves:
@@ -104,7 +105,7 @@ def component_makespan(
                 clock, total = now[0, column], base[row]
                 for i in range(len(backbone)):
                     total += rows[row, first + i, wave]
-                    clock = max(clock, ends[i, 0, wave] + transfer_back[row] if rows[row, first + i, wave] else 0)
+                    clock = max(clock, ends[i, wave] + transfer_back[row] if rows[row, first + i, wave] else 0)
                 now[0, column] = clock + total * percent[row] // 100
         if turn >= last:
             least, longest = _later(now, before.now[turn + 1], stages, stages + encoders if costs.whole else stages)
@@ -144,35 +145,41 @@ def _forward(
     transfer: I64,
     stages: int,
     whole: bool,
+    was: I64,
     now: I64,
 ) -> None:
-    """The forward of one wave in all stages."""
+    """The forward of one wave in all stages, whose nodes are free at `was`; `now` is when they are free behind it."""
     ranks, encoders, generators = len(backbone), len(before), len(behind)
-    between = transfer[encoders]
+    between, alone = transfer[encoders], was[0, 0]
     for row in range(encoders):
         column = 0 if whole else stages + row
-        clock = now[0, column] + base[row]
+        clock = (alone if whole else was[0, column]) + base[row]
         for i in range(ranks):
             clock += before[row, first + i, wave]
-        now[0, column] = clock
+        if whole:
+            alone = clock
+        else:
+            now[0, column] = clock
     for i in range(ranks):
         clock = 0
         for row in range(encoders):
             clock = max(clock, now[0, stages + row] + transfer[row] if before[row, first + i, wave] else 0)
         step = backbone[i, wave]
-        clock -= between
-        for s in range(stages):
-            clock = max(clock + (between + step), now[i, s] + step)  # two instructions deep from stage to stage
+        clock = max(clock, alone if whole else was[i, 0]) + step
+        now[i, 0] = clock
+        for s in range(1, stages):
+            clock = max(clock + (between + step), was[i, s] + step)  # two instructions deep from stage to stage
             now[i, s] = clock
-        for g in range(generators):
-            now[0, stages + encoders + g] = max(
-                now[0, stages + encoders + g], clock + transfer[encoders + 1 + g] if behind[g, first + i, wave] else 0
-            )
     for g in range(generators):
-        clock = now[0, stages + encoders + g] + base[encoders + 1 + g]
+        column = stages + encoders + g
+        clock = was[0, column]
+        for i in range(ranks):
+            given = now[i, stages - 1] + transfer[encoders + 1 + g]
+            clock = max(clock, given if behind[g, first + i, wave] else 0)
+        clock += base[encoders + 1 + g]
         for i in range(ranks):
             clock += behind[g, first + i, wave]
-        now[0, stages + encoders + g] = clock
+        now[0, column] = clock
 
 
 @inlined_part
@@ -184,27 +191,29 @@ def _backward(
     percent: int,
     transfer_back: I64,
     of_stages: I64,
+    of_behind: I64,
     encoders: int,
-    now: I64,
-    ends: I64,
+    clocks: Clocks,
 ) -> None:
     """The backward of each backbone stage behind the forward of wave `turn`, or in its place when none is left."""
-    stages, waves, between = len(of_stages), backbone.shape[1], transfer_back[encoders]
+    stages, waves, between, now = len(of_stages), backbone.shape[1], transfer_back[encoders], clocks.now
+    times = percent // 100 if percent % 100 == 0 else 0
     for i in range(len(backbone)):
         for s in range(stages - 1, -1, -1):
             wave = turn + 1 - of_stages[s]
             if wave < 0 or wave >= waves:
                 continue
-            clock = now[i, s]
+            clock = now[turn + 1, i, s]
             if s + 1 < stages:
-                clock = max(clock, ends[i, s + 1, wave] + between)
+                clock = max(clock, now[wave + of_stages[s + 1], i, s + 1] + between)
             else:
                 for g in range(len(behind)):
-                    returned = ends[0, stages + encoders + g, wave] + transfer_back[encoders + 1 + g]
+                    returned = now[wave + of_behind[g], 0, stages + encoders + g] + transfer_back[encoders + 1 + g]
                     clock = max(clock, returned if behind[g, first + i, wave] else 0)
-            clock += backbone[i, wave] * percent // 100
-            now[i, s] = clock
-            ends[i, s, wave] = clock
+            clock += backbone[i, wave] * times if times else backbone[i, wave] * percent // 100
+            now[turn + 1, i, s] = clock
+            if s == 0:
+                clocks.ends[i, wave] = clock
 
 
 class Climb(NamedTuple):
@@ -296,6 +305,20 @@ def _climb(
     return simulated, used
 
 
+@inlined_part
+def _reach(costs: Costs, columns: int) -> int:
+    """How many turns back a backward of the backbone looks at most for the one whose gradients it takes, 1 at least."""
+    reach, stages = 1, columns - (len(costs.base) - 1)
+    for s in range(stages):
+        behind = costs.in_flight[costs.encoders + s]
+        if s + 1 < stages:
+            reach = max(reach, behind - costs.in_flight[costs.encoders + s + 1])
+        else:
+            for g in range(costs.encoders + stages, columns):
+                reach = max(reach, behind - costs.in_flight[g])
+    return int(reach)
+
+
 @part
 def _changed_makespan(
     slots: Slots, costs: Costs, clocks: Clocks, tried: Clocks, makespan: I64, component: int, which: int, first: int,
@@ -308,10 +331,10 @@ def _changed_makespan(
     """
     now, before = Clocks(tried.now[which], tried.ends[which]), Clocks(clocks.now[component], clocks.ends[component])
     for i in range(now.now.shape[1]):
-        copy_to(now.now[first, i], before.now[first, i])
-        for column in range(now.now.shape[2]):
-            for wave in range(max(0, first + 1 - largest(costs.in_flight)), first):
-                now.ends[i, column, wave] = before.ends[i, column, wave]
+        for turn in range(max(0, first + 1 - _reach(costs, clocks.now.shape[3])), first + 1):
+            copy_to(now.now[turn, i], before.now[turn, i])
+        for wave in range(max(0, first + 1 - largest(costs.in_flight)), first):
+            now.ends[i, wave] = before.ends[i, wave]
     begin = component * costs.ranks_per_component
     found, until = component_makespan(slots.time, begin, costs, now, first, last, before, margin)
     if found < 0:
@@ -323,14 +346,13 @@ def _changed_makespan(
 def _keep(costs: Costs, clocks: Clocks, tried: Clocks, component: int, which: int, first: int, until: int) -> None:
     """Take over the clocks of a component that was tried, which are new from one turn until before another."""
     now, before = Clocks(tried.now[which], tried.ends[which]), Clocks(clocks.now[component], clocks.ends[component])
-    waves, most = now.ends.shape[2], largest(costs.in_flight)
+    waves, most = now.ends.shape[1], largest(costs.in_flight)
     last = waves if until == waves + most - 1 else until - most  # the others are as before, if they were written
     for i in range(now.now.shape[1]):
         for turn in range(first, until + 1):
             copy_to(before.now[turn, i], now.now[turn, i])
-        for column in range(now.now.shape[2]):
-            for wave in range(max(0, first + 1 - most), last):
-                before.ends[i, column, wave] = now.ends[i, column, wave]
+        for wave in range(max(0, first + 1 - most), last):
+            before.ends[i, wave] = now.ends[i, wave]
 
 
 @inlined_part

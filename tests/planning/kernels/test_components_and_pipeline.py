@@ -208,14 +208,15 @@ def test_a_climb_keeps_what_slows_nothing_down(padded: bool, limited: bool) -> N
     assert moved > 3
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 0, 0), (1, 3, 1, 1), (2, 2, 1, 0), (3, 1, 2, 1)])
-def test_clocks_are_those_of_whole_simulations_whatever_was_tried(shape: tuple[int, int, int, int]) -> None:
-    """Two components of so many ranks, stages, encoders and generators, with waves enough that changes wear off."""
-    each, stages, encoders, generators = shape
+@pytest.mark.parametrize("shape", [(1, 1, 0, 0, 1), (1, 3, 1, 1, 1), (2, 2, 1, 0, 1), (3, 1, 2, 1, 1), (1, 2, 0, 1, 3)])
+def test_clocks_are_those_of_whole_simulations_whatever_was_tried(shape: tuple[int, int, int, int, int]) -> None:
+    """Two components of so many ranks, stages, encoders and generators, with waves enough that changes wear off; each
+    stage holds so many microbatches more than the next."""
+    each, stages, encoders, generators, drop = shape
     random, waves, rows = np.random.default_rng(3), 24, encoders + 1 + generators
     own = random.integers(0, 100, (rows, 4 * each * waves + 1)) * (random.random((rows, 1)) < 0.8)
     own[:, -1], none = 0, np.zeros(0, np.int64)
-    held = np.array([*[stages + 3] * encoders, *range(stages + 1, 1, -1), *[1] * generators])
+    held = np.array([*[drop * stages + 3] * encoders, *range(drop * stages + 1, 1, -drop), *[1] * generators])
     transfer = random.integers(0, 9, rows)
     costs = components.Costs(
         own, random.integers(0, 9, rows), random.integers(0, 250, rows), none, none.reshape(0, 0), none, none,
