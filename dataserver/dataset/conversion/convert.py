@@ -324,12 +324,16 @@ def _bytes(file: SourceFile, target: Path) -> str:
 
     path = file.path
     name = copy_name(file)
-    with storage_of(file.root).open(path) as source, atomic_writer(target / name) as temp:
-        with temp.open("wb") as out:  # what is larger than its buffer is not copied into it
-            if file.compression:
-                out.writelines(decompressed(source, file.compression, str(path)))
-            else:
-                shutil.copyfileobj(source, out, 1 << 20)
+    storage = storage_of(file.root)
+    with storage.open(path) as source, atomic_writer(target / name) as temp:
+        if storage.is_local and not file.compression:
+            shutil.copyfile(path, temp)  # within the kernel
+        else:
+            with temp.open("wb") as out:  # what is larger than its buffer is not copied into it
+                if file.compression:
+                    out.writelines(decompressed(source, file.compression, str(path)))
+                else:
+                    shutil.copyfileobj(source, out, 1 << 20)
         if file.compression and not _is_tar(temp):
             raise DatasetError(f"{path} is no compressed tar: what it holds does not begin as one; rename it")
     return str(PurePosixPath(name))
