@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainclient.models.attention import Segments
+from trainclient.models.rotary import at_least_float32
 from trainclient.upload import upload
 
 SCALINGS: Final = ("bicubic", "bilinear", "nearest", "antialias", "smooth")
@@ -43,10 +44,11 @@ def _table(learned: Tensor, side: int, size: tuple[int, int], scaling: str) -> T
     """The position embedding of every patch of a grid, row by row, [rows * columns, width]."""
     if size == (side, side):
         return learned
-    picture = learned.view(side, side, -1).permute(2, 0, 1)[None]
+    precise = learned.to(at_least_float32(learned.dtype))  # torch has no antialiasing of bfloat16
+    picture = precise.view(side, side, -1).permute(2, 0, 1)[None]
     if scaling == "nearest":
         down, across = (upload(torch.arange(n) * side // n, learned.device) for n in size)
-        return picture[0].index_select(1, down).index_select(2, across).flatten(1).T
+        return picture[0].index_select(1, down).index_select(2, across).flatten(1).T.to(learned.dtype)
     mode, smooth = _MODES.get(scaling, scaling), scaling in _MODES
     scaled = F.interpolate(picture, size, mode=mode, align_corners=scaling == "bilinear", antialias=smooth)
-    return scaled[0].flatten(1).T
+    return scaled[0].flatten(1).T.to(learned.dtype)

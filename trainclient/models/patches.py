@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trainclient.models.attention import Segments
 from trainclient.models.checks import require_integers, require_shape
+from trainclient.models.rotary import at_least_float32
 from trainclient.stream import positions
 from trainclient.upload import upload
 
@@ -107,9 +108,10 @@ def normalise(patches: Tensor, patch: int, dtype: torch.dtype, pixels: str = "ha
     if patches.dtype != torch.uint8:
         raise ValueError(f"patches have dtype {patches.dtype}; uint8 is required (the module normalises them)")
     require_shape("patches", patches, -1, patch * patch * 3)
-    colours = patches.to(dtype).view(len(patches), patch * patch, 3).unbind(2)
+    colours = patches.to(at_least_float32(dtype)).view(len(patches), patch * patch, 3).unbind(2)
     known = zip(colours, *pixel_statistics(pixels), strict=True)
-    return torch.stack([values / (255 * std) - mean / std for values, mean, std in known], dim=2).flatten(1)
+    # Rounded once: in bfloat16 a difference of two rounded numbers is off by more than one of its steps.
+    return torch.stack([(values / (255 * std) - mean / std).to(dtype) for values, mean, std in known], dim=2).flatten(1)
 
 
 def to_pixels(values: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ differ by some roundings. What can be asked of ours is that the mean square of i
 float32, is no larger than that of transformers' own errors; both are sums of many roundings, so a third more is chance.
 """
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from models.hf.test_towers import PATCH, SQUARES, our_features, their_qwen, thei
 from models.hf.tiny import (
     BACKBONES,
     TOWERS,
+    class_named,
     make_backbone,
     make_tower,
     our_backbone,
@@ -40,6 +40,13 @@ def some(names: Any) -> list[Any]:
     return [pytest.param(name, marks=[] if name in QUICK else pytest.mark.long) for name in names]
 
 
+def loaded(loader: Any, folder: Path) -> tuple[Any, Any]:
+    """A model as transformers loads it, in bfloat16, and the same weights in float32; angles are not rounded twice."""
+    types = torch.bfloat16, torch.float32
+    found = (loader.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval() for dtype in types)
+    return next(found), next(found)
+
+
 def require_as_near(ours: Tensor, theirs: Tensor, precise: Tensor) -> None:
     """Fail where ours are farther from the precise values than theirs."""
     assert ours.dtype == theirs.dtype == torch.bfloat16
@@ -51,40 +58,42 @@ def require_as_near(ours: Tensor, theirs: Tensor, precise: Tensor) -> None:
 
 @pytest.mark.parametrize("name", some(WHOLES))
 def test_logits_of_whole_models(name: str, tmp_path: Path) -> None:
-    theirs = make_whole(name, tmp_path / "c", torch.bfloat16)
+    make_whole(name, tmp_path / "c", torch.bfloat16)
+    loader = transformers.AutoModelForImageTextToText
+    theirs, plain = loaded(loader, tmp_path / "c")
     encoder, backbone = our_models(tmp_path / "c")
     sample = sample_of(name, encoder.config)
     with torch.no_grad():
-        precise, _ = their_loss(name, copy.deepcopy(theirs).float(), sample, encoder.config)
+        precise, _ = their_loss(name, plain, sample, encoder.config)
         rounded, _ = their_loss(name, theirs, sample, encoder.config)
         made, _ = our_loss(encoder, backbone, sample)
     require_as_near(made, rounded, precise)
     parts = [TrainedPart(m.config, m.state_dict()) for m in (encoder, backbone)]
     export_whole(tmp_path / "back", tmp_path / "c", parts)
-    again = transformers.AutoModelForImageTextToText.from_pretrained(tmp_path / "back", attn_implementation="eager")
+    again, _ = loaded(loader, tmp_path / "back")
     with torch.no_grad():
-        assert torch.equal(their_loss(name, again.eval(), sample, encoder.config)[0], rounded)
+        assert torch.equal(their_loss(name, again, sample, encoder.config)[0], rounded)
 
 
 @pytest.mark.parametrize("name", some(BACKBONES))
 def test_logits_of_backbones(name: str, tmp_path: Path) -> None:
-    theirs = make_backbone(name, torch.bfloat16)
-    found = load_pretrained(save(theirs, tmp_path / "c"))
+    found = load_pretrained(save(make_backbone(name, torch.bfloat16), tmp_path / "c"))
+    theirs, plain = loaded(transformers.AutoModelForCausalLM, tmp_path / "c")
     rounded = their_logits(theirs)
-    require_as_near(our_logits(our_backbone(found), IDS), rounded, their_logits(copy.deepcopy(theirs).float()))
+    require_as_near(our_logits(our_backbone(found), IDS), rounded, their_logits(plain))
     export_pretrained(tmp_path / "back", found.config, found.state, usage=USAGE)
-    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back")
-    assert torch.equal(their_logits(again.eval()), rounded)
+    again, _ = loaded(transformers.AutoModelForCausalLM, tmp_path / "back")
+    assert torch.equal(their_logits(again), rounded)
 
 
 @pytest.mark.parametrize("name", some(TOWERS))
 def test_features_of_towers(name: str, tmp_path: Path) -> None:
     if name == "qwen2-vl of patch 8":
         pytest.skip("the same tower with other sizes; pictures here have patches of 4")
-    theirs = make_tower(name, torch.bfloat16)
-    found = load_pretrained(save(theirs, tmp_path / "c"))
+    found = load_pretrained(save(make_tower(name, torch.bfloat16), tmp_path / "c"))
     ours, _ = our_encoder(found)
-    images, plain = pictures([(6, 6), (4, 10)], PATCH), copy.deepcopy(theirs).float()
+    images = pictures([(6, 6), (4, 10)], PATCH)
+    theirs, plain = loaded(class_named(TOWERS[name][1]), tmp_path / "c")
     if name in SQUARES:
         rounded, precise = (
             torch.cat(their_square(model, images, found.config.pixels, dtype))

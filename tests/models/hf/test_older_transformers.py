@@ -19,19 +19,20 @@ from models.hf.tiny import our_backbone, our_encoder, our_logits
 from models.hf.tiny_wholes import our_loss, our_models, sample_of
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.testing import assert_close
 
 from trainclient.models.encoder import EncoderConfig
 from trainclient.models.hf import TrainedPart, export_pretrained, export_whole, load_pretrained
 
-DIFFERENT = {"onevision", "idefics3", "smolvlm"}
-"""Wholes that 4.57 computes otherwise: features behind the last norm; other positions of patches."""
+DIFFERENT = {"onevision", "llava with siglip and qwen2", "idefics3", "smolvlm", "gemma3"}
+"""Wholes that 4.57 computes otherwise: SigLIP's last features behind its norm; other positions of patches; images that
+have more tokens than a window, as no released Gemma has."""
 ROOT = Path(__file__).parents[3]
 
 
 def run(python: Path, what: str, folder: Path) -> None:
     """Run the script by an interpreter, which has nothing to say against configurations."""
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(ROOT / "scripts")])}
+    folders = [str(ROOT), *(str(ROOT / name) for name in ("tests", "scripts", "protos"))]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
     line = [python, ROOT / "tests" / "models" / "hf" / "older.py", what, folder]
     done = subprocess.run(line, capture_output=True, text=True, env=variables, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -73,8 +74,9 @@ def test_older_transformers_and_ours_compute_the_same(tmp_path: Path, python_wit
     run(python, "run", tmp_path)
     said = json.loads((tmp_path / "report.json").read_text())
     assert {(kind, name) for kind, name, *_ in said} == made.keys()
+    off = []
     for kind, name, export, missing, unexpected in said:
-        of_training = ["embeddings.mask_token"] if (name, export) == ("dinov2 with registers", "alone") else []
+        of_training = ["embeddings.mask_token"] if name == "dinov2 with registers" else []
         assert (missing, unexpected) == (of_training, []), (kind, name, export)
         path, wanted = tmp_path / kind / name, made[kind, name]
         found = load_file(path / f"{export}.safetensors")["made"]
@@ -82,4 +84,6 @@ def test_older_transformers_and_ours_compute_the_same(tmp_path: Path, python_wit
             assert not torch.allclose(found, wanted, rtol=1e-3, atol=1e-3), "it computes the same now"
             config = load_pretrained(path / export, names=(), kind=EncoderConfig).config
             found = computed(kind, name, load(kind, name, path / export)[0], config)
-        assert_close(found, wanted, rtol=1e-5, atol=1e-5, msg=lambda m, k=(kind, name, export): f"{k}: {m}")
+        if not torch.allclose(found, wanted, rtol=1e-5, atol=1e-5):
+            off.append(f"{kind} {name} {export} by {float((found - wanted).abs().max()):.1e}")
+    assert off == []

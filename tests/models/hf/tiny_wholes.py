@@ -151,7 +151,7 @@ def _llava(vision: str, text: str = "llama", **fields: Any) -> Callable[[], Any]
 def _qwen3_vl(**fields: Any) -> Callable[[], Any]:
     vision = {**QWEN, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 32}
     return lambda: transformers.Qwen3VLConfig(
-        text_config={**TEXT, **_mrope(4, 2, 2, mrope_interleaved=True)},
+        text_config={**TEXT, **_mrope(4, 2, 2, mrope_interleaved=True), **fields},  # older releases read it there
         vision_config={**vision, "num_position_embeddings": 36, "deepstack_visual_indexes": [0, 2]},
         **IDS,
         **fields,

@@ -96,13 +96,14 @@ def _write(config: BackboneConfig) -> dict[str, Any]:
     shared = write_backbone(config)
     sliding = {"rope_type": "default", "rope_theta": config.windowed_rotary_base}
     return {
-        **{name: value for name, value in shared.items() if name not in ("hidden_act", "rope_theta", "rope_scaling")},
+        **{name: value for name, value in shared.items() if name != "hidden_act"},
         "attention_bias": config.qkv_bias,
         "head_dim": config.head_size,
         "hidden_activation": _GATE,
         "layer_types": [_FULL if number in config.global_layers else _SLIDING for number in range(config.layers)],
         "query_pre_attn_scalar": round(config.score_scale**-2),
         "rope_parameters": {_FULL: shared["rope_parameters"], _SLIDING: sliding},
+        "rope_local_base_freq": config.windowed_rotary_base,  # as releases before 5 have it
         "sliding_window": config.window,
     }
 
