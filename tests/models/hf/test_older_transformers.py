@@ -80,7 +80,7 @@ def test_older_transformers_and_ours_compute_the_same(tmp_path: Path, python_wit
         assert (missing, unexpected) == (of_training, []), (kind, name, export)
         path, wanted = tmp_path / kind / name, made[kind, name]
         found = load_file(path / f"{export}.safetensors")["made"]
-        if name in DIFFERENT:
+        if kind == "whole" and name in DIFFERENT:
             assert not torch.allclose(found, wanted, rtol=1e-3, atol=1e-3), "it computes the same now"
             config = load_pretrained(path / export, names=(), kind=EncoderConfig).config
             found = computed(kind, name, load(kind, name, path / export)[0], config)
