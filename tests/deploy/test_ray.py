@@ -20,6 +20,7 @@ from benchmarks.range_server import State
 from cli.server_process import command, refused, serving
 from deploy.manifests import ROOT
 from deploy.test_slurm import free_range
+from fleet.servers import free_addresses
 from program.runtime_cases import Degrees
 from serving.harness import index
 from shards import write_pairs
@@ -90,6 +91,13 @@ def test_without_a_cluster_there_is_one_error(tmp_path: Path, monkeypatch: pytes
     assert "Ray is not installed" in said or "no Ray cluster can be reached" in said
 
 
+def node_of(cpus: int) -> dict[str, int]:
+    """A node with so many CPUs, and ports for its agents: raylets abort where an agent that chooses one is slow."""
+    agents = ("metrics_agent_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
+    ports = (int(address.rpartition(":")[2]) for address in free_addresses(len(agents)))
+    return {"num_cpus": cpus, "object_store_memory": 100 << 20, **dict(zip(agents, ports, strict=True))}
+
+
 @contextmanager
 def ray_cluster(monkeypatch: pytest.MonkeyPatch, *cpus: int) -> Iterator[Any]:
     """A head without CPUs, and nodes with so many."""
@@ -98,10 +106,9 @@ def ray_cluster(monkeypatch: pytest.MonkeyPatch, *cpus: int) -> Iterator[Any]:
     monkeypatch.setenv("PYTHONPATH", variables()["PYTHONPATH"])
     from ray.cluster_utils import Cluster
 
-    small = {"object_store_memory": 100 << 20}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
+    cluster = Cluster(initialize_head=True, head_node_args=node_of(0))
     try:
-        cluster.workers = [cluster.add_node(num_cpus=number, **small) for number in cpus]
+        cluster.workers = [cluster.add_node(**node_of(number)) for number in cpus]
         cluster.wait_for_nodes()
         monkeypatch.setenv("RAY_ADDRESS", cluster.address)
         yield cluster
@@ -184,7 +191,7 @@ def test_a_run_goes_on_when_a_node_is_lost_and_a_new_one_gets_servers(
             announced = len(fleet.lines)
             cluster.remove_node(cluster.workers[0], allow_graceful=False)
             assert len(fleet.until(1, announced)) == 1
-            cluster.add_node(num_cpus=1, object_store_memory=100 << 20)
+            cluster.add_node(**node_of(1))
             assert len(fleet.until(2, announced)) == 2
             _, errors = trainer.communicate(timeout=WAIT_S)
             assert trainer.returncode == 0, errors
@@ -207,7 +214,7 @@ def test_ray_train_finds_the_servers(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with ray_cluster(monkeypatch, 2) as cluster, ray_fleet(file, tmp_path, "--cores", "2") as fleet:
         fleet.until(1)
         for _ in range(2):  # too small for a server, and so free for trainers
-            cluster.add_node(num_cpus=1, object_store_memory=100 << 20)
+            cluster.add_node(**node_of(1))
         example = [sys.executable, str(ROOT / "deploy/ray/train.py"), "--workers", "2", "--port", str(free_range(9))]
         done = subprocess.run(
             [*example, "--", *options], capture_output=True, text=True, check=False, timeout=WAIT_S, env=os.environ
