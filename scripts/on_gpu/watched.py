@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import torch
 
+from trainclient.checkpoint.lease import FollowedLease, Lease
 from trainclient.cli import main
 from trainclient.topology.process_groups import Groups
 from trainclient.training import loop
@@ -87,8 +88,8 @@ class Syncs:
 class StepWatch(StepProfiler):
     """Notes what lies between two calls of `begin_step`, besides what a profiler does."""
 
-    def __init__(self, config: ProfileConfig, groups: Groups) -> None:
-        super().__init__(config, groups)
+    def __init__(self, config: ProfileConfig, groups: Groups, lease: Lease | FollowedLease | None = None) -> None:
+        super().__init__(config, groups, lease)
         wanted = json.loads(os.environ[WATCH])
         self._output, self._step_of_syncs = Path(wanted["output"]), wanted.get("syncs")
         self._cuda = groups.device.type == "cuda"

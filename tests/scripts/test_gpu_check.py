@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from contextlib import nullcontext
+from inspect import signature
 from pathlib import Path
 
 import psutil
@@ -17,7 +18,10 @@ from on_gpu.record import Record
 from on_gpu.telling import Given, Told
 from on_gpu.traces import read, summary
 from on_gpu.variants import VARIANTS, variant
+from on_gpu.watched import StepWatch
 from on_gpu.wheels import WheelError, install
+
+from trainclient.training.profiling import StepProfiler
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 FORKS = """
@@ -169,6 +173,10 @@ def test_an_unknown_name_is_refused(tmp_path: Path, given: tuple[str, str]) -> N
     ran = check(*given, "--output", tmp_path)
     assert ran.returncode == 2
     assert ran.stderr.startswith(f"gpu_check: there is no {given[0][2:-1]} 'faster'; use ")
+
+
+def test_what_watches_steps_is_made_as_the_trainer_makes_its_profiler() -> None:
+    assert signature(StepWatch) == signature(StepProfiler)
 
 
 @pytest.mark.long
