@@ -196,7 +196,8 @@ def _memory(one: Seen) -> Iterator[Finding]:
     cached = one.metrics.cached
     used = cached.jobs + cached.tables + cached.windows + cached.plans
     if one.metrics.HasField("remade"):  # a full cache is normal where nothing has to be made again
-        remade, plans = one.metrics.remade, sum(times.plans for times in one.metrics.plan_times)
+        remade, plans = one.metrics.remade, one.metrics.plans_by_source.fetched
+        plans += sum(times.plans for times in one.metrics.plan_times)
         again = remade.plans + remade.windows
         if again > max(REMADE * plans, LEAST_REMADE):
             yield Finding(

@@ -57,4 +57,5 @@ def wanted_cores(before: Usage, now: Usage) -> float:
     if elapsed_s <= 0 or stream_s <= 0:
         return 0.0
     taking = max(1 - (now.waited_s - before.waited_s) / stream_s, 1 / MOST_GROWTH)
-    return (now.cpu_s - before.cpu_s) / elapsed_s / taking / FULL
+    used_s = max(0.0, now.cpu_s - before.cpu_s)  # what a process used that was killed with its parent is forgotten
+    return used_s / elapsed_s / taking / FULL

@@ -28,6 +28,10 @@ class Alert:
 
 _KNOWN: Final = "last_over_time(disttrain_cores[1d])"
 """Targets that were servers within the last day, whatever the scrape job is called."""
+_MADE: Final = "sum by (job, instance) (rate(disttrain_plan_seconds_count[15m]))"
+"""Plans that a server makes a second."""
+_FETCHED: Final = 'disttrain_plans_total{source="fetched"}'
+"""Those that it has from its peers; without peers there are none of these."""
 _NOT_GIVEN: Final = 'disttrain_plans_total{source=~"late|unreachable|refused|wrong"}'
 
 TRAINERS: Final = (
@@ -113,7 +117,7 @@ SERVERS: Final = (
         "warning",
         "15m",
         'sum by (job, instance) (rate(disttrain_cached_job_remakes_total{kind=~"plans|windows"}[15m])) '
-        "/ sum by (job, instance) (rate(disttrain_plan_seconds_count[15m])) > 0.1",
+        f"/ ({_MADE} + (sum by (job, instance) (rate({_FETCHED}[15m])) or 0 * {_MADE})) > 0.1",
         "{{ $labels.instance }} makes {{ $value | humanize }} plans and windows once more for each plan",
     ),
     Alert(

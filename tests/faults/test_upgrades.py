@@ -3,6 +3,7 @@
 The older release is this one under another number, without the newest rules of plans and without one field of jobs.
 """
 
+import json
 import logging
 import threading
 import time
@@ -31,6 +32,8 @@ from dataserver.serving.config import load_config
 from trainclient.client import Batch
 from trainclient.stream.endpoint import Timeouts
 from trainclient.stream.errors import FleetError
+from trainclient.stream.fleet import Fleet
+from trainclient.stream.jobs import resolve_job
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
@@ -154,7 +157,7 @@ def release_of(address: str) -> str:
     ("changes", "named"),
     [
         ({"plan_version": 6}, r"supports plan_version [5], the job is pinned to 6"),
-        ({"validity": "exact"}, "refuses the job, which release"),
+        ({"validity": "exact"}, "refuses the job, which servers of release"),
     ],
 )
 def test_a_fleet_half_on_an_older_release_refuses_what_is_new_by_name(
@@ -182,6 +185,18 @@ def test_a_fleet_half_on_an_older_release_refuses_what_is_new_by_name(
     assert "Traceback" not in old.log.read_text()
 
 
+def test_a_job_is_filled_in_by_the_server_whose_release_takes_it(
+    folders: dict[str, Path], older: dict[str, str], tmp_path: Path, stack: ExitStack
+) -> None:
+    old, new = started(stack, dataset_flags(folders), tmp_path, [older, {}])
+    data = json.loads(job_of(folders, 4, validity="exact").text)
+    for dataset in data["stream"]["datasets"]:
+        del dataset["fingerprint"]
+    fleet = Fleet([old.address, new.address])
+    stack.callback(fleet.close)
+    assert resolve_job(data, fleet).job_id == job_of(folders, 4, validity="exact").job_id
+
+
 def test_javascript_passes_an_older_server_over(
     folders: dict[str, Path], older: dict[str, str], tmp_path: Path, stack: ExitStack
 ) -> None:
@@ -192,9 +207,10 @@ def test_javascript_passes_an_older_server_over(
     undisturbed = node.read([*start_servers(stack, flags, 1)], file)
     old, new = started(stack, flags, tmp_path, [older, {}])
     said = "execution.validity: this key is unknown"
-    found = node.read([new.address, old.address], file, odd={old.address: said})
-    assert found.contents() == undisturbed.contents()
-    assert found.servers() == {new.address}
+    for addresses in ([new.address, old.address], [old.address, new.address]):
+        found = node.read(addresses, file, odd={old.address: said})
+        assert found.contents() == undisturbed.contents()
+        assert found.servers() == {new.address}
 
 
 def test_what_both_releases_have_is_served_by_both_alike(

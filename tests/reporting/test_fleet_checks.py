@@ -117,6 +117,8 @@ def test_a_full_cache_is_normal_where_little_is_made_again() -> None:
     assert list(check([one], NOW)) == []
     one.metrics.remade.windows = 1
     assert len(list(check([one], NOW))) == 1
+    one.metrics.plans_by_source.fetched = 10
+    assert list(check([one], NOW)) == []
 
 
 def test_what_is_wanted_is_not_mentioned() -> None:

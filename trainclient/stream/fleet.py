@@ -10,7 +10,12 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from disttrain.v1.data_service_pb2 import GetOrCreateJobRequest, GetServerInfoRequest, GetServerInfoResponse
+from disttrain.v1.data_service_pb2 import (
+    GetOrCreateJobRequest,
+    GetOrCreateJobResponse,
+    GetServerInfoRequest,
+    GetServerInfoResponse,
+)
 from disttrain.v1.errors_pb2 import ERROR_ACTION_CREATE_JOB
 
 from dataserver.planning.job.identity import Job, canonical_json
@@ -142,23 +147,33 @@ class Fleet:
             ProtocolError: the server takes it for another job.
             VersionError: it is of another release, which does not take the job.
         """
-        info = self.check(endpoint, guard, job)
-        request = GetOrCreateJobRequest(job_spec_json=canonical_json(job.spec).decode())
-        try:
-            response = endpoint.unary(lambda stub: stub.GetOrCreateJob, request, self.timeouts.register, guard)
-        except DataServiceError as error:
-            if error.reason != _INVALID or info.release == own_release():
-                raise
-            raise VersionError(  # this release takes the job, so that servers of this release do
-                f"server {endpoint.address} (release {info.release}) refuses the job, which release {own_release()} "
-                f"takes: {error.message}; run servers of the release that made the job, or leave out what is new"
-            ) from None
+        self.check(endpoint, guard, job)
+        response = self.create(endpoint, canonical_json(job.spec).decode(), guard)
         if (response.job_id, response.stream_id) != (job.job_id, job.stream_id):
             raise ProtocolError(
                 f"server {endpoint.address} names the job {response.job_id} (stream {response.stream_id}), this client "
                 f"{job.job_id} (stream {job.stream_id}): install the same release on both"
             )
         return response.num_steps
+
+    def create(self, endpoint: Endpoint, text: str, guard: CallGuard) -> GetOrCreateJobResponse:
+        """Ask one server to make a job known; `text` is the job as JSON.
+
+        Raises:
+            VersionError: it refuses the job, and is of another release than this one, whose servers may take it.
+        """
+        info = self.check(endpoint, guard)
+        request = GetOrCreateJobRequest(job_spec_json=text)
+        try:
+            return endpoint.unary(lambda stub: stub.GetOrCreateJob, request, self.timeouts.register, guard)
+        except DataServiceError as error:
+            if error.reason != _INVALID or info.release == own_release():
+                raise
+            raise VersionError(
+                f"server {endpoint.address} (release {info.release}) refuses the job, which servers of release "
+                f"{own_release()} may take: {error.message}; run servers of the release that made the job, or leave out "
+                "what is new"
+            ) from None
 
     def check(self, endpoint: Endpoint, guard: CallGuard, job: Job | None = None) -> GetServerInfoResponse:
         """What a server is; it is asked, unless it said so since its last failure.

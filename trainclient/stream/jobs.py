@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from disttrain.v1.data_service_pb2 import GetOrCreateJobRequest, GetOrCreateJobResponse
+from disttrain.v1.data_service_pb2 import GetOrCreateJobResponse
 
 from dataserver.planning.costs.profile import ProfileError, with_profiles
 from dataserver.planning.job.fields import MAX_TEXT_BYTES, TextError, absent_fields, parse_json, parse_yaml
@@ -73,14 +73,12 @@ def resolve_job(source: JobSource, fleet: Fleet, guard: CallGuard | None = None)
 
 def _filled_in(data: dict[str, Any], fleet: Fleet, guard: CallGuard) -> Job:
     try:
-        request = GetOrCreateJobRequest(job_spec_json=json.dumps(data))
+        text = json.dumps(data)
     except (TypeError, ValueError, RecursionError) as error:
         raise JobSpecError(f"the job holds what JSON cannot say: {error}") from None
 
     def ask(endpoint: Endpoint) -> tuple[str, GetOrCreateJobResponse]:
-        fleet.check(endpoint, guard)
-        response = endpoint.unary(lambda stub: stub.GetOrCreateJob, request, fleet.timeouts.register, guard)
-        return endpoint.address, response
+        return endpoint.address, fleet.create(endpoint, text, guard)
 
     own, fleet.current = fleet.current, 0  # where all ranks begin, so that the same server fills in for all of them
     try:

@@ -293,7 +293,7 @@ class _Run:
         self._targets |= {shard.name: target for shard, target in shards}
         tasks = [(shard, target, rules, lone_texts, self._joined_to(shard)) for shard, target in shards]
         # Other machines do not have the folder in which this one mirrors the indexes of a store.
-        mirrored = bool(shards) and is_url(shards[0][0].index_dir or shards[0][0].root)
+        mirrored = any(is_url(folder) for shard, _ in shards[:1] for folder in (shard.root, shard.index_dir) if folder)
         work = refresh_elsewhere if self._engine is not None and mirrored else refresh
         for position, made in shared_out(work, tasks, self._workers, self._engine):
             shard, target = shards[position]

@@ -78,6 +78,7 @@ export function stepPage(host, state, query) {
       return;
     }
     found = answer;
+    job ||= found.job; // all that is asked from here on is of this one, whatever jobs come and go
     if (!picker.hidden) picker.value = found.job;
     const ids = `job ${found.job.slice(0, 12)}, plan ${found.plan.slice(0, 12)}`;
     form.lastChild.textContent = `of ${number(found.num_steps)}; ${ids}, ${found.layout}`;

@@ -36,6 +36,11 @@ function agree(condition, action, message) {
   if (!condition) throw new DataError(action, message);
 }
 
+/** A job that one server refuses another one may take: the first may be of a release that lacks something of it. */
+function elsewhere(error) {
+  return error.reason === 'JOB_INVALID' ? new DataError('ANOTHER_SERVER', error.message, error.reason) : error;
+}
+
 /** One user's way through the servers: the next one at once, a longer pause after each round, an end after a while. */
 class Rotation {
   constructor(client, first) {
@@ -124,21 +129,21 @@ class DataClient {
    */
   async createJob(job) {
     const text = typeof job === 'string' ? job : JSON.stringify(job);
-    const answer = await this.call('GetOrCreateJob', { job_spec_json: text }, this.options.createMs);
+    const answer = await this.call('GetOrCreateJob', { job_spec_json: text }, this.options.createMs, elsewhere);
     if (this.job?.job_id !== answer.job_id) this.hashes.clear();
     this.job = { ...answer, spec: answer.canonical_job_spec_json };
     return this.job;
   }
 
   /** One unary call, at the first server that answers it. */
-  async call(method, request, ms = this.options.callMs) {
+  async call(method, request, ms = this.options.callMs, meant = (error) => error) {
     const rotation = new Rotation(this, 0);
     for (;;) {
       try {
         await this.meet(rotation.server); // soon says so where nobody answers; other calls may take long
         return await this.ask(rotation.server, method, request, ms);
       } catch (error) {
-        await rotation.failed(error);
+        await rotation.failed(meant(dataError(error, rotation.server.address)));
       }
     }
   }
@@ -184,9 +189,7 @@ class DataClient {
     server.info = undefined; // it may have been started again, with other libraries
     const request = { job_spec_json: this.job.spec };
     const answer = await this.ask(server, 'GetOrCreateJob', request, this.options.createMs).catch((refusal) => {
-      const { message, reason } = dataError(refusal, server.address);
-      // Another server has taken the job: this one is of a release that lacks something of it.
-      throw reason === 'JOB_INVALID' ? new DataError('ANOTHER_SERVER', message, reason) : refusal;
+      throw elsewhere(dataError(refusal, server.address));
     });
     const { job_id: found } = answer;
     agree(
