@@ -175,7 +175,7 @@ class _Handler(QuietHandler):
         named = self.headers.get_all("host") or []
         ours = len(named) == 1 and self.server.is_named(named[0])
         if not ours:
-            why = "this server answers requests for localhost, its own addresses and the host names that it was given alone"
+            why = "this server answers requests for localhost, its own addresses and the names that it was given alone"
             self._refuse(HTTPStatus.FORBIDDEN, why)
         return ours
 

@@ -171,8 +171,8 @@ class Fleet:
                 raise
             raise VersionError(
                 f"server {endpoint.address} (release {info.release}) refuses the job, which servers of release "
-                f"{own_release()} may take: {error.message}; run servers of the release that made the job, or leave out "
-                "what is new"
+                f"{own_release()} may take: {error.message}; run servers of the release that made the job, or leave "
+                "out what is new"
             ) from None
 
     def check(self, endpoint: Endpoint, guard: CallGuard, job: Job | None = None) -> GetServerInfoResponse:
