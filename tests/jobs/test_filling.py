@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 from builders.jobs import changed
-from jobs.written import FINGERPRINT, QUARANTINE, catalog, readme_job
+from jobs.written import FINGERPRINT, QUARANTINE, catalog, readme_job, readme_jobs
 
 from dataserver.jobs import Catalog, DatasetMismatchError, DatasetUnknownError, TokenizerUnknownError, fill_job
 from dataserver.planning.job.fields.incomplete import absent_fields, json_pointer, value_at
@@ -42,6 +42,14 @@ def test_the_readme_job_is_filled_with_what_it_leaves_out_and_nothing_else() -> 
         *(FINGERPRINT, QUARANTINE),
         *(value for name, value in LLAMA.items() if name != "name"),
     ]
+
+
+def test_the_readme_job_of_chats_is_filled_in() -> None:
+    _, data = readme_jobs()
+    data["stream"]["datasets"][0]["name"] = "docs"
+    data["stream"]["datasets"][0]["conversations"]["template"] = "2" * 64  # of no folder of a chat model here
+    stream = parse_job(fill_job(data, catalog(data["stream"]["tokenizer"]["name"]))).stream
+    assert stream.datasets[0].conversations is not None
 
 
 def test_a_complete_job_is_never_altered() -> None:

@@ -13,10 +13,15 @@ README = Path(__file__).resolve().parents[2] / "README.md"
 FINGERPRINT, QUARANTINE = "a" * 64, "b" * 64
 
 
+def readme_jobs() -> list[Any]:
+    """The values of the README's job.yaml and chats.yaml."""
+    texts = re.findall(r"```yaml\n(stream:.*?)```", README.read_text(), re.DOTALL)
+    return [parse_yaml(text.encode()) for text in texts]
+
+
 def readme_job() -> Any:
     """The values of the README's job.yaml."""
-    (text,) = re.findall(r"```yaml\n(stream:.*?)```", README.read_text(), re.DOTALL)
-    return parse_yaml(text.encode())
+    return readme_jobs()[0]
 
 
 def tokenizer(name: str, vocab_size: int) -> Any:

@@ -4,9 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCH = Path(__file__).parents[2] / "scripts" / "bench_scale.py"
 
 
+@pytest.mark.long
 def test_it_runs_with_few_shards(tmp_path: Path) -> None:
     sizes = ["--shards", "60", "--samples", "300", "--distinct", "10", "--seeks", "1"]
     ran = subprocess.run(

@@ -32,6 +32,8 @@ UNITS = (
     "streams",
     "jobs",
     "errors",
+    "evictions",
+    "remakes",
     "retries",
     "step",
     "plans",

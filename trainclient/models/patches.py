@@ -111,7 +111,7 @@ def normalise(patches: Tensor, patch: int, dtype: torch.dtype, pixels: str = "ha
     colours = patches.to(at_least_float32(dtype)).view(len(patches), patch * patch, 3).unbind(2)
     known = zip(colours, *pixel_statistics(pixels), strict=True)
     # Rounded once: in bfloat16 a difference of two rounded numbers is off by more than one of its steps.
-    return torch.stack([(values / (255 * std) - mean / std).to(dtype) for values, mean, std in known], dim=2).flatten(1)
+    return torch.stack([values / (255 * std) - mean / std for values, mean, std in known], dim=2).flatten(1).to(dtype)
 
 
 def to_pixels(values: Tensor) -> Tensor:

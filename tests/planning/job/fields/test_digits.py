@@ -78,7 +78,7 @@ def test_a_job_that_leaves_all_out_has_these_defaults() -> None:
             "tiles": None,
             "marks": None,
         },
-        "packing": {"enabled": True, "fill": "0.97"},
+        "packing": {"enabled": True, "fill": "0.97", "max_images": None, "max_clips": None, "max_videos": None},
         "generation": {"ratio": "0", "query_tokens": 64},
         "shuffle_window": 8,
         "seed": 0,
@@ -89,7 +89,7 @@ def test_a_job_that_leaves_all_out_has_these_defaults() -> None:
         "continues": None,
     }
     dataset = {k: v for k, v in stream["datasets"][0].items() if k not in ("name", "fingerprint")}
-    absent = {"caption": None, "captions": None, "conversations": None}
+    absent = {"caption": None, "captions": None, "conversations": None, "documents": None}
     absent |= {"metadata_transforms": None, "text_transforms": None, "transformed": None}
     assert dataset == {"weight": "1", "filter": "", "quarantine": "", **absent}
     assert (execution["microbatch"], execution["plan_version"]) == (1, 6)
