@@ -53,8 +53,10 @@ def convert(
         details = {(one.key, one.detail): name for name, one in reversed(found.details) if one.kind == kind}
         for (key, detail), name in [*reversed(details.items())][:_MOST_SHOWN]:  # a column is told of once
             print(f"    {printable(name, 80)}: {f'{key}: ' if key else ''}{detail}")
-    if found.passed_over:
-        more = ", ..." if len(found.passed_over) > _MOST_SHOWN else ""
-        shown = ", ".join(map(ascii, found.passed_over[:_MOST_SHOWN])) + more
-        print(f"  passed over  {len(found.passed_over)} other files: {shown}")
+    links = [name for name in found.passed_over if name.endswith("/")]
+    others = [name for name in found.passed_over if not name.endswith("/")]
+    for names, what in ((others, "other files"), (links, "links to folders (convert these folders themselves)")):
+        if names:
+            more = ", ..." if len(names) > _MOST_SHOWN else ""
+            print(f"  passed over  {len(names)} {what}: {', '.join(map(ascii, names[:_MOST_SHOWN]))}{more}")
     print(f"  next         dataserver index {target}")

@@ -33,7 +33,7 @@ def lint(
     """Print the findings of an indexed dataset, one line each: shard, key, kind, detail; then a table of kinds.
 
     The key is empty where a finding belongs to a shard and to no sample. docs/datasets.md explains the kinds. The exit
-    status is 0 where nothing was lost, 1 where there are findings, and 2 where the dataset cannot be checked.
+    status is 0 where there are no findings, 1 where there are some, and 2 where the dataset cannot be checked.
 
     Args:
         path: Folder of shards, or a single shard.

@@ -168,6 +168,31 @@ def test_links_to_folders_are_findings(tmp_path: Path) -> None:
     assert found(tmp_path / "d") == [("more", "", "unread_file")]
 
 
+def test_links_to_folders_that_are_read_anyway_are_none(tmp_path: Path) -> None:
+    write_tar(tmp_path / "v2/0.tar", pairs("a"))
+    write_tar(tmp_path / ".old/0.tar", pairs("b"))
+    (tmp_path / "latest").symlink_to("v2")
+    assert found(tmp_path) == []
+    (tmp_path / "hidden").symlink_to(".old")
+    assert found(tmp_path) == [("hidden", "", "unread_file")]
+
+
+def test_lists_beside_folders_of_images_are_no_lost_texts(tmp_path: Path) -> None:
+    for name in ("classes.txt", "lists/train.txt", "lists/test.txt", "cats/0.txt"):
+        write(tmp_path / name, b"words")
+    write(tmp_path / "cats/0.jpg", JPEG)
+    assert found(tmp_path) == []
+    write(tmp_path / "lists/test_0.txt", b"words")
+    assert found(tmp_path) == [("lists/", "", "unread_file")]
+
+
+def test_members_that_tell_of_a_dataset_are_not_counted(tmp_path: Path) -> None:
+    write_tar(tmp_path / "0.tar", [("README", b"x"), ("sub/LICENSE-MIT", b"x"), *pairs("a")])
+    assert found(tmp_path) == []
+    write_tar(tmp_path / "0.tar", [("version_0001", b"x"), *pairs("a")])
+    assert found(tmp_path) == [("0.tar", "", "unused_part")]
+
+
 def test_names_of_shards_may_have_spaces_and_joiners(tmp_path: Path) -> None:
     name = "n\u00a0a\u200dme\u00ad/\u3000.tar"
     write_tar(tmp_path / name, pairs("a"))

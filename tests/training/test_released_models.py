@@ -121,6 +121,8 @@ def test_tokens_that_weights_do_not_know_begin_as_the_mean_of_the_others(tmp_pat
         models(folder, backbone={"vocabulary": 299})
     with pytest.raises(ConfigError, match=r"vit has weights and \['vocabulary'\]; weights bring"):
         models(folder, modules={"vit": {"weights": folder, "vocabulary": 310}})
+    with pytest.raises(ConfigError, match=r"llm has lora adapters, but has vocabulary, .* never be learned; leave one"):
+        models(folder, backbone={"vocabulary": 310, "lora": {"rank": 2}})
 
 
 def test_another_tokenizer_than_that_of_the_folder_is_named(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 from builders.jobs import module as job_module
+from torch import nn
 
 from dataserver.planning.job.fields import ModuleSpec
 from trainclient.cli import main
@@ -73,6 +74,9 @@ def test_projectors_are_as_they_say_then_as_their_encoder() -> None:
     own = {name: r.peak for name, r in parameter_rates(found, "vit", network).items()}
     assert own == {name: 2.0 if ".merger." in name else 0.1 for name in own}
     assert {"vit.merger.up.weight", "vit.merger_norm.weight", "vit.layers.0.mlp.up.weight"} < own.keys()
+    with pytest.raises(ConfigError, match=r"nothing says which parameters of module vit project: give Linear an attr"):
+        parameter_rates(found, "vit", nn.Linear(2, 2))
+    assert parameter_rates(found, "llm", nn.Linear(2, 2)).keys() == {"llm.weight", "llm.bias"}
     frozen = [m.model_copy(update={"frozen": m.name == "vit"}) for m in MODULES]
     assert "vit.projector" not in module_rates(config, frozen)
 

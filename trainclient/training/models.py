@@ -191,6 +191,8 @@ def _require_adaptable(config: TrainConfig, module: ModuleSpec) -> None:
         f"is of kind {module.kind}, which has none": not family_of(module).adaptable,
         "is of your own (use), and blocks that come with the trainer alone have them": _own(config, module),
         "is frozen; leave frozen out, since adapters freeze its weights": module.frozen,
+        "has vocabulary, and adapters leave the embeddings of tokens as they are, so that new ones would never be "
+        "learned; leave one of them out": getattr(_model(config, module), "vocabulary", None) is not None,
     }
     for reason in (reason for reason, holds in reasons.items() if holds):
         raise ConfigError(f"module {module.name} has lora adapters, but {reason}")

@@ -112,7 +112,18 @@ def parameter_rates(rates: Mapping[str, ModuleRates], module: str, network: nn.M
         rates: of `module_rates`.
         module: the name of its module.
         network: whose parameters they are; `projecting` says which ones project.
+
+    Raises:
+        ConfigError: projectors have rates of their own, and nothing says which parameters are the network's.
     """
-    projecting = getattr(network, "projecting", ()) if module + PROJECTOR in rates else ()
+    projecting: tuple[str, ...] = ()
+    if module + PROJECTOR in rates:
+        if not hasattr(network, "projecting"):
+            raise ConfigError(
+                f"optimizer.projector is given, and nothing says which parameters of module {module} project: give "
+                f"{type(network).__name__} an attribute `projecting`, a tuple of what their names begin with (empty if "
+                "none does), or leave optimizer.projector out"
+            )
+        projecting = tuple(network.projecting)
     names = (name for name, _ in network.named_parameters())
     return {f"{module}.{n}": rates[module + PROJECTOR if n.startswith(projecting) else module] for n in names}

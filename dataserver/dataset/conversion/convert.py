@@ -4,6 +4,7 @@ What was done to a file is noted when its tars are whole; a second run leaves su
 options give the same bytes.
 """
 
+import hashlib
 import json
 import shutil
 import tarfile
@@ -83,7 +84,7 @@ class ConversionReport:
     findings: Mapping[str, int]
     """Counts by kind of what no sample was made of."""
     passed_over: tuple[str, ...]
-    """Files of the source that are no shards."""
+    """Files of the source that are no shards, and links to folders, which end in a slash."""
     details: tuple[tuple[str, Finding], ...] = ()
     """The first findings of each kind in each file, with the name of the file."""
 
@@ -206,7 +207,8 @@ def _known(target: Path, file: SourceFile, images_root: Path | None) -> Converte
             held["findings"],
             tuple(Finding(*detail) for detail in held.get("details", [])),
         )
-        is_whole = found.etag == file.etag() and all(
+        is_same = found.etag == file.etag() and held.get("described") == _described(file)
+        is_whole = is_same and all(
             (target / name).stat().st_size == size for name, size in zip(found.tars, found.sizes, strict=True)
         )
         folder = _images_root(file, images_root)
@@ -222,6 +224,11 @@ def _known(target: Path, file: SourceFile, images_root: Path | None) -> Converte
     for name in found.tars:  # of another content: there may be fewer now
         (target / name).unlink(missing_ok=True)
     return None
+
+
+def _described(file: SourceFile) -> str | None:
+    """A digest of what other files say of a file, such as the index of an MDS dataset; None where none does."""
+    return hashlib.sha256(file.details.encode()).hexdigest() if file.details else None
 
 
 def _images_root(file: SourceFile, images_root: Path | None) -> Path:
@@ -260,6 +267,7 @@ def _convert_one(task: _Task) -> Converted:
         "num_samples": num_samples,
         "findings": found.findings,
         "details": [(one.key, one.kind, one.detail) for one in found.details],
+        "described": _described(file),
         "images": images,
     }
     with atomic_writer(_note(target, file)) as temp:

@@ -129,7 +129,8 @@ def _made(stream: Any, data: bytes) -> Iterator[bytes]:
     """Yield what a stream makes of more bytes, `MADE_BYTES` at a time."""
     while True:
         made = stream.decompress(data, MADE_BYTES)
-        yield made
+        if made:  # readers take nothing for the end
+            yield made
         data = getattr(stream, "unconsumed_tail", b"")
         if stream.eof or (len(made) < MADE_BYTES and not data):
             return

@@ -2,22 +2,29 @@
 
 import json
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
+from typing import Final
 
 from dataserver.dataset.conversion.tar_writer import Members
 from dataserver.dataset.errors import DatasetError, Findings, SampleError
 from dataserver.dataset.shards.external import ExternalFiles
 from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES
 from dataserver.dataset.shards.members import MAX_TEXT_BYTES
+from dataserver.dataset.shards.samples import MAX_SAMPLE_MEMBERS
 from dataserver.dataset.shards.tar import name_problem, split_at_last_dot, split_name
 from dataserver.dataset.storage.registry import storage_of
 from dataserver.images import IMAGE_SUFFIXES
+
+MAX_RUN_BYTES: Final = 1 << 30
+"""Files that share what stands before their first dot are held together up to so many bytes."""
 
 
 def loose_samples(path: Path, findings: Findings, files: ExternalFiles) -> Iterator[Members]:
     """Yield the files of each sample, in the order of their keys.
 
-    They lie together whether keys end at the first dot of a name or at the last one.
+    They lie together whether keys end at the first dot of a name or at the last one. Where too many share what stands
+    before the first dot (`frame.00001.jpg`, `frame.00002.jpg`), only those up to the last dot are sure to.
 
     Args:
         path: the listing of the folder.
@@ -37,17 +44,13 @@ def loose_samples(path: Path, findings: Findings, files: ExternalFiles) -> Itera
                 findings.add("", "unsafe_name", f"{name}: the file name {problem}")
             elif first is not None and last is not None:
                 found.append((first[0], last[0], name, size))
-    sample: list[tuple[str, bytes]] = []
-    before = ""
-    for key, _, name, size in sorted(found):
-        if key != before and sample:
-            yield sample
-            sample = []
-        before = key
-        if (content := _content(key, name, size, findings, files)) is not None:
-            sample.append((name, content))
-    if sample:
-        yield sample
+    for _, same_first in groupby(sorted(found), key=lambda entry: entry[0]):
+        run = [*same_first]
+        is_large = len(run) > MAX_SAMPLE_MEMBERS or sum(max(size, 0) for *_, size in run) > MAX_RUN_BYTES
+        for _, group in groupby(run, key=lambda entry: entry[1]) if is_large else [("", iter(run))]:
+            contents = ((name, _content(key, name, size, findings, files)) for key, _, name, size in group)
+            if sample := [(name, content) for name, content in contents if content is not None]:
+                yield sample
 
 
 def _content(key: str, name: str, size: int, findings: Findings, files: ExternalFiles) -> bytes | None:

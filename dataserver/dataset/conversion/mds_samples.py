@@ -199,8 +199,8 @@ class _Rows:
         # The writer sorts columns by name, so that the first one is not the one that was meant.
         self._images = sorted(images, key=lambda column: column.name.lower() not in IMAGE_NAMES)
         texts = {column.name for column in columns if column.is_text}
-        self._key = next((name for name in KEY_NAMES if name in texts), "")
-        self._caption = next((name for name in CAPTION_NAMES if name in texts), "")
+        self._key = next((name for name in KEY_NAMES if name in texts), None)
+        self._caption = next((name for name in CAPTION_NAMES if name in texts), None)
         self._keys: set[str] = set()
         self._odd: dict[str, str] = {}
         self._seen: set[str] = set()
@@ -223,7 +223,8 @@ class _Rows:
             if column.name in values and column.is_used
             if (value := self._plain(number, column, values[column.name])) is not None
         }
-        key, caption = document.pop(self._key, None), document.pop(self._caption, None)
+        taken = (None if name is None else document.pop(name, None) for name in (self._key, self._caption))
+        key, caption = taken
         text = SampleError("missing_caption", "it has no text") if caption is None else caption.encode()
         row = Row(tar_key(key), text, document, [None] * len(self._images))
         members = row_members(number, row, self._images, images, self._keys, self._findings)

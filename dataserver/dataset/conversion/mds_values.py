@@ -15,6 +15,7 @@ from dataserver.dataset.errors import DatasetError, SampleError
 from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES
 from dataserver.dataset.shards.members import MAX_TEXT_BYTES, parse_value
 from dataserver.dataset.shards.parquet.format import IMAGE_NAMES, MUST_BE_IMAGES
+from dataserver.dataset.shards.samples import MAX_SAMPLE_MEMBERS
 from dataserver.images import sniff_format
 
 _NUMBERS: Final = {
@@ -118,19 +119,24 @@ def images_in(column: MdsColumn, data: bytes) -> list[bytes | SampleError | None
     """
     if not column.has_bytes:
         return [SampleError("missing_image", f"column {column.name[:80]} holds {unused_reason(column)}")]
-    elements = _elements(column, data) if column.is_list else [data]
+    try:
+        elements = _elements(column, data) if column.is_list else [data]
+    except SampleError as error:
+        return [error]
     if column.encoding in ("pil", "list[pil]"):
         return [_as_png(element) for element in elements]
     return [element if column.is_image or sniff_format(element) else None for element in elements]
 
 
 def _elements(column: MdsColumn, data: bytes) -> list[bytes]:
-    """Cut a list into its elements."""
+    """Cut a list into its elements. Raises DatasetError where they do not fill it, SampleError for too many."""
     at = 0 if column.encoding in _ARRAYS else 4  # a word without a meaning yet
     count = int.from_bytes(data[at : at + 4], "little")
     at += 4
     if len(data) < at + 4 * count:
         raise DatasetError(f"column {column.name[:80]!a}: a list of {len(data)} bytes declares {count} images")
+    if count > MAX_SAMPLE_MEMBERS:  # each may be empty, and costs far more here than its four bytes
+        raise SampleError("too_many_members", f"column {column.name[:80]}: {count} images, limit {MAX_SAMPLE_MEMBERS}")
     sizes = np.frombuffer(data, "<u4", count, at).tolist()
     at += 4 * count
     if at + sum(sizes) != len(data):

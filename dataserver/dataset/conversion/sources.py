@@ -33,6 +33,8 @@ _NUMBERED: Final = re.compile(r"(.*)-\d{5,}", re.DOTALL)
 """Stems of tars of rows."""
 _MANIFEST: Final = re.compile(r"((?:.*/)?)_versions/[^/]+\.manifest", re.DOTALL)
 """A version of a Lance dataset; the group is its folder."""
+_LANCE_FOLDERS: Final = ("_versions/", "data/", "_deletions/", "_indices/", "_transactions/")
+"""What belongs to a Lance dataset, below its folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +71,23 @@ class SourceFile:
 
 
 def find_sources(source: Path) -> tuple[list[SourceFile], tuple[str, ...]]:
-    """What can be converted below a path, and the names of what cannot; DatasetError where there is nothing."""
+    """What can be converted below a path, and the names of what cannot: links to folders end in a slash.
+
+    Raises:
+        DatasetError: there is nothing.
+    """
     storage = storage_of(source)
     is_file = storage.is_file(source)
     root = source.parent if is_file else source
     entries = [source.name] if is_file else []
+    links = list[str]()
     if not is_file:
         for name, kind, _ in storage.walk(source):
             if kind is EntryKind.LINK:
                 storage.check(source, name)
-            if kind is not EntryKind.FOLDER_LINK:
+            if kind is EntryKind.FOLDER_LINK:
+                links.append(f"{name}/")
+            else:
                 entries.append(name)
     entries.sort()
     known = set[str]()
@@ -89,12 +98,13 @@ def find_sources(source: Path) -> tuple[list[SourceFile], tuple[str, ...]]:
         files = _of_folders(root, entries, known)
     if not files:
         raise DatasetError(
-            f"{source} holds no tar, compressed tar, Parquet file, JSONL manifest, MDS or Lance dataset, and no image; "
+            f"{source} holds no tar, compressed tar, Parquet file, JSONL manifest, MDS or Lance dataset, and no image"
+            f"{f' (links to folders are not followed: {min(links)!a})' if links else ''}; "
             "name a folder that does, or a JSON array itself"
         )
     _check_outputs(files)
     known |= {file.name for file in files}
-    return files, tuple(name for name in entries if name not in known)
+    return files, tuple(sorted([name for name in entries if name not in known] + links))
 
 
 def copy_name(file: SourceFile) -> str:
@@ -170,9 +180,9 @@ def _of_lance(source: Path, entries: Sequence[str], known: set[str]) -> list[Sou
 
     files = []
     for folder in folders:
-        inside = [name for name in entries if name.startswith(folder)]
-        known |= set(inside)
-        stem = folder.removesuffix("/").removesuffix(LANCE) or source.name.removesuffix(LANCE)
+        inside = tuple(folder + name for name in _LANCE_FOLDERS)
+        known |= {name for name in entries if name.startswith(inside)}
+        stem = folder.removesuffix("/").removesuffix(LANCE) or source.resolve().name.removesuffix(LANCE)
         for manifest, number, details, num_bytes in lance_fragments(source, folder):
             files.append(SourceFile(source, manifest, f"{stem}-{number:05d}", LANCE, details, num_bytes))
     return files

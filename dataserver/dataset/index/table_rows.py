@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -21,6 +23,8 @@ def lost_rows(
     by_last_part: bool,
 ) -> Iterator[ShardFinding]:
     """Yield a finding for each file with rows that belong to no sample, though their status is no failure.
+
+    And one for each with rows that repeat the key of a sample's earlier row, in this file or another one of its table.
 
     Args:
         shards: of the dataset.
@@ -77,16 +81,23 @@ class _Search:
         self._max_rows = MAX_SIDECAR_ROWS if by_last_part else RUN_ROWS
 
     def lost_rows(self, table: Sequence[Path]) -> Iterator[ShardFinding]:
-        """Yield a finding for each file of a table with rows of no sample. Raises DatasetError as the function."""
+        """Yield findings for each file of a table, and raise DatasetError, as the function."""
         num_found = 0
+        has_row = np.zeros(len(self._served), np.bool_)
         first_wrong = ""
         for path in table:
-            num_rows = num_lost = 0
-            first_lost = ""
+            num_rows = num_lost = num_again = 0
+            first_lost = first_again = ""
             for keys, failed in keys_and_failures(path, self._max_rows):
                 rows = _compared(keys, self._match)
                 self._check_one_shard(path, rows)
-                is_found = self._are_found(rows)
+                samples = pc.index_in(rows, value_set=self._served, skip_nulls=True)
+                left_out = pc.is_in(rows, value_set=self._left_out, skip_nulls=True)
+                is_found = pc.or_(samples.is_valid(), left_out)
+                again = _noted_again(samples.drop_null().to_numpy(zero_copy_only=False), has_row)
+                if len(again) and not num_again:
+                    first_again = self._served[int(again[0])].as_py()
+                num_again += len(again)
                 num_found += pc.sum(is_found).as_py() or 0
                 first_wrong = first_wrong or str(keys[0].as_py() if len(keys) else "")
                 lost = pc.invert(pc.or_(is_found, failed))
@@ -97,16 +108,15 @@ class _Search:
             if num_lost:
                 detail = f"{num_lost} of {num_rows} rows have no sample in any shard, the first is {first_lost!a}"
                 yield ShardFinding(str(path), "", ROW_WITHOUT_SAMPLE, detail)
+            if num_again:
+                detail = f"{num_again} of {num_rows} rows repeat the key of an earlier row, which counts, the first is"
+                yield ShardFinding(str(path), "", ROW_WITHOUT_SAMPLE, f"{detail} {first_again!a}")
         if not num_found and len(self._served):
             raise DatasetError(
                 f"no row of {table[0]}{' and the others there' if len(table) > 1 else ''} belongs to a sample: the"
                 f" samples are called {self._served[0].as_py()!a} where it says {first_wrong!a}; name the files whose"
                 " rows have the same keys, or index with --metadata-keys last-part"
             )
-
-    def _are_found(self, rows: pa.LargeStringArray) -> pa.BooleanArray:
-        served = pc.is_in(rows, value_set=self._served, skip_nulls=True)
-        return pc.or_(served, pc.is_in(rows, value_set=self._left_out, skip_nulls=True))
 
     def _check_one_shard(self, path: Path, rows: pa.LargeStringArray) -> None:
         """Raise DatasetError if a row belongs to samples of several shards."""
@@ -120,6 +130,15 @@ class _Search:
             f"a row of {path} for {key.as_py()!a} belongs to samples of several shards, {names[0]} and {names[1]}; join"
             " files that have the names of the shards, or give the samples keys of their own"
         )
+
+
+def _noted_again(samples: npt.NDArray[np.int32], has_row: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
+    """Note that samples, by number, have a row; return those that had one before, in their order."""
+    fresh, firsts = np.unique(samples, return_index=True)
+    is_again = np.ones(len(samples), np.bool_)
+    is_again[firsts] = has_row[fresh]
+    has_row[fresh] = True
+    return samples[is_again]
 
 
 def _doubled(keys: pa.LargeStringArray) -> pa.LargeStringArray:

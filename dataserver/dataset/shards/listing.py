@@ -6,6 +6,7 @@ A dataset has shards of one format: the first of the registry that any of its fi
 import contextlib
 import hashlib
 import logging
+import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -142,7 +143,7 @@ class Listing:
     shards: tuple[ShardFile, ...]
     """Shards in the order of their names."""
     links: tuple[str, ...]
-    """Links to folders, which are not searched: relative to the root, in name order."""
+    """Links to folders that are not searched: relative to the root, in name order."""
     unread: tuple[tuple[str, str], ...] = ()
     """Files that look like shards or their metadata and are not read, each with what helps; in name order."""
     is_folder: bool = True
@@ -297,7 +298,8 @@ def _find(
                     continue
                 etags[name] = etag
             if kind is EntryKind.FOLDER_LINK:
-                links.append(name)
+                if not _is_searched(root, name):
+                    links.append(name)
             elif suffix := next((suffix for suffix in names if name.endswith(suffix)), ""):
                 names[suffix][name] = kind is EntryKind.LINK
                 if len(names[suffix]) > MAX_SHARDS:
@@ -308,6 +310,12 @@ def _find(
         where = error.filename or root
         raise DatasetError(f"cannot list {where}: {error.strerror}; make the folder readable") from error
     return _chosen(storage, names, beside)
+
+
+def _is_searched(root: Path, link: str) -> bool:
+    """Whether a link to a folder leads to one that is searched all the same, as `latest -> v2` does."""
+    target, top = Path(os.path.realpath(root / link)), os.path.realpath(root)
+    return target.is_relative_to(top) and not any(part.startswith(".") for part in target.relative_to(top).parts)
 
 
 def _chosen(storage: Storage, names: dict[str, dict[str, bool]], beside: _Beside) -> dict[str, bool]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from dataserver.dataset.shards.unread import is_about
+
 Named = TypeVar("Named")
 
 
@@ -28,8 +30,9 @@ class Seen:
     first_keyless: str = ""
 
     def note_keyless(self, name: str) -> None:
-        """Count a member that has no key; those that are hidden are none of a dataset."""
-        if not name.rpartition("/")[2].startswith("."):
+        """Count a member that has no key; those that are hidden or tell of the dataset are none of its samples."""
+        base = name.rpartition("/")[2]
+        if not (base.startswith(".") or is_about(base)):
             self.first_keyless = self.first_keyless or name
             self.num_keyless += 1
 

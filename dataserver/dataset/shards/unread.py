@@ -72,7 +72,22 @@ UNNAMED_TAR: Final = "only names that end in .tar are shards, and this is a tar;
 ODD_NAME: Final = "a part of its name is empty, '.' or '..'; give the object another name"
 FOLDER_LINK: Final = "a link to a folder is not followed; name the folder itself, or put the shards where the link is"
 _ABOUT: Final = ("readme", "license", "licence", "notice", "requirements", "copying", "version", "changelog")
-"""How texts are called that tell of a folder, and are no captions."""
+"""How files are called that tell of a folder, and are no captions."""
+_LISTS: Final = (
+    "classes",
+    "labels",
+    "names",
+    "train",
+    "val",
+    "valid",
+    "test",
+    "trainval",
+    "urls",
+    "files",
+    "index",
+    "list",
+)
+"""How lists are called that stand beside folders of images; no captions either."""
 
 
 def remedy_of(name: str) -> str:
@@ -84,4 +99,9 @@ def remedy_of(name: str) -> str:
 def may_be_caption(base: str) -> bool:
     """Whether a file may be the text of an image, by its name without folders."""
     lower = base.lower()
-    return lower.endswith(".txt") and not lower.startswith(_ABOUT)
+    return lower.endswith(".txt") and lower.removesuffix(".txt") not in _LISTS and not lower.startswith(_ABOUT)
+
+
+def is_about(base: str) -> bool:
+    """Whether a file without a dot in its name tells of a dataset, as README does; one of many would have a number."""
+    return base.lower().startswith(_ABOUT) and not any(letter.isdigit() for letter in base)

@@ -15,7 +15,9 @@ from PIL import Image
 from shards import make_image
 
 from dataserver.dataset import Dataset, DatasetError, build_index
+from dataserver.dataset.conversion import lance_samples
 from dataserver.dataset.conversion.convert import convert
+from dataserver.dataset.conversion.sources import find_sources
 
 RNG = np.random.default_rng(4)
 JPEGS = [make_image(RNG, 40 + n, 30) for n in range(10)]
@@ -49,6 +51,22 @@ def test_without_the_package_a_lance_dataset_is_named(tmp_path: Path, monkeypatc
     for path in (tmp_path / "in", tmp_path / "in/p.lance"):
         with pytest.raises(DatasetError, match=r"Lance .*dataserver convert SOURCE TARGET"):
             build_index(path, workers=1)
+
+
+def test_what_lies_beside_a_lance_dataset_is_converted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "p.lance"
+    for name in ("_versions/1.manifest", "data/0.lance", "_transactions/0.txn", "more/0.tar", "notes.txt"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"")
+    monkeypatch.setattr(lance_samples, "lance_fragments", lambda *_: [("_versions/1.manifest", 0, "{}", 1)])
+    monkeypatch.chdir(root)
+    for source in (root, Path()):
+        files, passed_over = find_sources(source)
+        assert [(file.name, file.stem) for file in files] == [
+            ("_versions/1.manifest", "p-00000"),
+            ("more/0.tar", "more/0"),
+        ]
+        assert passed_over == ("notes.txt",)
 
 
 @pytest.mark.long

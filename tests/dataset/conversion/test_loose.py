@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from shards import make_image
 
+from dataserver.cli.convert import convert as convert_command
 from dataserver.dataset import Dataset, DatasetError, IndexRules, KeyEnd, build_index
 from dataserver.dataset.conversion.convert import convert
 
@@ -104,3 +105,33 @@ def test_an_array_of_json_is_converted_where_it_is_named(tmp_path: Path) -> None
     (tmp_path / "in/llava.json").write_text('[{"image": "0.jpg", "caption": "a"}, ')
     report = convert(tmp_path / "in/llava.json", tmp_path / "d", workers=1, images_root=tmp_path / "coco")
     assert (report.num_samples, report.findings) == (1, {"bad_json": 1})
+
+
+@pytest.mark.parametrize("limit", ["MAX_SAMPLE_MEMBERS", "MAX_RUN_BYTES"])
+def test_frames_that_share_their_first_dot_are_not_held_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    (tmp_path / "in").mkdir()
+    for n, jpeg in enumerate(JPEGS):
+        (tmp_path / f"in/frame.{n:05d}.jpg").write_bytes(jpeg)
+        (tmp_path / f"in/frame.{n:05d}.txt").write_text(f"text {n}")
+    assert convert(tmp_path / "in", tmp_path / "whole", shard_bytes=1, workers=1).num_tars == 1
+    monkeypatch.setattr(f"dataserver.dataset.conversion.loose_samples.{limit}", 7)
+    assert convert(tmp_path / "in", tmp_path / "out", shard_bytes=1, workers=1).num_tars == 4
+    with tarfile.open(tmp_path / "out/images-00001.tar") as tar:
+        assert tar.getnames() == ["frame.00001.jpg", "frame.00001.txt"]
+    rules = IndexRules(key=KeyEnd.LAST_DOT)
+    assert samples(tmp_path / "out", rules) == samples(tmp_path / "in", rules)
+
+
+def test_links_to_folders_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_folder(tmp_path / "in")
+    (source / "more").symlink_to(tmp_path)
+    convert_command(source, tmp_path / "out", workers=1)
+    said = capsys.readouterr().out
+    assert "passed over  1 other files: 'notes.md'\n" in said
+    assert "passed over  1 links to folders (convert these folders themselves): 'more/'\n" in said
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links/more").symlink_to(source)
+    with pytest.raises(DatasetError, match=r"no image \(links to folders are not followed: 'more/'\); name a folder"):
+        convert(tmp_path / "links", tmp_path / "none", workers=1)

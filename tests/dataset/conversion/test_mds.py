@@ -6,6 +6,7 @@ import json
 import pickle
 import shutil
 import tarfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,10 @@ from PIL import Image
 from dataserver.dataset import Dataset, DatasetError, build_index
 from dataserver.dataset.conversion import mds_samples
 from dataserver.dataset.conversion.convert import ConversionReport, convert
+from dataserver.dataset.conversion.decompression import MADE_BYTES, READ_BYTES, decompressed
+from dataserver.dataset.conversion.mds_values import MdsColumn, images_in
 from dataserver.dataset.conversion.sources import find_sources
+from dataserver.dataset.errors import Findings, SampleError
 
 FILES = Path(__file__).with_name("mds_files")
 EXPECTED = json.loads((FILES / "expected.json").read_text())
@@ -275,3 +279,54 @@ def test_index_names_the_format_and_the_command(tmp_path: Path) -> None:
     for stored in ("plain", "snappy"):
         with pytest.raises(DatasetError, match=r"MDS .*dataserver convert SOURCE TARGET"):
             build_index(FILES / stored, index_dir=tmp_path, workers=1)
+
+
+def test_a_list_of_very_many_empty_images_is_not_taken_apart() -> None:
+    column = MdsColumn("photos", "jpeg_array", None)
+    for count, number in ((4096, 4096), (4097, 1)):
+        found = images_in(column, count.to_bytes(4, "little") + bytes(4 * count))
+        assert len(found) == number
+    assert isinstance(found[0], SampleError)
+    assert (found[0].kind, found[0].detail) == ("too_many_members", "column photos: 4097 images, limit 4096")
+
+
+def test_a_column_without_a_name_is_an_entry_like_others() -> None:
+    findings = Findings()
+    rows = mds_samples._Rows([MdsColumn("", "int", 8), MdsColumn("image", "jpeg", None)], findings)
+    image = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(image, "JPEG")
+    sample = len(image.getvalue()).to_bytes(4, "little") + (7).to_bytes(8, "little") + image.getvalue()
+    ((*members,),) = rows.members(0, sample)
+    assert json.loads(dict(members)["000000000.json"]) == {"": 7}
+
+
+def stored_blocks(data: bytes) -> bytes:
+    """Blocks of DEFLATE with the bytes as they are."""
+    cut = [data[at : at + 65535] for at in range(0, len(data), 65535)]
+    sizes = [len(block).to_bytes(2, "little") + (len(block) ^ 0xFFFF).to_bytes(2, "little") for block in cut]
+    return b"".join(b"\0" + size + block for size, block in zip(sizes, cut, strict=True))
+
+
+def test_a_stream_goes_on_where_its_pieces_end_together() -> None:
+    """A piece of the input that becomes exactly so many whole pieces of the output is not the end."""
+    first, rest = bytes(range(256)) * (3 * MADE_BYTES // 256), b"rest" * 1000
+    begin = stored_blocks(first)
+    comment = b"c" * (READ_BYTES - len(begin) - 11) + b"\0"
+    end = zlib.compressobj(wbits=-zlib.MAX_WBITS).flush()
+    sums = (zlib.crc32(first + rest).to_bytes(4, "little"), len(first + rest).to_bytes(4, "little"))
+    packed = b"\x1f\x8b\x08\x10" + bytes(5) + b"\xff" + comment + begin + stored_blocks(rest) + end + b"".join(sums)
+    assert packed[:READ_BYTES].endswith(begin)
+    stream = mds_samples._Stream(decompressed(io.BytesIO(packed), ".gz", "a"))
+    assert stream.read(len(first)) + stream.read(len(rest)) == first + rest
+    stream.check_end()
+
+
+def test_a_shard_is_converted_again_where_its_index_says_something_else(tmp_path: Path) -> None:
+    source = copied("plain", tmp_path, lambda _: None)
+    converted(source, tmp_path / "out")
+    assert converted(source, tmp_path / "out").num_converted == 0
+    index = json.loads((source / "index.json").read_text())
+    index["shards"][0]["samples"] = 3
+    (source / "index.json").write_text(json.dumps(index))
+    with pytest.raises(DatasetError, match="declares 2 samples, its index 3"):
+        converted(source, tmp_path / "out")
