@@ -33,8 +33,8 @@ from dataserver.images import fault_of, silence_pillow_warnings
 SEEDS = 60
 """In continuous integration; a thousand with --long."""
 AT_ONCE = 10
-IGNORED = (".hidden.txt", "folder/.hidden", "._0.jpg")
-"""Names that make no sample: a dot at the beginning of the last part."""
+IGNORED = ("README", ".hidden.txt", "folder/.hidden", "._0.jpg")
+"""Names that make no sample: a dot at the beginning of the last part, or what tells of a dataset."""
 
 
 def check(folder: Path, seed: int) -> None:

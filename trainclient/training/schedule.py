@@ -118,12 +118,13 @@ def parameter_rates(rates: Mapping[str, ModuleRates], module: str, network: nn.M
     """
     projecting: tuple[str, ...] = ()
     if module + PROJECTOR in rates:
-        if not hasattr(network, "projecting"):
+        said: tuple[str, ...] | None = getattr(network, "projecting", None)
+        if said is None:
             raise ConfigError(
                 f"optimizer.projector is given, and nothing says which parameters of module {module} project: give "
                 f"{type(network).__name__} an attribute `projecting`, a tuple of what their names begin with (empty if "
                 "none does), or leave optimizer.projector out"
             )
-        projecting = tuple(network.projecting)
+        projecting = tuple(said)
     names = (name for name, _ in network.named_parameters())
     return {f"{module}.{n}": rates[module + PROJECTOR if n.startswith(projecting) else module] for n in names}

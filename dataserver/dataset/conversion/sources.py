@@ -87,7 +87,7 @@ def find_sources(source: Path) -> tuple[list[SourceFile], tuple[str, ...]]:
                 storage.check(source, name)
             if kind is EntryKind.FOLDER_LINK:
                 links.append(f"{name}/")
-            else:
+            elif not name.endswith("/"):  # as consoles of object stores mark folders
                 entries.append(name)
     entries.sort()
     known = set[str]()
