@@ -13,6 +13,8 @@ class PartError(ValueError):
 def part_of(document: TokenizedDocument, part: Sequence[int], text_tokens: int, num_images: int) -> TokenizedDocument:
     """Return a part of a document: as many text tokens and images as it has, behind those of the parts before it.
 
+    Its texts are copies, so that nobody who keeps a part keeps the whole.
+
     Args:
         document: the whole.
         part: a row of `SampleSizes.parts`.
@@ -33,7 +35,7 @@ def part_of(document: TokenizedDocument, part: Sequence[int], text_tokens: int, 
             at += len(ids)
             if len(piece):
                 kinds.append(kind)
-                texts.append(piece)
+                texts.append(piece.copy())
         else:
             if image <= images < image_end:
                 kinds.append(kind)

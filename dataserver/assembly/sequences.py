@@ -18,7 +18,7 @@ template's token for it is repeated. It is cut behind an answer, with the images
 answers alone.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -90,7 +90,7 @@ class _Tokens:
 
 
 def backbone_arrays(
-    stream: Stream, plan: StepPlan, view: ViewPlan, documents: Sequence[TokenizedDocument]
+    stream: Stream, plan: StepPlan, view: ViewPlan, documents: Iterable[TokenizedDocument]
 ) -> dict[str, I32]:
     """Assemble all tensors of a backbone view by name, each int32 [n].
 
@@ -98,7 +98,7 @@ def backbone_arrays(
         stream: special tokens and sizing.
         plan: the step.
         view: a view of the backbone.
-        documents: the documents of `view.items`.
+        documents: the documents of `view.items`, whole; each is asked for when those before it are done with.
 
     Raises:
         TokenCountError: a document is not the one that was planned; names the sample.
@@ -167,7 +167,7 @@ def understood_images(samples: StepSamples, items: I64) -> I64:
 
 
 def text_arrays(
-    stream: Stream, plan: StepPlan, view: ViewPlan, documents: Sequence[TokenizedDocument]
+    stream: Stream, plan: StepPlan, view: ViewPlan, documents: Iterable[TokenizedDocument]
 ) -> dict[str, I32]:
     """Assemble all tensors of a text tower's view by name, each int32 [n].
 
@@ -187,7 +187,7 @@ def _positions(lengths: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
     }
 
 
-def _view_tokens(stream: Stream, plan: StepPlan, view: ViewPlan, documents: Sequence[TokenizedDocument]) -> _Tokens:
+def _view_tokens(stream: Stream, plan: StepPlan, view: ViewPlan, documents: Iterable[TokenizedDocument]) -> _Tokens:
     """The tokens of a view, whose samples must be as long as the plan has them."""
     samples, items = plan.samples, view.items
     lengths = samples.tokens[items]

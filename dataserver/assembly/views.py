@@ -28,7 +28,16 @@ from dataserver.assembly.sequences import (
     understood_images,
 )
 from dataserver.assembly.tensors import TensorSpec, clip_ends, num_patches, total_bytes
-from dataserver.dataset import Dataset, ImageRef, Shard, ShardReadError, TokensMissingError, printable, texts_key
+from dataserver.dataset import (
+    Dataset,
+    ImageRef,
+    Shard,
+    ShardReadError,
+    TokenizedDocument,
+    TokensMissingError,
+    printable,
+    texts_key,
+)
 from dataserver.images import U8
 from dataserver.planning import I32, I64, Bool
 from dataserver.planning.job.fields import Modality, ModuleKind, Sizing
@@ -217,19 +226,27 @@ def _clear_gaps(tensors: Sequence[TensorSpec], buffer: U8) -> None:
 def _sequences(
     spec: JobSpec, plan: StepPlan, view: ViewPlan, datasets: Sequence[Dataset]
 ) -> dict[str, NDArray[np.int32]]:
-    documents = []
-    of, digest = plan.samples, spec.stream.tokenizer.digest
-    captions = captions_of(spec.stream, of.dataset[view.items], of.epoch[view.items], of.sample[view.items])
-    for i, caption in zip(view.items.tolist(), captions, strict=True):
-        where = int(plan.samples.dataset[i]), *divmod(int(plan.samples.sample[i]), 1 << ROW_BITS)
+    assemble = backbone_arrays if view.kind is ModuleKind.BACKBONE else text_arrays
+    return assemble(spec.stream, plan, view, _documents(spec, plan.samples, view.items, datasets))
+
+
+def _documents(spec: JobSpec, of: StepSamples, items: I64, datasets: Sequence[Dataset]) -> Iterator[TokenizedDocument]:
+    """Yield the whole document of each of some samples, one after the other: none is kept but the last one, so that
+    parts of one that follow each other read it once, and a view of parts never has all their documents in memory."""
+    digest, last, found = spec.stream.tokenizer.digest, None, None
+    captions = captions_of(spec.stream, of.dataset[items], of.epoch[items], of.sample[items])
+    for i, caption in zip(items.tolist(), captions, strict=True):
+        where = int(of.dataset[i]), *divmod(int(of.sample[i]), 1 << ROW_BITS)
+        key = where, caption
         try:
-            documents.append(datasets[where[0]].document(*where[1:], texts_key(digest, caption)))
+            if found is None or key != last:
+                found = datasets[where[0]].document(*where[1:], texts_key(digest, caption))
         except TokensMissingError as error:
             raise UncountedError(str(error), *where) from error
         except (ShardReadError, OSError) as error:
             raise UnreadableError(str(error), *where) from error
-    assemble = backbone_arrays if view.kind is ModuleKind.BACKBONE else text_arrays
-    return assemble(spec.stream, plan, view, documents)
+        last = key
+        yield found
 
 
 def _video_lengths(

@@ -3,6 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,15 @@ from shards import draw_caption, make_image, write_tar
 
 from dataserver.assembly import ByteTokenizer, tokenizer_spec
 from dataserver.assembly.document_parts import PartError, part_of
+from dataserver.assembly.image_transforms import draw_transforms
 from dataserver.dataset import Dataset, TokenizedDocument, build_index, count_tokens
 from dataserver.images import ImageShape
 from dataserver.jobs import JobCache, JobPlanner
 from dataserver.planning.job.fields import ModuleKind
 from dataserver.planning.job.identity import canonical_json, parse_job
+from dataserver.planning.stream.randomness import Operator, dataset_key, draws
 from dataserver.planning.stream.samples import ROW_BITS
+from dataserver.transforms import NO_TRANSFORMS
 
 TOKENIZER = ByteTokenizer()
 SEQ_LEN = 160
@@ -150,6 +154,44 @@ def test_each_image_of_a_document_is_decoded_from_its_own_bytes(folder: Path) ->
             assert name not in seen
             seen.add(name)
     assert len(seen) == sum(len(shard.image_bytes()) for shard in run.datasets[0].shards)
+
+
+def test_images_of_later_parts_are_transformed_as_those_of_whole_documents(folder: Path) -> None:
+    transforms = [{"kind": "random_resized_crop", "min_area": "0.3"}, {"kind": "horizontal_flip"}]
+    run = open_run(folder, {"epochs": 1}, {"max_images": 2}, transforms=transforms)
+    later = 0
+    for plan, view in run.views(ModuleKind.ENCODER):
+        of = plan.samples
+        images = list(zip(*(found.tolist() for found in of.locate(view.items)), strict=True))
+        drawn = draw_transforms(run.job.stream, of, images, NO_TRANSFORMS.pixels)
+        for (i, number), found in zip(images, drawn, strict=True):
+            key, epoch, sample = dataset_key("books"), int(of.epoch[i]), int(of.sample[i])
+            words = draws(0, Operator.IMAGE_TRANSFORM, key, epoch, sample, 8 * number + 8)[-8:].tolist()
+            assert [list(each.words) for each in found] == [words[:4], words[4:]]
+            assert of.parts is not None
+            later += int(of.parts[i, 0]) > 0
+    assert later > 6
+    with pytest.raises(ValueError, match="image 9 of sample 0 of the step has 0 words for its transforms, 8 are req"):
+        draw_transforms(run.job.stream, replace(of, parts=None), [(0, 9)], NO_TRANSFORMS.pixels)
+
+
+def test_parts_that_follow_each_other_read_their_document_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = open_run(folder, {"epochs": 1}, {"max_images": 2, "together": True})
+    read, document = list[tuple[int, int]](), Dataset.document
+
+    def counted(dataset: Dataset, shard: int, row: int, digest: str) -> TokenizedDocument:
+        read.append((shard, row))
+        return document(dataset, shard, row, digest)
+
+    monkeypatch.setattr(Dataset, "document", counted)
+    parts = 0
+    for plan, view in run.views(ModuleKind.BACKBONE):
+        read.clear()
+        run.prepare(plan, view)
+        wanted = [divmod(int(sample), 1 << ROW_BITS) for sample in plan.samples.sample[view.items]]
+        assert read == [of for n, of in enumerate(wanted) if n == 0 or of != wanted[n - 1]]
+        parts += len(wanted) - len(read)
+    assert parts > 6
 
 
 def names(jobs: JobPlanner, steps: range) -> list[tuple[int, int, int]]:
