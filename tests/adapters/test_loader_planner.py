@@ -190,6 +190,10 @@ def test_other_ranks_other_data_sets_and_samples_that_do_not_fit() -> None:
         LoaderPlanner(scattered_sizes(99), planner.job.text)
     with pytest.raises(ValueError, match="one entry, such as"):
         LoaderPlanner(sizes, whole_job(2, {"steps": 1}))
+    split = {"datasets": [{"name": "own", "documents": {}}]}
+    for stream in (split, {**split, "packing": {"max_images": 4}}):
+        with pytest.raises(ValueError, match=r"the job splits documents, or .* leave stream.datasets\[0\].documents"):
+            LoaderPlanner(sizes, own_job(2, {"steps": 1}, **stream))
     many = SampleSizes.of([(5, [(300, 300)] * 40)])
     with pytest.raises(ValueError, match="samples from 0 on"):
         LoaderPlanner(many, own_job(1, {"steps": 1}))

@@ -1,5 +1,6 @@
 """Megatron's external data iterators over the stream: their batches, and a MimoModel of megatron-core."""
 
+import json
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -156,6 +157,26 @@ def test_updates_over_another_stream_are_refused(server: str, adapter: ModuleTyp
                     stream, batches, num_microbatches=lambda: 10, start_step=3, load=load, save=tmp_path
                 )
         assert not (tmp_path / "data_state.json").exists(), "what it would have gone on to"
+
+
+def test_a_stream_that_goes_on_does_so_with_the_updates_of_the_one_before(
+    server: str, adapter: ModuleType, tmp_path: Path
+) -> None:
+    with FullModelStream(server, text_job(), rank=0, world_size=1) as stream:
+        adapter.ServedIterator(
+            stream, adapter.MegatronBatches(stream, 256), num_microbatches=lambda: 20, save=tmp_path / "before"
+        )
+        earlier = {"step": 3, "stream": json.loads(stream.state_dict()["stream"])}
+    job = text_job(seed=1)
+    job["stream"]["continues"] = earlier
+    with FullModelStream(server, job, rank=0, world_size=1) as stream:
+        batches = adapter.MegatronBatches(stream, 256)
+        with pytest.raises(ValueError, match=r"from step 3 on, and Megatron has made no update: go on from the checkp"):
+            adapter.ServedIterator(stream, batches, num_microbatches=lambda: 20)
+        for updates, load, save in ((3, "before", "after"), (5, "after", None)):
+            where = {"load": tmp_path / load, "save": save and tmp_path / save}
+            adapter.ServedIterator(stream, batches, num_microbatches=lambda: 20, start_step=updates, **where)
+            assert stream.state_dict()["step"] == updates
 
 
 def test_a_grey_image_takes_the_last_token_where_other_ranks_have_images(

@@ -123,6 +123,12 @@ class LoaderPlanner:
             raise ValueError(
                 "the job continues another stream, which only data servers can; leave stream.continues out"
             )
+        if spec.stream.datasets[0].documents is not None or any(spec.stream.packing.budget):
+            raise ValueError(
+                "the job splits documents, or gives sequences a budget of images, clips or videos, and sizes do not "
+                "say in which order the parts of a sample come: leave stream.datasets[0].documents and the max_* of "
+                "stream.packing out, or read from data servers"
+            )
         limits = layout_of(spec.execution).limits(spec)
         self._tables = list(_tables(self.job, sizes))
         for number, table in enumerate(self._tables):

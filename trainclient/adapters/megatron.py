@@ -161,13 +161,20 @@ class ServedIterator:
 
         Raises:
             StateError: the checkpoint has seen another stream, or the job has no such step.
-            ValueError: nothing says which stream these updates came from, the stream is another data-parallel
-                rank's, or Megatron would take microbatches for alike.
+            ValueError: nothing says which stream these updates came from, the job continues a stream of which there
+                are no updates, the stream is another data-parallel rank's, or Megatron would take microbatches for
+                alike.
         """
         check_loss(getattr(sys.modules.get("megatron.training.global_vars"), "_GLOBAL_ARGS", None))
         if parallel_state.model_parallel_is_initialized():
             stream.require_rank_and_size(
                 parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
+            )
+        continues, first = stream.job.stream.continues, stream.job.stream.first_step
+        if continues is not None and not start_step:  # updates would be counted from 0, and steps from another number
+            raise ValueError(
+                f"the job continues another stream from step {first} on, and Megatron has made no update: go on from "
+                "the checkpoint of that run, or leave stream.continues out of a new run"
             )
         self._stream, self._batches, self._num_microbatches = stream, batches, num_microbatches
         state = _state_behind(start_step, load) if start_step else stream.state_dict()
