@@ -32,6 +32,7 @@ from dataserver.planning.stream.documents import Split
 from dataserver.planning.stream.gathering import ShardColumns
 from dataserver.planning.stream.item_sizes import VideoLengths
 from dataserver.planning.stream.samples import row_sums
+from dataserver.planning.stream.sizing import SampleTooLargeError
 from dataserver.planning.stream.statistics import ShardStatistics, row_statistics
 
 MANY: Final = 256
@@ -246,7 +247,10 @@ def _compute(shard: Shard, rules: Rules, compiled: Filter | None) -> ShardStatis
     columns = columns_of(shard, rules.tokenizer_digest, rules.captions)
     if columns.caption_tokens is not None and not rules.longest:
         columns = replace(columns, text_tokens=rules.captions.expected(columns.caption_tokens))
-    return row_statistics(rules.sizing, columns, row, null_drops, rules.split)
+    try:
+        return row_statistics(rules.sizing, columns, row, null_drops, rules.split)
+    except SampleTooLargeError as error:
+        raise SampleTooLargeError(f"shard {shard.name}: {error}") from None
 
 
 def _reduced(rules: Rules, shards: Sequence[Shard]) -> Rules:

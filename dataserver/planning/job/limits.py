@@ -13,6 +13,9 @@ from dataserver.planning.job.fields import (
 )
 from dataserver.planning.job.spec import Execution, JobSpec
 
+MAX_BUDGET_FITS = 2**28
+"""Samples x sequences of a step whose sequences have a budget of items: each sample looks at all of them, twice with
+balanced packing, which takes about ten seconds of one core."""
 _COSTS = "lower the costs of its modules, or stream.global_batch"
 
 
@@ -64,6 +67,15 @@ def check_contents(spec: JobSpec, samples: int, images: int) -> None:
                 f"the job's {name} is about {found:,}, of global_batch {stream.global_batch} x seq_len "
                 f"{stream.seq_len}; plan_version {spec.execution.plan_version} takes at most {most:,}: lower one of "
                 "the two"
+            )
+    budgets = [most for most in stream.packing.budget if most is not None]
+    if budgets:
+        sequences = min(samples, max(stream.global_batch, images // min(budgets)))
+        if samples * sequences > MAX_BUDGET_FITS:
+            raise PlanLimitError(
+                f"a step has about {samples:,} samples in {sequences:,} sequences, and with a budget of packing "
+                f"(max_images, max_clips, max_videos) their product is at most {MAX_BUDGET_FITS:,}: lower "
+                "stream.global_batch, raise the budget, or leave it out"
             )
 
 

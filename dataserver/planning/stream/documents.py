@@ -14,13 +14,15 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.planning import I64, U8, Bool
+from dataserver.planning import I64, U8, Bool, yield_point
 from dataserver.planning.job.fields import DatasetSpec, Stream
 from dataserver.planning.stream.samples import IMAGE, row_sums
-from dataserver.planning.stream.sizing import UNDERSTANDING_EXTRA, pair_tasks
+from dataserver.planning.stream.sizing import UNDERSTANDING_EXTRA, SampleTooLargeError, pair_tasks
 
 TEXT_KIND = 0
 """Of a text among the kinds of an index."""
+MAX_PARTS = 2**24
+"""Parts of the documents of a shard, by their tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +81,18 @@ class Documents(NamedTuple):
 
 
 def split_documents(split: Split, documents: Documents) -> Parts:
-    """Split documents. An item that no part holds is alone in one, which is then longer than a sequence."""
+    """Split documents. An item that no part holds is alone in one, which is then longer than a sequence.
+
+    Raises:
+        SampleTooLargeError: they are so long that there would be more than `MAX_PARTS`.
+    """
     line = _Line(split, documents)
+    line.check_length()
     number = np.arange(len(documents.text_offsets) - 1)
     of, begins, ends = list[I64](), list[I64](), list[I64]()
     active, at = number, line.begins
     while len(active):  # a part of every document that has more
+        yield_point()
         end = line.part_end(active, at)
         of.append(active)
         begins.append(at)
@@ -121,6 +129,16 @@ class _Line:
                 self._counts.append((most, _summed(of)))
         self.begins, self.ends = self._sums[offsets[:-1]], self._sums[offsets[1:]]
         self._whole = np.zeros(len(self.begins), np.bool_) if split.pairs else _are_pairs(documents, modality)
+
+    def check_length(self) -> None:
+        """Refuse more tokens than `MAX_PARTS` hold."""
+        tokens = int(self._sums[-1])
+        if tokens // self._capacity > MAX_PARTS:
+            raise SampleTooLargeError(
+                f"its documents have {tokens:,} tokens, more than {MAX_PARTS:,} parts of seq_len "
+                f"{self._capacity + UNDERSTANDING_EXTRA}: raise stream.seq_len, make smaller shards, or leave "
+                "documents out"
+            )
 
     def part_end(self, document: I64, at: I64) -> I64:
         """Where the parts end that begin at some positions, int64 [k], each in a document."""

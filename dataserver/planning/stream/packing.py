@@ -71,13 +71,14 @@ def best_fit_within(tokens: I64, items: I64, seq_len: int, budget: I64) -> I64:
     return number_by_first(sequence)
 
 
-def balanced_within(tokens: I64, loads: I64, items: I64, seq_len: int, budget: I64, num_sequences: int) -> I64:
+def balanced_within(
+    tokens: I64, loads: I64, items: I64, seq_len: int, budget: I64, num_sequences: int, packed: I64
+) -> I64:
     """Sequences of about equal cost, where a sequence has a budget of other things too.
 
-    Samples, costliest first, go to the sequence of least cost that has room, of `num_sequences`; as by
-    `best_fit_within` where that leaves one without room. There are no exchanges.
+    Samples, costliest first, go to the sequence of least cost that has room, of `num_sequences`; as `packed`, which
+    `best_fit_within` found, where that leaves one without room. There are no exchanges.
     """
-    packed = best_fit_within(tokens, items, seq_len, budget)
     open_, costs = _Open(num_sequences, seq_len, budget, num_sequences), np.zeros(num_sequences, np.int64)
     sequence = np.empty(len(tokens), np.int64)
     for number, sample in enumerate(np.argsort(-loads, kind="stable").tolist()):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders.contrastive import contrastive_job, two_towers
-from builders.jobs import MEMORY, changed, job_data, make_job
+from builders.jobs import MEMORY, changed, dataset, job_data, make_job
 from builders.layouts import STEPS
 from builders.samples import texts
 from hypothesis import given, settings
@@ -21,6 +21,7 @@ from dataserver.planning.job.limits import PlanLimitError, check_contents, most_
 from dataserver.planning.layouts.colocated.rounds import _in_rounds
 from dataserver.planning.layouts.shared.sequences import pack_step
 from dataserver.planning.plan.expectation import item_sizes, microbatch_loads
+from dataserver.planning.plan.limits import check_microbatches
 from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.planner import explain, plan_step, timeline
 from dataserver.planning.simulation import Pipeline
@@ -100,6 +101,23 @@ def test_samples_and_images_of_a_step_are_bounded_on_average() -> None:
         check_contents(spec, limits.step_samples + 1, 0)
     with pytest.raises(PlanLimitError, match=r"step_images is about 262,145, .* takes at most 262,144"):
         check_contents(spec, 0, limits.step_images + 1)
+
+
+def test_samples_and_sequences_are_bounded_together_where_sequences_have_a_budget() -> None:
+    stream = {"datasets": [dataset(documents={})], "global_batch": 64, "packing": {"max_images": 2, "max_clips": 9}}
+    spec = make_job(stream=stream).spec
+    check_contents(spec, 2**16, 2**13)
+    check_contents(spec, 2**14, 2**18)
+    with pytest.raises(PlanLimitError, match=r"131,072 samples in 4,096 sequences, .* is at most 268,435,456: lower"):
+        check_contents(spec, 2**17, 2**13)
+    unlimited = make_job(stream={**stream, "packing": {"enabled": True}}).spec
+    check_contents(unlimited, 2**17, 2**18)
+
+
+def test_a_budget_is_named_that_asks_for_more_microbatches_than_can_be_planned() -> None:
+    stream = {"datasets": [dataset(documents={})], "packing": {"max_images": 2}}
+    with pytest.raises(MicrobatchTooLargeError, match=r"the budget of packing \(max_images, .* raise that budget, mem"):
+        check_microbatches(make_job(stream=stream).spec, 16_385)
 
 
 def test_memory_does_not_ask_for_more_microbatches_than_can_be_planned() -> None:

@@ -13,6 +13,7 @@ from builders.samples import SyntheticDatasets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dataserver.planning import yielding_to
 from dataserver.planning.job.fields import PackingPolicy
 from dataserver.planning.job.identity import Job, JobSpecError, identify, parse_job
 from dataserver.planning.job.limits import limits_of
@@ -134,6 +135,15 @@ def test_a_document_in_digits() -> None:
     assert found.text_tokens.tolist() == [10, 9 + 9, 11, 1, 3]
     assert np.diff(found.image_offsets).tolist() == [1, 0, 1, 2, 0]
     assert found.parts.tolist() == [[0, 4, 0, 0], [1, 4, 10, 1], [2, 4, 28, 1], [3, 4, 39, 2], [0, 1, 0, 0]]
+
+
+def test_splitting_may_wait_with_every_part_and_refuses_too_many() -> None:
+    waits = list[int]()
+    with yielding_to(lambda: waits.append(1)):
+        split_documents(Split("items", 8, (None, None, None), True), flat([[("t", 6 * 50)], [("t", 1)]]))
+    assert len(waits) == 50
+    with pytest.raises(SampleTooLargeError, match=r"have 100,663,302 tokens, more than 16,777,216 parts of seq_len 8:"):
+        split_documents(Split("items", 8, (None, None, None), True), flat([[("t", 6 * (2**24 + 1))]]))
 
 
 def shard(rng: np.random.Generator, count: int) -> ShardColumns:
@@ -291,7 +301,15 @@ def test_packing_without_limits_is_best_fit(seed: int, count: int, capacity: int
     budget = rng.integers(3, 7, 3)
     for sequence in (
         best_fit_within(tokens, items, capacity, budget),
-        balanced_within(tokens, tokens * tokens, items, capacity, budget, count + 1),
+        balanced_within(
+            tokens,
+            tokens * tokens,
+            items,
+            capacity,
+            budget,
+            count + 1,
+            packed=best_fit_within(tokens, items, capacity, budget),
+        ),
     ):
         held = np.zeros((count + 1, 4), np.int64)
         np.add.at(held, sequence, np.concatenate([tokens[:, None], items], axis=1))
@@ -302,8 +320,10 @@ def test_packing_without_limits_is_best_fit(seed: int, count: int, capacity: int
 
 def test_costs_are_balanced_within_a_budget() -> None:
     tokens, items = np.array([9, 8, 3, 2, 2]), np.array([[1, 0, 0]] * 5)
-    found = balanced_within(tokens, tokens * tokens, items, 20, np.array([2, 9, 9]), 3)
+    packed = np.array([7, 7, 7, 7, 7])  # comes back where there is no room
+    found = balanced_within(tokens, tokens * tokens, items, 20, np.array([2, 9, 9]), 3, packed)
     assert found.tolist() == [0, 1, 2, 2, 1]
+    assert balanced_within(tokens, tokens * tokens, items, 20, np.array([2, 9, 9]), 2, packed) is packed
     assert best_fit_within(tokens, items, 20, np.array([2, 9, 9])).tolist() == [0, 0, 1, 1, 2]
     with pytest.raises(ValueError, match=r"sample 0 has \[1, 0, 0\] images, clips and videos; a sequence holds \[0, "):
         best_fit_within(tokens, items, 20, np.array([0, 9, 9]))

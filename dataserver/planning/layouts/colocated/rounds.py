@@ -124,7 +124,7 @@ def _in_rounds(
     size = -(-max(fewest, *(_fewest_microbatches(i) for i in items)) // rounds)
     while True:
         yield_point()
-        check_microbatches(execution, rounds * size)
+        check_microbatches(job.spec, rounds * size)
         if rounds * size > fewest:  # there are more slots to pack into
             sequence, needed = pack(rounds * size)
             size = -(-needed // rounds)

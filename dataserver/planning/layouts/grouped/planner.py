@@ -74,7 +74,7 @@ def _packed(job: Job, step: int, samples: StepSamples) -> _PackedStep:
     sequence, _ = pack_sequences(job, samples, min(job.stream.seq_len, capacity), 1)
     tokens, count = samples.tokens, int(sequence.max(initial=-1)) + 1
     lengths, squares = bin_loads(tokens, sequence, count), bin_loads(tokens * tokens, sequence, count)
-    check_microbatches(job.spec.execution, -(-int(lengths.sum()) // costs.cluster_tokens))
+    check_microbatches(job.spec, -(-int(lengths.sum()) // costs.cluster_tokens))
     return _PackedStep(job, step, samples, costs, sequence, lengths, squares)
 
 

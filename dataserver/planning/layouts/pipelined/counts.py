@@ -117,7 +117,7 @@ class Counts:
         sequence, count = self._sequences(at_least, alone)
         if self._interleaved and count % self._stages:
             sequence, count = self._sequences(-(-count // self._stages) * self._stages, alone)
-        check_microbatches(self.job.spec.execution, count)
+        check_microbatches(self.job.spec, count)
         if self.parity and self.job.stream.packing.enabled and not alone:
             sequence, count = self._even(sequence, count)
         return PackedStep(self.job, self.step, self.samples, sequence, count, self.parity)

@@ -78,7 +78,7 @@ def _packed_by_rules(
     if job.spec.execution.backbone.packing is PackingPolicy.BALANCED:
         times = bin_loads(sample_ns(job, samples), bundle, count)
         if rules.has_budget:
-            sequence = balanced_within(tokens, times, items, capacity, rules.budget, microbatches * slots)
+            sequence = balanced_within(tokens, times, items, capacity, rules.budget, microbatches * slots, sequence)
         else:
             sequence = balanced(tokens, times, capacity, microbatches * slots)
     return number_by_first(sequence[bundle]), microbatches
