@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dataserver.dataset.errors import DatasetError, FindingReport, StaleIndexError, canonical, check_storage, printable
 from dataserver.dataset.index.rules import read_rules
-from dataserver.dataset.kinds import MISSING_CAPTION, UNUSED_PART
+from dataserver.dataset.kinds import DROPPED_IMAGE, MISSING_CAPTION, UNUSED_PART
 from dataserver.dataset.shards.captions import PARQUET
 from dataserver.dataset.shards.documents import DOCUMENT_FORMS
 from dataserver.dataset.shards.pages import PageTable, decode_pages
@@ -193,8 +193,8 @@ def lacks_formats(path: Path) -> bool:
         counts = FindingReport.from_json(metadata[FINDINGS_KEY]).counts
         has_columns = _COLUMN_CAPTION in read_rules(json.loads(metadata[HEADER_KEY])["rules"])["captions"]
     for key, first, now, kinds in (
-        (FORMATS_KEY, b"jpeg png webp", READ_IMAGES, ("unreadable_header", UNUSED_PART)),
-        (DOCUMENTS_KEY, b"", DOCUMENT_FORMS, ("missing_image", MISSING_CAPTION)),
+        (FORMATS_KEY, b"jpeg png webp", READ_IMAGES, ("unreadable_header", UNUSED_PART, DROPPED_IMAGE)),
+        (DOCUMENTS_KEY, b"", DOCUMENT_FORMS, ("missing_image", MISSING_CAPTION, DROPPED_IMAGE)),
         (TEXTS_KEY, b"", READ_TEXTS, (MISSING_CAPTION,) if has_columns else ()),
     ):
         if metadata.get(key, first).decode() != now and any(counts.get(kind) for kind in kinds):

@@ -17,7 +17,9 @@ from shards import make_image, write_tar
 from dataserver.dataset import Dataset, IndexRules, MissingImages, build_index, lint
 from dataserver.dataset.conversion.convert import convert
 from dataserver.dataset.errors import SampleError
+from dataserver.dataset.index import format as index_format
 from dataserver.dataset.index import indexing
+from dataserver.dataset.index.format import lacks_formats
 from dataserver.dataset.shards.documents import document_lists
 
 RNG = np.random.default_rng(3)
@@ -272,6 +274,19 @@ def test_documents_are_served_without_their_dead_images(
     assert found["null", "dropped_image"] == "position 1: no text and no image; the document does without it"
     assert "(unreadable_header)" in found["broken", "dropped_image"]
     assert build_index(folder, workers=1, rules=rules).num_built == 0
+
+
+@pytest.mark.parametrize("known", ["READ_IMAGES", "DOCUMENT_FORMS"])
+def test_documents_without_an_image_are_indexed_anew_when_more_is_read(
+    tmp_path: Path, known: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = WRITERS["tar"](tmp_path, {name: DEAD[name] for name in ("null", "whole")})
+    report = build_index(folder, workers=1, rules=IndexRules(missing_images=MissingImages.DROP))
+    assert report.findings == {"dropped_image": 1}
+    path = Dataset.open(folder).shards[0].file.index_path
+    assert not lacks_formats(path)
+    monkeypatch.setattr(index_format, known, "and more")
+    assert lacks_formats(path)
 
 
 def test_turns_keep_their_images(tmp_path: Path) -> None:
