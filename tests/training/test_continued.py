@@ -44,7 +44,7 @@ def read(client: DataClient, steps: int) -> list[list[Id]]:
     return found
 
 
-def test_clients_read_mixtures_that_change_and_continue(fleet: Fleet, tmp_path: Path) -> None:
+def test_clients_read_mixtures_that_change_and_continue(fleet: Fleet) -> None:
     addresses, unpacked = fleet.address, {"packing": {"enabled": False}, "seq_len": 2048}
     with DataClient(addresses, mixture(**unpacked), "llm", 0) as client:
         before = read(client, 3)
@@ -81,11 +81,6 @@ def test_clients_read_mixtures_that_change_and_continue(fleet: Fleet, tmp_path: 
             else:
                 with pytest.raises(ClientError, match=r"times of step 2 were reported; .*, begins with step 3"):
                     report(pb.ReportStepTimesRequest(times=times))
-        if node.is_installed():
-            path = tmp_path / "job.json"
-            path.write_text(client.job.text)
-            found = node.read([addresses], path, "--module", "llm", "--steps", "1")
-            assert {line["header"]["step"] for line in found.lines} == {"3"}
     samples = [of for step in (*before, *after) for of in step]
     for name in ("texts", "docs"):
         first = [number for of, epoch, number in samples if (of, epoch) == (name, 0)]
@@ -93,6 +88,17 @@ def test_clients_read_mixtures_that_change_and_continue(fleet: Fleet, tmp_path: 
 
     with DataClient(addresses, mixture(seed=8), "llm", 0) as stranger, pytest.raises(StateError, match="seed: 8 here"):
         stranger.load_state_dict(state)
+
+
+def test_a_client_in_javascript_begins_where_the_stream_before_ended(fleet: Fleet, tmp_path: Path) -> None:
+    node.require_node()
+    with DataClient(fleet.address, mixture(), "llm", 0) as client:
+        earlier = {"step": 3, "stream": json.loads(client.state_dict()["stream"])}
+    with DataClient(fleet.address, mixture(continues=earlier), "llm", 0) as client:
+        path = tmp_path / "job.json"
+        path.write_text(client.job.text)
+    found = node.read([fleet.address], path, "--module", "llm", "--steps", "1")
+    assert {line["header"]["step"] for line in found.lines} == {"3"}
 
 
 @pytest.mark.long

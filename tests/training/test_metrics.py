@@ -29,6 +29,11 @@ def test_digest_tells_sets_apart(samples: list[tuple[int, int, int]]) -> None:
     assert sample_hash(samples) != sample_hash([*samples, samples[0]])
 
 
+def test_digest_tells_parts_of_a_document_apart() -> None:
+    found = {sample_hash([(1, 0, 7)]), *(sample_hash([(1, 0, 7, part)]) for part in range(3))}
+    assert len(found) == 4
+
+
 def test_process_from_environment() -> None:
     names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE")
     environment = {name: str(i) for i, name in enumerate(names)}

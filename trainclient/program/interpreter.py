@@ -43,7 +43,7 @@ class Seen:
     """Samples (backbone) or images in this process's views."""
     num_invalid: int = 0
     """Items of these that are known to be invalid."""
-    samples: list[tuple[int, int, int]] = field(default_factory=list)
+    samples: list[tuple[int, ...]] = field(default_factory=list)
     """(dataset, pass, sample) of every item."""
 
 
@@ -271,5 +271,6 @@ class _Views:
         items = batch.items
         seen.num_items += len(items)
         seen.num_invalid += int(np.count_nonzero(items.invalid))
-        seen.samples += zip(items.dataset.tolist(), items.epoch.tolist(), items.sample.tolist(), strict=True)
+        columns = items.dataset, items.epoch, items.sample, *((items.part,) if len(items.part) else ())
+        seen.samples += zip(*(column.tolist() for column in columns), strict=True)
         return batch

@@ -153,11 +153,12 @@ def _counts_samples(site: Site) -> bool:
     return site.module == towers[0] if towers else site.module.holds_samples
 
 
-def sample_hash(samples: Iterable[tuple[int, int, int]]) -> int:
-    """Sum of 63-bit hashes of (dataset, pass, sample): the same for the same set of samples, in any order or split."""
+def sample_hash(samples: Iterable[tuple[int, ...]]) -> int:
+    """Sum of 63-bit hashes of (dataset, pass, sample), with the part behind them where documents are split: the same
+    for the same set of samples, in any order or split."""
     total = 0
     for sample in samples:
-        digest = hashlib.blake2b(struct.pack("<QQQ", *sample), digest_size=8).digest()
+        digest = hashlib.blake2b(struct.pack(f"<{len(sample)}Q", *sample), digest_size=8).digest()
         total += int.from_bytes(digest, "little")
     return total & _MASK_63
 
