@@ -248,6 +248,7 @@ def test_parts_that_a_document_does_not_have_are_refused() -> None:
     document = TokenizedDocument((0, 1, 0, 1), texts)
     found = part_of(document, (1, 3, 3, 0), 4, 1)
     assert (found.kinds, [text.tolist() for text in found.texts]) == ((0, 1, 0), [[3, 4], [5, 6]])
+    assert not any(np.shares_memory(text, whole) for text in found.texts for whole in texts)
     assert part_of(document, (2, 3, 7, 1), 2, 1).kinds == (0, 1)
     last = (2, 3, 7, 1)
     for part, tokens, images in ((last, 3, 1), (last, 2, 2), (last, 1, 1), ((1, 2, 0, 0), 9, 1)):
