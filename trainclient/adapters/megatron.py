@@ -161,8 +161,8 @@ class ServedIterator:
 
         Raises:
             StateError: the checkpoint has seen another stream, or the job has no such step.
-            ValueError: nothing says which stream these updates came from, the job continues a stream of which there
-                are no updates, the stream is another data-parallel rank's, or Megatron would take microbatches for
+            ValueError: nothing says which stream these updates came from, the job continues a stream and no update
+                was made, the stream is another data-parallel rank's, or Megatron would take microbatches for
                 alike.
         """
         check_loss(getattr(sys.modules.get("megatron.training.global_vars"), "_GLOBAL_ARGS", None))
