@@ -13,7 +13,7 @@ from dataserver.planning.job.fields import MAX_TEXT_BYTES, TextError, absent_fie
 from dataserver.planning.job.identity import Job, JobSpecError, identify, parse_job
 from dataserver.planning.job.spec import JobSpec
 from trainclient.stream.endpoint import CallGuard, Endpoint
-from trainclient.stream.errors import DataServiceError, ProtocolError
+from trainclient.stream.errors import DataServiceError, ProtocolError, VersionError
 from trainclient.stream.fleet import Fleet
 
 _log = logging.getLogger(__name__)
@@ -87,6 +87,8 @@ def _filled_in(data: dict[str, Any], fleet: Fleet, guard: CallGuard) -> Job:
         if error.reason not in FAULTS_OF_THE_JOB:
             raise
         raise JobSpecError(f"{error.message} (says server {error.server})") from None
+    except VersionError as error:  # of the only server
+        raise JobSpecError(str(error)) from None
     finally:
         fleet.current = own
     job = parse_job(_json(response.canonical_job_spec_json))
