@@ -92,26 +92,26 @@ def _begins_as_encoder(module: ModuleSpec) -> bool:
 
 def _lengthened(found: Any, positions: int, folder: Path, module: ModuleSpec) -> Any:
     """Sizes of weights that learn further positions."""
-    known = getattr(found, "longest", None)
-    if known is None:
-        raise ConfigError(f"module {module.name} has weights and ['positions']; weights bring their own sizes")
-    if positions < known:
-        raise ConfigError(
-            f"module {module.name} has positions {positions}, and the weights {folder} know {known}; leave it out"
-        )
+    known = _known(found, "longest", "positions", positions, folder, module)
     return replace(found, positions=ceil(positions * found.positions / known))
 
 
 def _with_tokens(found: Any, tokens: int, folder: Path, module: ModuleSpec) -> Any:
     """Sizes of weights that learn further tokens."""
-    known = getattr(found, "vocab_size", None)
-    if known is None:
-        raise ConfigError(f"module {module.name} has weights and ['vocabulary']; weights bring their own sizes")
-    if tokens < known:
-        raise ConfigError(
-            f"module {module.name} has vocabulary {tokens}, and the weights {folder} know {known}; leave it out"
-        )
+    _known(found, "vocab_size", "vocabulary", tokens, folder, module)
     return replace(found, vocab_size=tokens)
+
+
+def _known(found: Any, size: str, option: str, wanted: int, folder: Path, module: ModuleSpec) -> int:
+    """How many of something weights know. Raises ConfigError where they know none, or more than are wanted."""
+    known: int | None = getattr(found, size, None)
+    if known is None:
+        raise ConfigError(f"module {module.name} has weights and [{option!r}]; weights bring their own sizes")
+    if wanted < known:
+        raise ConfigError(
+            f"module {module.name} has {option} {wanted}, and the weights {folder} know {known}; leave it out"
+        )
+    return known
 
 
 def _with_rows(weight: Tensor, like: Tensor) -> Tensor:
