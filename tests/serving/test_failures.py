@@ -63,18 +63,21 @@ def test_token_ids_that_cannot_be_had_are_named_by_sample(tmp_path: Path) -> Non
         ids.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
         with pytest.raises(grpc.RpcError, match="are not those that were counted"):
             server.read(job.job_id, "llm", 0)
-        (counted,) = listed(server.channel).failures
+        counted = listed(server.channel).failures
         ids.unlink()
         ids.mkdir()
         with pytest.raises(grpc.RpcError):
             server.read(job.job_id, "llm", 0)
         newest = listed(server.channel).failures[0]
-    assert (counted.kind, counted.dataset, counted.shard) == (pb.FAILURE_KIND_TEXT, "d", shard.name)
     keys = shard.keys()
-    assert counted.key in keys
-    assert (counted.count, "count tokens again" in counted.reason) == (1, True)
-    assert (newest.kind, newest.key in keys, newest.reason) == (pb.FAILURE_KIND_TEXT, True, counted.reason)
-    assert str(folder) not in str(newest) + str(counted)
+    # Microbatches that are prepared ahead may have met the same cause, each at a sample of its own.
+    assert counted, "nothing was listed"
+    for failure in (*counted, newest):
+        assert (failure.kind, failure.dataset, failure.shard) == (pb.FAILURE_KIND_TEXT, "d", shard.name)
+        assert failure.key in keys
+        assert "count tokens again" in failure.reason
+        assert str(folder) not in str(failure)
+    assert all(failure.count == 1 for failure in counted), "a sample of one stream was counted twice"
 
 
 class Unreadable:
