@@ -1,9 +1,10 @@
 """Fixtures that every part of the suite uses."""
 
+import gc
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from loaders.installing import install, python_of
 EXAMPLES_PERCENT = float(os.environ.get("DISTTRAIN_TEST_EXAMPLES", 25))
 """The share of its examples that a Hypothesis test tries. `scripts/test --long` and `scripts/mutate` try all."""
 FEWEST_EXAMPLES = 20
+FUZZ_S = 10.0
+"""How long fuzzing takes where all examples are tried: of requests, and of each kind of file."""
 # No test asserts on time: machines are shared, and a first call may compile a kernel.
 settings.register_profile("disttrain", deadline=None)
 settings.load_profile("disttrain")
@@ -25,6 +28,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 DATA = Path(os.environ.get("DISTTRAIN_TEST_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 """Where the data sets for development lie. They are not part of the repository."""
 DATA_SETS = ("flexsp", "interleaved-mini", "laion-mini")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Look for garbage neither while thousands of tests are imported nor, later on, in what that has left."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -51,7 +65,8 @@ def _try_a_share(test: Any) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of `tests/fuzz/` and `tests/adapters/`. Here, because pytest asks no deeper folder for options."""
     group = parser.getgroup("fuzzing")
-    group.addoption("--fuzz-seconds", type=float, default=10.0, help="seconds for requests, and for each kind of file")
+    seconds = FUZZ_S * EXAMPLES_PERCENT / 100
+    group.addoption("--fuzz-seconds", type=float, default=seconds, help="for requests, and for each kind of file")
     group.addoption("--fuzz-seed", type=int, default=0, help="another seed tries other inputs")
     group.addoption("--fuzz-blob", default="", help="try only the input of a @reproduce_failure that a test printed")
     parser.addoption("--install", action="store_true", help="install frameworks that long tests want")

@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from cli.preforked import PreforkedProcess
 
 from dataserver.cli import main
 
@@ -25,6 +28,11 @@ index); its refusal begins with `dataserver: `."""
 def command(*arguments: str | Path) -> list[str]:
     """The command line of `python -m dataserver`."""
     return [sys.executable, "-m", "dataserver", *map(str, arguments)]
+
+
+def dataserver(*arguments: str | Path) -> list[str]:
+    """The words of such a command for a process that is forked."""
+    return ["dataserver.__main__", *map(str, arguments)]
 
 
 @dataclass
@@ -81,11 +89,20 @@ class ServerProcess:
 
 
 @contextmanager
-def serving(*arguments: str | Path) -> Iterator[ServerProcess]:
-    """Start `dataserver serve` on a free port and wait until it listens."""
-    line = command("serve", "--listen", "127.0.0.1:0", *arguments)
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as process:
+def serving(*arguments: str | Path, by_hand: bool = False) -> Iterator[ServerProcess]:
+    """Start `dataserver serve` on a free port and wait until it listens.
+
+    Args:
+        arguments: further ones.
+        by_hand: start an interpreter, as users do; else the process forks from one that has imported everything.
+    """
+    words = ["serve", "--listen", "127.0.0.1:0", *map(str, arguments)]
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    streams["env"] = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    started = (
+        subprocess.Popen(command(*words), **streams) if by_hand else PreforkedProcess(dataserver(*words), **streams)
+    )
+    with started as process:
         try:
             assert process.stdout is not None
             found = re.fullmatch(r"listening on ([\d.]+:\d+)\n", process.stdout.readline())

@@ -1,6 +1,7 @@
 """`dataserver doctor` before real servers."""
 
 import re
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -10,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 from builders.authority import Authority, shown, token_file, write
-from cli.server_process import refused, run
+from cli.server_process import TIMEOUT_S, refused, run
 from cli.test_top import Stranger, grpc_server
 from disttrain.v1 import admin_service_pb2 as admin
 from fleet.servers import fleet, until
@@ -103,11 +104,11 @@ def test_a_fleet_that_asks_for_credentials(pairs: Path, tmp_path: Path, stack: E
 
 
 class Odd(Stranger):
-    """Answers as a server does, but for its clock; some calls it answers late."""
+    """Answers as a server does, but for its clock; calls of one method it answers when it may."""
 
     def __init__(self, nanos: int = 0, late: str = "") -> None:
         super().__init__(b"")
-        self.nanos, self.late = nanos, late
+        self.nanos, self.late, self.may_answer = nanos, late, threading.Event()
 
     def service(self, details: Any) -> Any:
         method = details.method.rpartition("/")[2]
@@ -115,7 +116,7 @@ class Odd(Stranger):
 
         def answer(_request: bytes, _context: Any) -> bytes:
             if method == self.late:
-                time.sleep(1.5)
+                self.may_answer.wait(TIMEOUT_S)
             return clock if method == "GetDiagnostics" else b""
 
         return grpc.unary_unary_rpc_method_handler(answer)
@@ -132,11 +133,15 @@ def test_a_server_that_says_what_cannot_be_is_named_and_the_others_are_seen(capl
 
 
 def test_servers_that_hang_do_not_add_up(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dataserver.reporting.fleet_setup.ANSWER_S", 0.5)
-    late = [stack.enter_context(grpc_server(Odd(late="GetDatasetInfo"))) for _ in range(4)]
+    answer_s = 2.0
+    monkeypatch.setattr("dataserver.reporting.fleet_setup.ANSWER_S", answer_s)
+    odd = [Odd(late="GetDatasetInfo") for _ in range(8)]
+    late = [stack.enter_context(grpc_server(one)) for one in odd]
     begun = time.monotonic()
     seen, silent = look(NamedServers(late, Channels()))
-    assert time.monotonic() - begun < 1.4
+    assert time.monotonic() - begun < len(late) * answer_s
+    for one in odd:
+        one.may_answer.set()
     assert (seen, list(silent)) == ([], late)
 
 

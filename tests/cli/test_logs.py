@@ -38,7 +38,7 @@ def entries(text: str) -> list[dict[str, Any]]:
 
 
 def test_each_line_of_a_server_is_an_object(folder: Path) -> None:
-    with serving("--dataset", f"d={folder}", "--log-format", "json") as server:
+    with serving("--dataset", f"d={folder}", "--log-format", "json", by_hand=True) as server:
         with grpc.insecure_channel(server.address) as channel, pytest.raises(grpc.RpcError):
             DataServiceStub(channel).GetPlan(pb.GetPlanRequest(job_id="none"), timeout=TIMEOUT_S)
         code, errors = server.end()

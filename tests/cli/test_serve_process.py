@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def server(folder: Path) -> Iterator[ServerProcess]:
-    with serving("--dataset", f"d={folder}") as found:
+    with serving("--dataset", f"d={folder}", by_hand=True) as found:
         yield found
 
 
@@ -68,7 +68,7 @@ def test_a_server_may_open_as_many_files_as_the_system_lets_it(folder: Path) -> 
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
     try:
-        with serving("--dataset", f"d={folder}") as server:
+        with serving("--dataset", f"d={folder}", by_hand=True) as server:
             limits = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -24,6 +24,7 @@ from disttrain.v1.admin_service_pb2_grpc import (
     add_AdminServiceServicer_to_server,
 )
 from google.protobuf.duration_pb2 import Duration
+from ports import free_addresses
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
@@ -202,9 +203,8 @@ def grpc_server(servicer: AdminServiceServicer | Stranger | None) -> Iterator[st
 
 
 def test_servers_that_do_not_answer_are_shown_as_such(server: Running) -> None:
-    with mute() as silent, grpc_server(None) as other, socket.create_server(("127.0.0.1", 0)) as taken:
-        closed = f"127.0.0.1:{taken.getsockname()[1]}"
-        taken.close()
+    (closed,) = free_addresses(1)
+    with mute() as silent, grpc_server(None) as other:
         done = run("top", f"{silent},{closed}", other, server.address, *ONCE)
     assert done.returncode == 0
     ends = {row[0]: " ".join(row[11:]) for row in rows(done.stdout) if row and ":" in row[0]}

@@ -23,6 +23,12 @@ def serve() -> Iterator[Callable[..., FakeServer]]:
 
 
 @pytest.fixture
+def patient() -> Timeouts:
+    """Deadlines that a busy machine meets, for tests that wait for none."""
+    return Timeouts(connect=10.0, first_answer=30.0, call=30.0, stall=30.0, give_up=30.0)
+
+
+@pytest.fixture
 def quick() -> Timeouts:
     """Deadlines short enough for a test that waits for one."""
     return Timeouts(connect=1.0, first_answer=3.0, call=10.0, stall=2.0, give_up=3.0)

@@ -22,6 +22,7 @@ import grpc
 import numpy as np
 import zstandard
 from builders.jobs import compose, module
+from cli.preforked import PreforkedProcess
 from crc32c import crc32c as crc32c_of
 from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1 import microbatch_pb2 as mb
@@ -318,8 +319,13 @@ def fake_process(
     """A server in a process of its own, and its address; `prefix` stands before its command line."""
     path = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*path, os.environ.get("PYTHONPATH", "")])}
-    command = [*prefix, sys.executable, __file__, host, json.dumps(asdict(Answers(**answers)))]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    words, streams = [host, json.dumps(asdict(Answers(**answers)))], {"stdout": subprocess.PIPE, "text": True}
+    started = (
+        subprocess.Popen([*prefix, sys.executable, __file__, *words], env=environment, **streams)
+        if prefix
+        else PreforkedProcess(["client.fake_server", *words], **streams)
+    )
+    with started as process:
         try:
             assert process.stdout is not None
             yield process, process.stdout.readline().strip()

@@ -26,13 +26,13 @@ ALL = [(step, m) for step in range(NUM_STEPS) for m in range(num_microbatches(st
 
 
 @pytest.fixture
-def connect(serve: Serve, quick: Timeouts):
+def connect(serve: Serve, patient: Timeouts):
     """Open clients of one server."""
     server = serve()
     clients: list[DataClient] = []
 
     def opened(job: JobSource | None = None, **options) -> DataClient:
-        given = {"module": "llm", "rank": 0, "timeouts": quick, **options}
+        given = {"module": "llm", "rank": 0, "timeouts": patient, **options}
         clients.append(DataClient(server.address, job_data() if job is None else job, **given))
         return clients[-1]
 
@@ -68,7 +68,7 @@ def test_batches_are_torch_tensors_over_the_received_bytes(connect) -> None:
     assert client.wait_s == pytest.approx(sum(b.wait_s for b, _ in held))
 
 
-def test_jobs_in_every_form_are_one_job(connect, tmp_path: Path, quick: Timeouts) -> None:
+def test_jobs_in_every_form_are_one_job(connect, tmp_path: Path, patient: Timeouts) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(job_data()))
     first = connect()
@@ -77,7 +77,7 @@ def test_jobs_in_every_form_are_one_job(connect, tmp_path: Path, quick: Timeouts
     assert spec.stream.tokenizer.digest == TOKENIZER
     assert (spec.stream.tokenizer.vocab_size, spec.stream.tokenizer.bos, spec.stream.tokenizer.query) == (262, 256, 261)
     forms = [path, str(path), json.dumps(job_data()), spec, first.job, canonical_json(spec).decode()]
-    fleet = Fleet(connect.server.address, timeouts=quick)
+    fleet = Fleet(connect.server.address, timeouts=patient)
     assert {resolve_job(form, fleet).job_id for form in forms} == {first.job.job_id}
     fleet.close()
 

@@ -56,10 +56,10 @@ def test_a_server_knows_what_the_caller_took(tmp_path: Path, shared_memory: bool
             assert client.wait_s > 0
 
 
-def test_a_server_that_takes_no_reports_is_left_in_peace(serve: Serve, quick: Timeouts) -> None:
+def test_a_server_that_takes_no_reports_is_left_in_peace(serve: Serve, patient: Timeouts) -> None:
     """One of an older release answers UNIMPLEMENTED."""
     server: FakeServer = serve()
-    with Opened([server.address], quick, prefetch_bytes=0) as opened:  # else all is received at once
+    with Opened([server.address], patient, prefetch_bytes=0) as opened:  # else all is received at once
         first = next(opened.reader)
         reports = opened.reader._progress
         end = time.monotonic() + TIMEOUT_S
@@ -72,15 +72,15 @@ def test_a_server_that_takes_no_reports_is_left_in_peace(serve: Serve, quick: Ti
 
 @pytest.mark.parametrize(("module", "rank", "is_first"), [("vit", 0, True), ("llm", 0, False), ("llm", 1, False)])
 def test_the_first_rank_of_the_first_module_speaks_for_all(
-    serve: Serve, quick: Timeouts, module: str, rank: int, is_first: bool
+    serve: Serve, patient: Timeouts, module: str, rank: int, is_first: bool
 ) -> None:
     server: FakeServer = serve()
-    fleet = Fleet(server.address, timeouts=quick)
+    fleet = Fleet(server.address, timeouts=patient)
     job = resolve_job(fake_job(), fleet)
     assert [m.name for m in job.spec.execution.modules][:2] == ["vit", "llm"]
     assert _is_first(job, module, rank) == _is_first(fake_job(), module, rank) == is_first
     assert _is_first({}, module, rank) == (rank == 0)
-    with DataClient(server.address, job, module, rank, timeouts=quick) as client:
+    with DataClient(server.address, job, module, rank, timeouts=patient) as client:
         assert client.fleet.speaks == is_first
     fleet.close()
 

@@ -2,13 +2,15 @@
 
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from cli.preforked import PreforkedProcess
+from cli.server_process import dataserver
+from ports import free_addresses
 from serving.harness import VIEWS, index, job_data, running
 from shards import write_interleaved, write_pairs
 
@@ -40,8 +42,8 @@ def start(datasets: dict[str, Path]) -> Iterator[Callable[[], tuple[subprocess.P
 
     def begin() -> tuple[subprocess.Popen[str], Address]:
         flags = [f for name, path in datasets.items() for f in ("--dataset", f"{name}={path}")]
-        command = [sys.executable, "-m", "dataserver", "serve", "--listen", "127.0.0.1:0", *flags]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        words = dataserver("serve", "--listen", *free_addresses(1), *flags)
+        process = PreforkedProcess(words, stdout=subprocess.PIPE, text=True)
         processes.append(process)
         assert process.stdout is not None
         return process, process.stdout.readline().removeprefix("listening on ").strip()
@@ -197,8 +199,8 @@ def test_a_server_that_restarts_at_the_same_address(start, datasets: dict[str, P
         process.kill()
         process.wait()
         flags = [f for name, path in datasets.items() for f in ("--dataset", f"{name}={path}")]
-        command = [sys.executable, "-m", "dataserver", "serve", "--listen", address, *flags]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as again:
+        words = dataserver("serve", "--listen", address, *flags)
+        with PreforkedProcess(words, stdout=subprocess.PIPE, text=True) as again:
             try:
                 found += [digest(b) for b in client]
             finally:

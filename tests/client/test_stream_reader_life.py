@@ -37,13 +37,13 @@ def settled(read: Callable[[], int]) -> int:
     return before
 
 
-def test_buffers_are_recycled_and_held_microbatches_stay(serve: Serve, quick: Timeouts) -> None:
-    with Opened([serve().address], quick, prefetch_bytes=1) as opened:
+def test_buffers_are_recycled_and_held_microbatches_stay(serve: Serve, patient: Timeouts) -> None:
+    with Opened([serve().address], patient, prefetch_bytes=1) as opened:
         held = list(opened.reader)
         for microbatch in held:
             opened.check(microbatch)
     addresses = set()
-    with Opened([serve().address], quick, prefetch_bytes=1) as opened:
+    with Opened([serve().address], patient, prefetch_bytes=1) as opened:
         for microbatch in opened.reader:
             opened.check(microbatch)
             addresses.add(next(iter(microbatch.tensors.values())).ctypes.data)
@@ -52,16 +52,16 @@ def test_buffers_are_recycled_and_held_microbatches_stay(serve: Serve, quick: Ti
         opened.check(microbatch)
 
 
-def test_closing_ends_the_stream_at_the_server(serve: Serve, quick: Timeouts) -> None:
+def test_closing_ends_the_stream_at_the_server(serve: Serve, patient: Timeouts) -> None:
     server = serve(streams=["hang:1"])
-    with Opened([server.address], quick) as opened:
+    with Opened([server.address], patient) as opened:
         next(opened.reader)
         opened.reader.close()
         assert server.ended.acquire(timeout=60)
         with pytest.raises(ClosedError, match="open another one"):
             next(opened.reader)
         opened.reader.close()
-    with Opened([serve().address], quick) as opened:
+    with Opened([serve().address], patient) as opened:
         with opened.reader:
             next(opened.reader)
         with pytest.raises(ClosedError, match="open another one"):
@@ -93,9 +93,9 @@ def test_closing_ends_a_pause_between_tries(serve: Serve) -> None:
         assert not receiving_threads()
 
 
-def test_a_forgotten_reader_ends_its_thread(serve: Serve, quick: Timeouts) -> None:
+def test_a_forgotten_reader_ends_its_thread(serve: Serve, patient: Timeouts) -> None:
     server = serve(streams=["hang:1"])
-    fleet = Fleet(server.address, timeouts=quick)
+    fleet = Fleet(server.address, timeouts=patient)
     reader = MicrobatchReader(fleet, resolve_job(job_data(), fleet), VIEW, num_steps=NUM_STEPS)
     next(reader)
     del reader
@@ -104,7 +104,7 @@ def test_a_forgotten_reader_ends_its_thread(serve: Serve, quick: Timeouts) -> No
     fleet.close()
 
 
-def test_a_reader_in_a_fork_raises_and_the_parent_goes_on(serve: Serve, quick: Timeouts, run_python) -> None:
+def test_a_reader_in_a_fork_raises_and_the_parent_goes_on(serve: Serve, patient: Timeouts, run_python) -> None:
     server = serve(delay_s=0.05)
     program = f"""
 import os, sys

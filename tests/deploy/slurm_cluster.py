@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from ports import free_ports
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue")
 NODES = 5
@@ -101,7 +102,7 @@ def until(done: Callable[[], bool], why: Callable[[], str], seconds: float = WAI
 def slurm(folder: Path, cpus: int = 4) -> Iterator[Slurm]:
     """Start a cluster whose nodes n0 to n4 are idle."""
     folder.mkdir()
-    ports = _free_ports(NODES + 1)
+    ports = free_ports(NODES + 1)
     (folder / "slurm.conf").write_text(_configuration(folder, ports, cpus))
     key = folder / "munge.key"
     key.write_bytes(os.urandom(1024))
@@ -167,14 +168,3 @@ SchedulerParameters=sched_interval=2,bf_interval=2
 {nodes}
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()

@@ -18,8 +18,8 @@ from cli.server_process import ServerProcess, serving
 from deploy.manifests import ROOT
 from deploy.prometheus_programs import programs
 from deploy.test_monitoring import expressions
-from fleet.servers import free_addresses
 from monitoring.alerts import GROUPS
+from ports import free_addresses
 from serving.harness import VIEWS, index, job_data
 from shards import write_interleaved, write_pairs
 

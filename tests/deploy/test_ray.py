@@ -20,7 +20,7 @@ from benchmarks.range_server import State
 from cli.server_process import command, refused, serving
 from deploy.manifests import ROOT
 from deploy.test_slurm import free_range
-from fleet.servers import free_addresses
+from ports import free_addresses
 from program.runtime_cases import Degrees
 from serving.harness import index
 from shards import write_pairs

@@ -68,7 +68,7 @@ def test_strangers_whose_handshakes_fail_write_nothing(
     monkeypatch.delenv("GRPC_VERBOSITY", raising=False)
     config = Authority(tmp_path / "pki").server()
     tls = ("--tls-cert", config["tls_cert"], "--tls-key", config["tls_key"])
-    with serving("--dataset", f"d={folder}", *tls) as server:
+    with serving("--dataset", f"d={folder}", *tls, by_hand=True) as server:
         for said in (b"GET / HTTP/1.1\r\n\r\n", b"hello\n" * 20):
             with socket.create_connection(split_address(server.address), TIMEOUT_S) as stranger:
                 stranger.sendall(said)

@@ -15,7 +15,7 @@ from faults.clock import WallClock
 from faults.disk import fill, small_disk
 from faults.processes import Member, stopped
 from faults.relay import Mode, Relay
-from fleet.servers import free_addresses
+from ports import free_addresses
 
 DELAY_S = 0.02
 HALF_A_CHUNK = 100_000

@@ -7,8 +7,11 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from cli.server_process import TIMEOUT_S, command
+from cli.preforked import PreforkedProcess
+from cli.server_process import TIMEOUT_S, command, dataserver
+from ports import free_addresses
 
 
 @contextmanager
@@ -29,7 +32,7 @@ class Member:
         flags: Sequence[str | Path],
         log: Path,
         *,
-        listen: str = "127.0.0.1:0",
+        listen: str | None = None,
         prefix: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -38,7 +41,7 @@ class Member:
         Args:
             flags: of `dataserver serve`.
             log: file that takes its stderr; a pipe that nobody reads would hold a server up.
-            listen: its address; port 0 stands for a free one.
+            listen: its address; a free one of the loopback device unless given.
             prefix: what to put before its command line.
             environment: variables that differ from this process's.
         """
@@ -46,7 +49,7 @@ class Member:
         self._prefix = prefix
         self._environment = environment or {}
         self.log = log
-        self.process, self.address = self._started(listen)
+        self.process, self.address = self._started(listen or free_addresses(1)[0])
 
     def kill(self) -> None:
         """End it without a word."""
@@ -75,10 +78,14 @@ class Member:
             self.kill()
 
     def _started(self, listen: str) -> "tuple[subprocess.Popen[str], str]":
-        line = [*self._prefix, *command("serve", "--listen", listen, *self._flags)]
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **self._environment}
+        words = ["serve", "--listen", listen, *self._flags]
+        options: dict[str, Any] = {"stdout": subprocess.PIPE, "text": True}
+        options["env"] = {**os.environ, "PYTHONUNBUFFERED": "1", **self._environment}
         with self.log.open("a") as log:
-            process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
+            if self._prefix or self._environment:  # which may preload a library
+                process = subprocess.Popen([*self._prefix, *command(*words)], stderr=log, **options)
+            else:
+                process = PreforkedProcess(dataserver(*words), stderr=log, **options)
         assert process.stdout is not None
         found = re.fullmatch(r"listening on (\S+:\d+)\n", process.stdout.readline())
         if found is None:

@@ -16,7 +16,7 @@ from disttrain.v1.admin_service_pb2_grpc import AdminServiceStub
 from e2e.streams import Clients, dataset_flags, digest, read_views, start_servers
 from faults.processes import Member
 from faults.relay import Mode
-from fleet.servers import free_addresses
+from ports import free_addresses
 from serving.harness import index, job_data
 from shards import write_interleaved, write_pairs
 from soak.soaking import behind_a_relay

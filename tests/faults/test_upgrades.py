@@ -21,8 +21,8 @@ from disttrain.v1.data_service_pb2 import GetServerInfoRequest
 from disttrain.v1.data_service_pb2_grpc import DataServiceStub
 from e2e.streams import Clients, dataset_flags, digest, read_views, start_servers, used_address
 from faults.processes import Member
-from fleet.servers import free_addresses
 from foreign import node
+from ports import free_addresses
 from serving.harness import index, job_data
 from shards import write_pairs
 

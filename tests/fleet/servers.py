@@ -1,7 +1,6 @@
 """Fleets of real servers that know each other, and a server that does not tell its peers the truth."""
 
 import secrets
-import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,19 +13,11 @@ from disttrain.v1 import data_service_pb2
 from disttrain.v1 import peer_service_pb2 as pb
 from disttrain.v1.data_service_pb2_grpc import DataServiceServicer, add_DataServiceServicer_to_server
 from disttrain.v1.peer_service_pb2_grpc import PeerServiceServicer, PeerServiceStub, add_PeerServiceServicer_to_server
+from ports import free_addresses
 from serving.harness import TIMEOUT_S, Received, Running, running
 
 from dataserver.fleet.build import build_id
 from dataserver.fleet.plan_source import PlanSource
-
-
-def free_addresses(count: int) -> list[str]:
-    """Loopback addresses at which nobody listens; so many ports are held at once that no two are the same."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for held in sockets:
-            held.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{held.getsockname()[1]}" for held in sockets]
 
 
 @contextmanager

@@ -14,7 +14,8 @@ import grpc
 import pytest
 from disttrain.v1 import peer_service_pb2 as pb
 from disttrain.v1.peer_service_pb2_grpc import PeerServiceStub
-from fleet.servers import fleet, free_addresses, live, lying, made, read_all, sources, until
+from fleet.servers import fleet, live, lying, made, read_all, sources, until
+from ports import free_addresses
 from serving.harness import TIMEOUT_S, Running, job_data, reason_of, running
 
 from dataserver.fleet import fetching

@@ -14,7 +14,7 @@ from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1.data_service_pb2_grpc import DataServiceStub
 from disttrain.v1.peer_service_pb2 import FetchPiecesRequest, ObjectPieces
 from disttrain.v1.peer_service_pb2_grpc import PeerServiceStub
-from fleet.servers import free_addresses
+from ports import free_addresses
 from serving.harness import TIMEOUT_S, Running, index, job_data, receive, running
 from shards import write_pairs
 from stores import no_stores, stores

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from builders.authority import Authority, token_file, write
-from fleet.servers import fleet, free_addresses, live, read_all, sources, until
+from fleet.servers import fleet, live, read_all, sources, until
+from ports import free_addresses
 from serving.harness import index, job_data, running
 from shards import write_pairs
 

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 import pytest
 from cli.server_process import TIMEOUT_S, serving
 from client.meddler import Meddling, after, cut, flipped, meddler
-from fleet.servers import free_addresses
 from foreign import node
 from foreign.conftest import Case
+from ports import free_addresses
 
 pytestmark = pytest.mark.usefixtures("javascript")
 FAR = "127.0.0.9"

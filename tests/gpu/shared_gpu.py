@@ -7,7 +7,6 @@ which they would run between machines. What that takes says nothing of a cluster
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import torch
+from ports import free_ports
 from training.runs import variables
 
 PATIENCE_S = float(os.environ.get("DISTTRAIN_CASE_S", "240"))
@@ -35,8 +35,7 @@ def train_over_nccl(command: Sequence[str], world_size: int, logs: Path) -> None
     Raises:
         AssertionError: a process failed or hangs; with the ends of all logs.
     """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     options = list(OPTIONS)
     if ROWS_BY_HOST in os.environ and "--rows-by-host" not in command:
         options += ["--rows-by-host", os.environ[ROWS_BY_HOST]]

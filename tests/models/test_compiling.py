@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from models.microbatches import PATCH, VOCAB, WIDTH, backbone, encoder, generator_
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.distributed.device_mesh import DeviceMesh
 
 from trainclient.models import attention, compiling
-from trainclient.models.backbone import BackboneBatch, BackboneStage
+from trainclient.models.backbone import BackboneStage
 from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.compiling import compile_blocks, require_compiler
 from trainclient.models.encoder import EncoderConfig, ImageEncoder
@@ -23,46 +24,10 @@ from trainclient.models.parameters import initialise
 from trainclient.sharding.dtensors import local
 from trainclient.sharding.tensor_parallel import split
 
-WIDTH, VOCAB, PATCH = 32, 50, 2
 CPU = torch.device("cpu")
 WARM_UP: tuple[tuple[int, ...], ...] = ((5, 7), (9,))
 LATER: tuple[tuple[int, ...], ...] = ((3,), (11, 2, 6), (4, 4, 4, 4, 4), (), (1,), (2, 8))
 """Segments of microbatches: tokens of samples, or columns of two rows of blocks of images."""
-
-
-def offsets(lengths: tuple[int, ...], times: int = 1) -> Tensor:
-    return torch.tensor([0, *(times * n for n in lengths)]).cumsum(0)
-
-
-def images(lengths: tuple[int, ...], generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Pixels, grids and offsets of images of 4 rows of patches."""
-    cu = offsets(lengths, 8)
-    patches = torch.randint(0, 256, (int(cu[-1]), PATCH**2 * 3), dtype=torch.uint8, generator=generator)
-    return patches, torch.tensor([[4, 2 * n] for n in lengths], dtype=torch.int64).view(-1, 2), cu
-
-
-def backbone(network: nn.Module, lengths: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    cu, none = offsets(lengths), torch.zeros(0, dtype=torch.int64)
-    tokens, labels = (torch.randint(0, VOCAB, (int(cu[-1]),), generator=generator) for _ in range(2))
-    found: Tensor = network(BackboneBatch(cu, torch.arange(len(tokens)), tokens, none, none, labels)).loss_sum
-    return found
-
-
-def encoder(network: nn.Module, lengths: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    found: Tensor = network(*images(lengths, generator))
-    return found.square().sum()
-
-
-def generator_(network: nn.Module, lengths: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    patches, grid, cu = images(lengths, generator)
-    noise, time = (
-        torch.randn(len(patches), PATCH**2 * 3, generator=generator),
-        torch.rand(len(grid), generator=generator),
-    )
-    conditions = torch.randn(3 * len(grid), WIDTH, generator=generator)
-    counted = torch.ones(len(grid), dtype=torch.bool)
-    found: Tensor = network(patches, grid, cu, conditions, 3 * torch.arange(len(grid) + 1), noise, time, counted)
-    return found
 
 
 Run = Callable[[nn.Module, tuple[int, ...], torch.Generator], Tensor]
@@ -164,7 +129,11 @@ def hold_against_eager(plain: nn.Module, compiled: nn.Module, run: Run) -> None:
 
 @torch.library.custom_op("disttrain_tests::rows_of_queries", mutates_args=())
 def kernel(query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, keys: Tensor, longest: int, most: int) -> Tensor:
-    """Stands for the flash kernel: takes what that takes, for any number of segments."""
+    """Stands for the flash kernel: takes what that takes, for any number of segments.
+
+    No other module may import this one: torch frees an operator when the same name is defined once more, and who calls
+    the first one then crashes.
+    """
     assert len(offsets) == len(keys)
     assert longest == offsets.diff().max()
     assert most == keys.diff().max()

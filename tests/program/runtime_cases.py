@@ -28,6 +28,7 @@ import torch
 import torch._dynamo  # the first layer or optimizer would import it, in each process
 import torch.distributed as dist
 from builders.jobs import compose, module
+from ports import free_ports
 from program.nccl_record import Recorder
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import debug as dtensor_debug
@@ -257,9 +258,7 @@ class Pool:
         world = Topology.of(cases[0].parsed.spec).world_size
         script = folder / "cases.json"
         script.write_text(json.dumps([asdict(case) for case in cases]))
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        (port,) = free_ports(1)
         shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world), "CASES": str(script)}
         shared["MUTATION_TEST_FILE"] = os.environ.get("MUTATION_TEST_FILE", "")
         for rank in range(world):

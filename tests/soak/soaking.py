@@ -29,7 +29,7 @@ from builders.jobs import module
 from e2e.streams import View, dataset_flags, digest, read_views, used_address, views_of
 from faults.fleet import FAULTS, Jobs, Site, sites_of
 from faults.relay import Mode, Relay, relayed
-from fleet.servers import free_addresses
+from ports import free_addresses
 from serving.harness import index, job_data
 from shards import write_pairs
 from soak.report import Report, Usage, write_report

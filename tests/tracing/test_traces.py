@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from benchmarks.range_server import State
 from cli.server_process import command
-from fleet.servers import free_addresses, until
+from fleet.servers import until
+from ports import free_addresses
 from serving.harness import VIEWS, index, job_data, running
 from shards import write_pairs
 from stores import SECRET, no_stores, stores

@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 from builders.jobs import make_job
-from models.test_compiling import backbone, encoder, generator_
+from models.microbatches import backbone, encoder, generator_
 from program.conftest import Fleet
 from program.runtime_cases import Degrees, job_data
 from torch import Tensor, nn

@@ -149,7 +149,7 @@ def test_resume_after_steps_in_either_layout(
 
 @pytest.mark.parametrize(
     "degrees",
-    [TENSOR_PARALLEL, *(pytest.param(degrees, marks=pytest.mark.long) for degrees in (FIRST, GROUPED))],
+    [FIRST, *(pytest.param(degrees, marks=pytest.mark.long) for degrees in (TENSOR_PARALLEL, GROUPED))],
     ids=str,
 )
 def test_killed_process_ends_the_run_and_it_resumes_in_another_layout(

@@ -1,7 +1,6 @@
 """One process of a run has its job filled in, the others take it from there."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from client.fake_server import FINGERPRINT, FakeServer, job_data
+from ports import free_ports
 
 from trainclient.topology.process_grid import TopologyError
 from trainclient.training.config import TrainConfig
@@ -26,17 +26,11 @@ with shared_jobs(config, Process(int(sys.argv[2]), 0, 1, 3)) as (jobs, layout, _
 """
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
 def test_only_the_first_process_asks_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(job_data()))
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    monkeypatch.setenv("MASTER_PORT", str(*free_ports(1)))
     others = [
         subprocess.Popen(
             [sys.executable, "-c", OTHER, str(file), str(rank)],

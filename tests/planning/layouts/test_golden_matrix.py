@@ -23,8 +23,8 @@ from dataserver.planning.simulation import Timeline
 GOLDEN = Path(__file__).with_name("golden_matrix.json")
 BLOCKS, BLOCK = 8, 10
 """Of each layout's kind, and jobs in a block."""
-BLOCKS_OF_OLD = 3
-"""Of the earlier version; the rest of its blocks is for the long tests."""
+FEW = 3
+"""Blocks of each kind; the rest is for the long tests."""
 STEP = 3
 CASES = [("pipelined", 5), *((kind, 6) for kind in LAYOUT_KINDS)]
 """Kinds and plan versions: version 6 changes pipelines alone."""
@@ -87,7 +87,7 @@ def block_of(kind: str, block: int, version: int) -> list[dict[str, str]]:
 @pytest.mark.parametrize(
     ("kind", "version", "block"),
     [
-        pytest.param(kind, version, block, marks=[pytest.mark.long] * (version < 6 and block >= BLOCKS_OF_OLD))
+        pytest.param(kind, version, block, marks=[pytest.mark.long] * (block >= FEW))
         for (kind, version), block in product(CASES, range(BLOCKS))
     ],
 )
