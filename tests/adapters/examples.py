@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from adapters import recording
 from adapters.recording import Sample, images_in, num_ranks_in, recorded
@@ -60,20 +62,31 @@ class ExampleRun:
         """Start it in so many processes, which may stop for ever where they read a step."""
         self.starts.append(self.folder / f"start{len(self.starts)}")
         self.starts[-1].mkdir(parents=True)
-        script, job = self.folder / "train.py", self.folder / "job.yaml"
-        script.write_text(self.script)
-        job.write_text(yaml.safe_dump(self.job(ranks)))
         line = [str(self.python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        line += [recording.__file__, str(self.starts[-1]), str(last_step), str(script)]
-        given = [self.server, job, self.model, self.out]
+        line += [recording.__file__, str(self.starts[-1]), str(last_step)]
         return subprocess.Popen(
-            [*line, *[str(argument) for argument in given if argument is not None]],
+            [*line, *self._words(ranks)],
             cwd=self.folder,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
             env=variables(),
         )
+
+    def _words(self, ranks: int) -> list[str]:
+        """The script and its arguments."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        script, job = self.folder / "train.py", self.folder / "job.yaml"
+        script.write_text(self.script)
+        job.write_text(yaml.safe_dump(self.job(ranks)))
+        given = [script, self.server, job, self.model, self.out]
+        return [str(argument) for argument in given if argument is not None]
+
+    def finish_here(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Run it on one rank to its end in this process, which has imported what it needs."""
+        words = self._words(1)
+        monkeypatch.setattr(sys, "argv", words)
+        runpy.run_path(words[0], run_name="__main__")
 
     def finish(self, ranks: int) -> None:
         """Run it to its end."""

@@ -303,8 +303,8 @@ def test_an_unknown_job_is_brought(serve: Serve, patient: Timeouts) -> None:
     fleet.close()
 
 
-def test_unknown_job_without_a_specification_to_bring_gives_up(serve: Serve, patient: Timeouts) -> None:
-    fleet = Fleet(serve().address, timeouts=patient)
+def test_unknown_job_without_a_specification_to_bring_gives_up(serve: Serve, quick: Timeouts) -> None:
+    fleet = Fleet(serve().address, timeouts=quick)
     with pytest.raises(FleetError, match="JOB_UNKNOWN"):
         fleet.call(lambda stub: stub.GetPlan, GetPlanRequest(job_id="f" * 64))
     fleet.close()

@@ -92,9 +92,13 @@ def sessions(processes: list[psutil.Process]) -> set[psutil.Process]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(ALL_S)
-def test_the_demo_on_real_photographs(shared_data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", ["colocated", pytest.param("pipelined", marks=pytest.mark.long)])
+def test_the_demo_on_real_photographs(shared_data: Path, tmp_path: Path, layout: str) -> None:
+    """Whole; with the fewest processes, each of which imports for seconds, and as a newcomer runs it."""
     report, output = tmp_path / "report.json", tmp_path / "output"
-    with demo(output, "--steps", "3", "--dataset", shared_data / "laion-mini", "--report", report) as process:
+    chosen = () if layout == "pipelined" else ("--layout", layout)
+    options = (*chosen, "--steps", "3", "--dataset", shared_data / "laion-mini", "--report", report)
+    with demo(output, *options) as process:
         shown, errors = end_of(process)
         assert process.returncode == 0, errors
         assert not mentioning(output), "processes survived"
