@@ -3,7 +3,7 @@
 from typing import Final
 
 _MAX_BYTES: Final = 10
-"""Of 64 bits."""
+"""Bytes of an integer of 64 bits."""
 
 
 class CutError(Exception):

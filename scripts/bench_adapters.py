@@ -178,12 +178,9 @@ def _judged(title: str, found: Found, name: str, what: str, most: float | None, 
 
 def run_rounds(frameworks: Sequence[Framework], samples: int, rounds: int, processes: Processes, folder: Path) -> Found:
     """Run all loaders of these frameworks over new shards."""
-    shards, tool = folder / "shards", [sys.executable, "-m", "dataserver"]
-    make = [sys.executable, HERE / "make_demo_shards.py", shards, "--samples", samples, "--shards", 8]
-    processes.run([processes.start("making shards", make)], print)
-    processes.run([processes.start("indexing", [*tool, "index", shards])], print)
-    serve = [*tool, "serve", "--listen", "127.0.0.1:0", "--dataset", f"pairs={shards}", "--insecure"]
-    server = processes.address(processes.start("server", serve))
+    shards = folder / "shards"
+    processes.indexed_pairs(shards, "--samples", samples, "--shards", 8)
+    server = processes.serve_pairs(shards, "--insecure")
     runs = [(framework, loader) for framework in frameworks for loader in (JUDGED, *framework.others, SERVED)]
     found: Found = {(framework.name, loader): [] for framework, loader in runs}
     for number in range(rounds):

@@ -33,12 +33,10 @@ from demo_processes import Processes
 from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1.data_service_pb2_grpc import DataServiceStub
 
-from dataserver.cli.jobs import open_job
+from dataserver.cli.jobs import DataFlags, open_job
 from dataserver.planning import yielding_to
 from dataserver.planning.planner import plan_step
 
-HERE = Path(__file__).parent
-SERVER = sys.executable, "-m", "dataserver"
 GROWTH = 3.0
 """The neighbour's 99th percentile beside odd jobs, over the one when it is alone, at most."""
 STRETCH_MS = 60.0
@@ -157,12 +155,8 @@ def waits(stub: DataServiceStub, job_id: str, steps: Iterator[int], count: int) 
 def fairness_rows(folder: Path, processes: Processes, arguments: argparse.Namespace) -> list[Row]:
     """The rows."""
     shards = folder / "shards"
-    drawn = ["--samples", 512, "--shards", 4, "--seed", int(arguments.held_out)]
-    make = [sys.executable, HERE / "make_demo_shards.py", shards, *drawn]
-    processes.run([processes.start("making shards", make)], print)
-    processes.run([processes.start("indexing", [*SERVER, "index", shards])], print)
-    serve = [*SERVER, "serve", "--listen", "127.0.0.1:0", "--dataset", f"pairs={shards}"]
-    address = processes.address(processes.start("server", serve))
+    processes.indexed_pairs(shards, "--samples", 512, "--shards", 4, "--seed", int(arguments.held_out))
+    address = processes.serve_pairs(shards)
     rows, steps = list(stretches(shards, arguments.odd, arguments.held_out)), itertools.count()
     with grpc.insecure_channel(address) as channel:
         stub = DataServiceStub(channel)
@@ -188,7 +182,7 @@ def stretches(shards: Path, names: Sequence[str], held_out: bool) -> Iterator[Ro
     for name in names:
         file = shards.parent / "odd.json"
         file.write_text(json.dumps(odd_jobs(held_out)[name]))
-        planner = open_job(file, (f"pairs={shards}",), (), (), (), None)
+        planner = open_job(file, DataFlags((f"pairs={shards}",)))
         plan_step(planner.job, 0, planner.samples(0))  # loads the loops
         ended: list[float] = []
         with yielding_to(lambda: ended.append(time.thread_time())):  # noqa: B023

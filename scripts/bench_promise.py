@@ -28,7 +28,7 @@ from demo_processes import FailedError, Processes, python
 from demo_stages import BIN
 from slept_steps import slept_steps
 
-from dataserver.cli.jobs import open_job
+from dataserver.cli.jobs import DataFlags, open_job
 from dataserver.planning.planner import explain
 from trainclient.topology.process_grid import Topology
 
@@ -124,7 +124,7 @@ def job(shape: Mapping[str, Any], order: Mapping[str, Any], steps: int) -> Data:
 
 def simulate(file: Path, located: tuple[str, str], steps: int) -> tuple[list[float], float]:
     """Simulated milliseconds of each step of a job, and operations of a process in it; the file is filled in."""
-    planner = open_job(file, (located[0],), (located[1],), (), (), None)
+    planner = open_job(file, DataFlags((located[0],), (located[1],)))
     file.write_text(planner.job.text)
     found = [explain(planner.job, planner.plan(step)).after for step in range(steps)]
     operations = statistics.fmean(2 * after.pipeline.forward_ns.size for after in found)

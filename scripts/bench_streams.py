@@ -32,7 +32,6 @@ from demo_processes import Processes
 from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1.data_service_pb2_grpc import DataServiceStub
 
-HERE = Path(__file__).parent
 MODULE: Final = "vision"
 MICROBATCH: Final = 4
 """Sequences, with an image each."""
@@ -122,14 +121,11 @@ class Measured:
 
 def make_shards(few: Path, many: Path, processes: Processes, drawn: list[object]) -> None:
     """Make and index a few shards, and give them many names. `drawn` are options of their images."""
-    size = ["--samples", SAMPLES, "--shards", FEW_SHARDS]
-    make = [sys.executable, HERE / "make_demo_shards.py", few, *size, *drawn]
-    processes.run([processes.start("making shards", make)], print)
-    index = [sys.executable, "-m", "dataserver", "index"]
-    processes.run([processes.start("indexing", [*index, few])], print)
+    processes.indexed_pairs(few, "--samples", SAMPLES, "--shards", FEW_SHARDS, *drawn)
     many.mkdir()
     link_shards(few, many, MANY_SHARDS)
-    processes.run([processes.start("indexing many names", [*index, many, "--allow-duplicates"])], print)
+    index = [sys.executable, "-m", "dataserver", "index", many, "--allow-duplicates"]
+    processes.run([processes.start("indexing many names", index)], print)
 
 
 def run_streams(shards: Path, streams: int, servers: int, images: int) -> Measured:

@@ -32,7 +32,6 @@ from dataserver.serving.config import load_config
 from trainclient.client import DataClient
 from trainclient.stream.reader import PREFETCH_BYTES
 
-HERE, BIN = Path(__file__).parent, Path(sys.executable).parent
 MODULE = "vision"
 IN_PLACE, AHEAD, SERVER = "in the trainer", "one ahead, in a thread", "data server"
 WAVES = 8
@@ -189,11 +188,8 @@ class Served:
 def serve(folder: Path, processes: Processes, case: Case) -> Served:
     """Make the shards of a case, and serve them."""
     shards = folder / f"shards-{case.seed}"
-    make = [sys.executable, HERE / "make_demo_shards.py", shards, "--samples", case.samples, "--shards", 4]
-    processes.run([processes.start("making shards", [*make, "--seed", case.seed])], print)
-    processes.run([processes.start("indexing", [BIN / "dataserver", "index", shards])], print)
-    line = [BIN / "dataserver", "serve", "--listen", "127.0.0.1:0", "--dataset", f"pairs={shards}"]
-    address = processes.address(processes.start(f"server {case.seed}", line))
+    processes.indexed_pairs(shards, "--samples", case.samples, "--shards", 4, "--seed", case.seed)
+    address = processes.serve_pairs(shards, name=f"server {case.seed}")
     return Served(address, Catalog.open(load_config(None, {"datasets": {"pairs": shards}})))
 
 

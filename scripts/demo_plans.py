@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from dataserver.cli.jobs import open_job
+from dataserver.cli.jobs import DataFlags, open_job
 from dataserver.cli.pictures import draw_plan
 from dataserver.jobs import JobPlanner
 from dataserver.planning.job.fields import ModuleKind
@@ -87,8 +87,8 @@ def main() -> None:
     """Plan, and say on stdout what is being done."""
     arguments = parse()
     logging.basicConfig(level=logging.INFO, format="%(message)s")  # names the kernels that are compiled
-    located = (tuple(arguments.dataset), tuple(arguments.index_dir), (), (), None)
-    planner = open_job(arguments.job, *located)
+    located = DataFlags(tuple(arguments.dataset), tuple(arguments.index_dir))
+    planner = open_job(arguments.job, located)
     output: Path = arguments.output
     summaries: list[PlanSummary] = []
     ablations: list[Sequence[AblationResult]] = []
@@ -104,7 +104,7 @@ def main() -> None:
     comparison = []
     for number, job in enumerate(arguments.compare, 1):
         print(f"comparing modalities, {number} of {len(arguments.compare)}")
-        comparison.append(compared(open_job(job, *located), min(arguments.steps, COMPARED_STEPS)))
+        comparison.append(compared(open_job(job, located), min(arguments.steps, COMPARED_STEPS)))
     found = {
         "steps": [before_after(summary) for summary in summaries],
         "ablation": [asdict(row) for row in mean_ablation(ablations)],

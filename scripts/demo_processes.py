@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 START_S = 300.0
@@ -79,9 +78,7 @@ class Processes:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End everything, the trainers before the servers: they need them to finish the step in hand."""
         for process in (child.process for child in reversed(self._running)):
             # To the leader alone, which tells its children; SIGTERM, because Python answers SIGINT with a traceback.
@@ -115,6 +112,21 @@ class Processes:
                 left.remove(child)
         for line in children[0].lines():
             say(line)
+
+    def indexed_pairs(self, shards: Path, *options: Any) -> None:
+        """Make shards of image-text pairs with options of `make_demo_shards.py`, and index them."""
+        index = [sys.executable, "-m", "dataserver", "index", shards]
+        for name, command in {
+            "making shards": python("make_demo_shards.py", shards, *options),
+            "indexing": index,
+        }.items():
+            self.run([self.start(name, command)], print)
+
+    def serve_pairs(self, shards: Path, *flags: Any, name: str = "server") -> str:
+        """Serve such shards on a free port as the dataset `pairs`; the address."""
+        dataset = ["--dataset", f"pairs={shards}"]
+        serve = [sys.executable, "-m", "dataserver", "serve", "--listen", "127.0.0.1:0", *dataset, *flags]
+        return self.address(self.start(name, serve))
 
     def address(self, server: Child) -> str:
         """Wait until a server says where it listens.

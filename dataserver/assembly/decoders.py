@@ -25,7 +25,7 @@ class Item(NamedTuple):
 
     rows: int
     columns: int
-    """Of its grid, as in `StepSamples`."""
+    """Columns of its grid, as in `StepSamples`."""
     drawn: tuple[DrawnTransform, ...]
     """Transforms of an image."""
     tiles: tuple[int, int] = (0, 0)

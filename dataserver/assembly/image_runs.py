@@ -20,7 +20,7 @@ class ImageRun(NamedTuple):
     """Tokens of text before and between them (`Sizing.marks`)."""
     rows: int
     columns: int
-    """Of tiles."""
+    """Columns of tiles."""
 
     @property
     def tokens(self) -> int:

@@ -142,7 +142,7 @@ def _image_shapes(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> _Shapes:
 
 
 def _tiled_shapes(sizing: Sizing, samples: StepSamples, view: ViewPlan, total: int) -> _Shapes:
-    """Of images that are cut into tiles: a grid for each part."""
+    """Shapes of images that are cut into tiles: a grid for each part."""
     num_parts = int((samples.image_rows[view.items] // samples.image_columns[view.items]).sum())
     return [
         ("patches", _U8, (total, sizing.patch**2 * 3)),

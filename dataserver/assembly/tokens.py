@@ -26,7 +26,7 @@ class Tokenizer(Protocol):
 
     @property
     def name(self) -> str:
-        """Logical name."""
+        """Name that jobs use."""
 
     @property
     def digest(self) -> str:

@@ -25,7 +25,7 @@ from dataserver.audio.mel import F32, log_mel
 from dataserver.planning.job.fields import HOP, MAX_CLIP_SECONDS, SAMPLE_RATE, AudioSizing, clip_samples
 
 AUDIO_VERSION: Final = 1
-"""Of the rules above."""
+"""Version of the rules above."""
 _QUALITY: Final = "VHQ"
 """HQ computes in float32, with other results where a processor has other vector instructions; this one in float64."""
 
@@ -40,7 +40,7 @@ class AudioShape(NamedTuple):
     """What the index says of a clip."""
 
     samples: int
-    """Of each channel."""
+    """Samples of each channel."""
     sample_rate: int
     channels: int
 

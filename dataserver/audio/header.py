@@ -44,7 +44,7 @@ class AudioHeader:
 
     format: str
     samples: int
-    """Of each channel."""
+    """Samples of each channel."""
     sample_rate: int
     """Samples a second."""
     channels: int

@@ -38,16 +38,16 @@ _MARGIN_FRAMES: Final = 4
 """Frames beyond the wanted samples: a decoder looks ahead."""
 _MOST_BEHIND_TAG: Final = 64 << 10
 _MOST_TAGS: Final = 16
-"""Of one after the other."""
+"""Tags one after the other."""
 _ID3_BYTES: Final = 10
-"""Of the header of an ID3v2 tag, and of its footer."""
+"""Size of the header of an ID3v2 tag, and of its footer."""
 _TAG_COST: Final = 256
 """Bytes that tags between frames count as, whatever their length: many empty ones are a long search as well."""
 _TOO_MUCH: Final = f"more than {MAX_BYTES_BETWEEN} bytes between its frames are none"
 _ANY_FRAME: Final = re.compile(rb"\xff[\xe0-\xff]")
 _APE: Final = b"APETAGEX"
 _APE_BYTES: Final = 32
-"""Of the header of such a tag, which stands at the end of a file and may hold a picture."""
+"""Size of the header of such a tag, which stands at the end of a file and may hold a picture."""
 
 
 class _Frame(NamedTuple):

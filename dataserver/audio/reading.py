@@ -25,7 +25,7 @@ class OpenClip(soundfile.SoundFile):  # type: ignore[misc]  # it has no types
         """Whether the length is not the file's own, but of as much of it as is wanted."""
 
     def seekable(self) -> bool:
-        """See above."""
+        """False, so that nothing seeks."""
         return False
 
     @property

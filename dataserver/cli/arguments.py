@@ -49,7 +49,7 @@ def _credentials(
         tls_ca: PEM file of the authorities that sign servers' certificates. With it every connection is encrypted.
         tls_cert: PEM file of a certificate to show servers that ask for one (their --client-ca).
         tls_key: PEM file of the private key of --tls-cert.
-        token_file: File with the token to show servers that ask for one. Needs --tls-ca, but for servers on this
+        token_file: File with the token to show servers that ask for one. Needs --tls-ca, except for servers on this
             machine.
     """
     return Credentials(tls_ca, tls_cert, tls_key, token_file)

@@ -15,6 +15,7 @@ from dataserver.cli.throughput import READING, WARM_SAMPLES, Decoded, Made, Make
 from dataserver.cli.transform_costs import TransformCost, pixel_transforms, transform_cost
 from dataserver.dataset import Dataset, location, usable_cores
 from dataserver.images import silence_pillow_warnings
+from dataserver.planning.plan.naming import counted
 from dataserver.transforms import TransformFailedError, TransformUnavailableError
 
 MaybeFilter = Annotated[Literal["bilinear", "bicubic", "lanczos"] | None, tyro.conf.arg(help_behavior_hint="")]
@@ -97,7 +98,7 @@ def _show(console: Console, made: Made, rates: list[Rate], wanted: tuple[int, ..
     of_core = rates[-1].images / rates[-1].cores
     for images in wanted:
         cores = cores_for(images, of_core)
-        console.print(f"for {images:,} images/s you need {cores:,} core{'s' * (cores > 1)} like these", highlight=False)
+        console.print(f"for {images:,} images/s you need {counted(cores, 'core')} like these", highlight=False)
     if limiting_stage(made) == READING:
         console.print("storage limits: more cores wait for it as well; serve from faster storage, or with more servers")
     console.print(f"counted with {of_core:.0f} images/s of a busy core. Planning and sending come on top.")

@@ -149,7 +149,7 @@ def _needs_memory(outcome: Outcome, own: Outcome) -> bool:
 
 
 def _fastest(outcomes: Sequence[Outcome]) -> Outcome:
-    """Of those that are as fast as the fastest, but for what is not worth a change, the one that holds least."""
+    """The one that holds least among those that are as fast as the fastest, but for what is not worth a change."""
     planned = [(o, o.figures.step_ns) for o in outcomes if o.figures is not None]
     limit = min(step for _, step in planned) * (1 + WORTHWHILE_PERCENT / 100)
     near = [(o, step) for o, step in planned if step <= limit]

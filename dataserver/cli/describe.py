@@ -17,7 +17,7 @@ from dataserver.outputs import require_writable, tells_on, write_output
 from dataserver.reporting.card_sections import Section, bars, card_sections
 
 WIDTH = 80
-"""Of the terminal, in characters."""
+"""Characters of a line."""
 
 
 def describe(
@@ -40,7 +40,7 @@ def describe(
         tokenizer: Tokenizer whose tokens were counted, NAME=FILE or `bytes`.
         job: YAML or JSON file of a job, to show what its filter drops of this dataset.
         name: What the job calls the dataset, where the job has several; by default all filters are shown.
-        output: HTML file to write as well, without anything to fetch; - is stdout.
+        output: Self-contained HTML file to write as well; - is stdout.
     """
     path = location(path)
     named = tokenizer_files([tokenizer])

@@ -8,6 +8,7 @@ import tyro
 from disttrain.v1.admin_service_pb2 import ListFailuresResponse
 
 from dataserver.cli.arguments import ServerCredentials, Switch, server_names
+from dataserver.planning.plan.naming import counted
 from dataserver.reporting.fleet_calls import NamedServers
 from dataserver.reporting.fleet_checks import Finding, check, summary
 from dataserver.reporting.fleet_failures import failed_in, unreadable
@@ -50,7 +51,7 @@ def doctor(
         print(finding)
     for line in _failed(told):
         print(line)
-    print("nothing is wrong" if not findings else f"{len(findings)} findings")
+    print("nothing is wrong" if not findings else counted(len(findings), "finding"))
     return FOUND if findings else 0
 
 

@@ -24,8 +24,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dataserver.cli.arguments import Address, MaybePath, Pairs, ServerCredentials
-from dataserver.cli.jobs import open_job
+from dataserver.cli.arguments import Address, MaybePath, ServerCredentials
+from dataserver.cli.jobs import NO_DATA, Data, open_job
 from dataserver.cli.progress import progress_bar
 from dataserver.jobs import JobPlanner
 from dataserver.planning import I64
@@ -54,11 +54,7 @@ def fit_costs(
     times: MaybePath = None,
     server: Address = None,
     first_step: int = 0,
-    dataset: Pairs = (),
-    index_dir: Pairs = (),
-    quarantine: Pairs = (),
-    tokenizer: Pairs = (),
-    config: MaybePath = None,
+    data: Data = NO_DATA,
     credentials: ServerCredentials = NO_CREDENTIALS,
 ) -> None:
     """Fit the cost of each module to the step times of a job, for the specification of the next one.
@@ -72,17 +68,13 @@ def fit_costs(
         job: YAML or JSON file of the job that was measured.
         times: File of step times; this or --server.
         server: A server that took the reports of the job.
-        first_step: Leave out the steps before, which warm up.
-        dataset: Dataset by the logical name that the job uses; may be repeated.
-        index_dir: Folder of a dataset's index, where it does not lie beside the shards; may be repeated.
-        quarantine: Quarantine list of a dataset; may be repeated.
-        tokenizer: Hugging Face tokenizers file by logical name; may be repeated. `bytes` is built in.
-        config: YAML file of a server, for the same names.
+        first_step: Leave out the steps before this one, which warm up.
+        data: Datasets and tokenizers.
         credentials: What to show --server.
     """
     if (times is None) == (server is None):
         raise ValueError("exactly one of --times and --server is required: a file of step times, or who has them")
-    planner = open_job(job, dataset, index_dir, quarantine, tokenizer, config)
+    planner = open_job(job, data)
     reports = list(
         read_times(times) if times is not None else fetch_times(server or "", planner.job.job_id, credentials)
     )

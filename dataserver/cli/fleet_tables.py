@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from dataserver.cli.fitted_table import HEAD_LINES, Column, FittedTable, Kind, fit
+from dataserver.planning.plan.naming import counted
 from dataserver.reporting.fleet_calls import DOES_NOT_ANSWER
 from dataserver.reporting.fleet_failures import Failed
 from dataserver.reporting.fleet_numbers import (
@@ -57,7 +58,7 @@ class _Rows:
     summary: str = ""
     """A line about all rows."""
     share: float = 1.0
-    """Of a terminal's lines that it has at most, while other tables need theirs."""
+    """Largest share of a terminal's lines, while other tables need theirs."""
 
     def within(self, lines: int) -> list[int]:
         """The first rows that take no more lines, one at least unless there is none, in the order of the table."""
@@ -183,7 +184,7 @@ def _servers(answers: Sequence[Answer], width: int) -> _Rows:
         others = len(problems) - silent
         said = [f"{silent} {'does' if silent == 1 else 'do'} not answer"] if silent else []
         said += [f"{others} without numbers"] if others else []
-        return f"... and {_count(len(hidden), 'more server')}" + (f" ({', '.join(said)})" if said else "")
+        return f"... and {counted(len(hidden), 'more server')}" + (f" ({', '.join(said)})" if said else "")
 
     order = sorted(range(len(answers)), key=lambda i: i in failed)
     summary = cores_missing([answer.now for answer in answers if answer.now is not None])
@@ -224,8 +225,8 @@ def _ranks(ranks: Sequence[RankRow], width: int) -> _Rows:
     def more(hidden: Sequence[int]) -> str:
         count = beyond + len(hidden)
         if count == len(ranks):
-            return f"... and {_count(count, 'rank')}"
-        return f"... and {_count(count, 'more rank')} {'is' if count == 1 else 'are'} less far behind"
+            return f"... and {counted(count, 'rank')}"
+        return f"... and {counted(count, 'more rank')} {'is' if count == 1 else 'are'} less far behind"
 
     return _Rows(fit(columns, KEEP_OF_RANKS, width), by_lag(rows), more, beyond=beyond, share=SHARE_OF_RANKS)
 
@@ -247,14 +248,10 @@ def _failed(failed: Sequence[Failed], width: int) -> _Rows:
 
     def more(hidden: Sequence[int]) -> str:
         count = len(failed) - len(rows) + len(hidden)
-        return f"... and {_count(count, 'more sample or shard', 'more samples or shards')} failed lately"
+        return f"... and {counted(count, 'more sample or shard', 'more samples or shards')} failed lately"
 
     table = fit(columns, KEEP_OF_FAILED, width)
     return _Rows(table, range(len(rows)), more, beyond=len(failed) - len(rows), share=SHARE_OF_FAILED)
-
-
-def _count(number: int, what: str, several: str = "") -> str:
-    return f"{number} {what if number == 1 else several or what + 's'}"
 
 
 def _clean(value: str) -> str:

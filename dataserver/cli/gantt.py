@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from dataserver.drawing import COLOURS
 from dataserver.planning import I64
 from dataserver.planning.layouts.interface import PlannedTimeline
 from dataserver.planning.plan.plan import RankGroups
@@ -15,8 +16,6 @@ from dataserver.reporting.timelines import Bar, bars_of, labels_of, modules_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS: Final = ("#4477AA", "#EE7733", "#228833", "#AA3377", "#66CCEE", "#CCBB44")
-"""One for each module, in the order of the nodes; distinguishable without colour vision (Tol's bright scheme)."""
 INTERACTION: Final = "#222222"
 BUBBLE: Final = "#E8E8E8"
 INK: Final = "#111111"

@@ -9,7 +9,8 @@ import tyro
 from dataserver.assembly import BYTES, ChatTokenizer, Tokenizer, load_tokenizer, open_chat
 from dataserver.audio import require_audio
 from dataserver.cli.applied_transforms import AppliedTransforms
-from dataserver.cli.arguments import MaybeInt, MaybePath, Switch, Transforms, tokenizer_files
+from dataserver.cli.arguments import Entries, MaybeInt, MaybePath, Switch, Transforms, tokenizer_files
+from dataserver.cli.parsing import docstring
 from dataserver.cli.progress import progress_bar
 from dataserver.cli.ray_cluster import tasks_of
 from dataserver.dataset import (
@@ -39,6 +40,7 @@ from dataserver.dataset import (
 )
 from dataserver.jobs import Rules, index_statistics
 from dataserver.planning.job.fields import Sizing
+from dataserver.planning.plan.naming import counted
 from dataserver.planning.stream.captions import CHAT_PREFIX, Captions, text_key
 from dataserver.video import require_video
 
@@ -47,47 +49,27 @@ PUBLISH_EVERY_S: Final = 60.0
 """What was indexed is written to a store so often, so that another machine goes on where this one was killed."""
 
 
-def index(
-    paths: Annotated[
-        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH...", help_behavior_hint="(required)")
-    ],
-    index_dir: MaybePath = None,
-    workers: MaybeInt = None,
-    tokenizer: Annotated[
-        tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=FILE", help_behavior_hint="")
-    ] = (),
-    text_only: Literal["leave-out", "allow"] = "leave-out",
-    metadata_keys: Literal["whole", "last-part"] = "whole",
+def _rules(
+    text_only: TextOnly = TextOnly.LEAVE_OUT,
+    metadata_keys: MetadataKeys = MetadataKeys.WHOLE,
     allow_duplicates: Switch = False,
-    on_token_error: Literal["refuse", "skip"] = "refuse",  # noqa: S107
-    truncated_images: Literal["invalid", "accept"] = "invalid",
-    key: Literal["first-dot", "last-dot"] = "first-dot",
-    several_images: Literal["first", "all"] = "first",
-    caption: Annotated[
-        tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=SOURCE", help_behavior_hint="")
-    ] = (),
+    on_token_error: OnTokenError = OnTokenError.REFUSE,
+    truncated_images: TruncatedImages = TruncatedImages.INVALID,
+    key: KeyEnd = KeyEnd.FIRST_DOT,
+    several_images: SeveralImages = SeveralImages.FIRST,
+    caption: Annotated[Entries, tyro.conf.arg(metavar="NAME=SOURCE", help_behavior_hint="")] = (),
     join: Annotated[
         tuple[Path, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")
     ] = (),
-    shards: Annotated[str | None, tyro.conf.arg(metavar="I/N", help_behavior_hint="")] = None,
-    engine: Literal["local", "ray"] = "local",
     images_root: MaybePath = None,
-    audio: Literal["ignore", "serve"] = "ignore",
-    conversations: Literal["document", "chat"] = "document",
-    transform: Transforms = (),
-    video: Literal["ignore", "serve"] = "ignore",
-    missing_images: Literal["leave-out", "drop"] = "leave-out",
-) -> None:
-    """Index datasets, count their tokens, and print their fingerprints.
-
-    One sequential pass per shard, in parallel; a second run touches only shards that changed, and one that was killed
-    goes on where it was. What is odd is counted: `dataserver lint` lists it.
+    audio: AudioMembers = AudioMembers.IGNORE,
+    conversations: Conversations = Conversations.DOCUMENT,
+    video: VideoMembers = VideoMembers.IGNORE,
+    missing_images: MissingImages = MissingImages.LEAVE_OUT,
+) -> IndexRules:
+    """What becomes a sample, and of what.
 
     Args:
-        paths: Folders of shards (or single shards).
-        index_dir: Folder for the index of a read-only dataset, instead of beside the shards; with one PATH only.
-        workers: Processes; one for each core by default.
-        tokenizer: Tokenizer whose tokens are counted, NAME=FILE or `bytes`; may be repeated. `bytes` by default.
         text_only: Texts without an image, in a dataset that has images: leave them out, or serve them.
         metadata_keys: How rows of a parquet find their samples: by the whole key, or by what follows its last slash.
         allow_duplicates: Serve shards with the same bytes several times.
@@ -99,20 +81,64 @@ def index(
             NAME=parquet:COLUMN; may be repeated.
         join: Folder whose tars and parquet files, named as the shards, bring members and columns for the same keys; or
             parquet files, or a folder of them, with rows for all shards. May be repeated.
-        shards: Index only every N-th shard, from the one of number I (0 to N - 1) on, while other machines index the
-            others. When all have ended, run the command once without this flag: it adds what belongs to the whole.
-        engine: Where shards are read: on this machine, or on all nodes of a Ray cluster, which see the same files and
-            may read the same stores.
         images_root: Folder that the paths in manifests are relative to; by default that of each manifest.
         audio: Members that are audio (.wav, .flac, .mp3, .ogg, .opus): ignore them, or serve them as parts of their
             samples, which needs the extra `audio` here and on servers.
-        conversations: Turns of conversations: texts of a document, each after its role, or messages that the chat
-            template of each --tokenizer NAME=FOLDER renders: then only answers are learned.
-        transform: Installed transform of metadata or text, NAME=VERSION or NAME=VERSION:OPTIONS with an object of JSON;
-            may be repeated. Tokens are counted without those of text, and with all of them in this order.
+        conversations: How turns of conversations are read: as texts of a document, each after its role; or as messages
+            rendered by the chat template of each --tokenizer NAME=FOLDER, where only answers are learned.
         video: Members that are videos (.mp4, .mov, .webm, .mkv): ignore them, or serve them as parts of their samples,
             which needs the extra `video` here and on servers.
         missing_images: Documents with images that are missing or broken: leave them out, or serve them without these.
+    """
+    return IndexRules(
+        text_only,
+        metadata_keys,
+        allow_duplicates,
+        on_token_error,
+        truncated_images,
+        key,
+        several_images,
+        parse_captions(caption),
+        join,
+        images_root,
+        audio=audio,
+        conversations=conversations,
+        video=video,
+        missing_images=missing_images,
+    )
+
+
+_rules.__doc__ = _rules.__doc__ or docstring(_rules)
+
+
+def index(
+    paths: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH...", help_behavior_hint="(required)")
+    ],
+    rules: Annotated[IndexRules, tyro.conf.arg(name="", constructor=_rules)],
+    index_dir: MaybePath = None,
+    workers: MaybeInt = None,
+    tokenizer: Annotated[Entries, tyro.conf.arg(metavar="NAME=FILE", help_behavior_hint="")] = (),
+    transform: Transforms = (),
+    shards: Annotated[str | None, tyro.conf.arg(metavar="I/N", help_behavior_hint="")] = None,
+    engine: Literal["local", "ray"] = "local",
+) -> None:
+    """Index datasets, count their tokens, and print their fingerprints.
+
+    One sequential pass per shard, in parallel; a second run touches only shards that changed, and one that was killed
+    goes on where it was. What is odd is counted: `dataserver lint` lists it.
+
+    Args:
+        paths: Folders of shards (or single shards).
+        index_dir: Folder for the index of a read-only dataset, instead of beside the shards; with one PATH only.
+        workers: Processes; one for each core by default.
+        tokenizer: Tokenizer whose tokens are counted, NAME=FILE or `bytes`; may be repeated. `bytes` by default.
+        transform: Installed transform of metadata or text, NAME=VERSION or NAME=VERSION:OPTIONS with an object of JSON;
+            may be repeated. Tokens are counted without those of text, and with all of them in this order.
+        shards: Index only every N-th shard, from the one of number I (0 to N - 1) on, while other machines index the
+            others. When all have ended, run the command once without this flag: it adds what belongs to the whole.
+        engine: Where shards are read: on this machine, or on all nodes of a Ray cluster, which need the same files and
+            access to the same stores.
     """
     if not paths:
         raise ValueError("no dataset is named; give at least one folder of shards")
@@ -121,29 +147,17 @@ def index(
     tokenizers = [load_tokenizer(name, file) for name, file in tokenizer_files(tokenizer).items()]
     if BYTES in tokenizer or not tokenizers:
         tokenizers.append(load_tokenizer(BYTES))
-    rules = IndexRules(
-        TextOnly(text_only),
-        MetadataKeys(metadata_keys),
-        allow_duplicates,
-        OnTokenError(on_token_error),
-        TruncatedImages(truncated_images),
-        KeyEnd(key),
-        SeveralImages(several_images),
-        parse_captions(caption),
-        join,
-        images_root,
-        audio=AudioMembers(audio),
-        conversations=Conversations(conversations),
-        video=VideoMembers(video),
-        missing_images=MissingImages(missing_images),
-    )
-    for name, is_served, require in (("audio", audio, require_audio), ("video", video, require_video)):
-        if is_served == "serve":
+    is_chat = rules.conversations is Conversations.CHAT
+    for name, is_served, require in (
+        ("audio", rules.audio is AudioMembers.SERVE, require_audio),
+        ("video", rules.video is VideoMembers.SERVE, require_video),
+    ):
+        if is_served:
             require()
-            if conversations == "chat":
+            if is_chat:
                 raise ValueError(f"--conversations chat has images, and no {name} yet; leave --{name} serve out")
-    chats = [open_chat(found) for found in tokenizers if found.name != BYTES] if conversations == "chat" else []
-    if conversations == "chat" and not chats:
+    chats = [open_chat(found) for found in tokenizers if found.name != BYTES] if is_chat else []
+    if is_chat and not chats:
         raise ValueError("--conversations chat needs a chat template; give --tokenizer NAME=FOLDER of a chat model")
     part = WHOLE if shards is None else _part(shards)
     applied = AppliedTransforms.of(transform)
@@ -162,7 +176,7 @@ def _part(text: str) -> Part:
 def _publish(root: Path, index_dir: Path | None) -> None:
     num_written = publish(root, index_dir)
     if num_written:
-        print(f"  published    {num_written} files of the index to {location(index_dir or root)}")
+        print(f"  published    {counted(num_written, 'file')} of the index to {location(index_dir or root)}")
 
 
 class _Publisher:
@@ -228,5 +242,5 @@ def _index_one(
             index_statistics(dataset, asked, report, workers)
     _publish(built.root, index_dir)
     for earlier in dataset.earlier_sets():
-        print(f"  earlier      {earlier.fingerprint} ({len(earlier.names)} shards)")
+        print(f"  earlier      {earlier.fingerprint} ({counted(len(earlier.names), 'shard')})")
     print(f"  fingerprint  {dataset.fingerprint}", flush=True)

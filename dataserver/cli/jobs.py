@@ -1,9 +1,12 @@
 """The job of a command line: read, filled in, and planned over the datasets that the flags name."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Final
 
-from dataserver.cli.arguments import Pairs, named_paths, tokenizer_files
+import tyro
+
+from dataserver.cli.arguments import MaybePath, Pairs, named_paths, tokenizer_files
 from dataserver.jobs import Catalog, JobPlanner, fill_job
 from dataserver.planning.costs.profile import ProfileError, with_profiles
 from dataserver.planning.job.fields import MAX_TEXT_BYTES, TextError, parse_yaml
@@ -11,32 +14,48 @@ from dataserver.planning.job.identity import parse_job
 from dataserver.serving.config import ServerConfig, load_config
 
 
-def open_job(
-    job: Path, dataset: Pairs, index_dir: Pairs, quarantine: Pairs, tokenizer: Pairs, config: Path | None
-) -> JobPlanner:
-    """The planner of the job in a file, over the datasets and tokenizers that the flags name.
+@dataclass(frozen=True, slots=True)
+class DataFlags:
+    """Flags that say where datasets and tokenizers lie."""
+
+    dataset: Pairs = ()
+    """Dataset by its logical name, as the job has it; may be repeated."""
+    index_dir: Pairs = ()
+    """Folder of a dataset's index, where it does not lie beside the shards; may be repeated."""
+    quarantine: Pairs = ()
+    """Quarantine list of a dataset; may be repeated."""
+    tokenizer: Pairs = ()
+    """Tokenizer by its logical name; may be repeated. `bytes` is built in."""
+    config: MaybePath = None
+    """YAML file of a server, for the same names."""
+
+    def settings(self) -> ServerConfig:
+        """The configuration of a server that has these datasets and tokenizers.
+
+        Raises:
+            ValueError: the file or a flag cannot be used.
+        """
+        flags = {
+            "datasets": named_paths("dataset", self.dataset),
+            "index_dirs": named_paths("index-dir", self.index_dir),
+            "quarantines": named_paths("quarantine", self.quarantine),
+            "tokenizers": tokenizer_files(self.tokenizer),
+        }
+        return load_config(self.config, {key: paths for key, paths in flags.items() if paths})
+
+
+Data = Annotated[DataFlags, tyro.conf.arg(name="")]
+"""The flags of every command that reads indexes: --dataset, --index-dir, --quarantine, --tokenizer, --config."""
+NO_DATA: Final = DataFlags()
+
+
+def open_job(job: Path, data: DataFlags) -> JobPlanner:
+    """The planner of the job in a file, over the datasets and tokenizers that flags name.
 
     Raises:
         ValueError: the file, a flag, or what they name cannot be used, or the job does not fit the datasets.
     """
-    return planner_of(job, Catalog.open(local_settings(dataset, index_dir, quarantine, tokenizer, config)))
-
-
-def local_settings(
-    dataset: Pairs, index_dir: Pairs, quarantine: Pairs, tokenizer: Pairs, config: Path | None
-) -> ServerConfig:
-    """Where the datasets and tokenizers lie that the flags, or the configuration of a server, name.
-
-    Raises:
-        ValueError: the file or a flag cannot be used.
-    """
-    flags = {
-        "datasets": named_paths("dataset", dataset),
-        "index_dirs": named_paths("index-dir", index_dir),
-        "quarantines": named_paths("quarantine", quarantine),
-        "tokenizers": tokenizer_files(tokenizer),
-    }
-    return load_config(config, {key: paths for key, paths in flags.items() if paths})
+    return planner_of(job, Catalog.open(data.settings()))
 
 
 def planner_of(job: Path, catalog: Catalog) -> JobPlanner:

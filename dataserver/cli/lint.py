@@ -17,6 +17,7 @@ from dataserver.dataset import KINDS, Dataset, LintReport, ShardFinding, locatio
 from dataserver.dataset import lint as lint_dataset
 from dataserver.images import silence_pillow_warnings
 from dataserver.outputs import require_writable
+from dataserver.planning.plan.naming import counted
 
 FOUND: Final = 1
 """Exit status where there are findings."""
@@ -83,14 +84,16 @@ def _show(found: LintReport, quarantine_file: Path | None) -> None:
     if found.num_unlisted:
         print(f"{found.num_unlisted} more are counted only: a shard lists a few MiB of its findings")
     if quarantine_file is not None:
-        print(f"{found.quarantine.num_samples} samples in {quarantine_file}, digest {found.quarantine.digest}")
+        print(
+            f"{counted(found.quarantine.num_samples, 'sample')} in {quarantine_file}, digest {found.quarantine.digest}"
+        )
         unnamed = sum(not finding.key for finding in found.findings)
         if unnamed:
-            print(f"{unnamed} findings name a shard and no sample: no quarantine list can hold them")
+            print(f"{counted(unnamed, 'finding')} of a shard and no sample: no quarantine list can hold them")
     if not found.counts:
-        print(f"{found.num_samples} samples, no findings")
+        print(f"{counted(found.num_samples, 'sample')}, no findings")
         return
-    print(f"{found.num_samples} samples, {sum(found.counts.values())} findings:")
+    print(f"{counted(found.num_samples, 'sample')}, {counted(sum(found.counts.values()), 'finding')}:")
     width = max(map(len, found.counts))
     for kind, count in sorted(found.counts.items(), key=lambda item: (KINDS[item[0]], item[0])):
         print(f"  {kind:<{width}}  {count:>8}  {KINDS[kind]}")

@@ -54,7 +54,7 @@ def nearest(word: str, known: Sequence[str]) -> str:
 
 
 def _parsed(ready: Callable[..., Any], prog: str, arguments: Sequence[str]) -> Any:
-    return tyro.cli(ready, prog=prog, args=arguments, config=(tyro.conf.DisallowNone,))
+    return tyro.cli(ready, prog=prog, args=arguments, config=(tyro.conf.DisallowNone, tyro.conf.EnumChoicesFromValues))
 
 
 def _reason(text: str, ready: Callable[..., Any], prog: str) -> str:

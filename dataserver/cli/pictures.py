@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from dataserver.cli.gantt import BACKWARD_ALPHA, BUBBLE, COLOURS, INK, INTERACTION, Chart, chart_of, draw_chart
+from dataserver.cli.gantt import BACKWARD_ALPHA, BUBBLE, INK, INTERACTION, Chart, chart_of, draw_chart
+from dataserver.drawing import COLOURS, drawing, file_of
 from dataserver.outputs import write_whole
 from dataserver.planning.plan.expectation import imbalance
 from dataserver.planning.planner import PlanSummary
@@ -30,14 +31,9 @@ def draw_plan(summary: PlanSummary, title: str, path: Path, ablation: Sequence[A
     Raises:
         ValueError: matplotlib is not installed, or does not know the suffix.
     """
-    _require_matplotlib()
-    from matplotlib import rc_context
-
-    kind, drawn = path.suffix.lower().removeprefix("."), io.BytesIO()
-    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "disttrain"}):
-        _figure(summary, "\n".join([title, *_caption(ablation)])).savefig(drawn, format=kind, dpi=110, metadata=dates)
-    write_whole(path, drawn.getvalue())
+    with drawing():
+        drawn = file_of(_figure(summary, "\n".join([title, *_caption(ablation)])), path.suffix)
+    write_whole(path, drawn)
 
 
 def svg_of_plan(summary: PlanSummary) -> str:
@@ -46,12 +42,9 @@ def svg_of_plan(summary: PlanSummary) -> str:
     Raises:
         ValueError: matplotlib is not installed.
     """
-    _require_matplotlib()
-    from matplotlib import rc_context
-
     drawn = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "disttrain"}):
+    with drawing():
         _figure(summary, "").savefig(drawn, format="svg", metadata=nothing)
     text = drawn.getvalue()
     return text[text.index("<svg") :]
@@ -67,13 +60,6 @@ def _caption(ablation: Sequence[AblationRow]) -> list[str]:
         else:
             lines.append(row)
     return lines
-
-
-def _require_matplotlib() -> None:
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise ValueError("drawing needs matplotlib, which is not installed; run: pip install matplotlib") from None
 
 
 def _figure(summary: PlanSummary, title: str) -> "Figure":

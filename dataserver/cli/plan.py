@@ -5,8 +5,8 @@ from typing import Final
 
 from google.protobuf.json_format import MessageToJson
 
-from dataserver.cli.arguments import MaybePath, Pairs, Switch
-from dataserver.cli.jobs import open_job
+from dataserver.cli.arguments import MaybePath, Switch
+from dataserver.cli.jobs import NO_DATA, Data, open_job
 from dataserver.cli.pages import write_page
 from dataserver.cli.pictures import draw_plan
 from dataserver.cli.tables import console_for_tables, show_plan
@@ -22,11 +22,7 @@ PICTURES: Final = (".png", ".svg", ".pdf", ".html")
 def plan(
     job: Path,
     step: int,
-    dataset: Pairs = (),
-    index_dir: Pairs = (),
-    quarantine: Pairs = (),
-    tokenizer: Pairs = (),
-    config: MaybePath = None,
+    data: Data = NO_DATA,
     json: Switch = False,
     plot: MaybePath = None,
     trace: MaybePath = None,
@@ -42,11 +38,7 @@ def plan(
     Args:
         job: YAML or JSON file of the job.
         step: Step, from 0.
-        dataset: Dataset by the logical name that the job uses; may be repeated.
-        index_dir: Folder of a dataset's index, where it does not lie beside the shards; may be repeated.
-        quarantine: Quarantine list of a dataset; may be repeated.
-        tokenizer: Hugging Face tokenizers file by logical name; may be repeated. `bytes` is built in.
-        config: YAML file of a server, for the same names.
+        data: Datasets and tokenizers.
         json: Print the plan as JSON (message disttrain.v1.StepPlan), all samples included.
         plot: Draw loads and timeline, before and after, to this .png, .svg, .pdf or .html file.
         trace: Write the planned step's operations to this JSON file, which ui.perfetto.dev opens.
@@ -57,7 +49,7 @@ def plan(
         raise ValueError(f"--plot is {plot}; a file that ends in one of {', '.join(PICTURES)} is required")
     for flag, path in (("--plot", plot), ("--trace", trace)):
         require_writable(flag, path)
-    planner = open_job(job, dataset, index_dir, quarantine, tokenizer, config)
+    planner = open_job(job, data)
     parsed = planner.job
     planned = planner.plan(step)
     summary = explain(parsed, planned)

@@ -49,7 +49,7 @@ class RayFleet:
 
     ray: Any
     cores: int
-    """Of each server."""
+    """Cores of each server."""
     first_port: int
     configure: Configure
     members: dict[str, Member] = field(default_factory=dict)

@@ -8,9 +8,9 @@ from typing import Any
 
 from rich.console import Console
 
-from dataserver.cli.arguments import MaybeInt, MaybePath, Pairs, Switch
+from dataserver.cli.arguments import MaybeInt, Switch
 from dataserver.cli.comparison_table import beyond, comparison_table, notes, verdict
-from dataserver.cli.jobs import open_job
+from dataserver.cli.jobs import NO_DATA, Data, open_job
 from dataserver.cli.progress import progress_bar
 from dataserver.cli.tables import console_for_tables
 from dataserver.jobs import JobPlanner
@@ -25,11 +25,7 @@ def simulate(
     job: Path,
     steps: int = 20,
     first_step: MaybeInt = None,
-    dataset: Pairs = (),
-    index_dir: Pairs = (),
-    quarantine: Pairs = (),
-    tokenizer: Pairs = (),
-    config: MaybePath = None,
+    data: Data = NO_DATA,
     json: Switch = False,
 ) -> None:
     """Plan some steps of a job in every way that its layout offers, and compare what the simulator expects of them.
@@ -43,16 +39,12 @@ def simulate(
         job: YAML or JSON file of the job.
         steps: Steps to plan; fewer where the job ends before.
         first_step: The first of them; by default the first of the job.
-        dataset: Dataset by the logical name that the job uses; may be repeated.
-        index_dir: Folder of a dataset's index, where it does not lie beside the shards; may be repeated.
-        quarantine: Quarantine list of a dataset; may be repeated.
-        tokenizer: Hugging Face tokenizers file by logical name; may be repeated. `bytes` is built in.
-        config: YAML file of a server, for the same names.
+        data: Datasets and tokenizers.
         json: Print the comparison as JSON.
     """
     if (first_step or 0) < 0 or steps < 1:
         raise ValueError(f"--first-step is {first_step}, --steps is {steps}; at least 0 and 1 are required")
-    planner = open_job(job, dataset, index_dir, quarantine, tokenizer, config)
+    planner = open_job(job, data)
     first = planner.first_step if first_step is None else first_step
     taken = range(first, max(first + 1, min(first + steps, planner.num_steps)))
     short = _short_last(planner, taken)

@@ -44,8 +44,8 @@ def sizes(
 ) -> None:
     """Write how many samples of a dataset have which size, for `trainclient orchestrate --sizes`.
 
-    Reads the dataset's index; no image is decoded. Texts are counted with those of nearly as many tokens, and
-    of more than 20,000 sizes some stand for those around them.
+    Reads the dataset's index; no image is decoded. Texts of nearly the same length count as one
+    size; beyond 20,000 sizes, neighbouring ones are merged.
 
     Args:
         path: Folder of shards.
@@ -57,7 +57,7 @@ def sizes(
         caption: Named caption whose tokens count, as the job has it; `own` is the samples' own text.
         patch: Side of a patch in pixels, as in the job's sizing.
         merge: merge x merge patches become a token of the backbone.
-        max_patches: Most patches of an image, larger ones are scaled down; 1024 by default, or what the rule allows.
+        max_patches: Most patches of an image; larger ones are scaled down. 1024 by default, or what the rule allows.
         rule: Rule of the job's sizing, where it has one.
         min_pixels: Fewest pixels of an image, with rule qwen.
         max_pixels: Most pixels of an image, with rule qwen.

@@ -197,7 +197,7 @@ def _samples(execution: Execution, message: plan_pb2.StepPlan) -> Table:
 
 
 def _places(execution: Execution, message: plan_pb2.StepPlan) -> list[_Places]:
-    """Of the modules that hold every sample: the backbone, or each tower."""
+    """Ranks of samples in the modules that hold every sample: the backbone, or each tower."""
     samples = message.samples.images
     sample_of_image = [i for i, count in enumerate(samples) for _ in range(count)]
     groups, found = message.groups, []

@@ -13,8 +13,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dataserver.cli.arguments import MaybePath, Pairs, Switch
-from dataserver.cli.jobs import open_job
+from dataserver.cli.arguments import Switch
+from dataserver.cli.jobs import NO_DATA, Data, open_job
 from dataserver.cli.progress import progress_bar
 from dataserver.cli.tables import console_for_tables
 from dataserver.jobs import JobPlanner
@@ -59,11 +59,7 @@ def towers(
     device_bytes: int,
     state_bytes: StateBytes = (),
     steps: int = 20,
-    dataset: Pairs = (),
-    index_dir: Pairs = (),
-    quarantine: Pairs = (),
-    tokenizer: Pairs = (),
-    config: MaybePath = None,
+    data: Data = NO_DATA,
     json: Switch = False,
 ) -> None:
     """Choose replicas and tensor parallelism of each tower of a contrastive job for a number of devices.
@@ -80,11 +76,7 @@ def towers(
         device_bytes: Memory of a device.
         state_bytes: Parameters, gradients and optimizer states of a whole tower, as NAME=BYTES; may be repeated.
         steps: Steps whose samples stand for all; fewer where the job ends before.
-        dataset: Dataset by the logical name that the job uses; may be repeated.
-        index_dir: Folder of a dataset's index, where it does not lie beside the shards; may be repeated.
-        quarantine: Quarantine list of a dataset; may be repeated.
-        tokenizer: Hugging Face tokenizers file by logical name; may be repeated. `bytes` is built in.
-        config: YAML file of a server, for the same names.
+        data: Datasets and tokenizers.
         json: Print what was found as JSON.
     """
     if min(devices, devices_per_node, device_bytes, steps) < 1:
@@ -92,7 +84,7 @@ def towers(
             f"--devices is {devices}, --devices-per-node {devices_per_node}, --device-bytes {device_bytes}, --steps "
             f"{steps}; at least 1 of each is required"
         )
-    planner = open_job(job, dataset, index_dir, quarantine, tokenizer, config)
+    planner = open_job(job, data)
     study = _Study(planner, TowerCluster(devices, devices_per_node, device_bytes), state_bytes, steps)
     if json:
         print(json_format.dumps(study.as_json(), indent=1))

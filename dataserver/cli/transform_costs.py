@@ -14,7 +14,7 @@ from dataserver.planning.job.fields import InstalledPixels, InstalledTransform, 
 from dataserver.transforms import Kind, TransformPool, parse_transform
 
 WORDS: Final = (1 << 62, 1 << 61, 1 << 63, 1 << 60)
-"""Of each image."""
+"""Draws of each image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class TransformCost:
     without_ms: float
     with_ms: float
     handing_over_ms: float
-    """Of what comes on top, what it takes to hand pixels to other processes and back, with nothing done to them."""
+    """The part of it that hands pixels to other processes and back, with nothing done to them."""
 
 
 def pixel_transforms(entries: Sequence[str]) -> tuple[TransformPool, tuple[InstalledPixels, ...]]:

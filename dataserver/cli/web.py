@@ -9,8 +9,8 @@ from typing import Annotated, Final
 import tyro
 
 from dataserver.addresses import is_loopback, split_address
-from dataserver.cli.arguments import MaybePath, Pairs, ServerCredentials, Switch, Words, server_names
-from dataserver.cli.jobs import dataset_names, local_settings, planner_of, read_job
+from dataserver.cli.arguments import MaybePath, ServerCredentials, Switch, Words, server_names
+from dataserver.cli.jobs import NO_DATA, Data, dataset_names, planner_of, read_job
 from dataserver.images import silence_pillow_warnings
 from dataserver.jobs import Catalog
 from dataserver.reporting.fleet_calls import NamedServers
@@ -37,11 +37,7 @@ def web(
     ] = (),
     listen: str = "127.0.0.1:8420",
     interval_s: float = 2.0,
-    dataset: Pairs = (),
-    index_dir: Pairs = (),
-    quarantine: Pairs = (),
-    tokenizer: Pairs = (),
-    config: MaybePath = None,
+    data: Data = NO_DATA,
     job: MaybePath = None,
     web_cert: MaybePath = None,
     web_key: MaybePath = None,
@@ -60,11 +56,7 @@ def web(
         addresses: HOST:PORT of servers, or HOST:FIRST-LAST for a range of ports, separated by spaces or commas.
         listen: HOST:PORT of the page. Beyond loopback it needs --web-tokens, --web-cert and --web-key, or --insecure.
         interval_s: Seconds between two looks at the servers.
-        dataset: Indexed dataset to show, by its logical name; may be repeated.
-        index_dir: Folder of a dataset's index, where it does not lie beside the shards; may be repeated.
-        quarantine: Quarantine list of a dataset; may be repeated.
-        tokenizer: Tokenizers file by logical name, whose tokens are counted; may be repeated. `bytes` is built in.
-        config: YAML file of a server, for the same names.
+        data: Datasets to show, and tokenizers.
         job: YAML or JSON file of a job over these datasets, whose steps are shown.
         web_cert: PEM file of the certificate of the page, for https.
         web_key: PEM file of its private key.
@@ -73,7 +65,7 @@ def web(
         insecure: Let everybody who reaches the page see it, without encryption: the network keeps strangers out.
         credentials: What to show the servers.
     """
-    has_datasets = bool(dataset) or config is not None
+    has_datasets = bool(data.dataset) or data.config is not None
     if job is not None and not has_datasets:
         raise ValueError(f"--job {job} is planned from indexes; add --dataset NAME=PATH for each of its datasets")
     names = _names(addresses, interval_s, has_datasets)
@@ -86,7 +78,7 @@ def web(
     local = NO_DATASETS
     if has_datasets:
         silence_pillow_warnings()
-        settings = local_settings(dataset, index_dir, quarantine, tokenizer, config)
+        settings = data.settings()
         local = LocalData(Catalog.open(settings), settings.datasets, settings.index_dirs)
     rights, reports = ListedDatasets(names, channels), StepReports(NamedServers(names, channels))
     datasets = DatasetPages(local, work, rights.fingerprints if names else None)

@@ -56,7 +56,7 @@ class Comparison:
 
     @property
     def literals(self) -> tuple[Literal, ...]:
-        """All of them."""
+        """All literals of the condition."""
         if self.literal is None:
             return ()
         return self.literal if isinstance(self.literal, tuple) else (self.literal,)

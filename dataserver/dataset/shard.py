@@ -23,7 +23,7 @@ from dataserver.dataset.index.format import (
     read_columns,
     read_findings,
 )
-from dataserver.dataset.index.numeric import NumericColumns, ShardSizes, read_numeric
+from dataserver.dataset.index.numeric import IMAGE_COLUMNS, NumericColumns, ShardSizes, read_numeric
 from dataserver.dataset.index.rules import TruncatedImages, read_rules
 from dataserver.dataset.index.token_ids import TokenIds
 from dataserver.dataset.index.tokens import I32, TokenCounts, counted_tokenizers, read_counts
@@ -44,9 +44,6 @@ MAX_OPEN_TOKEN_IDS: Final = 128
 """Each keeps its file open. Of 10,000 texts and more a shard; 400 of such would fit the bytes."""
 TOKEN_COUNTS_CACHE_BYTES: Final = 4 << 20
 """A hundred such shards: what plans them needs their counts, and a moment later what opens their ids."""
-
-IMAGE_COLUMNS: Final = ("width", "height")
-"""Filter columns that fall back to the true size of a sample's first image where the sidecar has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +70,7 @@ class ImageRef(NamedTuple):
     """Number of what it is (`modalities.MODALITIES`). A clip is of `width` samples, `height` of them in a second, and
     `orientation` channels."""
     frames: int = 0
-    """Of a video."""
+    """Frames of a video."""
     microseconds: int = 0
     """That its frames take."""
 
@@ -97,7 +94,7 @@ class TokenizedDocument:
     texts: tuple[I32, ...]
     """Tokens of each text part, int32 [tokens]."""
     chat: "ChatParts | None" = None
-    """Of a conversation, whose tokens are all there are."""
+    """What a conversation has; then these tokens are all there are."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,7 +102,7 @@ class ChatParts:
     """What a conversation has beside the tokens of its texts."""
 
     targets: tuple[npt.NDArray[np.bool_], ...]
-    """Of each text, bool [tokens]: tokens that are learned."""
+    """bool [tokens] of each text: tokens that are learned."""
     image: int
     """Id of the token that stands for an image; -1 without images."""
 
@@ -316,26 +313,17 @@ class Shard:
         Raises:
             KeyError: this shard has no such column.
         """
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         stored = self._read(META_PREFIX + name) if name in self.sidecar_columns else None
         if stored is not None and (name not in IMAGE_COLUMNS or not stored.null_count):
             return stored
         if name not in IMAGE_COLUMNS:
             raise KeyError(name)
-        sizes = self._rows()
-        values = sizes.image_width if name == "width" else sizes.image_height
-        offsets = sizes.image_offsets
-        if sizes.image_modality is not None:  # what a document may have before its images is left out
-            is_image = sizes.image_modality == 0
-            values, offsets = values[is_image], np.concatenate([[0], np.cumsum(is_image)])[offsets]
-        has_image = np.diff(offsets) > 0
-        first = np.zeros(self.num_samples, np.int64)
-        first[has_image] = values[offsets[:-1][has_image]]
-        true_sizes = pa.array(first, mask=~has_image)
+        true_sizes = self._rows().of_first_images(name)
         if stored is None:
             return true_sizes
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
         if not pa.types.is_integer(stored.type) and not pa.types.is_floating(stored.type):
             return stored
         return pc.coalesce(stored, true_sizes.cast(stored.type))

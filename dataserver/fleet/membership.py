@@ -50,7 +50,7 @@ class Peers:
         self.instance = instance
         self.channels = channels
         self._version = channels.version
-        """Of the certificates that the channels of all peers have."""
+        """Version of the certificates that the channels of all peers have."""
         self._names = tuple(dict.fromkeys(names))
         self._health = PeerHealth()
         self._lock = threading.Lock()

@@ -3,7 +3,7 @@
 from typing import Final
 
 NAMESPACE: Final = "disttrain"
-"""Of the actors, each named by the address of its server."""
+"""Namespace of the actors, each named by the address of its server."""
 
 
 def addresses() -> str:

@@ -116,5 +116,5 @@ class Peer:
             return found.call, found.since
 
     def close(self) -> None:
-        """End all calls."""
+        """Cancel all calls to this peer."""
         self._channel.close()

@@ -22,9 +22,9 @@ from dataserver.tracing import Kind, outgoing, span
 PIECES: Final = "pieces"
 """Stands for a job where a peer is set aside for pieces alone."""
 MAX_CALL_BYTES: Final = 16 << 20
-"""Of the pieces of one call; one that is larger has a call of its own."""
+"""Bytes of the pieces of one call; a larger piece has a call of its own."""
 MAX_PIECE_BYTES: Final = MAX_PLAN_BYTES - 1024
-"""Of one piece: what a message between servers may have, less what wraps it. Larger ones are read from the store."""
+"""Largest piece: what a message between servers may have, less what wraps it. Larger ones are read from the store."""
 REMEMBERED_S: Final = 1.0
 """An owner is looked up anew after so long."""
 

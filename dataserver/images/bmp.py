@@ -5,7 +5,7 @@ from typing import Final
 _RUNS: Final = (1, 2)
 """RLE8 and RLE4."""
 MAX_RUN_BYTES: Final = 4 << 20
-"""Of a file whose pixels are runs."""
+"""Largest file whose pixels are runs."""
 MAX_RUN_SIDE: Final = 1 << 14
 """Pixels of its sides: a run may skip 255 rows."""
 

@@ -56,7 +56,7 @@ class ImageFormat:
     without_turn: "Callable[[ImageFile], None] | None" = None
     """Takes away what Pillow would turn an image by when it loads the pixels, while its size is that of the rest."""
     modes: frozenset[str] = frozenset()
-    """Of Pillow, where not all of a format's become RGB as they should."""
+    """Pillow's modes that are read, where not all of a format's become RGB as they should."""
     upright_size: Callable[[bytes], Size | None] | None = None
     """Reads the size of a file that has no EXIF data, at less cost than Pillow."""
     canvas_size: Callable[[bytes], Size | None] | None = None

@@ -38,12 +38,12 @@ class Histogram:
 
     @property
     def number(self) -> int:
-        """Of values."""
+        """Number of values."""
         return int(self.counts.sum())
 
     @property
     def mean(self) -> float:
-        """Of the values; 0 without any."""
+        """Mean of the values; 0 without any."""
         return self.total / max(self.number, 1)
 
     def bins(self) -> list[tuple[int, int, int]]:
@@ -85,13 +85,12 @@ class DatasetCard:
     fingerprint: str
     num_shards: int
     num_bytes: int
-    """Of all shards."""
     num_samples: int
     forms: Mapping[str, int]
     """Samples by their images: none, one, several; and those with clips or videos."""
     num_images: int
     tokens: Mapping[str, int]
-    """Of all texts, by caption."""
+    """Tokens of all texts, by caption."""
     histograms: tuple[Histogram, ...]
     columns: tuple[ColumnCard, ...]
     quarantined: int

@@ -17,7 +17,7 @@ from dataserver.tracing import within
 LATE: Final = 8
 """Steps that ranks may be behind each other: a step further back is one of another reader."""
 READERS: Final = 4
-"""Of a job, more than `LATE` steps from each other, that are followed at a time."""
+"""Readers of a job that are followed at a time, each more than `LATE` steps from the others."""
 AGAIN_S: Final = NEEDED_S / 4
 """What a job needs is told again so often where its step stays the same."""
 

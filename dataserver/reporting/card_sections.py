@@ -21,7 +21,7 @@ class Row:
     label: str
     value: str = ""
     share: float | None = None
-    """Of the longest bar, 0 to 1."""
+    """Length as a share of the longest bar, 0 to 1."""
     note: str = ""
 
 

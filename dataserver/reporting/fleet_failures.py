@@ -54,7 +54,7 @@ class Failed:
     dataset: str
     shard: str
     key: str
-    """Of the sample; empty for a shard."""
+    """Key of the sample; empty for a shard."""
     count: int
     last: int
     """Seconds since 1970, by the clock of the server where it failed last."""

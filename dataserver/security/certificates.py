@@ -14,7 +14,7 @@ from typing import Final
 from dataserver.security.files import SecurityError, read_trusted
 
 MAX_ROUNDS: Final = 16
-"""Of a handshake in memory, which needs three."""
+"""Rounds of a handshake in memory, which needs three."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,7 @@ class KeyPair:
     """A certificate with its chain, and its private key."""
 
     chain: bytes
-    """PEM."""
     key: bytes
-    """PEM."""
     expires: float
     """When the certificate expires, in seconds since 1970."""
 

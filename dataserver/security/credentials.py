@@ -49,7 +49,7 @@ class Credentials:
     tls_key: Path | None = None
     """PEM file of the private key of --tls-cert."""
     token_file: Path | None = None
-    """File with the token to show servers (--token-file of theirs). Needs --tls-ca, but for servers on this machine."""
+    """File with the token to show servers (their --token-file). Needs --tls-ca, except for servers on this machine."""
 
     @classmethod
     def of(

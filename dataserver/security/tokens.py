@@ -38,7 +38,7 @@ class Tokens:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of all."""
+        """Names of all token holders."""
         return frozenset(name for name, _ in self.entries)
 
 

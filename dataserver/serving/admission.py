@@ -84,7 +84,7 @@ class Pooled:
     """By this name gRPC finds it."""
 
     def __call__(self, request: Any, context: grpc.ServicerContext) -> Any:
-        """Run it."""
+        """Run the call."""
         return self.behaviour(request, context)
 
 

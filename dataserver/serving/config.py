@@ -54,8 +54,8 @@ class ServerConfig(BaseModel):
     web_hosts: Annotated[tuple[str, ...], Field(max_length=64), Metavar("NAME,...")] = ()
     """Names by which browsers reach the pages of --web-listen, beside this host's own name and addresses."""
     otlp_endpoint: Annotated[str | None, Metavar("URL")] = None
-    """Collector of OpenTelemetry traces (OTLP over gRPC): http://HOST:PORT, or https://HOST:PORT with TLS. What is done
-    for steps that trainers trace is sent to it. By default nothing is."""
+    """Collector of OpenTelemetry traces (OTLP over gRPC): http://HOST:PORT, or https://HOST:PORT with TLS. It gets
+    what is done for the steps that trainers trace. By default nothing is sent."""
     peers: Annotated[tuple[str, ...], AfterValidator(expanded), Metavar("HOST:PORT,...")] = ()
     """Other servers of the fleet, so that each step is planned by one of them. A host may stand for several, and
     HOST:FIRST-LAST for a range of ports. This server may be in the list, so all servers can get the same one."""
@@ -68,13 +68,13 @@ class ServerConfig(BaseModel):
     tls_ca: Path | None = None
     """PEM file of the authorities that sign the certificates of --peers. By default the one of --client-ca."""
     token_file: Path | None = None
-    """File with lines NAME TOKEN: every call has to carry one of the tokens. Needs TLS, but for addresses of this
-    machine alone."""
+    """File with lines NAME TOKEN: every call has to carry one of the tokens. Needs TLS, except on addresses of
+    this machine."""
     policy: Path | None = None
     """YAML file of identities with their datasets, rights and limits (docs/security.md). Without one, whoever is let in
     may do everything."""
     health_listen: Annotated[str | None, Metavar("HOST:PORT")] = None
-    """Address that tells health alone, to everybody and unencrypted, for probes of Kubernetes and load balancers."""
+    """Address for health checks alone, unencrypted and open to all, for probes of Kubernetes and load balancers."""
     insecure: bool = False
     """Permit addresses that others can reach without encryption or without authentication."""
     max_streams: Annotated[int, Field(ge=1, le=4096)] = 64

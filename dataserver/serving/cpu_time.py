@@ -33,7 +33,7 @@ def _ended_seconds() -> float:
 
 
 def _seconds(pid: int) -> float:
-    """Of a process and of all below it; 0 where it is gone."""
+    """CPU time of a process and of all below it; 0 where it is gone."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

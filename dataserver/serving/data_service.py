@@ -43,7 +43,7 @@ MESSAGE_MARGIN_BYTES: Final = 1024
 """Room in a message of the largest size for what wraps a plan."""
 MAX_TENSOR_NAME_CHARS: Final = 64
 MAX_CAUSE_CHARS: Final = 1024
-"""Of a client's reason to leave its data connection, as far as it is logged."""
+"""Characters that are logged of a client's reason to leave its data connection."""
 MAX_WAITED_S: Final = 10**9
 """Longest wait that a client may report; thirty years."""
 MAX_PROGRESS_TOKEN_BYTES: Final = 16

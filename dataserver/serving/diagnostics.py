@@ -27,7 +27,7 @@ class Diagnostics:
         self._peers = peers
 
     def __call__(self) -> pb.GetDiagnosticsResponse:
-        """The answer."""
+        """What GetDiagnostics answers."""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         live, known = (0, 0) if self._peers is None else self._peers.count()
         found = pb.GetDiagnosticsResponse(

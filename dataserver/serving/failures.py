@@ -43,7 +43,7 @@ class Failure:
     dataset: str
     shard: str
     key: str
-    """Of the sample; empty where a shard could not be read."""
+    """Key of the sample; empty where a shard could not be read."""
     count: int
     last: float
     """Seconds since 1970."""

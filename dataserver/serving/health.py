@@ -54,6 +54,6 @@ class HealthPort:
         self._server.start()
 
     def close(self) -> None:
-        """End all calls."""
+        """Stop answering health checks."""
         self._server.stop(0).wait(1.0)
         self._calls.shutdown(wait=False)

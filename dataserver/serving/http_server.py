@@ -12,7 +12,7 @@ from time import monotonic, sleep
 from typing import Any, Final
 
 MAX_HEAD_BYTES: Final = 128 << 10
-"""Of a request with all its headers, twice what its first line may have."""
+"""Largest request line with all headers, twice what the line alone may have."""
 PAUSE_S: Final = 0.1
 """After a connection that could not be taken, as where no descriptors are left; or the loop would take a whole core."""
 POLL_S: Final = 0.5
@@ -139,7 +139,7 @@ class _Head:
         return line
 
     def close(self) -> None:
-        """Close it."""
+        """Close the file."""
         self._file.close()
 
 

@@ -104,7 +104,7 @@ class Snapshot:
     evictions: Mapping[str, EvictionCounts]
     """What was dropped for want of room, and made again soon after, by the same kinds."""
     store_reads: BlockCounts
-    """Of this process."""
+    """Reads of stores by this process."""
     cores: int
     """Cores that the server may keep busy: one for each decoding thread."""
     wanted_cores: float

@@ -15,9 +15,8 @@ class OwnSocket:
 
         self._folder = TemporaryDirectory(prefix="disttrain-")  # which this user alone may enter
         self.address = f"unix:{Path(self._folder.name) / 'own'}"
-        """For gRPC."""
         server.add_insecure_port(self.address)
 
     def close(self) -> None:
-        """Remove it."""
+        """Remove the socket."""
         self._folder.cleanup()

@@ -21,9 +21,8 @@ class Collector:
     """Where a collector listens, and how it is reached."""
 
     address: str
-    """HOST:PORT."""
     secure: bool
-    """By TLS."""
+    """Whether the connection uses TLS."""
 
     @classmethod
     def of(cls, endpoint: str, *, insecure: bool) -> Self:

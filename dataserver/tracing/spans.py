@@ -11,12 +11,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
 from time import time_ns
-from types import TracebackType
 from typing import Final, Protocol, Self, TypeVar
 
 Attribute = str | int
 Metadata = tuple[tuple[str, str], ...]
-"""Of a gRPC call."""
+"""Metadata of a gRPC call."""
 Result = TypeVar("Result")
 
 TRACEPARENT: Final = "traceparent"
@@ -56,7 +55,7 @@ class Recorder(Protocol):
     """Takes spans that are over. Thread-safe, and never waits."""
 
     def record(self, finished: Finished) -> None:
-        """Take one."""
+        """Take a finished span."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +108,7 @@ class Span:
         self._token = _current.set(self.context)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         _current.reset(self._token)
         self.end(error)
 
@@ -125,9 +122,7 @@ class _NoSpan(Span):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         pass
 
 

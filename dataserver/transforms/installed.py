@@ -30,7 +30,6 @@ class Installed:
 
     name: str
     version: str
-    """Of the package."""
     kind: Kind
     value: str
     """Where its function is: module:attribute."""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dataserver.video.reading import StoredFrame
 
 VIDEO_VERSION: Final = 1
-"""Of the rules above."""
+"""Version of the rules above."""
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class FrameGrid(NamedTuple):
     """What the plan says of it."""
 
     groups: int
-    """Of `temporal_patch` frames."""
+    """Groups of `temporal_patch` frames."""
     rows: int
     columns: int
     """Patches of a frame."""

@@ -69,7 +69,7 @@ class Times:
     """When the frames of a video are shown, in ticks of its stream."""
 
     pts: list[int]
-    """Of each frame, ascending."""
+    """Time of each frame, ascending."""
     ticks: int
     """From the first frame to the end of the last one, at least 1."""
 

@@ -137,7 +137,7 @@ class FleetWatch:
             threading.Thread(target=self._again, args=work, name="fleet-watch", daemon=True).start()
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop asking servers."""
         self._ended.set()
 
     def newest(self) -> tuple[Look | None, Check | None, list[Point]]:

@@ -143,7 +143,7 @@ class NoJobs:
     """Where no job is named."""
 
     def listed(self, _query: Query) -> dict[str, Any]:
-        """None."""
+        """No job, since none is named."""
         return {"jobs": []}
 
     def pick(self, _query: Query) -> PickedJob:

@@ -14,7 +14,7 @@ from dataserver.planning.planner import timeline
 from dataserver.planning.simulation import simulate
 
 MAX_PASS_NS: Final = 3600 * 10**9
-"""Of a pass that is believed; far below what a profile may hold, since the passes of a whole step are added up."""
+"""Longest pass that is believed; far below what a profile may hold, since the passes of a whole step are added up."""
 Key = tuple[str, int, int]
 """Module, rank and stage."""
 

@@ -25,7 +25,6 @@ class _Counter:
     """From here on the share is taken; `later` takes over from it."""
     later: _Mark
     last: _Mark
-    """Of the last look."""
     share: float | None
 
     def then(self, now: _Mark) -> "_Counter":

@@ -31,7 +31,7 @@ LOOK_S: Final = 1.0
 MAX_TEXT_CHARS: Final = 20_000
 MAX_PARTS: Final = 200
 MAX_IMAGES: Final = 16
-"""Of one sample that are shown."""
+"""Images of one sample that are shown."""
 MAX_KEY_CHARS: Final = 1024
 HEX_BYTES: Final = 64
 MAX_SIDE: Final = 1024

@@ -39,7 +39,7 @@ HEADERS: Final = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""Of every answer. No script or style but the files of this server runs, whatever a name or a caption holds."""
+"""Headers of every answer. No script or style but the files of this server runs, whatever a name or a caption holds."""
 
 _log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 import yaml
 
 from dataserver.assembly.tokens import ByteTokenizer, tokenizer_spec
-from dataserver.cli.jobs import open_job
+from dataserver.cli.jobs import DataFlags, open_job
 from dataserver.planning.job.fields import MODELS
 from dataserver.planning.planner import timeline
 from on_gpu.preset import SMALL, Size, job
@@ -73,7 +73,7 @@ def simulated(asked: Given, size: Size, folder: Path, training: Mapping[str, Any
         module["cost"] = {"profile": "profile.yaml"}
     path = folder / "job.yaml"
     path.write_text(yaml.safe_dump(described))
-    planner = open_job(path, (f"pairs={asked.shards}",), (), (), (), None)
+    planner = open_job(path, DataFlags((f"pairs={asked.shards}",)))
     return {step: timeline(planner.job.spec, planner.plan(step)).makespan_ns / 1e9 for step in steps}
 
 

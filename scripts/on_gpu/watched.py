@@ -123,10 +123,8 @@ class StepWatch(StepProfiler):
             self._syncs = Syncs()
             self._syncs.__enter__()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, traceback)
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        super().__exit__(kind, error, trace)
         self._output.write_text(json.dumps(self._found))
 
 

@@ -105,10 +105,10 @@ def test_lint_says_what_no_quarantine_list_can_hold(tmp_path: Path) -> None:
     *_, listed, unnamed, total, first, second = run(
         "lint", tmp_path / "d", "--quarantine-file", tmp_path / "q"
     ).stdout.splitlines()
-    assert total == "1 samples, 2 findings:"
+    assert total == "1 sample, 2 findings:"
     assert [first.split(), second.split()] == [["unsafe_name", "1", "ignored"], ["missing_caption", "1", "left", "out"]]
-    assert listed.startswith(f"1 samples in {tmp_path / 'q'}, digest ")
-    assert unnamed == "1 findings name a shard and no sample: no quarantine list can hold them"
+    assert listed.startswith(f"1 sample in {tmp_path / 'q'}, digest ")
+    assert unnamed == "1 finding of a shard and no sample: no quarantine list can hold them"
     assert (tmp_path / "q").read_text() == '["0.tar", "2"]\n'
 
 

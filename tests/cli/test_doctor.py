@@ -78,7 +78,7 @@ def test_samples_that_failed_are_named_and_are_no_fault_of_the_fleet(tmp_path: P
     dataset = server.catalog.datasets["d"]
     server.server._metrics.failures.note(FailureKind.READ, "d", dataset, 0, -1, "Input/output error")
     done = run("doctor", server.address)
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "1 findings")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "1 finding")
     assert f"{server.address}: reads of shard {shard.name} of dataset d failed: Input/output error" in done.stdout
 
 

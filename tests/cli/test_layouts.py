@@ -13,7 +13,7 @@ import yaml
 from cli.server_process import run
 from shards import write_pairs
 
-from dataserver.cli.jobs import open_job
+from dataserver.cli.jobs import DataFlags, open_job
 from dataserver.planning.planner import explain
 
 Trace = list[dict[str, Any]]
@@ -300,7 +300,7 @@ def test_all_ranks_of_a_group_hold_its_samples(grouped: Command, tmp_path: Path)
 
 
 def test_groups_are_boxes_in_the_picture(grouped: Command, tmp_path: Path) -> None:
-    planner = open_job(grouped.file, (f"d={grouped.folder}",), (), (), (), None)
+    planner = open_job(grouped.file, DataFlags((f"d={grouped.folder}",)))
     summary = explain(planner.job, planner.plan(0))
     grouped("plan", "--step", "0", "--plot", tmp_path / "p.svg")
     bars = fills((tmp_path / "p.svg").read_text())

@@ -18,7 +18,7 @@ from faults.disk import fill, missing, small_disk
 from PIL import Image
 from shards import write_interleaved, write_pairs
 
-from dataserver.cli.jobs import open_job
+from dataserver.cli.jobs import DataFlags, open_job
 from dataserver.cli.pictures import svg_of_plan
 from dataserver.planning.planner import explain
 from dataserver.reporting.timelines import bars_of, labels_of
@@ -187,7 +187,7 @@ def test_pictures_outline_the_critical_path(
     bars = len(re.findall(r'style="fill: #[0-9a-f]{6}(?:; [a-z-]*opacity: [0-9.]+)?; stroke: #ffffff', text))
     job = tmp_path / "job.yaml"
     job.write_text(yaml.safe_dump(JOB))
-    planner = open_job(job, tuple(str(part) for part in line[6::2]), (), (), (), None)
+    planner = open_job(job, DataFlags(tuple(str(part) for part in line[6::2])))
     assert bars == sum(map(len, bars_of(explain(planner.job, planner.plan(1)).before))) + len(complete(trace))
     after = f"{int(plan['makespan_after_ns']) / 1e6:.1f} ms"
     for title in (
@@ -209,7 +209,7 @@ def test_a_wide_job_shows_the_ranks_of_the_critical_path(line: tuple[str | Path,
     job["execution"] = {"modules": modules, "end": {"steps": 1}}
     file.write_text(yaml.safe_dump(job))
     datasets = tuple(str(part) for part in line[6::2])
-    planner = open_job(file, datasets, (), (), (), None)
+    planner = open_job(file, DataFlags(datasets))
     summary = explain(planner.job, planner.plan(0))
     summary = replace(summary, before=summary.after, loads_before=summary.loads_after)
     bars = bars_of(summary.after)

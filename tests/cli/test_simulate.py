@@ -15,7 +15,7 @@ from rich.console import Console
 from shards import write_pairs
 
 from dataserver.cli.comparison_table import WORTHWHILE_PERCENT, comparison_table, notes, verdict
-from dataserver.cli.jobs import open_job
+from dataserver.cli.jobs import DataFlags, open_job
 from dataserver.planning.job.fields import Memory
 from dataserver.reporting.alternatives import Alternative
 from dataserver.reporting.comparison import compare
@@ -291,7 +291,7 @@ def test_more_microbatches_in_flight_are_advised_apart_unless_memory_is_stated(i
 
 def test_what_cannot_be_planned_is_a_row_that_says_why(indexed: Path) -> None:
     *_, file, _, dataset = line(indexed, JOB)
-    planner = open_job(Path(file), (str(dataset),), (), (), (), None)
+    planner = open_job(Path(file), DataFlags((str(dataset),)))
     own = Alternative("memory", "endless", planner.job.spec.execution)
     small = tuple(
         m.model_copy(update={"memory": Memory(budget_bytes=3, unit_bytes=1)} if m.name == "llm" else {})

@@ -148,7 +148,7 @@ class ServedTrainer(Trainer):
         super().log(logs, *args, **options)
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """Of a step that was trained on, or of a batch of evaluation."""
+        """Operations of a step that was trained on, or of a batch of evaluation."""
         return self._step_flops if isinstance(inputs, Step) else super().floating_point_ops(inputs)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:

@@ -24,7 +24,7 @@ class WeightDigests:
         """Version and digest of each such parameter."""
 
     def now(self) -> Digests:
-        """Of its state as it is now: 0.3 s for a GB, and the copies of tensors on a GPU."""
+        """Digests of its state as it is now: 0.3 s for a GB, and the copies of tensors on a GPU."""
         frozen = {name: p for name, p in self._model.named_parameters(remove_duplicate=False) if not p.requires_grad}
         found = Digests()
         for name, tensor in tensors_of(self._model).items():

@@ -356,5 +356,5 @@ def explained(what: str) -> Iterator[None]:
 
 
 def _reasons(error: CheckpointException) -> str:
-    """Of what torch collects from all processes, a BaseException with a page of text, a line."""
+    """One line for what torch collects from all processes: a BaseException with a page of text."""
     return "; ".join(sorted({f"rank {rank}: {failure[0]}" for rank, failure in error.failures.items()})[:4])

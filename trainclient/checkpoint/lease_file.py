@@ -70,7 +70,7 @@ class Output:
         return [path for path in self.folder.iterdir() if form.fullmatch(path.name)]
 
     def numbers(self) -> list[int]:
-        """Of all leases that are there, the owner's last; OSError if the folder cannot be read."""
+        """Numbers of all leases that are there, the owner's last; OSError if the folder cannot be read."""
         form = re.compile(re.escape(self.stem) + r"-([0-9]{6}|[1-9][0-9]{6,})")
         found = (form.fullmatch(path.name) for path in self.folder.iterdir())
         return sorted(int(match[1]) for match in found if match)
@@ -100,7 +100,7 @@ class Found:
 
     @property
     def path(self) -> Path:
-        """Its file."""
+        """File of the lease."""
         return self.output.path(self.number)
 
     @property
@@ -207,7 +207,7 @@ def _read(output: Output, number: int) -> Found:
 
 
 def _content(path: Path) -> bytes:
-    """Of a lease, which no link and no pipe can be; OSError if it cannot be read."""
+    """What a lease holds, which no link and no pipe can be; OSError if it cannot be read."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

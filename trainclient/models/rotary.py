@@ -111,6 +111,6 @@ class Rotation:
 
 
 def _frequencies(pairs: int, base: float, device: torch.device, scaling: RotaryScaling | None) -> Tensor:
-    """Of each pair, float64 [pairs]."""
+    """Frequency of each pair, float64 [pairs]."""
     frequencies = base ** -(torch.arange(pairs, dtype=torch.float64, device=device) / pairs)
     return frequencies if scaling is None else scaling(frequencies)

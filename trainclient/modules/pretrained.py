@@ -20,7 +20,7 @@ WHAT: Final = {EncoderConfig: "an encoder", AudioEncoderConfig: "an encoder of a
 
 
 _MOST_FRAMES: Final = 2
-"""Of a patch of a video."""
+"""Frames of a patch of a video."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ class Backbones:
 
     @property
     def sequences(self) -> F64:
-        """Of a wave in all ranks. float64 [n]."""
+        """Sequences of a wave in all ranks. float64 [n]."""
         dp, _, microbatch, finer, _ = self.degrees
         found: F64 = dp * microbatch / finer
         return found

@@ -52,7 +52,7 @@ class Problem:
 
     @property
     def flops(self) -> float:
-        """Of a step: forward, and backwards as far as they are needed, without what is computed again."""
+        """Operations of a step: forward, and backwards as far as they are needed, without what is computed again."""
         total = 0.0
         for network in self.networks:
             load = self.workload.load(network)
@@ -141,7 +141,7 @@ class Choice:
 
     @property
     def memory_bytes(self) -> float:
-        """Of the fullest device."""
+        """Memory of the fullest device."""
         return max(m.stage_bytes for m in self.modules)
 
     def mfu(self, problem: Problem) -> float:

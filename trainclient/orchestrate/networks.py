@@ -118,14 +118,14 @@ class Network:
 
     @property
     def block_parameters(self) -> int:
-        """Of all blocks."""
+        """Parameters of all blocks."""
         size = self.size
         conditions = 2 * size.layers * size.width**2 + size.width * self.condition_width
         return self.row_flops // 2 - self.end_parameters + (conditions if self.role.generates else 0)
 
     @property
     def end_parameters(self) -> int:
-        """Of each end of a backbone: the embedding of tokens, and the output head."""
+        """Parameters of each end of a backbone: the embedding of tokens, and the output head."""
         return self.size.width * self.size.vocab_size if self.role.spine else 0
 
     @property

@@ -1,9 +1,9 @@
 """The picture of a solution: what the step of each choice goes into, and which module has how many devices."""
 
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from dataserver.drawing import COLOURS, drawing, file_of
 from dataserver.outputs import write_output
 from trainclient.orchestrate.report import degrees
 from trainclient.orchestrate.solving import Scored, Solution
@@ -11,8 +11,6 @@ from trainclient.orchestrate.solving import Scored, Solution
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS: Final = ("#4477AA", "#EE7733", "#228833", "#AA3377", "#66CCEE", "#CCBB44")
-"""Distinguishable without colour vision (Tol's bright scheme)."""
 SUFFIXES: Final = (".png", ".svg", ".pdf")
 
 
@@ -22,21 +20,16 @@ def draw(solution: Solution, path: Path) -> None:
     Raises:
         ValueError: matplotlib is not installed.
     """
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("drawing needs matplotlib, which is not installed; run: pip install matplotlib") from None
     scored = solution.scored
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "disttrain"}):
+    with drawing():
+        from matplotlib.figure import Figure
+
         figure = Figure(figsize=(13, 1.8 + 0.5 * len(scored)), layout="constrained")
         left, right = figure.subplots(1, 2, width_ratios=[3, 2], sharey=True)
         _draw_parts(left, scored)
         _draw_devices(right, solution)
-        kind, drawn = path.suffix.lower().removeprefix("."), io.BytesIO()
-        dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
-        figure.savefig(drawn, format=kind, dpi=110, metadata=dates)
-    write_output("--plot", path, drawn.getvalue())
+        drawn = file_of(figure, path.suffix)
+    write_output("--plot", path, drawn)
 
 
 def _draw_parts(axes: "Axes", scored: tuple[Scored, ...]) -> None:

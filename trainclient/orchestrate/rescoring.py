@@ -46,7 +46,7 @@ class Simulated:
 
     @property
     def mean_ns(self) -> float:
-        """Of all draws."""
+        """Mean of all draws."""
         return float(np.mean(self.times_ns))
 
     @property

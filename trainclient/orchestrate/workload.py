@@ -75,7 +75,7 @@ class Workload:
 
     @cached_property
     def samples_per_sequence(self) -> float:
-        """Of those that are packed."""
+        """Samples of a packed sequence."""
         if not self.stream.packed:
             return 1.0
         total = sum(s.count for s in self.sizes)

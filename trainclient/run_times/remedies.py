@@ -15,7 +15,7 @@ from trainclient.training.config import TrainConfig
 
 SHOWN: Final = 3
 LEAST_SHARE: Final = 0.03
-"""Of the time after the start that a remedy must be able to save."""
+"""Share of the time after the start that a remedy must be able to save."""
 LEAST_STEPS: Final = 3
 """Steps after the first one, below which nothing can be told."""
 SLOWER: Final = 1.25
@@ -50,7 +50,7 @@ class RunFacts:
     config: TrainConfig
     processes: Sequence[ProcessTimes]
     first: int
-    """Its first step."""
+    """First step of the run."""
     end: int
     """The step after its last one."""
     step_s: float
@@ -67,15 +67,15 @@ class RunFacts:
 
     @property
     def after_start_ns(self) -> float:
-        """Of the mean process."""
+        """Nanoseconds after the start, of the mean process."""
         return max(self.mean([p.total_ns - p.parts[Part.START] for p in self.processes]), 1.0)
 
     def mean(self, values: Sequence[float]) -> float:
-        """Of all processes."""
+        """Mean over all processes."""
         return sum(values) / max(len(self.processes), 1)
 
     def share(self, part: Part) -> float:
-        """Of the time after the start, of the mean process."""
+        """Share of a part in the time after the start, of the mean process."""
         return self.mean([p.parts[part] for p in self.processes]) / self.after_start_ns
 
 

@@ -33,7 +33,7 @@ class Spent:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """The sum of all parts."""
         return sum(self.parts.values()) + sum(self.rows.values())
 
     def as_dict(self) -> dict[str, Any]:
@@ -46,7 +46,7 @@ class RunReport:
     """Where the time of a run went, and what would save some of it."""
 
     first: int
-    """Its first step."""
+    """First step of the run."""
     end: int
     """The step after its last one."""
     num_processes: int

@@ -54,7 +54,6 @@ class ProcessTimes:
     """Where the time of one process went, in nanoseconds."""
 
     name: str
-    """The process in words."""
     holds: str
     """Its modules in words."""
     stage: int
@@ -96,7 +95,7 @@ class RunTimes:
         self.own = ProcessTimes(str(process), holds, process.stage, socket.gethostname()[:MAX_HOST_CHARS])
         self._sources = sources(topology, process)
         self.waits_s = array("d")
-        """Of each step but the first, the longest wait for data of any process."""
+        """The longest wait for data of any process, in each step but the first."""
         self.step_s = 0.0
         """Seconds of these steps, of the slowest process."""
         self._has_stepped = False

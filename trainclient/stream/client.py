@@ -5,7 +5,6 @@ import json
 import logging
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Final, Generic, Self
 
 from disttrain.v1.data_service_pb2 import (
@@ -269,9 +268,7 @@ class ViewClient(Generic[TensorT]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @staticmethod

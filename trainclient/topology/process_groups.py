@@ -163,7 +163,7 @@ def _mesh(
 def _own(
     rank: int, several: Sequence[Sequence[int]], new_group: Callable[..., ProcessGroup | None], timeout: timedelta
 ) -> ProcessGroup | None:
-    """Of several groups the one that a process is in. All processes make all of them, in the same order."""
+    """The one of several groups that a process is in. All processes make all of them, in the same order."""
     made = [(ranks, new_group(ranks, timeout=timeout)) for ranks in several]
     return next((group for ranks, group in made if rank in ranks), None)
 

@@ -275,7 +275,7 @@ class Dtype(StrEnum):
 
     @property
     def torch(self) -> "torch.dtype":
-        """The same in torch."""
+        """The type of torch with this name."""
         import torch
 
         return {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}[self.value]
@@ -317,7 +317,7 @@ class TrainConfig(Options):
     tls_key: Annotated[Path | None, SAYS_ITSELF] = None
     """PEM file of the private key of --tls-cert."""
     token_file: Annotated[Path | None, SAYS_ITSELF] = None
-    """File with the token to show servers that ask for one. Needs --tls-ca, but for servers on this machine."""
+    """File with the token to show servers that ask for one. Needs --tls-ca, except for servers on this machine."""
     models: WholeModel = WholeModel.model_validate({})
     """A released model that encoder and backbone start from."""
     encoder: EncoderModel = EncoderModel()

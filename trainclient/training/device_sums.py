@@ -29,7 +29,7 @@ class DeviceSums:
 
     @cached_property
     def values(self) -> list[float]:
-        """The sums."""
+        """The sums as floats; waits until they are copied."""
         if self._copied is not None:
             self._copied.synchronize()
         found: list[float] = self._host.tolist()

@@ -109,7 +109,7 @@ def _require_same_models(config: TrainConfig, file: Path, held_out: Job, trainin
 
 @dataclass(slots=True)
 class _Sums:
-    """Of all steps so far."""
+    """Sums over all steps so far."""
 
     text_loss: float = 0.0
     image_loss: float = 0.0
@@ -236,7 +236,7 @@ class Evaluation:
         return sums.metrics(time.perf_counter() - begun, found)
 
     def _recall(self) -> dict[str, float] | None:
-        """Of the samples of all processes; None where there are no towers."""
+        """Recall over the samples of all processes; None where there are no towers."""
         if self._retrieval is None:
             return None
         counts = self._retrieval.counts().to(self._groups.device)

@@ -103,12 +103,12 @@ class Totals:
 
     @property
     def loss_sums(self) -> Sequence[float]:
-        """Of text, image and contrastive loss; waits for the device."""
+        """Sums of text, image and contrastive loss; waits for the device."""
         return self.sums.values[:3]
 
     @property
     def norm(self) -> Tensor:
-        """Of the gradients, before clipping: float64 scalar on the device."""
+        """Norm of the gradients before clipping: float64 scalar on the device."""
         return self.sums.on_device[3].sqrt()
 
     @property

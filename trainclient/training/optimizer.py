@@ -92,7 +92,7 @@ class Optimizer:
         return found
 
     def _groups(self) -> list[dict[str, Any]]:
-        """Of each module its matrices, which decay, and its vectors, which do not."""
+        """The matrices of each module, which decay, and its vectors, which do not."""
         found: dict[tuple[ModuleRates, bool], list[Tensor]] = {}
         for name, trained in self._trained.items():
             found.setdefault((self._rates[name], trained.dim() > 1), []).append(trained)

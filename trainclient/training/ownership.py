@@ -32,7 +32,7 @@ class Leases:
     own: Mapping[str, Lease] = field(default_factory=dict)
     """By the names of `outputs`; only the first process has any, which publishes for all."""
     profile: Lease | FollowedLease | None = None
-    """Of the folder of profiles, into which every process writes; None where a machine has one of its own."""
+    """Lease of the folder of profiles, into which every process writes; None where a machine has one of its own."""
 
 
 def outputs(config: TrainConfig, run: str) -> dict[str, Output]:

@@ -4,7 +4,6 @@ import errno
 import os
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from torch.profiler import ProfilerActivity, profile
@@ -38,9 +37,7 @@ class StepProfiler:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self._end()
 

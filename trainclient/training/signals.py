@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 LAUNCHER_PID = "DISTTRAIN_LAUNCHER_PID"
@@ -46,9 +46,7 @@ class StopSignals:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # First `_left`, so that the thread no longer ends the process. The C handler gives the descriptor up before it
         # is closed, and the thread ends when it is.
         self._left.set()

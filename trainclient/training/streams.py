@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any, Self
 
 from dataserver.planning.job.identity import Job
@@ -76,7 +75,7 @@ class Streams:
 
     @property
     def job(self) -> Job:
-        """The job of all."""
+        """The job of all streams."""
         return self.first.job
 
     @property
@@ -86,7 +85,7 @@ class Streams:
 
     @property
     def num_steps(self) -> int:
-        """Of the job."""
+        """Steps of the job."""
         return self.first.num_steps
 
     def batches(self, groups: Groups) -> list[Batches]:
@@ -116,8 +115,6 @@ class Streams:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for client in self.clients.values():
             client.close()

@@ -35,7 +35,6 @@ class Sources:
     """Which message each character of a rendering came from."""
 
     text: str
-    """The rendering."""
     message: npt.NDArray[np.int32]
     """int32 [characters]: number of the message, -1 for what the template wrote, and for what a disguise leaves."""
 

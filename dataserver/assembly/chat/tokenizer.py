@@ -88,7 +88,7 @@ class ChatTokenizer:
 
     @property
     def name(self) -> str:
-        """Logical name."""
+        """Name that jobs use."""
         return self._tokenizer.name
 
     @property

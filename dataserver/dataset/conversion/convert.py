@@ -44,7 +44,7 @@ SHARD_BYTES: Final = 1 << 30
 """A tar of rows is closed when it has so many, by default."""
 _VERSION: Final = 1
 _MOST_DETAILS: Final = 4
-"""Of findings of one kind that a note has in words."""
+"""Findings of one kind that a note has in words."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataserver.dataset.storage.registry import storage_of
 
 INDEX_NAME: Final = "index.json"
 MAX_INDEX_BYTES: Final = 128 << 20
-"""Of one `index.json`; a shard takes about 1 KB in it."""
+"""Largest `index.json`; a shard takes about 1 KB in it."""
 MAX_COLUMNS: Final = 4096
 _NAME: Final = re.compile(r".*\.mds(\.[a-z0-9]+)?", re.DOTALL | re.IGNORECASE)
 _VERSION: Final = 2
@@ -23,17 +23,17 @@ class MdsShard:
     """One shard as the index describes it."""
 
     name: str
-    """Of the file that is there, relative to the root."""
+    """Name of the file that is there, relative to the root."""
     stem: str
     """Name of the shard without what says how it is stored."""
     compression: str
     """Name of the algorithm; empty where the file holds the samples as they are."""
     num_samples: int
     num_bytes: int
-    """Of the samples, decompressed."""
+    """Bytes of the samples, decompressed."""
     file_bytes: int
     hashes: tuple[tuple[str, str], ...]
-    """Of the file: algorithm and digest, hexadecimal."""
+    """Hashes of the file: algorithm and digest, hexadecimal."""
     columns: tuple[tuple[str, str, int | None], ...]
     """Name, encoding, and size in bytes where all values have the same."""
 

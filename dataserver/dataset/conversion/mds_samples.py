@@ -35,10 +35,9 @@ from dataserver.dataset.shards.row_members import CAPTION_NAMES, JSON_NAME, KEY_
 from dataserver.dataset.storage.registry import storage_of
 
 MAX_SAMPLES: Final = 1 << 22
-"""Of one shard."""
 MAX_CONFIG_BYTES: Final = 4 << 20
 MAX_WHOLE_BYTES: Final = 1 << 30
-"""Of a shard compressed with Snappy, which has no stream: it is decompressed whole."""
+"""Largest shard compressed with Snappy, which has no stream: it is decompressed whole."""
 _READ_BYTES: Final = 1 << 20
 _STREAMS: Final = {"zstd": ".zst", "gz": ".gz", "bz2": ".bz2"}
 

@@ -41,7 +41,7 @@ class MdsColumn(NamedTuple):
     name: str
     encoding: str
     size: int | None
-    """Of every value in bytes, where all have the same."""
+    """Bytes of every value, where all have the same number."""
     ending: str = "img"
 
     @property

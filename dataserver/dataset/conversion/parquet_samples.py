@@ -31,11 +31,11 @@ BATCH_ROWS: Final = 16
 MAX_BATCH_BYTES: Final = 1 << 30
 """About what a batch of rows may have. A page may be larger, up to the 2 GiB that its header can say."""
 _COPIES: Final = 3
-"""Of a page that Arrow has in memory: as stored, decompressed, and as values."""
+"""Copies of a page that Arrow has in memory: as stored, decompressed, and as values."""
 MAX_LIST_BYTES: Final = 4 << 30
-"""Of the lists of images in one row group, decompressed: one row may have them all."""
+"""Bytes of the lists of images in one row group, decompressed: one row may have them all."""
 MAX_LINE_BYTES: Final = 1 << 30
-"""Of all images of one row, which are in memory at a time."""
+"""Bytes of all images of one row, which are in memory at a time."""
 
 
 def parquet_samples(path: Path, findings: Findings) -> Iterator[Members]:

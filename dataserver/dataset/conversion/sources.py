@@ -27,7 +27,7 @@ MANIFESTS: Final = (".jsonl", ARRAY)
 ROWS: Final = (*_ROWS, ARRAY, MDS, LANCE, LOOSE)
 """What has rows: each becomes a sample."""
 LOOSE_STEM: Final = "images"
-"""Of the tars that a folder of image files becomes, in the folder of that name."""
+"""Name of the tars that a folder of image files becomes, in the folder of that name."""
 _RENAMED: Final = {".tgz": ".tar.gz", ".tar.zstd": ".tar.zst"}
 _NUMBERED: Final = re.compile(r"(.*)-\d{5,}", re.DOTALL)
 """Stems of tars of rows."""
@@ -45,9 +45,9 @@ class SourceFile:
     name: str
     """Relative to the root, with slashes: the file whose size and time say whether it changed."""
     stem: str
-    """Of its tars, relative to the target."""
+    """Name of its tars, relative to the target."""
     compression: str
-    """Of a tar, a key of `COMPRESSIONS`; empty for what is copied; one of `ROWS` for rows."""
+    """Compression of a tar, a key of `COMPRESSIONS`; empty for what is copied; one of `ROWS` for rows."""
     details: str = ""
     """What its reader has to know besides; JSON."""
     num_bytes: int = 0

@@ -6,14 +6,13 @@ file of counts also says how many of either a sample has, and how many there are
 which a conversation may be cut.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from crc32c import crc32c as crc32c_of
 
 from dataserver.dataset.errors import (
     DatasetError,
@@ -24,31 +23,17 @@ from dataserver.dataset.errors import (
     printable,
 )
 from dataserver.dataset.index.chat_counts import CHAT_COLUMN, FLAG_BITS, IMAGE_ENTRY, TARGET
-from dataserver.dataset.index.format import (
-    BATCH_ROWS,
-    FINDINGS_KEY,
-    META_PREFIX,
-    IndexHeader,
-    atomic_writer,
-    read_batch,
-)
+from dataserver.dataset.index.format import BATCH_ROWS, META_PREFIX, IndexHeader, read_batch
 from dataserver.dataset.index.fresh import IndexedShard
 from dataserver.dataset.index.rules import OnTokenError, read_rules
 from dataserver.dataset.index.tokens import (
-    COLUMNS_KEY,
-    FAILED,
     I32,
-    ID_TYPES,
-    IDS_CRC_KEY,
-    IDS_TYPE_KEY,
-    TOKENIZER_KEY,
     TokenCounts,
     Tokenizer,
     TokensReport,
     count_shards,
-    read_counts,
     texts_key,
-    write_counts,
+    write_tokens,
 )
 from dataserver.dataset.kinds import CHAT_ERROR
 from dataserver.dataset.shards.listing import ShardFile
@@ -114,28 +99,17 @@ def _encode_shard(shard: ShardFile, indexed: IndexedShard, encoder: ChatEncoder,
     if CHAT_COLUMN not in indexed.columns:
         raise StaleIndexError(f"shard {shard.path} holds no conversations; index it with --conversations chat")
     most = (encoder.vocab_size << FLAG_BITS) - 1
-    name, id_type = next((n, t) for n, t in ID_TYPES.items() if most <= np.iinfo(t).max)
-    found: list[EncodedChat | None] = []
-    crc, findings = 0, Findings()
-    with atomic_writer(shard.token_ids_path(key)) as temp, temp.open("wb") as file:
+    found, findings = list[EncodedChat | None](), Findings()
+
+    def batches() -> Iterator[list[npt.NDArray[np.int64] | None]]:
         for batch in range(-(-header.num_samples // BATCH_ROWS)):
             rows = read_batch(shard.index_path, header, batch, ["key", META_PREFIX + CHAT_COLUMN]).to_pydict()
-            for sample, chat in zip(rows["key"], rows[META_PREFIX + CHAT_COLUMN], strict=True):
-                encoded = _encode(shard, header, sample, chat, encoder, findings)
-                found.append(encoded)
-                if encoded is not None:
-                    data = _stored(encoded).astype(id_type).tobytes()
-                    crc = crc32c_of(data, crc)
-                    file.write(data)
-    metadata: dict[bytes, str | bytes] = {
-        COLUMNS_KEY: header.columns_digest,
-        TOKENIZER_KEY: key,
-        IDS_TYPE_KEY: name,
-        IDS_CRC_KEY: f"{crc:08x}",
-        FINDINGS_KEY: findings.to_json(),
-    }
-    write_counts(shard.tokens_path(key), _columns(found), metadata)
-    return read_counts(shard, header, key)
+            chats = zip(rows["key"], rows[META_PREFIX + CHAT_COLUMN], strict=True)
+            encoded = [_encode(shard, header, sample, chat, encoder, findings) for sample, chat in chats]
+            found.extend(encoded)
+            yield [None if one is None else _stored(one) for one in encoded]
+
+    return write_tokens(shard, header, key, most, batches(), findings, lambda: _columns(found))
 
 
 def _encode(
@@ -185,7 +159,6 @@ def _columns(found: Sequence[EncodedChat | None]) -> "dict[str, pa.Array]":
         )
     kind = pa.list_(pa.struct([("tokens", pa.int32()), ("images", pa.int32()), ("targets", pa.int32())]))
     return {
-        "tokens": pa.array([FAILED if one is None else len(one.ids) for one in found], pa.int32()),
         "images": pa.array([0 if one is None else int(one.images.sum()) for one in found], pa.int32()),
         "targets": pa.array([0 if one is None else int(one.targets.sum()) for one in found], pa.int32()),
         "ends": pa.array(ends, kind),

@@ -6,7 +6,6 @@ false. A file names the transform and the digest of the index columns that it wa
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +17,16 @@ import numpy.typing as npt
 from dataserver.dataset.errors import DatasetError, TokensMissingError, check_storage, printable
 from dataserver.dataset.filters import ColumnSource
 from dataserver.dataset.index.flags import index_command, transform_flags
-from dataserver.dataset.index.format import META_PREFIX, IndexHeader, atomic_writer, read_columns, read_table
+from dataserver.dataset.index.format import (
+    COLUMNS_KEY,
+    META_PREFIX,
+    IndexHeader,
+    arrow_writer,
+    read_columns,
+    read_table,
+)
 from dataserver.dataset.index.fresh import read_fresh_index
-from dataserver.dataset.index.numeric import read_numeric
+from dataserver.dataset.index.numeric import IMAGE_COLUMNS, read_numeric
 from dataserver.dataset.shards.listing import ShardFile, find_shards
 from dataserver.dataset.storage.etags import check_regular
 from dataserver.planning.job.fields import InstalledTransform, is_name
@@ -30,11 +36,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 KEEP: Final = "keep"
-COLUMNS_KEY: Final = b"disttrain.columns_digest"
 TRANSFORM_KEY: Final = b"disttrain.transform"
 MAX_COLUMNS: Final = 64
-_SIZES: Final = ("width", "height")
-"""What transforms see of images: the size of each sample's first one, where the sidecar has no such column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +158,7 @@ def derive_table(
     """What a transform makes of a shard. Raises DatasetError where it fails, or no filter could name its columns."""
     try:
         found = pool.metadata(_visible(file, header, columns), wanted)
-        _check(found, header.num_samples, {*columns, *_SIZES})
+        _check(found, header.num_samples, {*columns, *IMAGE_COLUMNS})
     except (TransformFailedError, TransformUnavailableError, ValueError) as error:
         raise DatasetError(
             f"shard {file.path}: {printable(str(error), 500)}; mend the transform, or its options"
@@ -169,12 +172,8 @@ def _visible(file: ShardFile, header: IndexHeader, columns: Mapping[str, str]) -
 
     batch = read_columns(file.index_path, header, ["key", "texts", *(META_PREFIX + name for name in columns)])
     key, texts, *of_sidecar = batch.columns
-    sizes, found = read_numeric(file.index_path, header), {"key": key, "texts": texts}
-    has_image = np.diff(sizes.image_offsets) > 0
-    for name, values in zip(_SIZES, (sizes.image_width, sizes.image_height), strict=True):
-        first = np.zeros(header.num_samples, np.int64)
-        first[has_image] = values[sizes.image_offsets[:-1][has_image]]
-        found[name] = pa.array(first, mask=~has_image)
+    sizes = read_numeric(file.index_path, header)
+    found = {"key": key, "texts": texts, **{name: sizes.of_first_images(name) for name in IMAGE_COLUMNS}}
     others = {n: values for n, values in zip(columns, of_sidecar, strict=True) if n not in ("key", "texts")}
     return pa.table({**found, **others})
 
@@ -199,14 +198,8 @@ def _check(table: "pa.Table", num_samples: int, taken: Collection[str]) -> None:
 
 
 def _write(file: ShardFile, header: IndexHeader, key: str, table: "pa.Table") -> None:
-    import pyarrow as pa
-
     table = table.replace_schema_metadata({COLUMNS_KEY: header.columns_digest, TRANSFORM_KEY: key})
-    with (
-        atomic_writer(file.derived_path(key)) as temp,
-        pa.OSFile(os.fsencode(temp), "w") as sink,
-        pa.ipc.new_file(sink, table.schema) as writer,
-    ):
+    with arrow_writer(file.derived_path(key), table.schema) as writer:
         writer.write_table(table)
 
 

@@ -4,13 +4,12 @@ It stands apart from the index, whose schema is read whenever a dataset is opene
 """
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from dataserver.dataset.errors import StaleIndexError, check_storage, printable
 from dataserver.dataset.index.flags import index_command
-from dataserver.dataset.index.format import IndexHeader, atomic_writer, read_external_digest
+from dataserver.dataset.index.format import IndexHeader, arrow_writer, read_external_digest
 from dataserver.dataset.index.rules import IndexRules
 from dataserver.dataset.shards.external import MAX_EXTERNAL, ExternalFiles, ExternalTable
 from dataserver.dataset.shards.listing import ShardFile
@@ -47,11 +46,7 @@ def write_external(shard: ShardFile, files: ExternalFiles) -> None:
     columns = [*zip(*files.parts, strict=True)] or [()] * len(schema)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     table = pa.Table.from_arrays(arrays, schema=schema.with_metadata({_KEY: about}))
-    with (
-        atomic_writer(files_path(shard.index_path)) as temp,
-        pa.OSFile(os.fsencode(temp), "w") as file,
-        pa.ipc.new_file(file, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer,
-    ):
+    with arrow_writer(files_path(shard.index_path), table.schema, "lz4") as writer:
         writer.write_table(table)
 
 

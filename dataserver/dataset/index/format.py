@@ -36,12 +36,14 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION: Final = 3
 MAX_TABLE_BYTES: Final = 1 << 30
-"""Of a file of token counts, or of columns that a transform made."""
+"""Largest file of token counts, or of columns that a transform made."""
 BATCH_ROWS: Final = 256
 META_PREFIX: Final = "meta."
 """Stands before the names of columns that come from a sidecar."""
 NO_SIDECAR: Final = -1
 
+COLUMNS_KEY: Final = b"disttrain.columns_digest"
+"""Where files beside an index have the digest of the columns that they were made of."""
 HEADER_KEY: Final = b"disttrain.header"
 FINDINGS_KEY: Final = b"disttrain.findings"
 PAGES_KEY: Final = b"disttrain.pages"
@@ -101,6 +103,19 @@ def atomic_writer(path: Path) -> Iterator[Path]:
             f"cannot write {path}: {error}; make the folder writable and the disk large enough,"
             " or name a writable folder with --index-dir"
         ) from error
+
+
+@contextlib.contextmanager
+def arrow_writer(path: Path, schema: "pa.Schema", compression: str | None = None) -> Iterator[Any]:
+    """Yield a writer of an Arrow file, which is there when all of it is written; raises as `atomic_writer`."""
+    import pyarrow as pa
+
+    with (
+        atomic_writer(path) as temp,
+        pa.OSFile(os.fsencode(temp), "w") as file,  # of a text pyarrow makes UTF-8, which not every name is
+        pa.ipc.new_file(file, schema, options=pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)) as to,
+    ):
+        yield to
 
 
 @cache

@@ -26,7 +26,7 @@ class IndexedShard:
     file: ShardFile
     content: IndexContent
     etags: tuple[Etag, Etag | None]
-    """Of the shard and its sidecar, before their contents were compared with the index."""
+    """Etags of the shard and its sidecar, before their contents were compared with the index."""
     is_known: bool
     """Whether their contents are those of the index; else they may be others of the same sizes."""
     is_late: bool

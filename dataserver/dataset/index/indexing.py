@@ -1,7 +1,6 @@
 """Indexing one shard: from its members and its sidecar to its index file."""
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -35,7 +34,7 @@ from dataserver.dataset.index.format import (
     READ_TEXTS,
     TEXTS_KEY,
     IndexHeader,
-    atomic_writer,
+    arrow_writer,
 )
 from dataserver.dataset.index.fresh import IndexedShard
 from dataserver.dataset.index.joins import PARQUET_SUFFIX, ShardJoins, State, known_digests, write_joined
@@ -173,12 +172,7 @@ def write_index(
     fields = [pa.field(META_PREFIX + name, meta.schema.field(name).type) for name in meta.column_names]
     core = MEDIA_SCHEMA if "video" in read_rules(header.rules) else CORE_SCHEMA
     schema = pa.schema([*core, *fields], metadata)
-    options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-    with (
-        atomic_writer(path) as temp,
-        pa.OSFile(os.fsencode(temp), "w") as file,  # of a text pyarrow makes UTF-8, which not every name is
-        pa.ipc.new_file(file, schema, options=options) as writer,
-    ):
+    with arrow_writer(path, schema, "lz4") as writer:
         numeric_path(path).unlink(missing_ok=True)  # of the index before: a build that is killed would leave it
         start = 0
         for batch in batches:
@@ -228,7 +222,6 @@ class _Read(NamedTuple):
     pages: Sequence[Page]
     core_digest: str
     sha256: str
-    """Of the shard's bytes, hexadecimal."""
 
 
 def index_shard(

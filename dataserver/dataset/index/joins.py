@@ -24,7 +24,7 @@ from dataserver.dataset.storage.registry import storage_of
 JOINED_SUFFIX: Final = ".joined"
 PARQUET_SUFFIX: Final = ".parquet"
 MOST_TABLE_FILES: Final = 1024
-"""Of all tables together: each is noted beside the index of every shard."""
+"""Files of all tables together: each is noted beside the index of every shard."""
 _MAX_BYTES: Final = 64 << 20
 NO_MANIFEST: Final = "manifests are not joined; write what they say as Parquet, with the keys of samples as column key"
 NO_SHARD: Final = "no shard has this name: nothing of the file is joined"
@@ -46,7 +46,7 @@ class ShardJoins:
     tables: tuple[tuple[Path, ...], ...] = ()
     """As `Joins.tables`."""
     table_state: State = field(default_factory=list)
-    """Of the files of tables, before any shard was read."""
+    """State of the files of tables, before any shard was read."""
 
     def state(self) -> State:
         """Return the state of all joined files, those of the tables as they were. Raises OSError."""

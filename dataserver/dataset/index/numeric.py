@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 NUMERIC_SUFFIX: Final = ".numeric"
+IMAGE_COLUMNS: Final = ("width", "height")
+"""Columns that filters and transforms have of the first image of each sample, where no sidecar has them."""
 _VERSION: Final = 1
 _COLUMNS: Final = ("kinds", "text_bytes", "images")
 
@@ -68,6 +70,19 @@ class ShardSizes:
     """int32[m]: frames of each video, 0 of others; None where there is no video."""
     image_microseconds: npt.NDArray[np.int64] | None = field(default=None, kw_only=True)
     """int64[m]: what they take, in the same way."""
+
+    def of_first_images(self, name: str) -> "pa.Array":
+        """A column of `IMAGE_COLUMNS`, int64 [n]: of each sample's first image, null without one."""
+        import pyarrow as pa
+
+        values, offsets = self.image_width if name == "width" else self.image_height, self.image_offsets
+        if self.image_modality is not None:  # what a document may have before its images is left out
+            is_image = self.image_modality == 0
+            values, offsets = values[is_image], np.concatenate([[0], np.cumsum(is_image)])[offsets]
+        has_image = np.diff(offsets) > 0
+        first = np.zeros(len(has_image), np.int64)
+        first[has_image] = values[offsets[:-1][has_image]]
+        return pa.array(first, mask=~has_image)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

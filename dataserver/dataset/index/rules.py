@@ -57,7 +57,7 @@ class KeyEnd(StrEnum):
     """Where a member name is cut into key and extension."""
 
     FIRST_DOT = "first-dot"
-    """Of its last part, as webdataset does."""
+    """At the first dot of the last part, as webdataset does."""
     LAST_DOT = "last-dot"
 
 

@@ -53,7 +53,7 @@ class TokenIds:
 
     @property
     def num_bytes(self) -> int:
-        """Memory."""
+        """Bytes in memory."""
         return self.ends.nbytes
 
     def texts(self, first: int, end: int) -> tuple[I32, ...]:

@@ -8,12 +8,11 @@ cannot encode has a count of -1, where the rules of the index allow it, and a fi
 """
 
 import hashlib
-import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -34,9 +33,11 @@ from dataserver.dataset.index.chat_counts import ChatCounts, chat_counts
 from dataserver.dataset.index.flags import index_command, transform_flags
 from dataserver.dataset.index.format import (
     BATCH_ROWS,
+    COLUMNS_KEY,
     FINDINGS_KEY,
     META_PREFIX,
     IndexHeader,
+    arrow_writer,
     atomic_writer,
     read_batch,
     read_table,
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
 
 I32 = npt.NDArray[np.int32]
 
-COLUMNS_KEY: Final = b"disttrain.columns_digest"
 TOKENIZER_KEY: Final = b"disttrain.tokenizer_digest"
 IDS_TYPE_KEY: Final = b"disttrain.ids_type"
 IDS_CRC_KEY: Final = b"disttrain.ids_crc32c"
@@ -119,11 +119,11 @@ class TokenCounts:
     findings: FindingReport
     """What the tokenizer cannot encode, by the keys of samples."""
     chats: ChatCounts | None = None
-    """Of conversations; then there is one count a sample."""
+    """Counts of conversations; then there is one count a sample."""
 
     @property
     def num_bytes(self) -> int:
-        """Memory."""
+        """Bytes in memory."""
         return self.counts.nbytes + (0 if self.chats is None else self.chats.num_bytes)
 
     def digest(self) -> bytes:
@@ -287,34 +287,64 @@ def _tokenize_shard(
     shard: ShardFile, indexed: IndexedShard, tokenizer: TextTokenizer, caption: str, key: str
 ) -> TokenCounts:
     """Write both files. Returns what the first one says."""
-    header = indexed.header
+    header, findings = indexed.header, Findings()
     column = COLUMN_PREFIX + caption if COLUMN_PREFIX + caption in indexed.columns else None
-    most = tokenizer.vocab_size - 1
+    batches = (
+        _encode_batch(shard, header, _texts_of(shard, header, batch, column), tokenizer, findings)
+        for batch in range(-(-header.num_samples // BATCH_ROWS))
+    )
+    return write_tokens(shard, header, key, tokenizer.vocab_size - 1, batches, findings)
+
+
+def write_tokens(
+    shard: ShardFile,
+    header: IndexHeader,
+    key: str,
+    most: int,
+    batches: Iterable[Sequence[npt.NDArray[Any] | None]],
+    findings: Findings,
+    more: "Callable[[], dict[str, pa.Array]]" = dict,
+) -> TokenCounts:
+    """Write both files of a shard.
+
+    Args:
+        shard: whose texts they are.
+        header: of its index.
+        key: what stands for the tokenizer's digest.
+        most: the largest id.
+        batches: ids of texts in order; None of a text that cannot be encoded.
+        findings: read after all batches.
+        more: gives further columns of the first file, after all batches.
+
+    Returns:
+        What the first file says.
+
+    Raises:
+        DatasetError: an id is larger than `most` or negative, or a file cannot be written.
+    """
+    import pyarrow as pa
+
     name, id_type = next((n, t) for n, t in ID_TYPES.items() if most <= np.iinfo(t).max)
-    parts: list[I32] = []
-    crc, findings = 0, Findings()
+    counts, crc = list[int](), 0
     with atomic_writer(shard.token_ids_path(key)) as temp, temp.open("wb") as file:
-        for batch in range(-(-header.num_samples // BATCH_ROWS)):
-            encoded = _encode_batch(shard, header, _texts_of(shard, header, batch, column), tokenizer, findings)
-            parts.append(np.fromiter((FAILED if i is None else len(i) for i in encoded), np.int32, len(encoded)))
-            given = [ids for ids in encoded if ids is not None]
-            ids = np.concatenate(given) if given else np.zeros(0, np.int32)
-            if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) <= most:
+        for encoded in batches:
+            counts += (FAILED if ids is None else len(ids) for ids in encoded)
+            given = np.concatenate([np.zeros(0, np.int64), *(ids for ids in encoded if ids is not None)])
+            if given.min(initial=0) < 0 or given.max(initial=0) > most:
                 raise DatasetError(f"the tokenizer gave an id outside 0..{most}; check its vocab_size")
-            data = ids.astype(id_type).tobytes()
+            data = given.astype(id_type).tobytes()
             crc = crc32c_of(data, crc)
             file.write(data)
-    counts = np.concatenate(parts) if parts else np.zeros(0, np.int32)
-    metadata: dict[bytes, str | bytes] = {
+    metadata = {
         COLUMNS_KEY: header.columns_digest,
         TOKENIZER_KEY: key,
         IDS_TYPE_KEY: name,
         IDS_CRC_KEY: f"{crc:08x}",
         FINDINGS_KEY: findings.to_json(),
     }
-    import pyarrow as pa
-
-    write_counts(shard.tokens_path(key), {"tokens": pa.array(counts, pa.int32())}, metadata)
+    table = pa.table({"tokens": pa.array(counts, pa.int32()), **more()}).replace_schema_metadata(metadata)
+    with arrow_writer(shard.tokens_path(key), table.schema) as writer:
+        writer.write_table(table)
     return read_counts(shard, header, key)
 
 
@@ -381,16 +411,3 @@ def _fault(tokenizer: TextTokenizer, error: TokenizingError) -> tuple[str, str]:
     if isinstance(error, TextTransformError):
         return TEXT_TRANSFORM, why
     return UNENCODABLE, f"tokenizer {tokenizer.name} cannot encode its text ({why})"
-
-
-def write_counts(path: Path, columns: "dict[str, pa.Array]", metadata: dict[bytes, str | bytes]) -> None:
-    """Write the first file."""
-    import pyarrow as pa
-
-    table = pa.table(columns).replace_schema_metadata(metadata)
-    with (
-        atomic_writer(path) as temp,
-        pa.OSFile(os.fsencode(temp), "w") as file,
-        pa.ipc.new_file(file, table.schema) as writer,
-    ):
-        writer.write_table(table)

@@ -17,7 +17,7 @@ class HashingReader:
         self._known = sha256
         self.size = size
         self._chunk = b""
-        """Read and hashed."""
+        """Bytes that are read and hashed already."""
         self._start = 0
         """Where the chunk begins in the file."""
         self._at = 0

@@ -25,7 +25,7 @@ class Member(NamedTuple):
     special: bool = False
     """Whether it is no regular file: its sample does without it, or is left out."""
     key: str | None = None
-    """Of the sample, where the format has keys; `name` is what follows it then. Else it is a part of the name."""
+    """Key of the sample, where the format has keys; `name` is what follows it. Else it is a part of the name."""
     parsed: Any = None
     """What the member says, where the format reads that itself: an ImagePart, a dictionary, or a SampleError."""
     modality: int = 0

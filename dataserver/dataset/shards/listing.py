@@ -47,7 +47,6 @@ MAX_ASKED: Final = 32
 MAX_LOOKS: Final = 16
 """In a store so many files without an extension are looked at, whether they are tars."""
 _KNOWN_SUFFIXES: Final = tuple(dict.fromkeys(s for f in _SOUGHT for s in (f.suffix, f.sidecar_suffix) if s))
-"""Of shards and sidecars."""
 _MOST_SHOWN: Final = 8
 """Names in one message."""
 

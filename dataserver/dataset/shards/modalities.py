@@ -57,13 +57,13 @@ class StoredModality:
     """One kind of media."""
 
     name: str
-    """For messages."""
+    """Name in messages."""
     one: str
-    """One of them."""
+    """Name of one item in messages."""
     number: int
-    """Of the modality in plans (`samples.SampleSizes.image_modality`)."""
+    """Number of the modality in plans (`samples.SampleSizes.image_modality`)."""
     ending: str
-    """Of the names of members that columns of tables hold."""
+    """Ending of the names of members that columns of tables hold."""
     too_large: str
     """Kind of finding where one is beyond a limit."""
     suffixes: frozenset[str]
@@ -77,9 +77,9 @@ class StoredModality:
     extent: Callable[[Columns], npt.NDArray[np.int64]]
     """What of an item is limited as a whole, from columns of the index."""
     most: int
-    """Greatest extent."""
+    """Largest extent of an item."""
     unit: str
-    """Of the extent."""
+    """Unit of the extent."""
 
 
 def _read_image(content: bytes, offset: int) -> ImagePart:

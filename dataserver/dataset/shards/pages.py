@@ -16,13 +16,13 @@ import zstandard
 from dataserver.varints import CutError, read_varint, varint
 
 MAX_PAGE_BYTES: Final = 2 << 20
-"""Of a decompressed page that holds several values: each value costs a whole page where the cache has lost it."""
+"""Largest decompressed page of several values: each value costs a whole page where the cache has lost it."""
 
 MAX_FRAGMENTED_BYTES: Final = 256 << 20
-"""Of one whose parts can be read one by one; it is decompressed whole when it is indexed."""
+"""Largest page whose parts can be read one by one; it is decompressed whole when it is indexed."""
 
 MAX_VALUE_PAGE_BYTES: Final = (64 << 20) + 64
-"""Of one that holds a single value, with its length and levels."""
+"""Largest page of a single value, with its length and levels."""
 
 _MAX_REUSED_WINDOW: Final = 2 * MAX_PAGE_BYTES
 _AHEAD_BYTES: Final = 160 << 10
@@ -31,7 +31,7 @@ _AHEAD_BYTES: Final = 160 << 10
 FRAGMENT: Final = "SNAPPY fragment"
 STORED: Final = "stored"
 PACKED: Final = ("SNAPPY", "ZSTD", "GZIP")
-"""Of other codecs nobody can tell whether a page is as long as it says."""
+"""Codecs of which it can be told whether a page is as long as it says."""
 CODECS: Final = (*PACKED, FRAGMENT, STORED)
 """By number in a table: of pages, and of the parts of SNAPPY and ZSTD pages, which are pages of their own there."""
 

@@ -15,7 +15,7 @@ class ExternalPart(NamedTuple):
     """One image in another file than the shard; its fields are the columns of a stored table."""
 
     name: str
-    """Of the file, relative to a root, with slashes."""
+    """Name of the file, relative to a root, with slashes."""
     offset: int
     length: int
     crc32c: int
@@ -38,7 +38,7 @@ class ImagePart(NamedTuple):
     orientation: int
     format: int
     frames: int = 0
-    """Of a video."""
+    """Frames of a video."""
     microseconds: int = 0
     """That its frames take."""
 
@@ -48,7 +48,7 @@ class ImagePart(NamedTuple):
 
 
 _FILE_BITS: Final = 52
-"""Of an address that hold an offset; the bits above them hold the number of a file, 0 for the shard and its pages."""
+"""Bits of an address that hold an offset; those above hold the number of a file, 0 for the shard and its pages."""
 JOINED_START: Final = 1 << _FILE_BITS
 """The first address in a joined file."""
 
@@ -67,10 +67,9 @@ class JoinedFile(NamedTuple):
     """A joined file that holds images."""
 
     number: int
-    """Of the file among all that are joined to the shard, from 1."""
+    """Number of the file among all that are joined to the shard, from 1."""
     num_bytes: int
     sha256: str
-    """Of its bytes, hexadecimal."""
 
 
 Value = ImagePart | SampleError | None

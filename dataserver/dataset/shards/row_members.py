@@ -30,7 +30,7 @@ class Row(NamedTuple):
     """Or why there is none."""
     document: dict[str, Any]
     paths: list[Any]
-    """Of each column of images, in that order: what its `path` says."""
+    """What `path` says in each column of images, in that order."""
     problem: SampleError | None = None
     """Why nothing of it was read."""
 
@@ -40,7 +40,7 @@ class NamedColumn(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the column."""
+        """Name of the column."""
 
     @property
     def is_list(self) -> bool:

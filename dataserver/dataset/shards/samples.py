@@ -99,7 +99,7 @@ class _Group:
     entries: dict[str, dict[str, Any] | SampleError] = field(default_factory=dict)
     """JSON members that hold captions, by extension."""
     extensions: list[str] = field(default_factory=list)
-    """Of its members, in order."""
+    """Extensions of its members, in order."""
     text: str | SampleError | None = None
     document: dict[str, Any] | SampleError | None = None
 

@@ -27,7 +27,7 @@ INT64_RANGE: Final = range(-(1 << 63), 1 << 63)
 FLOAT64_RANGE: Final = range(-int(sys.float_info.max), int(sys.float_info.max) + 1)
 
 _FAMILIES: Final[dict[type[Scalar], str]] = {int: "number", float: "number", str: "string", bool: "bool"}
-"""Of as many values of two families in a column, those of the one that comes first here are kept."""
+"""Families in order: where two have as many values in a column, those of the first are kept."""
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from dataserver.dataset.storage.pieces import BLOCK_BYTES, BlockKey, Piece, Sour
 from dataserver.tracing import within
 
 DEFAULT_MEMORY_BYTES: Final = 256 << 20
-"""Of commands; a server has a setting."""
+"""What commands have; a server has a setting."""
 LOADING: Final = 8
 """Blocks that are read at a time."""
 MAX_QUEUED: Final = 4096
@@ -32,7 +32,7 @@ READING: Final = 32
 """Pieces that are read at a time, and calls to other servers. These have threads of their own: what two servers ask of
 each other would wait for each other's threads else."""
 AHEAD_BYTES: Final = 128 << 20
-"""Of pieces that were read ahead and are not taken yet."""
+"""Bytes of pieces that were read ahead and are not taken yet."""
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class BlockCounts:
     """Those of the requests that are for single pieces, not blocks."""
     served_bytes: int = 0
     memory_bytes: int = 0
-    """Of those that were served, from blocks in memory."""
+    """Bytes that were served from blocks in memory."""
     disk_bytes: int = 0
     """The same, from blocks on the disk."""
     owner_bytes: int = 0

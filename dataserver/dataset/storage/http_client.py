@@ -41,7 +41,7 @@ MAX_REDIRECTS: Final = 5
 MAX_IDLE: Final = 64
 """Connections kept open."""
 LONGEST_WAIT_S: Final = 120.0
-"""Of what a server asks to wait, so much is taken for true."""
+"""Longest wait that a server's answer may ask for."""
 _PORTS: Final = {"http": 80, "https": 443}
 _IS_PRINTABLE: Final = re.compile(r"[!-~]+")
 _PIECE: Final = 1 << 18

@@ -32,11 +32,9 @@ class Needs:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._of: dict[str, _Need] = {}
-        """By job."""
         self._counts: Counter[BlockKey] = Counter()
         """How many jobs need a block, those twice that are just telling what they need."""
         self._num_bytes = 0
-        """Of these blocks."""
 
     def __contains__(self, key: BlockKey) -> bool:
         with self._lock:
@@ -69,7 +67,7 @@ class Needs:
                 self._end(before)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget what all jobs need."""
         with self._lock:
             for need in self._of.values():
                 self._end(need)

@@ -6,7 +6,7 @@ from operator import mul
 
 
 def dot(a: Sequence[int], b: Sequence[int]) -> int:
-    """The scalar product."""
+    """Scalar product of two vectors."""
     return sum(map(mul, a, b))
 
 

@@ -121,7 +121,7 @@ def _spread(number: int, most: int) -> list[int]:
 
 
 def median(values: Sequence[int]) -> int:
-    """Of an even number of values the mean of the two in the middle, rounded down."""
+    """The median; of an even number of values the mean of the two in the middle, rounded down."""
     middle = sorted(values)[(len(values) - 1) // 2 : len(values) // 2 + 1]
     return sum(middle) // len(middle)
 

@@ -36,7 +36,7 @@ class Clocks(NamedTuple):
 
 
 def clocks_of(costs: Costs, waves: int, count: int) -> Clocks:
-    """Of so many simulations: both arrays have one dimension more. Not compiled."""
+    """Times of so many simulations: both arrays have one dimension more. Not compiled."""
     ranks, columns = costs.ranks_per_component, len(costs.in_flight)
     turns = waves + int(costs.in_flight.max()) - 1
     return Clocks(np.zeros((count, turns + 1, ranks, columns), np.int64), np.zeros((count, ranks, waves), np.int64))
@@ -231,9 +231,9 @@ class Climb(NamedTuple):
     costs: Costs
     """Costs of the problem whose placement is searched."""
     clocks: Clocks
-    """Of each component, as it is now."""
+    """Times of each component as it is now."""
     tried: Clocks
-    """Of the two components of a trial."""
+    """Times of the two components of a trial."""
     makespan: I64
     """int64 [components]: of each component, nanoseconds; -1 where it was not simulated yet, as all are at first."""
 
@@ -244,7 +244,7 @@ class Climb(NamedTuple):
 
     @property
     def makespan_ns(self) -> int:
-        """Of the slowest component; only where the climb is ready."""
+        """Time of the slowest component; only where the climb is ready."""
         return int(self.makespan.max())
 
 

@@ -31,9 +31,9 @@ def listed(numbers: I64) -> str:
     return ", ".join(map(str, found)) if len(found) <= 8 else f"{found[0]} to {found[-1]}"
 
 
-def counted(number: int, thing: str) -> str:
-    """A number of things: "1 rank", "2,048 ranks"."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+def counted(number: int, thing: str, several: str = "") -> str:
+    """A number of things: "1 rank", "2,048 ranks"; `several` are those whose plural has another ending."""
+    return f"{number:,} {thing if number == 1 else several or thing + 's'}"
 
 
 def milliseconds(time_ns: int) -> str:

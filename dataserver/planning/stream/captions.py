@@ -94,7 +94,7 @@ class Captions:
 
 
 OWN_CAPTION = Captions()
-"""Of jobs that name none."""
+"""What jobs have that name no caption."""
 
 
 def captions_of(stream: Stream, dataset: I32, epoch: I64, sample: U64) -> list[str]:

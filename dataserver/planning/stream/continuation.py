@@ -29,9 +29,9 @@ class Seen:
     shards: frozenset[str] = frozenset()
     """Names of the shards that have nothing left."""
     rows: Mapping[str, I64] = field(default_factory=dict)
-    """Of other shards the rows that were had, int64 [k] each."""
+    """Rows of other shards that were had, int64 [k] each."""
     parts: Mapping[str, I64] = field(default_factory=dict)
-    """Of other shards the parts of documents that were had, int64 [k, 2]: row, and number of the part."""
+    """Parts of documents of other shards that were had, int64 [k, 2]: row, and number of the part."""
     division: str | None = None
     """How these documents were split (`division_of`)."""
 

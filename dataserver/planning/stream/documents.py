@@ -20,7 +20,7 @@ from dataserver.planning.stream.samples import IMAGE, row_sums
 from dataserver.planning.stream.sizing import UNDERSTANDING_EXTRA, SampleTooLargeError, pair_tasks
 
 TEXT_KIND = 0
-"""Of a text among the kinds of an index."""
+"""Kind of a text in an index."""
 MAX_PARTS = 2**24
 """Parts of the documents of a shard, by their tokens."""
 

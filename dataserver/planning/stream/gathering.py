@@ -53,9 +53,9 @@ class ShardColumns:
     image_modality: U8 | None = None
     """uint8 [m]: what each is, an image, a clip or a video; None where all are images."""
     lengths: VideoLengths | None = None
-    """Of videos, where there are any."""
+    """Lengths of videos, where there are any."""
     chats: ChatColumns | None = None
-    """Of conversations. Each is one text."""
+    """Columns of conversations, each of which is one text."""
     kinds: U8 | None = None
     """uint8 [t + m]: 0 of a text, 1 of an image, in document order; None where no documents are split."""
 

@@ -15,7 +15,7 @@ from typing import Final
 from dataserver.planning.job.fields import Stream
 
 _BITS: Final = 64
-"""Of the fractions of units."""
+"""Bits of a fraction of a unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +23,7 @@ class _Piece:
     """Steps in which no weight changes."""
 
     weights: Sequence[int]
-    """Of each dataset."""
     total: int
-    """Their sum."""
     taken: Sequence[int]
     """Units that steps before the piece took of each dataset."""
     due: Sequence[int]

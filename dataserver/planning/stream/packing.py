@@ -108,7 +108,7 @@ class _Open:
         return (left >= 0) & (self._items[: self._opened] >= items).all(axis=1), left
 
     def add(self) -> int:
-        """One more."""
+        """Open another sequence, and return its number."""
         self._opened += 1
         return self._opened - 1
 

@@ -19,11 +19,10 @@ VIDEO: Final = 2
 MODALITY_NUMBERS: Final[Mapping[Modality, int]] = MappingProxyType(
     {Modality.IMAGE: IMAGE, Modality.AUDIO: AUDIO, Modality.VIDEO: VIDEO}
 )
-"""Of what modules read."""
 ROW_BITS = 32
 """A sample's number is shard << ROW_BITS | row: the shard in name order, the row of that shard's index."""
 PART_COLUMNS: Final = 4
-"""Of `SampleSizes.parts`."""
+"""Columns of `SampleSizes.parts`."""
 
 
 def ranges(starts: I64, counts: I64) -> I64:

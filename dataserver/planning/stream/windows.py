@@ -29,7 +29,7 @@ class Span:
     last: int
     """First unit that no longer does."""
     number: int
-    """Of the window or slot within the epoch."""
+    """Position of the window or slot within the epoch."""
     slot: Slot | None = None
     """Where the window slides; there alone."""
 

@@ -27,7 +27,7 @@ class StreamOptions:
     """What the client of a stream asks for beside chunks."""
 
     memory_token: bytes = b""
-    """Of a client that maps memory instead of receiving bytes."""
+    """Token of a client that maps memory instead of receiving bytes."""
     progress_token: bytes = b""
     """By which it reports on the stream; empty for one that does not."""
     direct: bool = False

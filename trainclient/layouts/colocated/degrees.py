@@ -126,7 +126,7 @@ class _Memory:
 def _memory(
     problem: Problem, chosen: Sequence[Option], keeps: Sequence[bool], dp: I64, each: F64, fewest: I64, states: F64
 ) -> _Memory:
-    """Of microbatches of `each` sequences, `fewest` of them where a step has one round."""
+    """Memory for microbatches of `each` sequences, `fewest` of them where a step has one round."""
     batch = problem.workload.stream.global_batch
     rows = [np.maximum(each * o.load.rows, _largest(problem, o)) for o in chosen]
     work = np.maximum.reduce([n * o.work_bytes for n, o in zip(rows, chosen, strict=True)])

@@ -1,6 +1,7 @@
 """DistTrain's layout, each module on devices of its own, and the monolithic one that it is compared with."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from typing import Final
 
 import numpy as np
@@ -26,6 +27,8 @@ from trainclient.orchestrate.sharing import (
     step_ns,
 )
 
+Kinds = Sequence[Sequence[Option]]
+"""The options of each module beside the backbone."""
 ROUNDING: Final = 1e-9
 """Relative error that a bound may have."""
 
@@ -36,20 +39,14 @@ def pipelined(problem: Problem) -> list[Choice]:
     Raises:
         TooLargeError: nothing fits.
     """
-    kinds = side_options(problem)
-    made = backbones(problem, len(kinds))
-    found: list[Choice] = []
-    for bound, backbone in fastest_first(made, [_bounds(problem, m, kinds) for m in made]):
-        below = found[BEST_CHOICES - 1].step_ns if len(found) >= BEST_CHOICES else float("inf")
-        if bound * (1 - ROUNDING) >= below:
-            break
+
+    def choices(backbone: Backbone, kinds: Kinds, below: float) -> Iterator[Choice]:
         sides = beside(problem, backbone.spine, kinds)
         best = share(backbone.spine, sides, problem.cluster.gpus - backbone.spine.gpus, below)
         if best is not None:
-            found = insert(found, _choice("pipelined", problem, backbone, best[1], best[2]))
-    if not found:
-        raise TooLargeError("pipelined")
-    return found
+            yield _choice("pipelined", problem, backbone, best[1], best[2])
+
+    return _best("pipelined", problem, _bounds, choices)
 
 
 def monolithic(problem: Problem, only: Callable[[Backbone], bool] = lambda _: True) -> list[Choice]:
@@ -60,25 +57,40 @@ def monolithic(problem: Problem, only: Callable[[Backbone], bool] = lambda _: Tr
     Raises:
         TooLargeError: nothing fits.
     """
-    kinds = side_options(problem)
-    made = backbones(problem, len(kinds))
-    found: list[Choice] = []
-    for bound, backbone in fastest_first(made, [_tied_bounds(m, kinds) for m in made]):
-        below = found[BEST_CHOICES - 1].step_ns if len(found) >= BEST_CHOICES else float("inf")
-        if bound * (1 - ROUNDING) >= below:
-            break
+
+    def choices(backbone: Backbone, kinds: Kinds, _below: float) -> Iterator[Choice]:
         if only(backbone):
-            for sides in _product([_tied(problem, backbone, options) for options in kinds]):
+            for sides in product(*(_tied(problem, backbone, options) for options in kinds)):
                 ranks = (backbone.dp,) * len(sides)
                 gpus = backbone.spine.gpus + sum(s.tp * r for s, r in zip(sides, ranks, strict=True))
                 if gpus <= problem.cluster.gpus:
-                    found = insert(found, _choice("monolithic", problem, backbone, sides, ranks))
+                    yield _choice("monolithic", problem, backbone, sides, ranks)
+
+    return _best("monolithic", problem, _tied_bounds, choices)
+
+
+def _best(
+    name: str,
+    problem: Problem,
+    bounds: Callable[[Problem, Backbones, Kinds], F64],
+    choices: Callable[[Backbone, Kinds, float], Iterator[Choice]],
+) -> list[Choice]:
+    """The best of all choices for each backbone; those that the bounds of their backbones rule out are not made."""
+    kinds = side_options(problem)
+    made = backbones(problem, len(kinds))
+    found: list[Choice] = []
+    for bound, backbone in fastest_first(made, [bounds(problem, m, kinds) for m in made]):
+        below = found[BEST_CHOICES - 1].step_ns if len(found) >= BEST_CHOICES else float("inf")
+        if bound * (1 - ROUNDING) >= below:
+            break
+        for choice in choices(backbone, kinds, below):
+            found = insert(found, choice)
     if not found:
-        raise TooLargeError("monolithic")
+        raise TooLargeError(name)
     return found
 
 
-def _bounds(problem: Problem, made: Backbones, kinds: Sequence[Sequence[Option]]) -> F64:
+def _bounds(problem: Problem, made: Backbones, kinds: Kinds) -> F64:
     """A time that no encoder and generator beside each choice can beat. float64 [n].
 
     As if there were one degree with the least fixed time, the least work, and devices that can be divided at will.
@@ -103,7 +115,7 @@ def _bounds(problem: Problem, made: Backbones, kinds: Sequence[Sequence[Option]]
     return found
 
 
-def _tied_bounds(made: Backbones, kinds: Sequence[Sequence[Option]]) -> F64:
+def _tied_bounds(_problem: Problem, made: Backbones, kinds: Kinds) -> F64:
     """The same where encoder and generator have the degrees of each choice. float64 [n]."""
     times = []
     for options in kinds:
@@ -122,15 +134,6 @@ def _tied(problem: Problem, backbone: Backbone, options: Sequence[Option]) -> li
     """The ways of a module with the degrees of the backbone."""
     (found,) = beside(problem, backbone.spine, [[o for o in options if o.tp == backbone.option.tp]])
     return [s for s in found if s.fewest <= backbone.dp]
-
-
-def _product(kinds: Sequence[Sequence[Side]]) -> Iterator[tuple[Side, ...]]:
-    if not kinds:
-        yield ()
-        return
-    for head in kinds[0]:
-        for rest in _product(kinds[1:]):
-            yield (head, *rest)
 
 
 def _choice(layout: str, problem: Problem, backbone: Backbone, sides: Sequence[Side], ranks: Sequence[int]) -> Choice:

@@ -44,7 +44,7 @@ def _losses(m: StepMetrics | EvaluationMetrics) -> str:
 
 
 def _recall(m: EvaluationMetrics) -> str:
-    """Of each way between towers, at 1, 5 and so on."""
+    """Recall each way between towers, at 1, 5 and so on."""
     ways: dict[str, list[str]] = {}
     for name, share in (m.recall or {}).items():
         way, _, among = name.rpartition("_r")

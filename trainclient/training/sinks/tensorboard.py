@@ -68,7 +68,7 @@ class TensorBoard:
             self._records.flush()
 
     def finish(self, report: RunReport) -> None:
-        """It is no curve."""
+        """Nothing: a report is no curve."""
 
     def sync(self) -> None:
         """Every step is written out when it is taken."""

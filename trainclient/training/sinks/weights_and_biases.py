@@ -53,7 +53,7 @@ class WeightsAndBiases:
             self._run.log(scalars(metrics), step=metrics.step)
 
     def finish(self, report: RunReport) -> None:
-        """It is no curve."""
+        """Nothing: a report is no curve."""
 
     def sync(self) -> None:
         """Its own process sends what was taken."""

@@ -16,7 +16,7 @@ class Sink(Protocol):
     """Takes the metrics of every step, in the order of the steps."""
 
     def write(self, metrics: StepMetrics) -> None:
-        """Take one step."""
+        """Take the metrics of a step."""
 
     def finish(self, report: RunReport) -> None:
         """Take where the time of the run went, after its last step."""
@@ -51,7 +51,7 @@ class MetricsWriter:
         self._each(lambda sink: sink.sync())
 
     def close(self) -> None:
-        """Close all."""
+        """Close all sinks."""
         self._each(lambda sink: sink.close())
 
     def _each(self, action: Callable[[Sink], None]) -> None:

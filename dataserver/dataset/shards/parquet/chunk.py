@@ -42,7 +42,7 @@ PLAIN: Final = 0
 DICTIONARY_INDEXES: Final = (2, 8)
 ENCODINGS: Final = {5: "DELTA_BINARY_PACKED", 6: "DELTA_LENGTH_BYTE_ARRAY", 7: "DELTA_BYTE_ARRAY"}
 MAX_LEVELS_BYTES: Final = 8 << 20
-"""Of the levels or the dictionary indexes of one page."""
+"""Bytes of the levels or the dictionary indexes of one page."""
 MAX_PACKED_RATIO: Final = 2
 """What cannot be compressed becomes a little longer, by any codec."""
 _FRAME_BYTES: Final = 1024
@@ -263,7 +263,7 @@ class _ChunkRun:
         self._dictionary: list[Value] = []
         self._has_dictionary = False
         self._levels = np.zeros((2, 0), np.int64)
-        """Of the page that is read."""
+        """Levels of the page that is read."""
 
     def _add(self, values: list[Value]) -> None:
         """Take a page whose values were all read."""

@@ -36,9 +36,8 @@ from dataserver.images import IMAGE_SUFFIXES
 from dataserver.video import VIDEO_SUFFIXES
 
 MAX_ROWS: Final = 1 << 22
-"""Of one shard."""
 MAX_VALUES: Final = 1 << 22
-"""Of all columns of images in one file, nulls included."""
+"""Values of all columns of images in one file, nulls included."""
 MAX_LEAVES: Final = 4096
 """Columns of one file, each field of a structure counted."""
 MAX_IMAGE_COLUMNS: Final = 64

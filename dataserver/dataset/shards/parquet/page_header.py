@@ -27,16 +27,16 @@ class PageHeader(NamedTuple):
     kind: int
     """DATA_PAGE, DICTIONARY_PAGE, DATA_PAGE_V2, or another one."""
     plain_bytes: int
-    """Of the body, decompressed."""
+    """Size of the body, decompressed."""
     packed_bytes: int
-    """Of the body, as it lies in the file."""
+    """Size of the body, as it lies in the file."""
     num_values: int
-    """Nulls count."""
+    """Number of values, nulls included."""
     encoding: int
     rep_bytes: int
-    """Of the repetition levels, DATA_PAGE_V2 alone."""
+    """Size of the repetition levels, DATA_PAGE_V2 alone."""
     def_bytes: int
-    """Of the definition levels, DATA_PAGE_V2 alone."""
+    """Size of the definition levels, DATA_PAGE_V2 alone."""
     is_compressed: bool
     """False where a DATA_PAGE_V2 is stored plain in a compressed column."""
 

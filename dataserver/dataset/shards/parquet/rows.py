@@ -16,7 +16,7 @@ from dataserver.dataset.shards.parquet.stored import OpenParquet, StoredColumn, 
 from dataserver.dataset.shards.row_members import CAPTION_LISTS, CAPTION_NAMES, JSON_NAME, KEY_NAMES, Row
 
 MAX_ROW_BYTES: Final = 8 * MAX_TEXT_BYTES
-"""Of all strings of one row. Dictionaries of a few bytes can hold a long one for each element of each row."""
+"""Bytes of all strings of one row. Dictionaries of a few bytes can hold a long one for each element of each row."""
 _UNFOLDED_BYTES: Final = 64 << 20
 """Strings that are unfolded at a time."""
 Lists = frozenset[str] | None

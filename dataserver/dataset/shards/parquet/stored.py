@@ -32,9 +32,9 @@ LFS_POINTER: Final = b"version https://git-lfs.github.com/spec/"
 """How a file begins that stands for another one in a repository."""
 """Read at a time of a column: without it, Arrow reads all that a row group has of it."""
 MAX_PAGES: Final = 1 << 17
-"""Of one column of one row group."""
+"""Pages of one column of one row group."""
 MAX_COLUMN_VALUES: Final = 1 << 22
-"""Of one column of one row group, nulls included."""
+"""Values of one column of one row group, nulls included."""
 _DICTIONARY_INDEXES: Final = (2, 8)
 _SHARED_PREFIXES: Final = 7
 """DELTA_BYTE_ARRAY: a value may begin with all of the one before, so that each is as long as the page."""
@@ -45,7 +45,7 @@ class StoredColumn(NamedTuple):
     """One column of one row group, or several of them together."""
 
     plain_bytes: int
-    """Of all pages, decompressed."""
+    """Size of all pages, decompressed."""
     largest_page: int
     """Bytes of the largest page, decompressed."""
     num_values: int

@@ -12,7 +12,7 @@ MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _DICTIONARY_BYTES: Final = (0, 1, 2, 4)
 _SIZE_BYTES: Final = (0, 2, 4, 8)
 _LEAST_BYTES: Final = 4096
-"""Of a block on average: smaller ones would make the table of pages longer than it is worth."""
+"""Average size of a block: smaller ones would make the table of pages longer than it is worth."""
 _FREE_BLOCKS: Final = 64
 
 

@@ -13,7 +13,7 @@ HOP: Final = 160
 LEAST_FRAMES: Final = 3
 """Frames of the shortest clip; a shorter one is filled up with silence."""
 _STRIDE: Final = 2
-"""Of the second convolution of Whisper's tower, by which positions are fewer than frames."""
+"""Stride of the second convolution of Whisper's tower, by which positions are fewer than frames."""
 MAX_CLIP_SECONDS: Final = 30
 """The most of a clip that a job may read."""
 

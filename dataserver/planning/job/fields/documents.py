@@ -28,7 +28,7 @@ class ItemBudget(SpecModel):
 
     @property
     def budget(self) -> tuple[int | None, int | None, int | None]:
-        """Of images, clips and videos."""
+        """Most images, clips and videos."""
         return self.max_images, self.max_clips, self.max_videos
 
 

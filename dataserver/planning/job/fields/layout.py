@@ -192,7 +192,7 @@ class BackboneOptions(LayoutOptions):
             )
 
     def num_microbatches(self, stream: Stream, execution: ExecutionParts) -> int:
-        """Of full sequences."""
+        """Microbatches of full sequences."""
         backbone = next(m for m in execution.modules if m.kind is ModuleKind.BACKBONE)
         return stream.global_batch // (backbone.dp * execution.microbatch)
 

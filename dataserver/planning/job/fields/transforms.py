@@ -17,7 +17,7 @@ from dataserver.planning.job.fields.values import MAX_INTEGER, DecimalString, Na
 MAX_TRANSFORMS: Final = 8
 MAX_OPTIONS: Final = 32
 LARGEST_SIGMA: Final = "0.25"
-"""Of a blur, as a share of an image's shorter side: what is left then is hardly more than its colours."""
+"""Largest blur, as a share of an image's shorter side: it leaves hardly more than the colours."""
 SMALLEST_AREA: Final = "0.01"
 """A part of an image smaller than this is hardly a picture, and would be decoded at ten times the sides of the grid."""
 

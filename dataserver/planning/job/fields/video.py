@@ -14,7 +14,6 @@ _QWEN_FPS: Final = "2"
 _QWEN_FRAMES: Final = (4, 768)
 _MILLI: Final = 1_000
 MICROSECONDS: Final = 1_000_000
-"""Of a second."""
 _MAX_FPS: Final = 240
 
 

@@ -35,7 +35,7 @@ class _CandidatePlan:
 
     @property
     def makespan_ns(self) -> int:
-        """As simulated."""
+        """Simulated time of the step."""
         return self.planned.makespan_ns
 
 

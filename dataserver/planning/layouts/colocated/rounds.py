@@ -44,7 +44,7 @@ class StepRounds:
 
     @property
     def num_microbatches(self) -> int:
-        """Of each rank in the step."""
+        """Microbatches of each rank in the step."""
         return self.size * len(self.items)
 
     def rearranged(self, execution: Execution, edit: Callable[[ModuleItems], ModuleItems]) -> "StepRounds":

@@ -51,7 +51,7 @@ class BatchedStep:
 
     @property
     def num_microbatches(self) -> int:
-        """Of each rank."""
+        """Microbatches of each rank."""
         return self.num_batches * self.layout.microbatches
 
 

@@ -53,7 +53,7 @@ class ContrastiveOptions(LayoutOptions):
         return self
 
     def num_microbatches(self, stream: Stream, execution: ExecutionParts) -> int:  # noqa: ARG002
-        """Of whole contrastive batches."""
+        """Microbatches of whole contrastive batches."""
         return stream.global_batch // (stream.contrastive_batch or 1) * self.microbatches
 
     def extremes(self, stream: Stream, execution: ExecutionParts) -> Iterable[Extreme]:

@@ -32,12 +32,12 @@ class CandidatePlan:
 
     @property
     def name(self) -> str:
-        """All of it."""
+        """How it was found, and all that was changed since."""
         return ", ".join((self.groups, *self.changes))
 
     @property
     def makespan_ns(self) -> int:
-        """As simulated."""
+        """Simulated time of the step."""
         return self.planned.makespan_ns
 
 
