@@ -172,7 +172,7 @@ def test_nothing_but_the_registry_asks_which_layout_it_is() -> None:
 
 
 KIND = "(pipelined|grouped|colocated|contrastive)"
-IS_A_KIND = re.compile(rf"(is_|has_|_)*{KIND}(_layout)?|shares_ranks")
+IS_A_KIND = re.compile(rf"(is_|has_|_)*{KIND}(_layout)?")
 """Names of what is true of one layout alone."""
 
 
@@ -234,7 +234,6 @@ def test_the_trainer_enters_layouts_by_its_registry() -> None:
         "pipelined = world_size > 1 and not topology.colocated",
         "while job.is_contrastive(): pass",
         "if pipelined: pass",
-        "[e for e in edges if layout.shares_ranks]",
         "shared = choice.layout == 'colocated'",
         "if kind in ('grouped', 'pipelined'): pass",
         "match kind:\n  case 'grouped': pass",

@@ -4,8 +4,6 @@ Threads decode batches ahead, each becomes one message of a server stream withou
 arrays from the message in place. No plans, no order, no checks: what is left of the cost is gRPC's and Python's.
 """
 
-import ctypes
-import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,12 +14,10 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from loaders.ahead import MALLOPT, batches_ahead
+from loaders.ahead import batches_ahead, run
 from loaders.common import U8
-from loaders.reporting import BATCH, report
+from loaders.reporting import BATCH
 
-SERVE: Final = "serve"
-"""Given instead of a count: be the server."""
 METHOD: Final = "/prototype/Batches"
 OPTIONS: Final = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 
@@ -56,21 +52,5 @@ def batches(port: str) -> Iterator[int]:
             yield len(counts)
 
 
-def main() -> None:
-    """Start the server, and read from it."""
-    command = [sys.executable, "-m", "loaders.grpc_prototype", sys.argv[1], SERVE, sys.argv[3]]
-    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        assert server.stdout is not None
-        report(batches(server.stdout.readline().strip()), int(sys.argv[2]))
-    finally:
-        server.kill()
-
-
 if __name__ == "__main__":
-    for option, threshold in MALLOPT.items():
-        ctypes.CDLL(None).mallopt(option, threshold)
-    if sys.argv[2] == SERVE:
-        serve(Path(sys.argv[1]), sys.argv[3])
-    else:
-        main()
+    run("loaders.grpc_prototype", serve, batches)

@@ -4,11 +4,9 @@ Threads decode batches ahead, arrays are written from where they lie, and the co
 that it uses again. No plans, no order, no checks: what is left of the cost is the kernel's.
 """
 
-import ctypes
 import os
 import socket
 import struct
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,11 +16,9 @@ from typing import Final
 
 import numpy as np
 
-from loaders.ahead import MALLOPT, batches_ahead
-from loaders.reporting import BATCH, report
+from loaders.ahead import batches_ahead, run
+from loaders.reporting import BATCH
 
-SERVE: Final = "serve"
-"""Given instead of a count: be the server."""
 RING: Final = 3
 """Buffers that the consumer reads into, in turn."""
 BUFFER_BYTES: Final = 48 << 20
@@ -73,21 +69,5 @@ def batches(port: str) -> Iterator[int]:
             yield len(counts)
 
 
-def main() -> None:
-    """Start the server, and read from it."""
-    command = [sys.executable, "-m", "loaders.tcp_prototype", sys.argv[1], SERVE, sys.argv[3]]
-    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        assert server.stdout is not None
-        report(batches(server.stdout.readline().strip()), int(sys.argv[2]))
-    finally:
-        server.kill()
-
-
 if __name__ == "__main__":
-    for option, threshold in MALLOPT.items():
-        ctypes.CDLL(None).mallopt(option, threshold)
-    if sys.argv[2] == SERVE:
-        serve(Path(sys.argv[1]), sys.argv[3])
-    else:
-        main()
+    run("loaders.tcp_prototype", serve, batches)

@@ -65,7 +65,6 @@ class ProcessTimes:
     tokens: int = 0
     """Tokens of these steps in its views."""
     parts: Counter[str] = field(default_factory=Counter)
-    """By `Part`."""
     rows: Counter[str] = field(default_factory=Counter)
     """Waits for rows or gradients, by the modules that they come from, in words."""
 

@@ -55,7 +55,6 @@ class Text(NamedTuple):
     """A text of a message."""
 
     message: int
-    """Number of the message."""
     part: str
     """`content`, `reasoning_content`, or `call` with its number."""
     num_signs: int

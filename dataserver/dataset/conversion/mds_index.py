@@ -10,7 +10,6 @@ from typing import Any, Final, Self
 from dataserver.dataset.errors import DatasetError, printable
 from dataserver.dataset.storage.registry import storage_of
 
-INDEX_NAME: Final = "index.json"
 MAX_INDEX_BYTES: Final = 128 << 20
 """Largest `index.json`; a shard takes about 1 KB in it."""
 MAX_COLUMNS: Final = 4096

@@ -44,7 +44,6 @@ class ShardJoins:
     missing: tuple[Path, ...] = ()
     """Folders without a file for the shard."""
     tables: tuple[tuple[Path, ...], ...] = ()
-    """As `Joins.tables`."""
     table_state: State = field(default_factory=list)
     """State of the files of tables, before any shard was read."""
 

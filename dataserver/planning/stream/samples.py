@@ -21,8 +21,6 @@ MODALITY_NUMBERS: Final[Mapping[Modality, int]] = MappingProxyType(
 )
 ROW_BITS = 32
 """A sample's number is shard << ROW_BITS | row: the shard in name order, the row of that shard's index."""
-PART_COLUMNS: Final = 4
-"""Columns of `SampleSizes.parts`."""
 
 
 def ranges(starts: I64, counts: I64) -> I64:

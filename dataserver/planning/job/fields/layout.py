@@ -113,11 +113,6 @@ class LayoutOptions(SpecModel):
         return 1
 
     @property
-    def shares_ranks(self) -> bool:
-        """Whether every rank runs all modules."""
-        return False
-
-    @property
     def group_degrees(self) -> tuple[int, ...]:
         """Degrees of the groups of backbone ranks that may share sequences, ascending; none where each has its own."""
         return ()

@@ -32,11 +32,6 @@ class ColocatedOptions(BackboneOptions):
     row_bytes: Natural = 8192
     """Bytes of one embedding or condition between phases: the backbone's width x bytes of a number."""
 
-    @property
-    def shares_ranks(self) -> bool:
-        """Whether every rank runs all modules."""
-        return True
-
     def check_modules(self, execution: ExecutionParts) -> None:
         """Refuse modules of different degrees, or in stages."""
         super().check_modules(execution)
