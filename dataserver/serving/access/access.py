@@ -17,7 +17,6 @@ from dataserver.serving.access.policy import EVERYBODY, Identity, Policy, Right,
 from dataserver.serving.config import ServerConfig
 from dataserver.serving.errors import DataServiceError
 
-NOBODY: Final = "nobody known"
 ITSELF: Final = "(this server)"
 """Name of the token that a server shows to itself; no token of a file has such a name."""
 _SAN_KEYS: Final = ("peer_dns", "peer_uri", "peer_spiffe_id")
