@@ -218,17 +218,17 @@ def _index_one(
         of = tokenizer.name if name == OWN else f"{tokenizer.name}, caption {name}"
         of += f", transforms {key}" if key else ""
         with progress_bar(f"counting tokens ({of})") as report:
-            counted = count_tokens(path, tokenizer, index_dir, report, name, part.of, key)
-        for kind, count in sorted(counted.findings.items()):
+            tokens = count_tokens(path, tokenizer, index_dir, report, name, part.of, key)
+        for kind, count in sorted(tokens.findings.items()):
             print(f"  {KINDS[kind]:<12} {count} {kind} ({of})")
-        print(f"  tokens       {counted.num_tokens} ({of}, digest {tokenizer.digest})")
+        print(f"  tokens       {tokens.num_tokens} ({of}, digest {tokenizer.digest})")
     applied.derive(path, index_dir, part)
     for chat in chats:
         with progress_bar(f"rendering conversations ({chat.name})") as report:
-            counted = count_chats(path, chat, index_dir, report, part.of)
-        for kind, count in sorted(counted.findings.items()):
+            tokens = count_chats(path, chat, index_dir, report, part.of)
+        for kind, count in sorted(tokens.findings.items()):
             print(f"  {KINDS[kind]:<12} {count} {kind} ({chat.name})")
-        print(f"  tokens       {counted.num_tokens} ({chat.name}, conversations, template {chat.chat_digest})")
+        print(f"  tokens       {tokens.num_tokens} ({chat.name}, conversations, template {chat.chat_digest})")
     if part != WHOLE:
         _publish(built.root, index_dir)
         print("  fingerprint  when all parts are indexed, run the command without --shards", flush=True)
