@@ -31,7 +31,7 @@ BEFORE = {
     # a command starts the pages, which know of no command
     "cli": BELOW_COMMANDS | {"reporting", "web"},
 }
-BELOW_ALL = {"addresses", "allocator", "chrome_trace", "extras", "outputs", "process", "varints"}
+BELOW_ALL = {"addresses", "allocator", "chrome_trace", "drawing", "extras", "outputs", "process", "varints"}
 """Modules beside the folders, which import nothing of ours."""
 NO_PROTOS = {"transforms", "images", "audio", "video", "dataset", "planning", "assembly", "jobs"}
 
