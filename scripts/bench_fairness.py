@@ -3,7 +3,8 @@
 
 A neighbour opens streams of an ordinary job at steps that nobody planned yet, and reads them; alone, and then beside
 clients that each bring one odd job after the other, open streams of it and cancel them. Printed is how much longer the
-neighbour waits for a microbatch: the first of a stream, which takes a plan, and any other.
+neighbour waits for a microbatch: the first of a stream, which takes a plan, and any other. Crowds are one client each,
+with 52 streams of one job that it never reads, or opens anew every 4 s.
 
 Before, each odd job is planned here, without a server: the longest stretch without a yield point, in CPU time, which
 others on the machine change less than waits. While it lasts nobody else has a turn.
@@ -45,6 +46,9 @@ TIMEOUT_S = 600.0
 ODD_STREAMS = 5
 ODD_S = 1.5
 """Time after which an odd client cancels its streams."""
+CROWD = 52
+CROWDS = {"52 unread streams": TIMEOUT_S, "52 streams opened anew": 4.0}
+"""Seconds after which a client with so many streams of one job cancels them all and opens others, by name."""
 Data = dict[str, Any]
 
 
@@ -130,6 +134,23 @@ def be_odd(address: str, name: str, number: int, held_out: bool) -> None:
                 stream.cancel()
 
 
+def crowd(address: str, again_s: float) -> None:
+    """Open a stream for each rank of a job and read none, again and again, for ever."""
+    modules: list[Data] = [{"name": "vit", "kind": "encoder", "dp": CROWD}, {"name": "llm", "kind": "backbone"}]
+    with grpc.insecure_channel(address) as channel:
+        stub = DataServiceStub(channel)
+        job_id = create(stub, job(modules, microbatch=CROWD, global_batch=2 * CROWD, seed=2))
+        for step in itertools.count():
+            requests = [
+                pb.StreamMicrobatchesRequest(job_id=job_id, module="vit", rank=rank, start_step=step)
+                for rank in range(CROWD)
+            ]
+            streams = [stub.StreamMicrobatches(request) for request in requests]
+            time.sleep(again_s)
+            for stream in streams:
+                stream.cancel()
+
+
 def waits(stub: DataServiceStub, job_id: str, steps: Iterator[int], count: int) -> tuple[list[float], list[float]]:
     """Seconds until the first microbatch of `count` new streams, and between those that follow in the step."""
     first, others = list[float](), list[float]()
@@ -157,7 +178,8 @@ def fairness_rows(folder: Path, processes: Processes, arguments: argparse.Namesp
     shards = folder / "shards"
     processes.indexed_pairs(shards, "--samples", 512, "--shards", 4, "--seed", int(arguments.held_out))
     address = processes.serve_pairs(shards)
-    rows, steps = list(stretches(shards, arguments.odd, arguments.held_out)), itertools.count()
+    odd = [name for name in arguments.odd if name not in CROWDS]
+    rows, steps = list(stretches(shards, odd, arguments.held_out)), itertools.count()
     with grpc.insecure_channel(address) as channel:
         stub = DataServiceStub(channel)
         job_id = create(stub, neighbour(arguments.held_out))
@@ -166,13 +188,14 @@ def fairness_rows(folder: Path, processes: Processes, arguments: argparse.Namesp
         rows.append(Row("alone", shown(*alone), "", None))
         for name in arguments.odd:
             with ExitStack() as stack:
-                for number in range(arguments.clients):
+                clients = 1 if name in CROWDS else arguments.clients
+                for number in range(clients):
                     start_odd(stack, address, name, number, arguments.held_out)
                 time.sleep(ODD_S)
                 beside = waits(stub, job_id, steps, arguments.streams)
             ratio = p99(beside) / p99(alone)
             text = f"{shown(*beside)}; {ratio:.2f} x"
-            rows.append(Row(f"beside {arguments.clients} clients: {name}", text, f"<= {GROWTH} x", ratio <= GROWTH))
+            rows.append(Row(f"beside {clients} clients: {name}", text, f"<= {GROWTH} x", ratio <= GROWTH))
     return rows
 
 
@@ -225,13 +248,15 @@ def main() -> int:
         "--streams", type=int, default=60, help="streams that the neighbour opens in each round (default 60)"
     )
     parser.add_argument("--clients", type=int, default=3, help="odd clients at once (default 3)")
-    names = list(odd_jobs(held_out=False))
+    names = [*odd_jobs(held_out=False), *CROWDS]
     parser.add_argument("--odd", nargs="+", choices=names, default=names, help="odd jobs (default all)")
     parser.add_argument("--held-out", action="store_true", help="other shards and jobs of other sizes")
     parser.add_argument("--be-odd", nargs=3, metavar=("ADDRESS", "JOB", "NUMBER"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.be_odd:
         address, name, number = arguments.be_odd
+        if name in CROWDS:
+            crowd(address, CROWDS[name])
         be_odd(address, name, int(number), arguments.held_out)
         return 0
     with tempfile.TemporaryDirectory() as folder, Processes(Path(folder)) as processes:

@@ -1,8 +1,11 @@
 """A misbehaving server on loopback as HTTP server and as S3, for tests of what lies in stores."""
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
 
 import pytest
 from benchmarks.range_server import State, range_server
@@ -13,6 +16,27 @@ from dataserver.planning.kernels.cache import user_cache
 
 SECRET = "secret-of-tests"
 AWS = {"AWS_ACCESS_KEY_ID": "key-of-tests", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REGION": "us-east-1"}
+
+
+STORE_VARIABLES = ("AWS_", "AZUR", "GOOGLE_", "HF_", "DISTTRAIN_REDIRECT")
+"""What the names of settings of stores begin with."""
+START_S = 60.0
+"""Time in which a server of another process begins to listen."""
+
+
+def ask(url: str, method: str, data: bytes | None = None, headers: Mapping[str, str] | None = None) -> None:
+    """Make a request, again while nobody listens yet."""
+    until = time.monotonic() + START_S
+    given = {"Content-Type": "application/octet-stream", **(headers or {})}
+    while True:
+        try:
+            urlopen(Request(url, data, given, method=method), timeout=20).close()
+        except URLError as error:
+            if isinstance(error, HTTPError) or time.monotonic() > until:
+                raise
+            time.sleep(0.2)
+        else:
+            return
 
 
 def forget_stores() -> None:
@@ -28,7 +52,7 @@ def forget_stores() -> None:
 @pytest.fixture
 def no_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An environment without settings of stores, and a cache of its own."""
-    for name in [name for name in os.environ if name.startswith(("AWS_", "HF_", "DISTTRAIN_REDIRECT"))]:
+    for name in [name for name in os.environ if name.startswith(STORE_VARIABLES)]:
         monkeypatch.delenv(name)
     if "NUMBA_CACHE_DIR" not in os.environ and (cache := user_cache()) is not None:
         monkeypatch.setenv("NUMBA_CACHE_DIR", str(cache))  # kernels stay where they are compiled

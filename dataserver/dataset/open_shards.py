@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Final
 
@@ -12,7 +13,7 @@ from dataserver.dataset.cache import LruCache
 from dataserver.dataset.errors import DatasetError, ShardReadError, StaleIndexError
 from dataserver.dataset.index.external_files import read_external
 from dataserver.dataset.index.flags import index_command
-from dataserver.dataset.index.format import read_pages
+from dataserver.dataset.index.format import read_block_sums, read_pages
 from dataserver.dataset.index.fresh import IndexedShard
 from dataserver.dataset.joined_images import JoinedImages
 from dataserver.dataset.shards.external import ExternalTable
@@ -129,8 +130,15 @@ class OpenShards:
         return {object_digest(str(shard.file.path), shard.etags[0]): n for n, shard in enumerate(self.shards)}
 
     def _descriptor(self, position: int) -> StoredFile:
-        file = self.shards[position].file
-        return self._descriptors.get(position, lambda: file.storage.ranges(file.path))
+        return self._descriptors.get(position, lambda: self._open(position))
+
+    def _open(self, position: int) -> StoredFile:
+        shard = self.shards[position]
+        found = shard.file.storage.ranges(shard.file.path)
+        if isinstance(found, RemoteFile):
+            with suppress(DatasetError):  # of an index that was written anew: reads go on by the one before
+                found.prove(read_block_sums(shard.file.index_path, shard.header))
+        return found
 
     def _read_external(self, position: int, address: int, length: int) -> bytes:
         """Read an image in another file; raises as `read`."""

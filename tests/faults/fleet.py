@@ -18,13 +18,17 @@ from faults.relay import Mode, Relay
 from ports import free_addresses
 
 DELAY_S = 0.02
+LOG_KIB = 64
+"""Of a server's disk, for its log."""
+HOURS_OF_LOG_KIB = 4096
+"""Of one that takes blocks as well."""
 HALF_A_CHUNK = 100_000
 """Bytes that still come before the network stops."""
 YEAR_S = 365 * 86400
 
 
 class Site:
-    """One server: its process, its network, its clock and the disk that takes its log."""
+    """One server: its process, its network, its clock and the disk that takes its log and its blocks."""
 
     def __init__(
         self,
@@ -34,13 +38,18 @@ class Site:
         listen: str,
         relay: Relay,
         data_relay: Relay,
+        block_bytes: int = 0,
     ) -> None:
         folder.mkdir()
         disk_missing, clock_missing = disk.missing(), clock.missing()
-        self.log_disk = None if disk_missing else stack.enter_context(small_disk(folder / "log"))
+        kib = LOG_KIB + (2 * block_bytes >> 10) + (HOURS_OF_LOG_KIB if block_bytes else 0)
+        self.disk = None if disk_missing else stack.enter_context(small_disk(folder / "disk", kib))
+        if block_bytes:
+            blocks = (self.disk or folder) / "blocks"
+            flags = [*flags, "--block-cache-dir", blocks, "--block-cache-bytes", str(block_bytes)]
         self.clock = None if clock_missing else WallClock(folder)
         environment = self.clock.environment if self.clock is not None else {}
-        self.member = Member(flags, (self.log_disk or folder) / "server.log", listen=listen, environment=environment)
+        self.member = Member(flags, (self.disk or folder) / "server.log", listen=listen, environment=environment)
         stack.callback(self.member.close)
         self.relay = relay
         self.data_relay = data_relay
@@ -53,9 +62,18 @@ class Site:
 
 
 def sites_of(
-    stack: contextlib.ExitStack, flags: Sequence[str | Path], folder: Path, count: int, *, peers: bool
+    stack: contextlib.ExitStack,
+    flags: Sequence[str | Path],
+    folder: Path,
+    count: int,
+    *,
+    peers: bool,
+    block_bytes: int = 0,
 ) -> list[Site]:
-    """The servers of a fleet; as peers they know each other, and ask each other over the same networks as clients."""
+    """The servers of a fleet; as peers they know each other, and ask each other over the same networks as clients.
+
+    With `block_bytes` each has so many bytes for blocks of objects, on the disk that faults fill.
+    """
     free = free_addresses(2 * count)
     addresses, data = free[:count], free[count:]
     # Each network is an address of the loopback device, so that the data port has the same number on both sides.
@@ -72,7 +90,8 @@ def sites_of(
     for number in range(count):
         own = [*flags, "--data-listen", data[number]]
         folder_of = folder / f"server{number}"
-        found.append(Site(stack, own, folder_of, addresses[number], relays[number], data_relays[number]))
+        networks = relays[number], data_relays[number]
+        found.append(Site(stack, own, folder_of, addresses[number], *networks, block_bytes))
     return found
 
 
@@ -134,7 +153,7 @@ def _clock(offset_s: int) -> Fault:
 
 @contextlib.contextmanager
 def _full_disk(site: Site, jobs: Jobs) -> Any:
-    filler = fill(site.log_disk) if site.log_disk is not None else None
+    filler = fill(site.disk) if site.disk is not None else None
     yield
     if filler is not None:
         filler.unlink()

@@ -1,4 +1,4 @@
-"""All servers gone, the store gone, servers of two builds: what a run sees, and that its bytes are the same."""
+"""All servers gone, a store gone or silent, servers of two builds: what a run sees, and that its bytes are the same."""
 
 import logging
 import threading
@@ -14,30 +14,35 @@ from benchmarks.range_server import State
 from disttrain.v1 import admin_service_pb2
 from disttrain.v1.admin_service_pb2_grpc import AdminServiceStub
 from e2e.streams import Clients, dataset_flags, digest, read_views, start_servers
+from faults.fleet import sites_of
 from faults.processes import Member
 from faults.relay import Mode
 from ports import free_addresses
 from serving.harness import index, job_data
 from shards import write_interleaved, write_pairs
-from soak.soaking import behind_a_relay
+from soak.soaking import DISK_PART, MEMORY_PART, behind_a_relay, bytes_of, image_bytes
 from stores import no_stores, stores
 
 from dataserver.jobs import Catalog, fill_job
 from dataserver.planning.job.identity import Job, parse_job
 from dataserver.serving.config import load_config
+from trainclient.stream.endpoint import Timeouts
 
 __all__ = ["no_stores", "stores"]
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
-GONE_S = 6.0
-"""Longer than it takes until a trainer says that it waits."""
+GONE_S = 30.0
+"""Servers. Trainers say much earlier that they wait."""
+STORE_GONE_S = 60.0
+"""Longer than servers ask it again for one image: streams end, and begin anew."""
+PATIENT = Timeouts(give_up=180)
 STEPS = 6
 
 
-def job_of(folders: dict[str, Path]) -> Job:
+def job_of(folders: dict[str, Path], **changes: Any) -> Job:
     """A complete job of a few steps, each of several microbatches."""
-    data = job_data(seq_len=640, global_batch=8, end={"steps": STEPS})
+    data = job_data(seq_len=640, global_batch=8, end={"steps": STEPS}, **changes)
     return parse_job(fill_job(data, Catalog.open(load_config(None, {"datasets": folders}))))
 
 
@@ -50,12 +55,12 @@ def folders(tmp_path: Path) -> dict[str, Path]:
 
 
 @contextmanager
-def later(work: Callable[[], object]) -> Iterator[Callable[[Clients], None]]:
-    """What begins an outage, which `work` ends after `GONE_S` in a thread."""
+def later(work: Callable[[], object], after_s: float) -> Iterator[Callable[[Clients], None]]:
+    """What begins an outage, which `work` ends after some seconds in a thread."""
     threads: list[threading.Thread] = []
 
     def end() -> None:
-        time.sleep(GONE_S)
+        time.sleep(after_s)
         work()
 
     def begin(_: Clients) -> None:
@@ -69,7 +74,7 @@ def later(work: Callable[[], object]) -> Iterator[Callable[[Clients], None]]:
 
 def read(addresses: Sequence[str], job: Job, at: Callable[[Clients], None]) -> Any:
     """All views; something happens in the middle of the third step."""
-    return read_views(addresses, job, digest, {2: at})
+    return read_views(addresses, job, digest, {2: at}, PATIENT)
 
 
 def test_all_servers_gone_and_back(folders: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -85,7 +90,7 @@ def test_all_servers_gone_and_back(folders: dict[str, Path], tmp_path: Path, cap
             for member in members:
                 member.start()
 
-        begin = stack.enter_context(later(start))
+        begin = stack.enter_context(later(start, GONE_S))
 
         def kill(clients: Clients) -> None:
             for member in members:
@@ -99,29 +104,37 @@ def test_all_servers_gone_and_back(folders: dict[str, Path], tmp_path: Path, cap
     assert all(member.address in waits[-1].getMessage() for member in members)
 
 
+@pytest.mark.parametrize("mode", [Mode.RESET, Mode.FREEZE])
 def test_the_store_gone_and_back(
-    stores: tuple[State, str],
-    folders: dict[str, Path],
-    tmp_path: Path,
+    stores: tuple[State, str], folders: dict[str, Path], tmp_path: Path, mode: Mode
 ) -> None:
+    """Its servers own blocks together, in memory and on disks that hold a part of them, and read them ahead."""
     state, address = stores
-    state.put_folder("/bucket/laion", folders["pairs"])
+    local = {"pairs": index(write_pairs(tmp_path / "small", 60, 5, seed=1, median_size=200)), "docs": folders["docs"]}
+    state.put_folder("/bucket/laion", local["pairs"])
+    total = bytes_of(local["pairs"])
     with ExitStack() as stack:
         store = stack.enter_context(behind_a_relay(address))
-        there = {"pairs": index(Path("s3://bucket/laion")), "docs": folders["docs"]}
-        job = job_of(there)
-        undisturbed = read_views([*start_servers(stack, dataset_flags(folders), 1)], job, digest)
-        member = Member([*dataset_flags(there), "--block-memory-bytes", "65536"], tmp_path / "server.log")
-        stack.callback(member.close)
-        begin = stack.enter_context(later(lambda: store.set(Mode.PASS)))
+        there = {**local, "pairs": index(Path("s3://bucket/laion"))}
+        job = job_of(there, order_version=2, shuffle_window=2)
+        undisturbed = read_views([*start_servers(stack, dataset_flags(local), 1)], job, digest)
+        flags = [*dataset_flags(there), "--block-memory-bytes", str(total // MEMORY_PART)]
+        sites = sites_of(stack, flags, tmp_path, 2, peers=True, block_bytes=total // DISK_PART)
+        addresses = [site.address for site in sites]
+        begin = stack.enter_context(later(lambda: store.set(Mode.PASS), STORE_GONE_S))
+        before: dict[str, int] = {}
 
         def cut(clients: Clients) -> None:
-            store.set(Mode.RESET)
+            before.update(image_bytes(addresses))
+            store.set(mode)
             begin(clients)
 
-        assert read([member.address], job, cut) == undisturbed
-        said = member.log.read_text()
-    assert "s3://bucket" in said
+        assert read(addresses, job, cut) == undisturbed
+        after = image_bytes(addresses)
+        said = "".join(site.member.log.read_text() for site in sites)
+    assert after["the store"] > before["the store"], "it was asked after the outage"
+    assert min(after["memory"], after["owners"]) > 0, after
+    assert "s3://bucket does not answer as it should" in said
     assert "Traceback" not in said
 
 
@@ -145,8 +158,23 @@ def test_servers_of_two_builds_give_the_same_bytes(folders: dict[str, Path], tmp
             stack.callback(member.close)
         builds = [build_of(address) for address in addresses]
         assert builds[1] == "e" * 64 != builds[0]
-        assert read(addresses, job, lambda _: members[0].kill()) == undisturbed
+        plans = []
+
+        def lose(_: Clients) -> None:
+            plans.extend(metrics_of(address).plans_by_source for address in addresses)
+            members[0].kill()
+
+        assert read(addresses, job, lose) == undisturbed
+        plans.append(metrics_of(addresses[1]).plans_by_source)
+        assert all(sources.own for sources in plans)
+        assert [(sources.fetched, sources.wrong) for sources in plans] == [(0, 0)] * 3
         assert all("Traceback" not in member.log.read_text() for member in members)
+
+
+def metrics_of(address: str) -> admin_service_pb2.GetMetricsResponse:
+    """What a server counts."""
+    with grpc.insecure_channel(address) as channel:
+        return AdminServiceStub(channel).GetMetrics(admin_service_pb2.GetMetricsRequest(), timeout=20)
 
 
 def build_of(address: str) -> str:

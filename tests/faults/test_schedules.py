@@ -9,17 +9,22 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from benchmarks.range_server import State
 from builders.jobs import module
 from e2e.streams import Clients, dataset_flags, digest, read_views, start_servers, used_address
 from faults.fleet import FAULTS, Jobs, sites_of
 from faults.schedule import Schedule, draw
 from serving.harness import FIXED_WINDOW, index, job_data
 from shards import write_interleaved, write_pairs
+from soak.soaking import DISK_PART, MEMORY_PART, bytes_of
+from stores import no_stores, stores
 
 from dataserver.jobs import Catalog, fill_job
 from dataserver.planning.job.identity import Job, parse_job
 from dataserver.serving.config import load_config
 from trainclient.stream import direct, endpoint
+
+__all__ = ["no_stores", "stores"]
 
 SENT, GRPC = ["--no-shared-memory"], ["--no-shared-memory", "--no-direct"]
 """Flags of servers that send payloads over data connections, and of those that send chunks alone."""
@@ -83,15 +88,56 @@ def test_any_schedule_of_faults_leaves_every_digest(
     flags: list[str],
     peers: bool,
 ) -> None:
-    caplog.set_level(logging.INFO, "trainclient.stream")
+    flags = [*dataset_flags(folders), "--drain-grace-s", "5", *flags]
+    run_schedule(folders, folders, flags, tmp_path, caplog, draw_seed(count, seed), count, servers, peers)
+
+
+@pytest.mark.usefixtures("tight")
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_any_schedule_of_faults_leaves_every_digest_of_shards_in_a_store(
+    stores: tuple[State, str], folders: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Servers own blocks; memory and disks of all of them hold a part."""
+    count = 100
+    local = {**folders, "pairs": index(write_pairs(tmp_path / "small", 60, 5, seed=1, median_size=200))}
+    stores[0].put_folder("/bucket/laion", local["pairs"])
+    there = {**folders, "pairs": index(Path("s3://bucket/laion"))}
+    total = bytes_of(local["pairs"])
+    memory = ["--block-memory-bytes", str(total // MEMORY_PART)]
+    flags = [*dataset_flags(there), "--drain-grace-s", "5", "--no-shared-memory", *memory]
+    changes = {"order_version": 2, "shuffle_window": 2}
+    seed = draw_seed(count, None)
+    run_schedule(local, there, flags, tmp_path, caplog, seed, count, 3, True, total // DISK_PART, **changes)
+
+
+def draw_seed(count: int, seed: int | None) -> int:
+    """The seed of a schedule, which is printed."""
     seed = int(os.environ.get(SEED) or (secrets.randbits(32) if seed is None else seed))
     sys.stderr.write(f"schedule of {count} faults; {SEED}={seed} replays it\n")
-    flags = [*dataset_flags(folders), "--drain-grace-s", "5", *flags]
-    job = job_of(folders, count + 1)
+    return seed
+
+
+def run_schedule(
+    undisturbed_folders: dict[str, Path],
+    folders: dict[str, Path],
+    flags: list[str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    seed: int,
+    count: int,
+    servers: int,
+    peers: bool,
+    block_bytes: int = 0,
+    **changes: object,
+) -> None:
+    """Read a job from one server that nothing happens to, and from a fleet with faults."""
+    caplog.set_level(logging.INFO, "trainclient.stream")
+    job = job_of(folders, count + 1, **changes)
     with ExitStack() as stack:
-        undisturbed = read_views([*start_servers(stack, flags, 1)], job, digest)
+        undisturbed = read_views([*start_servers(stack, dataset_flags(undisturbed_folders), 1)], job, digest)
     with ExitStack() as stack:
-        sites = sites_of(stack, flags, tmp_path, servers, peers=peers)
+        sites = sites_of(stack, flags, tmp_path, servers, peers=peers, block_bytes=block_bytes)
         schedule = Schedule(sites, Jobs(job.text, ODD), draw(seed, count, servers))
 
         def at(step: int) -> Callable[[Clients], None]:

@@ -26,6 +26,8 @@ class _Replay(grpc.GenericRpcHandler):
         return grpc.unary_unary_rpc_method_handler(lambda r, c: self._answer(method, r, c)[0], decode)
 
     def _answer(self, method: str, request: Any, context: grpc.ServicerContext) -> list[bytes]:
+        if isinstance(request, pb.StreamMicrobatchesRequest):
+            request.progress_token = b""  # it is drawn by chance
         for exchange in self._exchanges:
             if (exchange.method, exchange.request) == (method, request):
                 if exchange.details:

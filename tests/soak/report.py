@@ -14,6 +14,8 @@ SPARE_MIB: Final = 32
 SPARE_FILES: Final = 16
 SPARE_THREADS: Final = 64
 """What may come and go by chance: arenas, connections that are still closing, threads of pools."""
+MANY: Final = 5000
+"""Microbatches after which blocks of all servers have been read in every way there is."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class Report:
 
     seconds: float
     seed: int
+    stall_s: float = 60.0
+    """A reader that gets nothing for so long is stalled."""
     microbatches: int = 0
     wrong: list[str] = field(default_factory=list)
     """Microbatches whose digest was another one, and readers that ended with an error."""
@@ -45,6 +49,8 @@ class Report:
     stalls: int = 0
     longest_wait_s: float = 0.0
     """Between two microbatches of any reader."""
+    image_bytes: dict[str, int] = field(default_factory=dict)
+    """Of the S3 dataset, by what gave them to the servers that were running at the end."""
     server: list[Usage] = field(default_factory=list)
     readers: list[Usage] = field(default_factory=list)
 
@@ -67,6 +73,8 @@ class Report:
     def problems(self) -> list[str]:
         """What should not have been."""
         found = [*self.wrong[:10], *[f"{self.stalls} stalls"] * bool(self.stalls)]
+        if self.microbatches >= MANY:
+            found += [f"no byte came from {source}" for source, count in self.image_bytes.items() if not count]
         most = {"rss_mib": SPARE_MIB, "files": SPARE_FILES, "threads": SPARE_THREADS}
         for of in ("server", "readers"):
             grown = self.growth(of)
@@ -83,7 +91,10 @@ class Report:
         yield "seconds, seed", f"{self.seconds:.0f}, {self.seed}"
         yield "microbatches, all compared with an undisturbed run", f"{self.microbatches:,}"
         yield "faults", ", ".join(f"{count} {kind}" for kind, count in sorted(self.faults.items()))
-        yield "longest wait of a reader, stalls", f"{self.longest_wait_s:.1f} s, {self.stalls}"
+        sources = ", ".join(f"{count / 1e6:,.1f} from {source}" for source, count in self.image_bytes.items())
+        yield "MB of images in S3, of the servers running at the end", sources or "not looked at"
+        what = f"longest wait of a reader, stalls of {self.stall_s:.0f} s"
+        yield what, f"{self.longest_wait_s:.1f} s, {self.stalls}"
         for of, who in (("server", "the server that was never killed"), ("readers", "the process of the readers")):
             seen: list[Usage] = getattr(self, of)
             ends = "; ".join(f"{usage.rss_mib:.0f}, {usage.files}, {usage.threads}" for usage in seen[:1] + seen[-1:])

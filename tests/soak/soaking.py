@@ -1,8 +1,8 @@
 """Servers and readers under faults for as long as is wanted: every digest right, and nothing that grows.
 
 Two datasets, one on disk and one in S3, are read by all ranks of a job, again and again, while something happens to one
-of the servers, or to the way to the store, every few seconds. The first server is never killed: what it holds must stay
-what it was.
+of the servers, or to the way to the store, every few seconds. Servers own blocks of the store's shards, and read them
+ahead; memory and disks of all hold half of them. The first server is never killed: what it holds must stay what it was.
 """
 
 import argparse
@@ -21,11 +21,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
-from urllib.error import URLError
-from urllib.request import Request, urlopen
 
+import grpc
 import psutil
 from builders.jobs import module
+from disttrain.v1.admin_service_pb2 import GetMetricsRequest
+from disttrain.v1.admin_service_pb2_grpc import AdminServiceStub
 from e2e.streams import View, dataset_flags, digest, read_views, used_address, views_of
 from faults.fleet import FAULTS, Jobs, Site, sites_of
 from faults.relay import Mode, Relay, relayed
@@ -33,7 +34,7 @@ from ports import free_addresses
 from serving.harness import index, job_data
 from shards import write_pairs
 from soak.report import Report, Usage, write_report
-from stores import AWS
+from stores import AWS, ask
 
 from dataserver.jobs import Catalog, fill_job
 from dataserver.planning.job.identity import Job, parse_job
@@ -43,15 +44,24 @@ from trainclient.client import DataClient
 from trainclient.stream.endpoint import Timeouts
 
 SERVERS: Final = 3
-"""They hold no block, as none is that small: the store is asked for every image."""
 RANKS: Final = 4
 """Of the encoder, and of the backbone: twice as many readers."""
-STEPS: Final = 8
-"""Of the job; then readers begin with its first one again."""
+STEPS: Final = 16
+"""Of the job; then readers begin with its first one again, and what is read ahead with them."""
+WINDOW: Final = 2
+"""Shards that are mixed."""
+MEMORY_PART: Final = 12
+DISK_PART: Final = 6
+"""A server's memory and disk hold these parts of the shards in the store."""
 ENDS: Final = ("kill", "drain")
 """Faults after which a server is another process."""
 STALL_S: Final = 60.0
 """A reader that gets nothing for so long is stalled. Clients notice a server that does not answer within 8 s."""
+STORE_FAULTS: Final[Mapping[str, tuple[Mode, float]]] = {
+    "store gone": (Mode.RESET, 2.0),
+    "store frozen": (Mode.FREEZE, 15.0),
+}
+"""What happens to the way to the store, and for how many seconds at most: silence is given up after 10 s."""
 
 
 class Readers:
@@ -84,7 +94,9 @@ class Readers:
             self._wrong(f"{view} ended: {error!r}")
 
     def _read(self, view: View) -> None:
-        with DataClient(self._addresses, self._job, *view, timeouts=Timeouts(give_up=3 * STALL_S)) as client:
+        with DataClient(
+            self._addresses, self._job, *view, timeouts=Timeouts(give_up=3 * self._report.stall_s)
+        ) as client:
             expected = deque(self._expected[view])
             for batch in client:
                 found, wanted = digest(batch), expected.popleft()
@@ -110,35 +122,55 @@ class Readers:
 
 
 def soak(
-    folders: Mapping[str, Path], folder: Path, store: Relay, report: Report, pause_s: float, servers: int = SERVERS
+    folders: Mapping[str, Path],
+    stored_bytes: int,
+    folder: Path,
+    store: Relay,
+    report: Report,
+    pause_s: float,
+    servers: int = SERVERS,
 ) -> None:
     """Read under faults, and fill in a report.
 
     Args:
         folders: of the datasets: `local`, and `s3` behind the endpoint in the environment.
-        folder: takes logs.
+        stored_bytes: size of the shards in S3.
+        folder: takes logs and blocks.
         store: the way to the store.
         report: says for how long, and with which seed.
         pause_s: what each reader does with a microbatch, in seconds.
         servers: how many there are.
     """
-    flags = [*dataset_flags(folders), "--drain-grace-s", "5", "--no-shared-memory", "--block-memory-bytes", "65536"]
+    memory = ["--block-memory-bytes", str(stored_bytes // MEMORY_PART)]
+    flags = [*dataset_flags(folders), "--drain-grace-s", "5", "--no-shared-memory", *memory]
     modules = [module("encoder", dp=RANKS), module("backbone", dp=RANKS)]
     data = job_data(
         datasets=[{"name": name} for name in folders], modules=modules, end={"steps": STEPS}, global_batch=16,
-        generation={"ratio": "0"}, order_version=2,
+        generation={"ratio": "0"}, order_version=2, shuffle_window=WINDOW,
     )  # fmt: skip
     job = parse_job(fill_job(data, Catalog.open(load_config(None, {"datasets": folders}))))
     assert len(views_of(job)) == 2 * RANKS
     with ExitStack() as stack:
-        sites = sites_of(stack, flags, folder, servers, peers=True)
+        sites = sites_of(stack, flags, folder, servers, peers=True, block_bytes=stored_bytes // DISK_PART)
         expected = read_views([sites[0].address], job, digest)
         readers = Readers([site.address for site in sites], job, expected, report, pause_s)
         try:
             _disturb(sites, store, Jobs(job.text, data), readers, report)
         finally:
             readers.end()
+        report.image_bytes = image_bytes([site.address for site in sites])
         _look_into_logs(sites, report)
+
+
+def image_bytes(addresses: Sequence[str]) -> dict[str, int]:
+    """Bytes that servers have had from stores, and from the blocks that they and others hold."""
+    found = dict.fromkeys(("the store", "memory", "disks", "owners"), 0)
+    for address in addresses:
+        with grpc.insecure_channel(address) as channel:
+            reads = AdminServiceStub(channel).GetMetrics(GetMetricsRequest(), timeout=STALL_S).store_reads
+        counts = reads.bytes, reads.memory_bytes, reads.disk_bytes, reads.owner_bytes
+        found = {source: found[source] + count for source, count in zip(found, counts, strict=True)}
+    return found
 
 
 def _look_into_logs(sites: Sequence[Site], report: Report) -> None:
@@ -155,24 +187,26 @@ def _disturb(sites: Sequence[Site], store: Relay, jobs: Jobs, readers: Readers, 
     first, own = psutil.Process(sites[0].member.process.pid), psutil.Process()
     stalled = began
     while (now := time.monotonic()) < began + report.seconds and not report.wrong:
-        kind = rng.choice([*FAULTS, "store gone"])
+        kind = rng.choice([*FAULTS, *STORE_FAULTS])
         site = rng.choice(sites[1:] if kind in ENDS else sites)
         report.faults[kind] = report.faults.get(kind, 0) + 1
-        with _store_gone(store) if kind == "store gone" else FAULTS[kind](site, jobs):
-            time.sleep(rng.uniform(0.2, 2))
+        mode, longest_s = STORE_FAULTS.get(kind, (Mode.PASS, 2.0))
+        with store_in(store, mode) if kind in STORE_FAULTS else FAULTS[kind](site, jobs):
+            time.sleep(rng.uniform(0.2, longest_s))
         time.sleep(rng.uniform(0.2, 2))
         report.server.append(Usage.of(first, began))
         report.readers.append(Usage.of(own, began))
         oldest = min(at for at, _ in readers.progress.values())
-        if now - max(oldest, stalled) > STALL_S:
+        if now - max(oldest, stalled) > report.stall_s:
             stalled = now
             report.stalls += 1
             tell_stall(sites, readers)
 
 
 @contextmanager
-def _store_gone(store: Relay) -> Iterator[None]:
-    store.set(Mode.RESET)
+def store_in(store: Relay, mode: Mode) -> Iterator[None]:
+    """Something happens on the way to a store."""
+    store.set(mode)
     try:
         yield
     finally:
@@ -214,26 +248,18 @@ def moto(folder: Path) -> Iterator[str]:
         process = subprocess.Popen([server, "-H", host, "-p", port], stdout=log, stderr=log)
     try:
         url = f"http://{address}"
-        _call(f"{url}/bucket", "PUT", until=time.monotonic() + STALL_S)
+        ask(f"{url}/bucket", "PUT")
         for file in (*folder.glob("*.tar"), *folder.glob("*.parquet")):
-            _call(f"{url}/bucket/laion/{file.name}", "PUT", file.read_bytes())
+            ask(f"{url}/bucket/laion/{file.name}", "PUT", file.read_bytes())
         yield url
     finally:
         process.kill()
         process.wait()
 
 
-def _call(url: str, method: str, data: bytes | None = None, until: float = 0.0) -> None:
-    """Make a request, again while nobody listens yet."""
-    while True:
-        try:
-            urlopen(Request(url, data, {"Content-Type": "application/octet-stream"}, method=method), timeout=20).close()
-        except URLError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.2)
-        else:
-            return
+def bytes_of(folder: Path) -> int:
+    """Size of all shards of a folder."""
+    return sum(file.stat().st_size for file in folder.glob("*.tar"))
 
 
 def main() -> int:
@@ -242,21 +268,25 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10, help="default 10; 60 for the report in the docs")
     parser.add_argument("--seed", type=int, default=None, help="of the faults; drawn if left out")
     parser.add_argument("--pause-s", type=float, default=0.05, help="what readers do with each microbatch (0.05)")
+    parser.add_argument(
+        "--stall-s", type=float, default=STALL_S, help="seconds without a microbatch that are told (60)"
+    )
     parser.add_argument("--report", type=Path, help="file for the report, in Markdown; a JSON file beside it has all")
     arguments = parser.parse_args()
     seed = secrets.randbits(32) if arguments.seed is None else arguments.seed
-    report = Report(arguments.minutes * 60, seed)
+    report = Report(arguments.minutes * 60, seed, arguments.stall_s)
     with tempfile.TemporaryDirectory() as root, ExitStack() as stack:
         folder = Path(root)
         if (kernels := user_cache()) is not None:
             os.environ.setdefault("NUMBA_CACHE_DIR", str(kernels))  # they stay where they are compiled
         os.environ.update({**AWS, "XDG_CACHE_HOME": str(folder / "cache")})
         local = index(write_pairs(folder / "local", 240, 40, seed=1))
-        address = stack.enter_context(moto(write_pairs(folder / "remote", 240, 40, seed=2)))
+        remote = write_pairs(folder / "remote", 120, 5, seed=2)
+        address = stack.enter_context(moto(remote))
         store = stack.enter_context(behind_a_relay(address))
         folders = {"local": local, "s3": index(Path("s3://bucket/laion"))}
         try:
-            soak(folders, folder, store, report, arguments.pause_s)
+            soak(folders, bytes_of(remote), folder, store, report, arguments.pause_s)
         finally:
             sys.stdout.write(f"{report.text()}\n")
             if arguments.report is not None:

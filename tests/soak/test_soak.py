@@ -7,15 +7,16 @@ import pytest
 from benchmarks.range_server import State
 from serving.harness import index
 from shards import write_pairs
-from soak.report import SPARE_MIB, Report, Usage, write_report
-from soak.soaking import behind_a_relay, soak
+from soak.report import MANY, SPARE_MIB, Report, Usage, write_report
+from soak.soaking import behind_a_relay, bytes_of, soak
 from stores import no_stores, stores
 
 __all__ = ["no_stores", "stores"]
 
 
-SEED = 50
-"""Its faults end no server: a new process takes seconds to begin, and `tests/faults/test_schedules.py` ends many."""
+SEED = 2389
+"""Its second fault freezes the store for longer than a request waits. Its faults end no server: a new process takes
+seconds to begin, and `tests/faults/test_schedules.py` ends many."""
 
 
 @pytest.mark.slow
@@ -23,14 +24,18 @@ SEED = 50
 def test_thirty_seconds_of_faults_leave_every_digest(stores: tuple[State, str], tmp_path: Path) -> None:
     state, address = stores
     local = index(write_pairs(tmp_path / "local", 60, 20, seed=1, median_size=120))
-    state.put_folder("/bucket/laion", write_pairs(tmp_path / "remote", 60, 20, seed=2, median_size=120))
+    remote = write_pairs(tmp_path / "remote", 60, 5, seed=2, median_size=120)
+    state.put_folder("/bucket/laion", remote)
     report = Report(seconds=30, seed=SEED)
     with behind_a_relay(address) as store:
         folders = {"local": local, "s3": index(Path("s3://bucket/laion"))}
-        soak(folders, tmp_path, store, report, pause_s=2.5, servers=2)
+        soak(folders, bytes_of(remote), tmp_path, store, report, pause_s=2.5, servers=2)
     assert report.problems() == [], report.text()
     assert report.microbatches > 30
     assert sum(report.faults.values()) >= 3
+    assert report.faults["store frozen"] >= 1
+    assert report.image_bytes["the store"] > 0
+    assert sum(report.image_bytes.values()) > report.image_bytes["the store"], "blocks were used"
 
 
 def usages(*rss_mib: float) -> list[Usage]:
@@ -45,6 +50,8 @@ def test_a_report_names_what_grows_and_what_is_wrong(tmp_path: Path) -> None:
     wrong = Report(1, 0, wrong=["('vit', 0) ended"], stalls=2, server=usages(*[1] * 6), readers=usages(*[1] * 6))
     assert wrong.problems() == ["('vit', 0) ended", "2 stalls"]
     assert "Verdict: ('vit', 0) ended; 2 stalls." in wrong.text()
+    unused = Report(1, 0, microbatches=MANY, image_bytes={"memory": 1, "disks": 0})
+    assert unused.problems() == ["no byte came from disks"]
     early = Report(1, 0, wrong=["('vit', 0) ended"], server=usages(50, 51))
     assert early.problems() == ["('vit', 0) ended"]
     assert "too few looks" in early.text()

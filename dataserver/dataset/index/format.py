@@ -13,6 +13,7 @@ so that it costs a server nothing until a job's sizes are read.
 import contextlib
 import json
 import os
+import struct
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -28,6 +29,7 @@ from dataserver.dataset.shards.documents import DOCUMENT_FORMS
 from dataserver.dataset.shards.pages import PageTable, decode_pages
 from dataserver.dataset.shards.parts import JoinedFile
 from dataserver.dataset.storage.etags import check_regular
+from dataserver.dataset.storage.pieces import BLOCK_BYTES
 from dataserver.images import FORMAT_NAMES
 from dataserver.outputs import TEMP_LIFETIME_S, TEMP_SUFFIX, beside
 
@@ -61,6 +63,8 @@ READ_IMAGES: Final = f"{' '.join(FORMAT_NAMES)} mif1"
 READ_TEXTS: Final = "members columns"
 _COLUMN_CAPTION: Final = f"={PARQUET}:"
 """What a caption of a column has in rules."""
+SUMS_KEY: Final = b"disttrain.block_crc32c"
+"""Where an index has the CRC-32C of each block of `BLOCK_BYTES` of its shard, four bytes each, little-endian."""
 EXTERNAL_KEY: Final = b"disttrain.external"
 """Where the index of a shard whose images lie in other files has the digest of these."""
 
@@ -248,6 +252,15 @@ def read_joined(path: Path, header: IndexHeader) -> list[JoinedFile]:
     with _open_columns(path, header, []) as reader:
         found = json.loads((reader.schema.metadata or {}).get(JOINED_KEY, b"[]"))
         return [JoinedFile(int(number), int(num_bytes), str(sha256)) for number, num_bytes, sha256 in found]
+
+
+def read_block_sums(path: Path, header: IndexHeader) -> tuple[int, ...]:
+    """Return the CRC-32C of each block of a shard; empty in indexes of older releases. Raises as `read_columns`."""
+    with _open_columns(path, header, []) as reader:
+        found: bytes = (reader.schema.metadata or {}).get(SUMS_KEY, b"")
+        if found and len(found) != 4 * -(-header.shard_bytes // BLOCK_BYTES):
+            raise ValueError(f"it has {len(found)} bytes of checksums for {header.shard_bytes} of its shard")
+        return struct.unpack(f"<{len(found) // 4}I", found)
 
 
 def read_external_digest(path: Path, header: IndexHeader) -> str:

@@ -1,6 +1,7 @@
 """Indexing one shard: from its members and its sidecar to its index file."""
 
 import hashlib
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -32,6 +33,7 @@ from dataserver.dataset.index.format import (
     PAGES_KEY,
     READ_IMAGES,
     READ_TEXTS,
+    SUMS_KEY,
     TEXTS_KEY,
     IndexHeader,
     arrow_writer,
@@ -60,7 +62,7 @@ from dataserver.dataset.kinds import LONG_AUDIO, LOST_IMAGE, UNUSED_AUDIO, UNUSE
 from dataserver.dataset.shards.captions import caption_lists, captions_in_members
 from dataserver.dataset.shards.documents import DOCUMENT_FORMS
 from dataserver.dataset.shards.external import ExternalFiles
-from dataserver.dataset.shards.hashing import HashingReader
+from dataserver.dataset.shards.hashing import BlockSums, HashingReader
 from dataserver.dataset.shards.interface import ShardSource
 from dataserver.dataset.shards.joined import JoinedMembers, joined_columns
 from dataserver.dataset.shards.listing import ShardFile
@@ -157,6 +159,7 @@ def write_index(
     pages: Sequence[Page] = (),
     joined: Sequence[JoinedFile] = (),
     external_digest: str = "",
+    block_sums: Sequence[int] = (),
 ) -> str:
     """Write an index atomically, and its numeric columns once more beside it; why not, where that is impossible."""
     metadata = {HEADER_KEY: canonical(asdict(header)), FINDINGS_KEY: findings.to_json()}
@@ -167,6 +170,8 @@ def write_index(
         metadata[PAGES_KEY] = encode_pages(pages)
     if joined:
         metadata[JOINED_KEY] = canonical(joined)
+    if block_sums:
+        metadata[SUMS_KEY] = struct.pack(f"<{len(block_sums)}I", *block_sums)
     if external_digest:
         metadata[EXTERNAL_KEY] = external_digest.encode()
     fields = [pa.field(META_PREFIX + name, meta.schema.field(name).type) for name in meta.column_names]
@@ -222,6 +227,9 @@ class _Read(NamedTuple):
     pages: Sequence[Page]
     core_digest: str
     sha256: str
+    """Of the shard's bytes, hexadecimal."""
+    block_sums: Sequence[int]
+    """CRC-32C of each block of the shard."""
 
 
 def index_shard(
@@ -308,7 +316,8 @@ def _read_members(
     without_image: list[int] = []
     statuses = _Statuses(shard.sidecar_path, rules.metadata_keys)
     with shard.storage.open(shard.path) as file:
-        reader = HashingReader(file, num_bytes, digests.get(shard.path))
+        sums = BlockSums()
+        reader = HashingReader(file, num_bytes, digests.get(shard.path), sums)
         media, external = sample_rules.media, None
         if shard.format.has_external:
             external = ExternalFiles(images_root(shard, rules), num_bytes, media)
@@ -349,7 +358,7 @@ def _read_members(
     if seen.num_long_clips:
         cut = f"are longer than {MAX_CLIP_SECONDS} s, and cut there or at a job's sizing.audio.max_seconds"
         findings.add("", LONG_AUDIO, f"{seen.num_long_clips} clips {cut}; split them to use all of them")
-    ends = source.pages, rows.finish(), reader.hexdigest()
+    ends = source.pages, rows.finish(), reader.hexdigest(), sums.values
     return _Read(rows, scalars, captions, chats, without_image, seen, findings, others, external, *ends)
 
 
@@ -397,7 +406,7 @@ def _written(
     )
     if read.external is not None:
         write_external(shard, read.external)
-    batches = read.rows.batches
-    problem = write_index(shard.index_path, header, findings, batches, meta, read.pages, images, external_digest)
+    others = read.pages, images, external_digest, read.block_sums
+    problem = write_index(shard.index_path, header, findings, read.rows.batches, meta, *others)
     write_joined(shard, header, joined)
     return problem or write_known(shard.index_path, header, state_of(etags))

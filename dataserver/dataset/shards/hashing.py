@@ -4,17 +4,52 @@ import hashlib
 from io import BufferedIOBase
 from typing import Final
 
+from crc32c import crc32c as crc32c_of
+
+from dataserver.dataset.storage.pieces import BLOCK_BYTES
+
 READ_CHUNK_BYTES: Final = 1 << 20
+
+
+class BlockSums:
+    """CRC-32C of each block of `BLOCK_BYTES` of a file that is read from its start."""
+
+    def __init__(self) -> None:
+        self.values: list[int] = []
+        self._room = 0
+        """Bytes that the last block may still take."""
+
+    def add(self, data: bytes) -> None:
+        """Take the next bytes."""
+        rest = memoryview(data)
+        while rest:
+            if not self._room:
+                self.values.append(0)
+                self._room = BLOCK_BYTES
+            part = rest[: self._room]
+            self.values[-1] = crc32c_of(part, self.values[-1])
+            self._room -= len(part)
+            rest = rest[len(part) :]
 
 
 class HashingReader:
     """Sequential reader of a file of known size that feeds each byte to sha256 once, in large chunks."""
 
-    def __init__(self, file: BufferedIOBase, size: int, sha256: str | None = None) -> None:
-        """Begin at a file's start; `sha256` is its digest, where it is known and nothing needs to be hashed."""
+    def __init__(
+        self, file: BufferedIOBase, size: int, sha256: str | None = None, sums: BlockSums | None = None
+    ) -> None:
+        """Begin at a file's start.
+
+        Args:
+            file: the file.
+            size: its size.
+            sha256: its digest, where it is known and nothing needs to be hashed.
+            sums: take all bytes as well.
+        """
         self._file = file
         self._hash = hashlib.sha256()
         self._known = sha256
+        self._sums = sums
         self.size = size
         self._chunk = b""
         """Bytes that are read and hashed already."""
@@ -59,6 +94,8 @@ class HashingReader:
     def _feed(self, data: bytes) -> None:
         if self._known is None:
             self._hash.update(data)
+        if self._sums is not None:
+            self._sums.add(data)
 
     def skip(self, length: int) -> bool:
         """Hash `length` bytes without keeping them; say whether any of them is not zero."""

@@ -12,6 +12,8 @@ import os
 import secrets
 import struct
 import threading
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 from pathlib import Path
 from time import monotonic, time
 from typing import Final
@@ -87,8 +89,8 @@ class BlockFiles:
                 path.unlink()
         return found
 
-    def write(self, key: BlockKey, data: bytes) -> None:
-        """Keep a block, where the disk takes it."""
+    def write(self, key: BlockKey, data: bytes, needed: Callable[[], Iterable[BlockKey]] = tuple) -> None:
+        """Keep a block, where the disk takes it. Where the folder is full, `needed` tells which blocks go last."""
         now = monotonic()
         with self._lock:
             if now < self._paused_until or len(data) > self.most or self.has(key):
@@ -98,7 +100,7 @@ class BlockFiles:
         path = self._path(key)
         temp = path.with_name(f"{path.stem[:16]}{secrets.token_hex(8)}{TEMP_SUFFIX}")
         try:
-            self._make_room(num_bytes)
+            self._make_room(num_bytes, needed)
             path.parent.mkdir(mode=0o700, exist_ok=True)
             descriptor = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123  of a descriptor
@@ -118,15 +120,18 @@ class BlockFiles:
                 *(self._folder, error.strerror, PAUSE_S),
             )
 
-    def _make_room(self, num_bytes: int) -> None:
-        """Remove the oldest files where the folder would be too full."""
+    def _make_room(self, num_bytes: int, needed: Callable[[], Iterable[BlockKey]]) -> None:
+        """Remove files where the folder would be too full: those of needed blocks last, and of each kind the oldest."""
         with self._lock:
             full = self._used + num_bytes > self.most
             if not full and monotonic() < self._looked_at + LOOK_EVERY_S:
                 return
-            files = sorted(self._list())
+            files = self._list()
             self._used = sum(size for _, size, _ in files)
             self._looked_at = monotonic()
+            if self._used + num_bytes > self.most:
+                last = {str(self._path(key)) for key in needed()}
+                files.sort(key=lambda file: (file[2] in last, file))
             for _, size, path in files:
                 if self._used + num_bytes <= self.most:
                     break
@@ -154,8 +159,14 @@ class BlockFiles:
                     path.unlink()
 
     def _path(self, key: BlockKey) -> Path:
-        name = hashlib.sha256(repr(key).encode()).hexdigest()
-        return self._folder / name[:2] / f"{name[2:]}{SUFFIX}"
+        return self._folder / _name(key)
+
+
+@lru_cache(1 << 14)
+def _name(key: BlockKey) -> str:
+    """Of the file of a block, in a folder below the cache's."""
+    name = hashlib.sha256(repr(key).encode()).hexdigest()
+    return f"{name[:2]}/{name[2:]}{SUFFIX}"
 
 
 def _tail(key: BlockKey, data: bytes) -> bytes:

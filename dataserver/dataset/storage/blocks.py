@@ -95,8 +95,8 @@ class Blocks:
 
     @property
     def capacity(self) -> int:
-        """Bytes of blocks that memory and disk hold together."""
-        return self.held.most + (self._files.most if self._files else 0)
+        """Bytes of blocks that can be held: what is in memory is on the disk, too."""
+        return max(self.held.most, self._files.most if self._files else 0)
 
     def forget(self) -> None:
         """Hold nothing in memory."""
@@ -266,7 +266,7 @@ class Blocks:
             self._count(store_requests=1, store_bytes=len(data))
             self.held.put(key, data)
             if self._files is not None:
-                self._files.write(key, data)
+                self._files.write(key, data, self.held.needs.keys)
         except OSError as error:
             _log.debug("block %d of %s/%s cannot be read: %s", key.number, key.store, key.info.key, error)
         except Exception:  # nobody asks for what came of it

@@ -27,6 +27,12 @@ READ_S: Final = 10
 """Seconds without a byte after which an answer is given up."""
 REQUEST_S: Final = 60
 """Seconds that one answer may take, body and all."""
+_ENDPOINTS: Final = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+"""Variables that name another server, by scheme; the first that is set counts."""
 _NO_RETRIES: Final = {"max_retries": 0, "retry_timeout": timedelta(seconds=1)}
 _STATUS: Final = re.compile(r"\b([345]\d\d) [A-Z]")
 _QUERY: Final = re.compile(r"\?[^\s\"')]*")
@@ -110,16 +116,14 @@ def _store(scheme: str, name: str) -> "Store":
         "timeout": timedelta(seconds=REQUEST_S),
     }
     retries: Any = _NO_RETRIES
+    endpoint = next((found for n in _ENDPOINTS[scheme] if (found := os.environ.get(n))), "")
+    is_emulator = scheme == "az" and os.environ.get("AZURE_STORAGE_USE_EMULATOR", "").lower() in ("1", "true")
+    options["allow_http"] = is_emulator or endpoint.startswith("http://")
     if scheme == "gs":
         return GCSStore(name, client_options=options, retry_config=retries)
     if scheme == "az":
         account, container = name.split("/")
-        if os.environ.get("AZURE_STORAGE_USE_EMULATOR", "").lower() in ("1", "true"):
-            options["allow_http"] = True
         return AzureStore(container, account_name=account, client_options=options, retry_config=retries)
-    named = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-    endpoint = next((found for n in named if (found := os.environ.get(n))), "")
-    options["allow_http"] = endpoint.startswith("http://")
     provider: Any = None
     if os.environ.get("AWS_PROFILE"):
         from obstore.auth.boto3 import Boto3CredentialProvider
@@ -130,10 +134,10 @@ def _store(scheme: str, name: str) -> "Store":
 
 
 def _info(meta: Any) -> ObjectInfo:
-    # Listings give fractions of seconds, heads do not.
-    return ObjectInfo(
-        meta["path"], meta["size"], meta["e_tag"] or "", int(meta["last_modified"].timestamp()) * 1_000_000_000
-    )
+    # Listings give fractions of seconds, heads do not; listings of Azure leave the quotes of ETags out.
+    version = meta["e_tag"] or ""
+    version = f'"{version}"' if version and not version.endswith('"') else version
+    return ObjectInfo(meta["path"], meta["size"], version, int(meta["last_modified"].timestamp()) * 1_000_000_000)
 
 
 @contextmanager

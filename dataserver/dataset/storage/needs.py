@@ -40,6 +40,11 @@ class Needs:
         with self._lock:
             return key in self._counts
 
+    def keys(self) -> list[BlockKey]:
+        """All of them."""
+        with self._lock:
+            return list(self._counts)
+
     def fit(self, key: BlockKey, capacity: int) -> bool:
         """Whether a block would be held if it were read, where all blocks may take so many bytes."""
         with self._lock:

@@ -2,6 +2,7 @@
 
 import errno
 import io
+import logging
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -12,9 +13,11 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import Final
 
+from crc32c import crc32c as crc32c_of
+
 from dataserver.dataset.cache import LruCache
 from dataserver.dataset.storage.blocks import BLOCKS
-from dataserver.dataset.storage.clients import ChangedError, Client, ObjectInfo
+from dataserver.dataset.storage.clients import ChangedError, Client, ObjectInfo, UnavailableError
 from dataserver.dataset.storage.etags import Etag
 from dataserver.dataset.storage.interface import Entry, EntryKind, StoredFile
 from dataserver.dataset.storage.pieces import BLOCK_BYTES, BlockKey, Piece, Source
@@ -27,9 +30,12 @@ AHEAD: Final = 3
 SMALL_BYTES: Final = 16 << 20
 """A file of no more is read as a whole, and held for who reads it next: sidecars are read several times."""
 SMALL_CACHE_BYTES: Final = 64 << 20
+MAX_SEEN: Final = 1 << 16
+"""Objects of a store that are remembered as it showed them last, so that to open one costs no request."""
 CHUNK: Final = 10_000
 """Objects of a listing that are taken at a time, so that trouble costs no more than these."""
 _BUFFER_BYTES: Final = 1 << 20
+_log = logging.getLogger(__name__)
 
 
 class Store:
@@ -40,10 +46,19 @@ class Store:
         self.client = client
         self.budget = RetryBudget(name)
         self.small: LruCache[bytes] = LruCache(SMALL_CACHE_BYTES, len)
+        self._seen: LruCache[ObjectInfo] = LruCache(MAX_SEEN, lambda _: 1)
 
     def head(self, key: str) -> ObjectInfo:
         """As `Client.head`."""
-        return self.budget.call(lambda: self.client.head(key))
+        return self._noted(self.budget.call(lambda: self.client.head(key)))
+
+    def seen(self, key: str) -> ObjectInfo:
+        """An object as it was shown last, which reading it compares: asked for only where it never was."""
+        return self._seen.get(key, lambda: self.budget.call(lambda: self.client.head(key)))
+
+    def _noted(self, info: ObjectInfo) -> ObjectInfo:
+        self._seen.drop(info.key)
+        return self._seen.get(info.key, lambda: info)
 
     def get(self, wanted: ObjectInfo, start: int, length: int) -> bytes:
         """As `Client.get`."""
@@ -56,7 +71,7 @@ class Store:
         """As `Client.objects`, from the first one on."""
         last = ""
         while chunk := self.budget.call(partial(self._chunk, prefix, last)):
-            yield from chunk
+            yield from map(self._noted, chunk)
             if self.client.lists_at_once or len(chunk) < CHUNK:
                 return
             last = chunk[-1].key
@@ -78,19 +93,45 @@ class Store:
         return io.BufferedReader(_Sequential(self, info), _BUFFER_BYTES)
 
 
+class _Proven:
+    """A store of whose answers whole blocks of one object are compared with checksums. Fulfils `Source`."""
+
+    def __init__(self, store: Store, sums: Sequence[int]) -> None:
+        self.name = store.name
+        self._store = store
+        self._sums = sums
+
+    def get(self, wanted: ObjectInfo, start: int, length: int) -> bytes:
+        """As `Store.get`. Raises UnavailableError where a block is not the one that was indexed."""
+        data = self._store.get(wanted, start, length)
+        number, rest = divmod(start, BLOCK_BYTES)
+        is_block = not rest and length == min(BLOCK_BYTES, wanted.num_bytes - start) and number < len(self._sums)
+        if is_block and crc32c_of(data) != self._sums[number]:
+            what = f"block {number} of {self.name}/{wanted.key} differs from what was indexed"
+            _log.warning("%s, though its version is the same; it is not held", what)
+            raise UnavailableError(what)
+        return data
+
+
 class RemoteFile:
     """One version of an object, read by ranges. It holds nothing open."""
 
     def __init__(self, store: Store, info: ObjectInfo) -> None:
         self._store = store
+        self._source: Source = store
         self._info = info
         self._etag = info.etag  # a hash: asked for with every image
+
+    def prove(self, sums: Sequence[int]) -> None:
+        """Compare blocks with these checksums before they are held."""
+        if sums:
+            self._source = _Proven(self._store, sums)
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """As `StoredFile.read`. Where the object changed, nothing: `etag` tells."""
         info = self._info
         whole = [(start, min(length, info.num_bytes - start)) for start, length in ranges]
-        wanted = [Piece(self._store, info, start, length) for start, length in whole if length > 0]
+        wanted = [Piece(self._source, info, start, length) for start, length in whole if length > 0]
         try:
             found = iter(BLOCKS.read(wanted))
         except ChangedError:
@@ -102,12 +143,12 @@ class RemoteFile:
     def pieces(self, ranges: Sequence[tuple[int, int]]) -> list[Piece]:
         """Ranges that lie in the object, as pieces."""
         size = self._info.num_bytes
-        return [Piece(self._store, self._info, s, length) for s, length in ranges if 0 < length <= size - s]
+        return [Piece(self._source, self._info, s, length) for s, length in ranges if 0 < length <= size - s]
 
     def blocks(self, low: int, high: int) -> list[tuple[BlockKey, Source]]:
         """The blocks in which some bytes lie."""
         numbers = range(low // BLOCK_BYTES, -(-min(high, self._info.num_bytes) // BLOCK_BYTES))
-        return [(BlockKey(self._store.name, self._info, number), self._store) for number in numbers]
+        return [(BlockKey(self._store.name, self._info, number), self._source) for number in numbers]
 
     def etag(self) -> Etag:
         """Return the state that was read, or the one that was met instead."""
@@ -183,7 +224,7 @@ class RemoteStorage:
         """Open an object for reading by ranges."""
         url = _url(path)
         store = self.store(url)
-        return RemoteFile(store, store.head(url.key))
+        return RemoteFile(store, store.seen(url.key))
 
     def read_ahead(self, wanted: Sequence[tuple[StoredFile, Sequence[tuple[int, int]]]]) -> None:
         """As `Storage.read_ahead`."""

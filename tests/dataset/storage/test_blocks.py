@@ -306,15 +306,16 @@ def test_a_file_that_is_cut_or_longer_is_none(files: BlockFiles, cut: int) -> No
     assert files.read(tail_key(), 0, 10) is None
 
 
-def test_the_oldest_files_go_where_there_is_no_room(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("needed", "left"), [([], [1, 2]), ([0], [0, 2]), ([0, 1, 2], [1, 2])])
+def test_the_oldest_files_go_where_there_is_no_room_and_needed_ones_last(
+    tmp_path: Path, needed: list[int], left: list[int]
+) -> None:
     files = BlockFiles(tmp_path / "b", 2 * BLOCK_BYTES + BLOCK_BYTES // 2)
     for number in range(3):
-        info = INFO._replace(key=f"{number}.tar")
-        files.write(BlockKey("s3://bucket", info, 0), DATA[:BLOCK_BYTES])
+        files.write(whole_key(number), DATA[:BLOCK_BYTES], lambda: map(whole_key, needed))
         for path in files._folder.glob("*/*.block"):
             os.utime(path, (path.stat().st_mtime - 10,) * 2)
-    found = [files.has(BlockKey("s3://bucket", INFO._replace(key=f"{number}.tar"), 0)) for number in range(3)]
-    assert found == [False, True, True]
+    assert [number for number in range(3) if files.has(whole_key(number))] == left
 
 
 def test_a_full_disk_costs_the_cache_alone(files: BlockFiles, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -394,3 +394,33 @@ def test_workers_and_credentials_of_the_environment(stores: Stores, folder: Path
     assert done.returncode == 0, done.stderr
     assert f"fingerprint  {Dataset.open(folder).fingerprint}" in done.stdout
     assert SECRET not in done.stdout + done.stderr
+
+
+def test_a_block_that_differs_from_its_index_is_not_held(
+    stores: Stores, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The store gives the same version and size; what differs are zeros at the end, so images are right."""
+    url = put(stores, folder, "s3")
+    build_index(url, tmp_path / "index", workers=1)
+    dataset = Dataset.open(url, tmp_path / "index")
+    stored = stores[0].objects["/bucket/laion/00001.tar"]
+    sound, stored.data = stored.data, stored.data[:-1] + b"x"
+    assert images(dataset) == images(Dataset.open(folder))
+    settle()
+    assert held_shards() == {"00000.tar", "00002.tar"}
+    assert "block 0 of s3://bucket/laion/00001.tar differs from what was indexed" in caplog.text
+    stored.data = sound
+    images(dataset)
+    settle()
+    assert held_shards() == {"00000.tar", "00001.tar", "00002.tar"}
+
+
+def settle() -> None:
+    """Wait for blocks that load."""
+    until = time.monotonic() + 60
+    while blocks.BLOCKS._loading and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+def held_shards() -> set[str]:
+    return {key.info.key.rpartition("/")[2] for key in blocks.BLOCKS.held._held}

@@ -5,6 +5,7 @@ const os = require('node:os');
 const { setTimeout: sleep } = require('node:timers/promises');
 const { DirectConnection } = require('./direct');
 const { decode, crc32c } = require('./microbatch');
+const { Progress } = require('./progress');
 const { DataError, DataService, credentialsFor, dataError, showing } = require('./protocol');
 
 if (os.endianness() !== 'LE') throw new Error('tensors travel little-endian; this machine is big-endian');
@@ -158,18 +159,26 @@ class DataClient {
    */
   async *stream(module, rank, { step = this.job?.first_step, microbatch = 0, tensors = [] } = {}) {
     agree(this.job, 'GIVE_UP', 'call createJob before stream');
-    const place = { module, rank, step: Number(step), microbatch, tensors };
+    const progress = new Progress((server, ...said) => this.ask(server, 'ReportProgress', ...said));
+    const place = { module, rank, step: Number(step), microbatch, tensors, progress };
     const rotation = new Rotation(this, rank);
-    for (;;) {
-      try {
-        for await (const batch of this.follow(rotation.server, place)) {
-          rotation.progress();
-          yield batch;
+    progress.waits();
+    try {
+      for (;;) {
+        try {
+          for await (const batch of this.follow(rotation.server, place)) {
+            rotation.progress();
+            progress.takes(Number(batch.header.step));
+            yield batch;
+            progress.waits();
+          }
+          if (place.step === Number(this.job.num_steps)) return;
+        } catch (error) {
+          await rotation.failed(error);
         }
-        if (place.step === Number(this.job.num_steps)) return;
-      } catch (error) {
-        await rotation.failed(error);
       }
+    } finally {
+      progress.end();
     }
   }
 
@@ -230,6 +239,7 @@ class DataClient {
     Object.assign(request, { start_step: place.step, start_microbatch: place.microbatch });
     request.accepted_codecs = this.options.codecs.filter((codec) => info.codecs.includes(codec));
     request.direct = this.options.direct;
+    request.progress_token = place.progress.open(server);
     const call = server.stub.StreamMicrobatches(request);
     call.on('error', () => {}); // also of a call that is cancelled below, when nobody reads it any more
     const stream = { call, messages: call[Symbol.asyncIterator]() };
@@ -266,6 +276,7 @@ class DataClient {
         yield batch;
       }
     } finally {
+      place.progress.close();
       call.cancel();
       stream.direct?.close();
     }
