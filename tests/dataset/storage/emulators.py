@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from email.utils import formatdate
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
+from urllib.parse import quote
 
 import pytest
 from fleet.servers import free_addresses
@@ -29,22 +30,32 @@ CONTENT_TYPE: Final = "application/octet-stream"
 Environment = Mapping[str, str]
 
 
+class Emulated(NamedTuple):
+    """An empty bucket."""
+
+    url: Url
+    environment: Environment
+    """What names its server, and gives credentials."""
+    upload: Callable[[str, bytes], None] | None = None
+    """Puts an object under a key, where the server does not take it from the clients of its users."""
+
+
 @contextmanager
-def moto(_: pytest.FixtureRequest) -> Iterator[tuple[Url, Environment]]:
-    """An empty bucket in the S3 of moto, and the environment that names it."""
+def moto(_: pytest.FixtureRequest) -> Iterator[Emulated]:
+    """In the S3 of moto."""
     server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
     address = f"http://{host}:{port}"
     for path, method in (("moto-api/reset", "POST"), ("bucket", "PUT")):
         ask(f"{address}/{path}", method)
-    yield Url("s3://bucket"), {**AWS, "AWS_ENDPOINT_URL": address}
+    yield Emulated(Url("s3://bucket"), {**AWS, "AWS_ENDPOINT_URL": address})
     server.stop()
 
 
 @contextmanager
-def azurite(request: pytest.FixtureRequest) -> Iterator[tuple[Url, Environment]]:
-    """An empty container in Azurite."""
+def azurite(request: pytest.FixtureRequest) -> Iterator[Emulated]:
+    """In Azurite; a container."""
     program = AZURITE_FOLDER / "node_modules" / ".bin" / "azurite-blob"
     if not program.exists() and request.config.getoption("--install") and shutil.which("npm"):
         line = ["npm", "install", "--prefix", AZURITE_FOLDER, "--no-audit", "--no-fund", "--ignore-scripts", AZURITE]
@@ -60,14 +71,15 @@ def azurite(request: pytest.FixtureRequest) -> Iterator[tuple[Url, Environment]]
             f"{url}/{target}?restype=container", "PUT", headers=_signed(f"/{AZURE_ACCOUNT}/{target}\nrestype:container")
         )
         environment = {"AZURE_STORAGE_USE_EMULATOR": "true", "AZURITE_BLOB_STORAGE_URL": url}
-        yield Url(f"az://{AZURE_ACCOUNT}/bucket"), environment
+        yield Emulated(Url(f"az://{AZURE_ACCOUNT}/bucket"), environment)
 
 
 @contextmanager
-def fake_gcs(request: pytest.FixtureRequest) -> Iterator[tuple[Url, Environment]]:
-    """An empty bucket in fake-gcs-server."""
+def fake_gcs(request: pytest.FixtureRequest) -> Iterator[Emulated]:
+    """In fake-gcs-server, which takes no PUT that is not signed by the key of a service account."""
     python_with: Callable[[str], Path] = request.getfixturevalue("python_with")
-    program = python_with("fake-gcs").with_name("fake-gcs-server")
+    (program,) = python_with("fake-gcs").parents[1].rglob("fake-gcs-server-linux-amd64")
+    program.chmod(0o755)
     (address,) = free_addresses(1)
     host, port = address.split(":")
     url = f"http://{address}"
@@ -75,7 +87,11 @@ def fake_gcs(request: pytest.FixtureRequest) -> Iterator[tuple[Url, Environment]
     with _running(program, *flags, "-public-host", address):
         json = {"Content-Type": "application/json"}
         ask(f"{url}/storage/v1/b?project=test", "POST", b'{"name": "bucket"}', json)
-        yield Url("gs://bucket"), {"GOOGLE_BASE_URL": url, "GOOGLE_SKIP_SIGNATURE": "true"}
+
+        def upload(key: str, data: bytes) -> None:
+            ask(f"{url}/upload/storage/v1/b/bucket/o?uploadType=media&name={quote(key, safe='')}", "POST", data)
+
+        yield Emulated(Url("gs://bucket"), {"GOOGLE_BASE_URL": url, "GOOGLE_BEARER_TOKEN": "any"}, upload)
 
 
 def _signed(resource: str) -> Environment:
