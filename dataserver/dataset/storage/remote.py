@@ -34,6 +34,8 @@ MAX_SEEN: Final = 1 << 16
 """Objects of a store that are remembered as it showed them last, so that to open one costs no request."""
 CHUNK: Final = 10_000
 """Objects of a listing that are taken at a time, so that trouble costs no more than these."""
+CHANGED: Final = Etag(0, 0, -1, 0, 0)
+"""The state of no object."""
 _BUFFER_BYTES: Final = 1 << 20
 _log = logging.getLogger(__name__)
 
@@ -135,8 +137,7 @@ class RemoteFile:
         try:
             found = iter(BLOCKS.read(wanted))
         except ChangedError:
-            self._info = self._store.head(info.key)
-            self._etag = self._info.etag
+            self._etag = CHANGED
             return [b""] * len(ranges)
         return [next(found) if length > 0 else b"" for _, length in whole]
 
@@ -151,7 +152,7 @@ class RemoteFile:
         return [(BlockKey(self._store.name, self._info, number), self._source) for number in numbers]
 
     def etag(self) -> Etag:
-        """Return the state that was read, or the one that was met instead."""
+        """Return the state that was read, or `CHANGED` where another one was met."""
         return self._etag
 
 
