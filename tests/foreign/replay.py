@@ -15,8 +15,9 @@ from grpc_status import rpc_status
 
 
 class _Replay(grpc.GenericRpcHandler):
-    def __init__(self, exchanges: Iterable[Exchange]) -> None:
+    def __init__(self, exchanges: Iterable[Exchange], said: list[Any] | None) -> None:
         self._exchanges = list(exchanges)
+        self._said = [] if said is None else said
 
     def service(self, details: Any) -> grpc.RpcMethodHandler:
         method = details.method.rpartition("/")[2]
@@ -26,7 +27,11 @@ class _Replay(grpc.GenericRpcHandler):
         return grpc.unary_unary_rpc_method_handler(lambda r, c: self._answer(method, r, c)[0], decode)
 
     def _answer(self, method: str, request: Any, context: grpc.ServicerContext) -> list[bytes]:
-        if isinstance(request, pb.StreamMicrobatchesRequest):
+        if isinstance(request, pb.ReportProgressRequest):
+            self._said.append(request)
+            return [pb.ReportProgressResponse().SerializeToString()]
+        if isinstance(request, pb.StreamMicrobatchesRequest) and request.progress_token:
+            self._said.append(request.progress_token)
             request.progress_token = b""  # it is drawn by chance
         for exchange in self._exchanges:
             if (exchange.method, exchange.request) == (method, request):
@@ -57,10 +62,15 @@ def _beside_a_data_port(exchange: Exchange) -> list[bytes]:
 
 
 @contextmanager
-def replaying(exchanges: Iterable[Exchange]) -> Iterator[str]:
-    """Serve exchanges on a free port; yields the address."""
+def replaying(exchanges: Iterable[Exchange], said: list[Any] | None = None) -> Iterator[str]:
+    """Serve exchanges on a free port; yields the address.
+
+    Args:
+        exchanges: the transcript.
+        said: takes the tokens of streams, and what is reported of their progress.
+    """
     server = grpc.server(ThreadPoolExecutor(8))
-    server.add_generic_rpc_handlers((_Replay(exchanges),))
+    server.add_generic_rpc_handlers((_Replay(exchanges, said),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:

@@ -1,58 +1,49 @@
 """The client in JavaScript says how far its reader is."""
 
-import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-import grpc
 import pytest
-from cli.server_process import TIMEOUT_S, serving
-from disttrain.v1.admin_service_pb2 import GetMetricsRequest, RankProgress
-from disttrain.v1.admin_service_pb2_grpc import AdminServiceStub
+from cli.server_process import TIMEOUT_S
+from disttrain.v1.data_service_pb2 import ReportProgressRequest
 from foreign import node
-from foreign.conftest import Case
+from foreign.replay import replaying
+from foreign.test_golden import BY_NAME, GOLDEN
 
-STEP = 3
 READ = """
 const fs = require('fs');
 const pause = () => new Promise((resolve) => setTimeout(resolve, 20));
 const data = new client.DataClient([value.address]);
 return (async () => {
     await data.createJob(value.job);
-    for await (const { header } of data.stream('vit', 1)) {
-        while (Number(header.step) === value.step && !fs.existsSync(value.file)) await pause();
-        if (fs.existsSync(value.file)) break;
+    let step;
+    for await (const { header } of data.stream('vit', 0)) {
+        step = Number(header.step);
+        while (!fs.existsSync(value.file)) await pause();
     }
     data.close();
-    return 'read';
+    return step;
 })();
 """
 
 
 @pytest.mark.usefixtures("javascript")
-def test_a_server_learns_the_step_that_a_reader_in_javascript_took(case: Case, tmp_path: Path) -> None:
-    seen = tmp_path / "seen"
-    with serving(*case.flags) as server, ThreadPoolExecutor(1) as pool:
-        value = {"address": server.address, "job": json.loads(case.job.read_text()), "step": STEP, "file": str(seen)}
-        reading = pool.submit(node.evaluate, READ, value)
-        try:
-            rank = progress_of(server.address)
-        finally:
-            seen.touch()
-        assert reading.result() == "read"
-    assert (rank.module, rank.rank, rank.step) == ("vit", 1, STEP)
-    assert rank.waited.ToNanoseconds() > 0
-
-
-def progress_of(address: str) -> RankProgress:
-    """The one rank that reads, as soon as it has said its step."""
-    until = time.monotonic() + TIMEOUT_S
-    with grpc.insecure_channel(address) as channel:
-        stub = AdminServiceStub(channel)
-        while time.monotonic() < until:
-            ranks = stub.GetMetrics(GetMetricsRequest(), timeout=TIMEOUT_S).ranks
-            if ranks and ranks[0].HasField("step") and ranks[0].step == STEP:
-                return ranks[0]
-            time.sleep(0.05)
-    raise AssertionError("no step was said")
+def test_a_server_learns_the_step_that_a_reader_in_javascript_took(tmp_path: Path) -> None:
+    """The reader works on its first microbatch until that was said."""
+    file, said = tmp_path / "said", list[Any]()
+    with replaying(GOLDEN, said) as address, ThreadPoolExecutor(1) as pool:
+        job = BY_NAME["create_incomplete"].request.job_spec_json
+        reading = pool.submit(node.evaluate, READ, {"address": address, "job": job, "file": str(file)})
+        until = time.monotonic() + TIMEOUT_S
+        while len(said) < 2 and not reading.done() and time.monotonic() < until:
+            time.sleep(0.02)
+        file.touch()
+        last = reading.result()
+    token, report = said[:2]
+    assert len(token) == 16
+    assert isinstance(report, ReportProgressRequest)
+    assert (report.progress_token, report.step) == (token, 0)
+    assert 0 < report.waited.ToNanoseconds() < TIMEOUT_S * 1e9
+    assert last > 0

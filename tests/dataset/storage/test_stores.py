@@ -423,4 +423,5 @@ def settle() -> None:
 
 
 def held_shards() -> set[str]:
-    return {key.info.key.rpartition("/")[2] for key in blocks.BLOCKS.held._held}
+    names = {key.info.key.rpartition("/")[2] for key in blocks.BLOCKS.held._held}
+    return {name for name in names if name.endswith(".tar")}
