@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 from urllib.parse import quote
 
 import pytest
-from fleet.servers import free_addresses
 from loaders.installing import FOLDER
 from moto.server import ThreadedMotoServer
+from ports import free_addresses
 from stores import AWS, ask
 
 from dataserver.dataset.storage.urls import Url
