@@ -4,9 +4,9 @@ content_version 2. A sample that is understood (a pair, an interleaved document,
 
     BOS  parts in document order  EOS      text part: its tokens; image part: BOI, one IMAGE per embedding, EOI
 
-one that is generated, whose image takes no tokens: `BOS  text  BOI  QUERY ... QUERY`, and the text of one that is
-contrasted with its image: `BOS  text  EOS`. Text that was cut is cut from
-the end of the document backward, so what is left is a prefix of all text tokens. Targets of the loss are the text
+one that is generated, whose target takes no tokens: `BOS  text  BOI  QUERY ... QUERY`, with other images before the
+target among the text; and the text of one that is contrasted with its image: `BOS  text  EOS`. Text that was cut is cut
+from the end of the document backward, so what is left is a prefix of all text tokens. Targets of the loss are the text
 tokens and EOS of understood samples; labels are shifted: a token's label is the token that follows it.
 
 A part of a document that is split is a sample that is understood; EOS is a target of the last part alone.
@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.assembly.document_parts import PartError, part_of
+from dataserver.assembly.document_parts import WHOLE, PartError, part_of
 from dataserver.assembly.image_runs import ImageRun, image_runs, run_tokens
 from dataserver.dataset import IMAGE, TEXT, ChatParts, TokenizedDocument
 from dataserver.planning import I32, I64
@@ -67,7 +67,7 @@ class _Planned(NamedTuple):
     tokens: int
     """Length of the whole sequence."""
     images: list[ImageRun]
-    """Its images and clips, where it is understood."""
+    """Its images and clips; where it is generated, the last is the target."""
     part: tuple[int, ...] | None
     """Where it is in its document (`SampleSizes.parts`); None where no documents are split."""
 
@@ -160,10 +160,9 @@ def _times(samples: StepSamples, index: I64, sizing: VideoSizing, lengths: Video
 
 
 def understood_images(samples: StepSamples, items: I64) -> I64:
-    """The images of those of some samples that are understood. int64 [k], indices into those of the step."""
-    understood = items[samples.task[items] == Task.UNDERSTANDING]
-    first = samples.image_offsets[understood]
-    return ranges(first, samples.image_offsets[understood + 1] - first)
+    """The images of some samples that are understood. int64 [k], indices into those of the step."""
+    first, end = (found[items] for found in samples.images_with(Task.UNDERSTANDING))
+    return ranges(first, end - first)
 
 
 def text_arrays(
@@ -225,9 +224,13 @@ def _checked_pieces(
     """Return the pieces of one sample's sequence after comparing the document with the plan."""
     if document.chat is not None:
         return list(_checked_chat(stream, samples, planned, document, document.chat))
-    if planned.part is not None and planned.part[1] > 1:
-        document = _checked_part(stream, samples, planned, planned.part, document)
-    found, counted = sum(map(len, document.texts)), planned.text_tokens + planned.cut
+    part, left_out = planned.part or WHOLE, None
+    if planned.task == Task.GENERATION and (part[1] > 1 or document.kinds.count(IMAGE) > 1):
+        left_out = planned.cut
+    if part[1] > 1 or left_out is not None:
+        document = _checked_part(stream, samples, planned, part, document, left_out)
+    found = sum(map(len, document.texts))
+    counted = planned.text_tokens + (planned.cut if left_out is None else 0)
     if found != counted:
         raise TokenCountError(
             f"{sample_name(stream, samples, planned.number)}: the tokenizer {stream.tokenizer.name} makes {found} "
@@ -241,7 +244,7 @@ def _checked_pieces(
             f"{len(images)} images in the plan and {len(document.texts)} texts; run dataserver index again"
         )
     if planned.task == Task.GENERATION:
-        pieces = list(_generation(stream, document, planned.text_tokens))
+        pieces = list(_generation(stream, document, images, planned.text_tokens))
     elif planned.task == Task.CONTRASTIVE:
         pieces = list(_contrastive(stream, document, planned.text_tokens))
     else:
@@ -256,11 +259,16 @@ def _checked_pieces(
 
 
 def _checked_part(
-    stream: Stream, samples: StepSamples, planned: _Planned, part: tuple[int, ...], document: TokenizedDocument
+    stream: Stream,
+    samples: StepSamples,
+    planned: _Planned,
+    part: tuple[int, ...],
+    document: TokenizedDocument,
+    left_out: int | None,
 ) -> TokenizedDocument:
-    """Return the part of a document that a sample is."""
+    """Return the part of a document that a sample is, up to its target where it has one."""
     try:
-        return part_of(document, part, planned.text_tokens, len(planned.images))
+        return part_of(document, part, planned.text_tokens, len(planned.images), left_out)
     except PartError as error:
         raise TokenCountError(
             f"{sample_name(stream, samples, planned.number)}: {error}; the index or the tokens are not those that were "
@@ -320,12 +328,20 @@ def _image_pieces(image: int, run: ImageRun, stream: Stream) -> Iterator[_Piece]
         yield ids, count, _IMAGE if is_embedding else _OTHER
 
 
-def _generation(stream: Stream, document: TokenizedDocument, text_tokens: int) -> Iterator[_Piece]:
+def _generation(
+    stream: Stream, document: TokenizedDocument, images: list[ImageRun], text_tokens: int
+) -> Iterator[_Piece]:
     ids = stream.tokenizer
-    yield ids.bos, 1, _OTHER
-    yield from _texts(document, text_tokens)
+    before = TokenizedDocument(_without_last_image(document.kinds), document.texts)
+    *pieces, _ = _understanding(stream, before, images, text_tokens, ends=False)
+    yield from ((found, count, _OTHER if role == _TARGET else role) for found, count, role in pieces)
     yield ids.boi, 1, _OTHER
     yield ids.query, stream.generation.query_tokens, _QUERY
+
+
+def _without_last_image(kinds: tuple[int, ...]) -> tuple[int, ...]:
+    last = max(i for i, kind in enumerate(kinds) if kind == IMAGE)
+    return kinds[:last] + kinds[last + 1 :]
 
 
 def _contrastive(stream: Stream, document: TokenizedDocument, text_tokens: int) -> Iterator[_Piece]:

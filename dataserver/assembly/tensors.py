@@ -8,14 +8,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.assembly.image_runs import image_runs
+from dataserver.assembly.sequences import understood_images
 from dataserver.images import U8
 from dataserver.planning import I64
 from dataserver.planning.job.fields import AudioSizing, Modality, ModuleKind, Sizing, served_frames
 from dataserver.planning.job.spec import JobSpec
 from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.plan.views import ViewPlan, aligned
-from dataserver.planning.stream.item_sizes import audio_sizing, video_sizing
+from dataserver.planning.stream.item_sizes import audio_sizing, item_tokens, video_sizing
 from dataserver.planning.stream.samples import StepSamples, Task
 from dataserver.planning.stream.tiles import LAYOUT
 
@@ -109,11 +109,10 @@ def _text_shapes(plan: StepPlan, view: ViewPlan) -> _Shapes:
 
 def _backbone_shapes(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> _Shapes:
     samples = plan.samples
-    generated = samples.task[view.items] == Task.GENERATION
+    generated = int((samples.task[view.items] == Task.GENERATION).sum())
     num_tokens = int(samples.tokens[view.items].sum())
-    runs = image_runs(spec.stream.sizing, samples, view.items[~generated])
-    num_embeddings = sum(run.embeddings for of_sample in runs for run in of_sample)
-    num_conditions = int(generated.sum()) * spec.stream.generation.query_tokens
+    num_embeddings = int(item_tokens(samples, spec.stream.sizing)[understood_images(samples, view.items)].sum())
+    num_conditions = generated * spec.stream.generation.query_tokens
     return [
         ("token_ids", _I32, (num_tokens,)),
         ("labels", _I32, (num_tokens,)),

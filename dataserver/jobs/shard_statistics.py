@@ -34,6 +34,7 @@ from dataserver.planning.stream.item_sizes import VideoLengths
 from dataserver.planning.stream.samples import row_sums
 from dataserver.planning.stream.sizing import SampleTooLargeError
 from dataserver.planning.stream.statistics import ShardStatistics, row_statistics
+from dataserver.planning.stream.targets import DocumentTargets
 
 MANY: Final = 256
 """So many shards are worth the second that it takes to start processes."""
@@ -65,6 +66,8 @@ class Rules:
     """Keys of the transforms of metadata, whose columns the filter may name."""
     split: Split | None = None
     """How documents are split: statistics are then those of their parts."""
+    of_documents: DocumentTargets | None = None
+    """How images of documents are generated, on which their nominal tokens depend."""
 
     @property
     def transformed_texts(self) -> list[str]:
@@ -87,6 +90,8 @@ class Rules:
             key.append({"marks": self.sizing.marks.counts})
         if self.split is not None:
             key.append({"split": self.split.key()})
+        if self.of_documents is not None:
+            key.append({"targets": self.of_documents.key()})
         return key if self.sizing.rule is None else [*key, self.sizing.of_rule()]
 
 
@@ -248,7 +253,7 @@ def _compute(shard: Shard, rules: Rules, compiled: Filter | None) -> ShardStatis
     if columns.caption_tokens is not None and not rules.longest:
         columns = replace(columns, text_tokens=rules.captions.expected(columns.caption_tokens))
     try:
-        return row_statistics(rules.sizing, columns, row, null_drops, rules.split)
+        return row_statistics(rules.sizing, columns, row, null_drops, rules.split, rules.of_documents)
     except SampleTooLargeError as error:
         raise SampleTooLargeError(f"shard {shard.name}: {error}") from None
 

@@ -303,7 +303,7 @@ def _identities(shards: Sequence[Shard], rules: Rules) -> list[bytes]:
 
 
 def _is_plain(rules: Rules) -> bool:
-    return not rules.filter and rules.quarantine is None and rules.split is None
+    return not rules.filter and rules.quarantine is None and rules.split is None and rules.of_documents is None
 
 
 def _key(dataset: Dataset, rules: Rules) -> str:

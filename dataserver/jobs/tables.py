@@ -21,6 +21,7 @@ from dataserver.planning.stream.documents import Split
 from dataserver.planning.stream.gathering import Window, gather_window, size_rows
 from dataserver.planning.stream.samples import ShardTable
 from dataserver.planning.stream.slices import Slices, Table, cut, gather_slice, whole
+from dataserver.planning.stream.targets import DocumentTargets
 from dataserver.planning.stream.windows import Span, WindowOrder, units_of
 
 CACHED_SLICES: Final = 4
@@ -169,7 +170,8 @@ def rules_of(stream: Stream, spec: DatasetSpec, dataset: Dataset) -> Rules:
     """What the statistics of a dataset of a stream depend on."""
     quarantine = dataset.quarantine if spec.quarantine else None
     about = stream.tokenizer.digest, stream.sizing, spec.filter, quarantine, Captions.of(spec)
-    return Rules(*about, metadata=metadata_keys(spec), split=Split.of(stream, spec))
+    made = Split.of(stream, spec), DocumentTargets.of(stream)
+    return Rules(*about, metadata=metadata_keys(spec), split=made[0], of_documents=made[1])
 
 
 def rest_of(tables: ShardTables, dataset: int, lengths: I64) -> Rest | None:

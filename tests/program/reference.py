@@ -102,8 +102,8 @@ def _image_loss(case: Case, dit: nn.Module, batch: Batch, conditions: Tensor, sk
     keys = [dataset_key(dataset.name) for dataset in stream.datasets]
     signed = [key - (1 << 64 if key >> 63 else 0) for key in keys]
     names = [
-        torch.tensor([[signed[int(d)], int(p), int(s), 0]])
-        for d, p, s in zip(items.dataset, items.epoch, items.sample, strict=True)
+        torch.tensor([[signed[int(d)], int(p), int(s), int(i)]])
+        for d, p, s, i in zip(items.dataset, items.epoch, items.sample, items.image, strict=True)
     ]
     counts, dim = t["cu_patches"].diff().to(torch.int64), t["patches"].shape[1]
     noise = [

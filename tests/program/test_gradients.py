@@ -81,6 +81,43 @@ def test_gradients_equal_the_reference(fleet: Fleet, pool: Pool, tmp_path: Path,
 @pytest.mark.parametrize(
     "degrees",
     [
+        Degrees(2, 2, 1, 1),
+        *(
+            pytest.param(degrees, marks=pytest.mark.long)
+            for degrees in (
+                Degrees(1, 2, 2, 2),
+                Degrees(2, 2, 1, 2, colocated=True),
+                Degrees(2, 2, 1, 1, group=2),
+                Degrees(1, 1, 2, 1, sp=2),
+                Degrees(1, 1, 2, 1, tp=(1, 2, 1)),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_generation_within_documents(fleet: Fleet, pool: Pool, tmp_path: Path, degrees: Degrees) -> None:
+    """In one of the two datasets an image that is read before a target cannot be decoded."""
+    generation = {"ratio": "0.7", "query_tokens": 4, "interleaved": True}
+    cases, references = {}, {}
+    for name in ("docs", "documents"):
+        ours, reference = fleet.pair_of_jobs(degrees, dataset=name, generation=generation, seed=2)
+        cases[name] = Case(name, fleet.address, ours, **WEIGHTS)
+        references[name] = replace(cases[name], job=reference)
+    found = pool.run(list(cases.values()), tmp_path)
+    items = [batch.items for batch in references["documents"].batches("llm", 0)]
+    targets = [batch.items for batch in references["documents"].batches("dit", 0)]
+    victim = fleet.victims["documents"]
+    assert any(victim in i.sample for i in items)
+    assert [int(image) for i in targets for image in i.image[i.sample == victim]] > [0]
+    for name, reference in references.items():
+        skipped = {victim} if name == "documents" else set()
+        assert_close(found[name], reference_gradients(reference, skipped.__contains__), BOUNDS["float64"])
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    "degrees",
+    [
         Degrees(2, 2, 1, 1, second_encoder=1, second_generator=1),
         pytest.param(Degrees(1, 1, 2, 1, chunks=2), marks=pytest.mark.long),
         pytest.param(Degrees(1, 2, 2, 1, chunks=2, second_encoder=2), marks=pytest.mark.long),

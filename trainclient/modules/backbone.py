@@ -17,9 +17,9 @@ _LAST = ("labels", "condition_slots")
 class Backbone(TrainedModule):
     """Runs some layers of a decoder.
 
-    Its first chunk takes embeddings, the others hidden states. The items of hidden states are samples, valid if they
-    are known to be: those with images by what encoders say of them. The labels of the others are ignored, as those of
-    generated samples are anyway.
+    Its first chunk takes embeddings, the others hidden states. The items of hidden states are samples, valid unless an
+    image that they read is not: that is known, or encoders say it. The labels of the others are ignored, and so are the
+    targets that their conditions are for.
     """
 
     def __init__(self, stage: BackboneStage) -> None:
@@ -75,18 +75,19 @@ class Backbone(TrainedModule):
         if conditions is None:
             raise TypeError("the last chunk of a backbone returned neither hidden states nor conditions")
         whole = conditions if shared is None else shared.collect(conditions, batch.condition_slots)
-        return Output(self._conditions(whole), output.loss_sum)
+        return Output(self._conditions(whole, view, valid), output.loss_sum)
 
     def _sample_validity(self, view: View, rows: Rows | None) -> Tensor:
-        """bool [S]: True for samples known to be valid."""
+        """bool [S]: True for samples whose images, as far as they are read, are known to be valid."""
         if rows is not None and not self._stage.is_first:
             return rows.valid
-        valid = torch.from_numpy(view.items.valid)
+        slots, ends = view.tensors["embedding_slots"], view.tensors["cu_lengths"]
+        sound, read = torch.from_numpy(~view.items.invalid), torch.searchsorted(slots, ends).diff() > 0
+        valid = torch.where(read, torch.from_numpy(view.items.valid), sound)
         if rows is None or rows.offsets is None:
             return valid
-        tokens = view.tensors["embedding_slots"][rows.offsets[:-1]]
-        samples = torch.searchsorted(view.tensors["cu_lengths"], tokens, right=True) - 1
-        valid[samples] = torch.from_numpy(~view.items.invalid)[samples]
+        samples = _samples_of(slots[rows.offsets[:-1]], ends)
+        valid[samples] = sound[samples]
         valid[samples[~rows.valid]] = False
         return valid
 
@@ -105,11 +106,17 @@ class Backbone(TrainedModule):
             image_blocks=_image_blocks(view) if self._stage.config.two_way_images else None,
         )
 
-    def _conditions(self, conditions: Tensor) -> Rows:
+    def _conditions(self, conditions: Tensor, view: View, valid: Tensor) -> Rows:
         """Rows of as many items as there are generated images, each with the same number of query tokens."""
         queries = max(1, self._stage.config.query_tokens)
         offsets = torch.arange(0, len(conditions) + 1, queries)
-        return Rows(conditions, torch.ones(len(offsets) - 1, dtype=torch.bool), offsets)
+        first = view.tensors["condition_slots"][offsets[:-1]]
+        return Rows(conditions, valid[_samples_of(first, view.tensors["cu_lengths"])], offsets)
+
+
+def _samples_of(slots: Tensor, ends: Tensor) -> Tensor:
+    """int64 [k]: the samples of some tokens of a view."""
+    return torch.searchsorted(ends, slots, right=True) - 1
 
 
 def _image_blocks(view: View) -> Tensor:

@@ -51,11 +51,11 @@ class Beside(NamedTuple):
     rank: I64
     microbatch: I64
     """int64 [n] each, sorted by rank and microbatch."""
-    offsets: I64
-    """int64 [n + 1]: first image of each sample of the step."""
-    of_kind: Bool
+    first: I64
+    end: I64
+    """int64 [n] each: the images of each sample of the step that have rows in the backbone."""
     mine: Bool
-    """bool [n]: samples whose images have rows in the backbone, and those of them whose images are found."""
+    """bool [n]: samples whose images are found."""
     image_rows: I32
     image_columns: I32
     """int32 [m] each: size of each image in patches."""
@@ -73,9 +73,9 @@ def images_of(beside: Beside, merged: int, given: int) -> tuple[I64, ...]:
         int64 [k] each, in the order of `arranging.BesideBackbone`.
     """
     number = np.empty(len(beside.mine), np.int64)
-    count = _numbered(beside.offsets, beside.mine, number)
+    count = _numbered(beside.first, beside.end, beside.mine, number)
     found = np.empty((6, count), np.int64)
-    with_images = np.flatnonzero(beside.of_kind[beside.item])
+    with_images = np.flatnonzero((beside.end > beside.first)[beside.item])
     _images_of(beside, with_images, number, merged, given, found)
     return tuple(found)
 
@@ -107,12 +107,12 @@ def _in_places(order: I64, rank: I64, microbatch: I64, rows: I64, found: Placed)
 
 
 @kernel
-def _numbered(offsets: I64, mine: Bool, number: I64) -> int:
+def _numbered(first: I64, end: I64, mine: Bool, number: I64) -> int:
     """Fill in how many images of the samples that are `mine` stand before each sample. Returns how many there are."""
     count = 0
     for sample in range(len(mine)):
         number[sample] = count
-        count += mine[sample] * (offsets[sample + 1] - offsets[sample])  # a branch would be taken at random
+        count += mine[sample] * (end[sample] - first[sample])  # a branch would be taken at random
     return count
 
 
@@ -125,12 +125,12 @@ def _images_of(beside: Beside, with_images: I64, number: I64, merged: int, given
         if rank[i] != rank[before] or microbatch[i] != microbatch[before]:
             so_far = 0
         before, sample = i, item[i]
-        for image in range(beside.offsets[sample], beside.offsets[sample + 1]):
+        for image in range(beside.first[sample], beside.end[sample]):
             rows = given
             if given < 0:
                 rows = beside.image_rows[image] * beside.image_columns[image] // merged
             if beside.mine[sample]:
-                found[0, count], found[1, count] = image, number[sample] + image - beside.offsets[sample]
+                found[0, count], found[1, count] = image, number[sample] + image - beside.first[sample]
                 found[2, count], found[3, count] = rank[i], microbatch[i]
                 found[4, count], found[5, count] = so_far, rows
                 count += 1

@@ -16,7 +16,7 @@ from dataserver.planning.plan.naming import counted
 from dataserver.planning.plan.placement import Placement
 from dataserver.planning.plan.plan import Arrangement, Routing
 from dataserver.planning.stream.item_sizes import item_tokens, token_grids
-from dataserver.planning.stream.samples import MODALITY_NUMBERS, StepSamples, Task
+from dataserver.planning.stream.samples import MODALITY_NUMBERS, StepSamples, Task, ranges
 from dataserver.planning.stream.sizing import MicrobatchTooLargeError
 
 if TYPE_CHECKING:  # kernels are imported where they are called
@@ -211,12 +211,13 @@ def _in_places(order: I64, rank: I64, microbatch: I64, rows: I64) -> "Placed":
 
 
 def module_images(spec: JobSpec, module: ModuleSpec, samples: StepSamples) -> I64:
-    """The images that an encoder or generator handles: by the task of their samples, by dataset, and by modality.
+    """The images that an encoder or generator handles: by their task, by dataset, and by modality.
 
     Returns:
         int64 [k], ascending indices into the step's images.
     """
-    found = np.flatnonzero(np.repeat(_handled(spec, module, samples), np.diff(samples.image_offsets)))
+    first, end = samples.images_with(TASK_OF[module.kind])
+    found = ranges(first, (end - first) * _handled(spec, module, samples))
     return found if samples.image_modality is None else found[_of_modality(module, samples, found)]
 
 
@@ -229,13 +230,13 @@ def _of_modality(module: ModuleSpec, samples: StepSamples, images: I64) -> Bool:
 
 
 def _handled(spec: JobSpec, module: ModuleSpec, samples: StepSamples) -> Bool:
-    """The samples whose images an encoder or generator handles. bool [n]."""
-    handled: Bool = samples.task == TASK_OF[module.kind]
+    """The samples whose images of its task an encoder or generator handles. bool [n]."""
     if samples.image_modality is None and module.reads is not Modality.IMAGE:
-        return np.zeros_like(handled)
+        return np.zeros(len(samples), np.bool_)
     of_dataset = spec.module_of_dataset(module.kind, module.reads)
     datasets = np.array([m is not None and m.name == module.name for m in of_dataset])
-    return handled if datasets.all() else handled & datasets[samples.dataset]
+    found: Bool = datasets[samples.dataset]
+    return found
 
 
 def image_rows(stream: Stream, samples: StepSamples, images: I64, task: Task) -> I64:
@@ -266,12 +267,13 @@ def images_beside(spec: JobSpec, module: ModuleSpec, samples: StepSamples, backb
 
     task, stream = TASK_OF[module.kind], spec.stream
     image_rows, image_columns, merged = token_grids(samples, stream.sizing)
+    first, end = samples.images_with(task)
     beside = Beside(
         item=backbone.item,
         rank=backbone.rank,
         microbatch=backbone.microbatch,
-        offsets=samples.image_offsets,
-        of_kind=samples.task == task,
+        first=first,
+        end=end,
         mine=_handled(spec, module, samples),
         image_rows=image_rows,
         image_columns=image_columns,

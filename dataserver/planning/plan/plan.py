@@ -13,7 +13,7 @@ import numpy as np
 from dataserver.planning import I64
 from dataserver.planning.job.identity import Job
 from dataserver.planning.plan.integers import to_fewest_bytes
-from dataserver.planning.stream.samples import StepSamples, Task, row_sums
+from dataserver.planning.stream.samples import StepSamples, Task
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -234,13 +234,13 @@ def plan_hash(version: int, job_id: str, step: int, arranged: ArrangedStep) -> b
 def make_plan(job: Job, step: int, arranged: ArrangedStep) -> StepPlan:
     """A plan with what follows from its parts: the denominators of the losses, and its hash."""
     samples = arranged.samples
-    understood, generated = samples.task == Task.UNDERSTANDING, samples.task == Task.GENERATION
+    first, end = samples.images_with(Task.GENERATION)
     return StepPlan(
         **{field.name: getattr(arranged, field.name) for field in fields(ArrangedStep)},
         job_id=job.job_id,
         stream_id=job.stream_id,
         step=step,
-        text_tokens=int(samples.num_targets @ understood),
-        target_patches=int(row_sums(samples.patches, samples.image_offsets) @ generated),
+        text_tokens=int(samples.num_targets @ (samples.task == Task.UNDERSTANDING)),
+        target_patches=int(samples.patches[first[first < end]].sum()),
         hash=plan_hash(job.spec.execution.plan_version, job.job_id, step, arranged),
     )

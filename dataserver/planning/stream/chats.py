@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from dataserver.planning import I32, I64, Bool
 from dataserver.planning.job.fields import Stream
-from dataserver.planning.stream.item_sizes import item_grids, item_marks, item_tokens
+from dataserver.planning.stream.item_sizes import IMAGE_EXTRA, UNDERSTANDING_EXTRA, item_grids, item_marks, item_tokens
 from dataserver.planning.stream.samples import SampleSizes
-from dataserver.planning.stream.sizing import IMAGE_EXTRA, UNDERSTANDING_EXTRA
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from dataserver.planning import I64, U8, Bool, yield_point
 from dataserver.planning.job.fields import DatasetSpec, Stream
+from dataserver.planning.stream.item_sizes import UNDERSTANDING_EXTRA
 from dataserver.planning.stream.samples import IMAGE, row_sums
-from dataserver.planning.stream.sizing import UNDERSTANDING_EXTRA, SampleTooLargeError, pair_tasks
+from dataserver.planning.stream.sizing import SampleTooLargeError, pair_tasks
 
 TEXT_KIND = 0
 """Kind of a text in an index."""

@@ -11,8 +11,9 @@ from dataserver.planning import I32, I64, U8, U64, Bool, yield_point
 from dataserver.planning.job.fields import SINGLE_STEP, PlanLimits, Sizing, Stream
 from dataserver.planning.stream.captions import OWN_CAPTION, Captions
 from dataserver.planning.stream.chats import ChatColumns, fit_chats
-from dataserver.planning.stream.documents import Documents, Split, split_documents
+from dataserver.planning.stream.documents import TEXT_KIND, Documents, Split, split_documents
 from dataserver.planning.stream.item_sizes import (
+    IMAGE_EXTRA,
     VideoLengths,
     item_grids,
     item_marks,
@@ -24,7 +25,6 @@ from dataserver.planning.stream.order import StreamOrder
 from dataserver.planning.stream.randomness import dataset_key
 from dataserver.planning.stream.samples import IMAGE, SampleSizes, ShardTable, StepSamples, ranges, row_sums
 from dataserver.planning.stream.sizing import (
-    IMAGE_EXTRA,
     MicrobatchTooLargeError,
     concatenate,
     joined_parts,
@@ -57,7 +57,7 @@ class ShardColumns:
     chats: ChatColumns | None = None
     """Columns of conversations, each of which is one text."""
     kinds: U8 | None = None
-    """uint8 [t + m]: 0 of a text, 1 of an image, in document order; None where no documents are split."""
+    """uint8 [t + m]: 0 of a text, 1 of an image, in document order; None where nobody asks."""
 
 
 class PickedRows(NamedTuple):
@@ -75,6 +75,18 @@ class PickedRows(NamedTuple):
     """bool [images]: whether each is the only image of its document; None where offsets say it."""
     parts: I64 | None
     """int64 [k, 4], as in `SampleSizes`."""
+
+    def texts_before(self, columns: ShardColumns) -> I64:
+        """Text tokens of its sample before each image, int64 [images]; `columns` are those of the shard."""
+        if columns.kinds is None:
+            raise ValueError("images of documents are to be generated, and nothing says where texts stand")
+        lengths = np.zeros(len(columns.kinds), np.int64)
+        lengths[columns.kinds == TEXT_KIND] = columns.text_tokens
+        before = np.cumsum(lengths)[columns.kinds != TEXT_KIND]
+        sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(columns.text_tokens, dtype=np.int64)])
+        before -= np.repeat(sums[columns.text_offsets[:-1]], np.diff(columns.image_offsets))
+        found: I64 = before[self.images]
+        return found if self.parts is None else found - np.repeat(self.parts[:, 2], np.diff(self.image_offsets))
 
 
 def picked_rows(columns: ShardColumns, row: I64, split: Split | None, sizing: Sizing) -> PickedRows:
@@ -147,6 +159,7 @@ def size_rows(
         picked.lone,
         None if columns.lengths is None else columns.lengths.pick(picked.images),
         picked.parts,
+        picked.texts_before(columns) if stream.generation.interleaved else None,
     )
     return replace(table, caption_tokens=drawn)
 

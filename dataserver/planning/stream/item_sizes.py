@@ -21,6 +21,14 @@ from dataserver.planning.stream.grids import image_layouts, patch_grids, stacked
 from dataserver.planning.stream.samples import AUDIO, IMAGE, VIDEO, SampleSizes, StepSamples, row_sums
 from dataserver.planning.stream.tiles import LAYOUT, layout_tokens, mark_tokens
 
+UNDERSTANDING_EXTRA = 2
+"""Tokens around the sample that is understood: BOS and EOS."""
+IMAGE_EXTRA = 2
+"""Tokens around each image: BOI and EOI."""
+GENERATION_EXTRA = 2
+"""Tokens beside text, images and queries of a sample that is generated: BOS, and BOI before the queries."""
+
+_MEDIA = ("image_modality", "image_depths", "image_layout", "image_texts")
 _DEFAULT_AUDIO = AudioSizing.model_construct()
 _DEFAULT_VIDEO = VideoSizing.model_construct()
 
@@ -156,8 +164,16 @@ def has_others(sizes: SampleSizes) -> Bool:
     return found
 
 
+def is_pair(sizes: SampleSizes) -> Bool:
+    """Whole samples of exactly one image and some text. bool [n]."""
+    pairs: Bool = (np.diff(sizes.image_offsets) == 1) & (sizes.text_tokens > 0)
+    if sizes.are_whole is not None:
+        pairs &= sizes.are_whole
+    return pairs if sizes.image_modality is None else pairs & ~has_others(sizes)
+
+
 def joined_media(parts: Sequence[SampleSizes | StepSamples]) -> dict[str, NDArray[Any]]:
-    """Modality, depths and layouts of the items of several, one after the other; those that any has, by name."""
+    """What `picked_media` gives of the items of several, one after the other; what any has, by name."""
     found = dict[str, NDArray[Any]]()
     for name, usual in (("image_modality", np.uint8(IMAGE)), ("image_depths", np.int32(1))):
         columns = [getattr(part, name) for part in parts]
@@ -165,11 +181,14 @@ def joined_media(parts: Sequence[SampleSizes | StepSamples]) -> dict[str, NDArra
             counts = [len(part.image_rows) for part in parts]
             full = [np.full(n, usual) if c is None else c for c, n in zip(columns, counts, strict=True)]
             found[name] = np.concatenate(full)
-    layouts = [part.image_layout for part in parts if part.image_layout is not None]
-    return {**found, "image_layout": np.concatenate(layouts)} if layouts else found  # a job's all have them, or none
+    for name in ("image_layout", "image_texts"):  # a job's all have them, or none
+        columns = [column for part in parts if (column := getattr(part, name, None)) is not None]
+        if columns:
+            found[name] = np.concatenate(columns)
+    return found
 
 
 def picked_media(sizes: SampleSizes | StepSamples, images: I64 | slice | Bool) -> dict[str, NDArray[Any]]:
-    """Modality, depths and layouts of some items; those that are there, by name."""
-    columns = {name: getattr(sizes, name) for name in ("image_modality", "image_depths", "image_layout")}
+    """Modality, depths, layouts and texts before some items; those that are there, by name."""
+    columns = {name: getattr(sizes, name, None) for name in _MEDIA}
     return {name: column[images] for name, column in columns.items() if column is not None}

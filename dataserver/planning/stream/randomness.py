@@ -42,6 +42,9 @@ class Operator(IntEnum):
     PART_ORDER = 9
     """Order of the parts of a document that is split; the `sample` word is the document's of `SAMPLE_ORDER` plus the
     number of the part, which is at least 1."""
+    TARGET = 10
+    """Which image of a document is generated; the `sample` word is the document's of `TASK` plus the number of the
+    part, 0 where it is whole."""
 
 
 def dataset_key(name: str) -> int:

@@ -69,6 +69,9 @@ class SampleSizes:
     """int64 [n, 4], where documents are split: number of the part that each is of its document, how many the document
     has, and the text tokens and images of the document before it. None where none is split."""
 
+    image_texts: I64 | None = field(default=None, kw_only=True)
+    """int64 [m]: text tokens of the sample before each image, where documents of several images may be generated."""
+
     def __len__(self) -> int:
         return len(self.text_tokens)
 
@@ -101,15 +104,16 @@ class StepSamples:
     sample: U64
     """uint64 [n]: shard << ROW_BITS | row."""
     task: I32
-    """int32 [n]: values of Task."""
+    """int32 [n]: values of Task. Of a sample that is generated the last image is the target; those before it are
+    understood."""
     text_tokens: I64
     """int64 [n]: text tokens that are kept."""
     truncated_tokens: I64
-    """int64 [n]: text tokens that were cut off."""
+    """int64 [n]: text tokens that were cut off, or left out behind the target of a document."""
     tokens: I64
     """int64 [n]: backbone tokens of the whole sample."""
     image_offsets: I64
-    """int64 [n + 1]: first image of each sample."""
+    """int64 [n + 1]: first image of each sample; images of a document behind its target are left out."""
     image_rows: I32
     """int32 [m]: height of each image in patches; of a video as in `SampleSizes`."""
     image_columns: I32
@@ -138,6 +142,15 @@ class StepSamples:
     def image_sample(self) -> I64:
         """int64 [m]: the sample of each image."""
         return np.repeat(np.arange(len(self), dtype=np.int64), np.diff(self.image_offsets))
+
+    def images_with(self, task: Task) -> tuple[I64, I64]:
+        """The images of each sample that are understood, or generated: the first, and the first behind them.
+
+        Returns:
+            int64 [n] each; equal where a sample has none.
+        """
+        first, end, generated = self.image_offsets[:-1], self.image_offsets[1:], self.task == Task.GENERATION
+        return (end - generated, end) if task is Task.GENERATION else (first, end - generated)
 
     def locate(self, images: I64) -> tuple[I64, I64]:
         """Where some images are: the sample of each, and its number within the whole document. int64 [k] each."""

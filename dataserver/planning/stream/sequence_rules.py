@@ -7,7 +7,7 @@ import numpy as np
 
 from dataserver.planning import I64
 from dataserver.planning.job.fields import Stream
-from dataserver.planning.stream.samples import IMAGE, StepSamples, Task
+from dataserver.planning.stream.samples import IMAGE, StepSamples, Task, ranges
 
 UNLIMITED = 2**62
 """Items of a kind that has no budget."""
@@ -79,10 +79,11 @@ class SequenceRules:
 
 
 def _items(samples: StepSamples) -> I64:
-    """Images, clips and videos of each sample that is understood, int64 [n, 3]; those to generate take no tokens."""
+    """Images, clips and videos of each sample that are understood, int64 [n, 3]; those to generate take no tokens."""
     found = np.zeros((len(samples), 3), np.int64)
     of = samples.image_sample
     modality = np.full(len(of), IMAGE, np.uint8) if samples.image_modality is None else samples.image_modality
-    counted = samples.task[of] == Task.UNDERSTANDING
+    first, end = samples.images_with(Task.UNDERSTANDING)
+    counted = ranges(first, end - first)
     np.add.at(found, (of[counted], modality[counted].astype(np.int64)), 1)
     return found

@@ -7,7 +7,8 @@ Layout of a sample in the backbone (content_version 2):
                                                           `sizing.marks` and of tiles also tokens between these
                                                           a clip: BOI, positions / audio.merge tokens, EOI
                                                           a video: as an image of all its groups of frames
-    generation:     BOS, text, BOI, query tokens          the target image takes no tokens
+    generation:     BOS, text, BOI, query tokens          the target image takes no tokens; of a document its parts
+                                                          before the target instead of the text, as understood
     part:           BOS, parts of its document, EOS       as understood; only the last part of a document learns EOS
     contrastive:    BOS, text, EOS                        in the text tower; the image takes no tokens
 """
@@ -21,8 +22,11 @@ import numpy as np
 from dataserver.planning import I32, I64, U8, U64, Bool
 from dataserver.planning.job.fields import Stream
 from dataserver.planning.stream.item_sizes import (
+    GENERATION_EXTRA,
+    IMAGE_EXTRA,
+    UNDERSTANDING_EXTRA,
     VideoLengths,
-    has_others,
+    is_pair,
     item_grids,
     item_marks,
     joined_media,
@@ -31,13 +35,13 @@ from dataserver.planning.stream.item_sizes import (
 )
 from dataserver.planning.stream.randomness import Operator, dataset_key, draw
 from dataserver.planning.stream.samples import SampleSizes, ShardTable, StepSamples, Task, row_sums
-
-UNDERSTANDING_EXTRA = 2
-"""Tokens around the sample that is understood: BOS and EOS."""
-IMAGE_EXTRA = 2
-"""Tokens around each image: BOI and EOI."""
-GENERATION_EXTRA = 2
-"""Tokens before the image that is generated: BOS and BOI."""
+from dataserver.planning.stream.targets import (
+    DocumentTargets,
+    draw_targets,
+    generation_share,
+    images_up_to,
+    mixed_tokens,
+)
 
 
 class MicrobatchTooLargeError(ValueError):
@@ -61,6 +65,7 @@ def shard_table(
     lone: Bool | None = None,
     lengths: VideoLengths | None = None,
     parts: I64 | None = None,
+    image_texts: I64 | None = None,
 ) -> ShardTable:
     """Size the samples of one shard.
 
@@ -77,11 +82,14 @@ def shard_table(
         lone: bool [m], whether each is the only image of its sample, where samples have lost some; else by offsets.
         lengths: of videos, where there are any.
         parts: int64 [n, 4], as in `SampleSizes`.
+        image_texts: int64 [m], as in `SampleSizes`.
 
     Raises:
         SampleTooLargeError: a sample's images alone exceed `seq_len`.
     """
     rows, columns, media = item_grids(image_offsets, widths, heights, modality, stream.sizing, lone, lengths)
+    if image_texts is not None:
+        media["image_texts"] = image_texts
     sizes = SampleSizes(text_tokens, image_offsets, rows, columns, **media, parts=parts)
     fixed = _fixed_tokens(stream, sizes)
     too_large = np.flatnonzero(may_be_understood(stream, sizes) & (fixed > stream.seq_len))
@@ -97,18 +105,9 @@ def shard_table(
     understood = np.minimum(fixed + counted, stream.seq_len)
     generated = np.minimum(counted + GENERATION_EXTRA + stream.generation.query_tokens, stream.seq_len)
     nominal = np.where(is_pair(sizes), mixed_tokens(generation_share(stream), understood, generated), understood)
+    if (of_documents := DocumentTargets.of(stream)) is not None:
+        nominal = of_documents.nominal_tokens(of_documents.find(stream.sizing, sizes), nominal)
     return ShardTable(text_tokens, image_offsets, rows, columns, row, nominal, **media, parts=parts)
-
-
-def generation_share(stream: Stream) -> Fraction:
-    """The share of pairs that are generated, as nominal tokens count it."""
-    return Fraction(stream.generation.ratio).limit_denominator(1 << 20)
-
-
-def mixed_tokens(share: Fraction, understood: I64, generated: I64) -> I64:
-    """Nominal tokens of pairs, int64 [n], from their tokens in either task: their mean over the draw, rounded down."""
-    mixed: I64 = (understood * (share.denominator - share.numerator) + generated * share.numerator) // share.denominator
-    return mixed
 
 
 def _fixed_tokens(stream: Stream, table: SampleSizes) -> I64:
@@ -121,14 +120,6 @@ def _fixed_tokens(stream: Stream, table: SampleSizes) -> I64:
     if stream.sizing.marks is None:
         return found
     return found + row_sums(item_marks(table, stream.sizing), table.image_offsets)
-
-
-def is_pair(table: SampleSizes) -> Bool:
-    """Whole samples of exactly one image and some text, which alone may be generated. bool [n]."""
-    pairs: Bool = (np.diff(table.image_offsets) == 1) & (table.text_tokens > 0)
-    if table.are_whole is not None:
-        pairs &= table.are_whole
-    return pairs if table.image_modality is None else pairs & ~has_others(table)
 
 
 def pair_tasks(stream: Stream) -> tuple[bool, bool]:
@@ -145,18 +136,26 @@ def may_be_understood(stream: Stream, table: SampleSizes) -> Bool:
 
 
 def may_be_generated(stream: Stream, table: SampleSizes) -> Bool:
-    """Samples whose image a generator may have to learn. bool [n]."""
-    if pair_tasks(stream)[1]:
-        return is_pair(table)
-    return np.zeros(len(table), np.bool_)
+    """Samples with an image that a generator may have to learn. bool [n]."""
+    if not pair_tasks(stream)[1]:
+        return np.zeros(len(table), np.bool_)
+    of_documents = DocumentTargets.of(stream)
+    return (
+        is_pair(table)
+        if of_documents is None
+        else is_pair(table) | (of_documents.find(stream.sizing, table).counts > 0)
+    )
 
 
 def most_tokens(stream: Stream, table: SampleSizes) -> I64:
     """Backbone tokens of each sample after truncation, in the longest of the tasks that it may have. int64 [n]."""
     understood = np.where(may_be_understood(stream, table), _fixed_tokens(stream, table), 0)
-    asked = np.where(may_be_generated(stream, table), GENERATION_EXTRA + stream.generation.query_tokens, 0)
+    asked = np.where(is_pair(table) & pair_tasks(stream)[1], GENERATION_EXTRA + stream.generation.query_tokens, 0)
     longest: I64 = np.minimum(np.maximum(understood, asked) + table.text_tokens, stream.seq_len)
-    return longest
+    of_documents = DocumentTargets.of(stream)
+    return (
+        longest if of_documents is None else np.maximum(longest, of_documents.find(stream.sizing, table).most_tokens())
+    )
 
 
 def draw_tasks(stream: Stream, dataset: int, epoch: int, sample: U64, pairs: Bool) -> I32:
@@ -177,10 +176,19 @@ def size_samples(stream: Stream, dataset: int, epoch: int, sample: U64, table: S
 
     Their numbers are uint64 [n], the table has their sizes in the same order.
     """
-    task = draw_tasks(stream, dataset, epoch, sample, is_pair(table))
+    task = draw_tasks(stream, dataset, epoch, sample, may_be_generated(stream, table))
     generated = task == Task.GENERATION
     fixed = np.where(generated, GENERATION_EXTRA + stream.generation.query_tokens, _fixed_tokens(stream, table))
     kept = np.minimum(table.text_tokens, stream.seq_len - fixed)
+    read = table
+    if (of_documents := DocumentTargets.of(stream)) is not None:
+        found, key = of_documents.find(stream.sizing, table), dataset_key(stream.datasets[dataset].name)
+        target = np.where(generated, draw_targets(found, stream.seed, key, epoch, sample, table.parts), -1)
+        read, chosen = images_up_to(table, target), np.flatnonzero(target >= 0)
+        kept[chosen] = found.texts[target[chosen]]
+        fixed[chosen] = found.tokens[target[chosen]] - kept[chosen]
+    media = picked_media(read, slice(None))
+    media.pop("image_texts", None)
     targets = table.targets
     if table.parts is not None:  # only the last part of a document ends it
         targets = kept + (table.parts[:, 0] == table.parts[:, 1] - 1)
@@ -193,10 +201,10 @@ def size_samples(stream: Stream, dataset: int, epoch: int, sample: U64, table: S
         text_tokens=kept,
         truncated_tokens=table.text_tokens - kept,
         tokens=fixed + kept,
-        image_offsets=table.image_offsets,
-        image_rows=table.image_rows,
-        image_columns=table.image_columns,
-        **picked_media(table, slice(None)),
+        image_offsets=read.image_offsets,
+        image_rows=read.image_rows,
+        image_columns=read.image_columns,
+        **media,
         targets=targets,
         parts=table.parts,
     )

@@ -8,6 +8,10 @@ longest ones, which `seq_len` may cut. So the length of a shard on a job's axis 
 
 in which the images of pairs are counted by size: the nominal tokens of a pair of t text tokens and i image tokens are
 t + ((i + 4) (d - n) + (2 + q) n) // d, generation having the share n / d and q query tokens, while nothing is cut.
+
+Where a stream generates images of documents, those of others depend on its `seq_len` and generation as well
+(`DocumentTargets`): nominal tokens then stand for the tokens of each, cut, with the most that it may have among the
+longest.
 """
 
 from collections.abc import Sequence
@@ -21,17 +25,18 @@ from dataserver.planning import I64, Bool
 from dataserver.planning.job.fields import Sizing, Stream
 from dataserver.planning.stream.documents import Split
 from dataserver.planning.stream.gathering import ShardColumns, picked_rows
-from dataserver.planning.stream.item_sizes import item_grids, item_marks, item_tokens
-from dataserver.planning.stream.samples import SampleSizes, ranges, row_sums
-from dataserver.planning.stream.sizing import (
+from dataserver.planning.stream.item_sizes import (
     GENERATION_EXTRA,
     IMAGE_EXTRA,
     UNDERSTANDING_EXTRA,
-    generation_share,
     is_pair,
-    mixed_tokens,
-    pair_tasks,
+    item_grids,
+    item_marks,
+    item_tokens,
 )
+from dataserver.planning.stream.samples import SampleSizes, ranges, row_sums
+from dataserver.planning.stream.sizing import pair_tasks
+from dataserver.planning.stream.targets import DocumentTargets, generation_share, mixed_tokens
 
 T = TypeVar("T", bound=np.generic)
 
@@ -101,7 +106,7 @@ class ShardStatistics:
     pair_text: I64
     """int64 [s]: text tokens of all pairs."""
     other_tokens: I64
-    """int64 [s]: backbone tokens of all others, understood and not cut."""
+    """int64 [s]: backbone tokens of all others, understood and not cut; or their nominal tokens."""
     other_fixed: I64
     """int64 [s]: most tokens beside its text that one of the others has."""
     other_image: I64
@@ -164,7 +169,12 @@ def join_statistics(parts: Sequence[ShardStatistics]) -> ShardStatistics:
 
 
 def row_statistics(
-    sizing: Sizing, columns: ShardColumns, row: I64, null_drops: int = 0, split: Split | None = None
+    sizing: Sizing,
+    columns: ShardColumns,
+    row: I64,
+    null_drops: int = 0,
+    split: Split | None = None,
+    of_documents: DocumentTargets | None = None,
 ) -> ShardStatistics:
     """The statistics of one shard, some of whose rows are used, int64 [k]; of documents that are split, of parts."""
     picked = picked_rows(columns, row, split, sizing)
@@ -174,6 +184,8 @@ def row_statistics(
     lengths = None if columns.lengths is None else columns.lengths.pick(images)
     pixels = columns.image_width[images], columns.image_height[images]
     rows, sides, media = item_grids(at, *pixels, modality, sizing, picked.lone, lengths)
+    if of_documents is not None:
+        media["image_texts"] = picked.texts_before(columns)
     patches = rows.astype(np.int64) * sides
     sized = SampleSizes(text, at, rows, sides, **media, parts=picked.parts)
     tokens = item_tokens(sized, sizing) + item_marks(sized, sizing)
@@ -183,7 +195,11 @@ def row_statistics(
     pair_text, pair_image = text[pair], fixed[pair] - UNDERSTANDING_EXTRA - IMAGE_EXTRA
     sizes, frequency = np.unique(pair_image, return_counts=True)
     longest = np.lexsort((pair_image, pair_text))[::-1][:LISTED]
-    others = fixed[~pair] + text[~pair]
+    others = longest_others = fixed[~pair] + text[~pair]
+    if of_documents is not None:
+        targets, most = of_documents.find(sizing, sized), np.minimum(fixed + text, of_documents.seq_len)
+        others = of_documents.nominal_tokens(targets, most)[~pair]
+        longest_others = np.maximum(most, targets.most_tokens())[~pair]
     return ShardStatistics(
         samples=_one(len(picked.row)),
         null_drops=_one(null_drops),
@@ -199,7 +215,7 @@ def row_statistics(
         pair_image_counts=_list(frequency),
         long_texts=_list(pair_text[longest]),
         long_images=_list(pair_image[longest]),
-        long_others=_list(-np.sort(-others)[:LISTED]),
+        long_others=_list(-np.sort(-longest_others)[:LISTED]),
     )
 
 

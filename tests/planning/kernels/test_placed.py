@@ -44,17 +44,18 @@ def test_images_come_in_the_backbones_order_behind_those_of_other_modules(module
     counts = rng.integers(0, 4, count)
     offsets = np.concatenate([[0], np.cumsum(counts)])
     rows, columns = (2 * rng.integers(1, 9, (2, int(offsets[-1])))).astype(np.int32)
-    of_kind = rng.random(count) < 0.7
-    mine = of_kind & (rng.random(count) < 0.6)
+    first, end = offsets[:-1], offsets[1:] - rng.integers(0, 2, count) * (counts > 0)  # the last may be of another kind
+    first = np.where(rng.random(count) < 0.7, first, end)
+    mine = rng.random(count) < 0.6
     expected, so_far = [], dict[tuple[int, int], int]()
-    ours = np.flatnonzero(np.repeat(mine, counts)).tolist()
+    ours = [image for sample in np.flatnonzero(mine) for image in range(first[sample], end[sample])]
     for r, m, sample in at:
-        for image in range(offsets[sample], offsets[sample + 1]) if of_kind[sample] else ():
+        for image in range(first[sample], end[sample]):
             taken = given if given >= 0 else int(rows[image]) * int(columns[image]) // 4
             if mine[sample]:
                 expected.append((image, ours.index(image), r, m, so_far.get((r, m), 0), taken))
             so_far[r, m] = so_far.get((r, m), 0) + taken
-    beside = module.Beside(item, rank, microbatch, offsets, of_kind, mine, rows, columns)
+    beside = module.Beside(item, rank, microbatch, first, end, mine, rows, columns)
     found = module.images_of(beside, 4, given)
     assert all(array.dtype == np.int64 for array in found)
     assert list(zip(*(array.tolist() for array in found), strict=True)) == expected

@@ -8,7 +8,7 @@ from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import Annotated, Final, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from dataserver.planning.job.fields.documents import DocumentSpec, ItemBudget
 from dataserver.planning.job.fields.sizing import Sizing
@@ -196,17 +196,28 @@ class Packing(ItemBudget):
 
 
 class Generation(SpecModel):
-    """How often an image-text pair trains the generator instead of being understood."""
+    """How often an image-text pair, or a document, trains the generator instead of being understood."""
 
     ratio: DecimalString = "0"
-    """Probability of the keyed draw, per pair; 0 needs no generator, 1 no encoder."""
+    """Probability of the keyed draw, per pair; 0 needs no generator, 1 no encoder for pairs."""
     query_tokens: Annotated[int, Field(ge=1, le=65536)] = 64
     """Query tokens after the caption whose last hidden states condition the generator."""
+    interleaved: bool | None = None
+    """Whether other samples than pairs train it as well, by the same probability: one of a document's images is the
+    target, and the document up to it is read. By default they are understood."""
+
+    @field_validator("interleaved", mode="after")
+    @classmethod
+    def _only_if_so(cls, value: bool | None) -> bool | None:
+        """A stream that generates pairs alone is the same whether it says so or not."""
+        return value or None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if Fraction(self.ratio) > 1:
             raise ValueError(f"ratio is {self.ratio}; a probability in [0, 1] is required")
+        if self.interleaved and Fraction(self.ratio) == 0:
+            raise ValueError("interleaved is true, and ratio is 0: nothing is generated; raise ratio, or leave it out")
         return self
 
 
@@ -290,6 +301,7 @@ class Stream(SpecModel):
         self._check_contrastive()
         self._check_conversations()
         self._check_documents()
+        self._check_interleaved()
         self._check_tiles()
         return self
 
@@ -316,6 +328,14 @@ class Stream(SpecModel):
             raise ValueError(
                 f"the dataset {chats[0]!r} has conversations, which are understood alone: leave contrastive_batch out "
                 f"and set generation.ratio, now {self.generation.ratio}, to 0"
+            )
+
+    def _check_interleaved(self) -> None:
+        drawn = [spec.name for spec in self.datasets if spec.captions is not None]
+        if drawn and self.generation.interleaved:
+            raise ValueError(
+                f"generation.interleaved reads a document up to an image, and captions of dataset {drawn[0]!r} are "
+                "drawn anew in each epoch: leave one of them out, or name one caption"
             )
 
     def _check_tiles(self) -> None:

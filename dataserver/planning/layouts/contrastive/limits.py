@@ -22,8 +22,9 @@ from dataserver.planning.layouts.shared.limits import (
     longest_samples,
 )
 from dataserver.planning.plan.naming import counted, unit_of
+from dataserver.planning.stream.item_sizes import is_pair
 from dataserver.planning.stream.samples import ShardTable
-from dataserver.planning.stream.sizing import MicrobatchTooLargeError, is_pair, most_tokens
+from dataserver.planning.stream.sizing import MicrobatchTooLargeError, most_tokens
 from dataserver.planning.stream.statistics import ShardStatistics, longest_pairs
 
 Sizes = Callable[[ModuleSpec, int], I64]

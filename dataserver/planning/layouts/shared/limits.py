@@ -43,7 +43,7 @@ class BackboneLimits:
         clear = fit_units(backbone, longest_samples(stream, statistics), self.degree)
         for kind, pairs, others in (
             (ModuleKind.ENCODER, understood, True),
-            (ModuleKind.GENERATOR, generated, False),
+            (ModuleKind.GENERATOR, generated, bool(stream.generation.interleaved)),
         ):
             module = self.spec.module_of_dataset(kind)[dataset]
             largest = np.maximum(largest_pair_images(stream, statistics) * pairs, statistics.other_image * others)
@@ -51,7 +51,7 @@ class BackboneLimits:
                 clear &= largest == 0
                 continue
             clear &= fit_units(module, largest, 1)
-            if others:
+            if kind is ModuleKind.ENCODER:
                 clear &= self.clear_together(module, statistics)
         return clear
 
@@ -71,7 +71,8 @@ class BackboneLimits:
                 _check_unhandled(spec.stream.datasets[dataset].name, kind, reads, of, samples, where)
                 continue
             check_images(module, spec.stream.sizing, of, samples, where)
-            self.check_together(module, of, samples, where)
+            if kind is ModuleKind.ENCODER:  # a sample has one target
+                self.check_together(module, of, samples, where)
         backbone, tokens = spec.execution.backbone, most_tokens(spec.stream, table)
         check_units(backbone, table.row, tokens, "tokens", self.degree, self.remedy, where)
 
