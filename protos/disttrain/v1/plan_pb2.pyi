@@ -32,7 +32,7 @@ class _TaskEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Task.ValueType],
     TASK_UNDERSTANDING: _Task.ValueType  # 1
     """Images, then text: the loss is on the text."""
     TASK_GENERATION: _Task.ValueType  # 2
-    """Text, then query tokens: the loss is the generator's."""
+    """Text, and in documents images before the last, then query tokens: the loss is the generator's, on the last image."""
     TASK_CONTRASTIVE: _Task.ValueType  # 3
     """Image and text, each for a tower of its own: the loss is contrastive."""
 
@@ -44,7 +44,7 @@ TASK_UNSPECIFIED: Task.ValueType  # 0
 TASK_UNDERSTANDING: Task.ValueType  # 1
 """Images, then text: the loss is on the text."""
 TASK_GENERATION: Task.ValueType  # 2
-"""Text, then query tokens: the loss is the generator's."""
+"""Text, and in documents images before the last, then query tokens: the loss is the generator's, on the last image."""
 TASK_CONTRASTIVE: Task.ValueType  # 3
 """Image and text, each for a tower of its own: the loss is contrastive."""
 Global___Task: _TypeAlias = Task  # noqa: Y015
@@ -85,11 +85,11 @@ class PlannedSamples(_message.Message):
 
     @_builtins.property
     def truncated_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Text tokens that were cut off to fit the sequence."""
+        """Text tokens that were cut off to fit the sequence, or follow the image of a document that is generated."""
 
     @_builtins.property
     def images(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Images."""
+        """Images; of a document that is generated, those up to its target."""
 
     @_builtins.property
     def part(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
