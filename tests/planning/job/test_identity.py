@@ -221,7 +221,8 @@ TRANSFER = {"source": "vit", "target": "llm", "latency_ns": 20, "bytes_per_ns": 
 
 def base_jobs() -> list[dict[str, Any]]:
     """Jobs that have every part of a specification between them."""
-    plain = job_data(stream={"global_batch": 4}, encoder=0, generator=1)
+    generation = {"ratio": "0.5", "interleaved": True}
+    plain = job_data(stream={"global_batch": 4, "generation": generation}, encoder=0, generator=1)
     whole = job_data(stream={"global_batch": 4, "datasets": TWO_DATASETS}, generator=1)
     rising = [{"from_step": 0, "weight": "1"}, {"from_step": 5, "weight": "2"}]
     whole["stream"]["datasets"] = [{**TWO_DATASETS[0], "weight": rising}, TWO_DATASETS[1]]
