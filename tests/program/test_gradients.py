@@ -100,7 +100,7 @@ def test_generation_within_documents(fleet: Fleet, pool: Pool, tmp_path: Path, d
     generation = {"ratio": "0.7", "query_tokens": 4, "interleaved": True}
     cases, references = {}, {}
     for name in ("docs", "documents"):
-        ours, reference = fleet.pair_of_jobs(degrees, dataset=name, generation=generation, seed=2)
+        ours, reference = fleet.pair_of_jobs(degrees, dataset=name, generation=generation)
         cases[name] = Case(name, fleet.address, ours, **WEIGHTS)
         references[name] = replace(cases[name], job=reference)
     found = pool.run(list(cases.values()), tmp_path)
