@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Final, TypeVar
 
 from dataserver.dataset import usable_cores
-from dataserver.planning import yielding_to
+from dataserver.planning import computing_on, yielding_to
 
 SLICE_S: Final = 0.02
 """Time that a job computes before another one does; the work of an ordinary step takes one or two slices."""
@@ -84,11 +84,15 @@ class FairScheduler:
             with self._lock:
                 self._enter(mine)
             self._wait(mine)
-            with yielding_to(lambda: self._yield_point(mine)):
+            with yielding_to(lambda: self._yield_point(mine)), computing_on(self._cores()):
                 return work()
         finally:
             with self._lock:
                 self._leave(mine)
+
+    def _cores(self) -> int:
+        """For the work of a job that begins now: an equal share."""
+        return max(1, usable_cores() // max(1, len(self._working)))
 
     def _enter(self, mine: _Work) -> None:
         active = {w.job for w in (*self._waiting, *self._working)}

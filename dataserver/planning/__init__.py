@@ -5,9 +5,12 @@ calls `yield_point` between bounded pieces of work. By itself that does nothing.
 between jobs, and to give up a plan that nobody waits for. What is planned does not depend on it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,3 +42,36 @@ def yielding_to(call: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         _at_yield_point.reset(token)
+
+
+_MOST_THREADS = 256
+_cores: ContextVar[int] = ContextVar("cores", default=1)
+Result = TypeVar("Result")
+
+
+@contextmanager
+def computing_on(count: int) -> Iterator[None]:
+    """Let what runs inside, in this thread, use so many cores; by itself planning uses one."""
+    token = _cores.set(count)
+    try:
+        yield
+    finally:
+        _cores.reset(token)
+
+
+def cores() -> int:
+    """That planning may use here."""
+    return _cores.get()
+
+
+def side_by_side(calls: Sequence[Callable[[], Result]]) -> list[Result]:
+    """What the calls return, each of them in a thread; what they compute must not depend on each other."""
+    first, *others = calls
+    futures = [_threads().submit(call) for call in others]
+    return [first(), *(future.result() for future in futures)]
+
+
+@lru_cache(maxsize=1)
+def _threads() -> ThreadPoolExecutor:
+    """Threads that wait for calls, begun when they are needed."""
+    return ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="planning")

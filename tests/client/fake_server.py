@@ -136,7 +136,7 @@ class FakeServer(DataServiceServicer):
 
     def GetServerInfo(self, request, context):  # noqa: ARG002, N802
         self.asked += 1
-        versions = {"order_versions": [1, 2], "content_versions": [2], "plan_versions": [5, 6]}
+        versions = {"order_versions": [1, 2], "content_versions": [2], "plan_versions": [5, 6, 7]}
         fields = {**versions, "content_digest": DIGEST}
         return pb.GetServerInfoResponse(**{"release": "fake", **fields, **self.answers.info})
 
@@ -149,7 +149,7 @@ class FakeServer(DataServiceServicer):
             fail(context, grpc.StatusCode.INVALID_ARGUMENT, "JOB_INVALID", "GIVE_UP", str(error))
         if job.spec.stream.datasets[0].fingerprint != self.answers.fingerprint:
             fail(context, grpc.StatusCode.FAILED_PRECONDITION, "DATASET_MISMATCH", "ANOTHER_SERVER")
-        if job.spec.execution.plan_version not in self.answers.info.get("plan_versions", [5, 6]):
+        if job.spec.execution.plan_version not in self.answers.info.get("plan_versions", [5, 6, 7]):
             fail(context, grpc.StatusCode.FAILED_PRECONDITION, "VERSION_UNSUPPORTED", "ANOTHER_SERVER")
         self._closing.wait(self.answers.job_delay_s)
         self.jobs.add(job.job_id)

@@ -20,7 +20,7 @@ from dataserver.jobs.scheduler import (
     never_cancelled,
 )
 from dataserver.jobs.single_flight import SingleFlightCache
-from dataserver.planning import yield_point
+from dataserver.planning import cores, yield_point
 
 TIMEOUT_S = 60.0
 
@@ -149,6 +149,14 @@ def test_who_is_ahead_of_the_others_stays_so_when_it_comes_back(monkeypatch: pyt
     now += SLICE_S
     stop(scheduler, behind)
     assert scheduler._working == [behind], "it has used one slice, the other one an hour"
+
+
+def test_work_may_use_an_equal_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dataserver.jobs.scheduler.usable_cores", lambda: 6)
+    scheduler = FairScheduler(2)
+    assert scheduler.run("alone", cores) == 6
+    assert scheduler.run("first", lambda: scheduler.run("second", cores)) == 3
+    assert cores() == 1
 
 
 def test_whoever_becomes_the_first_that_waits_looks_at_once() -> None:

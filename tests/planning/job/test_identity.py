@@ -61,6 +61,7 @@ execution:
     [
         (5, "1cc13b0bb66791512cb69d30693427fa5ec28acc15d53e3e6cf60ef75239d7e4"),
         (6, "3351b61fff11e1926303137840890836432fa86b36d36561dfbd370c7c6b6594"),
+        (7, "82ad3bd2a2c225141b3b03fb0ed82e6f125810db47dbe0aef6448a1d467b9c9b"),
     ],
 )
 def test_golden_ids(version: int, job_id: str) -> None:
@@ -68,7 +69,7 @@ def test_golden_ids(version: int, job_id: str) -> None:
     job = parse_job(parse_yaml(f"{GOLDEN_JOB}  plan_version: {version}\n".encode()))
     assert job.stream_id == "cdbc995083e1ea03daef68fdf47474cdbaef6e049ec5b93090b88e8481def5d9"
     assert job.job_id == job_id
-    assert (job == parse_job(parse_yaml(GOLDEN_JOB.encode()))) == (version == 6)
+    assert (job == parse_job(parse_yaml(GOLDEN_JOB.encode()))) == (version == 7)
 
 
 @pytest.mark.parametrize(
@@ -424,8 +425,8 @@ def test_every_field_counts() -> None:
         (("stream", "order_version"), 3, [1, 2]),
         (("stream", "content_version"), 1, [2]),
         (("stream", "content_version"), 3, [2]),
-        (("execution", "plan_version"), 4, [5, 6]),
-        (("execution", "plan_version"), 7, [5, 6]),
+        (("execution", "plan_version"), 4, [5, 6, 7]),
+        (("execution", "plan_version"), 8, [5, 6, 7]),
     ],
 )
 def test_other_versions_are_refused_by_name(path: tuple[str, str], found: int, supported: list[int]) -> None:

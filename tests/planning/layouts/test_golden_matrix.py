@@ -23,11 +23,11 @@ from dataserver.planning.simulation import Timeline
 GOLDEN = Path(__file__).with_name("golden_matrix.json")
 BLOCKS, BLOCK = 8, 10
 """Of each layout's kind, and jobs in a block."""
-FEW = 3
-"""Blocks of each kind; the rest is for the long tests."""
+FEW = {7: 3}
+"""Blocks of each kind by version, one of earlier ones; the rest is for the long tests."""
 STEP = 3
-CASES = [("pipelined", 5), *((kind, 6) for kind in LAYOUT_KINDS)]
-"""Kinds and plan versions: version 6 changes pipelines alone."""
+CASES = [("pipelined", 5), ("pipelined", 6), ("grouped", 6), *((kind, 7) for kind in LAYOUT_KINDS)]
+"""Kinds and plan versions: version 6 changes pipelines alone, version 7 pipelines and groups."""
 
 
 def outcome(step: Step, version: int) -> dict[str, str]:
@@ -87,7 +87,7 @@ def block_of(kind: str, block: int, version: int) -> list[dict[str, str]]:
 @pytest.mark.parametrize(
     ("kind", "version", "block"),
     [
-        pytest.param(kind, version, block, marks=[pytest.mark.long] * (block >= FEW))
+        pytest.param(kind, version, block, marks=[pytest.mark.long] * (block >= FEW.get(version, 1)))
         for (kind, version), block in product(CASES, range(BLOCKS))
     ],
 )

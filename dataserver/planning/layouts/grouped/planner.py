@@ -13,11 +13,12 @@ from dataserver.planning import I64
 from dataserver.planning.balancing import bin_loads
 from dataserver.planning.job.fields import ModuleKind
 from dataserver.planning.job.identity import Job, JobSpecError
+from dataserver.planning.job.limits import most_microbatches
 from dataserver.planning.job.spec import Execution
 from dataserver.planning.layouts.grouped.candidates import CandidatePlan, plain_candidate
 from dataserver.planning.layouts.grouped.costs import GroupCosts
 from dataserver.planning.layouts.grouped.options import GroupedOptions, GroupPolicy
-from dataserver.planning.layouts.grouped.policies import compositions_text, idle_groups, plans_of
+from dataserver.planning.layouts.grouped.policies import compositions_text, idle_groups, plans_of, quick_plan
 from dataserver.planning.layouts.grouped.refining import refined
 from dataserver.planning.layouts.grouped.sequence_plan import SequencePlan
 from dataserver.planning.layouts.grouped.sequences import group_costs, rank_tokens
@@ -29,6 +30,12 @@ from dataserver.planning.plan.naming import milliseconds, sample_name
 from dataserver.planning.plan.plan import Decision, StepPlan, make_plan
 from dataserver.planning.stream.samples import StepSamples
 from dataserver.planning.stream.sizing import SampleTooLargeError
+
+LADDER_SINCE = 7
+"""The first plan_version whose groups are also sought within less memory than devices have, in steps of one ladder."""
+
+SLOWER = 2
+"""So many steps in a row without a faster plan end the ladder."""
 
 
 def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
@@ -43,7 +50,8 @@ def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
     plans = _plans_of(packed, packed.costs)
     found = compared = [_plain(packed, name, plan) for name, plan in plans.items()]
     if len(job.spec.execution.modules) > 1:
-        plain = [*compared, *_with_two_in_flight(packed, compared, plans)]
+        less = _with_less_memory if job.spec.execution.plan_version >= LADDER_SINCE else _with_two_in_flight
+        plain = [*compared, *less(packed, compared, plans)]
         found = [*plain, *refined(job, plain)]
     candidates = ranked(found)  # equals stay in order: the policy's own comes first
     best = candidates[0]
@@ -107,6 +115,39 @@ def _with_two_in_flight(
     if waits and fits and chooses and execution.of_kind(ModuleKind.GENERATOR):
         for name, plan in _plans_of(packed, half).items():
             yield _plain(packed, f"{name}, in half the memory", plan)
+
+
+def _with_less_memory(
+    packed: _PackedStep, plain: Sequence[CandidatePlan], plans: Mapping[str, SequencePlan]
+) -> Iterator[CandidatePlan]:
+    """The plans for smaller and smaller memory of one ladder, until two in a row bring none that is faster.
+
+    Groups are sought for the time of the backbone alone. More memory makes microbatches fewer and larger, until the
+    others have nothing to work on beside the backbone.
+    """
+    best, longest = fastest(plain), int(packed.lengths.max(initial=1))
+    policy = packed.job.spec.execution.options(GroupedOptions).policy
+    if policy is GroupPolicy.STATIC or 50 * best.makespan_ns <= 51 * plans[best.groups].time_ns:
+        return
+    best_ns, slower = best.makespan_ns, 0
+    for tokens in _smaller(int(rank_tokens(packed.job.spec.execution, best.plan).max(initial=0))):
+        if longest > tokens * packed.costs.degrees[-1] or slower == SLOWER:
+            return
+        less = quick_plan(policy, packed.lengths, packed.squares, replace(packed.costs, device_tokens=tokens))
+        if len(less.microbatches) > most_microbatches(packed.job.spec.execution):
+            return
+        found = _plain(packed, f"groups by search in {tokens:,} tokens of a device", less)
+        yield found
+        slower = slower + 1 if found.makespan_ns >= best_ns else 0
+        best_ns = min(best_ns, found.makespan_ns)
+
+
+def _smaller(tokens: int) -> Iterator[int]:
+    """Powers of two, and one and a half times these, that are less; from the largest on."""
+    power = 1 << max(0, tokens - 1).bit_length()
+    while power:
+        yield from (size for size in (power, 3 * power // 4) if 0 < size < tokens)
+        power //= 2
 
 
 def _decisions(

@@ -30,7 +30,7 @@ PLACING = 5_000
 """Compositions that could be looked at while one microbatch is placed and improved."""
 
 QUICK = Budget(microbatch_counts=2, moves=16, cuts=4, rounds=1, transfers=2)
-"""Budget of the search for groups of one degree, which runs beside that for unequal groups."""
+"""Budget of searches beside the policy's own: for groups of one degree, and for less memory."""
 
 _SAVINGS: tuple[Mapping[str, int], ...] = (
     MappingProxyType({"rounds": 1}),
@@ -77,6 +77,24 @@ def _plans_of(policy: GroupPolicy, packed_lengths: bytes, packed_squares: bytes,
             if quick.time_ns < best_fit.time_ns:
                 compared = {_titled("one degree by quick search", quick): quick} | compared
             return {"unequal groups by search": plan_groups(lengths, costs, squares=squares, budget=budget)} | compared
+
+
+def quick_plan(policy: GroupPolicy, lengths: I64, squares: I64, costs: GroupCosts) -> SequencePlan:
+    """A plan like the policy's own first one, by a small search.
+
+    Raises:
+        ValueError: a sequence fits no group.
+    """
+    return _quick_plan(policy is GroupPolicy.HOMOGENEOUS, lengths.tobytes(), squares.tobytes(), costs)
+
+
+@lru_cache(maxsize=32)
+def _quick_plan(one_degree: bool, packed_lengths: bytes, packed_squares: bytes, costs: GroupCosts) -> SequencePlan:
+    """`quick_plan`, once for the ways to run a step that differ in other things than groups."""
+    lengths, squares = np.frombuffer(packed_lengths, np.int64), np.frombuffer(packed_squares, np.int64)
+    if one_degree:
+        return searched_homogeneous_plan(lengths, costs, QUICK, squares=squares)
+    return plan_groups(lengths, costs, squares=squares, budget=QUICK)
 
 
 def bounded_budget(tokens: int, costs: GroupCosts) -> Budget:

@@ -17,6 +17,9 @@ from dataserver.planning.layouts.shared.waves import extras
 IMPATIENT_SINCE = 6
 """The first plan_version whose searches end where they gain next to nothing any more."""
 
+ROUNDS_SINCE = 7
+"""The first plan_version whose searches improve many components at once, in pairs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
@@ -79,9 +82,8 @@ class Probe:
     """Whether stages of that plan hold less than the schedule asks for."""
 
 
-def probe(packed: PackedStep, fastest_ns: int) -> Probe:
+def probe(packed: PackedStep, known: Known, fastest_ns: int) -> Probe:
     """Look at a number of microbatches, unless no plan of it can beat `fastest_ns`."""
-    known = Known(packed)
     bound_ns = lower_bound_ns(known.problem)
     if bound_ns >= fastest_ns:
         return Probe(packed, known, bound_ns)
@@ -135,9 +137,12 @@ def _searches(made: Attempt, most_sequences: int) -> Iterator[Trial]:
         best = min(guided, key=lambda name: guided[name][1])
         problem = guided[best][0]
         if not any(np.array_equal(problem.in_flight, other) for other in before):
-            seed, patient = packed.job.stream.seed, packed.execution.plan_version < IMPATIENT_SINCE
+            seed, version = packed.job.stream.seed, packed.execution.plan_version
             goal = goal_ns(problem)
-            found = searched(problem, [starts[best]], packed.step, seed, most_sequences, goal, patient=patient)
+            found = searched(
+                problem, [starts[best]], packed.step, seed, most_sequences, goal,
+                patient=version < IMPATIENT_SINCE, in_rounds=version >= ROUNDS_SINCE,
+            )  # fmt: skip
             yield Trial("search", found, spreads, (extra,))
         before.append(problem.in_flight)
 

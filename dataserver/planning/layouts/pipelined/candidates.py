@@ -1,7 +1,7 @@
 """The plans of a packed step that are compared: placements with their images spread and their stages scheduled."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dataserver.planning import I64, yield_point
 from dataserver.planning.job.fields import BalancePolicy, ModuleKind, ModuleSpec
@@ -9,7 +9,7 @@ from dataserver.planning.layouts.pipelined.interleaving import too_small
 from dataserver.planning.layouts.pipelined.packed import PackedStep
 from dataserver.planning.layouts.pipelined.placing import Placement
 from dataserver.planning.layouts.pipelined.timeline import makespans_of
-from dataserver.planning.layouts.shared.waves import InFlight, extras
+from dataserver.planning.layouts.shared.waves import FEWER, InFlight, extras, in_flight
 from dataserver.planning.plan.arranging import (
     BesideBackbone,
     WaveTooLargeError,
@@ -171,6 +171,23 @@ def _scheduled(name: str, spread: SpreadStep, some_extras: tuple[int, ...]) -> I
     for (extra, held), makespan in zip(fitting, times, strict=True):
         yield_point()
         yield CandidatePlan(f"{name}, {extra} extra in flight" if several else name, spread, held, extra, makespan)
+
+
+def with_fewer_in_flight(made: CandidatePlan) -> Iterator[CandidatePlan]:
+    """The same plan as less memory would run it, down to half of what stages hold; nothing where no module has any."""
+    packed, execution = made.spread.packed, made.spread.packed.execution
+    limited = [m.name for m in execution.modules if m.memory is not None and m.runs_backward]
+    most = max((int(made.in_flight.held[name].max()) for name in limited), default=0)
+    numbers = [number for number in FEWER if most <= 2 * number < 2 * most]
+    if packed.layout.chunks > 1 or not numbers:
+        return
+    plan = made.spread.to_simulate()
+    units = {m.name: held_units(m, plan) for m in packed.modules if m.memory is not None}
+    found = [in_flight(execution, packed.num_microbatches, made.extra, units, number) for number in numbers]
+    times = makespans_of(packed.job.spec, plan, (held.schedules(execution) for held in found))
+    for number, held, makespan in zip(numbers, found, times, strict=True):
+        yield_point()
+        yield replace(made, name=f"{made.name}, at most {number} in flight", in_flight=held, makespan_ns=makespan)
 
 
 def _different(found: Sequence[tuple[int, InFlight]]) -> list[tuple[int, InFlight]]:

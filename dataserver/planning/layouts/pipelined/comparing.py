@@ -1,15 +1,16 @@
 """The plans of one step among which the fastest is taken: those of several numbers of microbatches."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from dataserver.planning.job.fields import BalancePolicy, ModuleSpec, OrderPolicy
 from dataserver.planning.job.identity import Job
 from dataserver.planning.layouts.pipelined.attempts import Probe, attempt, probe, search
-from dataserver.planning.layouts.pipelined.candidates import CandidatePlan
+from dataserver.planning.layouts.pipelined.candidates import CandidatePlan, with_fewer_in_flight
 from dataserver.planning.layouts.pipelined.counts import Counts
 from dataserver.planning.layouts.pipelined.options import PipelinedOptions
 from dataserver.planning.layouts.pipelined.packed import PackedStep
+from dataserver.planning.layouts.pipelined.starts import Known
 from dataserver.planning.layouts.shared.alternatives import edit_layout, edit_modules
 from dataserver.planning.layouts.shared.candidates import ranked
 
@@ -18,6 +19,9 @@ SLOWER = 2
 
 NEVER = 1 << 62
 """Longer than any step."""
+
+MEMORY_SINCE = 7
+"""The first plan_version whose plans are compared with what less memory would do."""
 
 SEARCHED_SHARE = 32
 """Numbers are planned whole whose rule-based plan is slower than the fastest by no more than one part in so many: about
@@ -51,6 +55,9 @@ def compare(counts: Counts) -> Compared | TooShort:
     found = _compare(counts)
     if isinstance(found, TooShort) and counts.parity:
         found = _compare(replace(counts, parity=False))
+    if isinstance(found, Compared) and counts.job.spec.execution.plan_version >= MEMORY_SINCE:
+        best, *_ = found.candidates
+        found = replace(found, candidates=ranked([*found.candidates, *with_fewer_in_flight(best)]))
     return found
 
 
@@ -64,32 +71,53 @@ def _of_ladder(counts: Counts) -> Compared | None:
     """The plans of all numbers of the ladder that may be the fastest; None if memory holds no plan of any of them.
 
     What is tried with a number depends on no other: neither its sequences nor the budget of its search. Which numbers
-    are tried depends on no policy but packing, so that no other policy finds a faster one. The fewest always are.
+    are tried depends on no policy but packing, so that no other policy finds a faster one; where memory is stated, on
+    the balances too. The fewest always are.
     """
-    probes = _probes(counts)
-    fewest, candidates = probes[0].packed, list[CandidatePlan]()
-    fastest_ns = min((found.makespan_ns for found in probes if found.makespan_ns is not None), default=0)
-    for found in probes:
-        is_close = found.makespan_ns is not None and found.makespan_ns <= fastest_ns + fastest_ns // SEARCHED_SHARE
-        promises = is_close and all(found.bound_ns < c.makespan_ns for c in candidates)
-        if promises or found.packed is fewest:
+    probes, close = dict[int, Probe](), set[int]()
+    ladder = _Ladder(counts)
+    for judge in _judges(counts.job):
+        own = _probes(ladder, judge)
+        fastest_ns = min((found.makespan_ns for found in own if found.makespan_ns is not None), default=0)
+        for found in own:
+            probes.setdefault(found.packed.num_microbatches, found)
+            if found.makespan_ns is not None and found.makespan_ns <= fastest_ns + fastest_ns // SEARCHED_SHARE:
+                close.add(found.packed.num_microbatches)
+    fewest, candidates = min(probes), list[CandidatePlan]()
+    for number, found in sorted(probes.items()):
+        promises = number in close and all(found.bound_ns < c.makespan_ns for c in candidates)
+        if promises or number == fewest:
             made = attempt(found.packed, found.known)
-            plans = (*made.candidates, *(search(made, fewest.num_sequences) if promises else ()))
-            candidates += plans if found.packed is fewest else _named(found.packed, plans)
+            plans = (*made.candidates, *(search(made, probes[fewest].packed.num_sequences) if promises else ()))
+            candidates += plans if number == fewest else _named(found.packed, plans)
     if not candidates:
         return None
     fitting = min(c.num_microbatches for c in candidates)
-    return Compared(ranked(candidates), fewest.num_microbatches, fitting)
+    return Compared(ranked(candidates), fewest, fitting)
 
 
-def _probes(counts: Counts) -> list[Probe]:
+class _Ladder:
+    """The numbers of a ladder, each packed once, and what is known of them."""
+
+    def __init__(self, counts: Counts) -> None:
+        self._packed, self._found = counts.ladder(), list[tuple[PackedStep, Known]]()
+
+    def __iter__(self) -> Iterator[tuple[PackedStep, Known]]:
+        """From the fewest on."""
+        yield from self._found
+        for packed in self._packed:
+            self._found.append((packed, Known(packed)))
+            yield self._found[-1]
+
+
+def _probes(ladder: _Ladder, judge: Job) -> list[Probe]:
     """The numbers of the ladder, until two in a row are slower than fewer microbatches.
 
     Where stages hold less than the schedule asks for, more microbatches let them hold more, so that the ladder goes on.
     """
-    probes, slower, fastest_ns, usual = list[Probe](), 0, NEVER, _with_usual_policies(counts.job)
-    for packed in counts.ladder():
-        found = replace(probe(replace(packed, job=usual), fastest_ns), packed=packed)
+    probes, slower, fastest_ns = list[Probe](), 0, NEVER
+    for packed, known in ladder:
+        found = replace(probe(replace(packed, job=judge), known, fastest_ns), packed=packed)
         probes.append(found)
         if found.makespan_ns is None:
             slower += found.bound_ns >= fastest_ns
@@ -102,12 +130,20 @@ def _probes(counts: Counts) -> list[Probe]:
     return probes
 
 
-def _with_usual_policies(job: Job) -> Job:
-    """A job that balances and orders the same sequences by the papers' rules, whatever this one does."""
+def _judges(job: Job) -> list[Job]:
+    """Jobs whose probes say which numbers are planned: one that balances and orders the same sequences by the papers'
+    rules, whatever this one does. Where memory is stated, also one that balances as this one.
+
+    Memory holds other numbers for each balance, and by the papers' balances alone less of it would try some that are
+    faster by the job's. All balances of the ablation are compared anyway (`layout._finalists`).
+    """
     execution = job.spec.execution
     balanced = [m.name for m in execution.modules if not (execution.identity_routing and m.handles_images)]
-    usual = edit_modules(balanced, balance=BalancePolicy.LPT)(edit_layout(order=OrderPolicy.DISTTRAIN)(execution))
-    return replace(job, spec=job.spec.model_copy(update={"execution": usual}))
+    own = edit_layout(order=OrderPolicy.DISTTRAIN)(execution)
+    usual = edit_modules(balanced, balance=BalancePolicy.LPT)(own)
+    limited = execution.plan_version >= MEMORY_SINCE and any(m.memory is not None for m in execution.modules)
+    ways = [usual, own] if limited and own != usual else [usual]
+    return [replace(job, spec=job.spec.model_copy(update={"execution": way})) for way in ways]
 
 
 def _of_memory(counts: Counts) -> Compared | TooShort:

@@ -17,6 +17,9 @@ EXTRAS = (0, 1, 2, 4, 8)
 """Numbers of microbatches in flight beyond those of the schedule that are tried, up to a job's limit: the same for all
 jobs, so that a larger limit is never slower."""
 
+FEWER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Numbers of microbatches in flight that are tried where memory holds more: less of it may be faster."""
+
 AUTOMATIC_EXTRA = 4
 """Microbatches beyond those of 1F1B that are tried where the job leaves it open and every module states its memory."""
 
@@ -37,6 +40,8 @@ class InFlight:
     """For each module with memory: what that holds."""
     chunks: Mapping[str, int] = field(default_factory=dict)
     """Model chunks of a stage of those modules that have several; they hold passes through one chunk."""
+    at_most: int | None = None
+    """What modules that state memory hold at most, where memory holds more."""
 
     @property
     def is_short(self) -> bool:
@@ -61,10 +66,13 @@ def extras(execution: Execution) -> tuple[int, ...]:
     return tuple(extra for extra in EXTRAS if extra <= most)
 
 
-def in_flight(execution: Execution, num_microbatches: int, extra: int, units: Units) -> InFlight:
+def in_flight(
+    execution: Execution, num_microbatches: int, extra: int, units: Units, at_most: int | None = None
+) -> InFlight:
     """What every stage of one chunk holds: no more than fits its memory, than wanted, or than the stage before.
 
-    Modules that run no backward hold one microbatch at a time, and limit no other: they send without waiting.
+    With `at_most` modules that state memory hold no more than they would with less of it. Modules that run no backward
+    hold one microbatch at a time, and limit no other: they send without waiting.
     """
     places = execution.depths
     num_stages = 1 + max(int(place.max()) for place in places.values())
@@ -79,16 +87,16 @@ def in_flight(execution: Execution, num_microbatches: int, extra: int, units: Un
         for m in execution.modules
         if m.memory is not None and m.name in units
     }
-    caps = vector.copy()
-    for name, number in most.items():
+    caps, limits = vector.copy(), {n: most[n] if at_most is None else min(most[n], at_most) for n in most}
+    for name, number in limits.items():
         if execution.module(name).runs_backward:
             caps[places[name]] = np.minimum(caps[places[name]], number)
     even = evenly(vector, caps)
     held = {m.name: (even if m.runs_backward else one)[places[m.name]] for m in execution.modules}
     beside = () if execution.identity_routing else execution.of_kind(ModuleKind.ENCODER)
     for m in beside:  # one that holds less limits no other
-        held[m.name] = np.minimum(wanted[m.name], most.get(m.name, int(vector[0])))
-    return InFlight(held, wanted, most)
+        held[m.name] = np.minimum(wanted[m.name], limits.get(m.name, int(vector[0])))
+    return InFlight(held, wanted, most, at_most=at_most)
 
 
 def evenly(wanted: I64, caps: I64) -> I64:
@@ -148,7 +156,9 @@ def decisions(execution: Execution, found: InFlight) -> tuple[Decision, ...]:
                 if enough
                 else f"; memory for {m.memory.units:,} {unit_of(m)} holds {found.most[m.name]}"
             )
-        if (held < np.minimum(wanted, found.most.get(m.name, int(wanted.max())))).any():
+        if found.at_most is not None and m.name in found.most:
+            reason += f"; with at most {found.at_most} the step is faster than with more"
+        elif (held < np.minimum(wanted, found.most.get(m.name, int(wanted.max())))).any():
             reason += "; the number falls evenly towards the last stage, so that few neighbours wait for each other"
         made.append(Decision(m.name, f"{counted}in flight: {listed(held)}", reason))
     return tuple(made)

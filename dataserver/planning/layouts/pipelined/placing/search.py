@@ -1,10 +1,12 @@
 """Placements that fit the memory, and their improvement by bounded search."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dataserver.planning import I64, U64, yield_point
+from dataserver.planning import I64, U64, cores, side_by_side, yield_point
 from dataserver.planning.layouts.pipelined.placing.bounds import work_bound_ns
 from dataserver.planning.layouts.pipelined.placing.problem import PlacementProblem
 from dataserver.planning.plan.placement import Placement, in_slots, of_slots
@@ -12,6 +14,7 @@ from dataserver.planning.stream.randomness import Operator, draws
 
 if TYPE_CHECKING:  # kernels are imported where they are called
     from dataserver.planning.kernels.components import Costs
+    from dataserver.planning.kernels.pipeline import Climb
 
 SEARCH_OPERATIONS = 4_400
 """Operations that a search may simulate for each sequence and pipeline stage: in all about 10 us for each of them, so
@@ -37,6 +40,18 @@ FITTING_LOOKS = 32
 OPERATIONS_AT_ONCE = 1 << 21
 """Operations that are simulated between two yield points: some ten milliseconds."""
 
+ROUND_OPERATIONS = 1 << 21
+"""Operations that are simulated between two orders of the components, by all threads together."""
+
+FEWEST_ROUNDS = 64
+"""Of a search that uses up its budget, however small, so that every component meets many others."""
+
+LEAST_OF_A_ROUND = 16
+"""A round counts for one part in so many of what it may simulate, so that rounds end where pairs need little."""
+
+ROUNDS_FROM = 4
+"""The fewest components that are improved in pairs."""
+
 LOOKS_AT_ONCE = 1 << 14
 """Exchanges that are tried between two yield points, where a component has one backbone rank; else so many fewer."""
 
@@ -56,6 +71,7 @@ def searched(
     goal: int = NO_GOAL,
     *,
     patient: bool = True,
+    in_rounds: bool = False,
 ) -> Placement:
     """Improve the best of some placements by bounded hill climbing on the slowest component.
 
@@ -70,6 +86,7 @@ def searched(
         most_sequences: that the budget is for, where memory divides what fewer sequences could hold; all by default.
         goal: nanoseconds, see `goal_ns`.
         patient: whether it uses up its budget even where it gains next to nothing any more (`PATIENCE_PARTS`).
+        in_rounds: whether many components are improved in pairs, which threads may share.
     """
     ends = len(problem.base) - 1
     count = problem.num_sequences if most_sequences is None else min(most_sequences, problem.num_sequences)
@@ -78,8 +95,15 @@ def searched(
     budget = allowed // _component_operations(problem)
     start = min(starts, key=lambda start: makespan_ns(problem, start)) if len(starts) > 1 else starts[0]
     best = in_slots(problem.shape, start)
-    words = draws(seed, Operator.PLAN_SEARCH, 0, 0, step, 2 * budget)
-    _improve(problem, best, words, budget, goal, None if patient else max(1, budget // PATIENCE_PARTS))
+    part = None if patient else max(1, budget // PATIENCE_PARTS)
+    if in_rounds and problem.components >= ROUNDS_FROM:
+
+        def words_of(number: int, count: int) -> U64:
+            return draws(seed, Operator.PLAN_SEARCH, 0, number, step, count)
+
+        _improve_in_rounds(problem, best, words_of, budget, goal, part or budget)
+    else:
+        _improve(problem, best, draws(seed, Operator.PLAN_SEARCH, 0, 0, step, 2 * budget), budget, goal, part)
     return of_slots(best)
 
 
@@ -126,25 +150,86 @@ def _improve(
 
     It ends early where one `part` of the budget, if given, gained too little.
     """
+    from dataserver.planning.kernels.pipeline import go_on
+
+    climb, at_once = _begun(problem, slots), max(1, OPERATIONS_AT_ONCE // _component_operations(problem))
+    words_at_once = max(1, OPERATIONS_AT_ONCE // problem.components)  # each looks for the slowest component
+    before, left = climb.makespan_ns, budget - problem.components
+    patience = _Patience(before, left, budget if part is None else part)
+    while left > 0 and len(words) and climb.makespan_ns > goal:
+        yield_point()
+        simulated, used = go_on(climb, words[:words_at_once], min(left, at_once, left - patience.due), goal)
+        left, words = left - simulated, words[used:]
+        if patience.ends(climb.makespan_ns, left):
+            break
+    return before
+
+
+def _improve_in_rounds(
+    problem: PlacementProblem, slots: I64, draw: Callable[[int, int], U64], budget: int, goal: int, part: int
+) -> None:
+    """The same for many components: in each round the slowest exchanges with the fastest, the second slowest with the
+    second fastest, and so on, each pair until it is no slower than half of the components were.
+
+    So no pair waits for another one, and threads share them; what is found does not depend on how many there are.
+
+    Args:
+        problem: of four components or more.
+        slots: of the placement.
+        draw: the words of a round, so many.
+        budget: components that are simulated, at most.
+        goal: nanoseconds.
+        part: of the budget.
+    """
+    from dataserver.planning.kernels.pipeline import go_on_in
+
+    climb = _begun(problem, slots)
+    at_once = max(1, min(ROUND_OPERATIONS // _component_operations(problem), budget // FEWEST_ROUNDS))
+    half, left = problem.components // 2, budget - problem.components
+    patience, number = _Patience(climb.makespan_ns, left, part), 0
+    while left > 0 and climb.makespan_ns > goal:
+        yield_point()
+        order, number = np.argsort(-climb.makespan, kind="stable"), number + 1
+        pairs, each = np.stack([order[:half], order[: -half - 1 : -1]], axis=1), max(1, min(left, at_once) // half)
+        slowest, enough = climb.makespan_ns, int(climb.makespan[order[half]])
+        words = draw(number, 2 * each * half).reshape(half, -1)
+        target = max(goal, min(enough, slowest - 1))
+        count = min(cores(), half)
+        parts = [
+            partial(go_on_in, climb, pairs[n::count].copy(), words[n::count].copy(), each, target) for n in range(count)
+        ]
+        spent = sum(max(simulated, used // 2) for simulated, used in side_by_side(parts))
+        left -= max(spent, at_once // LEAST_OF_A_ROUND, 1)
+        if patience.ends(climb.makespan_ns, left):
+            break
+
+
+def _begun(problem: PlacementProblem, slots: I64) -> "Climb":
+    """A climb whose components are all simulated."""
     from dataserver.planning.kernels.pipeline import climb_of, go_on
 
     climb, at_once = climb_of(slots, _costs(problem)), max(1, OPERATIONS_AT_ONCE // _component_operations(problem))
-    words_at_once = max(1, OPERATIONS_AT_ONCE // problem.components)  # each looks for the slowest component
     while not climb.is_ready:
         yield_point()
-        go_on(climb, words[:0], at_once)
-    before, left = climb.makespan_ns, budget - problem.components
-    part = budget if part is None else part
-    last, due = before, left - part
-    while left > 0 and len(words) and climb.makespan_ns > goal:
-        yield_point()
-        simulated, used = go_on(climb, words[:words_at_once], min(left, at_once, left - due), goal)
-        left, words = left - simulated, words[used:]
-        if left <= due:
-            if last - climb.makespan_ns < last // PATIENCE_SHARE:
-                break
-            last, due = climb.makespan_ns, left - part
-    return before
+        go_on(climb, np.zeros(0, np.uint64), at_once)
+    return climb
+
+
+class _Patience:
+    """Ends a search where one part of its budget made the slowest component faster by next to nothing."""
+
+    def __init__(self, makespan_ns: int, left: int, part: int) -> None:
+        self._last, self._part = makespan_ns, part
+        self.due = left - part
+        """What is left of the budget when it is time for a look."""
+
+    def ends(self, makespan_ns: int, left: int) -> bool:
+        """Whether it is time for one, and too little was gained."""
+        if left > self.due:
+            return False
+        gained, self._last, before = self._last - makespan_ns, makespan_ns, self._last
+        self.due = left - self._part
+        return gained < before // PATIENCE_SHARE
 
 
 def _component_operations(problem: PlacementProblem) -> int:

@@ -1,0 +1,105 @@
+"""Searches over many components go on in rounds of pairs, which threads share: the same plan for any number of them."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from dataserver.planning import computing_on, cores, side_by_side
+from dataserver.planning.job.fields import BalancePolicy
+from dataserver.planning.kernels.pipeline import Climb, climb_of, go_on, go_on_in
+from dataserver.planning.layouts.pipelined import placing
+from dataserver.planning.layouts.pipelined.placing import search
+from dataserver.planning.layouts.pipelined.placing.problem import Budgets, PlacementProblem
+from dataserver.planning.plan.placement import Placement, in_slots
+from dataserver.planning.stream.randomness import Operator, draws
+
+
+def spread_out(seed: int, components: int = 9, *, memory: bool = False) -> PlacementProblem:
+    """Two ranks of two stages in each of many components, with an encoder and a generator."""
+    random, count = np.random.default_rng(seed), components * 2 * 6 * 2
+    own = np.concatenate([random.integers(100, 9_000, (3, count)), np.zeros((3, 1), np.int64)], axis=1)
+    need = own // 100
+    budgets = Budgets(need, np.full(3, 300), np.ones(3, np.int64)) if memory else None
+    return PlacementProblem(
+        dp=2 * components, num_waves=6, slots=2, components=components, num_stages=2, num_encoders=1,
+        in_flight=np.array([4, 3, 2, 1]), own=own, way=own[:, :-1].copy(), base=np.array([1, 2, 3]), chunks=1,
+        percent=np.array([200, 200, 100]), budgets=budgets,
+    )  # fmt: skip
+
+
+def start_of(problem: PlacementProblem) -> Placement:
+    return search.fitted(problem, placing.balanced(problem, BalancePolicy.NONE))[0]
+
+
+def begun(problem: PlacementProblem) -> Climb:
+    climb = climb_of(in_slots(problem.shape, start_of(problem)), search._costs(problem))
+    go_on(climb, np.zeros(0, np.uint64), problem.components)
+    return climb
+
+
+@pytest.mark.parametrize("memory", [False, True])
+@pytest.mark.parametrize("components", [4, 9])
+def test_threads_find_what_one_finds(components: int, memory: bool) -> None:
+    problem = spread_out(components, components, memory=memory)
+    start, found = start_of(problem), []
+    for count in (1, 2, 3, 16):
+        with computing_on(count):
+            found.append(placing.searched(problem, [start], 7, 0, in_rounds=True))
+    for other in found[1:]:
+        assert all(np.array_equal(getattr(other, f), getattr(found[0], f)) for f in ("rank", "wave", "slot"))
+    before, after = placing.makespan_ns(problem, start), placing.makespan_ns(problem, found[0])
+    assert 20 * after < 19 * before
+    assert placing.lower_bound_ns(problem, within_components=True) <= after
+    assert search.fitted(problem, found[0])[1] is None
+    in_turn = placing.searched(problem, [start], 7, 0)
+    assert 100 * after <= 101 * placing.makespan_ns(problem, in_turn)
+
+
+def test_a_search_of_few_components_is_the_same_in_rounds() -> None:
+    problem = spread_out(0, 3)
+    start = start_of(problem)
+    found, in_turn = (placing.searched(problem, [start], 7, 0, in_rounds=rounds) for rounds in (True, False))
+    assert np.array_equal(found.rank, in_turn.rank)
+    assert np.array_equal(found.wave, in_turn.wave)
+
+
+def test_a_group_of_all_components_is_the_whole() -> None:
+    problem, words = spread_out(1, 5), draws(0, Operator.PLAN_SEARCH, 0, 0, 1, 4_000)
+    whole, group = begun(problem), begun(problem)
+    assert go_on(whole, words, 2_000) == go_on_in(group, np.arange(5)[None], words[None], 2_000, -1)
+    assert np.array_equal(whole.slots.at, group.slots.at)
+    assert whole.makespan.tolist() == group.makespan.tolist()
+
+
+def test_groups_change_nothing_of_others_and_end_at_their_goal() -> None:
+    problem = spread_out(2, 6)
+    climb, words = begun(problem), draws(0, Operator.PLAN_SEARCH, 0, 0, 1, 4_000)
+    before, times = climb.slots.at.copy(), climb.makespan.copy()
+    pairs = np.array([[4, 1], [0, 5]])
+    goal = int(times[pairs].max()) * 99 // 100
+    go_on_in(climb, pairs, words.reshape(2, -1), 2_000, goal)
+    changed = np.unique(np.nonzero((climb.slots.at != before).any(axis=(1, 2)))[0] // 2)
+    assert set(changed.tolist()) <= {0, 1, 4, 5}
+    assert climb.makespan[[2, 3]].tolist() == times[[2, 3]].tolist()
+    assert climb.makespan[pairs].max() <= goal
+    for pair in pairs.tolist():
+        held = np.concatenate([climb.slots.at[2 * c : 2 * c + 2].ravel() for c in pair])
+        assert sorted(held) == sorted(np.concatenate([before[2 * c : 2 * c + 2].ravel() for c in pair]))
+    assert climb.makespan.tolist() == begun_from(problem, climb).makespan.tolist()
+
+
+def begun_from(problem: PlacementProblem, other: Climb) -> Climb:
+    climb = climb_of(other.slots.at.copy(), search._costs(problem))
+    go_on(climb, np.zeros(0, np.uint64), problem.components)
+    return climb
+
+
+def test_calls_side_by_side_return_in_order() -> None:
+    assert cores() == 1
+    with computing_on(3):
+        assert cores() == 3
+        assert side_by_side([partial(pow, 2, n) for n in range(7)]) == [2**n for n in range(7)]
+        with pytest.raises(ZeroDivisionError):
+            side_by_side([partial(pow, 2, 1), partial(divmod, 1, 0)])
+    assert cores() == 1
