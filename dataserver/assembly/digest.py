@@ -4,7 +4,7 @@ import base64
 import hashlib
 import io
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -25,13 +25,24 @@ from dataserver.assembly.reference_images import (
 )
 from dataserver.assembly.tokens import ByteTokenizer
 from dataserver.images import DrawnTransform, ImageShape, decode_patches, transform
-from dataserver.planning.job.fields import ColorJitter, GaussianBlur, Quality, Resampling, Sizing
+from dataserver.planning.job.fields import (
+    ColorJitter,
+    GaussianBlur,
+    Quality,
+    Resampling,
+    Sizing,
+    SizingRule,
+    TileChoice,
+    Tiles,
+)
 
 SIZINGS: Final = tuple(Sizing.model_construct(patch=7, merge=2, max_patches=64, quality=quality) for quality in Quality)
 RESAMPLED: Final = "86f2aa89d6f9dc242b1e6f60f100423bdea2f3a9150b222ed57de95e6380e6a1"
 """What Pillow's filters make of `_png`, as SHA-256, with Pillow 11.3 and 13."""
 TRANSFORMED: Final = "e0e50b2507d1a5078719c68fd6961a8cd76f136b3a8d49fe9e991cd92c7043e6"
 """What transforms make that compute colours, as SHA-256, with Pillow 13.0.0."""
+TILED: Final = "1c81a11027d5e79436aecaa08fbc50d69b09f36ade327178d7cc24bbd0513a5f"
+"""What images are cut into, as SHA-256, with Pillow 13.0.0."""
 
 TEXTS: Final = ("", "a photo of 2 cats", "caf\u00e9 \u732b \U0001f408")
 
@@ -56,6 +67,29 @@ def content_digest() -> str:
     transformed = _transformed()
     if transformed != TRANSFORMED:  # nor does it change with transforms
         digest.update(transformed.encode())
+    tiled = _tiled()
+    if tiled != TILED:  # nor with tiles
+        digest.update(tiled.encode())
+    return digest.hexdigest()
+
+
+def _tiled() -> str:
+    """SHA-256, hexadecimal, of the parts that an image is cut into by each choice of tiles, and of one that is not."""
+    digest, picture = hashlib.sha256(), _png("RGB", 3)
+    plain: dict[str, Any] = {"rule": SizingRule.TILES, "patch": 7, "side": 28, "resampling": Resampling.BICUBIC}
+    choices: tuple[dict[str, Any], ...] = (
+        {"choice": TileChoice.PINPOINTS, "grids": ((2, 1), (2, 2)), "max_tiles": 2},
+        {"choice": TileChoice.ASPECT, "min_tiles": 1, "max_tiles": 4},
+        {"choice": TileChoice.EDGE, "longest_edge": 56},
+    )
+    for choice in choices:
+        merge = 1 if choice["choice"] is TileChoice.PINPOINTS else 2
+        sizing = Sizing.model_construct(**plain, merge=merge, tiles=Tiles.model_construct(**choice))
+        for cut in ((2, 1), (2, 2), (0, 0) if merge == 1 else (1, 1)):
+            parts = cut[0] * cut[1] + (cut != (1, 1))
+            out = np.empty((parts * 16, sizing.patch**2 * 3), np.uint8)
+            decode_patches(picture, ImageShape(61, 97, 6, parts * 4, 4, tiles=cut), sizing, out)
+            digest.update(out.tobytes())
     return digest.hexdigest()
 
 

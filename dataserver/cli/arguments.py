@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import tyro
 
@@ -105,7 +105,23 @@ def tokenizer_files(entries: Iterable[str]) -> dict[str, Path]:
     return found
 
 
-def sizing_of(**values: int | str) -> "Sizing":
+def sizing_of_job(path: Path) -> "Sizing":
+    """The sizing of a job in a file.
+
+    Raises:
+        ValueError: the file cannot be read or used, or has no such sizing.
+    """
+    from dataserver.cli.jobs import read_job
+
+    job = read_job(path)
+    stream = job.get("stream") if isinstance(job, dict) else None
+    sizing = stream.get("sizing", {}) if isinstance(stream, dict) else None
+    if not isinstance(sizing, dict):
+        raise ValueError(f"--job {path} has no stream with a sizing; give a whole job")
+    return sizing_of(**sizing)
+
+
+def sizing_of(**values: Any) -> "Sizing":
     """The sizing that flags ask for, by the names that a job has for its fields.
 
     Raises:

@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dataserver.cli.arguments import MaybeInt, MaybePath, Transforms, sizing_of
+from dataserver.cli.arguments import MaybeInt, MaybePath, Transforms, sizing_of, sizing_of_job
 from dataserver.cli.tables import console_for_tables
 from dataserver.cli.throughput import READING, WARM_SAMPLES, Decoded, Made, Maker, Rate, sampled
 from dataserver.cli.transform_costs import TransformCost, pixel_transforms, transform_cost
@@ -32,6 +32,7 @@ def bench(
     samples: Annotated[int, tyro.conf.arg(help_behavior_hint="")] = 400,
     rate: MaybeInt = None,
     threads: MaybeInt = None,
+    job: MaybePath = None,
     max_patches: Annotated[int, tyro.conf.arg(help_behavior_hint="")] = 1024,
     quality: Annotated[Literal["fast", "exact"], tyro.conf.arg(help_behavior_hint="")] = "fast",
     resampling: MaybeFilter = None,
@@ -48,6 +49,7 @@ def bench(
         samples: Samples to make; 400 by default.
         rate: Images a second that training needs; a table of rates by default.
         threads: Threads of the second measurement; one for each core by default.
+        job: Job whose sizing is used, with its rule and tiles, instead of the next three.
         max_patches: Largest number of patches of an image, as in the job's sizing; 1024 by default.
         quality: Quality of decoding, as in the job's sizing; fast by default.
         resampling: Filter of Pillow, as in the job's sizing; the server's own bilinear one by default.
@@ -60,7 +62,10 @@ def bench(
     _check("--threads", threads, MAX_THREADS)
     _check("--rate", 1 if rate is None else rate, MAX_RATE)
     of_filter = {} if resampling is None else {"resampling": resampling}
-    sizing = sizing_of(max_patches=max_patches, quality=quality, **of_filter)
+    if job is not None and (max_patches, quality, resampling) != (1024, "fast", None):
+        raise ValueError(f"--job {job} has the sizing, and flags for it are given as well; leave one of them out")
+    stated = {"max_patches": max_patches, "quality": quality, **of_filter}
+    sizing = sizing_of(**stated) if job is None else sizing_of_job(job)
     silence_pillow_warnings()
     pool, wanted = pixel_transforms(transform)
     path = location(path)

@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 import tyro
 
 from dataserver.assembly import BYTES, load_tokenizer
-from dataserver.cli.arguments import MaybeInt, MaybePath, sizing_of, tokenizer_files
+from dataserver.cli.arguments import MaybeInt, MaybePath, sizing_of, sizing_of_job, tokenizer_files
 from dataserver.cli.progress import progress_bar
 from dataserver.dataset import OWN, Dataset, compile_filter, location
 from dataserver.jobs import Rules, size_histogram, thinned
@@ -32,6 +32,7 @@ def sizes(
     filter: str = "",  # noqa: A002
     tokenizer: str = BYTES,
     caption: str = OWN,
+    job: MaybePath = None,
     patch: int = 14,
     merge: int = 2,
     max_patches: MaybeInt = None,
@@ -55,6 +56,7 @@ def sizes(
         filter: Condition over sidecar columns, as a job has it.
         tokenizer: Tokenizer whose tokens were counted, NAME=FILE or `bytes`.
         caption: Named caption whose tokens count, as the job has it; `own` is the samples' own text.
+        job: Job whose sizing counts, also with tiles, instead of --patch and all below to --side.
         patch: Side of a patch in pixels, as in the job's sizing.
         merge: merge x merge patches become a token of the backbone.
         max_patches: Most patches of an image; larger ones are scaled down. 1024 by default, or what the rule allows.
@@ -74,7 +76,11 @@ def sizes(
     of_rule = {"rule": rule, "min_pixels": min_pixels, "max_pixels": max_pixels, "side": side}
     resampling = None if side is None else "bicubic"  # some sides need a filter, and none changes a grid
     given = {"patch": patch, "merge": merge, "max_patches": max_patches, **of_rule, "resampling": resampling}
-    sizing = sizing_of(**{name: value for name, value in given.items() if value is not None})
+    plain = {"patch": 14, "merge": 2}
+    stated = {name: value for name, value in given.items() if value is not None}
+    if job is not None and stated != plain:
+        raise ValueError(f"--job {job} has the sizing, and flags for it are given as well; leave one of them out")
+    sizing = sizing_of(**stated) if job is None else sizing_of_job(job)
     named = tokenizer_files([tokenizer])
     digest = load_tokenizer(*next(iter(named.items()), (BYTES, None))).digest
     require_writable("--output", output)
@@ -85,10 +91,11 @@ def sizes(
         counted = size_histogram(dataset, rules, report)
     found = thinned(counted)
     samples = [
-        {"count": count, "text_tokens": tokens, "patches": list(patches)}
-        for (tokens, patches), count in sorted(found.items())
-        if tokens or patches
+        {"count": count, **{name: value for name, value in size._asdict().items() if value != () or name == "patches"}}
+        for size, count in sorted(found.items())
+        if size.text_tokens or size.patches
     ]
+    cut = {} if sizing.tiles is None or sizing.side is None else {"tile_patches": (sizing.side // sizing.patch) ** 2}
     num_samples = sum(found.values())
     dropped = _dropped(dataset, filter, num_samples if split is None else None) if filter else ""
     if not num_samples:
@@ -97,7 +104,7 @@ def sizes(
             file=sys.stderr,
         )
         raise SystemExit(EMPTY)
-    write_output("--output", output, json.dumps({"samples": samples}) + "\n")
+    write_output("--output", output, json.dumps({**cut, "samples": samples}) + "\n")
     of = "" if len(found) == len(counted) else f", which stand for {len(counted)}"
     what = "samples" if split is None else "parts of samples"
     print(f"{num_samples} {what} of {len(samples)} sizes{of} are in {output}{dropped}", file=tells_on(output))

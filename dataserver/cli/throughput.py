@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dataserver.dataset import Dataset, ImageRef, Shard
 from dataserver.images import DrawnTransform, ImageShape, decode_patches, sniff_format
 from dataserver.planning.job.fields import Sizing
-from dataserver.planning.stream.grids import patch_grid
+from dataserver.planning.stream.grids import image_layouts, patch_grid, stacked_grids
 
 READING: Final = "reading"
 WARM_SAMPLES: Final = 8
@@ -81,7 +81,7 @@ def sampled(dataset: Dataset, num_samples: int, sizing: Sizing) -> list[Sample]:
     for shard, row in spread_evenly(dataset, num_samples):
         first, end = shard.sizes().image_offsets[row : row + 2].tolist()
         refs = [ref for ref in shard.images((row, i) for i in range(end - first)) if ref.is_image]
-        found.append(Sample(tuple((ref, _shape(ref, sizing)) for ref in refs)))
+        found.append(Sample(tuple((ref, _shape(ref, sizing, lone=len(refs) == 1)) for ref in refs)))
     return found
 
 
@@ -96,9 +96,15 @@ def spread_evenly(dataset: Dataset, num_samples: int) -> Iterator[tuple[Shard, i
         yield shard, position - int(ends[number]) + shard.num_samples
 
 
-def _shape(ref: ImageRef, sizing: Sizing) -> ImageShape:
-    grid = patch_grid(ref.width, ref.height, sizing)
-    return ImageShape(ref.width, ref.height, ref.orientation, *grid, ref.may_be_truncated)
+def _shape(ref: ImageRef, sizing: Sizing, *, lone: bool) -> ImageShape:
+    width, height, cut = np.array([ref.width], np.int32), np.array([ref.height], np.int32), (0, 0)
+    layouts = image_layouts(width, height, np.array([lone]), sizing)
+    if layouts is None:
+        rows, columns = patch_grid(ref.width, ref.height, sizing)
+    else:
+        rows, columns = (int(side[0]) for side in stacked_grids(layouts, sizing))
+        cut = int(layouts[0, 0]), int(layouts[0, 1])
+    return ImageShape(ref.width, ref.height, ref.orientation, rows, columns, ref.may_be_truncated, cut)
 
 
 class Maker:

@@ -3,14 +3,15 @@
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from dataserver.dataset import Dataset, DatasetError, compile_filter
 from dataserver.jobs.shard_statistics import Rules, columns_of, rows_left
 from dataserver.planning.stream.gathering import picked_rows
-from dataserver.planning.stream.grids import patch_grids
+from dataserver.planning.stream.item_sizes import item_grids, item_marks, item_tokens
+from dataserver.planning.stream.samples import SampleSizes
 
 TEXT_BITS: Final = 5
 """Texts are counted with those whose tokens agree in so many leading binary digits, so within some percent."""
@@ -18,8 +19,16 @@ TEXT_BITS: Final = 5
 MOST_SIZES: Final = 20_000
 """Sizes that are told apart: more make the choice of a layout no better, and slower."""
 
-Size = tuple[int, tuple[int, ...]]
-"""Text tokens of a sample, and the patches of each of its images."""
+
+class Size(NamedTuple):
+    """What a sample takes."""
+
+    text_tokens: int
+    patches: tuple[int, ...]
+    """Of each of its images."""
+    image_tokens: tuple[int, ...] = ()
+    """Backbone tokens of each image with the text between its parts, where images are cut into tiles; else they follow
+    from the patches."""
 
 
 def size_histogram(dataset: Dataset, rules: Rules, progress: Callable[[int, int], None]) -> Counter[Size]:
@@ -39,13 +48,14 @@ def size_histogram(dataset: Dataset, rules: Rules, progress: Callable[[int, int]
             )
         kept = rows_left(shard, compiled, rules.quarantine, rules.tokenizer_digest, rules.captions)
         picked = picked_rows(columns, kept, rules.split, rules.sizing)
-        pixels = columns.image_width[picked.images], columns.image_height[picked.images]
-        rows, columns_of_grid = patch_grids(*pixels, rules.sizing)
-        patches = (rows.astype(np.int64) * columns_of_grid).tolist()
-        for text, (first, end) in zip(
-            picked.text_tokens.tolist(), pairwise(picked.image_offsets.tolist()), strict=True
-        ):
-            found[_leading(text), tuple(patches[first:end])] += 1
+        pixels, ends = (columns.image_width[picked.images], columns.image_height[picked.images]), picked.image_offsets
+        grids = item_grids(ends, *pixels, None, rules.sizing, picked.lone)
+        sized = SampleSizes(picked.text_tokens, ends, *grids[:2], **grids[2])
+        patches = (sized.image_rows.astype(np.int64) * sized.image_columns).tolist()
+        tokens = item_tokens(sized, rules.sizing) + item_marks(sized, rules.sizing)
+        of_images = [] if rules.sizing.tiles is None else tokens.tolist()
+        for text, (first, end) in zip(picked.text_tokens.tolist(), pairwise(ends.tolist()), strict=True):
+            found[Size(_leading(text), tuple(patches[first:end]), tuple(of_images[first:end]))] += 1
         progress(number, len(dataset.shards))
     return found
 

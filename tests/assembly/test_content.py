@@ -41,7 +41,13 @@ def test_the_digest_is_the_same_in_another_process() -> None:
 
 @pytest.mark.parametrize(
     ("name", "other"),
-    [("TEXTS", ("a dog",)), ("built_in_images", lambda: iter(())), ("RESAMPLED", ""), ("TRANSFORMED", "")],
+    [
+        ("TEXTS", ("a dog",)),
+        ("built_in_images", lambda: iter(())),
+        ("RESAMPLED", ""),
+        ("TRANSFORMED", ""),
+        ("TILED", ""),
+    ],
 )
 def test_the_digest_is_of_images_texts_and_filters(monkeypatch: pytest.MonkeyPatch, name: str, other: object) -> None:
     before = content_digest()
@@ -51,6 +57,10 @@ def test_the_digest_is_of_images_texts_and_filters(monkeypatch: pytest.MonkeyPat
 
 def test_transforms_that_compute_colours_make_the_bytes_that_are_known() -> None:
     assert digest._transformed() == digest.TRANSFORMED
+
+
+def test_tiles_are_the_bytes_that_are_known() -> None:
+    assert digest._tiled() == digest.TILED
 
 
 def test_the_built_in_images_decode_except_those_that_are_cut_and_may_not_be() -> None:

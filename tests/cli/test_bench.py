@@ -15,6 +15,16 @@ from dataserver.planning.job.fields import Sizing
 from dataserver.planning.stream.grids import patch_grid
 
 SIZING = Sizing(max_patches=64)
+TILED = Sizing.model_validate(
+    {
+        "rule": "tiles",
+        "patch": 8,
+        "merge": 2,
+        "side": 32,
+        "resampling": "bicubic",
+        "tiles": {"choice": "aspect", "min_tiles": 1, "max_tiles": 4},
+    }
+)
 
 
 @pytest.fixture(scope="module")
@@ -130,3 +140,13 @@ def test_datasets_that_it_cannot_measure_are_named(tmp_path: Path) -> None:
     unindexed = write_pairs(tmp_path / "d", 4, 4)
     assert f"run: dataserver index {unindexed}" in refused("bench", unindexed)
     assert "cannot be opened" in refused("bench", tmp_path / "none")
+
+
+def test_images_are_cut_into_tiles_as_a_job_says(folder: Path) -> None:
+    dataset = Dataset.open(folder)
+    chosen = sampled(dataset, 40, TILED)
+    shapes = [shape for sample in chosen for _, shape in sample.images]
+    assert {shape.columns for shape in shapes} == {4}
+    assert all(shape.rows == 4 * (n + (n > 1)) for shape in shapes if (n := shape.tiles[0] * shape.tiles[1]))
+    made = Maker(dataset, TILED).make(chosen)
+    assert sum(decoded.invalid for decoded in made.by_format.values()) == 1

@@ -17,7 +17,7 @@ from dataserver.cli.sizes import _split
 from dataserver.dataset import Dataset
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.jobs import Rules
-from dataserver.jobs.histogram import _leading, size_histogram, thinned
+from dataserver.jobs.histogram import Size, _leading, size_histogram, thinned
 from dataserver.outputs import OutputError
 from dataserver.planning.job.fields import Sizing
 from dataserver.planning.stream.documents import Split
@@ -45,6 +45,31 @@ def test_every_sample_is_counted_with_its_size(of_rule: dict[str, int | str], tm
     assert workload(read_sizes(file), Stream(8, 2048)).samples_per_sequence > 1
 
 
+TILED = {
+    "patch": 8, "merge": 2, "rule": "tiles", "side": 32, "resampling": "bicubic",
+    "tiles": {"choice": "aspect", "min_tiles": 1, "max_tiles": 4},
+}  # fmt: skip
+
+
+def test_tiles_of_a_job_are_counted(tmp_path: Path) -> None:
+    """Patches of all parts, their tokens, and the patches of a tile, which attend to each other alone."""
+    folder, file, job = write_pairs(tmp_path / "d", 12, 6), tmp_path / "sizes.json", tmp_path / "job.json"
+    index(folder)
+    job.write_text(json.dumps({"stream": {"sizing": TILED}}))
+    done = run("sizes", folder, "--output", file, "--job", job)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(file.read_text())
+    assert found["tile_patches"] == 16
+    for sample in found["samples"]:
+        assert sample["image_tokens"] == [patches // 4 for patches in sample["patches"]]
+        assert not any(patches % 16 for patches in sample["patches"])
+    assert max(p for s in found["samples"] for p in s["patches"]) > 16
+    sizes = read_sizes(file)
+    assert {size.tile_patches for size in sizes} == {16}
+    assert sizes[0].tokens_of_images(1) == tuple(found["samples"][0]["image_tokens"])
+    assert "flags for it are given as well" in refused("sizes", folder, "--output", file, "--job", job, "--patch", 8)
+
+
 def test_documents_are_counted_in_parts(tmp_path: Path) -> None:
     folder, file = write_interleaved(tmp_path / "d", 12, 6), tmp_path / "sizes.json"
     index(folder)
@@ -58,11 +83,11 @@ def test_documents_are_counted_in_parts(tmp_path: Path) -> None:
     total = sum(counted.values())
     assert done.stdout.startswith(f"{total} parts of samples of {len(counted)} sizes")
     assert total > 24
-    assert max(len(patches) for _, patches in counted) == 2
-    tokens = [text + sum(p // 4 + 2 for p in patches) + 2 for text, patches in counted]
+    assert max(len(size.patches) for size in counted) == 2
+    tokens = [text + sum(p // 4 + 2 for p in patches) + 2 for text, patches, _ in counted]
     assert max(tokens) <= 96 * 17 / 16, "texts are rounded"
     found = Counter({(s["text_tokens"], *s["patches"]): s["count"] for s in json.loads(file.read_text())["samples"]})
-    assert found == Counter({(text, *patches): count for (text, patches), count in counted.items()})
+    assert found == Counter({(text, *patches): count for (text, patches, _), count in counted.items()})
     for given, words in (((None, 2), "give --seq-len as well"), ((7, None), "at least 8 and 1 are required")):
         with pytest.raises(ValueError, match=words):
             _split(*given)
@@ -77,7 +102,7 @@ def test_texts_keep_their_leading_digits() -> None:
 def test_of_many_sizes_some_stand_for_those_around_them() -> None:
     random = np.random.default_rng(7)
     drawn = zip(random.geometric(0.02, 5000).tolist(), random.integers(1, 300, (5000, 2)).tolist(), strict=True)
-    found = Counter({(tokens, tuple(4 * p for p in patches)): int(tokens) for tokens, patches in drawn})
+    found = Counter({Size(tokens, tuple(4 * p for p in patches)): int(tokens) for tokens, patches in drawn})
     assert thinned(found, len(found)) == found
     less = thinned(found, 400)
     assert len(less) <= 400

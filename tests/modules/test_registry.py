@@ -11,7 +11,8 @@ from builders.jobs import module as job_module
 
 from trainclient.modules import Rows, Site, own
 from trainclient.topology.process_grid import Topology
-from trainclient.training.config import ConfigError, NamedModel, TrainConfig, validate_config
+from trainclient.training.config import ConfigError, TrainConfig, validate_config
+from trainclient.training.model_config import NamedModel
 from trainclient.training.models import Models
 
 CPU = torch.device("cpu")

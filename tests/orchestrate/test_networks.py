@@ -6,13 +6,20 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 import yaml
+from models.hf.tiny import BACKBONES, TOWERS
+from models.hf.tiny_wholes import WHOLES
 
 from dataserver.planning.job.fields import MODELS, ModelSize
 from trainclient.models.audio_encoder import AudioEncoder
 from trainclient.models.backbone import BackboneStage
+from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.encoder import ImageEncoder
 from trainclient.models.generator import ImageGenerator
+from trainclient.models.hf.fields import Fields
+from trainclient.models.hf.folder import part_of
+from trainclient.models.hf.registry import families_of
 from trainclient.models.presets import (
     AUDIO_ENCODERS,
     audio_encoder_config,
@@ -21,10 +28,11 @@ from trainclient.models.presets import (
     generator_config,
 )
 from trainclient.orchestrate.cluster import cluster
+from trainclient.orchestrate.config_sizes import NetworkError
 from trainclient.orchestrate.costs import analytic_cost, options
-from trainclient.orchestrate.memory import block_bytes
-from trainclient.orchestrate.networks import Network, NetworkError, read_network
-from trainclient.orchestrate.workload import Load
+from trainclient.orchestrate.memory import ENCODER_BLOCK, block_bytes, saved_bytes
+from trainclient.orchestrate.networks import Network, read_network
+from trainclient.orchestrate.workload import Load, SampleSize, Stream, workload
 
 LLAMA = {
     "model_type": "llama", "num_hidden_layers": 16, "hidden_size": 2048, "intermediate_size": 8192,
@@ -65,11 +73,15 @@ def test_a_config_of_hugging_face_is_read(tmp_path: Path) -> None:
     vision = {"model_type": "siglip_vision_model", **SIGLIP}
     file.write_text(json.dumps({"model_type": "llava", "text_config": LLAMA, "vision_config": vision}))
     assert read_network("backbone", str(file)).size == wanted
-    assert read_network("encoder", str(file)).size == ModelSize(27, 1152, 4304, 16, 16)
+    assert read_network("encoder", str(file)).size == ModelSize(26, 1152, 4304, 16, 16), "without the last layer"
     qwen = {"model_type": "qwen2_vl", "depth": 32, "embed_dim": 1280, "num_heads": 16, "mlp_ratio": 4}
     file.write_text(json.dumps({**LLAMA, "head_dim": None, "model_type": "qwen2_vl", "vision_config": qwen}))
     assert read_network("encoder", str(file)).size == MODELS["encoder"]["vit-h"]
     assert read_network("backbone", str(file)).size == wanted
+    file.write_text(
+        json.dumps({"model_type": "llava", "text_config": {"model_type": "llama"}, "vision_config": vision})
+    )
+    assert read_network("backbone", str(file)).size == ModelSize(32, 4096, 11008, 32, 32, 32_000), "as released"
     for ratio in ("4", float("inf"), float("nan"), 0, True):
         file.write_text(json.dumps({"model_type": "qwen2_vl", "vision_config": qwen | {"mlp_ratio": ratio}}))
         with pytest.raises(NetworkError, match=r"mlp_ratio is .*; a number above 0 is required"):
@@ -106,7 +118,7 @@ def test_sizes_in_yaml_are_read(tmp_path: Path) -> None:
     ("change", "said"),
     [
         ({"model_type": "mamba"}, "model_type is 'mamba'; of backbones llama, mistral, qwen2"),
-        ({"head_dim": 128}, "head_dim is 128"),
+        ({"head_dim": -128}, "head_dim is -128; an integer"),
         ({"num_attention_heads": 30, "num_key_value_heads": None}, "heads must divide the width"),
         ({"hidden_size": "2048"}, "hidden_size is '2048'; integers"),
         ({"hidden_size": None}, "hidden_size of backbone 'llama' are missing"),
@@ -160,3 +172,50 @@ def test_activations_are_those_of_the_paper() -> None:
     network = read_network("encoder", "vit-h")
     assert block_bytes(network.role.block, network.size, 1) == 34 * 1280
     assert block_bytes(network.role.block, network.size, 8) == (10 + 24 / 8) * 1280
+
+
+@pytest.mark.parametrize("name", [*WHOLES, *BACKBONES, *TOWERS])
+def test_sizes_are_those_that_the_trainer_reads(name: str, tmp_path: Path) -> None:
+    """Of every family that it has: windows, wide heads, gates, layers that are not read, and further rows."""
+    if name in WHOLES:
+        config = WHOLES[name].config()
+    elif name in BACKBONES:
+        made, changes = BACKBONES[name]
+        config = made(**{"num_hidden_layers": 3, "hidden_size": 32, "num_attention_heads": 4, **changes})
+    else:
+        config = getattr(transformers, TOWERS[name][0])(**TOWERS[name][2])
+    config.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    whole = Fields(json.loads(path.read_text()), str(path))
+    for family in families_of(whole):
+        kind = "backbone" if family.kind is BackboneConfig else "encoder"
+        theirs = family.read(part_of(whole, family), whole)
+        assert read_network(kind, str(path)).size == theirs.size
+
+
+def test_windows_leave_fewer_pairs() -> None:
+    """Of layers that all have windows the cost says so; where some have, a row takes as long as a window."""
+    size = ModelSize(6, 64, 128, 4, 4, 100)
+    plain, all_, some = (
+        Network("backbone", "backbone", replace(size, window=w, global_layers=g)) for w, g in ((0, 0), (8, 0), (8, 2))
+    )
+    assert (plain.window, all_.window, some.window) == (None, 16, None)
+    assert (all_.pair_flops, some.pair_flops) == (plain.pair_flops, plain.pair_flops // 3)
+    assert some.windowed_flops == plain.pair_flops * 2 // 3 * 16
+    samples = workload([SampleSize(1, 98, ())], Stream(1, 128, packed=False))
+    assert samples.load(plain).squares == 100**2
+    assert samples.load(all_).squares == 100 * 16
+    devices = cluster("h100", 8)
+    costs = [analytic_cost(network, 1, devices) for network in (plain, all_, some)]
+    assert [cost.window for cost in costs] == [None, 16, None]
+    assert costs[0].linear_ps == costs[1].linear_ps < costs[2].linear_ps
+    assert costs[0].quadratic_fs == costs[1].quadratic_fs > costs[2].quadratic_fs
+
+
+def test_wide_rows_and_gates_take_memory() -> None:
+    size = ModelSize(4, 64, 128, 4, 4)
+    sizes = (size, replace(size, deepstack=2), replace(size, gated=True))
+    plain, wide, gated = (saved_bytes(ENCODER_BLOCK, s, 1, recompute=False) for s in sizes)
+    assert wide - plain == 2 * 2 * 64
+    assert gated - plain == 4 * 2 * 2 * 128
+    assert saved_bytes(ENCODER_BLOCK, replace(size, head_dim=32), 1, recompute=False) > plain

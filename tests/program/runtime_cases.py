@@ -43,13 +43,15 @@ from trainclient.program.clock import Stopwatch
 from trainclient.program.runner import LossWeights
 from trainclient.topology.process_grid import Topology
 from trainclient.topology.process_groups import Groups, process_groups
-from trainclient.training.config import Sharding, TrainConfig
+from trainclient.training.config import TrainConfig
 from trainclient.training.loop import Trainer
+from trainclient.training.model_config import Sharding
 from trainclient.training.models import Models
 from trainclient.training.rank import _writer
 from trainclient.training.sharded_parameters import ShardedParameters, shard_parameters
 from trainclient.training.signals import StopSignals
 from trainclient.training.streams import Streams
+from trainclient.training.tied_heads import TiedHeads
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 WORKERS_TIMEOUT_S = 200
@@ -402,6 +404,7 @@ def run_case(case: Case, made: Groups, folder: Path) -> None:
     models = Models.of(case.config, spec)
     modules = models.build(process, groups.device)
     holding = shard_parameters(modules, models.shardings(process), groups, bucket_bytes=100_000)
+    tied = TiedHeads(models, layout, groups, timeout_s=60)
     clock = Stopwatch(groups.device, groups.waits)
     if case.late_for and process.modules[0].name == "llm":
         be_late(modules[0][1].network, case, groups, folder)
@@ -414,6 +417,7 @@ def run_case(case: Case, made: Groups, folder: Path) -> None:
         assert machine.interpreter.run(streams.batches(groups)) is not None
     waited = [(e.operation.kind, e.end_ns - e.start_ns, e.waited_ns) for e in clock.executed()]
     (folder / f"{case.name}.{groups.rank}.waits").write_text(json.dumps(waited))
+    tied.sum(holding.gradients)
     found = {name: _whole(holding, name, value) for name, value in holding.gradients.items()}
     holding.drop()
     sharded = [m for site, m in modules if models.sharding(site.module) is not Sharding.NONE]

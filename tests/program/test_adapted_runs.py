@@ -22,12 +22,18 @@ LORA: dict[str, Any] = {"rank": 2, "alpha": 4, "targets": ["query", "down"]}
 
 
 def case(
-    fleet: Fleet, degrees: Degrees, folder: Path, steps: int, dtype: str = "bfloat16", sharding: str = "none"
+    fleet: Fleet,
+    degrees: Degrees,
+    folder: Path,
+    steps: int,
+    dtype: str = "bfloat16",
+    sharding: str = "none",
+    kind: str = "backbone",
 ) -> Case:
-    """A run to a step, with a frozen encoder before its backbone."""
+    """A run to a step, with adapters of the backbone or the encoder."""
     training = {
         "steps": steps,
-        "backbone": {"lora": LORA, "sharding": sharding},
+        kind: {"lora": LORA, "sharding": sharding},
         "metrics": str(folder / "metrics.jsonl"),
         "checkpoint": {"directory": str(folder), "every": 1},
         "optimizer": {"lr": 0.01},
@@ -99,6 +105,44 @@ def test_shares_and_parts_of_adapters_become_what_whole_ones_do(
     found = stored(tmp_path / "step-00000003")
     assert found.keys() == alone.keys()
     for key, tensor in alone.items():
+        assert (found[key] - tensor).norm() <= 1e-9 * tensor.norm(), key
+
+
+ENCODER = Degrees(1, 1, 1, 1, frozen=("llm",))
+OF_ENCODERS: dict[str, list[tuple[Degrees, str]]] = {
+    "zero2": [(Degrees(2, 1, 1, 1, frozen=("llm",)), "zero2")],
+    "zero3": [(Degrees(2, 1, 1, 1, frozen=("llm",)), "zero3")],
+    "tp": [(Degrees(1, 1, 1, 1, frozen=("llm",), tp=(2, 1, 1)), "none")],
+    "tp, shares": [(Degrees(2, 1, 1, 1, frozen=("llm",), tp=(2, 1, 1)), "zero2")],
+    "tp, shares of shares": [(Degrees(2, 1, 1, 1, frozen=("llm",), tp=(2, 1, 1)), "zero3")],
+    "tp, then none": [(Degrees(1, 1, 1, 1, frozen=("llm",), tp=(2, 1, 1)), "none"), (ENCODER, "none")],
+}
+
+
+@pytest.fixture(scope="module")
+def encoder_alone(fleet: Fleet, pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+    """As `alone`, with the adapters of an encoder."""
+    folder = tmp_path_factory.mktemp("encoder")
+    pool.run([case(fleet, ENCODER, folder, 3, "float64", kind="encoder")], folder)
+    return stored(folder / "step-00000003")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+@pytest.mark.filterwarnings("ignore:torch.distributed:UserWarning")
+@pytest.mark.parametrize("name", OF_ENCODERS)
+def test_shares_and_parts_of_adapters_of_encoders_become_what_whole_ones_do(
+    fleet: Fleet, pool: Pool, tmp_path: Path, encoder_alone: dict[str, Tensor], name: str
+) -> None:
+    """The projector, which is trained whole beside them, too."""
+    runs = OF_ENCODERS[name]
+    for steps, (degrees, sharding) in zip((3,) if len(runs) == 1 else (2, 3), runs, strict=True):
+        pool.run([case(fleet, degrees, tmp_path, steps, "float64", sharding, "encoder")], tmp_path)
+    trained = {key.partition("/")[0] for key in encoder_alone if "/" in key and key.startswith("vit.")}
+    assert {is_adapter(key) or key.startswith("vit.merger.") for key in trained} == {True}
+    found = stored(tmp_path / "step-00000003")
+    assert found.keys() == encoder_alone.keys()
+    for key, tensor in encoder_alone.items():
         assert (found[key] - tensor).norm() <= 1e-9 * tensor.norm(), key
 
 

@@ -116,6 +116,48 @@ def test_a_run_with_frozen_modules_goes_on_with_others_frozen(fleet: Fleet, pool
     )
 
 
+def projector_case(fleet: Fleet, folder: Path, steps: int, **encoder: object) -> Case:
+    """A run in double precision, with two ranks of the encoder."""
+    training = {"steps": steps, "checkpoint": {"directory": str(folder), "every": 1}, "optimizer": {"lr": 0.01}}
+    training |= {"encoder": {"freeze_tower": True, **encoder}, "metrics": str(folder / "metrics.jsonl")}
+    job = fleet.job(Degrees(2, 1, 1, 0), generation={"ratio": "0"}).spec.model_dump(mode="json")
+    return Case(f"projector-{steps}", fleet.address, job, dtype="float64", training=training)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+@pytest.mark.filterwarnings("ignore:torch.distributed:UserWarning")
+@pytest.mark.parametrize("sharding", ["none", "zero2", "zero3"])
+def test_a_projector_is_trained_alone_and_its_tower_thawed_later(
+    fleet: Fleet, pool: Pool, tmp_path: Path, sharding: str
+) -> None:
+    """A run that resumes is the run that was not interrupted, bit for bit; of the tower no bit changes."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    pool.run([projector_case(fleet, whole, 3, sharding=sharding)], tmp_path)
+    pool.run([projector_case(fleet, parts, 2, sharding=sharding)], tmp_path)
+    pool.run([projector_case(fleet, parts, 3, sharding=sharding)], tmp_path)
+    first, third, again = (stored(folder / f"step-{n:08d}") for folder, n in ((whole, 1), (whole, 3), (parts, 3)))
+    assert third.keys() == again.keys()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in third.items())
+    changed = {name for name in third if not torch.equal(third[name], first[name])}
+    ours = {name for name in third if name.startswith("vit.") and "/" not in name}
+    projector = {name for name in ours if name.startswith("vit.merger.")}
+    assert changed & ours == projector != set()
+    assert {name.partition("/")[0] for name in third if name.startswith("vit.") and "/" in name} == projector
+    assert [step["lr"].keys() for step in steps_of(whole / "metrics.jsonl")] == [{"vit", "llm"}] * 3
+
+    said = pool.said(0)
+    pool.run([projector_case(fleet, parts, 4, sharding=sharding, freeze_tower=False)], tmp_path)
+    told = "changed on resume: vit: tower frozen -> trained with lr 0.01; its moments begin at zero"
+    assert pool.said(0).removeprefix(said).splitlines() == [told]
+    fourth = stored(parts / "step-00000004")
+    assert {name.partition("/")[0] for name in fourth if name.startswith("vit.") and "/" in name} == ours
+    counts = {name.partition("/")[0]: int(value) for name, value in fourth.items() if name.endswith("/step")}
+    assert {counts[name] for name in projector} == {4}
+    assert {counts[name] for name in ours - projector} == {1}
+    assert not torch.equal(fourth["vit.layers.0.mlp.up.weight"], third["vit.layers.0.mlp.up.weight"])
+
+
 def test_a_process_without_anything_to_train_still_takes_part() -> None:
     module = torch.nn.Linear(2, 2).requires_grad_(requires_grad=False)
     optimizer = Optimizer(dict(module.named_parameters()), OptimizerConfig(), {})

@@ -14,7 +14,8 @@ from trainclient.exchange.wait_times import Waits
 from trainclient.models.layers import SplitLayer
 from trainclient.sharding.fsdp import ShardedNetwork
 from trainclient.sharding.tensor_parallel import split
-from trainclient.training.config import ConfigError, Sharding, TrainConfig
+from trainclient.training.config import ConfigError, TrainConfig
+from trainclient.training.model_config import Sharding
 from trainclient.training.models import Models
 
 

@@ -19,11 +19,14 @@ def test_communicators_are_those_of_all_of_ranks_and_of_both_directions() -> Non
     assert communicators_of(topology(Degrees(1, 1, 2, 1, chunks=3)))[1:3] == [2 + 2 + 5 * 2, 2 + 2 + 5 * 2]
     assert communicators_of(topology(Degrees(1, 1, 1, 1, tp=(1, 2, 1)))) == [2 + 2, 3 + 4, 3, 2 + 2]
     assert communicators_of(topology(Degrees(2, 2, 1, 2, colocated=True))) == [2, 2]
+    assert communicators_of(topology(Degrees(1, 1, 2, 1)), [(1, 2)]) == [2 + 2, 2 + 4 + 1, 2 + 4 + 1, 2 + 2]
 
 
 def test_fewer_queues_than_communicators_are_refused() -> None:
     pipeline = topology(Degrees(1, 1, 2, 1))
     needed = max(communicators_of(pipeline)) + COMPUTATION
+    with pytest.raises(TopologyError, match=f"need {needed + 1} queues"):
+        require_queues(pipeline, {VARIABLE: str(needed)}, tied=[(1, 2)])
     for environment in ({}, {VARIABLE: str(needed)}, {VARIABLE: "64"}):
         require_queues(pipeline, environment)
     for chosen in ("1", str(needed - 1), "many"):

@@ -9,7 +9,7 @@ from builders.jobs import module
 
 from dataserver.planning.job.fields import ModuleSpec
 from trainclient.checkpoint.state import TrainerState
-from trainclient.training.changed_settings import changes, update_settings
+from trainclient.training.changed_settings import changes, update_settings, used_rates
 from trainclient.training.optimizer_config import OptimizerConfig
 from trainclient.training.schedule import module_rates
 
@@ -59,6 +59,40 @@ def test_modules_that_are_frozen_or_thawed() -> None:
         "optimizer.lr of llm: 0.0003 -> 0.0001",
     ]
     assert changes(saved(("vit",)), settings(), ("vit",)) == []
+
+
+TOWER = ("vit.patch_embed", "vit.layers")
+PROJECTOR = {"projector": {"lr": 1e-3}}
+
+
+@pytest.mark.parametrize(
+    ("before", "then", "frozen", "now", "lines"),
+    [
+        (TOWER, {}, (), {"lr": 1e-4}, [
+            "vit: tower frozen -> trained with lr 0.0001; its moments begin at zero",
+            "optimizer.lr of vit, llm, dit: 0.0003 -> 0.0001"]),
+        (("vit",), PROJECTOR, TOWER, PROJECTOR,
+         ["vit: frozen -> tower frozen with lr 0.001; its moments begin at zero"]),
+        ((), {}, TOWER, {}, ["vit: trained -> tower frozen; its moments end with this checkpoint"]),
+        (TOWER, PROJECTOR, TOWER, {**PROJECTOR, "encoder": {"lr": 1e-5}}, []),
+        ((), {}, (), PROJECTOR, ["optimizer.lr of vit.projector: 0.0003 -> 0.001"]),
+        ((), PROJECTOR, (), {"lr": 1e-4},
+         ["optimizer.lr of vit, llm, dit: 0.0003 -> 0.0001", "optimizer.lr of vit.projector: 0.001 -> 0.0001"]),
+    ],
+)  # fmt: skip
+def test_projectors_that_are_trained_alone_or_at_rates_of_their_own(
+    before: tuple[str, ...], then: dict[str, Any], frozen: tuple[str, ...], now: dict[str, Any], lines: list[str]
+) -> None:
+    """Rates of a projector that are new, or are given up, are told as changes of what it had."""
+    assert changes(saved(before, **then), settings(**now), frozen) == lines
+
+
+def test_rates_that_nothing_is_updated_with() -> None:
+    names = ["vit", "llm", "vit.projector"]
+    assert used_rates(names, TOWER) == ["llm", "vit.projector"]
+    assert used_rates(names[:2], TOWER) == ["vit", "llm"]
+    assert used_rates(names, ("vit",)) == ["llm"]
+    assert used_rates(names, ()) == names
 
 
 def test_a_checkpoint_that_says_nothing_of_updates() -> None:

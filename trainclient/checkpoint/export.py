@@ -1,5 +1,6 @@
 """`trainclient export`: a module of a checkpoint as a folder that transformers loads."""
 
+import hashlib
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,6 +52,9 @@ class ExportConfig:
     whole model --base that they began as."""
     base: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="")] = None
     """The checkpoint that the module began as: its tokenizer files and further fields of config.json come along."""
+    tokenizer: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="")] = None
+    """Folder of the tokenizer that data servers had, where it is not the base's: its files come along instead. Needed
+    where the model has learned new tokens."""
     adapter: bool = False
     """Write the low-rank adapters of a module that has some, as peft reads them; without this they are merged."""
     dtype: ExportType = ExportType.STORED
@@ -68,6 +72,7 @@ def export(config: ExportConfig) -> list[str]:
     if found := damages(path, manifest.files or {}):
         raise CheckpointError(f"the checkpoint {path} is damaged ({'; '.join(found[:4])}); export an older one")
     saved = manifest.state
+    _require_its_tokenizer(config.tokenizer, saved)
     if config.module is None:
         return _export_whole(config, path, saved.modules, _usage(saved))
     if config.module not in saved.modules:
@@ -85,7 +90,9 @@ def export(config: ExportConfig) -> list[str]:
         state = {name: tensor.to(dtype) for name, tensor in state.items()}
     if adapters is not None and config.adapter:
         return export_adapter(config.output, sizes, state, adapters, base=config.base)
-    return export_pretrained(config.output, sizes, state, base=config.base, usage=_usage(saved))
+    return export_pretrained(
+        config.output, sizes, state, base=config.base, usage=_usage(saved), tokenizer=config.tokenizer
+    )
 
 
 def _export_whole(config: ExportConfig, path: Path, modules: Mapping[str, Any], usage: Usage | None) -> list[str]:
@@ -105,7 +112,22 @@ def _export_whole(config: ExportConfig, path: Path, modules: Mapping[str, Any], 
             parts.append(TrainedPart(sizes, state if adapters is None else merged(state, adapters)))
     if not parts:
         raise CheckpointError(f"the checkpoint {path} has neither encoder nor backbone; give --module")
-    return export_whole(config.output, config.base, parts, _dtype(config), None if usage is None else usage.sizing)
+    sizing = None if usage is None else usage.sizing
+    return export_whole(config.output, config.base, parts, _dtype(config), sizing, config.tokenizer)
+
+
+def _require_its_tokenizer(folder: Path | None, saved: TrainerState) -> None:
+    """Raise CheckpointError where a folder has another tokenizer than the job of a checkpoint."""
+    stream, path = _stream(saved), None if folder is None else folder / "tokenizer.json"
+    if stream is None or path is None or not path.is_file():
+        return
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != stream.tokenizer.digest:
+        raise CheckpointError(
+            f"{path} has the SHA-256 {found[:16]}..., and the tokenizer {stream.tokenizer.name} of the job "
+            f"{stream.tokenizer.digest[:16]}...; give the folder that data servers had"
+        )
 
 
 def _dtype(config: ExportConfig) -> torch.dtype | None:
@@ -124,13 +146,20 @@ def _read_module(
 
 def _usage(saved: TrainerState) -> Usage | None:
     """How the job of a checkpoint used its models; None where its stream does not say."""
-    try:
-        stream = Stream.model_validate_json(saved.cursor["stream"])
-    except (KeyError, ValueError):
+    stream = _stream(saved)
+    if stream is None:
         return None
     tokenizer, sizing = stream.tokenizer, stream.sizing
     named = sizing if sizing.rule else None
     return Usage(tokenizer.bos, tokenizer.eos, stream.seq_len, sizing.max_patches, named)
+
+
+def _stream(saved: TrainerState) -> Stream | None:
+    """The stream of a checkpoint's job, where the checkpoint says it."""
+    try:
+        return Stream.model_validate_json(saved.cursor["stream"])
+    except (KeyError, ValueError):
+        return None
 
 
 def _adapters(described: Mapping[str, Any]) -> LowRank | None:

@@ -62,7 +62,8 @@ class TrainerState:
     run: str = ""
     """Name of the run, which its metrics carry."""
     frozen: list[str] = field(default_factory=list)
-    """Modules that were not trained in the last step: the tensors hold no state of an optimizer for them."""
+    """Modules that were not trained in the last step, and parts of modules (`vit.layers`): the tensors hold no state of
+    an optimizer for them."""
     unevaluated: dict[str, Any] | None = None
     """Metrics of the last step, if the run was asked to stop before its evaluation had a result."""
     optimizer: dict[str, Any] = field(default_factory=dict)
@@ -71,8 +72,10 @@ class TrainerState:
     """Parallel degrees of every module by its name, for whoever lists checkpoints."""
 
     def readable(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Those tensors that the checkpoint holds: where a module was frozen, its optimizer begins anew."""
-        return {name: t for name, t in tensors.items() if module_of(name) not in self.frozen or not is_state(name)}
+        """Those tensors that the checkpoint holds: where a module or a part was frozen, its optimizer begins anew."""
+        inside = tuple(f"{part}." for part in self.frozen)
+        begins_anew = {n for n in tensors if is_state(n) and f"{n.partition('/')[0]}.".startswith(inside)}
+        return {name: tensor for name, tensor in tensors.items() if name not in begins_anew}
 
     @property
     def step(self) -> int:

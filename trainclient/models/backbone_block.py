@@ -92,7 +92,18 @@ class BackboneConfig:
     @property
     def size(self) -> ModelSize:
         """What operations and memory depend on."""
-        return ModelSize(self.layers, self.width, self.mlp_width, self.heads, self.groups, self.vocab_size)
+        return ModelSize(
+            self.layers,
+            self.width,
+            self.mlp_width,
+            self.heads,
+            self.groups,
+            self.vocab_size,
+            head_dim=0 if self.heads * self.head_size == self.width else self.head_size,
+            window=self.window,
+            global_layers=len(self.global_layers),
+            deepstack=self.deepstack,
+        )
 
     @property
     def longest(self) -> int:

@@ -119,7 +119,17 @@ class EncoderConfig:
     @property
     def size(self) -> ModelSize:
         """What operations and memory depend on."""
-        return ModelSize(self.layers, self.width, self.mlp_width, self.heads, self.heads)
+        return ModelSize(
+            self.layers,
+            self.width,
+            self.mlp_width,
+            self.heads,
+            self.heads,
+            gated=self.gated,
+            window=(self.window * self.merge) ** 2,
+            global_layers=len(self.global_layers),
+            deepstack=len(self.deepstack),
+        )
 
 
 class EncoderBlock(nn.Module):

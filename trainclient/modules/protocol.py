@@ -128,6 +128,8 @@ class TrainedModule(ABC):
 
     trains_weights: bool = True
     """Whether the gradients of most of its weights are computed, and not of adapters alone: what a backward costs."""
+    passes_gradients: bool = True
+    """Whether gradients go back through its blocks; not where all that comes before a projector is frozen."""
 
     def __init__(self, network: nn.Module) -> None:
         """Hold the network, whose parameters are trained."""

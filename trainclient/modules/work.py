@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from dataserver.planning.job.fields import ModelSize, linear_flops, pair_flops
+from dataserver.planning.job.fields import ModelSize, linear_flops, pair_flops, seen_rows
 
 
 def forward_flops(kind: str, size: ModelSize, offsets: Tensor) -> int:
@@ -14,5 +14,7 @@ def forward_flops(kind: str, size: ModelSize, offsets: Tensor) -> int:
         offsets: integers [n + 1], where each of the view's items begins, in patches or tokens; on the CPU.
     """
     lengths = [int(length) for length in offsets.diff().tolist()]
-    pairs = sum(length * length for length in lengths)
-    return linear_flops(kind, size) * sum(lengths) + pair_flops(kind, size) * pairs
+    seen, whole = seen_rows(kind, size), size.global_layers if size.window else size.layers
+    pairs = whole * sum(length * length for length in lengths)
+    pairs += (size.layers - whole) * sum(length * min(length, seen) for length in lengths)
+    return linear_flops(kind, size) * sum(lengths) + pair_flops(kind, size) * pairs // size.layers

@@ -56,7 +56,8 @@ class Problem:
         total = 0.0
         for network in self.networks:
             load = self.workload.load(network)
-            forward = load.rows * network.row_flops + load.squares * network.pair_flops
+            of_rows = network.row_flops + network.windowed_flops
+            forward = load.rows * of_rows + load.squares * network.pair_flops
             total += forward * (1 + network.gradient_passes) * self.workload.stream.global_batch
         return total
 

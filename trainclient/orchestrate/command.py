@@ -28,7 +28,7 @@ from trainclient.orchestrate.profile import costs_of, read_profile
 from trainclient.orchestrate.report import HEADINGS, advice, as_json, notes, reasons, rows
 from trainclient.orchestrate.rescoring import stream_block
 from trainclient.orchestrate.solving import Solution, solve
-from trainclient.orchestrate.workload import Stream, read_sizes, workload
+from trainclient.orchestrate.workload import SampleSize, Stream, read_sizes, workload
 from trainclient.training.config import describe
 from trainclient.training.options import SAYS_ITSELF, Options
 
@@ -180,14 +180,14 @@ def problem(options: Orchestrate) -> Problem:
     """
     if options.sizes is None:
         raise OrchestrateError("--sizes is missing: a file with the sizes of samples, as `dataserver sizes` writes it")
-    stream, models = _stream(options), networks(options)
+    stream, models, sizes = _stream(options), networks(options), read_sizes(options.sizes)
     profile = None if options.profile is None else read_profile(options.profile)
     within = options.within_gb_s
     if within is None and profile is not None and profile.within_gb_s is not None:
         within = float(profile.within_gb_s)
     devices = cluster(options.gpu, options.gpus, options.gpus_per_node, options.memory_gb, within, options.between_gb_s)
     table = None if profile is None else costs_of(profile, models, devices)
-    found = Problem(models, devices, workload(read_sizes(options.sizes), stream), table, options.max_tp)
+    found = Problem(_with_tiles(models, sizes), devices, workload(sizes, stream), table, options.max_tp)
     data = stream_block(found)
     try:
         JobStream.model_validate(data)
@@ -212,6 +212,17 @@ def problem(options: Orchestrate) -> Problem:
                 f"{otherwise}"
             )
     return found
+
+
+def _with_tiles(models: tuple[Network, ...], sizes: Sequence[SampleSize]) -> tuple[Network, ...]:
+    """The modules, with an encoder whose patches attend to those of their tile alone, as a job with tiles has it."""
+    tile = max(size.tile_patches for size in sizes)
+    return tuple(
+        replace(n, size=replace(n.size, window=tile, global_layers=0))
+        if tile and n.role.feeds and not n.size.window
+        else n
+        for n in models
+    )
 
 
 def _stream(options: Orchestrate) -> Stream:

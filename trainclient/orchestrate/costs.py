@@ -158,8 +158,9 @@ def computed_cost(network: Network, tp: int, peak_flops_ns: float, gpu: str) -> 
     try:
         return Cost(
             microbatch_ns=fixed_ns(network.kind, network.size, gpu, tp),
-            linear_ps=round(1_000 * network.row_flops / rate),
+            linear_ps=round(1_000 * (network.row_flops + network.windowed_flops / ATTENTION) / rate),
             quadratic_fs=round(1_000_000 * network.pair_flops / (rate * ATTENTION)),
+            window=network.window,
             backward_percent=100 * network.gradient_passes,
         )
     except ValidationError:

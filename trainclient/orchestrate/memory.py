@@ -100,13 +100,14 @@ def block_bytes(block: Block, size: ModelSize, tp: int, precision: Precision = B
     what is inside the MLP are divided (Korthikanti et al. 2022, section 4.2). What attention gives counts once more, as
     where it goes segment by segment.
     """
-    keys = size.width // size.heads * size.groups
-    divided = block.divided * size.width + 2 * keys + block.inside * size.mlp_width
+    queries, keys = size.head_size * size.heads, size.head_size * size.groups
+    inside = GATED_BLOCK.inside if size.gated else block.inside
+    divided = block.divided * queries + 2 * keys + inside * size.mlp_width
     return precision.weight * (block.whole * size.width + divided / tp)
 
 
 def saved_bytes(block: Block, size: ModelSize, tp: int, recompute: bool, precision: Precision = BFLOAT16) -> float:
     """What all blocks of a module keep of a row from its forward to its backward: their inputs, if they compute the
-    rest again."""
-    kept = precision.weight * size.width if recompute else block_bytes(block, size, tp, precision)
-    return size.layers * kept
+    rest again. Rows with outputs of several layers are held as well."""
+    row = precision.weight * size.width
+    return size.layers * (row if recompute else block_bytes(block, size, tp, precision)) + size.deepstack * row

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,42 +14,13 @@ from dataserver.planning.job.fields import (
     linear_flops,
     pair_flops,
     parse_yaml,
+    seen_rows,
 )
+from trainclient.orchestrate.config_sizes import NetworkError, checked_size, size_of_config
 from trainclient.orchestrate.memory import ENCODER_BLOCK, GATED_BLOCK, GENERATOR_BLOCK, Block
 
-MAX_SIZE: Final = 1 << 20
-"""Largest width, vocabulary or number of layers."""
 FEATURES: Final = 1024
 """Numbers of a tower's feature."""
-_LLAMA: Final = {
-    "layers": "num_hidden_layers",
-    "width": "hidden_size",
-    "mlp_width": "intermediate_size",
-    "heads": "num_attention_heads",
-    "groups": "num_key_value_heads",
-    "vocab_size": "vocab_size",
-}
-_SQUARE: Final = {name: _LLAMA[name] for name in ("layers", "width", "mlp_width", "heads")}
-_DEEP: Final = {"layers": "depth", "width": "hidden_size", "mlp_width": "intermediate_size", "heads": "num_heads"}
-_QWEN2_VL: Final = {"layers": "depth", "width": "embed_dim", "heads": "num_heads"}
-_LLAMAS: Final = ("llama", "mistral", "qwen2", "qwen3", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text",
-                  "qwen3_vl_text")  # fmt: skip
-_SQUARES: Final = ("clip_vision_model", "idefics3_vision", "siglip_vision_model", "siglip2_vision_model")
-_TEXTS: Final = ("clip_text_model", "siglip_text_model", "siglip2_text_model")
-_FAMILIES: Final[Mapping[str, Mapping[str, Mapping[str, str]]]] = {
-    "backbone": dict.fromkeys(_LLAMAS, _LLAMA),
-    "encoder": {**dict.fromkeys(_SQUARES, _SQUARE), "qwen2_vl": _QWEN2_VL, "qwen2_vl_vision": _QWEN2_VL,
-                "qwen3_vl_vision": _DEEP},
-    "text tower": dict.fromkeys(_TEXTS, _SQUARE),
-}  # fmt: skip
-"""By what a module is, each `model_type` whose blocks cost as ours do, and what it calls the fields of `ModelSize`."""
-_PARTS: Final = {"encoder": "vision_config", "backbone": "text_config", "text tower": "text_config"}
-"""Where the `config.json` of a model of several modules has that of one; without a `model_type` it is the whole's."""
-_WHOLE: Final = {
-    "clip": {"encoder": "clip_vision_model", "text tower": "clip_text_model"},
-    "siglip": {"encoder": "siglip_vision_model", "text tower": "siglip_text_model"},
-    "siglip2": {"encoder": "siglip2_vision_model", "text tower": "siglip2_text_model"},
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +44,6 @@ _ROLES: Final[Mapping[str, Role]] = {
     "tower": Role(ENCODER_BLOCK),
 }
 """By kind: the one place that knows which there are. (The trainer's, `modules.registry`, brings torch.)"""
-
-
-class NetworkError(ValueError):
-    """A model that cannot be read, or that is none of the kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +80,25 @@ class Network:
 
     @property
     def pair_flops(self) -> int:
-        """Forward operations of a pair of rows of one item."""
-        return pair_flops(self.kind, self.size)
+        """Forward operations of a pair of rows of one item, as far as rows attend to one another (`window`)."""
+        size = self.size
+        whole = size.global_layers if size.window and size.global_layers else size.layers
+        return pair_flops(self.kind, size) * whole // size.layers
+
+    @property
+    def window(self) -> int | None:
+        """How many rows of an item a row's pairs count, at most, where all layers have windows."""
+        size = self.size
+        return seen_rows(self.kind, size) if size.window and not size.global_layers else None
+
+    @property
+    def windowed_flops(self) -> int:
+        """Forward operations of a row in the windows of some layers, where others see whole items; as if all items were
+        longer than a window."""
+        size = self.size
+        if not size.window or not size.global_layers:
+            return 0
+        return (pair_flops(self.kind, size) - self.pair_flops) * seen_rows(self.kind, size)
 
     @property
     def block_parameters(self) -> int:
@@ -166,9 +150,10 @@ def read_network(kind: str, given: str, name: str | None = None, modality: str |
         size = MODELS[kind][given]
     elif path.is_dir() or path.suffix == ".json":
         what = {"image": "encoder", "text": "text tower"}.get(modality or "", kind)
-        size = _from_config(what, path / "config.json" if path.is_dir() else path)
+        path = path / "config.json" if path.is_dir() else path
+        size = size_of_config(what, _read(path), path)
     elif path.suffix in (".yaml", ".yml"):
-        size = _from_sizes(path, _read(path))
+        size = checked_size(path, _read(path))
     else:
         raise NetworkError(
             f"there is no {kind} named {given!r}; give one of {', '.join(sorted(MODELS[kind]))}, a config.json of "
@@ -189,61 +174,3 @@ def _read(path: Path) -> Mapping[str, Any]:
     if not isinstance(found, dict):
         raise NetworkError(f"{path} holds a {type(found).__name__}; an object with the sizes of a model is required")
     return found
-
-
-def _from_config(what: str, path: Path) -> ModelSize:
-    whole = _read(path)
-    part = whole.get(_PARTS.get(what, ""))
-    data = part if isinstance(part, dict) else whole
-    given = str(data.get("model_type", whole.get("model_type")))
-    known = _FAMILIES.get(what, {})
-    keys = known.get(_WHOLE.get(given, {}).get(what, given))
-    if keys is None:
-        raise NetworkError(
-            f"{path}: model_type is {given[:80]!r}; of {what}s {', '.join(sorted(known)) or 'none'} are understood: "
-            "give the sizes in a .yaml file instead (layers, width, mlp_width, heads, groups, vocab_size)"
-        )
-    sizes = {ours: data[theirs] for ours, theirs in keys.items() if data.get(theirs) is not None}
-    missing = [keys[name] for name in ("layers", "width", "heads") if name not in sizes]
-    if missing:
-        raise NetworkError(
-            f"{path}: {', '.join(missing)} of {what} {given[:80]!r} are missing; give a whole config.json"
-        )
-    wrong = [
-        f"{keys[name]} is {value!r:.40}"
-        for name, value in sizes.items()
-        if type(value) is not int or abs(value) > MAX_SIZE
-    ]
-    if wrong:
-        raise NetworkError(f"{path}: {', '.join(wrong)}; integers up to {MAX_SIZE} are required")
-    if "mlp_width" not in keys:
-        ratio = data.get("mlp_ratio", 4)
-        if type(ratio) not in (int, float) or not 0 < ratio <= MAX_SIZE:
-            raise NetworkError(f"{path}: mlp_ratio is {ratio!r:.40}; a number above 0 is required")
-        sizes["mlp_width"] = int(sizes["width"] * ratio)
-    size = _from_sizes(path, sizes)
-    head = data.get("head_dim")
-    if head not in (None, size.width // size.heads):
-        raise NetworkError(
-            f"{path}: head_dim is {head!r:.40}; hidden_size / num_attention_heads = {size.width // size.heads} is "
-            "needed, since times are those of heads that make up the width"
-        )
-    return size
-
-
-def _from_sizes(path: Path, data: Mapping[str, Any]) -> ModelSize:
-    known = {f.name for f in fields(ModelSize)} - {"causal"}
-    values = {"groups": data.get("heads"), "vocab_size": 0, **data}
-    unknown, missing = sorted(values.keys() - known), sorted(known - values.keys())
-    if unknown or missing:
-        raise NetworkError(f"{path}: lacks {missing}, has the unknown {unknown}; {sorted(known)} are required")
-    for name, value in values.items():
-        if type(value) is not int or not (0 if name == "vocab_size" else 1) <= value <= MAX_SIZE:
-            raise NetworkError(f"{path}: {name} is {value!r:.40}; an integer from 1 to {MAX_SIZE} is required")
-    size = ModelSize(**values)
-    if size.width % size.heads or size.heads % size.groups:
-        raise NetworkError(
-            f"{path}: width is {size.width}, heads {size.heads}, groups {size.groups}; heads must divide the width, "
-            "and groups the heads"
-        )
-    return size

@@ -85,11 +85,13 @@ def drawn_samples(workload: Workload, stream: Any, step: int) -> StepSamples:
 
 
 def _table(sizes: Sequence[SampleSize], stream: Any) -> ShardTable:
-    """The samples of one shard; images are strips as high as a merged block, of so many patches."""
+    """The samples of one shard; images are strips as high as a merged block, of so many patches. Where images are cut,
+    what their tokens are more, or less, than blocks of patches is text."""
     counts = np.array([len(s.patches) for s in sizes], np.int64)
     patches = np.array([p for s in sizes for p in s.patches], np.int64)
     merge, number = stream.sizing.merge, len(sizes)
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    texts = np.array([s.text_tokens for s in sizes], np.int64)
+    more = (sum(s.tokens_of_images(merge)) - sum(p // merge**2 for p in s.patches) for s in sizes)
+    texts = np.array([max(0, s.text_tokens + n) for s, n in zip(sizes, more, strict=True)], np.int64)
     sides = np.full(len(patches), merge, np.int32)
     return shard_table(stream, np.arange(number), texts, offsets, (patches // merge).astype(np.int32), sides, "sizes")

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.planning.job.fields import TextError, parse_yaml
+from dataserver.planning.job.fields import ModelSize, TextError, parse_yaml
 from trainclient.orchestrate.networks import Network
 
 F64 = NDArray[np.float64]
@@ -34,6 +34,14 @@ class SampleSize:
     text_tokens: int
     patches: tuple[int, ...]
     """Number of patches of each image."""
+    image_tokens: tuple[int, ...] = ()
+    """Backbone tokens of each image, where images are cut into tiles; else they follow from the patches."""
+    tile_patches: int = 0
+    """Patches of a tile, which attend to each other alone; 0 where images are whole."""
+
+    def tokens_of_images(self, merge: int) -> tuple[int, ...]:
+        """Backbone tokens of each image."""
+        return self.image_tokens or tuple(patches // merge**2 for patches in self.patches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +69,7 @@ class Load:
     rows: float
     """Number of patches, or of tokens."""
     squares: float
-    """The sum of the squares of its items' rows, which attention takes."""
+    """The sum of the squares of its items' rows, which attention takes; windows leave fewer pairs."""
     largest: int
     """Rows of the largest item that there is."""
 
@@ -84,13 +92,13 @@ class Workload:
 
     def load(self, network: Network) -> Load:
         """What a sequence holds for a module."""
-        kind = network.kind, network.modality
+        kind = network.kind, network.modality, network.window
         if kind not in self._loads:
             self._loads[kind] = self._load(network)
         return self._loads[kind]
 
     @cached_property
-    def _loads(self) -> dict[tuple[str, str | None], Load]:
+    def _loads(self) -> dict[tuple[str, str | None, int | None], Load]:
         return {}
 
     def _load(self, network: Network) -> Load:
@@ -102,7 +110,7 @@ class Workload:
                 share = each * weight * size.count / total
                 items += share * len(parts)
                 rows += share * sum(parts)
-                squares += share * sum(n * n for n in parts)
+                squares += share * sum(n * min(n, network.window or n) for n in parts)
                 largest = max(largest, *parts) if share and parts else largest
         return Load(items, rows, squares, largest)
 
@@ -113,7 +121,7 @@ class Workload:
         float64 [3, lengths].
         """
         if self.stream.packed:
-            load = self.load(Network("backbone", "backbone", _NO_SIZE))
+            load = self._load(_TOKENS)
             return np.array([[1.0], [round(load.rows)], [round(load.squares)]])
         total, shares = sum(s.count for s in self.sizes), dict[int, float]()
         for size in self.sizes:
@@ -128,7 +136,7 @@ class Workload:
     def _sequences(self, size: SampleSize) -> list[tuple[float, tuple[int]]]:
         """Tokens of a sample in each of its tasks, with the chance of it."""
         chance, stream = self._generated(size), self.stream
-        images = sum(p // stream.merge**2 + MARKS for p in size.patches)
+        images = sum(n + MARKS for n in size.tokens_of_images(stream.merge))
         understood = min(stream.seq_len, MARKS + images + size.text_tokens)
         if stream.contrastive_batch is not None:
             understood = min(stream.seq_len, MARKS + size.text_tokens)
@@ -147,8 +155,8 @@ class Workload:
         return [(chance if network.role.generates else 1 - chance, size.patches)]
 
 
-_NO_SIZE: Any = None
-"""Loads of tokens depend on no model."""
+_TOKENS: Final = Network("backbone", "backbone", ModelSize(1, 1, 1, 1, 1))
+"""Loads of tokens depend on no model, but for its windows."""
 
 
 def workload(sizes: Sequence[SampleSize], stream: Stream) -> Workload:
@@ -167,7 +175,7 @@ def workload(sizes: Sequence[SampleSize], stream: Stream) -> Workload:
             f"generation is {stream.generation}, query-tokens {stream.query_tokens}; [0, 1] and 1 or more are required"
         )
     for size in sizes:
-        tokens = MARKS + sum(p // stream.merge**2 + MARKS for p in size.patches)
+        tokens = MARKS + sum(n + MARKS for n in size.tokens_of_images(stream.merge))
         if any(p % stream.merge**2 for p in size.patches):
             raise WorkloadError(
                 f"a sample has {_images(size)}; multiples of merge^2 = {stream.merge**2} are required, since so many "
@@ -197,6 +205,8 @@ def _images(size: SampleSize) -> str:
 def read_sizes(path: Path) -> tuple[SampleSize, ...]:
     """Sizes of samples from a JSON or YAML file: `samples`, each with `count` (by default 1), `text_tokens`, `patches`.
 
+    Where images are cut, the file has `tile_patches`, and samples `image_tokens`.
+
     Raises:
         WorkloadError: the file cannot be read, or holds something else.
     """
@@ -218,18 +228,24 @@ def read_sizes(path: Path) -> tuple[SampleSize, ...]:
             f"{path} holds no list `samples` of 1 to {MAX_SIZES} sizes, each as {{count: 10, text_tokens: 40, patches: "
             "[256]}; `dataserver sizes` writes such a file"
         )
-    return tuple(_size(entry, f"{path}, samples[{number}]") for number, entry in enumerate(entries))
+    tile = data.get("tile_patches", 0)
+    if type(tile) is not int or not 0 <= tile <= MAX_COUNT:
+        raise WorkloadError(f"{path}: tile_patches is {tile!r:.40}; an integer is required")
+    return tuple(_size(entry, f"{path}, samples[{number}]", tile) for number, entry in enumerate(entries))
 
 
-def _size(entry: Any, where: str) -> SampleSize:
+def _size(entry: Any, where: str, tile: int) -> SampleSize:
     found: Mapping[str, Any] = entry if isinstance(entry, dict) else {}
-    unknown = sorted(map(str, found.keys() - {"count", "text_tokens", "patches"}))
+    unknown = sorted(map(str, found.keys() - {"count", "text_tokens", "patches", "image_tokens"}))
     count, tokens, patches = found.get("count", 1), found.get("text_tokens", 0), found.get("patches", [])
-    numbers = [count, tokens, *patches] if isinstance(patches, list) else [None]
+    of_images = found.get("image_tokens", [])
+    are_lists = isinstance(patches, list) and isinstance(of_images, list) and len(of_images) in (0, len(patches))
+    numbers = [count, tokens, *patches, *of_images] if are_lists else [None]
     if unknown or not all(type(n) is int and 0 <= n <= MAX_COUNT for n in numbers) or count < 1 or 0 in patches:
         raise WorkloadError(
-            f"{where} is {entry!r:.200}; count (1 or more), text_tokens and patches (a list) are required, all integers"
+            f"{where} is {entry!r:.200}; count (1 or more), text_tokens and patches (a list) are required, all "
+            "integers; image_tokens, where given, are one for each of the patches"
         )
     if not tokens and not patches:
         raise WorkloadError(f"{where} has neither text nor images; leave it out")
-    return SampleSize(count, tokens, tuple(patches))
+    return SampleSize(count, tokens, tuple(patches), tuple(of_images), tile)

@@ -215,7 +215,8 @@ class ChunkRunner:
             return
         forward = self.module.forward_flops(view)
         frozen = self._frozen or not self.module.trains_weights
-        backward = backward_percent(frozen=frozen, input_gradient=self._returns, checkpoint=False)
+        passes = self._returns and self.module.passes_gradients
+        backward = backward_percent(frozen=frozen, input_gradient=passes, checkpoint=False)
         flops = None if forward is None else forward * (100 + backward) // 100
         self.work = self.work.plus(Work(self.module.num_tokens(view), flops))
 

@@ -16,7 +16,8 @@ from trainclient.stream.errors import ClientError
 from trainclient.timeline.tracks import PlannedOperations
 from trainclient.topology.process_grid import Topology
 from trainclient.topology.process_groups import Groups
-from trainclient.training.config import Sharding, TrainConfig
+from trainclient.training.config import TrainConfig
+from trainclient.training.model_config import Sharding
 from trainclient.training.models import Models
 
 

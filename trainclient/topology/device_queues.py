@@ -19,8 +19,13 @@ def row_members(pairs: Iterable[tuple[int, int]]) -> list[int]:
     return sorted({rank for pair in pairs if pair[0] != pair[1] for rank in pair})
 
 
-def communicators_of(topology: Topology) -> list[int]:
-    """How many communicators each process has, by its global rank."""
+def communicators_of(topology: Topology, tied: Iterable[tuple[int, int]] = ()) -> list[int]:
+    """How many communicators each process has, by its global rank.
+
+    Args:
+        topology: of all processes.
+        tied: global ranks of the two processes of each tied parameter that both hold.
+    """
     found = [1] * topology.world_size  # of all processes
     for stage in topology.stages:
         for row in stage:
@@ -32,18 +37,22 @@ def communicators_of(topology: Topology) -> list[int]:
     for edge in topology.message_edges:
         for rank in row_members(topology.pairs(edge)):
             found[rank] += 1 + edge.returns
+    for rank in (rank for pair in tied for rank in pair):
+        found[rank] += 1
     return found
 
 
-def require_queues(topology: Topology, environment: Mapping[str, str]) -> None:
+def require_queues(topology: Topology, environment: Mapping[str, str], tied: Iterable[tuple[int, int]] = ()) -> None:
     """Raise TopologyError where rows move by messages and communicators of a process would share queues.
 
     A transfer that waits for another process keeps its queue, and what stands behind it may be what that one waits for.
+    Arguments are as of `communicators_of`, beside the environment of the process.
     """
     if not topology.message_edges:
         return
-    most = max(range(topology.world_size), key=communicators_of(topology).__getitem__)
-    needed = communicators_of(topology)[most] + COMPUTATION
+    found = communicators_of(topology, tied)
+    most = max(range(topology.world_size), key=found.__getitem__)
+    needed = found[most] + COMPUTATION
     chosen = environment.get(VARIABLE, str(QUEUES))
     available = min(QUEUES, int(chosen)) if chosen.isdigit() else 0
     if needed <= available:

@@ -59,7 +59,12 @@ class Groups:
 
 @contextmanager
 def process_groups(
-    topology: Topology, device: torch.device, timeout_s: float, store: Store | None = None, rank: int = -1
+    topology: Topology,
+    device: torch.device,
+    timeout_s: float,
+    store: Store | None = None,
+    rank: int = -1,
+    tied: Sequence[tuple[int, int]] = (),
 ) -> Iterator[Groups]:
     """Join the other processes.
 
@@ -71,12 +76,13 @@ def process_groups(
         timeout_s: longest wait for another process in any collective or transfer.
         store: where they find each other; by default, as the next one, torchrun's environment variables name it.
         rank: of this process.
+        tied: global ranks of the two processes of each tied parameter, which make a group of their own later.
 
     Raises:
         TopologyError: on CUDA, a process has more communicators than its device has queues.
     """
     if device.type == "cuda":
-        require_queues(topology, os.environ)
+        require_queues(topology, os.environ, tied)
     backend = "nccl" if device.type == "cuda" else "gloo"
     timeout = timedelta(seconds=timeout_s)
     dist.init_process_group(

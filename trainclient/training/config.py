@@ -5,10 +5,10 @@ What is wrong with it is said before torch is loaded, which takes longer than al
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import tyro
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from dataserver.planning.job.fields import MAX_TEXT_BYTES, TextError, parse_yaml
 from dataserver.security import Credentials
@@ -16,6 +16,7 @@ from dataserver.tracing import DEFAULT_EVERY, Tracing, TracingError
 from trainclient.checkpoint.resume_from import ResumeFrom
 from trainclient.models.contrastive_loss import ContrastiveLoss
 from trainclient.stream.endpoint import Timeouts
+from trainclient.training.model_config import BackboneModel, EncoderModel, ImageModuleModel, NamedModel, WholeModel
 from trainclient.training.optimizer_config import OptimizerConfig
 from trainclient.training.options import SAYS_ITSELF, Options
 
@@ -25,31 +26,6 @@ if TYPE_CHECKING:
 
 class ConfigError(ValueError):
     """A configuration that cannot be run; the message names the field."""
-
-
-Size = Annotated[
-    Annotated[int, Field(ge=1, le=2**24)] | None, tyro.conf.arg(help_behavior_hint="(default: that of the preset)")
-]
-
-
-Weights = Annotated[Path | None, SAYS_ITSELF]
-
-
-NOT_SIZES: Final = frozenset({"preset", "weights", "sharding", "use", "options", "lora"})
-"""Fields of the models below that are not sizes."""
-
-
-class Sharding(StrEnum):
-    """What the data-parallel ranks of a module hold of its parameters and of the optimizer's state."""
-
-    NONE = "none"
-    """All of them on every rank."""
-    ZERO2 = "zero2"
-    """A share each. Parameters are gathered once before a step, and gradients summed into shares once after it, so that
-    ranks wait for each other only there."""
-    ZERO3 = "zero3"
-    """A share each. Every block is gathered for each pass of each microbatch, and its gradients are summed into shares.
-    Least memory, but the ranks of a module wait for each other in every block."""
 
 
 class RowsByHost(StrEnum):
@@ -66,125 +42,6 @@ class RowsByHost(StrEnum):
     def applies(self, *, first: bool) -> bool:
         """Whether they do in a step, which may be the first one."""
         return self is RowsByHost.ALWAYS or (self is RowsByHost.FIRST and first)
-
-
-class Projection(StrEnum):
-    """Linear layers of blocks; a gate is there in gated MLPs alone."""
-
-    QUERY = "query"
-    KEY = "key"
-    VALUE = "value"
-    OUTPUT = "output"
-    GATE = "gate"
-    UP = "up"
-    DOWN = "down"
-
-
-class LoraConfig(Options):
-    """Low-rank adapters to train instead of the weights."""
-
-    rank: Annotated[int, Field(ge=0, le=4096)] = 0
-    """Inner width of each adapter; 0 adds none, and trains all weights."""
-    alpha: Annotated[float, Field(gt=0)] = 16.0
-    """Scale of the adapters: their output is multiplied by alpha / rank."""
-    targets: Annotated[tuple[Projection, ...], Field(min_length=1)] = (
-        Projection.QUERY,
-        Projection.KEY,
-        Projection.VALUE,
-        Projection.OUTPUT,
-    )
-    """Linear layers of each block to add adapters to."""
-
-
-class ImageModuleModel(Options):
-    """Sizes of an encoder or generator: a preset, whose sizes may be replaced one by one, or those of given weights."""
-
-    preset: str = "tiny"
-    """Name of a preset (encoder: tiny, vit-h; generator: tiny, dit-1b)."""
-    layers: Size = None
-    """Number of transformer blocks."""
-    width: Size = None
-    """Width of the residual stream."""
-    heads: Size = None
-    """Number of attention heads."""
-    mlp_width: Size = None
-    """Width of the hidden layer of each MLP."""
-    weights: Weights = None
-    """Folder of a Hugging Face checkpoint to start an encoder from, instead of a preset: SigLIP and SigLIP 2, CLIP (not
-    for image towers), or a whole vision-language model, whose tower and projector are read."""
-    sharding: Sharding = Sharding.NONE
-    """What its data-parallel ranks hold: none (all of it each), zero2 or zero3 (shares, by FSDP2; docs/training.md)."""
-
-    @property
-    def adapters(self) -> LoraConfig | None:
-        """Its adapters, if it has any."""
-        return None
-
-
-class EncoderModel(ImageModuleModel):
-    """Sizes of an encoder or an image tower."""
-
-    lora: LoraConfig = LoraConfig()
-    """Low-rank adapters to train instead of the weights of blocks; what makes rows of features is trained whole."""
-
-    @property
-    def adapters(self) -> LoraConfig | None:
-        """Its adapters, if it has any."""
-        return self.lora if self.lora.rank else None
-
-
-class BackboneModel(Options):
-    """Sizes of a backbone: a preset, whose sizes may be replaced one by one, or those of given weights."""
-
-    preset: str = "tiny"
-    """Name of a preset (tiny, llama3-7b, llama3-13b, llama3-70b)."""
-    layers: Size = None
-    """Number of transformer blocks."""
-    width: Size = None
-    """Width of the residual stream."""
-    mlp_width: Size = None
-    """Width inside the gated MLP."""
-    heads: Size = None
-    """Number of attention heads."""
-    groups: Size = None
-    """Number of key and value heads."""
-    positions: Annotated[Annotated[int, Field(ge=1, le=2**30)] | None, SAYS_ITSELF] = None
-    """Longest sequence in tokens, where the job's seq_len is beyond what the given weights were trained for
-    (max_position_embeddings)."""
-    vocabulary: Annotated[Annotated[int, Field(ge=1, le=2**20)] | None, SAYS_ITSELF] = None
-    """Tokens that the embedding and the head have rows for, where the job's tokenizer has more of them than the given
-    weights know; new rows begin as the mean of the others."""
-    weights: Weights = None
-    """Folder of a Hugging Face checkpoint to start the backbone, or a text tower, from, instead of a preset: Llama,
-    Mistral, Qwen2, Qwen3, Phi-3, Gemma, Gemma 3, or a whole vision-language model, whose language model is read."""
-    sharding: Sharding = Sharding.NONE
-    """What its data-parallel ranks hold: none (all of it each), zero2 or zero3 (shares, by FSDP2; docs/training.md)."""
-    lora: LoraConfig = LoraConfig()
-    """Low-rank adapters to train instead of the weights."""
-
-    @property
-    def adapters(self) -> LoraConfig | None:
-        """Its adapters, if it has any."""
-        return self.lora if self.lora.rank else None
-
-
-class WholeModel(Options):
-    """One released model for several modules."""
-
-    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
-
-    folder: Annotated[Path | None, tyro.conf.arg(name="from", help_behavior_hint="")] = Field(None, alias="from")
-    """Folder of a whole vision-language model in Hugging Face's layout: the job's encoder and backbone start from it,
-    unless they have weights of their own."""
-
-
-class NamedModel(BackboneModel):
-    """Settings of one module that differ from those of its kind."""
-
-    use: str | None = None
-    """package.module:Name of a class of your own (docs/training.md). Only `options` is read beside it."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of its constructor."""
 
 
 class ContrastiveConfig(Options):

@@ -23,7 +23,7 @@ from trainclient.timeline.recorder import TimelineRecorder
 from trainclient.topology.process_grid import Topology
 from trainclient.topology.process_groups import Groups
 from trainclient.training import garbage
-from trainclient.training.changed_settings import changes, update_settings
+from trainclient.training.changed_settings import changes, update_settings, used_rates
 from trainclient.training.config import OnNonfinite, TrainConfig
 from trainclient.training.errors import TrainingError
 from trainclient.training.evaluation import Evaluation
@@ -107,7 +107,7 @@ class Trainer:
         )
         self._stream, self._pairs = job.stream, contrastive_pairs(job)
         self._sizes = models.describe()
-        self._frozen = [m.name for m in job.spec.execution.modules if m.frozen]
+        self._frozen = models.frozen()
         self._updates = update_settings(config.optimizer, self._rates)
         self._degrees = {m.name: {d: getattr(m, d) for d in DEGREES} for m in job.spec.execution.modules}
         self._settings = digest_settings(config, job)
@@ -224,7 +224,8 @@ class Trainer:
         if not finite:
             self._skip(record.step, gradients)
         self._parameters.drop()
-        rates = {name: rates.lr(record.step) for name, rates in self._rates.items() if name not in self._frozen}
+        used = used_rates(self._rates, self._frozen)
+        rates = {name: self._rates[name].lr(record.step) for name in used}
         due = self._is_evaluated(record.step)
         held_out = self._evaluate(record.step, stop) if due and not totals.stop else None
         metrics = StepMetrics.of(

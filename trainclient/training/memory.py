@@ -20,7 +20,8 @@ from trainclient.orchestrate.memory import (
 )
 from trainclient.sharding.tensor_parallel import tensor_parallel_parameters
 from trainclient.topology.process_grid import GridProcess, Topology
-from trainclient.training.config import ConfigError, Sharding
+from trainclient.training.config import ConfigError
+from trainclient.training.model_config import Sharding
 from trainclient.training.models import Models
 
 
@@ -149,7 +150,8 @@ class _Stage:
     def of(cls, models: Models, module: ModuleSpec, process: GridProcess) -> "_Stage":
         """The stage that a process has a part of."""
         precision = PRECISIONS[models.config.dtype]
-        networks = [models.shaped(chunk)[1].network for chunk in process.chunks]
+        made = [models.shaped(chunk)[1] for chunk in process.chunks]
+        networks = [module.network for module in made]
         count = sum(p.numel() for network in networks for p in network.parameters())
         states = _state_bytes(models, module, networks, precision)
         if module.name not in models.sizes:
@@ -163,7 +165,7 @@ class _Stage:
         return cls(
             count,
             states,
-            kept * share if module.runs_backward else block,
+            kept * share if module.runs_backward and made[0].passes_gradients else block,
             block if again else 0,
             logit_bytes(size.vocab_size, ceil((longest or 0) / shares), precision) if process.chunks[-1].is_last else 0,
             longest,

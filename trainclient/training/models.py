@@ -17,7 +17,9 @@ from trainclient.models.lora import LowRank, adapt
 from trainclient.models.parameters import initialise
 from trainclient.modules import Site, Sizes, TrainedModule, family_of, own
 from trainclient.topology.process_grid import Chunk, GridProcess, Topology
-from trainclient.training.config import NOT_SIZES, BackboneModel, ConfigError, ImageModuleModel, Sharding, TrainConfig
+from trainclient.training.config import ConfigError, TrainConfig
+from trainclient.training.freezing import freeze_tower, frozen_parts, require_freezable
+from trainclient.training.model_config import NOT_SIZES, BackboneModel, ImageModuleModel, Sharding
 from trainclient.training.pretrained import GROWING, load_pretrained_into, pretrained_sizes, sizing_note, tokenizer_note
 
 
@@ -55,7 +57,7 @@ class Models:
                     f"modules.{m.name}.sharding is zero3, in which ranks wait for each other in every block, and of a "
                     "module of one's own nothing says that all run the same ones; zero2 is possible"
                 )
-            _require_adaptable(config, m)
+            _require_trainable(config, m)
         width = next((_sizes(config, job, m, 0).width for m in staged if family_of(m).spine), None)
         between = width or config.contrastive.features
         found = {m.name: _sizes(config, job, m, between) for m in modules if not _own(config, m)}
@@ -74,11 +76,8 @@ class Models:
             if m.name in found:
                 _require_parts(m, found[m.name])
         made = cls(config, job, between, found)
-        for name in [m.name for m in modules if low_rank(config, m) is not None]:
-            chunks = (chunk for process in Topology.of(job).processes for chunk in process.chunks)
-            made.shaped(
-                next(chunk for chunk in chunks if chunk.module.name == name)
-            )  # refuses targets that are not there
+        for name in [m.name for m in modules if low_rank(config, m) is not None or _freezes_tower(config, m)]:
+            made.shaped(made._first_chunk(name))  # refuses targets and projectors that are not there
         return made
 
     def describe(self) -> dict[str, Any]:
@@ -86,7 +85,7 @@ class Models:
         found: dict[str, Any] = {}
         for m in self.job.execution.modules:
             named = self.config.modules.get(m.name)
-            given = named and named.model_dump(mode="json", exclude={"sharding", "lora"})
+            given = named and named.model_dump(mode="json", exclude={"sharding", "lora", "freeze_tower"})
             what = _plain(asdict(self.sizes[m.name])) if m.name in self.sizes else given
             found[m.name] = {"kind": str(m.kind), **(what or {})}
             adapters = low_rank(self.config, m)
@@ -157,9 +156,24 @@ class Models:
                     except ValueError as error:
                         raise ConfigError(f"lora.targets of module {module.name} {error}") from None
                     made.trains_weights = False
+        if _freezes_tower(config, module):
+            freeze_tower(made, module.name)
         if module.frozen:
             made.network.requires_grad_(requires_grad=False)
         return site, made
+
+    def frozen(self) -> list[str]:
+        """What is not trained: modules of the job, and parts of those whose projector is trained alone."""
+        found = [m.name for m in self.job.execution.modules if m.frozen]
+        towers = [m.name for m in self.job.execution.modules if _freezes_tower(self.config, m)]
+        for name in towers:
+            found += frozen_parts(self.shaped(self._first_chunk(name))[1].network, name)
+        return found
+
+    def _first_chunk(self, name: str) -> Chunk:
+        """The first chunk of a module."""
+        chunks = (chunk for process in Topology.of(self.job).processes for chunk in process.chunks)
+        return next(chunk for chunk in chunks if chunk.module.name == name)
 
 
 def weight_notes(config: TrainConfig, job: JobSpec) -> list[str]:
@@ -183,9 +197,17 @@ def low_rank(config: TrainConfig, module: ModuleSpec) -> LowRank | None:
     return None if lora is None else LowRank(lora.rank, lora.alpha, [str(target) for target in lora.targets])
 
 
-def _require_adaptable(config: TrainConfig, module: ModuleSpec) -> None:
-    """Raise ConfigError if a module is to have adapters that it cannot have."""
-    if low_rank(config, module) is None:
+def _freezes_tower(config: TrainConfig, module: ModuleSpec) -> bool:
+    """Whether the projector of a module is trained alone."""
+    return bool(getattr(_model(config, module), "freeze_tower", False))
+
+
+def _require_trainable(config: TrainConfig, module: ModuleSpec) -> None:
+    """Raise ConfigError if a module is to have adapters, or a frozen tower, that it cannot have."""
+    adapted = low_rank(config, module) is not None
+    if _freezes_tower(config, module):
+        require_freezable(module, adapted=adapted)
+    if not adapted:
         return
     reasons = {
         f"is of kind {module.kind}, which has none": not family_of(module).adaptable,

@@ -57,6 +57,7 @@ from trainclient.training.sinks import (
     require_wandb,
 )
 from trainclient.training.streams import Streams
+from trainclient.training.tied_heads import tied_pairs
 
 _log = logging.getLogger(__name__)
 
@@ -223,7 +224,9 @@ def _train(
         )
         ending.through(entered.enter_context(control))
         entered.enter_context(translate_torch_rank_errors())
-        groups = entered.enter_context(process_groups(topology, device, config.timeout_s, store, process.rank))
+        pairs = tied_pairs(Models.of(config, jobs.training.spec), topology).values()
+        tied = [pair for several in pairs for pair in several]
+        groups = entered.enter_context(process_groups(topology, device, config.timeout_s, store, process.rank, tied))
         _log.info("global rank %d is %s on %s", groups.rank, groups.process, device)
         for note in weight_notes(config, jobs.training.spec) if groups.rank == 0 else ():
             sys.stderr.write(f"note: {note}\n")

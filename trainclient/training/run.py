@@ -5,7 +5,8 @@ import json
 from typing import Final
 
 from dataserver.planning.job.identity import Job
-from trainclient.training.config import LoraConfig, TrainConfig
+from trainclient.training.config import TrainConfig
+from trainclient.training.model_config import LoraConfig
 from trainclient.training.optimizer_config import GroupOptions
 
 DECIDES: Final = frozenset(
@@ -37,6 +38,7 @@ def _digest(job: object, config: TrainConfig) -> str:
     named = decides["modules"].values()
     for sections, field, default in (
         ([decides["encoder"]], "lora", LoraConfig().model_dump(mode="json")),
+        ([decides["encoder"], *named], "freeze_tower", False),
         ([decides["optimizer"]], "projector", GroupOptions().model_dump(mode="json")),
         ([decides["backbone"], *named], "vocabulary", None),
     ):

@@ -15,7 +15,6 @@ from trainclient.sharding.dtensors import dealt_over, like, local
 from trainclient.sharding.fsdp import ShardedNetwork, store_precisely
 from trainclient.sharding.tensor_parallel import split
 from trainclient.topology.process_groups import Groups
-from trainclient.training.config import Sharding
 from trainclient.training.gradients import (
     BUCKET_BYTES,
     Gradients,
@@ -23,6 +22,7 @@ from trainclient.training.gradients import (
     scatter_gradients,
     square_sum,
 )
+from trainclient.training.model_config import Sharding
 
 
 class Chunk(ABC):

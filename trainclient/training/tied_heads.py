@@ -27,21 +27,25 @@ class TiedHeads:
         self._groups: dict[str, ProcessGroup] = {}
         self.copies: set[str] = set()
         """Parameters of this process that the first stage counts and saves."""
-        for module in models.job.execution.modules:
-            if not getattr(models.sizes.get(module.name), "tied", False):
-                continue
-            for first, last in _ends(topology, module):
+        for name, pairs in tied_pairs(models, topology).items():
+            for first, last in pairs:
                 group = dist.new_group([first, last], timeout=timedelta(seconds=timeout_s))
                 if groups.rank in (first, last):
-                    self._groups[f"{module.name}.{EMBEDDING}"] = group
+                    self._groups[name] = group
                 if groups.rank == last:
-                    self.copies.add(f"{module.name}.{EMBEDDING}")
+                    self.copies.add(name)
 
     def sum(self, gradients: Mapping[str, Tensor]) -> None:
         """Add up what both stages found for a parameter, in place; all processes that share one do so together."""
         for name, group in self._groups.items():
             if name in gradients:  # not frozen
                 dist.all_reduce(gradients[name], group=group)
+
+
+def tied_pairs(models: Models, topology: Topology) -> dict[str, list[tuple[int, int]]]:
+    """Global ranks of the two processes of each tied parameter that both hold, by the parameter's name."""
+    tied = (m for m in models.job.execution.modules if getattr(models.sizes.get(m.name), "tied", False))
+    return {f"{module.name}.{EMBEDDING}": _ends(topology, module) for module in tied}
 
 
 def _ends(topology: Topology, module: ModuleSpec) -> list[tuple[int, int]]:

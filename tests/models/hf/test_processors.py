@@ -20,6 +20,7 @@ from trainclient.models.hf.processors import (
     processor_sizing,
     require_same_rule,
     sizing_note,
+    with_bounds_of,
 )
 
 QWEN = {"rule": "qwen", "min_pixels": 3136, "max_pixels": 1003520, "resampling": "bicubic"}
@@ -205,3 +206,42 @@ def test_a_filter_that_no_job_has_is_a_note_for_jobs_without_rule(tmp_path: Path
 
 def write(folder: Path, kind: str, **fields: Any) -> None:
     (folder / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": kind, **fields}))
+
+
+OTHER: list[tuple[Any, dict[str, Any]]] = [
+    (Qwen2VLImageProcessorPil(), {**QWEN, "min_pixels": 784, "max_pixels": 7840, "resampling": "lanczos"}),
+    (Siglip2ImageProcessorPil(), {"rule": "naflex", "merge": 1, "max_patches": 64, "resampling": "bicubic"}),
+    (SiglipImageProcessorPil(size={"height": 384, "width": 384}),
+     {"rule": "square", "side": 384, "resampling": "lanczos"}),
+    (CLIPImageProcessorPil(), {**CROP, "shortest_edge": 256, "resampling": "lanczos"}),
+    (CLIPImageProcessorPil(size={"shortest_edge": 256}), CROP),
+    (Idefics3ImageProcessorPil(),
+     {**IDEFICS3, "tiles": Tiles(choice="edge", longest_edge=728), "resampling": "bicubic"}),  # type: ignore[arg-type]
+    (GotOcr2ImageProcessorPil(size={"height": 448, "width": 448}),
+     {**INTERNVL, "tiles": Tiles(choice="aspect", min_tiles=2, max_tiles=6)}),  # type: ignore[arg-type]
+    (LlavaOnevisionImageProcessorPil(image_grid_pinpoints=[[384, 768], [768, 384]]),
+     {**ONEVISION, "tiles": Tiles(choice="pinpoints", grids=((1, 1),), max_tiles=9)}),  # type: ignore[arg-type]
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("processor", "sizing"), OTHER)
+def test_processors_get_the_bounds_and_the_filter_of_a_job(
+    processor: Any, sizing: dict[str, Any], tmp_path: Path
+) -> None:
+    """Of every rule; transformers reads them as the job has them, and nothing else changes."""
+    processor.save_pretrained(tmp_path)
+    found = processor_fields(tmp_path)
+    assert found is not None
+    merge = 2 if sizing["rule"] == "qwen" else 1
+    job = Sizing.model_validate({"merge": merge, **sizing})
+    written = with_bounds_of(job, found)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(written))
+    again = processor_fields(tmp_path)
+    assert again is not None
+    assert processor_sizing(again) == sizing
+    loaded = AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
+    assert loaded.do_resize
+    assert written.keys() >= found.data.keys()
+    assert with_bounds_of(job, again) == written
+    side = Sizing.model_validate({"rule": "square", "side": 28, "resampling": "bilinear"})
+    assert with_bounds_of(side, found) == dict(found.data), "of another rule, or side"

@@ -10,6 +10,8 @@ import pytest
 import torch
 import transformers
 from models.hf.tiny_wholes import (
+    ONEVISION_GRIDS,
+    ONEVISION_SIZING,
     VOCAB,
     WHOLES,
     differing,
@@ -198,7 +200,24 @@ def test_a_model_that_has_learned_further_tokens(name: str, tmp_path: Path) -> N
         state[key] = torch.cat([state[key], torch.full((3, 32), 0.5)])
     more = replace(backbone.config, vocab_size=VOCAB + 3)
     parts = [TrainedPart(encoder.config, encoder.state_dict()), TrainedPart(more, state)]
-    assert export_whole(tmp_path / "back", tmp_path / "c", parts) == []
+    base, grown = tmp_path / "c", tmp_path / "tokens"
+    grown.mkdir()
+    for folder, files in (
+        (base, ("tokenizer.json", "vocab.json", "chat_template.jinja")),
+        (grown, ("tokenizer.json",)),
+    ):
+        for file in files:
+            (folder / file).write_text(f"{file} of {folder.name}")
+    with pytest.raises(PretrainedError, match=f"knows {VOCAB + 3} tokens, and .* knows {VOCAB}; give --tokenizer"):
+        export_whole(tmp_path / "back", base, parts)
+    with pytest.raises(PretrainedError, match=r"has no tokenizer\.json; give the folder of a tokenizer"):
+        export_whole(tmp_path / "back", base, parts, tokenizer=tmp_path)
+    assert export_whole(tmp_path / "back", base, parts, tokenizer=grown) == []
+    found = {name: (tmp_path / "back" / name).read_text() for name in ("tokenizer.json", "chat_template.jinja")}
+    assert found == {"tokenizer.json": "tokenizer.json of tokens", "chat_template.jinja": "chat_template.jinja of c"}
+    assert not (tmp_path / "back" / "vocab.json").exists(), "of the tokens that were known before"
+    (tmp_path / "back" / "tokenizer.json").unlink()
+    (tmp_path / "back" / "chat_template.jinja").unlink()
     again = transformers.AutoModelForImageTextToText.from_pretrained(tmp_path / "back")
     assert torch.equal(again.get_input_embeddings().weight, state["embed.weight"])
     assert torch.equal(again.get_output_embeddings().weight, state.get("head.weight", state["embed.weight"]))
@@ -288,6 +307,22 @@ def test_processors_of_a_whole_model_get_the_bounds_of_the_job(tmp_path: Path) -
     for number, other in enumerate((None, square)):
         export_whole(tmp_path / str(number), tmp_path / "c", parts, sizing=other)
         assert json.loads((tmp_path / str(number) / "preprocessor_config.json").read_text()) == theirs
+
+
+def test_pinpoints_of_a_job_are_in_the_configuration_and_the_processor(tmp_path: Path) -> None:
+    make_whole("onevision", tmp_path / "c")
+    theirs = {"image_processor_type": "LlavaOnevisionImageProcessor", "size": {"height": 24, "width": 24}}
+    whole = {"image_processor": theirs | {"image_grid_pinpoints": [[24, 24]]}, "vision_aspect_ratio": "anyres_max_9"}
+    (tmp_path / "c" / "processor_config.json").write_text(json.dumps(whole))
+    part = load_pretrained(tmp_path / "c", kind=EncoderConfig)
+    parts = [TrainedPart(part.config, part.state)]
+    export_whole(tmp_path / "back", tmp_path / "c", parts, sizing=ONEVISION_SIZING)
+    pinpoints = [[rows * 24, columns * 24] for rows, columns in ONEVISION_GRIDS]
+    config, processor = (
+        json.loads((tmp_path / "back" / f"{n}.json").read_text()) for n in ("config", "processor_config")
+    )
+    assert config["image_grid_pinpoints"] == processor["image_processor"]["image_grid_pinpoints"] == pinpoints
+    assert config["vision_aspect_ratio"] == processor["vision_aspect_ratio"] == "anyres_max_2"
 
 
 def test_pixels_are_normalised_as_either_processor_says(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from trainclient.models.hf.registry import family_of
 from trainclient.models.patches import pixel_statistics
 
 GENERATION: Final = "generation_config.json"
+TEMPLATE: Final = "chat_template.jinja"
 COMPANIONS: Final = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -32,7 +33,7 @@ COMPANIONS: Final = (
     "added_tokens.json",
     "vocab.json",
     "merges.txt",
-    "chat_template.jinja",
+    TEMPLATE,
 )
 """What comes along from the checkpoint that a model began as."""
 MAX_COMPANION_BYTES: Final = 256 << 20
@@ -67,6 +68,7 @@ def export_pretrained(
     base: Path | None = None,
     shard_bytes: int = SHARD_BYTES,
     usage: Usage | None = None,
+    tokenizer: Path | None = None,
 ) -> list[str]:
     """Write a checkpoint that transformers loads.
 
@@ -78,6 +80,7 @@ def export_pretrained(
         shard_bytes: largest file, as far as single tensors allow.
         usage: how it was trained. Without it and without a base a language model is refused: transformers would take
             ids of special tokens, and a longest sequence, that nobody gave.
+        tokenizer: folder of another tokenizer than the base's, whose files come along instead.
 
     Returns:
         The names of the parameters that such checkpoints have no place for (query tokens; CLIP's and SigLIP's merger).
@@ -93,6 +96,9 @@ def export_pretrained(
             "the module began as"
         )
     fields = _exported_config(family, config, state, base, usage)
+    if base is not None:
+        known = getattr(family.read(*described(base, family.kind)[1:]), "vocab_size", 0)
+        require_tokenizer(getattr(config, "vocab_size", 0), known, base, tokenizer)
     if os.path.lexists(folder):
         raise PretrainedError(f"{folder} is there already; give a folder that is not")
     tensors: dict[str, Tensor] = {}
@@ -102,18 +108,17 @@ def export_pretrained(
         used |= entry.ours.keys()
         ours = {name: state[name].cpu() for name in entry.ours}
         tensors[spelled(family.spellings[0], entry.theirs)] = entry.joined(ours)
-    companions = [] if base is None else companions_of(base)
+    companions = companions_of(base, tokenizer)
     with exported(folder) as made:
         _write_tensors(made, tensors, shard_bytes)
         (made / CONFIG).write_text(as_text(fields))
         if family.sees:
             (made / PREPROCESSOR).write_text(as_text(_exported_preprocessor(family, config, base, usage)))
-        if base is not None:
-            for name in companions:
-                (made / name).write_bytes((base / name).read_bytes())
-            if (base / GENERATION).is_file():
-                found = read_json(base / GENERATION, MAX_CONFIG_BYTES)
-                (made / GENERATION).write_text(as_text({**found, **_ids(found, usage)}))
+        for name, path in companions.items():
+            (made / name).write_bytes(path.read_bytes())
+        if base is not None and (base / GENERATION).is_file():
+            found = read_json(base / GENERATION, MAX_CONFIG_BYTES)
+            (made / GENERATION).write_text(as_text({**found, **_ids(found, usage)}))
     return sorted(set(state) - used)
 
 
@@ -224,9 +229,29 @@ def _write_tensors(folder: Path, tensors: dict[str, Tensor], shard_bytes: int) -
     (folder / INDEX).write_text(as_text({"metadata": {"total_size": size}, "weight_map": weight_map}))
 
 
-def companions_of(base: Path) -> list[str]:
-    """The files that come along from a checkpoint; PretrainedError where one is not what it should be."""
-    return [name for name in COMPANIONS if _is_whole(base / name)]
+def companions_of(base: Path | None, tokenizer: Path | None = None) -> dict[str, Path]:
+    """The files of a tokenizer that come along from a checkpoint, or from another tokenizer's folder; by their names.
+
+    Only a chat template comes from the checkpoint where the other folder has none.
+
+    Raises:
+        PretrainedError: one is not what it should be, or the other folder has no tokenizer.
+    """
+    if tokenizer is not None and not (tokenizer / COMPANIONS[0]).is_file():
+        raise PretrainedError(f"{tokenizer} has no {COMPANIONS[0]}; give the folder of a tokenizer")
+    source = tokenizer or base
+    paths = [] if source is None else [source / name for name in COMPANIONS]
+    paths += [] if base is None else [base / TEMPLATE]
+    return {path.name: path for path in reversed(paths) if _is_whole(path)}
+
+
+def require_tokenizer(tokens: int, known: int, base: Path, tokenizer: Path | None) -> None:
+    """Refuse a model that knows more tokens than the checkpoint that it began as, whose tokenizer has none of them."""
+    if tokens > known and tokenizer is None:
+        raise PretrainedError(
+            f"the model knows {tokens} tokens, and {base} knows {known}; give --tokenizer, the folder of the tokenizer "
+            "that data servers had, or that of the base where only rows were added"
+        )
 
 
 def _is_whole(path: Path) -> bool:

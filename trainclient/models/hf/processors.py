@@ -118,20 +118,52 @@ def processor_of(sizing: Sizing, packs: SizingRule | None, grid: int = 0) -> dic
 
 
 def with_bounds_of(sizing: Sizing, found: Fields) -> dict[str, Any]:
-    """The fields of an image processor, with bounds and filter of a job whose rule `qwen` the processor has too.
+    """The fields of an image processor, with bounds and filter of a job whose rule and side the processor has too.
+
+    A side belongs to a tower's positions, and stays as it is.
 
     Raises:
         PretrainedError: a size of the processor is no integer in its bounds.
     """
-    data = dict(found.data)
-    theirs = processor_sizing(found) if sizing.rule is SizingRule.QWEN else None
-    if theirs is None or theirs["rule"] is not SizingRule.QWEN:
+    data, theirs = dict(found.data), processor_sizing(found)
+    if theirs is None or theirs["rule"] is not sizing.rule or theirs.get("side") != sizing.side:
         return data
-    ours = processor_of(sizing, SizingRule.QWEN)
-    data["size"] = ours["size"]
-    if sizing.resampling is not None:
-        data["resample"] = ours["resample"]
-    return data | {name: getattr(sizing, name) for name in _QWEN_BOUNDS if name in data}
+    if sizing.resampling is not None and sizing.resampling is not theirs["resampling"]:
+        data["resample"] = next(n for n, name in _RESAMPLE.items() if name is sizing.resampling)
+    if sizing.tiles is not None:
+        return data | _tile_bounds(sizing.tiles, theirs["tiles"], sizing.side or 0)
+    if all(theirs.get(name) == getattr(sizing, name) for name in (*_QWEN_BOUNDS, "shortest_edge")):
+        return data if sizing.rule is not SizingRule.NAFLEX else {**data, "max_num_patches": sizing.max_patches}
+    if sizing.rule is SizingRule.QWEN:
+        data["size"] = processor_of(sizing, SizingRule.QWEN)["size"]
+        return data | {name: getattr(sizing, name) for name in _QWEN_BOUNDS if name in data}
+    return {**data, "size": {"shortest_edge": sizing.shortest_edge or sizing.side}}
+
+
+def _tile_bounds(ours: Tiles, theirs: Tiles, side: int) -> dict[str, Any]:
+    """Fields of an image processor that say how images are cut, where a job says otherwise."""
+    if ours == theirs or ours.choice is not theirs.choice:
+        return {}
+    if ours.choice is TileChoice.ASPECT:
+        return {"min_patches": ours.min_tiles, "max_patches": ours.max_tiles}
+    if ours.choice is TileChoice.EDGE:
+        return {"size": {"longest_edge": ours.longest_edge}}
+    return {"image_grid_pinpoints": _pinpoints(ours, side)}
+
+
+def tiled_fields(sizing: Sizing) -> dict[str, Any]:
+    """Fields of a model's configuration, and of its processor's, that a job whose tiles are pinpoints decides."""
+    if sizing.tiles is None or sizing.tiles.choice is not TileChoice.PINPOINTS:
+        return {}
+    return {
+        "image_grid_pinpoints": _pinpoints(sizing.tiles, sizing.side or 0),
+        "vision_aspect_ratio": f"anyres_max_{sizing.tiles.max_tiles}",
+    }
+
+
+def _pinpoints(tiles: Tiles, side: int) -> list[list[int]]:
+    """Pixels of the rows and columns of each grid."""
+    return [[rows * side, columns * side] for rows, columns in tiles.grids or ()]
 
 
 def require_same_rule(folder: Path, sizing: Sizing) -> None:

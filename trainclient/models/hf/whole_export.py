@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dataserver.planning.job.fields import Sizing
-from trainclient.models.hf.exporting import GENERATION, as_text, companions_of, exported
+from trainclient.models.hf.exporting import GENERATION, as_text, companions_of, exported, require_tokenizer
 from trainclient.models.hf.fields import Fields
 from trainclient.models.hf.files import (
     INDEX,
@@ -23,7 +23,7 @@ from trainclient.models.hf.files import (
 )
 from trainclient.models.hf.folder import CONFIG, EMBEDDING, HEAD, part_of, stored_names
 from trainclient.models.hf.mapping import Entry, Family, Sizes
-from trainclient.models.hf.processors import PREPROCESSOR, PROCESSOR, with_bounds_of
+from trainclient.models.hf.processors import PREPROCESSOR, PROCESSOR, tiled_fields, with_bounds_of
 from trainclient.models.hf.registry import families_of
 
 PROCESSORS: Final = (PREPROCESSOR, PROCESSOR, "video_preprocessor_config.json", "chat_template.json")
@@ -47,6 +47,7 @@ def export_whole(
     parts: Sequence[TrainedPart],
     dtype: torch.dtype | None = None,
     sizing: Sizing | None = None,
+    tokenizer: Path | None = None,
 ) -> list[str]:
     """Write a model with the files, names and configuration of the checkpoint that it began as.
 
@@ -57,7 +58,8 @@ def export_whole(
         base: the checkpoint.
         parts: at most one of each kind; what the model has beside them stays as in the checkpoint.
         dtype: of all tensors; by default that of the first part.
-        sizing: of the job, where it names a rule: processors of the rule `qwen` get its bounds and filter.
+        sizing: of the job, where it names a rule: processors of that rule get its bounds and filter.
+        tokenizer: folder of another tokenizer than the checkpoint's, whose files come along instead.
 
     Returns:
         The names of the parameters that the checkpoint has no place for (query tokens).
@@ -78,19 +80,24 @@ def export_whole(
             family = _family(families_of(whole), part, base)
             theirs = family.read(part_of(whole, family), whole)
             entries = _entries(family, part, theirs, base)
+            known, tokens = (getattr(sizes, _VOCABULARY, 0) for sizes in (theirs, part.config))
+            require_tokenizer(tokens, known, base, tokenizer)
             stored = stored_names(base, files, family, theirs)
             trained |= {stored[entry.theirs]: (entry, part) for entry in entries}
             if getattr(part.config, "tied", False) and HEAD in stored:
                 trained[stored[HEAD]] = trained[stored[EMBEDDING]]
             left += sorted(set(part.state) - {name for entry in entries for name in entry.ours})
             config = _enlarged(config, family, theirs, part.config)
-        companions = [name for name in (*PROCESSORS, GENERATION) if (base / name).is_file()] + companions_of(base)
+        others = {name: base / name for name in (*PROCESSORS, GENERATION) if (base / name).is_file()}
+        companions = others | companions_of(base, tokenizer)
         resized = {} if sizing is None else _resized(base, sizing)
+        if sizing is not None:
+            config |= {name: value for name, value in tiled_fields(sizing).items() if name in config}
         with exported(folder) as made:
             _write(made, base, files, trained, dtype)
             (made / CONFIG).write_text(as_text(_typed(config, str(dtype).removeprefix("torch."))))
-            for name in companions:
-                (made / name).write_bytes((base / name).read_bytes())
+            for name, path in companions.items():
+                (made / name).write_bytes(path.read_bytes())
             for name, data in resized.items():
                 (made / name).write_text(as_text(data))
     return left
@@ -105,7 +112,8 @@ def _resized(base: Path, sizing: Sizing) -> dict[str, dict[str, Any]]:
         if name == PREPROCESSOR:
             changed[name] = with_bounds_of(sizing, fields)
         elif fields.has(inner):
-            changed[name] = {**data, inner: with_bounds_of(sizing, fields.within(inner))}
+            cut = {key: value for key, value in tiled_fields(sizing).items() if key in data}
+            changed[name] = {**data, **cut, inner: with_bounds_of(sizing, fields.within(inner))}
     return {name: data for name, data in changed.items() if data != found[name]}
 
 

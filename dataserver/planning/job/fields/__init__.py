@@ -31,6 +31,7 @@ from dataserver.planning.job.fields.hardware import (
     linear_flops,
     pair_flops,
     peer_sums,
+    seen_rows,
 )
 from dataserver.planning.job.fields.incomplete import FILLED_IN, absent_fields, json_pointer, value_at
 from dataserver.planning.job.fields.layout import (
@@ -189,6 +190,7 @@ __all__ = [
     "peer_sums",
     "required",
     "sampled_frames",
+    "seen_rows",
     "served_frames",
     "value_at",
     "with_backwards",

@@ -32,6 +32,21 @@ class ModelSize:
     """Rows of a backbone's output head."""
     causal: bool = False
     """Whether a tower's mask hides later rows; a backbone's always does."""
+    head_dim: int = 0
+    """Size of a head, where heads do not make up the width; else 0."""
+    gated: bool = False
+    """Whether an encoder's MLP has a gate; a backbone's always has."""
+    window: int = 0
+    """Rows of its item that a row of a windowed layer attends to; 0: no layer has a window."""
+    global_layers: int = 0
+    """Layers that see whole items, where others are windowed."""
+    deepstack: int = 0
+    """Layers of an encoder whose outputs go to the backbone too, in wider rows; of a backbone those that take them."""
+
+    @property
+    def head_size(self) -> int:
+        """Size of a head."""
+        return self.head_dim or self.width // self.heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,20 +106,29 @@ def linear_flops(kind: str, size: ModelSize) -> int:
     Left out, a few percent for the large models and images of hundreds of patches: an encoder's patch embedding and
     merger; a generator's ends, its modulation, and the keys and values of its conditions, whose rows are not patches.
     """
-    width, keys = size.width, size.width // size.heads * size.groups
-    attention = 2 * width * (width + keys)
+    width = size.width
+    attention = 2 * width * size.head_size * (size.heads + size.groups)
     if kind == "backbone":  # a gated MLP, and the output head
         return 2 * (size.layers * (attention + 3 * width * size.mlp_width) + width * size.vocab_size)
     queries = 2 * width * width if kind == "generator" else 0  # into and out of the attention to the conditions
-    return 2 * size.layers * (attention + queries + 2 * width * size.mlp_width)
+    return 2 * size.layers * (attention + queries + (3 if size.gated else 2) * width * size.mlp_width)
 
 
 def pair_flops(kind: str, size: ModelSize) -> int:
     """Forward operations of attention for each of the n^2 pairs of an item's rows; a causal mask leaves half.
 
-    Backbones have one, and CLIP's text tower; image towers see all pairs.
+    Backbones have one, and CLIP's text tower; image towers see all pairs. Windowed layers have fewer (`seen_rows`).
     """
-    return 4 * size.layers * size.width // (2 if kind == "backbone" or size.causal else 1)
+    return 4 * size.layers * size.heads * size.head_size // (2 if _is_causal(kind, size) else 1)
+
+
+def seen_rows(kind: str, size: ModelSize) -> int:
+    """How many rows of an item its pairs count for each row in windowed layers, at most; a causal mask leaves half."""
+    return size.window * (2 if _is_causal(kind, size) else 1)
+
+
+def _is_causal(kind: str, size: ModelSize) -> bool:
+    return kind == "backbone" or size.causal
 
 
 def fixed_ns(kind: str, size: ModelSize, device: str, degree: int = 1) -> int:
