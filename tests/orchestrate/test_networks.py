@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 import yaml
-from models.hf.tiny import BACKBONES, TOWERS
+from models.hf.tiny import BACKBONES, TOWERS, causal_config
 from models.hf.tiny_wholes import WHOLES
 
 from dataserver.planning.job.fields import MODELS, ModelSize
@@ -117,9 +117,9 @@ def test_sizes_in_yaml_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"model_type": "mamba"}, "model_type is 'mamba'; of backbones llama, mistral, qwen2"),
+        ({"model_type": "mamba"}, "model_type is 'mamba'; of backbones gemma, gemma3, gemma3_text, llama"),
         ({"head_dim": -128}, "head_dim is -128; an integer"),
-        ({"num_attention_heads": 30, "num_key_value_heads": None}, "heads must divide the width"),
+        ({"num_attention_heads": 30, "num_key_value_heads": None, "head_dim": None}, "heads must divide the width"),
         ({"hidden_size": "2048"}, "hidden_size is '2048'; integers"),
         ({"hidden_size": None}, "hidden_size of backbone 'llama' are missing"),
         ({"num_hidden_layers": 0}, "layers is 0; an integer"),
@@ -180,8 +180,7 @@ def test_sizes_are_those_that_the_trainer_reads(name: str, tmp_path: Path) -> No
     if name in WHOLES:
         config = WHOLES[name].config()
     elif name in BACKBONES:
-        made, changes = BACKBONES[name]
-        config = made(**{"num_hidden_layers": 3, "hidden_size": 32, "num_attention_heads": 4, **changes})
+        config = causal_config(name)
     else:
         config = getattr(transformers, TOWERS[name][0])(**TOWERS[name][2])
     config.save_pretrained(tmp_path)

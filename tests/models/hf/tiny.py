@@ -100,8 +100,8 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
             parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float32) * 0.08)
 
 
-def make_backbone(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.nn.Module:
-    """A causal language model of transformers."""
+def causal_config(name: str) -> Any:
+    """The configuration of a causal language model of transformers."""
     config_class, changes = BACKBONES[name]
     fields = {
         "vocab_size": VOCAB,
@@ -113,8 +113,13 @@ def make_backbone(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) 
         "max_position_embeddings": 128,
         **changes,
     }
+    return config_class(**fields)
+
+
+def make_backbone(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.nn.Module:
+    """A causal language model of transformers."""
     torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(config_class(**fields))
+    model = transformers.AutoModelForCausalLM.from_config(causal_config(name))
     randomise(model, seed)
     return model.to(dtype).eval()
 

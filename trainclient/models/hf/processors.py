@@ -128,7 +128,7 @@ def with_bounds_of(sizing: Sizing, found: Fields) -> dict[str, Any]:
     data, theirs = dict(found.data), processor_sizing(found)
     if theirs is None or theirs["rule"] is not sizing.rule or theirs.get("side") != sizing.side:
         return data
-    if sizing.resampling is not None and sizing.resampling is not theirs["resampling"]:
+    if sizing.resampling is not None:
         data["resample"] = next(n for n, name in _RESAMPLE.items() if name is sizing.resampling)
     if sizing.tiles is not None:
         return data | _tile_bounds(sizing.tiles, theirs["tiles"], sizing.side or 0)

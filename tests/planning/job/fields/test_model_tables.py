@@ -41,7 +41,9 @@ PUBLISHED = {
 
 def test_the_tables_and_all_that_is_made_of_them() -> None:
     """Sizes, devices and the time of a layer as published; of each model the coefficients that follow."""
-    assert {kind: {name: astuple(size) for name, size in sizes.items()} for kind, sizes in MODELS.items()} == PUBLISHED
+    plain = 0, False, 0, 0, 0
+    found = {kind: {name: astuple(size) for name, size in sizes.items()} for kind, sizes in MODELS.items()}
+    assert found == {k: {name: size + plain for name, size in sizes.items()} for k, sizes in PUBLISHED.items()}
     assert dict(PEAK_GIGAFLOPS) == {"a800": 312_000, "h100": 989_400, "h200": 989_400}
     assert LAYER_NS == 10_000
     assert dict(MEMORY_GB_S) == {"a800": 2_039, "h100": 3_350, "h200": 4_800}
