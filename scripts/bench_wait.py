@@ -1,11 +1,12 @@
 #!/usr/bin/env python
 """What a trainer waits for its images: decoded in its process, one microbatch ahead in a thread, or by a data server.
 
-The accelerator is a sleep of so many times the local decoding time, the same in all three; data and decoding code are
+Data servers share memory with the trainer, or send it everything, as to another machine.
+The accelerator is a sleep of so many times the local decoding time, the same in all of them; data and decoding code are
 the same too, and rounds are interleaved. The wait shrinks from the time of decoding to
-that of handing over a tensor. Then a trainer that takes 80 % of what the server was just seen to deliver: what it waits
-for 2,000 microbatches. --prefetch-mib 48 128 compares such trainers alone, in interleaved rounds of one pace, by what
-their clients receive ahead.
+that of handing over a tensor. Then a trainer that takes 80 % of what each server was just seen to deliver: what it
+waits for 2,000 microbatches. --prefetch-mib 48 128 compares such trainers alone, in interleaved rounds of one pace, by
+what their clients receive ahead.
 """
 
 import argparse
@@ -33,7 +34,8 @@ from trainclient.client import DataClient
 from trainclient.stream.reader import PREFETCH_BYTES
 
 MODULE = "vision"
-IN_PLACE, AHEAD, SERVER = "in the trainer", "one ahead, in a thread", "data server"
+IN_PLACE, AHEAD = "in the trainer", "one ahead, in a thread"
+SERVER, SENT = "data server, memory shared", "data server, sent"
 WAVES = 8
 """Microbatches of a step."""
 LOAD = 0.8
@@ -173,8 +175,14 @@ def steady_rows(runs: list[Steady], about: str = "") -> Iterator[Row]:
 class Served:
     """A server of the images of a case."""
 
-    address: str
+    addresses: dict[str, str]
+    """By how payloads come."""
     catalog: Catalog
+
+    @property
+    def address(self) -> str:
+        """Where memory is shared."""
+        return self.addresses[SERVER]
 
     def job(self, case: Case, steps: int) -> Job:
         """A job of so many steps."""
@@ -189,8 +197,11 @@ def serve(folder: Path, processes: Processes, case: Case) -> Served:
     """Make the shards of a case, and serve them."""
     shards = folder / f"shards-{case.seed}"
     processes.indexed_pairs(shards, "--samples", case.samples, "--shards", 4, "--seed", case.seed)
-    address = processes.serve_pairs(shards, name=f"server {case.seed}")
-    return Served(address, Catalog.open(load_config(None, {"datasets": {"pairs": shards}})))
+    addresses = {
+        name: processes.serve_pairs(shards, *flags, name=f"{name} {case.seed}")
+        for name, flags in ((SERVER, ()), (SENT, ("--no-shared-memory",)))
+    }
+    return Served(addresses, Catalog.open(load_config(None, {"datasets": {"pairs": shards}})))
 
 
 def compared(served: Served, case: Case, prefetch_mib: list[int], rounds: int, microbatches: int) -> Iterator[Row]:
@@ -205,21 +216,27 @@ def compared(served: Served, case: Case, prefetch_mib: list[int], rounds: int, m
         yield from steady_rows(runs, f"{mib} MiB ahead: ")
 
 
-def run_case(served: Served, case: Case, rounds: int, microbatches: int) -> tuple[dict[str, list[float]], Steady]:
-    """Waits of every microbatch by where it was decoded, and those of a steady trainer."""
+def run_case(
+    served: Served, case: Case, rounds: int, microbatches: int
+) -> tuple[dict[str, list[float]], dict[str, Steady]]:
+    """Waits of every microbatch by where it was decoded, and those of a steady trainer by how payloads come."""
     steps = case.samples // (WAVES * case.microbatch)
     job = served.job(case, steps)
     count = steps * WAVES
     busy_s = case.busy * statistics.median(waits(local(job, served.catalog, count), 0))
-    found: dict[str, list[float]] = {name: [] for name in (IN_PLACE, AHEAD, SERVER)}
+    found: dict[str, list[float]] = {name: [] for name in (IN_PLACE, AHEAD, *served.addresses)}
     for _ in range(rounds):
         found[IN_PLACE] += waits(local(job, served.catalog, count), busy_s)
         found[AHEAD] += waits(ahead(local(job, served.catalog, count)), busy_s)
-        with DataClient(served.address, job.spec, MODULE, 0) as client:
-            found[SERVER] += waits(iter(client), busy_s)
+        for name, address in served.addresses.items():
+            with DataClient(address, job.spec, MODULE, 0) as client:
+                found[name] += waits(iter(client), busy_s)
     long = served.long_job(case, microbatches)
-    interval_s = delivers_s(served.address, long, microbatches // 4)
-    return found, steady(served.address, long, microbatches, interval_s)
+    at_pace = {
+        name: steady(address, long, microbatches, delivers_s(address, long, microbatches // 4))
+        for name, address in served.addresses.items()
+    }
+    return found, at_pace
 
 
 def rows(case: Case, found: dict[str, list[float]]) -> Iterator[Row]:
@@ -229,7 +246,7 @@ def rows(case: Case, found: dict[str, list[float]]) -> Iterator[Row]:
     for name, values in found.items():
         middle, late = statistics.median(values), statistics.quantiles(values, n=20)[-1]
         times = f"median {middle * 1e3:.2f} ms, 95th percentile {late * 1e3:.2f} ms"
-        judged = name == SERVER
+        judged = name in (SERVER, SENT)
         yield Row(
             f"{title}: {name}",
             f"{times}; median / {IN_PLACE} {middle / base:.4f}",
@@ -255,7 +272,9 @@ def main() -> int:
                 rows_ += compared(served, case, given.prefetch_mib, given.rounds, given.microbatches)
                 continue
             found, at_pace = run_case(served, case, given.rounds, given.microbatches)
-            rows_ += [*rows(case, found), *steady_rows([at_pace])]
+            rows_ += rows(case, found)
+            for name, run in at_pace.items():
+                rows_ += steady_rows([run], f"{name}: ")
     return report(rows_)
 
 

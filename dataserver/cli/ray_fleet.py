@@ -132,7 +132,7 @@ class RayFleet:
         self.ray.kill(member.actor)
 
     def _fill(self, nodes: Mapping[str, Mapping[str, Any]]) -> None:
-        from ray._private.state import available_resources_per_node  # Ray shows it nowhere else
+        from ray._private.state import available_resources_per_node  # a DeveloperAPI, exported nowhere else
 
         free = available_resources_per_node()
         for name, node in nodes.items():

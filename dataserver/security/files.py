@@ -76,7 +76,8 @@ def _check(about: os.stat_result, path: Path, what: str, secret: bool) -> None:
 class Watched(Generic[T]):
     """What files say, read again within about a second after they change. Thread-safe.
 
-    What cannot be used changes nothing: what was read before stays in use, and the log says so once.
+    What cannot be used changes nothing: what was read before stays in use, and the log says so once. It is tried again,
+    since some of it may be used later, such as a certificate that is not valid yet by this machine's clock.
     """
 
     def __init__(self, paths: Sequence[Path], load: Callable[[], T]) -> None:
@@ -94,6 +95,8 @@ class Watched(Generic[T]):
         self._seen = self._states()
         self._value = load()
         self._version = 0
+        self._problem = ""
+        """Why the files cannot be used as they are now."""
         self._look_at = monotonic() + LOOK_EVERY_S
         self._lock = threading.Lock()
         """Held by the thread that looks; others go on with what was read before."""
@@ -116,14 +119,17 @@ class Watched(Generic[T]):
     def _look(self) -> None:
         self._look_at = monotonic() + LOOK_EVERY_S
         states = self._states()
-        if states == self._seen:
+        if states == self._seen and not self._problem:
             return
         self._seen = states  # before reading: what changes meanwhile is read with the next look
         try:
             self._value = self._load()
         except SecurityError as error:
-            _log.warning("%s; what was read before stays in use", error)
+            if str(error) != self._problem:
+                _log.warning("%s; what was read before stays in use", error)
+            self._problem = str(error)
         else:
+            self._problem = ""
             self._version += 1
             _log.info("read again: %s", ", ".join(map(str, self._paths)))
 

@@ -29,7 +29,7 @@ from dataserver.jobs import (
     WorkCancelledError,
 )
 from dataserver.planning.balancing import BinBudgetError
-from dataserver.planning.job.identity import JobSpecError, UnsupportedVersionError
+from dataserver.planning.job.identity import JobSpecError, UnknownFieldsError, UnsupportedVersionError
 from dataserver.planning.stream.order import DatasetEmptyError, StepOutOfRangeError
 from dataserver.planning.stream.sizing import MicrobatchTooLargeError, SampleTooLargeError
 from dataserver.transforms import TransformError, TransformUnavailableError
@@ -87,6 +87,7 @@ ERROR_TABLE: Mapping[ErrorReason.ValueType, ErrorRule] = MappingProxyType(
         errors_pb2.ERROR_REASON_IDENTITY_LIMIT: ErrorRule(_CODE.RESOURCE_EXHAUSTED, _RETRY),
         errors_pb2.ERROR_REASON_TRANSFORM_UNKNOWN: ErrorRule(_CODE.FAILED_PRECONDITION, _ANOTHER_SERVER),
         errors_pb2.ERROR_REASON_TRANSFORM_UNAVAILABLE: ErrorRule(_CODE.UNAVAILABLE, _RETRY),
+        errors_pb2.ERROR_REASON_JOB_UNSUPPORTED: ErrorRule(_CODE.FAILED_PRECONDITION, _ANOTHER_SERVER),
     }
 )
 """Frozen: clients act on it."""
@@ -111,6 +112,7 @@ class DataServiceError(Exception):
 _REASON_OF: Mapping[type[Exception], ErrorReason.ValueType] = MappingProxyType(
     {
         JobSpecError: errors_pb2.ERROR_REASON_JOB_INVALID,
+        UnknownFieldsError: errors_pb2.ERROR_REASON_JOB_UNSUPPORTED,
         UnsupportedVersionError: errors_pb2.ERROR_REASON_VERSION_UNSUPPORTED,
         DatasetUnknownError: errors_pb2.ERROR_REASON_DATASET_UNKNOWN,
         DatasetMismatchError: errors_pb2.ERROR_REASON_DATASET_MISMATCH,

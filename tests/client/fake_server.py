@@ -102,6 +102,8 @@ class Answers:
     """Anything else makes other plans."""
     unknown_field: str = ""
     """A field of jobs that its release does not know."""
+    refusal: tuple[str, str] = ("JOB_UNSUPPORTED", "ANOTHER_SERVER")
+    """Reason and action of its answer to that."""
 
 
 class FakeServer(DataServiceServicer):
@@ -143,10 +145,11 @@ class FakeServer(DataServiceServicer):
     def GetOrCreateJob(self, request, context):  # noqa: N802
         try:
             job = parse_job(fill_job(json.loads(request.job_spec_json), CATALOG))
-            if (name := self.answers.unknown_field) and f'"{name}"' in request.job_spec_json:
-                raise ValueError(f"the job is not valid: {name}: this key is unknown")
         except ValueError as error:
             fail(context, grpc.StatusCode.INVALID_ARGUMENT, "JOB_INVALID", "GIVE_UP", str(error))
+        if (name := self.answers.unknown_field) and f'"{name}"' in request.job_spec_json:
+            said = f"the job is not valid: {name}: this key is unknown"
+            fail(context, grpc.StatusCode.FAILED_PRECONDITION, *self.answers.refusal, said)
         if job.spec.stream.datasets[0].fingerprint != self.answers.fingerprint:
             fail(context, grpc.StatusCode.FAILED_PRECONDITION, "DATASET_MISMATCH", "ANOTHER_SERVER")
         if job.spec.execution.plan_version not in self.answers.info.get("plan_versions", [5, 6, 7]):

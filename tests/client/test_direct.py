@@ -194,6 +194,24 @@ def test_a_stream_that_has_ended_is_opened_again_for_what_its_data_connection_lo
     assert "the stream has ended" in line or "closed it while" in line
 
 
+def test_a_client_that_gets_no_more_threads_reads_chunks(
+    server: Running, chunks: list[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == "direct":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with opened(server) as client:
+        assert [digest(microbatch) for microbatch in client] == chunks
+        assert client.direct_fallbacks == 1
+    (line,) = [text for text in caplog.messages if "payloads come over gRPC" in text]
+    assert "it cannot be opened: can't start new thread" in line
+
+
 def dialling() -> bool:
     return any(thread.name == "direct" and thread.daemon for thread in dialling_threads())
 

@@ -263,8 +263,14 @@ def test_a_server_that_lacks_the_versions_is_passed_over(serve: Serve, patient: 
     assert not old.registrations
 
 
-def test_a_server_of_another_release_that_refuses_a_new_field_is_passed_over(serve: Serve, patient: Timeouts) -> None:
-    old, right = serve(info={"release": "0.0.9"}, unknown_field="seq_len"), serve()
+REFUSALS = [("JOB_UNSUPPORTED", "ANOTHER_SERVER"), ("JOB_INVALID", "GIVE_UP")]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_a_server_of_another_release_that_refuses_a_new_field_is_passed_over(
+    serve: Serve, patient: Timeouts, refusal: tuple[str, str]
+) -> None:
+    old, right = serve(info={"release": "0.0.9"}, unknown_field="seq_len", refusal=refusal), serve()
     job = filled_in(right, patient)
     for key in "abcdef":
         fleet = Fleet([old.address, right.address], key=key, timeouts=patient)
@@ -277,8 +283,11 @@ def test_a_server_of_another_release_that_refuses_a_new_field_is_passed_over(ser
     assert not old.registrations
 
 
-def test_a_refusal_by_a_server_of_the_same_release_ends_it(serve: Serve, patient: Timeouts) -> None:
-    same = serve(info={"release": own_release()}, unknown_field="seq_len")
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_a_refusal_by_a_server_of_the_same_release_ends_it(
+    serve: Serve, patient: Timeouts, refusal: tuple[str, str]
+) -> None:
+    same = serve(info={"release": own_release()}, unknown_field="seq_len", refusal=refusal)
     right = serve()
     job = filled_in(right, patient)
     before = right.registrations
@@ -286,7 +295,7 @@ def test_a_refusal_by_a_server_of_the_same_release_ends_it(serve: Serve, patient
     fleet.current = 0
     with pytest.raises(DataServiceError, match="seq_len: this key is unknown") as raised:
         fleet.register(job)
-    assert (raised.value.reason, right.registrations) == ("JOB_INVALID", before)
+    assert (raised.value.reason, right.registrations) == (refusal[0], before)
     fleet.close()
 
 

@@ -1,8 +1,11 @@
 """Data connections of the client in JavaScript, cut or changed; its other tests have whole ones."""
 
+import json
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from cli.server_process import TIMEOUT_S, serving
@@ -41,3 +44,23 @@ def test_the_same_stream_goes_on_with_chunks(case: Case, meddling: Meddling, cau
     for warning in warnings:
         assert warning.startswith(f"payloads of {address} come over gRPC, since the data connection is of no use: ")
         assert any(text in warning for text in cause.split("|")), warning
+
+
+def test_a_stream_that_has_ended_is_opened_again_for_what_its_data_connection_lost(case: Case, tmp_path: Path) -> None:
+    """Without a data connection, which might end so again."""
+    lost: list[int] = []
+
+    def drained(server: socket.socket, _client: socket.socket) -> None:
+        while piece := server.recv(1 << 16):
+            lost.append(len(piece))
+
+    job = json.loads(case.job.read_text())
+    job["execution"]["end"] = {"steps": 2}  # so that the server writes all of it before it sees the end
+    file, view = tmp_path / "job.json", ("--codec", "raw", "--module", "vit", "--rank", "0")
+    file.write_text(json.dumps(job))
+    with between(case, drained) as address:
+        expected = node.read([address.replace(FAR, "127.0.0.1")], file, *view)
+        assert not lost
+        found = node.read([address], file, *view)
+    assert found.contents() == expected.contents()
+    assert lost

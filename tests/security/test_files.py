@@ -91,6 +91,28 @@ def test_a_change_is_taken_over_and_what_cannot_be_used_changes_nothing(
     assert (watched.get(), watched.version) == (b"six", 2)
 
 
+def test_a_file_that_may_be_used_later_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a certificate that is not valid yet by this machine's clock."""
+    monkeypatch.setattr(files, "LOOK_EVERY_S", 0.0)
+    file, problems = written(tmp_path / "pem", 0o600, b"one"), [""]
+
+    def load() -> bytes:
+        if problems[-1]:
+            raise SecurityError(problems[-1])
+        return file.read_bytes()
+
+    watched = Watched([file], load)
+    problems.append("certificate is not yet valid")
+    written(tmp_path / "new", 0o600, b"two").replace(file)
+    with caplog.at_level(logging.WARNING):
+        assert [watched.get() for _ in range(3)] == [b"one"] * 3
+    assert len(caplog.records) == 1
+    problems.append("")
+    assert [(watched.get(), watched.version) for _ in range(2)] == [(b"two", 1)] * 2
+
+
 def test_a_link_that_leads_elsewhere_is_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Kubernetes replaces what it mounts: the same name, size and often time of the link."""
     monkeypatch.setattr(files, "LOOK_EVERY_S", 0.0)

@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from serving.harness import Running, index, running
+from serving.harness import TIMEOUT_S, Running, index, running
 from shards import write_interleaved, write_pairs
+
+from dataserver.serving import registry
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +24,12 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Larger images, for microbatches of some MiB."""
     return index(write_pairs(tmp_path_factory.mktemp("photographs"), 32, 16, seed=3, median_size=400))
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy this machine is, jobs are answered with what becomes of them, and not with how far they are."""
+    monkeypatch.setattr(registry, "PATIENCE_S", float(TIMEOUT_S))
 
 
 @pytest.fixture

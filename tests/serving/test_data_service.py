@@ -126,7 +126,7 @@ def test_a_hostile_specification_gives_a_bounded_message(server: Running) -> Non
     data = filled(server)
     data["stream"].update({f"\u00e9{i}" * 40: i for i in range(1000)})
     code, reason, _, details = refusal(server, data)
-    assert (code, reason) == (CODE.INVALID_ARGUMENT, "JOB_INVALID")
+    assert (code, reason) == (CODE.FAILED_PRECONDITION, "JOB_UNSUPPORTED")
     assert len(details.encode()) <= MAX_TEXT_BYTES
 
 
@@ -137,12 +137,28 @@ def test_a_hostile_specification_gives_a_bounded_message(server: Running) -> Non
         ({"modules": [{"name": "vit", "kind": "encoder"}]}, "one backbone"),
         ({"modules": [{"name": "llm", "kind": "backbone", "dp": 0}]}, "modules.0.dp"),
         ({"modules": [{"name": "llm", "kind": "backbone"}], "generation": {"ratio": "0"}}, "no module of kind encoder"),
-        ({"colour": 3}, "stream.colour: this key is unknown"),
+        ({"colour": 3, "seq_len": "512"}, "stream.colour: this key is unknown"),
     ],
 )
 def test_impossible_jobs_name_what_to_change(server: Running, changes: dict[str, Any], message: str) -> None:
     code, reason, _, details = refusal(server, filled(server, **changes))
     assert (code, reason) == (CODE.INVALID_ARGUMENT, "JOB_INVALID")
+    assert message in details
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"colour": 3}, "stream.colour: this key is unknown"),
+        ({"sizing": {"patch": 8, "merge": 2, "max_patches": 36, "rule": "waves"}}, 'sizing.rule: found "waves"'),
+        ({"layout": {"kind": "ring"}}, 'execution.layout: kind is "ring"; one of'),
+    ],
+)
+def test_what_a_newer_release_may_know_is_left_to_another_server(
+    server: Running, changes: dict[str, Any], message: str
+) -> None:
+    code, reason, action, details = refusal(server, filled(server, **changes))
+    assert (code, reason, action) == (CODE.FAILED_PRECONDITION, "JOB_UNSUPPORTED", "ANOTHER_SERVER")
     assert message in details
 
 

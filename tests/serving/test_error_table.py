@@ -8,7 +8,7 @@ from disttrain.v1.errors_pb2 import ErrorAction, ErrorReason
 
 from dataserver.dataset.errors import DatasetError, FilterError, ShardReadError, StaleIndexError, TokensMissingError
 from dataserver.planning.balancing import BinBudgetError
-from dataserver.planning.job.identity import JobSpecError, UnsupportedVersionError
+from dataserver.planning.job.identity import JobSpecError, UnknownFieldsError, UnsupportedVersionError
 from dataserver.planning.layouts.contrastive.limits import TowerMemoryError
 from dataserver.planning.plan.arranging import WaveTooLargeError
 from dataserver.planning.stream.sizing import SampleTooLargeError
@@ -46,6 +46,7 @@ FROZEN = {
     "TOO_MANY_CALLS": ("RESOURCE_EXHAUSTED", "RETRY"),
     "METHOD_UNKNOWN": ("UNIMPLEMENTED", "ANOTHER_SERVER"),
     "SAMPLE_UNKNOWN": ("NOT_FOUND", "GIVE_UP"),
+    "JOB_UNSUPPORTED": ("FAILED_PRECONDITION", "ANOTHER_SERVER"),
 }
 """Clients in the field act on this table: entries may be added, never changed."""
 
@@ -83,6 +84,7 @@ def test_the_comments_of_the_proto_name_code_and_action() -> None:
     ("error", "reason"),
     [
         (JobSpecError("x"), "JOB_INVALID"),
+        (UnknownFieldsError("x"), "JOB_UNSUPPORTED"),
         (UnsupportedVersionError("x"), "VERSION_UNSUPPORTED"),
         (StaleIndexError("x"), "INDEX_STALE"),
         (DatasetError("x"), "INDEX_STALE"),

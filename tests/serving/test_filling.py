@@ -128,7 +128,13 @@ def test_servers_that_would_fill_in_differently_serve_the_complete_job_alike(
             "JOB_INVALID",
             'found "400"; it should be',
         ),
-        (("execution", "layout"), {"kind": "ring"}, CODE.INVALID_ARGUMENT, "JOB_INVALID", 'kind is "ring"; one of'),
+        (
+            ("execution", "layout"),
+            {"kind": "ring"},
+            CODE.FAILED_PRECONDITION,
+            "JOB_UNSUPPORTED",
+            'kind is "ring"; one of',
+        ),
     ],
 )
 def test_what_does_not_fit_is_one_clear_error(

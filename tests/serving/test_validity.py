@@ -88,7 +88,7 @@ def test_other_words_are_refused(server: Running) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         server.create(data)
     *status, text = reason_of(caught.value)
-    assert status == [grpc.StatusCode.INVALID_ARGUMENT, "JOB_INVALID", "GIVE_UP"]
+    assert status == [grpc.StatusCode.FAILED_PRECONDITION, "JOB_UNSUPPORTED", "ANOTHER_SERVER"]
     assert "execution.validity: found \"guess\"; it should be 'exact'" in text
 
 

@@ -16,7 +16,7 @@ from disttrain.v1.data_service_pb2 import (
     GetServerInfoRequest,
     GetServerInfoResponse,
 )
-from disttrain.v1.errors_pb2 import ERROR_ACTION_CREATE_JOB
+from disttrain.v1.errors_pb2 import ERROR_ACTION_CREATE_JOB, ERROR_ACTION_GIVE_UP
 
 from dataserver.planning.job.identity import Job, canonical_json
 from dataserver.security import NO_CREDENTIALS, Channels, Credentials
@@ -33,7 +33,7 @@ from trainclient.stream.rotation import Rotation, word
 if TYPE_CHECKING:
     from trainclient.stream.endpoint import Method
 
-_INVALID: Final = "JOB_INVALID"
+_REFUSALS: Final = frozenset({"JOB_INVALID", "JOB_UNSUPPORTED"})
 _Result = TypeVar("_Result")
 
 
@@ -167,7 +167,10 @@ class Fleet:
         try:
             return endpoint.unary(lambda stub: stub.GetOrCreateJob, request, self.timeouts.register, guard)
         except DataServiceError as error:
-            if error.reason != _INVALID or info.release == own_release():
+            if error.reason not in _REFUSALS:
+                raise
+            if info.release == own_release():
+                error.action = ERROR_ACTION_GIVE_UP  # all servers of this release say the same
                 raise
             raise VersionError(
                 f"server {endpoint.address} (release {info.release}) refuses the job, which servers of release "

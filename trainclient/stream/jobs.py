@@ -18,7 +18,7 @@ from trainclient.stream.fleet import Fleet
 
 _log = logging.getLogger(__name__)
 
-FAULTS_OF_THE_JOB = frozenset({"JOB_INVALID", "DATASET_UNKNOWN", "TOKENIZER_UNKNOWN"})
+FAULTS_OF_THE_JOB = frozenset({"JOB_INVALID", "JOB_UNSUPPORTED", "DATASET_UNKNOWN", "TOKENIZER_UNKNOWN"})
 """Reasons of a refusal that only another job avoids."""
 
 JobSource = Job | JobSpec | Mapping[str, Any] | str | Path

@@ -7,7 +7,7 @@ Each index is complete or absent, so a build that was killed continues by being 
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -23,7 +23,15 @@ from dataserver.dataset.index.join_findings import note_join_findings
 from dataserver.dataset.index.joins import Joins, ShardJoins, State, find_joins
 from dataserver.dataset.index.numeric import has_numeric
 from dataserver.dataset.index.pending import PendingIndexes
-from dataserver.dataset.index.refreshing import is_current, refresh, refresh_elsewhere, write_made
+from dataserver.dataset.index.refreshing import (
+    Made,
+    Task,
+    is_current,
+    refresh,
+    refresh_elsewhere,
+    refresh_unread,
+    write_made,
+)
 from dataserver.dataset.index.rules import DEFAULT_RULES, IndexRules, LoneTexts, lone_texts_of, written_rules
 from dataserver.dataset.index.sets import add_set
 from dataserver.dataset.index.summary import IndexContent, Summary, write_summary
@@ -292,10 +300,7 @@ class _Run:
         self._tell(left)
         self._targets |= {shard.name: target for shard, target in shards}
         tasks = [(shard, target, rules, lone_texts, self._joined_to(shard)) for shard, target in shards]
-        # Other machines do not have the folder in which this one mirrors the indexes of a store.
-        mirrored = any(is_url(folder) for shard, _ in shards[:1] for folder in (shard.root, shard.index_dir) if folder)
-        work = refresh_elsewhere if self._engine is not None and mirrored else refresh
-        for position, made in shared_out(work, tasks, self._workers, self._engine):
+        for position, made in self._done(tasks):
             shard, target = shards[position]
             left -= self._sizes[shard.name]
             if made.files:
@@ -307,6 +312,21 @@ class _Run:
             self._tell(left)
             if made.is_new and self._indexed is not None and self._pending is None:
                 self._indexed(shard.root)
+
+    def _done(self, tasks: Sequence[Task]) -> Iterator[tuple[int, Made]]:
+        """The position of each task and what became of it, as they are done."""
+        shard = self._shards[0]
+        if self._engine is None or not any(is_url(folder) for folder in (shard.root, shard.index_dir) if folder):
+            yield from shared_out(refresh, tasks, self._workers, self._engine)
+            return
+        left = []  # other machines do not have the folder in which this one mirrors the indexes of a store
+        for position, task in enumerate(tasks):
+            if (made := refresh_unread(task)) is None:
+                left.append(position)
+            else:
+                yield position, made
+        there = shared_out(refresh_elsewhere, [tasks[position] for position in left], self._workers, self._engine)
+        yield from ((left[number], made) for number, made in there)
 
     def _tell(self, left: int) -> None:
         if self._progress is not None:

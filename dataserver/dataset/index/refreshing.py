@@ -9,7 +9,7 @@ from typing import NamedTuple
 from dataserver.dataset.errors import StaleIndexError
 from dataserver.dataset.index.external_files import are_as_indexed
 from dataserver.dataset.index.format import IndexHeader, atomic_writer, lacks_formats
-from dataserver.dataset.index.fresh import IndexedShard, read_fresh_index
+from dataserver.dataset.index.fresh import IndexedShard, read_fresh_index, read_index
 from dataserver.dataset.index.joins import ShardJoins, are_as_joined
 from dataserver.dataset.index.known import state_of, write_known
 from dataserver.dataset.index.numeric import has_numeric, write_numeric
@@ -35,18 +35,22 @@ class Made(NamedTuple):
 def refresh(task: Task) -> Made:
     """Index a shard, unless its index describes its content; then note that, so that nobody compares them again."""
     shard, target, rules, lone_texts, joins = task
-    problem = ""
     indexed = _indexed(target)
-    if indexed is not None:
-        wanted = written_rules(lone_texts or lone_texts_of(rules, indexed.header.has_images), rules)
-        made_so = indexed.header.rules == wanted and is_current(target, indexed.header, rules, joins)
-        if made_so and not has_numeric(target.index_path, indexed.header):  # cut short, or removed
-            problem = write_numeric(target.index_path, indexed.header)
-        if made_so and indexed.etags == shard.etags():
-            return Made(False, problem or write_known(target.index_path, indexed.header, state_of(indexed.etags)))
+    if indexed is not None and _is_wanted(task, indexed) and indexed.etags == shard.etags():
+        problem = _with_numeric(target, indexed)
+        return Made(False, problem or write_known(target.index_path, indexed.header, state_of(indexed.etags)))
     from dataserver.dataset.index.indexing import index_shard  # with parquet, which servers do without
 
     return Made(True, index_shard(target, rules, lone_texts, indexed or _indexed(shard), joins))
+
+
+def refresh_unread(task: Task) -> Made | None:
+    """As `refresh`, where the shard is known to be as it was indexed; None where it has to be read."""
+    try:
+        indexed = read_index(task[1], any_rules=True)
+    except StaleIndexError:
+        return None
+    return Made(False, _with_numeric(task[1], indexed)) if indexed.is_known and _is_wanted(task, indexed) else None
 
 
 def refresh_elsewhere(task: Task) -> Made:
@@ -77,6 +81,19 @@ def is_current(shard: ShardFile, header: IndexHeader, rules: IndexRules, joins: 
     """Whether an index, made by the same rules, is what would be made now of other files than the shard."""
     as_indexed = are_as_joined(shard, header, joins) and are_as_indexed(shard, header, rules)
     return as_indexed and not lacks_formats(shard.index_path)
+
+
+def _is_wanted(task: Task, indexed: IndexedShard) -> bool:
+    """Whether the index that a task would make is there already, if the shard has not changed."""
+    _, target, rules, lone_texts, joins = task
+    wanted = written_rules(lone_texts or lone_texts_of(rules, indexed.header.has_images), rules)
+    return indexed.header.rules == wanted and is_current(target, indexed.header, rules, joins)
+
+
+def _with_numeric(shard: ShardFile, indexed: IndexedShard) -> str:
+    """Write the numeric columns where they were cut short, or removed; why not, where that is impossible."""
+    path, header = shard.index_path, indexed.header
+    return "" if has_numeric(path, header) else write_numeric(path, header)
 
 
 def _indexed(shard: ShardFile) -> IndexedShard | None:

@@ -17,6 +17,7 @@ from dataserver.planning.job.fields import (
     SUPPORTED_CONTENT_VERSIONS,
     SUPPORTED_ORDER_VERSIONS,
     Stream,
+    all_unknown,
     describe,
 )
 from dataserver.planning.job.limits import PlanLimitError, check_step
@@ -28,6 +29,10 @@ _MOST_CHARS: Final = 160
 
 class JobSpecError(ValueError):
     """A job specification that cannot be planned; the message names the fields."""
+
+
+class UnknownFieldsError(JobSpecError):
+    """A job that another release may take: all that is wrong are fields and choices that this one does not know."""
 
 
 class UnsupportedVersionError(JobSpecError):
@@ -75,12 +80,14 @@ def parse_job(data: Any) -> Job:
 
     Raises:
         JobSpecError: naming every field that is wrong, or the limit that steps of the job are beyond.
+        UnknownFieldsError: naming the fields.
         UnsupportedVersionError: naming the version and the supported ones.
     """
     try:
         spec = JobSpec.model_validate_json(_json(data), strict=True)
     except ValidationError as error:
-        raise JobSpecError(f"the job is not valid: {describe(error, data, JobSpec)}") from None
+        kind = UnknownFieldsError if all_unknown(error, data) else JobSpecError
+        raise kind(f"the job is not valid: {describe(error, data, JobSpec)}") from None
     streams = [*(before.stream for before in spec.stream.earlier()), spec.stream]
     for name, found, supported in (
         *(("order_version", stream.order_version, SUPPORTED_ORDER_VERSIONS) for stream in streams),

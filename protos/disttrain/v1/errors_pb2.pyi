@@ -167,6 +167,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """UNAVAILABLE, RETRY: a transform that users installed took too long or too much memory for an image, or its process died;
     the message names the transform and the sample. The server goes on with another process.
     """
+    ERROR_REASON_JOB_UNSUPPORTED: _ErrorReason.ValueType  # 32
+    """FAILED_PRECONDITION, ANOTHER_SERVER: all that is wrong with the job specification is that it has fields, or choices, which
+    this server does not know; the message names them. They are misspelt, or of a newer release than the server's.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call failed. Status code and action belong to the reason and never change."""
@@ -254,5 +258,9 @@ cannot run (GetServerInfo, transforms).
 ERROR_REASON_TRANSFORM_UNAVAILABLE: ErrorReason.ValueType  # 31
 """UNAVAILABLE, RETRY: a transform that users installed took too long or too much memory for an image, or its process died;
 the message names the transform and the sample. The server goes on with another process.
+"""
+ERROR_REASON_JOB_UNSUPPORTED: ErrorReason.ValueType  # 32
+"""FAILED_PRECONDITION, ANOTHER_SERVER: all that is wrong with the job specification is that it has fields, or choices, which
+this server does not know; the message names them. They are misspelt, or of a newer release than the server's.
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -10,6 +10,7 @@ from benchmarks.range_server import State
 from shards import write_pairs
 
 from dataserver.dataset import DatasetError, IndexRules, TextOnly, build_index, publish
+from dataserver.dataset.machine.workers import LostWorkerError
 from dataserver.dataset.storage import mirror
 from dataserver.dataset.storage.urls import Url
 
@@ -82,6 +83,40 @@ def test_other_rules_replace_it_as_a_whole(others: Others) -> None:
     after = files(folder)
     assert after.keys() - before.keys() <= {"disttrain.flags"}
     assert all(after[name] != before[name] for name in before if name.endswith(".index"))
+
+
+@pytest.mark.usefixtures("shards")
+def test_a_run_that_was_killed_goes_on_with_the_shards_that_are_left(others: Others) -> None:
+    class Killed(Others):
+        def run(self, work: Callable[[Any], Any], tasks: Sequence[Any], num_workers: int) -> Iterator[tuple[int, Any]]:
+            yield next(super().run(work, tasks, num_workers))
+            raise LostWorkerError("killed")
+
+    killed, allowed = Killed(others.monkeypatch, others.cache), IndexRules(TextOnly.ALLOW)
+    with pytest.raises(LostWorkerError):
+        build_index(ROOT, engine=killed)
+    assert build_index(ROOT, engine=others).num_built == 2
+    with pytest.raises(LostWorkerError):
+        build_index(ROOT, engine=killed, rules=allowed)
+    assert build_index(ROOT, engine=others).num_built == 0, "the dataset is as it was"
+    with pytest.raises(LostWorkerError):
+        build_index(ROOT, engine=killed, rules=allowed)
+    assert build_index(ROOT, engine=others, rules=allowed).num_built == 2
+
+
+@pytest.mark.usefixtures("shards")
+def test_a_file_beside_an_index_is_written_again_without_reading_a_shard(others: Others) -> None:
+    class Idle(Others):
+        def run(self, work: Callable[[Any], Any], tasks: Sequence[Any], num_workers: int) -> Iterator[tuple[int, Any]]:
+            assert not tasks
+            return super().run(work, tasks, num_workers)
+
+    build_index(ROOT, engine=others)
+    folder = mirror.mirror_folder(ROOT)
+    before = files(folder)
+    (folder / "00001.tar.numeric").unlink()
+    assert build_index(ROOT, engine=Idle(others.monkeypatch, others.cache)).num_built == 0
+    assert files(folder) == before
 
 
 @pytest.mark.usefixtures("shards")

@@ -37,11 +37,6 @@ function agree(condition, action, message) {
   if (!condition) throw new DataError(action, message);
 }
 
-/** A job that one server refuses another one may take: the first may be of a release that lacks something of it. */
-function elsewhere(error) {
-  return error.reason === 'JOB_INVALID' ? new DataError('ANOTHER_SERVER', error.message, error.reason) : error;
-}
-
 /** One user's way through the servers: the next one at once, a longer pause after each round, an end after a while. */
 class Rotation {
   constructor(client, first) {
@@ -130,21 +125,21 @@ class DataClient {
    */
   async createJob(job) {
     const text = typeof job === 'string' ? job : JSON.stringify(job);
-    const answer = await this.call('GetOrCreateJob', { job_spec_json: text }, this.options.createMs, elsewhere);
+    const answer = await this.call('GetOrCreateJob', { job_spec_json: text }, this.options.createMs);
     if (this.job?.job_id !== answer.job_id) this.hashes.clear();
     this.job = { ...answer, spec: answer.canonical_job_spec_json };
     return this.job;
   }
 
   /** One unary call, at the first server that answers it. */
-  async call(method, request, ms = this.options.callMs, meant = (error) => error) {
+  async call(method, request, ms = this.options.callMs) {
     const rotation = new Rotation(this, 0);
     for (;;) {
       try {
         await this.meet(rotation.server); // soon says so where nobody answers; other calls may take long
         return await this.ask(rotation.server, method, request, ms);
       } catch (error) {
-        await rotation.failed(meant(dataError(error, rotation.server.address)));
+        await rotation.failed(error);
       }
     }
   }
@@ -197,10 +192,7 @@ class DataClient {
     if (!this.job || dataError(error, server.address).action !== 'CREATE_JOB') throw error;
     server.info = undefined; // it may have been started again, with other libraries
     const request = { job_spec_json: this.job.spec };
-    const answer = await this.ask(server, 'GetOrCreateJob', request, this.options.createMs).catch((refusal) => {
-      throw elsewhere(dataError(refusal, server.address));
-    });
-    const { job_id: found } = answer;
+    const { job_id: found } = await this.ask(server, 'GetOrCreateJob', request, this.options.createMs);
     agree(
       found === this.job.job_id,
       'ANOTHER_SERVER',
@@ -238,7 +230,8 @@ class DataClient {
     const request = { job_id: this.job.job_id, module, rank, tensors };
     Object.assign(request, { start_step: place.step, start_microbatch: place.microbatch });
     request.accepted_codecs = this.options.codecs.filter((codec) => info.codecs.includes(codec));
-    request.direct = this.options.direct;
+    request.direct = this.options.direct && !place.avoidDirect;
+    place.avoidDirect = false;
     request.progress_token = place.progress.open(server);
     const call = server.stub.StreamMicrobatches(request);
     call.on('error', () => {}); // also of a call that is cancelled below, when nobody reads it any more
@@ -307,13 +300,15 @@ class DataClient {
   }
 
   /** Give up a data connection; whether the stream begins again at `place`, with chunks. */
-  async leave(server, stream, { step, microbatch }, { message: cause }) {
+  async leave(server, stream, place, { message: cause }) {
+    const { step, microbatch } = place;
     const { token, error: unopened } = stream.direct;
     stream.direct.close();
     stream.direct = undefined;
     const { restarted } = await this.ask(server, 'EndDirect', { token, step, microbatch, cause }, this.options.meetMs);
     const told = `payloads of ${server.address} come over gRPC, since the data connection is of no use: ${cause}`;
     if (restarted || unopened) this.options.warn(told); // else the stream has ended, and the connection with it
+    place.avoidDirect = !restarted; // else the next stream may end so again
     while (restarted) {
       const { restart, end } = await this.next(stream);
       agree(!end, 'RETRY', `${server.address} ended the stream before it began again`);

@@ -45,7 +45,7 @@ from dataserver.planning.job.fields.layout import (
 )
 from dataserver.planning.job.fields.modules import BalancePolicy, Memory, ModuleSpec, PackingPolicy, beside_sequences
 from dataserver.planning.job.fields.plan_limits import PLAN_LIMITS, REMEDIES, SINGLE_STEP, Extreme, PlanLimits
-from dataserver.planning.job.fields.problems import describe, required
+from dataserver.planning.job.fields.problems import all_unknown, describe, required
 from dataserver.planning.job.fields.sizing import MAX_ASPECT, Quality, Resampling, Sizing, SizingRule
 from dataserver.planning.job.fields.stream import (
     SPECIAL_TOKENS,
@@ -168,6 +168,7 @@ __all__ = [
     "VideoSizing",
     "WaveOptions",
     "absent_fields",
+    "all_unknown",
     "backward_percent",
     "beside_sequences",
     "clip_frames",

@@ -16,6 +16,7 @@ _MOST_SHOWN = 8
 """Problems in one message; whoever has more will have to ask again anyway."""
 _MOST_CHARS = 64
 """A longer value is cut in a message."""
+_UNKNOWN = frozenset({"extra_forbidden", "union_tag_invalid", "literal_error", "enum"})
 _HINTS = {
     ("string_type", "int"): "; put it in quotes",
     ("string_type", "float"): "; put it in quotes",
@@ -25,14 +26,24 @@ _HINTS = {
 }
 
 
+def all_unknown(error: ValidationError, data: Any) -> bool:
+    """Whether nothing is wrong with the data but fields, and choices, that this release does not know."""
+    return all(e["type"] in _UNKNOWN for e in _causes(error, data))
+
+
 def describe(error: ValidationError, data: Any, model: type[BaseModel]) -> str:
     """One line for all that pydantic found when it validated the data against the model."""
-    errors = error.errors(include_url=False)
-    paths = [e["loc"] for e in errors]
-    shown = [e for e in errors if not _follows(e, paths, data)]
+    shown = _causes(error, data)
     problems = [f"{_path_of(e, data)}: {_problem(e, model)}" for e in shown[:_MOST_SHOWN]]
     more = [f"and {len(shown) - _MOST_SHOWN} more"] if len(shown) > _MOST_SHOWN else []
     return "; ".join(problems + more)
+
+
+def _causes(error: ValidationError, data: Any) -> list[ErrorDetails]:
+    """What is wrong, without what only follows from that."""
+    errors = error.errors(include_url=False)
+    paths = [e["loc"] for e in errors]
+    return [e for e in errors if not _follows(e, paths, data)]
 
 
 def _follows(error: ErrorDetails, paths: Sequence[Path], data: Any) -> bool:
