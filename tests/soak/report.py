@@ -88,7 +88,8 @@ class Report:
         return "\n".join(["| what | seen |", "|---|---|", *lines, "", f"Verdict: {verdict}.", ""])
 
     def _rows(self) -> Iterator[tuple[str, str]]:
-        yield "seconds, seed", f"{self.seconds:.0f}, {self.seed}"
+        lasted_s = self.server[-1].at_s if self.server else 0.0
+        yield "seconds until the last look, seed", f"{lasted_s:.0f} of {self.seconds:.0f}, {self.seed}"
         yield "microbatches, all compared with an undisturbed run", f"{self.microbatches:,}"
         yield "faults", ", ".join(f"{count} {kind}" for kind, count in sorted(self.faults.items()))
         sources = ", ".join(f"{count / 1e6:,.1f} from {source}" for source, count in self.image_bytes.items())

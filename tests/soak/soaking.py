@@ -156,6 +156,9 @@ def soak(
         readers = Readers([site.address for site in sites], job, expected, report, pause_s)
         try:
             _disturb(sites, store, Jobs(job.text, data), readers, report)
+        except Exception as error:
+            report.wrong.append(f"it ended early: {error!r}"[:2000])
+            raise
         finally:
             readers.end()
         report.image_bytes = image_bytes([site.address for site in sites])
