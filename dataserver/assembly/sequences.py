@@ -13,9 +13,9 @@ A part of a document that is split is a sample that is understood; EOS is a targ
 
 With `sizing.marks` further tokens stand before the embeddings of an image and of its tiles.
 
-A conversation has the tokens that its chat template writes, and no others but marks; where an image goes, the
-template's token for it is repeated. It is cut behind an answer, with the images that follow. Targets are tokens of
-answers alone.
+A conversation has the tokens that its chat template writes, and no others but marks; where an image, a clip or a video
+goes, the template's token for it is repeated. It is cut behind an answer, with the images that follow. Targets are
+tokens of answers alone.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -281,14 +281,14 @@ def _checked_chat(
 ) -> Iterator[_Piece]:
     """Yield the pieces of a conversation as far as the plan has it: its own tokens and no others."""
     parts = zip(document.texts, chat.targets, strict=True)
-    runs = iter(planned.images)
+    runs, images = iter(planned.images), iter(chat.images)
     left = planned.tokens - sum(run.tokens for run in planned.images)
     num_targets = 0
     for kind in document.kinds:
         if kind == IMAGE:
             if (run := next(runs, None)) is None:
                 break
-            yield from _image_pieces(chat.image, run, stream)
+            yield from _image_pieces(next(images), run, stream)
         else:
             whole, learned = next(parts)
             ids, targets = whole[:left], learned[:left]

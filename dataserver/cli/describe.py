@@ -1,15 +1,16 @@
 """`dataserver describe`."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
 from dataserver.assembly import BYTES, load_tokenizer
 from dataserver.cli.arguments import MaybePath, tokenizer_files
 from dataserver.cli.card_page import card_page
-from dataserver.cli.jobs import read_job
+from dataserver.cli.jobs import dataset_entries, long_conversations
 from dataserver.cli.progress import progress_bar
 from dataserver.dataset import Dataset, lint, location, printable
 from dataserver.jobs import dataset_card
@@ -37,21 +38,25 @@ def describe(
         path: Folder of shards, or a single shard.
         index_dir: Folder of the dataset's index, where it does not lie beside the shards.
         quarantine: Quarantine list of the dataset.
-        tokenizer: Tokenizer whose tokens were counted, NAME=FILE or `bytes`.
-        job: YAML or JSON file of a job, to show what its filter drops of this dataset.
+        tokenizer: Tokenizer whose tokens were counted, NAME=FILE or `bytes`; of conversations NAME=FOLDER with the chat
+            template that rendered them.
+        job: YAML or JSON file of a job, to show what its filter drops of this dataset, and how many conversations are
+            longer than its sequences.
         name: What the job calls the dataset, where the job has several; by default all filters are shown.
         output: Self-contained HTML file to write as well; - is stdout.
     """
     path = location(path)
     named = tokenizer_files([tokenizer])
-    digest = load_tokenizer(*next(iter(named.items()), (BYTES, None))).digest
+    loaded = load_tokenizer(*next(iter(named.items()), (BYTES, None)))
     filters = [] if job is None else list(_filters(job, name))
     require_writable("--output", output)
     dataset = Dataset.open(path, index_dir, quarantine)
-    found = lint(path, index_dir)
+    counts = Counter(lint(path, index_dir).counts)
+    if job is not None and dataset.are_chats:
+        counts.update(finding.kind for finding in long_conversations(job, name, dataset, named))
     with progress_bar(f"describing {path.name}") as report:
-        card = dataset_card(dataset, digest, filters, report)
-    sections = list(card_sections(card, found.counts))
+        card = dataset_card(dataset, loaded, filters, report)
+    sections = list(card_sections(card, counts))
     title = printable(str(path))
     if output is not None:
         write_output("--output", output, card_page(title, card, sections))
@@ -73,17 +78,9 @@ def _filters(job: Path, name: str) -> Iterator[str]:
     Raises:
         ValueError: the file holds no job, or none with that dataset.
     """
-    data: Any = read_job(job)
-    stream = data.get("stream") if isinstance(data, dict) else None
-    entries = stream.get("datasets") if isinstance(stream, dict) else None
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise ValueError(f"--job {job} has no list stream.datasets; the file of a job is required")
-    names = [str(entry.get("name", "")) for entry in entries]
-    if name and name not in names:
-        raise ValueError(f"--name is {name!r}, the datasets of {job} are {names}; give one of them")
-    for entry, called in zip(entries, names, strict=True):
+    for called, entry in dataset_entries(job, name):
         condition = entry.get("filter", "")
         if not isinstance(condition, str):
             raise ValueError(f"--job {job}: the filter of dataset {called!r} is no text; put it in quotes")
-        if condition and name in ("", called):
+        if condition:
             yield condition

@@ -131,7 +131,7 @@ def index(
     Args:
         paths: Folders of shards (or single shards).
         index_dir: Folder for the index of a read-only dataset, instead of beside the shards; with one PATH only.
-        workers: Processes; one for each core by default.
+        workers: Processes that index shards and render conversations; one for each core by default.
         tokenizer: Tokenizer whose tokens are counted, NAME=FILE or `bytes`; may be repeated. `bytes` by default.
         transform: Installed transform of metadata or text, NAME=VERSION or NAME=VERSION:OPTIONS with an object of JSON;
             may be repeated. Tokens are counted without those of text, and with all of them in this order.
@@ -148,14 +148,10 @@ def index(
     if BYTES in tokenizer or not tokenizers:
         tokenizers.append(load_tokenizer(BYTES))
     is_chat = rules.conversations is Conversations.CHAT
-    for name, is_served, require in (
-        ("audio", rules.audio is AudioMembers.SERVE, require_audio),
-        ("video", rules.video is VideoMembers.SERVE, require_video),
-    ):
-        if is_served:
-            require()
-            if is_chat:
-                raise ValueError(f"--conversations chat has images, and no {name} yet; leave --{name} serve out")
+    if rules.audio is AudioMembers.SERVE:
+        require_audio()
+    if rules.video is VideoMembers.SERVE:
+        require_video()
     chats = [open_chat(found) for found in tokenizers if found.name != BYTES] if is_chat else []
     if is_chat and not chats:
         raise ValueError("--conversations chat needs a chat template; give --tokenizer NAME=FOLDER of a chat model")
@@ -225,7 +221,7 @@ def _index_one(
     applied.derive(path, index_dir, part)
     for chat in chats:
         with progress_bar(f"rendering conversations ({chat.name})") as report:
-            tokens = count_chats(path, chat, index_dir, report, part.of)
+            tokens = count_chats(path, chat, index_dir, report, part.of, workers)
         for kind, count in sorted(tokens.findings.items()):
             print(f"  {KINDS[kind]:<12} {count} {kind} ({chat.name})")
         print(f"  tokens       {tokens.num_tokens} ({chat.name}, conversations, template {chat.chat_digest})")

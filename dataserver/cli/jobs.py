@@ -1,13 +1,16 @@
 """The job of a command line: read, filled in, and planned over the datasets that the flags name."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import tyro
 
+from dataserver.assembly import load_tokenizer
 from dataserver.cli.arguments import MaybePath, Pairs, named_paths, tokenizer_files
-from dataserver.jobs import Catalog, JobPlanner, fill_job
+from dataserver.dataset import Dataset, ShardFinding
+from dataserver.jobs import Catalog, JobPlanner, fill_job, long_chat_findings
 from dataserver.planning.costs.profile import ProfileError, with_profiles
 from dataserver.planning.job.fields import MAX_TEXT_BYTES, TextError, parse_yaml
 from dataserver.planning.job.identity import parse_job
@@ -76,6 +79,49 @@ def dataset_names(job: Any) -> tuple[str, ...]:
     entries = stream.get("datasets") if isinstance(stream, dict) else None
     names = [entry.get("name") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
     return tuple(name for name in names if isinstance(name, str))
+
+
+def dataset_entries(job: Path, name: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """The datasets of the job in a file, each with what the job calls it: the one of a name, or all without one.
+
+    Raises:
+        ValueError: the file holds no job, or none with that dataset.
+    """
+    data = read_job(job)
+    stream = data.get("stream") if isinstance(data, dict) else None
+    entries = stream.get("datasets") if isinstance(stream, dict) else None
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ValueError(f"--job {job} has no list stream.datasets; the file of a job is required")
+    found = [(str(entry.get("name", "")), entry) for entry in entries]
+    names = [called for called, _ in found]
+    if name and name not in names:
+        raise ValueError(f"--name is {name!r}, the datasets of {job} are {names}; give one of them")
+    return [(called, entry) for called, entry in found if name in ("", called)]
+
+
+def long_conversations(job: Path, name: str, dataset: Dataset, tokenizers: Mapping[str, Path]) -> list[ShardFinding]:
+    """The conversations of a dataset that are longer than the sequences of the job in a file.
+
+    Args:
+        job: the file.
+        name: what the job calls the dataset; empty where only one of it has conversations.
+        dataset: the open dataset.
+        tokenizers: by logical name, with the one that the job names.
+
+    Raises:
+        ValueError: the file, the name or the tokenizer cannot be used, or the job does not fit the dataset.
+    """
+    chats = [(called, entry) for called, entry in dataset_entries(job, name) if entry.get("conversations") is not None]
+    if not chats:
+        return []
+    if len(chats) > 1:
+        raise ValueError(f"--job {job} has conversations of {[called for called, _ in chats]}; choose one by --name")
+    ((called, entry),) = chats
+    data = read_job(job)
+    stream = {key: value for key, value in data["stream"].items() if key != "continues"}
+    loaded = {known: load_tokenizer(known, path) for known, path in tokenizers.items()}
+    filled = fill_job({**data, "stream": {**stream, "datasets": [entry]}}, Catalog({called: dataset}, loaded))
+    return list(long_chat_findings(parse_job(filled), dataset))
 
 
 def read_job(file: Path) -> Any:

@@ -9,8 +9,9 @@ from typing import Annotated, Final
 
 import tyro
 
-from dataserver.assembly import fault_of
-from dataserver.cli.arguments import MaybePath, Switch, Transforms
+from dataserver.assembly import BYTES, fault_of
+from dataserver.cli.arguments import MaybePath, Switch, Transforms, tokenizer_files
+from dataserver.cli.jobs import long_conversations
 from dataserver.cli.progress import progress_bar
 from dataserver.cli.verified_transforms import verify
 from dataserver.dataset import KINDS, Dataset, LintReport, ShardFinding, location, printable
@@ -30,6 +31,9 @@ def lint(
     quarantine_file: MaybePath = None,
     json: Switch = False,
     verify_transforms: Transforms = (),
+    job: MaybePath = None,
+    name: str = "",
+    tokenizer: str = BYTES,
 ) -> None:
     """Print the findings of an indexed dataset, one line each: shard, key, kind, detail; then a table of kinds.
 
@@ -45,6 +49,9 @@ def lint(
         json: Print one JSON document instead.
         verify_transforms: Installed transform that is run on 64 samples in two processes, to see that it does not fail
             and always gives the same: NAME=VERSION, or NAME=VERSION:OPTIONS with an object of JSON; may be repeated.
+        job: YAML or JSON file of a job: conversations that are longer than its sequences are findings, too.
+        name: What the job calls the dataset, where several of it have conversations.
+        tokenizer: NAME=FOLDER of the job's tokenizer, with its chat template.
     """
     silence_pillow_warnings()
     path = location(path)
@@ -52,6 +59,10 @@ def lint(
         require_writable("--quarantine-file", quarantine_file)
     with progress_bar(f"checking {path.name}") as report:
         found = lint_dataset(path, index_dir, fault_of if decode else None, quarantine_file, report)
+    if job is not None:
+        found = with_more(
+            found, long_conversations(job, name, Dataset.open(path, index_dir), tokenizer_files([tokenizer]))
+        )
     if verify_transforms:
         found = with_more(found, list(verify(Dataset.open(path, index_dir), verify_transforms)))
     if json:
@@ -63,7 +74,8 @@ def lint(
 
 
 def with_more(found: LintReport, more: Sequence[ShardFinding]) -> LintReport:
-    """A report with findings about transforms, which leave its quarantine list as it is: no sample is at fault."""
+    """A report with findings about transforms or a job, which leave its quarantine list as it is: no sample is at
+    fault."""
     counts = Counter(found.counts) + Counter(finding.kind for finding in more)
     return replace(found, findings=(*found.findings, *more), counts=dict(sorted(counts.items())))
 

@@ -11,7 +11,7 @@ from dataserver.assembly import BYTES, load_tokenizer
 from dataserver.cli.arguments import MaybeInt, MaybePath, sizing_of, sizing_of_job, tokenizer_files
 from dataserver.cli.progress import progress_bar
 from dataserver.dataset import OWN, Dataset, compile_filter, location
-from dataserver.jobs import Rules, size_histogram, thinned
+from dataserver.jobs import Rules, own_key, size_histogram, thinned
 from dataserver.outputs import require_writable, tells_on, write_output
 from dataserver.planning.job.fields import SplitAt
 from dataserver.planning.stream.captions import Captions
@@ -54,7 +54,8 @@ def sizes(
         index_dir: Folder of the dataset's index, where it does not lie beside the shards.
         quarantine: Quarantine list of the dataset.
         filter: Condition over sidecar columns, as a job has it.
-        tokenizer: Tokenizer whose tokens were counted, NAME=FILE or `bytes`.
+        tokenizer: Tokenizer whose tokens were counted, NAME=FILE or `bytes`; of conversations NAME=FOLDER with the chat
+            template that rendered them.
         caption: Named caption whose tokens count, as the job has it; `own` is the samples' own text.
         job: Job whose sizing counts, also with tiles, instead of --patch and all below to --side.
         patch: Side of a patch in pixels, as in the job's sizing.
@@ -82,11 +83,18 @@ def sizes(
         raise ValueError(f"--job {job} has the sizing, and flags for it are given as well; leave one of them out")
     sizing = sizing_of(**stated) if job is None else sizing_of_job(job)
     named = tokenizer_files([tokenizer])
-    digest = load_tokenizer(*next(iter(named.items()), (BYTES, None))).digest
+    loaded = load_tokenizer(*next(iter(named.items()), (BYTES, None)))
     require_writable("--output", output)
     dataset = Dataset.open(path, index_dir, quarantine)
     dataset.check_captions([caption])
-    rules = Rules(digest, sizing, filter, dataset.quarantine, Captions((caption,)), split=split)
+    if dataset.are_chats:
+        if split is not None or caption != OWN:
+            raise ValueError(
+                f"{path} holds conversations, which are neither split nor have captions; leave --seq-len, "
+                "--max-images and --caption out"
+            )
+        caption = own_key(dataset, loaded)
+    rules = Rules(loaded.digest, sizing, filter, dataset.quarantine, Captions((caption,)), split=split)
     with progress_bar("counting sizes") as report:
         counted = size_histogram(dataset, rules, report)
     found = thinned(counted)

@@ -24,8 +24,9 @@ from dataserver.dataset.filter_grammar import compile_filter, filter_parts
 from dataserver.dataset.filters import Filter
 from dataserver.dataset.index.arrays import Array, ArraysError, read_arrays, write_arrays
 from dataserver.dataset.index.build import WHOLE, BuildReport, Part, build_index
+from dataserver.dataset.index.chat_batches import ChatEncoder, EncodedChat
 from dataserver.dataset.index.chat_counts import CHAT_COLUMN
-from dataserver.dataset.index.chat_tokens import ChatEncoder, EncodedChat, chat_key, count_chats
+from dataserver.dataset.index.chat_tokens import chat_key, count_chats
 from dataserver.dataset.index.derived import derive_columns, derive_table
 from dataserver.dataset.index.numeric import ShardSizes
 from dataserver.dataset.index.rules import (
@@ -47,7 +48,9 @@ from dataserver.dataset.kinds import (
     CHAT_ERROR,
     CHAT_LEFT_OUT,
     CHAT_NOT_ENDED,
+    CUT_CHAT,
     KINDS,
+    LONG_CHAT,
     TEXT_TRANSFORM,
     TRANSFORM,
     UNENCODABLE,
@@ -61,6 +64,7 @@ from dataserver.dataset.quarantine import Quarantine
 from dataserver.dataset.shard import ChatParts, DocumentParts, ImageRef, Shard, TokenizedDocument
 from dataserver.dataset.shards.captions import OWN, CaptionSource, parse_captions
 from dataserver.dataset.shards.chat import Conversation
+from dataserver.dataset.shards.conversations import IMAGE_KIND, MEDIA_NAMES
 from dataserver.dataset.shards.parts import IMAGE, TEXT, Scalar
 from dataserver.dataset.storage.block_files import BlockFiles
 from dataserver.dataset.storage.blocks import BLOCKS, BlockCounts, Blocks
@@ -77,8 +81,12 @@ __all__ = [
     "CHAT_ERROR",
     "CHAT_LEFT_OUT",
     "CHAT_NOT_ENDED",
+    "CUT_CHAT",
     "IMAGE",
+    "IMAGE_KIND",
     "KINDS",
+    "LONG_CHAT",
+    "MEDIA_NAMES",
     "NEEDED_S",
     "OWN",
     "TEXT",

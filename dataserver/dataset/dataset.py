@@ -44,6 +44,8 @@ class Dataset:
         """sha256, hex, of the names, bytes and index columns of all shards; the same for a copy elsewhere."""
         self.has_audio = any(shard.may_have_audio for shard in shards)
         """Whether clips may be parts of its samples."""
+        self.are_chats = any(shard.are_chats for shard in shards)
+        """Whether its samples are conversations, which a chat template renders."""
         self.has_videos = any(shard.may_have_videos for shard in shards)
         """Whether videos may be parts of its samples."""
         self._open_shards = open_shards

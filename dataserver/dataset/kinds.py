@@ -20,6 +20,8 @@ class Effect(StrEnum):
 
 BAD_CONVERSATION: Final = "bad_conversation"
 CHAT_ERROR: Final = "chat_error"
+CUT_CHAT: Final = "cut_conversation"
+LONG_CHAT: Final = "long_conversation"
 CHAT_LEFT_OUT: Final = "chat_left_out"
 CHAT_NOT_ENDED: Final = "chat_not_ended"
 UNDECODABLE: Final = "undecodable"
@@ -60,6 +62,7 @@ KINDS: Final[Mapping[str, Effect]] = {
     BAD_JSON: Effect.LEFT_OUT,
     CHAT_ERROR: Effect.LEFT_OUT,
     CORRUPT_PARQUET: Effect.LEFT_OUT,
+    LONG_CHAT: Effect.LEFT_OUT,
     "corrupt_tar": Effect.LEFT_OUT,
     "cut_tar": Effect.LEFT_OUT,
     DUPLICATE_KEY: Effect.LEFT_OUT,
@@ -80,6 +83,7 @@ KINDS: Final[Mapping[str, Effect]] = {
     "video_too_large": Effect.LEFT_OUT,
     CHAT_LEFT_OUT: Effect.SERVED,
     CHAT_NOT_ENDED: Effect.SERVED,
+    CUT_CHAT: Effect.SERVED,
     DROPPED_IMAGE: Effect.SERVED,
     DUPLICATE_MEMBER: Effect.SERVED,
     DUPLICATE_SHARD: Effect.SERVED,

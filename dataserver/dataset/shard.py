@@ -24,7 +24,7 @@ from dataserver.dataset.index.format import (
     read_findings,
 )
 from dataserver.dataset.index.numeric import IMAGE_COLUMNS, NumericColumns, ShardSizes, read_numeric
-from dataserver.dataset.index.rules import TruncatedImages, read_rules
+from dataserver.dataset.index.rules import Conversations, TruncatedImages, read_rules
 from dataserver.dataset.index.token_ids import TokenIds
 from dataserver.dataset.index.tokens import I32, TokenCounts, counted_tokenizers, read_counts
 from dataserver.dataset.quarantine import Quarantine
@@ -167,6 +167,11 @@ class Shard:
     def columns(self) -> Mapping[str, str]:
         """Filter columns of this shard: name -> Arrow type."""
         return {**dict.fromkeys(IMAGE_COLUMNS, "int64"), **self.sidecar_columns}
+
+    @property
+    def are_chats(self) -> bool:
+        """Whether its samples are conversations, which a chat template renders."""
+        return read_rules(self.header.rules).get("conversations") == Conversations.CHAT
 
     @property
     def may_have_audio(self) -> bool:
@@ -431,4 +436,4 @@ def _conversation(entries: I32) -> TokenizedDocument:
             kinds.append(TEXT)
         if end < len(ids):
             kinds.append(IMAGE)
-    return TokenizedDocument(tuple(kinds), tuple(texts), ChatParts(tuple(learned), int(ids[at[0]]) if len(at) else -1))
+    return TokenizedDocument(tuple(kinds), tuple(texts), ChatParts(tuple(learned), tuple(ids[at].tolist())))

@@ -1,7 +1,7 @@
 """Where input and output meet the planner: a job and open datasets in, plans out. Servers and the CLI use it alike."""
 
 from dataserver.jobs.cache import JobCache
-from dataserver.jobs.card import DatasetCard, Drops, Histogram, dataset_card
+from dataserver.jobs.card import DatasetCard, Drops, Histogram, dataset_card, own_key
 from dataserver.jobs.catalog import Catalog, quarantine_digest
 from dataserver.jobs.errors import (
     DatasetMismatchError,
@@ -12,6 +12,7 @@ from dataserver.jobs.errors import (
 )
 from dataserver.jobs.filling import fill_job
 from dataserver.jobs.histogram import size_histogram, thinned
+from dataserver.jobs.long_chats import long_chat_findings
 from dataserver.jobs.planner import JOB_CHARS, Fetch, JobPlanner
 from dataserver.jobs.scheduler import FairScheduler, IsCancelled, WorkCancelledError, never_cancelled
 from dataserver.jobs.shard_statistics import Rules
@@ -40,7 +41,9 @@ __all__ = [
     "dataset_card",
     "fill_job",
     "index_statistics",
+    "long_chat_findings",
     "never_cancelled",
+    "own_key",
     "quarantine_digest",
     "size_histogram",
     "thinned",

@@ -8,8 +8,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.dataset import OWN, Dataset, Filter, Shard, compile_filter, filter_parts, texts_key
+from dataserver.assembly import Tokenizer, chat_digest
+from dataserver.dataset import OWN, Dataset, Filter, Shard, ShardSizes, compile_filter, filter_parts, texts_key
 from dataserver.planning.job.fields import MICROSECONDS
+from dataserver.planning.stream.captions import CHAT_PREFIX
 from dataserver.planning.stream.samples import AUDIO, VIDEO, row_sums
 
 _BITS: Final = 64
@@ -100,13 +102,13 @@ class DatasetCard:
 
 
 def dataset_card(
-    dataset: Dataset, tokenizer_digest: str, filters: Sequence[str], progress: Callable[[int, int], None]
+    dataset: Dataset, tokenizer: Tokenizer, filters: Sequence[str], progress: Callable[[int, int], None]
 ) -> DatasetCard:
     """Look at the index of each shard of a dataset; no shard is read.
 
     Args:
         dataset: the open dataset.
-        tokenizer_digest: of the tokenizer whose tokens count.
+        tokenizer: whose tokens count; of conversations those that its chat template renders.
         filters: of jobs.
         progress: told of shards done, and of all.
 
@@ -114,22 +116,33 @@ def dataset_card(
         TokensMissingError: texts or captions are not counted for the tokenizer; names the command.
         FilterError: a filter does not fit the dataset's columns.
     """
-    found = _Card(dataset, tokenizer_digest, filters)
+    found = _Card(dataset, tokenizer.digest, own_key(dataset, tokenizer), filters)
     for number, shard in enumerate(dataset.shards, 1):
         found.add(shard)
         progress(number, len(dataset.shards))
     return found.finished()
 
 
+def own_key(dataset: Dataset, tokenizer: Tokenizer) -> str:
+    """The caption that stands for samples' own texts: of conversations what the tokenizer's chat template renders.
+
+    Raises:
+        TokenizerError: a file of the tokenizer's folder cannot be used.
+    """
+    template = chat_digest(tokenizer) if dataset.are_chats else ""
+    return CHAT_PREFIX + template if template else OWN
+
+
 class _Card:
     """Collects a card shard by shard."""
 
-    def __init__(self, dataset: Dataset, tokenizer_digest: str, filters: Sequence[str]) -> None:
-        self._dataset, self._digest = dataset, tokenizer_digest
+    def __init__(self, dataset: Dataset, tokenizer_digest: str, own: str, filters: Sequence[str]) -> None:
+        self._dataset, self._digest, self._own = dataset, tokenizer_digest, own
         self._filters = [self._parts(text) for text in filters]
         self._dropped = [np.zeros((len(parts), 2), np.int64) for parts in self._filters]
         names = (
             "text tokens",
+            "learned tokens of a conversation",
             "images of a sample",
             "image width",
             "image height",
@@ -165,15 +178,15 @@ class _Card:
                 "with video": int((videos > 0).sum()),
             }
         )
-        own = row_sums(shard.token_counts(texts_key(self._digest)), sizes.text_offsets)
+        own, learned = self._tokens_of(shard, sizes)
         seconds = -(-sizes.image_width[is_clip] // sizes.image_height[is_clip])
         lengths = np.zeros(len(modality), np.int64) if sizes.image_microseconds is None else sizes.image_microseconds
         of_images = (values[is_image] for values in (sizes.image_width, sizes.image_height, shard.image_bytes()))
-        columns: list[NDArray[Any]] = [own, images, *of_images, seconds, -(-lengths[is_video] // MICROSECONDS)]
+        columns: list[NDArray[Any]] = [own, learned, images, *of_images, seconds, -(-lengths[is_video] // MICROSECONDS)]
         for histogram, values in zip(self._histograms, columns, strict=True):
             histogram.add(values)
         self._tokens[OWN] += int(own.sum())
-        for name in self._dataset.captions:
+        for name in self._dataset.captions if self._own == OWN else ():
             self._tokens[name] += int(shard.token_counts(texts_key(self._digest, name)).sum(dtype=np.int64))
         for name in shard.known_columns:
             self._nulls[name] += shard.column(name).null_count if name in shard.columns else shard.num_samples
@@ -185,6 +198,14 @@ class _Card:
             for n, part in enumerate(parts):
                 mask = ~part.mask(shard)
                 dropped[n] += int(mask.sum()), int((mask & part.nulls(shard)).sum())
+
+    def _tokens_of(self, shard: Shard, sizes: ShardSizes) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Text tokens of each sample, and those that are learned of each conversation."""
+        key = texts_key(self._digest, self._own)
+        if self._own == OWN:
+            return row_sums(shard.token_counts(key), sizes.text_offsets), np.zeros(0, np.int64)
+        tokens, chats = shard.chat_counts(key)
+        return tokens - chats.images, chats.targets
 
     def finished(self) -> DatasetCard:
         """The card of all shards."""

@@ -10,6 +10,7 @@ import numpy as np
 from dataserver.dataset import Dataset
 from dataserver.jobs.cache import JobCache
 from dataserver.jobs.continuing import EarlierStreams
+from dataserver.jobs.long_chats import LongChatCounts
 from dataserver.jobs.memory_usage import memory_of
 from dataserver.jobs.read_ahead import ReadAhead
 from dataserver.jobs.scheduler import FairScheduler, IsCancelled, never_cancelled
@@ -19,7 +20,6 @@ from dataserver.planning.job.fields import DatasetSpec
 from dataserver.planning.job.identity import Job, JobSpecError
 from dataserver.planning.job.limits import PlanLimitError, check_contents, limits_of
 from dataserver.planning.plan.plan import StepPlan
-from dataserver.planning.stream.captions import Captions
 from dataserver.planning.stream.gathering import Window, gather_step
 from dataserver.planning.stream.order import StreamOrder
 from dataserver.planning.stream.samples import StepSamples
@@ -206,8 +206,8 @@ class JobPlanner:
 
         Where samples draw captions, limits go by the longest one of each.
         """
-        num_left_out = 0
-        lengths, certain = axis_lengths(self.job.stream, statistics, self._tables.are_chats(dataset))
+        are_chats, long = self._tables.are_chats(dataset), LongChatCounts(self._tables, dataset)
+        lengths, certain = axis_lengths(self.job.stream, statistics, are_chats)
         clear = limits.add_statistics(dataset, longest)
         clear &= ~self._tables.may_have_others(dataset)  # statistics do not tell these from images
         for shard in np.flatnonzero(~(certain & clear)).tolist():
@@ -215,21 +215,10 @@ class JobPlanner:
             table = self._tables.table(dataset, shard)
             if not clear[shard]:
                 limits.add(dataset, table, self._tables.where(dataset, shard))
-            num_left_out += int(statistics.samples[shard]) - len(table)  # conversations; all else is cut
             lengths[shard] = units_of(self.job.stream, table).sum()
-        if num_left_out:
-            stream = self.job.stream
-            spec = stream.datasets[dataset]
-            is_cut = Captions.of(spec).cut_at_turn
-            how = (
-                "no answer of theirs fits; raise it"
-                if is_cut
-                else ("raise it, or cut them behind an answer that fits (conversations.cut_at: turn)")
-            )
-            self.notes.append(
-                f"dataset {spec.name!r}: {num_left_out} of {int(statistics.samples.sum())} conversations are left "
-                f"out, since they are longer than seq_len {stream.seq_len}; {how}"
-            )
+            if are_chats and not certain[shard]:
+                long.add(shard)
+        self.notes += long.notes(int(statistics.samples.sum()))
         return lengths
 
 

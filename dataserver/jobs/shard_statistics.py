@@ -236,8 +236,16 @@ def _chat_columns(shard: Shard, sizes: ShardSizes, key: str) -> ShardColumns:
     )
     text = np.where(counted, tokens - chats.images - around(images), 0)
     offsets = np.arange(shard.num_samples + 1)
-    pictures = sizes.image_offsets, sizes.image_width, sizes.image_height
-    return ShardColumns(offsets, text, *pictures, chats=ends)
+    return ShardColumns(
+        offsets,
+        text,
+        sizes.image_offsets,
+        sizes.image_width,
+        sizes.image_height,
+        image_modality=sizes.image_modality,
+        lengths=_video_lengths(sizes),
+        chats=ends,
+    )
 
 
 def _compute_all(task: tuple[Sequence[Shard], Rules]) -> list[ShardStatistics]:

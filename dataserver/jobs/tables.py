@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from dataserver.planning.stream.axis import Rest
 from dataserver.planning.stream.captions import Captions
 from dataserver.planning.stream.continuation import Seen, division_of
 from dataserver.planning.stream.documents import Split
-from dataserver.planning.stream.gathering import Window, gather_window, size_rows
+from dataserver.planning.stream.gathering import ShardColumns, Window, fitted_chats, gather_window, size_rows
 from dataserver.planning.stream.samples import ShardTable
 from dataserver.planning.stream.slices import Slices, Table, cut, gather_slice, whole
 from dataserver.planning.stream.targets import DocumentTargets
@@ -28,6 +28,17 @@ CACHED_SLICES: Final = 4
 """Slices of a window that is too large to be cached: so many fit the cache of windows."""
 
 _log = logging.getLogger(__name__)
+
+
+class LongChats(NamedTuple):
+    """The k conversations of a shard that are longer than a sequence."""
+
+    row: I64
+    """int64 [k]."""
+    tokens: I64
+    """int64 [k]: of each as a whole."""
+    is_cut: Bool
+    """bool [k]: whether it is cut behind an answer; else it is left out."""
 
 
 class ShardTables:
@@ -67,6 +78,10 @@ class ShardTables:
     def names(self, dataset: int) -> list[str]:
         """Names of the shards of a dataset."""
         return [shard.name for shard in self._datasets[dataset].shards]
+
+    def key(self, dataset: int, shard: int, row: int) -> str:
+        """Key of a sample."""
+        return self._datasets[dataset].shards[shard].keys()[row]
 
     def may_have_others(self, dataset: int) -> Bool:
         """Which shards of a dataset may have clips or videos. bool [shards]."""
@@ -155,15 +170,30 @@ class ShardTables:
         """Names a shard in messages."""
         return f"dataset {self.stream.datasets[dataset].name}, shard {self._datasets[dataset].shards[shard].name}"
 
+    def long_chats(self, dataset: int, shard: int) -> LongChats:
+        """The conversations of a shard that filter and quarantine leave, and that are longer than a sequence.
+
+        Raises:
+            TokensMissingError: the shard is not rendered by the job's template; names the command.
+        """
+        row, columns, captions = self._rows(dataset, shard)
+        fitted = fitted_chats(self.stream, columns, captions)
+        row = row[fitted.lengths[row] > self.stream.seq_len]
+        return LongChats(row, fitted.lengths[row], fitted.fits[row])
+
     def _load(self, dataset: int, shard: int) -> ShardTable:
+        row, columns, captions = self._rows(dataset, shard)
+        split = Split.of(self.stream, self.stream.datasets[dataset])
+        return size_rows(self.stream, columns, row, self.where(dataset, shard), captions, split)
+
+    def _rows(self, dataset: int, shard: int) -> tuple[I64, ShardColumns, Captions]:
+        """The rows of a shard that are left, what its index says of all, and the captions of its dataset."""
         opened = self._datasets[dataset]
         source = opened.shards[shard]
         quarantine = opened.quarantine if self.stream.datasets[dataset].quarantine else None
         digest, captions = self.stream.tokenizer.digest, Captions.of(self.stream.datasets[dataset])
         row = rows_left(source, self._filters[dataset], quarantine, digest, captions, self._metadata[dataset])
-        columns = columns_of(source, digest, captions)
-        split = Split.of(self.stream, self.stream.datasets[dataset])
-        return size_rows(self.stream, columns, row, self.where(dataset, shard), captions, split)
+        return row, columns_of(source, digest, captions), captions
 
 
 def rules_of(stream: Stream, spec: DatasetSpec, dataset: Dataset) -> Rules:

@@ -112,7 +112,7 @@ class DatasetPages:
         missing: TokensMissingError | None = None
         for tokenizer in reversed(tuple(self._local.catalog.tokenizers.values())):
             try:
-                return dataset_card(dataset, tokenizer.digest, [], progress)
+                return dataset_card(dataset, tokenizer, [], progress)
             except TokensMissingError as error:
                 missing = missing or error
         raise missing or RequestError("no tokenizer is named; add --tokenizer NAME=FILE")

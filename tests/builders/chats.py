@@ -196,6 +196,29 @@ EXPANDED = {
     ),
 }
 """Those whose processors write tokens around an image, or cut it into tiles, by the class of the processor."""
+_AUDIO = (
+    "{%- for message in messages %}{%- if loop.first and message.role != 'system' %}"
+    "{{- '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{%- endif %}"
+    "{{- '<|im_start|>' + message.role + '\n' }}{%- if message.content is string %}{{- message.content }}{%- else %}"
+    "{%- for part in message.content %}{%- if part.type == 'audio' %}"
+    "{{- 'Audio: <|audio_bos|><|AUDIO|><|audio_eos|>\n' }}{%- else %}{{- part.text }}{%- endif %}{%- endfor %}"
+    "{%- endif %}{{- '<|im_end|>\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+)
+_VISION = "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"
+MEDIA = {
+    "Qwen2VLProcessor": Family(
+        _CHATML.replace(
+            "IMAGE",
+            "<|vision_start|><|image_pad|><|vision_end|>{% elif part.type == 'video' %}"
+            "<|vision_start|><|video_pad|><|vision_end|>",
+        ),
+        (*_IM, *_VISION),
+        image="<|image_pad|>",
+    ),
+    "Qwen2AudioProcessor": Family(_AUDIO, (*_IM, "<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>")),
+}
+"""Those that take videos beside images, or clips, by the class of the processor."""
 
 _WORDS = [
     *"the cat sat on a mat; what is it? user assistant system model USER: 0 42 x=1 {a} <b>".split(),  # noqa: SIM905
@@ -209,7 +232,7 @@ _WORDS = [
 
 def write_chat_folder(folder: Path, name: str) -> Path:
     """Write the tokenizer and the template of a family as its folder has them."""
-    family = (FAMILIES | EXPANDED)[name]
+    family = (FAMILIES | EXPANDED | MEDIA)[name]
     folder.mkdir(parents=True, exist_ok=True)
     _model(family).save(str(folder / "tokenizer.json"))
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **dict(family.tokens)}
@@ -218,7 +241,7 @@ def write_chat_folder(folder: Path, name: str) -> Path:
     else:
         config["chat_template"] = family.template
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    if name in EXPANDED:
+    if name in EXPANDED | MEDIA:
         (folder / "processor_config.json").write_text(json.dumps({"processor_class": name}))
     return folder
 
@@ -288,6 +311,16 @@ def draw_text(rng: random.Random) -> str:
     """Some words, of several scripts, at times with white space around them."""
     text = rng.choice([" ", " ", "\n"]).join(rng.choices(_WORDS, k=rng.randint(1, 8)))
     return rng.choice(["{}", "{}", "{}", " {}", "{}\n", "\n{} "]).format(text)
+
+
+def add_media(messages: Sequence[dict[str, Any]], rng: random.Random, kinds: Sequence[str]) -> None:
+    """Add a part of each kind, with a text behind it, to messages of users drawn at random."""
+    users = [message for message in messages if message["role"] == "user"]
+    for kind in kinds:
+        user = rng.choice(users)
+        content = user["content"]
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        user["content"] = [{"type": kind}, {"type": "text", "text": draw_text(rng)}, *parts]
 
 
 def image_count(messages: Sequence[dict[str, Any]]) -> int:

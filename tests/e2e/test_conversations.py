@@ -232,14 +232,16 @@ def test_a_long_conversation_is_cut_behind_an_answer_or_left_out(tmp_path: Path)
         one = {"seq_len": 100, "global_batch": 1, "packing": {"enabled": False}}
         assert [(ids, labels) for ids, labels, _ in sequences(server.address, job(**one))] == [whole]
         found = sequences(server.address, job({"cut_at": "turn"}, **one))
-        (left,) = notes(server.address, job({"cut_at": "turn"}, **one))
-        assert left.endswith(
-            "1 of 3 conversations are left out, since they are longer than seq_len 100; no answer of "
-            "theirs fits; raise it"
+        left, is_cut = notes(server.address, job({"cut_at": "turn"}, **one))
+        assert left == (
+            "dataset 'd': 1 of 3 conversations are left out, since they are longer than seq_len 100, the first 002 of "
+            "0.tar; no answer fits; raise it; dataserver lint --job lists them"
         )
+        assert is_cut.startswith("dataset 'd': 1 of 3 conversations are cut behind an answer, since they are longer")
+        assert "the first 001 of 0.tar" in is_cut
         (said,) = notes(server.address, job(**one))
         assert said.startswith(
-            "dataset 'd': 2 of 3 conversations are left out, since they are longer than seq_len 100;"
+            "dataset 'd': 2 of 3 conversations are left out, since they are longer than seq_len 100, the first 001"
         )
     newline = cut[0][-1]
     assert cut[0][-2:] == [cut[0][-2], newline], "the template ends a turn with a line break"

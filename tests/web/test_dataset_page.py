@@ -84,7 +84,7 @@ def worked(address: str, path: str, **fields: Any) -> Any:
 
 def test_a_card_is_that_of_describe(address: str, folders: dict[str, Path]) -> None:
     catalog = Catalog.open(load_config(None, {"datasets": folders}))
-    card = dataset_card(catalog.datasets["pairs"], catalog.tokenizers["bytes"].digest, [], lambda *_: None)
+    card = dataset_card(catalog.datasets["pairs"], catalog.tokenizers["bytes"], [], lambda *_: None)
     expected = [section.title for section in card_sections(card, {})]
     found = worked(address, "dataset/card", dataset="pairs")
     assert [section["title"] for section in found] == expected

@@ -12,6 +12,11 @@ from dataserver.assembly.chat.spans import Sources
 _FAKE: Final = "<fake_token_around_image>"
 _GLOBAL: Final = "<global-img>"
 _IDEFICS3: Final = ("Idefics3Processor", "SmolVLMProcessor")
+_REPEATING: Final[Mapping[str, tuple[str, ...]]] = {
+    "audio": ("Qwen2AudioProcessor",),
+    "video": ("Qwen2VLProcessor", "Qwen2_5_VLProcessor"),
+}
+"""Processors that repeat the token for a clip or a video as often as it has embeddings here, and write nothing else."""
 
 
 class Expansion(NamedTuple):
@@ -59,6 +64,17 @@ class Expansion(NamedTuple):
             return {"alone": whole}
         tiles = [[encode(f"{_FAKE}<row_{r + 1}_col_{c + 1}>") for c in range(columns)] for r in range(rows)]
         return {"alone": whole, "tiles": tiles, "row_end": encode("\n"), "whole": [*encode("\n\n"), *whole]}
+
+
+def known_processors(processor: str, kind: str) -> tuple[str, ...]:
+    """Processors whose clips or videos become the same ids here, where a processor is none of these; else nothing.
+
+    Args:
+        processor: its class; empty where a folder names none, whose template's token is repeated.
+        kind: `image`, `audio` or `video`.
+    """
+    known = _REPEATING.get(kind, ())
+    return () if not processor or processor.removesuffix("Fast") in known else known
 
 
 def expansion_of(processor: str, tokens: Mapping[str, str]) -> Expansion | None:

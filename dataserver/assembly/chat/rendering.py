@@ -77,6 +77,10 @@ class Renderer:
             raise TokenizingError(f"the chat template refuses it ({answer['error']})")
         return [str(text) for text in answer["texts"]]
 
+    def begin_batch(self) -> None:
+        """Forget how many conversations made the system end the process: a batch gets the same wherever it is."""
+        self._num_ended = 0
+
     def close(self) -> None:
         """End the process."""
         if self._process is not None:

@@ -32,6 +32,9 @@ class ChatTemplate:
     """What the files of the folder call the token that stands for an image; empty where they name none."""
     expansion: Expansion | None = None
     """What the processor of the folder writes around it; None where it writes nothing."""
+    processor: str = ""
+    """Its class; empty where the files name none. It decides which clips and videos are refused, not how those that are
+    rendered become ids."""
 
     @property
     def digest(self) -> str:
@@ -60,9 +63,10 @@ def read_template(folder: Path) -> ChatTemplate | None:
                 "allowed"
             )
     tokens = {name: token for name, value in config.items() if name.endswith("_token") and (token := _content(value))}
-    expansion = expansion_of(_processor(folder, config), tokens)
+    processor = _processor(folder, config)
+    expansion = expansion_of(processor, tokens)
     image_token = expansion.image if expansion else tokens.get("image_token", "") or _image_token(folder)
-    return ChatTemplate(text, named.get(_TOOLS, ""), tokens, image_token, expansion)
+    return ChatTemplate(text, named.get(_TOOLS, ""), tokens, image_token, expansion, processor)
 
 
 def _named(folder: Path, config: dict[str, Any]) -> dict[str, str]:

@@ -3,13 +3,16 @@
 import json
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from dataserver.assembly.chat.answers import Answer, Marks, find_answers, needs_prompt
+from dataserver.assembly.chat.placeholders import Placeholders
 from dataserver.assembly.chat.rendering import Renderer
 from dataserver.assembly.chat.spans import CALL, CONTENT, TAG, Disguise, Sources, Text, mapped_texts
 from dataserver.assembly.chat.template import ChatTemplate, read_template
@@ -25,8 +28,6 @@ from dataserver.dataset import (
 )
 from dataserver.planning import I32
 
-PLACEHOLDERS: Final = ("<|image_pad|>", "<image>", "<|image|>", "<start_of_image>", "<image_soft_token>", "[IMG]")
-"""What released templates write for an image, where no file says it."""
 FEWEST_TOKENS: Final = 2
 """Tokens that a conversation has beside two for each of its images: plans count these around other samples."""
 _Bools = npt.NDArray[np.bool_]
@@ -66,13 +67,12 @@ class ChatTokenizer:
         words = {id_: token for id_, token in added.items() if token.content.strip()}
         self._ids: Final = {token.content: id_ for id_, token in words.items()}
         self._any_word: Final = _finder([token.content for token in words.values()])
-        named = [template.image_token] if template.image_token else []
-        self._placeholders: Final = [word for word in dict.fromkeys([*named, *PLACEHOLDERS]) if word in self._ids]
+        self._placeholders: Final = Placeholders(template, self._ids)
         self._eos: Final = template.tokens.get("eos_token", "")
         special = {token.content for token in words.values() if token.special}
         ends = {self._eos} if self._eos.strip() else set[str]()  # not special in all files
         self._end_word: Final = _finder([*(special | ends)])
-        special |= {*self._placeholders, *(ends & self._ids.keys())}
+        special |= {*self._placeholders.of_images, *(ends & self._ids.keys())}
         if template.expansion is not None:
             special |= template.expansion.words & self._ids.keys()
         self._special_word: Final = _finder([*special])
@@ -106,6 +106,14 @@ class ChatTokenizer:
         """All ids lie below it."""
         return self._tokenizer.vocab_size
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process it is opened again, once."""
+        return _opened, (self.name, self._tokenizer.path, self.digest, self.chat_digest)
+
+    def begin_batch(self) -> None:
+        """Forget how many conversations the template took too long for."""
+        self._renderer.begin_batch()
+
     def close(self) -> None:
         """End the process that renders."""
         self._renderer.close()
@@ -126,7 +134,7 @@ class ChatTokenizer:
         if self._template.expansion is not None:
             found = found._replace(sources=self._template.expansion.expanded(found.sources))
         encoded = self._encode(found.sources.text, mark)
-        images = self._images(encoded.ids, chat.num_images)
+        images = self._placeholders.found(encoded.ids, chat.media)
         self._check_words(encoded, found.sources, messages)
         answers = find_answers(found.sources, messages, Marks(self._end_word, self._eos, found.prompt))
         targets = _targets(encoded, answers)
@@ -229,32 +237,6 @@ class ChatTokenizer:
             return encoding, len(self._newline), 1
         return self._model.encode(piece, add_special_tokens=False), 0, 0
 
-    def _images(self, ids: I32, num_images: int) -> _Bools:
-        """Where the images of a conversation go, bool [tokens]."""
-        words = [word for word in self._placeholders if (ids == self._ids[word]).any()]
-        if not num_images and words:
-            raise TokenizingError(
-                f"the chat template writes {words[0]}, which stands for an image, and the conversation has none; use a "
-                "template that writes it for images alone"
-            )
-        if not num_images:
-            return np.zeros(len(ids), np.bool_)
-        if not words:
-            raise TokenizingError(
-                f"the chat template writes no token for its {num_images} images, of {self._placeholders}; use the "
-                "template of a model that sees images, or name its image_token in tokenizer_config.json"
-            )
-        images: _Bools = ids == self._ids[words[0]]
-        at = np.flatnonzero(images)
-        if len(at) != num_images:
-            raise TokenizingError(f"the chat template writes {len(at)} tokens {words[0]} for {num_images} images")
-        if (runs := np.flatnonzero(np.diff(at) == 1)).size:
-            raise TokenizingError(
-                f"images {runs[0]} and {runs[0] + 1} follow each other as one run of {words[0]}, which trainers take "
-                "for one image; put text between them"
-            )
-        return images
-
     def _check_words(self, encoded: _Encoded, sources: Sources, messages: Sequence[dict[str, Any]]) -> None:
         """Raise TokenizingError where a text became a reserved id all the same."""
         of_assistant = np.array([message["role"] == "assistant" for message in messages])
@@ -334,6 +316,15 @@ def open_chat(tokenizer: Tokenizer) -> ChatTokenizer:
             "tokenizer_config.json"
         )
     return ChatTokenizer(tokenizer, template, Renderer(template, str(tokenizer.path.parent)))
+
+
+@lru_cache(maxsize=4)
+def _opened(name: str, path: Path, digest: str, chat_digest: str) -> ChatTokenizer:
+    """The tokenizer of a file, with its template. Raises TokenizerError where a file has changed."""
+    found = open_chat(HuggingFaceTokenizer(name, path))
+    if (found.digest, found.chat_digest) != (digest, chat_digest):
+        raise TokenizerError(f"files of {path.parent} changed while they were used; run the command again")
+    return found
 
 
 def chat_digest(tokenizer: Tokenizer) -> str:

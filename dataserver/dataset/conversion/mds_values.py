@@ -12,10 +12,10 @@ import numpy as np
 from PIL import Image
 
 from dataserver.dataset.errors import DatasetError, SampleError
+from dataserver.dataset.shards.groups import MAX_SAMPLE_MEMBERS
 from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES
 from dataserver.dataset.shards.members import MAX_TEXT_BYTES, parse_value
 from dataserver.dataset.shards.parquet.format import IMAGE_NAMES, MUST_BE_IMAGES
-from dataserver.dataset.shards.samples import MAX_SAMPLE_MEMBERS
 from dataserver.images import sniff_format
 
 _NUMBERS: Final = {

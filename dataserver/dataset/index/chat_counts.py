@@ -22,7 +22,7 @@ class ChatCounts:
     """What the file of counts says of n conversations beside the number of their tokens; all 0 where there are none."""
 
     images: npt.NDArray[np.int64]
-    """int64 [n]: tokens that stand for images."""
+    """int64 [n]: tokens that stand for images, clips and videos."""
     targets: npt.NDArray[np.int64]
     """int64 [n]: tokens that are learned."""
     end_offsets: npt.NDArray[np.int64]

@@ -264,12 +264,13 @@ def _missing(shard: ShardFile, header: IndexHeader, key: str, reason: str) -> To
         template = caption.removeprefix(CHAT_PREFIX)
         return TokensMissingError(
             f"shard {shard.path} {reason} for the chat template {template} of the tokenizer {digest}; run:"
-            f" {index_command(shard)} --tokenizer NAME=FOLDER"
+            f" {index_command(shard)} --tokenizer NAME=FOLDER{_other_templates(shard, header, digest)}"
         )
     if are_chats:
         return TokensMissingError(
             f"shard {shard.path} {reason} for the tokenizer {digest} as text: it holds conversations; give its dataset "
-            "conversations: {} in the job, or index it without --conversations chat"
+            "conversations: {} in the job, the command --tokenizer NAME=FOLDER of the chat model, or index it without "
+            "--conversations chat"
         )
     named, mark, transforms = key.partition(TEXT_MARK)
     if mark:
@@ -280,6 +281,20 @@ def _missing(shard: ShardFile, header: IndexHeader, key: str, reason: str) -> To
     return TokensMissingError(
         f"shard {shard.path} {reason} for the tokenizer {key}; run:"
         f" {index_command(shard)} --tokenizer NAME=FILE (or --tokenizer bytes)"
+    )
+
+
+def _other_templates(shard: ShardFile, header: IndexHeader, digest: str) -> str:
+    """Say which other templates of a tokenizer a shard was rendered by, and why they may differ."""
+    begin = texts_key(digest, CHAT_PREFIX)
+    others = [key.removeprefix(begin) for key in counted_tokenizers(shard, header) if key.startswith(begin)]
+    if not others:
+        return ""
+    return (
+        f" (it was rendered by {', '.join(others)}: the template of the folder is another one, or an earlier release "
+        "wrote no tokens of the processors of Gemma 3, InternVL, Idefics3 and SmolVLM around images; a new job takes "
+        "the template that is there if it leaves conversations.template out, a run that goes on needs the index that "
+        "it began with)"
     )
 
 

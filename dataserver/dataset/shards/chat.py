@@ -2,17 +2,20 @@
 
 Turns are read as LLaVA and ShareGPT write them, {"from": ..., "value": ...}, or as chat messages of OpenAI and the Hub,
 {"role": ..., "content": ...}. What becomes of them has one form: roles are `system`, `developer`, `user`, `assistant`
-and `tool`, a content is a text, or a list of parts of the types `text` and `image` where it has images, and the
-arguments of tool calls are objects. Nothing is rendered here: that needs the template of a tokenizer.
+and `tool`, a content is a text, or a list of parts of the types `text`, `image`, `audio` and `video` where it has
+images, clips or videos, and the arguments of tool calls are objects. Nothing is rendered here: that needs the template
+of a tokenizer.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from dataserver.dataset.errors import SampleError
 from dataserver.dataset.kinds import BAD_CONVERSATION
-from dataserver.dataset.shards.conversations import IMAGE_TYPES, MARK
+from dataserver.dataset.shards.conversations import IMAGE_KIND, MEDIA_NAMES, kind_of_part
 from dataserver.dataset.shards.members import BYTE_ORDER_MARK
 
 MAX_TURNS: Final = 4096
@@ -35,6 +38,8 @@ ROLES: Final[Mapping[str, str]] = {
 """What roles are called in files, and in messages."""
 _CALLING: Final = "function_call"
 """Role of ShareGPT's turns whose text is a call, as JSON."""
+_TEXT: Final = "text"
+"""Type of the parts that are texts."""
 _PASSED_ON: Final = ("name", "tool_call_id", "reasoning_content")
 """Texts of a turn that templates may print, as they are."""
 
@@ -58,23 +63,24 @@ class Conversation(NamedTuple):
         return cls(*found)
 
     @property
-    def num_images(self) -> int:
-        """Parts of messages that are images."""
+    def media(self) -> list[str]:
+        """The parts of messages that are no texts, in order: `image`, `audio` or `video`."""
         contents = (message.get("content") for message in self.messages)
-        return sum(part["type"] == "image" for content in contents if isinstance(content, list) for part in content)
+        parts = (part for content in contents if isinstance(content, list) for part in content)
+        return [part["type"] for part in parts if part["type"] != _TEXT]
 
     def document(self, images: Sequence[str]) -> tuple[list[str | None], list[str | None]]:
         """Return the parallel lists `texts` and `images` of a document that says the same, as people read it.
 
         Args:
-            images: names of its images, in order.
+            images: names of its images, clips and videos, in order.
         """
-        parts: list[str | None] = []  # None stands for an image
+        parts: list[str | None] = []  # None stands for an image, a clip or a video
         for number, message in enumerate(self.messages):
             content = message["content"]
             text = f"{chr(10) if number else ''}{message['role']}: "
             for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
-                if part["type"] == "image":
+                if part["type"] != _TEXT:
                     parts += [text, None]
                     text = ""
                 else:
@@ -92,33 +98,45 @@ class Conversation(NamedTuple):
         return joined, [next(left) if part is None else None for part in joined]
 
 
-def read_conversation(document: Mapping[str, Any], turns: Sequence[Any], num_images: int) -> Conversation:
+def read_conversation(
+    document: Mapping[str, Any], turns: Sequence[Any], num_images: int, others: Mapping[str, int] | None = None
+) -> Conversation:
     """Return the conversation of a document.
 
     Args:
         document: with `system` and `tools` as ShareGPT has them, where it has any.
         turns: its turns.
         num_images: of the sample. Without a mark or part for any of them, they go before the text of the first user.
+        others: its clips and videos in the same way, by kind: `audio`, `video`. What goes before that text comes in
+            this order: images, clips, videos. Without a clip, `<audio>` is text, and so on.
 
     Raises:
-        SampleError: a turn cannot be used, nobody answers, or there are other numbers of placeholders and of images.
+        SampleError: a turn cannot be used, nobody answers, or there are other numbers of placeholders and of images,
+            clips or videos.
     """
+    counts = {IMAGE_KIND: num_images, **{kind: number for kind, number in (others or {}).items() if number}}
     if len(turns) > MAX_TURNS:
         raise SampleError("too_many_members", f"{len(turns)} turns, limit {MAX_TURNS}")
-    messages = [_message(number, turn) for number, turn in enumerate(turns)]
+    messages = [_message(number, turn, counts) for number, turn in enumerate(turns)]
     if isinstance(system := document.get("system"), str) and system.strip():
         messages.insert(0, {"role": "system", "content": system})
     found = Conversation(messages, _tools(document.get("tools")))
     _check_depth(found)
     _check_answers(messages)
-    if (marks := found.num_images) != num_images:
-        if marks or not any(message["role"] == "user" for message in messages):
+    marks, unmarked = Counter(found.media), list[dict[str, str]]()
+    first = next((message for message in messages if message["role"] == "user"), None)
+    for kind, number in counts.items():
+        if marks[kind] == number:
+            continue
+        if marks[kind] or first is None:
             raise _bad(
-                f"{marks} placeholders in the turns and {num_images} images; write one {MARK}, or one part of the type "
-                "image, for each image of the sample"
+                f"{marks[kind]} placeholders in the turns and {number} {MEDIA_NAMES[kind]}; write one <{kind}>, or one "
+                f"part of the type {kind}, for each of them that the sample has"
             )
-        first = next(message for message in messages if message["role"] == "user")
-        first["content"] = [*({"type": "image"} for _ in range(num_images)), {"type": "text", "text": first["content"]}]
+        unmarked += [{"type": kind} for _ in range(number)]
+    if unmarked and first is not None:
+        content = first["content"]
+        first["content"] = unmarked + ([{"type": _TEXT, "text": content}] if isinstance(content, str) else content)
     return found
 
 
@@ -144,7 +162,7 @@ def _has_text(content: str | Sequence[Mapping[str, str]]) -> bool:
     return any(part.get("text", "").strip() for part in content)
 
 
-def _message(number: int, turn: Any) -> dict[str, Any]:
+def _message(number: int, turn: Any, media: Collection[str]) -> dict[str, Any]:
     """One message; entries that are null, as columns of structures have them, count as absent."""
     if not isinstance(turn, dict):
         raise _bad(f"turn {number} is a {type(turn).__name__}, no object")
@@ -155,7 +173,7 @@ def _message(number: int, turn: Any) -> dict[str, Any]:
     calls = turn.get("tool_calls")
     if name == _CALLING:
         calls, content = [{"function": _parsed(number, content)}], None
-    message: dict[str, Any] = {"role": ROLES[name], "content": _content(number, content, bool(calls))}
+    message: dict[str, Any] = {"role": ROLES[name], "content": _content(number, content, bool(calls), media)}
     if calls:
         message["tool_calls"] = _calls(number, calls)
     for entry in _PASSED_ON:
@@ -169,39 +187,44 @@ def _message(number: int, turn: Any) -> dict[str, Any]:
     return message
 
 
-def _content(number: int, given: Any, is_call: bool) -> str | list[dict[str, str]]:
-    """The content of a message: a text, or parts where it has images."""
+def _content(number: int, given: Any, is_call: bool, media: Collection[str]) -> str | list[dict[str, str]]:
+    """The content of a message: a text, or parts where it has images, clips or videos."""
     if given is None and is_call:
         return ""
     if not isinstance(given, str | list):
         raise _bad(f"turn {number} has no text: value or content is required")
     parts: list[dict[str, str]] = []
     for part in [given] if isinstance(given, str) else given:
-        parts += _parts(number, part)
-    if any(part["type"] == "image" for part in parts):
+        parts += _parts(number, part, media)
+    if any(part["type"] != _TEXT for part in parts):
         return parts
     return "".join(part["text"] for part in parts)
 
 
-def _parts(number: int, part: Any) -> list[dict[str, str]]:
-    """A part of a content as texts and images. A line break between a mark and a text is not taken for text: templates
+def _parts(number: int, part: Any, media: Collection[str]) -> list[dict[str, str]]:
+    """A part of a content as texts and `media`. A line break between a mark and a text is not taken for text: templates
     write their own."""
-    kind = part.get("type", "text") if isinstance(part, dict) else "text"
-    if kind in IMAGE_TYPES:
-        return [{"type": "image"}]
+    given = part.get("type", _TEXT) if isinstance(part, dict) else _TEXT
+    if (kind := kind_of_part(given)) in media:
+        return [{"type": kind}]
     text = part.get("text") if isinstance(part, dict) else part
-    if kind != "text" or not isinstance(text, str):
-        raise _bad(f"turn {number} has a part of the type {str(kind)[:40]!a}; text or image is required")
-    pieces = text.removeprefix(BYTE_ORDER_MARK).split(MARK)
+    if given != _TEXT or not isinstance(text, str):
+        why = f": the sample has no {MEDIA_NAMES[kind]} that are served (--{kind} serve)" if kind else ""
+        raise _bad(
+            f"turn {number} has a part of the type {str(given)[:40]!a}; {' or '.join([_TEXT, *media])} is required{why}"
+        )
+    pieces = re.split(f"<({'|'.join(media)})>", text.removeprefix(BYTE_ORDER_MARK))  # texts, and kinds between them
     found: list[dict[str, str]] = []
     for at, piece in enumerate(pieces):
+        if at % 2:
+            found.append({"type": piece})
+            continue
         if at:
-            found.append({"type": "image"})
             piece = piece.removeprefix("\n")
         if at + 1 < len(pieces):
             piece = piece.removesuffix("\n")
         if piece or len(pieces) == 1:
-            found.append({"type": "text", "text": piece})
+            found.append({"type": _TEXT, "text": piece})
     return found
 
 

@@ -23,7 +23,12 @@ PART_TYPES: Final[Mapping[str, frozenset[str]]] = {
     "audio": frozenset({"audio", "audio_url", "input_audio"}),
     "video": frozenset({"video", "video_url"}),
 }
-"""Types of the parts of messages that are no texts, by what they are; in a text they are marked `<image>` and so on."""
+"""Types of the parts of messages that are no texts, by what they are; in a text they are marked `<image>` and so on.
+They come in the order of the numbers of modalities."""
+MEDIA_NAMES: Final[Mapping[str, str]] = {IMAGE_KIND: "images", "audio": "clips", "video": "videos"}
+"""What several of a kind are called, as modalities are."""
+MEDIA_ENTRIES: Final[Mapping[str, str]] = {IMAGE_KIND: "images", "audio": "audios", "video": "videos"}
+"""Entries of a chat that list the names of its images, clips and videos."""
 
 
 def turns_of(document: Mapping[str, Any]) -> str:
@@ -59,8 +64,8 @@ def conversation_document(
     marks = Counter(part.kind for part in parts if part.kind)
     for kind, names in media.items():
         if marks[kind] not in (0, len(names)):
-            what = {IMAGE_KIND: "images", "audio": "clips", "video": "videos"}[kind]
-            raise SampleError("bad_document", f"{marks[kind]} marks <{kind}> in the turns and {len(names)} {what}")
+            what = f"{marks[kind]} marks <{kind}> in the turns and {len(names)} {MEDIA_NAMES[kind]}"
+            raise SampleError("bad_document", what)
     first = [_Part(kind) for kind, names in media.items() if not marks[kind] for _ in names]
     left = {kind: iter(names) for kind, names in media.items()}
     found = [part for part in (*first, *parts) if part.kind or part.text]
@@ -87,7 +92,7 @@ def _parts(number: int, turn: Any, media: Mapping[str, Sequence[str]]) -> Iterat
     yield _Part("", f"{chr(10) if number else ''}{role}: ")
     marks = re.compile(f"<({'|'.join(media)})>")
     for part in [content] if isinstance(content, str) else content:
-        kind = _kind_of(part.get("type")) if isinstance(part, dict) else ""
+        kind = kind_of_part(part.get("type")) if isinstance(part, dict) else ""
         if kind in media:
             yield _Part(kind)
             continue
@@ -99,6 +104,6 @@ def _parts(number: int, turn: Any, media: Mapping[str, Sequence[str]]) -> Iterat
             yield _Part(piece) if n % 2 else _Part("", piece)
 
 
-def _kind_of(name: Any) -> str:
+def kind_of_part(name: Any) -> str:
     """The kind of a part of a message by its `type`; empty of a text."""
     return next((kind for kind, types in PART_TYPES.items() if isinstance(name, str) and name in types), "")

@@ -6,7 +6,13 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from dataserver.dataset.errors import Findings, SampleError
 from dataserver.dataset.kinds import DUPLICATE_KEY, UNUSED_PART
-from dataserver.dataset.shards.conversations import conversation_document, turns_of
+from dataserver.dataset.shards.conversations import (
+    IMAGE_KIND,
+    MEDIA_ENTRIES,
+    MEDIA_NAMES,
+    conversation_document,
+    turns_of,
+)
 from dataserver.dataset.shards.documents import IMAGES_NAME, SENTENCES_NAME, TEXTS_NAME, image_order, is_numbered
 from dataserver.dataset.shards.interface import Member
 from dataserver.dataset.shards.members import MAX_TEXT_BYTES, parse_document
@@ -90,26 +96,26 @@ def row_members(
         yield Member("json", 0, 0, None, key=key, parsed=error)
         return
     is_document = isinstance(document.get(TEXTS_NAME), list)
-    named: list[str | None] = []
+    named: list[list[str | None]] = []
     others = dict[str, str]()
     for position, (column, values, path) in enumerate(zip(columns, images, paths, strict=True)):
         prefix = f"{column.name.lower()}." if position else ""
         found = dict(_column_members(key, prefix, column, values, path, is_document))
         yield from (member for member in found.values() if member is not None)
         others |= {name: kind for name, m in found.items() if m is not None and (kind := _other_than_image(m))}
-        if position == (listed or 0):
-            named = [name if member is not None else None for name, member in found.items()]
+        named.append([name if member is not None else None for name, member in found.items()])
+    first = named[listed or 0] if named else []
     if is_document and listed is not None:
-        document[IMAGES_NAME] = named
-    turns, names = turns_of(document), [name for name in named if name is not None]
+        document[IMAGES_NAME] = first
+    turns, names = turns_of(document), [name for name in first if name is not None]
     is_conversation = bool(turns) and (are_chats or not (isinstance(row.caption, bytes) or is_document))
-    is_chat = is_conversation and are_chats
-    if (is_chat and others) or (is_document and not others.keys() <= _names_in(document)):
-        parsed = _unread_media(turns if is_chat else "", list(others.values()))
-        yield Member("json", 0, 0, None, key=key, parsed=parsed)
-        return
     if is_conversation and are_chats:
-        yield Member("json", 0, 0, None, key=key, parsed=_too_large(document) or {**document, "images": names})
+        names = _images_in([first, *named], others)
+        entries = {IMAGES_NAME: names, **{MEDIA_ENTRIES[k]: found for k, found in _by_kind(others).items() if found}}
+        yield Member("json", 0, 0, None, key=key, parsed=_too_large(document) or {**document, **entries})
+        return
+    if is_document and not others.keys() <= _names_in(document):
+        yield Member("json", 0, 0, None, key=key, parsed=_unread_media(list(others.values())))
         return
     if is_conversation:
         yield _conversation(key, document, turns, names, others)
@@ -189,14 +195,25 @@ def _conversation(
         named: full names of what the first column of images holds, clips and videos among it.
         others: of each clip and video, in order, by full name the modality.
     """
-    kinds = {"audio": AUDIO.name, "video": VIDEO.name}
-    media = {mark: [name for name, of in others.items() if of == kind] for mark, kind in kinds.items()}
+    images = [name for name in named if name not in others]
     try:
-        texts, names = conversation_document(document[turns], [n for n in named if n not in others], media)
+        texts, names = conversation_document(document[turns], images, _by_kind(others))
     except SampleError as error:
         return Member("json", 0, 0, None, key=key, parsed=SampleError(error.kind, f"{turns}: {error.detail}"))
     found = {**document, TEXTS_NAME: texts, "images": names}
     return Member("json", 0, 0, None, key=key, parsed=_too_large(found) or found)
+
+
+def _by_kind(others: Mapping[str, str]) -> dict[str, list[str]]:
+    """Full names of clips and videos, in order, by what marks and parts call them."""
+    kinds = {kind: several for kind, several in MEDIA_NAMES.items() if kind != IMAGE_KIND}
+    return {kind: [name for name, of in others.items() if of == several] for kind, several in kinds.items()}
+
+
+def _images_in(named: Sequence[Sequence[str | None]], others: Mapping[str, str]) -> list[str]:
+    """The images of the first column that has any, where columns of clips and videos stand beside it."""
+    found = ([name for name in column if name is not None and name not in others] for column in named)
+    return next((names for names in found if names), [])
 
 
 def _other_than_image(member: Member) -> str:
@@ -213,11 +230,11 @@ def _names_in(document: Mapping[str, Any]) -> set[str]:
     return {name for name in named if isinstance(name, str)} if isinstance(named, list) else set()
 
 
-def _unread_media(turns: str, kinds: Sequence[str]) -> SampleError:
-    """Why a row with clips or videos that its text has no places for is left out."""
+def _unread_media(kinds: Sequence[str]) -> SampleError:
+    """Why a document with clips or videos that its text has no places for is left out."""
     found = ", ".join(f"{number} {kind}" for kind, number in sorted(Counter(kinds).items()))
-    named = " and ".join(word for kind, word in (("clips", "audio"), ("videos", "video")) if kind in kinds)
-    what = f"a chat ({turns})" if turns else "a document, whose places its first list fills,"
+    named = " and ".join(word for kind, word in ((AUDIO.name, "audio"), (VIDEO.name, "videos")) if kind in kinds)
+    what = "a document, whose places its first list fills,"
     return SampleError("bad_document", f"{what} names {named} ({found}); that is not read yet")
 
 

@@ -8,7 +8,6 @@ An image-text pair is `KEY.<image>` + `KEY.txt` (or the `caption` of `KEY.json`)
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
 from dataserver.dataset.errors import Findings, SampleError, TarError
@@ -17,7 +16,6 @@ from dataserver.dataset.kinds import (
     BAD_JSON,
     DROPPED_IMAGE,
     DUPLICATE_KEY,
-    DUPLICATE_MEMBER,
     MISSING_CAPTION,
     NEEDS_SPECIAL_MEMBER,
     TOO_MANY_SCALARS,
@@ -25,25 +23,17 @@ from dataserver.dataset.kinds import (
 )
 from dataserver.dataset.shards.captions import entry_of
 from dataserver.dataset.shards.chat import read_conversation
-from dataserver.dataset.shards.conversations import TURN_NAMES, turns_of
+from dataserver.dataset.shards.conversations import IMAGE_KIND, MEDIA_ENTRIES, PART_TYPES, TURN_NAMES, turns_of
 from dataserver.dataset.shards.documents import document_lists
+from dataserver.dataset.shards.groups import MAX_SAMPLE_MEMBERS, Group, add_member
 from dataserver.dataset.shards.interface import Member
-from dataserver.dataset.shards.media_members import claimed, media_member
-from dataserver.dataset.shards.members import BYTE_ORDER_MARK, caught, decode_text, parse_json, usable_caption
-from dataserver.dataset.shards.modalities import (
-    AUDIO,
-    IMAGES,
-    VIDEO,
-    StoredModality,
-)
+from dataserver.dataset.shards.members import BYTE_ORDER_MARK, usable_caption
+from dataserver.dataset.shards.modalities import AUDIO, MODALITIES, VIDEO
 from dataserver.dataset.shards.parts import IMAGE, TEXT, ImagePart, Scalar
 from dataserver.dataset.shards.sample_rules import SampleRules
 from dataserver.dataset.shards.seen import Seen, without_spelling
 from dataserver.dataset.shards.tar import sample_key, show
 from dataserver.images import OTHER_SUFFIXES
-
-MAX_SAMPLE_MEMBERS: Final = 4096
-"""Limit of the members of one sample, and of the parts of one interleaved document."""
 
 MAX_SCALARS: Final = 1024
 """Limit of the scalar entries of one .json member."""
@@ -83,42 +73,6 @@ class Joined(Protocol):
         """Yield extension and member of all that belongs to a key; DatasetError where the sample has one itself."""
 
 
-@dataclass(slots=True)
-class _Group:
-    """The members of one key's run; images are reduced to their headers on arrival to bound the memory."""
-
-    key: str
-    rules: SampleRules
-    num_members: int = 0
-    images: dict[str, ImagePart | SampleError] = field(default_factory=dict)
-    """Image members by extension, in the order of the tar."""
-    others: dict[str, ImagePart | SampleError] = field(default_factory=dict)
-    """Members that are audio or videos in the same way, where they are served."""
-    texts: dict[str, str | SampleError] = field(default_factory=dict)
-    """Members that are captions, by extension."""
-    entries: dict[str, dict[str, Any] | SampleError] = field(default_factory=dict)
-    """JSON members that hold captions, by extension."""
-    extensions: list[str] = field(default_factory=list)
-    """Extensions of its members, in order."""
-    text: str | SampleError | None = None
-    document: dict[str, Any] | SampleError | None = None
-
-    @property
-    def has_media(self) -> bool:
-        """Whether a member is an image, audio or a video."""
-        return bool(self.images or self.others)
-
-    @property
-    def media(self) -> dict[str, ImagePart | SampleError]:
-        """Members that are images, audio or videos."""
-        return self.images | self.others
-
-    @property
-    def types(self) -> set[str]:
-        """Last part of the extension of each member."""
-        return {extension.rpartition(".")[2] for extension in self.extensions}
-
-
 def read_samples(
     members: Iterable[Member],
     findings: Findings,
@@ -139,8 +93,8 @@ def read_samples(
     """
     seen = Seen() if seen is None else seen
     split_member = rules.split
-    before: _Group | None = None
-    group: _Group | None = None
+    before: Group | None = None
+    group: Group | None = None
     try:
         for member in members:
             split = split_member(member.name) if member.key is None else (member.key, member.name)
@@ -150,8 +104,8 @@ def read_samples(
             key, extension = split
             if group is None or group.key != key:
                 yield from _finish(group, seen, findings, joined)
-                before, group = group, _Group(key, rules)
-            _add_member(group, extension, member, findings)
+                before, group = group, Group(key, rules)
+            add_member(group, extension, member, findings)
     except TarError as error:
         seen.has_images |= group is not None and group.has_media
         key = sample_key(show(error.member), rules.split) if error.member else ""
@@ -165,7 +119,7 @@ def read_samples(
     yield from _finish(group, seen, findings, joined)
 
 
-def _is_whole(group: _Group, before: _Group | None, cut_key: str) -> bool:
+def _is_whole(group: Group, before: Group | None, cut_key: str) -> bool:
     """Say whether the last sample before a cut is complete: the cut member has another key (`cut_key`), or no name any
     more, but then the sample has members of every type that the one before it has (or is the first)."""
     if cut_key:
@@ -173,7 +127,7 @@ def _is_whole(group: _Group, before: _Group | None, cut_key: str) -> bool:
     return before is None or group.types >= before.types
 
 
-def _finish(group: _Group | None, seen: Seen, findings: Findings, joined: "Joined | None") -> Iterator[Sample]:
+def _finish(group: Group | None, seen: Seen, findings: Findings, joined: "Joined | None") -> Iterator[Sample]:
     """Yield the sample of a complete group, if there is one."""
     if group is None:
         return
@@ -194,7 +148,7 @@ def _finish(group: _Group | None, seen: Seen, findings: Findings, joined: "Joine
     if joined is not None:
         own = group.extensions.copy()
         for extension, member in joined.take(group.key, frozenset(own)):
-            _add_member(group, extension, member, findings)
+            add_member(group, extension, member, findings)
         group.extensions = own  # they tell whether the next sample is whole
         seen.has_images |= group.has_media
     try:
@@ -207,49 +161,7 @@ def _finish(group: _Group | None, seen: Seen, findings: Findings, joined: "Joine
         findings.add(group.key, error.kind, error.detail)
 
 
-def _add_member(group: _Group, extension: str, member: Member, findings: Findings) -> None:
-    group.num_members += 1
-    if group.num_members > MAX_SAMPLE_MEMBERS:
-        return
-    group.extensions.append(extension)
-    duplicate = False
-    if extension == "txt":
-        duplicate = group.text is not None
-        group.text = group.text if duplicate else caught(decode_text, member)
-    elif extension == "json":
-        duplicate = group.document is not None
-        group.document = group.document if duplicate else caught(parse_json, member)
-    elif group.rules.captions and any(extension == source.part for source in group.rules.captions):
-        duplicate = extension in group.texts or extension in group.entries
-        if not duplicate:
-            _add_captions(group, extension, member)
-    elif group.rules.images and extension not in group.rules.images:
-        return
-    elif (modality := claimed(extension, member, group.rules.media)) is not None:
-        duplicate = _add_media(group.images if modality is IMAGES else group.others, modality, extension, member)
-    if duplicate:
-        findings.add(group.key, DUPLICATE_MEMBER, f"{member.name} comes twice; the first is kept")
-
-
-def _add_media(
-    found: dict[str, ImagePart | SampleError], modality: StoredModality, extension: str, member: Member
-) -> bool:
-    """Add a member of a modality; whether another one of the same extension came before."""
-    if extension in found:
-        return True
-    found[extension] = caught(lambda member: media_member(modality, member), member)
-    return False
-
-
-def _add_captions(group: _Group, extension: str, member: Member) -> None:
-    fields = [source.field for source in group.rules.captions if source.part == extension]
-    if "" in fields:
-        group.texts[extension] = caught(decode_text, member)
-    if any(fields):
-        group.entries[extension] = caught(parse_json, member)
-
-
-def _assemble(group: _Group, findings: Findings) -> Sample:
+def _assemble(group: Group, findings: Findings) -> Sample:
     """Make the sample of a group. A part that it does not need is a finding where it cannot be used.
 
     Raises:
@@ -292,27 +204,46 @@ def _assemble(group: _Group, findings: Findings) -> Sample:
     return Sample(group.key, (*[IMAGE] * len(images), TEXT), (caption,), images, scalars, captions=captions)
 
 
-def _conversation(group: _Group, scalars: dict[str, Scalar], findings: Findings) -> Sample:
-    """Make the sample of a conversation: its images go where its turns have them."""
+def _conversation(group: Group, scalars: dict[str, Scalar], findings: Findings) -> Sample:
+    """Make the sample of a conversation: its images, clips and videos go where its turns have them."""
     if isinstance(group.document, SampleError):
         raise group.document
     document = group.document or {}
     if not (name := turns_of(document)):
         wanted = " or ".join(TURN_NAMES)
         raise SampleError(BAD_CONVERSATION, f"no list {wanted} in .json; index without --conversations chat")
-    images = document.get("images")
-    names = [image for image in images if image is not None] if isinstance(images, list) else []
-    if not names or not all(isinstance(image, str) and _member_of(group, image) for image in names):
-        names = [f"{group.key}.{extension}" for extension in sorted(group.images, key=_in_numbers)]
-    chat = read_conversation(document, document[name], len(names))
-    kinds, words, found = _interleaved(group, *chat.document(names))
+    names = {kind: _names_of(group, document, kind) for kind in PART_TYPES}
+    counts = {kind: len(of_kind) for kind, of_kind in names.items()}
+    chat = read_conversation(document, document[name], counts.pop(IMAGE_KIND), counts)
+    left = {kind: iter(of_kind) for kind, of_kind in names.items()}
+    ordered = [next(left[kind]) for kind in chat.media]
+    kinds, words, found = _interleaved(group, *chat.document(ordered))
     _unused(group, group.text, findings)
-    _unnamed(group, group.images, names, "its entry images does not name {}; the conversation goes without", findings)
+    for kind, entry in MEDIA_ENTRIES.items():
+        detail = f"its entry {entry} does not name {{}}; the conversation goes without"
+        _unnamed(group, _of_kind(group, kind), ordered, detail, findings)
     return Sample(group.key, kinds, words, found, scalars, chat=chat.to_json())
 
 
+def _names_of(group: Group, document: Mapping[str, Any], kind: str) -> list[str]:
+    """Names of the images, clips or videos of a conversation: those that an entry lists, or else all."""
+    listed = document.get(MEDIA_ENTRIES[kind])
+    names = [name for name in listed if name is not None] if isinstance(listed, list) else []
+    if names and all(isinstance(name, str) and _member_of(group, name) for name in names):
+        return names
+    return [f"{group.key}.{extension}" for extension in sorted(_of_kind(group, kind), key=_in_numbers)]
+
+
+def _of_kind(group: Group, kind: str) -> Mapping[str, object]:
+    """The members that are images, clips or videos, by extension."""
+    if kind == IMAGE_KIND:
+        return group.images
+    modality = MODALITIES[list(PART_TYPES).index(kind)]
+    return {extension: part for extension, part in group.others.items() if group.modalities[extension] is modality}
+
+
 def _unnamed(
-    group: _Group, media: Mapping[str, object], names: Iterable[object], detail: str, findings: Findings
+    group: Group, media: Mapping[str, object], names: Iterable[object], detail: str, findings: Findings
 ) -> None:
     """Count the images, clips and videos that a document does not name, in a detail that shows some of them."""
     named = {_extension_of(group, name) for name in names if isinstance(name, str)}
@@ -322,13 +253,13 @@ def _unnamed(
         findings.add(group.key, UNUSED_PART, detail.format(shown + more))
 
 
-def _unused(group: _Group, part: object, findings: Findings) -> None:
+def _unused(group: Group, part: object, findings: Findings) -> None:
     """Count a part that is broken, not one that is missing, and that its sample does without."""
     if isinstance(part, SampleError) and part.kind != MISSING_CAPTION:
         findings.add(group.key, UNUSED_PART, f"{part.detail} ({part.kind}); the sample does without it")
 
 
-def _named_captions(group: _Group, findings: Findings) -> dict[str, str]:
+def _named_captions(group: Group, findings: Findings) -> dict[str, str]:
     """Return the captions that the members of a sample hold, by name; a broken member is a finding."""
     found: dict[str, str] = {}
     broken: dict[str, object] = {}
@@ -347,7 +278,7 @@ def _named_captions(group: _Group, findings: Findings) -> dict[str, str]:
     return found
 
 
-def _caption(group: _Group, document: dict[str, Any], captions: dict[str, str]) -> str:
+def _caption(group: Group, document: dict[str, Any], captions: dict[str, str]) -> str:
     """Return the text of .txt, or else, beside an image, the caption of .json or the first of the named ones."""
     if isinstance(group.text, str) and group.text.strip():
         return group.text
@@ -369,12 +300,12 @@ def _caption(group: _Group, document: dict[str, Any], captions: dict[str, str]) 
     raise SampleError(MISSING_CAPTION, f"{reason}{_dots(group)}")
 
 
-def _image_not_read(group: _Group) -> str:
+def _image_not_read(group: Group) -> str:
     """The extension of a member that is an image of another format by its name; empty where there is none."""
     return next((one for one in group.extensions if one.rpartition(".")[2] in OTHER_SUFFIXES), "")
 
 
-def _dots(group: _Group) -> str:
+def _dots(group: Group) -> str:
     """Say how names were cut, if members have dots where the sample lacks something."""
     dotted = sorted({extension for extension in group.extensions if "." in extension})
     if not dotted:
@@ -386,7 +317,7 @@ def _dots(group: _Group) -> str:
     )
 
 
-def _images_of(group: _Group, findings: Findings) -> tuple[ImagePart, ...]:
+def _images_of(group: Group, findings: Findings) -> tuple[ImagePart, ...]:
     """Return the images of a sample without a document, all or the first one, and then all of its clips and videos."""
     others = _in_name_order(group.others) if group.others else ()
     if not group.images:
@@ -394,7 +325,7 @@ def _images_of(group: _Group, findings: Findings) -> tuple[ImagePart, ...]:
     return ((*_in_name_order(group.images),) if group.rules.all_images else (_pair_image(group, findings),)) + others
 
 
-def _pair_image(group: _Group, findings: Findings) -> ImagePart:
+def _pair_image(group: Group, findings: Findings) -> ImagePart:
     """Return the first usable image in tar order; `KEY.<image>` goes before `KEY.<name>.<image>`."""
     if len(group.images) == 1:
         return _image(*group.images.values())
@@ -431,7 +362,7 @@ def _image(part: ImagePart | SampleError) -> ImagePart:
 
 
 def _interleaved(
-    group: _Group, texts: list[Any], images: list[Any], dropped: Findings | None = None
+    group: Group, texts: list[Any], images: list[Any], dropped: Findings | None = None
 ) -> tuple[tuple[int, ...], tuple[str, ...], tuple[ImagePart, ...]]:
     """Return kinds, texts and images of an interleaved document.
 
@@ -468,11 +399,11 @@ def _interleaved(
     return tuple(kinds), tuple(usable_texts), tuple(usable_images)
 
 
-def _drop(group: _Group, position: int, why: str, dropped: Findings) -> None:
+def _drop(group: Group, position: int, why: str, dropped: Findings) -> None:
     dropped.add(group.key, DROPPED_IMAGE, f"position {position}: {why}; the document does without it")
 
 
-def _named_image(group: _Group, name: str) -> ImagePart:
+def _named_image(group: Group, name: str) -> ImagePart:
     """Find the image that a document names: by its full name, its name in the document's folder, or what follows its
     key."""
     extension = _extension_of(group, name)
@@ -481,12 +412,12 @@ def _named_image(group: _Group, name: str) -> ImagePart:
     return _image(group.media[extension])
 
 
-def _extension_of(group: _Group, name: str) -> str | None:
+def _extension_of(group: Group, name: str) -> str | None:
     """The extension of the image, clip or video that a document names; None where the sample has none of that name."""
     return next((one for one in (_member_of(group, name), name.lower()) if one in group.media), None)
 
 
-def _member_of(group: _Group, name: str) -> str:
+def _member_of(group: Group, name: str) -> str:
     """The extension of a member of a group that a document names; nothing where the name is none of its names."""
     keys = (group.key, group.key.rpartition("/")[2])
     return next((name[len(key) + 1 :].lower() for key in keys if name.startswith(f"{key}.")), "")

@@ -11,9 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.planning import I32, I64, Bool
+from dataserver.planning import I32, I64, U8, Bool
 from dataserver.planning.job.fields import Stream
-from dataserver.planning.stream.item_sizes import IMAGE_EXTRA, UNDERSTANDING_EXTRA, item_grids, item_marks, item_tokens
+from dataserver.planning.stream.item_sizes import (
+    IMAGE_EXTRA,
+    UNDERSTANDING_EXTRA,
+    VideoLengths,
+    item_grids,
+    item_marks,
+    item_tokens,
+)
 from dataserver.planning.stream.samples import SampleSizes
 
 
@@ -37,12 +44,14 @@ class ChatColumns:
 class FittedChats:
     """How much of n conversations a sequence holds."""
 
+    lengths: I64
+    """int64 [n]: tokens of each as a whole."""
     fits: Bool
     """bool [n]: whether any of it does."""
     text: I64
     """int64 [n]: text tokens, as plans count them."""
     images: I64
-    """int64 [n]: images, from the first on."""
+    """int64 [n]: images, clips and videos, from the first on."""
     targets: I64
     """int64 [n]: targets of the loss."""
 
@@ -60,19 +69,23 @@ def fit_chats(
     text_tokens: NDArray[Any],
     chats: ChatColumns,
     cut_at_turn: bool,
+    modality: U8 | None = None,
+    video_lengths: VideoLengths | None = None,
 ) -> FittedChats:
     """Fit conversations into sequences.
 
     Args:
         stream: the job's stream.
         image_offsets: int64 [n + 1], first image of each.
-        widths: int32 [m], upright width of each image.
-        heights: int32 [m], upright height of each image.
+        widths: int32 [m], upright width of each image, or as `item_grids`.
+        heights: int32 [m], upright height of each image, or as `item_grids`.
         text_tokens: [n], as plans count them.
         chats: what else is known.
         cut_at_turn: cut one that is too long behind the last answer that fits; else it is left out.
+        modality: uint8 [m], what each image is; None where all are images.
+        video_lengths: of videos, where there are any.
     """
-    rows, columns, media = item_grids(image_offsets, widths, heights, None, stream.sizing)
+    rows, columns, media = item_grids(image_offsets, widths, heights, modality, stream.sizing, lengths=video_lengths)
     sized = SampleSizes(text_tokens.astype(np.int64), image_offsets, rows, columns, **media)
     sizes = item_tokens(sized, stream.sizing) + item_marks(sized, stream.sizing)
     before = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
@@ -80,7 +93,7 @@ def fit_chats(
     text = text_tokens.astype(np.int64)
     lengths = text + around(images) + before[image_offsets[1:]] - before[image_offsets[:-1]]
     fits = lengths <= stream.seq_len
-    whole = FittedChats(fits, text, images, chats.targets)
+    whole = FittedChats(lengths, fits, text, images, chats.targets)
     if fits.all() or not cut_at_turn:
         return whole
     of = np.repeat(np.arange(len(text)), np.diff(chats.end_offsets))
@@ -95,4 +108,4 @@ def fit_chats(
     text, images, targets = text.copy(), images.copy(), chats.targets.copy()
     images[cut], targets[cut] = chats.end_images[at], chats.end_targets[at]
     text[cut] = chats.end_text[at] - around(chats.end_images[at])
-    return FittedChats(fits | cut, text, images, targets)
+    return FittedChats(lengths, fits | cut, text, images, targets)

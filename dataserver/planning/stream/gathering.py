@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from dataserver.planning import I32, I64, U8, U64, Bool, yield_point
 from dataserver.planning.job.fields import SINGLE_STEP, PlanLimits, Sizing, Stream
 from dataserver.planning.stream.captions import OWN_CAPTION, Captions
-from dataserver.planning.stream.chats import ChatColumns, fit_chats
+from dataserver.planning.stream.chats import ChatColumns, FittedChats, fit_chats
 from dataserver.planning.stream.documents import TEXT_KIND, Documents, Split, split_documents
 from dataserver.planning.stream.item_sizes import (
     IMAGE_EXTRA,
@@ -166,13 +166,11 @@ def size_rows(
 
 def _size_chats(stream: Stream, columns: ShardColumns, row: I64, where: str, captions: Captions) -> ShardTable:
     """As `size_rows`, of conversations: one that is longer than a sequence is cut, or left out."""
-    chats = columns.chats
-    assert chats is not None
-    images_of = columns.image_offsets, columns.image_width, columns.image_height
-    fitted = fit_chats(stream, *images_of, columns.text_tokens, chats, captions.cut_at_turn)
+    fitted = fitted_chats(stream, columns, captions)
     row = row[fitted.fits[row]]
     first, counts = columns.image_offsets[:-1][row], fitted.images[row]
-    images = ranges(first, counts)
+    images, modality = ranges(first, counts), columns.image_modality
+    is_image = np.ones(len(columns.image_width), np.bool_) if modality is None else modality == IMAGE
     table = shard_table(
         stream,
         row,
@@ -181,9 +179,26 @@ def _size_chats(stream: Stream, columns: ShardColumns, row: I64, where: str, cap
         columns.image_width[images],
         columns.image_height[images],
         where,
-        lone=np.repeat(np.diff(columns.image_offsets)[row] == 1, counts),
+        modality=None if modality is None else modality[images],
+        lone=np.repeat(row_sums(is_image, columns.image_offsets)[row] == 1, counts),
+        lengths=None if columns.lengths is None else columns.lengths.pick(images),
     )
     return replace(table, targets=fitted.targets[row])
+
+
+def fitted_chats(stream: Stream, columns: ShardColumns, captions: Captions) -> FittedChats:
+    """How much of each conversation of a shard a sequence of a job holds."""
+    assert columns.chats is not None
+    images_of = columns.image_offsets, columns.image_width, columns.image_height
+    return fit_chats(
+        stream,
+        *images_of,
+        columns.text_tokens,
+        columns.chats,
+        captions.cut_at_turn,
+        columns.image_modality,
+        columns.lengths,
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

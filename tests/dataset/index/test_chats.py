@@ -9,9 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from builders.chats import write_chat_folder
 from shards import make_image, write_tar
 
+from dataserver.assembly import load_tokenizer, open_chat
 from dataserver.dataset import (
+    AudioMembers,
     Conversations,
     Dataset,
     DatasetError,
@@ -26,6 +29,7 @@ from dataserver.dataset import (
 )
 from dataserver.dataset.index.chat_counts import CHAT_COLUMN
 from dataserver.dataset.index.chat_tokens import chat_key
+from dataserver.dataset.index.format import BATCH_ROWS
 
 PNG = make_image(np.random.default_rng(0), 8, 8)
 CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": "<image>"}'}}
@@ -85,10 +89,66 @@ def test_images_that_no_entry_names(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("form", ["tar", "manifest", "parquet"])
+def test_clips_go_where_their_marks_stand(tmp_path: Path, form: str) -> None:
+    """Rows with clips and images: marks and parts of both kinds, of one kind, and of none."""
+    pytest.importorskip("soundfile", reason="the extra audio is not installed")
+    from audio.clips import clip
+
+    files = {"0.flac": clip(0.1, "flac"), "1.flac": clip(0.2, "flac", seed=1), "2.png": PNG}
+    answer = {"role": "assistant", "content": "ho"}
+    parts = [{"type": "audio"}, {"type": "text", "text": "n"}, {"type": "image"}]
+    users: list[Any] = ["<image>\nor <audio>?", "only <audio> here", "what?", "<image>"]
+    users += [parts] if form == "manifest" else []
+    rows = [{"messages": [{"role": "user", "content": user}, answer]} for user in users]
+    media: list[dict[str, list[str]]] = [{"audio": ["1.flac"], "images": ["2.png"]} for _ in rows]
+    media[2]["audio"], media[3]["audio"] = ["0.flac", "1.flac"], []
+    folder = tmp_path / "d"
+    folder.mkdir()
+    if form == "manifest":
+        for name, data in files.items():
+            (folder / name).write_bytes(data)
+        lines = [{**row, **{k: v for k, v in of.items() if v}} for row, of in zip(rows, media, strict=True)]
+        (folder / "data.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    elif form == "parquet":
+        columns = {
+            name: pa.array([[{"bytes": files[one]} for one in of[name]] for of in media])
+            for name in ("audio", "images")
+        }
+        pq.write_table(pa.table({**columns, "messages": [row["messages"] for row in rows]}), folder / "data.parquet")
+    else:
+        members = []
+        for n, (row, of) in enumerate(zip(rows, media, strict=True)):
+            members += [(f"{n}.{name}", files[name]) for name in (*of["images"], *of["audio"])]
+            members.append((f"{n}.json", json.dumps(row).encode()))
+        write_tar(folder / "0.tar", members)
+    rules = IndexRules(conversations=Conversations.CHAT, audio=AudioMembers.SERVE)
+    report = build_index(folder, workers=1, rules=rules)
+    assert not report.findings
+    (shard,) = Dataset.open(folder).shards
+    offsets = shard.sizes().image_offsets
+    found = []
+    for row, chat in enumerate(shard.column(CHAT_COLUMN).to_pylist()):
+        items = shard.images([(row, n) for n in range(int(offsets[row + 1] - offsets[row]))])
+        kinds = [part["type"] for part in json.loads(chat)[0][0]["content"]]
+        assert [ref.is_audio for ref in items] == [kind == "audio" for kind in kinds if kind != "text"]
+        found.append(kinds)
+    assert found[:4] == [
+        ["image", "text", "audio", "text"],
+        ["image", "text", "audio", "text"],
+        ["image", "audio", "audio", "text"],
+        ["image"],
+    ]
+    assert found[4:] == ([["audio", "text", "image"]] if form == "manifest" else [])
+
+
 class _Slow:
     """Takes too long for every conversation that says so."""
 
     name, digest, chat_digest, vocab_size = "slow", "1", "2", 9
+
+    def begin_batch(self) -> None:
+        """Nothing to forget."""
 
     def encode_chat(self, conversation: str) -> EncodedChat:
         """All ids are 1, the last one is learned."""
@@ -141,3 +201,21 @@ def test_damaged_counts_are_missing_ones(tmp_path: Path, damage: dict[str, pa.Ar
     ):
         Dataset.open(tmp_path).shards[0].chat_counts(chat_key("1", "2"))
     assert count_chats(tmp_path, _Slow()).num_counted == 1
+
+
+def test_any_number_of_processes_writes_the_same(tmp_path: Path) -> None:
+    tokenizer = write_chat_folder(tmp_path / "qwen", "qwen2-vl")
+    written = []
+    for workers in (1, 2):
+        folder = tmp_path / f"{workers}"
+        for number, count in enumerate((BATCH_ROWS + 9, 2)):
+            write_tar(folder / f"{number}.tar", said(*(f"text {n} <|im_end|>" for n in range(count))))
+        build_index(folder, workers=1, rules=IndexRules(conversations=Conversations.CHAT))
+        chat = open_chat(load_tokenizer("qwen", tokenizer))
+        report = count_chats(folder, chat, workers=workers)
+        assert (report.num_counted, report.num_texts) == (2, BATCH_ROWS + 11)
+        assert count_chats(folder, chat, workers=workers).num_counted == 0
+        chat.close()
+        written.append({path.name: path.read_bytes() for path in folder.glob("*.token*")})
+    assert len(written[0]) == 4
+    assert written[0] == written[1]

@@ -39,8 +39,27 @@ def text(words: str) -> dict[str, str]:
 def test_turns_become_messages(turns: list[Any], num_images: int, messages: list[Any]) -> None:
     found = read_conversation({}, turns, num_images)
     assert found.messages == messages
-    assert found.num_images == num_images
+    assert found.media == ["image"] * num_images
     assert Conversation.from_json(found.to_json()) == found
+
+
+def test_clips_and_videos_have_places_of_their_own() -> None:
+    turns = [
+        {"from": "human", "value": "<video>\nor <audio> or\n<image>"},
+        HO,
+        {**HI, "content": [{"type": "video_url"}]},
+    ]
+    found = read_conversation({}, turns, 1, {"audio": 1, "video": 2})
+    video, audio = {"type": "video"}, {"type": "audio"}
+    first = [video, text("or "), audio, text(" or"), IMAGE]
+    assert found.messages == [{**HI, "content": first}, HO, {**HI, "content": [video]}]
+    assert found.media == ["video", "audio", "image", "video"]
+    unmarked = read_conversation({}, [{**HI, "content": "<image>"}, HO], 1, {"audio": 1, "video": 2})
+    assert unmarked.messages[0]["content"] == [audio, video, video, IMAGE]
+    plain = read_conversation({}, [{**HI, "content": "<audio>"}, HO], 0, {"audio": 0})
+    assert plain.messages[0]["content"] == "<audio>"
+    with pytest.raises(SampleError, match="1 placeholders in the turns and 2 clips; write one <audio>, or one part"):
+        read_conversation({}, [{**HI, "content": "<audio>"}, HO], 0, {"audio": 2})
 
 
 def test_system_tools_and_calls() -> None:

@@ -10,15 +10,10 @@ from PIL import Image
 from shards import make_image
 
 from dataserver.dataset.errors import Findings, TarError
+from dataserver.dataset.shards.groups import MAX_SAMPLE_MEMBERS
 from dataserver.dataset.shards.interface import Member
 from dataserver.dataset.shards.members import MAX_TEXT_BYTES
-from dataserver.dataset.shards.samples import (
-    MAX_SAMPLE_MEMBERS,
-    MAX_SCALARS,
-    ImagePart,
-    Sample,
-    read_samples,
-)
+from dataserver.dataset.shards.samples import MAX_SCALARS, ImagePart, Sample, read_samples
 from dataserver.images import IMAGE_SUFFIXES
 
 Found = list[tuple[str, tuple[int, ...], tuple[str, ...], tuple[ImagePart, ...]]]

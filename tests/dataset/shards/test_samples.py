@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from shards import make_image, write_tar
 
 from dataserver.dataset.errors import Findings
+from dataserver.dataset.shards.groups import MAX_SAMPLE_MEMBERS
 from dataserver.dataset.shards.hashing import HashingReader
 from dataserver.dataset.shards.members import MAX_TEXT_BYTES
-from dataserver.dataset.shards.samples import IMAGE, MAX_SAMPLE_MEMBERS, TEXT, Sample, read_samples
+from dataserver.dataset.shards.samples import IMAGE, TEXT, Sample, read_samples
 from dataserver.dataset.shards.tar import BLOCK, scan_members
 from dataserver.images import FORMAT_NAMES
 

@@ -1,0 +1,108 @@
+"""What commands say of conversations: those that are long, and what a template renders."""
+
+import json
+from pathlib import Path
+
+import pytest
+from builders.chats import write_chat_folder
+from builders.jobs import module
+from serving.harness import job_data
+from shards import write_tar
+
+from dataserver.assembly import load_tokenizer, open_chat
+from dataserver.cli.describe import describe
+from dataserver.cli.lint import lint
+from dataserver.cli.sizes import sizes
+from dataserver.dataset import Conversations, Dataset, IndexRules, TokensMissingError, build_index, count_chats
+from dataserver.dataset.index.chat_tokens import chat_key
+
+SHORT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+LONG = [*SHORT, {"role": "user", "content": "c" * 100}, {"role": "assistant", "content": "d"}]
+WIDE = [{"role": "user", "content": "e" * 200}, {"role": "assistant", "content": "f"}]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_folder(tmp_path_factory.mktemp("qwen"), "qwen2-vl")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Path) -> Path:
+    folder = tmp_path_factory.mktemp("d")
+    chats = {"short": SHORT, "long": LONG, "wide": WIDE}
+    write_tar(folder / "0.tar", [(f"{n}.json", json.dumps({"messages": m}).encode()) for n, m in chats.items()])
+    build_index(folder, workers=1, rules=IndexRules(conversations=Conversations.CHAT))
+    chat = open_chat(load_tokenizer("qwen", tokenizer))
+    count_chats(folder, chat)
+    chat.close()
+    return folder
+
+
+def write_job(file: Path, **conversations: str) -> Path:
+    fields = {
+        "modules": [module("encoder"), module("backbone")],
+        "datasets": [{"name": "d", "conversations": conversations}, {"name": "elsewhere", "filter": "n > 1"}],
+        "tokenizer": {"name": "qwen"},
+        "generation": {"ratio": "0"},
+        "seq_len": 100,
+    }
+    file.write_text(json.dumps(job_data(**fields)))
+    return file
+
+
+def test_conversations_beyond_a_sequence_of_a_job_are_findings(
+    folder: Path, tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {"name": "d", "tokenizer": f"qwen={tokenizer}"}
+    for conversations, expected in (
+        ({}, {"long": "long_conversation", "wide": "long_conversation"}),
+        ({"cut_at": "turn"}, {"long": "cut_conversation", "wide": "long_conversation"}),
+    ):
+        with pytest.raises(SystemExit):
+            lint(folder, job=write_job(tmp_path / "job.json", **conversations), json=True, **given)
+        found = json.loads(capsys.readouterr().out)
+        assert {f["key"]: f["kind"] for f in found["findings"]} == expected
+        assert {f["shard"] for f in found["findings"]} == {"0.tar"}
+    details = {f["key"]: f["detail"] for f in found["findings"]}
+    assert (
+        "tokens, seq_len is 100: cut behind the last answer that fits; raise it to have them whole" in details["long"]
+    )
+    assert details["wide"].endswith("seq_len is 100: left out; no answer fits; raise it")
+    describe(folder, job=tmp_path / "job.json", **given)
+    said = capsys.readouterr().out
+    assert "cut_conversation   1  served" in said
+    assert "long_conversation  1  left out" in said
+    with pytest.raises(SystemExit):
+        lint(folder, job=tmp_path / "job.json", **given)
+    assert "wide\tlong_conversation" in capsys.readouterr().out
+
+
+def test_commands_count_what_a_template_renders(
+    folder: Path, tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat = open_chat(load_tokenizer("qwen", tokenizer))
+    (shard,) = Dataset.open(folder).shards
+    tokens, counts = shard.chat_counts(chat_key(chat.digest, chat.chat_digest))
+    describe(folder, tokenizer=f"qwen={tokenizer}")
+    said = capsys.readouterr().out
+    assert f"tokens       {tokens.sum()}" in " ".join(said.split("\n")), said
+    assert f"Text tokens: {tokens.min()} to {tokens.max()}" in said
+    assert f"Learned tokens of a conversation: {counts.targets.min()} to {counts.targets.max()}" in said
+    sizes(folder, tmp_path / "sizes.json", tokenizer=f"qwen={tokenizer}")
+    found = json.loads((tmp_path / "sizes.json").read_text())["samples"]
+    assert sum(one["count"] for one in found) == 3
+    assert abs(max(one["text_tokens"] for one in found) - (int(tokens.max()) - 2)) < 16
+    with pytest.raises(ValueError, match="holds conversations, which are neither split nor have captions"):
+        sizes(folder, tmp_path / "sizes.json", tokenizer=f"qwen={tokenizer}", seq_len=64)
+
+
+def test_a_job_with_another_template_is_told_which_there_is(folder: Path, tokenizer: Path) -> None:
+    chat = open_chat(load_tokenizer("qwen", tokenizer))
+    (shard,) = Dataset.open(folder).shards
+    reason = rf"chat template 0f of the tokenizer {chat.digest}; run: dataserver index .*FOLDER \(it was rendered by "
+    with pytest.raises(
+        TokensMissingError, match=reason + rf"{chat.chat_digest}: the template .* or an earlier release"
+    ):
+        shard.chat_counts(chat_key(chat.digest, "0f"))
+    with pytest.raises(TokensMissingError, match=r"FOLDER$"):
+        shard.chat_counts(chat_key("0f", chat.chat_digest))

@@ -1,0 +1,86 @@
+"""Chats that name images and videos, over a real server: the tokens of their template, each item where it stands."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders.chats import write_chat_folder
+from serving.every_view import EveryView
+from serving.harness import running
+from shards import make_image, write_tar
+from video.clips import video
+from video.jobs import video_job
+
+from dataserver.assembly import load_tokenizer, open_chat
+from dataserver.dataset import Conversations, Dataset, IndexRules, VideoMembers, build_index, count_chats
+
+pytest.importorskip("av", reason="the extra video is not installed")
+TURNS = [
+    "<video>\nwhat is it?",
+    "<image> and <video> or <image>?",
+    "What is this?",
+    "a mark <video> is seen",
+]
+MEMBERS = [["v"], ["i", "v", "i"], ["i", "v"], ["v"]]
+
+
+def write(folder: Path, tokenizer: Path) -> None:
+    """A conversation for each of `TURNS`; the third has no marks, the last one of the wrong number in an answer."""
+    members, image = [], make_image(np.random.default_rng(0), 56, 56)
+    for number, (turn, kinds) in enumerate(zip(TURNS, MEMBERS, strict=True)):
+        for n, kind in enumerate(kinds):
+            is_video = kind == "v"
+            name = f"{number}.{n}.{'mp4' if is_video else 'jpg'}"
+            members.append((name, video("h264", 4 + 8 * n, seed=number) if is_video else image))
+        messages = [{"role": "user", "content": turn}, {"role": "assistant", "content": f"answer {number}"}]
+        if number == 3:
+            messages[1]["content"] = "two <video> <video>"
+        members.append((f"{number}.json", json.dumps({"messages": messages}).encode()))
+    write_tar(folder / "0.tar", members)
+    build_index(folder, workers=1, rules=IndexRules(conversations=Conversations.CHAT, video=VideoMembers.SERVE))
+    chat = open_chat(load_tokenizer("qwen", tokenizer))
+    assert count_chats(folder, chat).num_failed == 0
+    chat.close()
+
+
+def test_chats_with_images_and_videos_are_served(tmp_path: Path) -> None:
+    tokenizer = write_chat_folder(tmp_path / "qwen", "Qwen2VLProcessor")
+    write(tmp_path / "d", tokenizer)
+    (shard,) = Dataset.open(tmp_path / "d").shards
+    assert shard.keys() == ["0", "1", "2"]
+    assert dict(shard.findings().counts) == {"bad_conversation": 1}
+    kinds = [[shard.image(row, n).modality for n in range(count)] for row, count in enumerate((1, 3, 2))]
+    assert kinds == [[2], [0, 2, 0], [0, 2]], "without marks images go before videos"
+    fields = {
+        "datasets": [{"name": "seen", "conversations": {"cut_at": "turn"}}],
+        "tokenizer": {"name": "qwen"},
+        "global_batch": 3,
+        "packing": {"enabled": False},
+        "end": {"epochs": 2},
+    }
+    with running({"seen": tmp_path / "d"}, tokenizers={"qwen": tokenizer}) as server:
+        views = EveryView(server, "seen", video_job(vit=1, eyes=1, llm=1, **fields), {"vit": 1, "eyes": 1, "llm": 1})
+    model = load_tokenizer("qwen", tokenizer).with_added_tokens()  # type: ignore[attr-defined]
+    pads = {0: model.token_to_id("<|image_pad|>"), 2: model.token_to_id("<|video_pad|>")}
+    num_read = 0
+    for name, _, header, found in views.of:
+        if name != "llm":
+            continue
+        plan = views.plans[header.step]
+        rows, columns = (np.array(getattr(plan.samples, n)) for n in ("image_rows", "image_columns"))
+        tokens = (rows * columns // 4).tolist()
+        ids, labels = found["token_ids"], found["labels"]
+        slots = np.zeros(len(ids), np.bool_)
+        slots[found["embedding_slots"]] = True
+        assert (slots == np.isin(ids, list(pads.values()))).all()
+        assert sum(tokens) >= slots.sum()
+        for a, b in zip(found["cu_lengths"][:-1], found["cu_lengths"][1:], strict=True):
+            text = model.decode(ids[a:b].tolist(), skip_special_tokens=False)
+            said = model.decode(ids[a:b][1:][labels[a:b][:-1] >= 0].tolist(), skip_special_tokens=False)
+            number = int(said.removeprefix("answer ").removesuffix("<|im_end|>"))
+            runs = [run[0] for run in np.split(ids[a:b], np.flatnonzero(np.diff(ids[a:b])) + 1)]
+            order = [kind for run in runs for kind, pad in pads.items() if run == pad]
+            assert order == kinds[number], text
+            num_read += 1
+    assert num_read == 6
