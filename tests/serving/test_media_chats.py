@@ -56,6 +56,7 @@ def test_chats_with_images_and_videos_are_served(tmp_path: Path) -> None:
         "datasets": [{"name": "seen", "conversations": {"cut_at": "turn"}}],
         "tokenizer": {"name": "qwen"},
         "global_batch": 3,
+        "microbatch": 1,
         "packing": {"enabled": False},
         "end": {"epochs": 2},
     }
