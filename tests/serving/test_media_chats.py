@@ -64,18 +64,15 @@ def test_chats_with_images_and_videos_are_served(tmp_path: Path) -> None:
         views = EveryView(server, "seen", video_job(vit=1, eyes=1, llm=1, **fields), {"vit": 1, "eyes": 1, "llm": 1})
     model = load_tokenizer("qwen", tokenizer).with_added_tokens()  # type: ignore[attr-defined]
     pads = {0: model.token_to_id("<|image_pad|>"), 2: model.token_to_id("<|video_pad|>")}
-    num_read = 0
-    for name, _, header, found in views.of:
+    num_read, embeddings = 0, np.zeros(2, np.int64)
+    for name, _, _, found in views.of:
         if name != "llm":
             continue
-        plan = views.plans[header.step]
-        rows, columns = (np.array(getattr(plan.samples, n)) for n in ("image_rows", "image_columns"))
-        tokens = (rows * columns // 4).tolist()
         ids, labels = found["token_ids"], found["labels"]
         slots = np.zeros(len(ids), np.bool_)
         slots[found["embedding_slots"]] = True
         assert (slots == np.isin(ids, list(pads.values()))).all()
-        assert sum(tokens) >= slots.sum()
+        embeddings += [int((ids == pad).sum()) for pad in pads.values()]
         for a, b in zip(found["cu_lengths"][:-1], found["cu_lengths"][1:], strict=True):
             text = model.decode(ids[a:b].tolist(), skip_special_tokens=False)
             said = model.decode(ids[a:b][1:][labels[a:b][:-1] >= 0].tolist(), skip_special_tokens=False)
@@ -85,3 +82,6 @@ def test_chats_with_images_and_videos_are_served(tmp_path: Path) -> None:
             assert order == kinds[number], text
             num_read += 1
     assert num_read == 6
+    patches = [sum(int(found["cu_patches"][-1]) for n, *_, found in views.of if n == name) for name in ("vit", "eyes")]
+    assert embeddings.tolist() == [count // 4 for count in patches]
+    assert embeddings.all()
