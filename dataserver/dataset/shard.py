@@ -103,8 +103,8 @@ class ChatParts:
 
     targets: tuple[npt.NDArray[np.bool_], ...]
     """bool [tokens] of each text: tokens that are learned."""
-    image: int
-    """Id of the token that stands for an image; -1 without images."""
+    images: tuple[int, ...]
+    """Id of the token that stands for each image, clip and video."""
 
 
 @dataclass(frozen=True, slots=True)

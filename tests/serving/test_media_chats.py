@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from video.jobs import video_job
 
 from dataserver.assembly import load_tokenizer, open_chat
 from dataserver.dataset import Conversations, Dataset, IndexRules, VideoMembers, build_index, count_chats
+from dataserver.jobs import Catalog, JobPlanner, fill_job
+from dataserver.planning.job.identity import parse_job
 
 pytest.importorskip("av", reason="the extra video is not installed")
 TURNS = [
@@ -44,6 +47,13 @@ def write(folder: Path, tokenizer: Path) -> None:
     chat.close()
 
 
+def plan_here(folder: Path, tokenizer: Path, data: dict[str, Any]) -> None:
+    """Plan a job in this process, however long that takes: what is compiled for it, no server waits for."""
+    catalog = Catalog({"seen": Dataset.open(folder)}, {"qwen": load_tokenizer("qwen", tokenizer)})
+    job = parse_job(fill_job(data, catalog))
+    JobPlanner(job, catalog.find_datasets(job.stream)).plan(0)
+
+
 def test_chats_with_images_and_videos_are_served(tmp_path: Path) -> None:
     tokenizer = write_chat_folder(tmp_path / "qwen", "Qwen2VLProcessor")
     write(tmp_path / "d", tokenizer)
@@ -60,8 +70,10 @@ def test_chats_with_images_and_videos_are_served(tmp_path: Path) -> None:
         "packing": {"enabled": False},
         "end": {"epochs": 2},
     }
+    data = video_job(vit=1, eyes=1, llm=1, **fields)
+    plan_here(tmp_path / "d", tokenizer, data)
     with running({"seen": tmp_path / "d"}, tokenizers={"qwen": tokenizer}) as server:
-        views = EveryView(server, "seen", video_job(vit=1, eyes=1, llm=1, **fields), {"vit": 1, "eyes": 1, "llm": 1})
+        views = EveryView(server, "seen", data, {"vit": 1, "eyes": 1, "llm": 1})
     model = load_tokenizer("qwen", tokenizer).with_added_tokens()  # type: ignore[attr-defined]
     pads = {0: model.token_to_id("<|image_pad|>"), 2: model.token_to_id("<|video_pad|>")}
     num_read, embeddings = 0, np.zeros(2, np.int64)
