@@ -28,7 +28,7 @@ _mother: "tuple[subprocess.Popen[bytes], socket.socket] | None" = None
 
 
 class PreforkedProcess(subprocess.Popen[str]):
-    """A process whose words are a module, the `main` of which it calls, and its arguments.
+    """A process whose words are a module and its arguments: it calls the `main` of that module.
 
     It has the variables of this process but for `env`, and the folder `cwd`. Other options of `Popen` than these, its
     streams and `text` are ignored.

@@ -94,7 +94,7 @@ def sessions(processes: list[psutil.Process]) -> set[psutil.Process]:
 @pytest.mark.timeout(ALL_S)
 @pytest.mark.parametrize("layout", ["colocated", pytest.param("pipelined", marks=pytest.mark.long)])
 def test_the_demo_on_real_photographs(shared_data: Path, tmp_path: Path, layout: str) -> None:
-    """Whole; with the fewest processes, each of which imports for seconds, and as a newcomer runs it."""
+    """Whole; with the fewest processes, since each imports for seconds, and as a newcomer runs it."""
     report, output = tmp_path / "report.json", tmp_path / "output"
     chosen = () if layout == "pipelined" else ("--layout", layout)
     options = (*chosen, "--steps", "3", "--dataset", shared_data / "laion-mini", "--report", report)

@@ -31,7 +31,7 @@ _AHEAD_BYTES: Final = 160 << 10
 FRAGMENT: Final = "SNAPPY fragment"
 STORED: Final = "stored"
 PACKED: Final = ("SNAPPY", "ZSTD", "GZIP")
-"""Codecs of which it can be told whether a page is as long as it says."""
+"""Codecs that tell whether a page is as long as it says."""
 CODECS: Final = (*PACKED, FRAGMENT, STORED)
 """By number in a table: of pages, and of the parts of SNAPPY and ZSTD pages, which are pages of their own there."""
 

@@ -55,7 +55,7 @@ class ShardColumns:
     lengths: VideoLengths | None = None
     """Lengths of videos, where there are any."""
     chats: ChatColumns | None = None
-    """Columns of conversations, each of which is one text."""
+    """Columns of conversations: each sample is one text."""
     kinds: U8 | None = None
     """uint8 [t + m]: 0 of a text, 1 of an image, in document order; None where nobody asks."""
 
