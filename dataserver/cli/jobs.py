@@ -9,10 +9,9 @@ import tyro
 
 from dataserver.assembly import load_tokenizer
 from dataserver.cli.arguments import MaybePath, Pairs, named_paths, tokenizer_files
+from dataserver.cli.job_files import read_job
 from dataserver.dataset import Dataset, ShardFinding
 from dataserver.jobs import Catalog, JobPlanner, fill_job, long_chat_findings
-from dataserver.planning.costs.profile import ProfileError, with_profiles
-from dataserver.planning.job.fields import MAX_TEXT_BYTES, TextError, parse_yaml
 from dataserver.planning.job.identity import parse_job
 from dataserver.serving.config import ServerConfig, load_config
 
@@ -122,25 +121,3 @@ def long_conversations(job: Path, name: str, dataset: Dataset, tokenizers: Mappi
     loaded = {known: load_tokenizer(known, path) for known, path in tokenizers.items()}
     filled = fill_job({**data, "stream": {**stream, "datasets": [entry]}}, Catalog({called: dataset}, loaded))
     return list(long_chat_findings(parse_job(filled), dataset))
-
-
-def read_job(file: Path) -> Any:
-    """What a job's YAML or JSON file holds, with numbers where it names profiles that lie beside it.
-
-    Raises:
-        ValueError: it, or a profile, cannot be read or used, or is no YAML.
-    """
-    try:
-        return with_profiles(_values("job", file), lambda name: _values("profile", file.parent / name))
-    except ProfileError as error:
-        raise ValueError(f"the job {file} cannot be used: {error}") from None
-
-
-def _values(what: str, file: Path) -> Any:
-    try:
-        with file.open("rb") as stream:
-            return parse_yaml(stream.read(MAX_TEXT_BYTES + 1))
-    except OSError as error:
-        raise ValueError(f"the {what} {file} cannot be read: {error.strerror}") from None
-    except TextError as error:
-        raise ValueError(f"the {what} {file} cannot be used: {error}") from None

@@ -224,8 +224,7 @@ class Trainer:
         if not finite:
             self._skip(record.step, gradients)
         self._parameters.drop()
-        used = used_rates(self._rates, self._frozen)
-        rates = {name: self._rates[name].lr(record.step) for name in used}
+        rates = {name: self._rates[name].lr(record.step) for name in used_rates(self._rates, self._frozen)}
         due = self._is_evaluated(record.step)
         held_out = self._evaluate(record.step, stop) if due and not totals.stop else None
         metrics = StepMetrics.of(

@@ -79,7 +79,7 @@ def test_a_job_that_leaves_all_out_has_these_defaults() -> None:
             "marks": None,
         },
         "packing": {"enabled": True, "fill": "0.97", "max_images": None, "max_clips": None, "max_videos": None},
-        "generation": {"ratio": "0", "query_tokens": 64},
+        "generation": {"ratio": "0", "query_tokens": 64, "interleaved": None},
         "shuffle_window": 8,
         "seed": 0,
         "order_version": 1,
