@@ -4,6 +4,8 @@ from functools import partial
 
 import numpy as np
 import pytest
+from builders.jobs import make_job
+from builders.samples import make_samples
 
 from dataserver.planning import computing_on, cores, side_by_side
 from dataserver.planning.job.fields import BalancePolicy
@@ -12,6 +14,7 @@ from dataserver.planning.layouts.pipelined import placing
 from dataserver.planning.layouts.pipelined.placing import search
 from dataserver.planning.layouts.pipelined.placing.problem import Budgets, PlacementProblem
 from dataserver.planning.plan.placement import Placement, in_slots
+from dataserver.planning.planner import plan_step
 from dataserver.planning.stream.randomness import Operator, draws
 
 
@@ -54,6 +57,58 @@ def test_threads_find_what_one_finds(components: int, memory: bool) -> None:
     assert search.fitted(problem, found[0])[1] is None
     in_turn = placing.searched(problem, [start], 7, 0)
     assert 100 * after <= 101 * placing.makespan_ns(problem, in_turn)
+
+
+def with_empty_slots(seed: int) -> PlacementProblem:
+    """70 very unequal sequences on eight ranks with room for 192: many trials meet an empty slot, and simulate nothing.
+
+    So some pairs use up words, others what may be simulated.
+    """
+    times = np.exp(np.random.default_rng(seed).normal(8, 2, (3, 70))).astype(np.int64)
+    own = np.concatenate([times, np.zeros((3, 1), np.int64)], axis=1)
+    return PlacementProblem(
+        dp=8, num_waves=4, slots=6, components=8, num_stages=4, num_encoders=1, in_flight=np.array([6, 4, 3, 2, 1, 1]),
+        own=own, way=own[:, :-1].copy(), base=np.array([1, 2, 3]), chunks=1, percent=np.array([200, 200, 100]),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Of each round: what it made of the slowest component, and what it left of the budget."""
+    seen, ends = list[tuple[int, int]](), search._Patience.ends
+
+    def look(patience: search._Patience, makespan_ns: int, left: int) -> bool:
+        seen.append((makespan_ns, left))
+        return ends(patience, makespan_ns, left)
+
+    monkeypatch.setattr(search._Patience, "ends", look)
+    return seen
+
+
+@pytest.mark.parametrize("patient", [False, True])
+def test_threads_find_what_one_finds_among_empty_slots(rounds: list[tuple[int, int]], patient: bool) -> None:
+    """What a round takes of the budget, and so where a search ends, is the same however threads divide the pairs."""
+    for seed in range(4):
+        problem, found = with_empty_slots(seed), []
+        start = placing.balanced(problem, BalancePolicy.LPT)
+        for count in (1, 2, 3, 4):
+            rounds.clear()
+            with computing_on(count):
+                improved = placing.searched(problem, [start], 7, seed, patient=patient, in_rounds=True)
+            found.append((improved.rank.tolist(), improved.wave.tolist(), improved.slot.tolist(), rounds.copy()))
+        assert all(other == found[0] for other in found[1:])
+
+
+def test_threads_plan_what_one_plans(rounds: list[tuple[int, int]]) -> None:
+    stream = {"global_batch": 64, "packing": {"enabled": False}}
+    job = make_job(encoder=8, backbone=(8, 4), generator=8, stream=stream, execution={"microbatch": 8})
+    samples, found = make_samples(job, 64, 3), []
+    for count in (1, 4):
+        rounds.clear()
+        with computing_on(count):
+            found.append((plan_step(job, 0, samples).hash, rounds.copy()))
+    assert rounds
+    assert found[0] == found[1]
 
 
 def test_a_search_of_few_components_is_the_same_in_rounds() -> None:
