@@ -71,17 +71,28 @@ def _ask(asked: dict[str, Any], descriptors: Sequence[int]) -> list[int]:
                     line, stdin=theirs, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
                 )
             _mother = process, ours
+            atexit.unregister(_end)
             atexit.register(_end)
-        _, requests = _mother
-        text = json.dumps(asked).encode()
-        size = len(text).to_bytes(4, "little")
-        if descriptors:
-            socket.send_fds(requests, [size], descriptors)
-        else:
-            requests.sendall(size)
-        requests.sendall(text)
-        answer: list[int] = json.loads(_exactly(requests, int.from_bytes(_exactly(requests, 4), "little")))
-        return answer
+        process, requests = _mother
+        try:
+            return _answer(requests, json.dumps(asked).encode(), descriptors)
+        except OSError:  # the next test starts another one
+            _mother = None
+            requests.close()
+            process.kill()
+            process.wait()
+            raise
+
+
+def _answer(requests: socket.socket, text: bytes, descriptors: Sequence[int]) -> list[int]:
+    size = len(text).to_bytes(4, "little")
+    if descriptors:
+        socket.send_fds(requests, [size], descriptors)
+    else:
+        requests.sendall(size)
+    requests.sendall(text)
+    answer: list[int] = json.loads(_exactly(requests, int.from_bytes(_exactly(requests, 4), "little")))
+    return answer
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:
@@ -101,6 +112,14 @@ def _end() -> None:
         process.wait()
 
 
+def waited(pid: int) -> list[int]:
+    """The process and its status, 0 where it is no child of this one: as `subprocess` takes it."""
+    try:
+        return list(os.waitpid(pid, os.WNOHANG))
+    except ChildProcessError:
+        return [pid, 0]
+
+
 def main() -> None:
     """Fork a process for each line of words, and say how those have ended that are asked after."""
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # as dataserver has it, before gRPC is loaded
@@ -118,7 +137,7 @@ def main() -> None:
                 return
             asked = json.loads(_exactly(requests, int.from_bytes(head, "little")))
             if "wait" in asked:
-                found = list(os.waitpid(asked["wait"], os.WNOHANG))
+                found = waited(asked["wait"])
             elif pid := os.fork():
                 found = [pid]
             else:

@@ -94,11 +94,14 @@ def serving(*arguments: str | Path, by_hand: bool = False) -> Iterator[ServerPro
 
     Args:
         arguments: further ones.
-        by_hand: start an interpreter, as users do; else the process forks from one that has imported everything.
+        by_hand: start an interpreter, as users do; else the process forks from one that has imported everything. It
+            has a seed of hashes of its own, which all that are forked share.
     """
     words = ["serve", "--listen", "127.0.0.1:0", *map(str, arguments)]
     streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     streams["env"] = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    if by_hand:
+        streams["env"]["PYTHONHASHSEED"] = "1"
     started = (
         subprocess.Popen(command(*words), **streams) if by_hand else PreforkedProcess(dataserver(*words), **streams)
     )

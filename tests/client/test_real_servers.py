@@ -1,5 +1,6 @@
 """The client against `dataserver serve` processes."""
 
+import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from cli.preforked import PreforkedProcess
-from cli.server_process import dataserver
+from cli.server_process import command, dataserver
 from ports import free_addresses
 from serving.harness import VIEWS, index, job_data, running
 from shards import write_interleaved, write_pairs
@@ -36,14 +37,18 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def start(datasets: dict[str, Path]) -> Iterator[Callable[[], tuple[subprocess.Popen[str], Address]]]:
+def start(datasets: dict[str, Path]) -> Iterator[Callable[..., tuple[subprocess.Popen[str], Address]]]:
     """Start server processes; none survives the test."""
     processes: list[subprocess.Popen[str]] = []
 
-    def begin() -> tuple[subprocess.Popen[str], Address]:
+    def begin(seed: str = "") -> tuple[subprocess.Popen[str], Address]:
         flags = [f for name, path in datasets.items() for f in ("--dataset", f"{name}={path}")]
-        words = dataserver("serve", "--listen", *free_addresses(1), *flags)
-        process = PreforkedProcess(words, stdout=subprocess.PIPE, text=True)
+        words = ["serve", "--listen", *free_addresses(1), *flags]
+        if seed:  # of hashes, which all processes share that are forked
+            environment = {**os.environ, "PYTHONHASHSEED": seed}
+            process = subprocess.Popen(command(*words), stdout=subprocess.PIPE, text=True, env=environment)
+        else:
+            process = PreforkedProcess(dataserver(*words), stdout=subprocess.PIPE, text=True)
         processes.append(process)
         assert process.stdout is not None
         return process, process.stdout.readline().removeprefix("listening on ").strip()
@@ -88,7 +93,7 @@ def test_views_of_one_plan_as_torch_tensors(start) -> None:
 
 
 def test_any_number_of_servers_with_and_without_compression_gives_the_same_bytes(start) -> None:
-    servers = [start()[1] for _ in range(2)]
+    servers = [start()[1], start(seed="1")[1]]
     found = []
     for addresses, options in (
         (servers[:1], {}),

@@ -167,9 +167,9 @@ def test_a_stream_that_ended_as_idle_goes_on_at_the_same_server(
     assert not caplog.messages, "it was taken for a failure"
 
 
-def test_a_server_that_calls_every_client_idle_is_left(serve: Serve, quick: Timeouts) -> None:
+def test_a_server_that_calls_every_client_idle_is_left(serve: Serve, patient: Timeouts, quick: Timeouts) -> None:
     one, two = serve(streams=["idle:0"] * 50), serve()
-    with Opened([one.address, two.address], quick) as opened:
+    with Opened([one.address, two.address], patient) as opened:
         assert opened.read_all() == ALL
     assert len(one.requests) == 2
     server = serve(streams=["part:0"] * 500)

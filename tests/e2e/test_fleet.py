@@ -4,6 +4,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from cli.server_process import serving
 from disttrain.v1.microbatch_pb2 import VALIDITY_INVALID
 from e2e.streams import (
     Clients,
@@ -48,9 +49,9 @@ def job(folders: dict[str, Path]) -> Job:
 
 @pytest.fixture(scope="module")
 def undisturbed(folders: dict[str, Path], job: Job) -> Received:
-    """What one server sends."""
-    with ExitStack() as stack:
-        return read_views([*start_servers(stack, dataset_flags(folders), 1)], job, digest)
+    """What one server sends, whose hashes have another seed than those of all others."""
+    with serving(*dataset_flags(folders), by_hand=True) as server:
+        return read_views([server.address], job, digest)
 
 
 def test_the_broken_image_is_invalid_wherever_it_occurs(undisturbed: Received) -> None:

@@ -1,6 +1,7 @@
 """Models as the solver reads them, beside the models that are trained."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -123,6 +124,7 @@ def test_sizes_in_yaml_are_read(tmp_path: Path) -> None:
         ({"hidden_size": "2048"}, "hidden_size is '2048'; integers"),
         ({"hidden_size": None}, "hidden_size of backbone 'llama' are missing"),
         ({"num_hidden_layers": 0}, "layers is 0; an integer"),
+        ({"head_dim": {}}, "head_dim is {}; an integer"),
     ],
 )
 def test_what_is_no_model_is_refused(tmp_path: Path, change: dict[str, object], said: str) -> None:
@@ -130,6 +132,18 @@ def test_what_is_no_model_is_refused(tmp_path: Path, change: dict[str, object], 
     file.write_text(json.dumps(LLAMA | change))
     with pytest.raises(NetworkError, match=said):
         read_network("backbone", str(file))
+
+
+@pytest.mark.parametrize("layer", [5, 0, -28, True, "-2", [-2]])
+def test_a_feature_layer_is_one_of_the_tower(tmp_path: Path, layer: object) -> None:
+    file = tmp_path / "config.json"
+    whole = {"model_type": "llava", "text_config": LLAMA, "vision_config": SIGLIP}
+    file.write_text(json.dumps(whole | {"vision_feature_layer": layer}))
+    said = f"vision_feature_layer is {layer!r}; one layer, from -27 to -1, is required"
+    with pytest.raises(NetworkError, match=re.escape(said)):
+        read_network("encoder", str(file))
+    file.write_text(json.dumps(whole | {"vision_feature_layer": -27}))
+    assert read_network("encoder", str(file)).size.layers == 1
 
 
 def test_a_file_that_lacks_sizes_is_refused(tmp_path: Path) -> None:

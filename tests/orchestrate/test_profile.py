@@ -16,7 +16,7 @@ from torch import nn
 
 from dataserver.cli.job_files import read_job
 from dataserver.planning.costs.profile import Profile, ProfiledCost, ProfiledModule, ProfileError, with_sums
-from dataserver.planning.job.fields import Cost
+from dataserver.planning.job.fields import Cost, ModelSize
 from dataserver.planning.job.spec import Execution
 from trainclient.models.generator import GeneratorConfig, ImageGenerator
 from trainclient.models.towers import TextTower, TextTowerConfig
@@ -29,7 +29,7 @@ from trainclient.orchestrate.networks import Network, read_network
 from trainclient.orchestrate.profile import costs_of, read_profile, write_profile
 from trainclient.orchestrate.profile_command import doubts
 from trainclient.orchestrate.profile_command import main as profile_command
-from trainclient.orchestrate.profiling import LAYERS, Plan, share
+from trainclient.orchestrate.profiling import LAYERS, Plan, alike, share, subject
 from trainclient.stream.jobs import load_job_data
 
 H100 = cluster("h100", 16)
@@ -253,6 +253,46 @@ def test_modules_and_towers_are_measured_and_solved_with(tmp_path: Path, capsys:
 def test_each_size_is_one_item_and_several() -> None:
     plan = Plan(torch.device("cpu"), torch.float32, sizes=(16, 64, 256), degrees=(1,), repeats=1)
     assert list(plan.microbatches()) == [(16,), (64,), (8,) * 8, (256,), (32,) * 8]
+
+
+SIZE = ModelSize(6, 64, 192, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [
+        ("encoder", SIZE),
+        ("encoder", replace(SIZE, gated=True, window=64, global_layers=2, deepstack=3)),
+        ("backbone", replace(SIZE, groups=2, vocab_size=100)),
+        ("backbone", replace(SIZE, groups=2, vocab_size=100, head_dim=32, window=8, global_layers=1, deepstack=3)),
+    ],
+)
+def test_what_is_measured_has_the_weights_that_are_computed(kind: str, size: ModelSize) -> None:
+    network = Network(kind, kind, size)
+    plan = Plan(torch.device("cpu"), torch.float32, sizes=(16,), degrees=(1,), repeats=1)
+    for _, each in alike(size):
+        module, run = subject(network, replace(each, layers=1), plan)
+        assert module.config.window == {0: 0, 8: 8, 64: 4}[each.window]
+        weights = sum(parameter.numel() for parameter in module.layers.parameters() if parameter.dim() == 2)
+        assert weights == network.block_parameters / size.layers
+        run((16,))().backward()
+        assert all(parameter.grad is not None for parameter in module.parameters())
+
+
+def test_windowed_layers_and_others_are_measured_as_many_as_there_are() -> None:
+    mixed = replace(SIZE, window=8, global_layers=2)
+    windowed, plain = replace(SIZE, window=8), SIZE
+    assert alike(mixed) == [(4, windowed), (2, plain)]
+    assert alike(replace(mixed, global_layers=6)) == [(6, plain)]
+    assert (alike(windowed), alike(plain)) == ([(6, windowed)], [(6, plain)])
+
+
+def test_a_module_that_nothing_is_built_of_is_not_measured() -> None:
+    plan = Plan(torch.device("cpu"), torch.float32, sizes=(16,), degrees=(1,), repeats=1)
+    for change, said in (({"head_dim": 32}, "head_dim 32"), ({"window": 81}, "window 81")):
+        network = Network("vit", "encoder", replace(SIZE, **change))
+        with pytest.raises(ValueError, match=rf"vit has {said}, with which no encoder is measured; leave it out"):
+            subject(network, network.size, plan)
 
 
 def test_blocks_are_compiled_where_they_are_in_training(

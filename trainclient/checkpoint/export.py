@@ -13,6 +13,7 @@ import tyro
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from dataserver.extras import pip_install
 from dataserver.planning.job.fields import Stream
 from trainclient.checkpoint.folder import explained, stored_tensors
 from trainclient.checkpoint.selection import newest
@@ -21,13 +22,22 @@ from trainclient.checkpoint.sums import damages
 from trainclient.models.audio_encoder import AudioEncoderConfig
 from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.encoder import EncoderConfig
-from trainclient.models.hf import TrainedPart, Usage, export_adapter, export_pretrained, export_whole
+from trainclient.models.hf import (
+    TrainedPart,
+    Usage,
+    export_adapter,
+    export_pretrained,
+    export_whole,
+    tokenizer_files,
+)
 from trainclient.models.lora import LowRank, merged
 from trainclient.models.rotary import RotaryScaling, RotarySections
 from trainclient.modules import exported_as, parts_of_whole
 
 _NESTED: Final = {"rotary_scaling": RotaryScaling, "sections": RotarySections}
 """Sizes that are objects."""
+BUILT_IN: Final = "bytes"
+"""Name of the tokenizer that data servers have without a file; no other one is called so."""
 
 
 class ExportType(StrEnum):
@@ -72,9 +82,13 @@ def export(config: ExportConfig) -> list[str]:
     if found := damages(path, manifest.files or {}):
         raise CheckpointError(f"the checkpoint {path} is damaged ({'; '.join(found[:4])}); export an older one")
     saved = manifest.state
-    _require_its_tokenizer(config.tokenizer, saved)
+    if config.adapter and config.tokenizer is not None:
+        raise CheckpointError("--adapter writes no tokenizer; leave --tokenizer out, or --adapter")
+    stream = _stream(saved)
+    _require_its_tokenizer(config.tokenizer, stream)
+    built_in = stream is not None and stream.tokenizer.name == BUILT_IN
     if config.module is None:
-        return _export_whole(config, path, saved.modules, _usage(saved))
+        return _export_whole(config, path, saved.modules, _usage(stream), built_in)
     if config.module not in saved.modules:
         there = ", ".join(sorted(saved.modules))
         raise CheckpointError(f"the checkpoint {path} has no module {config.module}; it has {there}")
@@ -91,11 +105,17 @@ def export(config: ExportConfig) -> list[str]:
     if adapters is not None and config.adapter:
         return export_adapter(config.output, sizes, state, adapters, base=config.base)
     return export_pretrained(
-        config.output, sizes, state, base=config.base, usage=_usage(saved), tokenizer=config.tokenizer
+        *(config.output, sizes, state),
+        base=config.base,
+        usage=_usage(stream),
+        tokenizer=config.tokenizer,
+        built_in=built_in,
     )
 
 
-def _export_whole(config: ExportConfig, path: Path, modules: Mapping[str, Any], usage: Usage | None) -> list[str]:
+def _export_whole(
+    config: ExportConfig, path: Path, modules: Mapping[str, Any], usage: Usage | None, built_in: bool
+) -> list[str]:
     """Export the encoder and the backbone of a job as the model that they began as."""
     if config.base is None or config.adapter:
         what = "--adapter writes those of one module" if config.adapter else "a whole model needs --base"
@@ -113,21 +133,41 @@ def _export_whole(config: ExportConfig, path: Path, modules: Mapping[str, Any], 
     if not parts:
         raise CheckpointError(f"the checkpoint {path} has neither encoder nor backbone; give --module")
     sizing = None if usage is None else usage.sizing
-    return export_whole(config.output, config.base, parts, _dtype(config), sizing, config.tokenizer)
+    return export_whole(config.output, config.base, parts, _dtype(config), sizing, config.tokenizer, built_in)
 
 
-def _require_its_tokenizer(folder: Path | None, saved: TrainerState) -> None:
+def _require_its_tokenizer(folder: Path | None, stream: Stream | None) -> None:
     """Raise CheckpointError where a folder has another tokenizer than the job of a checkpoint."""
-    stream, path = _stream(saved), None if folder is None else folder / "tokenizer.json"
-    if stream is None or path is None or not path.is_file():
+    if folder is None or stream is None:
         return
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != stream.tokenizer.digest:
+    name, digest = stream.tokenizer.name, stream.tokenizer.digest
+    if name == BUILT_IN:
+        raise CheckpointError(f"the tokenizer {name} of the job is built in and has no files; leave --tokenizer out")
+    others = []
+    for path in tokenizer_files(folder):
+        found = _digest(name, path)
+        if found == digest:
+            return
+        others.append(f"{path} has the SHA-256 {found[:16]}...")
+    if others:
         raise CheckpointError(
-            f"{path} has the SHA-256 {found[:16]}..., and the tokenizer {stream.tokenizer.name} of the job "
-            f"{stream.tokenizer.digest[:16]}...; give the folder that data servers had"
+            f"{', '.join(others)}, and the tokenizer {name} of the job {digest[:16]}...; give the folder that data "
+            "servers had"
         )
+
+
+def _digest(name: str, path: Path) -> str:
+    """The digest of a tokenizer's file, as data servers compute it."""
+    if path.suffix != ".tiktoken":
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    try:  # a pattern is part of it, and data servers know those of published vocabularies
+        from dataserver.assembly import load_tokenizer
+    except ImportError as error:
+        raise CheckpointError(
+            f"{path} is read as data servers read it, and {error.name} is not installed; run {pip_install('server')}"
+        ) from error
+    return load_tokenizer(name, path).digest
 
 
 def _dtype(config: ExportConfig) -> torch.dtype | None:
@@ -144,9 +184,8 @@ def _read_module(
     return sizes, {names.get(ours, ours): tensor for ours, tensor in _read(path, name).items()}
 
 
-def _usage(saved: TrainerState) -> Usage | None:
+def _usage(stream: Stream | None) -> Usage | None:
     """How the job of a checkpoint used its models; None where its stream does not say."""
-    stream = _stream(saved)
     if stream is None:
         return None
     tokenizer, sizing = stream.tokenizer, stream.sizing

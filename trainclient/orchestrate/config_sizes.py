@@ -164,12 +164,25 @@ def size_of_config(what: str, whole: Mapping[str, Any], path: Path) -> ModelSize
     sizes = _sizes_by(form, what, given, data, path)
     try:
         sizes |= form.more(data, whole)
-        if part is not None and what == "encoder" and whole.get("model_type") in _FEATURE_LAYER:
-            layer = whole.get("vision_feature_layer")
-            sizes["layers"] += 1 + int(_FEATURE_LAYER[whole["model_type"]] if layer is None else layer)
     except (TypeError, ValueError, KeyError, AttributeError, ZeroDivisionError) as error:
         raise NetworkError(f"{path}: the layers of {what} {given[:80]!r} are not understood ({error})") from None
+    if part is not None and what == "encoder":
+        sizes["layers"] = _read_layers(whole, sizes["layers"], path)
     return checked_size(path, sizes)
+
+
+def _read_layers(whole: Mapping[str, Any], layers: int, path: Path) -> int:
+    """How many layers of a tower are read."""
+    default = _FEATURE_LAYER.get(str(whole.get("model_type")))
+    if default is None:
+        return layers
+    layer = whole.get("vision_feature_layer")
+    layer = default if layer is None else layer
+    if type(layer) is not int or not -layers <= layer < 0:
+        raise NetworkError(
+            f"{path}: vision_feature_layer is {layer!r:.200}; one layer, from -{layers} to -1, is required"
+        )
+    return layers + 1 + layer
 
 
 def _sizes_by(form: _Form, what: str, given: str, data: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -194,7 +207,7 @@ def _sizes_by(form: _Form, what: str, given: str, data: Mapping[str, Any], path:
             raise NetworkError(f"{path}: mlp_ratio is {ratio!r:.40}; a number above 0 is required")
         sizes["mlp_width"] = int(sizes["width"] * ratio)
     head = data.get("head_dim")
-    if head is not None and head * sizes["heads"] != sizes["width"]:
+    if head is not None and (type(head) is not int or head * sizes["heads"] != sizes["width"]):
         sizes["head_dim"] = head
     return {**sizes, "gated": form.gated}
 

@@ -1,15 +1,17 @@
 """Times modules on the device at hand. The only part of this folder that loads torch."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dataserver.planning.costs.profile import Profile, ProfiledCost, ProfiledModule
@@ -22,6 +24,7 @@ from trainclient.models.encoder import EncoderConfig, ImageEncoder
 from trainclient.models.generator import GeneratorConfig, ImageGenerator
 from trainclient.models.layers import SplitLayer
 from trainclient.models.parameters import initialise
+from trainclient.models.projectors import NormedMerger
 from trainclient.models.towers import ImageTower, ImageTowerConfig, TextTower, TextTowerConfig
 from trainclient.orchestrate.cluster import BOARDS
 from trainclient.orchestrate.networks import FEATURES, Network
@@ -39,6 +42,8 @@ RUNS: Final = 3
 ROTARY_BASE: Final = 500_000.0
 TOWER_VOCABULARY: Final = 49_408
 """Rows of a text tower's embedding, which sizes do not tell: CLIP's (arXiv 2103.00020, section 2.4)."""
+_MEASURED: Final = ("head_dim", "gated", "window")
+"""Sizes that a module has, or does not have, beside those of all."""
 _KINDS: Final = {"A100": "a800", "A800": "a800", "H100": "h100", "H800": "h100", "H200": "h200"}
 """Kinds of clusters by a part of the name that CUDA tells."""
 
@@ -85,7 +90,7 @@ def profile_modules(networks: Sequence[Network], plan: Plan, progress: Callable[
     """Time every module at every size, at each of the degrees that divides it.
 
     Raises:
-        ValueError: a degree divides none of the modules.
+        ValueError: a degree divides none of the modules, or one has a size that is not measured.
         FitError: the sizes do not tell the terms of a cost apart.
     """
     for tp in plan.degrees:
@@ -119,12 +124,11 @@ def share(network: nn.Module, tp: int) -> nn.Module:
 
 
 def _profiled(network: Network, tp: int, plan: Plan) -> ProfiledCost:
-    few, more = (_steps(network, tp, layers, plan) for layers in LAYERS)
     microbatches = list(plan.microbatches())
-    times = np.array([_whole_ns(network.size.layers, few(each), more(each), plan) for each in microbatches], np.int64)
+    times = _times(network, tp, plan, microbatches)
     counts, rows, squares = (
         np.array([f(each) for each in microbatches], np.int64)
-        for f in (len, sum, lambda each: sum(n * n for n in each))
+        for f in (len, sum, lambda each: sum(n * min(n, network.window or n) for n in each))
     )
     try:
         found = fit(TimingSamples(counts, rows, squares, times[:, 0], times[:, 1]))
@@ -133,7 +137,25 @@ def _profiled(network: Network, tp: int, plan: Plan) -> ProfiledCost:
             f"{network.name}, tp {tp}: {error}. Here steps are --repeats, and items --sizes: raise the first, or give "
             "larger or other sizes"
         ) from None
-    return ProfiledCost(tp=tp, cost=found.cost, error_percent=found.residual_p50_ppm / 10_000)
+    cost = found.cost.model_copy(update={"window": network.window})
+    return ProfiledCost(tp=tp, cost=cost, error_percent=found.residual_p50_ppm / 10_000)
+
+
+def alike(size: ModelSize) -> list[tuple[int, ModelSize]]:
+    """The same model with layers that are all alike, windowed or not, and how many layers of it are such."""
+    if not size.window or not size.global_layers:
+        return [(size.layers, replace(size, global_layers=0))]
+    found = [(size.layers - size.global_layers, size.window), (size.global_layers, 0)]
+    return [(count, replace(size, window=window, global_layers=0)) for count, window in found if count]
+
+
+def _times(network: Network, tp: int, plan: Plan, microbatches: Sequence[Lengths]) -> NDArray[np.int64]:
+    """[microbatches, 2]: forward and backward of each, in nanoseconds."""
+    times = np.zeros((len(microbatches), 2), np.int64)
+    for count, size in alike(network.size):
+        few, more = (_steps(replace(network, size=size), tp, layers, plan) for layers in LAYERS)
+        times += count * np.array([_whole_ns(size.layers, few(each), more(each), plan) for each in microbatches])
+    return times // network.size.layers
 
 
 def _whole_ns(layers: int, few: Step, more: Step, plan: Plan) -> tuple[int, int]:
@@ -148,13 +170,26 @@ def _steps(network: Network, tp: int, layers: int, plan: Plan) -> Callable[[Leng
     """Steps of a module of so many layers, for any microbatch."""
     few = replace(network.size, layers=layers, vocab_size=-(-network.size.vocab_size // tp))
     with torch.device("meta"):
-        module, run = _SUBJECTS[network.modality or network.kind](network, few, plan)
+        module, run = subject(network, few, plan)
         share(module, tp)
     module.to(plan.dtype).to_empty(device=plan.device)
     initialise(module, 0, "profile")
     if plan.compile:
         compile_blocks(module, plan.device, plan.dtype)
     return lambda lengths: _timed(plan, module, run(lengths))
+
+
+def subject(network: Network, few: ModelSize, plan: Plan) -> Subject:
+    """What is measured for a module, with some of its layers; ValueError where that is another one."""
+    module, run = _SUBJECTS[network.modality or network.kind](network, few, plan)
+    made = cast(Any, module).config.size
+    other = [f"{name} {getattr(few, name)}" for name in _MEASURED if getattr(made, name) != getattr(few, name)]
+    if other:
+        raise ValueError(
+            f"{network.name} has {', '.join(other)}, with which no {network.modality or network.kind} is measured; "
+            "leave it out, and give its cost in numbers"
+        )
+    return module, run
 
 
 def _median_ns(step: Step, repeats: int) -> tuple[int, int]:
@@ -201,12 +236,18 @@ def _offsets(lengths: Lengths) -> Tensor:
 
 
 def _encoder(network: Network, few: ModelSize, plan: Plan) -> Subject:
-    del network, plan
-    module = ImageEncoder(EncoderConfig(few.layers, few.width, few.heads, few.mlp_width, PATCH, MERGE, few.width))
+    del network
+    sizes = few.layers, few.width, few.heads, few.mlp_width
+    window = math.isqrt(few.window) // MERGE
+    config = EncoderConfig(*sizes, PATCH, MERGE, few.width, gated=few.gated, window=window)
+    module = ImageEncoder(config)
+    further = nn.ModuleList(NormedMerger(few.width, MERGE, few.width, config.norm_eps) for _ in range(few.deepstack))
+    module.deepstack = further  # of layers that a module of few layers does not have: they run beside it
 
     def run(lengths: Lengths) -> Run:
         image = _image(lengths)
-        return lambda: module(*image).float().sum()
+        rows = torch.zeros(sum(lengths), few.width, device=plan.device, dtype=plan.dtype, requires_grad=True)
+        return lambda: sum((merger(rows).float().sum() for merger in further), module(*image).float().sum())
 
     return module, run
 
@@ -214,7 +255,8 @@ def _encoder(network: Network, few: ModelSize, plan: Plan) -> Subject:
 def _backbone(network: Network, few: ModelSize, plan: Plan) -> Subject:
     del network, plan
     sizes = few.layers, few.width, few.mlp_width, few.heads, few.groups
-    module = BackboneStage(BackboneConfig(*sizes, ROTARY_BASE, few.vocab_size, 0))
+    head_dim, window = few.head_dim or None, few.window  # rows of deepstack are only added
+    module = BackboneStage(BackboneConfig(*sizes, ROTARY_BASE, few.vocab_size, 0, head_dim=head_dim, window=window))
 
     def run(lengths: Lengths) -> Run:
         (tokens, positions, offsets), empty = _text(lengths, few.vocab_size), torch.zeros(0, dtype=torch.int64)
@@ -242,7 +284,8 @@ def _generator(network: Network, few: ModelSize, plan: Plan) -> Subject:
 
 def _image_tower(network: Network, few: ModelSize, plan: Plan) -> Subject:
     del network, plan
-    module = ImageTower(ImageTowerConfig(few.layers, few.width, few.heads, few.mlp_width, PATCH, MERGE, FEATURES))
+    sizes = few.layers, few.width, few.heads, few.mlp_width
+    module = ImageTower(ImageTowerConfig(*sizes, PATCH, MERGE, FEATURES, gated=few.gated))
 
     def run(lengths: Lengths) -> Run:
         image = _image(lengths)

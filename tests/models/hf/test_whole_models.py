@@ -210,8 +210,9 @@ def test_a_model_that_has_learned_further_tokens(name: str, tmp_path: Path) -> N
             (folder / file).write_text(f"{file} of {folder.name}")
     with pytest.raises(PretrainedError, match=f"knows {VOCAB + 3} tokens, and .* knows {VOCAB}; give --tokenizer"):
         export_whole(tmp_path / "back", base, parts)
-    with pytest.raises(PretrainedError, match=r"has no tokenizer\.json; give the folder of a tokenizer"):
+    with pytest.raises(PretrainedError, match=r"has no tokenizer\.json, tokenizer\.model or NAME\.tiktoken; give"):
         export_whole(tmp_path / "back", base, parts, tokenizer=tmp_path)
+    assert export_whole(tmp_path / "bytes", base, parts, built_in=True) == []
     assert export_whole(tmp_path / "back", base, parts, tokenizer=grown) == []
     found = {name: (tmp_path / "back" / name).read_text() for name in ("tokenizer.json", "chat_template.jinja")}
     assert found == {"tokenizer.json": "tokenizer.json of tokens", "chat_template.jinja": "chat_template.jinja of c"}
@@ -323,6 +324,14 @@ def test_pinpoints_of_a_job_are_in_the_configuration_and_the_processor(tmp_path:
     )
     assert config["image_grid_pinpoints"] == processor["image_processor"]["image_grid_pinpoints"] == pinpoints
     assert config["vision_aspect_ratio"] == processor["vision_aspect_ratio"] == "anyres_max_2"
+    before = json.loads((tmp_path / "c" / "config.json").read_text())
+    other = ONEVISION_SIZING.model_copy(update={"side": 48})
+    export_whole(tmp_path / "other", tmp_path / "c", parts, sizing=other)
+    after, processor = (
+        json.loads((tmp_path / "other" / f"{n}.json").read_text()) for n in ("config", "processor_config")
+    )
+    assert after["image_grid_pinpoints"] == before["image_grid_pinpoints"]
+    assert processor == whole, "as before, of the processor's side"
 
 
 def test_pixels_are_normalised_as_either_processor_says(tmp_path: Path) -> None:

@@ -42,6 +42,8 @@ BILINEAR: Final = 2
 """What Pillow calls the filter that data servers scale images by."""
 _PACKS: Final = {"Qwen2VLImageProcessor": SizingRule.QWEN, "Siglip2ImageProcessor": SizingRule.NAFLEX}
 """Processors of models that take packed patches, and their rules."""
+_RANKS: Final = ("*.tiktoken", "*.tiktoken.pattern")
+"""Tokenizers of tiktoken, and the patterns beside them."""
 _SYSTEM: Final = re.compile(r"os error (\d{1,4})")
 
 
@@ -69,6 +71,7 @@ def export_pretrained(
     shard_bytes: int = SHARD_BYTES,
     usage: Usage | None = None,
     tokenizer: Path | None = None,
+    built_in: bool = False,
 ) -> list[str]:
     """Write a checkpoint that transformers loads.
 
@@ -81,6 +84,7 @@ def export_pretrained(
         usage: how it was trained. Without it and without a base a language model is refused: transformers would take
             ids of special tokens, and a longest sequence, that nobody gave.
         tokenizer: folder of another tokenizer than the base's, whose files come along instead.
+        built_in: whether the job's tokenizer has no files, so that none are missing for new tokens.
 
     Returns:
         The names of the parameters that such checkpoints have no place for (query tokens; CLIP's and SigLIP's merger).
@@ -96,7 +100,7 @@ def export_pretrained(
             "the module began as"
         )
     fields = _exported_config(family, config, state, base, usage)
-    if base is not None:
+    if base is not None and not built_in:
         known = getattr(family.read(*described(base, family.kind)[1:]), "vocab_size", 0)
         require_tokenizer(getattr(config, "vocab_size", 0), known, base, tokenizer)
     if os.path.lexists(folder):
@@ -237,12 +241,21 @@ def companions_of(base: Path | None, tokenizer: Path | None = None) -> dict[str,
     Raises:
         PretrainedError: one is not what it should be, or the other folder has no tokenizer.
     """
-    if tokenizer is not None and not (tokenizer / COMPANIONS[0]).is_file():
-        raise PretrainedError(f"{tokenizer} has no {COMPANIONS[0]}; give the folder of a tokenizer")
+    if tokenizer is not None and not tokenizer_files(tokenizer):
+        raise PretrainedError(
+            f"{tokenizer} has no tokenizer.json, tokenizer.model or NAME.tiktoken; give the folder of a tokenizer"
+        )
     source = tokenizer or base
     paths = [] if source is None else [source / name for name in COMPANIONS]
+    paths += [] if tokenizer is None else sorted(path for end in _RANKS for path in tokenizer.glob(end))
     paths += [] if base is None else [base / TEMPLATE]
     return {path.name: path for path in reversed(paths) if _is_whole(path)}
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """The files of a folder that data servers read as a tokenizer, the first one unless another is named."""
+    paths = [folder / "tokenizer.json", folder / "tokenizer.model", *sorted(folder.glob(_RANKS[0]))]
+    return [path for path in paths if path.is_file()]
 
 
 def require_tokenizer(tokens: int, known: int, base: Path, tokenizer: Path | None) -> None:

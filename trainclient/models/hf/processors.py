@@ -126,7 +126,7 @@ def with_bounds_of(sizing: Sizing, found: Fields) -> dict[str, Any]:
         PretrainedError: a size of the processor is no integer in its bounds.
     """
     data, theirs = dict(found.data), processor_sizing(found)
-    if theirs is None or theirs["rule"] is not sizing.rule or theirs.get("side") != sizing.side:
+    if theirs is None or not _sizes_alike(sizing, theirs):
         return data
     if sizing.resampling is not None:
         data["resample"] = next(n for n, name in _RESAMPLE.items() if name is sizing.resampling)
@@ -140,6 +140,11 @@ def with_bounds_of(sizing: Sizing, found: Fields) -> dict[str, Any]:
     return {**data, "size": {"shortest_edge": sizing.shortest_edge or sizing.side}}
 
 
+def _sizes_alike(sizing: Sizing, theirs: Mapping[str, Any]) -> bool:
+    """Whether a processor has the rule and the side of a job."""
+    return bool(theirs["rule"] is sizing.rule and theirs.get("side") == sizing.side)
+
+
 def _tile_bounds(ours: Tiles, theirs: Tiles, side: int) -> dict[str, Any]:
     """Fields of an image processor that say how images are cut, where a job says otherwise."""
     if ours == theirs or ours.choice is not theirs.choice:
@@ -151,9 +156,13 @@ def _tile_bounds(ours: Tiles, theirs: Tiles, side: int) -> dict[str, Any]:
     return {"image_grid_pinpoints": _pinpoints(ours, side)}
 
 
-def tiled_fields(sizing: Sizing) -> dict[str, Any]:
-    """Fields of a model's configuration, and of its processor's, that a job whose tiles are pinpoints decides."""
+def tiled_fields(sizing: Sizing, found: Fields | None) -> dict[str, Any]:
+    """Fields of a model's configuration, and of its processor's, that a job whose tiles are pinpoints decides; none
+    where the image processor `found` has another rule or side, and stays as it is."""
     if sizing.tiles is None or sizing.tiles.choice is not TileChoice.PINPOINTS:
+        return {}
+    theirs = None if found is None else processor_sizing(found)
+    if theirs is None or not _sizes_alike(sizing, theirs):
         return {}
     return {
         "image_grid_pinpoints": _pinpoints(sizing.tiles, sizing.side or 0),

@@ -23,7 +23,7 @@ from trainclient.models.hf.files import (
 )
 from trainclient.models.hf.folder import CONFIG, EMBEDDING, HEAD, part_of, stored_names
 from trainclient.models.hf.mapping import Entry, Family, Sizes
-from trainclient.models.hf.processors import PREPROCESSOR, PROCESSOR, tiled_fields, with_bounds_of
+from trainclient.models.hf.processors import PREPROCESSOR, PROCESSOR, processor_fields, tiled_fields, with_bounds_of
 from trainclient.models.hf.registry import families_of
 
 PROCESSORS: Final = (PREPROCESSOR, PROCESSOR, "video_preprocessor_config.json", "chat_template.json")
@@ -48,6 +48,7 @@ def export_whole(
     dtype: torch.dtype | None = None,
     sizing: Sizing | None = None,
     tokenizer: Path | None = None,
+    built_in: bool = False,
 ) -> list[str]:
     """Write a model with the files, names and configuration of the checkpoint that it began as.
 
@@ -60,6 +61,7 @@ def export_whole(
         dtype: of all tensors; by default that of the first part.
         sizing: of the job, where it names a rule: processors of that rule get its bounds and filter.
         tokenizer: folder of another tokenizer than the checkpoint's, whose files come along instead.
+        built_in: whether the job's tokenizer has no files, so that none are missing for new tokens.
 
     Returns:
         The names of the parameters that the checkpoint has no place for (query tokens).
@@ -81,7 +83,8 @@ def export_whole(
             theirs = family.read(part_of(whole, family), whole)
             entries = _entries(family, part, theirs, base)
             known, tokens = (getattr(sizes, _VOCABULARY, 0) for sizes in (theirs, part.config))
-            require_tokenizer(tokens, known, base, tokenizer)
+            if not built_in:
+                require_tokenizer(tokens, known, base, tokenizer)
             stored = stored_names(base, files, family, theirs)
             trained |= {stored[entry.theirs]: (entry, part) for entry in entries}
             if getattr(part.config, "tied", False) and HEAD in stored:
@@ -92,7 +95,8 @@ def export_whole(
         companions = others | companions_of(base, tokenizer)
         resized = {} if sizing is None else _resized(base, sizing)
         if sizing is not None:
-            config |= {name: value for name, value in tiled_fields(sizing).items() if name in config}
+            tiled = tiled_fields(sizing, processor_fields(base))
+            config |= {name: value for name, value in tiled.items() if name in config}
         with exported(folder) as made:
             _write(made, base, files, trained, dtype)
             (made / CONFIG).write_text(as_text(_typed(config, str(dtype).removeprefix("torch."))))
@@ -112,8 +116,9 @@ def _resized(base: Path, sizing: Sizing) -> dict[str, dict[str, Any]]:
         if name == PREPROCESSOR:
             changed[name] = with_bounds_of(sizing, fields)
         elif fields.has(inner):
-            cut = {key: value for key, value in tiled_fields(sizing).items() if key in data}
-            changed[name] = {**data, **cut, inner: with_bounds_of(sizing, fields.within(inner))}
+            processor = fields.within(inner)
+            cut = {key: value for key, value in tiled_fields(sizing, processor).items() if key in data}
+            changed[name] = {**data, **cut, inner: with_bounds_of(sizing, processor)}
     return {name: data for name, data in changed.items() if data != found[name]}
 
 

@@ -1,0 +1,39 @@
+"""What tests start processes with: it goes on where the process that they fork from has ended."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import ports
+import pytest
+from cli import preforked
+
+
+def test_another_mother_follows_one_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    mother = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    monkeypatch.setattr(preforked, "_mother", (mother, ours))
+    with pytest.raises(OSError, match=r"Broken pipe|has ended"):
+        preforked._ask({"wait": 1}, [])
+    assert preforked._mother is None
+    assert ours.fileno() == -1
+    assert mother.returncode is not None
+
+
+def test_a_process_of_another_mother_has_ended() -> None:
+    assert preforked.waited(os.getpid()) == [os.getpid(), 0]
+
+
+def test_ports_are_free_where_the_system_gives_all_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "CANDIDATES", range(0))
+    found = ports.free_ports(20)
+    assert len({*found}) == 20
+    (few,) = ports.free_ports(1)
+    assert few not in found
+    monkeypatch.setattr(ports, "CANDIDATES", range(few, few + 1))
+    assert few not in ports.free_ports(2), "it was given before"
+    monkeypatch.setattr(ports, "TRIES", 1)
+    with pytest.raises(OSError, match=r"[01] ports are free; 9 are required"):
+        ports.free_ports(9)
