@@ -1,22 +1,29 @@
 """Encoders whose projector is trained alone: what is trained, what a checkpoint holds of it, and what cannot be."""
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from builders.contrastive import contrastive_job, two_towers
-from builders.jobs import make_job
+from builders.jobs import TOKENIZER, make_job
 from models.test_compiling import encoder as run_encoder
+from program.runtime_cases import Degrees, job_data
 from torch import nn
+from torch.distributed import HashStore
 
+from dataserver.planning.job.identity import Job, parse_job
 from dataserver.planning.job.spec import JobSpec
 from trainclient.checkpoint.state import TrainerState
 from trainclient.models.encoder import EncoderConfig, ImageEncoder
 from trainclient.models.parameters import initialise
 from trainclient.modules import TrainedModule
 from trainclient.topology.process_grid import Topology
+from trainclient.topology.process_groups import Groups, process_groups
 from trainclient.training.config import ConfigError, validate_config
 from trainclient.training.freezing import freeze_tower, frozen_parts
+from trainclient.training.loop import Trainer
 from trainclient.training.memory import needs, states
 from trainclient.training.models import Models
 
@@ -115,3 +122,40 @@ def test_what_has_no_tower_to_freeze_is_named(config: dict[str, Any], encoder: d
 def test_towers_of_contrastive_jobs_have_no_projector() -> None:
     with pytest.raises(ConfigError, match="which has no projector; freeze it whole"):
         Models.of(validate_config(ALONE), contrastive_job(two_towers()).spec)
+
+
+def trainer_of(folder: Path, config: dict[str, Any], groups: Groups, job: Job) -> tuple[Trainer, Any]:
+    """A trainer that resumes from a folder, where there is a checkpoint; and streams that stand at step 1."""
+    data = {"progress": False, "checkpoint": {"directory": str(folder), "asynchronous": False}, **config}
+    made = Trainer(validate_config(data), job, Topology.of(job.spec), groups)
+    cursor = {"version": 1, "stream_id": job.stream_id, "step": 1, "stream": "{}"}
+    found = SimpleNamespace(state_dict=lambda: cursor, load_state_dict=lambda _: None, step=1, job=job)
+    made.resume(found)  # type: ignore[arg-type]
+    return made, found
+
+
+def test_a_checkpoint_of_a_projector_is_thawed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In one process, whose gradients are all one: the tower changes no bit, and its moments begin with zero later."""
+    data = job_data(Degrees(1, 1, 1, 0, colocated=True), generation={"ratio": "0"})
+    data["stream"]["datasets"][0]["fingerprint"] = "0" * 64
+    data["stream"]["tokenizer"] = TOKENIZER
+    job = parse_job(data)
+    topology, cpu, counts = Topology.of(job.spec), torch.device("cpu"), list[dict[str, int]]()
+    with process_groups(topology, cpu, 60, HashStore(), 0) as groups:
+        for config in (ALONE, {}):
+            trainer, streams = trainer_of(tmp_path, config, groups, job)
+            before = {name: p.detach().clone() for name, p in trainer._parameters.local.items()}
+            ones = {name: torch.ones_like(p) for name, p in trainer._parameters.local.items() if p.requires_grad}
+            trainer._optimizer.step(0, ones)
+            changed = {name for name, p in trainer._parameters.local.items() if not torch.equal(p, before[name])}
+            assert changed == ones.keys()
+            trainer._save(streams, SimpleNamespace(sync=lambda: None))  # type: ignore[arg-type]
+            state = {name: int(t) for name, t in trainer._optimizer.tensors().items() if name.endswith("/step")}
+            counts.append({name.partition("/")[0]: count for name, count in state.items()})
+    towers = [{name for name in found if name.startswith("vit.")} for found in counts]
+    assert {name.partition(".merger.")[0] for name in towers[0]} == {"vit"}
+    assert towers[0] < towers[1]
+    assert {counts[1][name] for name in towers[0]} == {2}
+    assert {counts[1][name] for name in towers[1] - towers[0]} == {1}
+    told = "changed on resume: vit: tower frozen -> trained with lr 0.0003; its moments begin at zero"
+    assert told in capsys.readouterr().err.splitlines()
