@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -129,6 +129,7 @@ def soak(
     report: Report,
     pause_s: float,
     servers: int = SERVERS,
+    enough: Callable[[Report], bool] | None = None,
 ) -> None:
     """Read under faults, and fill in a report.
 
@@ -140,6 +141,7 @@ def soak(
         report: says for how long, and with which seed.
         pause_s: what each reader does with a microbatch, in seconds.
         servers: how many there are.
+        enough: asked after each fault; ends it before the time that the report says.
     """
     memory = ["--block-memory-bytes", str(stored_bytes // MEMORY_PART)]
     flags = [*dataset_flags(folders), "--drain-grace-s", "5", "--no-shared-memory", *memory]
@@ -155,7 +157,7 @@ def soak(
         expected = read_views([sites[0].address], job, digest)
         readers = Readers([site.address for site in sites], job, expected, report, pause_s)
         try:
-            _disturb(sites, store, Jobs(job.text, data), readers, report)
+            _disturb(sites, store, Jobs(job.text, data), readers, report, enough)
         except Exception as error:
             report.wrong.append(f"it ended early: {error!r}"[:2000])
             raise
@@ -184,8 +186,15 @@ def _look_into_logs(sites: Sequence[Site], report: Report) -> None:
             report.wrong.append(f"{site.address} logged: {found}{traceback[:2000]}")
 
 
-def _disturb(sites: Sequence[Site], store: Relay, jobs: Jobs, readers: Readers, report: Report) -> None:
-    """Let things happen until time is over, and look at what is held meanwhile."""
+def _disturb(
+    sites: Sequence[Site],
+    store: Relay,
+    jobs: Jobs,
+    readers: Readers,
+    report: Report,
+    enough: Callable[[Report], bool] | None,
+) -> None:
+    """Let things happen until time is over or it is enough, and look at what is held meanwhile."""
     rng, began = random.Random(report.seed), time.monotonic()
     first, own = psutil.Process(sites[0].member.process.pid), psutil.Process()
     stalled = began
@@ -204,6 +213,10 @@ def _disturb(sites: Sequence[Site], store: Relay, jobs: Jobs, readers: Readers, 
             stalled = now
             report.stalls += 1
             tell_stall(sites, readers)
+        if enough is not None:
+            report.image_bytes = image_bytes([site.address for site in sites])
+            if enough(report):
+                return
 
 
 @contextmanager

@@ -15,27 +15,43 @@ __all__ = ["no_stores", "stores"]
 
 
 SEED = 2389
-"""Its second fault freezes the store for longer than a request waits. Its faults end no server: a new process takes
-seconds to begin, and `tests/faults/test_schedules.py` ends many."""
+"""Its second fault freezes the store for longer than a request waits. Its first twenty end no server: a new process
+takes seconds to begin, and `tests/faults/test_schedules.py` ends many."""
+FAULTS = 6
+MICROBATCHES = 31
+DEADLINE_S = 420
+"""Half a minute is enough on a machine that does nothing else."""
+
+
+def from_blocks(report: Report) -> int:
+    """Bytes of images that were read in no store."""
+    return sum(report.image_bytes.values()) - report.image_bytes["the store"]
+
+
+def was_enough(report: Report) -> bool:
+    """Whether a soak met faults and read from stores and blocks, however long that took."""
+    return (
+        report.microbatches >= MICROBATCHES
+        and sum(report.faults.values()) >= FAULTS
+        and report.faults.get("store frozen", 0) >= 1
+        and report.image_bytes["the store"] > 0
+        and from_blocks(report) > 0
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_thirty_seconds_of_faults_leave_every_digest(stores: tuple[State, str], tmp_path: Path) -> None:
+@pytest.mark.timeout(2 * DEADLINE_S)
+def test_a_few_faults_leave_every_digest(stores: tuple[State, str], tmp_path: Path) -> None:
     state, address = stores
     local = index(write_pairs(tmp_path / "local", 60, 20, seed=1, median_size=120))
     remote = write_pairs(tmp_path / "remote", 60, 5, seed=2, median_size=120)
     state.put_folder("/bucket/laion", remote)
-    report = Report(seconds=30, seed=SEED)
+    report = Report(seconds=DEADLINE_S, seed=SEED, stall_s=DEADLINE_S / 2)
     with behind_a_relay(address) as store:
         folders = {"local": local, "s3": index(Path("s3://bucket/laion"))}
-        soak(folders, bytes_of(remote), tmp_path, store, report, pause_s=2.5, servers=2)
+        soak(folders, bytes_of(remote), tmp_path, store, report, pause_s=2.5, servers=2, enough=was_enough)
     assert report.problems() == [], report.text()
-    assert report.microbatches > 30
-    assert sum(report.faults.values()) >= 3
-    assert report.faults["store frozen"] >= 1
-    assert report.image_bytes["the store"] > 0
-    assert sum(report.image_bytes.values()) > report.image_bytes["the store"], "blocks were used"
+    assert was_enough(report), report.text()
 
 
 def usages(*rss_mib: float) -> list[Usage]:

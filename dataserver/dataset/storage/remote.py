@@ -4,6 +4,7 @@ import errno
 import io
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -34,6 +35,10 @@ MAX_SEEN: Final = 1 << 16
 """Objects of a store that are remembered as it showed them last, so that to open one costs no request."""
 CHUNK: Final = 10_000
 """Objects of a listing that are taken at a time, so that trouble costs no more than these."""
+MAX_REFUSED: Final = 1 << 16
+"""Blocks of a store that are remembered as not those that were indexed."""
+REFUSED_S: Final = 300.0
+"""For so long such a block is not read as a whole again, unless the object gets another version."""
 CHANGED: Final = Etag(0, 0, -1, 0, 0)
 """The state of no object."""
 _BUFFER_BYTES: Final = 1 << 20
@@ -48,6 +53,7 @@ class Store:
         self.client = client
         self.budget = RetryBudget(name)
         self.small: LruCache[bytes] = LruCache(SMALL_CACHE_BYTES, len)
+        self.refused = _Refused()
         self._seen: LruCache[ObjectInfo] = LruCache(MAX_SEEN, lambda _: 1)
 
     def head(self, key: str) -> ObjectInfo:
@@ -63,11 +69,15 @@ class Store:
         return self._seen.get(info.key, lambda: info)
 
     def get(self, wanted: ObjectInfo, start: int, length: int) -> bytes:
-        """As `Client.get`."""
+        """As `Client.get`. An object that changed is asked for anew when it is opened next."""
         if not length:
             return b""
-        with span("read store", Kind.CLIENT, bytes=length):
-            return self.budget.call(lambda: self.client.get(wanted, start, length))
+        try:
+            with span("read store", Kind.CLIENT, bytes=length):
+                return self.budget.call(lambda: self.client.get(wanted, start, length))
+        except ChangedError:
+            self._seen.drop(wanted.key)
+            raise
 
     def objects(self, prefix: str) -> Iterator[ObjectInfo]:
         """As `Client.objects`, from the first one on."""
@@ -95,6 +105,28 @@ class Store:
         return io.BufferedReader(_Sequential(self, info), _BUFFER_BYTES)
 
 
+class _Refused:
+    """Blocks that were not what an index says: version, number and wanted checksum of each. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seen_s: dict[tuple[ObjectInfo, int, int], float] = {}
+
+    def __contains__(self, key: tuple[ObjectInfo, int, int]) -> bool:
+        """Whether a block was refused a short time ago."""
+        at = self._seen_s.get(key)
+        return at is not None and time.monotonic() < at + REFUSED_S
+
+    def add(self, key: tuple[ObjectInfo, int, int]) -> bool:
+        """Remember a block that was refused now. Returns whether it was for the first time."""
+        with self._lock:
+            is_first = self._seen_s.pop(key, None) is None
+            self._seen_s[key] = time.monotonic()
+            if len(self._seen_s) > MAX_REFUSED:
+                del self._seen_s[next(iter(self._seen_s))]
+            return is_first
+
+
 class _Proven:
     """A store of whose answers whole blocks of one object are compared with checksums. Fulfils `Source`."""
 
@@ -105,12 +137,17 @@ class _Proven:
 
     def get(self, wanted: ObjectInfo, start: int, length: int) -> bytes:
         """As `Store.get`. Raises UnavailableError where a block is not the one that was indexed."""
-        data = self._store.get(wanted, start, length)
         number, rest = divmod(start, BLOCK_BYTES)
-        is_block = not rest and length == min(BLOCK_BYTES, wanted.num_bytes - start) and number < len(self._sums)
-        if is_block and crc32c_of(data) != self._sums[number]:
-            what = f"block {number} of {self.name}/{wanted.key} differs from what was indexed"
-            _log.warning("%s, though its version is the same; it is not held", what)
+        if rest or length != min(BLOCK_BYTES, wanted.num_bytes - start) or number >= len(self._sums):
+            return self._store.get(wanted, start, length)
+        key = wanted, number, self._sums[number]
+        what = f"block {number} of {self.name}/{wanted.key} differs from what was indexed"
+        if key in self._store.refused:
+            raise UnavailableError(what)
+        data = self._store.get(wanted, start, length)
+        if crc32c_of(data) != self._sums[number]:
+            if self._store.refused.add(key):
+                _log.warning("%s; it is not held, and its images are read one by one", what)
             raise UnavailableError(what)
         return data
 

@@ -17,9 +17,10 @@ from stores import SECRET, forget_stores
 from dataserver.cli import index as index_command
 from dataserver.cli import main
 from dataserver.dataset import Dataset, DatasetError, ImageRef, ShardReadError, StaleIndexError, build_index, publish
-from dataserver.dataset.storage import blocks, retries
+from dataserver.dataset.storage import blocks, remote, retries
 from dataserver.dataset.storage.http_client import Answer
 from dataserver.dataset.storage.hub import HubClient
+from dataserver.dataset.storage.registry import storage_of
 
 Stores = tuple[State, str]
 
@@ -396,8 +397,21 @@ def test_workers_and_credentials_of_the_environment(stores: Stores, folder: Path
     assert SECRET not in done.stdout + done.stderr
 
 
+def test_an_object_that_changed_is_asked_for_anew_when_it_is_opened_next(stores: Stores, folder: Path) -> None:
+    """Also by whoever opens it without asking for its state."""
+    state, storage = stores[0], storage_of("s3://bucket/laion")
+    path = put(stores, folder, "s3") / "00000.tar"
+    before = storage.ranges(path)
+    state.put("/bucket/laion/00000.tar", b"another content")
+    assert before.read([(0, 7)]) == [b""]
+    assert storage.ranges(path).read([(0, 7)]) == [b"another"]
+    assert before.read([(0, 7)]) == [b""], "a file stays one version"
+    heads = [one for one in state.asked if one.method == "HEAD"]
+    assert len(heads) == 2, "one for each version"
+
+
 def test_a_block_that_differs_from_its_index_is_not_held(
-    stores: Stores, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    stores: Stores, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store gives the same version and size; what differs are zeros at the end, so images are right."""
     url = put(stores, folder, "s3")
@@ -405,13 +419,27 @@ def test_a_block_that_differs_from_its_index_is_not_held(
     dataset = Dataset.open(url, tmp_path / "index")
     stored = stores[0].objects["/bucket/laion/00001.tar"]
     sound, stored.data = stored.data, stored.data[:-1] + b"x"
+    whole = (0, len(sound))
+
+    def reads() -> int:
+        """How often the block was asked for, when all its images have been read one after the other."""
+        for ref in refs_of(dataset):
+            assert dataset.read(ref)
+            settle()
+        found = [one.range for one in stores[0].ranges() if one.path.endswith("/00001.tar")]
+        stores[0].asked.clear()
+        return found.count(whole)
+
+    stores[0].asked.clear()
+    assert reads() == 1, "four images want it"
     assert images(dataset) == images(Dataset.open(folder))
-    settle()
     assert held_shards() == {"00000.tar", "00002.tar"}
-    assert "block 0 of s3://bucket/laion/00001.tar differs from what was indexed" in caplog.text
+    monkeypatch.setattr(remote, "REFUSED_S", 0)
+    assert reads() > 0
+    told = "block 0 of s3://bucket/laion/00001.tar differs from what was indexed"
+    assert [told in record.getMessage() for record in caplog.records].count(True) == 1
     stored.data = sound
-    images(dataset)
-    settle()
+    assert reads() == 1
     assert held_shards() == {"00000.tar", "00001.tar", "00002.tar"}
 
 
