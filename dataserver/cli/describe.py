@@ -42,7 +42,8 @@ def describe(
             template that rendered them.
         job: YAML or JSON file of a job, to show what its filter drops of this dataset, and how many conversations are
             longer than its sequences.
-        name: What the job calls the dataset, where the job has several; by default all filters are shown.
+        name: What the job calls the dataset, where the job has several; by default all filters are shown, and long
+            conversations are counted where only one of its datasets has any.
         output: Self-contained HTML file to write as well; - is stdout.
     """
     path = location(path)
@@ -52,8 +53,8 @@ def describe(
     require_writable("--output", output)
     dataset = Dataset.open(path, index_dir, quarantine)
     counts = Counter(lint(path, index_dir).counts)
-    if job is not None and dataset.are_chats:
-        counts.update(finding.kind for finding in long_conversations(job, name, dataset, named))
+    if job is not None and dataset.are_chats and len(chats := _chats(job, name)) == 1:
+        counts.update(finding.kind for finding in long_conversations(job, chats[0], dataset, named))
     with progress_bar(f"describing {path.name}") as report:
         card = dataset_card(dataset, loaded, filters, report)
     sections = list(card_sections(card, counts))
@@ -70,6 +71,11 @@ def _show(title: str, sections: Sequence[Section], output: Path | None) -> None:
         print(f"\n{section.title}", file=out)
         for line in bars(section, WIDTH):
             print(line, file=out)
+
+
+def _chats(job: Path, name: str) -> list[str]:
+    """The datasets of a job that have conversations: as `_filters`."""
+    return [called for called, entry in dataset_entries(job, name) if entry.get("conversations") is not None]
 
 
 def _filters(job: Path, name: str) -> Iterator[str]:

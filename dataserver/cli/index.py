@@ -148,11 +148,13 @@ def index(
     if BYTES in tokenizer or not tokenizers:
         tokenizers.append(load_tokenizer(BYTES))
     is_chat = rules.conversations is Conversations.CHAT
-    if rules.audio is AudioMembers.SERVE:
+    served = {"audio": rules.audio is AudioMembers.SERVE, "video": rules.video is VideoMembers.SERVE}
+    if served["audio"]:
         require_audio()
-    if rules.video is VideoMembers.SERVE:
+    if served["video"]:
         require_video()
-    chats = [open_chat(found) for found in tokenizers if found.name != BYTES] if is_chat else []
+    media = [kind for kind, is_served in served.items() if is_served]
+    chats = [open_chat(found, media) for found in tokenizers if found.name != BYTES] if is_chat else []
     if is_chat and not chats:
         raise ValueError("--conversations chat needs a chat template; give --tokenizer NAME=FOLDER of a chat model")
     part = WHOLE if shards is None else _part(shards)

@@ -12,7 +12,7 @@ from dataserver.cli.arguments import MaybePath, Pairs, named_paths, tokenizer_fi
 from dataserver.cli.job_files import read_job
 from dataserver.dataset import Dataset, ShardFinding
 from dataserver.jobs import Catalog, JobPlanner, fill_job, long_chat_findings
-from dataserver.planning.job.identity import parse_job
+from dataserver.planning.job.identity import parse_job, parse_stream
 from dataserver.serving.config import ServerConfig, load_config
 
 
@@ -108,7 +108,7 @@ def long_conversations(job: Path, name: str, dataset: Dataset, tokenizers: Mappi
         tokenizers: by logical name, with the one that the job names.
 
     Raises:
-        ValueError: the file, the name or the tokenizer cannot be used, or the job does not fit the dataset.
+        ValueError: the file, the name or the tokenizer cannot be used, or the dataset is not the job's.
     """
     chats = [(called, entry) for called, entry in dataset_entries(job, name) if entry.get("conversations") is not None]
     if not chats:
@@ -116,8 +116,8 @@ def long_conversations(job: Path, name: str, dataset: Dataset, tokenizers: Mappi
     if len(chats) > 1:
         raise ValueError(f"--job {job} has conversations of {[called for called, _ in chats]}; choose one by --name")
     ((called, entry),) = chats
-    data = read_job(job)
-    stream = {key: value for key, value in data["stream"].items() if key != "continues"}
+    stream = {key: value for key, value in read_job(job)["stream"].items() if key != "continues"}
+    stream["datasets"] = [{**entry, "weight": "1"}]  # its own, and modules, may need the other datasets
     loaded = {known: load_tokenizer(known, path) for known, path in tokenizers.items()}
-    filled = fill_job({**data, "stream": {**stream, "datasets": [entry]}}, Catalog({called: dataset}, loaded))
-    return list(long_chat_findings(parse_job(filled), dataset))
+    filled = fill_job({"stream": stream}, Catalog({called: dataset}, loaded))
+    return list(long_chat_findings(parse_stream(filled["stream"]), dataset))

@@ -27,6 +27,7 @@ FOUND: Final = 1
 def lint(
     path: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")],
     index_dir: MaybePath = None,
+    quarantine: MaybePath = None,
     decode: Switch = False,
     quarantine_file: MaybePath = None,
     json: Switch = False,
@@ -43,6 +44,7 @@ def lint(
     Args:
         path: Folder of shards, or a single shard.
         index_dir: Folder of the index, where it does not lie beside the shards.
+        quarantine: Quarantine list of the dataset, for --job.
         decode: Decode every image too, as servers do.
         quarantine_file: File for the list of all samples that are left out or invalid; a server takes it with
             --quarantine NAME=FILE.
@@ -61,7 +63,8 @@ def lint(
         found = lint_dataset(path, index_dir, fault_of if decode else None, quarantine_file, report)
     if job is not None:
         found = with_more(
-            found, long_conversations(job, name, Dataset.open(path, index_dir), tokenizer_files([tokenizer]))
+            found,
+            long_conversations(job, name, Dataset.open(path, index_dir, quarantine), tokenizer_files([tokenizer])),
         )
     if verify_transforms:
         found = with_more(found, list(verify(Dataset.open(path, index_dir), verify_transforms)))

@@ -48,6 +48,9 @@ class Dataset:
         """Whether its samples are conversations, which a chat template renders."""
         self.has_videos = any(shard.may_have_videos for shard in shards)
         """Whether videos may be parts of its samples."""
+        there = {"audio": self.has_audio, "video": self.has_videos}
+        self.media = tuple(kind for kind, is_there in there.items() if is_there)
+        """What may be parts of its samples beside images, as chats call it."""
         self._open_shards = open_shards
         self._earlier: dict[str, Dataset] = {}
         """By fingerprint; what was asked for in vain is not in it, since anybody may ask for anything."""

@@ -129,7 +129,7 @@ def own_key(dataset: Dataset, tokenizer: Tokenizer) -> str:
     Raises:
         TokenizerError: a file of the tokenizer's folder cannot be used.
     """
-    template = chat_digest(tokenizer) if dataset.are_chats else ""
+    template = chat_digest(tokenizer, dataset.media) if dataset.are_chats else ""
     return CHAT_PREFIX + template if template else OWN
 
 

@@ -51,7 +51,7 @@ def fill_job(data: Any, catalog: Catalog) -> Any:
         if path[-1:] == ("conversations",):
             number = int(path[2])
             entry = stream["datasets"][number]
-            template = _template_of(stream.get("tokenizer"), str(entry.get("name"))[:128], catalog)
+            template = _template_of(stream.get("tokenizer"), entry.get("name"), catalog)
             stream["datasets"][number] = {**entry, "conversations": {"template": template, **entry["conversations"]}}
             stream["sizing"] = _with_marks(stream.get("sizing", {}), stream.get("tokenizer"), catalog)
     for path in absent:
@@ -89,14 +89,16 @@ def _filled_tokenizer(block: Mapping[str, Any], catalog: Catalog) -> Mapping[str
     return {**filling, **block}
 
 
-def _template_of(tokenizer: Any, dataset: str, catalog: Catalog) -> str:
-    """The digest of the chat template of the job's tokenizer."""
+def _template_of(tokenizer: Any, dataset: Any, catalog: Catalog) -> str:
+    """The digest of the chat template of the job's tokenizer for a dataset."""
     name = tokenizer.get("name", BYTES) if isinstance(tokenizer, Mapping) else BYTES
-    found = chat_digest(catalog.named_tokenizer(name)) if is_name(name) else ""
+    media = catalog.named_dataset(dataset).media if is_name(dataset) else ()
+    found = chat_digest(catalog.named_tokenizer(name), media) if is_name(name) else ""
     if not found:
         raise FillingError(
-            f"the job leaves datasets[{dataset}].conversations.template out, and the tokenizer {name!r} has no chat "
-            f"template here: start the server with --tokenizer {name}=FOLDER of a chat model, or state the template"
+            f"the job leaves datasets[{str(dataset)[:128]}].conversations.template out, and the tokenizer "
+            f"{name!r} has no chat template here: start the server with --tokenizer {name}=FOLDER of a chat model, or "
+            "state the template"
         )
     return found
 

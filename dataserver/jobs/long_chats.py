@@ -5,8 +5,10 @@ from collections.abc import Iterator
 
 from dataserver.dataset import CUT_CHAT, LONG_CHAT, Dataset, ShardFinding, printable
 from dataserver.jobs.cache import JobCache
+from dataserver.jobs.catalog import dataset_of
 from dataserver.jobs.tables import ShardTables
-from dataserver.planning.job.identity import Job
+from dataserver.planning.job.fields import Stream
+from dataserver.planning.job.identity import hash_of
 from dataserver.planning.stream.captions import Captions
 
 _REMEDIES = {
@@ -52,19 +54,21 @@ class LongChatCounts:
         return self._tables.names(self._dataset)[shard]
 
 
-def long_chat_findings(job: Job, dataset: Dataset) -> Iterator[ShardFinding]:
+def long_chat_findings(stream: Stream, dataset: Dataset) -> Iterator[ShardFinding]:
     """Yield a finding for each conversation of a dataset that is longer than a sequence.
 
     Args:
-        job: with this dataset alone.
+        stream: of a job, with this dataset alone.
         dataset: the open dataset.
 
     Raises:
+        DatasetMismatchError: it is not the job's: it has another fingerprint or quarantine list.
         TokensMissingError: the dataset is not rendered by the job's template; names the command.
         FilterError: the filter does not fit the dataset's columns.
     """
-    tables = ShardTables(job.stream_id, job.stream, [dataset], JobCache())
-    cuts = Captions.of(job.stream.datasets[0]).cut_at_turn
+    dataset = dataset_of(stream.datasets[0], dataset, stream.tokenizer.digest)
+    tables = ShardTables(hash_of(stream), stream, [dataset], JobCache())
+    cuts = Captions.of(stream.datasets[0]).cut_at_turn
     for number, shard in enumerate(dataset.shards):
         found = tables.long_chats(0, number)
         if not len(found.row):
@@ -73,7 +77,7 @@ def long_chat_findings(job: Job, dataset: Dataset) -> Iterator[ShardFinding]:
         for row, tokens, is_cut in zip(*(column.tolist() for column in found), strict=True):
             kind = CUT_CHAT if is_cut else LONG_CHAT
             what = "left out" if kind == LONG_CHAT else "cut behind the last answer that fits"
-            detail = f"{tokens} tokens, seq_len is {job.stream.seq_len}: {what}; {_remedy(kind, cuts)}"
+            detail = f"{tokens} tokens, seq_len is {stream.seq_len}: {what}; {_remedy(kind, cuts)}"
             yield ShardFinding(shard.name, keys[row], kind, detail)
 
 

@@ -1,6 +1,7 @@
 """Ids of conversations with clips and videos are those of transformers' templates and processors."""
 
 import json
+import pickle
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from builders.chats import MEDIA, add_media, draw_conversation, write_chat_folder
 from transformers import PreTrainedTokenizerFast, Qwen2AudioProcessor, Qwen2VLProcessor, WhisperFeatureExtractor
 
-from dataserver.assembly import ChatTokenizer, load_tokenizer, open_chat
+from dataserver.assembly import ChatTokenizer, TokenizerError, chat_digest, load_tokenizer, open_chat
 from dataserver.dataset import EncodedChat, TokenizingError
 from dataserver.dataset.shards.chat import read_conversation
 from dataserver.planning.job.fields import AudioSizing, Sizing
@@ -125,3 +126,27 @@ def test_what_nobody_knows_is_refused(tmp_path: Path) -> None:
     both = [{"role": "user", "content": [*video["content"], {"type": "image"}]}, said[1]]
     with pytest.raises(TokenizingError, match="writes image where the conversation has video"):
         encoded(open_chat(load_tokenizer("q", tmp_path)), both)
+
+
+def test_what_a_processor_refuses_is_a_part_of_the_digest(tmp_path: Path) -> None:
+    """Where a dataset serves it: two servers whose folders differ in that would leave out different samples."""
+    write_chat_folder(tmp_path, "qwen2-vl")
+    tokenizer, digests = load_tokenizer("q", tmp_path), dict[str, list[str]]()
+    for name in ("", "Qwen2AudioProcessor", "Qwen2VLProcessorFast", "Qwen3VLProcessor"):
+        (tmp_path / "processor_config.json").write_text(json.dumps({"processor_class": name}))
+        digests[name] = [chat_digest(tokenizer, media) for media in ((), ("audio",), ("video",), ("audio", "video"))]
+    plain, audio, video, neither = digests.values()
+    assert set(plain) == {plain[0]}
+    assert plain[0] == audio[0] == video[0] == neither[0]
+    assert audio[1] == video[2] == plain[0]
+    assert audio[2:] == [neither[2]] * 2
+    assert video[1::2] == [neither[1]] * 2
+    assert len({plain[0], *neither[1:]}) == 4
+    chat = open_chat(tokenizer, ["video"])
+    assert chat.chat_digest == neither[2]
+    assert pickle.loads(pickle.dumps(chat)).chat_digest == neither[2]
+    begun = pickle.dumps(open_chat(tokenizer, ["audio", "video"]))
+    (tmp_path / "processor_config.json").write_text(json.dumps({"processor_class": "Qwen2VLProcessor"}))
+    with pytest.raises(TokenizerError, match="changed while they were used"):
+        pickle.loads(begun)
+    chat.close()

@@ -9,12 +9,23 @@ from builders.jobs import module
 from serving.harness import job_data
 from shards import write_tar
 
-from dataserver.assembly import load_tokenizer, open_chat
+from dataserver.assembly import chat_digest, load_tokenizer, open_chat
 from dataserver.cli.describe import describe
+from dataserver.cli.index import index
 from dataserver.cli.lint import lint
 from dataserver.cli.sizes import sizes
-from dataserver.dataset import Conversations, Dataset, IndexRules, TokensMissingError, build_index, count_chats
+from dataserver.dataset import (
+    AudioMembers,
+    Conversations,
+    Dataset,
+    IndexRules,
+    Quarantine,
+    TokensMissingError,
+    build_index,
+    count_chats,
+)
 from dataserver.dataset.index.chat_tokens import chat_key
+from dataserver.jobs import Catalog, DatasetMismatchError, fill_job
 
 SHORT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 LONG = [*SHORT, {"role": "user", "content": "c" * 100}, {"role": "assistant", "content": "d"}]
@@ -77,6 +88,55 @@ def test_conversations_beyond_a_sequence_of_a_job_are_findings(
     assert "wide\tlong_conversation" in capsys.readouterr().out
 
 
+def test_jobs_whose_modules_and_weights_need_other_datasets(
+    folder: Path, tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each encoder reads one dataset, this one has no weight at first, and both have conversations."""
+    job, given = write_job(tmp_path / "job.json"), {"tokenizer": f"qwen={tokenizer}"}
+    data = json.loads(job.read_text())
+    entry = {**data["stream"]["datasets"][0], "filter": "width is null"}
+    later = [{"from_step": 0, "weight": "0"}, {"from_step": 5, "weight": "1"}]
+    data["stream"]["datasets"] = [{**entry, "weight": later}, {**entry, "name": "elsewhere"}]
+    encoders = [module("encoder", f"vit-{name}", datasets=[name]) for name in ("d", "elsewhere")]
+    data["execution"]["modules"] = [*encoders, module("backbone")]
+    job.write_text(json.dumps(data))
+    with pytest.raises(SystemExit):
+        lint(folder, job=job, name="d", **given)
+    assert "wide\tlong_conversation" in capsys.readouterr().out
+    describe(folder, job=job, name="d", **given)
+    assert "long_conversation  2  left out" in capsys.readouterr().out
+    describe(folder, job=job, **given)
+    said = capsys.readouterr().out
+    assert "width is null" in said
+    assert "long_conversation" not in said
+    with pytest.raises(ValueError, match=r"has conversations of \['d', 'elsewhere'\]; choose one by --name"):
+        lint(folder, job=job, **given)
+
+
+def test_only_the_set_of_a_job_is_listed(
+    folder: Path, tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job, given = write_job(tmp_path / "job.json"), {"name": "d", "tokenizer": f"qwen={tokenizer}"}
+    data = json.loads(job.read_text())
+    (entry, _) = data["stream"]["datasets"]
+    listed = tmp_path / "list"
+    quarantine = Quarantine.from_samples([("0.tar", "wide")])
+    quarantine.save(listed)
+    entry["quarantine"] = quarantine.digest
+    job.write_text(json.dumps(data))
+    with pytest.raises(DatasetMismatchError, match="pins quarantine list"):
+        lint(folder, job=job, **given)
+    with pytest.raises(SystemExit):
+        lint(folder, job=job, quarantine=listed, **given)
+    said = capsys.readouterr().out
+    assert "long\tlong_conversation" in said
+    assert "wide\t" not in said
+    job.write_text(json.dumps({**data, "stream": {**data["stream"], "datasets": [{**entry, "fingerprint": "0" * 64}]}}))
+    for command in (lint, describe):
+        with pytest.raises(DatasetMismatchError, match="of the job has fingerprint 0000"):
+            command(folder, job=job, quarantine=listed, **given)
+
+
 def test_commands_count_what_a_template_renders(
     folder: Path, tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,3 +166,21 @@ def test_a_job_with_another_template_is_told_which_there_is(folder: Path, tokeni
         shard.chat_counts(chat_key(chat.digest, "0f"))
     with pytest.raises(TokensMissingError, match=r"FOLDER$"):
         shard.chat_counts(chat_key("0f", chat.chat_digest))
+
+
+def test_an_index_with_clips_has_the_template_that_its_jobs_have(tmp_path: Path) -> None:
+    """The digest tells which clips the folder's processor refuses."""
+    pytest.importorskip("soundfile", reason="the extra audio is not installed")
+    write_tar(tmp_path / "0.tar", [("a.json", json.dumps({"messages": SHORT}).encode())])
+    files = write_chat_folder(tmp_path / "q", "Qwen2VLProcessor")
+    rules = IndexRules(conversations=Conversations.CHAT, audio=AudioMembers.SERVE)
+    index((tmp_path,), rules, tokenizer=(f"qwen={files}",))
+    dataset, tokenizer = Dataset.open(tmp_path), load_tokenizer("qwen", files)
+    data = json.loads(write_job(tmp_path / "job.json").read_text())["stream"]
+    entry = {"name": "d", "conversations": {}}
+    job = {"stream": {**data, "datasets": [entry]}}
+    (filled,) = fill_job(job, Catalog({"d": dataset}, {"qwen": tokenizer}))["stream"]["datasets"]
+    template = filled["conversations"]["template"]
+    assert template == chat_digest(tokenizer, ["audio"]) != chat_digest(tokenizer)
+    assert len(dataset.shards[0].chat_counts(chat_key(tokenizer.digest, template))[0]) == 1
+    describe(tmp_path, tokenizer=f"qwen={files}")

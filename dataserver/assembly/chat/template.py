@@ -2,11 +2,12 @@
 
 import hashlib
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dataserver.assembly.chat.expansion import Expansion, expansion_of
+from dataserver.assembly.chat.expansion import Expansion, expansion_of, known_processors
 from dataserver.assembly.hugging_face import TokenizerError, read_bounded
 
 RENDERING_VERSION: Final = 1
@@ -36,12 +37,18 @@ class ChatTemplate:
     """Its class; empty where the files name none. It decides which clips and videos are refused, not how those that are
     rendered become ids."""
 
-    @property
-    def digest(self) -> str:
-        """SHA-256, hexadecimal, of all that decides what is rendered, and of the rules that make ids of it."""
+    def digest(self, media: Collection[str] = ()) -> str:
+        """SHA-256, hexadecimal, of all that decides what is rendered, and of the rules that make ids of it.
+
+        Args:
+            media: `audio`, `video`, as far as the dataset serves them: those that the processor is not known to write
+                tokens for are refused, which folders of other processors do not.
+        """
         parts = [RENDERING_VERSION, self.text, self.text_for_tools, sorted(self.tokens.items()), self.image_token]
         if self.expansion is not None:
             parts.append(list(self.expansion))
+        if refused := sorted(kind for kind in media if known_processors(self.processor, kind)):
+            parts.append({"refused": refused})
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -57,9 +57,11 @@ class _Rendering(NamedTuple):
 class ChatTokenizer:
     """A tokenizer with its chat template."""
 
-    def __init__(self, tokenizer: HuggingFaceTokenizer, template: ChatTemplate, renderer: Renderer) -> None:
+    def __init__(
+        self, tokenizer: HuggingFaceTokenizer, template: ChatTemplate, renderer: Renderer, media: Collection[str] = ()
+    ) -> None:
         """Prepare to encode; `open_chat` does so for a folder."""
-        self._tokenizer = tokenizer
+        self._tokenizer, self._media = tokenizer, tuple(media)
         self._renderer = renderer
         self._template = template
         self._model = tokenizer.with_added_tokens()
@@ -99,7 +101,7 @@ class ChatTokenizer:
     @property
     def chat_digest(self) -> str:
         """Identifies the template in a job."""
-        return self._template.digest
+        return self._template.digest(self._media)
 
     @property
     def vocab_size(self) -> int:
@@ -108,7 +110,7 @@ class ChatTokenizer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """In another process it is opened again, once."""
-        return _opened, (self.name, self._tokenizer.path, self.digest, self.chat_digest)
+        return _opened, (self.name, self._tokenizer.path, self.digest, self.chat_digest, self._media)
 
     def begin_batch(self) -> None:
         """Forget how many conversations the template took too long for."""
@@ -302,8 +304,12 @@ def image_marks(tokenizer: Tokenizer, rows: int, columns: int) -> dict[str, Any]
     return template.expansion.marks(lambda text: model.encode(text, add_special_tokens=False).ids, rows, columns)
 
 
-def open_chat(tokenizer: Tokenizer) -> ChatTokenizer:
+def open_chat(tokenizer: Tokenizer, media: Collection[str] = ()) -> ChatTokenizer:
     """Return a tokenizer with the chat template of its folder.
+
+    Args:
+        tokenizer: of the folder.
+        media: what the dataset serves beside images, see `chat_digest`.
 
     Raises:
         TokenizerError: there is none, or it cannot be used.
@@ -315,26 +321,30 @@ def open_chat(tokenizer: Tokenizer) -> ChatTokenizer:
             f"{tokenizer.name}=FOLDER, with tokenizer.json and chat_template.jinja, or chat_template in "
             "tokenizer_config.json"
         )
-    return ChatTokenizer(tokenizer, template, Renderer(template, str(tokenizer.path.parent)))
+    return ChatTokenizer(tokenizer, template, Renderer(template, str(tokenizer.path.parent)), media)
 
 
 @lru_cache(maxsize=4)
-def _opened(name: str, path: Path, digest: str, chat_digest: str) -> ChatTokenizer:
+def _opened(name: str, path: Path, digest: str, chat_digest: str, media: tuple[str, ...]) -> ChatTokenizer:
     """The tokenizer of a file, with its template. Raises TokenizerError where a file has changed."""
-    found = open_chat(HuggingFaceTokenizer(name, path))
+    found = open_chat(HuggingFaceTokenizer(name, path), media)
     if (found.digest, found.chat_digest) != (digest, chat_digest):
         raise TokenizerError(f"files of {path.parent} changed while they were used; run the command again")
     return found
 
 
-def chat_digest(tokenizer: Tokenizer) -> str:
+def chat_digest(tokenizer: Tokenizer, media: Collection[str] = ()) -> str:
     """Return what identifies the chat template of a tokenizer's folder in a job; empty where there is none.
+
+    Args:
+        tokenizer: of the folder.
+        media: `audio`, `video`, as far as the dataset serves them (`Dataset.media`).
 
     Raises:
         TokenizerError: a file of the folder cannot be used.
     """
     template = _template_of(tokenizer)
-    return "" if template is None else template.digest
+    return "" if template is None else template.digest(media)
 
 
 def _template_of(tokenizer: Tokenizer) -> ChatTemplate | None:

@@ -35,6 +35,8 @@ FEW_BATCHES: Final = 8
 """Fewer are rendered in this process: they take less time than processes take to start."""
 WORKER_BYTES: Final = 512 << 20
 """Memory of a process with a large vocabulary, and of the one that renders for it."""
+_AHEAD: Final = 4
+"""Batches for each process that are rendered or wait for the one that is written next."""
 
 
 def chat_key(tokenizer_digest: str, chat_digest: str) -> str:
@@ -69,7 +71,8 @@ def count_chats(
     if workers is None:
         most = min(usable_cores(), processes_within(WORKER_BYTES, usable_memory()))
         workers = 1 if len(tasks) < FEW_BATCHES else most
-    with closing(in_order(shared_out(encode_batch, tasks, workers, None))) as batches:
+    rendered = shared_out(encode_batch, tasks, workers, None, _AHEAD * workers)
+    with closing(in_order(rendered)) as batches:
         for done, (shard, header) in enumerate(uncounted):
             if progress is not None:
                 progress(done, len(uncounted))

@@ -291,10 +291,10 @@ def _other_templates(shard: ShardFile, header: IndexHeader, digest: str) -> str:
     if not others:
         return ""
     return (
-        f" (it was rendered by {', '.join(others)}: the template of the folder is another one, or an earlier release "
-        "wrote no tokens of the processors of Gemma 3, InternVL, Idefics3 and SmolVLM around images; a new job takes "
-        "the template that is there if it leaves conversations.template out, a run that goes on needs the index that "
-        "it began with)"
+        f" (it was rendered by {', '.join(others)}: the template or the processor of the folder is another one, or an "
+        "earlier release wrote no tokens of the processors of Gemma 3, InternVL, Idefics3 and SmolVLM around images; a "
+        "new job takes the template that is there if it leaves conversations.template out, a run that goes on needs "
+        "the index that it began with)"
     )
 
 

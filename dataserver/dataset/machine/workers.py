@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Executor, Future, wait
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from dataserver.dataset.errors import DatasetError
@@ -45,7 +45,11 @@ class Engine(Protocol):
 
 
 def shared_out(
-    work: Callable[[Task], Result], tasks: Sequence[Task], num_workers: int, engine: Engine | None
+    work: Callable[[Task], Result],
+    tasks: Sequence[Task],
+    num_workers: int,
+    engine: Engine | None,
+    ahead: int | None = None,
 ) -> Iterator[tuple[int, Result]]:
     """Yield the position of each task and what `work` made of it: by an engine, in processes, or in this process.
 
@@ -54,11 +58,14 @@ def shared_out(
         tasks: likewise.
         num_workers: tasks at a time; where there is no engine, one works in this process.
         engine: None for this machine alone.
+        ahead: see `in_processes`; an engine takes all tasks at once.
     """
     num_workers = min(num_workers, len(tasks))
     if engine is not None:
         return engine.run(work, tasks, num_workers)
-    return enumerate(map(work, tasks)) if num_workers <= 1 else in_processes(work, tasks, num_workers)
+    if num_workers <= 1:
+        return enumerate(map(work, tasks))
+    return in_processes(work, tasks, num_workers, ahead=ahead)
 
 
 def in_processes(
@@ -67,6 +74,7 @@ def in_processes(
     num_workers: int,
     look: Callable[[], object] = lambda: None,
     niceness: int = 0,
+    ahead: int | None = None,
 ) -> Iterator[tuple[int, Result]]:
     """Yield the position of each task and what `work` made of it, as they are done.
 
@@ -76,6 +84,8 @@ def in_processes(
         num_workers: processes.
         look: called often in this process; what it raises ends the work.
         niceness: by how much the processes give way to others.
+        ahead: tasks that are begun at most from the first one on whose result is missing, so that few results wait for
+            it where they are wanted in order; None for all.
 
     Raises:
         LostWorkerError: a process died.
@@ -90,12 +100,17 @@ def in_processes(
     until, wanted = context.Pipe(duplex=False)  # the processes end when it is closed
     with until, wanted, _pool(context, num_workers, niceness, until) as executor:
         try:
-            futures = _submit(executor, work, tasks)
+            futures, begun = _submit(executor, work, tasks[:ahead], 0), len(tasks[:ahead])
+            until_when = ALL_COMPLETED if ahead is None else FIRST_COMPLETED  # which takes time for each of the futures
             while futures:
-                done, _ = wait(futures, LOOK_S)  # to wait for the first one would cost time that grows with the tasks
+                done, _ = wait(futures, LOOK_S, until_when)
                 look()
                 for future in done:
                     yield futures.pop(future), future.result()
+                if ahead is not None:
+                    more = tasks[begun : min(futures.values(), default=begun) + ahead]
+                    futures |= _submit(executor, work, more, begun)
+                    begun += len(more)
         except BrokenProcessPool as error:
             raise LostWorkerError("a worker process died, perhaps for lack of memory; use fewer workers") from error
         except (KeyboardInterrupt, GeneratorExit):  # nobody waits for what they have begun
@@ -117,11 +132,14 @@ def _pool(context: "SpawnContext", num_workers: int, niceness: int, until: "Conn
         ) from error
 
 
-def _submit(executor: Executor, work: Callable[[Task], Result], tasks: Sequence[Task]) -> dict[Future[Result], int]:
-    """Submit all tasks, with Ctrl-C blocked: workers are spawned here and inherit that until `_begin`."""
+def _submit(
+    executor: Executor, work: Callable[[Task], Result], tasks: Sequence[Task], first: int
+) -> dict[Future[Result], int]:
+    """Submit tasks, whose numbers begin with `first`, with Ctrl-C blocked: workers are spawned here and inherit that
+    until `_begin`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return {executor.submit(work, task): position for position, task in enumerate(tasks)}
+        return {executor.submit(work, task): position for position, task in enumerate(tasks, first)}
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

@@ -108,13 +108,13 @@ def read_conversation(
         turns: its turns.
         num_images: of the sample. Without a mark or part for any of them, they go before the text of the first user.
         others: its clips and videos in the same way, by kind: `audio`, `video`. What goes before that text comes in
-            this order: images, clips, videos. Without a clip, `<audio>` is text, and so on.
+            this order: images, clips, videos. Without the kind `audio`, `<audio>` is text, and so on.
 
     Raises:
         SampleError: a turn cannot be used, nobody answers, or there are other numbers of placeholders and of images,
             clips or videos.
     """
-    counts = {IMAGE_KIND: num_images, **{kind: number for kind, number in (others or {}).items() if number}}
+    counts = {IMAGE_KIND: num_images, **(others or {})}
     if len(turns) > MAX_TURNS:
         raise SampleError("too_many_members", f"{len(turns)} turns, limit {MAX_TURNS}")
     messages = [_message(number, turn, counts) for number, turn in enumerate(turns)]

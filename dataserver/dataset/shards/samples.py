@@ -23,12 +23,19 @@ from dataserver.dataset.kinds import (
 )
 from dataserver.dataset.shards.captions import entry_of
 from dataserver.dataset.shards.chat import read_conversation
-from dataserver.dataset.shards.conversations import IMAGE_KIND, MEDIA_ENTRIES, PART_TYPES, TURN_NAMES, turns_of
+from dataserver.dataset.shards.conversations import (
+    IMAGE_KIND,
+    MEDIA_ENTRIES,
+    MEDIA_NAMES,
+    PART_TYPES,
+    TURN_NAMES,
+    turns_of,
+)
 from dataserver.dataset.shards.documents import document_lists
 from dataserver.dataset.shards.groups import MAX_SAMPLE_MEMBERS, Group, add_member
 from dataserver.dataset.shards.interface import Member
 from dataserver.dataset.shards.members import BYTE_ORDER_MARK, usable_caption
-from dataserver.dataset.shards.modalities import AUDIO, MODALITIES, VIDEO
+from dataserver.dataset.shards.modalities import AUDIO, MODALITIES, VIDEO, StoredModality
 from dataserver.dataset.shards.parts import IMAGE, TEXT, ImagePart, Scalar
 from dataserver.dataset.shards.sample_rules import SampleRules
 from dataserver.dataset.shards.seen import Seen, without_spelling
@@ -213,7 +220,7 @@ def _conversation(group: Group, scalars: dict[str, Scalar], findings: Findings) 
         wanted = " or ".join(TURN_NAMES)
         raise SampleError(BAD_CONVERSATION, f"no list {wanted} in .json; index without --conversations chat")
     names = {kind: _names_of(group, document, kind) for kind in PART_TYPES}
-    counts = {kind: len(of_kind) for kind, of_kind in names.items()}
+    counts = {kind: len(of_kind) for kind, of_kind in names.items() if of_kind or _is_served(group, kind)}
     chat = read_conversation(document, document[name], counts.pop(IMAGE_KIND), counts)
     left = {kind: iter(of_kind) for kind, of_kind in names.items()}
     ordered = [next(left[kind]) for kind in chat.media]
@@ -226,19 +233,47 @@ def _conversation(group: Group, scalars: dict[str, Scalar], findings: Findings) 
 
 
 def _names_of(group: Group, document: Mapping[str, Any], kind: str) -> list[str]:
-    """Names of the images, clips or videos of a conversation: those that an entry lists, or else all."""
-    listed = document.get(MEDIA_ENTRIES[kind])
+    """Names of the images, clips or videos of a conversation: those that an entry lists, or else all.
+
+    Raises:
+        SampleError: the entry lists a member of another kind, or more clips or videos of other names than there are.
+    """
+    entry, of_kind = MEDIA_ENTRIES[kind], _of_kind(group, kind)
+    listed = document.get(entry)
     names = [name for name in listed if name is not None] if isinstance(listed, list) else []
     if names and all(isinstance(name, str) and _member_of(group, name) for name in names):
+        for name in names:
+            if (extension := _extension_of(group, name)) is not None and extension not in of_kind:
+                other = next(one for one in PART_TYPES if extension in _of_kind(group, one))
+                raise SampleError(
+                    BAD_CONVERSATION,
+                    f"its entry {entry} names {name!r}, one of its {MEDIA_NAMES[other]}; {MEDIA_NAMES[kind]} alone "
+                    f"are required: name it in {MEDIA_ENTRIES[other]}",
+                )
         return names
-    return [f"{group.key}.{extension}" for extension in sorted(_of_kind(group, kind), key=_in_numbers)]
+    if kind != IMAGE_KIND and _is_served(group, kind) and len(names) > len(of_kind):
+        shown = next((name for name in names if isinstance(name, str)), "")
+        raise SampleError(
+            "missing_image",
+            f"its entry {entry} names {len(names)} {MEDIA_NAMES[kind]}, {shown[:80]!r} among them; the tar holds "
+            f"{len(of_kind)} under its key",
+        )
+    return [f"{group.key}.{extension}" for extension in sorted(of_kind, key=_in_numbers)]
+
+
+def _is_served(group: Group, kind: str) -> bool:
+    return _modality(kind) in group.rules.media
+
+
+def _modality(kind: str) -> StoredModality:
+    return MODALITIES[list(PART_TYPES).index(kind)]
 
 
 def _of_kind(group: Group, kind: str) -> Mapping[str, object]:
     """The members that are images, clips or videos, by extension."""
     if kind == IMAGE_KIND:
         return group.images
-    modality = MODALITIES[list(PART_TYPES).index(kind)]
+    modality = _modality(kind)
     return {extension: part for extension, part in group.others.items() if group.modalities[extension] is modality}
 
 

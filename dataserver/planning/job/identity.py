@@ -107,6 +107,18 @@ def parse_job(data: Any) -> Job:
     return identify(spec)
 
 
+def parse_stream(data: Any) -> Stream:
+    """Validate the stream of a job alone, given as `parse_job` takes it; its versions are not looked at.
+
+    Raises:
+        JobSpecError: naming every field that is wrong.
+    """
+    try:
+        return Stream.model_validate_json(_json(data), strict=True)
+    except ValidationError as error:
+        raise JobSpecError(f"the stream of the job is not valid: {describe(error, data, Stream)}") from None
+
+
 def _check_named(spec: JobSpec, data: Any) -> None:
     """Ask the layout about the models that costs name: the specification has their times alone."""
     for module, given in zip(spec.execution.modules, data["execution"]["modules"], strict=True):

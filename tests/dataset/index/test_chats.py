@@ -142,6 +142,45 @@ def test_clips_go_where_their_marks_stand(tmp_path: Path, form: str) -> None:
     assert found[4:] == ([["audio", "text", "image"]] if form == "manifest" else [])
 
 
+def test_entries_name_members_of_their_own_kind(tmp_path: Path) -> None:
+    """A member of another kind, clips that are not there, and marks of these; names of other folders stand for all."""
+    pytest.importorskip("soundfile", reason="the extra audio is not installed")
+    from audio.clips import clip
+
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    marked = [{"role": "user", "content": "<audio> what?"}, said[1]]
+    files = {"a.png": PNG, "b.flac": clip(0.1, "flac")}
+    chats: dict[str, tuple[list[Any], dict[str, list[str]], list[str]]] = {
+        "p0": (said, {"images": ["p0.a.png", "p0.b.flac"]}, ["a.png", "b.flac"]),
+        "p1": (said, {"audios": ["p1.a.png"]}, ["a.png", "b.flac"]),
+        "p2": (marked, {}, []),
+        "p3": (said, {"audios": ["p3.b.flac"]}, []),
+        "p4": (said, {"audios": ["elsewhere/b.flac"]}, []),
+        "p5": (said, {"audios": ["elsewhere/b.flac"]}, ["b.flac"]),
+        "p6": (said, {"audios": ["p6.b.flac"], "images": ["p6.a.png"]}, ["a.png", "b.flac"]),
+    }
+    members = []
+    for key, (messages, entries, names) in chats.items():
+        members += [(f"{key}.{name}", files[name]) for name in names]
+        members.append((f"{key}.json", json.dumps({"messages": messages, **entries}).encode()))
+    write_tar(tmp_path / "0.tar", members)
+    rules = IndexRules(conversations=Conversations.CHAT, audio=AudioMembers.SERVE)
+    build_index(tmp_path, workers=1, rules=rules)
+    assert Dataset.open(tmp_path).shards[0].keys() == ["p5", "p6"]
+    findings = lint(tmp_path).findings
+    assert [(finding.key, finding.kind) for finding in findings] == [
+        ("p0", "bad_conversation"),
+        ("p1", "bad_conversation"),
+        ("p2", "bad_conversation"),
+        ("p3", "missing_image"),
+        ("p4", "missing_image"),
+    ]
+    assert findings[0].detail == (
+        "its entry images names 'p0.b.flac', one of its clips; images alone are required: name it in audios"
+    )
+    assert "audios names 1 clips, 'elsewhere/b.flac' among them; the tar holds 0" in findings[4].detail
+
+
 class _Slow:
     """Takes too long for every conversation that says so."""
 

@@ -56,10 +56,12 @@ def test_clips_and_videos_have_places_of_their_own() -> None:
     assert found.media == ["video", "audio", "image", "video"]
     unmarked = read_conversation({}, [{**HI, "content": "<image>"}, HO], 1, {"audio": 1, "video": 2})
     assert unmarked.messages[0]["content"] == [audio, video, video, IMAGE]
-    plain = read_conversation({}, [{**HI, "content": "<audio>"}, HO], 0, {"audio": 0})
+    plain = read_conversation({}, [{**HI, "content": "<audio>"}, HO], 0, {"video": 0})
     assert plain.messages[0]["content"] == "<audio>"
     with pytest.raises(SampleError, match="1 placeholders in the turns and 2 clips; write one <audio>, or one part"):
         read_conversation({}, [{**HI, "content": "<audio>"}, HO], 0, {"audio": 2})
+    with pytest.raises(SampleError, match="1 placeholders in the turns and 0 clips"):
+        read_conversation({}, [{**HI, "content": "<audio>"}, HO], 0, {"audio": 0})
 
 
 def test_system_tools_and_calls() -> None:

@@ -1,5 +1,6 @@
 """Generation within documents: targets, tokens and lengths against a slow count, and through order and plans."""
 
+import json
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from dataserver.planning.job.identity import Job, JobSpecError, parse_job
 from dataserver.planning.job.limits import limits_of
-from dataserver.planning.layouts.shared.limits import longest_samples
+from dataserver.planning.layouts.shared.limits import BackboneLimits, longest_samples
 from dataserver.planning.plan.arranging import module_images
 from dataserver.planning.planner import plan_step
 from dataserver.planning.stream.documents import Split
@@ -153,6 +154,18 @@ def test_statistics_say_what_all_samples_say(
             assert certain[i]
             assert lengths[i] == units_of(job.stream, table).sum()
             assert longest[i] >= most_tokens(job.stream, table).max(initial=0)
+
+
+def test_memory_of_a_generator_is_for_images_that_it_may_get() -> None:
+    """A large image without text before it is read alone; behind text it may be a target, as that of a pair always."""
+    data = json.loads(job_of(seq_len=120).text)
+    data["execution"]["modules"][-1]["memory"] = {"budget_bytes": 400, "unit_bytes": 10}
+    job = parse_job(data)
+    large, text, small = ("i", 30), ("t", 2), ("i", 1)
+    BackboneLimits(job.spec).add(0, sized(job, [[large, text, small], [small, text]]), "here")
+    for document in ([text, large, small], [large, text]):
+        with pytest.raises(SampleTooLargeError, match=r"it has 120 patches of an image.*module dit holds 40 \(1 too"):
+            BackboneLimits(job.spec).add(0, sized(job, [[large, text, small], document]), "here")
 
 
 def test_pairs_are_what_they_are_without_it() -> None:

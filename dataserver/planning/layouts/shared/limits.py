@@ -14,7 +14,7 @@ from dataserver.planning.job.fields import BalancePolicy, Modality, ModuleKind, 
 from dataserver.planning.job.spec import JobSpec
 from dataserver.planning.plan.arranging import WaveTooLargeError, spread_images
 from dataserver.planning.plan.naming import counted
-from dataserver.planning.stream.item_sizes import picked_media
+from dataserver.planning.stream.item_sizes import is_pair, picked_media
 from dataserver.planning.stream.samples import MODALITY_NUMBERS, ShardTable, row_sums
 from dataserver.planning.stream.sizing import (
     SampleTooLargeError,
@@ -24,6 +24,7 @@ from dataserver.planning.stream.sizing import (
     pair_tasks,
 )
 from dataserver.planning.stream.statistics import ShardStatistics, longest_pairs
+from dataserver.planning.stream.targets import DocumentTargets
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,8 @@ class BackboneLimits:
             (ModuleKind.GENERATOR, Modality.IMAGE): may_be_generated(spec.stream, table),
         }
         for (kind, reads), samples in wanted.items():
-            of = with_modality(table, reads)
+            is_target = kind is ModuleKind.GENERATOR and samples.any()
+            of = with_targets(spec.stream, table) if is_target else with_modality(table, reads)
             module = spec.module_of_dataset(kind, reads)[dataset]
             if module is None:
                 _check_unhandled(spec.stream.datasets[dataset].name, kind, reads, of, samples, where)
@@ -110,6 +112,20 @@ def with_modality(table: ShardTable, reads: Modality) -> ShardTable:
         chosen = np.full(len(table.image_rows), reads is Modality.IMAGE)
     else:
         chosen = table.image_modality == MODALITY_NUMBERS[reads]
+    return _with_images(table, chosen)
+
+
+def with_targets(stream: Stream, table: ShardTable) -> ShardTable:
+    """A table with the images of its pairs, and those of its documents that may be generated."""
+    targets = np.repeat(is_pair(table), np.diff(table.image_offsets))
+    of_documents = DocumentTargets.of(stream)
+    if of_documents is not None:
+        targets |= of_documents.find(stream.sizing, table).allowed
+    return _with_images(table, targets)
+
+
+def _with_images(table: ShardTable, chosen: Bool) -> ShardTable:
+    """A table with some of its images, bool [m], alone."""
     if chosen.all():
         return table
     offsets = np.concatenate([[0], np.cumsum(row_sums(chosen, table.image_offsets))])
