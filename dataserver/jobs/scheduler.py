@@ -1,5 +1,7 @@
 """A fair scheduler of jobs: what computes for a job runs in slices of time, and the job that used least goes next.
 
+A slice counts once for each core that its work asked for.
+
 A piece of work lets another one compute at the yield points of planning. While one is in a long kernel, or
 waits for storage, it reaches none; then others go on beside it, since what computes for so long holds no lock of the
 interpreter.
@@ -36,7 +38,7 @@ def never_cancelled() -> bool:
 
 
 class _Work:
-    """One piece of work; what changes is guarded by the scheduler's lock, but for `seen`."""
+    """One piece of work; what changes is guarded by the scheduler's lock, but for `seen` and `cores`."""
 
     def __init__(self, job: str, cancelled: IsCancelled) -> None:
         self.job = job
@@ -48,6 +50,8 @@ class _Work:
         """When its slice of time began."""
         self.seen = 0.0
         """When it was last at a yield point."""
+        self.cores = 1
+        """The most that it was given in its slice of time."""
 
 
 class FairScheduler:
@@ -59,15 +63,16 @@ class FairScheduler:
         """Make a scheduler without work.
 
         Args:
-            at_once: pieces of work that compute at once; by default one for every two cores, so that decoding and
-                sending have the others.
+            at_once: pieces of work that compute at once; by default one for every two cores. All that compute share
+                these cores, half of what there are, so that decoding and sending have the others.
             waiting: entered whenever work is queued, and left when it computes.
         """
-        self._at_once = max(1, usable_cores() // 2) if at_once is None else at_once
+        self._cores = max(1, usable_cores() // 2)
+        self._at_once = self._cores if at_once is None else at_once
         self._queued = waiting
         self._lock = threading.Lock()
         self._used: dict[str, float] = {}
-        """Seconds of computing by job, counted from where the job that used least stood when it came."""
+        """Seconds of computing by job, times cores, counted from where the job that used least stood when it came."""
         self._begun: dict[str, _Work] = {}
         """A job has one piece of work begun at most, so that what many of them hold in memory is bounded."""
         self._waiting: list[_Work] = []
@@ -84,15 +89,17 @@ class FairScheduler:
             with self._lock:
                 self._enter(mine)
             self._wait(mine)
-            with yielding_to(lambda: self._yield_point(mine)), computing_on(self._cores()):
+            with yielding_to(lambda: self._yield_point(mine)), computing_on(lambda: self._cores_of(mine)):
                 return work()
         finally:
             with self._lock:
                 self._leave(mine)
 
-    def _cores(self) -> int:
-        """For the work of a job that begins now: an equal share."""
-        return max(1, usable_cores() // max(1, len(self._working)))
+    def _cores_of(self, mine: _Work) -> int:
+        """For a piece of work that asks: an equal share of those for planning, with what others compute just now."""
+        share = max(1, self._cores // max(1, len(self._working)))
+        mine.cores = max(mine.cores, share)
+        return share
 
     def _enter(self, mine: _Work) -> None:
         active = {w.job for w in (*self._waiting, *self._working)}
@@ -116,7 +123,7 @@ class FairScheduler:
     def _stop(self, mine: _Work) -> None:
         if mine in self._working:
             self._working.remove(mine)
-            self._used[mine.job] += time.monotonic() - mine.since
+            self._used[mine.job] += (time.monotonic() - mine.since) * mine.cores
 
     def _grant(self) -> None:
         """Let the jobs compute that used least; of one job, the work that came first."""
@@ -130,6 +137,7 @@ class FairScheduler:
             self._waiting.remove(chosen)
             self._working.append(chosen)
             chosen.since = chosen.seen = now
+            chosen.cores = 1
             chosen.granted = True
             chosen.woken.set()
             taken += 1

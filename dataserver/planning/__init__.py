@@ -45,14 +45,14 @@ def yielding_to(call: Callable[[], None]) -> Iterator[None]:
 
 
 _MOST_THREADS = 256
-_cores: ContextVar[int] = ContextVar("cores", default=1)
+_cores: ContextVar[Callable[[], int]] = ContextVar("cores", default=lambda: 1)
 Result = TypeVar("Result")
 
 
 @contextmanager
-def computing_on(count: int) -> Iterator[None]:
-    """Let what runs inside, in this thread, use so many cores; by itself planning uses one."""
-    token = _cores.set(count)
+def computing_on(count: int | Callable[[], int]) -> Iterator[None]:
+    """Let what runs inside, in this thread, use so many cores, asked for at each use; by itself planning uses one."""
+    token = _cores.set(count if callable(count) else lambda: count)
     try:
         yield
     finally:
@@ -61,7 +61,7 @@ def computing_on(count: int) -> Iterator[None]:
 
 def cores() -> int:
     """That planning may use here."""
-    return _cores.get()
+    return _cores.get()()
 
 
 def side_by_side(calls: Sequence[Callable[[], Result]]) -> list[Result]:

@@ -151,12 +151,33 @@ def test_who_is_ahead_of_the_others_stays_so_when_it_comes_back(monkeypatch: pyt
     assert scheduler._working == [behind], "it has used one slice, the other one an hour"
 
 
-def test_work_may_use_an_equal_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dataserver.jobs.scheduler.usable_cores", lambda: 6)
-    scheduler = FairScheduler(2)
-    assert scheduler.run("alone", cores) == 6
-    assert scheduler.run("first", lambda: scheduler.run("second", cores)) == 3
+def test_work_may_use_an_equal_share_of_half_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for at each use: less as others come, more when they are gone."""
+    monkeypatch.setattr(scheduler_module, "usable_cores", lambda: 13)
+    scheduler = FairScheduler()
+    found = scheduler.run("first", lambda: (cores(), scheduler.run("second", cores), cores()))
+    assert found == (6, 3, 6)
     assert cores() == 1
+    monkeypatch.setattr(scheduler_module, "usable_cores", lambda: 1)
+    assert FairScheduler().run("alone", cores) == 1
+
+
+def test_work_is_charged_for_the_cores_that_it_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(scheduler_module, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(scheduler_module, "usable_cores", lambda: 8)
+    scheduler = FairScheduler(1)
+
+    def work(asked: int) -> None:
+        nonlocal now
+        assert [cores() for _ in range(asked)] == [4] * asked
+        now += 1.0
+        yield_point()  # what comes behind it, in a slice of its own, asks for none
+        now += 1.0
+
+    for asked, charged in {0: 2.0, 1: 5.0, 2: 5.0}.items():
+        scheduler.run("job", lambda asked=asked: work(asked))
+        assert scheduler._used == {"job": charged}
 
 
 def test_whoever_becomes_the_first_that_waits_looks_at_once() -> None:
