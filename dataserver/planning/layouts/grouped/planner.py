@@ -18,7 +18,13 @@ from dataserver.planning.job.spec import Execution
 from dataserver.planning.layouts.grouped.candidates import CandidatePlan, plain_candidate
 from dataserver.planning.layouts.grouped.costs import GroupCosts
 from dataserver.planning.layouts.grouped.options import GroupedOptions, GroupPolicy
-from dataserver.planning.layouts.grouped.policies import compositions_text, idle_groups, plans_of, quick_plan
+from dataserver.planning.layouts.grouped.policies import (
+    compositions_text,
+    idle_groups,
+    is_quick,
+    plans_of,
+    quick_plan,
+)
 from dataserver.planning.layouts.grouped.refining import refined
 from dataserver.planning.layouts.grouped.sequence_plan import SequencePlan
 from dataserver.planning.layouts.grouped.sequences import group_costs, rank_tokens
@@ -95,6 +101,15 @@ def _plans_of(packed: _PackedStep, costs: GroupCosts) -> Mapping[str, SequencePl
         raise JobSpecError(f"step {packed.step}: {error}") from error
 
 
+def _quick_plan(packed: _PackedStep, costs: GroupCosts) -> SequencePlan:
+    """Groups like those of the job's policy, by a small search."""
+    policy = packed.job.spec.execution.options(GroupedOptions).policy
+    try:
+        return quick_plan(policy, packed.lengths, packed.squares, costs)
+    except ValueError as error:
+        raise JobSpecError(f"step {packed.step}: {error}") from error
+
+
 def _plain(packed: _PackedStep, name: str, plan: SequencePlan) -> CandidatePlan:
     microbatches = [m.groups for m in plan.microbatches] or [idle_groups(packed.costs)]
     return plain_candidate(packed.job, packed.samples, name, microbatches, packed.sequence)
@@ -120,7 +135,8 @@ def _with_two_in_flight(
 def _with_less_memory(
     packed: _PackedStep, plain: Sequence[CandidatePlan], plans: Mapping[str, SequencePlan]
 ) -> Iterator[CandidatePlan]:
-    """The plans for smaller and smaller memory of one ladder, until two in a row bring none that is faster.
+    """The plans for smaller and smaller memory of one ladder, until two in a row bring none that is faster, or so many
+    microbatches would take longer to plan than the policy's own search may.
 
     Groups are sought for the time of the backbone alone. More memory makes microbatches fewer and larger, until the
     others have nothing to work on beside the backbone.
@@ -129,11 +145,12 @@ def _with_less_memory(
     policy = packed.job.spec.execution.options(GroupedOptions).policy
     if policy is GroupPolicy.STATIC or 50 * best.makespan_ns <= 51 * plans[best.groups].time_ns:
         return
-    best_ns, slower = best.makespan_ns, 0
+    best_ns, slower, all_tokens = best.makespan_ns, 0, int(packed.lengths.sum())
     for tokens in _smaller(int(rank_tokens(packed.job.spec.execution, best.plan).max(initial=0))):
-        if longest > tokens * packed.costs.degrees[-1] or slower == SLOWER:
+        costs = replace(packed.costs, device_tokens=tokens)
+        if longest > tokens * costs.degrees[-1] or slower == SLOWER or not is_quick(all_tokens, costs):
             return
-        less = quick_plan(policy, packed.lengths, packed.squares, replace(packed.costs, device_tokens=tokens))
+        less = _quick_plan(packed, costs)
         if len(less.microbatches) > most_microbatches(packed.job.spec.execution):
             return
         found = _plain(packed, f"groups by search in {tokens:,} tokens of a device", less)

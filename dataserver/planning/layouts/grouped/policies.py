@@ -103,14 +103,25 @@ def bounded_budget(tokens: int, costs: GroupCosts) -> Budget:
     Every cut between two microbatches that is tried looks at all compositions, and places the sequences of two
     microbatches (`kernels.best_grouping`).
     """
-    budget, fewest = Budget(), -(-tokens // costs.cluster_tokens)
-    looks = PLACING + len(group_compositions(costs.num_devices, costs.degrees[0], costs.degrees[-1]))
+    budget = Budget()
     for change in _SAVINGS:
-        cuts = budget.cuts * (budget.rounds if fewest > 2 else 1)
-        if budget.microbatch_counts * fewest * (1 + 2 * cuts) * looks <= MAX_LOOKS:
+        if _looks(budget, tokens, costs) <= MAX_LOOKS:
             break
         budget = replace(budget, **change)
     return budget
+
+
+def is_quick(tokens: int, costs: GroupCosts) -> bool:
+    """Whether `quick_plan` looks at no more compositions for so many tokens than the search of a step may."""
+    return _looks(QUICK, tokens, costs) <= MAX_LOOKS
+
+
+def _looks(budget: Budget, tokens: int, costs: GroupCosts) -> int:
+    """Compositions that a search looks at, at most; `PLACING` more for each microbatch that it places."""
+    fewest = -(-tokens // costs.cluster_tokens)
+    looks = PLACING + len(group_compositions(costs.num_devices, costs.degrees[0], costs.degrees[-1]))
+    cuts = budget.cuts * (budget.rounds if fewest > 2 else 1)
+    return budget.microbatch_counts * fewest * (1 + 2 * cuts) * looks
 
 
 def _titled(name: str, plan: SequencePlan) -> str:

@@ -7,7 +7,7 @@ for time, and a microbatch that has idle groups takes sequences from another one
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 
@@ -129,8 +129,8 @@ class _Cuts:
 def _transfer(batch: Batch, groupings: list[Grouping], budget: Budget) -> list[Grouping]:
     """Let microbatches with idle groups take sequences from others, which then finish sooner."""
     result = list(groupings)
-    pairs = [(a, b) for a in range(len(result)) for b in range(len(result)) if a != b]
-    for taker, giver in pairs[: budget.transfers]:
+    pairs = ((a, b) for a in range(len(result)) for b in range(len(result)) if a != b)  # thousands have millions
+    for taker, giver in islice(pairs, budget.transfers):
         taken = batch.takes(result[taker], result[giver])
         if not len(taken):
             continue

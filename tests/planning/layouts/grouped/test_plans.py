@@ -9,19 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders.grouped import A100, grouped_data, grouped_steps, published_job
+from builders.matrix import matrix, samples_of
 from builders.samples import make_samples, texts
 from hypothesis import given, settings
 from planning.simulation.reference import Definitions, Event
 
+from dataserver.planning import I64
 from dataserver.planning.job.fields import ModuleKind
 from dataserver.planning.job.identity import Job, JobSpecError, parse_job
 from dataserver.planning.layouts.grouped import planner
 from dataserver.planning.layouts.grouped.baselines import homogeneous_plan
 from dataserver.planning.layouts.grouped.bounds import bound_ns
-from dataserver.planning.layouts.grouped.options import GroupedOptions
-from dataserver.planning.layouts.grouped.policies import bounded_budget
+from dataserver.planning.layouts.grouped.costs import GroupCosts
+from dataserver.planning.layouts.grouped.options import GroupedOptions, GroupPolicy
+from dataserver.planning.layouts.grouped.policies import bounded_budget, is_quick, quick_plan
 from dataserver.planning.layouts.grouped.search import Budget
-from dataserver.planning.layouts.grouped.sequence_plan import plan_groups
+from dataserver.planning.layouts.grouped.sequence_plan import SequencePlan, plan_groups
 from dataserver.planning.layouts.grouped.sequences import group_costs, planned_sequences
 from dataserver.planning.layouts.interface import PlannedTimeline
 from dataserver.planning.plan.arranging import WaveTooLargeError
@@ -414,3 +417,32 @@ def test_the_budget_shrinks_with_what_there_is_to_search() -> None:
     looks = [(b.microbatch_counts, b.rounds * b.cuts) for b in spent]
     assert looks == sorted(looks, reverse=True)
     assert looks[-1] == (1, 0)
+
+
+def test_a_small_search_is_bounded_by_what_it_looks_at() -> None:
+    assert [is_quick(count * A100.cluster_tokens, A100) for count in (1, 10, 100, 1_000)] == [True, True, True, False]
+
+
+def test_groups_for_less_memory_are_sought_only_while_that_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, tables = matrix("grouped", 29)
+    samples, sought = samples_of(job, tables), list[int]()
+
+    def sized(policy: GroupPolicy, lengths: I64, squares: I64, costs: GroupCosts) -> SequencePlan:
+        sought.append(costs.device_tokens)
+        return quick_plan(policy, lengths, squares, costs)
+
+    monkeypatch.setattr(planner, "quick_plan", sized)
+    plan_step(job, 3, samples)
+    assert sorted(set(sought)) == [96, 128]
+    sought.clear()
+    monkeypatch.setattr(planner, "is_quick", lambda _, costs: costs.device_tokens > 96)
+    plan_step(job, 3, samples)
+    assert set(sought) == {128}
+    monkeypatch.undo()
+
+    def refuse(*_: object) -> SequencePlan:
+        raise ValueError("costs are beyond int64")
+
+    monkeypatch.setattr(planner, "quick_plan", refuse)
+    with pytest.raises(JobSpecError, match="step 3: costs are beyond int64"):
+        plan_step(job, 3, samples)
