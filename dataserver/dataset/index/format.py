@@ -13,13 +13,15 @@ so that it costs a server nothing until a job's sizes are read.
 import contextlib
 import json
 import os
-import struct
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
 
 from dataserver.dataset.errors import DatasetError, FindingReport, StaleIndexError, canonical, check_storage, printable
 from dataserver.dataset.index.rules import read_rules
@@ -254,13 +256,14 @@ def read_joined(path: Path, header: IndexHeader) -> list[JoinedFile]:
         return [JoinedFile(int(number), int(num_bytes), str(sha256)) for number, num_bytes, sha256 in found]
 
 
-def read_block_sums(path: Path, header: IndexHeader) -> tuple[int, ...]:
-    """Return the CRC-32C of each block of a shard; empty in indexes of older releases. Raises as `read_columns`."""
+def read_block_sums(path: Path, header: IndexHeader) -> npt.NDArray[np.uint32]:
+    """Return the CRC-32C of each block of a shard, uint32 [blocks]; none in indexes of older releases. Raises as
+    `read_columns`."""
     with _open_columns(path, header, []) as reader:
         found: bytes = (reader.schema.metadata or {}).get(SUMS_KEY, b"")
         if found and len(found) != 4 * -(-header.shard_bytes // BLOCK_BYTES):
             raise ValueError(f"it has {len(found)} bytes of checksums for {header.shard_bytes} of its shard")
-        return struct.unpack(f"<{len(found) // 4}I", found)
+        return np.frombuffer(found, "<u4")
 
 
 def read_external_digest(path: Path, header: IndexHeader) -> str:

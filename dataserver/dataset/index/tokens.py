@@ -344,7 +344,7 @@ def write_tokens(
     with atomic_writer(shard.token_ids_path(key)) as temp, temp.open("wb") as file:
         for encoded in batches:
             counts += (FAILED if ids is None else len(ids) for ids in encoded)
-            given = np.concatenate([np.zeros(0, np.int64), *(ids for ids in encoded if ids is not None)])
+            given = np.concatenate([np.zeros(0, np.int32), *(ids for ids in encoded if ids is not None)])
             if given.min(initial=0) < 0 or given.max(initial=0) > most:
                 raise DatasetError(f"the tokenizer gave an id outside 0..{most}; check its vocab_size")
             data = given.astype(id_type).tobytes()

@@ -14,6 +14,8 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 from crc32c import crc32c as crc32c_of
 
 from dataserver.dataset.cache import LruCache
@@ -130,7 +132,7 @@ class _Refused:
 class _Proven:
     """A store of whose answers whole blocks of one object are compared with checksums. Fulfils `Source`."""
 
-    def __init__(self, store: Store, sums: Sequence[int]) -> None:
+    def __init__(self, store: Store, sums: npt.NDArray[np.uint32]) -> None:
         self.name = store.name
         self._store = store
         self._sums = sums
@@ -140,12 +142,13 @@ class _Proven:
         number, rest = divmod(start, BLOCK_BYTES)
         if rest or length != min(BLOCK_BYTES, wanted.num_bytes - start) or number >= len(self._sums):
             return self._store.get(wanted, start, length)
-        key = wanted, number, self._sums[number]
+        wanted_sum = int(self._sums[number])
+        key = wanted, number, wanted_sum
         what = f"block {number} of {self.name}/{wanted.key} differs from what was indexed"
         if key in self._store.refused:
             raise UnavailableError(what)
         data = self._store.get(wanted, start, length)
-        if crc32c_of(data) != self._sums[number]:
+        if crc32c_of(data) != wanted_sum:
             if self._store.refused.add(key):
                 _log.warning("%s; it is not held, and its images are read one by one", what)
             raise UnavailableError(what)
@@ -161,9 +164,9 @@ class RemoteFile:
         self._info = info
         self._etag = info.etag  # a hash: asked for with every image
 
-    def prove(self, sums: Sequence[int]) -> None:
+    def prove(self, sums: npt.NDArray[np.uint32]) -> None:
         """Compare blocks with these checksums before they are held."""
-        if sums:
+        if len(sums):
             self._source = _Proven(self._store, sums)
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
