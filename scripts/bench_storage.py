@@ -5,19 +5,17 @@ Bytes and requests are those of the server's own caches over a store in memory: 
 in either order version, two epochs, one to eight servers that own blocks together, with caches for 1.25 windows, read
 ahead along the plan. CPU time is
 that of this process, which reads and decodes photographs from a store on loopback with a delay for each request, in
-turn with the same photographs on disk; the store is another process. The exit code is 1 on a miss.
+turn with the same photographs on disk; the store is another process. The last rows stand beside MosaicML Streaming and
+webdataset (`benchmarks/stored_rivals.py`). The exit code is 1 on a miss.
 """
 
 import argparse
 import hashlib
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -28,6 +26,8 @@ from bench_formats import draw_images, write
 from benchmarks.calibration import slowdown
 from benchmarks.rows import Row, report, spread
 from benchmarks.shuffles import Shape, order_of, table_of
+from benchmarks.stored_rivals import RIVALS, rows_beside_rivals, store_of
+from loaders.installing import install
 
 from dataserver.dataset import BLOCK_BYTES, BLOCKS, BlockKey, Blocks, Dataset, ImageRef, Piece, Source, build_index
 from dataserver.dataset.storage.clients import ObjectInfo
@@ -248,18 +248,6 @@ def decode(dataset: Dataset, refs: Sequence[ImageRef]) -> None:
             assert decode_patches(dataset.read(ref), ImageShape(*ref[3:6], rows, columns), sizing, out)
 
 
-@contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """A store of another process with the shards of a folder; its address."""
-    command = [sys.executable, "-m", "benchmarks.range_server", str(folder), str(DELAY_S)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as child:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        yield child.stdout.readline().strip()
-        child.stdin.close()
-
-
 def cpu_rows(count: int, width: int, rounds: int, seed: int) -> list[Row]:
     """CPU time of an image, and time to the first batch, beside local disk."""
     images = draw_images(count, width, seed)
@@ -267,8 +255,8 @@ def cpu_rows(count: int, width: int, rounds: int, seed: int) -> list[Row]:
     with tempfile.TemporaryDirectory() as root:
         local = write(Path(root), images)["tar"]
         build_index(local, workers=1)
-        with served(local) as address:
-            url = f"{address}/bucket/shards/0.tar"
+        with store_of(local, DELAY_S) as store:
+            url = f"{store.address}/bucket/shards/0.tar"
             index_dir = Path(root) / "index"
             build_index(Path(url), index_dir, workers=1)
             order = np.random.default_rng(seed).permutation(count).tolist()
@@ -306,7 +294,11 @@ def main() -> int:
     parser.add_argument("--images", type=int, default=1000, help="in each of them (default 1000)")
     parser.add_argument("--rounds", type=int, default=5, help="of the CPU rows (default 5)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--install", action="store_true", help="install the rivals that want packages of their own")
     arguments = parser.parse_args()
+    if arguments.install:
+        for environment in (rival.environment for rival in RIVALS if rival.environment is not None):
+            install(environment)
     rows = []
     shards, images, seed = arguments.shards, arguments.images, arguments.seed
     print(f"blocks of {BLOCK_BYTES >> 20} MiB, {DELAY_S * 1e3:.0f} ms for each request")
@@ -314,6 +306,7 @@ def main() -> int:
         rows += cache_rows(Shape(shards, count, WINDOW, BATCH, draw), size)
     for count, width, draw in ((400, 512, seed), (300, 768, seed + 1)):
         rows += cpu_rows(count, width, arguments.rounds, draw)
+    rows += rows_beside_rivals(1500, arguments.rounds, seed, DELAY_S)
     return report(rows)
 
 

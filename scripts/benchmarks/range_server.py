@@ -271,13 +271,20 @@ def range_server(state: State) -> Iterator[str]:
 
 
 def main() -> int:
-    """Serve the shards of a folder at /bucket/shards until stdin ends; print the address first."""
+    """Serve the shards of a folder at /bucket/shards until stdin ends; print the address first.
+
+    A folder behind the delay is served at /bucket/copy. Each line on stdin is answered by how many requests there were,
+    and how many bytes of objects were sent.
+    """
     folder, delay_s = Path(sys.argv[1]), float(sys.argv[2])
     state = State(delay_s=delay_s)
     state.put_folder("/bucket/shards", folder)
+    for copy in sys.argv[3:4]:
+        state.put_folder("/bucket/copy", Path(copy), suffixes=(".mds", ".json"))
     with range_server(state) as address:
         print(address, flush=True)
-        sys.stdin.read()
+        for _ in sys.stdin:
+            print(len(state.asked), state.sent_bytes, flush=True)
     return 0
 
 

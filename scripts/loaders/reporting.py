@@ -30,6 +30,16 @@ def report(batches: Iterable[int], count: int) -> None:
     _say(f"end {seen}")
 
 
+def report_epoch(batches: Iterable[int]) -> None:
+    """Run through the batches of one epoch, given the images in each, and tell the benchmark: `first`, `end`."""
+    seen = 0
+    for images in batches:
+        if not seen:
+            _say("first")
+        seen += images
+    _say(f"end {seen}")
+
+
 def _say(line: str) -> None:
     print(line, flush=True)
     sys.stdin.readline()

@@ -23,8 +23,8 @@ MODULE = "vision"
 """Whose view has the images."""
 
 
-def serve_command(shards: Path) -> list[str]:
-    """Starts a server on a free port."""
+def serve_command(shards: Path | str) -> list[str]:
+    """Starts a server on a free port, of shards in a folder or at a URL."""
     tool = str(Path(sys.executable).parent / "dataserver")
     return [tool, "serve", "--listen", "127.0.0.1:0", "--dataset", f"pairs={shards}"]
 
