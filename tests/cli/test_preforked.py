@@ -22,8 +22,25 @@ def test_another_mother_follows_one_that_has_ended(monkeypatch: pytest.MonkeyPat
     assert mother.returncode is not None
 
 
-def test_a_process_of_another_mother_has_ended() -> None:
-    assert preforked.waited(os.getpid()) == [os.getpid(), 0]
+def test_an_answer_that_a_timeout_cut_off_is_not_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    ours, theirs = socket.socketpair()
+    mother = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+    monkeypatch.setattr(preforked, "_mother", (mother, ours))
+    monkeypatch.setattr(preforked, "_exactly", interrupt)
+    with theirs, pytest.raises(KeyboardInterrupt):
+        preforked._ask({"wait": 1}, [])
+    assert preforked._mother is None
+    assert mother.returncode is not None
+
+
+def test_a_process_of_another_mother_has_ended_when_it_is_gone() -> None:
+    assert preforked.waited(os.getpid()) == [0, 0]
+    gone = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    gone.wait()
+    assert preforked.waited(gone.pid) == [gone.pid, 0]
 
 
 def test_ports_are_free_where_the_system_gives_all_away(monkeypatch: pytest.MonkeyPatch) -> None:
