@@ -17,6 +17,8 @@ from planning_rows import (
     colocated,
     entrain,
     flexsp,
+    large,
+    long_ranks,
     optimiser,
     phases,
     pipeline,
@@ -31,12 +33,14 @@ PARTS: dict[str, Callable[[Path], list[Row]]] = {
     "balancing": lambda _: balancing.rows(),
     "pipeline": lambda _: pipeline.rows(),
     "optimiser": lambda _: optimiser.rows(),
+    "long_ranks": lambda _: long_ranks.rows(),
     "steps": lambda data: [*steps.scenario_b(data / "laion-mini"), *steps.planning_time()],
     "entrain": lambda _: entrain.rows(),
     "flexsp": lambda data: flexsp.rows(data / "flexsp"),
     "phases": lambda data: [*phases.rows(), *colocated.rows(data / "laion-mini")],
     "transfers": lambda _: transfers.rows(),
     "whole_ranks": lambda _: whole_ranks.rows(),
+    "large": lambda _: large.rows(),
 }
 """Each takes the folder of the data and gives its rows."""
 

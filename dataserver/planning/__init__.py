@@ -71,6 +71,20 @@ def side_by_side(calls: Sequence[Callable[[], Result]]) -> list[Result]:
     return [first(), *(future.result() for future in futures)]
 
 
+def shared_out(calls: Sequence[Callable[[], Result]]) -> list[Result]:
+    """What the calls return: as many of them at once as there are cores, then a yield point, then as many more.
+
+    Yield points within a call are those of one thread alone: the others finish their calls, of some ten milliseconds.
+    """
+    found, left = list[Result](), list(calls)
+    while left:
+        yield_point()
+        count = max(1, cores())
+        found += side_by_side(left[:count])
+        left = left[count:]
+    return found
+
+
 @lru_cache(maxsize=1)
 def _threads() -> ThreadPoolExecutor:
     """Threads that wait for calls, begun when they are needed."""

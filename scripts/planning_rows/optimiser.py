@@ -93,9 +93,14 @@ def instance(scenario: Scenario, variation: float, extra: int, seed: int) -> Pla
 
 def planned(problem: PlacementProblem, seed: int) -> Placement:
     """What the default policies do."""
+    return searched(problem, starts_of(problem), seed, seed, patient=False)
+
+
+def starts_of(problem: PlacementProblem) -> list[Placement]:
+    """The rule-based placements that a search begins with the best of."""
     seeds = [balanced(problem, policy) for policy in (BalancePolicy.NONE, BalancePolicy.LPT)]
     seeds.append(stratified(problem))
-    return searched(problem, [*seeds, *(in_disttrain_order(problem, s) for s in seeds)], seed, seed, patient=False)
+    return [*seeds, *(in_disttrain_order(problem, s) for s in seeds)]
 
 
 def at_random(problem: PlacementProblem, seed: int) -> Placement:

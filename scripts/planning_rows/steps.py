@@ -175,7 +175,8 @@ def planning_time() -> list[Row]:
     ]
 
 
-def _sizes(sigma: float) -> Sizes:
+def drawn_sizes(sigma: float) -> Sizes:
+    """Log-normal ones, whose widths and heights have this sigma."""
     rng = np.random.default_rng(0)
     return (
         np.exp(rng.normal(4, 1, 4096)).astype(np.int64) + 1,
@@ -188,7 +189,7 @@ def _planning_time(
     count: int, dp: int, images_dp: int, stages: int, sigma: float, seeds: Iterable[int], limit_ms: int
 ) -> list[Row]:
     """One plan of `count` sequences, with endless memory and with little."""
-    sizes, found = _sizes(sigma), []
+    sizes, found = drawn_sizes(sigma), []
     title = f"a plan: {count:,} sequences on {dp} ranks x {stages} stages, sigma {sigma}"
     for memory, limit in ((None, limit_ms), (12_000, 4 * limit_ms)):
         job = make_job(dp=dp, batch=count, images_dp=images_dp, stages=stages, packed=False, memory=memory)
@@ -206,7 +207,7 @@ def _planning_time(
 
 def _growth(sigma: float, dp: int, seeds: Sequence[int]) -> Row:
     """Time for each sample of steps of 1,000 to 64,000; a ratio, which needs no scale, from times that have one."""
-    sizes, per_sample = _sizes(sigma), {}
+    sizes, per_sample = drawn_sizes(sigma), {}
     for count in (1_000, 4_000, 16_000, 64_000):
         job = make_job(dp=dp, batch=max(dp, count // 20 // dp * dp), images_dp=dp)
         per_sample[count] = median(_milliseconds(job, resampled(job, sizes, count, seed)) for seed in seeds) / count

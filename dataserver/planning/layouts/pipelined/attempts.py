@@ -1,11 +1,11 @@
 """The plans for a number of microbatches: rule-based ones that fit memory, and those that search finds."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dataserver.planning import I64
+from dataserver.planning import I64, cores, shared_out
 from dataserver.planning.job.fields import BalancePolicy, ModuleKind, ModuleSpec, OrderPolicy
 from dataserver.planning.layouts.pipelined.candidates import CandidatePlan, ImageSpread, Trial, candidates_of
 from dataserver.planning.layouts.pipelined.packed import PackedStep
@@ -19,6 +19,11 @@ IMPATIENT_SINCE = 6
 
 ROUNDS_SINCE = 7
 """The first plan_version whose searches improve many components at once, in pairs."""
+
+
+SHARED_OPERATIONS = 1 << 15
+"""The fewest operations of a step whose candidates threads share: those of smaller ones take less than about two
+milliseconds, and half of them in the interpreter, which one thread runs at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +113,29 @@ def search(made: Attempt, most_sequences: int) -> tuple[CandidatePlan, ...]:
 
 
 def _outcome(packed: PackedStep, trials: Iterable[Trial]) -> tuple[tuple[CandidatePlan, ...], ModuleSpec | None]:
-    """The candidates, and the last module whose memory did not hold one."""
-    found = [outcome for trial in trials for outcome in candidates_of(packed, trial)]
+    """The candidates, and the last module whose memory did not hold one.
+
+    None depends on another, so threads share those of a large step, a spread of images at a time. One thread tries all
+    spreads of a placement in a row, and arranges its samples once.
+    """
+    if cores() > 1 and _operations(packed) >= SHARED_OPERATIONS:
+        parts = (replace(trial, spreads=(spread,)) for trial in trials for spread in trial.spreads)
+        shared = shared_out([_candidates(packed, part) for part in parts])
+        found = [outcome for outcomes in shared for outcome in outcomes]
+    else:
+        found = [outcome for trial in trials for outcome in candidates_of(packed, trial)]
     shortfall = [o for o in found if isinstance(o, ModuleSpec)]
     return tuple(o for o in found if isinstance(o, CandidatePlan)), shortfall[-1] if shortfall else None
+
+
+def _candidates(packed: PackedStep, trial: Trial) -> Callable[[], list[CandidatePlan | ModuleSpec]]:
+    """What `candidates_of` finds, for whichever thread calls it."""
+    return lambda: list(candidates_of(packed, trial))
+
+
+def _operations(packed: PackedStep) -> int:
+    """Of one simulation: a forward and a backward of each microbatch on each node."""
+    return 2 * packed.num_microbatches * sum(m.dp * m.pp for m in packed.modules)
 
 
 def _by_rules(packed: PackedStep, starts: Starts) -> Iterator[Trial]:

@@ -1,16 +1,19 @@
 """Searches over many components go on in rounds of pairs, which threads share: the same plan for any number of them."""
 
+import threading
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
-from builders.jobs import make_job
+from builders.jobs import job_data, make_job
 from builders.samples import make_samples
 
-from dataserver.planning import computing_on, cores, side_by_side
+from dataserver.planning import computing_on, cores, shared_out, side_by_side, yielding_to
 from dataserver.planning.job.fields import BalancePolicy
+from dataserver.planning.job.identity import parse_job
 from dataserver.planning.kernels.pipeline import Climb, climb_of, go_on, go_on_in
-from dataserver.planning.layouts.pipelined import placing
+from dataserver.planning.layouts.pipelined import attempts, placing
 from dataserver.planning.layouts.pipelined.placing import search
 from dataserver.planning.layouts.pipelined.placing.problem import Budgets, PlacementProblem
 from dataserver.planning.plan.placement import Placement, in_slots
@@ -111,6 +114,40 @@ def test_threads_plan_what_one_plans(rounds: list[tuple[int, int]]) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("memory", [None, 3_000])
+def test_threads_that_share_candidates_plan_what_one_plans(monkeypatch: pytest.MonkeyPatch, memory: int | None) -> None:
+    """The same candidates in the same order, those that memory leaves out too; the first of equals is chosen."""
+    data = job_data(encoder=2, backbone=(2, 2), generator=2, stream={"global_batch": 16, "packing": {"enabled": False}})
+    data["execution"]["layout"] = {"kind": "pipelined", "extra_in_flight": 2}
+    for module in data["execution"]["modules"] if memory else ():
+        module["memory"] = {"budget_bytes": memory, "unit_bytes": 1}
+    job = parse_job(data)
+    samples, found, threads = make_samples(job, 16, 3), [], set[str]()
+    tried = attempts.candidates_of
+
+    def look(*arguments: Any) -> Any:
+        threads.add(threading.current_thread().name)
+        return tried(*arguments)
+
+    monkeypatch.setattr(attempts, "candidates_of", look)
+    monkeypatch.setattr(attempts, "SHARED_OPERATIONS", 0)
+    for count in (1, 3):
+        threads.clear()
+        with computing_on(count):
+            plan = plan_step(job, 0, samples)
+        found.append((plan.hash, plan.candidates, plan.decisions))
+        assert (len(threads) > 1) is (count > 1)
+    assert len(found[0][1]) > 4
+    assert all(other == found[0] for other in found[1:])
+
+
+def test_candidates_of_small_steps_are_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "shared_out", None)
+    job = make_job(encoder=2, backbone=(2, 2), stream={"global_batch": 8, "packing": {"enabled": False}})
+    with computing_on(4):
+        plan_step(job, 0, make_samples(job, 8))
+
+
 def test_a_search_of_few_components_is_the_same_in_rounds() -> None:
     problem = spread_out(0, 3)
     start = start_of(problem)
@@ -158,3 +195,25 @@ def test_calls_side_by_side_return_in_order() -> None:
         with pytest.raises(ZeroDivisionError):
             side_by_side([partial(pow, 2, 1), partial(divmod, 1, 0)])
     assert cores() == 1
+
+
+def test_calls_that_are_shared_out_are_as_many_at_once_as_there_are_cores() -> None:
+    at_once, before = list[int](), list[int]()
+    lock, running = threading.Lock(), 0
+
+    def call(number: int) -> int:
+        nonlocal running
+        with lock:
+            running += 1
+            at_once.append(running)
+        both.wait(10)
+        with lock:
+            running -= 1
+        return number
+
+    both = threading.Barrier(2)
+    with computing_on(2), yielding_to(lambda: before.append(len(at_once))):
+        assert shared_out([partial(call, n) for n in range(6)]) == list(range(6))
+    assert max(at_once) == 2
+    assert before == [0, 2, 4]
+    assert shared_out([]) == []

@@ -1,0 +1,126 @@
+"""Rows of steps that take seconds to plan: on several cores, of many sequences, and within so much memory."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TypeVar
+from unittest.mock import patch
+
+from benchmarks.calibration import slowdown, timed
+from benchmarks.rows import Row
+
+import dataserver.planning
+from dataserver.planning import computing_on
+from dataserver.planning.job.identity import Job
+from dataserver.planning.layouts.pipelined.placing import search
+from dataserver.planning.planner import plan_step
+from dataserver.planning.stream.samples import StepSamples
+from planning_rows.steps import drawn_sizes, make_job, resampled
+
+FASTER, MOST_S, MOST_MB = 1.8, 6, 2_048
+"""Targets: two cores over one; CPU seconds of 64,000 sequences; memory of the largest step."""
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Large:
+    """Steps of as many sequences as samples."""
+
+    sequences: int
+    ranks: int
+    images_dp: int
+    stages: int
+    sigma: float
+    seeds: range
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return (
+            f"{self.sequences:,} unpacked sequences on {self.ranks:,} ranks x {self.stages} stages, sigma {self.sigma}"
+        )
+
+    def job(self) -> Job:
+        """Without memory limits."""
+        return make_job(self.ranks, self.sequences, self.images_dp, stages=self.stages, packed=False)
+
+    def samples(self, job: Job, seed: int) -> StepSamples:
+        """Of one step."""
+        return resampled(job, drawn_sizes(self.sigma), self.sequences, seed)
+
+
+SHARED = Large(15_360, 1_024, 256, 8, 0.6, range(3)), Large(10_240, 640, 320, 6, 0.9, range(100, 103))
+MANY = Large(64_000, 64, 64, 8, 0.6, range(1)), Large(48_000, 160, 40, 6, 0.9, range(100, 101))
+LARGEST = Large(122_880, 10_240, 1_024, 8, 0.6, range(1))
+
+
+def rows() -> list[Row]:
+    """All rows of this part; takes some minutes."""
+    return [*map(_on_two_cores, SHARED), *map(_many, MANY), _largest(LARGEST)]
+
+
+def _on_two_cores(case: Large) -> Row:
+    """By CPU time, so that a busy machine can show it: what threads share counts as much as the longest of them takes.
+
+    The interpreter's lock, which they take turns in for a few milliseconds, is left out.
+    """
+    job, one, two = case.job(), [], []
+    for seed in case.seeds:
+        samples = case.samples(job, seed)
+        plan_step(job, 0, samples)
+        plan, spent = timed(plan_step, job, 0, samples)
+        one.append(spent)
+        before = slowdown()
+        with computing_on(2), _threads_in_turn() as saved:
+            started = time.thread_time()
+            same = plan_step(job, 0, samples).hash == plan.hash
+            spent = time.thread_time() - started - sum(saved)
+        two.append(1_000 * spent / ((before + slowdown()) / 2))
+        if not same:
+            raise RuntimeError(f"the plan of seed {seed} depends on the number of threads")
+    faster = median(a / b for a, b in zip(one, two, strict=True))
+    text = f"{faster:.2f} x as fast ({median(one):.0f} ms, {median(two):.0f} ms)"
+    return Row(f"a plan on two cores: {case.title}", text, f">= {FASTER} x", faster >= FASTER)
+
+
+@contextmanager
+def _threads_in_turn() -> Iterator[list[float]]:
+    """Call in turn what would be called side by side, and note the seconds that would be saved."""
+    saved = list[float]()
+
+    def in_turn(calls: Sequence[Callable[[], Result]]) -> list[Result]:
+        found, times = list[Result](), list[float]()
+        for call in calls:
+            started = time.thread_time()
+            found.append(call())
+            times.append(time.thread_time() - started)
+        saved.append(sum(times) - max(times))
+        return found
+
+    with patch.object(dataserver.planning, "side_by_side", in_turn), patch.object(search, "side_by_side", in_turn):
+        yield saved
+
+
+def _many(case: Large) -> Row:
+    job, spent = case.job(), []
+    warm = Large(640, case.ranks, case.images_dp, case.stages, case.sigma, case.seeds)
+    plan_step(warm.job(), 0, warm.samples(warm.job(), 0))
+    for seed in case.seeds:
+        spent.append(timed(plan_step, job, 0, case.samples(job, seed))[1] / 1_000)
+    allowed = MOST_S * case.sequences / MANY[0].sequences
+    return Row(f"a plan: {case.title}", f"{median(spent):.1f} CPU-s", f"<= {allowed:g} CPU-s", max(spent) <= allowed)
+
+
+def _largest(case: Large) -> Row:
+    """In a process of its own, whose memory is told."""
+    run = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("large_step.py"))], capture_output=True, text=True, check=True
+    )
+    seconds, before, most = (float(word) for word in run.stdout.split())
+    text = f"{most:,.0f} MB, {before:,.0f} of them before, {seconds:.1f} CPU-s"
+    return Row(f"memory of a plan: {case.title}", text, f"<= {MOST_MB:,} MB", most <= MOST_MB)
