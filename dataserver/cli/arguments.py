@@ -111,7 +111,7 @@ def sizing_of_job(path: Path) -> "Sizing":
     Raises:
         ValueError: the file cannot be read or used, or has no such sizing.
     """
-    from dataserver.cli.job_files import read_job
+    from dataserver.job_files import read_job
 
     job = read_job(path)
     stream = job.get("stream") if isinstance(job, dict) else None

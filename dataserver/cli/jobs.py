@@ -9,8 +9,8 @@ import tyro
 
 from dataserver.assembly import load_tokenizer
 from dataserver.cli.arguments import MaybePath, Pairs, named_paths, tokenizer_files
-from dataserver.cli.job_files import read_job
 from dataserver.dataset import Dataset, ShardFinding
+from dataserver.job_files import read_job
 from dataserver.jobs import Catalog, JobPlanner, fill_job, long_chat_findings
 from dataserver.planning.job.identity import parse_job, parse_stream
 from dataserver.serving.config import ServerConfig, load_config

@@ -10,9 +10,9 @@ import tyro
 
 from dataserver.addresses import is_loopback, split_address
 from dataserver.cli.arguments import MaybePath, ServerCredentials, Switch, Words, server_names
-from dataserver.cli.job_files import read_job
 from dataserver.cli.jobs import NO_DATA, Data, dataset_names, planner_of
 from dataserver.images import silence_pillow_warnings
+from dataserver.job_files import read_job
 from dataserver.jobs import Catalog
 from dataserver.reporting.fleet_calls import NamedServers
 from dataserver.security import NO_CREDENTIALS, Channels, Watched, load_pair, load_tokens, server_context

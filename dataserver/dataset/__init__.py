@@ -61,7 +61,8 @@ from dataserver.dataset.machine.cores import usable_cores
 from dataserver.dataset.machine.memory import Memory, processes_within, usable_memory
 from dataserver.dataset.machine.workers import Engine, in_processes
 from dataserver.dataset.quarantine import Quarantine
-from dataserver.dataset.shard import ChatParts, DocumentParts, ImageRef, Shard, TokenizedDocument
+from dataserver.dataset.shard import DocumentParts, ImageRef, Shard
+from dataserver.dataset.shard_tokens import ChatParts, TokenizedDocument
 from dataserver.dataset.shards.captions import OWN, CaptionSource, parse_captions
 from dataserver.dataset.shards.chat import Conversation
 from dataserver.dataset.shards.conversations import IMAGE_KIND, MEDIA_NAMES

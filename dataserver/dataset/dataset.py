@@ -20,9 +20,11 @@ from dataserver.dataset.index.numeric import IMAGE_COLUMNS
 from dataserver.dataset.index.rules import read_rules
 from dataserver.dataset.index.sets import ShardSet, earlier_sets, find_set, fingerprint_of
 from dataserver.dataset.index.summary import Summary
+from dataserver.dataset.index_caches import IndexCaches
 from dataserver.dataset.open_shards import OpenShards
 from dataserver.dataset.quarantine import Quarantine
-from dataserver.dataset.shard import ImageRef, IndexCaches, Shard, TokenizedDocument
+from dataserver.dataset.shard import ImageRef, Shard
+from dataserver.dataset.shard_tokens import TokenizedDocument
 from dataserver.dataset.shards.captions import COLUMN_PREFIX, OWN
 from dataserver.dataset.shards.listing import find_shards, index_folder
 from dataserver.dataset.storage.mirror import pull

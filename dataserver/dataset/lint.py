@@ -78,7 +78,7 @@ def lint(
     num_samples = sum(shard.num_samples for shard in dataset.shards)
     done = 0
     for shard in dataset.shards:
-        report, of_tokens = shard.findings(), shard.token_findings()
+        report, of_tokens = shard.findings(), shard.tokens.findings()
         for some in (report, of_tokens):
             counts.update(some.counts)
             room = None if max_listed is None else max(max_listed - len(findings), 0)

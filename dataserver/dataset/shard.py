@@ -1,19 +1,15 @@
 """One shard of an open dataset: sizes, texts, image positions and columns, all from its index."""
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from dataserver.dataset.cache import LruCache
-from dataserver.dataset.errors import DatasetError, Finding, FindingReport, StaleIndexError, TokensMissingError
+from dataserver.dataset.errors import FindingReport
 from dataserver.dataset.filters import Filter
-from dataserver.dataset.index.chat_counts import FLAG_BITS, IMAGE_ENTRY, TARGET, ChatCounts
 from dataserver.dataset.index.derived import DerivedColumns, derived_digest, read_derived
 from dataserver.dataset.index.format import (
     BATCH_ROWS,
@@ -23,27 +19,16 @@ from dataserver.dataset.index.format import (
     read_columns,
     read_findings,
 )
-from dataserver.dataset.index.numeric import IMAGE_COLUMNS, NumericColumns, ShardSizes, read_numeric
+from dataserver.dataset.index.numeric import IMAGE_COLUMNS, NumericColumns, ShardSizes
 from dataserver.dataset.index.rules import Conversations, TruncatedImages, read_rules
-from dataserver.dataset.index.token_ids import TokenIds
-from dataserver.dataset.index.tokens import I32, TokenCounts, counted_tokenizers, read_counts
+from dataserver.dataset.index_caches import IndexCaches
 from dataserver.dataset.quarantine import Quarantine
+from dataserver.dataset.shard_tokens import ShardTokens, TokenizedDocument
 from dataserver.dataset.shards.listing import ShardFile
 from dataserver.dataset.shards.modalities import AUDIO, IMAGES
-from dataserver.dataset.shards.parts import IMAGE, TEXT
-from dataserver.planning.stream.captions import TEXT_MARK
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-SIZES_CACHE_BYTES: Final = 64 << 20
-TEXTS_CACHE_BYTES: Final = 64 << 20
-TOKEN_IDS_CACHE_BYTES: Final = 32 << 20
-"""Most memory for offsets of token ids; the ids themselves are read from the file each time."""
-MAX_OPEN_TOKEN_IDS: Final = 128
-"""Each keeps its file open. Of 10,000 texts and more a shard; 400 of such would fit the bytes."""
-TOKEN_COUNTS_CACHE_BYTES: Final = 4 << 20
-"""A hundred such shards: what plans them needs their counts, and a moment later what opens their ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,52 +71,6 @@ class ImageRef(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TokenizedDocument:
-    """One sample's parts in document order."""
-
-    kinds: tuple[int, ...]
-    """Kind of each part of a document, in order: 0 is text, 1 an image."""
-    texts: tuple[I32, ...]
-    """Tokens of each text part, int32 [tokens]."""
-    chat: "ChatParts | None" = None
-    """What a conversation has; then these tokens are all there are."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ChatParts:
-    """What a conversation has beside the tokens of its texts."""
-
-    targets: tuple[npt.NDArray[np.bool_], ...]
-    """bool [tokens] of each text: tokens that are learned."""
-    images: tuple[int, ...]
-    """Id of the token that stands for each image, clip and video."""
-
-
-@dataclass(frozen=True, slots=True)
-class IndexCaches:
-    """What the shards of one dataset share."""
-
-    rows: LruCache[NumericColumns]
-    texts: LruCache["pa.RecordBatch"]
-    counts: LruCache[TokenCounts]
-    token_ids: LruCache[TokenIds]
-    made: dict[tuple[int, str], bytes] = field(default_factory=dict)
-    """Digests of what transforms made, by the shard's position and their key, as it was when it was read first."""
-
-    @classmethod
-    def make(cls) -> "IndexCaches":
-        """Empty ones."""
-        return cls(
-            rows=LruCache(SIZES_CACHE_BYTES, lambda rows: rows.num_bytes),
-            texts=LruCache(TEXTS_CACHE_BYTES, lambda batch: int(batch.nbytes)),
-            counts=LruCache(TOKEN_COUNTS_CACHE_BYTES, lambda counts: counts.num_bytes),
-            token_ids=LruCache(
-                TOKEN_IDS_CACHE_BYTES, lambda ids: max(ids.num_bytes, TOKEN_IDS_CACHE_BYTES // MAX_OPEN_TOKEN_IDS)
-            ),
-        )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Shard:
     """One shard of an open dataset."""
 
@@ -162,6 +101,11 @@ class Shard:
     def may_have_truncated_images(self) -> bool:
         """Whether images whose data end too early are decoded as far as they go."""
         return read_rules(self.header.rules)["truncated-images"] == TruncatedImages.ACCEPT
+
+    @property
+    def tokens(self) -> ShardTokens:
+        """Counts and ids of its tokens, by tokenizer."""
+        return ShardTokens(self.position, self.file, self.header, self.caches)
 
     @property
     def columns(self) -> Mapping[str, str]:
@@ -196,60 +140,6 @@ class Shard:
         """Return the sizes of all samples; the texts are not touched."""
         return self._rows()
 
-    def token_counts(self, tokenizer_digest: str) -> npt.NDArray[np.int32]:
-        """Return int32[text parts] in the order of `sizes().text_bytes`.
-
-        Raises:
-            TokensMissingError: this tokenizer's counts are missing; names the command to run.
-        """
-        counts = self._counts(tokenizer_digest).counts
-        num_texts = len(self.sizes().text_bytes)
-        if len(counts) != num_texts:
-            raise DatasetError(
-                f"{self.file.tokens_path(tokenizer_digest)} has {len(counts)} counts for {num_texts} texts;"
-                " remove the file and count again"
-            )
-        return counts
-
-    def not_encodable(self, tokenizer_digest: str) -> npt.NDArray[np.bool_] | None:
-        """Return bool [num_samples]: where a text is one that the tokenizer cannot encode; None if there is none.
-
-        Raises as `token_counts`.
-        """
-        failed = self._counts(tokenizer_digest).failed
-        if not len(failed):
-            return None
-        found = np.zeros(self.num_samples, np.bool_)
-        if self._counts(tokenizer_digest).chats is not None:
-            found[failed] = True
-            return found
-        found[np.searchsorted(self.sizes().text_offsets, failed, side="right") - 1] = True
-        return found
-
-    def chat_counts(self, key: str) -> tuple[npt.NDArray[np.int64], ChatCounts]:
-        """Return the tokens of each conversation, int64 [num_samples], 0 of one that was left out, and what is in them.
-
-        Raises:
-            TokensMissingError: this tokenizer's counts are missing; names the command to run.
-        """
-        found = self._counts(key)
-        if found.chats is None or len(found.counts) != self.num_samples:
-            raise DatasetError(
-                f"{self.file.tokens_path(key)} does not count the {self.num_samples} conversations of the shard; "
-                "remove the file and count again"
-            )
-        return found.counts.astype(np.int64), found.chats
-
-    def token_findings(self) -> FindingReport:
-        """Return what tokenizers that were counted cannot encode."""
-        counts: Counter[str] = Counter()
-        details: list[Finding] = []
-        for digest in counted_tokenizers(self.file, self.header):
-            found = self._counts(digest).findings
-            counts.update(found.counts)
-            details += found.details
-        return FindingReport(counts, tuple(details))
-
     def document(self, row: int, tokenizer_digest: str) -> TokenizedDocument:
         """Return the parts of one sample with the token ids of its texts.
 
@@ -258,13 +148,7 @@ class Shard:
             ShardReadError: storage failed.
         """
         self.check_row(row)
-        ids = self.caches.token_ids.get((self.position, tokenizer_digest), lambda: self._ids(tokenizer_digest))
-        if ids.are_chats:
-            return _conversation(*ids.texts(row, row + 1))
-        sizes = self.sizes()
-        (first, end), images = sizes.text_offsets[row : row + 2].tolist(), sizes.image_offsets[row : row + 2].tolist()
-        kinds = tuple(sizes.kinds[first + images[0] : end + images[1]].tolist())
-        return TokenizedDocument(kinds, ids.texts(first, end))
+        return self.tokens.document(row, tokenizer_digest)
 
     def parts(self, row: int) -> DocumentParts:
         """Return the parts of one sample; decompresses the texts of one record batch."""
@@ -367,16 +251,8 @@ class Shard:
 
     def _derived(self, key: str) -> "pa.Table":
         table = read_derived(self.file, self.header, key)
-        self._confirm(key, derived_digest(table))
+        self.caches.confirm(self.position, self.file, key, derived_digest(table))
         return table
-
-    def _confirm(self, key: str, digest: bytes) -> None:
-        """Note what a transform made, or raise StaleIndexError where it is not what was read first."""
-        if self.caches.made.setdefault((self.position, key), digest) != digest:
-            raise StaleIndexError(
-                f"shard {self.name} was transformed again ({key}) and has other columns or tokens than before: restart "
-                "the server, and make a new job"
-            )
 
     def transformed(self, metadata: Sequence[str], texts: Sequence[str]) -> bytes:
         """Return the digest of what transforms made of the shard, which their names and versions do not tell.
@@ -393,7 +269,7 @@ class Shard:
                 self._derived(key)
         for key in texts:
             if (self.position, key) not in self.caches.made:
-                self._counts(key)
+                self.tokens.stored(key)
         return hashlib.sha256(b"".join(self.caches.made[self.position, key] for key in (*metadata, *texts))).digest()
 
     def check_row(self, row: int) -> None:
@@ -401,39 +277,8 @@ class Shard:
         if not 0 <= row < self.num_samples:
             raise IndexError(f"shard {self.name} has {self.num_samples} samples, row {row} was asked for")
 
-    def _counts(self, tokenizer_digest: str) -> TokenCounts:
-        return self.caches.counts.get((self.position, tokenizer_digest), lambda: self._read_counts(tokenizer_digest))
-
-    def _read_counts(self, tokenizer_digest: str) -> TokenCounts:
-        found = read_counts(self.file, self.header, tokenizer_digest)
-        if TEXT_MARK in tokenizer_digest:
-            self._confirm(tokenizer_digest, found.digest())
-        return found
-
-    def _ids(self, tokenizer_digest: str) -> TokenIds:
-        try:
-            return TokenIds.open(self.file.token_ids_path(tokenizer_digest), self._counts(tokenizer_digest))
-        except TokensMissingError:  # both files are made again then
-            self.caches.counts.drop_where(lambda key: key == (self.position, tokenizer_digest))
-            raise
-
     def _read(self, column: str) -> "pa.Array":
         return read_columns(self.file.index_path, self.header, [column]).column(column)
 
     def _rows(self) -> NumericColumns:
-        return self.caches.rows.get(self.position, lambda: read_numeric(self.file.index_path, self.header))
-
-
-def _conversation(entries: I32) -> TokenizedDocument:
-    """The parts of a conversation from its entries, int32 [tokens]."""
-    ids, targets = entries >> FLAG_BITS, (entries & TARGET).astype(np.bool_)
-    at = np.flatnonzero(entries & IMAGE_ENTRY)
-    texts, learned, kinds = list[I32](), list[npt.NDArray[np.bool_]](), list[int]()
-    for first, end in pairwise([-1, *at.tolist(), len(ids)]):
-        if end > first + 1:
-            texts.append(ids[first + 1 : end])
-            learned.append(targets[first + 1 : end])
-            kinds.append(TEXT)
-        if end < len(ids):
-            kinds.append(IMAGE)
-    return TokenizedDocument(tuple(kinds), tuple(texts), ChatParts(tuple(learned), tuple(ids[at].tolist())))
+        return self.caches.numeric(self.position, self.file, self.header)

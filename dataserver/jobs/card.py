@@ -187,7 +187,7 @@ class _Card:
             histogram.add(values)
         self._tokens[OWN] += int(own.sum())
         for name in self._dataset.captions if self._own == OWN else ():
-            self._tokens[name] += int(shard.token_counts(texts_key(self._digest, name)).sum(dtype=np.int64))
+            self._tokens[name] += int(shard.tokens.counts(texts_key(self._digest, name)).sum(dtype=np.int64))
         for name in shard.known_columns:
             self._nulls[name] += shard.column(name).null_count if name in shard.columns else shard.num_samples
             if name in shard.columns:
@@ -203,8 +203,8 @@ class _Card:
         """Text tokens of each sample, and those that are learned of each conversation."""
         key = texts_key(self._digest, self._own)
         if self._own == OWN:
-            return row_sums(shard.token_counts(key), sizes.text_offsets), np.zeros(0, np.int64)
-        tokens, chats = shard.chat_counts(key)
+            return row_sums(shard.tokens.counts(key), sizes.text_offsets), np.zeros(0, np.int64)
+        tokens, chats = shard.tokens.chat_counts(key)
         return tokens - chats.images, chats.targets
 
     def finished(self) -> DatasetCard:

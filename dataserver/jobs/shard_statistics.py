@@ -169,7 +169,7 @@ def rows_left(
     Raises:
         TokensMissingError: the shard is not counted for the tokenizer, or not transformed; names the command.
     """
-    failed = [shard.not_encodable(texts_key(tokenizer_digest, name)) for name in captions.names]
+    failed = [shard.tokens.not_encodable(texts_key(tokenizer_digest, name)) for name in captions.names]
     not_encodable = [rows for rows in failed if rows is not None]
     if compiled is None and quarantine is None and not not_encodable and not metadata:
         return _all_rows(shard.num_samples)
@@ -197,7 +197,7 @@ def columns_of(shard: Shard, tokenizer_digest: str, captions: Captions) -> Shard
     if captions.are_chats:
         return _chat_columns(shard, sizes, texts_key(tokenizer_digest, captions.names[0]))
     text_offsets, tokens = sizes.text_offsets, None
-    counts = [shard.token_counts(texts_key(tokenizer_digest, name)) for name in captions.names]
+    counts = [shard.tokens.counts(texts_key(tokenizer_digest, name)) for name in captions.names]
     text_tokens: NDArray[Any] = counts[0]
     if captions.are_drawn:  # the texts of a sample count as one
         tokens = np.stack([row_sums(found, text_offsets) for found in counts])
@@ -223,7 +223,7 @@ def _video_lengths(sizes: ShardSizes) -> VideoLengths | None:
 
 def _chat_columns(shard: Shard, sizes: ShardSizes, key: str) -> ShardColumns:
     """The columns of conversations. Each is one text."""
-    tokens, chats = shard.chat_counts(key)
+    tokens, chats = shard.tokens.chat_counts(key)
     images = np.diff(sizes.image_offsets)
     counted = tokens > 0
     if (chats.images[counted] != images[counted]).any():

@@ -79,7 +79,7 @@ def laion_sizes(folder: Path) -> Sizes:
         count_tokens(folder, tokenizer, Path(index))
         shards = Dataset.open(folder, Path(index)).shards
         sizes = [s.sizes() for s in shards]
-        tokens = np.concatenate([s.token_counts(tokenizer.digest) for s in shards])
+        tokens = np.concatenate([s.tokens.counts(tokenizer.digest) for s in shards])
         return tokens, np.concatenate([s.image_width for s in sizes]), np.concatenate([s.image_height for s in sizes])
 
 

@@ -176,7 +176,7 @@ def test_a_dataset_is_counted_once(tmp_path: Path, plain_file: Path) -> None:
     assert count_tokens(folder, tokenizer).num_counted == 0
     for shard in Dataset.open(folder).shards:
         ids = tokenizer.encode_all([shard.parts(row).texts[0] for row in range(shard.num_samples)])
-        assert shard.token_counts(tokenizer.digest).tolist() == list(map(len, ids))
+        assert shard.tokens.counts(tokenizer.digest).tolist() == list(map(len, ids))
         found = [shard.document(row, tokenizer.digest).texts[0] for row in range(shard.num_samples)]
         assert [a.tolist() for a in found] == [a.tolist() for a in ids]
 

@@ -142,7 +142,7 @@ def test_commands_count_what_a_template_renders(
 ) -> None:
     chat = open_chat(load_tokenizer("qwen", tokenizer))
     (shard,) = Dataset.open(folder).shards
-    tokens, counts = shard.chat_counts(chat_key(chat.digest, chat.chat_digest))
+    tokens, counts = shard.tokens.chat_counts(chat_key(chat.digest, chat.chat_digest))
     describe(folder, tokenizer=f"qwen={tokenizer}")
     said = capsys.readouterr().out
     assert f"tokens       {tokens.sum()}" in " ".join(said.split("\n")), said
@@ -163,9 +163,9 @@ def test_a_job_with_another_template_is_told_which_there_is(folder: Path, tokeni
     with pytest.raises(
         TokensMissingError, match=reason + rf"{chat.chat_digest}: the template .* or an earlier release"
     ):
-        shard.chat_counts(chat_key(chat.digest, "0f"))
+        shard.tokens.chat_counts(chat_key(chat.digest, "0f"))
     with pytest.raises(TokensMissingError, match=r"FOLDER$"):
-        shard.chat_counts(chat_key("0f", chat.chat_digest))
+        shard.tokens.chat_counts(chat_key("0f", chat.chat_digest))
 
 
 def test_an_index_with_clips_has_the_template_that_its_jobs_have(tmp_path: Path) -> None:
@@ -182,5 +182,5 @@ def test_an_index_with_clips_has_the_template_that_its_jobs_have(tmp_path: Path)
     (filled,) = fill_job(job, Catalog({"d": dataset}, {"qwen": tokenizer}))["stream"]["datasets"]
     template = filled["conversations"]["template"]
     assert template == chat_digest(tokenizer, ["audio"]) != chat_digest(tokenizer)
-    assert len(dataset.shards[0].chat_counts(chat_key(tokenizer.digest, template))[0]) == 1
+    assert len(dataset.shards[0].tokens.chat_counts(chat_key(tokenizer.digest, template))[0]) == 1
     describe(tmp_path, tokenizer=f"qwen={files}")

@@ -35,7 +35,7 @@ def test_every_sample_is_counted_with_its_size(of_rule: dict[str, int | str], tm
     sizing, wanted = Sizing.model_validate({"patch": 16, "merge": 2, **of_rule}), Counter[tuple[int, int]]()
     digest = load_tokenizer("bytes").digest
     for shard in Dataset.open(folder).shards:
-        sizes, tokens = shard.sizes(), shard.token_counts(digest)
+        sizes, tokens = shard.sizes(), shard.tokens.counts(digest)
         for row in range(len(sizes.text_offsets) - 1):
             rows, columns = patch_grid(int(sizes.image_width[row]), int(sizes.image_height[row]), sizing)
             wanted[_leading(int(tokens[row])), rows * columns] += 1

@@ -82,7 +82,7 @@ def test_each_caption_stands_for_the_text_of_samples_that_have_it(folder: Path) 
     assert texts(dataset, "table") == [["table 0"], ["own 1"], document, ["short 3"], ["own 4"], ["own 5"]]
     shard = dataset.shards[0]
     assert shard.keep(compile_filter('"caption.long" is not null')).tolist() == [True, False, False, False, False]
-    assert shard.token_counts(texts_key(BYTES.digest, "short")).tolist() == [7, 7, 3, 3, 7, 5]
+    assert shard.tokens.counts(texts_key(BYTES.digest, "short")).tolist() == [7, 7, 3, 3, 7, 5]
 
 
 def test_samples_that_lack_a_caption_and_broken_parts_are_findings(folder: Path) -> None:

@@ -94,7 +94,7 @@ def check(folder: Path, seed: int) -> None:
             stored = shard.column(column).to_pylist() if column in shard.columns else [None] * len(served)
             assert stored == expected, seed
             if made.rules.skip_token_errors:
-                failed = shard.not_encodable(texts_key(Picky.digest, caption.name))
+                failed = shard.tokens.not_encodable(texts_key(Picky.digest, caption.name))
                 keys = [key for key, bad in zip(served, [] if failed is None else failed, strict=False) if bad]
                 assert keys == [key for name, key, _ in made.unencodable(caption.name) if name == shard.name], seed
 

@@ -87,7 +87,7 @@ def _read(folder: Path) -> None:
         count_tokens(folder, ByteTokenizer())
         for shard in dataset.shards:
             assert len(shard.keys()) == shard.num_samples
-            counts = shard.token_counts(ByteTokenizer.digest)
+            counts = shard.tokens.counts(ByteTokenizer.digest)
             assert len(counts) == len(shard.sizes().text_bytes)
             for name in shard.columns:
                 assert len(shard.column(name)) == shard.num_samples

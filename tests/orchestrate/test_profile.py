@@ -14,7 +14,7 @@ import yaml
 from orchestration.instances import paper_problem
 from torch import nn
 
-from dataserver.cli.job_files import read_job
+from dataserver.job_files import read_job
 from dataserver.planning.costs.profile import Profile, ProfiledCost, ProfiledModule, ProfileError, with_sums
 from dataserver.planning.job.fields import Cost, ModelSize
 from dataserver.planning.job.spec import Execution

@@ -8,8 +8,8 @@ from typing import Any
 
 from disttrain.v1.data_service_pb2 import GetOrCreateJobResponse
 
-from dataserver.planning.costs.profile import ProfileError, with_profiles
-from dataserver.planning.job.fields import MAX_TEXT_BYTES, TextError, absent_fields, parse_json, parse_yaml
+from dataserver.job_files import read_job
+from dataserver.planning.job.fields import TextError, absent_fields, parse_json
 from dataserver.planning.job.identity import Job, JobSpecError, identify, parse_job
 from dataserver.planning.job.spec import JobSpec
 from trainclient.stream.endpoint import CallGuard, Endpoint
@@ -44,13 +44,7 @@ def load_job_data(source: JobSource) -> Job | dict[str, Any]:
         return dict(source)
     if isinstance(source, str) and source.lstrip().startswith("{"):
         return _mapping(_json(source), "the text")
-    path = Path(source)
-    data = _mapping(_yaml("job file", path), str(path))
-    try:
-        found: dict[str, Any] = with_profiles(data, lambda name: _yaml("profile", path.parent / name))
-    except ProfileError as error:
-        raise JobSpecError(f"the job file {path} cannot be used: {error}") from None
-    return found
+    return _mapping(read_job(Path(source)), str(source))
 
 
 def resolve_job(source: JobSource, fleet: Fleet, guard: CallGuard | None = None) -> Job:
@@ -100,16 +94,6 @@ def _filled_in(data: dict[str, Any], fleet: Fleet, guard: CallGuard) -> Job:
     for note in response.notes if fleet.speaks else ():
         _log.warning("%s (says server %s)", note, address)
     return job
-
-
-def _yaml(what: str, path: Path) -> Any:
-    try:
-        with path.open("rb") as file:
-            return parse_yaml(file.read(MAX_TEXT_BYTES + 1))
-    except OSError as error:
-        raise JobSpecError(f"the {what} {path} cannot be read: {error.strerror or error}") from None
-    except TextError as error:
-        raise JobSpecError(f"the {what} {path} cannot be used: {error}") from None
 
 
 def _json(text: str) -> Any:

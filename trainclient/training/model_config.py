@@ -58,11 +58,11 @@ class LoraConfig(Options):
     """Linear layers of each block to add adapters to."""
 
 
-class ImageModuleModel(Options):
-    """Sizes of an encoder or generator: a preset, whose sizes may be replaced one by one, or those of given weights."""
+class ModelSizes(Options):
+    """Sizes that all transformers have: a preset, whose sizes may be replaced one by one."""
 
     preset: str = "tiny"
-    """Name of a preset (encoder: tiny, vit-h; generator: tiny, dit-1b)."""
+    """Name of a preset."""
     layers: Size = None
     """Number of transformer blocks."""
     width: Size = None
@@ -71,6 +71,13 @@ class ImageModuleModel(Options):
     """Number of attention heads."""
     mlp_width: Size = None
     """Width of the hidden layer of each MLP."""
+
+
+class ImageModuleModel(ModelSizes):
+    """Sizes of an encoder or generator: a preset, whose sizes may be replaced one by one, or those of given weights."""
+
+    preset: str = "tiny"
+    """Name of a preset (encoder: tiny, vit-h; generator: tiny, dit-1b)."""
     weights: Weights = None
     """Folder of a Hugging Face checkpoint to start an encoder from, instead of a preset: SigLIP and SigLIP 2, CLIP (not
     for image towers), or a whole vision-language model, whose tower and projector are read."""
@@ -97,19 +104,11 @@ class EncoderModel(ImageModuleModel):
         return self.lora if self.lora.rank else None
 
 
-class BackboneModel(Options):
+class BackboneModel(ModelSizes):
     """Sizes of a backbone: a preset, whose sizes may be replaced one by one, or those of given weights."""
 
     preset: str = "tiny"
     """Name of a preset (tiny, llama3-7b, llama3-13b, llama3-70b)."""
-    layers: Size = None
-    """Number of transformer blocks."""
-    width: Size = None
-    """Width of the residual stream."""
-    mlp_width: Size = None
-    """Width inside the gated MLP."""
-    heads: Size = None
-    """Number of attention heads."""
     groups: Size = None
     """Number of key and value heads."""
     positions: Annotated[Annotated[int, Field(ge=1, le=2**30)] | None, SAYS_ITSELF] = None

@@ -55,7 +55,6 @@ class BlockCounts:
     store_bytes: int = 0
     piece_requests: int = 0
     """Those of the requests that are for single pieces, not blocks."""
-    served_bytes: int = 0
     memory_bytes: int = 0
     """Bytes that were served from blocks in memory."""
     disk_bytes: int = 0
@@ -139,7 +138,7 @@ class Blocks:
             futures = self._begin([pieces[n] for n in missing], for_peer)
             for number, future in zip(missing, futures, strict=True):
                 found[number] = self._result(pieces[number], future)
-        self._count(served_bytes=sum(map(len, found.values())), **counts)
+        self._count(**counts)
         return [found[number] for number in range(len(pieces))]
 
     def read_ahead(self, pieces: Sequence[Piece]) -> None:

@@ -238,7 +238,7 @@ def test_damaged_counts_are_missing_ones(tmp_path: Path, damage: dict[str, pa.Ar
     with pytest.raises(
         TokensMissingError, match=r"cannot be read .* chat template 2 of the tokenizer 1; run: .*FOLDER"
     ):
-        Dataset.open(tmp_path).shards[0].chat_counts(chat_key("1", "2"))
+        Dataset.open(tmp_path).shards[0].tokens.chat_counts(chat_key("1", "2"))
     assert count_chats(tmp_path, _Slow()).num_counted == 1
 
 

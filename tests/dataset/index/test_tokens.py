@@ -10,8 +10,15 @@ import pyarrow as pa
 import pytest
 from shards import write_interleaved, write_tar, write_texts
 
-from dataserver.dataset import Dataset, DatasetError, ShardReadError, TokensMissingError, build_index, count_tokens
-from dataserver.dataset import shard as shard_module
+from dataserver.dataset import (
+    Dataset,
+    DatasetError,
+    ShardReadError,
+    TokensMissingError,
+    build_index,
+    count_tokens,
+    index_caches,
+)
 from dataserver.dataset.index.format import BATCH_ROWS, IndexHeader
 from dataserver.dataset.index.tokens import TokenCounts, read_counts
 from dataserver.dataset.shards.listing import ShardFile
@@ -51,10 +58,10 @@ def test_counts_of_two_tokenizers(tmp_path: Path) -> None:
     total = 0
     for shard in Dataset.open(folder).shards:
         texts = [text for row in range(shard.num_samples) for text in shard.parts(row).texts]
-        counts = shard.token_counts("bytes")
+        counts = shard.tokens.counts("bytes")
         assert counts.dtype == np.int32
         assert counts.tolist() == shard.sizes().text_bytes.tolist() == counts_of(byte_ids(texts))
-        assert shard.token_counts("words").tolist() == counts_of(word_ids(texts))
+        assert shard.tokens.counts("words").tolist() == counts_of(word_ids(texts))
         total += int(counts.sum())
     assert report.num_tokens == total
 
@@ -75,7 +82,7 @@ def test_missing_counts_name_the_command(tmp_path: Path) -> None:
     indexes = tmp_path / "indexes"
     build_index(folder, indexes, workers=1)
     with pytest.raises(TokensMissingError) as caught:
-        Dataset.open(folder, indexes).shards[0].token_counts("abc")
+        Dataset.open(folder, indexes).shards[0].tokens.counts("abc")
     command = f"dataserver index {folder} --index-dir {indexes} --tokenizer NAME=FILE (or --tokenizer bytes)"
     assert command in str(caught.value)
 
@@ -88,12 +95,12 @@ def test_counts_of_other_texts_are_noticed(tmp_path: Path) -> None:
     (tmp_path / "0.tar.index").unlink()
     build_index(tmp_path, workers=1)
     with pytest.raises(TokensMissingError, match="another index"):
-        Dataset.open(tmp_path).shards[0].token_counts("words")
+        Dataset.open(tmp_path).shards[0].tokens.counts("words")
     assert count_tokens(tmp_path, WORDS).num_tokens == 3
     tokens = next(tmp_path.glob("*.tokens-*"))
     tokens.write_bytes(tokens.read_bytes()[:60])
     with pytest.raises(TokensMissingError, match="cannot be read"):
-        Dataset.open(tmp_path).shards[0].token_counts("words")
+        Dataset.open(tmp_path).shards[0].tokens.counts("words")
 
 
 @pytest.mark.parametrize("counts", [[1.5], [float("nan")], [None], [-2], ["1"]])
@@ -108,7 +115,7 @@ def test_counts_that_are_none_are_missing_ones(tmp_path: Path, counts: list[obje
     with pa.ipc.new_file(str(path), table.schema) as writer:
         writer.write_table(table)
     with pytest.raises(TokensMissingError, match="cannot be read"):
-        Dataset.open(tmp_path).shards[0].token_counts(BYTES.digest)
+        Dataset.open(tmp_path).shards[0].tokens.counts(BYTES.digest)
     assert count_tokens(tmp_path, BYTES).num_counted == 1
 
 
@@ -177,7 +184,7 @@ def test_ids_that_are_not_those_that_were_counted_are_noticed(tmp_path: Path, ch
     shard = Dataset.open(tmp_path).shards[0]
     with pytest.raises(TokensMissingError, match=r"are not those that were counted; remove the shard's .tokens files"):
         shard.document(0, BYTES.digest)
-    assert shard.token_counts(BYTES.digest).tolist() == [7, 5]
+    assert shard.tokens.counts(BYTES.digest).tolist() == [7, 5]
 
 
 def test_ids_that_are_gone_are_made_again(tmp_path: Path) -> None:
@@ -203,7 +210,7 @@ def test_ids_that_are_cut_while_they_are_read_are_trouble_of_the_storage(tmp_pat
 
 
 def test_few_files_of_ids_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_module, "MAX_OPEN_TOKEN_IDS", 2)
+    monkeypatch.setattr(index_caches, "MAX_OPEN_TOKEN_IDS", 2)
     folder = write_texts(tmp_path, 10, 2)
     build_index(folder, workers=1)
     count_tokens(folder, BYTES)
@@ -226,7 +233,7 @@ def test_counts_are_read_once_for_planning_and_for_ids(tmp_path: Path, monkeypat
         read.append(digest)
         return read_counts(shard, header, digest)
 
-    monkeypatch.setattr("dataserver.dataset.shard.read_counts", counted)
+    monkeypatch.setattr("dataserver.dataset.shard_tokens.read_counts", counted)
 
     def count_again(tokenizer: Tokenizer) -> None:
         for file in tmp_path.glob("*.tokens-*"):
@@ -236,12 +243,12 @@ def test_counts_are_read_once_for_planning_and_for_ids(tmp_path: Path, monkeypat
 
     count_again(Tokenizer(BYTES.digest, lambda texts: [ids + 1 for ids in byte_ids(texts)]))
     shard = Dataset.open(tmp_path).shards[0]
-    assert shard.token_counts(BYTES.digest).tolist() == [7, 5]
+    assert shard.tokens.counts(BYTES.digest).tolist() == [7, 5]
     with pytest.raises(TokensMissingError, match="are not those that were counted"):
         shard.document(0, BYTES.digest)
     assert len(read) == 1
     count_again(BYTES)
-    assert shard.token_counts(BYTES.digest).tolist() == [7, 5]
+    assert shard.tokens.counts(BYTES.digest).tolist() == [7, 5]
     assert bytes(shard.document(1, BYTES.digest).texts[0].tolist()) == b"three"
     assert len(read) == 2
 
@@ -254,6 +261,6 @@ def test_texts_without_a_token(tmp_path: Path) -> None:
     assert count_tokens(tmp_path, short).num_tokens == 2
     assert count_tokens(tmp_path, short).num_counted == 0
     shard = Dataset.open(tmp_path).shards[0]
-    assert shard.token_counts("short").tolist() == [0, 2, 0]
+    assert shard.tokens.counts("short").tolist() == [0, 2, 0]
     found = [shard.document(row, "short").texts[0].tolist() for row in range(3)]
     assert found == [[], [99_003, 99_003], []]

@@ -25,7 +25,7 @@ from dataserver.dataset.errors import Findings
 from dataserver.dataset.index import indexing
 from dataserver.dataset.index.indexing import index_shard
 from dataserver.dataset.machine.workers import in_processes
-from dataserver.dataset.shard import Shard
+from dataserver.dataset.shard_tokens import ShardTokens
 from dataserver.dataset.shards import sidecar, tar
 from dataserver.dataset.shards.listing import find_shards
 
@@ -112,12 +112,12 @@ def test_ids_that_cannot_be_read_are_trouble_of_the_storage(counted: Path, monke
 
 def test_counts_of_another_number_of_texts_are_refused(counted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (shard,) = Dataset.open(counted).shards
-    counts = shard._counts("bytes")
+    counts = shard.tokens.stored("bytes")
     for wrong in (counts.counts[:1], np.append(counts.counts, 1).astype(np.int32)):
         found = replace(counts, counts=wrong)
-        monkeypatch.setattr(Shard, "_counts", lambda *_, found=found: found)
+        monkeypatch.setattr(ShardTokens, "stored", lambda *_, found=found: found)
         with pytest.raises(DatasetError) as caught:
-            shard.token_counts("bytes")
+            shard.tokens.counts("bytes")
         assert str(caught.value) == (
             f"{shard.file.tokens_path('bytes')} has {len(wrong)} counts for 2 texts; remove the file and count again"
         )
@@ -136,9 +136,9 @@ def test_counts_that_storage_does_not_give_are_not_missing_ones(
     (shard,) = Dataset.open(counted).shards
     monkeypatch.setattr(Path, "read_bytes", refuse)
     with pytest.raises(kind):
-        shard.token_counts("bytes")
+        shard.tokens.counts("bytes")
     monkeypatch.undo()
-    assert len(shard.token_counts("bytes")) == 2
+    assert len(shard.tokens.counts("bytes")) == 2
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_files_of_an_index_that_are_fifos_are_made_again(counted: Path) -> None:
         build_index(counted, workers=1)
         count_tokens(counted, Bytes())
         assert (counted / name).is_file(), name
-        assert Dataset.open(counted).shards[0].token_counts("bytes").tolist() == [7, 5]
+        assert Dataset.open(counted).shards[0].tokens.counts("bytes").tolist() == [7, 5]
 
 
 @pytest.mark.timeout(60)
@@ -223,7 +223,7 @@ def test_files_of_an_index_that_become_fifos_are_refused(counted: Path) -> None:
     (counts,) = counted.glob("*.tokens-*")
     make_odd(counts, "FIFO")
     with pytest.raises(TokensMissingError, match="it is a FIFO, no regular file"):
-        Dataset.open(counted).shards[0].token_counts("bytes")
+        Dataset.open(counted).shards[0].tokens.counts("bytes")
     make_odd(counted / "0.tar.index", "FIFO")
     with pytest.raises(StaleIndexError, match=r"it is a FIFO, no regular file.*; remove it and index again"):
         Dataset.open(counted)
