@@ -29,10 +29,12 @@ BEFORE = {
     "reporting": {"transforms", "images", "audio", "dataset", "planning", "assembly", "jobs", "security", "fleet"},
     "web": BELOW_COMMANDS | {"reporting"},
     # a command starts the pages, which know of no command
-    "cli": BELOW_COMMANDS | {"reporting", "web"},
+    "cli": BELOW_COMMANDS | {"reporting", "web", "job_files"},
 }
 BELOW_ALL = {"addresses", "allocator", "chrome_trace", "drawing", "extras", "outputs", "process", "varints"}
 """Modules beside the folders, which import nothing of ours."""
+OVER_PLANNING = {"job_files"}
+"""Modules beside the folders, which import planning alone. Commands use them, and so does the trainer."""
 NO_PROTOS = {"transforms", "images", "audio", "video", "dataset", "planning", "assembly", "jobs"}
 
 
@@ -67,6 +69,13 @@ def test_what_all_folders_use_imports_nothing_of_ours(module: str) -> None:
     assert not [
         name for name in imports(FOLDER / f"{module}.py") if name.split(".")[0] in ("dataserver", "trainclient")
     ]
+
+
+@pytest.mark.parametrize("module", sorted(OVER_PLANNING))
+def test_what_both_sides_use_imports_planning_alone(module: str) -> None:
+    ours = [n for n in imports(FOLDER / f"{module}.py") if n.split(".")[0] in ("dataserver", "trainclient")]
+    assert ours
+    assert all(name.startswith("dataserver.planning.") for name in ours)
 
 
 @pytest.mark.parametrize("folder", ["images", "dataset", "assembly", "fleet", "serving", "reporting", "web", "cli"])
