@@ -266,7 +266,7 @@ def _video_lengths(
 
 
 def _offsets(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> dict[str, NDArray[np.int32]]:
-    """What a view of images or videos holds beside pixels, and a view of clips beside spectrograms."""
+    """Return what a view holds beside the pixels of its images or videos, or the spectrograms of its clips."""
     samples = plan.samples
     if view.reads is Modality.AUDIO:
         lengths = (samples.image_columns[view.items], item_tokens(samples, spec.stream.sizing)[view.items])

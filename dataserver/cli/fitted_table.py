@@ -79,7 +79,7 @@ class FittedTable:
 
     @cached_property
     def row_lines(self) -> list[int]:
-        """Lines that each row takes."""
+        """Return how many lines each row takes."""
         rows = zip(*(column.cells for column in self.columns), strict=True)
         return [1 + max(cell.count("\n") for cell in row) for row in rows]
 

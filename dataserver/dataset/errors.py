@@ -152,7 +152,7 @@ def canonical(value: Any) -> bytes:
 _UNSAFE = frozenset({"Cc", "Cs", "Zl", "Zp"})
 """Controls, surrogates, and separators of lines and paragraphs."""
 _OF_THE_FILE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP)
-"""What the system says where a file is gone or another one than expected; an empty one cannot be mapped (EINVAL)."""
+"""What the system reports if a file is gone or is not the one expected; an empty file cannot be mapped (EINVAL)."""
 
 
 def check_storage(path: Path, error: Exception) -> None:

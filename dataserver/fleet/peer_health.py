@@ -10,7 +10,7 @@ MAX_DISTRUSTED: Final = 1024
 
 
 class PeerHealth:
-    """How the servers of a fleet stand with this one. Thread-safe."""
+    """Which other servers of a fleet this one may ask at present. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -28,7 +28,7 @@ class PeerHealth:
             return all(self._aside.get((instance, name), 0.0) <= now for name in ("", job_id))
 
     def set_aside(self, instance: bytes, seconds: float, job_id: str) -> None:
-        """Do not ask it for a while for a job; for any one where the name is empty."""
+        """Do not ask an instance for plans of a job for some seconds; of any job if the name is empty."""
         now = monotonic()
         with self._lock:
             self._aside = {key: until for key, until in self._aside.items() if until > now}

@@ -166,7 +166,7 @@ def write_scaled_patches(pixels: U8, shape: ImageShape, sizing: Sizing, out: U8)
 
 
 def _write_scaled(pixels: U8, size: tuple[int, int], shape: ImageShape, sizing: Sizing, out: U8) -> None:
-    """Scale pixels, which are an image of `size` at one of its scales, and cut them."""
+    """Scale the pixels of an image of `size`, decoded at one of its scales, and cut them into patches."""
     if sizing.resampling is not None:
         upright = UPRIGHT[shape.orientation](pixels)
         whole = _as_stored(*size, shape.orientation)

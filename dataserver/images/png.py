@@ -88,7 +88,7 @@ def complete(data: bytes, size: Size) -> Completed | None:
 def _filled(
     pixels: bytes, size: Size, bits: int, passes: tuple[tuple[int, int, int, int], ...]
 ) -> tuple[bytes, tuple[tuple[slice, slice], ...]]:
-    """Return a stream of all rows, of zeros where they lack or are cut, and where pixels lack."""
+    """Return a stream of all rows, with zeros for rows that are missing or cut, and where pixels are missing."""
     shapes = [(max(0, -(-(size[0] - x) // across)), max(0, -(-(size[1] - y) // down))) for x, y, across, down in passes]
     row_sizes = [1 + (columns * bits + 7) // 8 if columns else 0 for columns, _ in shapes]
     most = sum(rows * row_bytes for (_, rows), row_bytes in zip(shapes, row_sizes, strict=True))

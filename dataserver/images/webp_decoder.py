@@ -11,7 +11,7 @@ from dataserver.images.webp import canvas_size
 _ANIMATED_OR_TRANSPARENT: Final = 0x12
 """Flags of an extended WebP (RFC 9649, section 2.7)."""
 _TRANSPARENT_LOSSLESS: Final = 1 << 28
-"""Bit of the header of a lossless WebP, behind two sides of 14 bits (RFC 9649, section 3.4)."""
+"""Bit for transparency in the header of a lossless WebP, after two sides of 14 bits (RFC 9649, section 3.4)."""
 
 # Images are decoded side by side already; a pool of OpenCV's own would only take cores from that.
 cv2.setNumThreads(1)

@@ -168,9 +168,9 @@ def dataset_of(spec: DatasetSpec, newest: Dataset, tokenizer_digest: str) -> Dat
     made = transformed_digest(spec, dataset, tokenizer_digest)
     if spec.transformed is not None and spec.transformed != made:
         raise DatasetMismatchError(
-            f"dataset {spec.name!r} of the job has {spec.transformed} for what its transforms made, the one here has "
-            f"{made}: copy the index that the job was made with, or leave transformed out of a new job, to take this "
-            "one; a transform that changes needs a new version of its package, and must give the same everywhere"
+            f"dataset {spec.name!r}: the job was made with the transformed data {spec.transformed}, this server has "
+            f"{made or 'none'}. Copy the index that the job was made with; or, to use this one, leave transformed out "
+            "of a new job. A transform must return the same everywhere; if it changes, its package needs a new version"
         )
     return dataset
 

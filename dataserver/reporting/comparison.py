@@ -31,7 +31,7 @@ class Figures:
     """For each module: most microbatches that one of its stages holds at once; of parts of microbatches, their sum."""
     microbatches: float
     of_layout: dict[str, float]
-    """What else tells plans of this layout apart (`layout.FIGURES`)."""
+    """Further figures in which plans of this layout differ (`layout.FIGURES`)."""
     planning_ns: float
     """CPU time of a plan; where plans were not to be timed, with the time to load kernels."""
 

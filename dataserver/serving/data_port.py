@@ -12,7 +12,7 @@ from dataserver.serving.config import ServerConfig
 from dataserver.serving.transport.direct_listener import DirectListener
 
 ABOVE_LISTEN: Final = 1000
-"""The data port, above that of gRPC, where an operator names none."""
+"""Added to the port of gRPC, this is the data port, unless an operator names another."""
 
 _log = logging.getLogger(__name__)
 

@@ -120,7 +120,7 @@ class ByteBudget:
 
     @property
     def share(self) -> int:
-        """Bytes of microbatches that each open account may hold; those of a first one, where none is open."""
+        """Bytes of microbatches that each open account may hold; if none is open, what the first one could."""
         with self._lock:
             return self._share()
 

@@ -25,7 +25,7 @@ PATH: Final = "/metrics"
 MAX_CONNECTIONS: Final = 16
 """At once; one more is closed."""
 CONNECTION_S: Final = 5.0
-"""After which a connection is closed, whatever it is doing."""
+"""A connection is closed after so long, whatever it is doing."""
 
 
 class MetricsEndpoint:
@@ -90,7 +90,7 @@ class _Handler(QuietHandler):
         self.wfile.write(body)
 
     def _is_permitted(self) -> bool:
-        """Whether the caller may see them; it is told if not."""
+        """Whether the caller may see the metrics; a caller that may not is told so."""
         access = self.server.access
         if access.is_open:
             return True

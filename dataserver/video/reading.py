@@ -91,7 +91,7 @@ class FrameDecoder:
         self._context.thread_type = "NONE"
 
     def restart(self) -> None:
-        """Forget what was decoded: the next packet is one of a key frame."""
+        """Forget what was decoded; the next packet must be that of a key frame."""
         self._context.flush_buffers()
 
     def decode(self, packet: "av.Packet[av.VideoStream] | None") -> list[av.VideoFrame]:

@@ -72,7 +72,7 @@ class Check:
 
 
 def without(check: Check, hidden: Collection[str]) -> Check:
-    """A check that says nothing of some datasets."""
+    """Return a check without what it says of some datasets."""
     if not hidden:
         return check
     seen = [

@@ -201,7 +201,7 @@ class _Handler(QuietHandler):
         return True
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Refuse what is no request, or none that is answered, in the form of all other answers."""
+        """Refuse what is not a request, or a request without an answer, in the form of all other answers."""
         self.close_connection = True
         status = HTTPStatus(code)
         self._refuse(status, explain or message or status.phrase)

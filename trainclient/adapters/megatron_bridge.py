@@ -76,7 +76,7 @@ class ServedProvider(DatasetProvider):
         return self.opened(groups.dp, cfg, cfg.model.seq_length, self._state.train_state.step), None, None
 
     def opened(self, ranks: "ProcessGroup", cfg: "ConfigContainer", seq_length: int, updates: int) -> ServedIterator:
-        """The iterator of a data-parallel rank, behind so many updates; see `build_datasets`."""
+        """Return the iterator of a data-parallel rank after so many updates; see `build_datasets`."""
         check_loss(cfg.model)
         with ExitStack() as failing:
             shown = Credentials.of(**self.credentials)

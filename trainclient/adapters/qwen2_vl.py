@@ -22,7 +22,7 @@ MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.2757
 
 @dataclass(frozen=True, slots=True)
 class Qwen2VLInputs:
-    """Makes a model's arguments."""
+    """Makes the arguments of a model from microbatches."""
 
     image_token: int
     """Id of the tokens that embeddings of images replace."""

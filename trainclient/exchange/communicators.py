@@ -130,7 +130,7 @@ class Communicators:
 
 
 ROWS_OF_HOSTS: Final = 1 << 20
-"""What is added to the tag of a direction's headers for rows that go from host to host."""
+"""Added to the tag of a direction's headers, this is the tag of rows that go from host to host."""
 
 
 class GroupP2P:

@@ -31,7 +31,7 @@ class Origin:
     direction: str
     """Whether the pass was a forward or a backward."""
     samples: tuple[tuple[int, int], ...]
-    """Some of the items: position of the dataset in the job, number of the sample."""
+    """Some of the items, each by the position of its dataset in the job and the number of its sample."""
 
 
 class FiniteNotes:

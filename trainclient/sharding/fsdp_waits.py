@@ -48,7 +48,7 @@ class _Summing:
         self._waits = waits
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory of what is summed."""
+        """Return memory for what is summed."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(

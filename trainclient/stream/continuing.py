@@ -30,7 +30,7 @@ def check_stream(job: Job, state: Mapping[str, Any]) -> None:
 
 
 def stream_changes(job: Job, state: Mapping[str, Any]) -> list[str]:
-    """What a job changes of the stream that it continues, where a state is that stream's; else nothing."""
+    """Return what a job changes of the stream that it continues, if the state is that stream's; else nothing."""
     if job.stream.continues is None or state.get("stream_id") == job.stream_id:
         return []
     return [f"stream.{line}" for line in _lines(job, state) if not line.startswith("continues")]

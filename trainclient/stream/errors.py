@@ -73,7 +73,7 @@ class ProtocolError(ClientError):
 
 
 class CorruptDataError(ClientError):
-    """The bytes of a microbatch are not those that the server summed up."""
+    """The bytes of a microbatch do not match the checksum that the server sent."""
 
     action = ERROR_ACTION_RETRY
 

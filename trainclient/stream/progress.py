@@ -45,7 +45,7 @@ class ProgressReports:
         return over if since is None else over + time.perf_counter() - since
 
     def begin_wait(self) -> None:
-        """The caller asks for a microbatch."""
+        """Note that the caller asks for a microbatch."""
         self._wait = self._wait[0], time.perf_counter()
 
     def end_wait(self, taken: bool) -> float:

@@ -82,7 +82,9 @@ def find_answers(sources: Sources, messages: Sequence[Mapping[str, Any]], marks:
             continue
         if number not in spans:
             if (message["content"] and not isinstance(message["content"], str)) or str(message["content"]).strip():
-                raise TokenizingError(f"turn {number} holds tags or quotes alone, which are not found in a rendering")
+                raise TokenizingError(
+                    f"turn {number} holds nothing but tags or quotes, which cannot be found in a rendering"
+                )
             continue
         bounds = _Bounds(found[-1].end if found else 0, *spans[number], limits[number])
         if bounds.end > bounds.limit:

@@ -37,7 +37,7 @@ class Expansion(NamedTuple):
         return {self.placeholder, self.image, self.before.strip(), self.after.strip()} - {""}
 
     def expanded(self, sources: Sources) -> Sources:
-        """A rendering with all placeholders expanded; what it writes is of no message."""
+        """A rendering with all placeholders expanded; what is written there belongs to no message."""
         text = self.before + self.image + self.after
         parts: list[str] = []
         messages = []

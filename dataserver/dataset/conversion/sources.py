@@ -71,7 +71,9 @@ class SourceFile:
 
 
 def find_sources(source: Path) -> tuple[list[SourceFile], tuple[str, ...]]:
-    """What can be converted below a path, and the names of what cannot: links to folders end in a slash.
+    """Return the files below a path that can be converted, and the names of those that cannot.
+
+    The name of a link to a folder ends in a slash.
 
     Raises:
         DatasetError: there is nothing.

@@ -23,7 +23,7 @@ class TarWriter:
     """Writes samples into `STEM-00000.tar` and so on; the same samples give the same bytes."""
 
     def __init__(self, folder: Path, stem: str, shard_bytes: int) -> None:
-        """Begin.
+        """Write into a folder.
 
         Args:
             folder: where the tars go.

@@ -162,7 +162,7 @@ def _open(path: Path) -> Iterator[tuple[Any, Any]]:
 
 @contextlib.contextmanager
 def _open_columns(path: Path, header: IndexHeader, columns: Sequence[str]) -> Iterator[Any]:
-    """Yield a reader of some columns, after checking that the file still is the one whose header was read."""
+    """Yield a reader of some columns, after checking that the file is still the one whose header was read."""
     import pyarrow as pa
 
     with _open(path) as (source, reader):

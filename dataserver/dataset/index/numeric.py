@@ -72,7 +72,7 @@ class ShardSizes:
     """int64[m]: what they take, in the same way."""
 
     def of_first_images(self, name: str) -> "pa.Array":
-        """A column of `IMAGE_COLUMNS`, int64 [n]: of each sample's first image, null without one."""
+        """A column of `IMAGE_COLUMNS` for the first image of each sample, int64 [n]; null where there is no image."""
         import pyarrow as pa
 
         values, offsets = self.image_width if name == "width" else self.image_height, self.image_offsets

@@ -24,10 +24,10 @@ BESIDE: Final = (FILES_SUFFIX, JOINED_SUFFIX, NUMERIC_SUFFIX, KNOWN_SUFFIX)
 
 
 class PendingIndexes:
-    """Where indexes of a dataset wait until all of them are made."""
+    """Holds the indexes of a dataset until all of them are made."""
 
     def __init__(self, folder: Path) -> None:
-        """Let them wait in the folder of the indexes."""
+        """Hold them in the folder of the indexes."""
         self._folder = folder / PENDING_NAME
 
     def of(self, shard: ShardFile) -> ShardFile:

@@ -8,7 +8,7 @@ from dataserver.dataset.shards.parts import Scalar
 from dataserver.dataset.shards.sidecar_columns import EXCLUDED
 
 MAX_SCALAR_BYTES: Final = 1 << 30
-"""Limit of the memory of one shard's entries."""
+"""Most memory that the entries of one shard may take."""
 
 _ENTRY_BYTES: Final = 64
 """Memory of an entry or of a name, besides the characters of a string."""

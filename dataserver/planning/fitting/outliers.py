@@ -20,7 +20,7 @@ LEAST_SIZES: Final = 8
 """Fewer sizes are all needed to tell the terms apart."""
 MOST_SIZES: Final = 256
 SIZE_BITS: Final = 5
-"""Numbers that agree in so many leading binary digits, within 3 to 6 %, are one size."""
+"""Numbers that agree in so many leading binary digits (within 3 to 6 %) count as one size."""
 GRID: Final = 9
 """A start goes through three of so many sizes, evenly spread."""
 FINALISTS: Final = 5

@@ -39,7 +39,7 @@ class WaveTooLargeError(MicrobatchTooLargeError):
 
 
 def arrange_samples(module: ModuleSpec, samples: StepSamples, sequence: I64, placement: Placement) -> Arrangement:
-    """The backbone's arrangement, `sequence` int64 [n] being the sequence of each sample."""
+    """The backbone's arrangement; `sequence`, int64 [n], has the sequence of each sample."""
     slot = placement.slot[sequence]
     return arrange_sequences(module, samples, placement.rank[sequence], placement.wave[sequence], slot)
 

@@ -273,7 +273,9 @@ def gather_step(
 
 
 def pick_sizes(tables: Sequence[SampleSizes], at: I64) -> SampleSizes:
-    """The sizes of samples of several tables in a given order: int64 [k], where each is in all of them, one by one."""
+    """Return the sizes of samples of several tables in the order of `at`.
+
+    `at`, int64 [k], has the row of each sample in the tables put one below the other."""
     from dataserver.planning.kernels.gathered import Sizes, picked
 
     sizes = Sizes(*map(np.concatenate, _columns(tables)))

@@ -26,7 +26,7 @@ class FairPool:
         """By group, the queues that have tasks, each of them once; the first one of the first group is next."""
 
     def queue(self, group: str) -> "Queue":
-        """A queue of its own, which need not be closed, in a group that has turns together."""
+        """Return a new queue, which need not be closed, in a group whose queues take turns as one."""
         return Queue(self, group)
 
     def shutdown(self) -> None:

@@ -171,7 +171,7 @@ class MicrobatchStream:
         return start
 
     def end_if_idle(self, timeout_s: float) -> bool:
-        """Give up all memory if the consumer has taken nothing for so long; whether it was so.
+        """Give up all memory if the consumer has taken nothing for so long; return whether that was so.
 
         The call stays open, and ends in order if the consumer reads again. May be called from any thread.
         """

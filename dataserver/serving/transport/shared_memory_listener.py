@@ -21,7 +21,7 @@ MAX_PENDING: Final = 256
 """Connections whose stream was not asked for yet; the oldest is closed for one more."""
 
 _HELLO: Final = struct.Struct("<16sQ")
-"""From a client, first and once: its token, and how many bytes it wants at most."""
+"""A client sends this first, and once: its token, and the most bytes that it wants."""
 _CREDENTIALS: Final = struct.Struct("3i")
 """Process, user and group at the other end, as SO_PEERCRED has them."""
 

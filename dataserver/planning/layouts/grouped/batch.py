@@ -126,7 +126,7 @@ class Batch:
 
 
 def _refuse_overflow(lengths: I64, squares: I64, costs: GroupCosts) -> None:
-    """The kernels multiply sums of times by cells, tokens by picoseconds, and squares by femtoseconds, in int64."""
+    """Refuse what the kernels cannot multiply in int64: times by cells, tokens by ps, squares by fs."""
     quadratic = int(squares.max(initial=0)) // 1_000 * costs.quadratic_fs
     linear = int(lengths.max(initial=0)) * max(costs.token_ps)
     slowest = (quadratic + linear) // (1_000 * costs.degrees[0]) * len(lengths) * costs.num_devices
