@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataserver.dataset.errors import FilterError
+from dataserver.dataset.media_columns import flag_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -121,8 +122,12 @@ def _check(comparison: Comparison, shard: ColumnSource) -> None:
     if kind is None:
         if name in shard.known_columns:
             return
-        listed = ", ".join(sorted(shard.known_columns))
-        raise FilterError(f"the filter names the column {name!r}, which no shard has; the columns are: {listed}")
+        listed = ", ".join(sorted(shard.known_columns | shard.columns.keys()))
+        flag = flag_of(name)
+        remedy = f"index with {flag} to have it; " if flag else ""
+        raise FilterError(
+            f"the filter names the column {name!r}, which no shard has; {remedy}the columns are: {listed}"
+        )
     for literal in comparison.literals:
         if not _fits(literal, kind, comparison.operator):
             listed = ", ".join(f"{column} ({shard.columns[column]})" for column in sorted(shard.columns))

@@ -22,6 +22,7 @@ from dataserver.dataset.index.format import (
 from dataserver.dataset.index.numeric import IMAGE_COLUMNS, NumericColumns, ShardSizes
 from dataserver.dataset.index.rules import Conversations, TruncatedImages, read_rules
 from dataserver.dataset.index_caches import IndexCaches
+from dataserver.dataset.media_columns import media_column, media_columns
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.dataset.shard_tokens import ShardTokens, TokenizedDocument
 from dataserver.dataset.shards.listing import ShardFile
@@ -80,7 +81,7 @@ class Shard:
     sidecar_columns: Mapping[str, str]
     """Sidecar columns of this shard: name -> Arrow type."""
     known_columns: frozenset[str]
-    """Names of the filter columns that any shard of the dataset has."""
+    """Names of the filter columns that any shard of the dataset has, without those of its clips and videos."""
     caches: IndexCaches = field(default_factory=IndexCaches.make)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -110,7 +111,8 @@ class Shard:
     @property
     def columns(self) -> Mapping[str, str]:
         """Filter columns of this shard: name -> Arrow type."""
-        return {**dict.fromkeys(IMAGE_COLUMNS, "int64"), **self.sidecar_columns}
+        of_media = {n: kind for n, kind in media_columns(self.header.rules).items() if n not in self.known_columns}
+        return {**dict.fromkeys(IMAGE_COLUMNS, "int64"), **of_media, **self.sidecar_columns}
 
     @property
     def are_chats(self) -> bool:
@@ -195,7 +197,8 @@ class Shard:
         )
 
     def column(self, name: str) -> "pa.Array":
-        """Return a sidecar column (Arrow array with one value or null per row), or the first image's width or height.
+        """Return a sidecar column (Arrow array with one value or null per row), the first image's width or height, or
+        what there is of clips and videos (`media_columns.py`).
 
         Where a sidecar has a width or height that is null, the true one stands for it.
 
@@ -206,7 +209,9 @@ class Shard:
         if stored is not None and (name not in IMAGE_COLUMNS or not stored.null_count):
             return stored
         if name not in IMAGE_COLUMNS:
-            raise KeyError(name)
+            if name not in self.columns:
+                raise KeyError(name)
+            return media_column(self._rows(), name)
         true_sizes = self._rows().of_first_images(name)
         if stored is None:
             return true_sizes

@@ -188,7 +188,7 @@ class _Card:
         self._tokens[OWN] += int(own.sum())
         for name in self._dataset.captions if self._own == OWN else ():
             self._tokens[name] += int(shard.tokens.counts(texts_key(self._digest, name)).sum(dtype=np.int64))
-        for name in shard.known_columns:
+        for name in shard.known_columns | shard.columns.keys():
             self._nulls[name] += shard.column(name).null_count if name in shard.columns else shard.num_samples
             if name in shard.columns:
                 self._types.setdefault(name, {})[shard.columns[name]] = None
