@@ -8,7 +8,7 @@ import tyro
 from dataserver.cli.arguments import MaybeInt, MaybePath
 from dataserver.cli.progress import progress_bar
 from dataserver.cli.ray_cluster import tasks_of
-from dataserver.dataset import KINDS, location, printable
+from dataserver.dataset import KINDS, AudioMembers, VideoMembers, location, printable
 from dataserver.dataset import convert as convert_dataset
 
 _MOST_SHOWN = 3
@@ -21,20 +21,25 @@ def convert(
     workers: MaybeInt = None,
     engine: Literal["local", "ray"] = "local",
     images_root: MaybePath = None,
+    audio: AudioMembers = AudioMembers.SERVE,
+    video: VideoMembers = VideoMembers.SERVE,
 ) -> None:
     """Rewrite a dataset as plain tars, which cost least to read.
 
-    Images keep their bytes. Each tar of rows is read again before it counts as done. If killed, run it again and it
-    continues.
+    Images, clips and videos keep their bytes. Each tar of rows is read again before it counts as done. If killed, run
+    it again and it continues.
 
     Args:
         source: Folder of tars, compressed tars (.gz, .zst, .bz2, .xz), Parquet files, JSONL manifests, MDS shards,
-            Lance datasets (extra `lance`), or image files; or one file, which may be an array of JSON.
+            Lance datasets (extra `lance`), or image, audio and video files; or one file, which may be an array of JSON.
         target: Folder for the tars: new, empty, or that of a run that was killed.
         shard_mb: Size at which a tar of rows is closed, MiB; a compressed tar becomes one tar.
         workers: Processes; one for each core by default.
         engine: Where files are converted: on this machine, or on all nodes of a Ray cluster, which see the same files.
         images_root: Folder that paths in manifests are relative to; by default that of each manifest.
+        audio: Clips that manifests name, or plain columns of bytes hold: bring them along, or ignore them, so that the
+            entries of manifests stay what they are.
+        video: The same of videos.
     """
     if shard_mb < 1:
         raise ValueError(f"--shard-mb is {shard_mb}; give at least 1")
@@ -42,7 +47,7 @@ def convert(
         raise ValueError(f"--workers is {workers}; give at least 1")
     source = location(source)
     with tasks_of(engine) as tasks, progress_bar(f"converting {source.name}", in_bytes=True) as report:
-        found = convert_dataset(source, target, shard_mb << 20, workers, report, tasks, images_root)
+        found = convert_dataset(source, target, shard_mb << 20, workers, report, tasks, images_root, audio, video)
     print(f"{target}")
     print(f"  files        {found.num_sources} ({found.num_converted} converted now)")
     print(f"  tars         {found.num_tars}")

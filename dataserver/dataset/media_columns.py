@@ -1,7 +1,7 @@
 """Columns that filters have of the clips and videos of samples: how many a sample has, and how long they are.
 
-They come from the index alone. A dataset has those of the modalities that it was indexed with; a column of the same name
-in a sidecar of any of its shards stands for them.
+They come from the index alone. A dataset has those of the modalities that it was indexed with; a column of the same
+name in a sidecar of any of its shards stands for them.
 """
 
 from collections.abc import Mapping

@@ -74,7 +74,7 @@ def test_a_dataset_without_clips_or_videos_refuses_them_by_name(tmp_path: Path) 
     with pytest.raises(FilterError, match="'clips', which no shard has; index with --audio serve to have it; the col"):
         compile_filter("clips >= 1").check(shards)
     build_index(tmp_path, workers=1)
-    with pytest.raises(FilterError, match="'longest_video_seconds', .* --video serve .*are: height, width$"):
+    with pytest.raises(FilterError, match=r"'longest_video_seconds', .* --video serve .*are: height, width$"):
         compile_filter("longest_video_seconds < 3").check(Dataset.open(tmp_path).shards)
 
 

@@ -28,9 +28,11 @@ from dataserver.dataset.conversion.sources import (
 )
 from dataserver.dataset.errors import DatasetError, Finding, Findings
 from dataserver.dataset.index.format import atomic_writer
+from dataserver.dataset.index.rules import AudioMembers, VideoMembers
 from dataserver.dataset.machine.cores import usable_cores
 from dataserver.dataset.machine.workers import Engine, shared_out
 from dataserver.dataset.shards.external import ExternalFiles, file_state
+from dataserver.dataset.shards.modalities import Media, served_media
 from dataserver.dataset.storage.registry import storage_of
 from dataserver.dataset.storage.urls import Url
 
@@ -70,6 +72,14 @@ class _Task(NamedTuple):
     target: Path
     shard_bytes: int
     images_root: Path | None
+    has_audio: bool
+    """Whether clips are read that rows hold or name."""
+    has_videos: bool
+
+    @property
+    def media(self) -> Media:
+        """What is read."""
+        return served_media(self.has_audio, self.has_videos)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +107,8 @@ def convert(
     progress: Callable[[int, int], None] | None = None,
     engine: Engine | None = None,
     images_root: Path | None = None,
+    audio: AudioMembers = AudioMembers.SERVE,
+    video: VideoMembers = VideoMembers.SERVE,
 ) -> ConversionReport:
     """Rewrite a dataset as plain tars; tars and their sidecars are copied.
 
@@ -108,6 +120,8 @@ def convert(
         progress: called with (bytes done, bytes in total) of the source.
         engine: machines that share out the work and see the same files; by default it is done here.
         images_root: what paths in manifests are relative to; by default the folder of each manifest.
+        audio: whether clips are read that manifests name or columns of bytes hold; where not, names stay entries.
+        video: the same of videos.
 
     Raises:
         DatasetError: the source holds nothing that can be converted, or storage failed; the target is not empty or
@@ -116,9 +130,11 @@ def convert(
     if engine is not None:  # its tasks run in other folders
         source, target = source if isinstance(source, Url) else source.absolute(), target.absolute()
         images_root = images_root if images_root is None or isinstance(images_root, Url) else images_root.absolute()
+    served = {"audio": audio is AudioMembers.SERVE, "video": video is VideoMembers.SERVE}
+    ignored = [name for name, is_served in served.items() if not is_served]
     try:
         files, passed_over = find_sources(source)
-        _begin(source, target, _options(source, files, shard_bytes, images_root))
+        _begin(source, target, _options(source, files, shard_bytes, images_root, ignored))
         sizes = [file.num_bytes or file.etag()[0] for file in files]
         found: dict[int, Converted] = {}
         for n, file in enumerate(files):
@@ -126,7 +142,7 @@ def convert(
                 found[n] = done
         left = [n for n in range(len(files)) if n not in found]
         num_known, num_done = len(found), sum(sizes[n] for n in found)
-        tasks = [_Task(files[n], target, shard_bytes, images_root) for n in left]
+        tasks = [_Task(files[n], target, shard_bytes, images_root, *served.values()) for n in left]
         num_workers = workers or (usable_cores() if engine is None else engine.num_workers)
         failed: list[str] = []
         for position, converted in shared_out(_try_one, tasks, num_workers, engine):
@@ -159,11 +175,15 @@ def convert(
     )
 
 
-def _options(source: Path, files: Sequence[SourceFile], shard_bytes: int, images_root: Path | None) -> dict[str, Any]:
+def _options(
+    source: Path, files: Sequence[SourceFile], shard_bytes: int, images_root: Path | None, ignored: Sequence[str]
+) -> dict[str, Any]:
     """What a conversion is begun with."""
     options: dict[str, Any] = {"version": _VERSION, "source": str(source.resolve()), "shard_bytes": shard_bytes}
     if images_root is not None:
         options["images_root"] = str(images_root.resolve())
+    if ignored:
+        options["ignored"] = [*ignored]
     if versions := {file.name: file.etag()[1] for file in files if file.compression == LANCE}:
         options["lance_versions"] = versions  # fragments of another one may be fewer, and none of this may stay
     return options
@@ -181,8 +201,9 @@ def _begin(source: Path, target: Path, options: dict[str, Any]) -> None:
         except (ValueError, TypeError) as error:
             raise DatasetError(f"{noted} cannot be read ({error}); remove {target}, and run it again") from error
         if before != options:
-            differ = sorted(name for name in options if before.get(name) != options[name])
-            shown = ", ".join(f"{name} was {str(before.get(name))!a} and is {str(options[name])!a}" for name in differ)
+            differ = sorted(name for name in before | options if before.get(name) != options.get(name))
+            values = [(name, str(before.get(name)), str(options.get(name))) for name in differ]
+            shown = ", ".join(f"{name} was {was!a} and is {now!a}" for name, was, now in values)
             raise DatasetError(f"{target} was begun with other options ({shown}); give the same, or another target")
         return
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -292,7 +313,7 @@ def _rows(task: _Task, findings: Findings, files: ExternalFiles) -> tuple[list[s
     writer = TarWriter(task.target, task.file.stem, task.shard_bytes)
     num_samples = 0
     try:
-        for sample in _samples(task.file, findings, files):
+        for sample in _samples(task, findings, files):
             writer.add(sample)
             num_samples += 1
         writer.close()
@@ -303,27 +324,28 @@ def _rows(task: _Task, findings: Findings, files: ExternalFiles) -> tuple[list[s
     return writer.written, num_samples
 
 
-def _samples(file: SourceFile, findings: Findings, files: ExternalFiles) -> "Iterator[Members]":
+def _samples(task: _Task, findings: Findings, files: ExternalFiles) -> "Iterator[Members]":
     """The members of each row, by what has the rows. Each reader is imported where it is needed."""
+    file, media = task.file, task.media
     if file.compression == PARQUET:
         from dataserver.dataset.conversion.parquet_samples import parquet_samples
 
-        return parquet_samples(file.path, findings)
+        return parquet_samples(file.path, findings, media)
     if file.compression == MDS:
         from dataserver.dataset.conversion.mds_samples import mds_samples
 
-        return mds_samples(file.path, MdsShard.from_json(file.details), findings)
+        return mds_samples(file.path, MdsShard.from_json(file.details), findings, media)
     if file.compression == LANCE:
         from dataserver.dataset.conversion.lance_samples import lance_samples
 
-        return lance_samples(file.root, file.details, findings)
+        return lance_samples(file.root, file.details, findings, media)
     if file.compression == LOOSE:
         from dataserver.dataset.conversion.loose_samples import loose_samples
 
         return loose_samples(file.path, findings, files)
     from dataserver.dataset.conversion.manifest_samples import manifest_samples
 
-    return manifest_samples(file.path, findings, files)
+    return manifest_samples(file.path, findings, files, media)
 
 
 def _bytes(file: SourceFile, target: Path) -> str:

@@ -12,11 +12,12 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from dataserver.dataset.conversion.parquet_samples import image_bytes
+from dataserver.dataset.conversion.parquet_samples import image_bytes, with_bytes
 from dataserver.dataset.conversion.tar_samples import tar_key, tar_sample
 from dataserver.dataset.conversion.tar_writer import Members
 from dataserver.dataset.errors import DatasetError, Findings, SampleError
 from dataserver.dataset.kinds import UNUSABLE_COLUMN
+from dataserver.dataset.shards.modalities import Media
 from dataserver.dataset.shards.parquet.format import ImageColumn, image_columns_of
 from dataserver.dataset.shards.parquet.rows import RowColumns
 from dataserver.dataset.shards.parquet.stored import string_bytes
@@ -55,13 +56,14 @@ def lance_fragments(source: Path, folder: str) -> Iterator[tuple[str, int, str, 
         yield f"{folder}_versions/{manifest}", number, details, sum(size or 0 for size in sizes)
 
 
-def lance_samples(source: Path, details: str, findings: Findings) -> Iterator[Members]:
+def lance_samples(source: Path, details: str, findings: Findings, media: Media) -> Iterator[Members]:
     """Yield the members of each row of a fragment, in order.
 
     Args:
         source: what is converted.
         details: as `lance_fragments` gave them.
         findings: where columns and rows are counted that no sample is made of.
+        media: as of `parquet_samples`.
 
     Raises:
         DatasetError: it cannot be read to its end.
@@ -71,7 +73,7 @@ def lance_samples(source: Path, details: str, findings: Findings) -> Iterator[Me
     try:
         dataset = _lance().dataset(str(path), version=held["version"])
         fragment = next(one for one in _all(dataset) if one.fragment_id == held["fragment"])
-        yield from _samples(dataset, fragment, findings)
+        yield from _samples(dataset, fragment, findings, media)
     except DatasetError:
         raise
     except _ERRORS as error:
@@ -81,7 +83,7 @@ def lance_samples(source: Path, details: str, findings: Findings) -> Iterator[Me
         raise DatasetError(f"{path}, fragment {number}: cannot be read to its end: {_first_line(error)}") from error
 
 
-def _samples(dataset: Any, fragment: Any, findings: Findings) -> Iterator[Members]:
+def _samples(dataset: Any, fragment: Any, findings: Findings, media: Media) -> Iterator[Members]:
     scanner = dataset.scanner(
         fragments=[fragment],
         batch_size=BATCH_ROWS,
@@ -90,17 +92,19 @@ def _samples(dataset: Any, fragment: Any, findings: Findings) -> Iterator[Member
         scan_in_order=True,
         blob_handling="all_binary",
     )
-    columns = image_columns_of(scanner.projected_schema)
+    columns = with_bytes(image_columns_of(scanner.projected_schema, media))
     rows = RowColumns(scanner.projected_schema, {column.name: column.has_path for column in columns}, findings, None)
     keys: set[str] = set()
     seen: set[str] = set()
     number = 0
     for batch in scanner.to_batches():
-        images = [_images(batch, column) for column in columns]
+        images = [_images(batch, column, media) for column in columns]
         for other, *of_row in zip(rows.rows(_without_bytes(batch, columns)), *images, strict=True):
             seen |= {c.name for c, found in zip(columns, of_row, strict=True) if any(one is not None for one in found)}
             row = other._replace(key=tar_key(other.key))
-            if sample := tar_sample([*row_members(number, row, columns, of_row, keys, findings)], findings):
+            if sample := tar_sample(
+                [*row_members(number, row, columns, of_row, keys, findings, keeps_documents=True)], findings
+            ):
                 yield sample
             number += 1
     if number != fragment.count_rows():
@@ -110,14 +114,14 @@ def _samples(dataset: Any, fragment: Any, findings: Findings) -> Iterator[Member
             findings.add("", UNUSABLE_COLUMN, f"{column.name}: a column of bytes that are no images")
 
 
-def _images(batch: pa.RecordBatch, column: ImageColumn) -> list[list[bytes | SampleError | None]]:
+def _images(batch: pa.RecordBatch, column: ImageColumn, media: Media) -> list[list[bytes | SampleError | None]]:
     """The images in one column of each row."""
     values = batch.column(batch.schema.get_field_index(column.name))
     if not column.has_bytes:
         detail = f"column {column.name} holds no bytes, it is of type {str(values.type)[:80]}"
         return [[SampleError("missing_image", detail)]] * batch.num_rows
     sizes = string_bytes(values).tolist()
-    return [image_bytes(value, column, size) for value, size in zip(values, sizes, strict=True)]
+    return [image_bytes(value, column, size, media) for value, size in zip(values, sizes, strict=True)]
 
 
 def _without_bytes(batch: pa.RecordBatch, columns: list[ImageColumn]) -> pa.RecordBatch:

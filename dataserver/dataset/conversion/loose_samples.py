@@ -1,4 +1,4 @@
-"""Folders of image files as samples of a tar: the files keep their names and bytes."""
+"""Folders of image, audio and video files as samples of a tar: the files keep their names and bytes."""
 
 import json
 from collections.abc import Iterator
@@ -12,10 +12,11 @@ from dataserver.dataset.shards.external import ExternalFiles
 from dataserver.dataset.shards.groups import MAX_SAMPLE_MEMBERS
 from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES
 from dataserver.dataset.shards.members import MAX_TEXT_BYTES
+from dataserver.dataset.shards.modalities import IMAGES, modality_of_suffix, served_media
 from dataserver.dataset.shards.tar import name_problem, split_at_last_dot, split_name
 from dataserver.dataset.storage.registry import storage_of
-from dataserver.images import IMAGE_SUFFIXES
 
+_ALL: Final = served_media(audio=True, video=True)
 MAX_RUN_BYTES: Final = 1 << 30
 """Files that share what stands before their first dot are held together up to so many bytes."""
 
@@ -55,8 +56,10 @@ def loose_samples(path: Path, findings: Findings, files: ExternalFiles) -> Itera
 
 def _content(key: str, name: str, size: int, findings: Findings, files: ExternalFiles) -> bytes | None:
     """The bytes of a file; None where it cannot be a member, which is counted."""
-    is_image = name.rpartition(".")[2].lower() in IMAGE_SUFFIXES
-    limit, kind = (MAX_MEMBER_BYTES, "image_too_large") if is_image else (MAX_TEXT_BYTES, "text_too_large")
+    modality = modality_of_suffix(name.rpartition(".")[2].lower(), _ALL)
+    limit, kind = (MAX_TEXT_BYTES, "text_too_large")
+    if modality is not None:
+        limit, kind = MAX_MEMBER_BYTES, modality.too_large
     if size < 0:
         findings.add(key, "special_member", f"{name} is no regular file")
         return None
@@ -64,7 +67,7 @@ def _content(key: str, name: str, size: int, findings: Findings, files: External
         findings.add(key, kind, f"{name[:80]}: {size} bytes, limit {limit}")
         return None
     try:
-        content, part = files.read(name)
+        content, part = files.read(name, modality or IMAGES)
         files.note_read(part)
     except SampleError as error:  # it grew, or there are too many
         findings.add(key, error.kind, error.detail)

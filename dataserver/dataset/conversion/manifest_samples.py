@@ -1,9 +1,10 @@
-"""The objects of a manifest as samples of a tar: what they say, and the image files that they name.
+"""The objects of a manifest as samples of a tar: what they say, and the image, audio and video files that they name.
 
 What cannot be used is a finding, and so is a file that is missing; its sample is written with what it has.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from dataserver.dataset.conversion.parquet_samples import MAX_LINE_BYTES
@@ -13,17 +14,19 @@ from dataserver.dataset.errors import Findings, SampleError, printable
 from dataserver.dataset.shards.external import ExternalFiles
 from dataserver.dataset.shards.manifest.objects import json_elements, json_lines
 from dataserver.dataset.shards.manifest.samples import load_image, object_members
+from dataserver.dataset.shards.modalities import Media, StoredModality
 from dataserver.dataset.shards.parts import ExternalPart
 from dataserver.dataset.storage.registry import storage_of
 
 
-def manifest_samples(path: Path, findings: Findings, files: ExternalFiles) -> Iterator[Members]:
+def manifest_samples(path: Path, findings: Findings, files: ExternalFiles, media: Media) -> Iterator[Members]:
     """Yield the members of each object, in order.
 
     Args:
         path: the manifest: lines of JSON, or one array where its name ends in `.json`.
         findings: where objects and images are counted that cannot be used.
-        files: reads the images, and notes the states of their files.
+        files: reads the files, and notes their states.
+        media: what is read; the entries that name others stay entries.
 
     Raises:
         OSError: storage failed.
@@ -35,13 +38,15 @@ def manifest_samples(path: Path, findings: Findings, files: ExternalFiles) -> It
             if isinstance(found, SampleError):
                 findings.add("", found.kind, found.detail)
                 continue
-            members = object_members(number, found, lambda names: _images(files, names), keys, findings, tar_key)
+            members = object_members(
+                number, found, partial(_files, files), keys, findings, tar_key, media, keeps_documents=True
+            )
             if sample := tar_sample([*members], findings):
                 yield sample
 
 
-def _images(files: ExternalFiles, names: Sequence[object]) -> list[bytes | SampleError | None]:
-    """Read the images of one object; those beyond `MAX_LINE_BYTES` together are left out."""
+def _files(files: ExternalFiles, names: Sequence[object], modality: StoredModality) -> list[bytes | SampleError | None]:
+    """Read the files in one entry of an object; those beyond `MAX_LINE_BYTES` together are left out."""
 
     def take(content: bytes, part: ExternalPart) -> bytes:
         files.note_read(part)
@@ -50,10 +55,10 @@ def _images(files: ExternalFiles, names: Sequence[object]) -> list[bytes | Sampl
     found: list[bytes | SampleError | None] = []
     left = MAX_LINE_BYTES
     for name in names:
-        found.append(image := load_image(files, name, take))
-        left -= len(image) if isinstance(image, bytes) else 0
+        found.append(content := load_image(files, name, take, modality))
+        left -= len(content) if isinstance(content, bytes) else 0
         if left < 0:
-            detail = f"{printable(str(name), 80)!a}: more than {MAX_LINE_BYTES} bytes in all images of a line"
-            found[-1] = SampleError("image_too_large", detail)
+            detail = f"{printable(str(name), 80)!a}: more than {MAX_LINE_BYTES} bytes in all {modality.name} of a line"
+            found[-1] = SampleError(modality.too_large, detail)
             left = 0
     return found

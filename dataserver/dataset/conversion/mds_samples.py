@@ -29,6 +29,7 @@ from dataserver.dataset.conversion.tar_samples import tar_key, tar_sample
 from dataserver.dataset.conversion.tar_writer import Members
 from dataserver.dataset.errors import DatasetError, Findings, SampleError
 from dataserver.dataset.kinds import ODD_VALUES, UNUSABLE_COLUMN
+from dataserver.dataset.shards.modalities import Media
 from dataserver.dataset.shards.pages import unpack
 from dataserver.dataset.shards.parquet.format import IMAGE_NAMES
 from dataserver.dataset.shards.row_members import CAPTION_NAMES, JSON_NAME, KEY_NAMES, Row, row_members
@@ -42,23 +43,24 @@ _READ_BYTES: Final = 1 << 20
 _STREAMS: Final = {"zstd": ".zst", "gz": ".gz", "bz2": ".bz2"}
 
 
-def mds_samples(path: Path, shard: MdsShard, findings: Findings) -> Iterator[Members]:
+def mds_samples(path: Path, shard: MdsShard, findings: Findings, media: Media) -> Iterator[Members]:
     """Yield the members of each sample, in order.
 
     Args:
         path: the file of the shard.
         shard: what the index says of it.
         findings: where columns and samples are counted that nothing is made of.
+        media: whose bytes are looked for in columns of the encoding `bytes`.
 
     Raises:
         DatasetError: the shard is not what the index says, or is damaged.
         OSError: storage failed.
     """
     try:
-        columns = checked(shard.columns)
+        columns = checked(shard.columns, media)
     except ValueError as error:
         raise DatasetError(f"{path}: {error}; copy the dataset again") from error
-    rows = _Rows(columns, findings)
+    rows = _Rows(columns, findings, media)
     with storage_of(path).open(path) as file:
         hashed = _HashedFile(file, shard)
         try:
@@ -191,8 +193,8 @@ def _check_columns(config: bytes, shard: MdsShard) -> None:
 class _Rows:
     """Makes members of samples."""
 
-    def __init__(self, columns: Sequence[MdsColumn], findings: Findings) -> None:
-        self._columns = columns
+    def __init__(self, columns: Sequence[MdsColumn], findings: Findings, media: Media) -> None:
+        self._columns, self._media = columns, media
         self._findings = findings
         images = [column for column in columns if column.has_bytes or column.is_image]
         # The writer sorts columns by name, so that the first one is not the one that was meant.
@@ -213,7 +215,7 @@ class _Rows:
         values = self._values(number, sample)
         images: list[list[bytes | SampleError | None]] = []
         for column in self._images:
-            images.append(found := images_in(column, values.pop(column.name)))
+            images.append(found := images_in(column, values.pop(column.name), self._media))
             if any(image is not None for image in found):
                 self._seen.add(column.name)
         document = {
@@ -226,7 +228,7 @@ class _Rows:
         key, caption = taken
         text = SampleError("missing_caption", "it has no text") if caption is None else caption.encode()
         row = Row(tar_key(key), text, document, [None] * len(self._images))
-        members = row_members(number, row, self._images, images, self._keys, self._findings)
+        members = row_members(number, row, self._images, images, self._keys, self._findings, keeps_documents=True)
         if found_sample := tar_sample([*members], self._findings):
             yield found_sample
 

@@ -15,8 +15,8 @@ from dataserver.dataset.errors import DatasetError, SampleError
 from dataserver.dataset.shards.groups import MAX_SAMPLE_MEMBERS
 from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES
 from dataserver.dataset.shards.members import MAX_TEXT_BYTES, parse_value
-from dataserver.dataset.shards.parquet.format import IMAGE_NAMES, MUST_BE_IMAGES
-from dataserver.images import sniff_format
+from dataserver.dataset.shards.modalities import IMAGES, Media, media_of
+from dataserver.dataset.shards.parquet.format import IMAGE_NAMES, MUST_BE_IMAGES, ending_of
 
 _NUMBERS: Final = {
     "int": "<i8",
@@ -42,7 +42,8 @@ class MdsColumn(NamedTuple):
     encoding: str
     size: int | None
     """Bytes of every value, where all have the same number."""
-    ending: str = "img"
+    ending: str
+    """As of `NamedColumn`."""
 
     @property
     def is_list(self) -> bool:
@@ -56,9 +57,10 @@ class MdsColumn(NamedTuple):
 
     @property
     def is_image(self) -> bool:
-        """Whether its values claim to be images, whatever they begin with, or should be."""
+        """Whether its values claim to be images, clips or videos, whatever they begin with, or should be."""
         is_named = self.name.lower() in (IMAGE_NAMES if self.has_bytes else MUST_BE_IMAGES)
-        return is_named or (self.has_bytes and self.encoding != "bytes")
+        is_other = self.has_bytes and self.ending != IMAGES.ending
+        return is_named or is_other or (self.has_bytes and self.encoding != "bytes")
 
     @property
     def is_text(self) -> bool:
@@ -72,9 +74,13 @@ class MdsColumn(NamedTuple):
         return known or self.has_bytes or self.is_image
 
 
-def checked(columns: Sequence[tuple[str, str, int | None]]) -> list[MdsColumn]:
-    """Return the columns of a shard. Raises ValueError where one has another size than its encoding."""
-    found = [MdsColumn(*column) for column in columns]
+def checked(columns: Sequence[tuple[str, str, int | None]], media: Media) -> list[MdsColumn]:
+    """Return the columns of a shard, with what they hold of media that are read.
+
+    Raises:
+        ValueError: one has another size than its encoding.
+    """
+    found = [MdsColumn(*column, ending_of(column[0].lower(), media)) for column in columns]
     for column in found:
         size = np.dtype(_NUMBERS[column.encoding]).itemsize if column.encoding in _NUMBERS else None
         is_array = column.encoding.startswith("ndarray")  # these may have any
@@ -111,8 +117,8 @@ def plain_value(column: MdsColumn, data: bytes) -> Any:
         raise ValueError(f"{text[:40]!a} is no number") from error
 
 
-def images_in(column: MdsColumn, data: bytes) -> list[bytes | SampleError | None]:
-    """Return the images of one value; None stands for bytes that claim to be none.
+def images_in(column: MdsColumn, data: bytes, media: Media) -> list[bytes | SampleError | None]:
+    """Return the images, clips or videos of one value; None stands for bytes that claim to be none.
 
     Raises:
         DatasetError: the parts of a list do not fill it.
@@ -125,7 +131,7 @@ def images_in(column: MdsColumn, data: bytes) -> list[bytes | SampleError | None
         return [error]
     if column.encoding in ("pil", "list[pil]"):
         return [_as_png(element) for element in elements]
-    return [element if column.is_image or sniff_format(element) else None for element in elements]
+    return [element if column.is_image or media_of(element, media) else None for element in elements]
 
 
 def _elements(column: MdsColumn, data: bytes) -> list[bytes]:

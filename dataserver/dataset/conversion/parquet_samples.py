@@ -11,6 +11,7 @@ from dataserver.dataset.conversion.tar_writer import Members
 from dataserver.dataset.errors import DatasetError, Findings, SampleError
 from dataserver.dataset.kinds import UNUSABLE_COLUMN
 from dataserver.dataset.machine.memory import usable_memory
+from dataserver.dataset.shards.modalities import ENDINGS, IMAGES, Media, media_of
 from dataserver.dataset.shards.parquet.footer import EncryptedError
 from dataserver.dataset.shards.parquet.format import (
     ENCRYPTED,
@@ -24,7 +25,6 @@ from dataserver.dataset.shards.parquet.rows import OtherColumns
 from dataserver.dataset.shards.parquet.stored import OpenParquet, StoredColumn, open_parquet, string_bytes
 from dataserver.dataset.shards.row_members import row_members
 from dataserver.dataset.storage.registry import storage_of
-from dataserver.images import sniff_format
 
 BATCH_ROWS: Final = 16
 """Rows whose images are in memory at a time."""
@@ -38,12 +38,13 @@ MAX_LINE_BYTES: Final = 1 << 30
 """Bytes of all images of one row, which are in memory at a time."""
 
 
-def parquet_samples(path: Path, findings: Findings) -> Iterator[Members]:
+def parquet_samples(path: Path, findings: Findings, media: Media) -> Iterator[Members]:
     """Yield the members of each row, in order.
 
     Args:
         path: the file.
         findings: where columns and rows are counted that no sample is made of.
+        media: whose bytes are looked for in plain columns of bytes.
 
     Raises:
         DatasetError: it cannot be read to its end.
@@ -54,7 +55,7 @@ def parquet_samples(path: Path, findings: Findings) -> Iterator[Members]:
             raise DatasetError(f"{path}: {ENCRYPTED}")
     try:
         with open_parquet(path) as opened:
-            yield from _samples(opened, findings)
+            yield from _samples(opened, findings, media)
     except (MemoryError, DatasetError):
         raise
     except UNREADABLE as error:
@@ -65,11 +66,11 @@ def parquet_samples(path: Path, findings: Findings) -> Iterator[Members]:
         raise DatasetError(f"{path} cannot be read to its end: {error}; copy it again") from error
 
 
-def _samples(opened: OpenParquet, findings: Findings) -> Iterator[Members]:
+def _samples(opened: OpenParquet, findings: Findings, media: Media) -> Iterator[Members]:
     parquet = opened.parquet
-    columns = image_columns(parquet)
+    columns = with_bytes(image_columns(parquet, media))
     others = OtherColumns(opened, {column.name: column.has_path for column in columns}, findings, None)
-    images_of = _Images(opened, columns)
+    images_of = _Images(opened, columns, media)
     keys, seen = set[str](), set[int]()
     number = 0
     for group in range(parquet.metadata.num_row_groups):
@@ -77,7 +78,9 @@ def _samples(opened: OpenParquet, findings: Findings) -> Iterator[Members]:
         for other, images in zip(others.rows(group, num_rows), images_of.rows(group, num_rows), strict=True):
             seen |= {n for n, found in enumerate(images) if any(one is not None for one in found)}
             row = other._replace(key=tar_key(other.key))
-            if sample := tar_sample([*row_members(number, row, columns, images, keys, findings)], findings):
+            if sample := tar_sample(
+                [*row_members(number, row, columns, images, keys, findings, keeps_documents=True)], findings
+            ):
                 yield sample
             number += 1
     for position, column in enumerate(columns):
@@ -88,8 +91,9 @@ def _samples(opened: OpenParquet, findings: Findings) -> Iterator[Members]:
 class _Images:
     """Reads the bytes of images, a row group at a time."""
 
-    def __init__(self, opened: OpenParquet, columns: Sequence[ImageColumn]) -> None:
+    def __init__(self, opened: OpenParquet, columns: Sequence[ImageColumn], media: Media) -> None:
         """Walk their pages. Raises ValueError where they would take too much memory."""
+        self._media = media
         self._missing = {
             number: without_bytes(opened.parquet, column) for number, column in enumerate(columns) if column.leaf < 0
         }
@@ -122,7 +126,7 @@ class _Images:
             sizes = [string_bytes(values).tolist() for values in held]
             for row in range(batch.num_rows):
                 yield [
-                    image_bytes(values[row], column, size[row])
+                    image_bytes(values[row], column, size[row], self._media)
                     for values, column, size in zip(held, self._columns, sizes, strict=True)
                 ]
 
@@ -142,11 +146,19 @@ def _check_stored(column: ImageColumn, stored: StoredColumn, group: int) -> None
         raise ValueError(f"{where}: lists as DELTA_BYTE_ARRAY, which is not read; write it with column_encoding PLAIN")
 
 
-def image_bytes(value: pa.Scalar, column: ImageColumn, num_bytes: int) -> list[bytes | SampleError | None]:
-    """Return the images of one row, of so many bytes together; None for a null, and for what claims to be no image."""
+def with_bytes(columns: Sequence[ImageColumn]) -> list[ImageColumn]:
+    """Leave out columns that are named as those of clips or videos and hold none: these stay entries of `KEY.json`."""
+    return [column for column in columns if column.has_bytes or column.ending == IMAGES.ending]
+
+
+def image_bytes(
+    value: pa.Scalar, column: ImageColumn, num_bytes: int, media: Media
+) -> list[bytes | SampleError | None]:
+    """Return the images, clips or videos of one row, of so many bytes together; None for a null, and for what claims to
+    be none."""
     if num_bytes > MAX_LINE_BYTES:
-        return [SampleError("image_too_large", f"{num_bytes} bytes in one row, limit {MAX_LINE_BYTES}")]
+        return [SampleError(ENDINGS[column.ending].too_large, f"{num_bytes} bytes in one row, limit {MAX_LINE_BYTES}")]
     found = value.as_py()
     elements = (found or []) if column.is_list else [found]
     held = [element.get("bytes") if isinstance(element, dict) else element for element in elements]
-    return [data if data is None or column.is_image or sniff_format(data) else None for data in held]
+    return [data if data is None or column.is_image or media_of(data, media) else None for data in held]

@@ -1,4 +1,4 @@
-"""What can be converted below a path: compressed tars, files with rows, MDS shards, Lance fragments, loose images."""
+"""What can be converted below a path: compressed tars, files with rows, MDS shards, Lance fragments, loose files."""
 
 import re
 from collections import Counter
@@ -13,7 +13,6 @@ from dataserver.dataset.storage.etags import Etag
 from dataserver.dataset.storage.folder import LISTING_NAME
 from dataserver.dataset.storage.interface import EntryKind
 from dataserver.dataset.storage.registry import storage_of
-from dataserver.images import IMAGE_SUFFIXES
 
 PARQUET: Final = ".parquet"
 ARRAY: Final = ".json"
@@ -21,7 +20,7 @@ ARRAY: Final = ".json"
 MDS: Final = ".mds"
 LANCE: Final = ".lance"
 LOOSE: Final = ".images"
-"""A folder of image files."""
+"""A folder of image, audio or video files."""
 _ROWS: Final = (PARQUET, ".jsonl")
 MANIFESTS: Final = (".jsonl", ARRAY)
 ROWS: Final = (*_ROWS, ARRAY, MDS, LANCE, LOOSE)
@@ -100,7 +99,8 @@ def find_sources(source: Path) -> tuple[list[SourceFile], tuple[str, ...]]:
         files = _of_folders(root, entries, known)
     if not files:
         raise DatasetError(
-            f"{source} holds no tar, compressed tar, Parquet file, JSONL manifest, MDS or Lance dataset, and no image"
+            f"{source} holds no tar, compressed tar, Parquet file, JSONL manifest, MDS or Lance dataset, and no image, "
+            "clip or video"
             f"{f' (links to folders are not followed: {min(links)!a})' if links else ''}; "
             "name a folder that does, or a JSON array itself"
         )
@@ -191,10 +191,10 @@ def _of_lance(source: Path, entries: Sequence[str], known: set[str]) -> list[Sou
 
 
 def _of_folders(root: Path, entries: Sequence[str], known: set[str]) -> list[SourceFile]:
-    """The folders that hold image files."""
-    from dataserver.dataset.storage.folder import is_member
+    """The folders that hold image, audio or video files."""
+    from dataserver.dataset.storage.folder import is_media, is_member
 
-    folders = sorted({n.rpartition("/")[0] for n in entries if n.rpartition(".")[2].lower() in IMAGE_SUFFIXES})
+    folders = sorted({n.rpartition("/")[0] for n in entries if is_media(n)})
     known |= {name for name in entries if name.rpartition("/")[0] in folders and is_member(name.rpartition("/")[2])}
     return [
         SourceFile(root, f"{folder}/{LISTING_NAME}".lstrip("/"), f"{folder}/{LOOSE_STEM}".lstrip("/"), LOOSE)

@@ -4,13 +4,28 @@ import json
 from pathlib import PurePosixPath
 from typing import Any, Final
 
+from dataserver.audio import audio_format_of
 from dataserver.dataset.conversion.tar_writer import Members
 from dataserver.dataset.errors import Findings, SampleError
 from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES, Member
+from dataserver.dataset.shards.modalities import (
+    AUDIO,
+    ENDINGS,
+    IMAGES,
+    VIDEO,
+    modality_of_suffix,
+    served_media,
+)
 from dataserver.dataset.shards.tar import name_problem
 from dataserver.images import sniff_format
+from dataserver.video import video_format_of
 
+_ALL: Final = served_media(audio=True, video=True)
 _EXTENSIONS: Final = {"jpeg": "jpg", "png": "png", "webp": "webp"}
+_OF_CLIPS: Final = {"vorbis": "ogg"}
+"""Those of the other formats of audio are called as these."""
+_UNKNOWN: Final = {IMAGES.number: "img", AUDIO.number: "wav", VIDEO.number: "mp4"}
+"""Extensions of what begins as nothing that is read: an index tries them as what their columns say, and names them."""
 
 
 def tar_key(key: str | None) -> str | None:
@@ -29,8 +44,8 @@ def tar_sample(members: list[Member], findings: Findings) -> Members:
 
     Args:
         members: of one row, whose key is one of `tar_key`; none where the row is left out.
-        findings: where images are counted that are missing, and what no tar can hold; the sample is written without
-            them.
+        findings: where images, clips and videos are counted that are missing, and what no tar can hold; the sample is
+            written without them.
     """
     key = members[0].key if members else ""
     names: dict[str, str] = {}
@@ -47,8 +62,8 @@ def tar_sample(members: list[Member], findings: Findings) -> Members:
             found.append((f"{key}.txt", member.content or b""))
         else:
             content = member.content or b""
-            extension = _EXTENSIONS.get(sniff_format(content) or "", "img")
-            name = f"{key}.{member.name.removesuffix('img').replace('/', '_')}{extension}"
+            prefix = member.name.removesuffix(next(ending for ending in ENDINGS if member.name.endswith(ending)))
+            name = f"{key}.{prefix.replace('/', '_')}{_extension(content, member.modality)}"
             names[f"{key}.{member.name}"] = name
             found.append((name, content))
     if isinstance(document.get("images"), list):
@@ -59,12 +74,24 @@ def tar_sample(members: list[Member], findings: Findings) -> Members:
     return [one for one in found if _fits(*one, key or "", findings)]
 
 
+def _extension(content: bytes, modality: int) -> str:
+    """The type of a file by how it begins, or by the number of the modality that it must be of."""
+    if (image := sniff_format(content)) is not None:
+        return _EXTENSIONS.get(image, "img")
+    if (video := video_format_of(content)) is not None:
+        return video.name if video.name == "mp4" else "webm" if modality == AUDIO.number else "mkv"
+    if (clip := audio_format_of(content)) is not None:
+        return _OF_CLIPS.get(clip.name, clip.name)
+    return _UNKNOWN[modality]
+
+
 def _fits(name: str, content: bytes, key: str, findings: Findings) -> bool:
     """Whether a tar can hold a member; counts it where not."""
     if problem := name_problem(name):
         findings.add(key, "unsafe_name", f"{name[:80]}: the member name {problem}")
     elif len(content) > MAX_MEMBER_BYTES:
-        kind = "text_too_large" if name.endswith((".txt", ".json")) else "image_too_large"
+        modality = modality_of_suffix(name.rpartition(".")[2], _ALL)
+        kind = "text_too_large" if modality is None else modality.too_large
         findings.add(key, kind, f"{name[:80]}: {len(content)} bytes, limit {MAX_MEMBER_BYTES}")
     else:
         return True

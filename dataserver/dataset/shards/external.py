@@ -17,7 +17,7 @@ from crc32c import crc32c as crc32c_of
 from dataserver.dataset.errors import DatasetError, Findings, SampleError, TarError
 from dataserver.dataset.shards.hashing import HashingReader
 from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES
-from dataserver.dataset.shards.modalities import IMAGES, ONLY_IMAGES, Media, media_of
+from dataserver.dataset.shards.modalities import IMAGES, ONLY_IMAGES, Media, StoredModality, media_of
 from dataserver.dataset.shards.parts import ExternalPart, ImagePart
 from dataserver.dataset.shards.tar import scan_members
 from dataserver.dataset.storage.etags import Etag
@@ -56,8 +56,12 @@ class ExternalFiles:
         """SHA-256 over the bytes of all images, hexadecimal; empty where there is none."""
         return self._digest.hexdigest() if self.parts else ""
 
-    def read(self, name: str) -> tuple[bytes, ExternalPart]:
+    def read(self, name: str, expected: StoredModality = IMAGES) -> tuple[bytes, ExternalPart]:
         """Read a file, or the member of a tar that is named as `FOLDER/NAME.tar/MEMBER`.
+
+        Args:
+            name: of the file.
+            expected: what it claims to be, for the finding where it is too large.
 
         Raises:
             SampleError: it is too large, or no such member.
@@ -77,7 +81,7 @@ class ExternalFiles:
             etag = storage.etag(str(path))
             offset, length = 0, etag.num_bytes
         if length > MAX_MEMBER_BYTES:
-            raise SampleError("image_too_large", f"{name[:80]!a} has {length} bytes, limit {MAX_MEMBER_BYTES}")
+            raise SampleError(expected.too_large, f"{name[:80]!a} has {length} bytes, limit {MAX_MEMBER_BYTES}")
         (content,) = storage.ranges(path).read([(offset, length)])
         if len(content) < length:
             raise OSError(f"{path} ends after {offset + len(content)} bytes, it had {offset + length}")
@@ -106,10 +110,10 @@ class ExternalFiles:
             raise SampleError(found_tar.kind, found_tar.detail)
         return found_tar
 
-    def image(self, content: bytes, part: ExternalPart) -> ImagePart:
-        """Take an image, a clip or a video that was read. Raises SampleError where it is none."""
+    def image(self, content: bytes, part: ExternalPart, expected: StoredModality = IMAGES) -> ImagePart:
+        """As `ImageFiles.image`."""
         try:
-            found = (media_of(content, self._media) or IMAGES).read(content, self._next_address)
+            found = (media_of(content, self._media) or expected).read(content, self._next_address)
         except SampleError as error:
             raise SampleError(error.kind, f"{part.name[:80]}: {error.detail}") from error
         if len(self.parts) >= MAX_EXTERNAL:

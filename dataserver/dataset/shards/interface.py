@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from dataserver.dataset.errors import Findings
 from dataserver.dataset.shards.hashing import HashingReader
-from dataserver.dataset.shards.modalities import ONLY_IMAGES, Media
+from dataserver.dataset.shards.modalities import IMAGES, ONLY_IMAGES, Media, StoredModality
 from dataserver.dataset.shards.pages import Page
 from dataserver.dataset.shards.parts import ExternalPart, ImagePart
 
@@ -43,8 +43,8 @@ class ImageFiles(Protocol):
     def root(self) -> Path:
         """What names of files are relative to, and what none of them leaves."""
 
-    def read(self, name: str) -> tuple[bytes, ExternalPart]:
-        """Read a file, or a member of a tar: `FOLDER/NAME.tar/MEMBER`.
+    def read(self, name: str, expected: StoredModality = IMAGES) -> tuple[bytes, ExternalPart]:
+        """Read a file, or a member of a tar: `FOLDER/NAME.tar/MEMBER`; `expected` names it where it is too large.
 
         Raises:
             SampleError: it is too large, or no such member.
@@ -52,8 +52,12 @@ class ImageFiles(Protocol):
             OSError: it is not there, or storage failed.
         """
 
-    def image(self, content: bytes, part: ExternalPart) -> ImagePart:
-        """Take an image that was read. Raises SampleError where it is none."""
+    def image(self, content: bytes, part: ExternalPart, expected: StoredModality = IMAGES) -> ImagePart:
+        """Take an image, clip or video that was read; what begins as none is refused in the words of `expected`.
+
+        Raises:
+            SampleError: it cannot be used.
+        """
 
     def note_read(self, part: ExternalPart) -> None:
         """Note a file that was read and is no image of the shard, so that it is read again when it changes.

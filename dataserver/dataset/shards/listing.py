@@ -19,8 +19,8 @@ from dataserver.dataset.errors import DatasetError, is_safe
 from dataserver.dataset.shards.formats import FORMATS, format_of
 from dataserver.dataset.shards.interface import ShardFormat
 from dataserver.dataset.shards.unread import (
-    LONE_IMAGES,
     LONE_MANIFEST,
+    LONE_MEDIA,
     LONE_SIDECAR,
     LONE_TEXTS,
     ODD_NAME,
@@ -30,12 +30,11 @@ from dataserver.dataset.shards.unread import (
     remedy_of,
 )
 from dataserver.dataset.storage.etags import TICK_S, Etag
-from dataserver.dataset.storage.folder import LISTING_NAME
+from dataserver.dataset.storage.folder import LISTING_NAME, is_media
 from dataserver.dataset.storage.interface import EntryKind, Storage
 from dataserver.dataset.storage.mirror import index_root
 from dataserver.dataset.storage.registry import storage_of
 from dataserver.dataset.storage.urls import expanded, is_url, location
-from dataserver.images import IMAGE_SUFFIXES
 
 _SOUGHT: Final = tuple(found for found in FORMATS if found.is_sought)
 SUFFIXES: Final = f"{', '.join(found.suffix for found in _SOUGHT[:-1])} or {_SOUGHT[-1].suffix}"
@@ -191,7 +190,7 @@ def list_shards(path: Path, index_dir: Path | None = None) -> Listing:
     if not names:
         skipped = f" ({_links(links)})" if links else ""
         skipped += "".join(f" ({name!a}: {remedy})" for name, remedy in sorted(unread.items())[:1])
-        found = f"no {SUFFIXES} shards and no images below {path}{skipped}"
+        found = f"no {SUFFIXES} shards and no images, clips or videos below {path}{skipped}"
         raise DatasetError(f"{found}; name a folder that img2dataset or datasets wrote")
     for name in sorted(names):
         if names[name] or not is_safe(name):
@@ -258,8 +257,8 @@ class _Beside:
 
     unread: dict[str, str]
     """Files that look like shards and are not read, with what helps."""
-    images: set[str] = field(default_factory=set)
-    """Folders that hold images."""
+    media: set[str] = field(default_factory=set)
+    """Folders that hold images, clips or videos."""
     texts: set[str] = field(default_factory=set)
     """Folders that hold what may be their texts."""
     num_looks: int = MAX_LOOKS
@@ -267,8 +266,8 @@ class _Beside:
     def note(self, storage: Storage, root: Path, name: str, kind: EntryKind) -> None:
         """Note a file. Raises OSError."""
         folder, _, base = name.rpartition("/")
-        if base.rpartition(".")[2].lower() in IMAGE_SUFFIXES:
-            self.images.add(folder)
+        if is_media(base):
+            self.media.add(folder)
         elif remedy := remedy_of(name):
             self.unread[name] = remedy
         elif may_be_caption(base):
@@ -331,10 +330,10 @@ def _chosen(storage: Storage, names: dict[str, dict[str, bool]], beside: _Beside
     if chosen is not None:
         found = _with_sidecars(names.pop(chosen.suffix), names.get(chosen.sidecar_suffix, {}), chosen)
         if not chosen.has_external:
-            beside.unread |= {f"{folder or '.'}/": LONE_IMAGES for folder in beside.images}
-    elif storage.is_local and beside.images:
-        found = {f"{folder}/{LISTING_NAME}".lstrip("/"): False for folder in beside.images}
-        beside.unread |= {f"{folder or '.'}/": LONE_TEXTS for folder in beside.texts - beside.images}
+            beside.unread |= {f"{folder or '.'}/": LONE_MEDIA for folder in beside.media}
+    elif storage.is_local and beside.media:
+        found = {f"{folder}/{LISTING_NAME}".lstrip("/"): False for folder in beside.media}
+        beside.unread |= {f"{folder or '.'}/": LONE_TEXTS for folder in beside.texts - beside.media}
     lone_manifest = LONE_MANIFEST if storage.is_local else REMOTE_MANIFEST
     for suffix, others in names.items():
         beside.unread |= dict.fromkeys(others, lone_manifest if suffix == ".jsonl" else LONE_SIDECAR)

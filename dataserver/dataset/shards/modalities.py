@@ -193,6 +193,11 @@ def media_of(content: bytes, media: Media) -> StoredModality | None:
     return next((modality for modality in media if modality.matches(content)), None)
 
 
+def modality_of_suffix(suffix: str, media: Media) -> StoredModality | None:
+    """The modality that a file claims to be of by its type; None for any other file."""
+    return next((modality for modality in media if suffix in modality.suffixes), None)
+
+
 def modality_of_part(part: ImagePart) -> StoredModality:
     """The modality of a part of a sample."""
     return MODALITIES[bisect_right(_FIRST_FORMATS, part.format) - 1]

@@ -69,6 +69,7 @@ def row_members(
     keys: set[str],
     findings: Findings,
     are_chats: bool = False,
+    keeps_documents: bool = False,
 ) -> Iterator[Member]:
     """Yield the members of one row: its images, `txt` and `json`, or what is wrong with all of it.
 
@@ -80,6 +81,8 @@ def row_members(
         keys: of the rows before; the row's own one is added.
         findings: where a key is counted that cannot be used, or came before.
         are_chats: whether turns of a conversation stay as they are; else they become a document.
+        keeps_documents: whether a document goes without the clips and videos that its text has no places for, which are
+            counted; else it is left out.
     """
     key = _key_of(number, row, findings)
     if key in keys:
@@ -108,15 +111,19 @@ def row_members(
     if is_document and listed is not None:
         document[IMAGES_NAME] = first
     turns, names = turns_of(document), [name for name in first if name is not None]
+    if are_chats or others:  # the first list may be one of clips or videos
+        names = _images_in([first, *named], others)
     is_conversation = bool(turns) and (are_chats or not (isinstance(row.caption, bytes) or is_document))
     if is_conversation and are_chats:
-        names = _images_in([first, *named], others)
         entries = {IMAGES_NAME: names, **{MEDIA_ENTRIES[k]: found for k, found in _by_kind(others).items() if found}}
         yield Member("json", 0, 0, None, key=key, parsed=_too_large(document) or {**document, **entries})
         return
     if is_document and not others.keys() <= _names_in(document):
-        yield Member("json", 0, 0, None, key=key, parsed=_unread_media(list(others.values())))
-        return
+        problem = _unread_media(list(others.values()))
+        if not keeps_documents:
+            yield Member("json", 0, 0, None, key=key, parsed=problem)
+            return
+        findings.add(key, UNUSED_PART, f"{problem.detail}; its text goes without them")
     if is_conversation:
         yield _conversation(key, document, turns, names, others)
         return
@@ -184,7 +191,7 @@ def _column_members(
 
 
 def _conversation(
-    key: str, document: dict[str, Any], turns: str, named: Sequence[str], others: Mapping[str, str]
+    key: str, document: dict[str, Any], turns: str, images: Sequence[str], others: Mapping[str, str]
 ) -> Member:
     """The member `json` of a row whose texts are the turns of a conversation, which it has as they are, too.
 
@@ -192,10 +199,9 @@ def _conversation(
         key: of the row.
         document: its columns.
         turns: name of the one with turns.
-        named: full names of what the first column of images holds, clips and videos among it.
+        images: full names of its images, in order.
         others: of each clip and video, in order, by full name the modality.
     """
-    images = [name for name in named if name not in others]
     try:
         texts, names = conversation_document(document[turns], images, _by_kind(others))
     except SampleError as error:

@@ -31,7 +31,7 @@ from dataserver.dataset.shards.conversations import (
     TURN_NAMES,
     turns_of,
 )
-from dataserver.dataset.shards.documents import document_lists
+from dataserver.dataset.shards.documents import TEXTS_NAME, document_lists
 from dataserver.dataset.shards.groups import MAX_SAMPLE_MEMBERS, Group, add_member
 from dataserver.dataset.shards.interface import Member
 from dataserver.dataset.shards.members import BYTE_ORDER_MARK, usable_caption
@@ -242,6 +242,8 @@ def _names_of(group: Group, document: Mapping[str, Any], kind: str) -> list[str]
     listed = document.get(entry)
     names = [name for name in listed if name is not None] if isinstance(listed, list) else []
     if names and all(isinstance(name, str) and _member_of(group, name) for name in names):
+        if isinstance(document.get(TEXTS_NAME), list):  # as `convert` writes it: of all kinds, in the order of the text
+            names = [name for name in names if (one := _extension_of(group, name)) is None or one in of_kind]
         for name in names:
             if (extension := _extension_of(group, name)) is not None and extension not in of_kind:
                 other = next(one for one in PART_TYPES if extension in _of_kind(group, one))

@@ -56,13 +56,13 @@ LONE_SIDECAR: Final = (
 LONE_MANIFEST: Final = (
     "a dataset of tars or Parquet reads no manifest; give a manifest and its images a folder of their own"
 )
-LONE_IMAGES: Final = (
-    "a dataset of tars or Parquet reads no images in files of their own, and this folder has some; give such images a"
-    " folder of their own, or make a tar of them: tar --sort=name -cf NAME.tar"
+LONE_MEDIA: Final = (
+    "a dataset of tars or Parquet reads no images, clips or videos in files of their own, and this folder has some;"
+    " give such files a folder of their own, or make a tar of them: tar --sort=name -cf NAME.tar"
 )
 LONE_TEXTS: Final = (
-    "a folder with texts and without images: texts are read beside their images alone; put each text beside its image,"
-    " under the same name"
+    "a folder with texts and without images, clips or videos: texts are read beside these alone; put each text beside"
+    " its image, under the same name"
 )
 REMOTE_MANIFEST: Final = (
     "manifests and loose images are read from disks alone, since each image would be a request to the store; copy them"

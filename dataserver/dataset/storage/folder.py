@@ -1,7 +1,7 @@
 """A folder of loose files as one file: a line of JSON, [name, bytes], for each of them in the order of their names.
 
-The line of a link, or of what is no regular file, says -1 bytes. Hidden files and other files than images and what
-stands beside them have no line.
+The line of a link, or of what is no regular file, says -1 bytes. Hidden files and other files than images, clips,
+videos and what stands beside them have no line.
 """
 
 import hashlib
@@ -13,16 +13,24 @@ from io import BufferedIOBase
 from pathlib import Path, PurePath
 from typing import Final
 
+from dataserver.audio import AUDIO_SUFFIXES
 from dataserver.dataset.errors import DatasetError
 from dataserver.dataset.storage.etags import Etag
 from dataserver.dataset.storage.interface import Entry, StoredFile
 from dataserver.images import IMAGE_SUFFIXES
+from dataserver.video import VIDEO_SUFFIXES
 
 LISTING_NAME: Final = "folder.images"
 """What the file is called that stands for the folder that it would lie in."""
 MAX_FILES: Final = 1 << 21
 """In one folder."""
-_MEMBER_SUFFIXES: Final = IMAGE_SUFFIXES | {"txt", "json"}
+_MEDIA_SUFFIXES: Final = IMAGE_SUFFIXES | AUDIO_SUFFIXES | VIDEO_SUFFIXES
+_MEMBER_SUFFIXES: Final = _MEDIA_SUFFIXES | {"txt", "json"}
+
+
+def is_media(name: str) -> bool:
+    """Whether a file claims to be an image, a clip or a video, by its name."""
+    return name.rpartition(".")[2].lower() in _MEDIA_SUFFIXES
 
 
 def is_member(name: str) -> bool:

@@ -55,7 +55,9 @@ def test_what_is_no_dataset_is_refused_in_these_words(tmp_path: Path, monkeypatc
         " name a folder that holds .tar, .parquet or .jsonl shards"
     )
     assert (
-        refused(folder) == f"no {SHARDS} and no images below {folder}; name a folder that img2dataset or datasets wrote"
+        refused(folder)
+        == f"no {SHARDS} and no images, clips or videos below {folder}; name a folder that img2dataset or datasets"
+        " wrote"
     )
     (folder / "x.txt").write_text("")
     assert refused(folder / "x.txt") == (
@@ -97,7 +99,8 @@ def test_folders_behind_links_are_not_searched_and_named(tmp_path: Path, caplog:
     with pytest.raises(DatasetError) as caught:
         find_shards(folder)
     assert str(caught.value) == (
-        f"no {SHARDS} and no images below {folder} ({said}); name a folder that img2dataset or datasets wrote"
+        f"no {SHARDS} and no images, clips or videos below {folder} ({said}); name a folder that img2dataset or"
+        " datasets wrote"
     )
     write_texts(folder / "own", 2, 2)
     listing = list_shards(folder)

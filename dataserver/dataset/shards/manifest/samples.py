@@ -12,8 +12,8 @@ from dataserver.dataset.shards.documents import with_lists
 from dataserver.dataset.shards.external import is_gone
 from dataserver.dataset.shards.interface import ImageFiles, Member, ShardSource
 from dataserver.dataset.shards.manifest.objects import Found
-from dataserver.dataset.shards.modalities import AUDIO, IMAGES, ONLY_IMAGES, VIDEO, Media
-from dataserver.dataset.shards.parts import ExternalPart, Value
+from dataserver.dataset.shards.modalities import AUDIO, IMAGES, ONLY_IMAGES, VIDEO, Media, StoredModality
+from dataserver.dataset.shards.parts import ExternalPart, ImagePart, Value
 from dataserver.dataset.shards.row_members import CAPTION_LISTS, CAPTION_NAMES, KEY_NAMES, Row, row_members
 
 IMAGE_NAMES: Final = ("image", "images", "file_name", "image_path", "jpg")
@@ -47,7 +47,7 @@ def scan_objects(objects: Iterable[Found], source: ShardSource, findings: Findin
             yield from object_members(
                 number,
                 found,
-                lambda names: [load_image(files, one, files.image) for one in names],
+                lambda names, modality: [load_image(files, one, _taking(files, modality), modality) for one in names],
                 keys,
                 findings,
                 media=source.media,
@@ -58,24 +58,26 @@ def scan_objects(objects: Iterable[Found], source: ShardSource, findings: Findin
 def object_members(
     number: int,
     document: dict[str, Any],
-    load: Callable[[Sequence[object]], Sequence[Value | bytes]],
+    load: Callable[[Sequence[object], StoredModality], Sequence[Value | bytes]],
     keys: set[str],
     findings: Findings,
     as_key: Callable[[str | None], str | None] = lambda key: key,
     media: Media = ONLY_IMAGES,
     are_chats: bool = False,
+    keeps_documents: bool = False,
 ) -> Iterator[Member]:
     """Yield the members of one sample.
 
     Args:
         number: of the object, which is its key where it has none of its own.
         document: the object; what is used of it is taken out.
-        load: reads the images that it names.
+        load: reads the images, clips or videos that it names.
         keys: of the objects before; the own one is added.
         findings: where a key is counted that cannot be used, or came before.
         as_key: what becomes of a key.
         media: what it may name.
         are_chats: whether turns of a conversation stay as they are.
+        keeps_documents: as `row_members`.
     """
     problem = None
     try:
@@ -91,11 +93,16 @@ def object_members(
             continue
         held = document.pop(name, None)
         columns.append(_Images(name, isinstance(held, list), modality.ending))
-        values.append(load(held if isinstance(held, list) else [] if held is None else [held]))
+        values.append(load(held if isinstance(held, list) else [] if held is None else [held], modality))
     caption, key = _taken(document, CAPTION_NAMES), as_key(_taken(document, KEY_NAMES))
     text = _no_caption(document) if caption is None else caption.encode()
     row = Row(key, text, document, [None] * len(columns), problem)
-    yield from row_members(number, row, columns, values, keys, findings, are_chats)
+    yield from row_members(number, row, columns, values, keys, findings, are_chats, keeps_documents)
+
+
+def _taking(files: ImageFiles, modality: StoredModality) -> Callable[[bytes, ExternalPart], ImagePart]:
+    """What takes a file that an object names as one of a modality."""
+    return lambda content, part: files.image(content, part, modality)
 
 
 def _no_caption(document: Mapping[str, Any]) -> SampleError:
@@ -125,14 +132,18 @@ def checked_name(name: object) -> str:
 
 
 def load_image(
-    files: ImageFiles, name: object, take: Callable[[bytes, ExternalPart], Taken]
+    files: ImageFiles,
+    name: object,
+    take: Callable[[bytes, ExternalPart], Taken],
+    expected: StoredModality = IMAGES,
 ) -> Taken | SampleError | None:
-    """Read an image that an object names.
+    """Read an image, clip or video that an object names.
 
     Args:
         files: reads it; notes a file that cannot be used, so that it is looked at again when it changes.
         name: what the object says; None names no image, as in the list of a document.
         take: makes a value of its bytes and where they lie; it may raise SampleError.
+        expected: what the object says that it is.
 
     Returns:
         What `take` made of it, why it cannot be used, or None where none is named.
@@ -147,7 +158,7 @@ def load_image(
     except SampleError as error:
         return error
     try:
-        return take(*files.read(checked))
+        return take(*files.read(checked, expected))
     except SampleError as error:
         found = error
     except DatasetError as error:

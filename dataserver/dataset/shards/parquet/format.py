@@ -181,27 +181,33 @@ def image_columns(parquet: pq.ParquetFile, media: Media = ONLY_IMAGES) -> list[I
     return found[:MAX_IMAGE_COLUMNS]
 
 
-def image_columns_of(schema: pa.Schema) -> list[ImageColumn]:
-    """The columns of a table in memory that hold the bytes of images, in order; their `leaf` has no meaning but its
-    sign."""
-    found = [_image_column(field, ONLY_IMAGES)[0] for field in schema]
+def image_columns_of(schema: pa.Schema, media: Media) -> list[ImageColumn]:
+    """The columns of a table in memory that hold the bytes of images, and of what else is served, in order.
+
+    Their `leaf` has no meaning but its sign.
+    """
+    found = [_image_column(field, media)[0] for field in schema]
     return [column for column in found if column is not None][:MAX_IMAGE_COLUMNS]
 
 
 def _image_column(field: pa.Field, media: Media) -> tuple[ImageColumn | None, tuple[str, ...] | None]:
     """The column of images that a field is, if it is one, and where the bytes are in an element, if it has any."""
-    others = {name: modality for modality in reversed(media) for name in _NAMES.get(modality.ending, ())}
     element, is_list = _element(field)
     path, has_path, is_image = _bytes_of(element)
     name = field.name.lower()
-    ending = others.get(name, IMAGES).ending
+    ending = ending_of(name, media)
     if path is not None:
-        is_image = is_image or name in IMAGE_NAMES or name in others
+        is_image = is_image or name in IMAGE_NAMES or ending != IMAGES.ending
         return ImageColumn(field.name, is_list, has_path, is_image, 0, 0, ending), path
-    named = name in MUST_BE_IMAGES or name in others
+    named = name in MUST_BE_IMAGES or ending != IMAGES.ending
     if named and (pa.types.is_struct(element) or pa.types.is_string(element)):
         return ImageColumn(field.name, is_list, False, True, -1, 0, ending), None
     return None, None
+
+
+def ending_of(name: str, media: Media) -> str:
+    """What names of members end in that a column holds, by the name of the column in lower case."""
+    return next((modality.ending for modality in media if name in _NAMES.get(modality.ending, ())), IMAGES.ending)
 
 
 def without_bytes(parquet: pq.ParquetFile, column: ImageColumn) -> SampleError:
