@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-def kept(folder: Path, text: str) -> str:
+def left_of(folder: Path, text: str) -> str:
     dataset = Dataset.open(folder)
     wanted = compile_filter(text)
     wanted.check(dataset.shards)
@@ -56,7 +56,7 @@ def kept(folder: Path, text: str) -> str:
     ],
 )  # fmt: skip
 def test_what_filters_keep(folder: Path, text: str, expected: str) -> None:
-    assert kept(folder, text) == expected
+    assert left_of(folder, text) == expected
 
 
 def test_samples_without_a_clip_are_counted_as_dropped_for_a_null(folder: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_dataset_without_clips_or_videos_refuses_them_by_name(tmp_path: Path) 
     write_tar(tmp_path / "0.tar", MEMBERS)
     build_index(tmp_path, workers=1, rules=IndexRules(video=VideoMembers.SERVE))
     shards = Dataset.open(tmp_path).shards
-    assert kept(tmp_path, "videos == 0 and width > 1") == "ac"
+    assert left_of(tmp_path, "videos == 0 and width > 1") == "ac"
     with pytest.raises(FilterError, match="'clips', which no shard has; index with --audio serve to have it; the col"):
         compile_filter("clips >= 1").check(shards)
     build_index(tmp_path, workers=1)
@@ -85,8 +85,8 @@ def test_a_column_of_the_same_name_stands_for_them_in_all_shards(tmp_path: Path)
     write_tar(tmp_path / "1.tar", [*texts, ("c.wav", clip(0.1)), ("c.txt", b"more")])
     pq.write_table(pa.table({"key": ["a", "b"], "clips": ["none", None]}), tmp_path / "0.parquet")
     build_index(tmp_path, workers=1, rules=IndexRules(audio=AudioMembers.SERVE))
-    assert kept(tmp_path, "clips == 'none'") == "a"
-    assert kept(tmp_path, "longest_clip_seconds > 0") == "bbc"
+    assert left_of(tmp_path, "clips == 'none'") == "a"
+    assert left_of(tmp_path, "longest_clip_seconds > 0") == "bbc"
     first, second = Dataset.open(tmp_path).shards
     assert (first.column("clips").null_count, "clips" in second.columns) == (1, False)
     with pytest.raises(KeyError):

@@ -42,7 +42,7 @@ class MdsColumn(NamedTuple):
     encoding: str
     size: int | None
     """Bytes of every value, where all have the same number."""
-    ending: str
+    ending: str = IMAGES.ending
     """As of `NamedColumn`."""
 
     @property

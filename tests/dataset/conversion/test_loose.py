@@ -133,5 +133,7 @@ def test_links_to_folders_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "passed over  1 links to folders (convert these folders themselves): 'more/'\n" in said
     (tmp_path / "links").mkdir()
     (tmp_path / "links/more").symlink_to(source)
-    with pytest.raises(DatasetError, match=r"no image \(links to folders are not followed: 'more/'\); name a folder"):
+    with pytest.raises(
+        DatasetError, match=r"clip or video \(links to folders are not followed: 'more/'\); name a folder"
+    ):
         convert(tmp_path / "links", tmp_path / "none", workers=1)

@@ -18,9 +18,10 @@ from dataserver.dataset import Dataset, DatasetError, build_index
 from dataserver.dataset.conversion import mds_samples
 from dataserver.dataset.conversion.convert import ConversionReport, convert
 from dataserver.dataset.conversion.decompression import MADE_BYTES, READ_BYTES, decompressed
-from dataserver.dataset.conversion.mds_values import MdsColumn, images_in
+from dataserver.dataset.conversion.mds_values import MdsColumn, checked, images_in
 from dataserver.dataset.conversion.sources import find_sources
 from dataserver.dataset.errors import Findings, SampleError
+from dataserver.dataset.shards.modalities import ONLY_IMAGES, served_media
 
 FILES = Path(__file__).with_name("mds_files")
 EXPECTED = json.loads((FILES / "expected.json").read_text())
@@ -284,15 +285,32 @@ def test_index_names_the_format_and_the_command(tmp_path: Path) -> None:
 def test_a_list_of_very_many_empty_images_is_not_taken_apart() -> None:
     column = MdsColumn("photos", "jpeg_array", None)
     for count, number in ((4096, 4096), (4097, 1)):
-        found = images_in(column, count.to_bytes(4, "little") + bytes(4 * count))
+        found = images_in(column, count.to_bytes(4, "little") + bytes(4 * count), ONLY_IMAGES)
         assert len(found) == number
     assert isinstance(found[0], SampleError)
     assert (found[0].kind, found[0].detail) == ("too_many_members", "column photos: 4097 images, limit 4096")
 
 
+def test_columns_of_bytes_bring_clips_and_videos() -> None:
+    """Those that their names claim to be some, damaged ones too, and those that begin as some."""
+    flac, mp4, media = b"fLaC and more", b"\0\0\0\x20ftypisom and more", served_media(audio=True, video=True)
+    given: list[tuple[str, str, int | None]] = [("audio", "bytes", None), ("blob", "bytes", None)]
+    for served, expected in ((media, [flac, mp4, b"junk", None]), (ONLY_IMAGES, [None] * 4)):
+        audio, blob = checked(given, served)
+        found = [images_in(audio, flac, served), images_in(blob, mp4, served), images_in(audio, b"junk", served)]
+        assert [one for of in (*found, images_in(blob, b"junk", served)) for one in of] == expected
+    findings = Findings()
+    rows = mds_samples._Rows(checked(given, media), findings, media)
+    sizes = b"".join(len(data).to_bytes(4, "little") for data in (flac, mp4))
+    (members,) = rows.members(0, sizes + flac + mp4)
+    assert list(members) == [
+        ("000000000.flac", flac), ("000000000.blob.mp4", mp4), ("000000000.json", b"{}"),
+    ]  # fmt: skip
+
+
 def test_a_column_without_a_name_is_an_entry_like_others() -> None:
     findings = Findings()
-    rows = mds_samples._Rows([MdsColumn("", "int", 8), MdsColumn("image", "jpeg", None)], findings)
+    rows = mds_samples._Rows([MdsColumn("", "int", 8), MdsColumn("image", "jpeg", None)], findings, ONLY_IMAGES)
     image = io.BytesIO()
     Image.new("RGB", (8, 8)).save(image, "JPEG")
     sample = len(image.getvalue()).to_bytes(4, "little") + (7).to_bytes(8, "little") + image.getvalue()
