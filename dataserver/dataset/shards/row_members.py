@@ -110,9 +110,8 @@ def row_members(
     first = named[listed or 0] if named else []
     if is_document and listed is not None:
         document[IMAGES_NAME] = first
-    turns, names = turns_of(document), [name for name in first if name is not None]
-    if are_chats or others:  # the first list may be one of clips or videos
-        names = _images_in([first, *named], others)
+    turns = turns_of(document)
+    names = _images_in([first, *named] if are_chats or others else [first], others)  # the list may be one of clips
     is_conversation = bool(turns) and (are_chats or not (isinstance(row.caption, bytes) or is_document))
     if is_conversation and are_chats:
         entries = {IMAGES_NAME: names, **{MEDIA_ENTRIES[k]: found for k, found in _by_kind(others).items() if found}}
