@@ -3,9 +3,11 @@
 import logging
 import os
 import socket
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Final, Literal, TypeVar
+from contextlib import contextmanager, redirect_stdout
+from typing import Any, Final, Literal, TextIO, TypeVar, cast
 
 from dataserver.addresses import split_address
 from dataserver.extras import pip_install
@@ -43,9 +45,41 @@ def connected() -> Iterator[Any]:
             "RAY_ADDRESS"
         ) from None
     try:
-        yield ray
+        with results_alone():
+            yield ray
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def results_alone() -> Iterator[None]:
+    """Leave standard output to this thread, whose results others read; what other threads print goes to standard error.
+
+    A thread of Ray prints what happens to the cluster, such as a node that is lost, whatever `log_to_driver` says.
+    """
+    with redirect_stdout(cast("TextIO", _OutputOfOneThread())):
+        yield
+
+
+class _OutputOfOneThread:
+    """Standard output for the thread that made this, and standard error for all others."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._stdout = sys.stdout
+
+    @property
+    def _stream(self) -> TextIO:
+        return self._stdout if threading.get_ident() == self._thread else sys.stderr
+
+    def write(self, text: str) -> int:
+        return self._stream.write(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class RayTasks:

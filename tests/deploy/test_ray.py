@@ -28,6 +28,7 @@ from stores import no_stores, stores
 from training.runs import Run, variables
 
 from dataserver.cli.ray import configured
+from dataserver.cli.ray_cluster import results_alone
 from dataserver.cli.ray_fleet import Member, RayFleet
 from dataserver.dataset import DatasetError
 from dataserver.serving.config import ConfigError, load_config
@@ -91,6 +92,15 @@ def test_without_a_cluster_there_is_one_error(tmp_path: Path, monkeypatch: pytes
     assert "Ray is not installed" in said or "no Ray cluster can be reached" in said
 
 
+def test_only_the_thread_that_connected_prints_results(capsys: pytest.CaptureFixture[str]) -> None:
+    with results_alone():
+        sys.stdout.write("addresses cpu1:50051\n")
+        other = threading.Thread(target=print, args=("(raylet) a node was lost",))
+        other.start()
+        other.join()
+    assert capsys.readouterr() == ("addresses cpu1:50051\n", "(raylet) a node was lost\n")
+
+
 def node_of(cpus: int) -> dict[str, int]:
     """A node with so many CPUs, and ports for its agents: raylets abort where an agent that chooses one is slow."""
     agents = ("metrics_agent_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
@@ -125,23 +135,22 @@ class Fleet:
             self.process = subprocess.Popen(
                 command("ray", "--config", file, *flags), stdout=subprocess.PIPE, stderr=errors, text=True
             )
-        self.lines: list[list[str]] = []
+        self.lines: list[str] = []
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            word, _, addresses = line.strip().partition(" ")
-            assert word == "addresses"
-            self.lines.append([address for address in addresses.split(",") if address])
+        self.lines.extend(line.strip() for line in self.process.stdout)
 
     def until(self, number: int, after: int = 0) -> list[str]:
         """Wait until so many servers are announced, in a line after so many; their addresses."""
         end = time.monotonic() + WAIT_S
         while True:
             for line in self.lines[after:]:
-                if len(line) == number:
-                    return line
+                word, _, addresses = line.partition(" ")
+                assert word == "addresses", "nothing else is printed"
+                if len(found := [address for address in addresses.split(",") if address]) == number:
+                    return found
             assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < end, (self.lines, self.log.read_text())
             time.sleep(0.2)
@@ -215,7 +224,7 @@ def test_ray_train_finds_the_servers(tmp_path: Path, monkeypatch: pytest.MonkeyP
         fleet.until(1)
         for _ in range(2):  # too small for a server, and so free for trainers
             cluster.add_node(**node_of(1))
-        example = [sys.executable, str(ROOT / "deploy/ray/train.py"), "--workers", "2", "--port", str(free_range(9))]
+        example = [sys.executable, str(ROOT / "deploy/ray/train.py"), "--workers", "2", "--failures", "0"]
         done = subprocess.run(
             [*example, "--", *options], capture_output=True, text=True, check=False, timeout=WAIT_S, env=os.environ
         )

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -110,11 +110,12 @@ def sized(text: str, sizes: Sequence[str]) -> str:
 
 
 def free_range(count: int) -> int:
-    """The first of some ports that nobody uses, below those that outgoing connections get."""
+    """The first of some ports that nobody uses at any address, below those that outgoing connections get."""
     for first in range(20_000, 32_000, count):
-        with closing(socket.socket()) as probe:
-            if all(probe.connect_ex(("127.0.0.1", port)) for port in range(first, first + count)):
-                return first
+        with ExitStack() as stack, suppress(OSError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.create_server(("", port)))
+            return first
     raise AssertionError("no ports are free")
 
 

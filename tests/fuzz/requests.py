@@ -60,13 +60,14 @@ def problem(channel: grpc.Channel, request: Request) -> str | None:
         else:
             channel.unary_unary(f"/{request.method}")(request.body, timeout=TIMEOUT_S)
     except grpc.RpcError as error:
-        too_long = len(request.body) > MAX_TRANSPORT_BYTES and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        return _problem_of(error, bare=request.method.startswith("grpc.") or too_long)
+        return problem_of(error, request)
     return None
 
 
-def _problem_of(error: grpc.RpcError, bare: bool) -> str | None:
-    """What is wrong with an error; a bare one comes from gRPC itself, and needs no ErrorInfo."""
+def problem_of(error: grpc.Call, request: Request) -> str | None:
+    """What is wrong with the error that a call ended with; those that come from gRPC itself need no ErrorInfo."""
+    too_long = len(request.body) > MAX_TRANSPORT_BYTES and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    bare = request.method.startswith("grpc.") or too_long
     if error.code() in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.DEADLINE_EXCEEDED):
         return f"{error.code()}: {error.details()}"
     status, info = rpc_status.from_call(error), error_details_pb2.ErrorInfo()

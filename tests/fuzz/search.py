@@ -69,7 +69,7 @@ class Search:
             except Exception as error:
                 if found is not None:  # a larger one
                     found.unlink(missing_ok=True)
-                found = self._keep(target, bytes(tried_input))
+                found = self.keep(target, bytes(tried_input))
                 error.add_note(f"kept as {found}")
                 raise
 
@@ -81,7 +81,8 @@ class Search:
                 hypothesis.seed(f"{self.seed}.{number}")(one_round)()
         return tried
 
-    def _keep(self, target: str, data: bytes) -> Path:
+    def keep(self, target: str, data: bytes) -> Path:
+        """Put an input into the corpus of a target; its file."""
         path = self.corpus / target / hashlib.sha256(data).hexdigest()[:16]
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
