@@ -9,6 +9,7 @@ from disttrain.v1.admin_service_pb2 import GetDiagnosticsResponse, GetMetricsRes
 from disttrain.v1.data_service_pb2 import GetDatasetInfoResponse, GetServerInfoResponse
 
 from dataserver.addresses import is_loopback, split_address
+from dataserver.dataset import printable
 
 CLOCK_S: Final = 5.0
 """Clocks that differ by more make logs hard to read, and certificates valid too early or too late."""
@@ -28,6 +29,8 @@ LEAST_FREE_BYTES: Final = 1 << 30
 MIB: Final = 1 << 20
 SHORT: Final = 12
 """Characters of a digest that are shown."""
+MOST_SHOWN: Final = 400
+"""Characters of a text of a server's that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +158,13 @@ def _security(one: Seen, now: float, insecure: bool) -> Iterator[Finding]:
             yield Finding((one.address,), "nothing is encrypted", "start it with --tls-cert and --tls-key")
         if not said.authenticated:
             yield Finding((one.address,), "everybody is let in", "start it with --client-ca or --token-file")
+    for problem in said.unused_files:
+        yield Finding(
+            (one.address,),
+            printable(problem, MOST_SHOWN),
+            "correct the file, which it reads again by itself: until then it goes by what it read before, and what was "
+            "revoked since is not",
+        )
     if said.HasField("certificate_expiry"):
         left_s = said.certificate_expiry.seconds - now
         if left_s < EXPIRES_S:

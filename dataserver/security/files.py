@@ -116,6 +116,12 @@ class Watched(Generic[T]):
         self.get()
         return self._version
 
+    @property
+    def problem(self) -> str:
+        """Why the files cannot be used as they are now; empty where what they say is in use."""
+        self.get()
+        return self._problem
+
     def _look(self) -> None:
         self._look_at = monotonic() + LOOK_EVERY_S
         states = self._states()

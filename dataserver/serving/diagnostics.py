@@ -40,8 +40,11 @@ class Diagnostics:
             cache_free_bytes=_free_bytes(self._cache_dir),
             known_peers=known,
             live_peers=live,
+            unused_files=self._access.problems(),
         )
         if self._tls is not None:
+            if problem := self._tls.problem:
+                found.unused_files.append(problem)
             found.certificate_expiry.CopyFrom(_at(int(self._tls.expires * 1e9)))
         return found
 

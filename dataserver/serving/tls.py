@@ -67,6 +67,11 @@ class ServerTls:
         return self._files.get().pair.expires
 
     @property
+    def problem(self) -> str:
+        """Why the files cannot be used as they are now; empty where they are in use."""
+        return self._files.problem
+
+    @property
     def context(self) -> ssl.SSLContext:
         """For a server that speaks TLS by Python's `ssl`."""
         return self._files.get().context

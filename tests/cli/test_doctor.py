@@ -22,6 +22,7 @@ from shards import break_images, write_pairs
 from dataserver.reporting.fleet_calls import NamedServers
 from dataserver.reporting.fleet_setup import look
 from dataserver.security import Channels
+from dataserver.security.files import LOOK_EVERY_S
 from dataserver.serving.failures import FailureKind
 
 
@@ -101,6 +102,16 @@ def test_a_fleet_that_asks_for_credentials(pairs: Path, tmp_path: Path, stack: E
     assert "refuses: this server asks for a token and found none" in asked(*tls)
     assert "does it require TLS" in asked()
     assert "no authority of --tls-ca signed its certificate" in asked("--tls-ca", Authority(tmp_path / "x").file)
+
+    token_file(tmp_path, "alice", "ops").write_text("ops short\n")
+    write(policy, f"identities: [{identities.replace('[d]', '[d, e]')}]".encode())
+    config["tls_cert"].write_text("no certificate")
+    time.sleep(LOOK_EVERY_S)
+    said = asked(*tls, "--token-file", shown(tmp_path, "ops"))
+    assert f"{server.address}: the token file {tmp_path / 'tokens'}" in said
+    assert f"{server.address}: the policy {policy}, identity a: there are no datasets ['e']; the server has " in said
+    assert f"{server.address}: the certificate {config['tls_cert']} and the private key" in said
+    assert said.count("what was revoked since is not") == 3
 
 
 class Odd(Stranger):

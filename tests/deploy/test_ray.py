@@ -103,7 +103,7 @@ def test_only_the_thread_that_connected_prints_results(capsys: pytest.CaptureFix
 
 def node_of(cpus: int) -> dict[str, int]:
     """A node with so many CPUs, and ports for its agents: raylets abort where an agent that chooses one is slow."""
-    agents = ("metrics_agent_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
+    agents = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
     ports = (int(address.rpartition(":")[2]) for address in free_addresses(len(agents)))
     return {"num_cpus": cpus, "object_store_memory": 100 << 20, **dict(zip(agents, ports, strict=True))}
 

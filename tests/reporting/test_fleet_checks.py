@@ -59,6 +59,8 @@ def change(part: str, **fields: Any) -> Callable[[Seen], Seen]:
                 message.ClearField(name.removeprefix("no_"))
             elif isinstance(value, int | str | bool):
                 setattr(message, name, value)
+            elif isinstance(value, list):
+                getattr(message, name).extend(value)
             else:
                 getattr(message, name).CopyFrom(value)
         return one
@@ -82,6 +84,7 @@ def change(part: str, **fields: Any) -> Callable[[Seen], Seen]:
         (change("diagnostics", authenticated=False), 1, "everybody is let in"),
         (change("diagnostics", certificate_expiry=Timestamp(seconds=int(NOW + 86400))), 1,
          "its certificate expires in 1.0 days, at 2026-01-02T00:00:00+00:00"),
+        (change("diagnostics", unused_files=["the policy p cannot\nbe used"]), 1, "the policy p cannot\\nbe used"),
         (change("diagnostics", max_open_files=1023), 1,
          "it may open 1023 files; 1024 are wanted for 64 streams"),
         (change("diagnostics", open_files=1000, max_open_files=1024), 1, "1000 of 1024 files are open"),

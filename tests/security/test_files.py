@@ -81,14 +81,16 @@ def test_a_change_is_taken_over_and_what_cannot_be_used_changes_nothing(
         file.chmod(0o666)
         for _ in range(3):
             assert (watched.get(), watched.version) == (b"two", 1)
+        assert watched.problem.startswith("others may write the policy")
         file.unlink()
         assert watched.get() == b"two"
+    assert watched.problem.endswith("cannot be read: No such file or directory")
     assert [record.getMessage().partition(" /")[0] for record in caplog.records] == [
         "others may write the policy",
         "the policy",
     ]
     written(file, 0o600, b"six")
-    assert (watched.get(), watched.version) == (b"six", 2)
+    assert (watched.get(), watched.version, watched.problem) == (b"six", 2, "")
 
 
 def test_a_file_that_may_be_used_later_is_tried_again(

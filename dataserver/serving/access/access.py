@@ -68,6 +68,11 @@ class Access:
         """A number that grows when somebody may no longer be let in, or do less."""
         return sum(watched.version for watched in (self._tokens, self._policy) if watched is not None)
 
+    def problems(self) -> list[str]:
+        """Why files cannot be used as they are now, so that what was read of them before counts."""
+        watched = [one for one in (self._tokens, self._policy) if one is not None]
+        return [one.problem for one in watched if one.problem]
+
     def peers_token(self) -> str | None:
         """The token to show other servers."""
         return None if self._tokens is None else self._tokens.get().shown

@@ -731,6 +731,7 @@ class GetDiagnosticsResponse(_message.Message):
     CACHE_FREE_BYTES_FIELD_NUMBER: _builtins.int
     KNOWN_PEERS_FIELD_NUMBER: _builtins.int
     LIVE_PEERS_FIELD_NUMBER: _builtins.int
+    UNUSED_FILES_FIELD_NUMBER: _builtins.int
     build: _builtins.str
     """What code plans there, 64 hexadecimal digits. Servers share plans with those of the same build."""
     open_files: _builtins.int
@@ -755,6 +756,12 @@ class GetDiagnosticsResponse(_message.Message):
     def certificate_expiry(self) -> _timestamp_pb2.Timestamp:
         """When the server's certificate expires; absent without encryption."""
 
+    @_builtins.property
+    def unused_files(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Why files that decide who is let in (certificates, tokens, the policy) cannot be used as they are now. What was read
+        of them before stays in use, so that changes such as a revoked token have no effect. Empty where all are used.
+        """
+
     def __init__(
         self,
         *,
@@ -768,10 +775,11 @@ class GetDiagnosticsResponse(_message.Message):
         cache_free_bytes: _builtins.int | None = ...,
         known_peers: _builtins.int = ...,
         live_peers: _builtins.int = ...,
+        unused_files: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_free_bytes", b"_cache_free_bytes", "cache_free_bytes", b"cache_free_bytes", "certificate_expiry", b"certificate_expiry", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_free_bytes", b"_cache_free_bytes", "authenticated", b"authenticated", "build", b"build", "cache_free_bytes", b"cache_free_bytes", "certificate_expiry", b"certificate_expiry", "encrypted", b"encrypted", "known_peers", b"known_peers", "live_peers", b"live_peers", "max_open_files", b"max_open_files", "open_files", b"open_files", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_free_bytes", b"_cache_free_bytes", "authenticated", b"authenticated", "build", b"build", "cache_free_bytes", b"cache_free_bytes", "certificate_expiry", b"certificate_expiry", "encrypted", b"encrypted", "known_peers", b"known_peers", "live_peers", b"live_peers", "max_open_files", b"max_open_files", "open_files", b"open_files", "time", b"time", "unused_files", b"unused_files"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache_free_bytes: _TypeAlias = _typing.Literal["cache_free_bytes"]  # noqa: Y015
     _WhichOneofArgType__cache_free_bytes: _TypeAlias = _typing.Literal["_cache_free_bytes", b"_cache_free_bytes"]  # noqa: Y015
