@@ -1,7 +1,6 @@
 """A fleet, an index and a conversion on a real Ray cluster: several nodes on this machine, and one is lost."""
 
 import gzip
-import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from benchmarks.range_server import State
@@ -166,6 +166,10 @@ def ray_fleet(file: Path, tmp_path: Path, *flags: str) -> Iterator[Fleet]:
         assert fleet.process.wait(120) == 0, fleet.log.read_text()
 
 
+def steps_so_far(run: Run) -> list[int]:
+    return [m["step"] for m in run.metrics()] if (run.folder / "metrics.jsonl").exists() else []
+
+
 @needs_ray
 @pytest.mark.long
 @pytest.mark.timeout(900)
@@ -192,8 +196,7 @@ def test_a_run_goes_on_when_a_node_is_lost_and_a_new_one_gets_servers(
             env=variables(),
         ) as trainer:
             end = time.monotonic() + WAIT_S
-            metrics = run.folder / "metrics.jsonl"
-            while not metrics.exists() or len(run.metrics()) < 2:
+            while len(steps_so_far(run)) < 2:
                 assert trainer.poll() is None, trainer.stderr.read() if trainer.stderr else ""
                 assert time.monotonic() < end
                 time.sleep(0.1)
@@ -209,27 +212,44 @@ def test_a_run_goes_on_when_a_node_is_lost_and_a_new_one_gets_servers(
         assert ours["text_loss"] == pytest.approx(theirs["text_loss"], rel=1e-9)
 
 
+def ranks_of(run: Run) -> list[psutil.Process]:
+    """The processes of a run's trainers; the parent of each is a worker of Ray."""
+    found = psutil.process_iter(["cmdline"])
+    job = str(run.folder / "job.yaml")
+    return [one for one in found if {"trainclient", job} <= set(one.info["cmdline"] or ())]
+
+
 @needs_ray
 @pytest.mark.long
-@pytest.mark.timeout(600)
-def test_ray_train_finds_the_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.timeout(900)
+def test_ray_train_finds_the_servers_and_goes_on_when_a_worker_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("ray.train", reason="pip install 'ray[train]'")
     folder = index(write_pairs(tmp_path / "pairs", 120, 40, seed=3, median_size=64, formats=("PNG",)))
-    file = server_file(tmp_path, folder)
+    file, steps = server_file(tmp_path, folder), 12
     run = Run("", tmp_path / "run")
-    words = run.command(Degrees(2, 2, 1, 2, colocated=True), "--steps", "3")
+    words = run.command(Degrees(2, 2, 1, 2, colocated=True), "--steps", str(steps))
     options = words[words.index("--job") :]
     del options[options.index("--servers") : options.index("--servers") + 2]
     with ray_cluster(monkeypatch, 2) as cluster, ray_fleet(file, tmp_path, "--cores", "2") as fleet:
         fleet.until(1)
         for _ in range(2):  # too small for a server, and so free for trainers
             cluster.add_node(**node_of(1))
-        example = [sys.executable, str(ROOT / "deploy/ray/train.py"), "--workers", "2", "--failures", "0"]
-        done = subprocess.run(
-            [*example, "--", *options], capture_output=True, text=True, check=False, timeout=WAIT_S, env=os.environ
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
-    assert [m["step"] for m in run.metrics()] == [0, 1, 2]
+        example = [sys.executable, ROOT / "deploy/ray/train.py", "--workers", "2", "--failures", "1"]
+        with subprocess.Popen([*example, "--", *options], stderr=subprocess.PIPE, text=True) as trainer:
+            end = time.monotonic() + WAIT_S
+            while len(steps_so_far(run)) < 2:
+                assert trainer.poll() is None, trainer.stderr.read() if trainer.stderr else ""
+                assert time.monotonic() < end
+                time.sleep(0.1)
+            before = ranks_of(run)
+            assert len(before) == 2
+            before[0].parent().kill()
+            _, errors = trainer.communicate(timeout=2 * WAIT_S)
+        assert trainer.returncode == 0, errors[-4000:]
+        assert not any(rank.is_running() for rank in before), "no rank outlives its worker"
+    assert sorted(set(steps_so_far(run))) == list(range(steps))
 
 
 @needs_ray
