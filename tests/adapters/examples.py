@@ -16,6 +16,8 @@ import pytest
 import yaml
 from adapters import recording
 from adapters.recording import Sample, images_in, num_ranks_in, recorded
+from cli.forked import forks, run_script
+from ports import free_ports
 from training.runs import kill_tree
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "adapters.md"
@@ -87,6 +89,27 @@ class ExampleRun:
         words = self._words(1)
         monkeypatch.setattr(sys, "argv", words)
         runpy.run_path(words[0], run_name="__main__")
+
+    def finish_forked(self, ranks: int) -> None:
+        """Run it to its end in ranks that are forked from a process which has imported torch, without a launcher."""
+        words, (port,) = self._words(ranks), free_ports(1)
+        rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+        given = [
+            {**variables(), **rendezvous, "LOCAL_WORLD_SIZE": str(ranks), "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            for rank in range(ranks)
+        ]
+        logs = [self.folder / f"rank{rank}.stderr" for rank in range(ranks)]
+        processes = [forks().Process(target=run_script, args=(words, *each)) for each in zip(given, logs, strict=True)]
+        try:
+            for process in processes:
+                process.start()
+            for process in processes:
+                process.join(TIMEOUT_S)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+        assert [p.exitcode for p in processes] == [0] * ranks, [log.read_text()[-3000:] for log in logs]
 
     def finish(self, ranks: int) -> None:
         """Run it to its end."""

@@ -54,7 +54,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_processes_train_as_one(server: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [run(server, model, tmp_path / name) for name in ("alone", "together")]
     runs[0].finish_here(monkeypatch)
-    runs[1].finish(2)
+    runs[1].finish_forked(2)
     alone, together = map(losses, runs)
     assert list(alone) == list(range(1, STEPS + 1))
     assert alone == pytest.approx(together, rel=2e-3)

@@ -3,12 +3,16 @@
 A fork costs milliseconds, an interpreter with its imports one to eight seconds of a core.
 """
 
+import io
 import multiprocessing
 import os
+import runpy
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
@@ -24,6 +28,10 @@ IMPORTED = [
     "trainclient.training.launch",
     "trainclient.training.worker",
 ]
+
+
+RANK_NAME = "rank "
+"""What the system calls a forked rank begins so, and ends with its number."""
 
 
 def forks() -> ForkServerContext:
@@ -54,6 +62,84 @@ def run_forked(
         process.kill()
         process.join()
     return subprocess.CompletedProcess(words, process.exitcode, *(path.read_text() for path in output))
+
+
+class ForkedRun:
+    """A command that goes on, whose stderr is a pipe: what tests of `subprocess.Popen` want of one.
+
+    Its ranks are named `rank N` to the system (`/proc/PID/comm`): the variables that the system shows of a process are
+    those of the one that it was forked from.
+    """
+
+    def __init__(self, words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
+        """Start `trainclient ...` in a folder, with these variables alone."""
+        context = forks()
+        ours, theirs = context.Pipe(duplex=False)
+        given = (list(words), folder, dict(environment), theirs)
+        self._process = context.Process(target=_run_on, args=given)
+        self._process.start()
+        theirs.close()
+        self.args = list(words)
+        self.stderr: io.TextIOWrapper = os.fdopen(os.dup(ours.fileno()))
+        ours.close()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        return self._process.exitcode
+
+    def communicate(self, timeout: float) -> tuple[None, str]:
+        """The rest of stderr. It ends with the last process that has it."""
+        with ThreadPoolExecutor(1) as pool:
+            rest = pool.submit(self.stderr.read)
+            try:
+                self.wait(timeout)
+                return None, rest.result(timeout)
+            except BaseException:
+                self.kill()
+                raise
+
+
+def run_script(words: list[str], environment: Mapping[str, str], errors: Path) -> None:
+    """Be the process of a script and its arguments: in the folder of the file that gets its stderr, with these
+    variables alone. For a process that was forked."""
+    with errors.open("w") as file:
+        os.dup2(file.fileno(), 2)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(errors.parent)
+    sys.argv = words
+    runpy.run_path(words[0], run_name="__main__")
+
+
+def _run_on(words: list[str], folder: Path, environment: Mapping[str, str], errors: Connection) -> None:
+    os.dup2(errors.fileno(), 2)
+    errors.close()
+    os.chdir(folder)
+    _fork_ranks()
+    _main(words, environment)
 
 
 def _run(words: list[str], folder: Path, environment: Mapping[str, str], output: Sequence[Path]) -> None:
@@ -129,4 +215,5 @@ def _answer(requests: Connection) -> NoReturn:
         else:
             requests.close()
             os.setsid()
+            Path("/proc/self/comm").write_text(f"{RANK_NAME}{request[1]['RANK']}")
             _main(*request)

@@ -3,10 +3,11 @@
 import base64
 import json
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import grpc
 import numpy as np
@@ -295,20 +296,20 @@ def test_without_node_the_reason_is_given(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 BODY = bytes(range(200))
 DECODE = """
-    try {
-        const chunks = value.chunks.map((chunk) => Buffer.from(chunk, 'base64'));
-        const { t } = client.decode(value.header, chunks);
-        return { values: Array.from(t, String), shape: t.shape, type: t.constructor.name };
-    } catch (error) {
-        return { action: error.action, message: error.message };
-    }
+    return value.map(({ header, chunks }) => {
+        try {
+            const { t } = client.decode(header, chunks.map((chunk) => Buffer.from(chunk, 'base64')));
+            return { values: Array.from(t, String), shape: t.shape, type: t.constructor.name };
+        } catch (error) {
+            return { action: error.action, message: error.message };
+        }
+    });
 """
+Asked = dict[str, object]
 
 
-def decode(
-    chunks: list[bytes], crc: int | None = None, total: int | None = None, **tensor: object
-) -> dict[str, object]:
-    """What the client makes of a microbatch of one tensor `t`."""
+def asked(chunks: list[bytes], crc: int | None = None, total: int | None = None, **tensor: object) -> Asked:
+    """A microbatch of one tensor `t`."""
     body = b"".join(chunks)
     entry = {"name": "t", "dtype": "DATA_TYPE_UINT8", "shape": ["200"], "offset": "0", "encoded_bytes": "200"}
     header = {
@@ -316,37 +317,57 @@ def decode(
         "crc32c": crc32c_of(body) if crc is None else crc,
         "tensors": [{**entry, "raw_bytes": "200", "codec": "CODEC_RAW", **tensor}],
     }
-    found = node.evaluate(DECODE, {"header": header, "chunks": [base64.b64encode(c).decode() for c in chunks]})
-    return dict(found)
+    return {"header": header, "chunks": [base64.b64encode(c).decode() for c in chunks]}
+
+
+def decoded(microbatches: Sequence[Asked]) -> list[Asked]:
+    """What the client makes of each of these, in one process."""
+    found: list[Asked] = node.evaluate(DECODE, list(microbatches))
+    assert len(found) == len(microbatches)
+    return found
 
 
 def test_decoding_takes_every_type_and_codec() -> None:
-    assert decode([BODY[:77], BODY[77:]]) == {"values": [*map(str, BODY)], "shape": [200], "type": "Uint8Array"}
     numbers = np.frombuffer(BODY, "<i4")
-    assert decode([BODY], dtype="DATA_TYPE_INT32", shape=["25", "2"])["values"] == [*map(str, numbers)]
     large = np.array([2**63 - 1, -(2**53) - 1], "<i8").tobytes()
     sizes = {"shape": ["2"], "encoded_bytes": "16", "raw_bytes": "16"}
-    assert decode([large], dtype="DATA_TYPE_INT64", **sizes)["values"] == [str(2**63 - 1), str(-(2**53) - 1)]
     packed = zstandard.compress(BODY)
-    sizes = {"codec": "CODEC_ZSTD", "encoded_bytes": str(len(packed))}
-    assert decode([packed], **sizes)["values"] == [*map(str, BODY)]
+    whole, small, wide, unpacked = decoded(
+        [
+            asked([BODY[:77], BODY[77:]]),
+            asked([BODY], dtype="DATA_TYPE_INT32", shape=["25", "2"]),
+            asked([large], dtype="DATA_TYPE_INT64", **sizes),
+            asked([packed], codec="CODEC_ZSTD", encoded_bytes=str(len(packed))),
+        ]
+    )
+    assert whole == {"values": [*map(str, BODY)], "shape": [200], "type": "Uint8Array"}
+    assert small["values"] == [*map(str, numbers)]
+    assert wide["values"] == [str(2**63 - 1), str(-(2**53) - 1)]
+    assert unpacked["values"] == [*map(str, BODY)]
 
 
-@pytest.mark.parametrize(
-    ("changes", "action", "message"),
-    [
-        ({"crc": 1}, "RETRY", "CRC-32C"),
-        ({"total": 201}, "RETRY", "200 of 201 bytes"),
-        ({"total": 199}, "RETRY", "more bytes than the 199"),
-        ({"shape": ["201"]}, "ANOTHER_SERVER", "wrong size"),
-        ({"dtype": "DATA_TYPE_UNSPECIFIED"}, "ANOTHER_SERVER", "unknown type"),
-        ({"offset": "64"}, "ANOTHER_SERVER", "outside"),
-        ({"codec": "CODEC_UNSPECIFIED"}, "ANOTHER_SERVER", "CODEC_UNSPECIFIED"),
-        ({"codec": "CODEC_ZSTD"}, "ANOTHER_SERVER", "no zstd frame"),
-        ({"encoded_bytes": "64"}, "ANOTHER_SERVER", "64 bytes, 200 were announced"),
-    ],
-)
-def test_decoding_refuses(changes: dict[str, object], action: str, message: str) -> None:
-    found = decode([BODY], **changes)  # type: ignore[arg-type]
-    assert found["action"] == action
-    assert message in str(found["message"])
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"crc": 1}, "RETRY", "CRC-32C"),
+    ({"total": 201}, "RETRY", "200 of 201 bytes"),
+    ({"total": 199}, "RETRY", "more bytes than the 199"),
+    ({"shape": ["201"]}, "ANOTHER_SERVER", "wrong size"),
+    ({"dtype": "DATA_TYPE_UNSPECIFIED"}, "ANOTHER_SERVER", "unknown type"),
+    ({"offset": "64"}, "ANOTHER_SERVER", "outside"),
+    ({"codec": "CODEC_UNSPECIFIED"}, "ANOTHER_SERVER", "CODEC_UNSPECIFIED"),
+    ({"codec": "CODEC_ZSTD"}, "ANOTHER_SERVER", "no zstd frame"),
+    ({"encoded_bytes": "64"}, "ANOTHER_SERVER", "64 bytes, 200 were announced"),
+]
+"""Changes of a sound microbatch, what the client does then, and what it says."""
+
+
+@pytest.fixture(scope="module")
+def refusals(javascript: None) -> list[Asked]:
+    """What the client makes of all of them."""
+    return decoded([asked([BODY], **changes) for changes, _, _ in REFUSED])
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED)), ids=[message for _, _, message in REFUSED])
+def test_decoding_refuses(refusals: list[Asked], number: int) -> None:
+    _, action, message = REFUSED[number]
+    assert refusals[number]["action"] == action
+    assert message in str(refusals[number]["message"])

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import torch
 import yaml
-from cli.forked import run_forked
+from cli.forked import RANK_NAME, ForkedRun, run_forked
 from program.runtime_cases import Degrees, job_data
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -53,11 +53,15 @@ class Run:
         return [sys.executable, "-m", "trainclient", "train", *common, *options]
 
     def start(self, command: Sequence[str]) -> subprocess.Popen[str]:
-        """Start a run."""
+        """Start a run as users do: launcher and ranks are interpreters, which import torch for seconds each."""
         return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=variables())
 
+    def start_forked(self, command: Sequence[str]) -> ForkedRun:
+        """Start the same run with a launcher and ranks that are forked."""
+        return ForkedRun(command[2:], self.folder, variables())
+
     def train(self, degrees: Degrees, *options: str, stream: dict[str, Any] | None = None) -> tuple[int, str]:
-        """Run to the end; exit code and stderr. Launcher and ranks are forked; `start` has them as users do."""
+        """Run to the end; exit code and stderr. Launcher and ranks are forked."""
         words = self.command(degrees, *options, stream=stream)[2:]
         self.temporary.mkdir(exist_ok=True)
         done = run_forked(words, self.folder, variables() | {"TMPDIR": str(self.temporary)}, TIMEOUT_S)
@@ -94,12 +98,16 @@ def stored(checkpoint: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def descendants(process: subprocess.Popen[str]) -> list[psutil.Process]:
+def descendants(process: "subprocess.Popen[str] | ForkedRun") -> list[psutil.Process]:
     """The processes of a run besides the launcher: one for each rank, in order."""
-    return sorted(psutil.Process(process.pid).children(recursive=True), key=lambda p: int(p.environ()["RANK"]))
+    found = psutil.Process(process.pid).children(recursive=True)
+    if isinstance(process, ForkedRun):  # also what ranks fork from
+        found = [child for child in found if child.name().startswith(RANK_NAME)]
+        return sorted(found, key=lambda p: int(p.name().removeprefix(RANK_NAME)))
+    return sorted(found, key=lambda p: int(p.environ()["RANK"]))
 
 
-def kill_tree(process: subprocess.Popen[str]) -> None:
+def kill_tree(process: "subprocess.Popen[str] | ForkedRun") -> None:
     """Leave nothing behind, whatever happened."""
     if process.poll() is None:
         for child in psutil.Process(process.pid).children(recursive=True):
@@ -108,7 +116,7 @@ def kill_tree(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-def read_until(process: subprocess.Popen[str], beginning: str) -> None:
+def read_until(process: "subprocess.Popen[str] | ForkedRun", beginning: str) -> None:
     """Wait for a line on stderr."""
     assert process.stderr is not None
     seen = []

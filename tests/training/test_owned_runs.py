@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def test_a_second_run_is_refused_and_may_take_over(fleet: Fleet, tmp_path: Path) -> None:
     """The first one is stopped while the second trains, and goes on behind it."""
     run = Run(fleet.address, tmp_path)
-    process = run.start(run.command(ALONE))
+    process = run.start_forked(run.command(ALONE))
     try:
         read_until(process, "step 2/")
         (rank,) = descendants(process)
@@ -63,7 +63,7 @@ def test_two_runs_do_not_write_timelines_or_profiles_into_one_folder(fleet: Flee
     first, second = (Run(fleet.address, tmp_path / name) for name in ("first", "second"))
     shared = {name: tmp_path / f"{name}s" for name in ("timeline", "profile")}
     options = {n: (f"--{n}.directory", str(folder), f"--{n}.first", "0") for n, folder in shared.items()}
-    process = first.start(first.command(ALONE, *options["timeline"], *options["profile"]))
+    process = first.start_forked(first.command(ALONE, *options["timeline"], *options["profile"]))
     try:
         read_until(process, "step 2/")
         (rank,) = descendants(process)

@@ -157,7 +157,7 @@ def test_killed_process_ends_the_run_and_it_resumes_in_another_layout(
 ) -> None:
     run, lost = Run(fleet.address, tmp_path), min(2, degrees.world_size - 1)
     shares = ("--backbone.sharding", "zero3") if degrees.group else ()
-    process = run.start(run.command(degrees, "--checkpoint.no-asynchronous", *SCHEDULE, *shares))
+    process = run.start_forked(run.command(degrees, "--checkpoint.no-asynchronous", *SCHEDULE, *shares))
     try:
         read_until(process, "step 2/")
         ranks = descendants(process)
@@ -190,7 +190,7 @@ def test_signal_saves_and_ends(
     """
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "0")
     run = Run(fleet.address, tmp_path)
-    process = run.start(run.command(FIRST, "--checkpoint.every", "1000", "--stop-grace-s", str(TIMEOUT_S)))
+    process = run.start_forked(run.command(FIRST, "--checkpoint.every", "1000", "--stop-grace-s", str(TIMEOUT_S)))
     try:
         read_until(process, "step 1/")
         ranks = descendants(process)
