@@ -126,7 +126,7 @@ def index(
     """Index datasets, count their tokens, and print their fingerprints.
 
     One sequential pass per shard, in parallel; a second run touches only shards that changed, and one that was killed
-    goes on where it was. What is odd is counted: `dataserver lint` lists it.
+    goes on where it was. Unusual samples are counted; `dataserver lint` lists them.
 
     Args:
         paths: Folders of shards (or single shards).
@@ -135,8 +135,8 @@ def index(
         tokenizer: Tokenizer whose tokens are counted, NAME=FILE or `bytes`; may be repeated. `bytes` by default.
         transform: Installed transform of metadata or text, NAME=VERSION or NAME=VERSION:OPTIONS with an object of JSON;
             may be repeated. Tokens are counted without those of text, and with all of them in this order.
-        shards: Index only every N-th shard, from the one of number I (0 to N - 1) on, while other machines index the
-            others. When all have ended, run the command once without this flag: it adds what belongs to the whole.
+        shards: Index only every N-th shard, starting with shard number I (0 to N - 1), while other machines index the
+            rest. When all have ended, run the command once without this flag: it adds what belongs to the whole.
         engine: Where shards are read: on this machine, or on all nodes of a Ray cluster, which need the same files and
             access to the same stores.
     """

@@ -39,7 +39,8 @@ class ServerConfig(BaseModel):
     transforms: Annotated[dict[Name, Version], Metavar("NAME=VERSION")] = {}
     """Version of an installed transform of pixels that jobs may ask for (docs/transforms.md)."""
     transform_timeout_s: Annotated[int, Field(ge=1, le=3600)] = 30
-    """Seconds that such a transform may take for an image. Its process is killed then, and the client asks again."""
+    """Seconds that such a transform may take for an image. After that its process is killed, and the client asks
+    again."""
     listen: Annotated[str, Metavar("HOST:PORT")] = "127.0.0.1:50051"
     """Address to serve on; port 0 takes a free one."""
     data_listen: Annotated[str | None, Metavar("HOST:PORT")] = None
@@ -83,8 +84,7 @@ class ServerConfig(BaseModel):
     """Close streams idle for this many seconds, freeing their slots and memory. Clients reopen them when they want
     more."""
     stream_bytes: Annotated[int, Field(ge=1 * MIB, le=1 << 40)] = 256 * MIB
-    """Largest microbatch in bytes. Every open stream may hold one, as far as there is memory for all; one stream more
-    is refused."""
+    """Largest microbatch in bytes. Every open stream may hold one; a stream for which there is no memory is refused."""
     prefetch_bytes: Annotated[int, Field(ge=0, le=1 << 44)] = Field(
         default_factory=lambda: budgets(usable_memory().num_bytes).prefetch_bytes
     )
@@ -111,9 +111,10 @@ class ServerConfig(BaseModel):
     """Bytes of memory for blocks of shards that lie in an object store; local datasets need none. 1 GiB by default,
     less where memory is limited."""
     block_cache_dir: Path | None = None
-    """Folder on a local disk for such blocks; servers of one user may share it. By default they are in memory alone."""
+    """Folder on a local disk for blocks of shards that lie in an object store; servers of one user may share it. By
+    default such blocks are in memory alone."""
     block_cache_bytes: Annotated[int, Field(ge=0, le=1 << 50)] = 64 << 30
-    """Most bytes of the files in it."""
+    """Most bytes that the files in --block-cache-dir may take."""
     zstd_level: Annotated[int, Field(ge=-7, le=19)] = 1
     """Zstandard level for clients that ask for compression."""
     drain_grace_s: Annotated[int, Field(ge=0, le=3600)] = 30

@@ -217,8 +217,8 @@ class TrainConfig(Options):
     steps: Annotated[Annotated[int, Field(ge=1)] | None, SAYS_ITSELF] = None
     """Stop before this step, unless the job ends earlier."""
     max_invalid_ratio: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Stop training when a larger share of all images so far could not be decoded. The first thousand images count as
-    one thousand."""
+    """Stop training when more than this share of all images so far could not be decoded. As long as there are fewer
+    than a thousand images, it is a share of one thousand."""
     on_nonfinite: OnNonfinite = OnNonfinite.STOP
     """After a step whose losses or gradients are not finite: stop, or skip its update on all processes."""
     metrics: Annotated[Path | None, SAYS_ITSELF] = None

@@ -94,7 +94,8 @@ class EncoderModel(ImageModuleModel):
     """Sizes of an encoder or an image tower."""
 
     lora: LoraConfig = LoraConfig()
-    """Low-rank adapters to train instead of the weights of blocks; what makes rows of features is trained whole."""
+    """Low-rank adapters to train instead of the weights of blocks. The part that makes rows of features is trained in
+    full."""
     freeze_tower: bool = False
     """Train the projector alone, which turns features into rows of the backbone; not of image towers."""
 

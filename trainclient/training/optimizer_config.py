@@ -34,7 +34,7 @@ class GroupOptions(Options):
     weight_decay: Decay = None
     """Weight decay, instead of optimizer.weight-decay."""
     warmup_steps: Steps = None
-    """Warmup steps, instead of optimizer.warmup-steps. The decay begins for all modules at once."""
+    """Warm-up steps, instead of optimizer.warmup-steps. The decay begins for all modules at once."""
 
     def problems(self) -> list[str]:
         """What does not fit together, each beginning with the field."""
@@ -59,31 +59,32 @@ class OptimizerConfig(Options):
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps in which the learning rate rises from lr / warmup_steps to lr."""
     schedule: Course = Course.CONSTANT
-    """How it goes on: constant, linear, cosine, or wsd, which stays for stable-steps and then falls as 1 - sqrt."""
+    """Learning rate after the warm-up: constant, linear, cosine, or wsd, which holds it for stable-steps and then
+    lowers it as 1 - sqrt."""
     stable_steps: Steps = None
     """Only with wsd, which needs it: steps after the warm-up before the learning rate falls."""
     decay_steps: DecaySteps = None
-    """Steps in which it falls; needed by all schedules but constant."""
+    """Steps over which the learning rate falls; needed by all schedules but constant."""
     min_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """What is left of the learning rate after that, as a share of lr."""
+    """Learning rate after the decay, as a share of lr."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     """Decoupled weight decay of matrices; norms and biases have none."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay of the mean of the gradients."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    """Decay of the mean of their squares."""
+    """Decay of the mean of the squared gradients."""
     epsilon: Annotated[float, Field(gt=0)] = 1e-8
     """Added to the root of the mean square."""
     clip: Annotated[float, Field(ge=0)] = 1.0
     """Largest norm of the gradients of all modules together; 0 does not clip."""
     encoder: GroupOptions = GroupOptions()
-    """What encoders have of their own."""
+    """Settings of encoders that differ from those above."""
     backbone: GroupOptions = GroupOptions()
-    """What the backbone has of its own."""
+    """Settings of the backbone that differ from those above."""
     generator: GroupOptions = GroupOptions()
-    """What generators have of their own."""
+    """Settings of generators that differ from those above."""
     projector: GroupOptions = GroupOptions()
-    """What the projectors of encoders have of their own: what turns features into rows of the backbone."""
+    """Settings that differ for the projectors of encoders, which turn features into rows of the backbone."""
     modules: Annotated[dict[str, GroupOptions], tyro.conf.Suppress] = Field(default_factory=dict)
     """By name, what single modules have of their own; only in a configuration file."""
 
