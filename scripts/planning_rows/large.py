@@ -56,7 +56,8 @@ class Large:
 
 SHARED = Large(15_360, 1_024, 256, 8, 0.6, range(3)), Large(10_240, 640, 320, 6, 0.9, range(100, 103))
 MANY = Large(64_000, 64, 64, 8, 0.6, range(1)), Large(48_000, 160, 40, 6, 0.9, range(100, 101))
-LARGEST = Large(122_880, 10_240, 1_024, 8, 0.6, range(1))
+LARGEST = Large(102_400, 10_240, 1_024, 8, 0.6, range(1))
+"""About as many passes of microbatches through stages as a step may have (`job.limits`)."""
 
 
 def rows() -> list[Row]:
