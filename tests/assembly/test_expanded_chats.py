@@ -19,7 +19,10 @@ from transformers import (
     LlavaOnevisionImageProcessorPil,
     LlavaOnevisionProcessor,
     PreTrainedTokenizerFast,
+    SmolVLMImageProcessorPil,
+    SmolVLMProcessor,
 )
+from transformers.models.smolvlm import processing_smolvlm
 
 from dataserver.assembly import chat_digest, image_marks, load_tokenizer, open_chat
 from dataserver.assembly.chat.template import read_template
@@ -37,6 +40,7 @@ SIZINGS: dict[str, dict[str, Any]] = {
     "Gemma3Processor": {"rule": "square", "merge": 2},
     "InternVLProcessor": {"tiles": {"choice": "aspect", "min_tiles": 1, "max_tiles": 6}, "merge": 2},
     "Idefics3Processor": {"tiles": {"choice": "edge", "longest_edge": 3 * SIDE + SIDE}, "merge": 2},
+    "SmolVLMProcessor": {"tiles": {"choice": "edge", "longest_edge": 3 * SIDE + SIDE}, "merge": 2},
     "LlavaOnevisionProcessor": {"tiles": {"choice": "pinpoints", "grids": GRIDS, "max_tiles": 2}, "merge": 1},
 }
 
@@ -56,13 +60,19 @@ class LlavaOnevision(WithoutVideos, LlavaOnevisionProcessor):
     """Of images alone."""
 
 
+class SmolVLM(WithoutVideos, SmolVLMProcessor):
+    """Of images alone."""
+
+
 def processor_of(name: str, tokenizer: PreTrainedTokenizerFast) -> Any:
     """The processor of transformers, for images of four or sixteen embeddings a part."""
     if name == "Gemma3Processor":
         return Gemma3Processor(Gemma3ImageProcessorPil(size=SQUARE), tokenizer, image_seq_length=4)
+    sizes = {"size": {"longest_edge": 4 * SIDE}, "max_image_size": {"longest_edge": SIDE}}
     if name == "Idefics3Processor":
-        sizes = {"size": {"longest_edge": 4 * SIDE}, "max_image_size": {"longest_edge": SIDE}}
         return Idefics3Processor(Idefics3ImageProcessorPil(**sizes), tokenizer, image_seq_len=4)
+    if name == "SmolVLMProcessor":
+        return SmolVLM(SmolVLMImageProcessorPil(**sizes), tokenizer, None, image_seq_len=4)
     if name == "InternVLProcessor":
         images = GotOcr2ImageProcessorPil(size=SQUARE, max_patches=6)
         return InternVL(images, tokenizer, None, image_seq_length=4)
@@ -104,7 +114,7 @@ def compare(name: str, folder: Path, number: int) -> int:
     special = {token: word for token, word in EXPANDED[name].tokens if token != "bos_token"}
     theirs = PreTrainedTokenizerFast.from_pretrained(str(folder), extra_special_tokens=special)
     processor, tokenizer = processor_of(name, theirs), load_tokenizer(name, folder)
-    most = 4 if name == "Idefics3Processor" else 0
+    most = 4 if name in ("Idefics3Processor", "SmolVLMProcessor") else 0
     fields = {"patch": 7, "side": SIDE, "resampling": "bicubic", "rule": "tiles", **SIZINGS[name]}
     sizing = Sizing.model_validate({**fields, "marks": image_marks(tokenizer, most, most)})
     chat, rng, images = open_chat(tokenizer), random.Random(name), 0
@@ -121,6 +131,13 @@ def compare(name: str, folder: Path, number: int) -> int:
         images += len(sizes)
     chat.close()
     return images
+
+
+@pytest.fixture(autouse=True)
+def _without_num2words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SmolVLM's processor asks for that package, and uses it for the words of videos alone."""
+    if processing_smolvlm.num2words is None:
+        monkeypatch.setattr(processing_smolvlm, "num2words", str)
 
 
 @pytest.mark.parametrize("name", EXPANDED)

@@ -113,6 +113,13 @@ _COLONS = (
     "{% generation %}{{ part['text'] + ' ' }}{% endgeneration %}{% endfor %}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
 )
+_CAPITALS = (  # as transformers has it, which gives it to conversations with videos
+    "<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}{% if message['content'] is string %}"
+    "{{': ' + message['content']}}{% else %}{% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}"
+    "{{': '}}{% endif %}{% for line in message['content'] %}{% if line['type'] == 'text' %}{{line['text']}}"
+    "{% elif line['type'] == 'image' %}{{ '<image>' }}{% elif line['type'] == 'video' %}{{ '<video>' }}{% endif %}"
+    "{% endfor %}{% endif %}<end_of_utterance>\n{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
 _IM = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 FAMILIES = {
     "qwen2": Family(_CHATML, _IM),
@@ -186,6 +193,17 @@ EXPANDED = {
         _CHATML.replace("IMAGE", "<image>"),
         (*_IM, "<image>", _FAKE, "<global-img>", "<end_of_utterance>", *_TAGS),
         tokens=(("image_token", "<image>"),),
+        image="<image>",
+    ),
+    "SmolVLMProcessor": Family(
+        _CAPITALS,
+        (*_IM, "<image>", _FAKE, "<global-img>", "<end_of_utterance>", *_TAGS),
+        tokens=(
+            ("image_token", "<image>"),
+            ("fake_image_token", _FAKE),
+            ("global_image_token", "<global-img>"),
+            ("end_of_utterance_token", "<end_of_utterance>"),
+        ),
         image="<image>",
     ),
     "LlavaOnevisionProcessor": Family(

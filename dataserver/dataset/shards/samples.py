@@ -7,7 +7,7 @@ An image-text pair is `KEY.<image>` + `KEY.txt` (or the `caption` of `KEY.json`)
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from dataserver.dataset.errors import Findings, SampleError, TarError
@@ -235,13 +235,17 @@ def _conversation(group: Group, scalars: dict[str, Scalar], findings: Findings) 
 def _names_of(group: Group, document: Mapping[str, Any], kind: str) -> list[str]:
     """Names of the images, clips or videos of a conversation: those that an entry lists, or else all.
 
+    An entry whose names are all of other folders, as where files were renamed, stands for all if it has as many.
+
     Raises:
-        SampleError: the entry lists a member of another kind, or more clips or videos of other names than there are.
+        SampleError: the entry lists a member of another kind, some names that are of no member, or, where none is,
+            another number of names than there are members.
     """
     entry, of_kind = MEDIA_ENTRIES[kind], _of_kind(group, kind)
     listed = document.get(entry)
     names = [name for name in listed if name is not None] if isinstance(listed, list) else []
-    if names and all(isinstance(name, str) and _member_of(group, name) for name in names):
+    strange = [name for name in names if not (isinstance(name, str) and _names_a_member(group, name))]
+    if names and not strange:
         if isinstance(document.get(TEXTS_NAME), list):  # as `convert` writes it: of all kinds, in the order of the text
             names = [name for name in names if (one := _extension_of(group, name)) is None or one in of_kind]
         for name in names:
@@ -253,14 +257,24 @@ def _names_of(group: Group, document: Mapping[str, Any], kind: str) -> list[str]
                     f"are required: name it in {MEDIA_ENTRIES[other]}",
                 )
         return names
-    if kind != IMAGE_KIND and _is_served(group, kind) and len(names) > len(of_kind):
-        shown = next((name for name in names if isinstance(name, str)), "")
+    if strange and _is_served(group, kind) and (len(strange) < len(names) or len(names) != len(of_kind)):
         raise SampleError(
-            "missing_image",
-            f"its entry {entry} names {len(names)} {MEDIA_NAMES[kind]}, {shown[:80]!r} among them; the tar holds "
-            f"{len(of_kind)} under its key",
+            "missing_image" if len(names) > len(of_kind) else BAD_CONVERSATION,
+            f"its entry {entry} names {len(names)} {MEDIA_NAMES[kind]}, {_shown(strange)} among them, and the tar holds "
+            f"{len(of_kind)} under its key, none of that name; name each as {group.key}.EXTENSION, or leave the entry "
+            "out for all of them",
         )
     return [f"{group.key}.{extension}" for extension in sorted(of_kind, key=_in_numbers)]
+
+
+def _shown(names: Sequence[object]) -> str:
+    """The first of some names, as a message has it."""
+    return repr(next((name for name in names if isinstance(name, str)), str(names[0]))[:80])
+
+
+def _names_a_member(group: Group, name: str) -> bool:
+    """Whether a name is one of a sample's members, also of one that is missing: it begins with the sample's key."""
+    return bool(_member_of(group, name)) or name.lower() in group.media
 
 
 def _is_served(group: Group, kind: str) -> bool:

@@ -32,6 +32,7 @@ from dataserver.dataset.index.chat_tokens import chat_key
 from dataserver.dataset.index.format import BATCH_ROWS
 
 PNG = make_image(np.random.default_rng(0), 8, 8)
+WIDE = make_image(np.random.default_rng(0), 16, 8)
 CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": "<image>"}'}}
 CALLING: list[dict[str, Any]] = [
     {"role": "user", "content": "hi"},
@@ -71,22 +72,46 @@ def test_calls_without_content_are_messages(tmp_path: Path, form: str) -> None:
     )
 
 
-def test_images_that_no_entry_names(tmp_path: Path) -> None:
-    """An empty list names none, so that all images count; of a list that names some, the others are told."""
+def test_images_that_entries_name(tmp_path: Path) -> None:
+    """An empty list names none, so that all images count, and so do as many names of other folders; of a list that
+    names some, the others are told. Any other list is one of which nobody knows what it names."""
     said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    entries: dict[str, list[Any]] = {
+        "a": [],
+        "b": ["b.1.png"],
+        "c": ["elsewhere/1.png", "elsewhere/2.png"],
+        "d": ["1.png", "0.png"],
+        "e": ["elsewhere/c.png"],
+        "f": ["elsewhere/1.png", "elsewhere/2.png", 3],
+        "g": ["g.0.png", "elsewhere/1.png"],
+        "h": ["h.0.png", "h.2.png"],
+    }
     members = []
-    for key, images in (("a", []), ("b", ["b.1.png"]), ("c", ["elsewhere/c.png"])):
-        members += [(f"{key}.0.png", PNG), (f"{key}.1.png", PNG)]
+    for key, images in entries.items():
+        members += [(f"{key}.0.png", PNG), (f"{key}.1.png", WIDE)]
         members.append((f"{key}.json", json.dumps({"messages": said, "images": images}).encode()))
     write_tar(tmp_path / "0.tar", members)
     messages, findings = index(tmp_path)
-    assert [str(found).count("'type': 'image'") for found in messages] == [2, 1, 2]
-    assert findings == {"unused_part": 1}
-    (finding,) = lint(tmp_path).findings
-    assert (finding.key, finding.detail) == (
-        "b",
-        "its entry images does not name .0.png; the conversation goes without",
+    assert [str(found).count("'type': 'image'") for found in messages] == [2, 1, 2, 2]
+    assert findings == {"unused_part": 1, "bad_conversation": 2, "missing_image": 2}
+    (shard,) = Dataset.open(tmp_path).shards
+    assert [[shard.image(row, n).width for n in range(count)] for row, count in enumerate((2, 1, 2, 2))] == [
+        [8, 16],
+        [16],
+        [8, 16],
+        [16, 8],
+    ]
+    details = {finding.key: (finding.kind, finding.detail) for finding in lint(tmp_path).findings}
+    assert details.keys() == set("befgh")
+    assert details["b"] == ("unused_part", "its entry images does not name .0.png; the conversation goes without")
+    assert details["e"] == (
+        "bad_conversation",
+        "its entry images names 1 images, 'elsewhere/c.png' among them, and the tar holds 2 under its key, none of that "
+        "name; name each as e.EXTENSION, or leave the entry out for all of them",
     )
+    assert details["f"][0] == "missing_image"
+    assert details["g"][0] == "bad_conversation"
+    assert details["h"][0] == "missing_image"
 
 
 @pytest.mark.parametrize("form", ["tar", "manifest", "parquet"])
@@ -178,7 +203,7 @@ def test_entries_name_members_of_their_own_kind(tmp_path: Path) -> None:
     assert findings[0].detail == (
         "its entry images names 'p0.b.flac', one of its clips; images alone are required: name it in audios"
     )
-    assert "audios names 1 clips, 'elsewhere/b.flac' among them; the tar holds 0" in findings[4].detail
+    assert "audios names 1 clips, 'elsewhere/b.flac' among them, and the tar holds 0" in findings[4].detail
 
 
 class _Slow:
@@ -213,6 +238,24 @@ def test_a_conversation_that_takes_too_long_is_named_or_left_out(tmp_path: Path)
     build_index(tmp_path, workers=1, rules=replace(rules, on_token_error=OnTokenError.SKIP))
     report = count_chats(tmp_path, _Slow())
     assert (report.num_failed, dict(report.findings)) == (1, {"chat_error": 1, "chat_not_ended": 2})
+
+
+def test_a_call_whose_end_no_template_writes_is_named(tmp_path: Path) -> None:
+    """Other conversations of the template are learned."""
+    folder = write_chat_folder(tmp_path / "qwen", "qwen2-vl")
+    calls = "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}"
+    turns = "{% for m in messages %}{{ m.role }}: {{ m.content }}" + calls + "\n{% endfor %}"
+    prompt = "{% if add_generation_prompt %}assistant: {% endif %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": turns + prompt}))
+    write_tar(tmp_path / "0.tar", [*said("hi"), ("calls.json", json.dumps({"messages": CALLING}).encode())])
+    build_index(tmp_path, workers=1, rules=IndexRules(conversations=Conversations.CHAT))
+    chat = open_chat(load_tokenizer("qwen", folder))
+    report = count_chats(tmp_path, chat)
+    chat.close()
+    assert dict(report.findings) == {"chat_error": 1, "chat_not_ended": 1}
+    findings = {finding.key: finding for finding in lint(tmp_path).findings}
+    assert findings["calls"].kind == "chat_error"
+    assert "writes no special token behind the tool calls of turn 1" in findings["calls"].detail
 
 
 @pytest.mark.parametrize(

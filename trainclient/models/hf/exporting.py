@@ -84,7 +84,7 @@ def export_pretrained(
         usage: how it was trained. Without it and without a base a language model is refused: transformers would take
             ids of special tokens, and a longest sequence, that nobody gave.
         tokenizer: folder of another tokenizer than the base's, whose files come along instead.
-        built_in: whether the job's tokenizer has no files, so that none are missing for new tokens.
+        built_in: whether the job's tokenizer has no files: none are missing for new tokens, and the base's are not its.
 
     Returns:
         The names of the parameters that such checkpoints have no place for (query tokens; CLIP's and SigLIP's merger).
@@ -112,7 +112,7 @@ def export_pretrained(
         used |= entry.ours.keys()
         ours = {name: state[name].cpu() for name in entry.ours}
         tensors[spelled(family.spellings[0], entry.theirs)] = entry.joined(ours)
-    companions = companions_of(base, tokenizer)
+    companions = {} if built_in else companions_of(base, tokenizer)
     with exported(folder) as made:
         _write_tensors(made, tensors, shard_bytes)
         (made / CONFIG).write_text(as_text(fields))

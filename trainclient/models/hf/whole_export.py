@@ -61,7 +61,7 @@ def export_whole(
         dtype: of all tensors; by default that of the first part.
         sizing: of the job, where it names a rule: processors of that rule get its bounds and filter.
         tokenizer: folder of another tokenizer than the checkpoint's, whose files come along instead.
-        built_in: whether the job's tokenizer has no files, so that none are missing for new tokens.
+        built_in: whether the job's tokenizer has no files: none are missing for new tokens, and the base's are not its.
 
     Returns:
         The names of the parameters that the checkpoint has no place for (query tokens).
@@ -92,7 +92,7 @@ def export_whole(
             left += sorted(set(part.state) - {name for entry in entries for name in entry.ours})
             config = _enlarged(config, family, theirs, part.config)
         others = {name: base / name for name in (*PROCESSORS, GENERATION) if (base / name).is_file()}
-        companions = others | companions_of(base, tokenizer)
+        companions = others if built_in else others | companions_of(base, tokenizer)
         resized = {} if sizing is None else _resized(base, sizing)
         if sizing is not None:
             tiled = tiled_fields(sizing, processor_fields(base))
