@@ -64,7 +64,7 @@ def sizes(
         rule: Rule of the job's sizing, where it has one.
         min_pixels: Fewest pixels of an image, with rule qwen.
         max_pixels: Most pixels of an image, with rule qwen.
-        side: Side of every image in pixels, with rules square and crop.
+        side: Side of every image in pixels, with rules square, crop and pad.
         seq_len: Sequences of a job that splits long documents (`documents` of a dataset): the parts are counted.
         max_images: Most images of a part, as `documents` says, or `packing` if that is less.
     """

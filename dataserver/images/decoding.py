@@ -37,10 +37,11 @@ from dataserver.images.formats import format_of
 from dataserver.images.limits import DECODER_BYTES_PER_PIXEL, MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
 from dataserver.images.patches import TRANSPOSED, U8, UPRIGHT, PixelOffsets, pixel_offsets, write_patches
 from dataserver.images.resampling import Target, target_of, write_resampled
+from dataserver.images.squares import write_padded
 from dataserver.images.tiles import write_tiles
 from dataserver.images.transforms import DrawnTransform, enlarged, transform
 from dataserver.images.truncation import Size
-from dataserver.planning.job.fields import Quality, Sizing
+from dataserver.planning.job.fields import Quality, Sizing, SizingRule
 from dataserver.transforms import TransformFailedError
 
 logger = logging.getLogger(__name__)
@@ -172,6 +173,9 @@ def _write_scaled(pixels: U8, size: tuple[int, int], shape: ImageShape, sizing: 
         whole = _as_stored(*size, shape.orientation)
         if sizing.tiles is not None:
             write_tiles(upright, whole, (shape.width, shape.height), shape.tiles, sizing, out)
+            return
+        if sizing.rule is SizingRule.PAD:
+            write_padded(upright, sizing, out)
             return
         target = target_of(whole, shape.rows, shape.columns, sizing)
         write_resampled(upright, whole, target, (shape.rows, shape.columns), sizing, out)

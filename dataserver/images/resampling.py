@@ -50,6 +50,9 @@ def target_of(size: Size, rows: int, columns: int, sizing: Sizing) -> Target:
         return Target(columns * sizing.patch, rows * sizing.patch)
     if sizing.rule is SizingRule.SQUARE:
         return Target(sizing.side, sizing.side)
+    if sizing.rule is SizingRule.PAD:
+        width, height = (max(1, sizing.side * side // max(size)) for side in size)
+        return Target(width, height)
     edge, short = sizing.shortest_edge or sizing.side, min(size)
     width, height = (edge * side // short for side in size)
     return Target(width, height, (width - sizing.side) // 2, (height - sizing.side) // 2)

@@ -1,19 +1,18 @@
 """An image cut into tiles, as the processors of LLaVA-OneVision, InternVL and Idefics3 do (transformers 5.24)."""
 
-from math import ceil, floor
+from math import ceil
 from typing import Final
 
 import numpy as np
 
 from dataserver.images.patches import U8, write_patches
-from dataserver.images.resampling import REACH, needed, resized
+from dataserver.images.resampling import resized
+from dataserver.images.squares import in_square
 from dataserver.images.truncation import Size
 from dataserver.planning.job.fields import Sizing, TileChoice
 
-GREY: Final = 127
+GREY: Final = (127, 127, 127)
 """The borders of a square around one of several images: the mean 0.5 of the models' pixels."""
-BAND: Final = 256
-"""Rows that are scaled at a time, so that grey borders take little memory."""
 
 
 def write_tiles(pixels: U8, size: Size, planned: Size, tiles: tuple[int, int], sizing: Sizing, out: U8) -> None:
@@ -37,7 +36,7 @@ def write_tiles(pixels: U8, size: Size, planned: Size, tiles: tuple[int, int], s
     whole = (side, side)
     if sizing.tiles.choice is TileChoice.PINPOINTS:
         if not rows * columns:
-            parts = [_in_square(pixels, side, sizing)]
+            parts = [in_square(pixels, side, GREY, sizing)]
         else:
             scaled = resized(pixels, size, _within(planned, (columns * side, rows * side)), sizing)
             canvas = _centred(scaled, rows * side, columns * side)
@@ -80,43 +79,6 @@ def _centred(pixels: U8, height: int, width: int) -> U8:
     top, left = (height - pixels.shape[0]) // 2, (width - pixels.shape[1]) // 2
     canvas[top : top + pixels.shape[0], left : left + pixels.shape[1]] = pixels
     return canvas
-
-
-def _in_square(pixels: U8, side: int, sizing: Sizing) -> U8:
-    """A picture in the middle of a grey square, scaled to `side` x `side` pixels, uint8 [side, side, 3].
-
-    The square could be far larger than the picture, so it is never made. A picture that is longer than `side` times its
-    short side counts as so long, and still gets a pixel.
-    """
-    height, width, _ = pixels.shape
-    most = side * min(height, width)
-    if max(height, width) > most:
-        pixels = resized(pixels, (width, height), (min(width, most), min(height, most)), sizing)
-    length = max(pixels.shape[:2])
-    rows = _with_grey(pixels, length, side, sizing)  # rows first, as Pillow scales a square
-    return _with_grey(rows.transpose(1, 0, 2), length, side, sizing).transpose(1, 0, 2)
-
-
-def _with_grey(pixels: U8, length: int, side: int, sizing: Sizing) -> U8:
-    """Scale rows, with grey on both sides up to `length` pixels, to `side` pixels; uint8 [height, side, 3].
-
-    Only the grey that a filter mixes with the picture is scaled with it, some rows at a time.
-    """
-    height, width, _ = pixels.shape
-    left, reach = (length - width) // 2, REACH * max(1.0, length / side) + 1
-    first = max(0, floor((left - reach) * side / length))
-    last = min(side, ceil((left + width + reach) * side / length))
-    start, stop = first * length / side, last * length / side
-    begin, end = needed(start, stop, length, last - first)
-    scaled = np.full((height, side, 3), GREY, np.uint8)
-    for top in range(0, height, BAND):
-        band = pixels[top : top + BAND]
-        canvas = np.full((len(band), end - begin, 3), GREY, np.uint8)
-        canvas[:, left - begin : left - begin + width] = band
-        box = (start - begin, 0, stop - begin, len(band))
-        target = last - first, len(band)
-        scaled[top : top + BAND, first:last] = resized(canvas, (end - begin, len(band)), target, sizing, box)
-    return scaled
 
 
 def _edge(size: Size, edge: int) -> Size:

@@ -10,6 +10,7 @@ from images.pictures import ASTRONAUT, decode, encode, join_patches
 from PIL import Image
 from transformers import CLIPImageProcessorPil, Qwen2VLImageProcessorPil, SiglipImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
 
 from dataserver.images import ImageShape
@@ -98,6 +99,23 @@ def test_crops_are_the_processors(shape: tuple[int, int], edge: int) -> None:
     ours = served(image, sized(SizingRule.CROP, patch=14, merge=1, side=84, shortest_edge=edge))
     off = np.abs(ours.astype(int) - clip.transpose(1, 2, 0))
     assert off.max() <= 1
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("background", [None, (127, 0, 255)])
+def test_padded_squares_are_the_processors(shape: tuple[int, int], background: tuple[int, int, int] | None) -> None:
+    image, crop = ASTRONAUT.resize(shape), {"height": 95, "width": 95}
+    mean = {} if background is None else {"image_mean": [(value + 0.5) / 255 for value in background]}
+    processor = LlavaImageProcessorPil(do_pad=True, size={"shortest_edge": 95}, crop_size=crop, **mean)
+    llava = processor(image, **BYTES)["pixel_values"][0].transpose(1, 2, 0)
+    sizing = {"patch": 14, "merge": 1, "side": 95}  # six patches, and eleven pixels left
+    ours = served(image, sized(SizingRule.PAD, **sizing, background=background))
+    assert np.abs(ours.astype(int) - llava[:84, :84]).max() <= 1
+    if shape == (512, 512):
+        squared = served(image, sized(SizingRule.SQUARE, **sizing))
+        assert np.array_equal(ours, squared), "it has no borders"
+    fast = served(image, sized(SizingRule.PAD, **sizing, background=background, quality="fast"), format="JPEG")
+    assert psnr(fast, ours) > 25, "a JPEG may be reduced before it is padded"
 
 
 @pytest.mark.parametrize("resampling", Resampling)

@@ -53,7 +53,7 @@ def test_one_of_several_images_is_a_grey_square_that_is_scaled(size: tuple[int, 
     picture, longest = noise("RGB", *size), max(size)
     out = np.empty((4, 14 * 14 * 3), np.uint8)
     write_tiles(np.asarray(picture), size, size, (0, 0), sizing, out)
-    square = Image.new("RGB", (longest, longest), (GREY,) * 3)
+    square = Image.new("RGB", (longest, longest), GREY)
     square.paste(picture, ((longest - size[0]) // 2, (longest - size[1]) // 2))
     expected = np.asarray(square.resize((SIDE, SIDE), Image.Resampling[resampling.upper()]), np.int64)
     assert np.abs(join_patches(out, 2, 2, 14, 1) - expected).max() <= 1

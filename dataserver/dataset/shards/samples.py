@@ -260,9 +260,9 @@ def _names_of(group: Group, document: Mapping[str, Any], kind: str) -> list[str]
     if strange and _is_served(group, kind) and (len(strange) < len(names) or len(names) != len(of_kind)):
         raise SampleError(
             "missing_image" if len(names) > len(of_kind) else BAD_CONVERSATION,
-            f"its entry {entry} names {len(names)} {MEDIA_NAMES[kind]}, {_shown(strange)} among them, and the tar holds "
-            f"{len(of_kind)} under its key, none of that name; name each as {group.key}.EXTENSION, or leave the entry "
-            "out for all of them",
+            f"its entry {entry} names {len(names)} {MEDIA_NAMES[kind]}, {_shown(strange)} among them, and the tar "
+            f"holds {len(of_kind)} under its key, none of that name; name each as {group.key}.EXTENSION, or leave the "
+            "entry out for all of them",
         )
     return [f"{group.key}.{extension}" for extension in sorted(of_kind, key=_in_numbers)]
 

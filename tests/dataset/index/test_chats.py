@@ -106,8 +106,8 @@ def test_images_that_entries_name(tmp_path: Path) -> None:
     assert details["b"] == ("unused_part", "its entry images does not name .0.png; the conversation goes without")
     assert details["e"] == (
         "bad_conversation",
-        "its entry images names 1 images, 'elsewhere/c.png' among them, and the tar holds 2 under its key, none of that "
-        "name; name each as e.EXTENSION, or leave the entry out for all of them",
+        "its entry images names 1 images, 'elsewhere/c.png' among them, and the tar holds 2 under its key, none of "
+        "that name; name each as e.EXTENSION, or leave the entry out for all of them",
     )
     assert details["f"][0] == "missing_image"
     assert details["g"][0] == "bad_conversation"

@@ -9,6 +9,7 @@ from transformers import AutoImageProcessor, CLIPImageProcessorPil, Qwen2VLImage
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
 
@@ -25,6 +26,8 @@ from trainclient.models.hf.processors import (
 
 QWEN = {"rule": "qwen", "min_pixels": 3136, "max_pixels": 1003520, "resampling": "bicubic"}
 CROP = {"rule": "crop", "side": 224, "resampling": "bicubic"}
+PAD = {"rule": "pad", "side": 336, "resampling": "bicubic"}
+SIDE_336: dict[str, Any] = {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}}
 IDEFICS3 = {
     "rule": "tiles",
     "side": 364,
@@ -53,6 +56,7 @@ MADE: list[tuple[Any, dict[str, Any]]] = [
     (CLIPImageProcessorPil(), CROP),
     (CLIPImageProcessorPil(size={"shortest_edge": 256}, resample=1),
      {**CROP, "shortest_edge": 256, "resampling": "lanczos"}),
+    (LlavaImageProcessorPil(do_pad=True, **SIDE_336), PAD),
     (Idefics3ImageProcessorPil(), IDEFICS3),
     (GotOcr2ImageProcessorPil(size={"height": 448, "width": 448}, crop_to_patches=True), INTERNVL),
     (LlavaOnevisionImageProcessorPil(image_grid_pinpoints=[[384, 768], [768, 384]]), ONEVISION),
@@ -65,8 +69,12 @@ WRITTEN: list[tuple[dict[str, Any], dict[str, Any] | None]] = [
     ({"image_processor_type": "CLIPImageProcessor", "size": 336, "crop_size": 336}, {**CROP, "side": 336}),
     ({"feature_extractor_type": "CLIPFeatureExtractor", "size": 224, "crop_size": 224, "resample": 3}, CROP),
     ({"image_processor_type": "LlavaImageProcessor", "size": 336, "crop_size": 336}, {**CROP, "side": 336}),
-    ({"image_processor_type": "LlavaImageProcessor", "size": 336, "crop_size": 336, "do_pad": True},
+    ({"image_processor_type": "LlavaImageProcessor", "size": 336, "crop_size": 336, "do_pad": True}, PAD),
+    ({"image_processor_type": "LlavaImageProcessor", "size": 336, "crop_size": 336, "do_pad": True,
+      "image_mean": [0.5, 0.25, 0]}, {**PAD, "background": (127, 63, 0)}),
+    ({"image_processor_type": "LlavaImageProcessor", "size": 336, "crop_size": 224, "do_pad": True},
      {"rule": "padded"}),
+    ({"image_processor_type": "LlavaImageProcessor", "do_pad": True, "do_resize": False}, {"rule": "padded"}),
     ({"image_processor_type": "CLIPImageProcessor", "size": 112, "crop_size": 336}, None),
     ({"image_processor_type": "SiglipImageProcessor", "size": {"height": 1, "width": 2}}, None),
     ({"image_processor_type": "SiglipImageProcessor", "size": {"height": 8, "width": 8}, "do_resize": False}, None),
@@ -119,6 +127,10 @@ def test_sizings_come_back_from_the_processors_of_exports(sizing: dict[str, Any]
         ({"size": {"shortest_edge": -1}}, "size: shortest_edge is -1"),
         ({"resample": 0}, r"resample is 0; one of 1 \(lanczos\), 2 \(bilinear\), 3 \(bicubic\) is required"),
         ({"size": "large"}, "size is 'large'; an object is required"),
+        (
+            {"image_processor_type": "LlavaImageProcessor", "do_pad": True, "image_mean": [0.5, 2, 0]},
+            r"image_mean is \[0.5, 2, 0\]; three numbers from 0 to 1 are required",
+        ),
     ],
 )
 def test_wrong_fields_are_named(written: dict[str, Any], why: str, tmp_path: Path) -> None:
@@ -183,7 +195,7 @@ def test_a_job_that_sizes_otherwise_gets_a_note(tmp_path: Path) -> None:
             "tiles: {choice: edge, longest_edge: 1456}, resampling: lanczos, ",
         ),
         ("LlavaNextImageProcessor", {}, "cuts images into parts of their own"),
-        ("LlavaImageProcessor", {"do_pad": True}, "pads images to squares"),
+        ("LlavaImageProcessor", {"do_pad": True, "size": 336}, "pads images to squares otherwise than"),
     ],
 )
 def test_what_no_rule_does_is_a_note_for_every_job(
@@ -193,6 +205,12 @@ def test_what_no_rule_does_is_a_note_for_every_job(
     for sizing in (Sizing(), Sizing.model_validate(SQUARE)):
         require_same_rule(tmp_path, sizing)
         assert note in str(sizing_note(tmp_path, sizing))
+
+
+def test_borders_of_another_colour_than_the_mean_have_no_processor() -> None:
+    job = Sizing.model_validate({**PAD, "merge": 1, "background": [127, 127, 127]})
+    assert processor_of(job, None, 24) == {}
+    assert processor_of(job, None, 24, (0.5, 0.5, 0.5))["do_pad"]
 
 
 def test_a_filter_that_no_job_has_is_a_note_for_jobs_without_rule(tmp_path: Path) -> None:
@@ -215,6 +233,7 @@ OTHER: list[tuple[Any, dict[str, Any]]] = [
      {"rule": "square", "side": 384, "resampling": "lanczos"}),
     (CLIPImageProcessorPil(), {**CROP, "shortest_edge": 256, "resampling": "lanczos"}),
     (CLIPImageProcessorPil(size={"shortest_edge": 256}), CROP),
+    (LlavaImageProcessorPil(do_pad=True, **SIDE_336), {**PAD, "resampling": "bilinear"}),
     (Idefics3ImageProcessorPil(),
      {**IDEFICS3, "tiles": Tiles(choice="edge", longest_edge=728), "resampling": "bicubic"}),  # type: ignore[arg-type]
     (GotOcr2ImageProcessorPil(size={"height": 448, "width": 448}),

@@ -124,6 +124,12 @@ def test_audio_that_states_the_defaults_is_that_which_states_nothing(audio: dict
     assert parse_job(job).job_id != parse_job(plain).job_id
 
 
+def test_the_default_background_is_that_which_is_not_stated() -> None:
+    pad = {"rule": "pad", "side": 28, "resampling": "bicubic"}
+    jobs = [job_data(stream={"sizing": {**pad, **more}}) for more in ({}, {"background": [122, 116, 104]})]
+    assert len({parse_job(job).job_id for job in jobs}) == 1
+
+
 def test_text_beyond_ascii_is_kept_as_utf8() -> None:
     data = job_data()
     data["stream"]["datasets"][0]["filter"] = 'lang == "\u00e9\U0001f600\n"'
@@ -258,6 +264,7 @@ def base_jobs() -> list[dict[str, Any]]:
     fixed = {"side": 60, "resampling": "bicubic"}
     chunks["stream"]["sizing"] = {"rule": "square", **fixed}
     grouped["stream"]["sizing"] = {"rule": "crop", "shortest_edge": 64, **fixed}
+    contrastive["stream"]["sizing"] = {"rule": "pad", "background": [1, 2, 3], **fixed}
     colocated["stream"]["sizing"] = {"audio": {"padded": True}, "video": {"max_frames": 16}}
     tiles = {"choice": "pinpoints", "grids": [[1, 2], [2, 2]], "max_tiles": 2}
     pinpoints = job_data(stream={"sizing": {"rule": "tiles", **fixed, "merge": 1, "tiles": tiles}})

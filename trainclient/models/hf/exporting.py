@@ -200,6 +200,7 @@ def _ids(found: Mapping[str, Any], usage: Usage | None) -> dict[str, Any]:
 
 def _exported_preprocessor(family: Family[Any], config: Any, base: Path | None, usage: Usage | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
+    mean, std = pixel_statistics(config.pixels)
     if base is not None and (base / PREPROCESSOR).is_file():
         found = read_json(base / PREPROCESSOR, MAX_CONFIG_BYTES)
     elif (processor := _alone(family).processor) is not None:
@@ -207,8 +208,8 @@ def _exported_preprocessor(family: Family[Any], config: Any, base: Path | None, 
         values = {"do_normalize": True, "do_rescale": True, "rescale_factor": 1 / 255}
         found = scaling | values | processor(config, None if usage is None else usage.max_patches)
         if usage is not None and usage.sizing is not None:
-            found |= processor_of(usage.sizing, _PACKS.get(found["image_processor_type"]), config.position_grid)
-    mean, std = pixel_statistics(config.pixels)
+            packs = _PACKS.get(found["image_processor_type"])
+            found |= processor_of(usage.sizing, packs, config.position_grid, mean)
     return {**found, "image_mean": [*mean], "image_std": [*std]}
 
 

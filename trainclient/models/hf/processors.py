@@ -1,11 +1,12 @@
 """How the image processor of a checkpoint sizes images, in the terms of a job."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 from dataserver.planning.job.fields import (
+    BACKGROUND,
     LONGEST_EDGE,
     MAX_GRIDS,
     MAX_SIDE_TILES,
@@ -24,11 +25,11 @@ PROCESSOR: Final = "processor_config.json"
 CROPS: Final = "crops"
 """What processors do that cut out parts of images otherwise than the rule `tiles`; no job has a rule for it."""
 PADDED: Final = "padded"
-"""What processors do that make an image square by borders first; no job has a rule for that either."""
+"""What processors do that make an image square by borders, and not as the rule `pad` does; no job has that either."""
 _WITHOUT_RULE: Final[Mapping[str, str]] = MappingProxyType(
     {
         CROPS: "cuts images into parts of their own; no sizing.rule does so",
-        PADDED: "pads images to squares; the job's images get no borders",
+        PADDED: "pads images to squares otherwise than sizing.rule pad, which scales the whole square to its side",
     }
 )
 _RESAMPLE: Final[Mapping[int, Resampling]] = MappingProxyType(
@@ -77,7 +78,7 @@ def processor_sizing(found: Fields) -> dict[str, Any] | None:
     if kind in _TILED:
         return tiles_of(kind, found)
     if kind == "Llava" and found.flag("do_pad", default=False):
-        return {"rule": PADDED}
+        return _padded(found)
     if not found.flag("do_resize", default=True):
         return None
     if kind in _QWEN:
@@ -88,7 +89,9 @@ def processor_sizing(found: Fields) -> dict[str, Any] | None:
     return _of_one_size(found, *_ONE_SIZE[kind]) if kind in _ONE_SIZE else None
 
 
-def processor_of(sizing: Sizing, packs: SizingRule | None, grid: int = 0) -> dict[str, Any]:
+def processor_of(
+    sizing: Sizing, packs: SizingRule | None, grid: int = 0, mean: Sequence[float] | None = None
+) -> dict[str, Any]:
     """Fields of an image processor that sizes images as a job does; none where no processor does so for such a model.
 
     Args:
@@ -96,6 +99,7 @@ def processor_of(sizing: Sizing, packs: SizingRule | None, grid: int = 0) -> dic
         packs: the rule of a model that takes packed patches, as Qwen2-VL's and NaFlex; None where it takes whole
             pictures.
         grid: positions of each side of such a picture. In transformers models take pictures of that size alone.
+        mean: of red, green and blue, whose colour processors give to borders; by default CLIP's.
     """
     packing = sizing.rule if sizing.rule in (SizingRule.QWEN, SizingRule.NAFLEX) else None
     if packs is not packing or sizing.tiles is not None:
@@ -110,6 +114,11 @@ def processor_of(sizing: Sizing, packs: SizingRule | None, grid: int = 0) -> dic
     if sizing.side is None or sizing.side // sizing.patch != grid:
         return {}
     square = {"height": sizing.side, "width": sizing.side}
+    if sizing.rule is SizingRule.PAD:
+        if (sizing.background or BACKGROUND) != _colour(mean):
+            return {}
+        made = {"resample": number, "image_processor_type": "LlavaImageProcessor", "do_pad": True}
+        return {**made, "size": {"shortest_edge": sizing.side}, "do_center_crop": True, "crop_size": square}
     found = {"resample": number, "image_processor_type": "CLIPImageProcessor"}
     if sizing.rule is SizingRule.SQUARE:
         return {**found, "size": square, "do_center_crop": False}
@@ -307,6 +316,29 @@ def _of_one_size(found: Fields, filter_number: int, crops: bool) -> dict[str, An
         sides |= {size.integer("height"), size.integer("width")}
         return {"rule": SizingRule.SQUARE, "side": sides.pop(), **resampling} if len(sides) == 1 else None
     return None
+
+
+def _padded(found: Fields) -> dict[str, Any]:
+    """Of LLaVA's processor, which scales a square of the image and borders of its mean colour."""
+    sizing = _of_one_size(found, *_ONE_SIZE["Llava"]) if found.flag("do_resize", default=True) else None
+    if sizing is None or "shortest_edge" in sizing:
+        return {"rule": PADDED}
+    colour = _background(found)
+    return {**sizing, "rule": SizingRule.PAD, **({} if colour == BACKGROUND else {"background": colour})}
+
+
+def _background(found: Fields) -> tuple[int, ...]:
+    """Red, green and blue of the borders that a processor adds."""
+    mean = found.data.get("image_mean")
+    is_list = isinstance(mean, list) and len(mean) == 3
+    if mean is not None and not (is_list and all(type(x) in (int, float) and 0 <= x <= 1 for x in mean)):
+        raise found.refusal("image_mean", "three numbers from 0 to 1 are required")
+    return _colour(mean)
+
+
+def _colour(mean: Sequence[float] | None) -> tuple[int, ...]:
+    """What LLaVA's processor makes of the mean of its pixels; without one, of CLIP's."""
+    return BACKGROUND if mean is None else tuple(int(x * 255) for x in mean)
 
 
 def _sides(found: Fields, name: str) -> Fields:

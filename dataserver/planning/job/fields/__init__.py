@@ -46,7 +46,7 @@ from dataserver.planning.job.fields.layout import (
 from dataserver.planning.job.fields.modules import BalancePolicy, Memory, ModuleSpec, PackingPolicy, beside_sequences
 from dataserver.planning.job.fields.plan_limits import PLAN_LIMITS, REMEDIES, SINGLE_STEP, Extreme, PlanLimits
 from dataserver.planning.job.fields.problems import all_unknown, describe, required
-from dataserver.planning.job.fields.sizing import MAX_ASPECT, Quality, Resampling, Sizing, SizingRule
+from dataserver.planning.job.fields.sizing import BACKGROUND, MAX_ASPECT, Quality, Resampling, Sizing, SizingRule
 from dataserver.planning.job.fields.stream import (
     SPECIAL_TOKENS,
     SUPPORTED_CONTENT_VERSIONS,
@@ -91,6 +91,7 @@ from dataserver.planning.job.fields.video import (
 )
 
 __all__ = [
+    "BACKGROUND",
     "BUDGET_FIELDS",
     "DEFAULT_COSTS",
     "FILLED_IN",

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Self
 from pydantic import Field, field_validator, model_validator
 
 from dataserver.planning.job.fields.audio import AudioSizing
-from dataserver.planning.job.fields.tiles import MAX_SIDE_TILES, ImageMarks, Tiles
+from dataserver.planning.job.fields.tiles import MAX_SIDE_TILES, OF_JSON, ImageMarks, Tiles
 from dataserver.planning.job.fields.values import SpecModel
 from dataserver.planning.job.fields.video import VideoSizing
 
@@ -17,6 +17,8 @@ MAX_PATCHES: Final = 2**20
 """Most patches of an image that a job may ask for."""
 MAX_VIDEO_PATCHES: Final = 2**28
 """Most patches of a video that a job may ask for."""
+BACKGROUND: Final = (122, 116, 104)
+"""Red, green and blue around images of the rule `pad` that names no others: CLIP's mean, as LLaVA 1.5 has it."""
 MAX_ASPECT: Final = 200
 """Longer images than this many times their short side are refused by Qwen's processors."""
 
@@ -45,6 +47,9 @@ class SizingRule(StrEnum):
     CROP = "crop"
     """CLIP, LLaVA 1.5: the short side is scaled to `shortest_edge`, and the `side` x `side` pixels in the middle are
     cut out."""
+    PAD = "pad"
+    """LLaVA 1.5 with `image_aspect_ratio: pad`, `do_pad` in transformers: an image in the middle of a square of the
+    colour `background`, scaled to `side` x `side` pixels."""
     TILES = "tiles"
     """LLaVA-OneVision, InternVL, Idefics3, SmolVLM: cut into tiles of `side` x `side` pixels, as `tiles` says, beside a
     picture of the whole. Each is a grid of its own, and all are one image."""
@@ -65,11 +70,15 @@ _FIELDS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = MappingP
         SizingRule.NAFLEX: ((), ()),
         SizingRule.SQUARE: (("side",), ()),
         SizingRule.CROP: (("side",), ("shortest_edge",)),
+        SizingRule.PAD: (("side",), ("background",)),
         SizingRule.TILES: (("side", "tiles"), ()),
     }
 )
 """The fields that each rule needs, and those that it may have."""
-_OF_RULES: Final = ("min_pixels", "max_pixels", "side", "shortest_edge", "tiles")
+_OF_RULES: Final = ("min_pixels", "max_pixels", "side", "shortest_edge", "background", "tiles")
+
+
+Colour = Annotated[int, Field(ge=0, le=255)]
 
 
 class Sizing(SpecModel):
@@ -81,15 +90,16 @@ class Sizing(SpecModel):
     """merge x merge patches become one backbone token; grids are multiples of it in both directions."""
     max_patches: Annotated[int, Field(ge=1, le=MAX_PATCHES)] = 1024
     """Upper bound of the patches of one image; larger images are scaled down, aspect kept. The default is that of jobs
-    without rule and of `naflex`. With the rules `qwen`, `square`, `crop` and `tiles` it follows from other fields:
-    leave it out."""
+    without rule and of `naflex`. With the rules `qwen`, `square`, `crop`, `pad` and `tiles` it follows from other
+    fields: leave it out."""
     quality: Quality = Quality.FAST
     """How much of an image is decoded before it is scaled; see content_version. `exact` for the pixels that an image
     processor makes."""
     rule: SizingRule | None = None
     """Image processor whose grids are made: `qwen` (Qwen2-VL, 2.5-VL, 3-VL), `naflex` (SigLIP 2), `square` (SigLIP,
-    Gemma 3), `crop` (CLIP, LLaVA 1.5), `tiles` (LLaVA-OneVision, InternVL, Idefics3, SmolVLM). By default an image is
-    never enlarged beyond rounding to whole merge blocks, and scaled down to `max_patches`."""
+    Gemma 3), `crop` (CLIP, LLaVA 1.5), `pad` (LLaVA 1.5 with `do_pad`), `tiles` (LLaVA-OneVision, InternVL,
+    Idefics3, SmolVLM). By default an image is never enlarged beyond rounding to whole merge blocks, and scaled down to
+    `max_patches`."""
     min_pixels: Annotated[int, Field(ge=1, le=2**31)] | None = None
     """Only with `qwen`, and required: smaller images are enlarged to so many pixels. `size.shortest_edge` or
     `min_pixels` of preprocessor_config.json."""
@@ -97,14 +107,17 @@ class Sizing(SpecModel):
     """Only with `qwen`, and required: larger images are scaled down to so many pixels. `size.longest_edge` or
     `max_pixels` of preprocessor_config.json."""
     side: Annotated[int, Field(ge=1, le=2**16)] | None = None
-    """Only with `square`, `crop` and `tiles`, and required: pixels of each side of every image, or tile. What remains
-    to the right of and below the last whole patch is dropped, as convolutions do."""
+    """Only with `square`, `crop`, `pad` and `tiles`, and required: pixels of each side of every image, or tile. What
+    remains to the right of and below the last whole patch is dropped, as convolutions do."""
     shortest_edge: Annotated[int, Field(ge=1, le=2**16)] | None = None
     """Only with `crop`: pixels that the short side is scaled to before the crop; by default `side`."""
+    background: Annotated[tuple[Colour, Colour, Colour], OF_JSON] | None = None
+    """Only with `pad`: red, green and blue around an image; the `image_mean` of an image processor times 255, rounded
+    down. By default 122, 116, 104: CLIP's."""
     resampling: Resampling | None = None
     """Filter of Pillow that scales images, as the `resample` of an image processor says. By default the server's own
-    bilinear filter, which takes less time; `crop`, `tiles`, and `square` where `side` is no multiple of `patch`, need
-    one of Pillow's."""
+    bilinear filter, which takes less time; `crop`, `pad`, `tiles`, and `square` where `side` is no multiple of `patch`,
+    need one of Pillow's."""
     tiles: Tiles | None = None
     """Only with `tiles`, and required: how an image is cut."""
     marks: ImageMarks | None = None
@@ -129,6 +142,12 @@ class Sizing(SpecModel):
     def _plain(cls, audio: AudioSizing | None) -> AudioSizing | None:
         """A job that states the defaults is the job that states nothing."""
         return None if audio == AudioSizing() else audio
+
+    @field_validator("background")
+    @classmethod
+    def _other_background(cls, background: tuple[int, int, int] | None) -> tuple[int, int, int] | None:
+        """As `_plain`."""
+        return None if background == BACKGROUND else background
 
     @field_validator("marks")
     @classmethod
@@ -249,7 +268,7 @@ class Sizing(SpecModel):
             )
         if self.shortest_edge is not None and self.shortest_edge < self.side:
             raise ValueError(f"shortest_edge is {self.shortest_edge}; at least side {self.side} is required")
-        always = self.rule in (SizingRule.CROP, SizingRule.TILES)
+        always = self.rule in (SizingRule.CROP, SizingRule.PAD, SizingRule.TILES)
         if self.resampling is None and (always or self.side % self.patch):
             raise ValueError(
                 f"resampling is not stated; rule {self.rule} with side {self.side} and patch {self.patch} needs "

@@ -22,11 +22,11 @@ def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-_OF_JSON: Final = BeforeValidator(_as_tuple)
+OF_JSON: Final = BeforeValidator(_as_tuple)
 Side = Annotated[int, Field(ge=1, le=MAX_SIDE_TILES)]
-Sides = Annotated[tuple[Side, Side], _OF_JSON]
-Ids = Annotated[tuple[TokenId, ...], Field(max_length=64), _OF_JSON]
-Row = Annotated[tuple[Ids, ...], _OF_JSON]
+Sides = Annotated[tuple[Side, Side], OF_JSON]
+Ids = Annotated[tuple[TokenId, ...], Field(max_length=64), OF_JSON]
+Row = Annotated[tuple[Ids, ...], OF_JSON]
 
 
 class TileChoice(StrEnum):
@@ -60,7 +60,7 @@ class Tiles(SpecModel):
 
     choice: TileChoice
     """Whose arithmetic: `pinpoints` (LLaVA-OneVision), `aspect` (InternVL) or `edge` (Idefics3, SmolVLM)."""
-    grids: Annotated[tuple[Sides, ...], Field(min_length=1, max_length=MAX_GRIDS), _OF_JSON] | None = None
+    grids: Annotated[tuple[Sides, ...], Field(min_length=1, max_length=MAX_GRIDS), OF_JSON] | None = None
     """Only with `pinpoints`, and required: rows and columns of tiles among which is chosen, in the order of
     `image_grid_pinpoints`, whose pixels are divided by `side`. Of equally good ones the first is taken."""
     min_tiles: Annotated[int, Field(ge=1, le=MAX_SIDE_TILES)] | None = None
@@ -113,7 +113,7 @@ class ImageMarks(SpecModel):
 
     alone: Ids = ()
     """Before the embeddings of an image that is not cut."""
-    tiles: Annotated[tuple[Row, ...], Field(max_length=MAX_SIDE_TILES), _OF_JSON] = ()
+    tiles: Annotated[tuple[Row, ...], Field(max_length=MAX_SIDE_TILES), OF_JSON] = ()
     """Before the embeddings of each tile, row by row: `<row_1_col_1>` and so on. Needed as far as there are tiles."""
     row_end: Ids = ()
     """Behind each row of tiles but the last one."""

@@ -72,6 +72,7 @@ def test_a_job_that_leaves_all_out_has_these_defaults() -> None:
             "max_pixels": None,
             "side": None,
             "shortest_edge": None,
+            "background": None,
             "resampling": None,
             "audio": None,
             "video": None,
