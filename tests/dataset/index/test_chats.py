@@ -74,7 +74,7 @@ def test_calls_without_content_are_messages(tmp_path: Path, form: str) -> None:
 
 def test_images_that_entries_name(tmp_path: Path) -> None:
     """An empty list names none, so that all images count, and so do as many names of other folders; of a list that
-    names some, the others are told. Any other list is one of which nobody knows what it names."""
+    names some, the others are told. What any other list names is not known."""
     said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
     entries: dict[str, list[Any]] = {
         "a": [],
