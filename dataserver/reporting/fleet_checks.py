@@ -70,6 +70,7 @@ def check(fleet: Sequence[Seen], now: float, *, insecure: bool = False) -> Itera
     """
     yield from _releases(fleet)
     yield from _data(fleet)
+    yield from _access(fleet)
     for one in fleet:
         yield from _clock(one)
         yield from _security(one, now, insecure)
@@ -113,6 +114,15 @@ def _data(fleet: Sequence[Seen]) -> Iterator[Finding]:
     for name in sorted(set().union(*found.values())):
         texts = {address: f"{name} {entries.get(name, 'missing')}" for address, entries in found.items()}
         yield from _differing(texts, remedy)
+
+
+def _access(fleet: Sequence[Seen]) -> Iterator[Finding]:
+    said = [one.diagnostics for one in fleet]
+    if all(one.access_digest or not one.authenticated for one in said):  # an older release does not say
+        yield from _differing(
+            {one.address: f"access digest {one.diagnostics.access_digest[:SHORT] or 'none'}" for one in fleet},
+            "what was revoked at one may get in at another: give all the same --client-ca, --token-file and --policy",
+        )
 
 
 def _named(one: Seen) -> dict[str, str]:
@@ -198,7 +208,7 @@ def _limits(one: Seen) -> Iterator[Finding]:
         yield Finding(
             (one.address,),
             f"{said.live_peers} of {said.known_peers} peers answer it",
-            "start the others, or correct --peers; its log names those that do not answer",
+            "start the others, correct --peers, or let servers in by --policy; its log says why each does not answer",
         )
 
 

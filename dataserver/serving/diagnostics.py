@@ -2,6 +2,7 @@
 
 import resource
 import shutil
+from hashlib import sha256
 from pathlib import Path
 from time import time_ns
 from typing import Final
@@ -42,10 +43,13 @@ class Diagnostics:
             live_peers=live,
             unused_files=self._access.problems(),
         )
+        authorities = None
         if self._tls is not None:
-            if problem := self._tls.problem:
-                found.unused_files.append(problem)
+            authorities = self._tls.client_authorities
             found.certificate_expiry.CopyFrom(_at(int(self._tls.expires * 1e9)))
+            found.unused_files.extend([self._tls.problem] if self._tls.problem else [])
+        if not self._access.is_open:
+            found.access_digest = sha256(self._access.in_use() + (authorities or b"")).hexdigest()
         return found
 
 

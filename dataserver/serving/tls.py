@@ -67,6 +67,11 @@ class ServerTls:
         return self._files.get().pair.expires
 
     @property
+    def client_authorities(self) -> bytes | None:
+        """PEM of those who sign clients' certificates; None where clients are asked for none."""
+        return self._files.get().client_authorities
+
+    @property
     def problem(self) -> str:
         """Why the files cannot be used as they are now; empty where they are in use."""
         return self._files.problem

@@ -83,6 +83,22 @@ def test_samples_that_failed_are_named_and_are_no_fault_of_the_fleet(tmp_path: P
     assert f"{server.address}: reads of shard {shard.name} of dataset d failed: Input/output error" in done.stdout
 
 
+def test_a_server_where_a_revocation_was_forgotten(pairs: Path, tmp_path: Path, stack: ExitStack) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    files = [token_file(tmp_path / name, "alice", "ops") for name in ("one", "two")]
+    one, two = (stack.enter_context(running({"d": pairs}, token_file=file)) for file in files)
+
+    def asked() -> list[str]:
+        done = run("doctor", one.address, two.address, "--token-file", shown(tmp_path, "ops"))
+        return [line.partition(" ")[0] for line in done.stdout.splitlines() if "access digest" in line]
+
+    assert asked() == []
+    token_file(tmp_path / "one", "ops")
+    time.sleep(LOOK_EVERY_S)
+    assert asked() == [f"{one.address}:", f"{two.address}:"]
+
+
 def test_a_fleet_that_asks_for_credentials(pairs: Path, tmp_path: Path, stack: ExitStack) -> None:
     authority = Authority(tmp_path / "pki")
     config = {**authority.server(), "token_file": token_file(tmp_path, "alice", "ops")}

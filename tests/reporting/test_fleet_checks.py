@@ -31,7 +31,7 @@ def healthy(address: str) -> Seen:
         admin.GetDiagnosticsResponse(
             build="b" * 64, open_files=100, max_open_files=1 << 20, encrypted=True, authenticated=True,
             certificate_expiry=Timestamp(seconds=int(NOW + 2 * EXPIRES_S)), cache_free_bytes=1 << 40,
-            known_peers=2, live_peers=2,
+            known_peers=2, live_peers=2, access_digest="e" * 64,
         ),
         clock_s=0.4,
         doubt_s=0.1,
@@ -85,6 +85,7 @@ def change(part: str, **fields: Any) -> Callable[[Seen], Seen]:
         (change("diagnostics", certificate_expiry=Timestamp(seconds=int(NOW + 86400))), 1,
          "its certificate expires in 1.0 days, at 2026-01-02T00:00:00+00:00"),
         (change("diagnostics", unused_files=["the policy p cannot\nbe used"]), 1, "the policy p cannot\\nbe used"),
+        (change("diagnostics", access_digest="0" * 64), 2, "access digest eeeeeeeeeeee"),
         (change("diagnostics", max_open_files=1023), 1,
          "it may open 1023 files; 1024 are wanted for 64 streams"),
         (change("diagnostics", open_files=1000, max_open_files=1024), 1, "1000 of 1024 files are open"),
@@ -122,6 +123,14 @@ def test_a_full_cache_is_normal_where_little_is_made_again() -> None:
     assert len(list(check([one], NOW))) == 1
     one.metrics.plans_by_source.fetched = 10
     assert list(check([one], NOW)) == []
+
+
+def test_a_server_that_lets_everybody_in_lets_in_others() -> None:
+    one, other = fleet(2)
+    other.diagnostics.ClearField("access_digest")
+    assert list(check([one, other], NOW)) == [], "an older release does not say"
+    other.diagnostics.authenticated = False
+    assert "access digest none" in [finding.what for finding in check([one, other], NOW)]
 
 
 def test_what_is_wanted_is_not_mentioned() -> None:

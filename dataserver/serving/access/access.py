@@ -73,6 +73,12 @@ class Access:
         watched = [one for one in (self._tokens, self._policy) if one is not None]
         return [one.problem for one in watched if one.problem]
 
+    def in_use(self) -> bytes:
+        """The tokens, by their SHA-256, and the policy that count now, the same for files that mean the same."""
+        tokens = () if self._tokens is None else self._tokens.get().entries
+        policy = "" if self._policy is None else self._policy.get().canonical()
+        return "\n".join([*sorted(f"{name} {token.hex()}" for name, token in tokens), policy]).encode()
+
     def peers_token(self) -> str | None:
         """The token to show other servers."""
         return None if self._tokens is None else self._tokens.get().shown

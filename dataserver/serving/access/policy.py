@@ -1,5 +1,6 @@
 """The policy of a server: a YAML file of identities, their datasets, rights and limits."""
 
+import json
 import logging
 import re
 from collections.abc import Collection, Iterable
@@ -107,6 +108,13 @@ class Policy(BaseModel):
         shown = (f"certificate {i.certificate} and token {i.token}" for i in self.identities)
         _require_unique("pair of certificate and token", shown)
         return self
+
+    def canonical(self) -> str:
+        """JSON of the identities in their order, which counts; sets are sorted."""
+        found = [identity.model_dump(mode="json") for identity in self.identities]
+        for one in found:
+            one.update(datasets=sorted(one["datasets"]), rights=sorted(one["rights"]))
+        return json.dumps(found, sort_keys=True)
 
     def find(self, token: str | None, certificates: Collection[str]) -> Identity | None:
         """The identity of a call, by the name of its token and the names in its certificate."""

@@ -732,6 +732,7 @@ class GetDiagnosticsResponse(_message.Message):
     KNOWN_PEERS_FIELD_NUMBER: _builtins.int
     LIVE_PEERS_FIELD_NUMBER: _builtins.int
     UNUSED_FILES_FIELD_NUMBER: _builtins.int
+    ACCESS_DIGEST_FIELD_NUMBER: _builtins.int
     build: _builtins.str
     """What code plans there, 64 hexadecimal digits. Servers share plans with those of the same build."""
     open_files: _builtins.int
@@ -748,6 +749,10 @@ class GetDiagnosticsResponse(_message.Message):
     """Addresses that the server's list of peers stands for, itself not among them."""
     live_peers: _builtins.int
     """Those of them that answer."""
+    access_digest: _builtins.str
+    """SHA-256 in hexadecimal digits of who is let in and what they may do: authorities of clients, tokens and the policy, as
+    they are in use. Empty where everybody is let in.
+    """
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """The clock of the server's machine."""
@@ -776,10 +781,11 @@ class GetDiagnosticsResponse(_message.Message):
         known_peers: _builtins.int = ...,
         live_peers: _builtins.int = ...,
         unused_files: _abc.Iterable[_builtins.str] | None = ...,
+        access_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_free_bytes", b"_cache_free_bytes", "cache_free_bytes", b"cache_free_bytes", "certificate_expiry", b"certificate_expiry", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_free_bytes", b"_cache_free_bytes", "authenticated", b"authenticated", "build", b"build", "cache_free_bytes", b"cache_free_bytes", "certificate_expiry", b"certificate_expiry", "encrypted", b"encrypted", "known_peers", b"known_peers", "live_peers", b"live_peers", "max_open_files", b"max_open_files", "open_files", b"open_files", "time", b"time", "unused_files", b"unused_files"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_free_bytes", b"_cache_free_bytes", "access_digest", b"access_digest", "authenticated", b"authenticated", "build", b"build", "cache_free_bytes", b"cache_free_bytes", "certificate_expiry", b"certificate_expiry", "encrypted", b"encrypted", "known_peers", b"known_peers", "live_peers", b"live_peers", "max_open_files", b"max_open_files", "open_files", b"open_files", "time", b"time", "unused_files", b"unused_files"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache_free_bytes: _TypeAlias = _typing.Literal["cache_free_bytes"]  # noqa: Y015
     _WhichOneofArgType__cache_free_bytes: _TypeAlias = _typing.Literal["_cache_free_bytes", b"_cache_free_bytes"]  # noqa: Y015

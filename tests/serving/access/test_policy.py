@@ -45,6 +45,15 @@ def test_the_first_identity_that_fits_counts(tmp_path: Path) -> None:
         assert policy.find(token, names) is None
 
 
+def test_policies_that_mean_the_same_have_one_form(tmp_path: Path) -> None:
+    one, other = {"name": "x", "token": "a", "datasets": ["pairs", "docs"]}, {"name": "y", "token": "b"}
+    form = load(tmp_path, one, other).canonical()
+    same = {"datasets": ["docs", "pairs"], "rights": ["read"], "token": "a", "name": "x"}
+    assert load(tmp_path, same, other).canonical() == form
+    for different in ([other, one], [one], [{**one, "datasets": ["docs"]}, other], [one, {**other, "streams": 4}]):
+        assert load(tmp_path, *different).canonical() != form
+
+
 @pytest.mark.parametrize(
     ("identity", "message"),
     [
