@@ -25,6 +25,7 @@ from dataserver.dataset import (
 )
 from dataserver.dataset.index.format import TEXTS_KEY, read_findings
 from dataserver.dataset.shards.hashing import HashingReader
+from dataserver.dataset.shards.listing import list_shards
 
 JPEG, OTHER = (make_image(np.random.default_rng(seed), 64, 48) for seed in (0, 1))
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22e\nsize 12345\n"
@@ -159,6 +160,20 @@ def test_loose_images_and_texts_that_no_shard_reads_are_named(tmp_path: Path) ->
     assert found(tmp_path / "tables") == [("images/", "", "unread_file")]
     assert found(tmp_path / "images") == [("texts/", "", "unread_file")]
     assert details(tmp_path / "images")[0].startswith("a folder with texts and without images")
+
+
+def test_arrays_that_are_not_named_themselves_are_told(tmp_path: Path) -> None:
+    """As of LLaVA, beside a folder of their images; objects, and lists beside images, are nothing of the kind."""
+    for name, text in (("chat.json", b' [{"image": "images/0.jpg"}]'), ("info.json", b"{}"), ("images/0.json", b"[]")):
+        write(tmp_path / name, text)
+    with pytest.raises(
+        DatasetError, match=r"\('chat.json': a JSON array is read where it is named itself; name FILE as"
+    ):
+        list_shards(tmp_path)
+    write(tmp_path / "images/0.jpg", JPEG)
+    assert dict(list_shards(tmp_path).unread).keys() == {"chat.json"}
+    write(tmp_path / "0.jsonl", b"{}")
+    assert not list_shards(tmp_path).unread
 
 
 def test_links_to_folders_are_findings(tmp_path: Path) -> None:

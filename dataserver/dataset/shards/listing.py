@@ -19,6 +19,7 @@ from dataserver.dataset.errors import DatasetError, is_safe
 from dataserver.dataset.shards.formats import FORMATS, format_of
 from dataserver.dataset.shards.interface import ShardFormat
 from dataserver.dataset.shards.unread import (
+    ARRAY,
     LONE_MANIFEST,
     LONE_MEDIA,
     LONE_SIDECAR,
@@ -44,7 +45,8 @@ MAX_SHARDS: Final = 1 << 20
 MAX_ASKED: Final = 32
 """Requests for the state of shards at a time, where no listing tells it."""
 MAX_LOOKS: Final = 16
-"""In a store so many files without an extension are looked at, whether they are tars."""
+"""In a store so many files without an extension are looked at, whether they are tars; in a folder without images so
+many files of JSON, whether they are arrays."""
 _KNOWN_SUFFIXES: Final = tuple(dict.fromkeys(s for f in _SOUGHT for s in (f.suffix, f.sidecar_suffix) if s))
 _MOST_SHOWN: Final = 8
 """Names in one message."""
@@ -261,6 +263,8 @@ class _Beside:
     """Folders that hold images, clips or videos."""
     texts: set[str] = field(default_factory=set)
     """Folders that hold what may be their texts."""
+    json: dict[str, list[str]] = field(default_factory=dict)
+    """Files of JSON by their folders, some of each."""
     num_looks: int = MAX_LOOKS
 
     def note(self, storage: Storage, root: Path, name: str, kind: EntryKind) -> None:
@@ -272,10 +276,20 @@ class _Beside:
             self.unread[name] = remedy
         elif may_be_caption(base):
             self.texts.add(folder)
+        elif base.lower().endswith(".json"):
+            of_folder = self.json.setdefault(folder, [])
+            of_folder += [name] if len(of_folder) < MAX_LOOKS else []
         elif kind is EntryKind.FILE and self.num_looks and "." not in base:
             self.num_looks -= not storage.is_local  # each is a request
             if _begins_as_tar(storage, root / name):
                 self.unread[name] = UNNAMED_TAR
+
+    def note_arrays(self, storage: Storage, root: Path) -> None:
+        """Note JSON arrays that are no members of images beside them: manifests such as LLaVA's. Raises OSError."""
+        for name in (name for folder in self.json.keys() - self.media for name in self.json[folder]):
+            with storage.open(root / name) as file:
+                if file.read(64).lstrip().startswith(b"["):
+                    self.unread[name] = ARRAY
 
 
 def _find(
@@ -304,6 +318,8 @@ def _find(
                     raise DatasetError(f"more than {MAX_SHARDS} shards below {root}; split the dataset")
             else:
                 beside.note(storage, root, name, kind)
+        if storage.is_local and not any(names.values()):
+            beside.note_arrays(storage, root)
     except OSError as error:
         where = error.filename or root
         raise DatasetError(f"cannot list {where}: {error.strerror}; make the folder readable") from error

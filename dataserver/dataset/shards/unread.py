@@ -64,6 +64,10 @@ LONE_TEXTS: Final = (
     "a folder with texts and without images, clips or videos: texts are read beside these alone; put each text beside"
     " its image, under the same name"
 )
+ARRAY: Final = (
+    "a JSON array is read where it is named itself; name FILE as the dataset, in `serve` too, or write its objects as"
+    " lines of NAME.jsonl"
+)
 REMOTE_MANIFEST: Final = (
     "manifests and loose images are read from disks alone, since each image would be a request to the store; copy them"
     " to a disk, or name tars or Parquet files"
