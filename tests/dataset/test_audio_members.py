@@ -146,6 +146,21 @@ def test_paths_in_manifests(tmp_path: Path) -> None:
     assert np.diff(Dataset.open(tmp_path).shards[0].sizes().image_offsets).tolist() == [1, 1, 1]
 
 
+def test_damaged_clips_that_a_manifest_names_are_told_as_clips(tmp_path: Path) -> None:
+    (tmp_path / "a.wav").write_bytes(b"junk")
+    with (tmp_path / "b.wav").open("wb") as file:
+        file.truncate(65 << 20)
+    (tmp_path / "c.jpg").write_bytes(b"junk")
+    lines = [{"audio": "a.wav", "text": "t"}, {"audio": ["b.wav"], "text": "t"}, {"image": "c.jpg", "text": "t"}]
+    (tmp_path / "0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    build_index(tmp_path, workers=1, rules=SERVED)
+    found = Dataset.open(tmp_path, may_be_empty=True).shards[0].findings().details
+    assert [one.kind for one in found] == ["unreadable_header", "audio_too_large", "unreadable_header"]
+    assert "neither WAV" in found[0].detail
+    assert "image" not in found[0].detail + found[1].detail
+    assert "WAV" not in found[2].detail
+
+
 def human(*texts: str) -> list[dict[str, str]]:
     return [{"from": "human" if n % 2 == 0 else "gpt", "value": text} for n, text in enumerate(texts)]
 

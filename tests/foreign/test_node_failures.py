@@ -3,6 +3,7 @@
 import base64
 import json
 import signal
+import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -224,6 +225,35 @@ def test_a_server_that_decodes_differently_is_passed_over_and_named(case: Case, 
     assert change.done
     assert read.servers() == {used}
     assert contents(read.lines) == contents(case.undisturbed.view(*VIEW))
+
+
+def test_servers_that_decode_clips_or_videos_differently_are_told_of() -> None:
+    """Once bytes of that kind were used; a server that has none of it is not asked."""
+    script = """
+const { DataClient } = require(process.argv[1]);
+const client = new DataClient(['127.0.0.1:1']);
+const said = [];
+for (const [address, audio, video, of] of JSON.parse(process.argv[2])) {
+  try {
+    client.commit({ address }, { content_digest: 'c', audio_digest: audio, video_digest: video }, of);
+    said.push('');
+  } catch (error) {
+    said.push(`${error.action}: ${error.message}`);
+  }
+}
+client.close();
+console.log(JSON.stringify(said));
+"""
+    used = [
+        ["one", "a", "v", ""], ["two", "b", "w", ""], ["one", "a", "v", "audio"], ["two", "", "w", ""],
+        ["two", "b", "w", ""], ["two", "a", "w", "video"], ["one", "a", "v", "audio"],
+    ]  # fmt: skip
+    command = ["node", "-e", script, str(node.CLIENT / "client.js"), json.dumps(used)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+    audio, video = "one and two decode audio differently", "two and one decode video differently"
+    assert json.loads(done.stdout) == [
+        "", "", "", "", f"ANOTHER_SERVER: {audio}", "", f"ANOTHER_SERVER: {video}",
+    ]  # fmt: skip
 
 
 class Idle:

@@ -32,6 +32,7 @@ const DEFAULTS = {
 };
 const REMEMBERED_STEPS = 4096;
 const MAX_ADDRESSES = 1024;
+const VIDEO_GRID = 3; // columns of the grids of videos, one more than those of images
 
 function agree(condition, action, message) {
   if (!condition) throw new DataError(action, message);
@@ -96,6 +97,12 @@ function expanded(addresses) {
   return found;
 }
 
+/** The modality whose libraries made some of a view; empty of images and text. */
+function mediaOf(tensors) {
+  if (tensors.mel) return 'audio';
+  return tensors.grid?.shape[1] === VIDEO_GRID ? 'video' : '';
+}
+
 class DataClient {
   /**
    * @param addresses "host:port" of every server of the fleet, or "host:first-last" for a range of ports.
@@ -109,6 +116,7 @@ class DataClient {
       address,
       stub: new DataService(address, credentialsFor(address, this.options), channel),
     }));
+    this.mediaReferences = {}; // by modality, the first server whose bytes of it were used, with its digest
     this.hashes = new Map(); // step -> plan hash, shared by the streams of all modules and ranks
   }
 
@@ -216,11 +224,22 @@ class DataClient {
     return server.info;
   }
 
-  /** Use bytes of a server: from now on all others have to decode like it. */
-  commit({ address }, { content_digest: digest }) {
-    this.reference ??= { address, digest };
-    const message = `${this.reference.address} and ${address} decode images differently`;
-    agree(digest === this.reference.digest, 'ANOTHER_SERVER', message);
+  /**
+   * Use bytes of a server: from now on all others have to decode like it. Where the bytes are spectrograms (`of` is
+   * audio) or patches of videos (video), they have to make the same of these as well; servers without any are not asked.
+   */
+  commit({ address }, info, of = '') {
+    this.reference ??= { address, digest: info.content_digest };
+    const digests = { audio: info.audio_digest, video: info.video_digest };
+    if (digests[of]) this.mediaReferences[of] ??= { address, digest: digests[of] };
+    const compared = [['images', info.content_digest, this.reference]];
+    for (const [kind, used] of Object.entries(this.mediaReferences)) {
+      if (digests[kind]) compared.push([kind, digests[kind], used]);
+    }
+    for (const [kind, found, used] of compared) {
+      const message = `${used.address} and ${address} decode ${kind} differently`;
+      agree(found === used.digest, 'ANOTHER_SERVER', message);
+    }
   }
 
   /** Read microbatches from one server, and move `place` past each. Returns at the end of the job, or an idle one. */
@@ -263,7 +282,7 @@ class DataClient {
           continue;
         }
         const batch = { server: server.address, header, tensors };
-        this.commit(server, info);
+        this.commit(server, info, mediaOf(tensors));
         const last = header.microbatch + 1 === header.num_microbatches;
         Object.assign(place, last ? { step: place.step + 1, microbatch: 0 } : { microbatch: place.microbatch + 1 });
         yield batch;
