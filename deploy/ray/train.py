@@ -59,6 +59,10 @@ def main() -> None:
     parser.add_argument("options", nargs="+", help="of `trainclient train`, after --")
     given = parser.parse_args()
     ray.init("auto", namespace=NAMESPACE)
+    try:
+        addresses()
+    except ValueError as error:  # once, and not in each attempt of each worker
+        sys.exit(f"train.py: {error}")
     trainer = TorchTrainer(
         run_rank,
         train_loop_config={"options": given.options},

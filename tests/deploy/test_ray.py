@@ -255,12 +255,18 @@ def test_ray_train_finds_the_servers_and_goes_on_when_a_worker_is_killed(
 @needs_ray
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_a_cluster_without_cores_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_without_cores_or_without_servers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray.train", reason="pip install 'ray[train]'")
     folder = index(write_pairs(tmp_path / "pairs", 8, 8))
     with ray_cluster(monkeypatch):
         done = subprocess.run(
             command("ray", "--config", server_file(tmp_path, folder)), capture_output=True, text=True, check=False
         )
+        example = [sys.executable, ROOT / "deploy/ray/train.py", "--workers", "1", "--", "--job", tmp_path / "none"]
+        trainer = subprocess.run(example, capture_output=True, text=True, check=False)
+    assert (trainer.returncode, trainer.stderr.splitlines()[-1].split(";")[0]) == (
+        1, "train.py: the Ray cluster has no data servers"
+    ), trainer.stderr  # fmt: skip
     assert done.returncode == 2
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("dataserver: ")]
     assert "no node of the Ray cluster has 12 free cores" in line
