@@ -1,22 +1,29 @@
 """The best of every layout by trying all of its space: what `trainclient orchestrate` minimises, restated.
 
-Sequences of a microbatch are the divisors of the batch up to 64. Where memory does not hold whole packed sequences
-they are cut into 2, 4 or 8, as long as each piece holds the longest sample on average. Stages have up to 8 model
-chunks that are interleaved; then waves are a multiple of the stages.
+Sequences of a microbatch are the divisors of the batch up to 64. Wave by wave there may be 1.5 times as many
+microbatches, and 2 to 8 times as many of single sequences, as long as each holds the longest packed sample on average,
+or a sequence. Colocated, packed sequences that memory does not hold whole are cut into 2, 4 or 8. Stages have up to 8
+model chunks that are interleaved; then waves are a multiple of the stages. Encoders and generators carry whole images,
+and even out over two waves.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from math import ceil, inf
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainclient.layouts.grouped.degrees import exchange_ps, smallest_degree
 from trainclient.orchestrate.choice import Problem
 from trainclient.orchestrate.costs import Option, gathering_ns, shard_bytes
+from trainclient.orchestrate.whole_images import drawn_items
+from trainclient.orchestrate.workload import Load
 
 CHUNKS = range(1, 9)
+F64 = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,23 +83,32 @@ def _counts(problem: Problem, backbone_load_rows: float, longest_sample: int) ->
         yield from ((1, f) for f in (2, 4, 8) if f * longest_sample <= backbone_load_rows)
 
 
+def _wave_counts(problem: Problem, rows: float, longest_sample: int) -> Iterator[tuple[int, float]]:
+    """Sequences of a microbatch, and times as many microbatches."""
+    stream = problem.workload.stream
+    least = longest_sample / rows if stream.packed else 1
+    for m in (m for m in range(1, 65) if stream.global_batch % m == 0):
+        times = (1.5, 2, 3, 4, 6, 8) if m == 1 else (1.5,)
+        yield from ((m, t) for t in (1, *times) if t == 1 or m / t >= least)
+
+
 def _backbones(problem: Problem) -> Iterator[Beside]:
     cluster, stream = problem.cluster, problem.workload.stream
     backbone = next(n for n in problem.networks if n.kind == "backbone")
     sides = len(problem.networks) - 1
     for option in problem.options(backbone):
-        counts = list(_counts(problem, option.load.rows, option.load.largest))
+        counts = list(_wave_counts(problem, option.load.rows, option.load.largest))
         for dp, pp, chunks in product(range(1, cluster.gpus + 1), range(1, backbone.size.layers + 1), CHUNKS):
             if dp * pp * option.tp + sides > cluster.gpus or backbone.size.layers % (pp * chunks):
                 continue
             for microbatch, finer in counts:
                 if stream.global_batch % (dp * microbatch) or (pp == 1 and chunks > 1):
                     continue
-                waves = stream.global_batch * finer // (dp * microbatch)
-                if chunks > 1 and waves % pp:
+                waves = stream.global_batch * finer / (dp * microbatch)
+                if waves % (pp if chunks > 1 else 1):
                     continue
-                needs = [_first_stage_bytes(problem, option, dp, pp, microbatch, f, chunks) for f in (finer, finer / 2)]
-                if needs[0] <= cluster.memory_bytes and (finer == 1 or needs[1] > cluster.memory_bytes):
+                needed = _first_stage_bytes(problem, option, dp, pp, microbatch, finer, chunks)
+                if needed <= cluster.memory_bytes:
                     yield _beside(problem, option, dp, pp, (microbatch, finer), chunks)
 
 
@@ -113,11 +129,11 @@ def _first_stage_bytes(
     return states + rows * option.unit_bytes / pp + full * option.work_bytes
 
 
-def _beside(problem: Problem, option: Option, dp: int, pp: int, count: tuple[int, int], chunks: int) -> Beside:
+def _beside(problem: Problem, option: Option, dp: int, pp: int, count: tuple[int, float], chunks: int) -> Beside:
     cluster, (microbatch, finer) = problem.cluster, count
     sides, after = len(problem.networks) - 1, sum(n.kind == "generator" for n in problem.networks)
     sequences = microbatch / finer
-    waves = problem.workload.stream.global_batch * finer // (dp * microbatch)
+    waves = int(problem.workload.stream.global_batch * finer) // (dp * microbatch)
     stage = (option.fixed_ns + sequences * option.sequence_ns) / pp
     between = (pp - 1) / (cluster.within_bytes_ns if option.tp * pp <= cluster.gpus_per_node
                           else cluster.between_bytes_ns)  # fmt: skip
@@ -127,9 +143,12 @@ def _beside(problem: Problem, option: Option, dp: int, pp: int, count: tuple[int
     held = pp + 1 + after
     if chunks > 1:
         held = 1 + _taken_ahead(pp, chunks, waves, 1 + 2 * (pp - 1) + (chunks - 1) * pp + 2 * after)
+    items, ranks = round(option.load.items * problem.workload.stream.global_batch), waves * dp
+    largest = ranks * _busiest(option.load, *_of_item(option), max(1, items), ranks)
+    way = ((pp - 1) * stage / chunks + transfers) * (1 + (largest - 1) * (1 if chunks > 1 else 0.5))
     return Beside(
         option.tp * dp * pp, dp, option.tp, waves, dp * sequences, min(waves, held), stage / chunks,
-        stage - stage / chunks, stage + (pp - 1) * stage / chunks + transfers, option.sync_ns(dp, pp, cluster),
+        stage - stage / chunks, stage + way, option.sync_ns(dp, pp, cluster),
         pp if chunks > 1 else 0,
     )  # fmt: skip
 
@@ -163,8 +182,30 @@ def _ways(problem: Problem, option: Option, backbone: Beside, gpus: int, tied: b
         legal = np.full(int(legal[: backbone.dp].any() and option.tp == backbone.tp), True)
         ranks = np.full(len(legal), float(backbone.dp))
     ranks = ranks[legal]
-    time = option.fixed_ns + option.sequence_ns * backbone.sequences / ranks
+    images = round(option.load.items * backbone.sequences * min(2, backbone.waves))
+    busiest = _all_busiest(option.load, *_of_item(option), max(1, images), problem.cluster.gpus)
+    time = option.fixed_ns + option.sequence_ns * backbone.sequences * busiest[ranks.astype(np.int64) - 1]
     return np.stack([time, ranks * option.tp, np.where(ranks > 1, option.sync_ns(2, 1, problem.cluster), 0.0)])
+
+
+def _of_item(option: Option) -> tuple[int, int, int | None]:
+    """What time an item takes follows from."""
+    return option.cost.linear_ps, option.cost.quadratic_fs, option.cost.window
+
+
+@cache
+def _all_busiest(load: Load, linear: int, squares: int, window: int | None, count: int, most: int) -> F64:
+    """`_busiest` of 1 to `most` ranks."""
+    return np.array([_busiest(load, linear, squares, window, count, ranks) for ranks in range(1, most + 1)])
+
+
+@cache
+def _busiest(load: Load, linear: int, squares: int, window: int | None, count: int, ranks: int) -> float:
+    """The part of so many items that the busiest rank has at least, on average."""
+    drawn = drawn_items(load, linear, squares, window, count)
+    others = range(min(8, (count - 1) // ranks) + 1)
+    crowds = [drawn[:, o * ranks - o : o * ranks + 1].sum(axis=1) for o in others]
+    return float(np.maximum(np.maximum.reduce(crowds) / drawn.sum(axis=1), 1 / ranks).mean())
 
 
 def best_colocated(problem: Problem) -> float:

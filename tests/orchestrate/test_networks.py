@@ -155,7 +155,7 @@ def test_a_file_that_lacks_sizes_is_refused(tmp_path: Path) -> None:
 
 
 def test_degrees_divide_heads_and_groups() -> None:
-    devices, load = cluster("h100", 16), Load(1, 100, 10_000, 100)
+    devices, load = cluster("h100", 16), Load(1, 100, 10_000, 100, ((1, 100),))
     network = Network("backbone", "backbone", ModelSize(2, 384, 1024, 6, 2, 1000))
     assert {o.tp for o in options(network, load, devices)} == {1, 2}
     odd = Network("backbone", "backbone", ModelSize(2, 192, 512, 3, 3, 1000))
@@ -167,7 +167,7 @@ def test_degrees_divide_heads_and_groups() -> None:
 def test_a_model_whose_times_no_job_can_say_is_refused() -> None:
     huge = Network("backbone", "backbone", ModelSize(1 << 20, 1 << 20, 1 << 20, 64, 64, 1000))
     with pytest.raises(ValueError, match=r"module backbone has [\d,]+B parameters in 1048576 layers.*check its sizes"):
-        options(huge, Load(1, 100, 10_000, 100), cluster("h100", 8))
+        options(huge, Load(1, 100, 10_000, 100, ((1, 100),)), cluster("h100", 8))
 
 
 def test_narrow_shares_and_sums_cost() -> None:

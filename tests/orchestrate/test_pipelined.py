@@ -43,9 +43,11 @@ def test_choices_fit_and_the_monolithic_one_is_never_faster() -> None:
 
 
 def plain_side(fixed: float, work: float, tp: int, fewest: int = 1) -> Side:
-    return Side(replace(OPTION, tp=tp), fixed, work, 0, fewest, 10_000)
+    return Side(replace(OPTION, tp=tp), fixed, work, 0, fewest, 10_000, EVENLY)
 
 
+EVENLY = 1 / np.arange(1, 10_001)
+"""Shares of images that can be cut."""
 OPTION = paper_problem("llama3-7b", 8, 8, 512).options(paper_problem("llama3-7b", 8, 8, 512).networks[0])[0]
 
 
@@ -76,7 +78,7 @@ def test_ranks_are_the_best_of_all_where_sums_of_gradients_cost_much() -> None:
         spine = Spine(0, int(random.integers(1, 6)), 1, random.uniform(0, 20), 0, random.uniform(0, 5), 1)
         pair = [
             Side(replace(OPTION, tp=int(random.choice([1, 2]))), 1.0, random.uniform(1, 30), random.uniform(0, 60),
-                 int(random.integers(1, 3)), int(random.integers(2, 9)))
+                 int(random.integers(1, 3)), int(random.integers(2, 9)), EVENLY)
             for _ in range(2)
         ]  # fmt: skip
         devices = int(random.integers(4, 16))

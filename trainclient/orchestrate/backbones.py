@@ -3,7 +3,8 @@
 Of W waves that take L in each of S stages, a step of V interleaved chunks takes W L + (S - 1) L / V in the backbone
 (Narayanan et al. 2021). Encoder and generator work for one chunk of V: while the others are run they wait, but for what
 they may hold. So the slowest of a chunk, encoder and generator counts for each wave, beside L (V - 1) / V. Of every S
-waves an encoder has `READY` ready by then, whose time counts no longer than a chunk's.
+waves an encoder has `READY` ready by then, whose time counts no longer than a chunk's. The way through further stages
+is that of a large microbatch (`LARGEST`): samples are whole.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,9 +15,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trainclient.orchestrate.choice import Problem, divisors, microbatches
+from trainclient.orchestrate.choice import Problem, divisors, wave_microbatches
 from trainclient.orchestrate.costs import Option
 from trainclient.orchestrate.sharing import F64, Spine
+from trainclient.orchestrate.whole_images import busiest_shares
 
 I64 = NDArray[np.int64]
 
@@ -25,6 +27,12 @@ MAX_CHUNKS: Final = 8
 READY: Final = 1.5
 """As simulated with equal waves, between 1 and 3 where an encoder takes up to three times as long as a chunk of 2 to 8
 stages. Steps are then estimated within 15 percent, most within 8 (`test_interleaved_steps_are_estimated`)."""
+
+LARGEST: Final = 0.5
+"""Of the time that the largest microbatch takes longer than a mean one in the stages behind the first, the part that a
+step of single chunks takes longer. Where all stages take the same time a step takes all microbatches in one stage, and
+the largest in the others (a proportionate flow shop); with microbatches beyond those of 1F1B in flight others fill half
+of that. Interleaved chunks come in an order that leaves it whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +43,8 @@ class Backbone:
     dp: int
     pp: int
     microbatch: int
-    finer: int
-    """Microbatches of a sequence, where memory does not hold it whole."""
+    finer: float
+    """Times as many microbatches as it takes with so many sequences, each as much smaller."""
     chunks: int
     spine: Spine
     bytes: float
@@ -50,7 +58,7 @@ class Backbones:
 
     option: Option
     degrees: I64
-    """int64 [5, n]: dp, pp, sequences of a microbatch, microbatches of a sequence, chunks."""
+    """int64 [5, n]: dp, pp, sequences of a microbatch, twice the times as many microbatches there are, chunks."""
     waves: I64
     gpus: I64
     held: I64
@@ -66,8 +74,8 @@ class Backbones:
     @property
     def sequences(self) -> F64:
         """Sequences of a wave in all ranks. float64 [n]."""
-        dp, _, microbatch, finer, _ = self.degrees
-        found: F64 = dp * microbatch / finer
+        dp, _, microbatch, halves, _ = self.degrees
+        found: F64 = 2 * dp * microbatch / halves
         return found
 
     @property
@@ -80,8 +88,9 @@ class Backbones:
         return len(self.waves)
 
     def __getitem__(self, n: int) -> Backbone:
-        dp, pp, microbatch, finer, chunks = (int(d) for d in self.degrees[:, n])
-        sequences = dp * microbatch if finer == 1 else dp * microbatch / finer
+        dp, pp, microbatch, halves, chunks = (int(d) for d in self.degrees[:, n])
+        finer = halves // 2 if halves % 2 == 0 else halves / 2
+        sequences = 2 * dp * microbatch / halves
         spine = Spine(
             int(self.gpus[n]), int(self.waves[n]), sequences, float(self.stage_ns[n]), float(self.alone_ns[n]),
             float(self.sync_ns[n]), int(self.held[n]), float(self.rest_ns[n]), float(self.ahead[n]),
@@ -114,50 +123,61 @@ def _degrees(problem: Problem, option: Option, sides: int) -> I64:
     """Every legal choice, whatever it takes. int64 [5, n]."""
     stream, layers = problem.workload.stream, option.network.size.layers
     most = (problem.cluster.gpus - sides) // option.tp
-    counts = np.array(microbatches(problem), np.int64)
+    counts = np.array(wave_microbatches(problem), np.int64)
     made = np.meshgrid(
         np.arange(len(counts)), divisors(stream.global_batch, most), divisors(layers, most),
         np.arange(1, MAX_CHUNKS + 1), indexing="ij",
     )  # fmt: skip
     count, dp, pp, chunks = (axis.ravel() for axis in made)
-    microbatch, finer = counts[count].T
-    waves = stream.global_batch * finer // (dp * microbatch)
-    whole = (stream.global_batch % (dp * microbatch) == 0) & (layers % (pp * chunks) == 0) & (dp * pp <= most)
+    microbatch, halves = counts[count].T
+    waves = stream.global_batch * halves // (2 * dp * microbatch)
+    slots = dp * microbatch
+    divided = (stream.global_batch % slots == 0) & (stream.global_batch * halves % (2 * slots) == 0)
+    whole = divided & (layers % (pp * chunks) == 0) & (dp * pp <= most)
     interleaved = (chunks == 1) | ((pp > 1) & (waves % pp == 0))
-    return np.array([dp, pp, microbatch, finer, chunks])[:, whole & interleaved]
+    return np.array([dp, pp, microbatch, halves, chunks])[:, whole & interleaved]
 
 
 def _fitting(problem: Problem, option: Option, degrees: I64, sides: int) -> Backbones:
-    """What memory holds: finer microbatches only where it does not hold sequences twice as long."""
+    """What memory holds."""
     cluster, network = problem.cluster, option.network
-    held = _activations(problem, option, degrees)
-    dp, pp, microbatch, finer, _ = degrees
+    dp, pp, microbatch, _, _ = degrees
+    longest = microbatch * problem.workload.stream.seq_len
+    held = np.maximum(_activations(problem, option, degrees), longest * option.unit_bytes / pp)
     by_stages = {stages: option.static_bytes(stages) for stages in np.unique(pp).tolist()}
     optimizer = {stages: option.optimizer_bytes(stages) for stages in np.unique(pp).tolist()}
     states = _of(pp, by_stages) + _of(pp, optimizer) / dp
-    longest = microbatch * problem.workload.stream.seq_len
     work = longest * option.work_bytes
-    beside, least = states + work, longest * option.unit_bytes / pp
-    fits = beside + np.maximum(held, least) <= cluster.memory_bytes
-    coarser = np.array([dp, pp, microbatch, np.maximum(1, finer // 2), degrees[4]])
-    needed = beside + np.maximum(_activations(problem, option, coarser), least) > cluster.memory_bytes
-    chosen = fits & ((finer == 1) | needed)
+    chosen = states + work + held <= cluster.memory_bytes
     degrees, states, work, held = degrees[:, chosen], states[chosen], work[chosen], held[chosen]
-    dp, pp, microbatch, finer, chunks = degrees
-    waves = problem.workload.stream.global_batch * finer // (dp * microbatch)
-    stage = (option.fixed_ns + microbatch / finer * option.sequence_ns) / pp
-    transfer = 2 * 2 * network.size.width * microbatch / finer * option.load.rows
+    dp, pp, microbatch, halves, chunks = degrees
+    sequences = 2 * microbatch / halves
+    waves = problem.workload.stream.global_batch * halves // (2 * dp * microbatch)
+    stage = (option.fixed_ns + sequences * option.sequence_ns) / pp
+    transfer = 2 * 2 * network.size.width * sequences * option.load.rows
     between = (pp - 1) / _bandwidths(problem, option.tp * pp) + sides / cluster.between_bytes_ns
+    after = stage * (pp - 1) / chunks + transfer * between
+    larger = np.where(chunks > 1, 1.0, LARGEST) * (_largest(problem, option, waves * dp) - 1)
     return Backbones(
         option, degrees, waves,
         gpus=dp * pp * option.tp,
         held=_encoder_waves(problem, degrees, waves),
         stage_ns=stage / chunks,
         rest_ns=stage * (1 - 1 / chunks),
-        alone_ns=stage * (1 + (pp - 1) / chunks) + transfer * between,
+        alone_ns=stage + after * (1 + larger),
         sync_ns=_sync_ns(problem, option, dp, pp),
         states=states, work=work, activations=held,
     )  # fmt: skip
+
+
+def _largest(problem: Problem, option: Option, microbatches: I64) -> F64:
+    """How many times the mean the largest microbatch takes, if all ranks run so many and samples are whole.
+    float64 [n]."""
+    if not len(microbatches):
+        return np.zeros(0)
+    batch, most = problem.workload.stream.global_batch, int(microbatches.max())
+    found: F64 = busiest_shares(option.load, option.cost, 1, batch, most)[microbatches - 1] * microbatches
+    return found
 
 
 def _of(keys: I64, values: dict[int, float]) -> F64:
@@ -185,11 +205,11 @@ def _after(problem: Problem) -> int:
 
 def _activations(problem: Problem, option: Option, degrees: I64) -> F64:
     """Bytes that the first stage holds of the microbatches in flight. float64 [n]."""
-    dp, pp, microbatch, finer, chunks = degrees
-    waves = problem.workload.stream.global_batch * finer // (dp * microbatch)
+    dp, pp, microbatch, halves, chunks = degrees
+    waves = problem.workload.stream.global_batch * halves // (2 * dp * microbatch)
     passes = np.where(chunks > 1, _passes(problem, pp, chunks), pp + _after(problem))
     first = np.minimum(waves, passes / chunks) if option.network.gradient_passes else 1 / chunks
-    found: F64 = first * (microbatch / finer * option.load.rows * option.unit_bytes / pp)
+    found: F64 = first * (2 * microbatch / halves * option.load.rows * option.unit_bytes / pp)
     return found
 
 

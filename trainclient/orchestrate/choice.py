@@ -13,7 +13,9 @@ from trainclient.orchestrate.workload import Workload
 MAX_MICROBATCH: Final = 64
 """Sequences of the largest microbatch that is tried."""
 FINER: Final = (2, 4, 8)
-"""Microbatches that a packed sequence is divided between, where memory does not hold it whole."""
+"""Microbatches that a packed sequence is divided between in colocated layouts, where memory does not hold it whole."""
+HALVES: Final = (2, 3, 4, 6, 8, 12, 16)
+"""Twice as many times more microbatches as servers try, where they work wave by wave (`pipelined/counts.py`)."""
 BEST_CHOICES: Final = 3
 """Number of choices of each layout that are shown, and scored by planner and simulator."""
 
@@ -112,8 +114,8 @@ class Choice:
     """Options of the layout, as a job has them."""
     rounds: int = 1
     """Times that a step goes through all phases, since memory does not hold it at once."""
-    finer: int = 1
-    """Microbatches that each sequence is divided between, since memory does not hold it whole."""
+    finer: float = 1
+    """Times as many microbatches, each as much smaller: of 3 sequences at 1.5 times as many each holds 2."""
     chunks: int = 1
     """Model chunks of each stage of the backbone; several are interleaved."""
     kind: str = field(kw_only=True)
@@ -182,6 +184,25 @@ def microbatches(problem: Problem) -> list[tuple[int, int]]:
         load = problem.workload.load(backbone)
         found += [(1, finer) for finer in FINER if finer * load.largest <= load.rows]
     return found
+
+
+def wave_microbatches(problem: Problem) -> list[tuple[int, int]]:
+    """Where servers choose how many waves there are: sequences of a microbatch, and twice the times as many there are.
+
+    Every divisor of the batch; 1.5 times as many; and of single sequences all `HALVES`. Microbatches of packed samples
+    each hold any sample, others a sequence at least.
+    """
+    stream, backbone = problem.workload.stream, problem.network("backbone")
+    if backbone is None:
+        return []
+    load = problem.workload.load(backbone)
+    smallest = load.largest / load.rows if stream.packed else 1
+    return [
+        (m, halves)
+        for m in divisors(stream.global_batch, MAX_MICROBATCH)
+        for halves in (HALVES if m == 1 else HALVES[:2])
+        if halves == HALVES[0] or 2 * m >= halves * smallest
+    ]
 
 
 def divisors(number: int, most: int) -> list[int]:

@@ -1,6 +1,7 @@
 """What was found, for people and for programs."""
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 from trainclient.orchestrate.choice import Choice, ModuleChoice
@@ -17,8 +18,8 @@ def degrees(module: ModuleChoice) -> str:
 
 
 def sequences(choice: Choice) -> str:
-    """Sequences of a microbatch, such as `3` or `1/4`."""
-    return str(choice.microbatch) if choice.finer == 1 else f"1/{choice.finer}"
+    """Sequences of a microbatch, such as `3`, `8/3` or `1/4`."""
+    return str(choice.microbatch / Fraction(choice.finer))
 
 
 def rows(solution: Solution) -> list[list[str]]:

@@ -8,7 +8,7 @@ other. A step of K + 1 waves takes (DistTrain, arXiv 2408.04275, section 4)
 beside what the backbone's choice fixes; of interleaved chunks, no less than that with a smaller K. It is convex in x: a
 maximum of three convex functions, whose minimum is at a stationary point of one of them or where two cross. All six are
 known in closed form. That bounds every pair of degrees; of those whose bound is below the best so far, all legal ranks
-are looked at.
+are looked at, with a / x and b / z of whole images (`whole_images`): these are no less, and fall with x and z as well.
 """
 
 from collections.abc import Sequence
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from trainclient.orchestrate.choice import at_least
 from trainclient.orchestrate.cluster import Cluster
 from trainclient.orchestrate.costs import Option
+from trainclient.orchestrate.whole_images import busiest_shares
 
 F64 = NDArray[np.float64]
 
@@ -64,13 +65,19 @@ class Side:
     option: Option
     fixed_ns: float
     work_ns: float
-    """Work of a wave, divided between ranks, in nanoseconds."""
+    """Work of a wave in all ranks, in nanoseconds."""
     sync_ns: float
     """With two ranks or more."""
     fewest: int
     """Data-parallel ranks that memory asks for."""
     most: int
     """Data-parallel ranks that all have an item in a mean wave."""
+    shares: F64
+    """The part of the work that the busiest of 1, 2, ... ranks does, for as many as there are devices for."""
+
+    def wave_ns(self, ranks: Any) -> Any:
+        """Forward and backward of a wave with so many ranks; a number, or an array."""
+        return self.fixed_ns + self.work_ns * self.shares[ranks - 1]
 
     @property
     def tp(self) -> int:
@@ -87,7 +94,8 @@ def side(option: Option, spine: Spine, cluster: Cluster, encodes: bool) -> Side 
     """A module at one degree beside a spine; None where no number of ranks holds it."""
     held = spine.held if encodes and option.network.gradient_passes else 1
     items = option.load.items * spine.sequences
-    most = max(1, min(int(items), (cluster.gpus - spine.gpus) // option.tp))
+    all_ranks = max(1, (cluster.gpus - spine.gpus) // option.tp)
+    most = max(1, min(int(items), all_ranks))
     free = cluster.memory_bytes - option.static_bytes(1)
     optimizer = option.optimizer_bytes(1)
     wave, work = spine.sequences * held * option.sequence_bytes, option.load.largest * option.work_bytes
@@ -99,9 +107,11 @@ def side(option: Option, spine: Spine, cluster: Cluster, encodes: bool) -> Side 
     )
     if fewest > most:
         return None
+    shares = busiest_shares(option.load, option.cost, spine.waves, spine.sequences, cluster.gpus)[:all_ranks]
     return Side(
-        option, option.fixed_ns, option.sequence_ns * spine.sequences, option.sync_ns(2, 1, cluster), fewest, most
-    )
+        option, option.fixed_ns, option.sequence_ns * spine.sequences, option.sync_ns(2, 1, cluster), fewest, most,
+        shares,
+    )  # fmt: skip
 
 
 def stage_bytes(option: Option, spine: Spine, ranks: int, encodes: bool) -> tuple[float, float, float]:
@@ -120,7 +130,7 @@ def step_ns(spine: Spine, sides: Sequence[Side], ranks: Sequence[int]) -> float:
 
 def parts(spine: Spine, sides: Sequence[Side], ranks: Sequence[int]) -> dict[str, float]:
     """What adds up to a step."""
-    times = [s.fixed_ns + s.work_ns / r for s, r in zip(sides, ranks, strict=True)]
+    times = [float(s.wave_ns(r)) for s, r in zip(sides, ranks, strict=True)]
     syncs = [s.sync_ns for s, r in zip(sides, ranks, strict=True) if r > 1]
     encoder = max((t for s, t in zip(sides, times, strict=True) if s.encodes), default=0.0)
     generator = max((t for s, t in zip(sides, times, strict=True) if not s.encodes), default=0.0)
@@ -209,10 +219,10 @@ def _all_ranks(spine: Spine, e: Side, g: Side, devices: int) -> tuple[float, tup
     """The fastest ranks of two modules: for each number of the one, the fewest or the most of the other."""
     ranks = np.arange(e.fewest, min(e.most, (devices - g.tp * g.fewest) // e.tp) + 1)
     most = np.minimum(g.most, (devices - e.tp * ranks) // g.tp)
-    encoder = e.fixed_ns + e.work_ns / ranks
+    encoder = e.wave_ns(ranks)
     best, chosen = np.inf, (0, 0)
     for others in (most, np.full_like(most, g.fewest)):
-        generator = g.fixed_ns + g.work_ns / others
+        generator = g.wave_ns(others)
         sync = np.maximum(np.where(ranks > 1, e.sync_ns, 0), np.where(others > 1, g.sync_ns, 0))
         steady = spine.steady_ns(encoder, generator) * (spine.waves - 1)
         times = spine.alone_ns + (encoder + generator) + steady + np.maximum(spine.sync_ns, sync)

@@ -60,9 +60,9 @@ class Stream:
     contrastive_batch: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Load:
-    """What a module has to do for a sequence, on average."""
+    """What a module has to do for a sequence, on average. It equals itself alone, so that hashing it takes no time."""
 
     items: float
     """Number of images, or of samples."""
@@ -72,6 +72,8 @@ class Load:
     """The sum of the squares of its items' rows, which attention takes; windows leave fewer pairs."""
     largest: int
     """Rows of the largest item that there is."""
+    sizes: tuple[tuple[float, int], ...]
+    """How many items of a sequence have so many rows, for each number of rows."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class Workload:
     def _load(self, network: Network) -> Load:
         total, each = sum(s.count for s in self.sizes), self.samples_per_sequence
         items = rows = squares = 0.0
-        largest = 0
+        largest, sizes = 0, dict[int, float]()
         for size in self.sizes:
             for weight, parts in self._items(network, size):
                 share = each * weight * size.count / total
@@ -112,7 +114,9 @@ class Workload:
                 rows += share * sum(parts)
                 squares += share * sum(n * min(n, network.window or n) for n in parts)
                 largest = max(largest, *parts) if share and parts else largest
-        return Load(items, rows, squares, largest)
+                for n in parts if share else ():
+                    sizes[n] = sizes.get(n, 0.0) + share
+        return Load(items, rows, squares, largest, tuple((sizes[n], n) for n in sorted(sizes)))
 
     @cached_property
     def lengths(self) -> F64:

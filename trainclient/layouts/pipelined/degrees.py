@@ -75,7 +75,8 @@ def _best(
     bounds: Callable[[Problem, Backbones, Kinds], F64],
     choices: Callable[[Backbone, Kinds, float], Iterator[Choice]],
 ) -> list[Choice]:
-    """The best of all choices for each backbone; those that the bounds of their backbones rule out are not made."""
+    """The best of all choices for each backbone, each of other degrees; those that the bounds of their backbones rule
+    out are not made."""
     kinds = side_options(problem)
     made = backbones(problem, len(kinds))
     found: list[Choice] = []
@@ -84,10 +85,23 @@ def _best(
         if bound * (1 - ROUNDING) >= below:
             break
         for choice in choices(backbone, kinds, below):
-            found = insert(found, choice)
+            found = _insert(found, choice)
     if not found:
         raise TooLargeError(name)
     return found
+
+
+def _insert(found: list[Choice], choice: Choice) -> list[Choice]:
+    """As `insert`, with one number of waves for the same degrees: servers choose that number, so others are planned
+    the same."""
+    alike = [c for c in found if _degrees(c) == _degrees(choice)]
+    if any(c.step_ns <= choice.step_ns for c in alike):
+        return found
+    return insert([c for c in found if c not in alike], choice)
+
+
+def _degrees(choice: Choice) -> tuple[object, ...]:
+    return choice.chunks, *((m.option.tp, m.option.recompute, m.dp, m.pp) for m in choice.modules)
 
 
 def _bounds(problem: Problem, made: Backbones, kinds: Kinds) -> F64:

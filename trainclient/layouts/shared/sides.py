@@ -25,5 +25,5 @@ def module_choices(
     found = {"backbone": backbone}
     for s, r in zip(sides, ranks, strict=True):
         held, states, work = stage_bytes(s.option, spine, r, s.option.network.role.feeds)
-        found[s.option.network.kind] = ModuleChoice(s.option, r, 1, held, states, work, s.fixed_ns + s.work_ns / r)
+        found[s.option.network.kind] = ModuleChoice(s.option, r, 1, held, states, work, float(s.wave_ns(r)))
     return tuple(found[n.kind] for n in problem.networks)

@@ -1,0 +1,50 @@
+"""What the busiest rank does at least where images are not cut, and how near plans come to steps solved with it."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from orchestration.estimates import Case, estimates, tiles
+
+from dataserver.planning.job.fields import Cost
+from trainclient.orchestrate.whole_images import busiest_shares, drawn_items
+from trainclient.orchestrate.workload import Load
+
+COST = Cost(linear_ps=1000, quadratic_fs=0, backward_percent=200)
+
+
+def load(*sizes: tuple[float, int]) -> Load:
+    rows = sum(n * rate for rate, n in sizes)
+    return Load(sum(rate for rate, _ in sizes), rows, 0.0, max(n for _, n in sizes), sizes)
+
+
+def test_images_of_one_size_are_divided_whole() -> None:
+    """Seven images of one size, in one wave: the busiest of r ranks has ceil(7 / r)."""
+    shares = busiest_shares(load((7, 64)), COST, 1, 1, 9)
+    assert shares * 7 == pytest.approx([7, 4, 3, 2, 2, 2, 1, 1, 1])
+
+
+def test_ranks_even_out_over_two_waves() -> None:
+    one, two, more = (busiest_shares(load((3, 64)), COST, waves, 1, 2)[1] for waves in (1, 2, 9))
+    assert (one, two, more) == pytest.approx((2 / 3, 1 / 2, 1 / 2))
+
+
+def test_no_division_of_the_images_beats_the_bound() -> None:
+    """All divisions of drawn images between 1 to 4 ranks; the bound is reached where there are few ranks or images."""
+    sizes, reached = load((3, 16), (2, 100), (1, 300)), 0
+    shares = busiest_shares(sizes, COST, 1, 1, 4)
+    drawn = drawn_items(sizes, COST.linear_ps, COST.quadratic_fs, None, 6)
+    for ranks in range(1, 5):
+        owners = np.array(list(product(range(ranks), repeat=6)))
+        loads = np.stack([(drawn[:, None] * (owners == r)).sum(axis=2) for r in range(ranks)])
+        best = (loads.max(axis=0).min(axis=1) / drawn.sum(axis=1)).mean()
+        assert 1 / ranks <= shares[ranks - 1] <= best + 1e-12
+        reached += shares[ranks - 1] > 0.95 * best
+    assert reached == 4
+    assert (np.diff(shares) <= 0).all()
+
+
+def test_plans_are_near_what_is_solved() -> None:
+    case = Case(tiles({1: 4, 5: 4, 13: 2}, 100), packed=True, gpus=16, batch=32)
+    ratios = [found.ratio for found in estimates(case, 1)]
+    assert 0.9 <= min(ratios) <= max(ratios) <= 1.1, ratios
