@@ -15,7 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -287,6 +287,14 @@ def cpu_rows(count: int, width: int, rounds: int, seed: int) -> list[Row]:
     ]
 
 
+def _all_rows(shards: int, images: int, rounds: int, seed: int) -> Iterator[list[Row]]:
+    for count, size, draw in ((images, 77_000, seed), (images // 2, 120_000, seed + 1)):
+        yield cache_rows(Shape(shards, count, WINDOW, BATCH, draw), size)
+    for count, width, draw in ((400, 512, seed), (300, 768, seed + 1)):
+        yield cpu_rows(count, width, rounds, draw)
+    yield rows_beside_rivals(1500, rounds, seed, DELAY_S)
+
+
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -299,14 +307,13 @@ def main() -> int:
     if arguments.install:
         for environment in (rival.environment for rival in RIVALS if rival.environment is not None):
             install(environment)
-    rows = []
     shards, images, seed = arguments.shards, arguments.images, arguments.seed
     print(f"blocks of {BLOCK_BYTES >> 20} MiB, {DELAY_S * 1e3:.0f} ms for each request")
-    for count, size, draw in ((images, 77_000, seed), (images // 2, 120_000, seed + 1)):
-        rows += cache_rows(Shape(shards, count, WINDOW, BATCH, draw), size)
-    for count, width, draw in ((400, 512, seed), (300, 768, seed + 1)):
-        rows += cpu_rows(count, width, arguments.rounds, draw)
-    rows += rows_beside_rivals(1500, arguments.rounds, seed, DELAY_S)
+    rows = []
+    for made in _all_rows(shards, images, arguments.rounds, seed):
+        rows += made
+        for row in made:  # before the table, which a failure of later rows would take with it
+            print(f"{row.name}: {row.measured}", flush=True)
     return report(rows)
 
 

@@ -19,7 +19,8 @@ from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape, unescape
 
-_RANGE = re.compile(r"bytes=(\d+)-(\d+)")
+_RANGE = re.compile(r"bytes=(\d+)-(\d*)")
+_TO_THE_END = 1 << 62
 
 
 @dataclass
@@ -118,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         path = unquote(parts.path)
         found = _RANGE.fullmatch(self.headers.get("Range", ""))
-        wanted = (int(found[1]), int(found[2]) + 1) if found else None
+        wanted = (int(found[1]), int(found[2] or _TO_THE_END) + 1) if found else None
         headers = {name.lower(): value for name, value in self.headers.items()}
         state = self.state
         with state.lock:

@@ -1,6 +1,7 @@
 """All servers gone, a store gone or silent, servers of two builds: what a run sees, and that its bytes are the same."""
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ from stores import no_stores, stores
 from dataserver.jobs import Catalog, fill_job
 from dataserver.planning.job.identity import Job, parse_job
 from dataserver.serving.config import load_config
+from trainclient.stream import rotation
 from trainclient.stream.endpoint import Timeouts
 
 __all__ = ["no_stores", "stores"]
@@ -100,7 +102,13 @@ def test_all_servers_gone_and_back(folders: dict[str, Path], tmp_path: Path, cap
         assert read([member.address for member in members], job, kill) == undisturbed
     waits = [record for record in caplog.records if "no server could" in record.getMessage()]
     assert waits
-    assert len({record.threadName for record in waits}) == 1, "one rank speaks for all"
+    speaker = waits[0].threadName
+    others = [record for record in waits if record.threadName != speaker]
+    assert len(others) == len({record.threadName for record in others}), (
+        "one rank speaks for all, the others say it once"
+    )
+    late = [float(re.findall(r"for (\d+) s of", record.getMessage())[0]) for record in others]
+    assert all(waited >= rotation.REPORT_LATE_S for waited in late), "which they do where servers come back late"
     assert all(member.address in waits[-1].getMessage() for member in members)
 
 
