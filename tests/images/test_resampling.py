@@ -113,7 +113,7 @@ def test_padded_squares_are_the_processors(shape: tuple[int, int], background: t
     assert np.abs(ours.astype(int) - llava[:84, :84]).max() <= 1
     if shape == (512, 512):
         squared = served(image, sized(SizingRule.SQUARE, **sizing))
-        assert np.array_equal(ours, squared), "it has no borders"
+        assert np.abs(ours.astype(int) - squared).max() <= 1, "it has no borders"
     fast = served(image, sized(SizingRule.PAD, **sizing, background=background, quality="fast"), format="JPEG")
     assert psnr(fast, ours) > 25, "a JPEG may be reduced before it is padded"
 

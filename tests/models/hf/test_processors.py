@@ -28,6 +28,7 @@ QWEN = {"rule": "qwen", "min_pixels": 3136, "max_pixels": 1003520, "resampling":
 CROP = {"rule": "crop", "side": 224, "resampling": "bicubic"}
 PAD = {"rule": "pad", "side": 336, "resampling": "bicubic"}
 SIDE_336: dict[str, Any] = {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}}
+LLAVA = {"image_processor_type": "LlavaImageProcessor", "size": 336, "crop_size": 336, "do_pad": True}
 IDEFICS3 = {
     "rule": "tiles",
     "side": 364,
@@ -69,9 +70,8 @@ WRITTEN: list[tuple[dict[str, Any], dict[str, Any] | None]] = [
     ({"image_processor_type": "CLIPImageProcessor", "size": 336, "crop_size": 336}, {**CROP, "side": 336}),
     ({"feature_extractor_type": "CLIPFeatureExtractor", "size": 224, "crop_size": 224, "resample": 3}, CROP),
     ({"image_processor_type": "LlavaImageProcessor", "size": 336, "crop_size": 336}, {**CROP, "side": 336}),
-    ({"image_processor_type": "LlavaImageProcessor", "size": 336, "crop_size": 336, "do_pad": True}, PAD),
-    ({"image_processor_type": "LlavaImageProcessor", "size": 336, "crop_size": 336, "do_pad": True,
-      "image_mean": [0.5, 0.25, 0]}, {**PAD, "background": (127, 63, 0)}),
+    (LLAVA, PAD),
+    ({**LLAVA, "image_mean": [0.5, 0.25, 0]}, {**PAD, "background": (127, 63, 0)}),
     ({"image_processor_type": "LlavaImageProcessor", "size": 336, "crop_size": 224, "do_pad": True},
      {"rule": "padded"}),
     ({"image_processor_type": "LlavaImageProcessor", "do_pad": True, "do_resize": False}, {"rule": "padded"}),
@@ -128,7 +128,7 @@ def test_sizings_come_back_from_the_processors_of_exports(sizing: dict[str, Any]
         ({"resample": 0}, r"resample is 0; one of 1 \(lanczos\), 2 \(bilinear\), 3 \(bicubic\) is required"),
         ({"size": "large"}, "size is 'large'; an object is required"),
         (
-            {"image_processor_type": "LlavaImageProcessor", "do_pad": True, "image_mean": [0.5, 2, 0]},
+            {**LLAVA, "image_mean": [0.5, 2, 0]},
             r"image_mean is \[0.5, 2, 0\]; three numbers from 0 to 1 are required",
         ),
     ],

@@ -213,7 +213,7 @@ def test_a_model_that_has_learned_further_tokens(name: str, tmp_path: Path) -> N
     with pytest.raises(PretrainedError, match=r"has no tokenizer\.json, tokenizer\.model or NAME\.tiktoken; give"):
         export_whole(tmp_path / "back", base, parts, tokenizer=tmp_path)
     assert export_whole(tmp_path / "bytes", base, parts, built_in=True) == []
-    alone = {"config.json", "model.safetensors"}
+    alone = {"config.json", "generation_config.json", "model.safetensors"}
     assert {path.name for path in (tmp_path / "bytes").iterdir()} == alone, "the base's tokenizer is another one"
     assert export_whole(tmp_path / "back", base, parts, tokenizer=grown) == []
     found = {name: (tmp_path / "back" / name).read_text() for name in ("tokenizer.json", "chat_template.jinja")}
