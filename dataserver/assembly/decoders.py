@@ -10,14 +10,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.audio import AudioShape, audio_fault_of, decode_mel
+from dataserver.audio import AudioShape, ReadMono, audio_fault_of, decode_mel
 from dataserver.dataset import ImageRef
 from dataserver.images import DrawnTransform, ImageFault, ImageShape, decode_patches
 from dataserver.images import fault_of as image_fault_of
 from dataserver.planning.job.fields import Sizing, served_frames
 from dataserver.planning.stream.item_sizes import audio_sizing, video_sizing
 from dataserver.planning.stream.samples import AUDIO, IMAGE, VIDEO
-from dataserver.video import FrameGrid, VideoShape, decode_frames, video_fault_of
+from dataserver.video import FrameGrid, VideoShape, decode_frames, read_sound, video_fault_of, video_format_of
 
 
 class Item(NamedTuple):
@@ -52,7 +52,12 @@ def _decode_clip(data: bytes, ref: ImageRef, item: Item, sizing: Sizing, out: Ar
     audio = audio_sizing(sizing)
     if out is None:
         out = np.empty((served_frames(item.columns, audio), audio.bins), np.float32)
-    return decode_mel(data, AudioShape(ref.width, ref.height, ref.orientation), audio, out)
+    return decode_mel(data, AudioShape(ref.width, ref.height, ref.orientation), audio, out, _sound_reader(data))
+
+
+def _sound_reader(data: bytes) -> ReadMono | None:
+    """What reads the samples of a clip that is the sound of a video; None for a clip of its own."""
+    return None if video_format_of(data) is None else read_sound
 
 
 def _decode_video(data: bytes, ref: ImageRef, item: Item, sizing: Sizing, out: Array | None) -> bool:
@@ -78,7 +83,7 @@ def fault_of(data: bytes, ref: ImageRef) -> ImageFault | None:
     if ref.is_image:
         return image_fault_of(data, ref)
     if ref.is_audio:
-        why = audio_fault_of(data, AudioShape(ref.width, ref.height, ref.orientation))
+        why = audio_fault_of(data, AudioShape(ref.width, ref.height, ref.orientation), _sound_reader(data))
     else:
         why = video_fault_of(data, _video_shape(ref))
     return None if why is None else ImageFault(why, is_served=False)

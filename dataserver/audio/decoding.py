@@ -12,9 +12,12 @@ The rules of audio version 1:
    are served: those that its tower's convolutions reach (`served_frames`).
 
 Values that are not finite, or beyond `LOUDEST`, make a clip invalid.
+
+Of the sound of a video steps 1 to 3 are those of `dataserver.video.sound`.
 """
 
 import logging
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -33,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class InvalidAudioError(Exception):
-    """These bytes are not a usable clip; never leaves this folder."""
+    """These bytes are not a usable clip; leaves no function but a `ReadMono`."""
 
 
 class AudioShape(NamedTuple):
@@ -45,7 +48,12 @@ class AudioShape(NamedTuple):
     channels: int
 
 
-def decode_mel(data: bytes, shape: AudioShape, sizing: AudioSizing, out: F32) -> bool:
+ReadMono = Callable[[bytes, AudioShape, int], F32]
+"""The mean of all channels of a clip's first so many samples, float32 [samples]; InvalidAudioError where there is
+none."""
+
+
+def decode_mel(data: bytes, shape: AudioShape, sizing: AudioSizing, out: F32, read: ReadMono | None = None) -> bool:
     """Decode a clip into its spectrogram.
 
     Args:
@@ -53,6 +61,7 @@ def decode_mel(data: bytes, shape: AudioShape, sizing: AudioSizing, out: F32) ->
         shape: what the index says of it.
         sizing: of spectrograms.
         out: float32 [frames, bins], C-contiguous, overwritten.
+        read: reads the samples; by default those of a file that is audio alone.
 
     Returns:
         True; or False, with zeros in `out`, where `data` is not a usable clip: a pure function of the arguments.
@@ -61,7 +70,7 @@ def decode_mel(data: bytes, shape: AudioShape, sizing: AudioSizing, out: F32) ->
         MemoryError: the machine, not the clip, is at fault.
     """
     try:
-        samples = _decode(data, shape, sizing.max_seconds)
+        samples = _decode(data, shape, sizing.max_seconds, read or _read_mono)
     except InvalidAudioError as error:
         logger.debug("a clip of %d bytes cannot be decoded: %s", len(data), error)
         out.fill(0)
@@ -70,27 +79,28 @@ def decode_mel(data: bytes, shape: AudioShape, sizing: AudioSizing, out: F32) ->
     return True
 
 
-def audio_fault_of(data: bytes, shape: AudioShape) -> str | None:
+def audio_fault_of(data: bytes, shape: AudioShape, read: ReadMono | None = None) -> str | None:
     """Say why servers deliver a clip as invalid; None where they deliver it.
 
-    Decodes the first 30 seconds, the most that any job reads: a job that reads less of a clip may find it valid.
+    Decodes the first 30 seconds, the most that any job reads: a job that reads less of a clip may find it valid. Its
+    samples are read as by `decode_mel`.
 
     Raises:
         MemoryError: the machine, not the clip, is at fault.
     """
     try:
-        _decode(data, shape, MAX_CLIP_SECONDS)
+        _decode(data, shape, MAX_CLIP_SECONDS, read or _read_mono)
     except InvalidAudioError as error:
         return str(error)
     return None
 
 
-def _decode(data: bytes, shape: AudioShape, max_seconds: int) -> F32:
+def _decode(data: bytes, shape: AudioShape, max_seconds: int, read: ReadMono) -> F32:
     """The first seconds of a clip at 16 kHz. float32 [samples]."""
     if len(data) > MAX_AUDIO_BYTES:
         raise InvalidAudioError(f"{len(data)} bytes, limit {MAX_AUDIO_BYTES}")
     wanted = min(shape.samples, max_seconds * shape.sample_rate)
-    mono = _read_mono(data, shape, wanted)
+    mono = read(data, shape, wanted)
     loudest = float(np.abs(mono).max(initial=0))
     if not loudest <= LOUDEST:  # nor is what is not finite
         raise InvalidAudioError(f"it holds values up to {loudest:g}, which are not finite or beyond {LOUDEST:g}")

@@ -32,8 +32,10 @@ AUDIO_FORMATS: Final = (
     AudioFormat("vorbis", "Ogg Vorbis", "OGG", "VORBIS", lambda data: _begins_ogg(data, b"\x01vorbis")),
     AudioFormat("opus", "Ogg Opus", "OGG", "OPUS", lambda data: _begins_ogg(data, b"OpusHead")),
 )
-"""An index stores the position of a format in this tuple: a new one is added at the end."""
-AUDIO_FORMAT_NAMES: Final = tuple(found.name for found in AUDIO_FORMATS)
+"""Those of files that are audio alone."""
+AUDIO_FORMAT_NAMES: Final = ("wav", "flac", "mp3", "vorbis", "opus", "mp4", "matroska")
+"""What a clip may lie in: the formats above, and those of videos, whose sound it is. An index stores the position of a
+name in this tuple: a new one is added at the end."""
 AUDIO_SUFFIXES: Final = frozenset(
     {"wav", "flac", "mp3", "ogg", "oga", "opus"} | {"m4a", "aac", "aif", "aiff", "aifc", "wma", "amr", "wv", "webm"}
 )

@@ -87,7 +87,12 @@ def read_audio_header(data: bytes) -> AudioHeader:
         raise AudioHeaderError("audio_too_large", f"{len(data)} bytes, limit {MAX_AUDIO_BYTES}")
     with open_clip(data) as (name, file):
         _check_layout(file.samplerate, file.channels)
-        found = AudioHeader(name, _samples_of(file), file.samplerate, file.channels)
+        return check_header(AudioHeader(name, _samples_of(file), file.samplerate, file.channels))
+
+
+def check_header(found: AudioHeader) -> AudioHeader:
+    """Return a header that is within the limits. Raises AudioHeaderError where it is not."""
+    _check_layout(found.sample_rate, found.channels)
     if found.samples < 1:
         raise AudioHeaderError("unreadable_header", "it has no samples")
     if found.samples > MAX_AUDIO_SECONDS * found.sample_rate:

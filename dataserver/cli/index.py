@@ -31,6 +31,7 @@ from dataserver.dataset import (
     TextOnly,
     TruncatedImages,
     VideoMembers,
+    VideoSound,
     build_index,
     count_chats,
     count_tokens,
@@ -42,7 +43,7 @@ from dataserver.jobs import Rules, index_statistics
 from dataserver.planning.job.fields import Sizing
 from dataserver.planning.plan.naming import counted
 from dataserver.planning.stream.captions import CHAT_PREFIX, Captions, text_key
-from dataserver.video import require_video
+from dataserver.video import require_sound, require_video
 
 MAX_PARTS: Final = 4096
 PUBLISH_EVERY_S: Final = 60.0
@@ -66,6 +67,7 @@ def _rules(
     conversations: Conversations = Conversations.DOCUMENT,
     video: VideoMembers = VideoMembers.IGNORE,
     missing_images: MissingImages = MissingImages.LEAVE_OUT,
+    video_sound: VideoSound = VideoSound.IGNORE,
 ) -> IndexRules:
     """What becomes a sample, and of what.
 
@@ -89,6 +91,8 @@ def _rules(
         video: Members that are videos (.mp4, .mov, .webm, .mkv): ignore them, or serve them as parts of their samples,
             which needs the extra `video` here and on servers.
         missing_images: Documents with images that are missing or broken: leave them out, or serve them without these.
+        video_sound: With --video serve, the sound of videos: ignore it, or serve it as a clip behind its video, which
+            needs the extra `audio` as well.
     """
     return IndexRules(
         text_only,
@@ -105,6 +109,7 @@ def _rules(
         conversations=conversations,
         video=video,
         missing_images=missing_images,
+        video_sound=video_sound,
     )
 
 
@@ -153,6 +158,8 @@ def index(
         require_audio()
     if served["video"]:
         require_video()
+    if rules.video_sound is VideoSound.SERVE:
+        require_sound()
     media = [kind for kind, is_served in served.items() if is_served]
     chats = [open_chat(found, media) for found in tokenizers if found.name != BYTES] if is_chat else []
     if is_chat and not chats:

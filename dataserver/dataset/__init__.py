@@ -41,6 +41,7 @@ from dataserver.dataset.index.rules import (
     TextOnly,
     TruncatedImages,
     VideoMembers,
+    VideoSound,
 )
 from dataserver.dataset.index.text_transforms import TransformingTokenizer
 from dataserver.dataset.index.tokens import TextTokenizer, TokensReport, count_tokens, texts_key
@@ -155,6 +156,7 @@ __all__ = [
     "TransformingTokenizer",
     "TruncatedImages",
     "VideoMembers",
+    "VideoSound",
     "build_index",
     "chat_key",
     "compile_filter",

@@ -50,6 +50,8 @@ class Dataset:
         """Whether its samples are conversations, which a chat template renders."""
         self.has_videos = any(shard.may_have_videos for shard in shards)
         """Whether videos may be parts of its samples."""
+        self.has_sound = any(shard.may_have_sound for shard in shards)
+        """Whether the sound of videos may be."""
         there = {"audio": self.has_audio, "video": self.has_videos}
         self.media = tuple(kind for kind, is_there in there.items() if is_there)
         """What may be parts of its samples beside images, as chats call it."""

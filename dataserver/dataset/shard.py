@@ -121,13 +121,18 @@ class Shard:
 
     @property
     def may_have_audio(self) -> bool:
-        """Whether members that are audio are parts of its samples."""
-        return "audio" in read_rules(self.header.rules)
+        """Whether members that are audio, or the sound of videos, are parts of its samples."""
+        return "audio" in read_rules(self.header.rules) or self.may_have_sound
 
     @property
     def may_have_videos(self) -> bool:
         """Whether members that are videos are parts of its samples."""
         return "video" in read_rules(self.header.rules)
+
+    @property
+    def may_have_sound(self) -> bool:
+        """Whether the sound of videos is a part of its samples."""
+        return "video-sound" in read_rules(self.header.rules)
 
     def keys(self) -> list[str]:
         """Return the samples' keys in row order."""

@@ -12,7 +12,7 @@ from dataserver.jobs.errors import DatasetMismatchError, DatasetUnknownError, To
 from dataserver.planning.job.fields import DatasetSpec, Stream, TokenizerSpec
 from dataserver.planning.stream.captions import Captions
 from dataserver.transforms import NO_TRANSFORMS, Kind, TransformPool
-from dataserver.video import require_video, video_digest
+from dataserver.video import require_sound, require_video, sound_digest, video_digest
 
 
 class CatalogPaths(Protocol):
@@ -80,7 +80,12 @@ class Catalog:
 
     def _dataset(self, spec: DatasetSpec, tokenizer_digest: str) -> Dataset:
         dataset = dataset_of(spec, self.named_dataset(spec.name), tokenizer_digest)
-        for is_there, require in ((dataset.has_audio, require_audio), (dataset.has_videos, require_video)):
+        needed = (
+            (dataset.has_audio, require_audio),
+            (dataset.has_videos, require_video),
+            (dataset.has_sound, require_sound),
+        )
+        for is_there, require in needed:
             if is_there:
                 _require(require, spec.name)
         return dataset
@@ -118,6 +123,16 @@ class Catalog:
         except ValueError:
             return ""
         return video_digest()
+
+    def sound_digest(self) -> str:
+        """As `audio_digest`, of the sound of videos."""
+        if not any(dataset.has_sound for dataset in self.datasets.values()):
+            return ""
+        try:
+            require_sound()
+        except ValueError:
+            return ""
+        return sound_digest()
 
     def check_tokenizer(self, spec: TokenizerSpec) -> None:
         """Find out whether the tokenizer of a job is here.

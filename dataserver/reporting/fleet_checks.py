@@ -99,6 +99,11 @@ def _releases(fleet: Sequence[Seen]) -> Iterator[Finding]:
         "they decode video differently, and a trainer uses videos of one digest alone: install the same version of av "
         "everywhere",
     )
+    yield from _differing(
+        {one.address: f"sound digest {one.info.sound_digest[:SHORT]}" for one in fleet if one.info.sound_digest},
+        "they decode the sound of videos differently, and a trainer uses that of one digest alone: install the same "
+        "versions of av and soxr everywhere",
+    )
     for kind in ("order_versions", "content_versions", "plan_versions"):
         if fleet and not set.intersection(*(set(getattr(one.info, kind)) for one in fleet)):
             everybody = tuple(one.address for one in fleet)

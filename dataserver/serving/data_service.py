@@ -199,6 +199,7 @@ class DataService:
                 for _, one in sorted(self._access.catalog(context).transforms.installed.items())
             ],
             video_digest=self._access.catalog(context).video_digest(),
+            sound_digest=self._access.catalog(context).sound_digest(),
         )
 
     def GetDatasetInfo(

@@ -21,13 +21,17 @@ from dataserver.video.limits import (
     MAX_VIDEO_FRAMES,
     MAX_VIDEO_SECONDS,
 )
+from dataserver.video.sound import MAX_SOUND_PACKETS, SOUND_CODECS, read_sound, read_sound_header, require_sound
+from dataserver.video.sound_digest import sound_digest
 
 __all__ = [
     "MAX_FRAME_PIXELS",
     "MAX_FRAME_SIDE",
+    "MAX_SOUND_PACKETS",
     "MAX_VIDEO_BYTES",
     "MAX_VIDEO_FRAMES",
     "MAX_VIDEO_SECONDS",
+    "SOUND_CODECS",
     "VIDEO_FORMAT_NAMES",
     "VIDEO_SUFFIXES",
     "VIDEO_VERSION",
@@ -37,8 +41,12 @@ __all__ = [
     "VideoShape",
     "decode_first_frame",
     "decode_frames",
+    "read_sound",
+    "read_sound_header",
     "read_video_header",
+    "require_sound",
     "require_video",
+    "sound_digest",
     "video_digest",
     "video_fault_of",
     "video_format_of",

@@ -5,7 +5,7 @@ that names another one is refused.
 """
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
@@ -29,7 +29,6 @@ _OPTIONS: Final = {
     "threads": "1",
     "max_pixels": str(MAX_FRAME_PIXELS),
     "protocol_whitelist": "none",
-    "codec_whitelist": ",".join(DECODERS),
     "max_streams": "16",
 }
 _CONVERSION: Final = int(Interpolation.BILINEAR)
@@ -37,10 +36,13 @@ _CONVERSION: Final = int(Interpolation.BILINEAR)
 
 
 @contextmanager
-def open_container(data: bytes, found: VideoFormat) -> Iterator[av.container.InputContainer]:
-    """Open a video."""
+def open_container(
+    data: bytes, found: VideoFormat, decoders: Sequence[str] = DECODERS
+) -> Iterator[av.container.InputContainer]:
+    """Open a video; `decoders` are those that may be tried to see what its streams are."""
+    options = {**_OPTIONS, "codec_whitelist": ",".join(decoders)}
     with av.open(
-        io.BytesIO(data), "r", found.container, options=_OPTIONS, metadata_errors="replace", io_open=_refuse
+        io.BytesIO(data), "r", found.container, options=options, metadata_errors="replace", io_open=_refuse
     ) as container:
         yield container
 

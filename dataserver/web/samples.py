@@ -267,7 +267,7 @@ def _brief(shard: Shard, row: int, key: str) -> dict[str, Any]:
 def _format_of(data: bytes, ref: ImageRef) -> str:
     if ref.is_image:
         return sniff_format(data) or "unknown"
-    found = audio_format_of(data) if ref.is_audio else video_format_of(data)
+    found = (audio_format_of(data) if ref.is_audio else None) or video_format_of(data)  # or of the video of a sound
     return "unknown" if found is None else found.name
 
 

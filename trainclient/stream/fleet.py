@@ -201,17 +201,18 @@ class Fleet:
         """Note that a server's bytes are used: from now on all others have to decode like it.
 
         Only bytes commit, not answers: a server that is found to be odd before it sent any decides nothing. Where bytes
-        are spectrograms (`of` is audio) or patches of videos (video), all have to make the same of these as well; those
-        that have none are not asked.
+        are spectrograms (`of` is audio) or patches of videos (video), all have to make the same of these as well:
+        spectrograms may be of the sound of videos. Those that have none are not asked.
 
         Raises:
             ServerMismatchError: other bytes were used before.
         """
         with self._lock:
             images = self._reference = self._reference or (endpoint.address, info.content_digest)
-            digests = {"audio": info.audio_digest, "video": info.video_digest}
-            if digests.get(of):
-                self._media_references.setdefault(of, (endpoint.address, digests[of]))
+            digests = {"audio": info.audio_digest, "video": info.video_digest, "sound": info.sound_digest}
+            for used_kind in (of, "sound") if of == "audio" else (of,):
+                if digests.get(used_kind):
+                    self._media_references.setdefault(used_kind, (endpoint.address, digests[used_kind]))
             used_media = dict(self._media_references)
         compared = [("image", "content", info.content_digest, *images)]
         compared += [(kind, kind, digests[kind], *found) for kind, found in used_media.items() if digests[kind]]

@@ -36,6 +36,7 @@ def flags_of(rules: IndexRules) -> list[str]:
         "--conversations": (rules.conversations, DEFAULT_RULES.conversations),
         "--video": (rules.video, DEFAULT_RULES.video),
         "--missing-images": (rules.missing_images, DEFAULT_RULES.missing_images),
+        "--video-sound": (rules.video_sound, DEFAULT_RULES.video_sound),
     }
     flags = [text for flag, (value, default) in chosen.items() if value != default for text in (flag, str(value))]
     if rules.allow_duplicates:

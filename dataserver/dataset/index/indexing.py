@@ -54,6 +54,7 @@ from dataserver.dataset.index.rules import (
     SeveralImages,
     TextOnly,
     VideoMembers,
+    VideoSound,
     lone_texts_of,
     read_rules,
     written_rules,
@@ -301,7 +302,11 @@ def _read_members(
         rules.several_images is SeveralImages.ALL,
         in_members,
         rules.images,
-        served_media(rules.audio is AudioMembers.SERVE, rules.video is VideoMembers.SERVE),
+        served_media(
+            rules.audio is AudioMembers.SERVE,
+            rules.video is VideoMembers.SERVE,
+            rules.video_sound is VideoSound.SERVE,
+        ),
         rules.conversations is Conversations.CHAT,
         rules.missing_images is MissingImages.DROP,
         texts,
@@ -344,7 +349,7 @@ def _read_members(
                 captions.add(sample)
             if chats is not None:
                 chats.add(sample.chat)
-            if AUDIO in media:
+            if len(media) > 1:
                 seen.num_long_clips += sum(is_long_clip(part) for part in sample.images)
             if not sample.images:
                 without_image.append(len(rows.keys) - 1)

@@ -8,9 +8,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
+from dataserver.dataset.errors import DatasetError
 from dataserver.dataset.shards.captions import CaptionSource
 
-_OPTIONAL: Final = frozenset({"images", "audio", "video", "conversations", "missing-images"})
+_OPTIONAL: Final = frozenset({"images", "audio", "video", "conversations", "missing-images", "video-sound"})
 """Rules that stand there only where they were chosen: they came after the others."""
 RULES_VERSION: Final = 3
 """Grows with every release that makes other samples, texts, token ids or sizes of the same bytes."""
@@ -95,6 +96,14 @@ class VideoMembers(StrEnum):
     """They are parts of their samples, as images are."""
 
 
+class VideoSound(StrEnum):
+    """What becomes of the sound of videos that are served."""
+
+    IGNORE = "ignore"
+    SERVE = "serve"
+    """It is a clip of the sample, directly behind its video. A video without sound has none."""
+
+
 class Conversations(StrEnum):
     """How the turns of conversations are stored."""
 
@@ -129,6 +138,19 @@ class IndexRules:
     conversations: Conversations = Conversations.DOCUMENT
     video: VideoMembers = VideoMembers.IGNORE
     missing_images: MissingImages = MissingImages.LEAVE_OUT
+    video_sound: VideoSound = VideoSound.IGNORE
+
+    def __post_init__(self) -> None:
+        """Raise DatasetError where rules contradict each other."""
+        if self.video_sound is VideoSound.IGNORE:
+            return
+        if self.video is not VideoMembers.SERVE:
+            raise DatasetError("--video-sound serve is the sound of videos, which are ignored; add --video serve")
+        if self.conversations is Conversations.CHAT:
+            raise DatasetError(
+                "--video-sound serve and --conversations chat do not go together: no chat template says where the "
+                "sound of a video stands; leave one of them out"
+            )
 
 
 DEFAULT_RULES: Final = IndexRules()
@@ -156,6 +178,8 @@ def written_rules(lone_texts: LoneTexts, rules: IndexRules) -> str:
         chosen["conversations"] = rules.conversations
     if rules.missing_images is MissingImages.DROP:
         chosen["missing-images"] = rules.missing_images
+    if rules.video_sound is VideoSound.SERVE:
+        chosen["video-sound"] = rules.video_sound
     return json.dumps(
         {
             "version": str(RULES_VERSION),

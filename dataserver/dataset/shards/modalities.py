@@ -7,7 +7,7 @@ decoder's (`assembly/decoders.py`).
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -43,6 +43,7 @@ from dataserver.video import (
     VIDEO_FORMAT_NAMES,
     VIDEO_SUFFIXES,
     VideoHeaderError,
+    read_sound_header,
     read_video_header,
     video_format_of,
 )
@@ -70,8 +71,9 @@ class StoredModality:
     """Types of files that claim to be of it."""
     matches: Callable[[bytes], bool]
     """Whether a file begins as one of it."""
-    read: Callable[[bytes, int], ImagePart]
-    """What an index holds of a file that lies at an address; SampleError where it is none."""
+    read: Callable[[bytes, int], ImagePart] = field(compare=False)
+    """What an index holds of a file that lies at an address; SampleError where it is none. It is not compared: videos
+    are the same modality with their sound and without."""
     ranges: Mapping[str, tuple[int, int]]
     """Least and greatest value of fields of `ImagePart`."""
     extent: Callable[[Columns], npt.NDArray[np.int64]]
@@ -109,6 +111,19 @@ def _read_video(content: bytes, offset: int) -> ImagePart:
     number = _FIRST_FORMATS[VIDEO.number] + VIDEO_FORMAT_NAMES.index(header.format)
     size = header.width, header.height, header.orientation
     return ImagePart(offset, len(content), *size, number, header.frames, header.microseconds)
+
+
+def _read_video_with_sound(content: bytes, offset: int) -> ImagePart:
+    video = _read_video(content, offset)
+    try:
+        header = read_sound_header(content)
+    except AudioHeaderError as error:
+        raise SampleError(error.kind, f"its sound: {error.detail}; or index with --video-sound ignore") from error
+    if header is None:
+        return video
+    number = _FIRST_FORMATS[AUDIO.number] + AUDIO_FORMAT_NAMES.index(header.format)
+    sound = ImagePart(offset, len(content), header.samples, header.sample_rate, header.channels, number)
+    return video._replace(sound=sound)
 
 
 def _formats(number: int, names: Sequence[str]) -> tuple[int, int]:
@@ -183,9 +198,10 @@ Media = tuple[StoredModality, ...]
 ONLY_IMAGES: Final = (IMAGES,)
 
 
-def served_media(audio: bool, video: bool) -> Media:
-    """What is served: images, and what else is asked for."""
-    return (IMAGES, *((VIDEO,) if video else ()), *((AUDIO,) if audio else ()))
+def served_media(audio: bool, video: bool, sound: bool = False) -> Media:
+    """What is served: images, and what else is asked for; with `sound` videos bring theirs."""
+    videos = replace(VIDEO, read=_read_video_with_sound) if sound else VIDEO
+    return (IMAGES, *((videos,) if video else ()), *((AUDIO,) if audio else ()))
 
 
 def media_of(content: bytes, media: Media) -> StoredModality | None:

@@ -27,7 +27,8 @@ class ExternalPart(NamedTuple):
 class ImagePart(NamedTuple):
     """One image in a shard: position in bytes, upright size in pixels, EXIF orientation, index into `FORMAT_NAMES`.
 
-    Its fields are those of `columns.MEDIA_TYPE`, in that order; an index without videos has those of `IMAGE_TYPE`.
+    Its fields but the last are those of `columns.MEDIA_TYPE`, in that order; an index without videos has those of
+    `IMAGE_TYPE`.
     """
 
     offset: int
@@ -41,10 +42,17 @@ class ImagePart(NamedTuple):
     """Frames of a video."""
     microseconds: int = 0
     """That its frames take."""
+    sound: "ImagePart | None" = None
+    """The clip that a video's sound is, in the same bytes, where it is a part of the sample too."""
 
     def in_joined(self, number: int) -> Self:
         """Return the image where it lies in a joined file instead of the shard."""
-        return self._replace(offset=joined_address(number, self.offset))
+        sound = None if self.sound is None else self.sound.in_joined(number)
+        return self._replace(offset=joined_address(number, self.offset), sound=sound)
+
+    def with_sound(self) -> "tuple[ImagePart, ...]":
+        """Return the parts of a sample that it becomes: itself, and its sound directly behind it."""
+        return (self,) if self.sound is None else (self._replace(sound=None), self.sound)
 
 
 _FILE_BITS: Final = 52

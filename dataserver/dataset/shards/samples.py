@@ -290,7 +290,7 @@ def _of_kind(group: Group, kind: str) -> Mapping[str, object]:
     if kind == IMAGE_KIND:
         return group.images
     modality = _modality(kind)
-    return {extension: part for extension, part in group.others.items() if group.modalities[extension] is modality}
+    return {extension: part for extension, part in group.others.items() if group.modalities[extension] == modality}
 
 
 def _unnamed(
@@ -394,9 +394,10 @@ def _pair_image(group: Group, findings: Findings) -> ImagePart:
 
 
 def _in_name_order(media: Mapping[str, ImagePart | SampleError]) -> tuple[ImagePart, ...]:
-    """Return all images, or all else, by their names, numbers in these by their values; one that is broken takes the
-    sample with it, as in a document."""
-    return tuple(_image(media[extension]) for extension in sorted(media, key=_in_numbers))
+    """Return all images, or all else, by their names, numbers in these by their values, and the sound of each video
+    directly behind it; one that is broken takes the sample with it, as in a document."""
+    found = (_image(media[extension]) for extension in sorted(media, key=_in_numbers))
+    return tuple(part for one in found for part in one.with_sound())
 
 
 def _in_numbers(extension: str) -> list[tuple[int, str]]:
@@ -439,8 +440,9 @@ def _interleaved(
                     raise
                 _drop(group, position, f"{error.detail} ({error.kind})", dropped)
                 continue
-            kinds.append(IMAGE)
-            usable_images.append(image)
+            parts = image.with_sound()
+            kinds += [IMAGE] * len(parts)
+            usable_images += parts
         elif text is None and name is None and dropped is not None:
             _drop(group, position, "no text and no image", dropped)
         else:

@@ -835,6 +835,7 @@ class GetServerInfoResponse(_message.Message):
     AUDIO_DIGEST_FIELD_NUMBER: _builtins.int
     TRANSFORMS_FIELD_NUMBER: _builtins.int
     VIDEO_DIGEST_FIELD_NUMBER: _builtins.int
+    SOUND_DIGEST_FIELD_NUMBER: _builtins.int
     release: _builtins.str
     """Release of the server's software."""
     content_digest: _builtins.str
@@ -877,6 +878,8 @@ class GetServerInfoResponse(_message.Message):
     """
     video_digest: _builtins.str
     """As `audio_digest`, of videos, for clients that get patches of videos."""
+    sound_digest: _builtins.str
+    """As `audio_digest`, of the sound of videos, which clients get as spectrograms: empty where no dataset has any."""
     @_builtins.property
     def order_versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Values of stream.order_version that this server supports."""
@@ -918,10 +921,11 @@ class GetServerInfoResponse(_message.Message):
         audio_digest: _builtins.str = ...,
         transforms: _abc.Iterable[Global___TransformInfo] | None = ...,
         video_digest: _builtins.str = ...,
+        sound_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audio_digest", b"audio_digest", "codecs", b"codecs", "content_digest", b"content_digest", "content_versions", b"content_versions", "draining", b"draining", "max_message_bytes", b"max_message_bytes", "max_streams", b"max_streams", "memory_socket", b"memory_socket", "order_versions", b"order_versions", "plan_versions", b"plan_versions", "release", b"release", "stream_bytes", b"stream_bytes", "transforms", b"transforms", "video_digest", b"video_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audio_digest", b"audio_digest", "codecs", b"codecs", "content_digest", b"content_digest", "content_versions", b"content_versions", "draining", b"draining", "max_message_bytes", b"max_message_bytes", "max_streams", b"max_streams", "memory_socket", b"memory_socket", "order_versions", b"order_versions", "plan_versions", b"plan_versions", "release", b"release", "sound_digest", b"sound_digest", "stream_bytes", b"stream_bytes", "transforms", b"transforms", "video_digest", b"video_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
