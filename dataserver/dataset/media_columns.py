@@ -27,15 +27,18 @@ class _MediaColumn:
 
     modality: int
     """Number of the modality that it tells of."""
-    rule: str
-    """The rule of an index without which there is none, and the flag of `index` that gives it."""
+    rules: tuple[str, ...]
+    """The rules of an index without all of which there is none; the first is the flag of `index` that gives it."""
     pick: np.ufunc | None
     """Which of a sample's seconds it has; None where it has their number."""
 
 
 MEDIA_COLUMNS: Final[Mapping[str, _MediaColumn]] = {
-    name: _MediaColumn(modality.number, rule, pick)
-    for modality, rule, one, several in ((AUDIO, "audio", "clip", "clips"), (VIDEO, "video", "video", "videos"))
+    name: _MediaColumn(modality.number, rules, pick)
+    for modality, rules, one, several in (
+        (AUDIO, ("audio", "video-sound"), "clip", "clips"),
+        (VIDEO, ("video",), "video", "videos"),
+    )
     for name, pick in (
         (several, None),
         (f"shortest_{one}_seconds", np.minimum),
@@ -51,14 +54,14 @@ def media_columns(rules: str) -> dict[str, str]:
     return {
         name: "int64" if column.pick is None else "double"
         for name, column in MEDIA_COLUMNS.items()
-        if column.rule in found
+        if any(rule in found for rule in column.rules)
     }
 
 
 def flag_of(name: str) -> str:
     """Return the flag of `index` that gives a column; empty where none does."""
     column = MEDIA_COLUMNS.get(name)
-    return "" if column is None else f"--{column.rule} serve"
+    return "" if column is None else f"--{column.rules[0]} serve"
 
 
 def media_column(sizes: "ShardSizes", name: str) -> "pa.Array":

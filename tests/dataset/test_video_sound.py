@@ -132,3 +132,11 @@ def test_rules_that_contradict_each_other_are_refused() -> None:
         IndexRules(video_sound=VideoSound.SERVE)
     with pytest.raises(DatasetError, match="do not go together"):
         IndexRules(video=VideoMembers.SERVE, video_sound=VideoSound.SERVE, conversations=Conversations.CHAT)
+
+
+def test_filters_count_sound_among_the_clips(tmp_path: Path) -> None:
+    rules = replace(HEARD, audio=IndexRules().audio)
+    members = [("a.mp4", TONE), ("a.txt", b"text"), ("b.mp4", MUTE), ("b.txt", b"more")]
+    shard = opened(tmp_path, members, rules).shards[0]
+    assert shard.column("clips").to_pylist() == [1, 0]
+    assert shard.column("longest_clip_seconds").to_pylist() == [0.5, None]

@@ -47,8 +47,6 @@ def test_views_of_two_servers_are_the_same_and_hold_the_sound_of_videos(tmp_path
     assert views.info.sound_digest == others.info.sound_digest
     plans = [[(n, r, h.step, h.plan_hash) for n, r, h, _ in found.of] for found in of_servers]
     assert plans[0] == plans[1]
-        (n, r, h.step, h.plan_hash) for n, r, h, _ in others.of
-    ]
     for (*_, one), (*_, other) in zip(views.of, others.of, strict=True):
         assert one.keys() == other.keys()
         assert all(np.array_equal(one[name], other[name]) for name in one)
