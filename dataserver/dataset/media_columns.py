@@ -28,7 +28,7 @@ class _MediaColumn:
     modality: int
     """Number of the modality that it tells of."""
     rules: tuple[str, ...]
-    """The rules of an index without all of which there is none; the first is the flag of `index` that gives it."""
+    """The rules of an index that give it, each of them; the first is the flag of `index` that is named for it."""
     pick: np.ufunc | None
     """Which of a sample's seconds it has; None where it has their number."""
 
