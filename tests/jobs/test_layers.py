@@ -17,7 +17,7 @@ BEFORE = {
     "transforms": {"planning"},
     "images": {"planning", "transforms"},
     "audio": {"planning"},
-    "video": {"planning", "images"},
+    "video": {"planning", "images", "audio"},
     "tracing": {"security"},
     "dataset": {"transforms", "images", "audio", "video", "planning", "tracing"},
     "assembly": {"transforms", "images", "audio", "video", "dataset", "planning"},
