@@ -28,6 +28,8 @@ JOBS = {"pipelined": 10, "grouped": 10, "colocated": 10, "contrastive": 60}
 """Jobs of a layout; contrastive ones take a twentieth of the time of others."""
 MORE_MEMORY = {"pipelined": 15, "grouped": 15, "colocated": 15, "contrastive": 60}
 """Jobs of a layout that are planned with more and more memory; about half of them state any."""
+AND_ALSO = {"grouped": (1_049,)}
+"""Jobs beside these that have been slower: under GPipe, stages with more memory hold more microbatches at once."""
 ONE_IN = {"pipelined": 1_000, "grouped": 50, "colocated": 1_000, "contrastive": 1_000}
 """The part of a time by which more memory may make it slower, since memory bends what stages hold at once. Groups
 are sought within the memory of a device, and those for less of it are not compared."""
@@ -136,9 +138,8 @@ def slower_with_more_memory(kind: str, number: int) -> list[str]:
 
 @pytest.mark.parametrize("kind", LAYOUT_KINDS)
 def test_more_memory_makes_no_plan_slower(kind: str) -> None:
-    found = [
-        line for number in range(FIRST, FIRST + MORE_MEMORY[kind]) for line in slower_with_more_memory(kind, number)
-    ]
+    numbers = *range(FIRST, FIRST + MORE_MEMORY[kind]), *AND_ALSO.get(kind, ())
+    found = [line for number in numbers for line in slower_with_more_memory(kind, number)]
     assert not found, "\n".join(found)
 
 

@@ -1,6 +1,6 @@
 """The plans of a grouped step that are compared: groups whose images are arranged and whose stages are scheduled."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,9 +12,12 @@ from dataserver.planning.layouts.grouped.sequences import units_held
 from dataserver.planning.layouts.grouped.timeline import timeline
 from dataserver.planning.layouts.interface import PlannedTimeline
 from dataserver.planning.layouts.shared import waves
-from dataserver.planning.layouts.shared.waves import InFlight
+from dataserver.planning.layouts.shared.waves import FEWER, InFlight
 from dataserver.planning.plan.plan import ArrangedStep, RankGroups
 from dataserver.planning.stream.samples import StepSamples
+
+FEWER_SINCE = 7
+"""The first plan_version whose groups are also compared with fewer microbatches in flight than memory holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,8 @@ class CandidatePlan:
     @property
     def name(self) -> str:
         """How it was found, and all that was changed since."""
-        return ", ".join((self.groups, *self.changes))
+        fewer = () if self.held.at_most is None else (f"at most {self.held.at_most} in flight",)
+        return ", ".join((self.groups, *self.changes, *fewer))
 
     @property
     def makespan_ns(self) -> int:
@@ -51,17 +55,36 @@ def plain_candidate(
 def with_microbatches(job: Job, seed: CandidatePlan, microbatches: Microbatches, *changes: str) -> CandidatePlan:
     """The sequences of a candidate in other microbatches; what was changed in all."""
     arranged = arrange_groups(job, seed.plan.samples, microbatches, seed.arranged.sequence)
-    return _simulated(job, seed.plan.samples, seed.groups, changes, arranged, 0)
+    return _simulated(job, seed.plan.samples, seed.groups, changes, arranged, 0, seed.held.at_most)
 
 
 def with_extra(job: Job, seed: CandidatePlan, extra: int) -> CandidatePlan:
     """A candidate with more microbatches in flight."""
     changes = (*seed.changes, f"up to {extra} extra in flight")
-    return _simulated(job, seed.plan.samples, seed.groups, changes, seed.arranged, extra)
+    return _simulated(job, seed.plan.samples, seed.groups, changes, seed.arranged, extra, seed.held.at_most)
+
+
+def with_fewer_in_flight(job: Job, seed: CandidatePlan) -> Iterator[CandidatePlan]:
+    """A candidate without extra microbatches in flight as less memory would run it; nothing where no module states any.
+
+    More in flight may be slower: under GPipe, a stage runs all forwards that it holds before its first backward.
+    """
+    execution = job.spec.execution
+    limited = [m.name for m in execution.modules if m.memory is not None and m.runs_backward]
+    most = max((int(seed.held.held[name].max()) for name in limited), default=0)
+    for number in FEWER if execution.plan_version >= FEWER_SINCE else ():
+        if number < most:
+            yield _simulated(job, seed.plan.samples, seed.groups, seed.changes, seed.arranged, 0, number)
 
 
 def _simulated(
-    job: Job, samples: StepSamples, groups: str, changes: Sequence[str], arranged: ArrangedGroups, extra: int
+    job: Job,
+    samples: StepSamples,
+    groups: str,
+    changes: Sequence[str],
+    arranged: ArrangedGroups,
+    extra: int,
+    at_most: int | None = None,
 ) -> CandidatePlan:
     execution, microbatches = job.spec.execution, arranged.microbatches
     bare = ArrangedStep(
@@ -73,7 +96,7 @@ def _simulated(
         groups=_rank_groups(execution.backbone.name, microbatches),
     )
     units = {m.name: units_held(execution, m, bare) for m in execution.modules if m.memory is not None}
-    held = waves.in_flight(execution, bare.num_microbatches, extra, units)
+    held = waves.in_flight(execution, bare.num_microbatches, extra, units, at_most)
     plan = replace(bare, schedules=held.schedules(execution))
     return CandidatePlan(groups, tuple(changes), plan, timeline(job.spec, plan), held, arranged)
 

@@ -15,7 +15,7 @@ from dataserver.planning.job.fields import ModuleKind
 from dataserver.planning.job.identity import Job, JobSpecError
 from dataserver.planning.job.limits import most_microbatches
 from dataserver.planning.job.spec import Execution
-from dataserver.planning.layouts.grouped.candidates import CandidatePlan, plain_candidate
+from dataserver.planning.layouts.grouped.candidates import CandidatePlan, plain_candidate, with_fewer_in_flight
 from dataserver.planning.layouts.grouped.costs import GroupCosts
 from dataserver.planning.layouts.grouped.options import GroupedOptions, GroupPolicy
 from dataserver.planning.layouts.grouped.policies import (
@@ -133,15 +133,16 @@ def _with_two_in_flight(
 
 
 def _with_less_memory(
-    packed: _PackedStep, plain: Sequence[CandidatePlan], plans: Mapping[str, SequencePlan]
+    packed: _PackedStep, compared: Sequence[CandidatePlan], plans: Mapping[str, SequencePlan]
 ) -> Iterator[CandidatePlan]:
     """The plans for smaller and smaller memory of one ladder, until two in a row bring none that is faster, or so many
     microbatches would take longer to plan than the policy's own search may.
 
     Groups are sought for the time of the backbone alone. More memory makes microbatches fewer and larger, until the
-    others have nothing to work on beside the backbone.
+    others have nothing to work on beside the backbone. Each plan is the fastest with as many in flight as memory holds
+    or fewer: else a schedule that fills all memory would make plans slow that less of it makes fast.
     """
-    best, longest = fastest(plain), int(packed.lengths.max(initial=1))
+    best, longest = fastest(compared), int(packed.lengths.max(initial=1))
     policy = packed.job.spec.execution.options(GroupedOptions).policy
     if policy is GroupPolicy.STATIC or 50 * best.makespan_ns <= 51 * plans[best.groups].time_ns:
         return
@@ -153,7 +154,8 @@ def _with_less_memory(
         less = _quick_plan(packed, costs)
         if len(less.microbatches) > most_microbatches(packed.job.spec.execution):
             return
-        found = _plain(packed, f"groups by search in {tokens:,} tokens of a device", less)
+        plain = _plain(packed, f"groups by search in {tokens:,} tokens of a device", less)
+        found = fastest([plain, *with_fewer_in_flight(packed.job, plain)])
         yield found
         slower = slower + 1 if found.makespan_ns >= best_ns else 0
         best_ns = min(best_ns, found.makespan_ns)

@@ -8,7 +8,12 @@ import numpy as np
 from dataserver.planning.job.fields import ModuleKind, OrderPolicy
 from dataserver.planning.job.identity import Job
 from dataserver.planning.job.spec import Execution
-from dataserver.planning.layouts.grouped.candidates import CandidatePlan, with_extra, with_microbatches
+from dataserver.planning.layouts.grouped.candidates import (
+    CandidatePlan,
+    with_extra,
+    with_fewer_in_flight,
+    with_microbatches,
+)
 from dataserver.planning.layouts.grouped.options import GroupedOptions
 from dataserver.planning.layouts.grouped.policies import halved
 from dataserver.planning.layouts.grouped.wave_order import algorithm_2, chain, searched_order
@@ -30,10 +35,10 @@ _ORDERS: Mapping[OrderPolicy, tuple[Callable[[Pipeline], list[int]], str]] = Map
 
 
 def refined(job: Job, plain: Sequence[CandidatePlan]) -> Iterator[CandidatePlan]:
-    """The fastest candidates in a better order; the best of all with waves halved, and with more in flight.
+    """The fastest candidates in a better order; the best of all with waves halved, and with fewer and more in flight.
 
-    Algorithm 2 orders them beside the search, and the best of either policy, as of none, is compared with more in
-    flight, too: no policy for the order is faster than the search.
+    Algorithm 2 orders them beside the search, and the best of either policy, as of none, is compared with fewer and
+    more in flight, too: no policy for the order is faster than the search.
     """
     seeds = ranked(plain)[:NUM_SEEDS]
     ordered = [candidate for seed in seeds for candidate in _ordered(job, seed)]
@@ -50,6 +55,7 @@ def refined(job: Job, plain: Sequence[CandidatePlan]) -> Iterator[CandidatePlan]
         best = found
     others = [c for n, c in enumerate(compared) if all(c is not other for other in (best, *compared[:n]))]
     for base in (best, *others):
+        yield from with_fewer_in_flight(job, base)
         for extra in waves.extras(job.spec.execution)[1:]:
             yield with_extra(job, base, extra)
 
