@@ -18,8 +18,9 @@ from trainclient.orchestrate.cluster import Cluster, cluster
 from trainclient.orchestrate.job_execution import execution_block
 from trainclient.orchestrate.networks import Network, read_network
 from trainclient.orchestrate.rescoring import simulate
+from trainclient.orchestrate.sample_sizes import SampleSize
 from trainclient.orchestrate.solving import solvers_of
-from trainclient.orchestrate.workload import SampleSize, Stream, workload
+from trainclient.orchestrate.workload import Stream, workload
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "layouts.md"
 BEGIN, END = "<!-- decision table: scripts/decide_layouts.py -->", "<!-- end of the decision table -->"

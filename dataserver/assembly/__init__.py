@@ -1,7 +1,7 @@
 """Samples and images in; the tensors of one module, rank and microbatch out."""
 
 from dataserver.assembly.chat.tokenizer import ChatTokenizer, chat_digest, image_marks, open_chat
-from dataserver.assembly.decoders import fault_of
+from dataserver.assembly.decoders import DECODERS, Item, fault_of
 from dataserver.assembly.digest import content_digest
 from dataserver.assembly.hugging_face import HuggingFaceTokenizer, TokenizerError
 from dataserver.assembly.sequences import TokenCountError
@@ -18,9 +18,11 @@ from dataserver.assembly.views import PreparedView, UncountedError, UnreadableEr
 
 __all__ = [
     "BYTES",
+    "DECODERS",
     "ByteTokenizer",
     "ChatTokenizer",
     "HuggingFaceTokenizer",
+    "Item",
     "PreparedView",
     "TensorSpec",
     "TokenCountError",

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from dataserver.cli.arguments import MaybeInt, MaybePath, Transforms, sizing_of, sizing_of_job
 from dataserver.cli.tables import console_for_tables
-from dataserver.cli.throughput import READING, WARM_SAMPLES, Decoded, Made, Maker, Rate, sampled
+from dataserver.cli.throughput import READING, WARM_SAMPLES, Decoded, Made, Maker, Rate, images_of, sampled
 from dataserver.cli.transform_costs import TransformCost, pixel_transforms, transform_cost
 from dataserver.dataset import Dataset, location, usable_cores
 from dataserver.images import silence_pillow_warnings
@@ -38,7 +38,7 @@ def bench(
     resampling: MaybeFilter = None,
     transform: Transforms = (),
 ) -> None:
-    """Measure how many cores a rate of images needs on an indexed dataset, and what limits it.
+    """Measure how many cores a rate of images, clips and videos needs on an indexed dataset, and what limits it.
 
     Reads and decodes samples that are spread evenly over the shards, with the functions of the servers: once on one
     thread, once on all. What is printed holds for this machine, as busy as it is, and for its storage.
@@ -47,9 +47,9 @@ def bench(
         path: Folder of shards, or a single shard.
         index_dir: Folder of the index, where it does not lie beside the shards.
         samples: Samples to make; 400 by default.
-        rate: Images a second that training needs; a table of rates by default.
+        rate: Images, clips and videos a second that training needs; a table of rates by default.
         threads: Threads of the second measurement; one for each core by default.
-        job: Job whose sizing is used, with its rule and tiles, instead of the next three.
+        job: Job whose sizing is used, with its rule, tiles, clips and videos, instead of the next three.
         max_patches: Largest number of patches of an image, as in the job's sizing; 1024 by default.
         quality: Quality of decoding, as in the job's sizing; fast by default.
         resampling: Filter of Pillow, as in the job's sizing; the server's own bilinear one by default.
@@ -74,20 +74,23 @@ def bench(
     chosen = sampled(dataset, samples, sizing)
     if not any(sample.images for sample in chosen):
         raise ValueError(
-            f"none of {len(chosen)} samples of {path} has an image; bench measures how fast images are made"
+            f"none of {len(chosen)} samples of {path} has an image, a clip or a video; bench measures how fast "
+            "these are made"
         )
+    if wanted and not any(sample.images for sample in images_of(chosen)):
+        raise ValueError(f"none of {len(chosen)} samples of {path} has an image to transform; leave --transform out")
     maker.make(chosen[:: max(1, len(chosen) // WARM_SAMPLES)])
     made = maker.make(chosen)
     rates = [maker.rate(chosen, number) for number in sorted({1, threads})]
     console = console_for_tables()
     console.print(
         f"{len(chosen)} of {sum(shard.num_samples for shard in dataset.shards)} samples, spread evenly over "
-        f"{len(dataset.shards)} shards, with {made.num_images} images; measured on this machine, {cores} cores"
+        f"{len(dataset.shards)} shards, with {made.num_images} {_what(made)}; measured on this machine, {cores} cores"
     )
     _show(console, made, rates, RATES if rate is None else (rate,))
     if wanted:
         try:
-            cost = transform_cost(dataset, sizing, chosen, pool, wanted)
+            cost = transform_cost(dataset, sizing, images_of(chosen), pool, wanted)
         except (TransformFailedError, TransformUnavailableError) as error:
             raise ValueError(f"{error}; mend the transform, or leave --transform out") from error
         _show_cost(console, cost)
@@ -99,14 +102,15 @@ def _check(flag: str, value: int, most: int) -> None:
 
 
 def _show(console: Console, made: Made, rates: list[Rate], wanted: tuple[int, ...]) -> None:
-    console.print(_formats(made), _stages(made), _rates(rates))
+    what = _what(made)
+    console.print(_formats(made), _stages(made), _rates(rates, what))
     of_core = rates[-1].images / rates[-1].cores
     for images in wanted:
         cores = cores_for(images, of_core)
-        console.print(f"for {images:,} images/s you need {counted(cores, 'core')} like these", highlight=False)
+        console.print(f"for {images:,} {what}/s you need {counted(cores, 'core')} like these", highlight=False)
     if limiting_stage(made) == READING:
         console.print("storage limits: more cores wait for it as well; serve from faster storage, or with more servers")
-    console.print(f"counted with {of_core:.0f} images/s of a busy core. Planning and sending come on top.")
+    console.print(f"counted with {of_core:.0f} {what}/s of a busy core. Planning and sending come on top.")
 
 
 def _show_cost(console: Console, cost: TransformCost) -> None:
@@ -127,19 +131,26 @@ def cores_for(images: float, of_core: float) -> int:
     return math.ceil(images / of_core)
 
 
+def _what(made: Made) -> str:
+    """What was made, in a word."""
+    return "items" if made.lasting_s else "images"
+
+
 def _formats(made: Made) -> Table:
-    table = _table("format", "images", "invalid", "Mpixel", "kB", "decoding", "images/s")
+    what, lasting = _what(made), ["s"] if made.lasting_s else []
+    table = _table("format", what, "invalid", "Mpixel", *lasting, "kB", "decoding", f"{what}/s")
     for name, decoded in sorted(made.by_format.items()):
-        table.add_row(name, *_format_cells(decoded))
+        table.add_row(name, *_format_cells(decoded, bool(lasting)))
     return table
 
 
-def _format_cells(decoded: Decoded) -> tuple[str, ...]:
+def _format_cells(decoded: Decoded, lasting: bool) -> tuple[str, ...]:
     n = decoded.images
     return (
         str(n),
         str(decoded.invalid),
-        f"{decoded.pixels / n / 1e6:.2f}",
+        f"{decoded.pixels / n / 1e6:.2f}" if decoded.pixels else "-",
+        *([f"{decoded.lasting_s / n:.2f}" if decoded.lasting_s else "-"] if lasting else []),
         f"{decoded.num_bytes / n / 1e3:.0f}",
         f"{1e3 * decoded.seconds / n:.2f} ms",
         f"{n / decoded.seconds:.0f}",
@@ -154,8 +165,8 @@ def _stages(made: Made) -> Table:
     return table
 
 
-def _rates(rates: list[Rate]) -> Table:
-    table = _table("threads", "images/s", "busy cores", "images/s of a busy core")
+def _rates(rates: list[Rate], what: str) -> Table:
+    table = _table("threads", f"{what}/s", "busy cores", f"{what}/s of a busy core")
     for rate in rates:
         table.add_row(str(rate.threads), f"{rate.images:.0f}", f"{rate.cores:.2f}", f"{rate.images / rate.cores:.0f}")
     table.caption = "fewer busy cores than threads: other work took them, or storage is slow"

@@ -10,7 +10,7 @@ import tyro
 from dataserver.assembly import BYTES, load_tokenizer
 from dataserver.cli.arguments import MaybePath, tokenizer_files
 from dataserver.cli.card_page import card_page
-from dataserver.cli.jobs import dataset_entries, long_conversations
+from dataserver.cli.jobs import dataset_entries, long_entries, long_samples
 from dataserver.cli.progress import progress_bar
 from dataserver.dataset import Dataset, lint, location, printable
 from dataserver.jobs import dataset_card
@@ -40,10 +40,10 @@ def describe(
         quarantine: Quarantine list of the dataset.
         tokenizer: Tokenizer whose tokens were counted, NAME=FILE or `bytes`; of conversations NAME=FOLDER with the chat
             template that rendered them.
-        job: YAML or JSON file of a job, to show what its filter drops of this dataset, and how many conversations are
-            longer than its sequences.
+        job: YAML or JSON file of a job, to show what its filter drops of this dataset, how many conversations are
+            longer than its sequences, and how many documents it splits.
         name: What the job calls the dataset, where the job has several; by default all filters are shown, and long
-            conversations are counted where only one of its datasets has any.
+            samples are counted where only one of its datasets has any.
         output: Self-contained HTML file to write as well; - is stdout.
     """
     path = location(path)
@@ -53,8 +53,8 @@ def describe(
     require_writable("--output", output)
     dataset = Dataset.open(path, index_dir, quarantine)
     counts = Counter(lint(path, index_dir).counts)
-    if job is not None and dataset.are_chats and len(chats := _chats(job, name)) == 1:
-        counts.update(finding.kind for finding in long_conversations(job, chats[0], dataset, named))
+    if job is not None and len(entries := long_entries(job, name, dataset)) == 1:
+        counts.update(finding.kind for finding in long_samples(job, entries[0][0], dataset, named))
     with progress_bar(f"describing {path.name}") as report:
         card = dataset_card(dataset, loaded, filters, report)
     sections = list(card_sections(card, counts))
@@ -71,11 +71,6 @@ def _show(title: str, sections: Sequence[Section], output: Path | None) -> None:
         print(f"\n{section.title}", file=out)
         for line in bars(section, WIDTH):
             print(line, file=out)
-
-
-def _chats(job: Path, name: str) -> list[str]:
-    """The datasets of a job that have conversations: as `_filters`."""
-    return [called for called, entry in dataset_entries(job, name) if entry.get("conversations") is not None]
 
 
 def _filters(job: Path, name: str) -> Iterator[str]:

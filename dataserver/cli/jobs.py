@@ -7,11 +7,11 @@ from typing import Annotated, Any, Final
 
 import tyro
 
-from dataserver.assembly import load_tokenizer
+from dataserver.assembly import BYTES, load_tokenizer
 from dataserver.cli.arguments import MaybePath, Pairs, named_paths, tokenizer_files
 from dataserver.dataset import Dataset, ShardFinding
 from dataserver.job_files import read_job
-from dataserver.jobs import Catalog, JobPlanner, fill_job, long_chat_findings
+from dataserver.jobs import Catalog, JobPlanner, fill_job, long_chat_findings, split_findings
 from dataserver.planning.job.identity import parse_job, parse_stream
 from dataserver.serving.config import ServerConfig, load_config
 
@@ -98,26 +98,41 @@ def dataset_entries(job: Path, name: str) -> list[tuple[str, Mapping[str, Any]]]
     return [(called, entry) for called, entry in found if name in ("", called)]
 
 
-def long_conversations(job: Path, name: str, dataset: Dataset, tokenizers: Mapping[str, Path]) -> list[ShardFinding]:
-    """The conversations of a dataset that are longer than the sequences of the job in a file.
+def long_samples(job: Path, name: str, dataset: Dataset, tokenizers: Mapping[str, Path]) -> list[ShardFinding]:
+    """The samples of a dataset that are too long for the sequences of the job in a file: conversations that are cut or
+    left out, documents that are split.
 
     Args:
         job: the file.
-        name: what the job calls the dataset; empty where only one of it has conversations.
+        name: what the job calls the dataset; empty where only one of it has conversations, or documents.
         dataset: the open dataset.
         tokenizers: by logical name, with the one that the job names.
 
     Raises:
         ValueError: the file, the name or the tokenizer cannot be used, or the dataset is not the job's.
     """
-    chats = [(called, entry) for called, entry in dataset_entries(job, name) if entry.get("conversations") is not None]
-    if not chats:
+    entries = long_entries(job, name, dataset)
+    if not entries:
         return []
-    if len(chats) > 1:
-        raise ValueError(f"--job {job} has conversations of {[called for called, _ in chats]}; choose one by --name")
-    ((called, entry),) = chats
+    if len(entries) > 1:
+        raise ValueError(
+            f"--job {job} has {_field(dataset)} of {[called for called, _ in entries]}; choose one by --name"
+        )
+    ((called, entry),) = entries
     stream = {key: value for key, value in read_job(job)["stream"].items() if key != "continues"}
     stream["datasets"] = [{**entry, "weight": "1"}]  # its own, and modules, may need the other datasets
-    loaded = {known: load_tokenizer(known, path) for known, path in tokenizers.items()}
+    loaded = {BYTES: load_tokenizer(BYTES, None)}
+    loaded |= {known: load_tokenizer(known, path) for known, path in tokenizers.items()}
     filled = fill_job({"stream": stream}, Catalog({called: dataset}, loaded))
-    return list(long_chat_findings(parse_stream(filled["stream"]), dataset))
+    findings = long_chat_findings if dataset.are_chats else split_findings
+    return list(findings(parse_stream(filled["stream"]), dataset))
+
+
+def long_entries(job: Path, name: str, dataset: Dataset) -> list[tuple[str, Mapping[str, Any]]]:
+    """The datasets of a job that say what becomes of long samples like those of a dataset; as `dataset_entries`."""
+    return [found for found in dataset_entries(job, name) if found[1].get(_field(dataset)) is not None]
+
+
+def _field(dataset: Dataset) -> str:
+    """The field of a job's datasets that says it."""
+    return "conversations" if dataset.are_chats else "documents"

@@ -11,7 +11,7 @@ import tyro
 
 from dataserver.assembly import BYTES, fault_of
 from dataserver.cli.arguments import MaybePath, Switch, Transforms, tokenizer_files
-from dataserver.cli.jobs import long_conversations
+from dataserver.cli.jobs import long_samples
 from dataserver.cli.progress import progress_bar
 from dataserver.cli.verified_transforms import verify
 from dataserver.dataset import KINDS, Dataset, LintReport, ShardFinding, location, printable
@@ -51,8 +51,9 @@ def lint(
         json: Print one JSON document instead.
         verify_transforms: Installed transform that is run on 64 samples in two processes, to see that it does not fail
             and always gives the same: NAME=VERSION, or NAME=VERSION:OPTIONS with an object of JSON; may be repeated.
-        job: YAML or JSON file of a job: conversations that are longer than its sequences are findings, too.
-        name: What the job calls the dataset, where several of it have conversations.
+        job: YAML or JSON file of a job: conversations that are longer than its sequences, and documents that it splits,
+            are findings, too.
+        name: What the job calls the dataset, where several of it have conversations, or documents.
         tokenizer: NAME=FOLDER of the job's tokenizer, with its chat template.
     """
     silence_pillow_warnings()
@@ -64,7 +65,7 @@ def lint(
     if job is not None:
         found = with_more(
             found,
-            long_conversations(job, name, Dataset.open(path, index_dir, quarantine), tokenizer_files([tokenizer])),
+            long_samples(job, name, Dataset.open(path, index_dir, quarantine), tokenizer_files([tokenizer])),
         )
     if verify_transforms:
         found = with_more(found, list(verify(Dataset.open(path, index_dir), verify_transforms)))

@@ -2,18 +2,20 @@
 
 import json
 import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import tyro
 
 from dataserver.assembly import BYTES, load_tokenizer
-from dataserver.cli.arguments import MaybeInt, MaybePath, sizing_of, sizing_of_job, tokenizer_files
+from dataserver.cli.arguments import MaybeInt, MaybePath, Switch, sizing_of, sizing_of_job, tokenizer_files
 from dataserver.cli.progress import progress_bar
 from dataserver.dataset import OWN, Dataset, compile_filter, location
-from dataserver.jobs import Rules, own_key, size_histogram, thinned
+from dataserver.jobs import Counted, Rules, own_key, size_histogram, sizes_data, thinned
 from dataserver.outputs import require_writable, tells_on, write_output
-from dataserver.planning.job.fields import SplitAt
+from dataserver.planning.job.fields import CutAt, Modality, Sizing, SplitAt
+from dataserver.planning.plan.naming import counted as counted_of
 from dataserver.planning.stream.captions import Captions
 from dataserver.planning.stream.documents import Split
 
@@ -22,6 +24,111 @@ MIN_SEQ_LEN: Final = 8
 """As jobs have it."""
 EMPTY: Final = 1
 """Exit status where no sample is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizingFlags:
+    """The sizing of a job, without a job."""
+
+    patch: int = 14
+    """Side of a patch in pixels, as in the job's sizing."""
+    merge: int = 2
+    """merge x merge patches become a token of the backbone."""
+    max_patches: MaybeInt = None
+    """Most patches of an image; larger ones are scaled down. 1024 by default, or what the rule allows."""
+    rule: MaybeRule = None
+    """Rule of the job's sizing, where it has one."""
+    min_pixels: MaybeInt = None
+    """Fewest pixels of an image, with rule qwen."""
+    max_pixels: MaybeInt = None
+    """Most pixels of an image, with rule qwen."""
+    side: MaybeInt = None
+    """Side of every image in pixels, with rules square, crop and pad."""
+
+    def sizing(self, job: Path | None) -> Sizing:
+        """The one of a job in a file, or without one what these flags say.
+
+        Raises:
+            ValueError: a flag is beyond what a job may have, the job cannot be used, or both say something.
+        """
+        if job is not None:
+            if self != SizingFlags():
+                raise ValueError(
+                    f"--job {job} has the sizing, and flags for it are given as well; leave one of them out"
+                )
+            return sizing_of_job(job)
+        if min(self.patch, self.merge) < 1 or (self.max_patches is not None and self.max_patches < self.merge**2):
+            raise ValueError(
+                f"--patch is {self.patch}, --merge {self.merge}, --max-patches {self.max_patches}; at least 1, 1 and "
+                "merge^2 are required"
+            )
+        resampling = None if self.side is None else "bicubic"  # some sides need a filter, and none changes a grid
+        given = {**asdict(self), "resampling": resampling}
+        return sizing_of(**{name: value for name, value in given.items() if value is not None})
+
+
+@dataclass(frozen=True, slots=True)
+class LengthFlags:
+    """What a job says of samples that are longer than a sequence, and of documents that are generated."""
+
+    seq_len: MaybeInt = None
+    """Sequences of a job that splits long documents (`documents` of a dataset): the parts are counted. Of conversations
+    those that are longer are left out, as servers do."""
+    cut_at: Annotated[CutAt | None, tyro.conf.arg(help_behavior_hint="")] = None
+    """Where a conversation that is longer than --seq-len is cut, as `conversations` of a job says."""
+    max_images: MaybeInt = None
+    """Most images of a part, as `documents` says, or `packing` if that is less."""
+    max_clips: MaybeInt = None
+    """Most clips of a part."""
+    max_videos: MaybeInt = None
+    """Most videos of a part."""
+    interleaved: Switch = False
+    """Count for a job that generates images of documents (`generation.interleaved`): the text before each is in the
+    file as well, and pairs stay whole."""
+
+    def split(self) -> Split | None:
+        """How a job splits documents; None where they stay whole.
+
+        Raises:
+            ValueError: a flag cannot be used; says which, and what is required.
+        """
+        budget = self.max_images, self.max_clips, self.max_videos
+        given = [most for most in budget if most is not None]
+        if self.seq_len is None:
+            if given:
+                raise ValueError(
+                    "--max-images, --max-clips and --max-videos are for parts of documents; give --seq-len as well, or "
+                    "leave them out"
+                )
+            return None
+        if self.seq_len < MIN_SEQ_LEN or min(given, default=1) < 1:
+            raise ValueError(
+                f"--seq-len is {self.seq_len}, --max-images {self.max_images}, --max-clips {self.max_clips}, "
+                f"--max-videos {self.max_videos}; at least {MIN_SEQ_LEN}, and 1 of each other, are required"
+            )
+        return Split(str(SplitAt.ITEMS), self.seq_len, budget, pairs=not self.interleaved)
+
+    def check(self, path: Path, are_chats: bool, caption: str) -> None:
+        """Raise ValueError unless the flags suit what the dataset at a path holds."""
+        if are_chats:
+            if self.split_budget or self.interleaved or caption != OWN:
+                raise ValueError(
+                    f"{path} holds conversations, which are neither split nor generated, and have no captions; leave "
+                    "--max-images, --max-clips, --max-videos, --interleaved and --caption out"
+                )
+            if self.cut_at is not None and self.seq_len is None:
+                raise ValueError(f"--cut-at is {self.cut_at}, and nothing says how long a sequence is; give --seq-len")
+        elif self.cut_at is not None:
+            raise ValueError(f"--cut-at is {self.cut_at}, and {path} holds no conversations; leave it out")
+
+    @property
+    def split_budget(self) -> bool:
+        """Whether items of parts are bounded."""
+        return any(most is not None for most in (self.max_images, self.max_clips, self.max_videos))
+
+
+NO_FLAGS: Final = SizingFlags()
+NO_LENGTHS: Final = LengthFlags()
 
 
 def sizes(
@@ -33,20 +140,14 @@ def sizes(
     tokenizer: str = BYTES,
     caption: str = OWN,
     job: MaybePath = None,
-    patch: int = 14,
-    merge: int = 2,
-    max_patches: MaybeInt = None,
-    rule: MaybeRule = None,
-    min_pixels: MaybeInt = None,
-    max_pixels: MaybeInt = None,
-    side: MaybeInt = None,
-    seq_len: MaybeInt = None,
-    max_images: MaybeInt = None,
+    flags: Annotated[SizingFlags, tyro.conf.arg(name="")] = NO_FLAGS,
+    lengths: Annotated[LengthFlags, tyro.conf.arg(name="")] = NO_LENGTHS,
 ) -> None:
     """Write how many samples of a dataset have which size, for `trainclient orchestrate --sizes`.
 
-    Reads the dataset's index; no image is decoded. Texts of nearly the same length count as one
-    size; beyond 20,000 sizes, neighbouring ones are merged.
+    Reads the dataset's index; nothing is decoded. Texts of nearly the same length count as one
+    size; beyond 20,000 sizes, neighbouring ones are merged. Clips and videos are sized as the job says, or as for
+    Qwen2-Audio and Qwen2-VL without one.
 
     Args:
         path: Folder of shards.
@@ -57,78 +158,53 @@ def sizes(
         tokenizer: Tokenizer whose tokens were counted, NAME=FILE or `bytes`; of conversations NAME=FOLDER with the chat
             template that rendered them.
         caption: Named caption whose tokens count, as the job has it; `own` is the samples' own text.
-        job: Job whose sizing counts, also with tiles, instead of --patch and all below to --side.
-        patch: Side of a patch in pixels, as in the job's sizing.
-        merge: merge x merge patches become a token of the backbone.
-        max_patches: Most patches of an image; larger ones are scaled down. 1024 by default, or what the rule allows.
-        rule: Rule of the job's sizing, where it has one.
-        min_pixels: Fewest pixels of an image, with rule qwen.
-        max_pixels: Most pixels of an image, with rule qwen.
-        side: Side of every image in pixels, with rules square, crop and pad.
-        seq_len: Sequences of a job that splits long documents (`documents` of a dataset): the parts are counted.
-        max_images: Most images of a part, as `documents` says, or `packing` if that is less.
+        job: Job whose sizing counts, also with tiles, clips and videos, instead of --patch and all that follow to
+            --side.
+        flags: The sizing.
+        lengths: Long samples.
     """
-    if min(patch, merge) < 1 or (max_patches is not None and max_patches < merge**2):
-        raise ValueError(
-            f"--patch is {patch}, --merge {merge}, --max-patches {max_patches}; at least 1, 1 and merge^2 are required"
-        )
-    split = _split(seq_len, max_images)
-    path = location(path)
-    of_rule = {"rule": rule, "min_pixels": min_pixels, "max_pixels": max_pixels, "side": side}
-    resampling = None if side is None else "bicubic"  # some sides need a filter, and none changes a grid
-    given = {"patch": patch, "merge": merge, "max_patches": max_patches, **of_rule, "resampling": resampling}
-    plain = {"patch": 14, "merge": 2}
-    stated = {name: value for name, value in given.items() if value is not None}
-    if job is not None and stated != plain:
-        raise ValueError(f"--job {job} has the sizing, and flags for it are given as well; leave one of them out")
-    sizing = sizing_of(**stated) if job is None else sizing_of_job(job)
-    named = tokenizer_files([tokenizer])
-    loaded = load_tokenizer(*next(iter(named.items()), (BYTES, None)))
+    sizing, split, path = flags.sizing(job), lengths.split(), location(path)
+    loaded = load_tokenizer(*next(iter(tokenizer_files([tokenizer]).items()), (BYTES, None)))
     require_writable("--output", output)
     dataset = Dataset.open(path, index_dir, quarantine)
     dataset.check_captions([caption])
+    lengths.check(path, dataset.are_chats, caption)
+    captions, seq_len = Captions((caption,)), None
     if dataset.are_chats:
-        if split is not None or caption != OWN:
-            raise ValueError(
-                f"{path} holds conversations, which are neither split nor have captions; leave --seq-len, "
-                "--max-images and --caption out"
-            )
-        caption = own_key(dataset, loaded)
-    rules = Rules(loaded.digest, sizing, filter, dataset.quarantine, Captions((caption,)), split=split)
+        captions = Captions((own_key(dataset, loaded),), cut_at_turn=lengths.cut_at is not None)
+        split, seq_len = None, lengths.seq_len
+    rules = Rules(loaded.digest, sizing, filter, dataset.quarantine, captions, split=split)
     with progress_bar("counting sizes") as report:
-        counted = size_histogram(dataset, rules, report)
-    found = thinned(counted)
-    samples = [
-        {"count": count, **{name: value for name, value in size._asdict().items() if value != () or name == "patches"}}
-        for size, count in sorted(found.items())
-        if size.text_tokens or size.patches
-    ]
-    cut = {} if sizing.tiles is None or sizing.side is None else {"tile_patches": (sizing.side // sizing.patch) ** 2}
-    num_samples = sum(found.values())
-    dropped = _dropped(dataset, filter, num_samples if split is None else None) if filter else ""
+        counted = size_histogram(dataset, rules, report, seq_len, lengths.interleaved)
+    num_samples = sum(counted.sizes.values())
+    left = num_samples + counted.chats["left_out"]
+    dropped = _dropped(dataset, filter, left if split is None else None) if filter else ""
     if not num_samples:
         print(
-            f"dataserver: no sample of {path} is left{dropped}; change the filter or the quarantine list",
+            f"dataserver: no sample of {path} is left{dropped}{_long_chats(counted, seq_len)}; change the filter, the "
+            "quarantine list or --seq-len",
             file=sys.stderr,
         )
         raise SystemExit(EMPTY)
-    write_output("--output", output, json.dumps({**cut, "samples": samples}) + "\n")
-    of = "" if len(found) == len(counted) else f", which stand for {len(counted)}"
+    found = thinned(counted.sizes)
+    write_output("--output", output, json.dumps(sizes_data(sizing, counted.media, found)) + "\n")
+    told = tells_on(output)
+    of = "" if len(found) == len(counted.sizes) else f", which stand for {len(counted.sizes)}"
     what = "samples" if split is None else "parts of samples"
-    print(f"{num_samples} {what} of {len(samples)} sizes{of} are in {output}{dropped}", file=tells_on(output))
+    long_chats = _long_chats(counted, seq_len)
+    print(f"{num_samples} {what} of {len(found)} sizes{of} are in {output}{dropped}{long_chats}", file=told)
+    for name, total in counted.media.items():
+        if total.items:
+            each = {Modality.AUDIO: "clip", Modality.VIDEO: "video"}[name]
+            print(f"{counted_of(total.items, each)}: {total.seconds:,.1f} s, {total.tokens:,} tokens", file=told)
 
 
-def _split(seq_len: int | None, max_images: int | None) -> Split | None:
-    """How a job splits documents without generation."""
-    if seq_len is None:
-        if max_images is not None:
-            raise ValueError("--max-images is for parts of documents; give --seq-len as well, or leave it out")
-        return None
-    if seq_len < MIN_SEQ_LEN or (max_images is not None and max_images < 1):
-        raise ValueError(
-            f"--seq-len is {seq_len}, --max-images {max_images}; at least {MIN_SEQ_LEN} and 1 are required"
-        )
-    return Split(str(SplitAt.ITEMS), seq_len, (max_images, None, None), pairs=True)
+def _long_chats(counted: Counted, seq_len: int | None) -> str:
+    """What became of conversations that are longer than a sequence."""
+    cut, left_out = counted.chats["cut"], counted.chats["left_out"]
+    said = [f"{cut} are cut behind an answer"] * bool(cut) + [f"{left_out} are left out"] * bool(left_out)
+    longer = counted_of(cut + left_out, "conversation")
+    return f"; {longer} longer than {seq_len} tokens: {', '.join(said)}" if said else ""
 
 
 def _dropped(dataset: Dataset, condition: str, num_samples: int | None) -> str:

@@ -1,4 +1,5 @@
-"""How fast this machine makes the images of a dataset: read and decoded by the functions that servers use."""
+"""How fast this machine makes the images, clips and videos of a dataset: read and decoded by the functions that servers
+use."""
 
 import threading
 import time
@@ -10,12 +11,17 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from dataserver.assembly import DECODERS, Item
+from dataserver.audio import audio_format_of
 from dataserver.dataset import Dataset, ImageRef, Shard
-from dataserver.images import DrawnTransform, ImageShape, decode_patches, sniff_format
-from dataserver.planning.job.fields import Sizing
-from dataserver.planning.stream.grids import image_layouts, patch_grid, stacked_grids
+from dataserver.images import DrawnTransform, sniff_format
+from dataserver.planning.job.fields import MICROSECONDS, Sizing
+from dataserver.planning.stream.item_sizes import VideoLengths, item_grids
+from dataserver.video import video_format_of
 
 READING: Final = "reading"
+OTHER: Final = "other"
+"""What is of no format that is known."""
 WARM_SAMPLES: Final = 8
 """Made once before the clock starts: first calls import and compile."""
 SAMPLES_PER_TASK: Final = 8
@@ -24,9 +30,9 @@ SAMPLES_PER_TASK: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A sample: where its images lie, and what becomes of them."""
+    """A sample: where its images, clips and videos lie, and what becomes of them."""
 
-    images: tuple[tuple[ImageRef, ImageShape], ...]
+    images: tuple[tuple[ImageRef, Item], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +41,24 @@ class Rate:
 
     threads: int
     images: float
-    """Images that the threads decoded per second."""
+    """Images, clips and videos that the threads decoded per second."""
     cores: float
     """Number of cores that the threads kept busy."""
 
 
 @dataclass(slots=True)
 class Decoded:
-    """Images of one format, decoded by one thread."""
+    """Images, clips or videos of one format, decoded by one thread."""
 
     images: int = 0
     invalid: int = 0
     num_bytes: int = 0
     pixels: int = 0
+    """Of images."""
+    lasting_s: float = 0.0
+    """How long clips and videos are."""
     seconds: float = 0.0
+    """That decoding took."""
 
 
 @dataclass(slots=True)
@@ -71,8 +81,13 @@ class Made:
 
     @property
     def num_images(self) -> int:
-        """Images, over all formats."""
+        """Images, clips and videos, over all formats."""
         return sum(decoded.images for decoded in self.by_format.values())
+
+    @property
+    def lasting_s(self) -> float:
+        """How long all clips and videos are."""
+        return sum(decoded.lasting_s for decoded in self.by_format.values())
 
 
 def sampled(dataset: Dataset, num_samples: int, sizing: Sizing) -> list[Sample]:
@@ -80,9 +95,14 @@ def sampled(dataset: Dataset, num_samples: int, sizing: Sizing) -> list[Sample]:
     found = []
     for shard, row in spread_evenly(dataset, num_samples):
         first, end = shard.sizes().image_offsets[row : row + 2].tolist()
-        refs = [ref for ref in shard.images((row, i) for i in range(end - first)) if ref.is_image]
-        found.append(Sample(tuple((ref, _shape(ref, sizing, lone=len(refs) == 1)) for ref in refs)))
+        refs = list(shard.images((row, i) for i in range(end - first)))
+        found.append(Sample(tuple(zip(refs, _items(refs, sizing), strict=True))))
     return found
+
+
+def images_of(samples: Sequence[Sample]) -> list[Sample]:
+    """The samples with their images alone."""
+    return [Sample(tuple(found for found in sample.images if found[0].is_image)) for sample in samples]
 
 
 def spread_evenly(dataset: Dataset, num_samples: int) -> Iterator[tuple[Shard, int]]:
@@ -96,21 +116,25 @@ def spread_evenly(dataset: Dataset, num_samples: int) -> Iterator[tuple[Shard, i
         yield shard, position - int(ends[number]) + shard.num_samples
 
 
-def _shape(ref: ImageRef, sizing: Sizing, *, lone: bool) -> ImageShape:
-    width, height, cut = np.array([ref.width], np.int32), np.array([ref.height], np.int32), (0, 0)
-    layouts = image_layouts(width, height, np.array([lone]), sizing)
-    if layouts is None:
-        rows, columns = patch_grid(ref.width, ref.height, sizing)
-    else:
-        rows, columns = (int(side[0]) for side in stacked_grids(layouts, sizing))
-        cut = int(layouts[0, 0]), int(layouts[0, 1])
-    return ImageShape(ref.width, ref.height, ref.orientation, rows, columns, ref.may_be_truncated, cut)
+def _items(refs: Sequence[ImageRef], sizing: Sizing) -> list[Item]:
+    """What a plan says of the items of a sample."""
+    sides = np.array([ref.width for ref in refs], np.int32), np.array([ref.height for ref in refs], np.int32)
+    modality = np.array([ref.modality for ref in refs], np.uint8)
+    lengths = VideoLengths(
+        np.array([ref.frames for ref in refs], np.int32), np.array([ref.microseconds for ref in refs], np.int64)
+    )
+    rows, columns, media = item_grids(np.array([0, len(refs)]), *sides, modality, sizing, lengths=lengths)
+    layouts = media.get("image_layout")
+    cut = [(0, 0)] * len(refs) if layouts is None else list(map(tuple, layouts[:, :2].tolist()))
+    each = zip(rows.tolist(), columns.tolist(), cut, media["image_depths"].tolist(), strict=True)
+    return [Item(high, wide, (), tiles, depth) for high, wide, tiles, depth in each]
 
 
 class Maker:
     """Makes samples as servers do."""
 
     def __init__(self, dataset: Dataset, sizing: Sizing, drawn: tuple[DrawnTransform, ...] = ()) -> None:
+        """Make images with these transforms, clips and videos as they are."""
         self._dataset, self._sizing, self._drawn = dataset, sizing, drawn
         self._of_thread = threading.local()
 
@@ -122,11 +146,11 @@ class Maker:
         """
         made, clock = Made(), time.perf_counter
         for sample in samples:
-            for ref, shape in sample.images:
+            for ref, item in sample.images:
                 began = clock()
                 data = self._dataset.read(ref)
                 made.reading_s += clock() - began
-                self._decode(data, shape, made)
+                self._decode(data, ref, item, made)
         return made
 
     def rate(self, samples: Sequence[Sample], threads: int) -> Rate:
@@ -141,16 +165,19 @@ class Maker:
         seconds = time.perf_counter() - began
         return Rate(threads, images / seconds, (time.process_time() - cpu) / seconds)
 
-    def _decode(self, data: bytes, shape: ImageShape, made: Made) -> None:
-        out = self._buffer()[: shape.rows * shape.columns]
+    def _decode(self, data: bytes, ref: ImageRef, item: Item, made: Made) -> None:
+        """Decode an item; clips and videos have memory of their own each time."""
+        out = self._buffer()[: item.rows * item.columns] if ref.is_image else None
+        item = item._replace(drawn=self._drawn) if ref.is_image else item
         began = time.perf_counter()
-        valid = decode_patches(data, shape, self._sizing, out, self._drawn)
+        valid = DECODERS[ref.modality](data, ref, item, self._sizing, out)
         seconds = time.perf_counter() - began
-        decoded = made.by_format.setdefault(sniff_format(data) or "other", Decoded())
+        decoded = made.by_format.setdefault(_format_name(data, ref), Decoded())
         decoded.images += 1
         decoded.invalid += not valid
         decoded.num_bytes += len(data)
-        decoded.pixels += shape.width * shape.height
+        decoded.pixels += ref.width * ref.height if ref.is_image else 0
+        decoded.lasting_s += _lasting_s(ref)
         decoded.seconds += seconds
 
     def _buffer(self) -> NDArray[np.uint8]:
@@ -160,6 +187,21 @@ class Maker:
             self._of_thread.buffer = np.empty(shape, np.uint8)
         found: NDArray[np.uint8] = self._of_thread.buffer
         return found
+
+
+def _format_name(data: bytes, ref: ImageRef) -> str:
+    """The name of the format of an item."""
+    if ref.is_image:
+        return sniff_format(data) or OTHER
+    found = audio_format_of(data) if ref.is_audio else video_format_of(data)
+    return OTHER if found is None else found.name
+
+
+def _lasting_s(ref: ImageRef) -> float:
+    """Seconds of a clip or a video; 0 of an image."""
+    if ref.is_image:
+        return 0.0
+    return ref.width / ref.height if ref.is_audio else ref.microseconds / MICROSECONDS
 
 
 def _tasks(samples: Sequence[Sample]) -> Iterator[Sequence[Sample]]:

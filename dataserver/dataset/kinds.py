@@ -39,6 +39,7 @@ MISSING_NAMED_CAPTION: Final = "missing_named_caption"
 MISSING_PARTNER: Final = "missing_partner"
 MISSING_SIDECAR: Final = "missing_sidecar"
 ORPHAN_TEXT: Final = "orphan_text"
+SPLIT_DOCUMENT: Final = "split_document"
 ROW_WITHOUT_SAMPLE: Final = "row_without_sample"
 SAMPLE_WITHOUT_ROW: Final = "sample_without_row"
 UNENCODABLE: Final = "token_error"
@@ -94,6 +95,7 @@ KINDS: Final[Mapping[str, Effect]] = {
     MISSING_PARTNER: Effect.SERVED,
     MISSING_SIDECAR: Effect.SERVED,
     SAMPLE_WITHOUT_ROW: Effect.SERVED,
+    SPLIT_DOCUMENT: Effect.SERVED,
     TRUNCATED_IMAGE: Effect.SERVED,
     TRANSFORM: Effect.INVALID,
     UNDECODABLE: Effect.INVALID,

@@ -11,17 +11,19 @@ from dataserver.jobs.errors import (
     TokenizerUnknownError,
 )
 from dataserver.jobs.filling import fill_job
-from dataserver.jobs.histogram import size_histogram, thinned
+from dataserver.jobs.histogram import Counted, size_histogram, sizes_data, thinned
 from dataserver.jobs.long_chats import long_chat_findings
 from dataserver.jobs.planner import JOB_CHARS, Fetch, JobPlanner
 from dataserver.jobs.scheduler import FairScheduler, IsCancelled, WorkCancelledError, never_cancelled
 from dataserver.jobs.shard_statistics import Rules
 from dataserver.jobs.single_flight import SingleFlightCache
+from dataserver.jobs.split_documents import split_findings
 from dataserver.jobs.statistics_cache import index_statistics
 
 __all__ = [
     "JOB_CHARS",
     "Catalog",
+    "Counted",
     "DatasetCard",
     "DatasetMismatchError",
     "DatasetUnknownError",
@@ -46,5 +48,7 @@ __all__ = [
     "own_key",
     "quarantine_digest",
     "size_histogram",
+    "sizes_data",
+    "split_findings",
     "thinned",
 ]

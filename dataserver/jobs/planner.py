@@ -14,6 +14,7 @@ from dataserver.jobs.long_chats import LongChatCounts
 from dataserver.jobs.memory_usage import memory_of
 from dataserver.jobs.read_ahead import ReadAhead
 from dataserver.jobs.scheduler import FairScheduler, IsCancelled, never_cancelled
+from dataserver.jobs.split_documents import split_note, whole_rules
 from dataserver.jobs.tables import ShardTables, rest_of, rules_of
 from dataserver.planning import I64, yield_point
 from dataserver.planning.job.fields import DatasetSpec
@@ -99,6 +100,11 @@ class JobPlanner:
             if (note := _null_note(spec, dataset, found))
         ]
         """What people should know of the job, a line each."""
+        for spec, dataset, (found, _) in zip(job.stream.datasets, datasets, statistics, strict=True):
+            if (rules := rules_of(job.stream, spec, dataset)).split is not None:
+                whole = self._cache.statistics.get(dataset, whole_rules(rules), cancelled, patience_s)
+                counts = int(whole.samples.sum()), int(found.samples.sum())
+                self.notes += filter(None, [split_note(spec, job.stream.seq_len, rules, *counts)])
         earlier = EarlierStreams(job.stream, datasets, self._cache, cancelled, patience_s)
         try:
             self._tables.seen = self.scheduled(earlier.seen, cancelled)

@@ -177,7 +177,7 @@ class ShardTables:
             TokensMissingError: the shard is not rendered by the job's template; names the command.
         """
         row, columns, captions = self._rows(dataset, shard)
-        fitted = fitted_chats(self.stream, columns, captions)
+        fitted = fitted_chats(self.stream.sizing, self.stream.seq_len, columns, captions)
         row = row[fitted.lengths[row] > self.stream.seq_len]
         return LongChats(row, fitted.lengths[row], fitted.fits[row])
 

@@ -28,7 +28,7 @@ F64 = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What a backbone leaves to encoder and generator."""
+    """What a backbone leaves to encoders, which work beside each other, and generator."""
 
     gpus: int
     dp: int
@@ -65,13 +65,13 @@ def _best_beside(problem: Problem, backbone: Beside, *, tied: bool) -> float:
     for network in (n for n in problem.networks if n.kind != "backbone"):
         ways = [_ways(problem, o, backbone, gpus, tied) for o in problem.options(network)]
         time, devices, sums = np.concatenate(ways, axis=1)
-        fill, size = fill[..., None] + time, size[..., None] + devices
         encodes, sync = network.kind == "encoder", np.maximum(sync[..., None], sums)
+        fill, size = fill[..., None] + (0 if encodes else time), size[..., None] + devices
         encoding = np.maximum(encoding[..., None], time if encodes else 0)
         others = np.maximum(others[..., None], 0 if encodes else time)
     slowest = np.maximum(others, encoding)
     in_time = 1.5 / backbone.interleaved * (slowest - others) if backbone.interleaved else 0
-    step = fill + (backbone.waves - 1) * np.maximum(encoding, slowest + backbone.rest - in_time) + sync
+    step = fill + encoding + (backbone.waves - 1) * np.maximum(encoding, slowest + backbone.rest - in_time) + sync
     return float(np.where(size <= gpus, step, inf).min(initial=inf))
 
 
@@ -258,9 +258,8 @@ def _colocated_ns(problem: Problem, chosen: Sequence[Option], dp: int, waves: in
         wave = o.fixed_ns + batch / dp / waves * o.sequence_ns
         step += waves * (wave if whole else max(wave, gathering_ns(o, dp, devices)))
         step += o.sync_ns(dp, 1, devices) if whole else 0
-        per_patch = o.load.rows / problem.workload.stream.merge**2
         queries = o.load.items * problem.workload.stream.query_tokens
-        moved += {"encoder": per_patch, "generator": queries}.get(o.network.kind, 0)
+        moved += {"encoder": o.load.tokens, "generator": queries}.get(o.network.kind, 0)
     width = next(o.network.size.width for o in chosen if o.network.kind == "backbone")
     return step + 4 * width * moved * batch / dp / devices.bandwidth(dp * chosen[0].tp)
 

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from dataserver.planning.job.fields import ModelSize
+from dataserver.planning.job.fields import Modality, ModelSize
 from trainclient.orchestrate.choice import Problem
 from trainclient.orchestrate.cluster import Cluster, cluster
 from trainclient.orchestrate.networks import Network, read_network
-from trainclient.orchestrate.workload import SampleSize, Stream, workload
+from trainclient.orchestrate.sample_sizes import SampleSize
+from trainclient.orchestrate.workload import Stream, workload
 
 
 def random_problem(seed: int, most_gpus: int = 64) -> Problem:
@@ -44,6 +45,28 @@ def random_problem(seed: int, most_gpus: int = 64) -> Problem:
     memory = float(random.choice([0.5, 2, 8, 80]))
     devices = Cluster("a800", gpus, per_node, int(memory * 1e9), 200, 12.5, 312_000)
     return Problem(tuple(networks), devices, workload(sizes, stream))
+
+
+def with_more_encoders(problem: Problem, seed: int) -> Problem:
+    """The same with an encoder of clips, mostly one of videos as well, and samples that hold these."""
+    random, networks = np.random.default_rng((seed, 1)), list(problem.networks)
+    for modality in (Modality.AUDIO, Modality.VIDEO)[: int(random.choice([1, 2, 2]))]:
+        heads = int(random.choice([2, 4, 8, 16]))
+        size = ModelSize(int(random.choice([2, 4, 8])), heads * 64, heads * 256, heads, heads)
+        network = Network(f"{modality}-encoder", "encoder", size, modality=modality, frozen=bool(random.random() < 0.2))
+        networks.insert(0, network)
+    trained = any(n.role.feeds and not n.frozen for n in networks)
+    networks = [replace(n, input_gradient=trained) if n.role.spine else n for n in networks]
+    there = (Modality.AUDIO, Modality.VIDEO)[: sum(n.modality is not None for n in networks)]
+    sizes = [*problem.workload.sizes]
+    for modality in there:
+        groups = int(random.integers(1, 5)) if modality is Modality.VIDEO else 1
+        patches = 4 * groups * int(random.integers(4, 60))
+        sizes.append(SampleSize(int(random.integers(1, 9)), 30, (patches,), modality=(modality,), groups=(groups,)))
+    cluster = replace(problem.cluster, gpus=max(problem.cluster.gpus, len(networks)))
+    return replace(
+        problem, networks=tuple(networks), cluster=cluster, workload=workload(sizes, problem.workload.stream)
+    )
 
 
 def random_towers(seed: int, most_gpus: int = 64) -> Problem:

@@ -1,18 +1,22 @@
 """`dataserver bench` on small datasets: what it makes and counts. How fast that is, is the machine's affair."""
 
 import re
+from itertools import repeat
 from pathlib import Path
 
 import pytest
+from audio.datasets import write_audio
 from cli.server_process import refused, run
 from serving.harness import index
 from shards import break_images, write_interleaved, write_pairs, write_texts
+from video.datasets import write_videos
 
-from dataserver.cli.bench import RATES, cores_for, limiting_stage
-from dataserver.cli.throughput import Decoded, Made, Maker, sampled
+from dataserver.cli.bench import RATES, bench, cores_for, limiting_stage
+from dataserver.cli.throughput import Decoded, Made, Maker, images_of, sampled
 from dataserver.dataset import Dataset, usable_cores
-from dataserver.planning.job.fields import Sizing
+from dataserver.planning.job.fields import AudioSizing, Sizing, clip_frames, clip_positions
 from dataserver.planning.stream.grids import patch_grid
+from dataserver.planning.stream.samples import AUDIO
 
 SIZING = Sizing(max_patches=64)
 TILED = Sizing.model_validate(
@@ -136,7 +140,9 @@ def test_refusals(folder: Path, arguments: tuple[str, ...], message: str) -> Non
 
 
 def test_datasets_that_it_cannot_measure_are_named(tmp_path: Path) -> None:
-    assert "has an image; bench measures" in refused("bench", index(write_texts(tmp_path / "t", 8, 8)))
+    assert "has an image, a clip or a video; bench measures" in refused(
+        "bench", index(write_texts(tmp_path / "t", 8, 8))
+    )
     unindexed = write_pairs(tmp_path / "d", 4, 4)
     assert f"run: dataserver index {unindexed}" in refused("bench", unindexed)
     assert "cannot be opened" in refused("bench", tmp_path / "none")
@@ -150,3 +156,44 @@ def test_images_are_cut_into_tiles_as_a_job_says(folder: Path) -> None:
     assert all(shape.rows == 4 * (n + (n > 1)) for shape in shapes if (n := shape.tiles[0] * shape.tiles[1]))
     made = Maker(dataset, TILED).make(chosen)
     assert sum(decoded.invalid for decoded in made.by_format.values()) == 1
+
+
+def test_clips_are_made_and_counted_beside_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("soundfile", reason="the extra audio is not installed")
+    folder = write_audio(tmp_path / "d", 1, 10)
+    dataset = Dataset.open(folder)
+    sizes = dataset.shards[0].sizes()
+    chosen = sampled(dataset, 10, SIZING)
+    made = Maker(dataset, SIZING).make(chosen)
+    is_clip = sizes.image_modality == AUDIO
+    assert made.num_images == len(is_clip)
+    assert {name for name, decoded in made.by_format.items() if decoded.lasting_s} == {"wav", "flac", "mp3"}
+    assert made.by_format["jpeg"].images == (~is_clip).sum() == sum(len(one.images) for one in images_of(chosen))
+    assert made.lasting_s == pytest.approx((sizes.image_width / sizes.image_height)[is_clip].sum())
+    assert not any(decoded.invalid for decoded in made.by_format.values())
+    positions = [item.columns for one in chosen for ref, item in one.images if ref.is_audio]
+    frames = map(
+        clip_frames, sizes.image_width[is_clip].tolist(), sizes.image_height[is_clip].tolist(), repeat(AudioSizing())
+    )
+    assert positions == [*map(clip_positions, frames)]
+    bench(folder, samples=10, threads=1, rate=7)
+    shown = capsys.readouterr().out
+    assert f"with {made.num_images} items; measured on this machine" in shown
+    assert re.search(r"^  jpeg +\d+ +0 +\d\.\d\d +- ", shown, re.MULTILINE)
+    assert re.search(r"^  flac +\d+ +0 +- +\d\.\d\d ", shown, re.MULTILINE)
+    assert "for 7 items/s you need 1 core like these" in shown
+
+
+def test_videos_are_made_with_their_frames(tmp_path: Path) -> None:
+    pytest.importorskip("av", reason="the extra video is not installed")
+    dataset = Dataset.open(write_videos(tmp_path / "d", 1, 4))
+    sizing = Sizing.model_validate(
+        {"max_patches": 64, "video": {"max_frames": 4, "min_pixels": 784, "max_pixels": 3136}}
+    )
+    chosen = sampled(dataset, 4, sizing)
+    videos = [(ref, item) for one in chosen for ref, item in one.images if not ref.is_image]
+    assert {item.depth for _, item in videos} <= {1, 2}
+    assert all(item.rows * item.columns <= item.depth * 16 for _, item in videos)
+    made = Maker(dataset, sizing).make(chosen)
+    assert not any(decoded.invalid for decoded in made.by_format.values())
+    assert made.lasting_s == pytest.approx(sum(ref.microseconds for ref, _ in videos) / 1e6)

@@ -13,7 +13,7 @@ from dataserver.assembly import chat_digest, load_tokenizer, open_chat
 from dataserver.cli.describe import describe
 from dataserver.cli.index import index
 from dataserver.cli.lint import lint
-from dataserver.cli.sizes import sizes
+from dataserver.cli.sizes import LengthFlags, sizes
 from dataserver.dataset import (
     AudioMembers,
     Conversations,
@@ -26,6 +26,7 @@ from dataserver.dataset import (
 )
 from dataserver.dataset.index.chat_tokens import chat_key
 from dataserver.jobs import Catalog, DatasetMismatchError, fill_job
+from dataserver.planning.job.fields import CutAt
 
 SHORT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 LONG = [*SHORT, {"role": "user", "content": "c" * 100}, {"role": "assistant", "content": "d"}]
@@ -152,8 +153,22 @@ def test_commands_count_what_a_template_renders(
     found = json.loads((tmp_path / "sizes.json").read_text())["samples"]
     assert sum(one["count"] for one in found) == 3
     assert abs(max(one["text_tokens"] for one in found) - (int(tokens.max()) - 2)) < 16
-    with pytest.raises(ValueError, match="holds conversations, which are neither split nor have captions"):
-        sizes(folder, tmp_path / "sizes.json", tokenizer=f"qwen={tokenizer}", seq_len=64)
+    whole = sorted(one["text_tokens"] for one in found)
+    for flags, left, cut in ((LengthFlags(100), 1, 0), (LengthFlags(100, CutAt.TURN), 2, 1)):
+        sizes(folder, tmp_path / "sizes.json", tokenizer=f"qwen={tokenizer}", lengths=flags)
+        found = json.loads((tmp_path / "sizes.json").read_text())["samples"]
+        assert sum(one["count"] for one in found) == left
+        assert {whole[0]} <= {one["text_tokens"] for one in found} <= {whole[0] - 1, whole[0]}, "no line break behind"
+        said = capsys.readouterr().out
+        cuts = "1 are cut behind an answer, " if cut else ""
+        assert f"{left} samples of" in said
+        assert f"; {3 - left + cut} conversations longer than 100 tokens: {cuts}{3 - left} are left out" in said
+    for flags, words in (
+        (LengthFlags(100, max_images=2), "holds conversations, which are neither split nor generated"),
+        (LengthFlags(None, CutAt.TURN), "nothing says how long a sequence is"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            sizes(folder, tmp_path / "sizes.json", tokenizer=f"qwen={tokenizer}", lengths=flags)
 
 
 def test_a_job_with_another_template_is_told_which_there_is(folder: Path, tokenizer: Path) -> None:

@@ -7,22 +7,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from audio.datasets import write_audio
 from cli.server_process import command, refused, run
 from faults.disk import fill, missing, small_disk
 from serving.harness import index
 from shards import make_image, write_interleaved, write_pairs, write_tar
 
 from dataserver.assembly import load_tokenizer
-from dataserver.cli.sizes import _split
+from dataserver.cli.sizes import LengthFlags
 from dataserver.dataset import Dataset
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.jobs import Rules
 from dataserver.jobs.histogram import Size, _leading, size_histogram, thinned
 from dataserver.outputs import OutputError
-from dataserver.planning.job.fields import Sizing
+from dataserver.planning.job.fields import Modality, ModelSize, Sizing, clip_frames, clip_positions
 from dataserver.planning.stream.documents import Split
 from dataserver.planning.stream.grids import patch_grid
-from trainclient.orchestrate.workload import Stream, read_sizes, workload
+from dataserver.planning.stream.samples import AUDIO
+from trainclient.orchestrate.networks import Network
+from trainclient.orchestrate.sample_sizes import read_sizes
+from trainclient.orchestrate.workload import Stream, workload
 
 
 @pytest.mark.parametrize("of_rule", [{"max_patches": 64}, {"rule": "qwen", "min_pixels": 4096, "max_pixels": 16384}])
@@ -42,7 +46,7 @@ def test_every_sample_is_counted_with_its_size(of_rule: dict[str, int | str], tm
     found = Counter({(s["text_tokens"], *s["patches"]): s["count"] for s in json.loads(file.read_text())["samples"]})
     assert found == wanted
     assert sum(found.values()) == 30
-    assert workload(read_sizes(file), Stream(8, 2048)).samples_per_sequence > 1
+    assert workload(read_sizes(file).samples, Stream(8, 2048)).samples_per_sequence > 1
 
 
 TILED = {
@@ -59,14 +63,14 @@ def test_tiles_of_a_job_are_counted(tmp_path: Path) -> None:
     done = run("sizes", folder, "--output", file, "--job", job)
     assert done.returncode == 0, done.stderr
     found = json.loads(file.read_text())
-    assert found["tile_patches"] == 16
+    assert Sizing.model_validate_json(json.dumps(found["sizing"])) == Sizing.model_validate_json(json.dumps(TILED))
     for sample in found["samples"]:
         assert sample["image_tokens"] == [patches // 4 for patches in sample["patches"]]
         assert not any(patches % 16 for patches in sample["patches"])
     assert max(p for s in found["samples"] for p in s["patches"]) > 16
     sizes = read_sizes(file)
-    assert {size.tile_patches for size in sizes} == {16}
-    assert sizes[0].tokens_of_images(1) == tuple(found["samples"][0]["image_tokens"])
+    assert sizes.sizing is not None
+    assert sizes.samples[0].layouts == tuple(map(tuple, found["samples"][0]["layouts"]))
     assert "flags for it are given as well" in refused("sizes", folder, "--output", file, "--job", job, "--patch", 8)
 
 
@@ -77,20 +81,26 @@ def test_documents_are_counted_in_parts(tmp_path: Path) -> None:
     rules = Rules(
         load_tokenizer("bytes").digest, Sizing(max_patches=64), split=Split("items", 96, (2, None, None), True)
     )
-    counted = size_histogram(dataset, rules, lambda _done, _total: None)
+    counted = size_histogram(dataset, rules, lambda _done, _total: None).sizes
     done = run("sizes", folder, "--output", file, "--max-patches", 64, "--seq-len", 96, "--max-images", 2)
     assert done.returncode == 0, done.stderr
     total = sum(counted.values())
     assert done.stdout.startswith(f"{total} parts of samples of {len(counted)} sizes")
     assert total > 24
     assert max(len(size.patches) for size in counted) == 2
-    tokens = [text + sum(p // 4 + 2 for p in patches) + 2 for text, patches, _ in counted]
+    tokens = [text + sum(p // 4 + 2 for p in patches) + 2 for text, patches, *_ in counted]
     assert max(tokens) <= 96 * 17 / 16, "texts are rounded"
     found = Counter({(s["text_tokens"], *s["patches"]): s["count"] for s in json.loads(file.read_text())["samples"]})
-    assert found == Counter({(text, *patches): count for (text, patches, _), count in counted.items()})
-    for given, words in (((None, 2), "give --seq-len as well"), ((7, None), "at least 8 and 1 are required")):
+    assert found == Counter({(text, *patches): count for (text, patches, *_), count in counted.items()})
+    for flags, words in (
+        (LengthFlags(max_images=2), "give --seq-len as well"),
+        (LengthFlags(max_videos=2), "give --seq-len as well"),
+        (LengthFlags(7), "at least 8, and 1 of each other, are required"),
+        (LengthFlags(8, max_clips=0), "at least 8, and 1 of each other, are required"),
+    ):
         with pytest.raises(ValueError, match=words):
-            _split(*given)
+            flags.split()
+    assert LengthFlags(96, max_clips=3, interleaved=True).split() == Split("items", 96, (None, 3, None), False)
 
 
 def test_texts_keep_their_leading_digits() -> None:
@@ -167,3 +177,43 @@ def test_a_filter_says_what_it_drops_for_a_null_and_that_nothing_is_left(tmp_pat
     assert "no sample of" in empty.stderr
     assert "4 of 4 are dropped, 2 of them because a column of the filter is null" in empty.stderr
     assert not (tmp_path / "none.json").exists()
+
+
+def test_clips_and_videos_are_counted_as_servers_size_them(tmp_path: Path) -> None:
+    """Against the tables that servers make of the same shards, sample by sample."""
+    pytest.importorskip("soundfile", reason="the extra audio is not installed")
+    folder = write_audio(tmp_path / "d", 1, 10)
+    sizing = Sizing.model_validate({"max_patches": 64, "audio": {"merge": 1, "max_seconds": 2}})
+    dataset = Dataset.open(folder)
+    counted = size_histogram(dataset, Rules(load_tokenizer("bytes").digest, sizing), lambda _done, _total: None)
+    total, found = counted.media[Modality.AUDIO], Counter[tuple[int, ...]]()
+    sizes = dataset.shards[0].sizes()
+    assert sizes.image_modality is not None
+    for row in range(10):
+        at = range(sizes.image_offsets[row], sizes.image_offsets[row + 1])
+        clips = [i for i in at if sizes.image_modality[i] == AUDIO]
+        frames = [clip_frames(int(sizes.image_width[i]), int(sizes.image_height[i]), sizing.audio) for i in clips]
+        found[tuple(map(clip_positions, frames))] += 1
+    positions = Counter[tuple[int, ...]]()
+    for size, count in counted.sizes.items():
+        modality = size.modality or (0,) * len(size.patches)
+        positions[tuple(n for n, of in zip(size.patches, modality, strict=True) if of == AUDIO)] += count
+    assert positions == found
+    assert total.items == sum(len(clips) * count for clips, count in found.items()) > 5
+    assert total.tokens == sum(sum(clips) * count for clips, count in found.items())
+    assert total.seconds == pytest.approx(sum(
+        int(w) / int(h) for w, h, of in zip(sizes.image_width, sizes.image_height, sizes.image_modality, strict=True)
+        if of == AUDIO
+    ))  # fmt: skip
+    job, file = tmp_path / "job.json", tmp_path / "sizes.json"
+    job.write_text(json.dumps({"stream": {"sizing": sizing.model_dump(mode="json", exclude_none=True)}}))
+    done = run("sizes", folder, "--output", file, "--job", job, "--interleaved")
+    assert f"{total.items} clips: {total.seconds:.1f} s, {total.tokens:,} tokens" in done.stdout, done.stderr
+    read = read_sizes(file)
+    assert read.sizing == sizing
+    stream = Stream(4, 4096, generation=0.5, interleaved=True, sizing=read.sizing)
+    load = workload(read.samples, stream).load(
+        Network("ears", "encoder", ModelSize(2, 64, 256, 4, 4), modality="audio")
+    )
+    assert load.largest == max(max(clips, default=0) for clips in found)
+    assert load.tokens == load.rows

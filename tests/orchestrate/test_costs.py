@@ -11,7 +11,8 @@ from trainclient.orchestrate.choice import Problem
 from trainclient.orchestrate.cluster import Cluster
 from trainclient.orchestrate.costs import Option, gathering_ns, options, shard_bytes
 from trainclient.orchestrate.networks import Network
-from trainclient.orchestrate.workload import SampleSize, Stream, workload
+from trainclient.orchestrate.sample_sizes import SampleSize
+from trainclient.orchestrate.workload import Stream, workload
 
 SMALL = Network("backbone", "backbone", ModelSize(2, 8, 16, 4, 2, 10))
 """Each block has 2 x 8 x (8 + 4) weights of attention and 3 x 8 x 16 of its MLP, each end 8 x 10."""

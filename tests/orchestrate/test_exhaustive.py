@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 from orchestration.exhaustive import best_colocated, best_grouped, best_monolithic, best_pipelined, best_towers
-from orchestration.instances import random_problem, random_towers
+from orchestration.instances import random_problem, random_towers, with_more_encoders
 
 from trainclient.orchestrate.choice import Choice, Problem, TooLargeError
 from trainclient.orchestrate.solving import solvers_of
@@ -58,6 +58,24 @@ def test_solvers_equal_exhaustive_search(layout: str) -> None:
         assert layout == "colocated" or any(choice.finer > 1 for choice in solved)
     if layout in ("pipelined", "monolithic"):
         assert any(choice.chunks > 1 for choice in solved)
+
+
+def equal_with_several_encoders(layout: str, seeds: range) -> set[int]:
+    """The numbers of encoders of what was found."""
+    problems = [with_more_encoders(random_problem(seed, 10), seed) for seed in seeds]
+    found = [choice for problem in problems for choice in both(layout, problem, SEARCHES[layout])]
+    return {sum(m.option.network.role.feeds for m in choice.modules) for choice in found}
+
+
+def test_solvers_with_several_encoders_equal_exhaustive_search() -> None:
+    assert equal_with_several_encoders("pipelined", range(4)) == {2, 3}
+    assert equal_with_several_encoders("colocated", range(2))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layout", SEARCHES)
+def test_all_solvers_with_several_encoders_equal_exhaustive_search(layout: str) -> None:
+    assert equal_with_several_encoders(layout, range(100)) >= {2, 3}
 
 
 @pytest.mark.parametrize("layout", SEARCHES_OF_TOWERS)

@@ -20,9 +20,10 @@ from trainclient.orchestrate.job_execution import execution_block
 from trainclient.orchestrate.networks import read_network
 from trainclient.orchestrate.report import reason
 from trainclient.orchestrate.rescoring import simulate
+from trainclient.orchestrate.sample_sizes import SampleSize
 from trainclient.orchestrate.shortfall import shortfall
 from trainclient.orchestrate.solving import solve, solvers
-from trainclient.orchestrate.workload import SampleSize, Stream, workload
+from trainclient.orchestrate.workload import Stream, workload
 
 
 def towers(gpus: int = 24, batch: int = 1024, memory_gb: float | None = None) -> Problem:

@@ -33,7 +33,8 @@ from trainclient.orchestrate.config_sizes import NetworkError
 from trainclient.orchestrate.costs import analytic_cost, options
 from trainclient.orchestrate.memory import ENCODER_BLOCK, block_bytes, saved_bytes
 from trainclient.orchestrate.networks import Network, read_network
-from trainclient.orchestrate.workload import Load, SampleSize, Stream, workload
+from trainclient.orchestrate.sample_sizes import SampleSize
+from trainclient.orchestrate.workload import Load, Stream, workload
 
 LLAMA = {
     "model_type": "llama", "num_hidden_layers": 16, "hidden_size": 2048, "intermediate_size": 8192,

@@ -9,7 +9,8 @@ from trainclient.layouts.pipelined.degrees import pipelined
 from trainclient.orchestrate.job_execution import execution_block
 from trainclient.orchestrate.networks import Network
 from trainclient.orchestrate.rescoring import drawn_samples, stream_block
-from trainclient.orchestrate.workload import SampleSize, Stream, WorkloadError, workload
+from trainclient.orchestrate.sample_sizes import SampleSize, WorkloadError
+from trainclient.orchestrate.workload import Stream, workload
 
 SIZE = paper_problem("llama3-7b", 8, 8, 512).networks[1].size
 ENCODER, BACKBONE, GENERATOR = (Network(kind, kind, SIZE) for kind in ("encoder", "backbone", "generator"))

@@ -36,7 +36,7 @@ class Problem:
     """A model, a cluster and sizes of samples."""
 
     networks: tuple[Network, ...]
-    """At most one encoder, a backbone, at most one generator; or towers."""
+    """Encoders of different modalities, a backbone, at most one generator; or towers."""
     cluster: Cluster
     workload: Workload
     table: CostTable | None = None

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dataserver.outputs import require_writable, write_output
-from dataserver.planning.job.fields import MAX_TEXT_BYTES, TextError, parse_yaml
+from dataserver.planning.job.fields import MAX_TEXT_BYTES, Modality, Sizing, TextError, parse_yaml
 from dataserver.planning.job.fields import Stream as JobStream
 from dataserver.planning.job.fields import describe as describe_job
 from trainclient.flags import parse
@@ -27,8 +27,9 @@ from trainclient.orchestrate.picture import SUFFIXES, draw
 from trainclient.orchestrate.profile import costs_of, read_profile
 from trainclient.orchestrate.report import HEADINGS, advice, as_json, notes, reasons, rows
 from trainclient.orchestrate.rescoring import stream_block
+from trainclient.orchestrate.sample_sizes import read_sizes
 from trainclient.orchestrate.solving import Solution, solve
-from trainclient.orchestrate.workload import SampleSize, Stream, read_sizes, workload
+from trainclient.orchestrate.workload import Stream, workload
 from trainclient.training.config import describe
 from trainclient.training.options import SAYS_ITSELF, Options
 
@@ -52,8 +53,13 @@ class Orchestrate(Options):
     """Options of the command."""
 
     encoder: MaybeText = None
-    """Model of the encoder: a preset (vit-h, tiny), a config.json of Hugging Face or its folder, or a .yaml file with
-    layers, width, mlp_width, heads and groups. Of a config.json with a vision_config, that part."""
+    """Model of the encoder of images: a preset (vit-h, tiny), a config.json of Hugging Face or its folder, or a .yaml
+    file with layers, width, mlp_width, heads and groups. Of a config.json with a vision_config, that part."""
+    audio_encoder: MaybeText = None
+    """Model of the encoder of clips: the same (whisper-large, tiny); of a config.json with an audio_config, that
+    part."""
+    video_encoder: MaybeText = None
+    """Model of the encoder of videos: the same as of images."""
     backbone: MaybeText = None
     """Model of the backbone: the same (llama3-7b, llama3-13b, llama3-70b, tiny); of a config.json with a text_config,
     that part."""
@@ -66,7 +72,7 @@ class Orchestrate(Options):
     contrastive_batch: MaybeInt = None
     """Contrastive training: samples per loss; by default the whole global batch."""
     frozen: tuple[str, ...] = ()
-    """Names of modules to freeze: encoder, backbone, generator; image, text."""
+    """Names of modules to freeze: encoder, audio-encoder, video-encoder, backbone, generator; image, text."""
     gpu: str = "h100"
     """Kind of GPU: a800, h100 or h200."""
     gpus: Annotated[int, Field(ge=1)] = 8
@@ -90,14 +96,17 @@ class Orchestrate(Options):
     """Number of sequences in a step."""
     seq_len: Annotated[int, Field(ge=8)] = 8192
     """Longest sequence, in tokens."""
-    merge: Annotated[int, Field(ge=1)] = 2
-    """Side of the block of patches that becomes one backbone token."""
+    merge: Annotated[int | None, Field(ge=1), SAYS_ITSELF] = None
+    """Side of the block of patches that becomes one backbone token; by default what the file of sizes says, or 2."""
     fill: float = 0.97
     """Share of a sequence that packed samples fill."""
     packed: bool = True
     """Whether several samples share a sequence."""
     generation: float = 0.0
     """Share of image-text pairs whose image is generated."""
+    interleaved: bool = False
+    """Whether the same share of documents is generated as well, each up to one of its images; the sizes are then those
+    of the --interleaved of `dataserver sizes`."""
     query_tokens: Annotated[int, Field(ge=1)] = 64
     """Query tokens behind a caption, which condition the generator."""
     profile: MaybePath = None
@@ -180,52 +189,68 @@ def problem(options: Orchestrate) -> Problem:
     """
     if options.sizes is None:
         raise OrchestrateError("--sizes is missing: a file with the sizes of samples, as `dataserver sizes` writes it")
-    stream, models, sizes = _stream(options), networks(options), read_sizes(options.sizes)
+    sizes, models = read_sizes(options.sizes), networks(options)
+    stream = _stream(options, sizes.sizing)
     profile = None if options.profile is None else read_profile(options.profile)
     within = options.within_gb_s
     if within is None and profile is not None and profile.within_gb_s is not None:
         within = float(profile.within_gb_s)
     devices = cluster(options.gpu, options.gpus, options.gpus_per_node, options.memory_gb, within, options.between_gb_s)
     table = None if profile is None else costs_of(profile, models, devices)
-    found = Problem(_with_tiles(models, sizes), devices, workload(sizes, stream), table, options.max_tp)
+    found = Problem(_with_tiles(models, sizes.sizing), devices, workload(sizes.samples, stream), table, options.max_tp)
     data = stream_block(found)
     try:
         JobStream.model_validate(data)
     except ValidationError as error:
         raise OrchestrateError(f"no job has such a stream: {describe_job(error, data, JobStream)}") from None
-    for network in found.networks:
-        if not found.workload.load(network).rows:
-            raise OrchestrateError(
-                f"--{network.kind} has nothing to do: no sample gives it a row; leave it out, or change --generation "
-                f"({options.generation}) or the sizes"
-            )
-    asked = ("encoder", "encode", 1 - options.generation, 1), ("generator", "generate", options.generation, 0)
-    for kind, what, share, otherwise in asked:
-        if (
-            options.image_tower is None
-            and found.network(kind) is None
-            and share
-            and any(s.patches for s in found.workload.sizes)
-        ):
-            raise OrchestrateError(
-                f"the samples have images to {what}, and no --{kind} is given; give one, or set --generation to "
-                f"{otherwise}"
-            )
+    _check_modules(options, found)
     return found
 
 
-def _with_tiles(models: tuple[Network, ...], sizes: Sequence[SampleSize]) -> tuple[Network, ...]:
+def _check_modules(options: Orchestrate, found: Problem) -> None:
+    """Every module has something to do, and all that samples hold has its module."""
+    for network in found.networks:
+        if not found.workload.load(network).rows:
+            raise OrchestrateError(
+                f"--{network.name} has nothing to do: no sample gives it a row; leave it out, or change --generation "
+                f"({options.generation}) or the sizes"
+            )
+    if options.image_tower is not None:
+        return
+    given, stream = {n.name for n in found.networks}, found.workload.stream
+    there = {item.modality for size in found.workload.sizes for item in stream.items(size)}
+    images = Modality.IMAGE in there
+    for name, what, needed, otherwise in (
+        ("encoder", "images to encode", images and options.generation < 1, "set --generation to 1"),
+        ("audio-encoder", "clips to encode", Modality.AUDIO in there, "take sizes without these"),
+        ("video-encoder", "videos to encode", Modality.VIDEO in there, "take sizes without these"),
+        ("generator", "images to generate", images and options.generation > 0, "set --generation to 0"),
+    ):
+        if needed and name not in given:
+            raise OrchestrateError(f"the samples have {what}, and no --{name} is given; give one, or {otherwise}")
+
+
+def _with_tiles(models: tuple[Network, ...], sizing: Sizing | None) -> tuple[Network, ...]:
     """The modules, with an encoder whose patches attend to those of their tile alone, as a job with tiles has it."""
-    tile = max(size.tile_patches for size in sizes)
+    if sizing is None or sizing.tiles is None or sizing.side is None:
+        return models
+    tile = (sizing.side // sizing.patch) ** 2
     return tuple(
         replace(n, size=replace(n.size, window=tile, global_layers=0))
-        if tile and n.role.feeds and not n.size.window
+        if n.role.feeds and n.reads == Modality.IMAGE and not n.size.window
         else n
         for n in models
     )
 
 
-def _stream(options: Orchestrate) -> Stream:
+def _stream(options: Orchestrate, sizing: Sizing | None) -> Stream:
+    merge = options.merge or (2 if sizing is None else sizing.merge)
+    if sizing is not None and merge != sizing.merge:
+        raise OrchestrateError(
+            f"--merge is {merge}, and {options.sizes} was made with merge {sizing.merge}; leave --merge out"
+        )
+    if options.interleaved and not options.generation:
+        raise OrchestrateError("--interleaved is given, and --generation is 0: nothing is generated; raise it")
     towers, batch = options.image_tower is not None, options.contrastive_batch
     if not towers and batch is not None:
         raise OrchestrateError(f"--contrastive-batch is {batch}, but no towers are given; leave it out")
@@ -236,13 +261,14 @@ def _stream(options: Orchestrate) -> Stream:
     if towers and options.generation:
         raise OrchestrateError(f"--generation is {options.generation}; towers generate nothing, leave it out")
     return Stream(
-        options.global_batch, options.seq_len, options.merge, options.fill, options.packed and not towers,
+        options.global_batch, options.seq_len, merge, options.fill, options.packed and not towers,
         options.generation, options.query_tokens, (batch or options.global_batch) if towers else None,
+        options.interleaved, sizing,
     )  # fmt: skip
 
 
 def _towers(options: Orchestrate) -> tuple[Network, ...]:
-    others = [f"--{k}" for k in ("encoder", "backbone", "generator") if getattr(options, k) is not None]
+    others = [f"--{name}" for name, _, _, value in _modules(options) if value is not None]
     if options.image_tower is None or options.text_tower is None:
         raise OrchestrateError("contrastive training has two towers, --image-tower and --text-tower; give both")
     if others:
@@ -265,22 +291,29 @@ def networks(options: Orchestrate) -> tuple[Network, ...]:
     """The modules, with what each of them passes on."""
     if options.image_tower is not None or options.text_tower is not None:
         return _towers(options)
-    given = {"encoder": options.encoder, "backbone": options.backbone, "generator": options.generator}
     if options.backbone is None:
         raise OrchestrateError("--backbone is missing: a preset, a config.json, or a .yaml file of sizes")
-    _check_frozen(options, [kind for kind, value in given.items() if value is not None])
+    given = [(name, kind, modality, value) for name, kind, modality, value in _modules(options) if value is not None]
+    _check_frozen(options, [name for name, *_ in given])
     found: list[Network] = []
-    for kind, value in given.items():
-        if value is not None:
-            trained_before = any(not n.frozen for n in found)
-            width = next((n.size.width for n in found if n.role.spine), 0)
-            found.append(
-                replace(
-                    read_network(kind, value), frozen=kind in options.frozen, input_gradient=trained_before,
-                    condition_width=width,
-                )
-            )  # fmt: skip
+    for name, kind, modality, value in given:
+        network = replace(read_network(kind, value, name, modality), frozen=name in options.frozen)
+        trained_before = not network.role.feeds and any(not n.frozen for n in found)
+        width = next((n.size.width for n in found if n.role.spine), 0)
+        found.append(replace(network, input_gradient=trained_before, condition_width=width))
     return tuple(found)
+
+
+def _modules(options: Orchestrate) -> list[tuple[str, str, Modality | None, str | None]]:
+    """The modules that a model with a backbone may have: name, kind, what it reads where that is no image, and which
+    it is."""
+    return [
+        ("encoder", "encoder", None, options.encoder),
+        ("audio-encoder", "encoder", Modality.AUDIO, options.audio_encoder),
+        ("video-encoder", "encoder", Modality.VIDEO, options.video_encoder),
+        ("backbone", "backbone", None, options.backbone),
+        ("generator", "generator", None, options.generator),
+    ]
 
 
 def show(solution: Solution) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from dataserver.planning.job.fields import (
     MAX_TEXT_BYTES,
     MODELS,
+    Modality,
     ModelSize,
     TextError,
     linear_flops,
@@ -44,6 +45,11 @@ _ROLES: Final[Mapping[str, Role]] = {
     "tower": Role(ENCODER_BLOCK),
 }
 """By kind: the one place that knows which there are. (The trainer's, `modules.registry`, brings torch.)"""
+_PARTS: Final[Mapping[tuple[str, str | None], str]] = {
+    ("tower", Modality.IMAGE): "encoder",
+    ("tower", Modality.TEXT): "text tower",
+}
+"""What a module is in a `config.json`, where it is not its kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +64,7 @@ class Network:
     condition_width: int = 0
     """Generator: width of the backbone, whose rows it attends to."""
     modality: str | None = None
-    """Tower: whether it reads images or text."""
+    """Tower: whether it reads images or text. Encoder: audio or video, where it reads no images."""
     frozen: bool = False
     input_gradient: bool = False
     """Whether a module before it is trained, so that it hands gradients on."""
@@ -69,9 +75,14 @@ class Network:
         return _ROLES[self.kind]
 
     @property
+    def reads(self) -> str:
+        """What it reads, beside the rows of other modules."""
+        return self.modality or (Modality.TEXT if self.role.spine else Modality.IMAGE)
+
+    @property
     def reads_images(self) -> bool:
-        """Whether its rows are patches; else they are tokens."""
-        return self.role.feeds or self.role.generates or self.modality == "image"
+        """Whether its rows are those of images, clips or videos; else they are tokens."""
+        return self.reads != Modality.TEXT
 
     @property
     def row_flops(self) -> int:
@@ -149,7 +160,7 @@ def read_network(kind: str, given: str, name: str | None = None, modality: str |
     if given in MODELS[kind]:
         size = MODELS[kind][given]
     elif path.is_dir() or path.suffix == ".json":
-        what = {"image": "encoder", "text": "text tower"}.get(modality or "", kind)
+        what = _PARTS.get((kind, modality), kind)
         path = path / "config.json" if path.is_dir() else path
         size = size_of_config(what, _read(path), path)
     elif path.suffix in (".yaml", ".yml"):

@@ -136,7 +136,7 @@ def parts(spine: Spine, sides: Sequence[Side], ranks: Sequence[int]) -> dict[str
     generator = max((t for s, t in zip(sides, times, strict=True) if not s.encodes), default=0.0)
     return {
         "waves": float(spine.steady_ns(encoder, generator)) * (spine.waves - 1),
-        "filling the pipeline": spine.alone_ns + sum(times),
+        "filling the pipeline": spine.alone_ns + (encoder + generator),  # encoders work beside each other
         "gradients": max([spine.sync_ns, *syncs]),
     }
 

@@ -1,47 +1,21 @@
 """What a step asks of each module, from the sizes of samples."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.planning.job.fields import ModelSize, TextError, parse_yaml
+from dataserver.planning.job.fields import AudioSizing, Modality, ModelSize, Sizing
 from trainclient.orchestrate.networks import Network
+from trainclient.orchestrate.sample_sizes import Item, SampleSize, WorkloadError
 
 F64 = NDArray[np.float64]
 
 MARKS: Final = 2
 """BOS and EOS of a sample, BOI and EOI of an image, BOS and BOI before an image to generate (`planning.sizing`)."""
-MAX_COUNT: Final = 1 << 40
-MAX_SIZES: Final = 100_000
-MAX_FILE_BYTES: Final = 64 << 20
-
-
-class WorkloadError(ValueError):
-    """Sizes that no job could train on."""
-
-
-@dataclass(frozen=True, slots=True)
-class SampleSize:
-    """Samples of one size."""
-
-    count: int
-    text_tokens: int
-    patches: tuple[int, ...]
-    """Number of patches of each image."""
-    image_tokens: tuple[int, ...] = ()
-    """Backbone tokens of each image, where images are cut into tiles; else they follow from the patches."""
-    tile_patches: int = 0
-    """Patches of a tile, which attend to each other alone; 0 where images are whole."""
-
-    def tokens_of_images(self, merge: int) -> tuple[int, ...]:
-        """Backbone tokens of each image."""
-        return self.image_tokens or tuple(patches // merge**2 for patches in self.patches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +32,19 @@ class Stream:
     """Share of pairs that are generated."""
     query_tokens: int = 64
     contrastive_batch: int | None = None
+    interleaved: bool = False
+    """Whether documents are generated as well, each up to one of its images."""
+    sizing: Sizing | None = None
+    """By which samples were sized, whose `merge` is that of this; None where nobody says."""
+
+    @property
+    def audio(self) -> AudioSizing:
+        """How clips are sized: as servers do where a job does not say."""
+        return (self.sizing and self.sizing.audio) or AudioSizing()
+
+    def items(self, size: SampleSize) -> tuple[Item, ...]:
+        """The items of a sample."""
+        return size.items(self.merge, self.audio)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,15 +52,18 @@ class Load:
     """What a module has to do for a sequence, on average. It equals itself alone, so that hashing it takes no time."""
 
     items: float
-    """Number of images, or of samples."""
+    """Number of images, clips or videos, or of samples."""
     rows: float
-    """Number of patches, or of tokens."""
+    """Number of patches, positions, or tokens."""
     squares: float
-    """The sum of the squares of its items' rows, which attention takes; windows leave fewer pairs."""
+    """The sum of the squares of its items' rows, which attention takes; windows, and frames of videos, leave fewer
+    pairs."""
     largest: int
     """Rows of the largest item that there is."""
     sizes: tuple[tuple[float, int], ...]
     """How many items of a sequence have so many rows, for each number of rows."""
+    tokens: float = 0.0
+    """Number of backbone tokens that its items make up."""
 
 
 @dataclass(frozen=True)
@@ -105,18 +95,20 @@ class Workload:
 
     def _load(self, network: Network) -> Load:
         total, each = sum(s.count for s in self.sizes), self.samples_per_sequence
-        items = rows = squares = 0.0
+        items = rows = squares = tokens = 0.0
         largest, sizes = 0, dict[int, float]()
         for size in self.sizes:
-            for weight, parts in self._items(network, size):
+            for weight, item in self._items(network, size):
                 share = each * weight * size.count / total
-                items += share * len(parts)
-                rows += share * sum(parts)
-                squares += share * sum(n * min(n, network.window or n) for n in parts)
-                largest = max(largest, *parts) if share and parts else largest
-                for n in parts if share else ():
-                    sizes[n] = sizes.get(n, 0.0) + share
-        return Load(items, rows, squares, largest, tuple((sizes[n], n) for n in sorted(sizes)))
+                if share:
+                    frame = item.rows // item.groups
+                    items += share
+                    rows += share * item.rows
+                    squares += share * item.rows * min(frame, network.window or frame)
+                    tokens += share * item.tokens
+                    largest = max(largest, item.rows)
+                    sizes[item.rows] = sizes.get(item.rows, 0.0) + share
+        return Load(items, rows, squares, largest, tuple((sizes[n], n) for n in sorted(sizes)), tokens)
 
     @cached_property
     def lengths(self) -> F64:
@@ -129,34 +121,59 @@ class Workload:
             return np.array([[1.0], [round(load.rows)], [round(load.squares)]])
         total, shares = sum(s.count for s in self.sizes), dict[int, float]()
         for size in self.sizes:
-            for weight, (tokens,) in self._sequences(size):
+            for weight, tokens in self._sequences(size):
                 shares[tokens] = shares.get(tokens, 0.0) + weight * size.count / total
         found = sorted(shares)
         return np.array([[shares[n] for n in found], found, [n * n for n in found]], np.float64)
 
-    def _generated(self, size: SampleSize) -> float:
-        return self.stream.generation if len(size.patches) == 1 and size.text_tokens else 0.0
+    def _targets(self, size: SampleSize) -> list[tuple[int, int]]:
+        """The images that a sample may be asked to generate, as servers have it (`planning.stream.targets`), each with
+        the tokens of the sample up to it."""
+        stream, items = self.stream, self.stream.items(size)
+        if not stream.generation:
+            return []
+        asked = MARKS + stream.query_tokens
+        if len(items) == 1 and items[0].modality is Modality.IMAGE and size.text_tokens:
+            return [(0, min(stream.seq_len, asked + size.text_tokens))]
+        if not stream.interleaved:
+            return []
+        found, before = list[tuple[int, int]](), 0
+        for number, (item, text) in enumerate(zip(items, size.image_texts, strict=True)):
+            if text and item.modality is Modality.IMAGE and asked + text + before <= stream.seq_len:
+                found.append((number, asked + text + before))
+            before += item.tokens + MARKS
+        return found
 
-    def _sequences(self, size: SampleSize) -> list[tuple[float, tuple[int]]]:
+    def _sequences(self, size: SampleSize) -> list[tuple[float, int]]:
         """Tokens of a sample in each of its tasks, with the chance of it."""
-        chance, stream = self._generated(size), self.stream
-        images = sum(n + MARKS for n in size.tokens_of_images(stream.merge))
+        stream, targets = self.stream, self._targets(size)
+        chance = stream.generation if targets else 0.0
+        images = sum(item.tokens + MARKS for item in stream.items(size))
         understood = min(stream.seq_len, MARKS + images + size.text_tokens)
         if stream.contrastive_batch is not None:
             understood = min(stream.seq_len, MARKS + size.text_tokens)
-        generated = min(stream.seq_len, MARKS + stream.query_tokens + size.text_tokens)
-        return [(w, (n,)) for w, n in ((1 - chance, understood), (chance, generated)) if w]
+        generated = [(chance / len(targets), tokens) for _, tokens in targets]
+        return [(weight, tokens) for weight, tokens in [(1 - chance, understood), *generated] if weight]
 
     def _tokens(self, size: SampleSize) -> float:
-        return sum(weight * tokens for weight, (tokens,) in self._sequences(size))
+        return sum(weight * tokens for weight, tokens in self._sequences(size))
 
-    def _items(self, network: Network, size: SampleSize) -> Sequence[tuple[float, tuple[int, ...]]]:
+    def _items(self, network: Network, size: SampleSize) -> Iterator[tuple[float, Item]]:
+        """What a module gets of a sample, each with the chance of it."""
         if not network.reads_images:
-            return self._sequences(size)
-        if network.modality is not None:
-            return [(1.0, size.patches)]
-        chance = self._generated(size)
-        return [(chance if network.role.generates else 1 - chance, size.patches)]
+            yield from ((weight, Item(Modality.TEXT, tokens, 1, tokens)) for weight, tokens in self._sequences(size))
+            return
+        targets, items = [number for number, _ in self._targets(size)], self.stream.items(size)
+        chance = self.stream.generation if targets else 0.0
+        if network.role.generates:
+            yield from ((chance / len(targets), items[number]) for number in targets)
+            return
+        later = len(targets)  # targets behind an item: if one of these is drawn, the item is read
+        for number, item in enumerate(items):
+            later -= number in targets
+            read = 1 - chance + (chance * later / len(targets) if targets else 0.0)
+            if item.modality == network.reads:
+                yield read, item
 
 
 _TOKENS: Final = Network("backbone", "backbone", ModelSize(1, 1, 1, 1, 1))
@@ -179,77 +196,42 @@ def workload(sizes: Sequence[SampleSize], stream: Stream) -> Workload:
             f"generation is {stream.generation}, query-tokens {stream.query_tokens}; [0, 1] and 1 or more are required"
         )
     for size in sizes:
-        tokens = MARKS + sum(n + MARKS for n in size.tokens_of_images(stream.merge))
-        if any(p % stream.merge**2 for p in size.patches):
-            raise WorkloadError(
-                f"a sample has {_images(size)}; multiples of merge^2 = {stream.merge**2} are required, since so many "
-                "patches become one token: set --merge to what the sizes were made with, or correct the sizes"
-            )
-        if tokens > stream.seq_len and stream.contrastive_batch is None:
-            raise WorkloadError(
-                f"a sample has {_images(size)}, which take {tokens} tokens with the marks around them; seq-len is "
-                f"{stream.seq_len}: raise it to {tokens}, or leave such samples out"
-            )
-        if stream.contrastive_batch is not None and (len(size.patches) != 1 or not size.text_tokens):
-            raise WorkloadError(
-                f"a sample has {len(size.patches)} images and {size.text_tokens} text tokens; towers need one image "
-                "and some text of each: leave others out"
-            )
+        _check(size, stream)
     return Workload(tuple(sizes), stream)
+
+
+def _check(size: SampleSize, stream: Stream) -> None:
+    """Raise WorkloadError where samples of a size fit no job with the stream."""
+    items = stream.items(size)
+    tokens = MARKS + sum(item.tokens + MARKS for item in items)
+    if any(item.rows % stream.merge**2 for item in items if item.modality is not Modality.AUDIO):
+        raise WorkloadError(
+            f"a sample has {_images(size)}; multiples of merge^2 = {stream.merge**2} are required, since so many "
+            "patches become one token: set --merge to what the sizes were made with, or correct the sizes"
+        )
+    if tokens > stream.seq_len and stream.contrastive_batch is None:
+        raise WorkloadError(
+            f"a sample has {_images(size)}, which take {tokens} tokens with the marks around them; seq-len is "
+            f"{stream.seq_len}: raise it to {tokens}, or leave such samples out"
+        )
+    if stream.interleaved and len(size.image_texts) != len(items):
+        raise WorkloadError(
+            "images of documents are to be generated, and the sizes do not say which text stands before each: write "
+            "them with the --interleaved of `dataserver sizes`, or leave --interleaved out"
+        )
+    pair = len(items) == 1 and items[0].modality is Modality.IMAGE and size.text_tokens
+    if stream.contrastive_batch is not None and not pair:
+        raise WorkloadError(
+            f"a sample has {_images(size) if items else 'no image'} and {size.text_tokens} text tokens; towers need "
+            "one image and some text of each: leave others out"
+        )
 
 
 def _images(size: SampleSize) -> str:
     """For people, such as `an image of 616 patches` or `3 images of 64 to 616 patches`."""
     least, most = min(size.patches), max(size.patches)
+    if size.modality:
+        return f"{len(size.patches)} images, clips or videos"
     if len(size.patches) == 1:
         return f"an image of {most} patches"
     return f"{len(size.patches)} images of {most if least == most else f'{least} to {most}'} patches"
-
-
-def read_sizes(path: Path) -> tuple[SampleSize, ...]:
-    """Sizes of samples from a JSON or YAML file: `samples`, each with `count` (by default 1), `text_tokens`, `patches`.
-
-    Where images are cut, the file has `tile_patches`, and samples `image_tokens`.
-
-    Raises:
-        WorkloadError: the file cannot be read, or holds something else.
-    """
-    try:
-        with path.open("rb") as file:
-            text = file.read(MAX_FILE_BYTES + 1)
-        if len(text) > MAX_FILE_BYTES:
-            raise WorkloadError(f"{path} has more than {MAX_FILE_BYTES} bytes; count samples of like size together")
-        data = json.loads(text) if path.suffix == ".json" else parse_yaml(text)
-    except OSError as error:
-        raise WorkloadError(f"{path} cannot be read: {error.strerror}") from None
-    except WorkloadError:
-        raise
-    except (ValueError, RecursionError, TextError) as error:
-        raise WorkloadError(f"{path} cannot be used: {error}") from None
-    entries = data.get("samples") if isinstance(data, dict) else None
-    if not isinstance(entries, list) or not 1 <= len(entries) <= MAX_SIZES:
-        raise WorkloadError(
-            f"{path} holds no list `samples` of 1 to {MAX_SIZES} sizes, each as {{count: 10, text_tokens: 40, patches: "
-            "[256]}; `dataserver sizes` writes such a file"
-        )
-    tile = data.get("tile_patches", 0)
-    if type(tile) is not int or not 0 <= tile <= MAX_COUNT:
-        raise WorkloadError(f"{path}: tile_patches is {tile!r:.40}; an integer is required")
-    return tuple(_size(entry, f"{path}, samples[{number}]", tile) for number, entry in enumerate(entries))
-
-
-def _size(entry: Any, where: str, tile: int) -> SampleSize:
-    found: Mapping[str, Any] = entry if isinstance(entry, dict) else {}
-    unknown = sorted(map(str, found.keys() - {"count", "text_tokens", "patches", "image_tokens"}))
-    count, tokens, patches = found.get("count", 1), found.get("text_tokens", 0), found.get("patches", [])
-    of_images = found.get("image_tokens", [])
-    are_lists = isinstance(patches, list) and isinstance(of_images, list) and len(of_images) in (0, len(patches))
-    numbers = [count, tokens, *patches, *of_images] if are_lists else [None]
-    if unknown or not all(type(n) is int and 0 <= n <= MAX_COUNT for n in numbers) or count < 1 or 0 in patches:
-        raise WorkloadError(
-            f"{where} is {entry!r:.200}; count (1 or more), text_tokens and patches (a list) are required, all "
-            "integers; image_tokens, where given, are one for each of the patches"
-        )
-    if not tokens and not patches:
-        raise WorkloadError(f"{where} has neither text nor images; leave it out")
-    return SampleSize(count, tokens, tuple(patches), tuple(of_images), tile)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataserver.planning import I32, I64, U8, Bool
-from dataserver.planning.job.fields import Stream
+from dataserver.planning.job.fields import Sizing
 from dataserver.planning.stream.item_sizes import (
     IMAGE_EXTRA,
     UNDERSTANDING_EXTRA,
@@ -62,7 +62,8 @@ def around(num_images: I64) -> I64:
 
 
 def fit_chats(
-    stream: Stream,
+    sizing: Sizing,
+    seq_len: int,
     image_offsets: I64,
     widths: I32,
     heights: I32,
@@ -75,7 +76,8 @@ def fit_chats(
     """Fit conversations into sequences.
 
     Args:
-        stream: the job's stream.
+        sizing: of the job's stream.
+        seq_len: the same.
         image_offsets: int64 [n + 1], first image of each.
         widths: int32 [m], upright width of each image, or as `item_grids`.
         heights: int32 [m], upright height of each image, or as `item_grids`.
@@ -85,21 +87,21 @@ def fit_chats(
         modality: uint8 [m], what each image is; None where all are images.
         video_lengths: of videos, where there are any.
     """
-    rows, columns, media = item_grids(image_offsets, widths, heights, modality, stream.sizing, lengths=video_lengths)
+    rows, columns, media = item_grids(image_offsets, widths, heights, modality, sizing, lengths=video_lengths)
     sized = SampleSizes(text_tokens.astype(np.int64), image_offsets, rows, columns, **media)
-    sizes = item_tokens(sized, stream.sizing) + item_marks(sized, stream.sizing)
+    sizes = item_tokens(sized, sizing) + item_marks(sized, sizing)
     before = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
     images = np.diff(image_offsets)
     text = text_tokens.astype(np.int64)
     lengths = text + around(images) + before[image_offsets[1:]] - before[image_offsets[:-1]]
-    fits = lengths <= stream.seq_len
+    fits = lengths <= seq_len
     whole = FittedChats(lengths, fits, text, images, chats.targets)
     if fits.all() or not cut_at_turn:
         return whole
     of = np.repeat(np.arange(len(text)), np.diff(chats.end_offsets))
     first = image_offsets[:-1][of]
     length = chats.end_text + before[first + chats.end_images] - before[first]
-    fit = (length <= stream.seq_len) & (chats.end_text >= around(chats.end_images))
+    fit = (length <= seq_len) & (chats.end_text >= around(chats.end_images))
     usable = np.flatnonzero(fit & (chats.end_targets > 0) & ~fits[of])
     last = np.full(len(text), -1, np.int64)
     np.maximum.at(last, of[usable], usable)

@@ -164,34 +164,53 @@ def size_rows(
     return replace(table, caption_tokens=drawn)
 
 
-def _size_chats(stream: Stream, columns: ShardColumns, row: I64, where: str, captions: Captions) -> ShardTable:
-    """As `size_rows`, of conversations: one that is longer than a sequence is cut, or left out."""
-    fitted = fitted_chats(stream, columns, captions)
+def picked_chats(columns: ShardColumns, row: I64, fitted: FittedChats) -> PickedRows:
+    """The conversations of some rows, int64 [n], as far as a sequence holds them; those that do not fit are left out.
+
+    Args:
+        columns: of all rows.
+        row: those that are kept.
+        fitted: how much of each conversation of the shard a sequence holds.
+    """
     row = row[fitted.fits[row]]
-    first, counts = columns.image_offsets[:-1][row], fitted.images[row]
-    images, modality = ranges(first, counts), columns.image_modality
+    counts, modality = fitted.images[row], columns.image_modality
     is_image = np.ones(len(columns.image_width), np.bool_) if modality is None else modality == IMAGE
-    table = shard_table(
-        stream,
+    return PickedRows(
         row,
         fitted.text[row],
         np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]),
-        columns.image_width[images],
-        columns.image_height[images],
-        where,
-        modality=None if modality is None else modality[images],
-        lone=np.repeat(row_sums(is_image, columns.image_offsets)[row] == 1, counts),
-        lengths=None if columns.lengths is None else columns.lengths.pick(images),
+        ranges(columns.image_offsets[:-1][row], counts),
+        np.repeat(row_sums(is_image, columns.image_offsets)[row] == 1, counts),
+        None,
     )
-    return replace(table, targets=fitted.targets[row])
 
 
-def fitted_chats(stream: Stream, columns: ShardColumns, captions: Captions) -> FittedChats:
-    """How much of each conversation of a shard a sequence of a job holds."""
+def _size_chats(stream: Stream, columns: ShardColumns, row: I64, where: str, captions: Captions) -> ShardTable:
+    """As `size_rows`, of conversations: one that is longer than a sequence is cut, or left out."""
+    fitted = fitted_chats(stream.sizing, stream.seq_len, columns, captions)
+    picked = picked_chats(columns, row, fitted)
+    table = shard_table(
+        stream,
+        picked.row,
+        picked.text_tokens,
+        picked.image_offsets,
+        columns.image_width[picked.images],
+        columns.image_height[picked.images],
+        where,
+        modality=None if columns.image_modality is None else columns.image_modality[picked.images],
+        lone=picked.lone,
+        lengths=None if columns.lengths is None else columns.lengths.pick(picked.images),
+    )
+    return replace(table, targets=fitted.targets[picked.row])
+
+
+def fitted_chats(sizing: Sizing, seq_len: int, columns: ShardColumns, captions: Captions) -> FittedChats:
+    """How much of each conversation of a shard a sequence of so many tokens holds."""
     assert columns.chats is not None
     images_of = columns.image_offsets, columns.image_width, columns.image_height
     return fit_chats(
-        stream,
+        sizing,
+        seq_len,
         *images_of,
         columns.text_tokens,
         columns.chats,

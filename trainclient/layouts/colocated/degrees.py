@@ -220,7 +220,7 @@ def _transfer_bytes(problem: Problem, chosen: Sequence[Option]) -> float:
     stream = problem.workload.stream
     width = next(o.network.size.width for o in chosen if o.network.role.spine)
     rows = sum(
-        o.load.rows / stream.merge**2 if o.network.role.feeds else o.load.items * stream.query_tokens
+        o.load.tokens if o.network.role.feeds else o.load.items * stream.query_tokens
         for o in chosen
         if not o.network.role.spine
     )

@@ -11,7 +11,7 @@ import numpy as np
 
 from dataserver.planning.job.fields import PLAN_LIMITS
 from dataserver.planning.layouts.grouped.compositions import MAX_COMPOSITIONS, check_compositions
-from trainclient.layouts.shared.sides import beside, module_choices, side_options
+from trainclient.layouts.shared.sides import beside, module_choices, shared, side_options
 from trainclient.orchestrate.choice import (
     BEST_CHOICES,
     Choice,
@@ -23,7 +23,7 @@ from trainclient.orchestrate.choice import (
     insert,
 )
 from trainclient.orchestrate.costs import Option, gathering_ns, shard_bytes
-from trainclient.orchestrate.sharing import Side, Spine, parts, share, step_ns
+from trainclient.orchestrate.sharing import Side, Spine, parts, step_ns
 
 FINER: Final = (1, 2, 4, 8, 16)
 """Times as many waves as memory asks for that are tried."""
@@ -74,7 +74,7 @@ def grouped(problem: Problem) -> list[Choice]:
         if planned is None or planned.spine.least_ns >= below:
             continue
         sides = beside(problem, planned.spine, kinds)
-        best = share(planned.spine, sides, problem.cluster.gpus - planned.ranks, below)
+        best = shared(planned.spine, sides, problem.cluster.gpus - planned.ranks, below)
         if best is not None:
             found = insert(found, _choice(problem, planned, best[1], best[2]))
     if not found:

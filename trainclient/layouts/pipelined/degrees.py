@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from trainclient.layouts.shared.sides import beside, module_choices, side_options
+from trainclient.layouts.shared.sides import beside, module_choices, shared, side_options
 from trainclient.orchestrate.backbones import Backbone, Backbones, backbones, fastest_first
 from trainclient.orchestrate.choice import (
     BEST_CHOICES,
@@ -23,7 +23,6 @@ from trainclient.orchestrate.sharing import (
     Side,
     least_of_two,
     parts,
-    share,
     step_ns,
 )
 
@@ -42,7 +41,7 @@ def pipelined(problem: Problem) -> list[Choice]:
 
     def choices(backbone: Backbone, kinds: Kinds, below: float) -> Iterator[Choice]:
         sides = beside(problem, backbone.spine, kinds)
-        best = share(backbone.spine, sides, problem.cluster.gpus - backbone.spine.gpus, below)
+        best = shared(backbone.spine, sides, problem.cluster.gpus - backbone.spine.gpus, below)
         if best is not None:
             yield _choice("pipelined", problem, backbone, best[1], best[2])
 
@@ -110,13 +109,15 @@ def _bounds(problem: Problem, made: Backbones, kinds: Kinds) -> F64:
     As if there were one degree with the least fixed time, the least work, and devices that can be divided at will.
     """
     devices = problem.cluster.gpus - made.gpus
+    encoders = [options for options in kinds if options[0].network.role.feeds]
     curves = [
-        (
-            np.full(len(made), min(o.fixed_ns for o in options)),
-            made.sequences * min(o.sequence_ns * o.tp for o in options),
-            np.full(len(made), float(min(o.tp for o in options))),
+        (  # of encoders beside each other the work of all, and the least fixed time
+            np.full(len(made), min(o.fixed_ns for options in together for o in options)),
+            made.sequences * sum(min(o.sequence_ns * o.tp for o in options) for options in together),
+            np.full(len(made), float(sum(min(o.tp for o in options) for options in together))),
         )
-        for options in kinds
+        for together in (encoders, [options for options in kinds if not options[0].network.role.feeds])
+        if together
     ]
     late = (made.waves - 1) * (1 - made.ahead)
     if len(curves) == 2:
@@ -131,16 +132,20 @@ def _bounds(problem: Problem, made: Backbones, kinds: Kinds) -> F64:
 
 def _tied_bounds(_problem: Problem, made: Backbones, kinds: Kinds) -> F64:
     """The same where encoder and generator have the degrees of each choice. float64 [n]."""
-    times = []
+    encoder = generator = np.zeros(len(made))
     for options in kinds:
         each = [o.fixed_ns + o.sequence_ns * made.sequences / made.degrees[0] for o in options
                 if o.tp == made.option.tp]  # fmt: skip
         if not each:
             return np.full(len(made), np.inf)
-        times.append(np.minimum.reduce(each))
-    slowest = np.maximum.reduce([made.stage_ns, *times])
+        time = np.minimum.reduce(each)
+        if options[0].network.role.feeds:
+            encoder = np.maximum(encoder, time)
+        else:
+            generator = time
+    slowest = np.maximum.reduce([made.stage_ns, encoder, generator])
     steady = slowest + made.rest_ns - made.ahead * (slowest - made.stage_ns)
-    found: F64 = made.alone_ns + sum(times) + (made.waves - 1) * steady + made.sync_ns
+    found: F64 = made.alone_ns + encoder + generator + (made.waves - 1) * steady + made.sync_ns
     return found
 
 

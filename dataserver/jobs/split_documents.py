@@ -1,0 +1,74 @@
+"""Documents that a job splits: counted for its notes, and listed as findings."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from dataserver.dataset import SPLIT_DOCUMENT, Dataset, ShardFinding
+from dataserver.jobs.cache import JobCache
+from dataserver.jobs.catalog import dataset_of
+from dataserver.jobs.shard_statistics import Rules
+from dataserver.jobs.tables import ShardTables
+from dataserver.planning.job.fields import DatasetSpec, Sizing, Stream
+from dataserver.planning.job.identity import hash_of
+
+ITEMS = "images", "clips", "videos"
+"""What budgets count, in their order."""
+
+
+def whole_rules(rules: Rules) -> Rules:
+    """The rules that count the documents of a dataset whose parts others count.
+
+    How they are sized changes no number, so that it is as `dataserver index` leaves it.
+    """
+    return replace(rules, sizing=Sizing(), split=None, of_documents=None)
+
+
+def split_note(spec: DatasetSpec, seq_len: int, rules: Rules, documents: int, parts: int) -> str:
+    """Say how many parts the documents of a dataset become; empty where none is split.
+
+    Args:
+        spec: of the dataset.
+        seq_len: of the job.
+        rules: of the dataset, which say how documents are split.
+        documents: that filter and quarantine leave.
+        parts: that they become.
+    """
+    if parts <= documents:
+        return ""
+    return (
+        f"dataset {spec.name!r}: {documents} documents are served as {parts} parts, since those "
+        f"{_beyond(seq_len, rules)} are split; dataserver lint --job lists them"
+    )
+
+
+def split_findings(stream: Stream, dataset: Dataset) -> Iterator[ShardFinding]:
+    """Yield a finding for each document of a dataset that is split.
+
+    Args:
+        stream: of a job, with this dataset alone.
+        dataset: the open dataset.
+
+    Raises:
+        DatasetMismatchError: it is not the job's: it has another fingerprint or quarantine list.
+        TokensMissingError: the dataset is not counted for the job's tokenizer; names the command.
+        FilterError: the filter does not fit the dataset's columns.
+        SampleTooLargeError: an image alone exceeds a sequence.
+    """
+    dataset = dataset_of(stream.datasets[0], dataset, stream.tokenizer.digest)
+    tables = ShardTables(hash_of(stream), stream, [dataset], JobCache())
+    for number, shard in enumerate(dataset.shards):
+        table = tables.table(0, number)
+        if table.parts is None:
+            continue
+        first = (table.parts[:, 0] == 0) & (table.parts[:, 1] > 1)
+        keys = shard.keys() if first.any() else []
+        for row, parts in zip(table.row[first].tolist(), table.parts[first, 1].tolist(), strict=True):
+            detail = f"{parts} parts, each of at most {stream.seq_len} tokens (seq_len) and the items of its budget"
+            yield ShardFinding(shard.name, keys[row], SPLIT_DOCUMENT, detail)
+
+
+def _beyond(seq_len: int, rules: Rules) -> str:
+    """Which documents are split: `of more than 640 tokens or 4 images`."""
+    budget = () if rules.split is None else rules.split.budget
+    said = [f"{most} {what}" for most, what in zip(budget, ITEMS, strict=False) if most is not None]
+    return f"of more than {' or '.join([f'{seq_len} tokens', *said])}"

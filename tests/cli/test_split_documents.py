@@ -1,0 +1,72 @@
+"""What a job, `lint` and `describe` say of documents that are split."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from builders.jobs import module
+from serving.harness import index, job_data
+from shards import write_interleaved
+
+from dataserver.cli.describe import describe
+from dataserver.cli.jobs import DataFlags, open_job
+from dataserver.cli.lint import lint
+from dataserver.dataset import Dataset
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return index(write_interleaved(tmp_path_factory.mktemp("d"), 12, 6))
+
+
+def write_job(file: Path, **documents: int) -> Path:
+    fields = {
+        "modules": [module("encoder"), module("backbone")],
+        "datasets": [{"name": "d", "documents": documents}, {"name": "elsewhere"}],
+        "generation": {"ratio": "0"},
+        "sizing": {"max_patches": 64},
+        "seq_len": 96,
+    }
+    file.write_text(json.dumps(job_data(**fields)))
+    return file
+
+
+def test_documents_that_a_job_splits_are_counted_and_listed(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = write_job(tmp_path / "job.json", max_images=2)
+    with pytest.raises(SystemExit):
+        lint(folder, job=job, json=True)
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert {f["kind"] for f in findings} == {"split_document"}
+    assert {f["effect"] for f in findings} == {"served"}
+    parts = {f["key"]: int(f["detail"].split()[0]) for f in findings}
+    keys = {key for shard in Dataset.open(folder).shards for key in [*shard.keys()]}
+    assert parts.keys() <= keys
+    assert min(parts.values()) > 1
+    describe(folder, job=job)
+    assert f"split_document  {len(parts)}  served" in capsys.readouterr().out
+    data = json.loads(job.read_text())
+    data["stream"]["datasets"] = data["stream"]["datasets"][:1]
+    job.write_text(json.dumps(data))
+    planner = open_job(job, DataFlags(dataset=(f"d={folder}",)))
+    total = len(keys) - len(parts) + sum(parts.values())
+    assert planner.notes == [
+        f"dataset 'd': 12 documents are served as {total} parts, since those of more than 96 tokens or 2 images are "
+        "split; dataserver lint --job lists them"
+    ]
+    served = Counter(int(n) for step in range(planner.num_steps) for n in planner.samples(step).parts[:, 1])
+    assert sum(served.values()) >= total - 8, "but for a last step that is not full"
+
+
+def test_a_job_that_splits_nothing_says_nothing(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = write_job(tmp_path / "job.json")
+    data = json.loads(job.read_text())
+    data["stream"] |= {"seq_len": 65_536, "datasets": [{"name": "d", "documents": {}}]}
+    job.write_text(json.dumps(data))
+    lint(folder, job=job)
+    assert "split_document" not in capsys.readouterr().out
+    assert open_job(job, DataFlags(dataset=(f"d={folder}",))).notes == []
