@@ -19,7 +19,7 @@ from dataserver.planning.plan.naming import counted as counted_of
 from dataserver.planning.stream.captions import Captions
 from dataserver.planning.stream.documents import Split
 
-MaybeRule = Annotated[Literal["qwen", "naflex", "square", "crop"] | None, tyro.conf.arg(help_behavior_hint="")]
+MaybeRule = Annotated[Literal["qwen", "naflex", "square", "crop", "pad"] | None, tyro.conf.arg(help_behavior_hint="")]
 MIN_SEQ_LEN: Final = 8
 """As jobs have it."""
 EMPTY: Final = 1

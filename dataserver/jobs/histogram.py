@@ -203,7 +203,7 @@ def sizes_data(sizing: Sizing, media: Mapping[Modality, MediaTotal], found: Coun
     Args:
         sizing: by which samples were sized.
         media: all clips and videos.
-        found: the sizes, of which those without anything are left out.
+        found: the sizes; those without anything are left out.
     """
     names = {number: str(name) for name, number in MODALITY_NUMBERS.items()}
     samples = []

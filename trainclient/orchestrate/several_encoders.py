@@ -102,5 +102,5 @@ def _ways(sides: Sequence[Side], devices: int, sync: float) -> Ways:
     times = np.concatenate([[], *(side.wave_ns(legal) for side, legal in zip(sides, ranks, strict=True))])
     order = np.lexsort((times, taken))
     least = np.minimum.accumulate(times[order]) if len(order) else times
-    kept = order[np.diff(least, prepend=np.inf) < 0]
-    return Ways(taken[kept].astype(np.int64), times[kept], side_of[kept], rank[kept])
+    better = order[np.diff(least, prepend=np.inf) < 0]
+    return Ways(taken[better].astype(np.int64), times[better], side_of[better], rank[better])
