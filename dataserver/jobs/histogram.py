@@ -214,7 +214,6 @@ def sizes_data(sizing: Sizing, media: Mapping[Modality, MediaTotal], found: Coun
         if size.modality:
             data["modality"] = [names[number] for number in size.modality]
         samples.append({"count": count, **data})
-    cut = {} if sizing.tiles is None or sizing.side is None else {"tile_patches": (sizing.side // sizing.patch) ** 2}
     totals = {str(name): asdict(total) for name, total in media.items() if total.items}
-    written = {"sizing": sizing.model_dump(mode="json", exclude_none=True), **cut}
+    written = {"sizing": sizing.model_dump(mode="json", exclude_none=True)}
     return {**written, **({"media": totals} if totals else {}), "samples": samples}

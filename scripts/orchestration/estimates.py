@@ -10,7 +10,8 @@ from trainclient.orchestrate.cluster import cluster
 from trainclient.orchestrate.job_execution import execution_block
 from trainclient.orchestrate.networks import read_network
 from trainclient.orchestrate.rescoring import simulate
-from trainclient.orchestrate.workload import SampleSize, Stream, workload
+from trainclient.orchestrate.sample_sizes import SampleSize
+from trainclient.orchestrate.workload import Stream, workload
 
 TILE: Final = 1024
 """Patches of a tile of 448 x 448 pixels."""
@@ -18,7 +19,7 @@ TILE: Final = 1024
 
 def tiles(counts: Mapping[int, int], text: int) -> tuple[SampleSize, ...]:
     """Samples of one image each, by its number of tiles."""
-    return tuple(SampleSize(c, text, (TILE * n,), (TILE // 4 * n,), TILE) for n, c in counts.items())
+    return tuple(SampleSize(c, text, (TILE * n,)) for n, c in counts.items())
 
 
 def requests(*sizes: tuple[int, int, int]) -> tuple[SampleSize, ...]:
@@ -34,20 +35,22 @@ class Case:
     packed: bool
     gpus: int = 48
     batch: int = 192
+    tile: int = 0
+    """Patches of a tile, which attend to each other alone; 0 where images are whole."""
 
     def problem(self) -> Problem:
         """What is solved."""
         encoder = read_network("encoder", "vit-h")
-        if tile := self.sizes[0].tile_patches:
-            encoder = replace(encoder, size=replace(encoder.size, window=tile, global_layers=0))
+        if self.tile:
+            encoder = replace(encoder, size=replace(encoder.size, window=self.tile, global_layers=0))
         backbone = replace(read_network("backbone", "llama3-7b"), input_gradient=True)
         stream = Stream(self.batch, 8192, packed=self.packed)
         return Problem((encoder, backbone), cluster("a800", self.gpus), workload(self.sizes, stream))
 
 
 CASES: Final[Mapping[str, Case]] = {
-    "tiles": Case(tiles({1: 4, 3: 4, 5: 4, 7: 4, 13: 2}, 100), packed=True),
-    "tiles, held out": Case(tiles({2: 8, 4: 4, 9: 1}, 400), packed=True, gpus=64, batch=128),
+    "tiles": Case(tiles({1: 4, 3: 4, 5: 4, 7: 4, 13: 2}, 100), packed=True, tile=TILE),
+    "tiles, held out": Case(tiles({2: 8, 4: 4, 9: 1}, 400), packed=True, gpus=64, batch=128, tile=TILE),
     "requests": Case(requests((8, 60, 256), (8, 200, 1024), (4, 800, 1024), (4, 500, 576), (2, 1500, 2304),
                               (1, 4000, 4096), (2, 300, 0)), packed=False),
     "requests, held out": Case(requests((16, 120, 576), (4, 600, 2304), (1, 2500, 1024)), packed=False, gpus=32,
