@@ -98,7 +98,7 @@ def store_of(folder: Path, delay_s: float, copy: Path | None = None) -> Iterator
 def rows_beside_rivals(count: int, rounds: int, seed: int, delay_s: float) -> list[Row]:
     """A row for each loader that is installed."""
     rivals = [r for r in RIVALS if r.environment is None or python_of(r.environment) is not None]
-    found: dict[str, list[Epoch]] = {rival.name: [] for rival in rivals}
+    found: dict[str, list[Epoch | None]] = {rival.name: [] for rival in rivals}
     with tempfile.TemporaryDirectory() as root:
         shards = Path(root) / "shards"
         drawn = ["--samples", str(count), "--shards", str(SHARDS), "--seed", str(seed)]
@@ -111,8 +111,9 @@ def rows_beside_rivals(count: int, rounds: int, seed: int, delay_s: float) -> li
             _run([sys.executable, "-m", "dataserver", "index", "s3://bucket/shards"], environment)
             for number in range(rounds):
                 for rival in rivals[number % len(rivals) :] + rivals[: number % len(rivals)]:
-                    found[rival.name].append(_epoch(rival, store, environment))
-                    print(f"round {number + 1}: {rival.name}: {found[rival.name][-1]}", flush=True)
+                    epoch = _epoch(rival, store, environment)
+                    print(f"round {number + 1}: {rival.name}: {epoch or 'failed, see above'}", flush=True)
+                    found[rival.name].append(epoch)
     return list(_rows(found, needed, count))
 
 
@@ -133,8 +134,8 @@ def _run(line: list[str], environment: dict[str, str] = ENVIRONMENT) -> None:
     subprocess.run(line, check=True, env=environment, stdout=subprocess.DEVNULL)
 
 
-def _epoch(rival: Rival, store: Store, environment: dict[str, str]) -> Epoch:
-    """Run a loader over one epoch."""
+def _epoch(rival: Rival, store: Store, environment: dict[str, str]) -> Epoch | None:
+    """Run a loader over one epoch; None where a rival ends before."""
     python = sys.executable if rival.environment is None else str(python_of(rival.environment))
     folder = tempfile.mkdtemp()
     data = f"{store.address}/bucket/shards/{{00000..{SHARDS - 1:05}}}.tar"
@@ -150,6 +151,10 @@ def _epoch(rival: Rival, store: Store, environment: dict[str, str]) -> Epoch:
         cpu_s = _cpu_s(process) - cpu_s
         _go_on(process)
         process.wait(60)
+    except EOFError as error:
+        if rival.name == OURS:
+            raise SystemExit(str(error)) from None
+        return None
     finally:
         for child in psutil.Process(process.pid).children(recursive=True) if process.poll() is None else ():
             child.kill()
@@ -164,7 +169,7 @@ def _said(process: "subprocess.Popen[str]", word: str) -> str:
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line.startswith(word):
-        raise SystemExit(f"{process.args!r} said {line!r} instead of {word}; see its error above")
+        raise EOFError(f"{process.args!r} said {line!r} instead of {word}; see its error above")
     return line
 
 
@@ -180,19 +185,26 @@ def _cpu_s(process: "subprocess.Popen[str]") -> float:
     return sum(sum(one.cpu_times()[:4]) for one in (root, *root.children(recursive=True)))
 
 
-def _rows(found: dict[str, list[Epoch]], needed: int, count: int) -> Iterator[Row]:
+def _rows(found: dict[str, list[Epoch | None]], needed: int, count: int) -> Iterator[Row]:
     for rival in RIVALS:
-        epochs = found.get(rival.name)
-        if epochs is None:
+        if rival.name not in found:
             yield Row(rival.name, "not installed: --install does", "", None)
             continue
-        ratio = statistics.median(other.cpu_ms / ours.cpu_ms for other, ours in zip(epochs, found[OURS], strict=True))
+        pairs = [(epoch, ours) for epoch, ours in zip(found[rival.name], found[OURS], strict=True) if epoch and ours]
+        failed = len(found[rival.name]) - len(pairs)
+        said = f"; {failed} of {len(found[rival.name])} epochs ended with an error" if failed else ""
+        name = f"{rival.name}: one epoch of {count} images, {SHARDS} shards of {needed / SHARDS / 1e6:.0f} MB"
+        if not pairs:
+            yield Row(name, said.removeprefix("; "), "", None)
+            continue
+        epochs = [epoch for epoch, _ in pairs]
+        ratio = statistics.median(epoch.cpu_ms / ours.cpu_ms for epoch, ours in pairs)
         lost = count - min(epoch.images for epoch in epochs)
         yield Row(
-            f"{rival.name}: one epoch of {count} images, {SHARDS} shards of {needed / SHARDS / 1e6:.0f} MB",
+            name,
             f"CPU of an image {ratio:.2f} x ours; {_median(epochs, 'sent_bytes') / needed:.2f} bytes for each, "
             f"{_median(epochs, 'requests') / (needed / (4 << 20)):.2f} requests for 4 MiB, first batch after "
-            f"{_median(epochs, 'first_s'):.1f} s" + (f"; {lost} images were not delivered" if lost else ""),
+            f"{_median(epochs, 'first_s'):.1f} s" + (f"; {lost} images were not delivered" if lost else "") + said,
             "",
             None,
         )
