@@ -3,6 +3,7 @@
 A fork costs milliseconds, an interpreter with its imports one to eight seconds of a core.
 """
 
+import contextlib
 import io
 import multiprocessing
 import os
@@ -18,6 +19,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
+
+import psutil
 
 IMPORTED = [
     *(f"dataserver.cli.{command}" for command in ("index", "lint", "plan", "serve")),
@@ -118,8 +121,25 @@ class ForkedRun:
                 self.wait(timeout)
                 return None, rest.result(timeout)
             except BaseException:
-                self.kill()
+                self._kill_all()
                 raise
+
+    def _kill_all(self) -> None:
+        """Kill all that have its stderr, ranks that a launcher left behind too: who reads it waits for every one."""
+        self.kill()
+        pipe = os.fstat(self.stderr.fileno())
+        while found := [process for process in psutil.process_iter() if _has_stderr(process.pid, pipe)]:
+            for process in found:  # one that forks may leave another, which the next round finds
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            time.sleep(0.01)
+
+
+def _has_stderr(pid: int, pipe: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(Path(f"/proc/{pid}/fd/2").stat(), pipe)
+    except OSError:  # it has ended, or is another user's
+        return False
 
 
 def run_script(words: list[str], environment: Mapping[str, str], errors: Path) -> None:

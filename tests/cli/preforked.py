@@ -115,12 +115,21 @@ def _end() -> None:
 def waited(pid: int) -> list[int]:
     """The process and its status, or zeros while it runs: as `subprocess` takes it.
 
-    A process that another one forked, which has ended, is not a child of this one: its status is lost, and 0 here.
+    A process that another one forked, which has ended, is not a child of this one: its status is lost, and 0 here. It
+    has ended too where nobody reaps it, as in a container whose first process does not.
     """
     try:
         return list(os.waitpid(pid, os.WNOHANG))
     except ChildProcessError:
-        return [0 if Path(f"/proc/{pid}").exists() else pid, 0]
+        return [0 if _runs(pid) else pid, 0]
+
+
+def _runs(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(") ")[2][0] not in "ZX"  # behind the name, which may hold anything
 
 
 def main() -> None:

@@ -43,6 +43,31 @@ def test_a_process_of_another_mother_has_ended_when_it_is_gone() -> None:
     assert preforked.waited(gone.pid) == [gone.pid, 0]
 
 
+UNREAPED = """
+import os, sys
+pid = os.fork()
+if not pid:
+    os.read(0, 1)
+    os._exit(3)
+print(pid, flush=True)
+os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+print("ended", flush=True)
+os.read(0, 1)
+"""
+
+
+def test_a_process_of_another_mother_has_ended_when_nobody_reaps_it() -> None:
+    line = [sys.executable, "-S", "-c", UNREAPED]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        pid = int(other.stdout.readline())
+        assert preforked.waited(pid) == [0, 0]
+        other.stdin.write("\n")
+        assert other.stdout.readline() == "ended\n"
+        assert preforked.waited(pid) == [pid, 0]
+
+
 def test_ports_are_free_where_the_system_gives_all_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "CANDIDATES", range(0))
     found = ports.free_ports(20)
