@@ -1,6 +1,7 @@
 """Every member, row and file is served, a finding, or ignored as docs/datasets.md says; reasons name the cause."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -26,6 +27,8 @@ from dataserver.dataset import (
 from dataserver.dataset.index.format import TEXTS_KEY, read_findings
 from dataserver.dataset.shards.hashing import HashingReader
 from dataserver.dataset.shards.listing import list_shards
+from dataserver.dataset.shards.unread import ARRAY
+from dataserver.dataset.storage.local import LocalStorage
 
 JPEG, OTHER = (make_image(np.random.default_rng(seed), 64, 48) for seed in (0, 1))
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22e\nsize 12345\n"
@@ -174,6 +177,41 @@ def test_arrays_that_are_not_named_themselves_are_told(tmp_path: Path) -> None:
     assert dict(list_shards(tmp_path).unread).keys() == {"chat.json"}
     write(tmp_path / "0.jsonl", b"{}")
     assert not list_shards(tmp_path).unread
+
+
+def test_files_of_json_that_cannot_be_looked_at_refuse_no_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Links and what is no regular file are not looked at, wherever they lead."""
+    folder = tmp_path / "d"
+    for path in (folder / "locked.json", tmp_path / "outside.json"):
+        write(path, b"[]")
+    write(folder / "images/0.jpg", JPEG)
+    (folder / "gone.json").symlink_to("none")
+    (folder / "out.json").symlink_to(tmp_path / "outside.json")
+    os.mkfifo(folder / "pipe.json")
+    assert dict(list_shards(folder).unread) == {"locked.json": ARRAY}
+
+    def locked(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("dataserver.dataset.storage.local.check_regular", locked)  # root may open any file
+    assert [(name, why.split(" to ")[0]) for name, why in list_shards(folder).unread] == [
+        ("locked.json", "it cannot be opened")
+    ]
+
+
+@pytest.mark.parametrize("step", [1, -1])
+def test_of_many_files_of_json_the_first_by_name_are_looked_at(
+    step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In whatever order a folder is scanned."""
+    for i in range(20):
+        write(tmp_path / f"{i:02}.json", b"{}" if 0 < i < 19 else b"[]")
+    write(tmp_path / "images/0.jpg", JPEG)
+    scanned = sorted(LocalStorage().walk(tmp_path), key=lambda entry: entry.name)[::step]
+    monkeypatch.setattr(LocalStorage, "walk", lambda _, __: iter(scanned))
+    assert dict(list_shards(tmp_path).unread) == {"00.json": ARRAY}
 
 
 def test_links_to_folders_are_findings(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import hashlib
 import logging
 import os
 import time
+from bisect import insort
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ from dataserver.dataset.shards.unread import (
     ODD_NAME,
     REMOTE_MANIFEST,
     UNNAMED_TAR,
+    UNOPENED_JSON,
     may_be_caption,
     remedy_of,
 )
@@ -46,7 +48,7 @@ MAX_ASKED: Final = 32
 """Requests for the state of shards at a time, where no listing tells it."""
 MAX_LOOKS: Final = 16
 """In a store so many files without an extension are looked at, whether they are tars; in a folder without images so
-many files of JSON, whether they are arrays."""
+many files of JSON, the first by name, whether they are arrays."""
 _KNOWN_SUFFIXES: Final = tuple(dict.fromkeys(s for f in _SOUGHT for s in (f.suffix, f.sidecar_suffix) if s))
 _MOST_SHOWN: Final = 8
 """Names in one message."""
@@ -264,7 +266,7 @@ class _Beside:
     texts: set[str] = field(default_factory=set)
     """Folders that hold what may be their texts."""
     json: dict[str, list[str]] = field(default_factory=dict)
-    """Files of JSON by their folders, some of each."""
+    """Regular files of JSON by their folders: the first of each by name, in that order."""
     num_looks: int = MAX_LOOKS
 
     def note(self, storage: Storage, root: Path, name: str, kind: EntryKind) -> None:
@@ -276,20 +278,29 @@ class _Beside:
             self.unread[name] = remedy
         elif may_be_caption(base):
             self.texts.add(folder)
-        elif base.lower().endswith(".json"):
+        elif kind is EntryKind.FILE and base.lower().endswith(".json"):
             of_folder = self.json.setdefault(folder, [])
-            of_folder += [name] if len(of_folder) < MAX_LOOKS else []
+            insort(of_folder, name)
+            del of_folder[MAX_LOOKS:]
         elif kind is EntryKind.FILE and self.num_looks and "." not in base:
             self.num_looks -= not storage.is_local  # each is a request
             if _begins_as_tar(storage, root / name):
                 self.unread[name] = UNNAMED_TAR
 
     def note_arrays(self, storage: Storage, root: Path) -> None:
-        """Note JSON arrays that are no members of images beside them: manifests such as LLaVA's. Raises OSError."""
+        """Note JSON arrays that are no members of images beside them: manifests such as LLaVA's.
+
+        What cannot be opened is noted as such: the dataset does not need the file.
+        """
         for name in (name for folder in self.json.keys() - self.media for name in self.json[folder]):
-            with storage.open(root / name) as file:
-                if file.read(64).lstrip().startswith(b"["):
-                    self.unread[name] = ARRAY
+            try:
+                with storage.open(root / name) as file:
+                    head = file.read(64)
+            except OSError:
+                self.unread[name] = UNOPENED_JSON
+                continue
+            if head.lstrip().startswith(b"["):
+                self.unread[name] = ARRAY
 
 
 def _find(

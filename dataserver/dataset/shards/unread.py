@@ -68,6 +68,9 @@ ARRAY: Final = (
     "a JSON array is read where it is named itself; name FILE as the dataset, in `serve` too, or write its objects as"
     " lines of NAME.jsonl"
 )
+UNOPENED_JSON: Final = (
+    "it cannot be opened to see whether it is a JSON array, which is read where it is named itself; make it readable"
+)
 REMOTE_MANIFEST: Final = (
     "manifests and loose images are read from disks alone, since each image would be a request to the store; copy them"
     " to a disk, or name tars or Parquet files"
