@@ -1,6 +1,7 @@
 """What processors of transformers write is read as sizings of jobs, and jobs of other rules are refused."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2Imag
 
 from dataserver.planning.job.fields import Sizing, SizingRule, Tiles
 from trainclient.models.hf import PretrainedError
+from trainclient.models.hf.fields import Fields
 from trainclient.models.hf.processors import (
     processor_fields,
     processor_of,
@@ -26,7 +28,7 @@ from trainclient.models.hf.processors import (
 
 QWEN = {"rule": "qwen", "min_pixels": 3136, "max_pixels": 1003520, "resampling": "bicubic"}
 CROP = {"rule": "crop", "side": 224, "resampling": "bicubic"}
-PAD = {"rule": "pad", "side": 336, "resampling": "bicubic"}
+PAD = {"rule": "pad", "side": 336, "resampling": "bicubic", "background": None}
 SIDE_336: dict[str, Any] = {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}}
 LLAVA = {"image_processor_type": "LlavaImageProcessor", "size": 336, "crop_size": 336, "do_pad": True}
 IDEFICS3 = {
@@ -211,6 +213,25 @@ def test_borders_of_another_colour_than_the_mean_have_no_processor() -> None:
     job = Sizing.model_validate({**PAD, "merge": 1, "background": [127, 127, 127]})
     assert processor_of(job, None, 24) == {}
     assert processor_of(job, None, 24, (0.5, 0.5, 0.5))["do_pad"]
+
+
+@pytest.mark.parametrize(("mean", "colour"), [([0.5, 0.5, 0.5], (127, 127, 127)), (None, (122, 116, 104))])
+def test_jobs_with_borders_of_another_colour_get_a_note(
+    mean: list[float] | None, colour: tuple[int, ...], tmp_path: Path
+) -> None:
+    """In either direction: of a processor with CLIP's mean, which jobs leave out, and with another."""
+    data = {**LLAVA, "image_mean": mean}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(data))
+    fields = f"{{rule: pad, side: 336, resampling: bicubic, background: {[*colour]}, quality: exact}}"
+    for background in (None, (127, 127, 127), (0, 0, 0)):
+        job = Sizing.model_validate({**PAD, "resampling": "bilinear", "background": background})
+        require_same_rule(tmp_path, job)
+        same = (background or (122, 116, 104)) == colour
+        assert with_bounds_of(job, Fields(data, "")) == (data | {"resample": 2} if same else data)
+        note = sizing_note(tmp_path, Sizing.model_validate({**PAD, "background": background}))
+        assert note is None if same else str(note).endswith(f"set in sizing {fields}")
+    with pytest.raises(PretrainedError, match=f"has the rule pad; set in sizing {re.escape(fields)}"):
+        require_same_rule(tmp_path, Sizing.model_validate(SQUARE))
 
 
 def test_a_filter_that_no_job_has_is_a_note_for_jobs_without_rule(tmp_path: Path) -> None:

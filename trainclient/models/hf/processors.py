@@ -129,7 +129,7 @@ def processor_of(
 def with_bounds_of(sizing: Sizing, found: Fields) -> dict[str, Any]:
     """The fields of an image processor, with bounds and filter of a job whose rule and side the processor has too.
 
-    A side belongs to a tower's positions, and stays as it is.
+    A side belongs to a tower's positions, and stays as it is; so does the colour of borders, the mean of its pixels.
 
     Raises:
         PretrainedError: a size of the processor is no integer in its bounds.
@@ -150,8 +150,9 @@ def with_bounds_of(sizing: Sizing, found: Fields) -> dict[str, Any]:
 
 
 def _sizes_alike(sizing: Sizing, theirs: Mapping[str, Any]) -> bool:
-    """Whether a processor has the rule and the side of a job."""
-    return bool(theirs["rule"] is sizing.rule and theirs.get("side") == sizing.side)
+    """Whether a processor has the rule and the side of a job, and for borders its colour."""
+    same = all(theirs.get(name) == getattr(sizing, name) for name in ("side", "background"))
+    return same and theirs["rule"] is sizing.rule
 
 
 def _tile_bounds(ours: Tiles, theirs: Tiles, side: int) -> dict[str, Any]:
@@ -228,7 +229,8 @@ def sizing_note(folder: Path, sizing: Sizing) -> str | None:
 
 
 def _text(wanted: Mapping[str, Any]) -> str:
-    return _flow({**wanted, "quality": Quality.EXACT})
+    colour = {"background": wanted["background"] or BACKGROUND} if "background" in wanted else {}
+    return _flow({**wanted, **colour, "quality": Quality.EXACT})
 
 
 def _flow(value: Any) -> str:
@@ -237,7 +239,9 @@ def _flow(value: Any) -> str:
         value = value.model_dump(exclude_none=True)
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{name}: {_flow(inner)}" for name, inner in value.items()) + "}"
-    return str([list(pair) for pair in value]) if isinstance(value, tuple) else str(value)
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_flow, value))}]"
+    return str(value)
 
 
 def _qwen(found: Fields) -> dict[str, Any]:
@@ -319,12 +323,13 @@ def _of_one_size(found: Fields, filter_number: int, crops: bool) -> dict[str, An
 
 
 def _padded(found: Fields) -> dict[str, Any]:
-    """Of LLaVA's processor, which scales a square of the image and borders of its mean colour."""
+    """Of LLaVA's processor, which scales a square of the image and borders of its mean colour; None is CLIP's, as jobs
+    have it."""
     sizing = _of_one_size(found, *_ONE_SIZE["Llava"]) if found.flag("do_resize", default=True) else None
     if sizing is None or "shortest_edge" in sizing:
         return {"rule": PADDED}
     colour = _background(found)
-    return {**sizing, "rule": SizingRule.PAD, **({} if colour == BACKGROUND else {"background": colour})}
+    return {**sizing, "rule": SizingRule.PAD, "background": None if colour == BACKGROUND else colour}
 
 
 def _background(found: Fields) -> tuple[int, ...]:
