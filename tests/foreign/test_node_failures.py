@@ -233,9 +233,10 @@ def test_servers_that_decode_clips_or_videos_differently_are_told_of() -> None:
 const { DataClient } = require(process.argv[1]);
 const client = new DataClient(['127.0.0.1:1']);
 const said = [];
-for (const [address, audio, video, of] of JSON.parse(process.argv[2])) {
+for (const [address, audio, video, sound, of, content] of JSON.parse(process.argv[2])) {
   try {
-    client.commit({ address }, { content_digest: 'c', audio_digest: audio, video_digest: video }, of);
+    const digests = { audio_digest: audio, video_digest: video, sound_digest: sound };
+    client.commit({ address }, { content_digest: content ?? 'c', ...digests }, of);
     said.push('');
   } catch (error) {
     said.push(`${error.action}: ${error.message}`);
@@ -245,14 +246,17 @@ client.close();
 console.log(JSON.stringify(said));
 """
     used = [
-        ["one", "a", "v", ""], ["two", "b", "w", ""], ["one", "a", "v", "audio"], ["two", "", "w", ""],
-        ["two", "b", "w", ""], ["two", "a", "w", "video"], ["one", "a", "v", "audio"],
+        ["one", "a", "v", "s", ""], ["two", "b", "w", "t", ""], ["odd", "b", "w", "t", "audio", "d"],
+        ["one", "a", "v", "s", "audio"], ["two", "", "w", "", ""], ["two", "b", "w", "s", ""],
+        ["two", "a", "w", "t", ""], ["two", "a", "w", "s", "video"], ["one", "a", "v", "s", "audio"],
     ]  # fmt: skip
     command = ["node", "-e", script, str(node.CLIENT / "client.js"), json.dumps(used)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
-    audio, video = "one and two decode audio differently", "two and one decode video differently"
     assert json.loads(done.stdout) == [
-        "", "", "", "", f"ANOTHER_SERVER: {audio}", "", f"ANOTHER_SERVER: {video}",
+        "", "", "ANOTHER_SERVER: one and odd decode images differently",
+        "", "", "ANOTHER_SERVER: one and two decode audio differently",
+        "ANOTHER_SERVER: one and two decode sound differently", "",
+        "ANOTHER_SERVER: two and one decode video differently",
     ]  # fmt: skip
 
 

@@ -44,3 +44,16 @@ def test_clients_compare_video_from_the_first_frame_on() -> None:
     fleet.commit(second, infos[2])  # it has none
     with pytest.raises(ServerMismatchError, match=r"^servers a.* and b.*, video digests 1 and 2: .* same video lib"):
         fleet.commit(second, infos[1])
+
+
+def test_a_server_that_is_refused_is_compared_with_none() -> None:
+    fleet = Fleet("a.example:1,b.example:1")
+    first, second = fleet.endpoints
+    one = GetServerInfoResponse(content_digest="0", audio_digest="1", video_digest="1", sound_digest="1")
+    other = GetServerInfoResponse(content_digest="9", audio_digest="2", video_digest="2", sound_digest="2")
+    fleet.commit(first, one)
+    for kind in ("audio", "video"):
+        with pytest.raises(ServerMismatchError, match="content digests 0 and 9"):
+            fleet.commit(second, other, kind)
+    for kind in ("audio", "video"):
+        fleet.commit(first, one, kind)

@@ -207,21 +207,22 @@ class Fleet:
         Raises:
             ServerMismatchError: other bytes were used before.
         """
+        digests = {"audio": info.audio_digest, "video": info.video_digest, "sound": info.sound_digest}
+        kinds = (of, "sound") if of == "audio" else (of,)
+        used_media = {kind: (endpoint.address, digests[kind]) for kind in kinds if digests.get(kind)}
         with self._lock:
-            images = self._reference = self._reference or (endpoint.address, info.content_digest)
-            digests = {"audio": info.audio_digest, "video": info.video_digest, "sound": info.sound_digest}
-            for used_kind in (of, "sound") if of == "audio" else (of,):
-                if digests.get(used_kind):
-                    self._media_references.setdefault(used_kind, (endpoint.address, digests[used_kind]))
-            used_media = dict(self._media_references)
-        compared = [("image", "content", info.content_digest, *images)]
-        compared += [(kind, kind, digests[kind], *found) for kind, found in used_media.items() if digests[kind]]
-        for libraries, kind, found, used, expected in compared:
-            if found != expected:
-                raise ServerMismatchError(
-                    f"servers {used} and {endpoint.address} decode differently, {kind} digests {expected} and {found}:"
-                    f" install the same release with the same {libraries} libraries on all servers of a fleet"
-                )
+            images = self._reference or (endpoint.address, info.content_digest)
+            used_media |= self._media_references
+            compared = [("image", "content", info.content_digest, *images)]
+            compared += [(kind, kind, digests[kind], *found) for kind, found in used_media.items() if digests[kind]]
+            for libraries, kind, found, used, expected in compared:
+                if found != expected:
+                    raise ServerMismatchError(
+                        f"servers {used} and {endpoint.address} decode differently, {kind} digests {expected} and"
+                        f" {found}: install the same release with the same {libraries} libraries on all servers of a"
+                        " fleet"
+                    )
+            self._reference, self._media_references = images, used_media  # one that is refused decides nothing
 
     def forget(self, endpoint: Endpoint) -> None:
         """Have a server checked again before its next use.

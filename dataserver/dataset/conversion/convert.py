@@ -44,7 +44,8 @@ STATE_FOLDER: Final = ".disttrain-convert"
 OPTIONS_NAME: Final = "options.json"
 SHARD_BYTES: Final = 1 << 30
 """A tar of rows is closed when it has so many, by default."""
-_VERSION: Final = 1
+_VERSION: Final = 2
+"""Grows with every release that converts the same files with the same options to other samples."""
 _MOST_DETAILS: Final = 4
 """Findings of one kind that a note has in words."""
 
@@ -201,6 +202,11 @@ def _begin(source: Path, target: Path, options: dict[str, Any]) -> None:
         except (ValueError, TypeError) as error:
             raise DatasetError(f"{noted} cannot be read ({error}); remove {target}, and run it again") from error
         if before != options:
+            if before.get("version") != _VERSION:
+                raise DatasetError(
+                    f"{target} was begun by a release that converts otherwise (version {before.get('version')!a}, this"
+                    f" one has {_VERSION}); remove it or name another target, or end it with the release that began it"
+                )
             differ = sorted(name for name in before | options if before.get(name) != options.get(name))
             values = [(name, str(before.get(name)), str(options.get(name))) for name in differ]
             shown = ", ".join(f"{name} was {was!a} and is {now!a}" for name, was, now in values)

@@ -303,6 +303,10 @@ def test_targets_that_are_not_free_are_refused(tars: Path, tmp_path: Path) -> No
     converted(source, target)
     with pytest.raises(DatasetError, match=r"begun with other options .shard_bytes was '1073741824' and is '4096'"):
         converted(source, target, 4096)
+    options = target / ".disttrain-convert" / "options.json"
+    options.write_text(json.dumps(json.loads(options.read_text()) | {"version": 1}))  # of before clips and videos came
+    with pytest.raises(DatasetError, match=r"a release that converts otherwise .version 1, .*name another target"):
+        converted(source, target)
     for inner in (source, source / "sub", tmp_path):
         with pytest.raises(DatasetError, match="lie in each other"):
             converted(source, inner)

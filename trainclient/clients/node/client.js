@@ -226,20 +226,25 @@ class DataClient {
 
   /**
    * Use bytes of a server: from now on all others have to decode like it. Where the bytes are spectrograms (`of` is
-   * audio) or patches of videos (video), they have to make the same of these as well; servers without any are not asked.
+   * audio) or patches of videos (video), they have to make the same of these as well
+   * (spectrograms may be of the sound of videos); servers without any are not asked.
    */
   commit({ address }, info, of = '') {
-    this.reference ??= { address, digest: info.content_digest };
-    const digests = { audio: info.audio_digest, video: info.video_digest };
-    if (digests[of]) this.mediaReferences[of] ??= { address, digest: digests[of] };
-    const compared = [['images', info.content_digest, this.reference]];
-    for (const [kind, used] of Object.entries(this.mediaReferences)) {
+    const reference = this.reference ?? { address, digest: info.content_digest };
+    const digests = { audio: info.audio_digest, video: info.video_digest, sound: info.sound_digest };
+    const mediaReferences = { ...this.mediaReferences };
+    for (const kind of of === 'audio' ? ['audio', 'sound'] : [of]) {
+      if (digests[kind]) mediaReferences[kind] ??= { address, digest: digests[kind] };
+    }
+    const compared = [['images', info.content_digest, reference]];
+    for (const [kind, used] of Object.entries(mediaReferences)) {
       if (digests[kind]) compared.push([kind, digests[kind], used]);
     }
     for (const [kind, found, used] of compared) {
       const message = `${used.address} and ${address} decode ${kind} differently`;
       agree(found === used.digest, 'ANOTHER_SERVER', message);
     }
+    Object.assign(this, { reference, mediaReferences }); // a server that is refused decides nothing
   }
 
   /** Read microbatches from one server, and move `place` past each. Returns at the end of the job, or an idle one. */
