@@ -10,7 +10,7 @@ import tyro
 from dataserver.assembly import BYTES, load_tokenizer
 from dataserver.cli.arguments import MaybePath, tokenizer_files
 from dataserver.cli.card_page import card_page
-from dataserver.cli.jobs import dataset_entries, long_entries, long_samples
+from dataserver.cli.jobs import dataset_entries, long_entries, long_samples, tokenizer_name
 from dataserver.cli.progress import progress_bar
 from dataserver.dataset import Dataset, lint, location, printable
 from dataserver.jobs import dataset_card
@@ -41,7 +41,7 @@ def describe(
         tokenizer: Tokenizer whose tokens were counted, NAME=FILE or `bytes`; of conversations NAME=FOLDER with the chat
             template that rendered them.
         job: YAML or JSON file of a job, to show what its filter drops of this dataset, how many conversations are
-            longer than its sequences, and how many documents it splits.
+            longer than its sequences, and how many documents it splits, if --tokenizer is the job's.
         name: What the job calls the dataset, where the job has several; by default all filters are shown, and long
             samples are counted where only one of its datasets has any.
         output: Self-contained HTML file to write as well; - is stdout.
@@ -52,9 +52,15 @@ def describe(
     filters = [] if job is None else list(_filters(job, name))
     require_writable("--output", output)
     dataset = Dataset.open(path, index_dir, quarantine)
-    counts = Counter(lint(path, index_dir).counts)
+    counts, uncounted = Counter(lint(path, index_dir).counts), ""
     if job is not None and len(entries := long_entries(job, name, dataset)) == 1:
-        counts.update(finding.kind for finding in long_samples(job, entries[0][0], dataset, named))
+        if not dataset.are_chats and (wanted := tokenizer_name(job)) != loaded.name:
+            uncounted = (
+                f"Documents that the job splits are not counted: its tokenizer is {wanted!r}, and --tokenizer gives "
+                f"{loaded.name!r}"
+            )
+        else:
+            counts.update(finding.kind for finding in long_samples(job, entries[0][0], dataset, named))
     with progress_bar(f"describing {path.name}") as report:
         card = dataset_card(dataset, loaded, filters, report)
     sections = list(card_sections(card, counts))
@@ -62,6 +68,8 @@ def describe(
     if output is not None:
         write_output("--output", output, card_page(title, card, sections))
     _show(title, sections, output)
+    if uncounted:
+        print(f"\n{printable(uncounted)}", file=tells_on(output))
 
 
 def _show(title: str, sections: Sequence[Section], output: Path | None) -> None:

@@ -109,7 +109,8 @@ def long_samples(job: Path, name: str, dataset: Dataset, tokenizers: Mapping[str
         tokenizers: by logical name, with the one that the job names.
 
     Raises:
-        ValueError: the file, the name or the tokenizer cannot be used, or the dataset is not the job's.
+        ValueError: the file, the name or the tokenizer cannot be used, the job's tokenizer is not given, or the dataset
+            is not the job's.
     """
     entries = long_entries(job, name, dataset)
     if not entries:
@@ -123,6 +124,9 @@ def long_samples(job: Path, name: str, dataset: Dataset, tokenizers: Mapping[str
     stream["datasets"] = [{**entry, "weight": "1"}]  # its own, and modules, may need the other datasets
     loaded = {BYTES: load_tokenizer(BYTES, None)}
     loaded |= {known: load_tokenizer(known, path) for known, path in tokenizers.items()}
+    if (wanted := tokenizer_name(job)) not in loaded:
+        file = "FOLDER" if dataset.are_chats else "FILE"
+        raise ValueError(f"--job {job} has tokenizer {wanted!r}, which is not given; add --tokenizer {wanted}={file}")
     filled = fill_job({"stream": stream}, Catalog({called: dataset}, loaded))
     findings = long_chat_findings if dataset.are_chats else split_findings
     return list(findings(parse_stream(filled["stream"]), dataset))
@@ -131,6 +135,13 @@ def long_samples(job: Path, name: str, dataset: Dataset, tokenizers: Mapping[str
 def long_entries(job: Path, name: str, dataset: Dataset) -> list[tuple[str, Mapping[str, Any]]]:
     """The datasets of a job that say what becomes of long samples like those of a dataset; as `dataset_entries`."""
     return [found for found in dataset_entries(job, name) if found[1].get(_field(dataset)) is not None]
+
+
+def tokenizer_name(job: Path) -> str:
+    """The name of the tokenizer of the job in a file; a job that names none has `bytes`."""
+    block = read_job(job)["stream"].get("tokenizer")
+    name = block.get("name", BYTES) if isinstance(block, Mapping) else BYTES
+    return name if isinstance(name, str) else BYTES  # what is no name is refused with the whole job
 
 
 def _field(dataset: Dataset) -> str:

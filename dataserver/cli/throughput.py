@@ -193,7 +193,7 @@ def _format_name(data: bytes, ref: ImageRef) -> str:
     """The name of the format of an item."""
     if ref.is_image:
         return sniff_format(data) or OTHER
-    found = audio_format_of(data) if ref.is_audio else video_format_of(data)
+    found = (audio_format_of(data) if ref.is_audio else None) or video_format_of(data)  # or of the video of a sound
     return OTHER if found is None else found.name
 
 

@@ -14,7 +14,7 @@ from dataserver.jobs.long_chats import LongChatCounts
 from dataserver.jobs.memory_usage import memory_of
 from dataserver.jobs.read_ahead import ReadAhead
 from dataserver.jobs.scheduler import FairScheduler, IsCancelled, never_cancelled
-from dataserver.jobs.split_documents import split_note, whole_rules
+from dataserver.jobs.split_documents import counts_as_indexed, split_note, whole_rules
 from dataserver.jobs.tables import ShardTables, rest_of, rules_of
 from dataserver.planning import I64, yield_point
 from dataserver.planning.job.fields import DatasetSpec
@@ -101,7 +101,8 @@ class JobPlanner:
         ]
         """What people should know of the job, a line each."""
         for spec, dataset, (found, _) in zip(job.stream.datasets, datasets, statistics, strict=True):
-            if (rules := rules_of(job.stream, spec, dataset)).split is not None:
+            rules = rules_of(job.stream, spec, dataset)
+            if rules.split is not None and counts_as_indexed(rules):
                 whole = self._cache.statistics.get(dataset, whole_rules(rules), cancelled, patience_s)
                 counts = int(whole.samples.sum()), int(found.samples.sum())
                 self.notes += filter(None, [split_note(spec, job.stream.seq_len, rules, *counts)])

@@ -23,6 +23,12 @@ def whole_rules(rules: Rules) -> Rules:
     return replace(rules, sizing=Sizing(), split=None, of_documents=None)
 
 
+def counts_as_indexed(rules: Rules) -> bool:
+    """Whether all documents of a dataset are served, so that what `dataserver index` left counts them: otherwise that
+    takes a second pass over the index, which a note is not worth."""
+    return not (rules.filter or rules.quarantine or rules.metadata or rules.captions.transformed)
+
+
 def split_note(spec: DatasetSpec, seq_len: int, rules: Rules, documents: int, parts: int) -> str:
     """Say how many parts the documents of a dataset become; empty where none is split.
 
@@ -30,7 +36,7 @@ def split_note(spec: DatasetSpec, seq_len: int, rules: Rules, documents: int, pa
         spec: of the dataset.
         seq_len: of the job.
         rules: of the dataset, which say how documents are split.
-        documents: that filter and quarantine leave.
+        documents: of the dataset.
         parts: that they become.
     """
     if parts <= documents:

@@ -10,9 +10,10 @@ from cli.server_process import refused, run
 from serving.harness import index
 from shards import break_images, write_interleaved, write_pairs, write_texts
 from video.datasets import write_videos
+from video.heard import write_heard
 
 from dataserver.cli.bench import RATES, bench, cores_for, limiting_stage
-from dataserver.cli.throughput import Decoded, Made, Maker, images_of, sampled
+from dataserver.cli.throughput import OTHER, Decoded, Made, Maker, images_of, sampled
 from dataserver.dataset import Dataset, usable_cores
 from dataserver.planning.job.fields import AudioSizing, Sizing, clip_frames, clip_positions
 from dataserver.planning.stream.grids import patch_grid
@@ -197,3 +198,12 @@ def test_videos_are_made_with_their_frames(tmp_path: Path) -> None:
     made = Maker(dataset, sizing).make(chosen)
     assert not any(decoded.invalid for decoded in made.by_format.values())
     assert made.lasting_s == pytest.approx(sum(ref.microseconds for ref, _ in videos) / 1e6)
+
+
+def test_the_sound_of_videos_is_counted_with_their_format(tmp_path: Path) -> None:
+    pytest.importorskip("av", reason="the extra video is not installed")
+    pytest.importorskip("soundfile", reason="the extra audio is not installed")
+    dataset = Dataset.open(write_heard(tmp_path, 1, 4))
+    sizing = Sizing.model_validate({"max_patches": 64, "audio": {}, "video": {"min_pixels": 784, "max_pixels": 3136}})
+    made = Maker(dataset, sizing).make(sampled(dataset, 4, sizing))
+    assert OTHER not in made.by_format

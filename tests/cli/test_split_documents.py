@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders.jobs import module
@@ -13,6 +14,8 @@ from dataserver.cli.describe import describe
 from dataserver.cli.jobs import DataFlags, open_job
 from dataserver.cli.lint import lint
 from dataserver.dataset import Dataset
+from dataserver.jobs import Rules, statistics_cache
+from dataserver.planning.stream.statistics import ShardStatistics
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +73,39 @@ def test_a_job_that_splits_nothing_says_nothing(
     lint(folder, job=job)
     assert "split_document" not in capsys.readouterr().out
     assert open_job(job, DataFlags(dataset=(f"d={folder}",))).notes == []
+
+
+def test_with_a_filter_documents_are_not_counted_by_a_second_pass(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, computed, compute = write_job(tmp_path / "job.json", max_images=2), [], statistics_cache.compute_statistics
+
+    def counted(shards: Any, rules: Rules, *more: Any) -> list[ShardStatistics]:
+        computed.append(rules.split)
+        return compute(shards, rules, *more)
+
+    monkeypatch.setattr(statistics_cache, "compute_statistics", counted)
+    data = json.loads(job.read_text())
+    entry = data["stream"]["datasets"][0]
+    data["stream"]["datasets"] = [{**entry, "filter": "width is null or width > 0"}]
+    job.write_text(json.dumps(data))
+    assert open_job(job, DataFlags(dataset=(f"d={folder}",))).notes == []
+    assert None not in computed
+    assert len(computed) == 1
+
+
+def test_a_job_of_another_tokenizer_is_described_without_its_splits(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = write_job(tmp_path / "job.json", max_images=2)
+    data = json.loads(job.read_text())
+    data["stream"] |= {"tokenizer": {"name": "gpt2"}}
+    data["stream"]["datasets"][0]["filter"] = "width < 0"
+    job.write_text(json.dumps(data))
+    describe(folder, job=job)
+    said = capsys.readouterr().out
+    assert "What the filter drops" in said
+    assert "split_document" not in said
+    assert "not counted: its tokenizer is 'gpt2', and --tokenizer gives 'bytes'" in said
+    with pytest.raises(ValueError, match=r"has tokenizer 'gpt2', which is not given; add --tokenizer gpt2=FILE$"):
+        lint(folder, job=job)

@@ -152,3 +152,10 @@ def test_what_items_cannot_be_is_refused(tmp_path: Path, change: dict[str, objec
     file.write_text(json.dumps({"samples": [sample | change]}))
     with pytest.raises(WorkloadError, match=said):
         read_sizes(file)
+
+
+def test_sizes_of_tiles_that_do_not_say_how_images_are_cut_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "sizes.json"
+    file.write_text(json.dumps({"tile_patches": 1024, "samples": [{"text_tokens": 10, "patches": [2048]}]}))
+    with pytest.raises(WorkloadError, match=r"has `tile_patches` and no `sizing`.*sizes --job` write the file again"):
+        read_sizes(file)

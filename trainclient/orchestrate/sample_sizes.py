@@ -88,6 +88,11 @@ def read_sizes(path: Path) -> Sizes:
             "[256]}; `dataserver sizes` writes such a file"
         )
     sizing = _sizing(data.get("sizing"), path)
+    if sizing is None and "tile_patches" in data:
+        raise WorkloadError(
+            f"{path} has `tile_patches` and no `sizing`, which says how images are cut into tiles; let `dataserver "
+            "sizes --job` write the file again"
+        )
     samples = tuple(_size(entry, f"{path}, samples[{number}]") for number, entry in enumerate(entries))
     tiled = sizing is not None and sizing.tiles is not None
     if any(size.patches and bool(size.layouts) != tiled for size in samples):
