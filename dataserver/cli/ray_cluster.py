@@ -37,18 +37,18 @@ def connected() -> Iterator[Any]:
     except ImportError as error:
         raise RayError(f"{error}: Ray is not installed; run {pip_install('ray')}") from None
     _check_named_cluster()
-    try:
-        ray.init("auto", namespace=NAMESPACE, logging_level=logging.WARNING, log_to_driver=False)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise RayError(
-            f"no Ray cluster can be reached ({_first_line(error)}); start one with `ray start --head`, or name one in "
-            "RAY_ADDRESS"
-        ) from None
-    try:
-        with results_alone():
+    with results_alone():
+        try:
+            ray.init("auto", namespace=NAMESPACE, logging_level=logging.WARNING, log_to_driver=False)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise RayError(
+                f"no Ray cluster can be reached ({_first_line(error)}); start one with `ray start --head`, or name one "
+                "in RAY_ADDRESS"
+            ) from None
+        try:
             yield ray
-    finally:
-        ray.shutdown()
+        finally:
+            ray.shutdown()
 
 
 @contextmanager

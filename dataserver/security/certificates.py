@@ -4,6 +4,7 @@ gRPC takes PEM texts without looking at them: an expired certificate, or the key
 one by one with errors of the C library. Python's `ssl` checks them here, by a handshake with itself.
 """
 
+import re
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from dataserver.security.files import SecurityError, read_trusted
 
 MAX_ROUNDS: Final = 16
 """Rounds of a handshake in memory, which needs three."""
+
+_CERTIFICATE: Final = re.compile(rb"-----BEGIN ([A-Z0-9 ]*CERTIFICATE)-----(.*?)-----END \1-----", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,11 @@ def load_authorities(path: Path) -> bytes:
     if ends and max(ends) <= time():
         raise SecurityError(f"all certificates in the file of authorities {path} have expired; renew them")
     return found
+
+
+def certificates_in(pem: bytes) -> list[bytes]:
+    """The DER of each certificate of a PEM text in base64, sorted: the same for files of the same certificates."""
+    return sorted({b"".join(found[2].split()) for found in _CERTIFICATE.finditer(pem)})
 
 
 def server_context(certificate: Path, key: Path, authorities: bytes | None) -> ssl.SSLContext:

@@ -46,7 +46,7 @@ def load_tokens(path: Path) -> Tokens:
     """Read a server's file: lines of NAME TOKEN; empty lines and those that begin with # count for nothing.
 
     Raises:
-        SecurityError: it cannot be used; names the line, and never quotes a token.
+        SecurityError: it cannot be used; names the line, and quotes nothing: a token may stand first in it.
     """
     entries: list[tuple[str, bytes]] = []
     shown: str | None = None
@@ -56,10 +56,10 @@ def load_tokens(path: Path) -> Tokens:
         if not _NAME.fullmatch(name) or len(tokens) != 1:
             raise SecurityError(f"{where}: NAME TOKEN is required, two words")
         if not _TOKEN.fullmatch(tokens[0]):
-            raise SecurityError(f"{where}: the token of {name} has another form; {_FORM}")
+            raise SecurityError(f"{where}: its second word has another form; {_FORM}")
         digest = sha256(tokens[0].encode()).digest()
         if any(digest == other for _, other in entries):
-            raise SecurityError(f"{where}: the token of {name} stands there twice; each may stand once")
+            raise SecurityError(f"{where}: its token stands there twice; each may stand once")
         entries.append((name, digest))
         if name == PEERS_TOKEN and shown is None:
             shown = tokens[0]

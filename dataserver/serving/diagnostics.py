@@ -12,6 +12,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from dataserver.fleet.build import build_id
 from dataserver.fleet.membership import Peers
+from dataserver.security import certificates_in
 from dataserver.serving.access import Access
 from dataserver.serving.tls import ServerTls
 
@@ -43,13 +44,13 @@ class Diagnostics:
             live_peers=live,
             unused_files=self._access.problems(),
         )
-        authorities = None
+        authorities: list[bytes] = []
         if self._tls is not None:
-            authorities = self._tls.client_authorities
+            authorities = certificates_in(self._tls.client_authorities or b"")
             found.certificate_expiry.CopyFrom(_at(int(self._tls.expires * 1e9)))
             found.unused_files.extend([self._tls.problem] if self._tls.problem else [])
         if not self._access.is_open:
-            found.access_digest = sha256(self._access.in_use() + (authorities or b"")).hexdigest()
+            found.access_digest = sha256(b"\n".join([self._access.in_use(), *authorities])).hexdigest()
         return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
-from builders.authority import Authority, shown, token_file, write
+from builders.authority import TOKENS, Authority, shown, token_file, write
 from cli.server_process import TIMEOUT_S, refused, run
 from cli.test_top import Stranger, grpc_server
 from disttrain.v1 import admin_service_pb2 as admin
@@ -125,9 +125,18 @@ def test_a_fleet_that_asks_for_credentials(pairs: Path, tmp_path: Path, stack: E
     time.sleep(LOOK_EVERY_S)
     said = asked(*tls, "--token-file", shown(tmp_path, "ops"))
     assert f"{server.address}: the token file {tmp_path / 'tokens'}" in said
-    assert f"{server.address}: the policy {policy}, identity a: there are no datasets ['e']; the server has " in said
+    assert f"{server.address}: the policy {policy}, identities.0.datasets.1: the server has no dataset of that" in said
     assert f"{server.address}: the certificate {config['tls_cert']} and the private key" in said
     assert said.count("what was revoked since is not") == 3
+
+    secret = TOKENS["alice"]  # in the fields of others
+    write(policy, f"identities: [{{name: a, token: {secret}: }}]".encode())
+    write(tmp_path / "tokens", f"{secret} alice\n".encode())
+    time.sleep(LOOK_EVERY_S)
+    said = asked(*tls, "--token-file", shown(tmp_path, "ops"))
+    assert f"{server.address}: the policy {policy}" in said
+    assert f"{server.address}: the token file {tmp_path / 'tokens'}, line 1: its second word" in said
+    assert secret not in said
 
 
 class Odd(Stranger):

@@ -28,7 +28,7 @@ from stores import no_stores, stores
 from training.runs import Run, variables
 
 from dataserver.cli.ray import configured
-from dataserver.cli.ray_cluster import results_alone
+from dataserver.cli.ray_cluster import connected, results_alone
 from dataserver.cli.ray_fleet import Member, RayFleet
 from dataserver.dataset import DatasetError
 from dataserver.serving.config import ConfigError, load_config
@@ -101,6 +101,21 @@ def test_only_the_thread_that_connected_prints_results(capsys: pytest.CaptureFix
     assert capsys.readouterr() == ("addresses cpu1:50051\n", "(raylet) a node was lost\n")
 
 
+def test_what_ray_prints_as_it_begins_and_ends_is_no_result(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(*_: Any, **__: Any) -> None:
+        other = threading.Thread(target=print, args=("(raylet) a node was lost",))
+        other.start()
+        other.join()
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=told, shutdown=told))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with connected():
+        sys.stdout.write("addresses cpu1:50051\n")
+    assert capsys.readouterr() == ("addresses cpu1:50051\n", "(raylet) a node was lost\n" * 2)
+
+
 def node_of(cpus: int) -> dict[str, int]:
     """A node with so many CPUs, and ports for its agents: raylets abort where an agent that chooses one is slow."""
     agents = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
@@ -136,7 +151,8 @@ class Fleet:
                 command("ray", "--config", file, *flags), stdout=subprocess.PIPE, stderr=errors, text=True
             )
         self.lines: list[str] = []
-        threading.Thread(target=self._read, daemon=True).start()
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -164,6 +180,8 @@ def ray_fleet(file: Path, tmp_path: Path, *flags: str) -> Iterator[Fleet]:
     finally:
         fleet.process.terminate()
         assert fleet.process.wait(120) == 0, fleet.log.read_text()
+        fleet.reader.join(120)
+        assert [line for line in fleet.lines if not line.startswith("addresses ")] == []
 
 
 def steps_so_far(run: Run) -> list[int]:

@@ -6,7 +6,7 @@ import pytest
 import trustme
 from builders.authority import Authority, write
 
-from dataserver.security import SecurityError, load_authorities, load_pair
+from dataserver.security import SecurityError, certificates_in, load_authorities, load_pair
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +53,15 @@ def test_a_chain_with_an_intermediate_authority(tmp_path: Path) -> None:
     key = write(tmp_path / "chain.key", issued.private_key_pem.bytes())
     assert len(issued.cert_chain_pems) == 2
     assert load_pair(certificate, key, for_client=True).chain.count(b"BEGIN") == 2
+
+
+def test_files_of_the_same_certificates_in_another_order_and_form() -> None:
+    one, other = (trustme.CA().cert_pem.bytes() for _ in range(2))
+    found = certificates_in(one + other)
+    assert len(found) == 2
+    for same in (other + one, b"# ours\n" + other.replace(b"\n", b"\r\n") + b"\nold\n" + one, one + other + one):
+        assert certificates_in(same) == found
+    assert certificates_in(one) not in (found, certificates_in(other), [])
 
 
 def test_authorities(authority: Authority, tmp_path: Path) -> None:

@@ -105,8 +105,7 @@ class Policy(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         _require_unique("name", (identity.name for identity in self.identities))
-        shown = (f"certificate {i.certificate} and token {i.token}" for i in self.identities)
-        _require_unique("pair of certificate and token", shown)
+        _require_unique("pair of certificate and token", ((i.certificate, i.token) for i in self.identities))
         return self
 
     def canonical(self) -> str:
@@ -131,32 +130,41 @@ def load_policy(path: Path, datasets: Collection[str], tokens: Collection[str] |
         certificates: whether it asks for certificates.
 
     Raises:
-        SecurityError: the file cannot be used, or names datasets that the server does not have.
+        SecurityError: the file cannot be used, or names datasets that the server does not have. It tells fields and
+            lines and quotes nothing, of the file or of `datasets`: a secret may stand in a wrong field, and whoever has
+            the right `metrics` is told.
     """
     try:
         data = parse_yaml(read_trusted(path, "policy"))
         policy = Policy.model_validate(data if isinstance(data, dict) else {})
     except TextError as error:
-        raise SecurityError(f"the policy {path} cannot be used: {error}") from None
+        where = "" if error.line is None else f", line {error.line},"
+        raise SecurityError(
+            f"the policy {path}{where} cannot be used: it is no YAML; mappings and lists are required whose keys are "
+            "texts that stand once, and no tags"
+        ) from None
     except ValidationError as error:
-        problem = describe(error, data, Policy).removeprefix("job: ")
+        problem = describe(error, data, Policy, quoted=False).removeprefix("job: ")
         raise SecurityError(f"the policy {path} is not valid: {problem}") from None
-    for identity in policy.identities:
-        where = f"the policy {path}, identity {identity.name}"
-        unknown = sorted(identity.datasets - {ALL} - set(datasets))
+    for number, identity in enumerate(policy.identities):
+        where = f"the policy {path}, identities.{number}"
+        listed = data["identities"][number].get("datasets", ())  # as they stand there, for their positions
+        unknown = [f"{where}.datasets.{n}" for n, name in enumerate(listed) if name != ALL and name not in datasets]
         if unknown:
-            raise SecurityError(f"{where}: there are no datasets {unknown}; the server has {sorted(datasets)}")
+            raise SecurityError(f"{unknown[0]}: the server has no dataset of that name; correct it, or add --dataset")
         if identity.token is not None and tokens is None:
             raise SecurityError(f"{where}: the server asks for no tokens; add --token-file, or name a certificate")
         if identity.token is not None and identity.token not in (tokens or ()):  # it may have been revoked there
-            _log.warning("%s: --token-file has no token %s, so this identity cannot call", where, identity.token)
+            _log.warning("%s.token: --token-file has no token of that name, so this identity cannot call", where)
         if identity.certificate is not None and not certificates:
             raise SecurityError(f"{where}: the server asks for no certificates; add --client-ca, or name a token")
     return policy
 
 
-def _require_unique(what: str, found: Iterable[str]) -> None:
-    names = list(found)
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(f"several identities have the same {what}: {', '.join(twice[:8])}; each needs its own")
+def _require_unique(what: str, found: Iterable[object]) -> None:
+    first: dict[object, int] = {}
+    for number, one in enumerate(found):
+        if first.setdefault(one, number) != number:
+            raise ValueError(
+                f"identities.{first[one]} and identities.{number} have the same {what}; each needs its own"
+            )

@@ -59,7 +59,7 @@ def test_policies_that_mean_the_same_have_one_form(tmp_path: Path) -> None:
     [
         ({"name": "x"}, "a certificate or a token is required"),
         ({"token": "a"}, "name"),
-        ({"name": "x", "token": "a", "datasets": ["pair"]}, r"there are no datasets \['pair'\]; the server has"),
+        ({"name": "x", "token": "a", "datasets": ["pair"]}, r"identities\.0\.datasets\.0: the server has no dataset"),
         ({"name": "x", "token": "a", "datasets": ["../pairs"]}, "datasets"),
         ({"name": "x", "token": "a", "rights": ["write"]}, "rights"),
         ({"name": "x", "token": "a", "right": ["read"]}, "right"),
@@ -75,8 +75,14 @@ def test_what_may_not_stand_there(identity: dict[str, Any], message: str, tmp_pa
 
 def test_what_belongs_together(tmp_path: Path) -> None:
     for identities, message in (
-        ([{"name": "x", "token": "a"}, {"name": "x", "token": "b"}], "the same name: x"),
-        ([{"name": "x", "token": "a"}, {"name": "y", "token": "a"}], "the same pair of certificate and token"),
+        (
+            [{"name": "x", "token": "a"}, {"name": "x", "token": "b"}],
+            "identities.0 and identities.1 have the same name",
+        ),
+        (
+            [{"name": "x", "token": "a"}, {"name": "y", "token": "a"}],
+            "identities.0 and identities.1 have the same pair of certificate and token",
+        ),
         ([], "identities"),
     ):
         with pytest.raises(SecurityError, match=message):
@@ -90,12 +96,54 @@ def test_what_belongs_together(tmp_path: Path) -> None:
 def test_a_token_that_was_revoked_first_is_worth_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Else a server that restarts between the two changes would not come back."""
     load(tmp_path, {"name": "x", "token": "c"}, {"name": "y", "token": "a"})
-    assert "identity x: --token-file has no token c, so this identity cannot call" in caplog.text
+    assert "identities.0.token: --token-file has no token of that name, so this identity cannot call" in caplog.text
+    load(tmp_path, {"name": "x", "token": SECRET}, {"name": "y", "token": "a"})
+    assert SECRET not in caplog.text
+
+
+SECRET = "0123456789abcdef" * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        (f"identities: {SECRET}", ": identities: "),
+        (f"identities: {{{SECRET}: 1}}", ": identities: "),
+        (f"{SECRET}: 1", ": a key is unknown"),
+        (f"identities: [{{name: a, token: {SECRET}+}}]", ": identities.0.token: "),
+        (f"identities: [{{name: a, token: [{SECRET}]}}]", ": identities.0.token: "),
+        (f"identities: [{{name: a, tokens: {SECRET}}}]", ": identities.0: a key is unknown; is token meant?"),
+        (f"identities: [{{name: a, token: a, {SECRET}: }}]", ": identities.0: a key is unknown"),
+        (f"identities: [{{name: a, token: a, rights: [{SECRET}]}}]", ": identities.0.rights.0: "),
+        (f"identities: [{{name: a, token: a, streams: {SECRET}}}]", ": identities.0.streams: "),
+        (f"identities: [{{name: a, certificate: {SECRET}/}}]", ": identities.0.certificate: "),
+        (f"identities: [{{name: a, token: a, datasets: [pairs, {SECRET}]}}]", ", identities.0.datasets.1: "),
+        (f"identities: [{{name: {SECRET}, token: a, datasets: [x]}}]", ", identities.0.datasets.0: "),
+        (f"identities: [{{name: {SECRET}, token: a}}, {{name: {SECRET}, token: b}}]", "identities.1 have the same"),
+        (f"identities: [{{name: a, token: {SECRET}}}, {{name: b, token: {SECRET}}}]", "identities.1 have the same"),
+        (f"identities:\n- name: a\n  token: {SECRET}: x", ", line 3, "),
+        (f"identities:\n- name: a\n  token: *{SECRET}", ", line 3, "),
+        (f"identities:\n- name: a\n  token: !{SECRET} a", ", line 3, "),
+        (f"{SECRET}: 1\n{SECRET}: 1", ", line 2, "),
+        (f"identities: '{SECRET}\n", ", line 2, "),
+        (f"identities: {SECRET}\x00", " cannot be used: "),
+    ],
+)
+def test_nothing_of_the_file_is_quoted(text: str, where: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever has the right `metrics` is told what is wrong with it, and a secret may stand in a wrong field."""
+    with pytest.raises(SecurityError) as caught:
+        load_policy(write(tmp_path / "policy.yaml", text.encode()), DATASETS, ("a", "b"), certificates=True)
+    said = str(caught.value)
+    assert where in said
+    for hidden in (SECRET[:8], *DATASETS):
+        assert hidden not in said.replace(str(tmp_path), "") + caplog.text
 
 
 @pytest.mark.parametrize("text", ["", "- a\n", "identities: 3", "a: [", "identities: {a: 1}", "x: 1\nx: 2"])
 def test_a_file_that_is_no_policy(text: str, tmp_path: Path) -> None:
-    with pytest.raises(SecurityError, match=r"the policy .*policy\.yaml (is not valid|cannot be used): "):
+    with pytest.raises(
+        SecurityError, match=r"the policy .*policy\.yaml(, line [12],)? (is not valid|cannot be used): "
+    ):
         load_policy(write(tmp_path / "policy.yaml", text.encode()), DATASETS, (), certificates=True)
 
 

@@ -31,10 +31,18 @@ def all_unknown(error: ValidationError, data: Any) -> bool:
     return all(e["type"] in _UNKNOWN for e in _causes(error, data))
 
 
-def describe(error: ValidationError, data: Any, model: type[BaseModel]) -> str:
-    """One line for all that pydantic found when it validated the data against the model."""
+def describe(error: ValidationError, data: Any, model: type[BaseModel], *, quoted: bool = True) -> str:
+    """One line for all that pydantic found when it validated the data against the model.
+
+    Args:
+        error: what was found.
+        data: that was validated.
+        model: what it should be.
+        quoted: whether values and unknown keys are quoted; without them the model alone says what is in the message,
+            if it has no unions of kinds and its own validators quote nothing either.
+    """
     shown = _causes(error, data)
-    problems = [f"{_path_of(e, data)}: {_problem(e, model)}" for e in shown[:_MOST_SHOWN]]
+    problems = [f"{_path_of(e, data, quoted)}: {_problem(e, model, quoted)}" for e in shown[:_MOST_SHOWN]]
     more = [f"and {len(shown) - _MOST_SHOWN} more"] if len(shown) > _MOST_SHOWN else []
     return "; ".join(problems + more)
 
@@ -65,9 +73,11 @@ def _has(data: Any, path: Path) -> bool:
     return isinstance(data, Mapping) and path[-1] in data
 
 
-def _path_of(error: ErrorDetails, data: Any) -> str:
+def _path_of(error: ErrorDetails, data: Any, quoted: bool) -> str:
     """The dotted path of a field in the data; pydantic also names the member of a union that it took."""
     parts, path = [], error["loc"]
+    if error["type"] == "extra_forbidden" and not quoted:
+        path = path[:-1]
     for position, part in enumerate(path):
         missing = error["type"] == "missing" and position == len(path) - 1
         if missing or data is None or _has(data, (part,)):
@@ -83,14 +93,14 @@ def _member(data: Any, key: int | str) -> Any:
         return None
 
 
-def _problem(error: ErrorDetails, model: type[BaseModel]) -> str:
+def _problem(error: ErrorDetails, model: type[BaseModel], quoted: bool) -> str:
     kind, found = error["type"], error["input"]
     if kind == "extra_forbidden":
         import difflib  # most jobs are spelled right
 
         near = difflib.get_close_matches(str(error["loc"][-1])[:_MOST_CHARS], _fields_beside(error["loc"], model), 1)
         meant = f"is {near[0]} meant?" if near else "correct its spelling, or use the release that knows it"
-        return f"this key is unknown; {meant}"
+        return f"{'this key' if quoted else 'a key'} is unknown; {meant}"
     if kind == "union_tag_invalid":
         tags = error["ctx"]["expected_tags"].replace("'", "")
         return f"kind is {_shown(error['ctx']['tag'])}; one of {tags} is required"
@@ -100,7 +110,8 @@ def _problem(error: ErrorDetails, model: type[BaseModel]) -> str:
     message = message.replace("Input should", "it should").replace("Tuple should", "it should")
     if kind in ("missing", "value_error", "json_invalid"):
         return message
-    return f"found {_shown(found)}; {message}{_HINTS.get((kind, type(found).__name__), '')}"
+    was = f"found {_shown(found)}; " if quoted else ""
+    return f"{was}{message}{_HINTS.get((kind, type(found).__name__), '')}"
 
 
 def required(error: ErrorDetails) -> str:

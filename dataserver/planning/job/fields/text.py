@@ -17,7 +17,15 @@ MAX_DIGITS: Final = 1000
 
 
 class TextError(ValueError):
-    """A text that is no YAML or JSON of the form above, or too long; says where."""
+    """A text that is no YAML or JSON of the form above, or too long; says where.
+
+    Attributes:
+        line: of a YAML text, counted from 1, without what the message quotes of it; None where none is known.
+    """
+
+    def __init__(self, message: str, line: int | None = None) -> None:
+        super().__init__(message)
+        self.line = line
 
 
 def parse_json(text: str) -> Any:
@@ -49,7 +57,9 @@ def parse_yaml(text: bytes) -> Any:
     try:
         return yaml_value(text, MAX_NODES)
     except (YAMLError, ValueError) as error:
-        raise TextError(f"not valid YAML: {' '.join(str(error).split())}") from None
+        mark = getattr(error, "problem_mark", None)
+        line = None if mark is None else mark.line + 1
+        raise TextError(f"not valid YAML: {' '.join(str(error).split())}", line) from None
     except RecursionError:
         raise TextError("not valid YAML: mappings and lists stand too deep in each other") from None
 
