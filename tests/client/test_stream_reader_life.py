@@ -174,7 +174,7 @@ import sys
 import trainclient.stream.reader, trainclient.stream.jobs
 heavy = {"torch", "PIL", "pyarrow", "pandas"} & set(sys.modules)
 ours = {m for m in sys.modules if m.startswith("dataserver.")}
-may = tuple(f"dataserver.{name}" for name in ("planning", "addresses", "extras", "security", "tracing"))
+may = tuple(f"dataserver.{name}" for name in ("planning", "addresses", "extras", "job_files", "security", "tracing"))
 print(sorted(heavy), all(m.startswith(may) for m in ours))
 """
     done = run_python(program)

@@ -354,6 +354,13 @@ def _read_members(
             if not sample.images:
                 without_image.append(len(rows.keys) - 1)
         reader.skip(reader.remaining)
+    _report_seen(seen, findings)
+    ends = source.pages, rows.finish(), reader.hexdigest(), sums.values
+    return _Read(rows, scalars, captions, chats, without_image, seen, findings, others, external, *ends)
+
+
+def _report_seen(seen: Seen, findings: Findings) -> None:
+    """Add what was seen of members that no sample has whole."""
     if said := seen.keyless():
         findings.add("", UNUSED_PART, said)
     if count := seen.num_unused[AUDIO.name]:
@@ -363,8 +370,6 @@ def _read_members(
     if seen.num_long_clips:
         cut = f"are longer than {MAX_CLIP_SECONDS} s, and cut there or at a job's sizing.audio.max_seconds"
         findings.add("", LONG_AUDIO, f"{seen.num_long_clips} clips {cut}; split them to use all of them")
-    ends = source.pages, rows.finish(), reader.hexdigest(), sums.values
-    return _Read(rows, scalars, captions, chats, without_image, seen, findings, others, external, *ends)
 
 
 def _columns(shard: ShardFile, rules: IndexRules, read: _Read, joins: ShardJoins, findings: Findings) -> pa.Table:

@@ -11,7 +11,7 @@ servers adds up.
 import logging
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from itertools import islice
@@ -71,6 +71,11 @@ class BlockCounts:
     """The same, from other servers."""
     owner_failures: int = 0
     """Calls to other servers that gave nothing."""
+
+    def add(self, counts: Mapping[str, int]) -> None:
+        """Add to the counts of these names."""
+        for name, number in counts.items():
+            setattr(self, name, getattr(self, name) + number)
 
 
 class Blocks:
@@ -139,7 +144,7 @@ class Blocks:
         for number, piece in enumerate(pieces):
             data = self._from_blocks(piece, counts)
             ahead = self._drop_ahead(piece)
-            data = self._taken(piece, ahead) if data is None else data
+            data = _taken(piece, ahead) if data is None else data
             if data is not None:
                 found[number] = data
         missing = [number for number in range(len(pieces)) if number not in found]
@@ -238,14 +243,6 @@ class Blocks:
                 self._ahead_bytes -= piece.length
             return future
 
-    def _taken(self, piece: Piece, ahead: "Future[bytes] | None") -> bytes | None:
-        """A piece that was read ahead; None where it was not, or where that failed: it is read again."""
-        try:
-            return None if ahead is None else ahead.result()
-        except (CancelledError, OSError) as error:
-            _log.debug("%s is read again: %s", piece.info.key, error)
-            return None
-
     def _want(self, pieces: Iterable[Piece]) -> None:
         """Begin to read the blocks that pieces lie in."""
         sources = {key: piece.source for piece in pieces for key in piece.blocks}
@@ -330,8 +327,16 @@ class Blocks:
 
     def _count(self, **added: int) -> None:
         with self._lock:
-            for name, number in added.items():
-                setattr(self.counts, name, getattr(self.counts, name) + number)
+            self.counts.add(added)
+
+
+def _taken(piece: Piece, ahead: "Future[bytes] | None") -> bytes | None:
+    """A piece that was read ahead; None where it was not, or where that failed: it is read again."""
+    try:
+        return None if ahead is None else ahead.result()
+    except (CancelledError, OSError) as error:
+        _log.debug("%s is read again: %s", piece.info.key, error)
+        return None
 
 
 BLOCKS: Final = Blocks()
