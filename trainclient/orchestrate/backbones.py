@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from trainclient.orchestrate.choice import Problem, divisors, wave_microbatches
 from trainclient.orchestrate.costs import Option
 from trainclient.orchestrate.sharing import F64, Spine
-from trainclient.orchestrate.whole_images import busiest_shares
+from trainclient.orchestrate.whole_images import busiest_share_of
 
 I64 = NDArray[np.int64]
 
@@ -173,10 +173,9 @@ def _fitting(problem: Problem, option: Option, degrees: I64, sides: int) -> Back
 def _largest(problem: Problem, option: Option, microbatches: I64) -> F64:
     """How many times the mean the largest microbatch takes, if all ranks run so many and samples are whole.
     float64 [n]."""
-    if not len(microbatches):
-        return np.zeros(0)
-    batch, most = problem.workload.stream.global_batch, int(microbatches.max())
-    found: F64 = busiest_shares(option.load, option.cost, 1, batch, most)[microbatches - 1] * microbatches
+    unique, which = np.unique(microbatches, return_inverse=True)
+    shares = busiest_share_of(option.load, option.cost, problem.workload.stream.global_batch, unique)
+    found: F64 = shares[which.ravel()] * microbatches
     return found
 
 

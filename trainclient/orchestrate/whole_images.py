@@ -14,6 +14,7 @@ from dataserver.planning.job.fields import Cost
 from trainclient.orchestrate.workload import Load
 
 F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
 
 AHEAD: Final = 2
 """Waves over which ranks even out: an encoder holds one more than lie in the stages behind it. With this number solved
@@ -23,6 +24,8 @@ SHARING: Final = 8
 DRAWN: Final = 4096
 """Images that are drawn, but for a minimum of `FEWEST_DRAWS` times as many as there are."""
 FEWEST_DRAWS, MOST_DRAWS = 4, 64
+MOST_DRAWN: Final = 16_384
+"""Of more images, those of each length are as many as expected, and none is drawn: time and memory have a limit."""
 SEED: Final = 20_250_329
 
 
@@ -40,25 +43,57 @@ def busiest_shares(load: Load, cost: Cost, waves: int, sequences: float, most: i
     return _shares(load, cost.linear_ps, cost.quadratic_fs, cost.window, count, most)
 
 
+def busiest_share_of(load: Load, cost: Cost, sequences: float, ranks: I64) -> F64:
+    """The same for a single wave of so many sequences and only these numbers of ranks. float64 [ranks]."""
+    count = max(1, round(load.items * sequences))
+    return _shares_of(load, (cost.linear_ps, cost.quadratic_fs, cost.window), count, ranks)
+
+
 def drawn_items(load: Load, linear_ps: int, quadratic_fs: int, window: int | None, count: int) -> F64:
     """What `count` items take, the longest first, of several draws. float64 [draws, count]."""
-    rates, rows = np.array(load.sizes, np.float64).T
+    times, parts = _item_times(load, linear_ps, quadratic_fs, window)
     draws = min(MOST_DRAWS, max(FEWEST_DRAWS, DRAWN // count))
-    times = linear_ps * rows / 1e3 + quadratic_fs * rows * np.minimum(rows, window or rows) / 1e6
-    drawn = times[np.random.default_rng((SEED, count)).choice(len(times), (draws, count), p=rates / rates.sum())]
+    drawn = times[np.random.default_rng((SEED, count)).choice(len(times), (draws, count), p=parts)]
     return -np.sort(-drawn, axis=1)
 
 
 @lru_cache(maxsize=4096)
 def _shares(load: Load, linear_ps: int, quadratic_fs: int, window: int | None, count: int, most: int) -> F64:
-    drawn = drawn_items(load, linear_ps, quadratic_fs, window, count)
+    return _shares_of(load, (linear_ps, quadratic_fs, window), count, np.arange(1, most + 1))
+
+
+def _shares_of(load: Load, cost: tuple[int, int, int | None], count: int, ranks: I64) -> F64:
+    if count > MOST_DRAWN:
+        return _expected_shares(load, cost, count, ranks)
+    drawn = drawn_items(load, *cost, count)
     sums = np.concatenate([np.zeros((len(drawn), 1)), np.cumsum(drawn, axis=1)], axis=1)
-    ranks = np.arange(1, most + 1)
     busiest = np.maximum(sums[:, -1:] / ranks, drawn[:, :1])
     for others in range(1, SHARING + 1):
-        crowded = min(most, (count - 1) // others)  # so many ranks have others * ranks + 1 items between them
-        last = others * ranks[:crowded] + 1
+        crowded = others * ranks < count  # so many ranks have others * ranks + 1 items between them
+        last = others * ranks[crowded] + 1
         together = sums[:, last] - sums[:, last - others - 1]
-        busiest[:, :crowded] = np.maximum(busiest[:, :crowded], together)
+        busiest[:, crowded] = np.maximum(busiest[:, crowded], together)
     found: F64 = (busiest / sums[:, -1:]).mean(axis=0)
     return found
+
+
+def _expected_shares(load: Load, cost: tuple[int, int, int | None], count: int, ranks: I64) -> F64:
+    """The same of very many images, of which neighbours by length take the same. float64 [ranks]."""
+    times, parts = _item_times(load, *cost)
+    order = np.argsort(-times)
+    times, longer = times[order], np.cumsum(parts[order])  # the part of images that take no less
+    none_longer = np.append(1.0, np.maximum(0.0, 1 - longer)) ** count
+    whole = count * float(parts[order] @ times)
+    busiest = np.maximum(whole / ranks, times @ (none_longer[:-1] - none_longer[1:]))
+    for others in range(1, SHARING + 1):
+        crowded = others * ranks < count
+        smallest = np.searchsorted(longer, others * ranks[crowded] / count).clip(max=len(times) - 1)
+        busiest[crowded] = np.maximum(busiest[crowded], (others + 1) * times[smallest])
+    return busiest / whole
+
+
+def _item_times(load: Load, linear_ps: int, quadratic_fs: int, window: int | None) -> tuple[F64, F64]:
+    """What an item of each size takes, and their parts of all items. Two float64 [sizes]."""
+    rates, rows = np.array(load.sizes, np.float64).T
+    times = linear_ps * rows / 1e3 + quadratic_fs * rows * np.minimum(rows, window or rows) / 1e6
+    return times, rates / rates.sum()

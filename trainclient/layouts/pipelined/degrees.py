@@ -91,8 +91,10 @@ def _best(
 
 
 def _insert(found: list[Choice], choice: Choice) -> list[Choice]:
-    """As `insert`, with one number of waves for the same degrees: servers choose that number, so others are planned
-    the same."""
+    """As `insert`, with only the fastest microbatch for the same degrees, so that what is shown differs in degrees.
+
+    Others are other jobs: each names its `microbatch`, and servers plan as many waves as follow from it, or more.
+    """
     alike = [c for c in found if _degrees(c) == _degrees(choice)]
     if any(c.step_ns <= choice.step_ns for c in alike):
         return found
