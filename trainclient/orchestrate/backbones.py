@@ -173,6 +173,8 @@ def _fitting(problem: Problem, option: Option, degrees: I64, sides: int) -> Back
 def _largest(problem: Problem, option: Option, microbatches: I64) -> F64:
     """How many times the mean the largest microbatch takes, if all ranks run so many and samples are whole.
     float64 [n]."""
+    if not len(microbatches):
+        return np.zeros(0)
     unique, which = np.unique(microbatches, return_inverse=True)
     shares = busiest_share_of(option.load, option.cost, problem.workload.stream.global_batch, unique)
     found: F64 = shares[which.ravel()] * microbatches

@@ -89,7 +89,8 @@ def _expected_shares(load: Load, cost: tuple[int, int, int | None], count: int, 
         crowded = others * ranks < count
         smallest = np.searchsorted(longer, others * ranks[crowded] / count).clip(max=len(times) - 1)
         busiest[crowded] = np.maximum(busiest[crowded], (others + 1) * times[smallest])
-    return busiest / whole
+    found: F64 = busiest / whole
+    return found
 
 
 def _item_times(load: Load, linear_ps: int, quadratic_fs: int, window: int | None) -> tuple[F64, F64]:
