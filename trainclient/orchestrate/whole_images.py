@@ -78,7 +78,7 @@ def _shares_of(load: Load, cost: tuple[int, int, int | None], count: int, ranks:
 
 
 def _expected_shares(load: Load, cost: tuple[int, int, int | None], count: int, ranks: I64) -> F64:
-    """The same of very many images, of which neighbours by length take the same. float64 [ranks]."""
+    """The same of very many images, taking those next to each other by length as equal. float64 [ranks]."""
     times, parts = _item_times(load, *cost)
     order = np.argsort(-times)
     times, longer = times[order], np.cumsum(parts[order])  # the part of images that take no less
