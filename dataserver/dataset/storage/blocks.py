@@ -2,10 +2,8 @@
 
 A shuffle window touches all of its shards all the time, so whoever reads one image will want its neighbours: blocks of
 8 MiB are read once, before their first image is wanted, and held, in memory and on a disk, while plans need them. What
-is wanted before its block is there, such as the first batch, is read by a range of its own, unless much was: then it
-waits for a block that is under way, since a store that cannot keep up would be asked for its bytes twice. In a fleet
-each block has an owner: the others ask that one for images, and hold none of its blocks, so that the memory of all
-servers adds up.
+is wanted before its block is there, such as the first batch, is read by a range of its own. In a fleet each block has
+an owner: the others ask that one for images, and hold none of its blocks, so that the memory of all servers adds up.
 """
 
 import logging
@@ -36,10 +34,6 @@ each other would wait for each other's threads else."""
 AHEAD_BYTES: Final = 128 << 20
 """Bytes of pieces that were read ahead and are not taken yet."""
 
-TWICE_BYTES: Final = 64 << 20
-TWICE_PART: Final = 16
-"""So many bytes, and one in so many of all, are read as pieces though their blocks may be under way."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -61,8 +55,6 @@ class BlockCounts:
     store_bytes: int = 0
     piece_requests: int = 0
     """Those of the requests that are for single pieces, not blocks."""
-    piece_bytes: int = 0
-    """The bytes of these."""
     memory_bytes: int = 0
     """Bytes that were served from blocks in memory."""
     disk_bytes: int = 0
@@ -88,8 +80,7 @@ class Blocks:
         self._owners: Owners | None = None
         self._lock = threading.Lock()
         """Guards the counts and what follows."""
-        self._loading: dict[BlockKey, threading.Event | None] = {}
-        """Blocks that are read; what tells the end once a thread has begun with one."""
+        self._loading: set[BlockKey] = set()
         self._ahead: OrderedDict[tuple[str, ObjectInfo, int, int], Future[bytes]] = OrderedDict()
         """Pieces that were read ahead, oldest first."""
         self._ahead_bytes = 0
@@ -256,15 +247,12 @@ class Blocks:
                 return True
             if not self.held.needs.fit(key, self.capacity) or self._loaders.num_waiting >= MAX_QUEUED:
                 return False
-            self._loading[key] = None
+            self._loading.add(key)
         with within(None):  # blocks serve many steps: whose turn it is now is not who waits for them
             self._loaders.submit(self._load, source, key)
         return True
 
     def _load(self, source: Source, key: BlockKey) -> None:
-        ended = threading.Event()
-        with self._lock:
-            self._loading[key] = ended
         try:
             if not self.held.needs.fit(key, self.capacity):  # nobody needs it any more
                 return
@@ -281,8 +269,7 @@ class Blocks:
             _log.exception("block %d of %s/%s cannot be read", key.number, key.store, key.info.key)
         finally:
             with self._lock:
-                del self._loading[key]
-            ended.set()
+                self._loading.discard(key)
 
     def _from_owner(self, owner: Any, pieces: Sequence[Piece]) -> list[bytes]:
         """Pieces from another server, or from the store where that does not give them."""
@@ -302,7 +289,6 @@ class Blocks:
 
     def _read_run(self, run: Sequence[Piece]) -> list[bytes]:
         """Read pieces of one object that lie close together by one request, unless their blocks came meanwhile."""
-        self._await_blocks(run)
         if all(map(self._has, run)):
             counts: Counter[str] = Counter()
             held = [data for piece in run if (data := self._from_blocks(piece, counts)) is not None]
@@ -312,18 +298,8 @@ class Blocks:
         start = run[0].start
         end = max(piece.end for piece in run)
         data = run[0].source.get(run[0].info, start, end - start)
-        self._count(store_requests=1, piece_requests=1, store_bytes=len(data), piece_bytes=len(data))
+        self._count(store_requests=1, piece_requests=1, store_bytes=len(data))
         return [data[piece.start - start : piece.end - start] for piece in run]
-
-    def _await_blocks(self, run: Sequence[Piece]) -> None:
-        """Wait for the blocks of pieces that are under way, if many pieces were read beside their blocks."""
-        with self._lock:
-            if self.counts.piece_bytes <= TWICE_BYTES + self.counts.store_bytes // TWICE_PART:
-                return
-            under_way = [self._loading.get(key) for piece in run for key in piece.blocks]
-        for ended in under_way:
-            if ended is not None:
-                ended.wait()
 
     def _count(self, **added: int) -> None:
         with self._lock:

@@ -5,10 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -20,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataserver.dataset import DatasetError
-from dataserver.dataset.storage import blocks as storage_blocks
 from dataserver.dataset.storage.block_files import CHUNK_BYTES, BlockFiles
 from dataserver.dataset.storage.blocks import Blocks
 from dataserver.dataset.storage.clients import ObjectInfo, UnavailableError
@@ -100,46 +97,6 @@ def test_a_block_is_read_once_and_serves_all_of_its_pieces() -> None:
     assert store.asked == []
     assert blocks.counts.piece_requests <= 1
     assert blocks.counts.store_requests == blocks.counts.piece_requests + 1
-
-
-class SlowBlocks(Store):
-    """A store whose blocks come when they may."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.begun, self.may = threading.Event(), threading.Event()
-
-    def get(self, wanted: ObjectInfo, start: int, length: int) -> bytes:
-        if length == BLOCK_BYTES:
-            self.begun.set()
-            assert self.may.wait(60)
-        return super().get(wanted, start, length)
-
-
-@pytest.mark.parametrize("failing", [False, True])
-def test_a_store_that_cannot_keep_up_is_not_asked_twice(monkeypatch: pytest.MonkeyPatch, failing: bool) -> None:
-    """The first pieces do not wait for their blocks; when many were read so, later ones do, and for no others."""
-    store, blocks = SlowBlocks(), Blocks()
-    blocks.need("job", [(tail_key(0), store)])
-    assert store.begun.wait(60)
-    assert blocks.read([Piece(store, INFO, 100, 50)]) == [DATA[100:150]]
-    assert store.asked == [(100, 50)]
-    monkeypatch.setattr(storage_blocks, "TWICE_BYTES", 10)
-    monkeypatch.setattr(storage_blocks, "TWICE_PART", 1 << 40)
-    assert blocks.read([Piece(store, INFO, 2 * BLOCK_BYTES + 7, 50)]) == [DATA[2 * BLOCK_BYTES + 7 :][:50]]
-    before = blocks.counts.piece_requests
-    with ThreadPoolExecutor() as pool:
-        found = pool.submit(blocks.read, [Piece(store, INFO, 300, 50)])
-        time.sleep(0.1)
-        assert not found.done()
-        store.failing = failing
-        store.may.set()
-        if failing:
-            with pytest.raises(UnavailableError):
-                found.result(60)
-        else:
-            assert found.result(60) == [DATA[300:350]]
-            assert blocks.counts.piece_requests == before
 
 
 def test_what_was_read_ahead_is_taken_and_what_failed_then_is_read_again() -> None:
