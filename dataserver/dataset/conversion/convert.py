@@ -205,7 +205,8 @@ def _begin(source: Path, target: Path, options: dict[str, Any]) -> None:
             if before.get("version") != _VERSION:
                 raise DatasetError(
                     f"{target} was begun by a release that converts otherwise (version {before.get('version')!a}, this"
-                    f" one has {_VERSION}); remove it or name another target, or end it with the release that began it"
+                    f" one has {_VERSION}); use it as it is if it was ended; else remove it, name another target, or"
+                    " end it with that release"
                 )
             differ = sorted(name for name in before | options if before.get(name) != options.get(name))
             values = [(name, str(before.get(name)), str(options.get(name))) for name in differ]

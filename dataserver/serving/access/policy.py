@@ -140,8 +140,8 @@ def load_policy(path: Path, datasets: Collection[str], tokens: Collection[str] |
     except TextError as error:
         where = "" if error.line is None else f", line {error.line},"
         raise SecurityError(
-            f"the policy {path}{where} cannot be used: it is no YAML; mappings and lists are required whose keys are "
-            "texts that stand once, and no tags"
+            f"the policy {path}{where} cannot be used: one document of YAML in UTF-8 is required, of mappings and "
+            "lists that are not nested deeply, with keys that are texts and stand once, without tags or many aliases"
         ) from None
     except ValidationError as error:
         problem = describe(error, data, Policy, quoted=False).removeprefix("job: ")
