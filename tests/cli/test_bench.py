@@ -203,7 +203,7 @@ def test_videos_are_made_with_their_frames(tmp_path: Path) -> None:
 def test_the_sound_of_videos_is_counted_with_their_format(tmp_path: Path) -> None:
     pytest.importorskip("av", reason="the extra video is not installed")
     pytest.importorskip("soundfile", reason="the extra audio is not installed")
-    dataset = Dataset.open(write_heard(tmp_path, 1, 4))
+    dataset = Dataset.open(write_heard(tmp_path, 4))
     sizing = Sizing.model_validate({"max_patches": 64, "audio": {}, "video": {"min_pixels": 784, "max_pixels": 3136}})
     made = Maker(dataset, sizing).make(sampled(dataset, 4, sizing))
     assert OTHER not in made.by_format
