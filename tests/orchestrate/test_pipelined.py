@@ -13,6 +13,7 @@ from dataserver.planning.layouts.pipelined.programs import interleaved_in_flight
 from trainclient.layouts.pipelined.degrees import monolithic, pipelined
 from trainclient.orchestrate.backbones import _passes, backbones, taken_ahead
 from trainclient.orchestrate.choice import Choice, NoLayoutError, Problem
+from trainclient.orchestrate.costs import Option
 from trainclient.orchestrate.sharing import Side, Spine, lower_bounds, share, side, step_ns
 
 
@@ -42,13 +43,15 @@ def test_choices_fit_and_the_monolithic_one_is_never_faster() -> None:
             assert len({(m.dp, m.option.tp) for m in choice.modules}) == 1
 
 
-def plain_side(fixed: float, work: float, tp: int, fewest: int = 1) -> Side:
-    return Side(replace(OPTION, tp=tp), fixed, work, 0, fewest, 10_000, EVENLY)
+def plain_side(option: Option, fixed: float, work: float, tp: int, fewest: int = 1) -> Side:
+    return Side(replace(option, tp=tp), fixed, work, 0, fewest, 10_000, EVENLY)
 
 
 EVENLY = 1 / np.arange(1, 10_001)
 """Shares of images that can be cut."""
-OPTION = paper_problem("llama3-7b", 8, 8, 512).options(paper_problem("llama3-7b", 8, 8, 512).networks[0])[0]
+PROBLEM = paper_problem("llama3-7b", 8, 8, 512)
+ENCODER, GENERATOR = (PROBLEM.options(network)[0] for network in (PROBLEM.networks[0], PROBLEM.networks[-1]))
+"""A module before the backbone and one behind it: a microbatch takes its time in both."""
 
 
 def test_bounds_are_the_minimum_of_the_convex_problem() -> None:
@@ -59,7 +62,10 @@ def test_bounds_are_the_minimum_of_the_convex_problem() -> None:
         fixed, degrees = random.uniform(0, 10, 2), random.choice([1, 2, 4, 8], 2)
         spine = Spine(0, int(random.integers(1, 50)), 1, level, random.uniform(0, 9), random.uniform(0, 9), 1)
         devices = int(random.integers(sum(degrees) + 1, 200))
-        pair = tuple(plain_side(f, w, int(d)) for f, w, d in zip(fixed, work, degrees, strict=True))
+        pair = tuple(
+            plain_side(option, f, w, int(d))
+            for option, f, w, d in zip((ENCODER, GENERATOR), fixed, work, degrees, strict=True)
+        )
         (bound,) = lower_bounds(spine, [pair], devices)
         x = np.linspace(degrees[0], devices - degrees[1], 20_001)
         waves = fixed[0] + work[0] * degrees[0] / x, fixed[1] + work[1] * degrees[1] / (devices - x)
@@ -77,9 +83,9 @@ def test_ranks_are_the_best_of_all_where_sums_of_gradients_cost_much() -> None:
     for _ in range(300):
         spine = Spine(0, int(random.integers(1, 6)), 1, random.uniform(0, 20), 0, random.uniform(0, 5), 1)
         pair = [
-            Side(replace(OPTION, tp=int(random.choice([1, 2]))), 1.0, random.uniform(1, 30), random.uniform(0, 60),
+            Side(replace(option, tp=int(random.choice([1, 2]))), 1.0, random.uniform(1, 30), random.uniform(0, 60),
                  int(random.integers(1, 3)), int(random.integers(2, 9)), EVENLY)
-            for _ in range(2)
+            for option in (ENCODER, GENERATOR)
         ]  # fmt: skip
         devices = int(random.integers(4, 16))
         tried = [
