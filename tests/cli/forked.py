@@ -8,7 +8,6 @@ import io
 import multiprocessing
 import os
 import runpy
-import signal
 import subprocess
 import sys
 import time
@@ -31,8 +30,6 @@ IMPORTED = [
     "trainclient.training.launch",
     "trainclient.training.worker",
 ]
-
-
 RANK_NAME = "rank "
 """What the system calls a forked rank begins so, and ends with its number."""
 
@@ -101,9 +98,6 @@ class ForkedRun:
     def send_signal(self, number: int) -> None:
         os.kill(self.pid, number)
 
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
     def kill(self) -> None:
         self._process.kill()
 
@@ -120,7 +114,7 @@ class ForkedRun:
             try:
                 self.wait(timeout)
                 return None, rest.result(timeout)
-            except BaseException:
+            except BaseException:  # as a test's timeout is
                 self._kill_all()
                 raise
 
@@ -147,10 +141,8 @@ def run_script(words: list[str], environment: Mapping[str, str], errors: Path) -
     variables alone. For a process that was forked."""
     with errors.open("w") as file:
         os.dup2(file.fileno(), 2)
-    os.environ.clear()
-    os.environ.update(environment)
     os.chdir(errors.parent)
-    sys.argv = words
+    _take(words, environment)
     runpy.run_path(words[0], run_name="__main__")
 
 
@@ -172,10 +164,15 @@ def _run(words: list[str], folder: Path, environment: Mapping[str, str], output:
     _main(words, environment)
 
 
-def _main(words: list[str], environment: Mapping[str, str]) -> NoReturn:
+def _take(words: list[str], environment: Mapping[str, str]) -> None:
+    """Have the arguments and the variables of a process that was started with these."""
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = words
+
+
+def _main(words: list[str], environment: Mapping[str, str]) -> NoReturn:
+    _take(words, environment)
     sys.exit(import_module(f"{words[0]}.__main__").main())
 
 

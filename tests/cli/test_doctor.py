@@ -21,9 +21,14 @@ from shards import break_images, write_pairs
 
 from dataserver.reporting.fleet_calls import NamedServers
 from dataserver.reporting.fleet_setup import look
-from dataserver.security import Channels
-from dataserver.security.files import LOOK_EVERY_S
+from dataserver.security import Channels, files
 from dataserver.serving.failures import FailureKind
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are looked at whenever they are asked for, not once a second."""
+    monkeypatch.setattr(files, "LOOK_EVERY_S", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +91,8 @@ def test_samples_that_failed_are_named_and_are_no_fault_of_the_fleet(tmp_path: P
 def test_a_server_where_a_revocation_was_forgotten(pairs: Path, tmp_path: Path, stack: ExitStack) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-    files = [token_file(tmp_path / name, "alice", "ops") for name in ("one", "two")]
-    one, two = (stack.enter_context(running({"d": pairs}, token_file=file)) for file in files)
+    tokens = [token_file(tmp_path / name, "alice", "ops") for name in ("one", "two")]
+    one, two = (stack.enter_context(running({"d": pairs}, token_file=file)) for file in tokens)
 
     def asked() -> list[str]:
         done = run("doctor", one.address, two.address, "--token-file", shown(tmp_path, "ops"))
@@ -95,7 +100,6 @@ def test_a_server_where_a_revocation_was_forgotten(pairs: Path, tmp_path: Path, 
 
     assert asked() == []
     token_file(tmp_path / "one", "ops")
-    time.sleep(LOOK_EVERY_S)
     assert asked() == [f"{one.address}:", f"{two.address}:"]
 
 
@@ -122,7 +126,6 @@ def test_a_fleet_that_asks_for_credentials(pairs: Path, tmp_path: Path, stack: E
     token_file(tmp_path, "alice", "ops").write_text("ops short\n")
     write(policy, f"identities: [{identities.replace('[d]', '[d, e]')}]".encode())
     config["tls_cert"].write_text("no certificate")
-    time.sleep(LOOK_EVERY_S)
     said = asked(*tls, "--token-file", shown(tmp_path, "ops"))
     assert f"{server.address}: the token file {tmp_path / 'tokens'}" in said
     assert f"{server.address}: the policy {policy}, identities.0.datasets.1: the server has no dataset of that" in said
@@ -132,7 +135,6 @@ def test_a_fleet_that_asks_for_credentials(pairs: Path, tmp_path: Path, stack: E
     secret = TOKENS["alice"]  # in the fields of others
     write(policy, f"identities: [{{name: a, token: {secret}: }}]".encode())
     write(tmp_path / "tokens", f"{secret} alice\n".encode())
-    time.sleep(LOOK_EVERY_S)
     said = asked(*tls, "--token-file", shown(tmp_path, "ops"))
     assert f"{server.address}: the policy {policy}" in said
     assert f"{server.address}: the token file {tmp_path / 'tokens'}, line 1: its second word" in said

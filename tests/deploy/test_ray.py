@@ -20,7 +20,7 @@ from benchmarks.range_server import State
 from cli.server_process import command, refused, serving
 from deploy.manifests import ROOT
 from deploy.test_slurm import free_range
-from ports import free_addresses
+from ports import free_ports
 from program.runtime_cases import Degrees
 from serving.harness import index
 from shards import write_pairs
@@ -92,24 +92,24 @@ def test_without_a_cluster_there_is_one_error(tmp_path: Path, monkeypatch: pytes
     assert "Ray is not installed" in said or "no Ray cluster can be reached" in said
 
 
+def print_in_another_thread(*_: Any, **__: Any) -> None:
+    other = threading.Thread(target=print, args=("(raylet) a node was lost",))
+    other.start()
+    other.join()
+
+
 def test_only_the_thread_that_connected_prints_results(capsys: pytest.CaptureFixture[str]) -> None:
     with results_alone():
         sys.stdout.write("addresses cpu1:50051\n")
-        other = threading.Thread(target=print, args=("(raylet) a node was lost",))
-        other.start()
-        other.join()
+        print_in_another_thread()
     assert capsys.readouterr() == ("addresses cpu1:50051\n", "(raylet) a node was lost\n")
 
 
 def test_what_ray_prints_as_it_begins_and_ends_is_no_result(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def told(*_: Any, **__: Any) -> None:
-        other = threading.Thread(target=print, args=("(raylet) a node was lost",))
-        other.start()
-        other.join()
-
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=told, shutdown=told))
+    ray = SimpleNamespace(init=print_in_another_thread, shutdown=print_in_another_thread)
+    monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with connected():
         sys.stdout.write("addresses cpu1:50051\n")
@@ -119,8 +119,8 @@ def test_what_ray_prints_as_it_begins_and_ends_is_no_result(
 def node_of(cpus: int) -> dict[str, int]:
     """A node with so many CPUs, and ports for its agents: raylets abort where an agent that chooses one is slow."""
     agents = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
-    ports = (int(address.rpartition(":")[2]) for address in free_addresses(len(agents)))
-    return {"num_cpus": cpus, "object_store_memory": 100 << 20, **dict(zip(agents, ports, strict=True))}
+    ports = dict(zip(agents, free_ports(len(agents)), strict=True))
+    return {"num_cpus": cpus, "object_store_memory": 100 << 20, **ports}
 
 
 @contextmanager

@@ -32,7 +32,7 @@ AND_ALSO = {"grouped": (1_049,)}
 """Jobs beside these that have been slower: under GPipe, stages with more memory hold more microbatches at once."""
 ONE_IN = {"pipelined": 1_000, "grouped": 50, "colocated": 1_000, "contrastive": 1_000}
 """The part of a time by which more memory may make it slower, since memory bends what stages hold at once. Groups
-are sought within the memory of a device, and those for less of it are not compared."""
+are sought within the memory of a device, and for a few amounts of less."""
 FIRST = 1_000
 """The golden matrix has the jobs before."""
 
