@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 from disttrain.v1.microbatch_pb2 import MicrobatchHeader
 
+from dataserver.extras import pip_install
 from dataserver.security import NO_CREDENTIALS, Credentials
 from dataserver.tracing import Tracing
 from trainclient.stream.buffers import Bytes
@@ -25,6 +25,15 @@ from trainclient.stream.endpoint import Timeouts
 from trainclient.stream.jobs import JobSource
 from trainclient.stream.microbatch import Array, Microbatch, read_header, read_table
 from trainclient.stream.reader import MAX_MICROBATCH_BYTES, PREFETCH_BYTES
+
+try:
+    import torch
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"trainclient.client gives tensors of torch, which is not installed; run {pip_install('train')}, or read numpy "
+        "arrays with ArrayClient of trainclient.stream.client, which takes the same arguments",
+        name=error.name,
+    ) from None
 
 Batch: TypeAlias = Microbatch[torch.Tensor]
 """A microbatch with torch tensors; they share memory that is used again when none of them is alive."""

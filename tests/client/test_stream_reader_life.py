@@ -179,3 +179,9 @@ print(sorted(heavy), all(m.startswith(may) for m in ours))
 """
     done = run_python(program)
     assert done.stdout == "[] True\n", done.stderr
+
+
+def test_without_torch_the_client_says_what_to_install(run_python) -> None:
+    done = run_python("import sys; sys.modules['torch'] = None; import trainclient.client")
+    assert "pip install '.[train]'" in done.stderr.splitlines()[-1]
+    assert "ArrayClient" in done.stderr.splitlines()[-1]
