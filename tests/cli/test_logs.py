@@ -50,13 +50,13 @@ def test_each_line_of_a_server_is_an_object(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("flag", [("--log-format", "json"), ("--log-format=json",)])
-def test_what_the_user_must_put_right_is_an_object_too(flag: tuple[str, ...]) -> None:
-    line = command("serve", "--dataset", "d=/nowhere", *flag)
+def test_what_the_user_must_put_right_is_an_object_too(flag: tuple[str, ...], tmp_path: Path) -> None:
+    line = command("serve", "--dataset", f"d={tmp_path}/none", *flag)
     done = subprocess.run(line, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 2
     last = entries(done.stderr)[-1]
     assert last["level"] == "ERROR"
-    assert last["message"].startswith("dataset path /nowhere cannot be opened")
+    assert last["message"].startswith(f"dataset path {tmp_path}/none cannot be opened")
 
 
 def test_a_file_can_ask_for_it(folder: Path, tmp_path: Path) -> None:

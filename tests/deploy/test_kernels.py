@@ -46,7 +46,7 @@ pytestmark = pytest.mark.skipif(bool(may_mount()), reason=may_mount() or "can be
 def start(kernels: Path, folder: Path, **variables: str) -> str:
     """What a server logs until it is ended as soon as it listens."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("XDG")}
-    environment |= {"KERNELS": str(kernels), "NUMBA_CACHE_DIR": str(kernels), "HOME": "/nowhere"}
+    environment |= {"KERNELS": str(kernels), "NUMBA_CACHE_DIR": str(kernels), "HOME": f"{VOLUME}/home"}
     environment |= {"PYTHONDONTWRITEBYTECODE": "1", **variables}
     server = command(
         "serve", "--listen", "127.0.0.1:0", "--dataset", f"d={folder}", "--cache-dir", f"{VOLUME}/disttrain"
