@@ -1,7 +1,7 @@
 """Samples and images in; the tensors of one module, rank and microbatch out."""
 
 from dataserver.assembly.chat.tokenizer import ChatTokenizer, chat_digest, image_marks, open_chat
-from dataserver.assembly.decoders import DECODERS, Item, fault_of
+from dataserver.assembly.decoders import DECODERS, Item, fault_of, format_name
 from dataserver.assembly.digest import content_digest
 from dataserver.assembly.hugging_face import HuggingFaceTokenizer, TokenizerError
 from dataserver.assembly.sequences import TokenCountError
@@ -36,6 +36,7 @@ __all__ = [
     "check_tokenizer",
     "content_digest",
     "fault_of",
+    "format_name",
     "image_marks",
     "load_tokenizer",
     "open_chat",

@@ -10,9 +10,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.audio import AudioShape, ReadMono, audio_fault_of, decode_mel
+from dataserver.audio import AudioShape, ReadMono, audio_fault_of, audio_format_of, decode_mel
 from dataserver.dataset import ImageRef
-from dataserver.images import DrawnTransform, ImageFault, ImageShape, decode_patches
+from dataserver.images import DrawnTransform, ImageFault, ImageShape, decode_patches, sniff_format
 from dataserver.images import fault_of as image_fault_of
 from dataserver.planning.job.fields import Sizing, served_frames
 from dataserver.planning.stream.item_sizes import audio_sizing, video_sizing
@@ -87,3 +87,11 @@ def fault_of(data: bytes, ref: ImageRef) -> ImageFault | None:
     else:
         why = video_fault_of(data, _video_shape(ref))
     return None if why is None else ImageFault(why, is_served=False)
+
+
+def format_name(data: bytes, ref: ImageRef, unknown: str) -> str:
+    """The name of the format of an item's bytes; `unknown` where they are of none that is known."""
+    if ref.is_image:
+        return sniff_format(data) or unknown
+    found = (audio_format_of(data) if ref.is_audio else None) or video_format_of(data)  # or of the video of a sound
+    return unknown if found is None else found.name

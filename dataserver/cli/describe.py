@@ -10,7 +10,7 @@ import tyro
 from dataserver.assembly import BYTES, load_tokenizer
 from dataserver.cli.arguments import MaybePath, tokenizer_files
 from dataserver.cli.card_page import card_page
-from dataserver.cli.jobs import dataset_entries, long_entries, long_samples, tokenizer_name
+from dataserver.cli.jobs import WrittenStream, long_samples
 from dataserver.cli.progress import progress_bar
 from dataserver.dataset import Dataset, lint, location, printable
 from dataserver.jobs import dataset_card
@@ -49,18 +49,19 @@ def describe(
     path = location(path)
     named = tokenizer_files([tokenizer])
     loaded = load_tokenizer(*next(iter(named.items()), (BYTES, None)))
-    filters = [] if job is None else list(_filters(job, name))
+    written = None if job is None else WrittenStream.read(job)
+    filters = [] if written is None else list(_filters(written, name))
     require_writable("--output", output)
     dataset = Dataset.open(path, index_dir, quarantine)
     counts, uncounted = Counter(lint(path, index_dir).counts), ""
-    if job is not None and len(entries := long_entries(job, name, dataset)) == 1:
-        if not dataset.are_chats and (wanted := tokenizer_name(job)) != loaded.name:
+    if written is not None and len(entries := written.long_datasets(name, dataset)) == 1:
+        if not dataset.are_chats and (wanted := written.tokenizer) != loaded.name:
             uncounted = (
                 f"Documents that the job splits are not counted: its tokenizer is {wanted!r}, and --tokenizer gives "
                 f"{loaded.name!r}"
             )
         else:
-            counts.update(finding.kind for finding in long_samples(job, entries[0][0], dataset, named))
+            counts.update(finding.kind for finding in long_samples(written, entries[0][0], dataset, named))
     with progress_bar(f"describing {path.name}") as report:
         card = dataset_card(dataset, loaded, filters, report)
     sections = list(card_sections(card, counts))
@@ -81,15 +82,15 @@ def _show(title: str, sections: Sequence[Section], output: Path | None) -> None:
             print(line, file=out)
 
 
-def _filters(job: Path, name: str) -> Iterator[str]:
+def _filters(job: WrittenStream, name: str) -> Iterator[str]:
     """The filters of a job, of the dataset that is called so, or of all.
 
     Raises:
-        ValueError: the file holds no job, or none with that dataset.
+        ValueError: the job has no dataset of that name, or a filter is no text.
     """
-    for called, entry in dataset_entries(job, name):
+    for called, entry in job.datasets(name):
         condition = entry.get("filter", "")
         if not isinstance(condition, str):
-            raise ValueError(f"--job {job}: the filter of dataset {called!r} is no text; put it in quotes")
+            raise ValueError(f"--job {job.file}: the filter of dataset {called!r} is no text; put it in quotes")
         if condition:
             yield condition

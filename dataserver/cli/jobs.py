@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Self
 
 import tyro
 
@@ -80,70 +80,91 @@ def dataset_names(job: Any) -> tuple[str, ...]:
     return tuple(name for name in names if isinstance(name, str))
 
 
-def dataset_entries(job: Path, name: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """The datasets of the job in a file, each with what the job calls it: the one of a name, or all without one.
+@dataclass(frozen=True, slots=True)
+class WrittenStream:
+    """The stream of the job in a file, as it is written there."""
 
-    Raises:
-        ValueError: the file holds no job, or none with that dataset.
-    """
-    data = read_job(job)
-    stream = data.get("stream") if isinstance(data, dict) else None
-    entries = stream.get("datasets") if isinstance(stream, dict) else None
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise ValueError(f"--job {job} has no list stream.datasets; the file of a job is required")
-    found = [(str(entry.get("name", "")), entry) for entry in entries]
-    names = [called for called, _ in found]
-    if name and name not in names:
-        raise ValueError(f"--name is {name!r}, the datasets of {job} are {names}; give one of them")
-    return [(called, entry) for called, entry in found if name in ("", called)]
+    file: Path
+    stream: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """Read the file, once for all that is asked of it.
+
+        Raises:
+            ValueError: the file cannot be read, or holds no job.
+        """
+        data = read_job(file)
+        stream = data.get("stream") if isinstance(data, dict) else None
+        entries = stream.get("datasets") if isinstance(stream, dict) else None
+        if (
+            not isinstance(stream, dict)
+            or not isinstance(entries, list)
+            or not all(isinstance(e, dict) for e in entries)
+        ):
+            raise ValueError(f"--job {file} has no list stream.datasets; the file of a job is required")
+        return cls(file, stream)
+
+    def datasets(self, name: str) -> list[tuple[str, Mapping[str, Any]]]:
+        """The datasets, each with what the job calls it: the one of a name, or all without one.
+
+        Raises:
+            ValueError: there is none of that name.
+        """
+        found = [(str(entry.get("name", "")), entry) for entry in self.stream["datasets"]]
+        names = [called for called, _ in found]
+        if name and name not in names:
+            raise ValueError(f"--name is {name!r}, the datasets of {self.file} are {names}; give one of them")
+        return [(called, entry) for called, entry in found if name in ("", called)]
+
+    def long_datasets(self, name: str, dataset: Dataset) -> list[tuple[str, Mapping[str, Any]]]:
+        """Those that say what becomes of long samples like those of a dataset; as `datasets`."""
+        return [found for found in self.datasets(name) if found[1].get(_field(dataset)) is not None]
+
+    @property
+    def tokenizer(self) -> str:
+        """The name of the tokenizer; a job that names none has `bytes`."""
+        block = self.stream.get("tokenizer")
+        name = block.get("name", BYTES) if isinstance(block, Mapping) else BYTES
+        return name if isinstance(name, str) else BYTES  # what is no name is refused with the whole job
 
 
-def long_samples(job: Path, name: str, dataset: Dataset, tokenizers: Mapping[str, Path]) -> list[ShardFinding]:
-    """The samples of a dataset that are too long for the sequences of the job in a file: conversations that are cut or
-    left out, documents that are split.
+def long_samples(job: WrittenStream, name: str, dataset: Dataset, tokenizers: Mapping[str, Path]) -> list[ShardFinding]:
+    """The samples of a dataset that are too long for the sequences of a job: conversations that are cut or left out,
+    documents that are split.
 
     Args:
-        job: the file.
+        job: its stream.
         name: what the job calls the dataset; empty where only one of it has conversations, or documents.
         dataset: the open dataset.
         tokenizers: by logical name, with the one that the job names.
 
     Raises:
-        ValueError: the file, the name or the tokenizer cannot be used, the job's tokenizer is not given, or the dataset
+        ValueError: the job, the name or the tokenizer cannot be used, the job's tokenizer is not given, or the dataset
             is not the job's.
     """
-    entries = long_entries(job, name, dataset)
+    entries = job.long_datasets(name, dataset)
     if not entries:
         return []
     if len(entries) > 1:
         raise ValueError(
-            f"--job {job} has {_field(dataset)} of {[called for called, _ in entries]}; choose one by --name"
+            f"--job {job.file} has {_field(dataset)} of {[called for called, _ in entries]}; choose one by --name"
         )
     ((called, entry),) = entries
-    stream = {key: value for key, value in read_job(job)["stream"].items() if key != "continues"}
+    stream = {key: value for key, value in job.stream.items() if key != "continues"}
     stream["datasets"] = [{**entry, "weight": "1"}]  # its own, and modules, may need the other datasets
     loaded = {BYTES: load_tokenizer(BYTES, None)}
     loaded |= {known: load_tokenizer(known, path) for known, path in tokenizers.items()}
-    if (wanted := tokenizer_name(job)) not in loaded:
+    if (wanted := job.tokenizer) not in loaded:
         file = "FOLDER" if dataset.are_chats else "FILE"
-        raise ValueError(f"--job {job} has tokenizer {wanted!r}, which is not given; add --tokenizer {wanted}={file}")
+        raise ValueError(
+            f"--job {job.file} has tokenizer {wanted!r}, which is not given; add --tokenizer {wanted}={file}"
+        )
     filled = fill_job({"stream": stream}, Catalog({called: dataset}, loaded))
     findings = long_chat_findings if dataset.are_chats else split_findings
     return list(findings(parse_stream(filled["stream"]), dataset))
 
 
-def long_entries(job: Path, name: str, dataset: Dataset) -> list[tuple[str, Mapping[str, Any]]]:
-    """The datasets of a job that say what becomes of long samples like those of a dataset; as `dataset_entries`."""
-    return [found for found in dataset_entries(job, name) if found[1].get(_field(dataset)) is not None]
-
-
-def tokenizer_name(job: Path) -> str:
-    """The name of the tokenizer of the job in a file; a job that names none has `bytes`."""
-    block = read_job(job)["stream"].get("tokenizer")
-    name = block.get("name", BYTES) if isinstance(block, Mapping) else BYTES
-    return name if isinstance(name, str) else BYTES  # what is no name is refused with the whole job
-
-
 def _field(dataset: Dataset) -> str:
-    """The field of a job's datasets that says it."""
+    """The field of a job's datasets that says what becomes of long samples."""
     return "conversations" if dataset.are_chats else "documents"

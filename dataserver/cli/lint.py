@@ -11,7 +11,7 @@ import tyro
 
 from dataserver.assembly import BYTES, fault_of
 from dataserver.cli.arguments import MaybePath, Switch, Transforms, tokenizer_files
-from dataserver.cli.jobs import long_samples
+from dataserver.cli.jobs import WrittenStream, long_samples
 from dataserver.cli.progress import progress_bar
 from dataserver.cli.verified_transforms import verify
 from dataserver.dataset import KINDS, Dataset, LintReport, ShardFinding, location, printable
@@ -54,19 +54,18 @@ def lint(
         job: YAML or JSON file of a job: conversations that are longer than its sequences, and documents that it splits,
             are findings, too.
         name: What the job calls the dataset, where several of it have conversations, or documents.
-        tokenizer: NAME=FOLDER of the job's tokenizer, with its chat template.
+        tokenizer: Tokenizer of the job, NAME=FILE or `bytes`; of conversations NAME=FOLDER with its chat template.
     """
     silence_pillow_warnings()
     path = location(path)
     if quarantine_file is not None and quarantine_file.parent.exists():  # otherwise it is made
         require_writable("--quarantine-file", quarantine_file)
+    written = None if job is None else WrittenStream.read(job)
     with progress_bar(f"checking {path.name}") as report:
         found = lint_dataset(path, index_dir, fault_of if decode else None, quarantine_file, report)
-    if job is not None:
-        found = with_more(
-            found,
-            long_samples(job, name, Dataset.open(path, index_dir, quarantine), tokenizer_files([tokenizer])),
-        )
+    if written is not None:
+        dataset = Dataset.open(path, index_dir, quarantine)
+        found = with_more(found, long_samples(written, name, dataset, tokenizer_files([tokenizer])))
     if verify_transforms:
         found = with_more(found, list(verify(Dataset.open(path, index_dir), verify_transforms)))
     if json:

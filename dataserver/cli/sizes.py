@@ -92,8 +92,7 @@ class LengthFlags:
         Raises:
             ValueError: a flag cannot be used; says which, and what is required.
         """
-        budget = self.max_images, self.max_clips, self.max_videos
-        given = [most for most in budget if most is not None]
+        given = [most for most in self.budget if most is not None]
         if self.seq_len is None:
             if given:
                 raise ValueError(
@@ -106,12 +105,12 @@ class LengthFlags:
                 f"--seq-len is {self.seq_len}, --max-images {self.max_images}, --max-clips {self.max_clips}, "
                 f"--max-videos {self.max_videos}; at least {MIN_SEQ_LEN}, and 1 of each other, are required"
             )
-        return Split(str(SplitAt.ITEMS), self.seq_len, budget, pairs=not self.interleaved)
+        return Split(str(SplitAt.ITEMS), self.seq_len, self.budget, pairs=not self.interleaved)
 
     def check(self, path: Path, are_chats: bool, caption: str) -> None:
         """Raise ValueError unless the flags suit what the dataset at a path holds."""
         if are_chats:
-            if self.split_budget or self.interleaved or caption != OWN:
+            if self.budget != (None, None, None) or self.interleaved or caption != OWN:
                 raise ValueError(
                     f"{path} holds conversations, which are neither split nor generated, and have no captions; leave "
                     "--max-images, --max-clips, --max-videos, --interleaved and --caption out"
@@ -122,9 +121,9 @@ class LengthFlags:
             raise ValueError(f"--cut-at is {self.cut_at}, and {path} holds no conversations; leave it out")
 
     @property
-    def split_budget(self) -> bool:
-        """Whether items of parts are bounded."""
-        return any(most is not None for most in (self.max_images, self.max_clips, self.max_videos))
+    def budget(self) -> tuple[int | None, int | None, int | None]:
+        """Most images, clips and videos of a part."""
+        return self.max_images, self.max_clips, self.max_videos
 
 
 NO_FLAGS: Final = SizingFlags()

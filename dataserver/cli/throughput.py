@@ -11,13 +11,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.assembly import DECODERS, Item
-from dataserver.audio import audio_format_of
+from dataserver.assembly import DECODERS, Item, format_name
 from dataserver.dataset import Dataset, ImageRef, Shard
-from dataserver.images import DrawnTransform, sniff_format
+from dataserver.images import DrawnTransform
 from dataserver.planning.job.fields import MICROSECONDS, Sizing
 from dataserver.planning.stream.item_sizes import VideoLengths, item_grids
-from dataserver.video import video_format_of
 
 READING: Final = "reading"
 OTHER: Final = "other"
@@ -172,7 +170,7 @@ class Maker:
         began = time.perf_counter()
         valid = DECODERS[ref.modality](data, ref, item, self._sizing, out)
         seconds = time.perf_counter() - began
-        decoded = made.by_format.setdefault(_format_name(data, ref), Decoded())
+        decoded = made.by_format.setdefault(format_name(data, ref, OTHER), Decoded())
         decoded.images += 1
         decoded.invalid += not valid
         decoded.num_bytes += len(data)
@@ -187,14 +185,6 @@ class Maker:
             self._of_thread.buffer = np.empty(shape, np.uint8)
         found: NDArray[np.uint8] = self._of_thread.buffer
         return found
-
-
-def _format_name(data: bytes, ref: ImageRef) -> str:
-    """The name of the format of an item."""
-    if ref.is_image:
-        return sniff_format(data) or OTHER
-    found = (audio_format_of(data) if ref.is_audio else None) or video_format_of(data)  # or of the video of a sound
-    return OTHER if found is None else found.name
 
 
 def _lasting_s(ref: ImageRef) -> float:

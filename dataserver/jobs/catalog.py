@@ -106,33 +106,15 @@ class Catalog:
 
     def audio_digest(self) -> str:
         """Digest of what this machine makes of audio clips; empty where no dataset has any, or it cannot read them."""
-        if not any(dataset.has_audio for dataset in self.datasets.values()):
-            return ""
-        try:
-            require_audio()
-        except ValueError:  # jobs on that dataset are refused with the reason
-            return ""
-        return audio_digest()
+        return _digest(any(dataset.has_audio for dataset in self.datasets.values()), require_audio, audio_digest)
 
     def video_digest(self) -> str:
         """As `audio_digest`, of videos."""
-        if not any(dataset.has_videos for dataset in self.datasets.values()):
-            return ""
-        try:
-            require_video()
-        except ValueError:
-            return ""
-        return video_digest()
+        return _digest(any(dataset.has_videos for dataset in self.datasets.values()), require_video, video_digest)
 
     def sound_digest(self) -> str:
         """As `audio_digest`, of the sound of videos."""
-        if not any(dataset.has_sound for dataset in self.datasets.values()):
-            return ""
-        try:
-            require_sound()
-        except ValueError:
-            return ""
-        return sound_digest()
+        return _digest(any(dataset.has_sound for dataset in self.datasets.values()), require_sound, sound_digest)
 
     def check_tokenizer(self, spec: TokenizerSpec) -> None:
         """Find out whether the tokenizer of a job is here.
@@ -211,6 +193,17 @@ def _require(library: Callable[[], None], name: str) -> None:
         library()
     except ValueError as error:
         raise DatasetUnknownError(f"dataset {name!r} cannot be served here: {error}") from error
+
+
+def _digest(is_there: bool, require: Callable[[], None], digest: Callable[[], str]) -> str:
+    """What `digest` says; empty where no dataset needs it, or what `require` asks for is not here."""
+    if not is_there:
+        return ""
+    try:
+        require()
+    except ValueError:  # jobs on that dataset are refused with the reason
+        return ""
+    return digest()
 
 
 def quarantine_digest(dataset: Dataset) -> str:

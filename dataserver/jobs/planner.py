@@ -86,6 +86,8 @@ class JobPlanner:
         self._scheduler = FairScheduler() if scheduler is None else scheduler
         self._planned = planned
         self._fetch = fetch
+        self.notes: list[str] = []
+        """What people should know of the job, a line each."""
         statistics = []
         for spec, dataset in zip(job.stream.datasets, datasets, strict=True):
             rules = rules_of(job.stream, spec, dataset)
@@ -94,18 +96,11 @@ class JobPlanner:
             if rules.captions.are_drawn:
                 longest = self._cache.statistics.get(dataset, replace(rules, longest=True), cancelled, patience_s)
             statistics.append((found, longest))
-        self.notes = [
-            note
-            for spec, dataset, (found, _) in zip(job.stream.datasets, datasets, statistics, strict=True)
-            if (note := _null_note(spec, dataset, found))
-        ]
-        """What people should know of the job, a line each."""
-        for spec, dataset, (found, _) in zip(job.stream.datasets, datasets, statistics, strict=True):
-            rules = rules_of(job.stream, spec, dataset)
+            notes = [_null_note(spec, dataset, found)]
             if rules.split is not None and counts_as_indexed(rules):
                 whole = self._cache.statistics.get(dataset, whole_rules(rules), cancelled, patience_s)
-                counts = int(whole.samples.sum()), int(found.samples.sum())
-                self.notes += filter(None, [split_note(spec, job.stream.seq_len, rules, *counts)])
+                notes.append(split_note(spec, rules.split, int(whole.samples.sum()), int(found.samples.sum())))
+            self.notes += filter(None, notes)
         earlier = EarlierStreams(job.stream, datasets, self._cache, cancelled, patience_s)
         try:
             self._tables.seen = self.scheduled(earlier.seen, cancelled)

@@ -10,6 +10,7 @@ from dataserver.jobs.shard_statistics import Rules
 from dataserver.jobs.tables import ShardTables
 from dataserver.planning.job.fields import DatasetSpec, Sizing, Stream
 from dataserver.planning.job.identity import hash_of
+from dataserver.planning.stream.documents import Split
 
 ITEMS = "images", "clips", "videos"
 """What budgets count, in their order."""
@@ -29,13 +30,12 @@ def counts_as_indexed(rules: Rules) -> bool:
     return not (rules.filter or rules.quarantine or rules.metadata or rules.captions.transformed)
 
 
-def split_note(spec: DatasetSpec, seq_len: int, rules: Rules, documents: int, parts: int) -> str:
+def split_note(spec: DatasetSpec, split: Split, documents: int, parts: int) -> str:
     """Say how many parts the documents of a dataset become; empty where none is split.
 
     Args:
         spec: of the dataset.
-        seq_len: of the job.
-        rules: of the dataset, which say how documents are split.
+        split: how its documents are split.
         documents: of the dataset.
         parts: that they become.
     """
@@ -43,7 +43,7 @@ def split_note(spec: DatasetSpec, seq_len: int, rules: Rules, documents: int, pa
         return ""
     return (
         f"dataset {spec.name!r}: {documents} documents are served as {parts} parts, since those "
-        f"{_beyond(seq_len, rules)} are split; dataserver lint --job lists them"
+        f"{_beyond(split)} are split; dataserver lint --job lists them"
     )
 
 
@@ -73,8 +73,7 @@ def split_findings(stream: Stream, dataset: Dataset) -> Iterator[ShardFinding]:
             yield ShardFinding(shard.name, keys[row], SPLIT_DOCUMENT, detail)
 
 
-def _beyond(seq_len: int, rules: Rules) -> str:
+def _beyond(split: Split) -> str:
     """Which documents are split: `of more than 640 tokens or 4 images`."""
-    budget = () if rules.split is None else rules.split.budget
-    said = [f"{most} {what}" for most, what in zip(budget, ITEMS, strict=False) if most is not None]
-    return f"of more than {' or '.join([f'{seq_len} tokens', *said])}"
+    said = [f"{most} {what}" for most, what in zip(split.budget, ITEMS, strict=True) if most is not None]
+    return f"of more than {' or '.join([f'{split.seq_len} tokens', *said])}"

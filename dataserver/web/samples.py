@@ -15,12 +15,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.assembly import fault_of
-from dataserver.audio import audio_format_of
+from dataserver.assembly import fault_of, format_name
 from dataserver.dataset import Dataset, DatasetError, Filter, ImageRef, Shard, ShardReadError, compile_filter, describe
-from dataserver.images import U8, ImageFault, ImageShape, decode_patches, sniff_format
+from dataserver.images import U8, ImageFault, ImageShape, decode_patches
 from dataserver.planning.job.fields import Sizing
-from dataserver.video import VideoShape, decode_first_frame, video_format_of
+from dataserver.video import VideoShape, decode_first_frame
 from dataserver.web.datasets import DatasetPages, number
 from dataserver.web.server import Body, Query, RequestError, Route
 
@@ -147,7 +146,7 @@ class SamplePages:
             "bytes": ref.length,
             "offset": ref.offset,
             "orientation": ref.orientation,
-            "format": _format_of(data, ref),
+            "format": format_name(data, ref, "unknown"),
             "is_audio": ref.is_audio,
             "is_video": not (ref.is_image or ref.is_audio),
             "frames": ref.frames,
@@ -262,13 +261,6 @@ def _brief(shard: Shard, row: int, key: str) -> dict[str, Any]:
         "videos": sum(not (ref.is_image or ref.is_audio) for ref in refs),
         "first_image": next((n for n, ref in enumerate(refs) if not ref.is_audio), None),
     }
-
-
-def _format_of(data: bytes, ref: ImageRef) -> str:
-    if ref.is_image:
-        return sniff_format(data) or "unknown"
-    found = (audio_format_of(data) if ref.is_audio else None) or video_format_of(data)  # or of the video of a sound
-    return "unknown" if found is None else found.name
 
 
 def _shown(value: Any) -> Any:

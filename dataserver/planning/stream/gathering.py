@@ -146,22 +146,9 @@ def size_rows(
         return _size_chats(stream, columns, row, where, captions)
     picked = picked_rows(columns, row, split, stream.sizing)
     drawn = None if columns.caption_tokens is None else columns.caption_tokens[:, row]
-    table = shard_table(
-        stream,
-        picked.row,
-        picked.text_tokens,
-        picked.image_offsets,
-        columns.image_width[picked.images],
-        columns.image_height[picked.images],
-        where,
-        None if drawn is None else captions.expected(drawn),
-        None if columns.image_modality is None else columns.image_modality[picked.images],
-        picked.lone,
-        None if columns.lengths is None else columns.lengths.pick(picked.images),
-        picked.parts,
-        picked.texts_before(columns) if stream.generation.interleaved else None,
-    )
-    return replace(table, caption_tokens=drawn)
+    expected = None if drawn is None else captions.expected(drawn)
+    texts = picked.texts_before(columns) if stream.generation.interleaved else None
+    return replace(_table(stream, columns, picked, where, expected, texts), caption_tokens=drawn)
 
 
 def picked_chats(columns: ShardColumns, row: I64, fitted: FittedChats) -> PickedRows:
@@ -189,7 +176,19 @@ def _size_chats(stream: Stream, columns: ShardColumns, row: I64, where: str, cap
     """As `size_rows`, of conversations: one that is longer than a sequence is cut, or left out."""
     fitted = fitted_chats(stream.sizing, stream.seq_len, columns, captions)
     picked = picked_chats(columns, row, fitted)
-    table = shard_table(
+    return replace(_table(stream, columns, picked, where), targets=fitted.targets[picked.row])
+
+
+def _table(
+    stream: Stream,
+    columns: ShardColumns,
+    picked: PickedRows,
+    where: str,
+    mean_tokens: I64 | None = None,
+    image_texts: I64 | None = None,
+) -> ShardTable:
+    """The table of picked rows; the last two as of `shard_table`."""
+    return shard_table(
         stream,
         picked.row,
         picked.text_tokens,
@@ -197,11 +196,13 @@ def _size_chats(stream: Stream, columns: ShardColumns, row: I64, where: str, cap
         columns.image_width[picked.images],
         columns.image_height[picked.images],
         where,
-        modality=None if columns.image_modality is None else columns.image_modality[picked.images],
-        lone=picked.lone,
-        lengths=None if columns.lengths is None else columns.lengths.pick(picked.images),
+        mean_tokens,
+        None if columns.image_modality is None else columns.image_modality[picked.images],
+        picked.lone,
+        None if columns.lengths is None else columns.lengths.pick(picked.images),
+        picked.parts,
+        image_texts,
     )
-    return replace(table, targets=fitted.targets[picked.row])
 
 
 def fitted_chats(sizing: Sizing, seq_len: int, columns: ShardColumns, captions: Captions) -> FittedChats:
