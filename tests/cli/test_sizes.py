@@ -3,6 +3,7 @@
 import json
 import subprocess
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -10,20 +11,24 @@ import pytest
 from audio.datasets import write_audio
 from cli.server_process import command, refused, run
 from faults.disk import fill, missing, small_disk
-from serving.harness import index
+from serving.harness import index, job_data
 from shards import make_image, write_interleaved, write_pairs, write_tar
+from video.datasets import write_videos
 
 from dataserver.assembly import load_tokenizer
 from dataserver.cli.sizes import LengthFlags
 from dataserver.dataset import Dataset
 from dataserver.dataset.quarantine import Quarantine
-from dataserver.jobs import Rules
+from dataserver.jobs import Catalog, Rules, fill_job
+from dataserver.jobs.cache import JobCache
 from dataserver.jobs.histogram import Size, _leading, size_histogram, thinned
+from dataserver.jobs.tables import ShardTables
 from dataserver.outputs import OutputError
 from dataserver.planning.job.fields import Modality, ModelSize, Sizing, clip_frames, clip_positions
+from dataserver.planning.job.identity import parse_job
 from dataserver.planning.stream.documents import Split
 from dataserver.planning.stream.grids import patch_grid
-from dataserver.planning.stream.samples import AUDIO
+from dataserver.planning.stream.samples import AUDIO, VIDEO
 from trainclient.orchestrate.networks import Network
 from trainclient.orchestrate.sample_sizes import read_sizes
 from trainclient.orchestrate.workload import Stream, workload
@@ -179,8 +184,36 @@ def test_a_filter_says_what_it_drops_for_a_null_and_that_nothing_is_left(tmp_pat
     assert not (tmp_path / "none.json").exists()
 
 
-def test_clips_and_videos_are_counted_as_servers_size_them(tmp_path: Path) -> None:
-    """Against the tables that servers make of the same shards, sample by sample."""
+def test_videos_are_counted_as_servers_size_them(tmp_path: Path) -> None:
+    """Against the table that servers make of the same shard, sample by sample."""
+    pytest.importorskip("av", reason="the extra video is not installed")
+    dataset, tokenizer = Dataset.open(write_videos(tmp_path / "d", 1, 10)), load_tokenizer("bytes")
+    sizing = {"max_patches": 64, "video": {"max_frames": 4, "min_pixels": 784, "max_pixels": 3136}}
+    fields = {"datasets": [{"name": "d"}], "sizing": sizing, "generation": {"ratio": "0"}}
+    stream = parse_job(fill_job(job_data(**fields), Catalog({"d": dataset}, {"bytes": tokenizer}))).stream
+    table = ShardTables("", stream, [dataset], JobCache()).table(0, 0)
+    assert table.image_modality is not None
+    assert table.image_depths is not None
+    patches = table.image_rows.astype(np.int64) * table.image_columns
+    items = list(zip(table.image_modality.tolist(), table.image_depths.tolist(), patches.tolist(), strict=True))
+    wanted = Counter(tuple(items[first:end]) for first, end in pairwise(table.image_offsets.tolist()))
+    counted, found = (
+        size_histogram(dataset, Rules(tokenizer.digest, stream.sizing), lambda _done, _total: None),
+        Counter(),
+    )
+    for size, count in counted.sizes.items():
+        plain = (0,) * len(size.patches), (1,) * len(size.patches)
+        found[tuple(zip(size.modality or plain[0], size.groups or plain[1], size.patches, strict=True))] += count
+    assert found == wanted
+    assert max(depth for _, depth, _ in items) == 2
+    total, is_video = counted.media[Modality.VIDEO], table.image_modality == VIDEO
+    assert total.items == is_video.sum() > 5
+    assert total.tokens == patches[is_video].sum() // 4
+    assert total.seconds == pytest.approx(dataset.shards[0].sizes().image_microseconds.sum() / 1e6)
+
+
+def test_clips_are_counted_as_servers_size_them(tmp_path: Path) -> None:
+    """Against what a plan says of one clip at a time."""
     pytest.importorskip("soundfile", reason="the extra audio is not installed")
     folder = write_audio(tmp_path / "d", 1, 10)
     sizing = Sizing.model_validate({"max_patches": 64, "audio": {"merge": 1, "max_seconds": 2}})
