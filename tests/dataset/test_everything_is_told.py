@@ -27,7 +27,7 @@ from dataserver.dataset import (
 from dataserver.dataset.index.format import TEXTS_KEY, read_findings
 from dataserver.dataset.shards.hashing import HashingReader
 from dataserver.dataset.shards.listing import list_shards
-from dataserver.dataset.shards.unread import ARRAY
+from dataserver.dataset.shards.unread import ARRAY, ODD_LINK
 from dataserver.dataset.storage.local import LocalStorage
 
 JPEG, OTHER = (make_image(np.random.default_rng(seed), 64, 48) for seed in (0, 1))
@@ -182,23 +182,37 @@ def test_arrays_that_are_not_named_themselves_are_told(tmp_path: Path) -> None:
 def test_files_of_json_that_cannot_be_looked_at_refuse_no_dataset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Links and what is no regular file are not looked at, wherever they lead."""
+    """Links are followed to files of the dataset alone; those that lead nowhere and FIFOs are passed over."""
     folder = tmp_path / "d"
-    for path in (folder / "locked.json", tmp_path / "outside.json"):
-        write(path, b"[]")
+    for path in (folder / "locked.json", tmp_path / "outside.json", folder / ".hidden/list", folder / ".hidden/object"):
+        write(path, b"{}" if path.name == "object" else b"[]")
     write(folder / "images/0.jpg", JPEG)
-    (folder / "gone.json").symlink_to("none")
-    (folder / "out.json").symlink_to(tmp_path / "outside.json")
+    links = {"gone": "none", "out": tmp_path / "outside.json", "away": tmp_path / "none"}
+    links |= {"in": ".hidden/list", "in.object": ".hidden/object", "folder": "images", "linked.pipe": "pipe.json"}
+    for name, target in links.items():
+        (folder / f"{name}.json").symlink_to(target)
     os.mkfifo(folder / "pipe.json")
-    assert dict(list_shards(folder).unread) == {"locked.json": ARRAY}
+    assert dict(list_shards(folder).unread) == {"in.json": ARRAY, "locked.json": ARRAY, "out.json": ODD_LINK}
 
     def locked(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr("dataserver.dataset.storage.local.check_regular", locked)  # root may open any file
-    assert [(name, why.split(" to ")[0]) for name, why in list_shards(folder).unread] == [
-        ("locked.json", "it cannot be opened")
-    ]
+    assert {name: why.split(" to ")[0] for name, why in list_shards(folder).unread} == {
+        **dict.fromkeys(("in.json", "in.object.json", "locked.json"), "it cannot be opened"),
+        "out.json": ODD_LINK.split(" to ")[0],
+    }
+
+
+def test_a_manifest_of_a_snapshot_of_the_hubs_cache_is_told(tmp_path: Path) -> None:
+    """There all files are links out of the snapshot, which are refused, too, where they are named."""
+    snapshot = tmp_path / "snapshots/1"
+    write(tmp_path / "blobs/a", b'[{"image": "0.jpg"}]')
+    write(snapshot / "images/0.jpg", JPEG)
+    (snapshot / "llava.json").symlink_to("../../blobs/a")
+    assert dict(list_shards(snapshot).unread) == {"llava.json": ODD_LINK}
+    with pytest.raises(DatasetError, match="a link that leaves the dataset folder"):
+        list_shards(snapshot / "llava.json")
 
 
 @pytest.mark.parametrize("step", [1, -1])

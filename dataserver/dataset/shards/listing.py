@@ -17,6 +17,7 @@ from typing import Final
 
 from dataserver.dataset.energon import split_of, unused_shards
 from dataserver.dataset.errors import DatasetError, is_safe
+from dataserver.dataset.shards.external import is_gone
 from dataserver.dataset.shards.formats import FORMATS, format_of
 from dataserver.dataset.shards.interface import ShardFormat
 from dataserver.dataset.shards.unread import (
@@ -25,6 +26,7 @@ from dataserver.dataset.shards.unread import (
     LONE_MEDIA,
     LONE_SIDECAR,
     LONE_TEXTS,
+    ODD_LINK,
     ODD_NAME,
     REMOTE_MANIFEST,
     UNNAMED_TAR,
@@ -266,7 +268,7 @@ class _Beside:
     texts: set[str] = field(default_factory=set)
     """Folders that hold what may be their texts."""
     json: dict[str, list[str]] = field(default_factory=dict)
-    """Regular files of JSON by their folders: the first of each by name, in that order."""
+    """Files of JSON, and links of such names, by their folders: the first of each by name, in that order."""
     num_looks: int = MAX_LOOKS
 
     def note(self, storage: Storage, root: Path, name: str, kind: EntryKind) -> None:
@@ -278,7 +280,7 @@ class _Beside:
             self.unread[name] = remedy
         elif may_be_caption(base):
             self.texts.add(folder)
-        elif kind is EntryKind.FILE and base.lower().endswith(".json"):
+        elif base.lower().endswith(".json"):
             of_folder = self.json.setdefault(folder, [])
             insort(of_folder, name)
             del of_folder[MAX_LOOKS:]
@@ -290,17 +292,24 @@ class _Beside:
     def note_arrays(self, storage: Storage, root: Path) -> None:
         """Note JSON arrays that are no members of images beside them: manifests such as LLaVA's.
 
-        What cannot be opened is noted as such: the dataset does not need the file.
+        What cannot be opened is noted as such: the dataset does not need the file. Links that lead nowhere, and what is
+        no regular file, are passed over.
         """
         for name in (name for folder in self.json.keys() - self.media for name in self.json[folder]):
             try:
+                if not storage.is_file(root / name):
+                    continue
+                storage.check(root, name)
                 with storage.open(root / name) as file:
                     head = file.read(64)
-            except OSError:
-                self.unread[name] = UNOPENED_JSON
-                continue
-            if head.lstrip().startswith(b"["):
-                self.unread[name] = ARRAY
+            except DatasetError:
+                self.unread[name] = ODD_LINK
+            except OSError as error:
+                if not is_gone(error):
+                    self.unread[name] = UNOPENED_JSON
+            else:
+                if head.lstrip().startswith(b"["):
+                    self.unread[name] = ARRAY
 
 
 def _find(

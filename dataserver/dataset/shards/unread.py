@@ -68,6 +68,10 @@ ARRAY: Final = (
     "a JSON array is read where it is named itself; name FILE as the dataset, in `serve` too, or write its objects as"
     " lines of NAME.jsonl"
 )
+ODD_LINK: Final = (
+    "a link that leaves the dataset is not followed to see whether it is a JSON array, such as LLaVA's manifests; if it"
+    " is one, copy it here, and name the copy as the dataset, in `serve` too"
+)
 UNOPENED_JSON: Final = (
     "it cannot be opened to see whether it is a JSON array, which is read where it is named itself; make it readable"
 )
