@@ -9,6 +9,7 @@ from dataserver.extras import pip_install
 from dataserver.planning.job.fields import MICROSECONDS
 from dataserver.video.formats import CODECS, DECODERS, VIDEO_FORMATS, video_format_of
 from dataserver.video.limits import (
+    FIRST_PACKETS,
     MAX_FRAME_PIXELS,
     MAX_FRAME_SIDE,
     MAX_VIDEO_BYTES,
@@ -27,8 +28,6 @@ REMEDY: Final = pip_install("video")
 """What brings the library that this folder needs."""
 _ORIENTATIONS: Final = {0: 1, 90: 8, -90: 6, 180: 3, -180: 3, 270: 6}
 """EXIF orientation for the angle by which frames are turned counterclockwise."""
-_FIRST_PACKETS: Final = 256
-"""Packets that may come before a decoder's first frame."""
 TURNED: Final = (6, 8)
 """Orientations that swap width and height."""
 
@@ -101,7 +100,7 @@ def read_video_header(data: bytes) -> VideoHeader:
         _check_frame(stream.width, stream.height)
         first, shown = list["StoredFrame"](), list[tuple[int, int]]()
         for stored in _limited(container, stream):
-            if len(first) < _FIRST_PACKETS:
+            if len(first) < FIRST_PACKETS:
                 first.append(stored)
             shown.append((stored.pts, stored.duration))
         times = times_of(shown)

@@ -11,6 +11,8 @@ MAX_VIDEO_BYTES: Final = 64 << 20
 MAX_VIDEO_SECONDS: Final = 3600
 MAX_VIDEO_FRAMES: Final = 1 << 18
 """Most frames, of an hour 72 a second: packets of a few bytes can be many."""
+FIRST_PACKETS: Final = 256
+"""Most packets that may come before a decoder's first frame, of video or of sound."""
 MAX_FRAME_PIXELS: Final = 1 << 25
 """Most pixels of a frame, a little more than 8K has. A decoder holds some 20 frames, of at most 6 bytes a pixel."""
 MAX_FRAME_SIDE: Final = 1 << 14

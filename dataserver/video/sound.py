@@ -33,6 +33,7 @@ from dataserver.audio import (
 )
 from dataserver.video.formats import video_format_of
 from dataserver.video.header import require_video
+from dataserver.video.limits import FIRST_PACKETS
 
 if TYPE_CHECKING:
     import av
@@ -45,8 +46,6 @@ _DECODERS: Final = ("aac", "mp3float", "opus", "vorbis")
 """FFmpeg's decoders of these. Those of others are never opened."""
 MAX_SOUND_PACKETS: Final = 1 << 20
 """Most packets, of an hour 290 a second: packets of a few bytes can be many."""
-_FIRST_PACKETS: Final = 256
-"""Packets that may come before a decoder's first frame."""
 _PAUSES: Final = 10
 """Part of a second from which on a pause between frames is one."""
 _UNTOLD: Final = 4
@@ -80,7 +79,7 @@ def read_sound_header(data: bytes) -> AudioHeader | None:
         for number, packet in enumerate(container.demux(stream)):
             if number > MAX_SOUND_PACKETS:
                 raise AudioHeaderError("audio_too_large", f"more than {MAX_SOUND_PACKETS} packets")
-            if first is None and number < _FIRST_PACKETS:
+            if first is None and number < FIRST_PACKETS:
                 first = next(iter(stream.codec_context.decode(packet)), None)
             if packet.size and not packet.is_discard:
                 if packet.pts is None:
@@ -90,7 +89,7 @@ def read_sound_header(data: bytes) -> AudioHeader | None:
         if begin is None:
             return None
         if first is None:
-            detail = f"its first {_FIRST_PACKETS} packets hold no frame that can be decoded"
+            detail = f"its first {FIRST_PACKETS} packets hold no frame that can be decoded"
             raise AudioHeaderError("unreadable_header", detail)
         samples = round((end - max(begin, 0)) * _unit(stream) * first.sample_rate)
         return check_header(AudioHeader(name, samples, first.sample_rate, first.layout.nb_channels))

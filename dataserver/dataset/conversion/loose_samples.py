@@ -12,11 +12,10 @@ from dataserver.dataset.shards.external import ExternalFiles
 from dataserver.dataset.shards.groups import MAX_SAMPLE_MEMBERS
 from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES
 from dataserver.dataset.shards.members import MAX_TEXT_BYTES
-from dataserver.dataset.shards.modalities import IMAGES, modality_of_suffix, served_media
+from dataserver.dataset.shards.modalities import ALL_MEDIA, IMAGES, modality_of_suffix
 from dataserver.dataset.shards.tar import name_problem, split_at_last_dot, split_name
 from dataserver.dataset.storage.registry import storage_of
 
-_ALL: Final = served_media(audio=True, video=True)
 MAX_RUN_BYTES: Final = 1 << 30
 """Files that share what stands before their first dot are held together up to so many bytes."""
 
@@ -56,7 +55,7 @@ def loose_samples(path: Path, findings: Findings, files: ExternalFiles) -> Itera
 
 def _content(key: str, name: str, size: int, findings: Findings, files: ExternalFiles) -> bytes | None:
     """The bytes of a file; None where it cannot be a member, which is counted."""
-    modality = modality_of_suffix(name.rpartition(".")[2].lower(), _ALL)
+    modality = modality_of_suffix(name.rpartition(".")[2].lower(), ALL_MEDIA)
     limit, kind = (MAX_TEXT_BYTES, "text_too_large")
     if modality is not None:
         limit, kind = MAX_MEMBER_BYTES, modality.too_large

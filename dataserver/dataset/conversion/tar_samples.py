@@ -8,19 +8,11 @@ from dataserver.audio import audio_format_of
 from dataserver.dataset.conversion.tar_writer import Members
 from dataserver.dataset.errors import Findings, SampleError
 from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES, Member
-from dataserver.dataset.shards.modalities import (
-    AUDIO,
-    ENDINGS,
-    IMAGES,
-    VIDEO,
-    modality_of_suffix,
-    served_media,
-)
+from dataserver.dataset.shards.modalities import ALL_MEDIA, AUDIO, ENDINGS, IMAGES, VIDEO, modality_of_suffix
 from dataserver.dataset.shards.tar import name_problem
 from dataserver.images import sniff_format
 from dataserver.video import video_format_of
 
-_ALL: Final = served_media(audio=True, video=True)
 _EXTENSIONS: Final = {"jpeg": "jpg", "png": "png", "webp": "webp"}
 _OF_CLIPS: Final = {"vorbis": "ogg"}
 """Those of the other formats of audio are called as these."""
@@ -90,7 +82,7 @@ def _fits(name: str, content: bytes, key: str, findings: Findings) -> bool:
     if problem := name_problem(name):
         findings.add(key, "unsafe_name", f"{name[:80]}: the member name {problem}")
     elif len(content) > MAX_MEMBER_BYTES:
-        modality = modality_of_suffix(name.rpartition(".")[2], _ALL)
+        modality = modality_of_suffix(name.rpartition(".")[2], ALL_MEDIA)
         kind = "text_too_large" if modality is None else modality.too_large
         findings.add(key, kind, f"{name[:80]}: {len(content)} bytes, limit {MAX_MEMBER_BYTES}")
     else:

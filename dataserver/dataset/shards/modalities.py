@@ -20,6 +20,7 @@ from dataserver.audio import (
     MAX_CHANNELS,
     MAX_CLIP_SECONDS,
     SAMPLE_RATES,
+    AudioHeader,
     AudioHeaderError,
     audio_format_of,
     read_audio_header,
@@ -99,6 +100,10 @@ def _read_clip(content: bytes, offset: int) -> ImagePart:
         header = read_audio_header(content)
     except AudioHeaderError as error:
         raise SampleError(error.kind, error.detail) from error
+    return _clip_part(header, content, offset)
+
+
+def _clip_part(header: AudioHeader, content: bytes, offset: int) -> ImagePart:
     number = _FIRST_FORMATS[AUDIO.number] + AUDIO_FORMAT_NAMES.index(header.format)
     return ImagePart(offset, len(content), header.samples, header.sample_rate, header.channels, number)
 
@@ -119,11 +124,7 @@ def _read_video_with_sound(content: bytes, offset: int) -> ImagePart:
         header = read_sound_header(content)
     except AudioHeaderError as error:
         raise SampleError(error.kind, f"its sound: {error.detail}; or index with --video-sound ignore") from error
-    if header is None:
-        return video
-    number = _FIRST_FORMATS[AUDIO.number] + AUDIO_FORMAT_NAMES.index(header.format)
-    sound = ImagePart(offset, len(content), header.samples, header.sample_rate, header.channels, number)
-    return video._replace(sound=sound)
+    return video if header is None else video._replace(sound=_clip_part(header, content, offset))
 
 
 def _formats(number: int, names: Sequence[str]) -> tuple[int, int]:
@@ -202,6 +203,9 @@ def served_media(audio: bool, video: bool, sound: bool = False) -> Media:
     """What is served: images, and what else is asked for; with `sound` videos bring theirs."""
     videos = replace(VIDEO, read=_read_video_with_sound) if sound else VIDEO
     return (IMAGES, *((videos,) if video else ()), *((AUDIO,) if audio else ()))
+
+
+ALL_MEDIA: Final = served_media(audio=True, video=True)
 
 
 def media_of(content: bytes, media: Media) -> StoredModality | None:
