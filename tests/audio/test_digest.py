@@ -1,12 +1,9 @@
-"""The digest of audio tells libraries apart, and clients hold servers to it."""
+"""The digest of audio tells libraries apart; `client/test_media_digests.py` holds servers to it."""
 
 import pytest
-from disttrain.v1.data_service_pb2 import GetServerInfoResponse
 
 from dataserver.audio import AudioShape, audio_digest, digest, read_audio_header
 from dataserver.audio.digest import built_in_clips
-from trainclient.stream.errors import ServerMismatchError
-from trainclient.stream.fleet import Fleet
 
 pytest.importorskip("soundfile", reason="the extra audio is not installed")
 
@@ -30,15 +27,3 @@ def test_other_values_have_another_digest(monkeypatch: pytest.MonkeyPatch) -> No
     digest.audio_digest.cache_clear()
     assert digest.audio_digest() != before
     digest.audio_digest.cache_clear()
-
-
-def test_clients_compare_audio_from_the_first_spectrogram_on() -> None:
-    fleet = Fleet("a.example:1,b.example:1")
-    first, second = fleet.endpoints
-    infos = [GetServerInfoResponse(content_digest="0", audio_digest=audio) for audio in ("1", "2", "")]
-    fleet.commit(first, infos[0])
-    fleet.commit(second, infos[1])  # no spectrogram came yet
-    fleet.commit(first, infos[0], "audio")
-    fleet.commit(second, infos[2])  # it has none
-    with pytest.raises(ServerMismatchError, match=r"^servers a.* and b.*, audio digests 1 and 2: .* same audio lib"):
-        fleet.commit(second, infos[1])

@@ -1,12 +1,9 @@
-"""The digest of videos tells decoders apart, and clients hold servers to it."""
+"""The digest of videos tells decoders apart; `client/test_media_digests.py` holds servers to it."""
 
 import pytest
-from disttrain.v1.data_service_pb2 import GetServerInfoResponse
 
 from dataserver.video import digest, read_video_header, video_digest
 from dataserver.video.digest import built_in_videos
-from trainclient.stream.errors import ServerMismatchError
-from trainclient.stream.fleet import Fleet
 
 pytest.importorskip("av", reason="the extra video is not installed")
 
@@ -32,28 +29,3 @@ def test_other_values_have_another_digest(monkeypatch: pytest.MonkeyPatch) -> No
     assert digest.video_digest() != before
     digest.video_digest.cache_clear()
     assert verdicts == [True] * 12
-
-
-def test_clients_compare_video_from_the_first_frame_on() -> None:
-    fleet = Fleet("a.example:1,b.example:1")
-    first, second = fleet.endpoints
-    infos = [GetServerInfoResponse(content_digest="0", video_digest=video) for video in ("1", "2", "")]
-    fleet.commit(first, infos[0], "audio")
-    fleet.commit(second, infos[1])  # no frame came yet
-    fleet.commit(first, infos[0], "video")
-    fleet.commit(second, infos[2])  # it has none
-    with pytest.raises(ServerMismatchError, match=r"^servers a.* and b.*, video digests 1 and 2: .* same video lib"):
-        fleet.commit(second, infos[1])
-
-
-def test_a_server_that_is_refused_is_compared_with_none() -> None:
-    fleet = Fleet("a.example:1,b.example:1")
-    first, second = fleet.endpoints
-    one = GetServerInfoResponse(content_digest="0", audio_digest="1", video_digest="1", sound_digest="1")
-    other = GetServerInfoResponse(content_digest="9", audio_digest="2", video_digest="2", sound_digest="2")
-    fleet.commit(first, one)
-    for kind in ("audio", "video"):
-        with pytest.raises(ServerMismatchError, match="content digests 0 and 9"):
-            fleet.commit(second, other, kind)
-    for kind in ("audio", "video"):
-        fleet.commit(first, one, kind)

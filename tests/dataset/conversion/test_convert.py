@@ -20,6 +20,7 @@ import pyarrow.parquet.encryption as encryption
 import pytest
 import zstandard
 from builders.parquets import IMAGE, WRITERS, pairs_table, tar_documents, tar_pairs, write_table
+from dataset.said import said_of
 from shards import make_image, write_interleaved, write_pairs
 
 from dataserver.dataset import Dataset, DatasetError, build_index
@@ -40,15 +41,7 @@ def converted(source: Path, target: Path, shard_bytes: int = 1 << 30) -> Convers
 def samples_of(folder: Path) -> dict[str, tuple[tuple[int, ...], tuple[str, ...], list[bytes]]]:
     """Parts and images of all samples, by key."""
     build_index(folder, workers=1)
-    dataset = Dataset.open(folder)
-    found = {}
-    for shard in dataset.shards:
-        counts = np.diff(shard.sizes().image_offsets).tolist()
-        for row, key in enumerate(shard.keys()):
-            parts = shard.parts(row)
-            images = [dataset.read(shard.image(row, i)) for i in range(counts[row])]
-            found[key] = (parts.kinds, parts.texts, images)
-    return found
+    return {key: (parts.kinds, parts.texts, images) for key, parts, _, images in said_of(Dataset.open(folder))}
 
 
 @pytest.fixture(scope="module")

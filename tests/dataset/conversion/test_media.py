@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from audio.clips import clip
+from dataset.said import Said, said_of
 from shards import make_image
 from video.clips import video
 
@@ -31,18 +32,10 @@ FILES = {
 OF = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
-def said(folder: Path, rules: IndexRules) -> list[Any]:
-    """Every sample: key, parts, what the index says of its media, and their bytes."""
+def said(folder: Path, rules: IndexRules) -> list[Said]:
+    """Every sample of a folder that is indexed by rules."""
     build_index(folder, workers=1, rules=rules)
-    dataset = Dataset.open(folder, may_be_empty=True)
-    samples: list[Any] = []
-    for shard in dataset.shards:
-        counts = np.diff(shard.sizes().image_offsets).tolist()
-        for row, key in enumerate(shard.keys()):
-            refs = [shard.image(row, n) for n in range(counts[row])]
-            sizes = [(r.width, r.height, r.orientation, r.modality, r.frames, r.microseconds) for r in refs]
-            samples.append((key, shard.parts(row), sizes, [dataset.read(ref) for ref in refs]))
-    return samples
+    return said_of(Dataset.open(folder, may_be_empty=True))
 
 
 def write_manifest(folder: Path, lines: list[dict[str, Any]]) -> Path:

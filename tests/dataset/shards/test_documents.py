@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from assembly.test_prepared_views import open_run, tensors_of
 from builders.parquets import IMAGE, write_table
+from dataset.said import said_of
 from hypothesis import given
 from hypothesis import strategies as st
 from shards import make_image, write_tar
@@ -107,13 +108,7 @@ WRITERS = {"tar": tar, "manifest": manifest, "parquet": parquet}
 def samples(folder: Path) -> dict[str, Any]:
     """What each sample holds: kinds and texts, and the bytes of its images."""
     dataset = Dataset.open(folder, may_be_empty=True)
-    found = {}
-    for shard in dataset.shards:
-        counts = np.diff(shard.sizes().image_offsets)
-        for row, key in enumerate(shard.keys()):
-            parts = shard.parts(row)
-            found[key] = (parts.kinds, parts.texts, [dataset.read(shard.image(row, n)) for n in range(counts[row])])
-    return found
+    return {key: (parts.kinds, parts.texts, images) for key, parts, _, images in said_of(dataset)}
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -1,12 +1,12 @@
 """Folders of clips and videos in files of their own: what a tar of the same files says, served or named."""
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from audio.clips import clip
+from dataset.said import Said, said_of
 from shards import make_image, write_tar
 from video.clips import video
 
@@ -33,19 +33,12 @@ def write_files(folder: Path, files: dict[str, bytes]) -> Path:
     return folder
 
 
-def said(folder: Path, rules: IndexRules) -> tuple[list[object], dict[str, int], dict[str, str]]:
+def said(folder: Path, rules: IndexRules) -> tuple[list[Said], dict[str, int], dict[str, str]]:
     """Every sample with its parts and bytes, all findings, and what they say by their keys."""
     build_index(folder, workers=1, rules=rules)
     dataset = Dataset.open(folder, may_be_empty=True)
-    samples: list[object] = []
-    for shard in dataset.shards:
-        counts = np.diff(shard.sizes().image_offsets).tolist()
-        for row, key in enumerate(shard.keys()):
-            refs = [shard.image(row, n) for n in range(counts[row])]
-            sizes = [(r.width, r.height, r.orientation, r.modality, r.frames, r.microseconds) for r in refs]
-            samples.append((key, shard.parts(row), sizes, [dataset.read(ref) for ref in refs]))
     found = [finding for shard in dataset.shards for finding in shard.findings().details]
-    return samples, dict(lint(folder).counts), {one.key: f"{one.kind}: {one.detail}" for one in found}
+    return said_of(dataset), dict(lint(folder).counts), {one.key: f"{one.kind}: {one.detail}" for one in found}
 
 
 @pytest.mark.parametrize("rules", [BOTH, IndexRules(audio=AudioMembers.SERVE), IndexRules()])
@@ -54,11 +47,10 @@ def test_a_folder_is_what_a_tar_of_its_files_is(tmp_path: Path, rules: IndexRule
     samples, kinds, _ = said(write_files(tmp_path / "loose", FILES), rules)
     expected, expected_kinds, _ = said(tmp_path / "tar", rules)
     if rules == BOTH:
-        assert [sample[0] for sample in samples if isinstance(sample, Sequence)] == ["a", "b", "c", "h", "j"]
+        assert [key for key, *_ in samples] == ["a", "b", "c", "h", "j"]
         assert kinds == {"unreadable_header": 4, "orphan_text": 1}
     else:  # an ignored file is not looked into
-        expected = [one for one in expected if isinstance(one, Sequence) and one[0] != "j"]
-        samples = [one for one in samples if isinstance(one, Sequence) and one[0] != "j"]
+        samples, expected = ([one for one in of if one[0] != "j"] for of in (samples, expected))
         expected_kinds, kinds = ({k: n for k, n in of.items() if k.startswith("un")} for of in (expected_kinds, kinds))
     assert samples == expected
     assert kinds == expected_kinds
