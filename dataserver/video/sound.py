@@ -135,6 +135,7 @@ def _frames(
 ) -> Iterator[tuple[int, NDArray[np.float32]]]:
     """Yield each frame, float32 [channels, n], with the sample at which it begins by its time."""
     begin: int | None = None
+    samples_of_tick = _unit(stream) * shape.sample_rate
     for packet in container.demux(stream):
         if begin is None and packet.size and not packet.is_discard:
             begin = max(packet.pts or 0, 0)
@@ -144,7 +145,7 @@ def _frames(
                 raise InvalidAudioError(f"a frame has {found}, and in the index it has {shape[1:]}")
             ticks = 0 if frame.pts is None else frame.pts - (begin or 0)
             planes = np.asarray(frame.to_ndarray(), np.float32)
-            yield round(ticks * _unit(stream) * shape.sample_rate), planes
+            yield round(ticks * samples_of_tick), planes
 
 
 @contextmanager
