@@ -1,5 +1,7 @@
 """The cache of rewritten assertions is the one that pytest would make."""
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,3 +31,18 @@ def test_pytest_takes_what_was_rewritten(tmp_path: Path, monkeypatch: pytest.Mon
     assert not rewrite_assertions.rewrite_module(folder / "test_it.py")
     (folder / "test_it.py").write_text(TEST.replace("5", "6"))
     assert rewrite_assertions.rewrite_module(folder / "test_it.py")
+
+
+def test_another_pytest_is_left_to_itself(tmp_path: Path) -> None:
+    """One without these functions: the script says so in one line, and does not fail."""
+    changed = tmp_path / "changed" / "_pytest" / "assertion"
+    changed.mkdir(parents=True)
+    for module in (changed.parent / "__init__.py", changed / "__init__.py", changed / "rewrite.py"):
+        module.write_text("")
+    (tmp_path / "test_it.py").write_text(TEST)
+    line = [sys.executable, rewrite_assertions.__file__, tmp_path]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "changed")}
+    done = subprocess.run(line, capture_output=True, text=True, check=True, env=environment)
+    assert re.fullmatch(r"assertions of tests are left for pytest to rewrite \(AttributeError: .*\)\n", done.stdout)
+    assert not done.stderr
+    assert not (tmp_path / "__pycache__").exists()
