@@ -75,10 +75,8 @@ class Store:
 
     def counts(self) -> tuple[int, int]:
         """Requests so far, and bytes of objects that were sent."""
-        assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
+        _go_on(self.process)
         requests, sent_bytes = map(int, self.process.stdout.readline().split())
         return requests, sent_bytes
 
