@@ -56,6 +56,7 @@ CASES: Final[Mapping[str, Case]] = {
     "requests, held out": Case(requests((16, 120, 576), (4, 600, 2304), (1, 2500, 1024)), packed=False, gpus=32,
                                batch=128),
 }  # fmt: skip
+"""`whole_images.AHEAD` and `backbones.LARGEST` are fitted to choices of those that are not held out."""
 
 
 @dataclass(frozen=True, slots=True)

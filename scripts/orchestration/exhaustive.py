@@ -14,16 +14,14 @@ from itertools import product
 from math import ceil, inf
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainclient.layouts.grouped.degrees import exchange_ps, smallest_degree
 from trainclient.orchestrate.choice import Problem
 from trainclient.orchestrate.costs import Option, gathering_ns, shard_bytes
-from trainclient.orchestrate.whole_images import drawn_items
-from trainclient.orchestrate.workload import Load
+from trainclient.orchestrate.whole_images import ItemCost, drawn_items, item_cost
+from trainclient.orchestrate.workload import F64, Load
 
 CHUNKS = range(1, 9)
-F64 = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +142,7 @@ def _beside(problem: Problem, option: Option, dp: int, pp: int, count: tuple[int
     if chunks > 1:
         held = 1 + _taken_ahead(pp, chunks, waves, 1 + 2 * (pp - 1) + (chunks - 1) * pp + 2 * after)
     items, ranks = round(option.load.items * problem.workload.stream.global_batch), waves * dp
-    largest = ranks * _busiest(option.load, *_of_item(option), max(1, items), ranks)
+    largest = ranks * _busiest(option.load, item_cost(option.cost), max(1, items), ranks)
     way = ((pp - 1) * stage / chunks + transfers) * (1 + (largest - 1) * (1 if chunks > 1 else 0.5))
     return Beside(
         option.tp * dp * pp, dp, option.tp, waves, dp * sequences, min(waves, held), stage / chunks,
@@ -183,26 +181,21 @@ def _ways(problem: Problem, option: Option, backbone: Beside, gpus: int, tied: b
         ranks = np.full(len(legal), float(backbone.dp))
     ranks = ranks[legal]
     images = round(option.load.items * backbone.sequences * min(2, backbone.waves))
-    busiest = _all_busiest(option.load, *_of_item(option), max(1, images), problem.cluster.gpus)
+    busiest = _all_busiest(option.load, item_cost(option.cost), max(1, images), problem.cluster.gpus)
     time = option.fixed_ns + option.sequence_ns * backbone.sequences * busiest[ranks.astype(np.int64) - 1]
     return np.stack([time, ranks * option.tp, np.where(ranks > 1, option.sync_ns(2, 1, problem.cluster), 0.0)])
 
 
-def _of_item(option: Option) -> tuple[int, int, int | None]:
-    """What time an item takes follows from."""
-    return option.cost.linear_ps, option.cost.quadratic_fs, option.cost.window
-
-
 @cache
-def _all_busiest(load: Load, linear: int, squares: int, window: int | None, count: int, most: int) -> F64:
+def _all_busiest(load: Load, cost: ItemCost, count: int, most: int) -> F64:
     """`_busiest` of 1 to `most` ranks."""
-    return np.array([_busiest(load, linear, squares, window, count, ranks) for ranks in range(1, most + 1)])
+    return np.array([_busiest(load, cost, count, ranks) for ranks in range(1, most + 1)])
 
 
 @cache
-def _busiest(load: Load, linear: int, squares: int, window: int | None, count: int, ranks: int) -> float:
+def _busiest(load: Load, cost: ItemCost, count: int, ranks: int) -> float:
     """The part of so many items that the busiest rank has at least, on average."""
-    drawn = drawn_items(load, linear, squares, window, count)
+    drawn = drawn_items(load, cost, count)
     others = range(min(8, (count - 1) // ranks) + 1)
     crowds = [drawn[:, o * ranks - o : o * ranks + 1].sum(axis=1) for o in others]
     return float(np.maximum(np.maximum.reduce(crowds) / drawn.sum(axis=1), 1 / ranks).mean())

@@ -128,7 +128,7 @@ def test_memory_holds_what_is_in_flight() -> None:
     encoder = problem.options(problem.networks[0])[0]
     spine = Spine(8, 16, 4, 1e6, 1e6, 0, 5)
     free = problem.cluster.memory_bytes - encoder.static_bytes(1)
-    found = side(encoder, spine, problem.cluster, encodes=True)
+    found = side(encoder, spine, problem.cluster)
     assert found is not None
     assert found.fewest == ceil((encoder.optimizer_bytes(1) + 5 * 4 * encoder.sequence_bytes) / free)
 

@@ -9,7 +9,7 @@ from orchestration.estimates import Case, estimates, tiles
 
 from dataserver.planning.job.fields import Cost
 from trainclient.layouts.pipelined.degrees import pipelined
-from trainclient.orchestrate.whole_images import MOST_DRAWN, busiest_share_of, busiest_shares, drawn_items
+from trainclient.orchestrate.whole_images import MOST_DRAWN, busiest_share_of, busiest_shares, drawn_items, item_cost
 from trainclient.orchestrate.workload import Load
 
 COST = Cost(linear_ps=1000, quadratic_fs=0, backward_percent=200)
@@ -32,17 +32,16 @@ def test_ranks_even_out_over_two_waves() -> None:
 
 
 def test_no_division_of_the_images_beats_the_bound() -> None:
-    """All divisions of drawn images between 1 to 4 ranks; the bound is reached where there are few ranks or images."""
-    sizes, reached = load((3, 16), (2, 100), (1, 300)), 0
+    """All divisions of drawn images between 1 to 4 ranks; with so few the bound is nearly reached."""
+    sizes = load((3, 16), (2, 100), (1, 300))
     shares = busiest_shares(sizes, COST, 1, 1, 4)
-    drawn = drawn_items(sizes, COST.linear_ps, COST.quadratic_fs, None, 6)
+    drawn = drawn_items(sizes, item_cost(COST), 6)
     for ranks in range(1, 5):
         owners = np.array(list(product(range(ranks), repeat=6)))
         loads = np.stack([(drawn[:, None] * (owners == r)).sum(axis=2) for r in range(ranks)])
         best = (loads.max(axis=0).min(axis=1) / drawn.sum(axis=1)).mean()
         assert 1 / ranks <= shares[ranks - 1] <= best + 1e-12
-        reached += shares[ranks - 1] > 0.95 * best
-    assert reached == 4
+        assert shares[ranks - 1] > 0.95 * best
     assert (np.diff(shares) <= 0).all()
 
 

@@ -13,26 +13,25 @@ from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dataserver.planning import I64
 from trainclient.orchestrate.choice import Problem, divisors, wave_microbatches
 from trainclient.orchestrate.costs import Option
-from trainclient.orchestrate.sharing import F64, Spine
+from trainclient.orchestrate.sharing import Spine
 from trainclient.orchestrate.whole_images import busiest_share_of
-
-I64 = NDArray[np.int64]
+from trainclient.orchestrate.workload import F64
 
 MAX_CHUNKS: Final = 8
 """Model chunks of a stage that are tried."""
 READY: Final = 1.5
 """As simulated with equal waves, between 1 and 3 where an encoder takes up to three times as long as a chunk of 2 to 8
 stages. Steps are then estimated within 15 percent, most within 8 (`test_interleaved_steps_are_estimated`)."""
-
 LARGEST: Final = 0.5
 """Of the time that the largest microbatch takes longer than a mean one in the stages behind the first, the part that a
 step of single chunks takes longer. Where all stages take the same time a step takes all microbatches in one stage, and
-the largest in the others (a proportionate flow shop); with microbatches beyond those of 1F1B in flight others fill half
-of that. Interleaved chunks come in an order that leaves it whole."""
+the largest in the others (a proportionate flow shop); with microbatches beyond those of 1F1B in flight others fill a
+part of that. Interleaved chunks come in an order that leaves it whole. That it is half is fitted, as
+`whole_images.AHEAD` is and to the same choices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +129,19 @@ def _degrees(problem: Problem, option: Option, sides: int) -> I64:
     )  # fmt: skip
     count, dp, pp, chunks = (axis.ravel() for axis in made)
     microbatch, halves = counts[count].T
-    waves = stream.global_batch * halves // (2 * dp * microbatch)
+    degrees = np.array([dp, pp, microbatch, halves, chunks])
     slots = dp * microbatch
     divided = (stream.global_batch % slots == 0) & (stream.global_batch * halves % (2 * slots) == 0)
     whole = divided & (layers % (pp * chunks) == 0) & (dp * pp <= most)
-    interleaved = (chunks == 1) | ((pp > 1) & (waves % pp == 0))
-    return np.array([dp, pp, microbatch, halves, chunks])[:, whole & interleaved]
+    interleaved = (chunks == 1) | ((pp > 1) & (_waves(problem, degrees) % pp == 0))
+    return degrees[:, whole & interleaved]
+
+
+def _waves(problem: Problem, degrees: I64) -> I64:
+    """Microbatches of each rank. int64 [n]."""
+    dp, _, microbatch, halves, _ = degrees
+    found: I64 = problem.workload.stream.global_batch * halves // (2 * dp * microbatch)
+    return found
 
 
 def _fitting(problem: Problem, option: Option, degrees: I64, sides: int) -> Backbones:
@@ -151,8 +157,7 @@ def _fitting(problem: Problem, option: Option, degrees: I64, sides: int) -> Back
     chosen = states + work + held <= cluster.memory_bytes
     degrees, states, work, held = degrees[:, chosen], states[chosen], work[chosen], held[chosen]
     dp, pp, microbatch, halves, chunks = degrees
-    sequences = 2 * microbatch / halves
-    waves = problem.workload.stream.global_batch * halves // (2 * dp * microbatch)
+    sequences, waves = 2 * microbatch / halves, _waves(problem, degrees)
     stage = (option.fixed_ns + sequences * option.sequence_ns) / pp
     transfer = 2 * 2 * network.size.width * sequences * option.load.rows
     between = (pp - 1) / _bandwidths(problem, option.tp * pp) + sides / cluster.between_bytes_ns
@@ -206,10 +211,9 @@ def _after(problem: Problem) -> int:
 
 def _activations(problem: Problem, option: Option, degrees: I64) -> F64:
     """Bytes that the first stage holds of the microbatches in flight. float64 [n]."""
-    dp, pp, microbatch, halves, chunks = degrees
-    waves = problem.workload.stream.global_batch * halves // (2 * dp * microbatch)
+    _, pp, microbatch, halves, chunks = degrees
     passes = np.where(chunks > 1, _passes(problem, pp, chunks), pp + _after(problem))
-    first = np.minimum(waves, passes / chunks) if option.network.gradient_passes else 1 / chunks
+    first = np.minimum(_waves(problem, degrees), passes / chunks) if option.network.gradient_passes else 1 / chunks
     found: F64 = first * (2 * microbatch / halves * option.load.rows * option.unit_bytes / pp)
     return found
 

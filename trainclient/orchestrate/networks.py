@@ -33,7 +33,7 @@ class Role:
     spine: bool = False
     """Whether rows of all others have its width; then it knows tokens, and may be cut into stages."""
     feeds: bool = False
-    """Whether its rows, of images, go to the spine."""
+    """Whether its rows, of images, clips or videos, go to the spine."""
     generates: bool = False
     """Whether it attends to rows of the spine in every block, to make images."""
 

@@ -12,8 +12,9 @@ from dataserver.planning.job.identity import parse_job
 from dataserver.planning.planner import plan_step, timeline
 from dataserver.planning.stream.samples import AUDIO, IMAGE, MODALITY_NUMBERS, VIDEO, SampleSizes, StepSamples
 from dataserver.planning.stream.sizing import size_samples
+from dataserver.planning.stream.tiles import LAYOUT
 from trainclient.orchestrate.choice import Choice, Problem
-from trainclient.orchestrate.sample_sizes import LAYOUT, SampleSize
+from trainclient.orchestrate.sample_sizes import SampleSize
 from trainclient.orchestrate.workload import Stream, Workload
 
 SEED: Final = 20_240_804

@@ -9,12 +9,11 @@ from typing import Any, Final, NamedTuple
 from pydantic import ValidationError
 
 from dataserver.planning.job.fields import AudioSizing, Modality, Sizing, TextError, describe, parse_yaml
+from dataserver.planning.stream.tiles import LAYOUT
 
 MAX_COUNT: Final = 1 << 40
 MAX_SIZES: Final = 100_000
 MAX_FILE_BYTES: Final = 64 << 20
-LAYOUT: Final = 6
-"""Numbers of the layout of an image that is cut into tiles."""
 _LISTS: Final = ("image_tokens", "modality", "groups", "layouts", "image_texts")
 """What a sample may say of each of its items."""
 _MODALITIES: Final = (Modality.IMAGE, Modality.AUDIO, Modality.VIDEO)
@@ -168,7 +167,7 @@ def _is_count(value: Any) -> bool:
 def _is_list(name: str, values: Sequence[Any]) -> bool:
     """Whether a list holds what it should, for each item."""
     if name == "modality":
-        return all(value in list(map(str, _MODALITIES)) for value in values)
+        return all(value in _MODALITIES for value in values)
     if name == "layouts":
         return all(isinstance(v, list) and len(v) == LAYOUT and all(map(_is_count, v)) for v in values)
     return all(_is_count(value) and (value > 0 or name != "groups") for value in values)

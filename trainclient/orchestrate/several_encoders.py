@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from trainclient.orchestrate.sharing import F64, Side, Spine, step_ns
-
-I64 = NDArray[np.int64]
+from dataserver.planning import I64
+from trainclient.orchestrate.sharing import Side, Spine, step_ns
+from trainclient.orchestrate.workload import F64
 
 
 class Ways(NamedTuple):

@@ -16,14 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainclient.orchestrate.choice import at_least
 from trainclient.orchestrate.cluster import Cluster
 from trainclient.orchestrate.costs import Option
 from trainclient.orchestrate.whole_images import busiest_shares
-
-F64 = NDArray[np.float64]
+from trainclient.orchestrate.workload import F64
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +88,14 @@ class Side:
         return self.option.network.role.feeds
 
 
-def side(option: Option, spine: Spine, cluster: Cluster, encodes: bool) -> Side | None:
+def _held(option: Option, spine: Spine) -> int:
+    """Waves that a module holds at once."""
+    return spine.held if option.network.role.feeds and option.network.gradient_passes else 1
+
+
+def side(option: Option, spine: Spine, cluster: Cluster) -> Side | None:
     """A module at one degree beside a spine; None where no number of ranks holds it."""
-    held = spine.held if encodes and option.network.gradient_passes else 1
+    held = _held(option, spine)
     items = option.load.items * spine.sequences
     all_ranks = max(1, (cluster.gpus - spine.gpus) // option.tp)
     most = max(1, min(int(items), all_ranks))
@@ -114,13 +117,12 @@ def side(option: Option, spine: Spine, cluster: Cluster, encodes: bool) -> Side 
     )  # fmt: skip
 
 
-def stage_bytes(option: Option, spine: Spine, ranks: int, encodes: bool) -> tuple[float, float, float]:
+def stage_bytes(option: Option, spine: Spine, ranks: int) -> tuple[float, float, float]:
     """What a device of a side module holds: in all; of weights, gradients and optimizer states; while it computes."""
-    held = spine.held if encodes and option.network.gradient_passes else 1
     states = option.static_bytes(1) + option.optimizer_bytes(1) / ranks
     rows = spine.sequences / ranks * option.load.rows
     work = max(rows, option.load.largest) * option.work_bytes
-    return states + rows * held * option.unit_bytes + work, states, work
+    return states + rows * _held(option, spine) * option.unit_bytes + work, states, work
 
 
 def step_ns(spine: Spine, sides: Sequence[Side], ranks: Sequence[int]) -> float:

@@ -8,17 +8,15 @@ from functools import lru_cache
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dataserver.planning import I64
 from dataserver.planning.job.fields import Cost
-from trainclient.orchestrate.workload import Load
-
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
+from trainclient.orchestrate.workload import F64, Load
 
 AHEAD: Final = 2
-"""Waves over which ranks even out: an encoder holds one more than lie in the stages behind it. With this number solved
-and planned numbers of microbatches agree best (`scripts/bench_orchestration.py`, rows of estimates)."""
+"""Waves over which ranks even out: an encoder holds one more than lie in the stages behind it. Fitted: with this number
+solved and planned numbers of microbatches agree best for choices of the rows `tiles` and `requests` of
+`scripts/bench_orchestration.py --only estimates`. Its rows `held out` were not looked at for that."""
 SHARING: Final = 8
 """Of up to so many images, and one more, that must share a rank it is counted what they take at least."""
 DRAWN: Final = 4096
@@ -27,6 +25,14 @@ FEWEST_DRAWS, MOST_DRAWS = 4, 64
 MOST_DRAWN: Final = 16_384
 """Of more images, those of each length are as many as expected, and none is drawn: time and memory have a limit."""
 SEED: Final = 20_250_329
+
+ItemCost = tuple[int, int, int | None]
+"""What the time of an item follows from: `linear_ps`, `quadratic_fs` and `window` of a `Cost`."""
+
+
+def item_cost(cost: Cost) -> ItemCost:
+    """The part of a cost that says how long an item takes."""
+    return cost.linear_ps, cost.quadratic_fs, cost.window
 
 
 def busiest_shares(load: Load, cost: Cost, waves: int, sequences: float, most: int) -> F64:
@@ -40,32 +46,32 @@ def busiest_shares(load: Load, cost: Cost, waves: int, sequences: float, most: i
         most: at least 1.
     """
     count = max(1, round(load.items * sequences * min(waves, AHEAD)))
-    return _shares(load, cost.linear_ps, cost.quadratic_fs, cost.window, count, most)
+    return _shares(load, item_cost(cost), count, most)
 
 
 def busiest_share_of(load: Load, cost: Cost, sequences: float, ranks: I64) -> F64:
     """The same for a single wave of so many sequences and only these numbers of ranks. float64 [ranks]."""
     count = max(1, round(load.items * sequences))
-    return _shares_of(load, (cost.linear_ps, cost.quadratic_fs, cost.window), count, ranks)
+    return _shares_of(load, item_cost(cost), count, ranks)
 
 
-def drawn_items(load: Load, linear_ps: int, quadratic_fs: int, window: int | None, count: int) -> F64:
+def drawn_items(load: Load, cost: ItemCost, count: int) -> F64:
     """What `count` items take, the longest first, of several draws. float64 [draws, count]."""
-    times, parts = _item_times(load, linear_ps, quadratic_fs, window)
+    times, parts = _item_times(load, cost)
     draws = min(MOST_DRAWS, max(FEWEST_DRAWS, DRAWN // count))
     drawn = times[np.random.default_rng((SEED, count)).choice(len(times), (draws, count), p=parts)]
     return -np.sort(-drawn, axis=1)
 
 
 @lru_cache(maxsize=4096)
-def _shares(load: Load, linear_ps: int, quadratic_fs: int, window: int | None, count: int, most: int) -> F64:
-    return _shares_of(load, (linear_ps, quadratic_fs, window), count, np.arange(1, most + 1))
+def _shares(load: Load, cost: ItemCost, count: int, most: int) -> F64:
+    return _shares_of(load, cost, count, np.arange(1, most + 1))
 
 
-def _shares_of(load: Load, cost: tuple[int, int, int | None], count: int, ranks: I64) -> F64:
+def _shares_of(load: Load, cost: ItemCost, count: int, ranks: I64) -> F64:
     if count > MOST_DRAWN:
         return _expected_shares(load, cost, count, ranks)
-    drawn = drawn_items(load, *cost, count)
+    drawn = drawn_items(load, cost, count)
     sums = np.concatenate([np.zeros((len(drawn), 1)), np.cumsum(drawn, axis=1)], axis=1)
     busiest = np.maximum(sums[:, -1:] / ranks, drawn[:, :1])
     for others in range(1, SHARING + 1):
@@ -77,9 +83,9 @@ def _shares_of(load: Load, cost: tuple[int, int, int | None], count: int, ranks:
     return found
 
 
-def _expected_shares(load: Load, cost: tuple[int, int, int | None], count: int, ranks: I64) -> F64:
+def _expected_shares(load: Load, cost: ItemCost, count: int, ranks: I64) -> F64:
     """The same of very many images, taking those next to each other by length as equal. float64 [ranks]."""
-    times, parts = _item_times(load, *cost)
+    times, parts = _item_times(load, cost)
     order = np.argsort(-times)
     times, longer = times[order], np.cumsum(parts[order])  # the part of images that take no less
     none_longer = np.append(1.0, np.maximum(0.0, 1 - longer)) ** count
@@ -93,8 +99,9 @@ def _expected_shares(load: Load, cost: tuple[int, int, int | None], count: int, 
     return found
 
 
-def _item_times(load: Load, linear_ps: int, quadratic_fs: int, window: int | None) -> tuple[F64, F64]:
+def _item_times(load: Load, cost: ItemCost) -> tuple[F64, F64]:
     """What an item of each size takes, and their parts of all items. Two float64 [sizes]."""
+    linear_ps, quadratic_fs, window = cost
     rates, rows = np.array(load.sizes, np.float64).T
     times = linear_ps * rows / 1e3 + quadratic_fs * rows * np.minimum(rows, window or rows) / 1e6
     return times, rates / rates.sum()

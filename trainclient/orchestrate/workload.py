@@ -9,13 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataserver.planning.job.fields import AudioSizing, Modality, ModelSize, Sizing
+from dataserver.planning.stream.item_sizes import audio_sizing
 from trainclient.orchestrate.networks import Network
 from trainclient.orchestrate.sample_sizes import Item, SampleSize, WorkloadError
 
 F64 = NDArray[np.float64]
 
 MARKS: Final = 2
-"""BOS and EOS of a sample, BOI and EOI of an image, BOS and BOI before an image to generate (`planning.sizing`)."""
+"""BOS and EOS of a sample, BOI and EOI of an image, BOS and BOI before an image to generate (`item_sizes`)."""
+_UNSIZED: Final = Sizing()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Stream:
     @property
     def audio(self) -> AudioSizing:
         """How clips are sized: as servers do where a job does not say."""
-        return (self.sizing and self.sizing.audio) or AudioSizing()
+        return audio_sizing(self.sizing or _UNSIZED)
 
     def items(self, size: SampleSize) -> tuple[Item, ...]:
         """The items of a sample."""

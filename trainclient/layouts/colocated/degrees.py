@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from dataserver.planning import I64
 from trainclient.orchestrate.choice import (
     BEST_CHOICES,
     Choice,
@@ -20,9 +21,7 @@ from trainclient.orchestrate.choice import (
     microbatches,
 )
 from trainclient.orchestrate.costs import Option, gathering_ns, shard_bytes
-from trainclient.orchestrate.sharing import F64
-
-I64 = NDArray[np.int64]
+from trainclient.orchestrate.workload import F64
 
 SPREAD: Final = 1.05
 """Times what a rank keeps of a mean step that it may have to keep of another one, beside the largest item."""

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dataserver.planning import I64
 from trainclient.orchestrate.choice import (
     BEST_CHOICES,
     MAX_MICROBATCH,
@@ -18,9 +18,7 @@ from trainclient.orchestrate.choice import (
 )
 from trainclient.orchestrate.costs import Option
 from trainclient.orchestrate.networks import FEATURES, Network
-from trainclient.orchestrate.sharing import F64
-
-I64 = NDArray[np.int64]
+from trainclient.orchestrate.workload import F64
 
 
 def contrastive(problem: Problem) -> list[Choice]:

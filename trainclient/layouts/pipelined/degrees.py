@@ -18,13 +18,8 @@ from trainclient.orchestrate.choice import (
     insert,
 )
 from trainclient.orchestrate.costs import Option
-from trainclient.orchestrate.sharing import (
-    F64,
-    Side,
-    least_of_two,
-    parts,
-    step_ns,
-)
+from trainclient.orchestrate.sharing import Side, least_of_two, parts, step_ns
+from trainclient.orchestrate.workload import F64
 
 Kinds = Sequence[Sequence[Option]]
 """The options of each module beside the backbone."""

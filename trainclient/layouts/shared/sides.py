@@ -15,7 +15,7 @@ def side_options(problem: Problem) -> list[list[Option]]:
 
 def beside(problem: Problem, spine: Spine, kinds: Sequence[Sequence[Option]]) -> list[list[Side]]:
     """The degrees that each other module can have beside a backbone."""
-    made = [[side(o, spine, problem.cluster, o.network.role.feeds) for o in options] for options in kinds]
+    made = [[side(o, spine, problem.cluster) for o in options] for options in kinds]
     return [[s for s in sides if s is not None] for sides in made]
 
 
@@ -25,7 +25,7 @@ def module_choices(
     """The modules of a choice, in the order of the problem."""
     found = {backbone.option.network.name: backbone}
     for s, r in zip(sides, ranks, strict=True):
-        held, states, work = stage_bytes(s.option, spine, r, s.option.network.role.feeds)
+        held, states, work = stage_bytes(s.option, spine, r)
         found[s.option.network.name] = ModuleChoice(s.option, r, 1, held, states, work, float(s.wave_ns(r)))
     return tuple(found[n.name] for n in problem.networks)
 
