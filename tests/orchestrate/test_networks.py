@@ -93,6 +93,20 @@ def test_a_config_of_hugging_face_is_read(tmp_path: Path) -> None:
         read_network("encoder", str(file))
 
 
+def test_each_encoder_is_its_own_part_of_a_config(tmp_path: Path) -> None:
+    """Of a model that sees and hears: its tower of images for images and videos, and the one of clips for these."""
+    hears = {"model_type": "whisper", "encoder_layers": 32, "d_model": 1280, "encoder_ffn_dim": 5120}
+    sees = {"model_type": "siglip_vision_model", **SIGLIP}
+    whole = {"vision_config": sees, "audio_config": hears | {"encoder_attention_heads": 20}}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "any", **whole}))
+    assert read_network("encoder", str(tmp_path), modality="audio").size == MODELS["encoder"]["whisper-large"]
+    for modality in (None, "video"):
+        assert read_network("encoder", str(tmp_path), modality=modality).size == ModelSize(27, 1152, 4304, 16, 16)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "any", "vision_config": sees}))
+    with pytest.raises(NetworkError, match=r"of audio encoders qwen2_audio, qwen2_audio_encoder, whisper are"):
+        read_network("encoder", str(tmp_path), modality="audio")
+
+
 def test_towers_are_read_from_one_config(tmp_path: Path) -> None:
     file, text = tmp_path / "config.json", {**SIGLIP, "num_hidden_layers": 12}
     for family in ("siglip", "clip"):

@@ -93,6 +93,7 @@ _QWEN3_VL: Final = _Form(_DEEP, more=_stacked)
 _LLAMAS: Final = ("llama", "qwen2", "qwen3", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "gemma")
 _SQUARES: Final = ("clip_vision_model", "gemma3", "idefics3", "idefics3_vision", "internvl", "internvl_vision",
                    "siglip_vision_model", "siglip2_vision_model", "smolvlm", "smolvlm_vision")  # fmt: skip
+_OF_AUDIO: Final = dict.fromkeys(("whisper", "qwen2_audio", "qwen2_audio_encoder"), _AUDIO)
 _TEXTS: Final = ("clip_text_model", "siglip_text_model", "siglip2_text_model")
 _FAMILIES: Final[Mapping[str, Mapping[str, _Form]]] = {
     "backbone": {
@@ -107,14 +108,16 @@ _FAMILIES: Final[Mapping[str, Mapping[str, _Form]]] = {
         **dict.fromkeys(("qwen2_vl", "qwen2_vl_vision"), _Form(_QWEN2_VL)),
         **dict.fromkeys(("qwen2_5_vl", "qwen2_5_vl_vision"), _QWEN2_5_VL),
         **dict.fromkeys(("qwen3_vl", "qwen3_vl_vision"), _QWEN3_VL),
-        **dict.fromkeys(("whisper", "qwen2_audio", "qwen2_audio_encoder"), _AUDIO),
+        **_OF_AUDIO,
     },
+    "audio encoder": _OF_AUDIO,
     "text tower": dict.fromkeys(_TEXTS, _TOWER),
 }
 """By what a module is, each `model_type` that the trainer has, and how it says its sizes. A test holds these equal to
 what the trainer reads, which brings torch."""
 _PARTS: Final = {
     "encoder": ("vision_config", "audio_config"),
+    "audio encoder": ("audio_config",),
     "backbone": ("text_config",),
     "text tower": ("text_config",),
 }
@@ -142,7 +145,7 @@ def size_of_config(what: str, whole: Mapping[str, Any], path: Path) -> ModelSize
     """The sizes of a module in the `config.json` of a model.
 
     Args:
-        what: encoder, backbone or text tower.
+        what: encoder, audio encoder, backbone or text tower.
         whole: what the file holds.
         path: of the file, for errors.
 

@@ -46,6 +46,7 @@ _ROLES: Final[Mapping[str, Role]] = {
 }
 """By kind: the one place that knows which there are. (The trainer's, `modules.registry`, brings torch.)"""
 _PARTS: Final[Mapping[tuple[str, str | None], str]] = {
+    ("encoder", Modality.AUDIO): "audio encoder",
     ("tower", Modality.IMAGE): "encoder",
     ("tower", Modality.TEXT): "text tower",
 }
