@@ -226,8 +226,8 @@ class DataClient {
 
   /**
    * Use bytes of a server: from now on all others have to decode like it. Where the bytes are spectrograms (`of` is
-   * audio) or patches of videos (video), they have to make the same of these as well
-   * (spectrograms may be of the sound of videos); servers without any are not asked.
+   * audio) or patches of videos (video), they have to make the same of these as well: spectrograms may be of the sound
+   * of videos. Those that have none are not asked.
    */
   commit({ address }, info, of = '') {
     const reference = this.reference ?? { address, digest: info.content_digest };
