@@ -23,6 +23,15 @@ class Metavar(str):
     """What help shows for the value of a flag."""
 
 
+def _any_given(addresses: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse a list that was given and is empty, as of a variable that was never set: each server would plan alone."""
+    if not addresses:
+        raise ValueError(
+            "it has no address; HOST:PORT of at least one server is required, or leave it out for a server alone"
+        )
+    return addresses
+
+
 class ServerConfig(BaseModel):
     """Everything that an operator decides about one server. Each field is a flag of `serve`, with its docstring."""
 
@@ -57,9 +66,12 @@ class ServerConfig(BaseModel):
     otlp_endpoint: Annotated[str | None, Metavar("URL")] = None
     """Collector of OpenTelemetry traces (OTLP over gRPC): http://HOST:PORT, or https://HOST:PORT with TLS. It gets
     what is done for the steps that trainers trace. By default nothing is sent."""
-    peers: Annotated[tuple[str, ...], AfterValidator(expanded), Metavar("HOST:PORT,...")] = ()
+    peers: Annotated[
+        tuple[str, ...], AfterValidator(expanded), AfterValidator(_any_given), Metavar("HOST:PORT,...")
+    ] = ()
     """Other servers of the fleet, so that each step is planned by one of them. A host may stand for several, and
-    HOST:FIRST-LAST for a range of ports. This server may be in the list, so all servers can get the same one."""
+    HOST:FIRST-LAST for a range of ports. This server may be in the list, so all servers can get the same one. Without
+    the list it is a server alone; an empty one is refused."""
     tls_cert: Path | None = None
     """PEM file of this server's certificate, then of those that signed it. With it, all connections are encrypted."""
     tls_key: Path | None = None

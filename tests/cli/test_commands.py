@@ -185,6 +185,7 @@ def test_serve_refuses_to_start_without_what_it_needs(indexed: Path, tmp_path: P
     assert "nothing-here" in refused("serve", "--dataset", f"d={tmp_path}/nothing-here")
     assert f"dataserver index {fresh}" in refused("serve", "--dataset", f"d={fresh}")
     assert "--insecure" in refused("serve", "--dataset", f"d={indexed}", "--listen", "0.0.0.0:0")
+    assert "'peers' is (): it has no address" in refused("serve", "--dataset", f"d={indexed}", "--peers", "")
     assert "no.json" in refused("serve", "--dataset", f"d={indexed}", "--tokenizer", "llama=no.json")
     assert "no-list" in refused("serve", "--dataset", f"d={indexed}", "--quarantine", "d=no-list")
 

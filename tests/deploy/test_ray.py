@@ -58,7 +58,7 @@ def test_servers_differ_in_what_must_differ_and_in_nothing_else(tmp_path: Path) 
     assert (one.data_listen, other.data_listen) == ("0.0.0.0:0", "0.0.0.0:0"), "each takes a free port"
     assert other.peers == ("10.0.0.1:50051", "10.0.0.1:50053")
     assert (one.decode_threads, one.job_bytes, one.prefetch_bytes) == (6, 1 << 27, 1 << 30)
-    assert configure("10.0.0.1:50051", (), 1 << 30).prefetch_bytes < 1 << 29
+    assert configure("10.0.0.1:50051", ("10.0.0.1:50051",), 1 << 30).prefetch_bytes < 1 << 29
     different = {"listen", "metrics_listen", "health_listen", "peers", "decode_threads", "prefetch_bytes", "job_bytes"}
     for name in given.model_fields_set - different:
         assert getattr(one, name) == getattr(given, name)

@@ -25,7 +25,7 @@ def test_a_file_is_overridden_by_flags_entry_by_entry(tmp_path: Path) -> None:
 
 
 def test_every_key_can_stand_in_the_file(tmp_path: Path) -> None:
-    config = load_config(None, {**DATASETS, "tokenizers": {"t": "/t.json"}, "insecure": True})
+    config = load_config(None, {**DATASETS, "tokenizers": {"t": "/t.json"}, "peers": ["a:1"], "insecure": True})
     file = tmp_path / "server.yaml"
     file.write_text(config.model_dump_json())
     assert load_config(file, {}) == config
@@ -54,6 +54,10 @@ def test_every_key_can_stand_in_the_file(tmp_path: Path) -> None:
         (
             {**DATASETS, "peers": ["a:1", "b:9-8"]},
             "'peers' is .*: 'b:9-8' is no range of addresses; HOST:FIRST-LAST",
+        ),
+        (
+            {**DATASETS, "peers": []},
+            r"^configuration key 'peers' is \[\]: it has no address; HOST:PORT of at least one",
         ),
         ({**DATASETS, "peers": ["a:1-1025"]}, "the list of addresses has more than 1024"),
         ({**DATASETS, "workers": 2}, "key 'workers' is unknown"),
