@@ -243,6 +243,14 @@ def _memory(one: Seen) -> Iterator[Finding]:
             f"{one.diagnostics.cache_free_bytes // MIB} MiB are left on the disk of --cache-dir",
             "make room, or name another folder: statistics are computed again at each start otherwise",
         )
+    if (holds := one.diagnostics.block_bytes) < (wanted := one.diagnostics.wanted_block_bytes):
+        yield Finding(
+            (one.address,),
+            f"its caches hold {holds // MIB} MiB of blocks from object stores; {-(-wanted // MIB)} MiB are wanted for "
+            "its part of the default shuffle window",
+            "raise --block-memory-bytes, or --block-cache-bytes with a --block-cache-dir, or start more servers: "
+            "shards are read from the store several times otherwise",
+        )
 
 
 def _data_connections(one: Seen) -> Iterator[Finding]:

@@ -11,6 +11,9 @@ from dataserver.serving.config import ServerConfig
 WINDOWS: Final = 1.25
 """A fleet's caches should hold so many shuffle windows together; with less, blocks go before all of them was served."""
 
+DEFAULT_WINDOW: Final = int(Stream.model_fields["shuffle_window"].default)
+"""Shards of the shuffle window of a job that says nothing else."""
+
 
 def configure_blocks(config: ServerConfig) -> None:
     """Set how many blocks this process holds. Raises DatasetError if the folder for them cannot be used."""
@@ -22,19 +25,23 @@ def configure_blocks(config: ServerConfig) -> None:
 
 def block_remark(config: ServerConfig, datasets: Mapping[str, Dataset]) -> str | None:
     """Say if the caches are smaller than what a job with the default shuffle window needs, and what to set."""
-    window = int(Stream.model_fields["shuffle_window"].default)
-    windows = [window_bytes(dataset, window) for dataset in datasets.values() if dataset.reads_ahead]
+    windows = default_window_bytes(datasets)
     num_servers = max(1, len(config.peers))
-    needed = needed_bytes(sum(windows), num_servers)
+    needed = needed_bytes(windows, num_servers)
     if needed <= BLOCKS.capacity:
         return None
     what = "--block-cache-dir and --block-cache-bytes" if config.block_cache_dir is None else "--block-cache-bytes"
     of = f"each of {num_servers} servers" if num_servers > 1 else "this server"
     return (
-        f"the caches of blocks hold {_gib(BLOCKS.capacity)} GiB, and a shuffle window of {window} shards has"
-        f" {_gib(sum(windows))}: shards will be read from the store several times; {of} needs {_gib(needed)} GiB:"
+        f"the caches of blocks hold {_gib(BLOCKS.capacity)} GiB, and a shuffle window of {DEFAULT_WINDOW} shards has"
+        f" {_gib(windows)}: shards will be read from the store several times; {of} needs {_gib(needed)} GiB:"
         f" raise --block-memory-bytes, or set {what}"
     )
+
+
+def default_window_bytes(datasets: Mapping[str, Dataset]) -> int:
+    """Size of default shuffle windows of all datasets that lie in stores together."""
+    return sum(window_bytes(dataset, DEFAULT_WINDOW) for dataset in datasets.values() if dataset.reads_ahead)
 
 
 def window_bytes(dataset: Dataset, window: int) -> int:

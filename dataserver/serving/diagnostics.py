@@ -10,10 +10,12 @@ from typing import Final
 from disttrain.v1 import admin_service_pb2 as pb
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from dataserver.dataset import BLOCKS
 from dataserver.fleet.build import build_id
 from dataserver.fleet.membership import Peers
 from dataserver.security import certificates_in
 from dataserver.serving.access import Access
+from dataserver.serving.block_cache import needed_bytes
 from dataserver.serving.tls import ServerTls
 
 _UNLIMITED: Final = 1 << 63
@@ -22,7 +24,19 @@ _UNLIMITED: Final = 1 << 63
 class Diagnostics:
     """Takes the answer of GetDiagnostics."""
 
-    def __init__(self, cache_dir: Path | None, tls: ServerTls | None, access: Access, peers: Peers | None) -> None:
+    def __init__(
+        self, cache_dir: Path | None, windows: int, tls: ServerTls | None, access: Access, peers: Peers | None
+    ) -> None:
+        """Take what the answer is made from.
+
+        Args:
+            cache_dir: folder of caches.
+            windows: bytes of shuffle windows that lie in stores; see `default_window_bytes`.
+            tls: certificates in use.
+            access: who is let in.
+            peers: the other servers.
+        """
+        self._windows = windows
         self._cache_dir = cache_dir
         self._tls = tls
         self._access = access
@@ -44,6 +58,9 @@ class Diagnostics:
             live_peers=live,
             unused_files=self._access.problems(),
         )
+        if self._windows:
+            found.block_bytes = BLOCKS.capacity
+            found.wanted_block_bytes = needed_bytes(self._windows, 1 + known)
         authorities: list[bytes] = []
         if self._tls is not None:
             authorities = certificates_in(self._tls.client_authorities or b"")

@@ -21,6 +21,7 @@ from dataserver.serving.access import Access, Gate
 from dataserver.serving.admin_service import AdminService
 from dataserver.serving.admission import Admission, CallPool
 from dataserver.serving.binding import bind_grpc
+from dataserver.serving.block_cache import default_window_bytes
 from dataserver.serving.config import ServerConfig
 from dataserver.serving.data_port import listen_for_data
 from dataserver.serving.data_service import DataService
@@ -117,7 +118,8 @@ class DataServer:
         self._peer_calls = CallPool(PEER_THREADS, "calls of other servers", "plan the step there")
         self._admission = Admission(self._calls)
         self._gate = Gate(self.access)
-        diagnostics = Diagnostics(config.cache_dir, self.tls, self.access, self._peers)
+        windows = default_window_bytes(catalog.datasets)
+        diagnostics = Diagnostics(config.cache_dir, windows, self.tls, self.access, self._peers)
         options = (*_OPTIONS, ("grpc.max_allowed_incoming_connections", max_connections()))
         self._grpc = grpc.server(self._calls, interceptors=[self._gate, self._admission], options=options)
         self._grpc.add_generic_rpc_handlers(

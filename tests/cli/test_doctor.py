@@ -10,19 +10,23 @@ from typing import Any
 
 import grpc
 import pytest
+from benchmarks.range_server import State
 from builders.authority import TOKENS, Authority, shown, token_file, write
-from cli.server_process import TIMEOUT_S, refused, run
+from cli.server_process import TIMEOUT_S, refused, run, serving
 from cli.test_top import Stranger, grpc_server
 from disttrain.v1 import admin_service_pb2 as admin
 from fleet.servers import fleet, until
 from google.protobuf.timestamp_pb2 import Timestamp
 from serving.harness import index, job_data, running
 from shards import break_images, write_pairs
+from stores import no_stores, stores
 
 from dataserver.reporting.fleet_calls import NamedServers
 from dataserver.reporting.fleet_setup import look
 from dataserver.security import Channels, files
 from dataserver.serving.failures import FailureKind
+
+__all__ = ["no_stores", "stores"]
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +68,17 @@ def test_a_fleet_that_is_not(pairs: Path, tmp_path: Path, stack: ExitStack) -> N
     assert any(line.startswith(f"{one.address}: dataset d fingerprint ") for line in lines)
     assert f"{one.address}: dataset e missing" in lines
     assert lines[-1] == "5 findings"
+
+
+def test_caches_too_small_for_a_shuffle_window_of_a_store(pairs: Path, stores: tuple[State, str]) -> None:
+    stores[0].put_folder("/bucket/d", pairs)
+    dataset = f"d={index(Path('s3://bucket/d'))}"
+    with serving("--dataset", dataset, "--block-memory-bytes", "0") as few, serving("--dataset", dataset) as enough:
+        done = run("doctor", few.address, enough.address)
+    _, found, remedy, verdict = done.stdout.splitlines()
+    assert (done.returncode, verdict) == (1, "1 finding"), done
+    assert found.startswith(f"{few.address}: its caches hold 0 MiB of blocks from object stores; 1 MiB are wanted for ")
+    assert remedy.strip().startswith("raise --block-memory-bytes, or --block-cache-bytes with a --block-cache-dir, ")
 
 
 def test_samples_that_failed_are_named_and_are_no_fault_of_the_fleet(tmp_path: Path, stack: ExitStack) -> None:

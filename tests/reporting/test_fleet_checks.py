@@ -31,7 +31,7 @@ def healthy(address: str) -> Seen:
         admin.GetDiagnosticsResponse(
             build="b" * 64, open_files=100, max_open_files=1 << 20, encrypted=True, authenticated=True,
             certificate_expiry=Timestamp(seconds=int(NOW + 2 * EXPIRES_S)), cache_free_bytes=1 << 40,
-            known_peers=2, live_peers=2, access_digest="e" * 64,
+            known_peers=2, live_peers=2, access_digest="e" * 64, block_bytes=1 << 30, wanted_block_bytes=1 << 30,
         ),
         clock_s=0.4,
         doubt_s=0.1,
@@ -96,6 +96,9 @@ def change(part: str, **fields: Any) -> Callable[[Seen], Seen]:
          "11 plans and shuffle windows were made again soon after they were dropped, of 0 plans since its start; "
          "1024 MiB are for jobs"),
         (change("diagnostics", cache_free_bytes=5 << 20), 1, "5 MiB are left on the disk of --cache-dir"),
+        (change("diagnostics", block_bytes=3 << 29, wanted_block_bytes=(2 << 30) - 1), 1,
+         "its caches hold 1536 MiB of blocks from object stores; 2048 MiB are wanted for its part of the default "
+         "shuffle window"),
         (change("diagnostics", live_peers=1), 1, "1 of 2 peers answer it"),
         (change("metrics", direct_fallbacks=3), 1, "3 streams left their data connection for gRPC, since its start"),
     ],

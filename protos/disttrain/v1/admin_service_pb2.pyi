@@ -733,6 +733,8 @@ class GetDiagnosticsResponse(_message.Message):
     LIVE_PEERS_FIELD_NUMBER: _builtins.int
     UNUSED_FILES_FIELD_NUMBER: _builtins.int
     ACCESS_DIGEST_FIELD_NUMBER: _builtins.int
+    BLOCK_BYTES_FIELD_NUMBER: _builtins.int
+    WANTED_BLOCK_BYTES_FIELD_NUMBER: _builtins.int
     build: _builtins.str
     """What code plans there, 64 hexadecimal digits. Servers share plans with those of the same build."""
     open_files: _builtins.int
@@ -752,6 +754,14 @@ class GetDiagnosticsResponse(_message.Message):
     access_digest: _builtins.str
     """SHA-256 in hexadecimal digits of who is let in and what they may do: authorities of clients, tokens and the policy, as
     they are in use. Empty where everybody is let in.
+    """
+    block_bytes: _builtins.int
+    """Bytes of blocks of shards in object stores that the server can hold, in memory or on its disk. This and the next are 0
+    where no dataset lies in a store.
+    """
+    wanted_block_bytes: _builtins.int
+    """Bytes that it should hold, so that a job with the default shuffle window reads each shard from the store once: the
+    server's part, where it shares blocks with its peers.
     """
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
@@ -782,10 +792,12 @@ class GetDiagnosticsResponse(_message.Message):
         live_peers: _builtins.int = ...,
         unused_files: _abc.Iterable[_builtins.str] | None = ...,
         access_digest: _builtins.str = ...,
+        block_bytes: _builtins.int = ...,
+        wanted_block_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_free_bytes", b"_cache_free_bytes", "cache_free_bytes", b"cache_free_bytes", "certificate_expiry", b"certificate_expiry", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_free_bytes", b"_cache_free_bytes", "access_digest", b"access_digest", "authenticated", b"authenticated", "build", b"build", "cache_free_bytes", b"cache_free_bytes", "certificate_expiry", b"certificate_expiry", "encrypted", b"encrypted", "known_peers", b"known_peers", "live_peers", b"live_peers", "max_open_files", b"max_open_files", "open_files", b"open_files", "time", b"time", "unused_files", b"unused_files"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_free_bytes", b"_cache_free_bytes", "access_digest", b"access_digest", "authenticated", b"authenticated", "block_bytes", b"block_bytes", "build", b"build", "cache_free_bytes", b"cache_free_bytes", "certificate_expiry", b"certificate_expiry", "encrypted", b"encrypted", "known_peers", b"known_peers", "live_peers", b"live_peers", "max_open_files", b"max_open_files", "open_files", b"open_files", "time", b"time", "unused_files", b"unused_files", "wanted_block_bytes", b"wanted_block_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache_free_bytes: _TypeAlias = _typing.Literal["cache_free_bytes"]  # noqa: Y015
     _WhichOneofArgType__cache_free_bytes: _TypeAlias = _typing.Literal["_cache_free_bytes", b"_cache_free_bytes"]  # noqa: Y015
