@@ -75,8 +75,11 @@ def _free_bytes(folder: Path | None) -> int | None:
     """Room for a folder, which may be made later; None where it cannot be known."""
     if folder is None:
         return None
-    there = next((above for above in (folder, *folder.parents) if above.exists()), None)
-    return None if there is None else shutil.disk_usage(there).free
+    try:
+        there = next((above for above in (folder, *folder.parents) if above.exists()), None)
+        return None if there is None else shutil.disk_usage(there).free
+    except OSError:  # the disk is lost
+        return None
 
 
 def _at(ns: int) -> Timestamp:

@@ -2,6 +2,7 @@
 
 import logging
 import re
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 import grpc
 import pytest
 from benchmarks.range_server import State
+from cli.server_process import refused
 from disttrain.v1 import admin_service_pb2
 from disttrain.v1.admin_service_pb2_grpc import AdminServiceStub
 from e2e.streams import Clients, dataset_flags, digest, read_views, start_servers
@@ -26,6 +28,7 @@ from stores import no_stores, stores
 
 from dataserver.jobs import Catalog, fill_job
 from dataserver.planning.job.identity import Job, parse_job
+from dataserver.planning.kernels import cache
 from dataserver.serving.config import load_config
 from trainclient.stream import rotation
 from trainclient.stream.endpoint import Timeouts
@@ -146,6 +149,47 @@ def test_the_store_gone_and_back(
     assert "Traceback" not in said
 
 
+def lose_disk(folder: Path) -> None:
+    """Take a folder with all that is in it away, so that it cannot be made again."""
+    shutil.rmtree(folder)
+    folder.write_text("")
+
+
+def test_the_disks_of_the_caches_gone(stores: tuple[State, str], folders: dict[str, Path], tmp_path: Path) -> None:
+    """Those of --cache-dir and --block-cache-dir, under the readers of a job and before those of another one."""
+    local = {"pairs": index(write_pairs(tmp_path / "small", 60, 5, seed=1, median_size=200)), "docs": folders["docs"]}
+    stores[0].put_folder("/bucket/laion", local["pairs"])
+    there = {**local, "pairs": index(Path("s3://bucket/laion"))}
+    job = job_of(there, order_version=2, shuffle_window=2)
+    later_job = job_of(there, order_version=2, shuffle_window=2, sizing={"max_patches": 64})
+    caches, blocks = tmp_path / "caches", tmp_path / "blocks"
+    flags = [*dataset_flags(there), "--cache-dir", caches, "--block-cache-dir", blocks, "--block-memory-bytes", "0"]
+    kernels = cache.folder()
+    assert kernels is not None
+    shutil.copytree(kernels, caches / kernels.name)  # or the server would compile
+    with ExitStack() as stack:
+        (reference,) = start_servers(stack, dataset_flags(local), 1)
+        undisturbed = [read_views([reference], one, digest) for one in (job, later_job)]
+        member = Member(flags, tmp_path / "log", environment={"NUMBA_CACHE_DIR": ""})
+        stack.callback(member.close)
+        held: list[Path] = []
+
+        def lose(_: Clients) -> None:
+            held.extend(blocks.glob("*/*.block"))
+            lose_disk(caches)
+            lose_disk(blocks)
+
+        assert read([member.address], job, lose) == undisturbed[0]
+        assert held, "blocks were on the disk"
+        assert read_views([member.address], later_job, digest, timeouts=PATIENT) == undisturbed[1]
+        assert diagnostics_of(member.address).open_files, "the server answers `dataserver doctor`"
+        member.kill()
+        said = member.log.read_text()
+    assert f"--block-cache-dir {blocks}: a block cannot be written (Not a directory); none are for 30 s" in said
+    assert "Traceback" not in said
+    assert f"--block-cache-dir {blocks} cannot be used" in refused("serve", "--listen", "127.0.0.1:0", *flags)
+
+
 def test_servers_of_two_builds_give_the_same_bytes(folders: dict[str, Path], tmp_path: Path) -> None:
     """As in a rolling upgrade: a peer of another build is asked for no plan, and readers notice nothing."""
     job, addresses = job_of(folders), free_addresses(2)
@@ -164,7 +208,7 @@ def test_servers_of_two_builds_give_the_same_bytes(folders: dict[str, Path], tmp
         ]
         for member in members:
             stack.callback(member.close)
-        builds = [build_of(address) for address in addresses]
+        builds = [diagnostics_of(address).build for address in addresses]
         assert builds[1] == "e" * 64 != builds[0]
         plans = []
 
@@ -185,8 +229,7 @@ def metrics_of(address: str) -> admin_service_pb2.GetMetricsResponse:
         return AdminServiceStub(channel).GetMetrics(admin_service_pb2.GetMetricsRequest(), timeout=20)
 
 
-def build_of(address: str) -> str:
-    """What a server says that it is."""
+def diagnostics_of(address: str) -> admin_service_pb2.GetDiagnosticsResponse:
+    """What a server says of itself."""
     with grpc.insecure_channel(address) as channel:
-        stub = AdminServiceStub(channel)
-        return str(stub.GetDiagnostics(admin_service_pb2.GetDiagnosticsRequest(), timeout=20).build)
+        return AdminServiceStub(channel).GetDiagnostics(admin_service_pb2.GetDiagnosticsRequest(), timeout=20)

@@ -66,8 +66,8 @@ class BlockFiles:
             _log.warning("--block-cache-dir %s is on a network file system (%s); a local disk is faster", folder, kind)
 
     def has(self, key: BlockKey) -> bool:
-        """Whether there is a file for a block; it may turn out to be damaged."""
-        return self._path(key).is_file()
+        """Whether there is a file for a block; it may turn out to be damaged. A disk that fails has none."""
+        return os.path.isfile(self._path(key))  # noqa: PTH113  `Path.is_file` raises the errors of a disk
 
     def read(self, key: BlockKey, start: int, length: int) -> bytes | None:
         """Return bytes of a block; None where it is not there, or not whole."""

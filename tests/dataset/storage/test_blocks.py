@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -331,6 +332,30 @@ def test_a_full_disk_costs_the_cache_alone(files: BlockFiles, monkeypatch: pytes
     blocks.configure(0, files)
     assert blocks.read([Piece(store, INFO, 3, 4)]) == [DATA[3:7]]
     settled(blocks)
+
+
+def test_a_disk_that_fails_costs_the_cache_alone(files: BlockFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every call on the folder fails, as a disk does that no longer answers."""
+    files.write(tail_key(), LAST)
+    asked = []
+
+    def failing(real: Any) -> Any:
+        def call(path: Any, *more: Any, **options: Any) -> Any:
+            if str(path).startswith(str(files._folder)):
+                asked.append(path)
+                raise OSError(errno.EIO, "Input/output error", str(path))
+            return real(path, *more, **options)
+
+        return call
+
+    for name in ("stat", "open", "scandir", "mkdir", "unlink"):
+        monkeypatch.setattr(os, name, failing(getattr(os, name)))
+    blocks, store = Blocks(), Store()
+    blocks.configure(0, files)
+    blocks.read_ahead([Piece(store, INFO, 3, 4)])
+    assert blocks.read([Piece(store, INFO, 3, 4), Piece(store, INFO, 90, 4)]) == [DATA[3:7], DATA[90:94]]
+    settled(blocks)
+    assert asked
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o720, 0o702])
