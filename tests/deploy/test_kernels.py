@@ -9,11 +9,15 @@ from pathlib import Path
 import pytest
 from cli.server_process import command
 from deploy.manifests import ROOT
-from serving.harness import index
+from serving.harness import index, job_data
 from shards import write_pairs
 
 from dataserver.cli.warm import compile_missing
+from dataserver.jobs import Catalog, fill_job
+from dataserver.planning.job.identity import parse_job
 from dataserver.planning.kernels import cache
+from dataserver.serving.config import load_config
+from trainclient.client import DataClient
 
 TIMEOUT_S = 600
 OTHER_UID = 65532
@@ -44,7 +48,7 @@ pytestmark = pytest.mark.skipif(bool(may_mount()), reason=may_mount() or "can be
 
 
 def start(kernels: Path, folder: Path, **variables: str) -> str:
-    """What a server logs until it is ended as soon as it listens."""
+    """What a server logs until it is ended, after a stream of it was read to its end."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("XDG")}
     environment |= {"KERNELS": str(kernels), "NUMBA_CACHE_DIR": str(kernels), "HOME": f"{VOLUME}/home"}
     environment |= {"PYTHONDONTWRITEBYTECODE": "1", **variables}
@@ -61,10 +65,19 @@ def start(kernels: Path, folder: Path, **variables: str) -> str:
     with process:
         assert process.stdout is not None
         line = process.stdout.readline()
+        num_read = read(line.split()[-1], folder) if line.startswith("listening on ") else 0
         process.terminate()
         _, said = process.communicate(timeout=TIMEOUT_S)
-    assert line.startswith("listening on "), said
+    assert num_read, said
     return said
+
+
+def read(address: str, folder: Path) -> int:
+    """Read a stream of a server, which plans and decodes for it; the number of its microbatches."""
+    catalog = Catalog.open(load_config(None, {"datasets": {"d": folder}}))
+    data = job_data(datasets=[{"name": "d"}], end={"epochs": 1}, generation={"ratio": "0"})
+    with DataClient([address], parse_job(fill_job(data, catalog)), "vit", 0) as client:
+        return sum(1 for _ in client)
 
 
 def compilations(said: str) -> list[str]:
