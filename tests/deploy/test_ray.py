@@ -6,8 +6,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +27,7 @@ from shards import write_pairs
 from stores import no_stores, stores
 from training.runs import Run, variables
 
+from dataserver.addresses import split_address
 from dataserver.cli.ray import configured
 from dataserver.cli.ray_cluster import connected, results_alone
 from dataserver.cli.ray_fleet import Member, RayFleet
@@ -220,6 +221,8 @@ def test_a_run_goes_on_when_a_node_is_lost_and_a_new_one_gets_servers(
                 time.sleep(0.1)
             announced = len(fleet.lines)
             cluster.remove_node(cluster.workers[0], allow_graceful=False)
+            assert len(steps_so_far(run)) < steps
+            assert trainer.poll() is None, "the run is under way when the node goes"
             assert len(fleet.until(1, announced)) == 1
             cluster.add_node(**node_of(1))
             assert len(fleet.until(2, announced)) == 2
@@ -228,6 +231,33 @@ def test_a_run_goes_on_when_a_node_is_lost_and_a_new_one_gets_servers(
     for ours, theirs in zip(run.metrics(), undisturbed.metrics(), strict=True):
         assert (ours["step"], ours["sample_digest"]) == (theirs["step"], theirs["sample_digest"])
         assert ours["text_loss"] == pytest.approx(theirs["text_loss"], rel=1e-9)
+
+
+def listeners(addresses: Sequence[str]) -> dict[str, int]:
+    """The process that serves each of some addresses."""
+    listening = [one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+    ports = {one.laddr.port: one.pid for one in listening}
+    return {address: ports[split_address(address)[1]] for address in addresses}
+
+
+@needs_ray
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_server_whose_process_is_killed_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its node stays and gets another one, for which the address of the lost one is free."""
+    folder = index(write_pairs(tmp_path / "pairs", 8, 8))
+    file = server_file(tmp_path, folder)
+    with ray_cluster(monkeypatch, 2) as cluster, ray_fleet(file, tmp_path, "--cores", "1") as fleet:
+        killed, other = fleet.until(2)
+        before, announced = listeners((killed, other)), len(fleet.lines)
+        psutil.Process(before[killed]).kill()
+        assert fleet.until(1, announced) == [other]
+        after = listeners(found := fleet.until(2, announced))
+        assert after[other] == before[other], "the other one goes on"
+        assert before[killed] not in after.values()
+        done = subprocess.run(command("doctor", ",".join(found)), capture_output=True, text=True, check=False)
+        assert done.stdout.startswith("2 of 2 servers answer"), done
+        assert [node["Alive"] for node in cluster.global_state.node_table()] == [True, True], "the head, and its node"
 
 
 def ranks_of(run: Run) -> list[psutil.Process]:
@@ -335,6 +365,40 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
+def lose_at_work(cluster: Any, node: Any, process: subprocess.Popen[str]) -> None:
+    """Take a node away while one of its workers is in the middle of a task."""
+    (raylet,) = (one.process.pid for one in node.all_processes["raylet"])
+    end = time.monotonic() + WAIT_S
+    while (worker := at_work(psutil.Process(raylet))) is None:
+        assert process.poll() is None, "it ended before a task of this node was seen"
+        assert time.monotonic() < end
+        time.sleep(0.002)
+    try:
+        cluster.remove_node(node, allow_graceful=False)
+        assert process.poll() is None
+    finally:
+        worker.kill()
+
+
+def at_work(raylet: psutil.Process) -> psutil.Process | None:
+    """A worker of a node that has a task, and is stopped; None where none has."""
+    for one in raylet.children():
+        with suppress(psutil.NoSuchProcess):
+            if has_task(one):
+                one.suspend()
+                if has_task(one):
+                    return one
+                one.resume()
+    return None
+
+
+def has_task(worker: psutil.Process) -> bool:
+    name = " ".join(worker.cmdline())
+    return name.startswith("ray::") and not name.startswith(
+        ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
+    )
+
+
 @needs_ray
 @pytest.mark.long
 @pytest.mark.timeout(600)
@@ -351,7 +415,7 @@ def test_index_and_convert_give_the_same_bytes_as_one_machine(
             shutil.copyfileobj(source, target)
     subprocess.run(command("index", shards, "--index-dir", tmp_path / "local"), check=True, capture_output=True)
     subprocess.run(command("convert", packed, tmp_path / "tars"), check=True, capture_output=True)
-    with ray_cluster(monkeypatch, 1, 1) as cluster:
+    with ray_cluster(monkeypatch, *[1] * (3 if lost else 2)) as cluster:
         for arguments in (
             ["index", shards, "--index-dir", tmp_path / "ray"],
             ["convert", packed, tmp_path / "ray-tars"],
@@ -359,9 +423,8 @@ def test_index_and_convert_give_the_same_bytes_as_one_machine(
             with subprocess.Popen(
                 command(*arguments, "--engine", "ray"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             ) as process:
-                if lost and arguments[0] == "index":
-                    time.sleep(6)
-                    cluster.remove_node(cluster.workers[0], allow_graceful=False)
+                if lost:
+                    lose_at_work(cluster, cluster.workers.pop(0), process)
                 _, errors = process.communicate(timeout=WAIT_S)
                 assert process.returncode == 0, errors
     local, spread = tree(tmp_path / "local"), tree(tmp_path / "ray")
