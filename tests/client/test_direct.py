@@ -205,6 +205,7 @@ def test_a_client_that_gets_no_more_threads_reads_chunks(
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", refused)
+    monkeypatch.setattr(handing_out, "CONNECT_S", 0.05)  # the server waits all of it, since nobody comes
     with opened(server) as client:
         assert [digest(microbatch) for microbatch in client] == chunks
         assert client.direct_fallbacks == 1
