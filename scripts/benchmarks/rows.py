@@ -31,19 +31,24 @@ def spread(values: Sequence[float], form: str) -> str:
     return f"{format(statistics.median(values), form)} (worst {format(max(values), form)})"
 
 
+def show(rows: Iterable[Row], title: str | None = None) -> None:
+    """Print a table with the verdict on each row."""
+    shown = Table("what", "measured (median, worst)", "target", "", title=title)
+    for row in rows:
+        verdict = {True: "reached", False: "[red]missed[/red]", None: ""}[row.reached]
+        if row.reached is False and row.explained:
+            verdict = f"differs: {row.explained}"
+        shown.add_row(row.name, row.measured, row.target, verdict)
+    Console(width=180).print(shown)
+
+
 def report(rows: Iterable[Row]) -> int:
     """Print the table and what was missed. Returns the exit code: 1 if a row missed its target unexplained."""
     made = list(rows)
     print(
         f"Times are those of {REFERENCE}; this core is now {slowdown():.2f} times slower, and they are scaled by that."
     )
-    shown = Table("what", "measured (median, worst)", "target", "")
-    for row in made:
-        verdict = {True: "reached", False: "[red]missed[/red]", None: ""}[row.reached]
-        if row.reached is False and row.explained:
-            verdict = f"differs: {row.explained}"
-        shown.add_row(row.name, row.measured, row.target, verdict)
-    Console(width=180).print(shown)
+    show(made)
     missed = [row.name for row in made if row.reached is False and not row.explained]
     differ = any(row.reached is False and row.explained for row in made)
     reached = "all rows with a target reached it" + (", or name the assumption by which they differ" if differ else "")

@@ -1,10 +1,12 @@
 """The benchmark of serving: what it says of rivals that are there, and of those that are not."""
 
+import sys
 from pathlib import Path
 
 import bench_serving
 import pytest
-from bench_serving import CONTENDERS, ENCODER, Measured, Started
+from bench_serving import CONTENDERS, ENCODER, SENT, SENT_ALONE, SERIAL_ALONE, Contender, Measured, Started
+from benchmarks.rows import Row
 from loaders import installing
 
 
@@ -27,6 +29,44 @@ def test_a_ratio_is_the_median_of_those_within_a_round() -> None:
     row = next(row for row in bench_serving.rows(found) if row.name == ENCODER)
     assert row.measured.startswith("1.20 x the floor")
     assert row.reached is False
+
+
+def test_what_is_sent_gains_from_cores_by_its_own_runs() -> None:
+    found = {c.name: [measured(1.0)] for c in CONTENDERS}
+    found |= {SENT_ALONE: [measured(1.8)], SERIAL_ALONE: [measured(2.0)]}
+    made = {row.name: row for row in bench_serving.rows(found)}
+    shared, sent = (made[f"{name}: one core to all, over what serial loops gain"] for name in (ENCODER, SENT))
+    assert (shared.measured, shared.reached) == ("0.50 x", False)
+    assert (sent.measured, sent.reached) == ("0.90 x", False)
+
+
+def test_a_run_that_is_cut_has_printed_the_table_of_the_rounds_before(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[str] = []
+
+    def run(contender: Contender, _shards: Path, _count: int) -> Measured:
+        seen.append(contender.name)
+        if seen.count(contender.name) == 2:
+            raise KeyboardInterrupt
+        return measured(1.0)
+
+    monkeypatch.setattr(sys, "argv", ["bench_serving.py", "--rounds", "2"])
+    for name, replacement in {
+        "run": run,
+        "start": lambda *_: Started(0.5, 0.9, 0.8),
+        "import_cpu_s": lambda _: 1.0,
+        "tiny_row": lambda _: Row("tiny", "4,180", "", None),
+        "prepare": lambda *_: None,
+    }.items():
+        monkeypatch.setattr(bench_serving, name, replacement)
+    monkeypatch.setattr(bench_serving.subprocess, "run", lambda *_, **__: None)
+    with pytest.raises(KeyboardInterrupt):
+        bench_serving.main()
+    printed = capsys.readouterr().out
+    assert "after 1 of 2 rounds" in printed
+    assert f"{ENCODER} " in printed
+    assert "4,180" in printed
 
 
 def test_a_warm_start_is_judged_and_a_cold_one_told() -> None:
