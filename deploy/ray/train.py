@@ -3,7 +3,8 @@
     python deploy/ray/train.py --workers 40 --gpus -- --job job.yaml --checkpoint.directory /ckpt
 
 Ray Train places the workers, starts all of them again after a failure, and so resumes from the newest checkpoint. Each
-worker runs one rank of `trainclient train`, whose options stand behind `--`. Needs `pip install 'ray[train]'`.
+worker runs one rank of `trainclient train`, whose options stand behind `--`. It reaches servers on 50051 and up,
+and for data connections on 51051 and up. Needs `pip install 'ray[train]'`.
 """
 
 import argparse

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # One task of the component that serves: a data server, started again when it crashes. train.sbatch sets the variables.
+# It listens for data connections on the port 1000 above its own, or on a free one if another job has that.
 # Threads and memory are given, since not every cluster limits its tasks by control groups.
 set -uo pipefail
 share=$(((SERVER_MEMORY << 20) / 6))
