@@ -226,7 +226,7 @@ def test_a_thread_that_cannot_be_started_costs_no_call(
 def test_a_stream_that_cannot_begin_takes_no_place(datasets: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     with running(datasets, max_streams=1) as server:
         job_id = server.create().job_id
-        without_threads(monkeypatch, "prepare", 2)
+        without_threads(monkeypatch, "plan", 2)
         for _ in range(2):
             with pytest.raises(grpc.RpcError) as caught:
                 server.read(job_id)

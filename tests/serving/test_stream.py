@@ -52,22 +52,23 @@ class Source:
 
 @pytest.fixture
 def shared() -> Iterator[Shared]:
-    """Room for one microbatch of each stream, and one place for making them."""
-    budget, decoding = ByteBudget(0), FairPool(1, "decode")
-    with ThreadPoolExecutor(8) as preparing:
+    """Room for one microbatch of each stream, and one thread that lays out, one that decodes."""
+    budget, laying_out, decoding = ByteBudget(0), FairPool(1, "layout"), FairPool(1, "decode")
+    with ThreadPoolExecutor(8) as planning:
         yield Shared(
             stream_bytes=SIZE,
             ahead_bytes=8 * SIZE,
             budget=budget,
             buffers=BufferPool(budget),
-            preparing=preparing,
-            laying_out=threading.BoundedSemaphore(1),
+            planning=planning,
+            laying_out=laying_out,
             decoding=decoding,
             shared_memory=SharedMemoryListener(wanted=False),
             direct=DirectListener(),
             draining=threading.Event(),
             metrics=Metrics(),
         )
+    laying_out.shutdown()
     decoding.shutdown()
 
 
@@ -83,6 +84,12 @@ def until(done: Callable[[], bool]) -> None:
     while not done():
         assert time.monotonic() < end
         time.sleep(0.001)
+
+
+def has_plan(stream: MicrobatchStream) -> bool:
+    """Whether its next microbatch is to be laid out."""
+    with stream._preparation._condition:
+        return stream._preparation._plan is not None
 
 
 def test_a_consumer_that_reads_as_its_memory_is_taken_gets_no_bytes_of_another_stream(
@@ -119,14 +126,40 @@ def test_a_consumer_that_reads_as_its_memory_is_taken_gets_no_bytes_of_another_s
     assert [pb.StreamMicrobatchesResponse.FromString(m) for m in rest] == [pb.StreamMicrobatchesResponse(end=end)]
 
 
-def test_a_stream_that_is_closed_before_it_tokenizes_does_not(shared: Shared) -> None:
-    source = Source()
-    with shared.laying_out:
-        stream = opened(shared, source)
-        until(lambda: bool(stream._preparation._queue))
-        stream.close()
-    until(lambda: shared.buffers.free_bytes >= SIZE)
+def test_a_stream_that_is_closed_before_its_turn_to_be_laid_out_begins_nothing(shared: Shared) -> None:
+    source, go = Source(), threading.Event()
+    shared.laying_out.queue("another").submit(go.wait, TIMEOUT_S)
+    stream = opened(shared, source)
+    until(lambda: has_plan(stream))
+    stream.close()
+    go.set()
+    shared.laying_out.queue(source.job_id).submit(print).result(TIMEOUT_S)
     assert source.prepared == 0
+    assert shared.buffers.free_bytes == 0, "no memory was taken for it"
+
+
+def test_a_job_with_many_streams_has_views_laid_out_as_often_as_one_with_a_single_stream(shared: Shared) -> None:
+    """However many it opens, and whether anybody reads them or not."""
+    go, prepared = threading.Event(), list[str]()
+
+    class Noted(Source):
+        def __init__(self, job_id: str) -> None:
+            self.job_id = job_id
+
+        def prepare(self, spec: Any, buffer: Any) -> Any:
+            prepared.append(self.job_id)
+            return super().prepare(spec, buffer)
+
+    shared.laying_out.queue("another").submit(go.wait, TIMEOUT_S)
+    streams = [opened(shared, Noted(job_id)) for job_id in ["crowd"] * 5]
+    until(lambda: all(map(has_plan, streams)))
+    streams.append(opened(shared, Noted("neighbour")))
+    until(lambda: has_plan(streams[-1]))
+    go.set()
+    until(lambda: len(prepared) == len(streams))
+    assert prepared == ["crowd", "neighbour", *["crowd"] * 4]
+    for stream in streams:
+        stream.close()
 
 
 def test_a_microbatch_that_the_machine_has_no_memory_for_ends_its_stream(
@@ -176,5 +209,5 @@ def test_a_plan_that_comes_after_the_end_is_not_cached(shared: Shared) -> None:
     assert asked.wait(TIMEOUT_S)
     stream.close()
     closed.set()
-    shared.preparing.shutdown()
+    shared.planning.shutdown()
     assert stream._preparation._plan is None

@@ -92,8 +92,8 @@ class OneStream:
             ahead_bytes=ahead_bytes,
             budget=memory,
             buffers=BufferPool(memory),
-            preparing=Inline(),  # type: ignore[arg-type]
-            laying_out=threading.Lock(),
+            planning=Inline(),  # type: ignore[arg-type]
+            laying_out=Inline(),  # type: ignore[arg-type]
             decoding=Inline(),  # type: ignore[arg-type]
             shared_memory=SharedMemoryListener(wanted=True),
             direct=DirectListener(),
@@ -134,9 +134,9 @@ ALL = [(step, microbatch) for step in range(5) for microbatch in range(3)]
 NUMBERS = [10 * step + microbatch for step, microbatch in ALL]
 
 
-def test_a_stream_has_its_turns_at_decoding_with_those_of_its_job() -> None:
-    decoding: Any = OneStream(Source()).shared.decoding
-    assert decoding.groups == ("job",)
+def test_a_stream_has_its_turns_at_laying_out_and_decoding_with_those_of_its_job() -> None:
+    shared: Any = OneStream(Source()).shared
+    assert (shared.laying_out.groups, shared.decoding.groups) == (("job",), ("job",))
 
 
 @pytest.mark.parametrize(
@@ -383,6 +383,16 @@ def test_a_cancelled_assembly_is_settled_without_its_tasks() -> None:
     assert settled == [made]
     assert made.encoded is None
     assert made.error is None
+
+
+def test_an_assembly_that_is_cancelled_before_it_begins_tokenizes_nothing() -> None:
+    source, settled = Source(), list[Assembly]()
+    spec = source.specify(source.plan(0, None), 0)
+    made = Assembly(spec, memory(), Metrics(), settled.append, opened(None, "prepare"))
+    made.cancel()
+    made.start(source, Inline())  # type: ignore[arg-type]
+    assert settled == [made]
+    assert source.prepared == []
 
 
 def test_an_assembly_that_failed_begins_no_other_task() -> None:

@@ -46,7 +46,7 @@ def refusal(call: Any) -> tuple[grpc.StatusCode, str, str, str]:
 def test_a_server_that_has_stopped_has_no_threads_that_prepare_or_decode(tmp_path: Path) -> None:
     with running({"d": index(write_pairs(tmp_path / "d", 4, 4))}) as made:
         shared = made.server.streams.shared
-    for pool in (shared.preparing, shared.decoding.queue("job")):
+    for pool in (shared.planning, shared.laying_out.queue("job"), shared.decoding.queue("job")):
         with pytest.raises(RuntimeError, match="after shutdown"):
             pool.submit(print)
 
@@ -233,7 +233,7 @@ def rest(server: Running) -> None:
     """Wait until the server has nothing left to do for its open streams, through the pools' own queues."""
     shared = server.server.streams.shared
     for _ in range(50):
-        for pool in (shared.preparing, shared.decoding._threads):
+        for pool in (shared.planning, shared.laying_out._threads, shared.decoding._threads):
             barrier = threading.Barrier(pool._max_workers)
             for future in [pool.submit(barrier.wait, TIMEOUT_S) for _ in range(pool._max_workers)]:
                 future.result(TIMEOUT_S)
@@ -298,8 +298,8 @@ def test_a_consumer_that_leaves_frees_budget_streams_and_threads(photographs: Pa
         rest(server)
         assert server.server.streams.shared.budget.used == 0
         shared = server.server.streams.shared
-        pools = shared.decoding._threads._max_workers + shared.preparing._max_workers
-        assert threading.active_count() <= before + pools + 5
+        pools = shared.planning, shared.laying_out._threads, shared.decoding._threads
+        assert threading.active_count() <= before + sum(pool._max_workers for pool in pools) + 5
 
 
 def test_a_drain_ends_streams_in_order_with_the_next_cursor(server: Running) -> None:

@@ -54,6 +54,7 @@ class Preparation:
         self._source = source
         self._transports = transports
         self._traces = traces
+        self._laying_out = shared.laying_out.queue(source.job_id)
         self._decoding = shared.decoding.queue(source.job_id)
         self._stop = threading.Event()
         self._condition = threading.Condition()
@@ -93,7 +94,10 @@ class Preparation:
             if self._pending is not None and self._is_far_ahead():
                 return
             self._preparing = True
-            self._shared.preparing.submit(self._prepare_next)
+            if self._is_planned():
+                self._laying_out.submit(self._lay_out_next)
+            else:
+                self._shared.planning.submit(self._plan_next)
 
     def take(self) -> Assembly | None:
         """The next microbatch as soon as it is settled; None where the stream ends. It is to be released.
@@ -161,8 +165,28 @@ class Preparation:
         # However large they are, two: behind the last images of one alone, threads would have nothing to do.
         return len(self._queue) >= MAX_AHEAD or (len(self._queue) > 1 and queued >= self._shared.ahead_bytes)
 
-    def _prepare_next(self) -> None:
-        """Begin the next microbatch, if there is memory for it, in one of the preparing threads."""
+    def _is_planned(self) -> bool:
+        """Whether the next microbatch can be laid out, as its plan is here, or there is none."""
+        step, _ = self._cursor
+        return step >= self._source.num_steps or (self._plan is not None and self._plan.step == step)
+
+    def _plan_next(self) -> None:
+        """Get the plan of the next microbatch, in one of the planning threads, and have it laid out in turn."""
+        step, microbatch = self._cursor
+        try:
+            with opened(self._wait_for(step, microbatch), "plan", step=step):
+                plan = with_retries(
+                    lambda: self._source.plan(step, self._stop.is_set), self._stop, self._shared.metrics
+                )
+            with self._condition:
+                if not self._closed:
+                    self._plan = plan
+                    self._laying_out.submit(self._lay_out_next)
+        except Exception as error:
+            self._exhaust(service_error(error))
+
+    def _lay_out_next(self) -> None:
+        """Begin the next microbatch, if there is memory for it, in one of the threads that lay out."""
         try:
             spec = self._next_spec()
         except Exception as error:
@@ -183,8 +207,7 @@ class Preparation:
                 self._preparing = False
                 return
         # Without the lock: this reads token ids. If `close` cancelled the assembly meanwhile, `start` only settles it.
-        with self._shared.laying_out:
-            assembly.start(self._source, self._decoding)
+        assembly.start(self._source, self._decoding)
         with self._condition:
             self._preparing = False
         self.more()
@@ -196,17 +219,12 @@ class Preparation:
             self._condition.notify_all()
 
     def _next_spec(self) -> MicrobatchSpec | None:
+        """What the next microbatch will hold; None at the end of the job, and of a stream that was closed."""
         if (pending := self._pending) is not None:
             return pending
-        step, microbatch = self._cursor
-        if step >= self._source.num_steps:
+        (step, microbatch), plan = self._cursor, self._plan
+        if step >= self._source.num_steps or plan is None:
             return None
-        if self._plan is None or self._plan.step != step:
-            with opened(self._wait_for(step, microbatch), "plan", step=step):
-                self._plan = with_retries(
-                    lambda: self._source.plan(step, self._stop.is_set), self._stop, self._shared.metrics
-                )
-        plan = self._plan
         if microbatch >= plan.num_microbatches:
             raise DataServiceError(
                 errors_pb2.ERROR_REASON_STEP_OUT_OF_RANGE,
@@ -235,7 +253,6 @@ class Preparation:
     def _admit(self, spec: MicrobatchSpec) -> Assembly | None:
         """An assembly in the queue, with memory; None if there is none left or the stream was closed."""
         if self._closed:
-            self._plan = None  # it may have come after `close`
             return None
         self._pending = spec
         if self._is_far_ahead():  # with what comes next known, so that nothing waits for its plan

@@ -2,7 +2,6 @@
 
 import threading
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from dataserver.serving.memory import BufferPool, ByteBudget
@@ -22,13 +21,13 @@ class Shared:
     """A stream that has so many bytes of microbatches ahead begins no further one."""
     budget: ByteBudget
     buffers: BufferPool
-    preparing: Executor
-    """Plans and lays out views, in a thread for each stream: one whose job is queued keeps no other from
-    planning. Decoding has threads of its own, so that a new stream's plan need not wait for images."""
-    laying_out: AbstractContextManager[bool]
-    """Entered while a stream reads token ids and lays out a view, which few of them do at once."""
+    planning: Executor
+    """Gets plans, in a thread for each stream: one whose job is queued keeps no other from planning."""
+    laying_out: FairPool
+    """Reads token ids and lays out views, and gives the rest to `decoding`. Both have a group for each job, and in it a
+    queue for each stream: a job that opens many streams has no more of its threads than one that opens a single one."""
     decoding: FairPool
-    """Decodes images; a group for each job, and in it a queue for each stream."""
+    """Decodes images. It has threads of its own, so that a new stream's views need not wait for images."""
     shared_memory: SharedMemoryListener
     direct: DirectListener
     draining: threading.Event

@@ -46,8 +46,8 @@ class Streams:
             budget=budget,
             buffers=BufferPool(budget),
             # Twice as many: the thread of a closed stream may still compute a plan that others wait for.
-            preparing=ThreadPoolExecutor(2 * config.max_streams, "prepare"),
-            laying_out=threading.BoundedSemaphore(VIEWS_AT_ONCE),
+            planning=ThreadPoolExecutor(2 * config.max_streams, "plan"),
+            laying_out=FairPool(VIEWS_AT_ONCE, "layout"),
             decoding=FairPool(config.decode_threads, "decode"),
             shared_memory=SharedMemoryListener(config.shared_memory),
             direct=DirectListener(),
@@ -181,8 +181,9 @@ class Streams:
         self.cut()
         self.shared.shared_memory.close()
         self.shared.direct.close()
-        # Closed streams submit nothing to `preparing`; what runs there may still submit to `decoding`: it ends first.
-        self.shared.preparing.shutdown(cancel_futures=True)
+        # Closed streams begin nothing; what runs in one pool may still submit to the next, so the first one ends first.
+        self.shared.planning.shutdown(cancel_futures=True)
+        self.shared.laying_out.shutdown()
         self.shared.decoding.shutdown()
 
     def _check_owner(self, owner: Identity, job_id: str) -> None:
