@@ -24,11 +24,13 @@ from dataserver.assembly.reference_images import (
     WEBP_OPAQUE,
 )
 from dataserver.assembly.tokens import ByteTokenizer
-from dataserver.images import DrawnTransform, ImageShape, decode_patches, transform
+from dataserver.images import U8, DrawnTransform, ImageShape, decode_patches, transform
 from dataserver.planning.job.fields import (
     ColorJitter,
     GaussianBlur,
+    Interpolation,
     Quality,
+    RandAugment,
     Resampling,
     Sizing,
     SizingRule,
@@ -41,6 +43,8 @@ RESAMPLED: Final = "86f2aa89d6f9dc242b1e6f60f100423bdea2f3a9150b222ed57de95e6380
 """What Pillow's filters make of `_png`, as SHA-256, with Pillow 11.3 and 13."""
 TRANSFORMED: Final = "e0e50b2507d1a5078719c68fd6961a8cd76f136b3a8d49fe9e991cd92c7043e6"
 """What transforms make that compute colours, as SHA-256, with Pillow 13.0.0."""
+AUGMENTED: Final = "a8bba69c98c39b9fba295a0e0f8b91cebb1d9e308159cbbc23a7d55278259534"
+"""What RandAugment and changes of hue make, as SHA-256, with Pillow 11.3 and 13."""
 TILED: Final = "1c81a11027d5e79436aecaa08fbc50d69b09f36ade327178d7cc24bbd0513a5f"
 """What images are cut into, as SHA-256, with Pillow 13.0.0."""
 
@@ -67,6 +71,9 @@ def content_digest() -> str:
     transformed = _transformed()
     if transformed != TRANSFORMED:  # nor does it change with transforms
         digest.update(transformed.encode())
+    augmented = _augmented()
+    if augmented != AUGMENTED:  # nor with RandAugment and hues
+        digest.update(augmented.encode())
     tiled = _tiled()
     if tiled != TILED:  # nor with tiles
         digest.update(tiled.encode())
@@ -95,8 +102,7 @@ def _tiled() -> str:
 
 def _transformed() -> str:
     """SHA-256, hexadecimal, of what the transforms make that compute colours: the blur is made by Pillow."""
-    digest = hashlib.sha256()
-    pixels = (np.arange(64 * 48 * 3) ** 2 % 251).astype(np.uint8).reshape(64, 48, 3)
+    digest, pixels = hashlib.sha256(), _pixels()
     jitter = ColorJitter(kind="color_jitter", brightness="0.4", contrast="0.4", saturation="0.4")
     blur = GaussianBlur(kind="gaussian_blur", probability="1", max_sigma="0.25")
     for word in (1 << 56, 1 << 61, 1 << 63, (1 << 64) - 1):  # deviations from 0.05 to 12 pixels
@@ -104,6 +110,28 @@ def _transformed() -> str:
             made = transform(pixels, [DrawnTransform(options, (word, word, word // 3, word // 7))])
             digest.update(np.ascontiguousarray(made).tobytes())
     return digest.hexdigest()
+
+
+def _augmented() -> str:
+    """SHA-256, hexadecimal, of what each operation of RandAugment makes with both signs, and of hues that are turned:
+    by Pillow."""
+    digest, pixels = hashlib.sha256(), _pixels()
+    still: dict[str, Any] = dict.fromkeys(("brightness", "contrast", "saturation"), "0")
+    drawn = [
+        DrawnTransform(ColorJitter(kind="color_jitter", hue="0.5", **still), (0, 0, 0, word))
+        for word in (1 << 56, 1 << 62, 7 << 61)
+    ]
+    for interpolation in Interpolation:
+        options = RandAugment(kind="rand_augment", num_ops=1, interpolation=interpolation, fill=(9, 99, 199))
+        drawn += [DrawnTransform(options, ((n << 64) // 28 + 1,)) for n in range(28)]
+    for step in drawn:
+        digest.update(np.ascontiguousarray(transform(pixels, [step])).tobytes())
+    return digest.hexdigest()
+
+
+def _pixels() -> U8:
+    """Pixels of a fixed pattern."""
+    return (np.arange(64 * 48 * 3) ** 2 % 251).astype(np.uint8).reshape(64, 48, 3)
 
 
 def _resampled() -> str:

@@ -13,7 +13,7 @@ from dataserver.dataset import location
 from dataserver.security import Credentials
 
 if TYPE_CHECKING:
-    from dataserver.planning.job.fields import Sizing
+    from dataserver.planning.job.fields import Sizing, SpecModel
 
 _SAYS_ITSELF = tyro.conf.arg(help_behavior_hint="")
 """The help text says what holds without the flag, and whether it may be repeated."""
@@ -111,14 +111,38 @@ def sizing_of_job(path: Path) -> "Sizing":
     Raises:
         ValueError: the file cannot be read or used, or has no such sizing.
     """
+    sizing = _stream_of_job(path).get("sizing", {})
+    if not isinstance(sizing, dict):
+        raise ValueError(f"--job {path} has no stream with a sizing; give a whole job")
+    return sizing_of(**sizing)
+
+
+def transforms_of_job(path: Path) -> "tuple[SpecModel, ...]":
+    """The transforms of pixels of a job in a file, without those that users install.
+
+    Raises:
+        ValueError: the file cannot be read or used, or has no such transforms.
+    """
+    from pydantic import ValidationError
+
+    from dataserver.planning.job.fields import InstalledPixels, TransformsOfPixels, describe
+
+    given = {"transforms": _stream_of_job(path).get("transforms")}
+    try:
+        found = TransformsOfPixels.model_validate_json(json.dumps(given)).transforms or ()
+    except ValidationError as error:
+        raise ValueError(f"--job {path}: {describe(error, given, TransformsOfPixels)}") from None
+    return tuple(one for one in found if not isinstance(one, InstalledPixels))
+
+
+def _stream_of_job(path: Path) -> dict[str, Any]:
     from dataserver.job_files import read_job
 
     job = read_job(path)
     stream = job.get("stream") if isinstance(job, dict) else None
-    sizing = stream.get("sizing", {}) if isinstance(stream, dict) else None
-    if not isinstance(sizing, dict):
+    if not isinstance(stream, dict):
         raise ValueError(f"--job {path} has no stream with a sizing; give a whole job")
-    return sizing_of(**sizing)
+    return stream
 
 
 def sizing_of(**values: Any) -> "Sizing":

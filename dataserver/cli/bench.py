@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dataserver.cli.arguments import MaybeInt, MaybePath, Transforms, sizing_of, sizing_of_job
+from dataserver.cli.arguments import MaybeInt, MaybePath, Transforms, sizing_of, sizing_of_job, transforms_of_job
 from dataserver.cli.tables import console_for_tables
 from dataserver.cli.throughput import READING, WARM_SAMPLES, Decoded, Made, Maker, Rate, images_of, sampled
 from dataserver.cli.transform_costs import TransformCost, pixel_transforms, transform_cost
@@ -49,7 +49,8 @@ def bench(
         samples: Samples to make; 400 by default.
         rate: Images, clips and videos a second that training needs; a table of rates by default.
         threads: Threads of the second measurement; one for each core by default.
-        job: Job whose sizing is used, with its rule, tiles, clips and videos, instead of the next three.
+        job: Job whose sizing is used, with its rule, tiles, clips and videos, instead of the next three; the cost of
+            transforms that it names and servers have built in is measured too.
         max_patches: Largest number of patches of an image, as in the job's sizing; 1024 by default.
         quality: Quality of decoding, as in the job's sizing; fast by default.
         resampling: Filter of Pillow, as in the job's sizing; the server's own bilinear one by default.
@@ -67,7 +68,8 @@ def bench(
     stated = {"max_patches": max_patches, "quality": quality, **of_filter}
     sizing = sizing_of(**stated) if job is None else sizing_of_job(job)
     silence_pillow_warnings()
-    pool, wanted = pixel_transforms(transform)
+    pool, installed = pixel_transforms(transform)
+    wanted = (*(() if job is None else transforms_of_job(job)), *installed)
     path = location(path)
     dataset = Dataset.open(path, index_dir)
     maker = Maker(dataset, sizing)
@@ -77,7 +79,8 @@ def bench(
             f"none of {len(chosen)} samples of {path} has an image, a clip or a video; bench measures how fast "
             "these are made"
         )
-    if wanted and not any(sample.images for sample in images_of(chosen)):
+    has_images = any(sample.images for sample in images_of(chosen))
+    if installed and not has_images:
         raise ValueError(f"none of {len(chosen)} samples of {path} has an image to transform; leave --transform out")
     maker.make(chosen[:: max(1, len(chosen) // WARM_SAMPLES)])
     made = maker.make(chosen)
@@ -88,12 +91,12 @@ def bench(
         f"{len(dataset.shards)} shards, with {made.num_images} {_what(made)}; measured on this machine, {cores} cores"
     )
     _show(console, made, rates, RATES if rate is None else (rate,))
-    if wanted:
+    if wanted and has_images:
         try:
             cost = transform_cost(dataset, sizing, images_of(chosen), pool, wanted)
         except (TransformFailedError, TransformUnavailableError) as error:
             raise ValueError(f"{error}; mend the transform, or leave --transform out") from error
-        _show_cost(console, cost)
+        _show_cost(console, cost, hands_over=bool(installed))
 
 
 def _check(flag: str, value: int, most: int) -> None:
@@ -113,12 +116,11 @@ def _show(console: Console, made: Made, rates: list[Rate], wanted: tuple[int, ..
     console.print(f"counted with {of_core:.0f} {what}/s of a busy core. Planning and sending come on top.")
 
 
-def _show_cost(console: Console, cost: TransformCost) -> None:
-    console.print(
-        f"CPU time of an image: {cost.without_ms:.2f} ms without the transforms, {cost.with_ms:.2f} ms with them; to "
-        f"hand pixels to their processes and back takes {cost.handing_over_ms:.2f} ms of that",
-        highlight=False,
-    )
+def _show_cost(console: Console, cost: TransformCost, *, hands_over: bool) -> None:
+    said = f"CPU time of an image: {cost.without_ms:.2f} ms without the transforms, {cost.with_ms:.2f} ms with them"
+    if hands_over:
+        said += f"; to hand pixels to their processes and back takes {cost.handing_over_ms:.2f} ms of that"
+    console.print(said, highlight=False)
 
 
 def limiting_stage(made: Made) -> str:

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from dataserver.assembly import DECODERS, Item, format_name
 from dataserver.dataset import Dataset, ImageRef, Shard
-from dataserver.images import DrawnTransform
 from dataserver.planning.job.fields import MICROSECONDS, Sizing
 from dataserver.planning.stream.item_sizes import VideoLengths, item_grids
 
@@ -131,9 +130,8 @@ def _items(refs: Sequence[ImageRef], sizing: Sizing) -> list[Item]:
 class Maker:
     """Makes samples as servers do."""
 
-    def __init__(self, dataset: Dataset, sizing: Sizing, drawn: tuple[DrawnTransform, ...] = ()) -> None:
-        """Make images with these transforms, clips and videos as they are."""
-        self._dataset, self._sizing, self._drawn = dataset, sizing, drawn
+    def __init__(self, dataset: Dataset, sizing: Sizing) -> None:
+        self._dataset, self._sizing = dataset, sizing
         self._of_thread = threading.local()
 
     def make(self, samples: Sequence[Sample]) -> Made:
@@ -166,7 +164,6 @@ class Maker:
     def _decode(self, data: bytes, ref: ImageRef, item: Item, made: Made) -> None:
         """Decode an item; clips and videos have memory of their own each time."""
         out = self._buffer()[: item.rows * item.columns] if ref.is_image else None
-        item = item._replace(drawn=self._drawn) if ref.is_image else item
         began = time.perf_counter()
         valid = DECODERS[ref.modality](data, ref, item, self._sizing, out)
         seconds = time.perf_counter() - began

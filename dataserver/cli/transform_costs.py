@@ -1,20 +1,21 @@
-"""What transforms of pixels cost an image: CPU time of this process and of those that run them."""
+"""What transforms of pixels cost an image: CPU time of this process and of those that run installed ones."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from dataserver.cli.throughput import Maker, Sample
 from dataserver.dataset import Dataset
-from dataserver.images import U8, DrawnTransform
-from dataserver.planning.job.fields import InstalledPixels, InstalledTransform, Sizing
+from dataserver.images import TRANSFORM_WORDS, U8, DrawnTransform
+from dataserver.planning.job.fields import InstalledPixels, InstalledTransform, Sizing, SpecModel
+from dataserver.planning.stream.randomness import Operator, draws
 from dataserver.transforms import Kind, TransformPool, parse_transform
 
-WORDS: Final = (1 << 62, 1 << 61, 1 << 63, 1 << 60)
-"""Draws of each image."""
+Apply = Callable[[U8, InstalledPixels, Sequence[int]], U8]
+"""What applies installed transforms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class TransformCost:
     without_ms: float
     with_ms: float
     handing_over_ms: float
-    """The part of it that hands pixels to other processes and back, with nothing done to them."""
+    """The part of it that hands pixels to the processes of installed transforms and back, with nothing done to them."""
 
 
 def pixel_transforms(entries: Sequence[str]) -> tuple[TransformPool, tuple[InstalledPixels, ...]]:
@@ -50,9 +51,11 @@ def transform_cost(
     sizing: Sizing,
     chosen: Sequence[Sample],
     pool: TransformPool,
-    wanted: Sequence[InstalledPixels],
+    wanted: Sequence[SpecModel],
 ) -> TransformCost:
     """Make images three times on one thread: as they are, with the transforms, and handed over without them.
+
+    Each image has draws of its own; the pool runs the transforms that are installed.
 
     Raises:
         ShardReadError: storage failed.
@@ -75,9 +78,31 @@ def transform_cost(
         return made.data.reshape(pixels.shape)
 
     found = []
-    for by in (None, transformed, untouched):
-        drawn = () if by is None else tuple(DrawnTransform(options, WORDS, by) for options in wanted)
+    installed = [options for options in wanted if isinstance(options, InstalledPixels)]
+    for run, by in (((), untouched), (wanted, transformed), (installed, untouched)):
+        samples = list(_with_draws(chosen, run, by))
         elsewhere_ns, began = 0, time.process_time_ns()
-        images = Maker(dataset, sizing, drawn).make(chosen).num_images
+        images = Maker(dataset, sizing).make(samples).num_images
         found.append((time.process_time_ns() - began + elsewhere_ns) / images / 1e6)
     return TransformCost(found[0], found[1], found[2] - found[0])
+
+
+def _with_draws(samples: Sequence[Sample], wanted: Sequence[SpecModel], by: Apply) -> Iterator[Sample]:
+    """The samples whose images are transformed."""
+    number = 0
+    for sample in samples:
+        images = []
+        for ref, item in sample.images:
+            drawn = tuple(
+                DrawnTransform(options, words_of(number, t), by if isinstance(options, InstalledPixels) else None)
+                for t, options in enumerate(wanted)
+            )
+            images.append((ref, item._replace(drawn=drawn)))
+            number += 1
+        yield Sample(tuple(images))
+
+
+def words_of(image: int, number: int = 0) -> tuple[int, ...]:
+    """Draws for one of the transforms of an image."""
+    words = draws(0, Operator.IMAGE_TRANSFORM, 0, 0, image, TRANSFORM_WORDS * (number + 1))
+    return tuple(words.tolist()[-TRANSFORM_WORDS:])

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from dataserver.cli.throughput import spread_evenly
-from dataserver.cli.transform_costs import WORDS, as_pixels
+from dataserver.cli.transform_costs import as_pixels, words_of
 from dataserver.dataset import (
     TEXT_TRANSFORM,
     TRANSFORM,
@@ -74,7 +74,7 @@ def _verify_pixels(dataset: Dataset, wanted: InstalledTransform, runs: Runs) -> 
                 return pixels
 
             try:
-                decode_patches(dataset.read(ref), shape, _SIZING, out, [DrawnTransform(options, WORDS, both)])
+                decode_patches(dataset.read(ref), shape, _SIZING, out, [DrawnTransform(options, words_of(0), both)])
             except TransformUnavailableError as error:
                 yield shard, key, f"{error}; no further sample was tried"
                 return

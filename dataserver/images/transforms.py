@@ -14,7 +14,14 @@ from typing import Any, Final
 import numpy as np
 
 from dataserver.images.patches import U8
-from dataserver.planning.job.fields import ColorJitter, GaussianBlur, HorizontalFlip, RandomResizedCrop, SpecModel
+from dataserver.planning.job.fields import (
+    ColorJitter,
+    GaussianBlur,
+    HorizontalFlip,
+    RandAugment,
+    RandomResizedCrop,
+    SpecModel,
+)
 
 TRANSFORM_WORDS: Final = 4
 """Words of 64 bits that are drawn for each transform of an image."""
@@ -71,9 +78,9 @@ def random_resized_crop(pixels: U8, options: RandomResizedCrop, words: Sequence[
 
 
 def color_jitter(pixels: U8, options: ColorJitter, words: Sequence[int]) -> U8:
-    """Multiply brightness, contrast and saturation by factors that are drawn in this order.
+    """Multiply brightness, contrast and saturation by factors that are drawn in this order; then turn hues.
 
-    All three are one affine map of a pixel's colours, in integers of 16 bits behind the point; it is cut to 0 to 255 at
+    The three are one affine map of a pixel's colours, in integers of 16 bits behind the point; it is cut to 0 to 255 at
     its end alone.
     """
     shares = map(Fraction, (options.brightness, options.contrast, options.saturation))
@@ -93,7 +100,18 @@ def color_jitter(pixels: U8, options: ColorJitter, words: Sequence[int]) -> U8:
         for channel, (of_red, of_green, of_blue) in enumerate(matrix):
             values = (red * of_red + green * of_green + blue * of_blue + offset) >> 16
             made[top : top + _ROWS, :, channel] = values.clip(0, 255)
-    return made
+    return (
+        made if options.hue is None else _turned(made, Fraction(options.hue) * (2 * Fraction(words[3], 2**_BITS) - 1))
+    )
+
+
+def _turned(pixels: U8, share: Fraction) -> U8:
+    """Turn hues by a share of a whole turn, in Pillow's HSV and whole 255ths, as torchvision does."""
+    from PIL import Image
+
+    hue, saturation, value = Image.fromarray(pixels).convert("HSV").split()
+    turned = Image.fromarray(np.asarray(hue) + np.uint8(int(share * 255) % 256))
+    return np.asarray(Image.merge("HSV", (turned, saturation, value)).convert("RGB"))
 
 
 def gaussian_blur(pixels: U8, options: GaussianBlur, words: Sequence[int]) -> U8:
@@ -110,11 +128,19 @@ def gaussian_blur(pixels: U8, options: GaussianBlur, words: Sequence[int]) -> U8
     return np.asarray(blurred)
 
 
+def rand_augment(pixels: U8, options: RandAugment, words: Sequence[int]) -> U8:
+    """Apply operations that are drawn, as `dataserver/images/rand_augment.py` says."""
+    from dataserver.images.rand_augment import augmented
+
+    return augmented(pixels, options, words)
+
+
 TRANSFORMS: Final[dict[type[SpecModel], ImageTransform]] = {
     HorizontalFlip: ImageTransform(horizontal_flip),
     RandomResizedCrop: ImageTransform(random_resized_crop, lambda options: Fraction(options.min_area)),
     ColorJitter: ImageTransform(color_jitter),
     GaussianBlur: ImageTransform(gaussian_blur),
+    RandAugment: ImageTransform(rand_augment),
 }
 """By the options that a job has for it."""
 

@@ -27,6 +27,7 @@ ENVIRONMENTS: Final = {
     "grain": (("grain==0.2.18", "jax==0.10.2"),),
     # Of torchvision its Python alone runs beside a torch for CPUs, which is all that torchtitan's loader calls.
     "torchtitan": (("torchtitan==0.3.0",), ("--no-deps", "torchvision==0.28.0")),
+    "torchvision": (("--no-deps", "torchvision==0.28.0"),),
     # Meant for a later Python; what the tests call runs with 3.11.
     "megatron": (
         (*_LATER_PYTHON, "megatron-core==0.19.2", "megatron-bridge==0.6.2"),
@@ -43,7 +44,7 @@ ENVIRONMENTS: Final = {
 }
 """Packages of each environment, in the order in which they are installed."""
 _BESIDE_OURS: Final = frozenset(
-    {"lightning", "grain", "torchtitan", "megatron", "megatron-energon", "peft", "transformers4"}
+    {"lightning", "grain", "torchtitan", "megatron", "megatron-energon", "peft", "torchvision", "transformers4"}
 )
 """Environments of frameworks, which find what is not theirs where our own packages are: torch, above all."""
 _COMPLETE: Final = ".complete"

@@ -83,6 +83,25 @@ def test_images_differ_between_epochs_and_not_between_jobs_of_the_same_stream(pl
     assert all(found[a] != found[b] for a, b in again)
 
 
+def test_augmented_images_differ_between_epochs_and_by_options_alone(plain: Run) -> None:
+    augment = {"kind": "rand_augment", "num_ops": 4, "magnitude": 20}
+    run = changed(plain, transforms=[augment])
+    found, filled = images_of(run), images_of(changed(plain, transforms=[{**augment, "fill": [9, 9, 9]}]))
+    assert images_of(changed(run, encoders=1)) == found
+    again = [(a, b) for a in found for b in found if a[1] < b[1] and (a[0], *a[2:]) == (b[0], *b[2:])]
+    assert len(again) > 10
+    assert sum(found[a] != found[b] for a, b in again) > 0.9 * len(again), "all but a few drew other operations"
+    assert found != filled, "options count"
+
+
+def test_hues_that_stay_are_no_field_of_the_stream(plain: Run) -> None:
+    jobs = [
+        changed(plain, transforms=[{"kind": "color_jitter", **hue}]).job for hue in ({}, {"hue": "0"}, {"hue": "0.1"})
+    ]
+    assert jobs[0].stream_id == jobs[1].stream_id != jobs[2].stream_id
+    assert "hue" not in jobs[1].text
+
+
 def test_transforms_are_part_of_the_stream(plain: Run) -> None:
     ids = [changed(plain, transforms=TRANSFORMS[:n] or None).job.stream_id for n in range(3)]
     assert ids[0] == plain.job.stream_id
@@ -96,6 +115,18 @@ def test_transforms_are_part_of_the_stream(plain: Run) -> None:
         ([{"kind": "horizontal_flip", "probability": "1.5"}], "probability is 1.5; a value in"),
         ([{"kind": "random_resized_crop", "min_area": "0"}], "min_area is 0; a value from 0.01 to 1"),
         ([{"kind": "random_resized_crop", "area": "1"}], "this key is unknown"),
+        ([{"kind": "color_jitter", "hue": "0.6"}], "hue is 0.6; a value in \\[0, 0.5\\] is required"),
+        ([{"kind": "rand_augment", "num_ops": 5}], "num_ops: found 5; it should be less than or equal to 4"),
+        ([{"kind": "rand_augment", "num_ops": 0}], "num_ops: found 0; it should be greater than or equal to 1"),
+        (
+            [{"kind": "rand_augment", "magnitude": 31}],
+            "magnitude is 31; with num_magnitude_bins 31 a value from 0 to 30",
+        ),
+        ([{"kind": "rand_augment", "magnitude": -1}], "magnitude: found -1"),
+        ([{"kind": "rand_augment", "num_magnitude_bins": 1}], "num_magnitude_bins: found 1"),
+        ([{"kind": "rand_augment", "fill": [0, 0]}], "fill"),
+        ([{"kind": "rand_augment", "fill": [0, 0, 256]}], "found 256; it should be less than or equal to 255"),
+        ([{"kind": "rand_augment", "interpolation": "cubic"}], 'interpolation: found "cubic"'),
         ([], "at least 1 item"),
         ([TRANSFORMS[1]] * 9, "at most 8 items"),
     ],

@@ -1,5 +1,6 @@
 """`dataserver bench` on small datasets: what it makes and counts. How fast that is, is the machine's affair."""
 
+import json
 import re
 from itertools import repeat
 from pathlib import Path
@@ -207,3 +208,20 @@ def test_the_sound_of_videos_is_counted_with_their_format(tmp_path: Path) -> Non
     sizing = Sizing.model_validate({"max_patches": 64, "audio": {}, "video": {"min_pixels": 784, "max_pixels": 3136}})
     made = Maker(dataset, sizing).make(sampled(dataset, 4, sizing))
     assert OTHER not in made.by_format
+
+
+def test_what_the_transforms_of_a_job_cost_is_shown(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    augment = {"kind": "rand_augment", "num_ops": 4, "magnitude": 20, "interpolation": "bilinear"}
+    stream = {"sizing": {"max_patches": 64}, "transforms": [augment] * 8}
+    (tmp_path / "job.yaml").write_text(json.dumps({"stream": stream}))
+    bench(folder, samples=12, threads=1, rate=7, job=tmp_path / "job.yaml")
+    shown = " ".join(capsys.readouterr().out.split())
+    figures = re.search(r"CPU time of an image: ([\d.]+) ms without the transforms, ([\d.]+) ms with them$", shown)
+    assert figures is not None, shown
+    assert float(figures[1]) < float(figures[2])
+    stream["transforms"] = [{**augment, "num_ops": 9}]
+    (tmp_path / "job.yaml").write_text(json.dumps({"stream": stream}))
+    message = "job.yaml: transforms.0.num_ops: found 9; it should be less than or equal to 4"
+    assert message in refused("bench", folder, "--job", tmp_path / "job.yaml")

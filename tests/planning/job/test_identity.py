@@ -217,7 +217,7 @@ def candidates(value: Any) -> list[Any]:
     if isinstance(value, int):
         return [value + 1, value * 2, value - 1]
     if value is None:
-        return [5, "exact", True]
+        return [5, "exact", True, "0.5"]
     flipped = "f" * 64 if value != "f" * 64 else "e" * 64
     names = [m.value for e in StrEnum.__subclasses__() if value in set(e) for m in e]
     return [v for v in [*names, flipped, "0.5", "0.25", "2", "x"] if v != value]
@@ -250,7 +250,8 @@ def base_jobs() -> list[dict[str, Any]]:
     )
     tint = {"name": "tint", "version": "1.2.0"}
     transforms: list[dict[str, Any]] = [
-        {"kind": kind} for kind in ("horizontal_flip", "random_resized_crop", "color_jitter", "gaussian_blur")
+        {"kind": kind}
+        for kind in ("horizontal_flip", "random_resized_crop", "color_jitter", "gaussian_blur", "rand_augment")
     ]
     transforms.append({"kind": "installed", **tint})
     colocated = job_data(stream={"transforms": transforms}, execution={"layout": {"kind": "colocated"}})
@@ -348,6 +349,7 @@ ONLY_WITH_MODULES = {
     ("stream", "transforms", "RandomResizedCrop", "kind"),
     ("stream", "transforms", "ColorJitter", "kind"),
     ("stream", "transforms", "GaussianBlur", "kind"),
+    ("stream", "transforms", "RandAugment", "kind"),
     ("stream", "transforms", "InstalledPixels", "kind"),
     ("stream", "sizing", "tiles", "choice"),
     ("stream", "sizing", "tiles", "longest_edge"),

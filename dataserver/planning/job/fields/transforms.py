@@ -7,11 +7,14 @@ runs those of users in `dataserver/transforms/`.
 
 import json
 from collections.abc import Sequence
+from enum import StrEnum
 from fractions import Fraction
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, StrictBool, StrictInt, StrictStr, model_validator
+from pydantic import Field, StrictBool, StrictInt, StrictStr, field_validator, model_validator
 
+from dataserver.planning.job.fields.sizing import Colour
+from dataserver.planning.job.fields.tiles import OF_JSON
 from dataserver.planning.job.fields.values import MAX_INTEGER, DecimalString, Name, SpecModel, Version
 
 MAX_TRANSFORMS: Final = 8
@@ -20,6 +23,9 @@ LARGEST_SIGMA: Final = "0.25"
 """Largest blur, as a share of an image's shorter side: it leaves hardly more than the colours."""
 SMALLEST_AREA: Final = "0.01"
 """A part of an image smaller than this is hardly a picture, and would be decoded at ten times the sides of the grid."""
+MOST_OPS: Final = 4
+"""Operations of one RandAugment: each takes a word of those that are drawn for it."""
+MOST_BINS: Final = 1000
 
 
 class HorizontalFlip(SpecModel):
@@ -57,7 +63,7 @@ OptionInteger = Annotated[StrictInt, Field(ge=-MAX_INTEGER, le=MAX_INTEGER)]
 
 
 class ColorJitter(SpecModel):
-    """Change brightness, contrast and saturation of an image; hues stay."""
+    """Change brightness, contrast, saturation and, by choice, hue of an image, in this order."""
 
     kind: Literal["color_jitter"]
     """Selects this transform."""
@@ -67,12 +73,22 @@ class ColorJitter(SpecModel):
     """Differences from the mean grey of the image are multiplied by a factor that is at most so far from 1."""
     saturation: DecimalString = "0.2"
     """Differences from the grey of a pixel are multiplied by a factor that is at most so far from 1."""
+    hue: DecimalString | None = None
+    """Hues are turned by at most such a share of a whole turn, up to 0.5. By default they stay."""
+
+    @field_validator("hue")
+    @classmethod
+    def _turned(cls, hue: str | None) -> str | None:
+        """A job whose hues stay is the job that says nothing of them."""
+        return None if hue == "0" else hue
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         for name in ("brightness", "contrast", "saturation"):
             if Fraction(getattr(self, name)) > 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; a value in [0, 1] is required")
+        if Fraction(self.hue or 0) > Fraction(1, 2):
+            raise ValueError(f"hue is {self.hue}; a value in [0, 0.5] is required")
         return self
 
 
@@ -92,6 +108,43 @@ class GaussianBlur(SpecModel):
             raise ValueError(f"probability is {self.probability}; a value in [0, 1] is required")
         if not 0 < Fraction(self.max_sigma) <= Fraction(LARGEST_SIGMA):
             raise ValueError(f"max_sigma is {self.max_sigma}; a value above 0, up to {LARGEST_SIGMA}, is required")
+        return self
+
+
+class Interpolation(StrEnum):
+    """How Pillow finds the colours of an image that it shears, shifts or rotates."""
+
+    NEAREST = "nearest"
+    BILINEAR = "bilinear"
+
+
+class RandAugment(SpecModel):
+    """Apply some of 14 operations, drawn alike for each image, with one magnitude for all (arXiv 1909.13719).
+
+    Operations and magnitudes are those of torchvision's RandAugment: identity, shears, translations, rotation,
+    brightness, color, contrast, sharpness, posterize, solarize, autocontrast, equalize.
+    """
+
+    kind: Literal["rand_augment"]
+    """Selects this transform."""
+    num_ops: Annotated[int, Field(ge=1, le=MOST_OPS)] = 2
+    """Operations that are applied, one after the other; the same one may be drawn again."""
+    magnitude: Annotated[int, Field(ge=0, lt=MOST_BINS)] = 9
+    """How strong they are, from 0, less than `num_magnitude_bins`. Signs are drawn."""
+    num_magnitude_bins: Annotated[int, Field(ge=2, le=MOST_BINS)] = 31
+    """Number of magnitudes, evenly spread from none to the strongest."""
+    interpolation: Interpolation = Interpolation.NEAREST
+    """How colours are found where an image is sheared, shifted or rotated."""
+    fill: Annotated[tuple[Colour, Colour, Colour], OF_JSON] = (0, 0, 0)
+    """Red, green and blue of what then comes from outside the image."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.magnitude >= self.num_magnitude_bins:
+            raise ValueError(
+                f"magnitude is {self.magnitude}; with num_magnitude_bins {self.num_magnitude_bins} a value from 0 to "
+                f"{self.num_magnitude_bins - 1} is required"
+            )
         return self
 
 
@@ -127,7 +180,14 @@ def key_of(transforms: Sequence[InstalledTransform]) -> str:
 
 
 InstalledTransforms = Annotated[tuple[InstalledTransform, ...], Field(min_length=1, max_length=MAX_TRANSFORMS)]
-AnyTransform = HorizontalFlip | RandomResizedCrop | ColorJitter | GaussianBlur | InstalledPixels
+AnyTransform = HorizontalFlip | RandomResizedCrop | ColorJitter | GaussianBlur | RandAugment | InstalledPixels
 Transforms = Annotated[
     tuple[Annotated[AnyTransform, Field(discriminator="kind")], ...], Field(min_length=1, max_length=MAX_TRANSFORMS)
 ]
+
+
+class TransformsOfPixels(SpecModel):
+    """The transforms of pixels of a stream by themselves, for commands that read nothing else of it."""
+
+    transforms: Transforms | None = None
+    """As in the stream."""
