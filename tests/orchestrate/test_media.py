@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from dataserver.planning.job.fields import Modality, ModelSize, Sizing
 from dataserver.planning.job.fields import Stream as JobStream
@@ -62,6 +63,7 @@ def test_steps_of_three_encoders_are_planned_and_simulated() -> None:
     assert {m.option.network.name for m in choice.modules} == {"encoder", "audio-encoder", "video-encoder", "backbone"}
     block = execution_block(found, choice)
     assert [m.get("modality") for m in block["modules"]] == [None, "audio", "video", None]
+    assert yaml.safe_load(yaml.safe_dump(block)) == block, "it can be printed"
     assert simulate(found, choice, block, [0]).mean_ns > 0
 
 

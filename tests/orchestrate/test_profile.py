@@ -127,6 +127,13 @@ def test_another_kind_of_gpu_or_another_model_is_refused() -> None:
 
 MODEL = {"encoder": "vit-h", "backbone": "llama3-7b", "generator": "dit-1b"}
 TOWERS = {"image_tower": "vit-h", "text_tower": "clip-text-h"}
+SENSES = {"encoder": "vit-h", "audio_encoder": "whisper-large", "video_encoder": "tiny", "backbone": "llama3-7b"}
+OF_SENSES = [
+    {"name": "vit", "kind": "encoder", "modality": "image"},
+    {"name": "ears", "kind": "encoder", "modality": "audio", "tp": 2},
+    {"name": "films", "kind": "encoder", "modality": "video"},
+    {"name": "llm", "kind": "backbone", "dp": 2, "tp": 2},
+]
 MODULES = [
     {"name": "vit", "kind": "encoder", "dp": 4},
     {"name": "llm", "kind": "backbone", "dp": 2, "tp": 2, "recompute": True},
@@ -148,7 +155,13 @@ def job_file(folder: Path, modules: Sequence[dict[str, Any]], **cost: Any) -> Pa
 
 @pytest.mark.parametrize(
     ("model", "modules", "frozen"),
-    [(MODEL, MODULES, ()), (MODEL, MODULES, (0,)), (MODEL, MODULES, (1,)), (TOWERS, PAIR, (0,))],
+    [
+        (MODEL, MODULES, ()),
+        (MODEL, MODULES, (0,)),
+        (MODEL, MODULES, (1,)),
+        (TOWERS, PAIR, (0,)),
+        (SENSES, OF_SENSES, (1,)),
+    ],
 )
 def test_planner_and_solver_take_the_same_costs_from_one_file(
     tmp_path: Path, model: dict[str, str], modules: Sequence[dict[str, Any]], frozen: tuple[int, ...]
@@ -174,6 +187,7 @@ def test_planner_and_solver_take_the_same_costs_from_one_file(
     [
         ({"tp": 4}, {}, "450", "modules.0.cost: profile.yaml: the profile has encoder at tp [1, 2], and module vit"),
         ({"sp": 2}, {}, "450", "module vit has sp 2, and profiles none; give its cost in numbers"),
+        ({"modality": "audio"}, {}, "450", "the profile has no module audio-encoder, only ['encoder', "),
         (PAIR[0], {}, "450", "the profile has no module image, only ['encoder', 'backbone', 'generator']; measure it"),
         ({}, {"linear_ps": 3}, "450", "cost has ['linear_ps', 'profile'], and profile is 'profile.yaml'; the name"),
         ({}, {"profile": 3}, "450", "cost has ['profile'], and profile is 3; the name of a file alone is required"),
@@ -224,7 +238,18 @@ def test_the_solver_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_modules_and_towers_are_measured_and_solved_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On a CPU, and small: what is measured there is a time of something, in a file of its own kind."""
     file, sizes = tmp_path / "profile.yaml", tmp_path / "sizes.json"
-    model = ["--encoder", "tiny", "--backbone", "tiny", "--generator", "tiny"]
+    model = [
+        "--encoder",
+        "tiny",
+        "--audio-encoder",
+        "tiny",
+        "--video-encoder",
+        "tiny",
+        "--backbone",
+        "tiny",
+        "--generator",
+        "tiny",
+    ]
     towers = ["--image-tower", "tiny", "--text-tower", "tiny"]
     given = [*model, *towers, "--output", str(file), "--device", "cpu", "--dtype", "float32", "--sizes", "16", "64",
              "256", "--tp", "1", "4", "--repeats", "2"]  # fmt: skip
@@ -233,19 +258,23 @@ def test_modules_and_towers_are_measured_and_solved_with(tmp_path: Path, capsys:
     found = read_profile(file)
     assert found.gpu == "cpu"
     assert {m.name: [d.tp for d in m.degrees] for m in found.modules} == {
-        "encoder": [1, 4], "backbone": [1], "generator": [1, 4], "image": [1, 4], "text": [1, 4],
+        "encoder": [1, 4], "audio-encoder": [1, 4], "video-encoder": [1, 4], "backbone": [1], "generator": [1, 4],
+        "image": [1, 4], "text": [1, 4],
     }  # fmt: skip
     for module in found.modules:
         for degree in module.degrees:
             assert isinstance(degree.cost, Cost)
             assert degree.cost.microbatch_ns + degree.cost.linear_ps + degree.cost.quadratic_fs > 0
-    assert yaml.safe_load(file.read_text())["modules"][1]["size"]["layers"] == 4
-    sizes.write_text(json.dumps({"samples": [{"text_tokens": 100, "patches": [64]}]}))
+    assert yaml.safe_load(file.read_text())["modules"][3]["size"]["layers"] == 4
+    media = {"patches": [64, 750, 96], "modality": ["image", "audio", "video"], "groups": [1, 1, 6]}
+    pair = {"text_tokens": 100, "patches": [64]}
+    sizes.write_text(json.dumps({"samples": [pair]}))
     solved = ["--sizes", str(sizes), "--steps", "0", "--as-json", "--profile", str(file)]
     assert orchestrate([*towers, *solved]) == 2
     assert "the profile is of cpu (cpu), and the cluster has h100" in capsys.readouterr().err
     file.write_text(file.read_text().replace("gpu: cpu", "gpu: h100"))
-    for modules in (towers, [*model, "--generation", "0.5"]):
+    for modules, samples in ((towers, [pair]), ([*model, "--generation", "0.5"], [pair, {"text_tokens": 10, **media}])):
+        sizes.write_text(json.dumps({"samples": samples}))
         assert orchestrate([*modules, *solved]) == 0, capsys.readouterr().err
         assert json.loads(capsys.readouterr().out)["execution"]["modules"]
 
@@ -255,6 +284,7 @@ def test_each_size_is_one_item_and_several() -> None:
     assert list(plan.microbatches()) == [(16,), (64,), (8,) * 8, (256,), (32,) * 8]
 
 
+MEDIA = ("audio", "video")
 SIZE = ModelSize(6, 64, 192, 4, 4)
 
 
@@ -263,20 +293,22 @@ SIZE = ModelSize(6, 64, 192, 4, 4)
     [
         ("encoder", SIZE),
         ("encoder", replace(SIZE, gated=True, window=64, global_layers=2, deepstack=3)),
+        ("audio", SIZE),
+        ("video", replace(SIZE, gated=True, window=64, global_layers=2)),
         ("backbone", replace(SIZE, groups=2, vocab_size=100)),
         ("backbone", replace(SIZE, groups=2, vocab_size=100, head_dim=32, window=8, global_layers=1, deepstack=3)),
     ],
 )
 def test_what_is_measured_has_the_weights_that_are_computed(kind: str, size: ModelSize) -> None:
-    network = Network(kind, kind, size)
+    network = Network("encoder", "encoder", size, modality=kind) if kind in MEDIA else Network(kind, kind, size)
     plan = Plan(torch.device("cpu"), torch.float32, sizes=(16,), degrees=(1,), repeats=1)
     for _, each in alike(size):
         module, run = subject(network, replace(each, layers=1), plan)
-        assert module.config.window == {0: 0, 8: 8, 64: 4}[each.window]
+        assert getattr(module.config, "window", 0) == {0: 0, 8: 8, 64: 4}[each.window]
         weights = sum(parameter.numel() for parameter in module.layers.parameters() if parameter.dim() == 2)
         assert weights == network.block_parameters / size.layers
         run((16,))().backward()
-        assert all(parameter.grad is not None for parameter in module.parameters())
+        assert all(parameter.grad is not None for parameter in module.parameters() if parameter.requires_grad)
 
 
 def test_windowed_layers_and_others_are_measured_as_many_as_there_are() -> None:

@@ -26,6 +26,14 @@ def test_images_of_one_size_are_divided_whole() -> None:
     assert shares * 7 == pytest.approx([7, 4, 3, 2, 2, 2, 1, 1, 1])
 
 
+def test_images_whose_cost_is_none_count_alike() -> None:
+    """As measured where only the number of microbatches counts."""
+    nothing = Cost(microbatch_ns=9, linear_ps=0, quadratic_fs=0, backward_percent=200)
+    sizes, ranks = load((3, 16), (4, 64)), np.arange(1, 9)
+    assert busiest_share_of(sizes, nothing, 1, ranks) == pytest.approx(busiest_share_of(load((7, 64)), COST, 1, ranks))
+    assert np.isfinite(busiest_share_of(sizes, nothing, MOST_DRAWN, ranks)).all()
+
+
 def test_ranks_even_out_over_two_waves() -> None:
     one, two, more = (busiest_shares(load((3, 64)), COST, waves, 1, 2)[1] for waves in (1, 2, 9))
     assert (one, two, more) == pytest.approx((2 / 3, 1 / 2, 1 / 2))

@@ -38,7 +38,7 @@ def _module(problem: Problem, module: ModuleChoice) -> Data:
         if degree > 1:
             found[name] = degree
     if network.modality is not None:
-        found["modality"] = network.modality
+        found["modality"] = str(network.modality)
     for name, value in (("frozen", network.frozen), ("recompute", option.recompute)):
         if value:
             found[name] = True

@@ -29,11 +29,19 @@ POOR_PERCENT = 20.0
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
+_OF_MODEL = ("encoder", "audio_encoder", "video_encoder", "backbone", "generator")
+"""Modules of a model with a backbone."""
+
+
 class ProfileOptions(Options):
     """Options of the command."""
 
     encoder: MaybeText = None
-    """Model of the encoder, as for `trainclient orchestrate`."""
+    """Model of the encoder of images, as for `trainclient orchestrate`."""
+    audio_encoder: MaybeText = None
+    """Model of the encoder of clips."""
+    video_encoder: MaybeText = None
+    """Model of the encoder of videos, whose rows are patches of two frames."""
     backbone: MaybeText = None
     """Model that the backbone is of."""
     generator: MaybeText = None
@@ -45,8 +53,8 @@ class ProfileOptions(Options):
     output: MaybePath = None
     """YAML file that the profile is written to."""
     sizes: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192)
-    """Patches or tokens of the microbatches that are timed, multiples of 4; at least three. Each is timed as one image
-    or text, and as eight where 32 divides it."""
+    """Patches, positions of clips, or tokens of the microbatches that are timed, multiples of 4; at least three. Each
+    is timed as one item, and as eight where 32 divides it."""
     tp: tuple[int, ...] = (1, 2, 4, 8)
     """Degrees of tensor parallelism; 1 is among them."""
     device: str = "cuda"
@@ -113,7 +121,7 @@ def _say(what: str) -> None:
 def _models(options: ProfileOptions) -> list[Network]:
     """The modules of one model, of towers, or of both, which have other names."""
     towers = Orchestrate(image_tower=options.image_tower, text_tower=options.text_tower)
-    model = Orchestrate(encoder=options.encoder, backbone=options.backbone, generator=options.generator)
+    model = Orchestrate(**{name: getattr(options, name) for name in _OF_MODEL})
     given = [found for found in (model, towers) if found != Orchestrate()]
     return [network for found in given or [model] for network in networks(found)]
 

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from dataserver.planning.costs.profile import Profile, ProfiledCost, ProfiledModule
 from dataserver.planning.fitting import FitError, TimingSamples, fit
-from dataserver.planning.job.fields import ModelSize
+from dataserver.planning.job.fields import Modality, ModelSize
+from trainclient.models.audio_encoder import AudioEncoder, AudioEncoderConfig
 from trainclient.models.backbone import BackboneBatch, BackboneStage
 from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.compiling import compile_blocks
@@ -26,6 +27,7 @@ from trainclient.models.layers import SplitLayer
 from trainclient.models.parameters import initialise
 from trainclient.models.projectors import NormedMerger
 from trainclient.models.towers import ImageTower, ImageTowerConfig, TextTower, TextTowerConfig
+from trainclient.models.video_encoder import VideoEncoder
 from trainclient.orchestrate.cluster import BOARDS
 from trainclient.orchestrate.networks import FEATURES, Network
 
@@ -39,6 +41,8 @@ PIECES: Final = 8
 """Images or texts that a microbatch is cut into, to tell what rows cost from what attention among them does."""
 RUNS: Final = 3
 """Passes between two waits for the device: as in a step, the next one is prepared while one is computed."""
+BINS: Final = 128
+"""Mel bins of clips."""
 ROTARY_BASE: Final = 500_000.0
 TOWER_VOCABULARY: Final = 49_408
 """Rows of a text tower's embedding, which sizes do not tell: CLIP's (arXiv 2103.00020, section 2.4)."""
@@ -52,7 +56,7 @@ Step = Callable[[], tuple[int, int]]
 Run = Callable[[], Tensor]
 """A forward that ends in a scalar."""
 Lengths = tuple[int, ...]
-"""Rows of each image or text of a microbatch."""
+"""Rows of each image, clip, group of frames or text of a microbatch."""
 Subject = tuple[nn.Module, Callable[[Lengths], Run]]
 """A module, and a forward of it for a microbatch."""
 
@@ -64,7 +68,7 @@ class Plan:
     device: torch.device
     dtype: torch.dtype
     sizes: tuple[int, ...]
-    """Rows of an item, one entry for each size that is measured."""
+    """Rows of a microbatch, one entry for each size that is measured."""
     degrees: tuple[int, ...]
     repeats: int
     compile: bool = False
@@ -235,19 +239,38 @@ def _offsets(lengths: Lengths) -> Tensor:
     return torch.tensor([0, *accumulate(lengths)])
 
 
+def _video(lengths: Lengths) -> tuple[Tensor, Tensor, Tensor]:
+    """As `_image`, of videos with one group of two frames each: groups do not see each other."""
+    patches, grid, offsets = _image(lengths)
+    return patches.repeat(1, 2), torch.cat([torch.ones_like(grid[:, :1]), grid], dim=1), offsets
+
+
 def _encoder(network: Network, few: ModelSize, plan: Plan) -> Subject:
-    del network
     sizes = few.layers, few.width, few.heads, few.mlp_width
-    window = math.isqrt(few.window) // MERGE
-    config = EncoderConfig(*sizes, PATCH, MERGE, few.width, gated=few.gated, window=window)
-    module = ImageEncoder(config)
+    window, is_video = math.isqrt(few.window) // MERGE, network.reads == Modality.VIDEO
+    config = EncoderConfig(*sizes, PATCH, MERGE, few.width, gated=few.gated, window=window, second_frame=is_video)
+    module, items = (VideoEncoder(config), _video) if is_video else (ImageEncoder(config), _image)
     further = nn.ModuleList(NormedMerger(few.width, MERGE, few.width, config.norm_eps) for _ in range(few.deepstack))
     module.deepstack = further  # of layers that a module of few layers does not have: they run beside it
 
     def run(lengths: Lengths) -> Run:
-        image = _image(lengths)
+        given = items(lengths)
         rows = torch.zeros(sum(lengths), few.width, device=plan.device, dtype=plan.dtype, requires_grad=True)
-        return lambda: sum((merger(rows).float().sum() for merger in further), module(*image).float().sum())
+        return lambda: sum((merger(rows).float().sum() for merger in further), module(*given).float().sum())
+
+    return module, run
+
+
+def _audio_encoder(network: Network, few: ModelSize, plan: Plan) -> Subject:
+    del network
+    sizes = few.layers, few.width, few.heads, few.mlp_width
+    module = AudioEncoder(AudioEncoderConfig(*sizes, BINS, MERGE, few.width, positions=max(plan.sizes)))
+
+    def run(lengths: Lengths) -> Run:
+        positions = _offsets(lengths)
+        frames = 2 * positions  # which the second convolution halves
+        mel = torch.zeros(int(frames[-1]), BINS)
+        return lambda: module(mel, frames, positions).float().sum()
 
     return module, run
 
@@ -309,10 +332,12 @@ def _text_tower(network: Network, few: ModelSize, plan: Plan) -> Subject:
 _SUBJECTS: Final[Mapping[str, Callable[[Network, ModelSize, Plan], Subject]]] = MappingProxyType(
     {
         "encoder": _encoder,
+        "audio": _audio_encoder,
+        "video": _encoder,
         "backbone": _backbone,
         "generator": _generator,
         "image": _image_tower,
         "text": _text_tower,
     }
 )
-"""By kind, of towers by what they read."""
+"""By kind; of towers, and of encoders that read no images, by what they read."""

@@ -100,8 +100,12 @@ def _expected_shares(load: Load, cost: ItemCost, count: int, ranks: I64) -> F64:
 
 
 def _item_times(load: Load, cost: ItemCost) -> tuple[F64, F64]:
-    """What an item of each size takes, and their parts of all items. Two float64 [sizes]."""
+    """What an item of each size takes, and their parts of all items. Two float64 [sizes].
+
+    Where a cost has none, since what was measured depends on microbatches alone, all items count alike.
+    """
     linear_ps, quadratic_fs, window = cost
     rates, rows = np.array(load.sizes, np.float64).T
     times = linear_ps * rows / 1e3 + quadratic_fs * rows * np.minimum(rows, window or rows) / 1e6
+    times = times if times.any() else np.ones(len(rows))
     return times, rates / rates.sum()

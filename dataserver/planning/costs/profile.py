@@ -15,7 +15,9 @@ from dataserver.planning.job.fields import (
     REDUCTION_NS,
     Cost,
     DecimalString,
+    Modality,
     ModelSize,
+    ModuleKind,
     ModuleSpec,
     SpecModel,
     gradient_passes,
@@ -125,13 +127,20 @@ def with_sums(cost: Cost, kind: str, size: ModelSize, tp: int, bytes_per_ns: Fra
         ) from None
 
 
+def measured_name(module: ModuleSpec) -> str:
+    """What a profile calls a module of a job: towers by what they read, encoders of clips and videos by both."""
+    if module.kind is ModuleKind.TOWER:
+        return str(module.reads)
+    return str(module.kind) if module.modality in (None, Modality.IMAGE) else f"{module.modality}-{module.kind}"
+
+
 def cost_of(profile: Profile, module: ModuleSpec, modules: Sequence[ModuleSpec]) -> Cost:
     """What a module of a job costs as it is run beside `modules`, itself among them.
 
     Raises:
         ProfileError: the profile does not have it, or not at its degree; says what it has.
     """
-    name = str(module.modality or module.kind)
+    name = measured_name(module)
     measured = next((m for m in profile.modules if m.name == name), None)
     if measured is None:
         raise ProfileError(f"the profile has no module {name}, only {[m.name for m in profile.modules]}; measure it")
