@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from benchmarks.data_connections import require_all_direct, require_none_left
 from benchmarks.rows import Row, report
 from loaders.service import MODULE, job_data
 
@@ -82,8 +83,9 @@ def run(shards: Path, mbits: int, seconds: float, flags: list[str]) -> Measured:
                 done += next(client).nbytes
             took_s = time.perf_counter() - began
             server_s, client_s = cpu_s(server.pid) - server_s, time.process_time() - client_s
-            if client.direct_fallbacks:
-                raise SystemExit("a data connection was left for gRPC: see the warning above")
+            require_none_left(client)
+            if not flags:
+                require_all_direct(f"{FAR}:{PORT}")
         return Measured(8 * done / took_s / (mbits * 1e6), server_s / done * 1e9, client_s / done * 1e9)
     finally:
         server.kill()

@@ -1,7 +1,8 @@
 #!/usr/bin/env python
 """What a trainer waits for its images: decoded in its process, one microbatch ahead in a thread, or by a data server.
 
-Data servers share memory with the trainer, or send it everything, as to another machine.
+Data servers share memory with the trainer, or send it everything over data connections, as to another machine; the run
+ends where one of these is left.
 The accelerator is a sleep of so many times the local decoding time, the same in all of them; data and decoding code are
 the same too, and rounds are interleaved. The wait shrinks from the time of decoding to
 that of handing over a tensor. Then a trainer that takes 80 % of what each server was just seen to deliver: what it
@@ -16,12 +17,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchmarks.data_connections import require_all_direct, require_none_left
 from benchmarks.rows import Row, report
 from demo_processes import Processes
 
@@ -134,23 +137,33 @@ class Steady:
     waits_s: list[float]
 
 
+@contextmanager
+def reading(address: str, job: Job, prefetch_bytes: int = PREFETCH_BYTES) -> Iterator[DataClient]:
+    """A client of a server, which must not leave a data connection for gRPC."""
+    with DataClient(address, job.spec, MODULE, 0, prefetch_bytes=prefetch_bytes) as client:
+        yield client
+        require_none_left(client)
+
+
 def delivers_s(address: str, job: Job, count: int) -> float:
     """Seconds between two microbatches, of `count` that are read as fast as they come."""
-    with DataClient(address, job.spec, MODULE, 0) as client:
+    with reading(address, job) as client:
         microbatches = iter(client)
         for _ in range(WAVES):
             next(microbatches)
         began = time.perf_counter()
         for _ in range(count):
             next(microbatches)
-        return (time.perf_counter() - began) / count
+        took_s = time.perf_counter() - began
+    return took_s / count
 
 
 def steady(address: str, job: Job, count: int, interval_s: float, prefetch_bytes: int = PREFETCH_BYTES) -> Steady:
     """Read `count` microbatches at the pace of a trainer, given how fast the server delivers them."""
     busy_s = interval_s / LOAD
-    with DataClient(address, job.spec, MODULE, 0, prefetch_bytes=prefetch_bytes) as client:
-        return Steady(interval_s, busy_s, waits(islice(client, count + 1), busy_s))
+    with reading(address, job, prefetch_bytes) as client:
+        found = waits(islice(client, count + 1), busy_s)
+    return Steady(interval_s, busy_s, found)
 
 
 def steady_rows(runs: list[Steady], about: str = "") -> Iterator[Row]:
@@ -229,13 +242,14 @@ def run_case(
         found[IN_PLACE] += waits(local(job, served.catalog, count), busy_s)
         found[AHEAD] += waits(ahead(local(job, served.catalog, count)), busy_s)
         for name, address in served.addresses.items():
-            with DataClient(address, job.spec, MODULE, 0) as client:
+            with reading(address, job) as client:
                 found[name] += waits(iter(client), busy_s)
     long = served.long_job(case, microbatches)
     at_pace = {
         name: steady(address, long, microbatches, delivers_s(address, long, microbatches // 4))
         for name, address in served.addresses.items()
     }
+    require_all_direct(served.addresses[SENT])
     return found, at_pace
 
 

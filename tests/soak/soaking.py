@@ -24,6 +24,7 @@ from typing import Any, Final
 
 import grpc
 import psutil
+from benchmarks.data_connections import wrong_with
 from builders.jobs import module
 from disttrain.v1.admin_service_pb2 import GetMetricsRequest
 from disttrain.v1.admin_service_pb2_grpc import AdminServiceStub
@@ -155,6 +156,8 @@ def soak(
     with ExitStack() as stack:
         sites = sites_of(stack, flags, folder, servers, peers=True, block_bytes=stored_bytes // DISK_PART)
         expected = read_views([sites[0].address], job, digest)
+        if (wrong := wrong_with(sites[0].address)) is not None:
+            report.wrong.append(f"before any fault: {wrong}")
         readers = Readers([site.address for site in sites], job, expected, report, pause_s)
         try:
             _disturb(sites, store, Jobs(job.text, data), readers, report, enough)
