@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -88,6 +89,13 @@ def silence(server: socket.socket, client: socket.socket) -> None:
     while server.recv(1 << 16):
         pass
     threading.Event().wait(30)
+
+
+def trickle(server: socket.socket, client: socket.socket) -> None:
+    """One byte a hundredth of a second: far less than chunks would be."""
+    while piece := server.recv(1):
+        client.sendall(piece)
+        time.sleep(0.01)
 
 
 def flipped(server: socket.socket, client: socket.socket) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from client import meddler
-from client.meddler import after, answering, byte_by_byte, cut, flipped, passing, reset, silence
+from client.meddler import after, answering, byte_by_byte, cut, flipped, passing, reset, silence, trickle
 from fleet.servers import until
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -111,8 +111,10 @@ FAULTS: dict[str, tuple[meddler.Meddling, str]] = {
     "wrong length": (after(16, flipped), "and the header says"),
     "wrong payload": (after(FRAME + 1000, flipped), "a payload came with CRC-32C"),
     "wrong later": (after(2_000_000, flipped), "CRC-32C|and the header says"),
-    "silence": (after(FRAME + 1, silence), "bytes came in 0.5 s, while"),
+    "silence": (after(FRAME + 1, silence), f"{FRAME + 1} bytes came in 0.5 s, while"),
+    "a trickle": (after(FRAME + 1, trickle), r"(2[6-9]|[3-9]\d|\d{3}) bytes came in 0.5 s, while"),
 }
+SLOW = "silence", "a trickle"
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -124,12 +126,12 @@ def test_whatever_is_wrong_with_it_the_same_stream_goes_on_with_chunks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     meddling, cause = FAULTS[name]
-    monkeypatch.setattr(direct, "SILENCE_S", 0.5 if name == "silence" else TIMEOUT_S)
+    monkeypatch.setattr(direct, "SILENCE_S", 0.5 if name in SLOW else TIMEOUT_S)
     before = fallbacks(server)
     with between(server, meddling), opened(server, FAR) as client:
         assert [digest(microbatch) for microbatch in client] == chunks
         assert client.direct_fallbacks == 1
-    if name != "silence":  # there the server may have written everything before
+    if name not in SLOW:  # there the server may have written everything before
         assert fallbacks(server) == before + 1
         assert sum("over its data connection" in text for text in caplog.messages) == 1, "the server says so as well"
     (line,) = [text for text in caplog.messages if re.match(rf"server {FAR}:\d+: payloads come over gRPC", text)]

@@ -1,6 +1,7 @@
 """Real servers for the tests of the service, and a plain client made of the generated classes only."""
 
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -126,6 +127,16 @@ def running(
         assert server.streams.wait_until_idle(TIMEOUT_S)
     finally:
         server.stop()
+
+
+def rest(server: Running) -> None:
+    """Wait until the server has nothing left to do for its open streams, through the pools' own queues."""
+    shared = server.server.streams.shared
+    for _ in range(50):
+        for pool in (shared.planning, shared.laying_out._threads, shared.decoding._threads):
+            barrier = threading.Barrier(pool._max_workers)
+            for future in [pool.submit(barrier.wait, TIMEOUT_S) for _ in range(pool._max_workers)]:
+                future.result(TIMEOUT_S)
 
 
 @dataclass

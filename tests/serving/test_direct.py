@@ -13,13 +13,15 @@ from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1.data_service_pb2 import EndOfStream
 from fleet.servers import until
 from serving.data_connection import MAGIC, connected, exactly, offered, receive_direct, said
-from serving.harness import TIMEOUT_S, VIEWS, Running, large_job, reason_of, receive, running
+from serving.harness import TIMEOUT_S, VIEWS, Running, large_job, reason_of, receive, rest, running
 
 from dataserver.serving import data_port
 from dataserver.serving.config import ConfigError, load_config
 from dataserver.serving.stream import handing_out
 from dataserver.serving.transport import direct_listener
 
+ROOM = 16 << 20
+"""More than a microbatch of `large_job`, which a stream has besides the budget."""
 STEP_TOO_FAR = (grpc.StatusCode.OUT_OF_RANGE, "STEP_OUT_OF_RANGE", "GIVE_UP")
 
 
@@ -210,6 +212,29 @@ def test_a_consumer_that_reads_nothing_ends_as_idle_and_its_memory_goes_to_other
             at = whole.microbatches[whole_came][0]
             assert ends[0].reason == EndOfStream.REASON_IDLE
             assert (ends[0].next_step, ends[0].next_microbatch) <= (at.step, at.microbatch)
+
+
+@pytest.mark.parametrize("budget", [0, 24 << 20])
+def test_a_consumer_that_reads_nothing_holds_its_room_and_the_budget_at_most(photographs: Path, budget: int) -> None:
+    """What is being written counts as well: it lies where it was decoded."""
+    with photos(photographs, prefetch_bytes=budget) as server:
+        job_id = server.create(large_job(end={"steps": 20})).job_id
+        with offered(server, job_id) as (stream, offer), connected(offer) as connection:
+            assert next(stream).direct
+            (opened,) = server.server.streams._open
+            until(lambda: opened._handing_out._writing)
+            rest(server)
+            assert server.server.streams.shared.budget.used <= budget
+            assert opened._handing_out._in_hand is not None
+            waiting = opened._preparation._queue
+            held = [assembly.memory.buffer.nbytes for assembly in (opened._handing_out._in_hand, *waiting)]
+            assert sum(held) <= budget + ROOM
+            assert (len(waiting) > 0) == (budget > 0)
+            assert opened._handing_out._position == (0, 0)
+            assert connection.recv(4)
+        assert server.server.streams.wait_until_idle(TIMEOUT_S)
+        rest(server)
+        assert server.server.streams.shared.budget.used == 0
 
 
 def test_a_drain_ends_behind_a_whole_payload(photographs: Path) -> None:

@@ -24,6 +24,7 @@ from serving.harness import (
     large_job,
     reason_of,
     receive,
+    rest,
     running,
     tensors,
 )
@@ -227,16 +228,6 @@ def test_a_microbatch_over_the_limit_is_an_error_that_says_so(photographs: Path)
         found = refusal(server.stream(job_id))
         assert found[:3] == (CODE.RESOURCE_EXHAUSTED, "SERVER_LIMIT", "ANOTHER_SERVER")
         assert "stream_bytes" in found[3]
-
-
-def rest(server: Running) -> None:
-    """Wait until the server has nothing left to do for its open streams, through the pools' own queues."""
-    shared = server.server.streams.shared
-    for _ in range(50):
-        for pool in (shared.planning, shared.laying_out._threads, shared.decoding._threads):
-            barrier = threading.Barrier(pool._max_workers)
-            for future in [pool.submit(barrier.wait, TIMEOUT_S) for _ in range(pool._max_workers)]:
-                future.result(TIMEOUT_S)
 
 
 @pytest.mark.parametrize("budget", [0, 24 * MIB, 64 * MIB])
