@@ -4,7 +4,8 @@
 A neighbour opens streams of an ordinary job at steps that nobody planned yet, and reads them; alone, and then beside
 clients that each bring one odd job after the other, open streams of it and cancel them. Printed is how much longer the
 neighbour waits for a microbatch: the first of a stream, which takes a plan, and any other. Crowds are one client each,
-with 52 streams of one job that it never reads, or opens anew every 4 s.
+with 52 streams of one job that it never reads, or opens anew every 4 s. All clients are sent chunks over gRPC;
+turns are taken at planning and decoding, before it matters how payloads go.
 
 Before, each odd job is planned here, without a server: the longest stretch without a yield point, in CPU time, which
 others on the machine change less than waits. While it lasts nobody else has a turn.
@@ -185,7 +186,7 @@ def fairness_rows(folder: Path, processes: Processes, arguments: argparse.Namesp
         job_id = create(stub, neighbour(arguments.held_out))
         waits(stub, job_id, steps, 3)
         alone = waits(stub, job_id, steps, arguments.streams)
-        rows.append(Row("alone", shown(*alone), "", None))
+        rows.append(Row("alone, as all here sent chunks over gRPC", shown(*alone), "", None))
         for name in arguments.odd:
             with ExitStack() as stack:
                 clients = 1 if name in CROWDS else arguments.clients
