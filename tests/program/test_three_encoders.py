@@ -1,6 +1,6 @@
 """A step with encoders of images, audio and videos beside one backbone has the gradients of one process."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from program.runtime_cases import Case, Pool
 from program.test_gradients import BOUNDS, assert_close
 from serving.harness import job_data
 from video.datasets import write_videos
+from video.heard import write_heard
 from video.jobs import VIDEO
 
 pytest.importorskip("av", reason="the extra video is not installed")
@@ -26,13 +27,17 @@ POSITIONS = "ears.position_embed.weight"
 @pytest.fixture(scope="module")
 def media(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     root = tmp_path_factory.mktemp("media")
-    folders = {"heard": write_audio(root / "heard"), "seen": write_videos(root / "seen")}
+    folders = {
+        "heard": write_audio(root / "heard"),
+        "seen": write_videos(root / "seen"),
+        "sounding": write_heard(root / "sounding", 24),
+    }
     with serving(*(part for name, path in folders.items() for part in ("--dataset", f"{name}={path}"))) as server:
         yield Fleet(server.address, folders, {})
 
 
-def job_of_three(vit: int, ears: int, eyes: int, llm: int, **fields: Any) -> dict[str, Any]:
-    """A step of both datasets with these degrees; `fields` are those of all modules."""
+def job_of_three(names: Sequence[str], vit: int, ears: int, eyes: int, llm: int, **fields: Any) -> dict[str, Any]:
+    """A step of the datasets with these degrees; `fields` are those of all modules."""
     modules = [
         module("encoder", dp=vit),
         {"name": "ears", "kind": "encoder", "modality": "audio", "dp": ears},
@@ -41,7 +46,7 @@ def job_of_three(vit: int, ears: int, eyes: int, llm: int, **fields: Any) -> dic
     ]
     return job_data(
         modules=[{**m, **fields} for m in modules],
-        datasets=[{"name": "heard"}, {"name": "seen"}],
+        datasets=[{"name": name} for name in names],
         sizing={"max_patches": 64, "audio": AUDIO, "video": VIDEO},
         generation={"ratio": "0"},
         seq_len=256,
@@ -53,9 +58,12 @@ def job_of_three(vit: int, ears: int, eyes: int, llm: int, **fields: Any) -> dic
 
 @pytest.mark.long
 @pytest.mark.timeout(400)
-def test_gradients_of_three_encoders_are_those_of_one_process(media: Fleet, pool: Pool, tmp_path: Path) -> None:
-    ours = media.completed(job_of_three(1, 2, 2, 2))
-    one = media.completed(job_of_three(1, 1, 1, 1, balance="none"))
+@pytest.mark.parametrize("names", [("heard", "seen"), ("sounding",)], ids=["clips", "sound of videos"])
+def test_gradients_of_three_encoders_are_those_of_one_process(
+    names: Sequence[str], media: Fleet, pool: Pool, tmp_path: Path
+) -> None:
+    ours = media.completed(job_of_three(names, 1, 2, 2, 2))
+    one = media.completed(job_of_three(names, 1, 1, 1, 1, balance="none"))
     assert ours.stream_id == one.stream_id
     case = Case("media", media.address, ours.spec.model_dump(mode="json"))
     found = pool.run([case], tmp_path)["media"]
