@@ -99,7 +99,8 @@ class JobPlanner:
             notes = [_null_note(spec, dataset, found)]
             if rules.split is not None and counts_as_indexed(rules):
                 whole = self._cache.statistics.get(dataset, whole_rules(rules), cancelled, patience_s)
-                notes.append(split_note(spec, rules.split, int(whole.samples.sum()), int(found.samples.sum())))
+                counts = int(whole.samples.sum()), int(found.samples.sum())
+                notes.append(split_note(spec, rules.split, *counts, has_sound=dataset.has_sound))
             self.notes += filter(None, notes)
         earlier = EarlierStreams(job.stream, datasets, self._cache, cancelled, patience_s)
         try:

@@ -8,7 +8,7 @@ from dataserver.jobs.cache import JobCache
 from dataserver.jobs.catalog import dataset_of
 from dataserver.jobs.shard_statistics import Rules
 from dataserver.jobs.tables import ShardTables
-from dataserver.planning.job.fields import DatasetSpec, Sizing, Stream
+from dataserver.planning.job.fields import DatasetSpec, Sizing, SplitAt, Stream
 from dataserver.planning.job.identity import hash_of
 from dataserver.planning.stream.documents import Split
 
@@ -30,21 +30,23 @@ def counts_as_indexed(rules: Rules) -> bool:
     return not (rules.filter or rules.quarantine or rules.metadata or rules.captions.transformed)
 
 
-def split_note(spec: DatasetSpec, split: Split, documents: int, parts: int) -> str:
-    """Say how many parts the documents of a dataset become; empty where none is split.
+def split_note(spec: DatasetSpec, split: Split, documents: int, parts: int, *, has_sound: bool) -> str:
+    """Say how many parts the documents of a dataset become, and what may be parted; empty where none is split.
 
     Args:
         spec: of the dataset.
         split: how its documents are split.
         documents: of the dataset.
         parts: that they become.
+        has_sound: whether the sound of its videos is served.
     """
     if parts <= documents:
         return ""
+    parted = "; some of them may part a video from its sound, which documents.split videos keeps together"
     return (
         f"dataset {spec.name!r}: {documents} documents are served as {parts} parts, since those "
         f"{_beyond(split)} are split; dataserver lint --job lists them"
-    )
+    ) + (parted if has_sound and split.rule == SplitAt.ITEMS else "")
 
 
 def split_findings(stream: Stream, dataset: Dataset) -> Iterator[ShardFinding]:

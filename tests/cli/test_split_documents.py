@@ -5,16 +5,21 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from audio.jobs import AUDIO as SPECTROGRAMS
 from builders.jobs import module
 from serving.harness import index, job_data
 from shards import write_interleaved
+from video.heard import write_heard
+from video.jobs import VIDEO as FRAMES
 
 from dataserver.cli.describe import describe
 from dataserver.cli.jobs import DataFlags, open_job
 from dataserver.cli.lint import lint
 from dataserver.dataset import Dataset
 from dataserver.jobs import Rules, statistics_cache
+from dataserver.planning.stream.samples import AUDIO, ROW_BITS, VIDEO
 from dataserver.planning.stream.statistics import ShardStatistics
 
 
@@ -109,3 +114,36 @@ def test_a_job_of_another_tokenizer_is_described_without_its_splits(
     assert "not counted: its tokenizer is 'gpt2', and --tokenizer gives 'bytes'" in said
     with pytest.raises(ValueError, match=r"has tokenizer 'gpt2', which is not given; add --tokenizer gpt2=FILE$"):
         lint(folder, job=job)
+
+
+@pytest.mark.parametrize("rule", ["items", "videos"])
+def test_a_video_and_its_sound_are_parted_only_where_the_rule_permits_it(rule: str, tmp_path: Path) -> None:
+    pytest.importorskip("av", reason="the extra video is not installed")
+    pytest.importorskip("soundfile", reason="the extra audio is not installed")
+    folder, job = write_heard(tmp_path / "heard", 24), tmp_path / "job.json"
+    ears, eyes = ({"name": m, "kind": "encoder", "modality": m, "dp": 1} for m in ("audio", "video"))
+    fields = {
+        "modules": [module("encoder"), ears, eyes, module("backbone")],
+        "datasets": [{"name": "d", "documents": {"split": rule}}],
+        "generation": {"ratio": "0"},
+        "sizing": {"max_patches": 64, "audio": SPECTROGRAMS, "video": FRAMES},
+        "seq_len": 48,
+    }
+    job.write_text(json.dumps(job_data(**fields)))
+    planner = open_job(job, DataFlags(dataset=(f"d={folder}",)))
+    (note,) = planner.notes
+    assert ("may part a video from its sound, which documents.split videos keeps" in note) == (rule == "items")
+    sizes = Dataset.open(folder).shards[0].sizes()
+    assert sizes.image_modality is not None
+    parted = clips = 0
+    for step in range(planner.num_steps):
+        samples = planner.samples(step)
+        assert samples.parts is not None
+        ends = samples.parts[:, 3] + np.diff(samples.image_offsets)
+        for row, end in zip((samples.sample & ((1 << ROW_BITS) - 1)).tolist(), ends.tolist(), strict=True):
+            first, behind = sizes.image_offsets[row : row + 2].tolist()
+            around = sizes.image_modality[first:behind][max(0, end - 1) : end + 1].tolist()
+            parted += around == [VIDEO, AUDIO]
+        clips += int((samples.image_modality == AUDIO).sum())
+    assert clips > 20
+    assert (parted > 0) == (rule == "items")

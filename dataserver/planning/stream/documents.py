@@ -2,8 +2,9 @@
 
 A part takes items as long as they fit: with BOS and EOS around them they come to at most `seq_len` tokens, and to no
 more images, clips and videos than the budgets say. An item that does not fit begins the next part. A text that is
-longer than a whole part is split where its part is full; its rest begins the next one. So nothing is lost, nothing
-comes twice, and parts follow from sizes alone: the index, the tokenizer and the stream.
+longer than a whole part is split where its part is full; its rest begins the next one. With the rule `videos` a video
+goes to the next part with the clip behind it, where only the first of both fits. So nothing is lost, nothing comes
+twice, and parts follow from sizes alone: the index, the tokenizer and the stream.
 
 A pair that may have to be generated stays whole, with its text cut, because a generator is asked for by the whole text.
 """
@@ -15,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataserver.planning import I64, U8, Bool, yield_point
-from dataserver.planning.job.fields import DatasetSpec, Stream
+from dataserver.planning.job.fields import DatasetSpec, SplitAt, Stream
 from dataserver.planning.stream.item_sizes import UNDERSTANDING_EXTRA
-from dataserver.planning.stream.samples import IMAGE, row_sums
+from dataserver.planning.stream.samples import AUDIO, IMAGE, VIDEO, row_sums
 from dataserver.planning.stream.sizing import SampleTooLargeError, pair_tasks
 
 TEXT_KIND = 0
@@ -82,7 +83,8 @@ class Documents(NamedTuple):
 
 
 def split_documents(split: Split, documents: Documents) -> Parts:
-    """Split documents. An item that no part holds is alone in one, which is then longer than a sequence.
+    """Split documents. An item that no part holds is alone in one, which is then longer than a sequence; so are a video
+    and its clip.
 
     Raises:
         SampleTooLargeError: they are so long that there would be more than `MAX_PARTS`.
@@ -128,6 +130,12 @@ class _Line:
                 of = np.zeros(len(self._is_text), np.bool_)
                 of[~self._is_text] = modality == number
                 self._counts.append((most, _summed(of)))
+        self._follows = np.zeros(len(self._is_text), np.bool_)  # clips that must not be parted from what is before them
+        if split.rule == SplitAt.VIDEOS:
+            kind = np.full(len(self._is_text), -1)
+            kind[~self._is_text] = modality
+            self._follows[1:] = (kind[1:] == AUDIO) & (kind[:-1] == VIDEO)
+            self._follows[offsets[:-1]] = False  # the first of a document
         self.begins, self.ends = self._sums[offsets[:-1]], self._sums[offsets[1:]]
         self._whole = np.zeros(len(self.begins), np.bool_) if split.pairs else _are_pairs(documents, modality)
 
@@ -153,8 +161,17 @@ class _Line:
         for most, counts in self._counts:
             too_many = np.searchsorted(counts, counts[first] + most + 1, "left") - 1  # the first item beyond
             end = np.minimum(end, self._sums[too_many])
+        end = self._together(at, end)
         last = self.ends[document]
         found: I64 = np.where(self._whole[document], last, np.minimum(end, last))
+        return found
+
+    def _together(self, at: I64, end: I64) -> I64:
+        """Ends of parts that begin at some positions, moved before the videos whose clips they would leave behind."""
+        item = np.minimum(np.searchsorted(self._sums[1:], end, "right"), len(self._is_text) - 1)
+        is_parted = self._follows[item] & (self._sums[item] == end)
+        video = self._sums[item - 1]
+        found: I64 = np.where(is_parted, np.where(video > at, video, self._sums[item + 1]), end)
         return found
 
     def parts(self, document: I64, begin: I64, end: I64) -> Parts:

@@ -45,7 +45,7 @@ class Part:
     images: list[str]
 
 
-def slow(items: list[Item], seq_len: int, budget: tuple[int | None, ...], pairs: bool) -> list[Part]:
+def slow(items: list[Item], seq_len: int, budget: tuple[int | None, ...], pairs: bool, rule: str) -> list[Part]:
     """The parts of a document, token by token."""
     kinds = Counter(kind for kind, _ in items)
     text_total = sum(n for kind, n in items if kind == "t")
@@ -61,12 +61,18 @@ def slow(items: list[Item], seq_len: int, budget: tuple[int | None, ...], pairs:
         parts.append(Part(last.text_before + last.text, 0, last.images_before + len(last.images), []))
         used = 0
 
-    for kind, tokens in items:
+    def is_full(kind: str) -> bool:
+        most = budget["iav".index(kind)]
+        return most is not None and parts[-1].images.count(kind) == most
+
+    heard = False  # whether this is a clip whose video is in the part
+    for (kind, tokens), (following, more) in pairwise([*items, ("", 0)]):
         if kind != "t":
-            most = budget["iav".index(kind)]
-            full = most is not None and parts[-1].images.count(kind) == most
-            if used and (used + tokens > room or full):
+            has_sound = rule == "videos" and (kind, following) == ("v", "a")
+            needed, full = tokens + has_sound * more, is_full(kind) or (has_sound and is_full("a"))
+            if used and not heard and (used + needed > room or full):
                 next_part()
+            heard = has_sound
             parts[-1].images.append(kind)
             used += tokens
             continue
@@ -84,7 +90,11 @@ item = st.one_of(
     st.tuples(st.just("t"), st.integers(0, 30)),
     st.tuples(st.sampled_from("iiav"), st.integers(3, 14)),
 )
-documents = st.lists(st.lists(item, max_size=14), max_size=6)
+heard = st.tuples(st.integers(3, 14), st.integers(3, 14)).map(lambda n: [("v", n[0]), ("a", n[1])])
+document = st.lists(st.one_of(item.map(lambda one: [one]), heard), max_size=10).map(
+    lambda found: [one for part in found for one in part]
+)
+documents = st.lists(document, max_size=6)
 
 
 def flat(given: list[list[Item]]) -> Documents:
@@ -107,15 +117,16 @@ def flat(given: list[list[Item]]) -> Documents:
     seq_len=st.integers(8, 40),
     budget=st.tuples(*[st.none() | st.integers(1, 3)] * 3),
     pairs=st.booleans(),
+    rule=st.sampled_from(["items", "videos"]),
 )
 def test_parts_are_those_of_the_slow_count(
-    given: list[list[Item]], seq_len: int, budget: tuple[int | None, int | None, int | None], pairs: bool
+    given: list[list[Item]], seq_len: int, budget: tuple[int | None, int | None, int | None], pairs: bool, rule: str
 ) -> None:
-    found = split_documents(Split("items", seq_len, budget, pairs), flat(given))
+    found = split_documents(Split(rule, seq_len, budget, pairs), flat(given))
     images = [kind for document in given for kind, _ in document if kind != "t"]
     at = 0
     for number, document in enumerate(given):
-        parts = slow(document, seq_len, budget, pairs)
+        parts = slow(document, seq_len, budget, pairs, rule)
         for k, part in enumerate(parts):
             assert found.document[at] == number
             assert found.parts[at].tolist() == [k, len(parts), part.text_before, part.images_before]
@@ -135,6 +146,23 @@ def test_a_document_in_digits() -> None:
     assert found.text_tokens.tolist() == [10, 9 + 9, 11, 1, 3]
     assert np.diff(found.image_offsets).tolist() == [1, 0, 1, 2, 0]
     assert found.parts.tolist() == [[0, 4, 0, 0], [1, 4, 10, 1], [2, 4, 28, 1], [3, 4, 39, 2], [0, 1, 0, 0]]
+
+
+def test_a_video_and_its_sound_in_digits() -> None:
+    """Of 20 tokens 18 are for items. A clip of its own, behind another clip, may go elsewhere."""
+    document: list[Item] = [("i", 8), ("v", 6), ("a", 6), ("a", 8), ("v", 9), ("a", 9), ("t", 3), ("a", 16)]
+    plain, together = (
+        split_documents(Split(rule, 20, (None, None, None), True), flat([document])) for rule in ("items", "videos")
+    )
+    assert np.diff(plain.image_offsets).tolist() == [2, 2, 2, 0, 1]
+    assert np.diff(together.image_offsets).tolist() == [1, 2, 1, 2, 0, 1]
+    assert together.text_tokens.tolist() == [0, 0, 0, 0, 3, 0]
+    of_one = split_documents(Split("videos", 20, (None, 1, None), True), flat([[("a", 3), ("v", 3), ("a", 3)]]))
+    assert np.diff(of_one.image_offsets).tolist() == [1, 2]
+    large = split_documents(Split("videos", 20, (None, None, None), True), flat([[("t", 1), ("v", 12), ("a", 12)]]))
+    assert np.diff(large.image_offsets).tolist() == [0, 2], "no part holds both: they are alone in one"
+    ends = split_documents(Split("videos", 20, (None, None, None), True), flat([[("v", 12)], [("a", 12)]]))
+    assert np.diff(ends.image_offsets).tolist() == [1, 1], "they are of two documents"
 
 
 def test_splitting_may_wait_with_every_part_and_refuses_too_many() -> None:

@@ -14,6 +14,8 @@ class SplitAt(StrEnum):
     ITEMS = "items"
     """Where an item begins that no longer fits. A text that is longer than a whole part is split between two of its
     tokens, where the part is full; an image, a clip or a video never."""
+    VIDEOS = "videos"
+    """As `items`, and a video is in one part with a clip that stands directly behind it, as its sound does."""
 
 
 class ItemBudget(SpecModel):
