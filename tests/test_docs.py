@@ -75,3 +75,10 @@ def test_what_proves_a_claim_is_there() -> None:
         if not any(name == file or re.search(rf"^def {name}\(", text, re.MULTILINE) for file, text in tests)
     ]
     assert lost == []
+
+
+def test_the_glossary_is_short_and_sorted() -> None:
+    rows = re.findall(r"^\| (\w[^|]*?) \|", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+    words = rows[1:]  # the first is the heading of the table
+    assert 30 < len(words) <= 40
+    assert words == sorted(words)

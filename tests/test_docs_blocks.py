@@ -24,6 +24,7 @@ RUN = {
     "README.md": ["dataserver index"],
     "docs/start.md": ["dataserver index", "dataserver plan"],
     "docs/datasets.md": ["dataserver index", "dataserver lint", "dataserver sizes"],
+    "docs/training.md": ["dataserver index"],
     "docs/planning.md": ["dataserver index", "dataserver plan", "dataserver simulate"],
     "docs/layouts.md": ["dataserver sizes", "trainclient orchestrate"],
     "docs/operations.md": ["dataserver bench"],

@@ -32,7 +32,7 @@ train        runs beside the GPUs: trains the modules of a job on what its data 
 export       writes a checkpoint, or one module of it, as a folder that transformers loads
 checkpoints  lists what a folder of checkpoints has, who wrote it, and whether it is whole
 orchestrate  chooses the layout and the degrees of a job for a model, a cluster and sizes of samples
-profile      time the modules of a model on the GPU at hand, for orchestrate
+profile      times the modules of a model on the GPU at hand, for orchestrate
 memory       prints what the modules of a job take of a device: the fields `memory` of the job
 `trainclient COMMAND --help` lists the options.
 """

@@ -30,7 +30,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "index": Command("index", "Index datasets and count their tokens.", "reading the shards"),
-    "lint": Command("lint", "List what is odd in a dataset.", "checking the shards against their index"),
+    "lint": Command("lint", "List the findings of a dataset.", "checking the shards against their index"),
     "convert": Command("convert", "Rewrite other formats as plain tars.", "looking for files to convert"),
     "plan": Command("plan", "Show how one step is planned.", "reading the job and its datasets' indexes", True),
     "simulate": Command("simulate", "Compare policies.", "reading the job and its datasets' indexes", True),

@@ -30,6 +30,8 @@ Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff, _SAYS_ITSELF]
 """A flag without a value."""
 MaybePath = Annotated[Path | None, _SAYS_ITSELF]
 MaybeInt = Annotated[int | None, _SAYS_ITSELF]
+Text = Annotated[str, _SAYS_ITSELF]
+"""A text that is empty without the flag."""
 Address = Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT", help_behavior_hint="")]
 
 Words = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME", help_behavior_hint="")]

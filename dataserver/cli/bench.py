@@ -46,11 +46,11 @@ def bench(
     Args:
         path: Folder of shards, or a single shard.
         index_dir: Folder of the index, where it does not lie beside the shards.
-        samples: Samples to make; 400 by default.
+        samples: Number of samples to decode; 400 by default.
         rate: Images, clips and videos a second that training needs; a table of rates by default.
         threads: Threads of the second measurement; one for each core by default.
-        job: Job whose sizing is used, with its rule, tiles, clips and videos, instead of the next three; the cost of
-            transforms that it names and servers have built in is measured too.
+        job: Job whose sizing is used, with its rule, tiles, clips and videos, instead of --max-patches, --quality and
+            --resampling. The cost of transforms that it names and servers have built in is measured too.
         max_patches: Largest number of patches of an image, as in the job's sizing; 1024 by default.
         quality: Quality of decoding, as in the job's sizing; fast by default.
         resampling: Filter of Pillow, as in the job's sizing; the server's own bilinear one by default.

@@ -39,7 +39,7 @@ def convert(
         images_root: Folder that paths in manifests are relative to; by default that of each manifest.
         audio: Clips that manifests name, or plain columns of bytes hold: bring them along, or ignore them, so that the
             entries of manifests stay what they are.
-        video: The same of videos.
+        video: The same for videos.
     """
     if shard_mb < 1:
         raise ValueError(f"--shard-mb is {shard_mb}; give at least 1")

@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from dataserver.assembly import BYTES, load_tokenizer
-from dataserver.cli.arguments import MaybePath, tokenizer_files
+from dataserver.cli.arguments import MaybePath, Text, tokenizer_files
 from dataserver.cli.card_page import card_page
 from dataserver.cli.jobs import WrittenStream, long_samples
 from dataserver.cli.progress import progress_bar
@@ -27,7 +27,7 @@ def describe(
     quarantine: MaybePath = None,
     tokenizer: str = BYTES,
     job: MaybePath = None,
-    name: str = "",
+    name: Text = "",
     output: MaybePath = None,
 ) -> None:
     """Show what an indexed dataset holds: samples, images, tokens, sizes, columns, findings, and what filters drop.
@@ -40,10 +40,10 @@ def describe(
         quarantine: Quarantine list of the dataset.
         tokenizer: Tokenizer whose tokens were counted, NAME=FILE or `bytes`; of conversations NAME=FOLDER with the chat
             template that rendered them.
-        job: YAML or JSON file of a job, to show what its filter drops of this dataset, how many conversations are
-            longer than its sequences, and how many documents it splits, if --tokenizer is the job's.
-        name: What the job calls the dataset, where the job has several; by default all filters are shown, and long
-            samples are counted where only one of its datasets has any.
+        job: YAML or JSON file of a job. Shows what its filter drops of this dataset and, if --tokenizer is the job's,
+            how many conversations are longer than its sequences and how many documents it splits.
+        name: Name of the dataset in the job, if the job has several. By default all filters are shown, and long samples
+            are counted if only one of the job's datasets has any.
         output: Self-contained HTML file to write as well; - is stdout.
     """
     path = location(path)

@@ -31,9 +31,9 @@ def doctor(
     """Check a fleet, and say what to change.
 
     Compares releases, builds, content digests, datasets, tokenizers, transforms and clocks, and looks at certificates,
-    limits of files, memory, disks and peers, and at reads that failed within the last hour. Prints a finding each with
-    its remedy; the exit status is 1 where there is any. Then it names samples and shards that failed. Needs the right
-    `metrics` of servers with a policy.
+    limits of files, memory, disks and peers, and at reads that failed within the last hour. Prints each finding
+    with its remedy; the exit status is 1 if there are any. Then it names samples and shards that failed. Needs the
+    right `metrics` of servers with a policy.
 
     Args:
         addresses: HOST:PORT of servers, or HOST:FIRST-LAST for a range of ports, separated by spaces or commas.

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 import tyro
 
 from dataserver.assembly import BYTES, fault_of
-from dataserver.cli.arguments import MaybePath, Switch, Transforms, tokenizer_files
+from dataserver.cli.arguments import MaybePath, Switch, Text, Transforms, tokenizer_files
 from dataserver.cli.jobs import WrittenStream, long_samples
 from dataserver.cli.progress import progress_bar
 from dataserver.cli.verified_transforms import verify
@@ -33,7 +33,7 @@ def lint(
     json: Switch = False,
     verify_transforms: Transforms = (),
     job: MaybePath = None,
-    name: str = "",
+    name: Text = "",
     tokenizer: str = BYTES,
 ) -> None:
     """Print the findings of an indexed dataset, one line each: shard, key, kind, detail; then a table of kinds.
@@ -53,7 +53,7 @@ def lint(
             and always gives the same: NAME=VERSION, or NAME=VERSION:OPTIONS with an object of JSON; may be repeated.
         job: YAML or JSON file of a job: conversations that are longer than its sequences, and documents that it splits,
             are findings, too.
-        name: What the job calls the dataset, where several of it have conversations, or documents.
+        name: Name of the dataset in the job, if several of its datasets have conversations or documents.
         tokenizer: Tokenizer of the job, NAME=FILE or `bytes`; of conversations NAME=FOLDER with its chat template.
     """
     silence_pillow_warnings()

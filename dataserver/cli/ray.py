@@ -24,7 +24,7 @@ def ray(
     cores: int = 12,
     first_port: int = 50051,
 ) -> None:
-    """Run a fleet on a Ray cluster: a server for every so many free cores of each node, and another for each lost one.
+    """Run a fleet on a Ray cluster: on each node one server for every --cores free cores, and a new one for each lost.
 
     Prints `addresses HOST:PORT,...` whenever they change. Nodes that join get servers too. Runs until SIGTERM or
     Ctrl-C, which let all servers end in order. Datasets must lie under the same paths on all nodes.

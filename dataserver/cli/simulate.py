@@ -30,8 +30,8 @@ def simulate(
 ) -> None:
     """Plan some steps of a job in every way that its layout offers, and compare what the simulator expects of them.
 
-    Compared are all combinations of the main policies, the job with one thing changed at a time, and what each change
-    on the way from the baseline to the job brings, over the same samples. The last lines say what to change in the job.
+    Compares, over the same samples, all combinations of the main policies, the job with one thing changed at a time,
+    and what each change on the way from the baseline to the job brings. The last lines say what to change in the job.
     A last step that is much shorter than the others is shown apart. Times are those of the job's cost model, so
     `dataserver fit` comes first. No server is needed and no image is read.
 

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 import tyro
 
 from dataserver.assembly import BYTES, load_tokenizer
-from dataserver.cli.arguments import MaybeInt, MaybePath, Switch, sizing_of, sizing_of_job, tokenizer_files
+from dataserver.cli.arguments import MaybeInt, MaybePath, Switch, Text, sizing_of, sizing_of_job, tokenizer_files
 from dataserver.cli.progress import progress_bar
 from dataserver.dataset import OWN, Dataset, compile_filter, location
 from dataserver.jobs import Counted, Rules, own_key, size_histogram, sizes_data, thinned
@@ -72,8 +72,8 @@ class LengthFlags:
     """What a job says of samples that are longer than a sequence, and of documents that are generated."""
 
     seq_len: MaybeInt = None
-    """Sequences of a job that splits long documents (`documents` of a dataset): the parts are counted. Of conversations
-    those that are longer are left out, as servers do."""
+    """Tokens of a sequence. Documents are counted in parts of this length, as for a job that splits them (`documents`
+    of a dataset), and longer conversations are left out, as servers do."""
     cut_at: Annotated[CutAt | None, tyro.conf.arg(help_behavior_hint="")] = None
     """Where a conversation that is longer than --seq-len is cut, as `conversations` of a job says."""
     max_images: MaybeInt = None
@@ -83,8 +83,8 @@ class LengthFlags:
     max_videos: MaybeInt = None
     """Most videos of a part."""
     interleaved: Switch = False
-    """Count for a job that generates images of documents (`generation.interleaved`): the text before each is in the
-    file as well, and pairs stay whole."""
+    """Count for a job that generates images of documents (`generation.interleaved`): the file also has the text before
+    each image, and pairs stay whole."""
 
     def split(self) -> Split | None:
         """How a job splits documents; None where they stay whole.
@@ -135,7 +135,7 @@ def sizes(
     output: Path,
     index_dir: MaybePath = None,
     quarantine: MaybePath = None,
-    filter: str = "",  # noqa: A002
+    filter: Text = "",  # noqa: A002
     tokenizer: str = BYTES,
     caption: str = OWN,
     job: MaybePath = None,
@@ -157,8 +157,7 @@ def sizes(
         tokenizer: Tokenizer whose tokens were counted, NAME=FILE or `bytes`; of conversations NAME=FOLDER with the chat
             template that rendered them.
         caption: Named caption whose tokens count, as the job has it; `own` is the samples' own text.
-        job: Job whose sizing counts, also with tiles, clips and videos, instead of --patch and all that follow to
-            --side.
+        job: Job whose sizing is used, with its tiles, clips and videos, instead of the flags from --patch to --side.
         flags: The sizing.
         lengths: Long samples.
     """

@@ -64,7 +64,7 @@ def towers(
 ) -> None:
     """Choose replicas and tensor parallelism of each tower of a contrastive job for a number of devices.
 
-    From the job's costs and the sizes of its samples (DISTMM, section 4.2). A light tower with fewer replicas and more
+    Uses the job's costs and the sizes of its samples (DISTMM, section 4.2). A light tower with fewer replicas and more
     samples on each uses its devices better and ends together with the heavy one. Prints what was found and the YAML of
     the modules. Tensor parallelism counts as free of communication, so that it is chosen for memory alone; pipeline
     stages are not chosen. No server is needed and no image is read.

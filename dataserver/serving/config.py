@@ -103,11 +103,11 @@ class ServerConfig(BaseModel):
     """Bytes that all streams together use to work ahead of their consumers. 1 GiB by default, less where memory is
     limited."""
     shared_memory: bool = True
-    """Let clients of the same user on this machine read microbatches from shared memory. With --no-shared-memory they
-    are sent bytes, like all others."""
+    """Let clients of the same user on this machine read microbatches from shared memory. --no-shared-memory sends them
+    bytes, as to all other clients."""
     direct: bool = True
-    """Let clients read payloads over data connections, which costs less CPU time on both sides. With --no-direct they
-    are sent over gRPC."""
+    """Let clients read payloads over data connections, which costs less CPU time on both sides. --no-direct
+    sends them over gRPC."""
     decode_threads: Annotated[int, Field(ge=1, le=1024)] = Field(default_factory=default_decode_threads)
     """Threads that decode images. One for each core by default, fewer where memory is limited."""
     job_bytes: Annotated[int, Field(ge=LEAST_JOB_BYTES, le=1 << 44)] = Field(

@@ -56,7 +56,7 @@ class ExportConfig:
     checkpoint: Annotated[Path, tyro.conf.arg(help_behavior_hint="(required)")]
     """A checkpoint (step-N), or a folder of some, whose newest is taken."""
     output: Annotated[Path, tyro.conf.arg(help_behavior_hint="(required)")]
-    """Folder that the export makes."""
+    """Folder to write; it must not exist yet."""
     module: Annotated[str | None, tyro.conf.arg(help_behavior_hint="")] = None
     """Name of an encoder, a backbone or an image tower of its job; without it, encoder and backbone are exported as the
     whole model --base that they began as."""

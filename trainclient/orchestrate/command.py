@@ -59,7 +59,7 @@ class Orchestrate(Options):
     """Model of the encoder of clips: the same (whisper-large, tiny); of a config.json with an audio_config, that
     part."""
     video_encoder: MaybeText = None
-    """Model of the encoder of videos: the same as of images."""
+    """Model of the encoder of videos: as for images."""
     backbone: MaybeText = None
     """Model of the backbone: the same (llama3-7b, llama3-13b, llama3-70b, tiny); of a config.json with a text_config,
     that part."""
@@ -71,8 +71,8 @@ class Orchestrate(Options):
     """Contrastive training: model of the text tower (clip-text-h, tiny)."""
     contrastive_batch: MaybeInt = None
     """Contrastive training: samples per loss; by default the whole global batch."""
-    frozen: tuple[str, ...] = ()
-    """Names of modules to freeze: encoder, audio-encoder, video-encoder, backbone, generator; image, text."""
+    frozen: Annotated[tuple[str, ...], SAYS_ITSELF] = ()
+    """Modules to freeze: encoder, audio-encoder, video-encoder, backbone, generator; image, text."""
     gpu: str = "h100"
     """Kind of GPU: a800, h100 or h200."""
     gpus: Annotated[int, Field(ge=1)] = 8

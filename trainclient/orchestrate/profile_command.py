@@ -43,11 +43,11 @@ class ProfileOptions(Options):
     video_encoder: MaybeText = None
     """Model of the encoder of videos, whose rows are patches of two frames."""
     backbone: MaybeText = None
-    """Model that the backbone is of."""
+    """Model of the backbone."""
     generator: MaybeText = None
-    """Model that the generator is of."""
+    """Model of the generator."""
     image_tower: MaybeText = None
-    """Contrastive training: model of the tower of images. May stand beside the others, in the same file."""
+    """Contrastive training: model of the tower of images. May be given beside the models above, for the same file."""
     text_tower: MaybeText = None
     """Contrastive training: model of the tower of texts."""
     output: MaybePath = None
@@ -58,11 +58,11 @@ class ProfileOptions(Options):
     tp: tuple[int, ...] = (1, 2, 4, 8)
     """Degrees of tensor parallelism; 1 is among them."""
     device: str = "cuda"
-    """Device that is measured: cuda, or cpu to try the command."""
+    """Device to measure: cuda, or cpu to try the command."""
     dtype: str = "bfloat16"
     """Type of weights: bfloat16 or float32."""
     repeats: Annotated[int, Field(ge=1)] = 10
-    """Times that each size is run, after one that is not counted."""
+    """How often each size is run, after one run to warm up."""
     compile: bool = False
     """Compile blocks with torch.compile. Give it if you train with --compile."""
 
