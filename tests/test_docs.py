@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,17 @@ def anchors(page: Path) -> set[str]:
 
 def commands(page: Path) -> list[tuple[str, list[str]]]:
     """The commands of ours in blocks and in the text of a page, each with its arguments."""
-    blocks = [text.replace("\\\n", " ") for _, language, text in BLOCK.findall(page.read_text()) if not language]
     inline = re.findall(r"`([^`]+)`", BLOCK.sub("", page.read_text()))
-    lines = [*(line for block in blocks for line in block.splitlines()), *(" ".join(text.split()) for text in inline)]
+    return [*block_commands(page), *_parsed(" ".join(text.split()) for text in inline)]
+
+
+def block_commands(page: Path) -> list[tuple[str, list[str]]]:
+    """The commands of ours in blocks of a page: to be given as they are, unless they have `...`."""
+    blocks = [text.replace("\\\n", " ") for _, language, text in BLOCK.findall(page.read_text()) if not language]
+    return _parsed(line for block in blocks for line in block.splitlines())
+
+
+def _parsed(lines: Iterable[str]) -> list[tuple[str, list[str]]]:
     found = [COMMAND.search(line.strip()) for line in lines]
     return [(f"{m[1]} {m[2]}", shlex.split(m[3].rstrip(" &"), comments=True)) for m in found if m and "]" not in m[3]]
 

@@ -8,17 +8,22 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+import tyro
 from builders.chats import write_chat_folder
 from serving.harness import running
 from shards import write_pairs, write_tar
-from test_docs import BLOCK, PAGES, ROOT, commands
+from test_docs import BLOCK, PAGES, ROOT, block_commands, commands
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import dataserver.cli
 import trainclient.cli
 from dataserver.cli.parsing import parse
 from dataserver.planning.job.fields.text import parse_yaml
+from trainclient.checkpoint.export import ExportConfig
+from trainclient.orchestrate.command import Orchestrate
+from trainclient.orchestrate.profile_command import ProfileOptions
 from trainclient.training.config import TrainConfig, validate_config
+from trainclient.training.memory_config import SHOWN, MemoryConfig
 
 RUN = {
     "README.md": ["dataserver index"],
@@ -94,6 +99,24 @@ def test_servers_and_trainers_take_their_arguments() -> None:
     ]
     assert len(started) > 4
     assert len(runs) > 2
+
+
+def test_commands_of_blocks_take_their_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.yaml").write_text("seed: 1")
+    given = {(c, *a) for page in PAGES if "internal" not in page.parts for c, a in block_commands(page)}
+    whole = [(c, a) for c, *a in given if "..." not in a and c not in ("dataserver serve", "trainclient train")]
+    for command, arguments in whole:
+        program, name = command.split()
+        if program == "dataserver":
+            function = getattr(import_module(f"dataserver.cli.{name}"), dataserver.cli.COMMANDS[name].function)
+            assert parse(function, command, arguments)
+        elif name == "memory":
+            assert trainclient.cli._parse(arguments, MemoryConfig, SHOWN, name, "")
+        else:
+            options: type = {"export": ExportConfig, "orchestrate": Orchestrate, "profile": ProfileOptions}[name]
+            assert tyro.cli(options, args=arguments)
+    assert len({command for command, _ in whole}) > 12
 
 
 def test_configurations_of_the_trainer_are_valid() -> None:

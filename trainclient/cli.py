@@ -15,7 +15,7 @@ import tyro
 from pydantic import ValidationError
 
 from dataserver import process
-from trainclient.flags import parse
+from dataserver.flags import parse
 from trainclient.report import USER_ERROR, report
 from trainclient.stream.errors import ClientError
 from trainclient.training.config import Config, TrainConfig, checked, describe, load_config, validated
@@ -156,7 +156,7 @@ def _parse(
     found, flags = files.parse_known_args(arguments)
     default = kind() if found.config is None else validated(load_config(found.config), kind)
 
-    def parsed(given: list[str]) -> Config:
+    def parsed(given: Sequence[str]) -> Config:
         helps = not {"-h", "--help"}.isdisjoint(given)
         return tyro.cli(
             shown if helps else kind,

@@ -61,7 +61,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         return 0 if given else USER_ERROR
     command = COMMANDS.get(given[0])
     if command is None:
-        from dataserver.cli.parsing import nearest
+        from dataserver.flags import nearest
 
         hint = nearest(given[0], list(COMMANDS))
         return _report(ValueError(f"there is no command {given[0]!r}{hint}; `dataserver --help` lists all"))

@@ -1,16 +1,14 @@
-"""Flags to arguments: tyro parses, and what it refuses becomes one line."""
+"""Functions to commands: their parameters are the flags, their docstrings the help."""
 
 import ast
-import difflib
 import functools
 import inspect
-import io
-import re
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, redirect_stdout, suppress
 from typing import Any
 
 import tyro
+
+from dataserver import flags
 
 
 def parse(command: Callable[..., Any], prog: str, arguments: Sequence[str]) -> Callable[[], Any]:
@@ -26,15 +24,11 @@ def parse(command: Callable[..., Any], prog: str, arguments: Sequence[str]) -> C
     def ready(*args: Any, **kwargs: Any) -> Callable[[], Any]:
         return functools.partial(command, *args, **kwargs)
 
-    errors = io.StringIO()
-    try:
-        with redirect_stderr(errors):
-            found: Callable[[], Any] = _parsed(ready, prog, arguments)
-            return found
-    except SystemExit as end:
-        if not end.code:
-            raise
-    raise ValueError(f"{_reason(errors.getvalue(), ready, prog)}; `{prog} --help` lists the options")
+    def parsed(given: Sequence[str]) -> Callable[[], Any]:
+        return tyro.cli(ready, prog=prog, args=given, config=(tyro.conf.DisallowNone, tyro.conf.EnumChoicesFromValues))
+
+    found: Callable[[], Any] = flags.parse(parsed, arguments, prog)
+    return found
 
 
 def docstring(command: Callable[..., Any]) -> str | None:
@@ -45,28 +39,3 @@ def docstring(command: Callable[..., Any]) -> str | None:
         return None
     assert isinstance(function, ast.FunctionDef)
     return ast.get_docstring(function)
-
-
-def nearest(word: str, known: Sequence[str]) -> str:
-    """`; did you mean X?`, or nothing if no known word is near."""
-    found = difflib.get_close_matches(word, known, 1)
-    return f"; did you mean {found[0]}?" if found else ""
-
-
-def _parsed(ready: Callable[..., Any], prog: str, arguments: Sequence[str]) -> Any:
-    return tyro.cli(ready, prog=prog, args=arguments, config=(tyro.conf.DisallowNone, tyro.conf.EnumChoicesFromValues))
-
-
-def _reason(text: str, ready: Callable[..., Any], prog: str) -> str:
-    """The first statement in tyro's box; of several, the one about options that it does not know."""
-    lines = [line.strip("│╭╮╰╯ ") for line in text.splitlines()[1:]]  # the first is a heading
-    parts = [" ".join(part.split()) for part in re.split(r"[─-]{4,}", "\n".join(lines)) if part.strip()]
-    wrong = next((part for part in parts if part.startswith("Unrecognized")), None)
-    if wrong is None:
-        return parts[0] if parts else "the arguments do not fit"
-    word = wrong.partition(":")[2].split()[0].strip(",").partition("=")[0]
-    shown = io.StringIO()
-    with redirect_stdout(shown), suppress(SystemExit):
-        _parsed(ready, prog, ["--help"])
-    known = sorted(set(re.findall(r"--[a-z][\w.-]*", shown.getvalue())))
-    return f"{word} is unknown{nearest(word, known)}"

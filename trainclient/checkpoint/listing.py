@@ -157,7 +157,7 @@ def _size(num_bytes: float) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """List a folder; 1 if a checkpoint in it is not whole."""
-    from trainclient.flags import parse
+    from dataserver.flags import parse
 
     config = parse(
         lambda given: tyro.cli(ListConfig, prog="trainclient checkpoints", description=DESCRIPTION, args=given),

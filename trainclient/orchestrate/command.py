@@ -14,11 +14,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from dataserver.flags import parse
 from dataserver.outputs import require_writable, write_output
 from dataserver.planning.job.fields import MAX_TEXT_BYTES, Modality, Sizing, TextError, parse_yaml
 from dataserver.planning.job.fields import Stream as JobStream
 from dataserver.planning.job.fields import describe as describe_job
-from trainclient.flags import parse
 from trainclient.orchestrate.choice import Problem
 from trainclient.orchestrate.cluster import cluster
 from trainclient.orchestrate.exit_code import exit_code

@@ -9,9 +9,9 @@ import torch
 import tyro
 from pydantic import Field
 
+from dataserver.flags import parse
 from dataserver.outputs import require_writable, tells_on
 from dataserver.planning.costs.profile import Profile
-from trainclient.flags import parse
 from trainclient.models.compiling import require_compiler
 from trainclient.orchestrate.command import MaybePath, MaybeText, Orchestrate, networks
 from trainclient.orchestrate.exit_code import exit_code

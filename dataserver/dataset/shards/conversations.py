@@ -15,7 +15,6 @@ from dataserver.dataset.shards.members import BYTE_ORDER_MARK
 
 TURN_NAMES: Final = ("conversations", "messages")
 """What lists of turns are called; the first that a row has is used."""
-MARK: Final = "<image>"
 IMAGE_KIND: Final = "image"
 IMAGE_TYPES: Final = frozenset({"image", "image_url"})
 PART_TYPES: Final[Mapping[str, frozenset[str]]] = {
