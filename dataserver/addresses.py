@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 MAX_ADDRESSES: Final = 1024
-"""In one list."""
+"""Addresses that one list may hold."""
 _RANGE: Final = re.compile(r"(?P<host>.*):(?P<first>[0-9]{1,5})-(?P<last>[0-9]{1,5})")
 
 

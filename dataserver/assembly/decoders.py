@@ -27,7 +27,7 @@ class Item(NamedTuple):
     columns: int
     """Columns of its grid, as in `StepSamples`."""
     drawn: tuple[DrawnTransform, ...]
-    """Transforms of an image."""
+    """The transforms that were drawn for an image."""
     tiles: tuple[int, int] = (0, 0)
     """Rows and columns of tiles that an image is cut into."""
     depth: int = 1

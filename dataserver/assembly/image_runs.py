@@ -15,16 +15,16 @@ class ImageRun(NamedTuple):
     """What the plan says of an image or a clip of a sample that is understood."""
 
     embeddings: int
-    """Tokens that embeddings replace."""
+    """How many of the tokens are replaced by embeddings."""
     marks: int
     """Tokens of text before and between them (`Sizing.marks`)."""
     rows: int
     columns: int
-    """Columns of tiles."""
+    """How many columns the tiles stand in."""
 
     @property
     def tokens(self) -> int:
-        """All tokens."""
+        """Number of tokens of the image, marks included."""
         return self.embeddings + self.marks
 
 

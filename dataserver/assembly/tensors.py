@@ -45,7 +45,7 @@ class TensorSpec:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its elements."""
+        """Bytes of the tensor's elements."""
         return prod(self.shape) * self.dtype.itemsize
 
     def of(self, buffer: U8) -> NDArray[np.uint8] | NDArray[np.int32] | NDArray[np.float32]:

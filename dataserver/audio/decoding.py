@@ -43,7 +43,7 @@ class AudioShape(NamedTuple):
     """What the index says of a clip."""
 
     samples: int
-    """Samples of each channel."""
+    """Number of samples of each channel."""
     sample_rate: int
     channels: int
 

@@ -12,13 +12,13 @@ _OGG_HEADER: Final = 28
 
 @dataclass(frozen=True, slots=True)
 class AudioFormat:
-    """One format."""
+    """An audio format: how it is recognised, and who reads it."""
 
     name: str
     title: str
     """The format's name in messages."""
     container: str
-    """As libsndfile calls it."""
+    """Name of the container in libsndfile."""
     subtype: str
     """The encoding that libsndfile has to know, by its name for it."""
     matches: Callable[[bytes], bool]

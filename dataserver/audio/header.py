@@ -40,13 +40,13 @@ class AudioHeaderError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class AudioHeader:
-    """What a header says."""
+    """What the header of a clip says."""
 
     format: str
     samples: int
-    """Samples of each channel."""
+    """Number of samples of each channel."""
     sample_rate: int
-    """Samples a second."""
+    """Samples a second of each channel."""
     channels: int
 
 

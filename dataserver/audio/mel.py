@@ -20,7 +20,7 @@ F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 
 WINDOW: Final = 400
-"""Samples of one frame."""
+"""Samples that one frame of the spectrogram is made of."""
 _HALF: Final = WINDOW // 2
 _FLOOR: Final = 1e-10
 _DYNAMICS: Final = 8.0
@@ -37,7 +37,7 @@ class _Filters(NamedTuple):
     frequency: NDArray[np.int64]
     """int64 [k]: frequency of each weight, filter by filter."""
     weight: F64
-    """float64 [k]."""
+    """Weights of the filters' entries, float64 [k]."""
     start: NDArray[np.int64]
     """int64 [bins]: first weight of each filter."""
 
@@ -82,7 +82,7 @@ def _reflected(samples: F32, frames: int, padded_samples: int) -> F64:
 
 @functools.cache
 def _hann() -> F64:
-    """float64 [400], periodic."""
+    """Hann's window, periodic: float64 [400]."""
     window: F64 = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)
     window.flags.writeable = False
     return window

@@ -60,7 +60,7 @@ class _Frame(NamedTuple):
 
     @property
     def samples(self) -> int:
-        """Samples of each channel."""
+        """Number of samples of each channel."""
         return 1152 if self.is_mpeg1 else 576
 
     @property

@@ -17,7 +17,7 @@ td:nth-child(n+4) { text-align: left; } td:first-child { overflow-wrap: anywhere
 
 
 def card_page(title: str, card: DatasetCard, sections: Sequence[Section]) -> str:
-    """Return the page."""
+    """Return the card as the HTML of a page."""
     facts = f"{card.num_samples:,} samples, shards: {card.num_shards:,}"
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'

@@ -18,7 +18,7 @@ from dataserver.outputs import require_writable, tells_on, write_output
 from dataserver.reporting.card_sections import Section, bars, card_sections
 
 WIDTH = 80
-"""Characters of a line."""
+"""Characters of a line of the report."""
 
 
 def describe(

@@ -42,7 +42,7 @@ class Column:
 
     @property
     def justify(self) -> Literal["left", "right"]:
-        """Where its cells are."""
+        """Side on which the column's cells are aligned."""
         return "right" if self.kind is Kind.FIGURES else "left"
 
     @property

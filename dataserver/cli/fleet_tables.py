@@ -85,11 +85,11 @@ class _Part:
 
     @property
     def lines(self) -> int:
-        """How many it takes."""
+        """How many lines the table takes."""
         return len(self.notes) + (HEAD_LINES + self.rows.lines(self.shown) if self.shown else 0)
 
     def pieces(self) -> list[RenderableType]:
-        """What to print."""
+        """The parts of the table to print, from the top."""
         table: list[RenderableType] = [self.rows.fitted.table(self.shown, self.rows.red)] if self.shown else []
         return table + [Text(note, style="dim") for note in self.notes]
 
@@ -232,7 +232,7 @@ def _ranks(ranks: Sequence[RankRow], width: int) -> _Rows:
 
 
 def _failed(failed: Sequence[Failed], width: int) -> _Rows:
-    """The newest go first."""
+    """Rows of what failed, the newest first."""
     rows = failed[:MAX_FAILED]
     at = [one.servers[0] if len(one.servers) == 1 else f"{len(one.servers)} servers" for one in rows]
     columns = [

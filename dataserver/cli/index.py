@@ -130,8 +130,8 @@ def index(
 ) -> None:
     """Index datasets, count their tokens, and print their fingerprints.
 
-    One sequential pass per shard, in parallel; a second run touches only shards that changed, and one that was killed
-    goes on where it was. Unusual samples are counted; `dataserver lint` lists them.
+    Reads each shard once, several at a time. A second run reads only shards that changed, and one that was killed
+    continues. Unusual samples are counted; `dataserver lint` lists them.
 
     Args:
         paths: Folders of shards (or single shards).

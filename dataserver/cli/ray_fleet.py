@@ -53,7 +53,7 @@ class RayFleet:
     first_port: int
     configure: Configure
     members: dict[str, Member] = field(default_factory=dict)
-    """By address."""
+    """The fleet's servers by address."""
     _failures: dict[str, _Failures] = field(default_factory=dict)
     _taken: set[str] = field(default_factory=set)
     """Addresses at which a server could not start."""

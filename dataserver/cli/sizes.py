@@ -21,7 +21,7 @@ from dataserver.planning.stream.documents import Split
 
 MaybeRule = Annotated[Literal["qwen", "naflex", "square", "crop", "pad"] | None, tyro.conf.arg(help_behavior_hint="")]
 MIN_SEQ_LEN: Final = 8
-"""As jobs have it."""
+"""The smallest `seq_len` that jobs accept."""
 EMPTY: Final = 1
 """Exit status where no sample is left."""
 

@@ -51,11 +51,11 @@ class Decoded:
     invalid: int = 0
     num_bytes: int = 0
     pixels: int = 0
-    """Of images."""
+    """Pixels of the decoded images."""
     lasting_s: float = 0.0
     """How long clips and videos are."""
     seconds: float = 0.0
-    """That decoding took."""
+    """Seconds that decoding took."""
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class Made:
 
     @property
     def stages_s(self) -> dict[str, float]:
-        """Seconds by stage."""
+        """Seconds of each stage by its name."""
         decoding_s = sum(decoded.seconds for decoded in self.by_format.values())
         return {READING: self.reading_s, "decoding": decoding_s}
 

@@ -143,7 +143,7 @@ def _check_open(host: str, has_tokens: bool, encrypts: bool, insecure: bool) -> 
 
 
 def _wait() -> None:
-    """Until Ctrl-C or SIGTERM."""
+    """Wait until Ctrl-C or SIGTERM."""
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())

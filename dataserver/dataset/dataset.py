@@ -165,7 +165,7 @@ class Dataset:
 
     @property
     def index_folder(self) -> Path:
-        """Where the indexes lie."""
+        """Folder in which the indexes lie."""
         return index_folder(self.shards[0].file)
 
     def earlier_sets(self) -> list[ShardSet]:

@@ -12,7 +12,7 @@ from dataserver.dataset.shards.parts import Scalar
 
 @dataclass(frozen=True, slots=True)
 class SampleDescription:
-    """One sample."""
+    """What a sample holds, for people."""
 
     shard: str
     """File name of the shard."""

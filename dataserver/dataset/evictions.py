@@ -14,7 +14,7 @@ MAX_REMEMBERED: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class EvictionCounts:
-    """Totals of one cache."""
+    """Totals of what one cache has evicted."""
 
     evicted: int = 0
     """Values that were dropped for want of room."""

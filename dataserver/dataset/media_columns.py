@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _MediaColumn:
-    """One column."""
+    """A column of clips or videos that filters may name."""
 
     modality: int
     """Number of the modality that it tells of."""
@@ -45,7 +45,7 @@ MEDIA_COLUMNS: Final[Mapping[str, _MediaColumn]] = {
         (f"longest_{one}_seconds", np.maximum),
     )
 }
-"""By name."""
+"""Columns of clips and videos by name."""
 
 
 def media_columns(rules: str) -> dict[str, str]:

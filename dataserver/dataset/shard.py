@@ -58,7 +58,7 @@ class ImageRef(NamedTuple):
     frames: int = 0
     """Frames of a video."""
     microseconds: int = 0
-    """That its frames take."""
+    """Microseconds that the frames of a video take."""
 
     @property
     def is_image(self) -> bool:

@@ -3,7 +3,7 @@
 from typing import Final
 
 _RUNS: Final = (1, 2)
-"""RLE8 and RLE4."""
+"""Values of the header's compression that are run-length encoded: RLE8 and RLE4."""
 MAX_RUN_BYTES: Final = 4 << 20
 """Largest file whose pixels are runs."""
 MAX_RUN_SIDE: Final = 1 << 14

@@ -75,11 +75,11 @@ class StoredImage(Protocol):
 
     @property
     def width(self) -> int:
-        """Pixels, upright."""
+        """Pixels, when the image is turned upright."""
 
     @property
     def height(self) -> int:
-        """Pixels, upright."""
+        """Pixels, when the image is turned upright."""
 
     @property
     def orientation(self) -> int:

@@ -36,7 +36,7 @@ ORIENTATION_TAG: Final = 0x0112
 
 @dataclass(frozen=True, slots=True)
 class ImageFormat:
-    """One format."""
+    """An image format: how it is recognised, and who decodes it."""
 
     name: str
     title: str
@@ -46,7 +46,7 @@ class ImageFormat:
     plugin: str
     """Pillow's reader, as `module.Class`. It is named directly: `Image.open` tries all formats."""
     variants: tuple[tuple[tuple[int, bytes], ...], ...] = ()
-    """Other beginnings, as `magic`."""
+    """Other bytes that a file may begin with, as `magic`."""
     is_variant: Callable[[bytes], bool] | None = None
     """Whether a file is one of this format that begins in none of these ways."""
     refusal: Callable[[bytes], str] | None = None

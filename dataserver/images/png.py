@@ -27,7 +27,7 @@ class Chunk(NamedTuple):
 
     kind: bytes
     begin: int
-    """Where its content begins."""
+    """Offset at which the chunk's content begins."""
     end: int
     """Where the chunk ends, with its checksum."""
 

@@ -12,7 +12,7 @@ _SIZES: Final = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11
 """Bytes of a value, by type."""
 _MAX_ENTRIES: Final = 512
 _MAX_PARTS: Final = 1 << 16
-"""Strips, or tiles."""
+"""Most strips or tiles of a file that is decoded."""
 _PARTS: Final = (273, 279, 324, 325)
 _NUMBERS: Final = {3: "H", 4: "I", 16: "Q"}
 _WIDTH, _HEIGHT, _TILE_WIDTH, _TILE_HEIGHT = 256, 257, 322, 323

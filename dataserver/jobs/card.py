@@ -29,7 +29,7 @@ class Histogram:
     largest: int = 0
 
     def add(self, values: NDArray[Any]) -> None:
-        """Count integers from 0."""
+        """Count values that are integers from 0 on."""
         if not len(values):
             return
         first = not self.number
@@ -67,7 +67,7 @@ class ColumnCard:
     types: tuple[str, ...]
     """Arrow's names, in the order in which shards have them."""
     num_nulls: int
-    """Samples without a value."""
+    """Number of samples without a value."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ class CatalogPaths(Protocol):
 
     @property
     def datasets(self) -> Mapping[str, Path]:
-        """Folders of shards."""
+        """Folders of shards by the names of datasets."""
 
     @property
     def index_dirs(self) -> Mapping[str, Path]:
@@ -32,7 +32,7 @@ class CatalogPaths(Protocol):
 
     @property
     def tokenizers(self) -> Mapping[str, Path]:
-        """Hugging Face `tokenizers` files."""
+        """Files of Hugging Face's `tokenizers` by name."""
 
     @property
     def transforms(self) -> Mapping[str, str]:

@@ -72,7 +72,7 @@ class EarlierStreams:
         return [seen.get(name) for name in self._names]
 
     def _add(self, earlier: _Earlier, seen: dict[str, Seen]) -> None:
-        """Count a stream in."""
+        """Add what an earlier stream has seen."""
         stream = earlier.stream
         names = [spec.name for spec in stream.datasets]
         before = [seen.get(name) for name in names]

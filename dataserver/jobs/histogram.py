@@ -35,7 +35,7 @@ class Size(NamedTuple):
 
     text_tokens: int
     patches: tuple[int, ...]
-    """Of each item: patches of an image or a video, positions of a clip."""
+    """Size of each item: patches of an image or a video, positions of a clip."""
     image_tokens: tuple[int, ...] = ()
     """Backbone tokens of each item with the text between its parts, where images are cut into tiles; else they follow
     from the patches."""
@@ -55,7 +55,7 @@ class MediaTotal:
 
     items: int = 0
     seconds: float = 0.0
-    """As they are stored."""
+    """Seconds that clips and videos take as they are stored."""
     tokens: int = 0
     """That they take in the backbone."""
 
@@ -68,7 +68,7 @@ class Counted:
     media: Mapping[Modality, MediaTotal] = field(
         default_factory=lambda: {Modality.AUDIO: MediaTotal(), Modality.VIDEO: MediaTotal()}
     )
-    """Of clips and of videos."""
+    """Totals of clips and of videos."""
     chats: Counter[str] = field(default_factory=Counter)
     """How many conversations are longer than a sequence: those that are left out (`left_out`) and those that are cut
     behind an answer (`cut`)."""

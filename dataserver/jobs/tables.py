@@ -34,7 +34,7 @@ class LongChats(NamedTuple):
     """The k conversations of a shard that are longer than a sequence."""
 
     row: I64
-    """int64 [k]."""
+    """Rows of the index, int64 [k]."""
     tokens: I64
     """int64 [k]: of each as a whole."""
     is_cut: Bool

@@ -23,7 +23,7 @@ Bool = NDArray[np.bool_]
 
 
 def _go_on() -> None:
-    """Nobody else waits."""
+    """Do nothing, since no other job waits to plan."""
 
 
 _at_yield_point: ContextVar[Callable[[], None]] = ContextVar("at_yield_point", default=_go_on)

@@ -106,7 +106,7 @@ class Servers(Protocol):
 
     @property
     def names(self) -> Sequence[str]:
-        """HOST:PORT of each."""
+        """HOST:PORT of each server."""
 
     @property
     def version(self) -> int:
@@ -125,7 +125,7 @@ class NamedServers:
 
     @property
     def version(self) -> int:
-        """Grows when certificates change."""
+        """A number that grows when certificates change."""
         return self.channels.version
 
     def open(self, name: str, options: Sequence[tuple[str, int | str]] = ()) -> grpc.Channel:
@@ -143,7 +143,7 @@ class FleetChannels:
         self._of: tuple[int, tuple[str, ...]] | None = None
 
     def opened(self) -> Mapping[str, grpc.Channel]:
-        """The channels by address."""
+        """The open channels by address."""
         of = self._servers.version, tuple(self._servers.names)
         if of != self._of:
             self.close()

@@ -18,7 +18,7 @@ EXPIRES_S: Final = 14 * 86400
 FILES_PER_STREAM: Final = 8
 """Descriptors for each stream: its connection (at most half of all are for these), shards, blocks of shared memory."""
 OWN_FILES: Final = 512
-"""Descriptors for all else."""
+"""Descriptors that a server needs beside its streams."""
 FULL: Final = 0.9
 """Share of a limit beyond which there is too little room."""
 REMADE: Final = 0.1
@@ -43,7 +43,7 @@ class Seen:
     metrics: GetMetricsResponse
     diagnostics: GetDiagnosticsResponse
     clock_s: float
-    """Its clock minus ours."""
+    """Seconds that the server's clock is ahead of ours."""
     doubt_s: float
     """How much of that the way there and back may have made."""
 

@@ -130,5 +130,5 @@ def most_behind(rows: Sequence[RankRow]) -> list[RankRow]:
 
 
 def seconds_of(duration: Duration) -> float:
-    """A duration in seconds."""
+    """The seconds of a duration, as a float."""
     return duration.seconds + duration.nanos / 1e9

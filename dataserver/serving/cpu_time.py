@@ -10,7 +10,7 @@ from dataserver.process import children_of
 
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _TIMES: Final = slice(11, 15)
-"""Of /proc/PID/stat behind the name: user and system time of the process, and of children that it waited for; ticks."""
+"""Fields of /proc/PID/stat behind the name: user and system time of the process and of its ended children, in ticks."""
 _TRIES: Final = 3
 
 

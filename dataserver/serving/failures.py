@@ -17,7 +17,7 @@ MAX_CHARS: Final = 256
 
 
 class FailureKind(StrEnum):
-    """What failed."""
+    """What kind of work failed."""
 
     IMAGE = "image"
     """An image or clip cannot be made from its stored bytes: its sample is invalid."""
@@ -46,7 +46,7 @@ class Failure:
     """Key of the sample; empty where a shard could not be read."""
     count: int
     last: float
-    """Seconds since 1970."""
+    """When it failed last, in seconds since 1970."""
     reason: str
 
 

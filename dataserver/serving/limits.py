@@ -1,4 +1,4 @@
-"""Sizes of messages."""
+"""Limits on the sizes of messages."""
 
 from typing import Final
 

@@ -146,7 +146,7 @@ class ByteBudget:
         return self.total - self._accounts * self._taken_beside() - self._used
 
     def _taken_beside(self) -> int:
-        """By each stream."""
+        """Bytes that each stream may take beside its microbatches."""
         return min(self._beside, self.total // max(1, self._accounts) // 2)
 
     def _return(self, num_bytes: int) -> None:

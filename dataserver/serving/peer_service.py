@@ -58,7 +58,7 @@ class PeerService:
         )
 
     def Greet(self, _request: pb.GreetRequest, _: grpc.ServicerContext) -> pb.GreetResponse:
-        """Say who this is."""
+        """Tell a peer who this server is."""
         return pb.GreetResponse(instance=self._instance, build=build_id(), draining=self._draining())
 
     def FetchPieces(self, request: pb.FetchPiecesRequest, context: grpc.ServicerContext) -> pb.FetchPiecesResponse:

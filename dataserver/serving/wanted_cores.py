@@ -20,7 +20,7 @@ class Usage:
     """Totals of a server at one moment."""
 
     at_s: float
-    """On the steady clock."""
+    """Seconds on the steady clock."""
     cpu_s: float
     """CPU time of the process, and of those that it started."""
     waited_s: float

@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 TRACEPARENT: Final = "traceparent"
 _TRACEPARENT: Final = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f][13579bdf]")
-"""Of W3C Trace Context: a version, a trace, its span, and flags; the last bit means that it is sampled."""
+"""A W3C Trace Context: a version, a trace, its span, and flags; the last bit means that it is sampled."""
 
 
 class Kind(StrEnum):
@@ -83,7 +83,7 @@ class Span:
         self._start_ns = time_ns()
 
     def note(self, **attributes: Attribute) -> None:
-        """Add what became known."""
+        """Add attributes that became known."""
         self._attributes.update(attributes)
 
     def end(self, error: BaseException | None = None) -> None:

@@ -23,7 +23,7 @@ from dataserver.transforms.installed import Installed
 LOAD_S: Final = 60.0
 """Time to import a transform, also on a busy machine."""
 MEMORY_BYTES: Final = 4 << 30
-"""Data of a process."""
+"""Most memory for the data of a process."""
 _PROGRAM: Final = Path(__file__).with_name("worker.py")
 _LINE_BYTES: Final = 1 << 16
 _SPARE_BYTES: Final = 64 << 20
@@ -33,10 +33,10 @@ _ENVIRONMENT: Final = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TMP
 
 
 class Made(NamedTuple):
-    """What a transform made."""
+    """The pixels that a transform made."""
 
     data: NDArray[np.uint8]
-    """uint8 [bytes]"""
+    """The pixels as bytes, uint8 [bytes]."""
     cpu_ns: int
     """CPU time of the call in its process."""
 

@@ -63,7 +63,7 @@ class FrameGrid(NamedTuple):
     """Groups of `temporal_patch` frames."""
     rows: int
     columns: int
-    """Patches of a frame."""
+    """Patches in a row of a frame."""
 
 
 class _KeyFrames:

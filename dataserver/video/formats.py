@@ -16,13 +16,13 @@ DECODERS: Final = (*CODECS, "libdav1d", "libvpx", "libvpx-vp9")
 
 @dataclass(frozen=True, slots=True)
 class VideoFormat:
-    """One format."""
+    """A video format: how it is recognised, and who reads it."""
 
     name: str
     title: str
     """The format's name in messages."""
     container: str
-    """FFmpeg's reader of it."""
+    """Name of FFmpeg's reader."""
     matches: Callable[[bytes], bool]
     """Whether a file begins as one of this format."""
 

@@ -15,7 +15,7 @@ _TYPES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """One file."""
+    """A file of the pages, as it is sent."""
 
     content_type: str
     body: bytes

@@ -15,7 +15,7 @@ from dataserver.web.server import Query, RequestError
 MAX_FINDINGS: Final = 20_000
 """Findings that are listed; all are counted."""
 PAGE: Final = 100
-"""Findings of one answer."""
+"""Most findings in one answer."""
 MAX_NAME_CHARS: Final = 256
 
 Fingerprints = Callable[[], Mapping[str, str]]

@@ -191,7 +191,7 @@ class FleetWatch:
             self._check = Check(time(), seen, silent, failed)
 
     def note(self, answers: Sequence[Answer]) -> None:
-        """Take over a look."""
+        """Take over the answers of one look at the servers."""
         now, waiting = time(), dict.fromkeys(STAGES, 0.0)
         waits = self._rank_waits.note(answers)
         images = megabytes = 0.0

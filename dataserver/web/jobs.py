@@ -10,7 +10,7 @@ from dataserver.jobs import JOB_CHARS, JobPlanner
 from dataserver.web.server import Query, RequestError
 
 MAX_JOBS: Final = 256
-"""Jobs that are listed."""
+"""Most jobs that are listed."""
 MayRead = Callable[[str], bool]
 """Whether a dataset of this name may be shown to who asks."""
 
@@ -20,7 +20,7 @@ class PickedJob:
     """A job that may be shown to who asked for it."""
 
     key: str
-    """Tells it from others."""
+    """Key that tells the job from others."""
     opened: JobPlanner | None
     """Its planner, if it is there."""
     open: Callable[[], JobPlanner]
@@ -61,7 +61,7 @@ class FileJob:
         return {"jobs": []}
 
     def pick(self, _query: Query) -> PickedJob:
-        """The job."""
+        """The job that a query picks."""
         self._check()
         return PickedJob("", self._opened, self.planner)
 

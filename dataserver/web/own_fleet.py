@@ -19,7 +19,7 @@ class OwnFleet:
 
     @property
     def names(self) -> Sequence[str]:
-        """HOST:PORT of each."""
+        """HOST:PORT of each server."""
         return [self._server.address, *(peer.address for peer in self._others())]
 
     @property

@@ -15,7 +15,7 @@ RankOfJob = tuple[str, str, int]
 
 class _Mark(NamedTuple):
     at_s: float
-    """By the server's clock."""
+    """Seconds on the server's clock."""
     waited_s: float
 
 

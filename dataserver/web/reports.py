@@ -14,7 +14,7 @@ from dataserver.reporting.fleet_calls import LIST_STEP_TIMES, FleetChannels, Ser
 
 ANSWER_S: Final = 5.0
 ALL_S: Final = 10.0
-"""For all servers together."""
+"""Seconds that all servers together may take to answer."""
 AT_ONCE: Final = 16
 """Servers that are asked at a time, since each may hold some MiB of reports."""
 REMEMBERED_S: Final = 5.0

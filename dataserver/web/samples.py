@@ -24,7 +24,7 @@ from dataserver.web.datasets import DatasetPages, number
 from dataserver.web.server import Body, Query, RequestError, Route
 
 FOUND: Final = 24
-"""Samples of one answer."""
+"""Most samples in one answer."""
 LOOK_S: Final = 1.0
 """For so long one answer looks through shards; it ends with the shard that it is at."""
 MAX_TEXT_CHARS: Final = 20_000
@@ -184,7 +184,7 @@ class _Wanted:
                 raise RequestError(str(error)) from None
 
     def rows(self, shard: Shard) -> NDArray[np.int64]:
-        """int64 [n], ascending."""
+        """Rows that match, int64 [n], ascending."""
         mask = np.ones(shard.num_samples, np.bool_)
         if self._filter is not None:
             mask &= self._filter.mask(shard)

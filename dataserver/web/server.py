@@ -56,7 +56,7 @@ class RequestError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """An answer as bytes."""
+    """The bytes of an answer, and their type."""
 
     content_type: str
     body: bytes

@@ -122,7 +122,7 @@ class ServedTrainer(Trainer):
         return (steps, torch.tensor(steps[0].text_tokens, device=device)) if steps else (steps, count)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Tensor | int | None:
-        """The job knows it."""
+        """None for steps of the stream, whose number of items the job knows."""
         served = not batch_samples or isinstance(batch_samples[0], Step)
         return None if served else super()._get_num_items_in_batch(batch_samples, device)
 

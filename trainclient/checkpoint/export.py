@@ -35,13 +35,13 @@ from trainclient.models.rotary import RotaryScaling, RotarySections
 from trainclient.modules import exported_as, parts_of_whole
 
 _NESTED: Final = {"rotary_scaling": RotaryScaling, "sections": RotarySections}
-"""Sizes that are objects."""
+"""Fields of sizes that are objects of their own."""
 BUILT_IN: Final = "bytes"
 """Name of the tokenizer that data servers have without a file; no other one is called so."""
 
 
 class ExportType(StrEnum):
-    """Types of exported weights."""
+    """Types that exported weights may have."""
 
     STORED = "stored"
     """As the checkpoint has them: float32 for runs in bfloat16."""

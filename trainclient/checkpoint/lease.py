@@ -68,7 +68,7 @@ class Lease:
 
     @property
     def path(self) -> Path:
-        """Its file."""
+        """File of the lease."""
         return self.output.path(self.number)
 
     def renew(self) -> None:

@@ -117,7 +117,7 @@ class Found:
 
     @property
     def whose(self) -> str:
-        """The owner, for messages."""
+        """The owner of the lease, for messages."""
         return str(self.owner or f"whoever wrote {self.path}")
 
     @property

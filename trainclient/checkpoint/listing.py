@@ -34,7 +34,7 @@ class ListConfig:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One folder."""
+    """What the listing shows of one folder."""
 
     path: Path
     manifest: Manifest | None
@@ -111,7 +111,7 @@ def _row(path: Path, copied: str | None, is_newest: bool, *, verify: bool) -> Ro
 
 
 def _owned(lease: Found) -> str:
-    """Whose the folder is."""
+    """Say in words who owns the folder."""
     if lease.owner is None:
         return f"the lease {lease.path} cannot be understood ({lease.problem})"
     ended = ", which has ended: the next run takes the folder" if lease.is_free else ""

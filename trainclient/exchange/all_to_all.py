@@ -85,7 +85,7 @@ def begin_exchange(
 
 
 def exchanged(values: Tensor, leaving: Sequence[int], arriving: Sequence[int], group: ProcessGroup) -> Tensor:
-    """`begin_exchange` to its end."""
+    """Exchange rows and wait until they are there."""
     return begin_exchange(values, leaving, arriving, group, Waits(values.device))()
 
 
@@ -108,7 +108,7 @@ class _Flight:
         return received
 
     def wait(self) -> Tensor:
-        """What has arrived."""
+        """Wait for the rows that arrive, and return them."""
         if self._under_way is None:
             raise RuntimeError("rows were waited for before their all-to-all began")
         _, received, work = self._under_way

@@ -24,7 +24,7 @@ _HEADER = struct.Struct("<4sHH24sQIIQII")
 
 
 class Kind(IntEnum):
-    """What the rows are."""
+    """What the rows of a message are."""
 
     EMBEDDINGS = 1
     ACTIVATIONS = 2

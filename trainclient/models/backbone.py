@@ -193,7 +193,7 @@ class BackboneStage(nn.Module):
         return x
 
     def _rotations(self, x: Tensor, batch: BackboneBatch) -> tuple[Rotation, Rotation]:
-        """Of layers that see whole sequences, and of windowed ones."""
+        """Rotations of layers that see whole sequences, and of windowed ones."""
         config, scaling = self.config, self.config.rotary_scaling
         if config.sections is not None:
             require_shape("position_ids", batch.position_ids, 3, len(x))

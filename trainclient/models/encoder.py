@@ -113,7 +113,7 @@ class EncoderConfig:
         return RmsNorm(width, self.norm_eps) if self.rms_norms else nn.LayerNorm(width, eps=self.norm_eps)
 
     def patch_embedding(self) -> PatchEmbed:
-        """What embeds patches."""
+        """The layer that embeds patches."""
         return PatchEmbed(self.patch, self.width, bias=self.patch_bias, frames=1 + self.second_frame)
 
     @property

@@ -55,7 +55,7 @@ class GeneratorConfig:
 
     @property
     def patch_dim(self) -> int:
-        """Values of one patch."""
+        """Number of values of one patch."""
         return self.patch**2 * 3
 
 

@@ -25,7 +25,7 @@ class LowRank:
 
     @property
     def scale(self) -> float:
-        """Of what adapters add."""
+        """Factor of what adapters add."""
         return self.alpha / self.rank
 
 

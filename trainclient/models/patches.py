@@ -57,7 +57,7 @@ def pixel_statistics(pixels: str) -> tuple[tuple[float, ...], tuple[float, ...]]
 
 
 def pixels_named(mean: Sequence[float], std: Sequence[float]) -> str:
-    """The inverse of `pixel_statistics`."""
+    """Name for mean and deviation: the inverse of `pixel_statistics`."""
     known = next((name for name, values in PIXELS.items() if values == (tuple(mean), tuple(std))), None)
     return known or " / ".join(" ".join(repr(float(value)) for value in values) for values in (mean, std))
 

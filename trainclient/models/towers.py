@@ -117,7 +117,7 @@ class TowerStage(nn.Module, ABC):
 
     @abstractmethod
     def _block(self) -> nn.Module:
-        """One layer."""
+        """Make one layer."""
 
     @abstractmethod
     def _norm(self) -> nn.Module:

@@ -141,7 +141,7 @@ class TrainedModule(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """Device on which the module computes."""
         return next(self.network.parameters()).device
 
     @property

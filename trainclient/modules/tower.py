@@ -28,7 +28,7 @@ class _Tower(TrainedModule):
         return forward_flops(self.costs_as, self._stage.config.size, view.tensors[self.tensors[-1]])
 
     def num_rows(self, view: View) -> int:
-        """Patches or tokens."""
+        """Number of patches or tokens."""
         return int(view.tensors[self.tensors[-1]][-1])
 
     def forward(self, view: View, rows: Rows | None) -> Output:
@@ -41,14 +41,14 @@ class _Tower(TrainedModule):
 
 
 class TowerOfImages(_Tower):
-    """Patches in."""
+    """A tower that reads patches of images."""
 
     reads = ("patches", "grid", "cu_patches")
     costs_as = "encoder"
 
 
 class TowerOfTexts(_Tower):
-    """Tokens in."""
+    """A tower that reads tokens of texts."""
 
     reads = ("token_ids", "position_ids", "cu_lengths")
     costs_as = "backbone"

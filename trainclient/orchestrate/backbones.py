@@ -145,7 +145,7 @@ def _waves(problem: Problem, degrees: I64) -> I64:
 
 
 def _fitting(problem: Problem, option: Option, degrees: I64, sides: int) -> Backbones:
-    """What memory holds."""
+    """The backbones that memory holds."""
     cluster, network = problem.cluster, option.network
     dp, pp, microbatch, _, _ = degrees
     longest = microbatch * problem.workload.stream.seq_len

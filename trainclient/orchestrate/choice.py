@@ -88,7 +88,7 @@ class ModuleChoice:
 
     @property
     def gpus(self) -> int:
-        """Devices of the module."""
+        """Number of devices of the module."""
         return self.dp * self.pp * self.option.tp
 
 

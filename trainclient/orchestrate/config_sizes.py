@@ -32,7 +32,7 @@ class _Form:
     keys: Mapping[str, str]
     """What it calls the fields of `ModelSize`; where `mlp_width` is none of them, `mlp_ratio` is."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Of what released folders leave out."""
+    """Values of fields that released folders leave out."""
     gated: bool = False
     more: Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, int]] = lambda _part, _whole: {}
     """Further fields of `ModelSize`, of the part and of the whole model that it is in; None says that it is wrong."""

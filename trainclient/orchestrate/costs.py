@@ -69,7 +69,7 @@ class Option:
         return self.blocks(stages) + self.ends(2 if stages == 1 else 1)
 
     def blocks(self, stages: int = 1) -> Parameters:
-        """Those of blocks."""
+        """Parameters of blocks on each device of one of so many stages."""
         return self._counted(self.network.block_parameters / stages / self.tp)
 
     def ends(self, count: int = 1) -> Parameters:

@@ -47,11 +47,11 @@ class Parameters:
         return Parameters(self.trained * factor, self.frozen * factor)
 
     def static_bytes(self, precision: Precision = BFLOAT16) -> float:
-        """Weights and gradients."""
+        """Bytes of weights and gradients."""
         return (self.trained + self.frozen) * precision.weight + self.trained * precision.gradient
 
     def optimizer_bytes(self, precision: Precision = BFLOAT16) -> float:
-        """States of the optimizer."""
+        """Bytes of the optimizer's states."""
         return self.trained * precision.optimizer
 
     def state_bytes(self, ranks: int = 1, precision: Precision = BFLOAT16) -> float:

@@ -114,7 +114,7 @@ class Network:
 
     @property
     def block_parameters(self) -> int:
-        """Parameters of all blocks."""
+        """Number of parameters of all blocks."""
         size = self.size
         conditions = 2 * size.layers * size.width**2 + size.width * self.condition_width
         return self.row_flops // 2 - self.end_parameters + (conditions if self.role.generates else 0)

@@ -63,7 +63,7 @@ Subject = tuple[nn.Module, Callable[[Lengths], Run]]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How to profile."""
+    """What to profile, and how often."""
 
     device: torch.device
     dtype: torch.dtype

@@ -109,7 +109,7 @@ def reason(choice: Choice, best: Choice) -> str:
 
 
 def _of_work(choice: Choice, best: Choice) -> str:
-    """Why devices compute longer."""
+    """Say why the devices of a choice compute longer."""
     pairs = [(m, b) for m in choice.modules for b in best.modules if m.option.network is b.option.network]
     again = [m.option.network.name for m, b in pairs if m.option.recompute and not b.option.recompute]
     narrow = [m.option.network.name for m, b in pairs if m.option.tp > b.option.tp]

@@ -72,7 +72,7 @@ class Simulated:
 
     @property
     def mean_ns(self) -> float:
-        """Mean of all draws."""
+        """Mean time over all draws, in nanoseconds."""
         return float(np.mean(self.times_ns))
 
     @property

@@ -21,13 +21,13 @@ class Ways(NamedTuple):
     """Ways to run a module that no other one beats, by devices: more of them take less time."""
 
     devices: I64
-    """int64 [n], ascending."""
+    """Numbers of devices, int64 [n], ascending."""
     times: F64
     """float64 [n], nanoseconds of a wave, descending."""
     side: I64
     """int64 [n]: which of the module's sides each is."""
     ranks: I64
-    """int64 [n]."""
+    """Ranks of each way, int64 [n]."""
 
     def within(self, times: F64) -> I64:
         """The way of fewest devices that takes no longer than each time, int64 [m]; n where there is none."""

@@ -79,7 +79,7 @@ class Side:
 
     @property
     def tp(self) -> int:
-        """Devices of a rank."""
+        """Number of devices of a rank."""
         return self.option.tp
 
     @property

@@ -18,12 +18,12 @@ AHEAD: Final = 2
 solved and planned numbers of microbatches agree best for choices of the rows `tiles` and `requests` of
 `scripts/bench_orchestration.py --only estimates`. Its rows `held out` were not looked at for that."""
 SHARING: Final = 8
-"""Of up to so many images, and one more, that must share a rank it is counted what they take at least."""
+"""Where up to so many images, and one more, must share a rank, the least that they take is counted."""
 DRAWN: Final = 4096
 """Images that are drawn, but for a minimum of `FEWEST_DRAWS` times as many as there are."""
 FEWEST_DRAWS, MOST_DRAWS = 4, 64
 MOST_DRAWN: Final = 16_384
-"""Of more images, those of each length are as many as expected, and none is drawn: time and memory have a limit."""
+"""With more images than this none is drawn, and each length has as many as expected: time and memory have a limit."""
 SEED: Final = 20_250_329
 
 ItemCost = tuple[int, int, int | None]

@@ -20,7 +20,7 @@ from trainclient.topology.process_grid import GridProcess, Topology
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Machine:
-    """What one process runs."""
+    """All that one process runs."""
 
     runners: tuple[ChunkRunner, ...]
     """Runners of its chunks, in the order of its program's modules."""

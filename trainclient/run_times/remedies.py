@@ -34,7 +34,7 @@ MOST_GROWTH: Final = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Something to try."""
+    """A change to try, and what it may save."""
 
     saves: float
     """Share of the time after the start that it saves at most."""
@@ -80,7 +80,7 @@ class RunFacts:
 
 
 def remedies(run: RunFacts) -> list[Remedy]:
-    """The largest first."""
+    """Remedies for a run, the largest first."""
     if len(run.waits_s) < LEAST_STEPS:
         return []
     data, slow = [*_data(run)], [*_slow(run)]

@@ -23,7 +23,7 @@ class Spent:
 
     @classmethod
     def of(cls, processes: Sequence[ProcessTimes]) -> "Spent":
-        """The mean of these."""
+        """The mean over these processes."""
         number = len(processes) * 1e9
         sources = dict.fromkeys(source for p in processes for source in p.rows)
         return cls(
@@ -37,7 +37,7 @@ class Spent:
         return sum(self.parts.values()) + sum(self.rows.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The same as a dictionary, for JSON."""
         return {f"{part.name.lower()}_s": seconds for part, seconds in self.parts.items()} | {"rows_s": self.rows}
 
 
@@ -63,7 +63,7 @@ class RunReport:
         return cls(run.first, run.end, len(run.processes), Spent.of(run.processes), by_holder, remedies(run))
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The same as a dictionary, for JSON."""
         return {
             "first_step": self.first,
             "steps": self.end - self.first,

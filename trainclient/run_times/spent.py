@@ -55,7 +55,7 @@ class ProcessTimes:
 
     name: str
     holds: str
-    """Its modules in words."""
+    """Names of the process's modules, in words."""
     stage: int
     host: str
     steps: int = 0
@@ -74,7 +74,7 @@ class ProcessTimes:
         return self.parts.total() + self.rows.total()
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, and `of`."""
+        """The same as a dictionary, for JSON and for `of`."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @classmethod

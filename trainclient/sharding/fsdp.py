@@ -84,7 +84,7 @@ class ShardedNetwork:
         self._units[0].unshard()
 
     def release(self) -> None:
-        """Keep shares alone."""
+        """Free whole parameters and keep the shares."""
         for unit in self._units:
             unit.reshard()
 

@@ -98,7 +98,7 @@ class SequenceParallelGroup:
 
 
 class Arriving(Protocol):
-    """Tensors on their way."""
+    """Tensors of a microbatch that are still arriving."""
 
     def wait(self) -> float:
         """Wait until they are there. Seconds of it in which the other process waited for a server itself."""
@@ -186,7 +186,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class TensorTable:
-    """What follows a header."""
+    """The tensors that follow a header."""
 
     entries: tuple[TensorEntry, ...]
     total_bytes: int

@@ -34,7 +34,7 @@ class Track:
 
     @property
     def holds(self) -> str:
-        """Its modules, in words."""
+        """Names of the process's modules, in words."""
         return " + ".join(dict.fromkeys(self.modules))
 
     @property

@@ -32,7 +32,7 @@ class RowsByHost(StrEnum):
     """When rows of pipelines move through the memory of hosts, and not from GPU to GPU by transfers that keep both."""
 
     NEVER = "never"
-    """Not at all."""
+    """Rows never go through hosts."""
     FIRST = "first"
     """In the first step and the first of an evaluation, when GPUs are new to their work: they may load kernels only
     while nothing runs."""
@@ -92,7 +92,7 @@ class TimelineConfig(Options):
 
     @property
     def recorded(self) -> range:
-        """The steps to record."""
+        """Steps that are recorded."""
         return range(self.first, self.first + self.steps)
 
 
@@ -108,7 +108,7 @@ class ProfileConfig(Options):
 
     @property
     def profiled(self) -> range:
-        """The steps to profile."""
+        """Steps that are profiled."""
         return range(self.first, self.first + self.steps)
 
 
@@ -148,7 +148,7 @@ class OnNonfinite(StrEnum):
 
 
 class Device(StrEnum):
-    """Where to compute."""
+    """Kind of device that computes."""
 
     AUTO = "auto"
     """The GPU of this process's LOCAL_RANK if there is one, otherwise the CPU."""

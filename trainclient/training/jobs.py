@@ -21,7 +21,7 @@ class Jobs:
 
     @property
     def text(self) -> str:
-        """Both as one text."""
+        """Both jobs as one text."""
         return json.dumps([job.text for job in (self.training, self.held_out) if job is not None])
 
     @classmethod

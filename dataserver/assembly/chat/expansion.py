@@ -23,9 +23,9 @@ class Expansion(NamedTuple):
     """What becomes of the word that a template writes for an image."""
 
     processor: str
-    """Class of the processor."""
+    """Class name of the processor."""
     placeholder: str
-    """What the template writes."""
+    """The word that the chat template writes for it."""
     before: str
     image: str
     """What stands for an embedding; it is written once here, and repeated when sequences are assembled."""

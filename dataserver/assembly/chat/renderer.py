@@ -25,7 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 NOW = datetime(2024, 7, 26)
 MAX_CHARS = 1 << 24
-"""Longest rendering."""
+"""Characters of the longest rendering that is accepted."""
 
 
 class _Generation(jinja2.ext.Extension):

@@ -58,7 +58,7 @@ class Text(NamedTuple):
     part: str
     """`content`, `reasoning_content`, or `call` with its number."""
     num_signs: int
-    """Characters that are disguised."""
+    """How many characters are disguised."""
 
 
 class Disguise:

@@ -37,7 +37,7 @@ class _Encoded(NamedTuple):
     """The tokens of a rendering."""
 
     ids: I32
-    """int32 [n]."""
+    """Token ids, int32 [n]."""
     offsets: npt.NDArray[np.int64]
     """int64 [n, 2]: first and last + 1 of the characters of each."""
 

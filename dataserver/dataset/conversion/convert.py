@@ -79,7 +79,7 @@ class _Task(NamedTuple):
 
     @property
     def media(self) -> Media:
-        """What is read."""
+        """The kinds of media that are read."""
         return served_media(self.has_audio, self.has_videos)
 
 

@@ -65,7 +65,7 @@ class _Counted:
         self._file = file
         self.num_bytes = 0
         self.is_read = False
-        """Whether nothing is left."""
+        """Whether the stream has been read to its end."""
         self.frames = ZstdFrames()
 
     def read(self, length: int) -> bytes:

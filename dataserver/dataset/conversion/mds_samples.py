@@ -191,7 +191,7 @@ def _check_columns(config: bytes, shard: MdsShard) -> None:
 
 
 class _Rows:
-    """Makes members of samples."""
+    """Makes the members of the tar from the samples of a shard."""
 
     def __init__(self, columns: Sequence[MdsColumn], findings: Findings, media: Media) -> None:
         self._columns, self._media = columns, media

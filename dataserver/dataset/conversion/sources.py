@@ -54,7 +54,7 @@ class SourceFile:
 
     @property
     def path(self) -> Path:
-        """The file itself."""
+        """Path of the file."""
         return self.root / self.name
 
     @property

@@ -15,7 +15,7 @@ from dataserver.dataset.shards.hashing import HashingReader
 from dataserver.dataset.shards.tar import scan_members
 
 Members = Sequence[tuple[str, bytes]]
-"""Names and contents."""
+"""Names and contents of the members of a sample."""
 _MODE: Final = 0o644
 
 
@@ -86,7 +86,7 @@ class TarWriter:
         return [path for path in stem.parent.iterdir() if number.fullmatch(path.name)]
 
     def abandon(self, error: BaseException) -> None:
-        """Leave no tar."""
+        """Close the tar that is open, and remove all tars of this name."""
         if self._tar is not None:
             self._tar.close()
             self._open.__exit__(type(error), error, error.__traceback__)

@@ -18,11 +18,11 @@ class CaptionTexts:
     def __init__(self, sources: Sequence[CaptionSource]) -> None:
         self._sources = sources
         self._rows: list[Mapping[str, str] | None] = []
-        """None for documents."""
+        """Captions of each sample by name; None for documents."""
         self._num_bytes = 0
 
     def add(self, sample: Sample) -> None:
-        """Append a row."""
+        """Append the captions of a sample."""
         if not self._sources:
             return
         self._rows.append(sample.captions)

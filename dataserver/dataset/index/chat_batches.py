@@ -21,7 +21,7 @@ class EncodedChat:
     """The ids of one conversation."""
 
     ids: I32
-    """int32 [n]."""
+    """Token ids, int32 [n]."""
     targets: npt.NDArray[np.bool_]
     """bool [n]: tokens that are learned."""
     images: npt.NDArray[np.bool_]
@@ -37,7 +37,7 @@ class ChatEncoder(Tokenizer, Protocol):
 
     @property
     def chat_digest(self) -> str:
-        """Identifies the template."""
+        """Digest that identifies the template."""
 
     def begin_batch(self) -> None:
         """Forget what earlier conversations did: a batch becomes the same after any other one."""
@@ -57,9 +57,9 @@ class BatchTask(NamedTuple):
 
     encoder: ChatEncoder
     shard: Path
-    """For messages."""
+    """Path of the shard, for messages."""
     path: Path
-    """Of the index."""
+    """Path of the index."""
     header: IndexHeader
     batch: int
 

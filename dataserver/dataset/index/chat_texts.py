@@ -16,7 +16,7 @@ class ChatTexts:
         self._num_bytes = 0
 
     def add(self, chat: str) -> None:
-        """Append a row."""
+        """Append the conversation of a sample."""
         self._rows.append(chat)
         self._num_bytes += len(chat.encode())
         if self._num_bytes > MAX_CAPTION_BYTES:

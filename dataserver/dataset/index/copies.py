@@ -55,7 +55,7 @@ def allow_copies(folder: Path) -> None:
 
 
 def are_copies_allowed(folder: Path) -> bool:
-    """Whether copies are wanted."""
+    """Whether the dataset may have shards with the same bytes."""
     return (folder / ALLOWED_NAME).is_file()
 
 

@@ -228,7 +228,7 @@ class _Read(NamedTuple):
     pages: Sequence[Page]
     core_digest: str
     sha256: str
-    """Of the shard's bytes, hexadecimal."""
+    """SHA-256 of the shard's bytes, hexadecimal."""
     block_sums: Sequence[int]
     """CRC-32C of each block of the shard."""
 

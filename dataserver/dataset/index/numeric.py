@@ -59,11 +59,11 @@ class ShardSizes:
     kinds: npt.NDArray[np.uint8]
     """uint8[t + m]: 0 text, 1 image; row r starts at text_offsets[r] + image_offsets[r]."""
     image_width: npt.NDArray[np.int32]
-    """int32[m], pixels, upright."""
+    """Pixels of each image, turned upright, int32[m]."""
     image_height: npt.NDArray[np.int32]
-    """int32[m], pixels, upright."""
+    """Pixels of each image, turned upright, int32[m]."""
     text_bytes: npt.NDArray[np.int32]
-    """int32[t], UTF-8 bytes."""
+    """Bytes of each text in UTF-8, int32[t]."""
     image_modality: npt.NDArray[np.uint8] | None = field(default=None, kw_only=True)
     """uint8[m]: number of the modality of each (`modalities.MODALITIES`); None where all are images."""
     image_frames: npt.NDArray[np.int32] | None = field(default=None, kw_only=True)
@@ -92,9 +92,9 @@ class NumericColumns(ShardSizes):
     image_offset: npt.NDArray[np.int64]
     """int64[m]: first byte in the tar."""
     image_length: npt.NDArray[np.int64]
-    """int64[m], bytes."""
+    """Bytes of each image's file, int64[m]."""
     orientation: npt.NDArray[np.uint8]
-    """uint8[m]: EXIF."""
+    """Orientation of each image by EXIF, uint8[m]."""
 
     @property
     def optional(self) -> tuple[npt.NDArray[Any] | None, ...]:

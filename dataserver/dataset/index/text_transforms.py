@@ -23,17 +23,17 @@ class TransformingTokenizer:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Name of the tokenizer, for messages."""
         return self.tokenizer.name
 
     @property
     def digest(self) -> str:
-        """The tokenizer's own."""
+        """As of the tokenizer that is wrapped."""
         return self.tokenizer.digest
 
     @property
     def vocab_size(self) -> int:
-        """The tokenizer's own."""
+        """As of the tokenizer that is wrapped."""
         return self.tokenizer.vocab_size
 
     def encode_all(self, texts: list[str]) -> "Sequence[I32]":

@@ -64,11 +64,11 @@ ID_TYPES: Final = {name: np.dtype(name) for name in ("|u1", "<u2", "<i4")}
 
 
 class Tokenizer(Protocol):
-    """What makes token ids."""
+    """Makes token ids of texts."""
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Name of the tokenizer, for messages."""
 
     @property
     def digest(self) -> str:

@@ -76,7 +76,7 @@ class _Part(NamedTuple):
     """A piece of text, or the place of an image, a clip or a video."""
 
     kind: str
-    """Empty of a text."""
+    """Kind of the medium; empty for a text."""
     text: str = ""
 
 

@@ -34,7 +34,7 @@ class Group:
     entries: dict[str, dict[str, Any] | SampleError] = field(default_factory=dict)
     """JSON members that hold captions, by extension."""
     extensions: list[str] = field(default_factory=list)
-    """Of its members, in order."""
+    """Extensions of the group's members, in order."""
     text: str | SampleError | None = None
     document: dict[str, Any] | SampleError | None = None
 

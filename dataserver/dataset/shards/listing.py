@@ -43,7 +43,7 @@ from dataserver.dataset.storage.urls import expanded, is_url, location
 
 _SOUGHT: Final = tuple(found for found in FORMATS if found.is_sought)
 SUFFIXES: Final = f"{', '.join(found.suffix for found in _SOUGHT[:-1])} or {_SOUGHT[-1].suffix}"
-"""For messages."""
+"""Endings of shards' names, for messages."""
 INDEX_SUFFIX: Final = ".index"
 MAX_SHARDS: Final = 1 << 20
 MAX_ASKED: Final = 32
@@ -53,7 +53,7 @@ MAX_LOOKS: Final = 16
 many files of JSON, the first by name, whether they are arrays."""
 _KNOWN_SUFFIXES: Final = tuple(dict.fromkeys(s for f in _SOUGHT for s in (f.suffix, f.sidecar_suffix) if s))
 _MOST_SHOWN: Final = 8
-"""Names in one message."""
+"""Names that one message shows at most."""
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class ShardFile:
 
     @property
     def path(self) -> Path:
-        """The shard itself."""
+        """Path of the shard."""
         return self.root / self.name
 
     @property

@@ -56,10 +56,10 @@ _FIRST_FORMATS: Final = (0, 128, 192)
 
 @dataclass(frozen=True, slots=True)
 class StoredModality:
-    """One kind of media."""
+    """How an index stores one kind of media."""
 
     name: str
-    """Name in messages."""
+    """Name of the kind in messages."""
     one: str
     """Name of one item in messages."""
     number: int
@@ -82,7 +82,7 @@ class StoredModality:
     most: int
     """Largest extent of an item."""
     unit: str
-    """Unit of the extent."""
+    """Unit of `extent`, for messages."""
 
 
 def _read_image(content: bytes, offset: int) -> ImagePart:

@@ -41,7 +41,7 @@ class ImagePart(NamedTuple):
     frames: int = 0
     """Frames of a video."""
     microseconds: int = 0
-    """That its frames take."""
+    """Microseconds that the frames of a video take."""
     sound: "ImagePart | None" = None
     """The clip that a video's sound is, in the same bytes, where it is a part of the sample too."""
 

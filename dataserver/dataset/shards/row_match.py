@@ -14,7 +14,7 @@ from dataserver.dataset.shards.lone_texts import SUCCESS
 
 @dataclass(frozen=True, slots=True)
 class RowMatch:
-    """How rows find samples."""
+    """How the rows of a sidecar find their samples."""
 
     by_last_part: bool = False
     """Compare what follows the last slash of both keys."""

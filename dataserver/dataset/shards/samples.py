@@ -51,7 +51,7 @@ NO_CAPTION: Final = "no text in .txt or in the caption of .json"
 _OF_TEXTS: Final = frozenset({MISSING_CAPTION, "not_utf8", "text_too_large", BAD_JSON, NEEDS_SPECIAL_MEMBER})
 """Why a pair has no text."""
 _MOST_SHOWN: Final = 4
-"""Extensions in a message."""
+"""Extensions that one message shows at most."""
 _SOUND_OR_VIDEO: Final = AUDIO.suffixes | VIDEO.suffixes
 """What rules may leave unused."""
 
@@ -74,7 +74,7 @@ class Sample(NamedTuple):
 
 
 class Joined(Protocol):
-    """Members of other files."""
+    """Finds members of the same key in other files."""
 
     def take(self, key: str, has: frozenset[str]) -> Iterator[tuple[str, Member]]:
         """Yield extension and member of all that belongs to a key; DatasetError where the sample has one itself."""

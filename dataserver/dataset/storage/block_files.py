@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class BlockFiles:
-    """The folder. Thread-safe."""
+    """A folder of files with blocks. Thread-safe."""
 
     def __init__(self, folder: Path, most: int) -> None:
         """Use a folder, which is made where it is missing.
@@ -164,7 +164,7 @@ class BlockFiles:
 
 @lru_cache(1 << 14)
 def _name(key: BlockKey) -> str:
-    """Of the file of a block, in a folder below the cache's."""
+    """Name of a block's file, in a folder below the cache's."""
     name = hashlib.sha256(repr(key).encode()).hexdigest()
     return f"{name[:2]}/{name[2:]}{SUFFIX}"
 

@@ -103,7 +103,7 @@ class Blocks:
         return max(self.held.most, self._files.most if self._files else 0)
 
     def forget(self) -> None:
-        """Hold nothing in memory."""
+        """Drop all blocks from memory."""
         self.held.clear()
         with self._lock:
             self._ahead.clear()
@@ -316,4 +316,4 @@ def _taken(piece: Piece, ahead: "Future[bytes] | None") -> bytes | None:
 
 
 BLOCKS: Final = Blocks()
-"""Those of this process."""
+"""The blocks of this process."""

@@ -23,7 +23,7 @@ from dataserver.video import VIDEO_SUFFIXES
 LISTING_NAME: Final = "folder.images"
 """What the file is called that stands for the folder that it would lie in."""
 MAX_FILES: Final = 1 << 21
-"""In one folder."""
+"""Files that one folder may hold."""
 _MEDIA_SUFFIXES: Final = IMAGE_SUFFIXES | AUDIO_SUFFIXES | VIDEO_SUFFIXES
 _MEMBER_SUFFIXES: Final = _MEDIA_SUFFIXES | {"txt", "json"}
 
@@ -90,7 +90,7 @@ class FolderListings:
         return _Listing(PurePath(path)).etag()
 
     def open(self, path: PurePath) -> BufferedIOBase:
-        """Open a listing."""
+        """Open the listing of a folder."""
         return io.BytesIO(_Listing(path).data)
 
     def ranges(self, path: PurePath) -> _Listing:

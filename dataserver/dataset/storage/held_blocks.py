@@ -24,7 +24,7 @@ class _Held:
 
 
 class HeldBlocks:
-    """The blocks. Thread-safe."""
+    """The blocks in memory. Thread-safe."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -72,7 +72,7 @@ class HeldBlocks:
             self._shrink()
 
     def clear(self) -> None:
-        """Hold nothing."""
+        """Drop all blocks."""
         with self._lock:
             self._held.clear()
             self.needs.clear()

@@ -57,7 +57,7 @@ class Answer(NamedTuple):
     """By names in lower case."""
     body: bytes
     url: str
-    """Where it came from."""
+    """URL that the answer came from, behind all redirects."""
     linked: Mapping[str, str]
     """Headers of the first redirect that has X-Linked-ETag, or else of the first one; empty without any."""
 
@@ -92,7 +92,7 @@ class HttpClient:
         self._tls = ssl.create_default_context()
 
     def objects(self, prefix: str, after: str) -> Iterator[ObjectInfo]:  # noqa: ARG002
-        """HTTP has no listing."""
+        """Refuse: HTTP has no listing."""
         raise OSError(
             errno.EOPNOTSUPP, f"HTTP lists no files: name the shards, such as {self._base}{prefix}/{{00000..00099}}.tar"
         )
@@ -313,7 +313,7 @@ class _TimedReader(io.RawIOBase):
         self._until = until
 
     def readable(self) -> bool:
-        """It is."""
+        """True: the body is read."""
         return True
 
     def readinto(self, buffer: "bytearray | memoryview") -> int | None:  # type: ignore[override]

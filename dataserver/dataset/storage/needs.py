@@ -16,7 +16,7 @@ NEEDED_S: Final = 120.0
 
 @dataclass(slots=True, eq=False)
 class _Need:
-    """What a job needs."""
+    """The blocks that one job needs."""
 
     until: float
     """When that is forgotten, on the monotonic clock."""
@@ -27,7 +27,7 @@ class _Need:
 
 
 class Needs:
-    """The blocks. Thread-safe."""
+    """The blocks that jobs need. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -41,7 +41,7 @@ class Needs:
             return key in self._counts
 
     def keys(self) -> list[BlockKey]:
-        """All of them."""
+        """Keys of all blocks that are needed."""
         with self._lock:
             return list(self._counts)
 

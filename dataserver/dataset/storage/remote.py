@@ -245,7 +245,7 @@ class RemoteStorage:
                 yield Entry(name, EntryKind.FILE, info.etag)
 
     def check(self, root: PurePath, name: str) -> None:
-        """Objects are no links."""
+        """Accept every name, since objects are no links."""
 
     def etag(self, path: str) -> Etag:
         """Return the state of an object, asked for anew."""
@@ -292,11 +292,11 @@ class _Sequential(io.RawIOBase):
         """By number: the block in hand, and those that were asked for ahead."""
 
     def readable(self) -> bool:
-        """It is."""
+        """True: objects are read at any offset."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
+        """True: objects are read at any offset."""
         return True
 
     def tell(self) -> int:
@@ -304,7 +304,7 @@ class _Sequential(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go somewhere else."""
+        """Move to another offset; nothing is read yet."""
         self._at = max(0, offset + (0, self._at, self._info.num_bytes)[whence])
         return self._at
 
@@ -337,7 +337,7 @@ class _Sequential(io.RawIOBase):
         return self._blocks[0][1].result()
 
     def close(self) -> None:
-        """Ask for no more."""
+        """Close the file; no further request is sent."""
         for _, future in self._blocks:
             future.cancel()
         self._blocks.clear()

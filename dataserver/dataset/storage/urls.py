@@ -39,7 +39,7 @@ class Url(PosixPath):
 
     @property
     def scheme(self) -> str:
-        """Such as `s3`."""
+        """Scheme of the URL, such as `s3`."""
         return self.parts[0].removesuffix(":")
 
     @property

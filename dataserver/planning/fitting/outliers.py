@@ -43,7 +43,7 @@ class Row:
     total: int
     squares: int
     time: int
-    """Nanoseconds that it took."""
+    """Nanoseconds that the microbatch took."""
     weight: int = 1
     """Factor that a row's distance from a fit is multiplied by."""
 

@@ -48,7 +48,7 @@ class ViewPlan:
 
     @property
     def num_items(self) -> int:
-        """Samples or images."""
+        """Number of samples or images."""
         return len(self.items)
 
 

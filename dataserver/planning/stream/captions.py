@@ -48,7 +48,7 @@ class Captions:
 
     @property
     def are_drawn(self) -> bool:
-        """Whether there are several."""
+        """Whether a caption is drawn from several."""
         return len(self.names) > 1
 
     @property
@@ -62,7 +62,7 @@ class Captions:
         return tuple(name for name in self.names if TEXT_MARK in name)
 
     def key(self) -> list[str]:
-        """What statistics depend on."""
+        """What shard statistics depend on."""
         return [f"{name} {share}" for name, share in zip(self.names, self.shares, strict=True)]
 
     def expected(self, tokens: I64) -> I64:

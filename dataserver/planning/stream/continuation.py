@@ -78,7 +78,7 @@ class StepEnd:
     """The last step of an earlier stream, on the axis of one of its datasets."""
 
     first: int
-    """Its first unit."""
+    """First unit of the step."""
     last: int
     """The first unit behind it, had it been a step like the others."""
     epochs: int | None

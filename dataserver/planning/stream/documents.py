@@ -58,7 +58,7 @@ class Parts(NamedTuple):
     document: I64
     """int64 [p]: which document each is a part of."""
     text_tokens: I64
-    """int64 [p]."""
+    """Text tokens of each part, int64 [p]."""
     image_offsets: I64
     """int64 [p + 1]: first image of each; images are in the order of the documents."""
     parts: I64
@@ -73,7 +73,7 @@ class Documents(NamedTuple):
     text_offsets: I64
     """int64 [d + 1]: first text of each."""
     text_tokens: NDArray[Any]
-    """Integers [t]."""
+    """Tokens of each text, integers [t]."""
     image_offsets: I64
     """int64 [d + 1]: first image of each."""
     image_tokens: I64

@@ -47,12 +47,12 @@ class VideoLengths(NamedTuple):
     """What is known of the time that videos take; zeros of other items."""
 
     frames: I32
-    """int32 [m]."""
+    """Frames of each item, int32 [m]."""
     microseconds: I64
-    """int64 [m]."""
+    """Microseconds of each item, int64 [m]."""
 
     def pick(self, items: I64 | slice) -> Self:
-        """Those of some items."""
+        """The lengths of some items."""
         return self._replace(frames=self.frames[items], microseconds=self.microseconds[items])
 
 

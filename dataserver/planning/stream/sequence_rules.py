@@ -18,7 +18,7 @@ class SequenceRules:
     """The rules of a step of n samples."""
 
     tokens: I64
-    """int64 [n]."""
+    """Tokens of each sample, int64 [n]."""
     follows: I64
     """int64 [n]: 1 of a part that follows the one before it in its document and is to share its sequence, else 0."""
     items: I64

@@ -40,7 +40,7 @@ class Part(NamedTuple):
     at: I64 | None
     """int64 [k]: where they are in the shard's table; None where they are the whole table."""
     sample: U64
-    """uint64 [k]: their numbers."""
+    """Numbers of the samples, uint64 [k]."""
     words: U64
     """uint64 [k]: by which the samples of a window are sorted."""
     units: I64

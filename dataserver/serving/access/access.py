@@ -25,7 +25,7 @@ _SAN_KEYS: Final = ("peer_dns", "peer_uri", "peer_spiffe_id")
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls."""
+    """Who calls, and from where."""
 
     identity: Identity
     address: str

@@ -91,7 +91,7 @@ class Queue(Executor):
     def submit(
         self, fn: Callable[Parameters, Result], /, *args: Parameters.args, **kwargs: Parameters.kwargs
     ) -> Future[Result]:
-        """As other executors do."""
+        """Submit a call, as to other executors."""
         future: Future[Result] = Future()
         self.pool.put(self, Task(future, partial(fn, *args, **kwargs)))  # type: ignore[arg-type]
         return future

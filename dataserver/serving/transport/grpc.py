@@ -63,7 +63,7 @@ class GrpcTransport:
         return True
 
     def num_messages(self, encoded: EncodedMicrobatch) -> int:
-        """Chunks of the payload."""
+        """Number of chunks of the payload."""
         return -(-encoded.payload.nbytes // CHUNK_BYTES)
 
     def message(self, _memory: Memory, encoded: EncodedMicrobatch, i: int) -> bytes:

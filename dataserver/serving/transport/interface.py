@@ -55,7 +55,7 @@ class Transport(Protocol):
         """Wait at most so long until the consumer wants this microbatch; whether it does."""
 
     def num_messages(self, encoded: EncodedMicrobatch) -> int:
-        """Messages behind the header."""
+        """Number of messages that follow the header."""
 
     def message(self, memory: Memory, encoded: EncodedMicrobatch, i: int) -> bytes:
         """One of these, counted from 0. Messages are taken in order."""

@@ -22,15 +22,15 @@ from trainclient.stream.microbatch import Items
 from trainclient.upload import upload
 
 NAME_BYTES = 24
-"""Dataset, pass and sample, int64 each."""
+"""Dataset, epoch and sample, int64 each."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Named:
-    """Features of n samples."""
+    """The features of n samples with their names."""
 
     names: Tensor
-    """int64 [n, 3] on the CPU: dataset, pass and sample, unique within a step."""
+    """int64 [n, 3] on the CPU: dataset, epoch and sample, unique within a step."""
     valid: Tensor
     """bool [n] on the CPU: False where the sample is known to have something that cannot be decoded."""
     features: Tensor

@@ -29,7 +29,7 @@ class TwiceError(ValueError):
 
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Of `json.loads` (object_pairs_hook): an object whose names differ; TwiceError otherwise."""
+    """For `json.loads` (object_pairs_hook): an object whose names all differ; raises TwiceError otherwise."""
     found = dict(pairs)
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]

@@ -35,7 +35,7 @@ class Fields:
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A positive, finite number."""
+        """A field that must be a positive, finite number."""
         value = self._data.get(name)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
@@ -43,7 +43,7 @@ class Fields:
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """True or false."""
+        """A field that must be true or false."""
         value = self._data.get(name)
         if value is None:
             return default

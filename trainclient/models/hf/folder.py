@@ -165,7 +165,7 @@ def _is_copy(files: TensorFiles, head: str, stored: Mapping[str, str]) -> bool:
 def _parameters(
     folder: Path, files: TensorFiles, family: Family[Any], config: Sizes, names: Container[str] | None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Our parameters."""
+    """Yield our parameters by name."""
     stored = stored_names(folder, files, family, config)
     for entry in family.entries(config):
         wanted = [name for name in entry.ours if names is None or name in names]

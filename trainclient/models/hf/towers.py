@@ -73,7 +73,7 @@ def read_clip(fields: Fields, whole: Fields, **changes: Any) -> EncoderConfig:
 
 
 def read_siglip(fields: Fields, whole: Fields, **changes: Any) -> EncoderConfig:
-    """The same of SigLIP's."""
+    """Read the sizes of SigLIP's tower."""
     del whole
     known: dict[str, Any] = {"patch": 16, "act": "gelu_pytorch_tanh", "eps": 1e-6, "pixels": "half"}
     return read_square(fields, class_token=False, **known | changes)

@@ -25,7 +25,7 @@ VISION: Final = "vision_config"
 
 @dataclass(frozen=True, slots=True)
 class WholeModel:
-    """An architecture of both."""
+    """How a whole model consists of an encoder and a backbone."""
 
     vision: Family[EncoderConfig]
     texts: Mapping[str, Family[BackboneConfig]]
@@ -192,7 +192,7 @@ def _tower(
 
 
 def _texts(spellings: tuple[Names, ...], **families: Family[BackboneConfig]) -> dict[str, Family[BackboneConfig]]:
-    """Language models as parts."""
+    """Families of language models as parts of a whole one."""
     parts = {"section": TEXT, "spellings": spellings, "alone": None}
     return {name: replace(family, **parts) for name, family in families.items()}  # type: ignore[arg-type]
 
@@ -272,4 +272,4 @@ WHOLE_MODELS: Final[Mapping[str, WholeModel]] = {
     "idefics3": _IDEFICS3,
     "smolvlm": _IDEFICS3,
 }
-"""By `model_type`."""
+"""Families by `model_type`."""

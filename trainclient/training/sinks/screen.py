@@ -23,10 +23,10 @@ class Screen:
         self._console.print(report.text(), end="", highlight=False, markup=False, soft_wrap=True)
 
     def sync(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: the screen buffers no lines."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
 
 def _line(m: StepMetrics, num_steps: int) -> str:

@@ -45,7 +45,7 @@ class ModelSize:
 
     @property
     def head_size(self) -> int:
-        """Size of a head."""
+        """Width of one attention head."""
         return self.head_dim or self.width // self.heads
 
 

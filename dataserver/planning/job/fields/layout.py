@@ -149,7 +149,7 @@ class BackboneOptions(LayoutOptions):
     """Options of a layout with one backbone, any number of encoders and generators, and no tower."""
 
     def check_modules(self, execution: ExecutionParts) -> None:
-        """Refuse other modules."""
+        """Refuse modules that the layout cannot run."""
         kinds = [m.kind for m in execution.modules]
         if ModuleKind.TOWER in kinds or kinds.count(ModuleKind.BACKBONE) != 1:
             raise ValueError(
@@ -187,7 +187,7 @@ class BackboneOptions(LayoutOptions):
             )
 
     def num_microbatches(self, stream: Stream, execution: ExecutionParts) -> int:
-        """Microbatches of full sequences."""
+        """Number of microbatches if all sequences are full."""
         backbone = next(m for m in execution.modules if m.kind is ModuleKind.BACKBONE)
         return stream.global_batch // (backbone.dp * execution.microbatch)
 

@@ -11,7 +11,7 @@ class PlanLimits:
     """The most that one plan version takes. A job beyond a limit is refused, by its name, when it is created."""
 
     step_sequences: int
-    """Largest `stream.global_batch`."""
+    """Largest `stream.global_batch` that is planned."""
     step_samples: int
     """Samples of a step, on average over an epoch; a single step has at most four times as many."""
     step_images: int
@@ -26,7 +26,7 @@ class PlanLimits:
     rank_pairs: int
     """Colocated: pairs of ranks between which bytes are counted, ranks^2 for each encoder and generator."""
     group_sequences: int
-    """Grouped: largest `stream.global_batch`."""
+    """Largest `stream.global_batch` of the grouped layout."""
     component_work: int
     """Where an encoder or generator states its memory: `stream.global_batch` x the backbone ranks of a component (`dp`
     over the greatest common divisor of all modules' `dp`), which share that memory."""

@@ -131,7 +131,7 @@ class ImageMarks(SpecModel):
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """All ids."""
+        """Ids of all marks, in the order of the fields."""
         return *self.alone, *self.row_end, *self.whole, *(i for row in self.tiles for ids in row for i in ids)
 
     @property

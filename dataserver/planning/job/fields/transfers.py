@@ -33,7 +33,7 @@ class Transfer(SpecModel):
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Name of the transfer in messages."""
         return f"the transfer from {self.source} to {self.target}"
 
     @property

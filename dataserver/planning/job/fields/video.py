@@ -83,7 +83,7 @@ class VideoSizing(SpecModel):
 
     @property
     def milli_fps(self) -> int:
-        """Frames of 1,000 seconds."""
+        """Frames read of a thousand seconds of video."""
         return int(Fraction(self.fps or _QWEN_FPS) * _MILLI)
 
     @property

@@ -75,7 +75,7 @@ def _of_spread(module: ModuleSpec, rounds: StepRounds, plan: ArrangedStep) -> De
 
 
 def _of_rounds(values: I64, rounds: StepRounds) -> I64:
-    """Of values of microbatches, int64 [ranks, microbatches], the sum of each round. int64 [ranks, rounds]."""
+    """Sum values of microbatches, int64 [ranks, microbatches], over each round: int64 [ranks, rounds]."""
     found: I64 = values.reshape(len(values), len(rounds.items), rounds.size).sum(axis=2)
     return found
 

@@ -53,7 +53,7 @@ class TowerPlacement(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TowerChoice:
-    """What one tower gets."""
+    """Replicas, degree and samples that one tower gets."""
 
     name: str
     tp: int

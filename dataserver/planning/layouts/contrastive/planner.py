@@ -71,7 +71,7 @@ class CandidatePlan:
 
     @property
     def name(self) -> str:
-        """Schedule and order."""
+        """Name of the candidate: schedule and order."""
         ahead = f", {self.extra} extra in flight" if self.extra and self.several else ""
         return f"{self.schedule}, {'balanced' if self.balanced else 'canonical order'}{ahead}"
 
@@ -135,7 +135,7 @@ def _in_flight(
 
 
 def _step_decision(batched: BatchedStep, candidates: Sequence[CandidatePlan], refused: Refusals) -> Decision:
-    """Why this schedule."""
+    """The decision for a schedule and its reason."""
     best, wanted = candidates[0], batched.layout.schedule
     time, other = milliseconds(best.makespan_ns), next((c for c in candidates if c.schedule is not best.schedule), None)
     if other is not None:

@@ -105,7 +105,7 @@ class GroupedOptions(WaveOptions):
         return self
 
     def num_microbatches(self, stream: Stream, execution: ExecutionParts) -> int:  # noqa: ARG002
-        """As memory asks for."""
+        """Number of microbatches that memory asks for."""
         return 1
 
     def step_size(self, stream: Stream, execution: ExecutionParts) -> dict[str, int]:
@@ -171,4 +171,4 @@ class GroupedOptions(WaveOptions):
             )
 
     def check_batch(self, stream: Stream, backbone: ModuleSpec, microbatch: int) -> None:
-        """Groups divide any batch."""
+        """Accept every batch, since groups can divide any."""

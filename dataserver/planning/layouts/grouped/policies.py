@@ -21,7 +21,7 @@ from dataserver.planning.layouts.grouped.search import Budget
 from dataserver.planning.layouts.grouped.sequence_plan import SequenceGroup, SequencePlan, plan_groups
 
 Plans = Mapping[str, SequencePlan]
-"""By names for people."""
+"""Plans by names that are shown to people."""
 
 MAX_LOOKS = 15_000_000
 """Compositions that the search of a step may look at, placing and improving counted as so many more: two seconds."""

@@ -27,7 +27,7 @@ class SequenceGroup:
 
     @property
     def ranks(self) -> range:
-        """The devices."""
+        """Ranks of the group."""
         return range(self.first_rank, self.first_rank + self.degree)
 
 

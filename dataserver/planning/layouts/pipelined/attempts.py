@@ -40,12 +40,12 @@ class Attempt:
 
     @property
     def num_microbatches(self) -> int:
-        """Of each rank."""
+        """Microbatches of each rank."""
         return self.packed.num_microbatches
 
     @property
     def num_sequences(self) -> int:
-        """Of all ranks together."""
+        """Sequences of all ranks together."""
         return self.starts.problem.num_sequences
 
     @property
@@ -134,7 +134,7 @@ def _candidates(packed: PackedStep, trial: Trial) -> Callable[[], list[Candidate
 
 
 def _operations(packed: PackedStep) -> int:
-    """Of one simulation: a forward and a backward of each microbatch on each node."""
+    """Operations of one simulation: a forward and a backward of each microbatch on each node."""
     return 2 * packed.num_microbatches * sum(m.dp * m.pp for m in packed.modules)
 
 

@@ -41,7 +41,7 @@ class SpreadStep:
         return self._joined(found, ())
 
     def arranged(self, schedules: tuple[ModuleSchedule, ...]) -> ArrangedStep:
-        """The whole plan."""
+        """The step with these schedules, all modules arranged."""
         found = []
         for name, images in self.beside.items():
             yield_point()
@@ -76,7 +76,7 @@ class CandidatePlan:
 
     @property
     def num_microbatches(self) -> int:
-        """Of each rank."""
+        """Microbatches of each rank."""
         return self.spread.packed.num_microbatches
 
     def plan(self) -> ArrangedStep:

@@ -18,7 +18,7 @@ SLOWER = 2
 """So many numbers in a row whose rule-based plans are slower than with fewer microbatches end the ladder."""
 
 NEVER = 1 << 62
-"""Longer than any step."""
+"""Nanoseconds beyond any step."""
 
 MEMORY_SINCE = 7
 """The first plan_version whose plans are compared with what less memory would do."""
@@ -33,7 +33,7 @@ class Compared:
     """What was tried for one step."""
 
     candidates: Sequence[CandidatePlan]
-    """Fastest first."""
+    """The candidates, fastest first."""
     fewest: int
     """Microbatches of each rank that the samples need."""
     fitting: int
@@ -45,7 +45,7 @@ class TooShort:
     """Memory holds none of the plans that were tried."""
 
     module: ModuleSpec | None
-    """Whose memory it is."""
+    """The module whose memory is too small, where one is known."""
     num_microbatches: int
     """The most that were tried."""
 
@@ -103,7 +103,7 @@ class _Ladder:
         self._packed, self._found = counts.ladder(), list[tuple[PackedStep, Known]]()
 
     def __iter__(self) -> Iterator[tuple[PackedStep, Known]]:
-        """From the fewest on."""
+        """Yield packed steps, those of the fewest microbatches first."""
         yield from self._found
         for packed in self._packed:
             self._found.append((packed, Known(packed)))

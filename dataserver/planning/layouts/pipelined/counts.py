@@ -161,7 +161,7 @@ class Counts:
 
     @property
     def _slots(self) -> int:
-        """Of a microbatch of all ranks together."""
+        """Slots of sequences in a microbatch of all ranks together."""
         return self.job.spec.execution.backbone.dp * self.job.spec.execution.microbatch
 
     @property

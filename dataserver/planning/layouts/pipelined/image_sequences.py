@@ -51,7 +51,7 @@ class _Sequences:
 
     @property
     def count(self) -> int:
-        """Sequences in use."""
+        """Number of sequences in use."""
         return len(np.unique(self.sequence))
 
     @property

@@ -22,7 +22,7 @@ class PipelinedOptions(WaveOptions):
 
     @property
     def num_chunks(self) -> int:
-        """Of a backbone stage; where others have fewer, room is kept for as many."""
+        """Chunks of a backbone stage; where others have fewer, room is kept for as many."""
         return self.chunks
 
     def step_size(self, stream: Stream, execution: ExecutionParts) -> dict[str, int]:

@@ -29,12 +29,12 @@ class PackedStep:
 
     @property
     def num_sequences(self) -> int:
-        """Of all ranks together."""
+        """Sequences of all ranks together."""
         return int(self.sequence.max(initial=-1)) + 1
 
     @property
     def execution(self) -> Execution:
-        """How the job runs."""
+        """The job's execution."""
         return self.job.spec.execution
 
     @cached_property

@@ -34,7 +34,7 @@ Placements = Mapping[str, Placement]
 """Placements by the names that messages give them."""
 
 Rules = Mapping[str, Callable[[], Placement]]
-"""How each is found."""
+"""Functions that find placements, by name."""
 
 
 class Known:
@@ -76,7 +76,7 @@ class Starts:
 
     @property
     def placements(self) -> Placements:
-        """All of them."""
+        """Placements by all rules, by name."""
         return {**self.by_rules, **self.by_algorithm_2}
 
 

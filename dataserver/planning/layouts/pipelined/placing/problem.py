@@ -86,7 +86,7 @@ class PlacementProblem:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences to place."""
+        """Number of sequences to place."""
         return int(self.own.shape[1]) - 1
 
     @property

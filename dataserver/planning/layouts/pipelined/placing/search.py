@@ -44,7 +44,7 @@ ROUND_OPERATIONS = 1 << 21
 """Operations that are simulated between two orders of the components, by all threads together."""
 
 FEWEST_ROUNDS = 64
-"""Of a search that uses up its budget, however small, so that every component meets many others."""
+"""Rounds of a search that uses up its budget, however small, so that every component meets many others."""
 
 LEAST_OF_A_ROUND = 16
 """A round counts for one part in so many of what it may simulate, so that rounds end where pairs need little."""

@@ -15,7 +15,7 @@ from dataserver.planning.stream.samples import StepSamples
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
-    """Of each row of a problem: the transfer behind an encoder, between stages of the backbone, before a generator."""
+    """The transfer of each row of a problem: behind an encoder, between stages of the backbone, before a generator."""
 
     least: I64
     """int64 [rows, s]: nanoseconds that each sequence's transfer takes at least, wherever it goes; 0 without."""
