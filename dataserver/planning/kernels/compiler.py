@@ -43,6 +43,8 @@ def kernel(function: _Function) -> _Function:
         compiled = numba.njit(cache=folder is not None, nogil=True, no_cfunc_wrapper=True, **_UNCOUNTED)(function)
     finally:
         numba.config.CACHE_DIR = before
+    if folder is not None:
+        compiled._cache = _Cache(compiled._cache)
     called = False
 
     @functools.wraps(function)
@@ -51,27 +53,41 @@ def kernel(function: _Function) -> _Function:
         if called:
             return compiled(*arguments)
         with _first_calls, cache.locked(), _nothing_collected():
-            found = _called_first(compiled, arguments)
+            found = compiled(*arguments)
+        if compiled.stats.cache_misses:
+            _log.info("compiled %s.%s", compiled.__module__, compiled.__qualname__)
         called = True
         return found
 
     return cast(_Function, call)
 
 
-def _called_first(compiled: Any, arguments: tuple[Any, ...]) -> Any:
-    """Call a kernel that may have to be compiled. Numba does so, and writes the cache, before the kernel runs."""
-    try:
-        found = compiled(*arguments)
-    except OSError as error:  # it is compiled all the same
-        _log.warning("a compiled kernel cannot be cached, so that other processes compile it again: %s", error)
-        found = compiled(*arguments)
-    except (EOFError, pickle.UnpicklingError):
-        _log.warning("the cache of compiled kernels is damaged: they are compiled again")
-        cache.clear()
-        found = compiled(*arguments)
-    if compiled.stats.cache_misses:
-        _log.info("compiled %s.%s", compiled.__module__, compiled.__qualname__)
-    return found
+class _Cache:
+    """Numba's cache of a kernel. Where it is damaged, or its disk fails, the kernel is compiled all the same."""
+
+    def __init__(self, of_numba: Any) -> None:
+        self._of_numba = of_numba
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._of_numba, name)
+
+    def load_overload(self, *key: Any) -> Any:
+        """What is cached for a signature; None where nothing is that can be used."""
+        try:
+            return self._of_numba.load_overload(*key)
+        except OSError:  # as when it is saved, which says so
+            return None
+        except (EOFError, pickle.UnpicklingError):
+            _log.warning("the cache of compiled kernels is damaged: they are compiled again")
+            cache.clear()
+            return None
+
+    def save_overload(self, *compiled: Any) -> None:
+        """Cache what was compiled for a signature."""
+        try:
+            self._of_numba.save_overload(*compiled)
+        except OSError as error:
+            _log.warning("a compiled kernel cannot be cached, so that other processes compile it again: %s", error)
 
 
 @contextlib.contextmanager

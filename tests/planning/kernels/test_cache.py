@@ -110,6 +110,18 @@ def test_a_cache_that_can_no_longer_be_written_is_named_and_the_work_goes_on(tmp
     assert "a compiled kernel cannot be cached" in done.stderr
 
 
+def test_a_cache_that_is_lost_is_named_and_the_work_goes_on(tmp_path: Path) -> None:
+    """Before a kernel is used first, or where it is used before and then with arrays of another type."""
+    lose = "import shutil; found = cache.folder(); shutil.rmtree(found); found.write_text('')\n"
+    other_type = PLAN.replace("np.arange(4)", "np.arange(4, dtype=np.int32)")
+    for code in (f"{IMPORT}{lose}{PLAN}", f"{IMPORT}{PLAN}{lose}{other_type}"):
+        done = python(ROOT, code, NUMBA_CACHE_DIR=str(tmp_path))
+        assert done.stdout == PLANNED * code.count("print(greedy")
+        assert done.stderr.count("a compiled kernel cannot be cached") == 1
+        shutil.rmtree(tmp_path)
+        tmp_path.mkdir()
+
+
 def test_code_of_others_is_not_loaded(fresh: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Numba unpickles what it finds."""
     folder = cache.folder()
