@@ -24,7 +24,8 @@ def grids(widths: I32 | I64, heights: I32 | I64, block: int, limit: int) -> tupl
         limit: blocks of an image.
     """
     rows, columns = np.empty(len(widths), np.int32), np.empty(len(widths), np.int32)
-    _grids(widths, heights, block, limit, 1 << limit.bit_length() - 1, rows, columns)
+    sides = widths.astype(np.int64), heights.astype(np.int64)  # as for warm-up, whatever those of an index are
+    _grids(*sides, block, limit, 1 << limit.bit_length() - 1, rows, columns)
     return rows, columns
 
 
@@ -79,7 +80,7 @@ def image_tokens(offsets: I64, rows: I32, columns: I32, merged: int, extra: int)
 
 
 @kernel
-def _grids(widths: I32 | I64, heights: I32 | I64, block: int, limit: int, bit: int, rows: I32, columns: I32) -> None:
+def _grids(widths: I64, heights: I64, block: int, limit: int, bit: int, rows: I32, columns: I32) -> None:
     """Fill in `rows` and `columns`; `bit` is the highest one of `limit`."""
     for i in range(len(widths)):
         width, height = widths[i], heights[i]
