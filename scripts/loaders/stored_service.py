@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.data_connections import require_all_direct, require_none_left
+
 from dataserver.allocator import cache_freed_memory
 from loaders.reporting import BATCH, report_epoch
 from loaders.service import MODULE, serve_command
@@ -32,6 +34,8 @@ def batches(address: str) -> Iterator[int]:
     with DataClient(address, {"stream": stream, "execution": execution}, MODULE, 0) as client:
         for microbatch in client:
             yield len(microbatch.tensors["grid"])
+        require_none_left(client)
+        require_all_direct(address)
 
 
 def main() -> None:

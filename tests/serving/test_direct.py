@@ -214,7 +214,7 @@ def test_a_consumer_that_reads_nothing_ends_as_idle_and_its_memory_goes_to_other
             assert (ends[0].next_step, ends[0].next_microbatch) <= (at.step, at.microbatch)
 
 
-@pytest.mark.parametrize("budget", [0, 24 << 20])
+@pytest.mark.parametrize("budget", [0, 6 << 20, 24 << 20])
 def test_a_consumer_that_reads_nothing_holds_its_room_and_the_budget_at_most(photographs: Path, budget: int) -> None:
     """What is being written counts as well: it lies where it was decoded."""
     with photos(photographs, prefetch_bytes=budget) as server:
