@@ -5,6 +5,7 @@ calls `yield_point` between bounded pieces of work. By itself that does nothing.
 between jobs, and to give up a plan that nobody waits for. What is planned does not depend on it.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -45,6 +46,8 @@ def yielding_to(call: Callable[[], None]) -> Iterator[None]:
 
 
 _MOST_THREADS = 256
+CALLS_OF_A_THREAD = 4
+"""That are shared out between two yield points: with fewer, all threads wait more often for the longest call."""
 _cores: ContextVar[Callable[[], int]] = ContextVar("cores", default=lambda: 1)
 Result = TypeVar("Result")
 
@@ -64,24 +67,33 @@ def cores() -> int:
     return _cores.get()()
 
 
-def side_by_side(calls: Sequence[Callable[[], Result]]) -> list[Result]:
-    """What the calls return, each of them in a thread; what they compute must not depend on each other."""
-    first, *others = calls
-    futures = [_threads().submit(call) for call in others]
-    return [first(), *(future.result() for future in futures)]
+def side_by_side(calls: Sequence[Callable[[], Result]], threads: int) -> list[Result]:
+    """What the calls return. So many threads take them as they come; none must depend on what another one computes."""
+    numbers, found = itertools.count(), dict[int, Result]()
+
+    def take() -> None:
+        while (number := next(numbers)) < len(calls):
+            found[number] = calls[number]()
+
+    others = [_threads().submit(take) for _ in range(min(threads, len(calls)) - 1)]
+    take()
+    for other in others:
+        other.result()
+    return [found[number] for number in range(len(calls))]
 
 
 def shared_out(calls: Sequence[Callable[[], Result]]) -> list[Result]:
-    """What the calls return: as many of them at once as there are cores, then a yield point, then as many more.
+    """What the calls return: a thread on each core takes them as they come; then a yield point, and as many more.
 
     Yield points within a call are those of one thread alone: the others finish their calls, of some ten milliseconds.
     """
     found, left = list[Result](), list(calls)
     while left:
         yield_point()
-        count = max(1, cores())
-        found += side_by_side(left[:count])
-        left = left[count:]
+        threads = max(1, cores())
+        at_once = CALLS_OF_A_THREAD * threads
+        found += side_by_side(left[:at_once], threads)
+        left = left[at_once:]
     return found
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dataserver.planning import I64, cores, shared_out
+from dataserver.planning import I64
 from dataserver.planning.job.fields import BalancePolicy, ModuleKind, ModuleSpec, OrderPolicy
 from dataserver.planning.layouts.pipelined.candidates import CandidatePlan, ImageSpread, Trial, candidates_of
 from dataserver.planning.layouts.pipelined.packed import PackedStep
@@ -19,11 +19,6 @@ IMPATIENT_SINCE = 6
 
 ROUNDS_SINCE = 7
 """The first plan_version whose searches improve many components at once, in pairs."""
-
-
-SHARED_OPERATIONS = 1 << 15
-"""The fewest operations of a step whose candidates threads share: those of smaller ones take less than about two
-milliseconds, and half of them in the interpreter, which one thread runs at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +89,8 @@ def probe(packed: PackedStep, known: Known, fastest_ns: int) -> Probe:
         return Probe(packed, known, bound_ns)
     starts = find_starts(packed, known).placements
     spreads = _spreads(packed, known.problem.components, canonical=False)[-1:]  # over all ranks, if images may go there
-    names = sorted(starts, key=lambda name: known.guided(packed, 0, name)[1])
+    guided = known.guided(packed, 0, starts)
+    names = sorted(starts, key=lambda name: guided[name][1])
     outcomes = (o for name in names for o in candidates_of(packed, Trial("by rules", starts[name], spreads, (0,))))
     found = next((o for o in outcomes if isinstance(o, CandidatePlan)), None)
     if found is None:
@@ -118,12 +114,10 @@ def _outcome(packed: PackedStep, trials: Iterable[Trial]) -> tuple[tuple[Candida
     None depends on another, so threads share those of a large step, a spread of images at a time. One thread tries all
     spreads of a placement in a row, and arranges its samples once.
     """
-    if cores() > 1 and _operations(packed) >= SHARED_OPERATIONS:
-        parts = (replace(trial, spreads=(spread,)) for trial in trials for spread in trial.spreads)
-        shared = shared_out([_candidates(packed, part) for part in parts])
-        found = [outcome for outcomes in shared for outcome in outcomes]
-    else:
-        found = [outcome for trial in trials for outcome in candidates_of(packed, trial)]
+    parts = list(trials)
+    if packed.is_shared:
+        parts = [replace(trial, spreads=(spread,)) for trial in parts for spread in trial.spreads]
+    found = [outcome for outcomes in packed.each([_candidates(packed, part) for part in parts]) for outcome in outcomes]
     shortfall = [o for o in found if isinstance(o, ModuleSpec)]
     return tuple(o for o in found if isinstance(o, CandidatePlan)), shortfall[-1] if shortfall else None
 
@@ -131,11 +125,6 @@ def _outcome(packed: PackedStep, trials: Iterable[Trial]) -> tuple[tuple[Candida
 def _candidates(packed: PackedStep, trial: Trial) -> Callable[[], list[CandidatePlan | ModuleSpec]]:
     """What `candidates_of` finds, for whichever thread calls it."""
     return lambda: list(candidates_of(packed, trial))
-
-
-def _operations(packed: PackedStep) -> int:
-    """Operations of one simulation: a forward and a backward of each microbatch on each node."""
-    return 2 * packed.num_microbatches * sum(m.dp * m.pp for m in packed.modules)
 
 
 def _by_rules(packed: PackedStep, starts: Starts) -> Iterator[Trial]:
@@ -157,7 +146,7 @@ def _searches(made: Attempt, most_sequences: int) -> Iterator[Trial]:
     packed, starts, before = made.packed, made.starts.placements, list[I64]()
     spreads = _spreads(packed, made.known.problem.components, canonical=False)
     for extra in extras(packed.execution):
-        guided = {name: made.known.guided(packed, extra, name) for name in starts}
+        guided = made.known.guided(packed, extra, starts)
         best = min(guided, key=lambda name: guided[name][1])
         problem = guided[best][0]
         if not any(np.array_equal(problem.in_flight, other) for other in before):

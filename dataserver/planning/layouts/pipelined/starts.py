@@ -1,6 +1,6 @@
 """Rule-based placements that fit memory, and the problem that a search solves from one of them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -52,8 +52,12 @@ class Known:
             self._placed[name] = fitted(self.problem, with_parity(self.problem, find()))
         return self._placed[name]
 
-    def guided(self, packed: PackedStep, extra: int, name: str) -> tuple[PlacementProblem, int]:
-        """The problem that a search solves from the placement of that name (`guided_problem`), and its makespan."""
+    def guided(self, packed: PackedStep, extra: int, names: Iterable[str]) -> dict[str, tuple[PlacementProblem, int]]:
+        """The problems that a search solves from placements of these names (`guided_problem`), and their makespans."""
+        names = list(names)
+        return dict(zip(names, packed.each([partial(self._guide, packed, extra, n) for n in names]), strict=True))
+
+    def _guide(self, packed: PackedStep, extra: int, name: str) -> tuple[PlacementProblem, int]:
         if (name, extra) not in self._guided:
             start = self._placed[name][0]
             problem = guided_problem(packed, self.problem, extra, start)
@@ -93,10 +97,10 @@ def find_starts(packed: PackedStep, known: Known) -> Starts:
     if hopeless is not None:
         return Starts(problem, {}, {}, packed.modules[hopeless], is_hopeless=True)
     balance, order = packed.execution.backbone.balance, packed.layout.order
-    by_rules, row = _fitting(known, _by_rules(problem, balance, order))
+    by_rules, row = _fitting(packed, known, _by_rules(problem, balance, order))
     moved = {} if order is OrderPolicy.NONE else by_rules
     reordered = {f"{name} + Algorithm 2": partial(in_disttrain_order, problem, p) for name, p in moved.items()}
-    by_algorithm_2, later_row = _fitting(known, reordered)
+    by_algorithm_2, later_row = _fitting(packed, known, reordered)
     last = row if later_row is None else later_row
     shortfall = None if last is None else packed.modules[last]
     return Starts(problem, by_rules, by_algorithm_2, shortfall, is_hopeless=False)
@@ -128,12 +132,12 @@ def _by_rules(problem: PlacementProblem, balance: BalancePolicy, order: OrderPol
     return found
 
 
-def _fitting(known: Known, rules: Rules) -> tuple[Placements, int | None]:
+def _fitting(packed: PackedStep, known: Known, rules: Rules) -> tuple[Placements, int | None]:
     """Those that fit memory and parity, after exchanges if needed; and the row that lacks memory in the last of the
     others."""
     found, shortfall = {}, None
-    for name, rule in rules.items():
-        fitting, row = known.placed(name, rule)
+    placed = packed.each([partial(known.placed, name, rule) for name, rule in rules.items()])
+    for name, (fitting, row) in zip(rules, placed, strict=True):
         if row is None:
             found[name] = fitting
         else:

@@ -1,6 +1,9 @@
 """Searches over many components go on in rounds of pairs, which threads share: the same plan for any number of them."""
 
 import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,7 +16,7 @@ from dataserver.planning import computing_on, cores, shared_out, side_by_side, y
 from dataserver.planning.job.fields import BalancePolicy
 from dataserver.planning.job.identity import parse_job
 from dataserver.planning.kernels.pipeline import Climb, climb_of, go_on, go_on_in
-from dataserver.planning.layouts.pipelined import attempts, placing
+from dataserver.planning.layouts.pipelined import attempts, packed, placing, starts
 from dataserver.planning.layouts.pipelined.placing import search
 from dataserver.planning.layouts.pipelined.placing.problem import Budgets, PlacementProblem
 from dataserver.planning.plan.placement import Placement, in_slots
@@ -116,33 +119,37 @@ def test_threads_plan_what_one_plans(rounds: list[tuple[int, int]]) -> None:
 
 @pytest.mark.parametrize("memory", [None, 3_000])
 def test_threads_that_share_candidates_plan_what_one_plans(monkeypatch: pytest.MonkeyPatch, memory: int | None) -> None:
-    """The same candidates in the same order, those that memory leaves out too; the first of equals is chosen."""
+    """The same candidates in the same order, those that memory leaves out too; the first of equals is chosen. Threads
+    share placements, too."""
     data = job_data(encoder=2, backbone=(2, 2), generator=2, stream={"global_batch": 16, "packing": {"enabled": False}})
     data["execution"]["layout"] = {"kind": "pipelined", "extra_in_flight": 2}
     for module in data["execution"]["modules"] if memory else ():
         module["memory"] = {"budget_bytes": memory, "unit_bytes": 1}
     job = parse_job(data)
-    samples, found, threads = make_samples(job, 16, 3), [], set[str]()
-    tried = attempts.candidates_of
+    samples, found, threads = make_samples(job, 16, 3), [], defaultdict[str, set[str]](set)
 
-    def look(*arguments: Any) -> Any:
-        threads.add(threading.current_thread().name)
-        return tried(*arguments)
+    def look(call: Callable[..., Any], *arguments: Any) -> Any:
+        time.sleep(0.002)  # so that one thread alone does not take all calls before others begin
+        threads[call.__name__].add(threading.current_thread().name)
+        return call(*arguments)
 
-    monkeypatch.setattr(attempts, "candidates_of", look)
-    monkeypatch.setattr(attempts, "SHARED_OPERATIONS", 0)
+    for module, name in ((attempts, "candidates_of"), (starts, "fitted"), (starts, "makespan_ns")):
+        monkeypatch.setattr(module, name, partial(look, getattr(module, name)))
+    monkeypatch.setattr(packed, "SHARED_OPERATIONS", 0)
     for count in (1, 3):
         threads.clear()
         with computing_on(count):
             plan = plan_step(job, 0, samples)
         found.append((plan.hash, plan.candidates, plan.decisions))
-        assert (len(threads) > 1) is (count > 1)
+        assert {name: len(seen) > 1 for name, seen in threads.items()} == dict.fromkeys(
+            ("candidates_of", "fitted", "makespan_ns"), count > 1
+        )
     assert len(found[0][1]) > 4
     assert all(other == found[0] for other in found[1:])
 
 
 def test_candidates_of_small_steps_are_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "shared_out", None)
+    monkeypatch.setattr(packed, "shared_out", None)
     job = make_job(encoder=2, backbone=(2, 2), stream={"global_batch": 8, "packing": {"enabled": False}})
     with computing_on(4):
         plan_step(job, 0, make_samples(job, 8))
@@ -191,10 +198,18 @@ def test_calls_side_by_side_return_in_order() -> None:
     assert cores() == 1
     with computing_on(3):
         assert cores() == 3
-        assert side_by_side([partial(pow, 2, n) for n in range(7)]) == [2**n for n in range(7)]
+        assert side_by_side([partial(pow, 2, n) for n in range(7)], 3) == [2**n for n in range(7)]
         with pytest.raises(ZeroDivisionError):
-            side_by_side([partial(pow, 2, 1), partial(divmod, 1, 0)])
+            side_by_side([partial(pow, 2, 1), partial(divmod, 1, 0)], 2)
     assert cores() == 1
+
+
+def test_threads_take_calls_as_they_come() -> None:
+    """One thread has a call that lasts until the other one has done all the rest."""
+    rest = threading.Event()
+    assert side_by_side([partial(rest.wait, 10), partial(pow, 2, 1), partial(pow, 2, 2), rest.set], 2) == [
+        True, 2, 4, None,
+    ]  # fmt: skip
 
 
 def test_calls_that_are_shared_out_are_as_many_at_once_as_there_are_cores() -> None:
@@ -213,7 +228,7 @@ def test_calls_that_are_shared_out_are_as_many_at_once_as_there_are_cores() -> N
 
     both = threading.Barrier(2)
     with computing_on(2), yielding_to(lambda: before.append(len(at_once))):
-        assert shared_out([partial(call, n) for n in range(6)]) == list(range(6))
+        assert shared_out([partial(call, n) for n in range(12)]) == list(range(12))
     assert max(at_once) == 2
-    assert before == [0, 2, 4]
+    assert before == [0, 8]
     assert shared_out([]) == []

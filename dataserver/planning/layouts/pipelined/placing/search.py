@@ -198,7 +198,8 @@ def _improve_in_rounds(
         parts = [
             partial(go_on_in, climb, pairs[n::count].copy(), words[n::count].copy(), each, target) for n in range(count)
         ]
-        simulated, used = (sum(counts) for counts in zip(*side_by_side(parts), strict=True))  # over all parts alike
+        spent = side_by_side(parts, count)
+        simulated, used = (sum(counts) for counts in zip(*spent, strict=True))  # over all parts alike
         left -= max(simulated, used // 2, at_once // LEAST_OF_A_ROUND, 1)
         if patience.ends(climb.makespan_ns, left):
             break
