@@ -62,7 +62,7 @@ class PackedStep:
         return cores() > 1 and operations >= SHARED_OPERATIONS
 
     def each(self, calls: Sequence[Callable[[], Result]]) -> list[Result]:
-        """What the calls return, none of which depends on another; threads share those of a large step."""
+        """What the calls return; threads share those of a large step, since none must depend on another."""
         return shared_out(calls) if self.is_shared else [call() for call in calls]
 
     def in_flight(self, extra: int, units: Units) -> InFlight | None:
