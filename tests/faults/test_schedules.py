@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from audio.jobs import AUDIO
 from benchmarks.data_connections import wrong_with
 from benchmarks.range_server import State
 from builders.jobs import module
@@ -19,6 +20,8 @@ from serving.harness import FIXED_WINDOW, index, job_data
 from shards import write_interleaved, write_pairs
 from soak.soaking import DISK_PART, MEMORY_PART, bytes_of
 from stores import no_stores, stores
+from video.heard import write_heard
+from video.jobs import VIDEO
 
 from dataserver.jobs import Catalog, fill_job
 from dataserver.planning.job.identity import Job, parse_job
@@ -110,6 +113,27 @@ def test_any_schedule_of_faults_leaves_every_digest_of_shards_in_a_store(
     changes = {"order_version": 2, "shuffle_window": 2}
     seed = draw_seed(count, None)
     run_schedule(local, there, flags, tmp_path, caplog, seed, count, 3, True, total // DISK_PART, **changes)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_any_schedule_of_faults_leaves_every_digest_of_three_modalities(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pictures, videos and their sound."""
+    pytest.importorskip("av", reason="the extra video is not installed")
+    pytest.importorskip("soundfile", reason="the extra audio is not installed")
+    count, folders = 20, {"heard": write_heard(tmp_path / "heard", 48)}
+    flags = [*dataset_flags(folders), "--drain-grace-s", "5", *SENT]
+    ears, eyes = ({"name": m, "kind": "encoder", "modality": m, "dp": 1} for m in ("audio", "video"))
+    changes = {
+        "modules": [module("encoder"), ears, eyes, module("backbone", dp=2)],
+        "datasets": [{"name": "heard"}],
+        "sizing": {"max_patches": 64, "audio": AUDIO, "video": VIDEO},
+        "generation": {"ratio": "0"},
+        "microbatch": 1,
+    }
+    run_schedule(folders, folders, flags, tmp_path, caplog, draw_seed(count, None), count, 3, True, **changes)
 
 
 def draw_seed(count: int, seed: int | None) -> int:
