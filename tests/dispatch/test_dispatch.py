@@ -1,5 +1,9 @@
 """The dispatcher: balanced arrangements, and rows that move with their gradients between ranks over gloo."""
 
+import subprocess
+import sys
+import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -116,3 +120,52 @@ def expected(found: Arrangement, rank: int) -> list[float]:
     counts = np.concatenate([np.array(lengths, np.int64) for lengths in LENGTHS])
     first = counts.cumsum() - counts
     return [float(first[i] + row) for i in found.of(rank) for row in range(counts[i])]
+
+
+def test_nothing_keeps_a_group_that_is_destroyed() -> None:
+    """Neither the dispatcher nor a graph: gloo's threads end with the group, before the interpreter does."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    group = weakref.ref(dist.group.WORLD)
+    dispatcher, values = Dispatcher(), torch.ones(4, requires_grad=True)
+    moved = dispatcher.move(values, [[3, 1]])
+    dist.destroy_process_group()
+    assert group() is None
+    for late in (lambda: dispatcher.gather([1]), lambda: dispatcher.move(values, [[3, 1]]), moved.sum().backward):
+        with pytest.raises(RuntimeError, match="the process group was destroyed; rows move, also back in backward, on"):
+            late()
+
+
+ENDS = """
+import os, sys
+import numpy as np, torch, torch.distributed as dist
+from trainclient.dispatch import Arrangement, Dispatcher
+away, codes = Arrangement(np.arange(3), np.array([1, 2, 0]), 3), []
+cores = sorted(os.sched_getaffinity(0))
+for number in range(20):
+    ranks = {}
+    for rank in range(3):
+        ranks[os.fork()] = rank
+        if 0 in ranks:
+            break
+    if 0 in ranks:
+        break
+    codes += [os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process in ranks]
+else:
+    sys.exit(0 if codes == [0] * 60 else f"they ended with {codes}")
+os.sched_setaffinity(0, {cores[rank % len(cores)]})  # so that the thread of a group lags behind
+store = dist.FileStore(f"{sys.argv[1]}/{number}", 3)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=3)
+dispatcher = Dispatcher()
+sys.setswitchinterval(1000)  # and waits for the interpreter's lock until the end
+for _ in range(20):
+    there = dispatcher.move(torch.ones(100, 64), [[100]] * 3, to=away)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.long
+def test_processes_that_moved_rows_end_in_order(tmp_path: Path) -> None:
+    """Where groups outlive their destruction, some of the sixty end in SIGABRT."""
+    command = [sys.executable, "-X", "faulthandler", "-c", ENDS, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr

@@ -11,6 +11,7 @@ from torch.distributed import ProcessGroup
 from dataserver.planning import I64
 from trainclient.dispatch.arrangement import Arrangement, integers, joined
 from trainclient.exchange.all_to_all import exchanged
+from trainclient.exchange.group_reference import GroupReference
 from trainclient.exchange.rank_errors import translate_rank_errors
 
 
@@ -29,7 +30,7 @@ class Dispatcher:
                 "this process is in no process group to move items in; call torch.distributed.init_process_group, or "
                 "give a group that it is a member of"
             )
-        self._group = found
+        self._group = GroupReference(found)
 
     def gather(self, numbers: Sequence[int] | Tensor, device: torch.device | str = "cpu") -> list[list[int]]:
         """What every rank has, such as the lengths of its items.
@@ -41,15 +42,16 @@ class Dispatcher:
         Raises:
             ValueError: something else than one integer for each item.
             RankLostError: another rank is gone.
+            RuntimeError: the group was destroyed.
         """
         found = integers("this rank", numbers.tolist() if isinstance(numbers, Tensor) else numbers)
-        own = torch.from_numpy(found).to(device)
+        own, group = torch.from_numpy(found).to(device), self._group()
         with translate_rank_errors("other ranks"):
-            counts = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(self._group.size())]
-            dist.all_gather(counts, own.new_tensor([len(own)]), group=self._group)
+            counts = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(group.size())]
+            dist.all_gather(counts, own.new_tensor([len(own)]), group=group)
             most = max(int(count) for count in counts)
             padded = [own.new_zeros(most) for _ in counts]
-            dist.all_gather(padded, torch.nn.functional.pad(own, (0, most - len(own))), group=self._group)
+            dist.all_gather(padded, torch.nn.functional.pad(own, (0, most - len(own))), group=group)
         return [rows[: int(count)].tolist() for rows, count in zip(padded, counts, strict=True)]
 
     def move(
@@ -74,15 +76,17 @@ class Dispatcher:
         Raises:
             ValueError: arrangements of other items, or another number of rows.
             RankLostError: another rank is gone.
+            RuntimeError: the group was destroyed.
         """
-        own = self._group.rank()
+        group = self._group()
+        own, size = group.rank(), group.size()
         counts, sampled = joined(rows), Arrangement.as_sampled([len(found) for found in rows])
         start, end = source or sampled, to or sampled
         for found in (start, end):
-            if not np.array_equal(found.home, sampled.home) or found.num_ranks != self._group.size():
+            if not np.array_equal(found.home, sampled.home) or found.num_ranks != size:
                 raise ValueError(
                     f"the arrangement is of {len(found.home)} items on {found.num_ranks} ranks, or otherwise sampled; "
-                    f"rows are given for {len(counts)} items on {len(rows)} of {self._group.size()} ranks"
+                    f"rows are given for {len(counts)} items on {len(rows)} of {size} ranks"
                 )
         here, there = start.of(own), end.of(own)
         if len(values) != counts[here].sum():
@@ -92,7 +96,7 @@ class Dispatcher:
         to_each, of_each = (
             _totals(counts[items], ranks, end.num_ranks) for items, ranks in ((here, leaving), (there, arriving))
         )
-        received = exchanged(sent, to_each, of_each, self._group)
+        received = exchanged(sent, to_each, of_each, group)
         order: Tensor = torch.empty(len(received), dtype=torch.int64)
         order[_grouped(counts[there], arriving)] = torch.arange(len(received))
         found_rows: Tensor = received[order.to(values.device)]

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from trainclient.exchange.communicators import CollectiveWork
+from trainclient.exchange.group_reference import GroupReference
 from trainclient.exchange.rank_errors import translate_rank_errors
 from trainclient.exchange.wait_times import Waits
 
@@ -94,16 +95,16 @@ class _Flight:
 
     def __init__(self, leaving: Sequence[int], arriving: Sequence[int], group: ProcessGroup, waits: Waits) -> None:
         self._counts = leaving, arriving
-        self._group = group
+        self._group = GroupReference(group)  # graphs outlive groups
         self._waits = waits
         self._under_way: tuple[Tensor, Tensor, dist.Work | None] | None = None
         """Memory that is being sent, memory that is being received, and their work."""
 
     def begin(self, values: Tensor, *, back: bool) -> Tensor:
         """Memory of what arrives, to be read after `wait`."""
-        values, counts = values.contiguous(), self._counts[::-1] if back else self._counts
+        values, counts, group = values.contiguous(), self._counts[::-1] if back else self._counts, self._group()
         with translate_rank_errors("other ranks"):
-            received, work = begin(values, *counts, self._group)
+            received, work = begin(values, *counts, group)
         self._under_way = values, received, work
         return received
 
