@@ -115,7 +115,7 @@ def test_a_run_begins_as_its_weights_and_is_exported(
     llm, vit = llama(tmp_path / "llm"), siglip(tmp_path / "vit")
     (llm / "tokenizer.json").write_text("{}")
     run = Run(fleet.address, tmp_path / "run")
-    weights = ["--backbone.weights", str(llm), "--encoder.weights", str(vit)]
+    weights = ["--backbone.weights", str(llm), "--backbone.other-tokenizer", "--encoder.weights", str(vit)]
     shares = ("--backbone.sharding", "zero3")
     code, errors = run.train(SPLIT, *weights, *shares, "--steps", "1", "--optimizer.lr", "1e-300")
     assert code == 0, errors

@@ -25,6 +25,7 @@ from trainclient.models.hf import PretrainedError
 from trainclient.topology.process_grid import Topology
 from trainclient.training.config import ConfigError, TrainConfig, load_config, validate_config
 from trainclient.training.models import Models, weight_notes
+from trainclient.training.run import digest_settings
 
 SIZING = {"patch": 8, "merge": 2, "max_patches": 64}
 FIXED = {"patch": 8, "merge": 2, "side": 64}
@@ -125,16 +126,36 @@ def test_tokens_that_weights_do_not_know_begin_as_the_mean_of_the_others(tmp_pat
         models(folder, backbone={"vocabulary": 310, "lora": {"rank": 2}})
 
 
-def test_another_tokenizer_than_that_of_the_folder_is_named(tmp_path: Path) -> None:
+def test_another_tokenizer_than_that_of_the_folder_is_refused(tmp_path: Path) -> None:
+    """Whatever the number of its ids, unless somebody says that it is meant so."""
     folder = qwen3_vl(tmp_path / "c")
-    config, job = TrainConfig.model_validate({"models": {"from": folder}}), models(folder).job
     (folder / "tokenizer.json").write_text("{}")
-    (note,) = weight_notes(config, job)
-    assert note.startswith(f"the job's tokenizer bytes is not {folder / 'tokenizer.json'}: unless")
-    assert note.endswith(f"the weights of llm know; for that one start servers with --tokenizer bytes={folder}")
-    digest = hashlib.sha256(b"{}").hexdigest()
-    same = make_job(stream={"sizing": SIZING, "tokenizer": {**TOKENIZER, "digest": digest}}, encoder=1, backbone=(1, 2))
-    assert weight_notes(config, same.spec) == []
+    message = (
+        rf"tokenizer bytes is not that of the weights of module llm, {folder}/tokenizer.json, .*--tokenizer "
+        rf"NAME={folder} and give the job that NAME; .* set backbone.other_tokenizer \(or that of modules.llm\), or voc"
+    )
+    with pytest.raises(ConfigError, match=message):
+        models(folder)
+    said: tuple[dict[str, Any], ...] = (
+        {"backbone": {"other_tokenizer": True}},
+        {"modules": {"llm": {"weights": folder, "other_tokenizer": True}}},
+        {"backbone": {"vocabulary": 300}},
+    )
+    described = [models(folder, **options).describe() for options in said]
+    assert described[0] == described[1] == described[2]
+    (folder / "tokenizer.model").write_text("pieces")
+    for data in (b"{}", b"pieces"):
+        own = {**TOKENIZER, "digest": hashlib.sha256(data).hexdigest()}
+        same = make_job(stream={"sizing": SIZING, "tokenizer": own}, encoder=1, backbone=(1, 2)).spec
+        Models.of(TrainConfig.model_validate({"models": {"from": folder}}), same)
+
+
+def test_a_run_is_the_same_whatever_is_said_of_its_tokenizer() -> None:
+    job, found = make_job(encoder=1, backbone=(1, 2)), set()
+    for said in (False, True):
+        model = {"other_tokenizer": said}
+        found.add(digest_settings(TrainConfig.model_validate({"backbone": model, "modules": {"llm": model}}), job))
+    assert len(found) == 1
 
 
 @pytest.mark.long

@@ -13,7 +13,9 @@ Size = Annotated[
     Annotated[int, Field(ge=1, le=2**24)] | None, tyro.conf.arg(help_behavior_hint="(default: that of the preset)")
 ]
 Weights = Annotated[Path | None, SAYS_ITSELF]
-NOT_SIZES: Final = frozenset({"preset", "weights", "sharding", "use", "options", "lora", "freeze_tower"})
+NOT_MODEL: Final = frozenset({"sharding", "lora", "freeze_tower", "other_tokenizer"})
+"""Fields of the models below that change nothing in what a model is."""
+NOT_SIZES: Final = NOT_MODEL | {"preset", "weights", "use", "options"}
 """Fields of the models below that are not sizes."""
 
 
@@ -118,6 +120,8 @@ class BackboneModel(ModelSizes):
     vocabulary: Annotated[Annotated[int, Field(ge=1, le=2**20)] | None, SAYS_ITSELF] = None
     """Tokens that the embedding and the head have rows for, where the job's tokenizer has more of them than the given
     weights know; new rows begin as the mean of the others."""
+    other_tokenizer: bool = False
+    """Train although the tokenizer in the folder of the weights is not the job's: ids mean the same, or are learned."""
     weights: Weights = None
     """Folder of a Hugging Face checkpoint to start the backbone, or a text tower, from, instead of a preset: Llama,
     Mistral, Qwen2, Qwen3, Phi-3, Gemma, Gemma 3, or a whole vision-language model, whose language model is read."""

@@ -19,8 +19,14 @@ from trainclient.modules import Site, Sizes, TrainedModule, family_of, own
 from trainclient.topology.process_grid import Chunk, GridProcess, Topology
 from trainclient.training.config import ConfigError, TrainConfig
 from trainclient.training.freezing import freeze_tower, frozen_parts, require_freezable
-from trainclient.training.model_config import NOT_SIZES, BackboneModel, ImageModuleModel, Sharding
-from trainclient.training.pretrained import GROWING, load_pretrained_into, pretrained_sizes, sizing_note, tokenizer_note
+from trainclient.training.model_config import NOT_MODEL, NOT_SIZES, BackboneModel, ImageModuleModel, Sharding
+from trainclient.training.pretrained import (
+    GROWING,
+    load_pretrained_into,
+    pretrained_sizes,
+    require_its_tokenizer,
+    sizing_note,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +91,7 @@ class Models:
         found: dict[str, Any] = {}
         for m in self.job.execution.modules:
             named = self.config.modules.get(m.name)
-            given = named and named.model_dump(mode="json", exclude={"sharding", "lora", "freeze_tower"})
+            given = named and named.model_dump(mode="json", exclude=set(NOT_MODEL))
             what = _plain(asdict(self.sizes[m.name])) if m.name in self.sizes else given
             found[m.name] = {"kind": str(m.kind), **(what or {})}
             adapters = low_rank(self.config, m)
@@ -177,10 +183,10 @@ class Models:
 
 
 def weight_notes(config: TrainConfig, job: JobSpec) -> list[str]:
-    """What to change in a job for the images and tokens that its checkpoints were trained on, a line each."""
+    """What to change in a job for the images that its checkpoints were trained on, a line each."""
     named = ((module, _weights(config, module)) for module in job.execution.modules)
     there = [(module, folder) for module, folder in named if folder is not None]
-    found = (compare(folder, job, module) for compare in (sizing_note, tokenizer_note) for module, folder in there)
+    found = (sizing_note(folder, job, module) for module, folder in there)
     return [note for note in found if note is not None]
 
 
@@ -285,7 +291,10 @@ def _sizes(config: TrainConfig, job: JobSpec, module: ModuleSpec, width: int) ->
         grown = {name: given.pop(name) for name in GROWING if name in given}
         if given:
             raise ConfigError(f"module {module.name} has weights and {sorted(given)}; weights bring their own sizes")
-        return replace(pretrained_sizes(weights, job, module, width, grown), **loss)
+        found = pretrained_sizes(weights, job, module, width, grown)
+        if "vocabulary" not in grown and not getattr(model, "other_tokenizer", False):
+            require_its_tokenizer(weights, job, module)
+        return replace(found, **loss)
     sizes = family_of(module).sizes(model.preset, job, width)
     wrong = given.keys() - {f.name for f in fields(sizes)}
     if wrong:

@@ -24,6 +24,8 @@ GROWING: Final[tuple[str, ...]] = ("positions", "vocabulary")
 """Options that make weights larger: tokens of the longest sequence, and tokens that are known."""
 _ROWS_OF_TOKENS: Final = ("embed.weight", "head.weight")
 """Parameters with a row for each token."""
+_PLAIN_DIGESTS: Final = (".json", ".model")
+"""Files of tokenizers whose digest is that of the file alone; of `.tiktoken` it has a pattern too."""
 
 
 def pretrained_sizes(
@@ -67,21 +69,24 @@ def sizing_note(folder: Path, job: JobSpec, module: ModuleSpec) -> str | None:
     return hf.sizing_note(folder, job.stream.sizing) if _begins_as_encoder(module) else None
 
 
-def tokenizer_note(folder: Path, job: JobSpec, module: ModuleSpec) -> str | None:
-    """That a job has another tokenizer than a checkpoint, in words; None where it has the same, where nothing is known,
-    and for modules that read no tokens.
-    """
-    path, tokenizer = folder / "tokenizer.json", job.stream.tokenizer
-    start = family_of(module).begins_as
-    if start is None or start.source is not BackboneConfig or not path.is_file():
-        return None
+def require_its_tokenizer(folder: Path, job: JobSpec, module: ModuleSpec) -> None:
+    """Raise ConfigError where a checkpoint has a tokenizer, a module reads tokens, and those of the job are others."""
+    start, tokenizer = family_of(module).begins_as, job.stream.tokenizer
+    if start is None or start.source is not BackboneConfig:
+        return
+    there = [path for path in hf.tokenizer_files(folder) if path.suffix in _PLAIN_DIGESTS]
+    if there and tokenizer.digest not in map(_sha256, there):
+        raise ConfigError(
+            f"the job's tokenizer {tokenizer.name} is not that of the weights of module {module.name}, {there[0]}, so "
+            f"that its ids may be other tokens than they know: start data servers with --tokenizer NAME={folder} and "
+            "give the job that NAME; where one was made from the other, set backbone.other_tokenizer (or that of "
+            f"modules.{module.name}), or vocabulary for new tokens"
+        )
+
+
+def _sha256(path: Path) -> str:
     with path.open("rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() == tokenizer.digest:
-            return None
-    return (
-        f"the job's tokenizer {tokenizer.name} is not {path}: unless one was made from the other, ids are other tokens "
-        f"than the weights of {module.name} know; for that one start servers with --tokenizer {tokenizer.name}={folder}"
-    )
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _begins_as_encoder(module: ModuleSpec) -> bool:

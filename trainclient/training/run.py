@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from typing import Final
+from typing import Any, Final
 
 from dataserver.planning.job.identity import Job
 from trainclient.training.config import TrainConfig
@@ -34,7 +34,8 @@ def digest_settings(config: TrainConfig, job: Job) -> str:
 
 
 def _digest(job: object, config: TrainConfig) -> str:
-    decides = config.model_dump(mode="json", include=set(DECIDES))
+    checks: Any = {"backbone": {"other_tokenizer"}, "modules": {"__all__": {"other_tokenizer"}}}
+    decides = config.model_dump(mode="json", include=set(DECIDES), exclude=checks)
     named = decides["modules"].values()
     for sections, field, default in (
         ([decides["encoder"]], "lora", LoraConfig().model_dump(mode="json")),
