@@ -38,6 +38,7 @@ from dataserver.planning.job.spec import JobSpec
 from trainclient.client import Batch, DataClient, as_torch
 from trainclient.layouts.registry import LAYOUTS, layout_part
 from trainclient.models.parameters import units
+from trainclient.modules import Target
 from trainclient.program.assembly import assemble
 from trainclient.program.clock import Stopwatch
 from trainclient.program.runner import LossWeights
@@ -394,7 +395,7 @@ def run_cases() -> None:
 
 
 def run_case(case: Case, made: Groups, folder: Path) -> None:
-    """One case, in groups that are made; leaves its gradients in a file of the case and rank."""
+    """One case, in groups that are made; leaves gradients, waits and the sum of text losses in files of the rank."""
     layout = Topology.of(case.parsed.spec)
     groups = replace(made, process=layout.processes[made.rank])
     if case.training:
@@ -417,6 +418,7 @@ def run_case(case: Case, made: Groups, folder: Path) -> None:
         assert machine.interpreter.run(streams.batches(groups)) is not None
     waited = [(e.operation.kind, e.end_ns - e.start_ns, e.waited_ns) for e in clock.executed()]
     (folder / f"{case.name}.{groups.rank}.waits").write_text(json.dumps(waited))
+    (folder / f"{case.name}.{groups.rank}.loss").write_text(str(float(machine.loss_sum(Target.TEXT))))
     tied.sum(holding.gradients)
     found = {name: _whole(holding, name, value) for name, value in holding.gradients.items()}
     holding.drop()

@@ -61,6 +61,18 @@ def test_rows_of_another_shape_than_the_next_module_takes_are_refused() -> None:
     assert sent == [(BATCH, given)]
 
 
+def test_a_module_that_makes_a_row_too_few_is_named_with_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(*_: object) -> Output:
+        return Output(Rows.of_items(torch.zeros(4, 3), torch.ones(2, dtype=torch.bool), torch.tensor([0, 2, 5])))
+
+    given = runner(None)
+    for owner, name, stand_in in ((given, "_view", id), (given, "_count", id), (given.module, "forward", short)):
+        monkeypatch.setattr(owner, name, stand_in, raising=False)
+    message = "^in step 7, module vit made 4 rows for 2 items that have 5 together; it must make as many as the plan"
+    with pytest.raises(ValueError, match=message):
+        given.forward(Operation(OperationKind.FORWARD, 2), BATCH)
+
+
 def test_messages_say_which_chunk_of_a_module_made_them() -> None:
     """Those between modules need no number. Both ends of an edge expect the same."""
     topology = layout(Degrees(1, 1, 2, 1, chunks=2))

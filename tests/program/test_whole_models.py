@@ -1,4 +1,4 @@
-"""A step of a whole released model has the gradients of transformers' own forward and backward on the same samples."""
+"""A step of a whole released model has the loss and gradients of transformers on the same samples."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,7 +36,7 @@ SIZINGS: dict[str, dict[str, Any]] = {
     "onevision": {**SQUARE, "merge": 1, "rule": "tiles", "tiles": GRIDS},
     "llava": {**SQUARE, "merge": 1, "rule": "crop"},
     "smolvlm": {**SQUARE, "rule": "tiles", "tiles": {"choice": "edge", "longest_edge": 48}},
-    "gemma3": {**SQUARE, "rule": "square"},
+    "gemma3": {**SQUARE, "merge": 3, "rule": "square"},
     "qwen2-vl": QWEN,
     "qwen2.5-vl": QWEN,
     "qwen3-vl": QWEN,
@@ -89,10 +89,11 @@ def inputs_of(name: str, images: list[list[Tensor]], sizes: list[tuple[int, int]
     return {**found, **{key: kinds for key in ("token_type_ids", "mm_token_type_ids") if key in found}}
 
 
-def expected_gradients(name: str, model: Any, case: Case, folder: Path, data: Path) -> dict[str, Tensor]:
-    """By our names, of the mean loss of the targets of a job whose modules have one rank each."""
+def expected_step(name: str, model: Any, case: Case, folder: Path, data: Path) -> tuple[float, dict[str, Tensor]]:
+    """The sum of the losses of all targets of a job whose modules have one rank each, and by our names the gradients
+    of their mean."""
     vision = load_pretrained(folder, kind=EncoderConfig).config
-    sizing, dataset = case.parsed.stream.sizing, Dataset.open(data)
+    sizing, dataset, total = case.parsed.stream.sizing, Dataset.open(data), 0.0
     for seen, said in zip(case.batches("vit", 0), case.batches("llm", 0), strict=True):
         images = dict(parts_of(seen, sizing))
         ends, ids, labels = (said.tensors[key].long() for key in ("cu_lengths", "token_ids", "labels"))
@@ -104,9 +105,10 @@ def expected_gradients(name: str, model: Any, case: Case, folder: Path, data: Pa
             logits = model(input_ids=ids[None, here], attention_mask=torch.ones_like(ids[None, here]), **given).logits
             loss = torch.nn.functional.cross_entropy(logits[0], labels[here], ignore_index=-100, reduction="sum")
             (loss / said.text_tokens).backward()
+            total += float(loss)
     gradients = gradients_as_checkpoint(name, model, folder.with_name("gradients"))
     kinds = {"vit": EncoderConfig, "llm": BackboneConfig}
-    return {
+    return total, {
         f"{module}.{key}": value
         for module, kind in kinds.items()
         for key, value in load_pretrained(gradients, kind=kind).state.items()
@@ -122,9 +124,11 @@ def compare(name: str, degrees: Degrees, fleet: Fleet, pool: Pool, folder: Path,
     modules["vit"] |= encoder
     found = pool.run([Case("whole", fleet.address, ours, modules=modules)], folder)["whole"]
     reference = Case("", fleet.address, one, modules=modules)
-    expected = expected_gradients(name, model, reference, folder / "model", fleet.folders[dataset])
+    loss, expected = expected_step(name, model, reference, folder / "model", fleet.folders[dataset])
     trained = {key for key in expected if key.startswith(("llm.", "vit.merger.")) or not encoder}
     assert found.keys() == trained
+    losses = [float(path.read_text()) for path in folder.glob("whole.*.loss")]
+    assert sum(losses) == pytest.approx(loss, rel=1e-6)
     for key, gradient in found.items():
         scale = float(expected[key].abs().max())
         # transformers computes rotary angles and norms in single precision
@@ -133,7 +137,7 @@ def compare(name: str, degrees: Degrees, fleet: Fleet, pool: Pool, folder: Path,
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_step_has_the_gradients_of_transformers(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
+def test_a_step_has_the_loss_and_gradients_of_transformers(fleet: Fleet, pool: Pool, tmp_path: Path) -> None:
     compare("internvl", PIPELINED, fleet, pool, tmp_path)
 
 
@@ -141,7 +145,7 @@ def test_a_step_has_the_gradients_of_transformers(fleet: Fleet, pool: Pool, tmp_
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("degrees", [PIPELINED, COLOCATED], ids=["pipelined", "colocated"])
 @pytest.mark.parametrize("name", SIZINGS)
-def test_a_step_of_each_family_has_the_gradients_of_transformers(
+def test_a_step_of_each_family_has_the_loss_and_gradients_of_transformers(
     name: str, degrees: Degrees, fleet: Fleet, pool: Pool, tmp_path: Path
 ) -> None:
     compare(name, degrees, fleet, pool, tmp_path)

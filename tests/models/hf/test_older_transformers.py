@@ -23,9 +23,8 @@ from torch import Tensor
 from trainclient.models.encoder import EncoderConfig
 from trainclient.models.hf import TrainedPart, export_pretrained, export_whole, load_pretrained
 
-DIFFERENT = {"onevision", "llava with siglip and qwen2", "idefics3", "smolvlm", "gemma3"}
-"""Wholes that 4.57 computes otherwise: SigLIP's last features behind its norm; other positions of patches; images that
-have more tokens than a window, as no released Gemma has."""
+DIFFERENT = {"onevision", "llava with siglip and qwen2", "idefics3", "smolvlm"}
+"""Wholes that 4.57 computes otherwise: SigLIP's last features behind its norm; other positions of patches."""
 ROOT = Path(__file__).parents[3]
 
 

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from models.hf.tiny_wholes import (
     their_loss,
 )
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from torch.testing import assert_close
 from transformers import CONFIG_MAPPING
 
@@ -36,6 +38,8 @@ from trainclient.models.hf.whole_models import WHOLE_MODELS
 from trainclient.models.patches import PIXELS
 
 ONE_EACH = ("qwen2-vl", "qwen2.5-vl", "qwen3-vl", "llava", "gemma3", "idefics3", "smolvlm", "onevision", "internvl")
+NO_GRADIENT = "attention.key.bias"
+"""In theory it changes nothing where towers rotate no keys: all scores of a query move by the same."""
 LONG = [pytest.param(name, marks=[] if name in ONE_EACH else pytest.mark.long) for name in WHOLES]
 
 
@@ -62,10 +66,33 @@ def test_logits_and_gradients_are_those_of_transformers(name: str, tmp_path: Pat
         wanted = load_pretrained(folder, kind=kind).state
         for key, parameter in module.named_parameters():
             assert parameter.grad is not None, key
-            scale = float(wanted[key].abs().max())
-            assert_close(
-                parameter.grad, wanted[key], rtol=1e-4, atol=2e-5 * max(1.0, scale), msg=lambda m, k=key: f"{k}: {m}"
-            )
+            bound = 1e-5 * float(wanted[key].abs().max())
+            if module is encoder and key.endswith(NO_GRADIENT) and not name.startswith("qwen"):
+                bound = 1e-6  # of roundings alone
+            assert_close(parameter.grad, wanted[key], rtol=0, atol=bound, msg=lambda m, k=key: f"{k}: {m}")
+
+
+def in_double(rope: dict[str, dict[str, float]], x: Tensor, positions: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the angles of Gemma 3 in layers of a kind, for heads of 16."""
+    frequencies = rope[kind]["rope_theta"] ** -(torch.arange(0, 16, 2, dtype=torch.float64) / 16)
+    angles = (positions[..., None] * frequencies).repeat(1, 1, 2)
+    return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ONE_EACH)
+def test_logits_at_1024_positions_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """Gemma 3's angles are of single precision there, which moves logits by up to 5e-5: here they are of double."""
+    theirs = make_whole(name, tmp_path / "c")
+    if name == "gemma3":
+        theirs.model.language_model.rotary_emb.forward = partial(in_double, theirs.config.text_config.rope_parameters)
+    encoder, backbone = our_models(tmp_path / "c")
+    sample = sample_of(name, encoder.config, 1024)
+    assert sample.ids.shape == (1, 1024)
+    with torch.no_grad():
+        expected, _ = their_loss(name, theirs, sample, encoder.config)
+        made, _ = our_loss(encoder, backbone, sample)
+    assert_close(made, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", LONG)
@@ -116,10 +143,11 @@ def test_weights_in_bfloat16_and_in_several_files(tmp_path: Path) -> None:
         assert torch.equal(again.state_dict()[key], tensor.float()), key
 
 
-def test_the_flat_configuration_of_released_folders(tmp_path: Path) -> None:
-    """Fields of the text on top, `rope_scaling` of type mrope, `in_chans`."""
-    make_whole("qwen2-vl", tmp_path / "c")
-    encoder, backbone = our_models(tmp_path / "c")
+@pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl"])
+def test_the_flat_configuration_of_released_folders(name: str, tmp_path: Path) -> None:
+    """Fields of the text on top, `rope_scaling` of type mrope, `in_chans`: the export has the same, and the logits."""
+    theirs = make_whole(name, tmp_path / "c")
+    nested = our_models(tmp_path / "c")
     config = json.loads((tmp_path / "c" / "config.json").read_text())
     text = config.pop("text_config")
     rope = text.pop("rope_parameters")
@@ -130,8 +158,22 @@ def test_the_flat_configuration_of_released_folders(tmp_path: Path) -> None:
     }
     kept = {key: value for key, value in text.items() if key not in ("model_type", "layer_types")}
     (tmp_path / "c" / "config.json").write_text(json.dumps({**kept, **config}))
-    again = our_models(tmp_path / "c")
-    assert (again[0].config, again[1].config) == (encoder.config, backbone.config)
+    encoder, backbone = our_models(tmp_path / "c")
+    assert (encoder.config, backbone.config) == tuple(module.config for module in nested)
+    parts = [TrainedPart(module.config, module.state_dict()) for module in (encoder, backbone)]
+    assert export_whole(tmp_path / "back", tmp_path / "c", parts) == []
+    assert json.loads((tmp_path / "back" / "config.json").read_text()) == {**kept, **config}
+    before, after = (load_file(tmp_path / folder / "model.safetensors") for folder in ("c", "back"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(tensor, after[key]) for key, tensor in before.items())
+    again = transformers.AutoModelForImageTextToText.from_pretrained(tmp_path / "back", attn_implementation="eager")
+    sample = sample_of(name, encoder.config)
+    with torch.no_grad():
+        expected, _ = their_loss(name, theirs, sample, encoder.config)
+        found, _ = their_loss(name, again.eval(), sample, encoder.config)
+        made, _ = our_loss(encoder, backbone, sample)
+    assert torch.equal(found, expected)
+    assert_close(made, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def _gemma3() -> Any:
     return transformers.Gemma3Config(
         text_config=text,
         vision_config={**SQUARE, "image_size": 24},
-        mm_tokens_per_image=9,
+        mm_tokens_per_image=4,
         image_token_index=IMAGE,
         boi_token_index=START,
         eoi_token_index=END,
@@ -264,8 +264,8 @@ class Sample:
     """int32 [images, 6]: layouts, where `images` are parts."""
 
 
-def sample_of(name: str, encoder: EncoderConfig) -> Sample:
-    """A sample whose images have the grids of a family."""
+def sample_of(name: str, encoder: EncoderConfig, length: int = 0) -> Sample:
+    """A sample whose images have the grids of a family, and text behind them up to a length in tokens."""
     grids, layouts = WHOLES[name].grids, None
     counts = [rows * columns // encoder.merge**2 for rows, columns in grids]
     if WHOLES[name].sizes:
@@ -276,6 +276,7 @@ def sample_of(name: str, encoder: EncoderConfig) -> Sample:
         tokens = torch.full((count,), IMAGE)
         parts += [torch.tensor([START]), tokens, torch.tensor([END])]
         parts.append(torch.randint(0, 80, (6,), generator=generator))
+    parts.append(torch.randint(0, 80, (max(0, length - sum(map(len, parts))),), generator=generator))
     tiles = None if layouts is None else torch.from_numpy(layouts)
     return Sample(pictures(grids, encoder.patch), torch.cat(parts)[None], tiles)
 
