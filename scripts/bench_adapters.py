@@ -26,7 +26,7 @@ from pathlib import Path
 from adapter_loops.job import SERVED
 from adapter_loops.measuring import RANKS, RankReport
 from benchmarks.rows import Row, report
-from demo_processes import FailedError, Processes
+from demo_parts.processes import FailedError, Processes
 from loaders.installing import install, python_of
 
 HERE = Path(__file__).resolve().parent

@@ -31,7 +31,7 @@ from typing import Any
 import grpc
 from benchmarks import calibration
 from benchmarks.rows import Row
-from demo_processes import Processes
+from demo_parts.processes import Processes
 from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1.data_service_pb2_grpc import DataServiceStub
 

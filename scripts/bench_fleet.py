@@ -29,7 +29,7 @@ import psutil
 from bench_preprocessing import CROPS, synthetic
 from benchmarks.many_shards import make_dataset
 from benchmarks.rows import Row, report, spread
-from demo_processes import Processes
+from demo_parts.processes import Processes
 from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1.admin_service_pb2 import GetMetricsRequest, PlanSources
 from disttrain.v1.admin_service_pb2_grpc import AdminServiceStub

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import yaml
 from benchmarks.rows import Row, report
-from demo_processes import Processes
+from demo_parts.processes import Processes
 from on_gpu.preset import SIZES, SMALL, Size, fitting, flags, job, memory_of_encoder
 from on_gpu.rivals import rival_waits
 from on_gpu.serving import make_shards, servers

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.rows import Row, report
-from demo_job import job_spec
-from demo_processes import FailedError, Processes, python
-from demo_stages import BIN
+from demo_parts.job import job_spec
+from demo_parts.processes import FailedError, Processes, python
+from demo_parts.stages import BIN
 from slept_steps import slept_steps
 
 from dataserver.cli.jobs import DataFlags, open_job

@@ -25,7 +25,7 @@ import psutil
 from benchmarks.calibration import slowdown
 from benchmarks.many_shards import MEDIAN_WIDTH, make_dataset
 from benchmarks.rows import Row, report
-from demo_processes import Processes
+from demo_parts.processes import Processes
 from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1.data_service_pb2_grpc import DataServiceStub
 

@@ -28,7 +28,7 @@ import grpc
 import psutil
 from benchmarks.many_shards import link_shards
 from benchmarks.rows import Row, report
-from demo_processes import Processes
+from demo_parts.processes import Processes
 from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1.data_service_pb2_grpc import DataServiceStub
 

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from benchmarks.data_connections import require_all_direct, require_none_left
 from benchmarks.rows import Row, report
-from demo_processes import Processes
+from demo_parts.processes import Processes
 
 from dataserver.assembly import prepare_view, total_bytes, view_tensors
 from dataserver.jobs import Catalog, JobPlanner, fill_job

@@ -14,11 +14,11 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from demo_job import LAYOUTS, MODALITIES
-from demo_processes import FailedError, Processes
-from demo_progress import display
-from demo_report import collect, print_report
-from demo_stages import BIN, STAGES, Demo
+from demo_parts.job import LAYOUTS, MODALITIES
+from demo_parts.processes import FailedError, Processes
+from demo_parts.progress import display
+from demo_parts.report import collect, print_report
+from demo_parts.stages import BIN, STAGES, Demo
 
 from dataserver.outputs import require_writable, write_output
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from demo_processes import Processes, python
+from demo_parts.processes import Processes, python
 
 from dataserver.planning.job.fields import parse_json
 from dataserver.planning.job.identity import Job, parse_job

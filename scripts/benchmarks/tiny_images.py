@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import grpc
 import psutil
-from demo_processes import Processes
+from demo_parts.processes import Processes
 from disttrain.v1 import data_service_pb2 as pb
 from disttrain.v1.data_service_pb2_grpc import DataServiceStub
 from PIL import Image

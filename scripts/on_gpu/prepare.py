@@ -4,7 +4,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from demo_processes import Processes
+from demo_parts.processes import Processes
 
 from on_gpu.serving import dataserver, make_shards
 from on_gpu.telling import Given, given

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from demo_processes import Processes
+from demo_parts.processes import Processes
 
 SCRIPTS: Final = Path(__file__).parents[1]
 SHARDS: Final = 8

@@ -19,7 +19,7 @@ import numpy as np
 import psutil
 import pyarrow.parquet as pq
 import pytest
-from demo_stages import STAGES
+from demo_parts.stages import STAGES
 from make_demo_media import draw_clip, draw_video
 from PIL import Image
 from run_demo import parse

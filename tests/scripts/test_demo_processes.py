@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from demo_processes import FailedError, Processes
+from demo_parts.processes import FailedError, Processes
 
 IGNORES_SIGTERM = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready'); time.sleep(600)"
 
@@ -70,7 +70,7 @@ def test_an_address_is_found_behind_other_lines(tmp_path: Path) -> None:
 
 def test_nothing_survives_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also a process that ignores SIGTERM, and a child of one that ends."""
-    monkeypatch.setattr("demo_processes.END_S", 0.5)
+    monkeypatch.setattr("demo_parts.processes.END_S", 0.5)
     parent = (
         f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {IGNORES_SIGTERM!r}]); time.sleep(600)"
     )

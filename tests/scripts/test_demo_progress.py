@@ -3,7 +3,7 @@
 import io
 
 import pytest
-from demo_progress import EVERY_S, LineDisplay, LiveDisplay
+from demo_parts.progress import EVERY_S, LineDisplay, LiveDisplay
 from rich.console import Console
 
 
@@ -17,7 +17,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr("demo_progress.time.monotonic", found)
+    monkeypatch.setattr("demo_parts.progress.time.monotonic", found)
     return found
 
 

@@ -12,11 +12,11 @@ from statistics import fmean
 from typing import Any
 
 import yaml
-from demo_job import DATASETS, MEDIA, job_spec
-from demo_processes import Processes, python
-from demo_progress import Display
 from slept_steps import read_job, slept_steps
 
+from demo_parts.job import DATASETS, MEDIA, job_spec
+from demo_parts.processes import Processes, python
+from demo_parts.progress import Display
 from trainclient.topology.process_grid import Topology
 
 STAGES = ("shards", "index", "plan", "servers", "training", "measuring", "ending")
@@ -94,13 +94,13 @@ class Demo:
         self._display.done("; ".join(said))
 
     def plan(self) -> Mapping[str, Any]:
-        """Plan every step; see `demo_plans`. Compiles the kernels where this has not been done."""
+        """Plan every step; see `demo_parts/plans.py`. Compiles the kernels where this has not been done."""
         self._display.begin("plan", "loading the planner")
         _write_job(self.job, job_spec(self._steps, self._layout, self._modalities))
         flags = [*self.located, "--steps", self._steps, "--output", self.output]
         if len(self._modalities) > 1:
             flags += ["--compare", *self._compared_jobs()]
-        self._run("planning", python("demo_plans.py", self.job, *flags), _planning())
+        self._run("planning", python("demo_parts/plans.py", self.job, *flags), _planning())
         plans: dict[str, Any] = json.loads((self.output / "plans.json").read_text())
         before, after = (plans["steps"][0][side]["step_ms"] for side in ("before", "after"))
         self._display.done(f"step 0: {before:.1f} ms in canonical order, {after:.1f} ms as planned (simulated)")
@@ -185,7 +185,7 @@ def _write_job(file: Path, job: Mapping[str, Any]) -> None:
 
 
 def _planning() -> Callable[[str], str]:
-    """What to show of the lines of `demo_plans`: compiling takes a while where it has not been done yet."""
+    """What to show of the lines of `demo_parts/plans.py`: compiling takes a while where it has not been done yet."""
     compiled = 0
 
     def status(line: str) -> str:

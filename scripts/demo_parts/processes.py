@@ -153,8 +153,8 @@ class Processes:
 
 
 def python(script: str, *arguments: Any) -> list[Any]:
-    """The command that runs a script that lies beside this one."""
-    return [sys.executable, Path(__file__).with_name(script), *arguments]
+    """The command that runs a script, by its path below `scripts`."""
+    return [sys.executable, Path(__file__).parents[1] / script, *arguments]
 
 
 def _require_success(child: Child) -> None:

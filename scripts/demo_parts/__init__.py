@@ -1,0 +1,1 @@
+"""What `scripts/demo` consists of: its job, its stages, the processes that it starts, and what it shows."""
