@@ -4,8 +4,9 @@ Encoders and generators stand beside it on devices of their own: a wave of their
 all groups, spread over all their ranks.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -37,6 +38,8 @@ from dataserver.planning.plan.plan import Decision, StepPlan, make_plan
 from dataserver.planning.stream.samples import StepSamples
 from dataserver.planning.stream.sizing import SampleTooLargeError
 
+Found = TypeVar("Found")
+
 LADDER_SINCE = 7
 """The first plan_version whose groups are also sought within less memory than devices have, in steps of one ladder."""
 
@@ -53,7 +56,7 @@ def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
         JobSpecError: costs are beyond int64.
     """
     packed = _packed(job, step, samples)
-    plans = _plans_of(packed, packed.costs)
+    plans = _by_policy(packed, packed.costs, plans_of)
     found = compared = [_plain(packed, name, plan) for name, plan in plans.items()]
     if len(job.spec.execution.modules) > 1:
         less = _with_less_memory if job.spec.execution.plan_version >= LADDER_SINCE else _with_two_in_flight
@@ -92,20 +95,13 @@ def _packed(job: Job, step: int, samples: StepSamples) -> _PackedStep:
     return _PackedStep(job, step, samples, costs, sequence, lengths, squares)
 
 
-def _plans_of(packed: _PackedStep, costs: GroupCosts) -> Mapping[str, SequencePlan]:
-    """The groups among which the job's policy lets the step choose, by names for people."""
+def _by_policy(
+    packed: _PackedStep, costs: GroupCosts, find: Callable[[GroupPolicy, I64, I64, GroupCosts], Found]
+) -> Found:
+    """What is found for the step by the job's policy: `plans_of` or `quick_plan`."""
     policy = packed.job.spec.execution.options(GroupedOptions).policy
     try:
-        return plans_of(policy, packed.lengths, packed.squares, costs)
-    except ValueError as error:
-        raise JobSpecError(f"step {packed.step}: {error}") from error
-
-
-def _quick_plan(packed: _PackedStep, costs: GroupCosts) -> SequencePlan:
-    """Groups like those of the job's policy, by a small search."""
-    policy = packed.job.spec.execution.options(GroupedOptions).policy
-    try:
-        return quick_plan(policy, packed.lengths, packed.squares, costs)
+        return find(policy, packed.lengths, packed.squares, costs)
     except ValueError as error:
         raise JobSpecError(f"step {packed.step}: {error}") from error
 
@@ -128,7 +124,7 @@ def _with_two_in_flight(
     fits = longest <= half.device_tokens * half.degrees[-1]
     chooses = execution.options(GroupedOptions).policy is not GroupPolicy.STATIC
     if waits and fits and chooses and execution.of_kind(ModuleKind.GENERATOR):
-        for name, plan in _plans_of(packed, half).items():
+        for name, plan in _by_policy(packed, half, plans_of).items():
             yield _plain(packed, f"{name}, in half the memory", plan)
 
 
@@ -151,7 +147,7 @@ def _with_less_memory(
         costs = replace(packed.costs, device_tokens=tokens)
         if longest > tokens * costs.degrees[-1] or slower == SLOWER or not is_quick(all_tokens, costs):
             return
-        less = _quick_plan(packed, costs)
+        less = _by_policy(packed, costs, quick_plan)
         if len(less.microbatches) > most_microbatches(packed.job.spec.execution):
             return
         plain = _plain(packed, f"groups by search in {tokens:,} tokens of a device", less)

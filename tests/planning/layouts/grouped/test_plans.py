@@ -324,7 +324,7 @@ def test_what_no_groups_hold_is_said_with_the_step() -> None:
         parse_job(grouped_data(4, 100, {"max_degree": 4}, encoder=0)), 3, texts(np.array([90, 300]))
     )
     with pytest.raises(JobSpecError, match=r"^step 3: sequence 0 has 90 tokens; .* holds 1 to 40 in a group of 4"):
-        planner._plans_of(packed, replace(packed.costs, device_tokens=10))
+        planner._by_policy(packed, replace(packed.costs, device_tokens=10), planner.plans_of)
 
 
 @pytest.mark.parametrize(
