@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from dataserver.planning.job.fields.hardware import named
+from dataserver.planning.job.fields import entry_named
 from trainclient.models.audio_encoder import AudioEncoderConfig
 from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.encoder import EncoderConfig
@@ -67,23 +67,23 @@ GENERATORS: Final[Mapping[str, ImageModuleSize]] = MappingProxyType(
 
 def encoder_config(name: str, patch: int, merge: int, output_dim: int) -> EncoderConfig:
     """Config of a named encoder; ValueError for an unknown name."""
-    size = named("encoder", ENCODERS, name)
+    size = entry_named("encoder", ENCODERS, name)
     return EncoderConfig(size.layers, size.width, size.heads, size.mlp_width, patch, merge, output_dim)
 
 
 def audio_encoder_config(name: str, bins: int, merge: int, output_dim: int) -> AudioEncoderConfig:
     """Config of a named encoder of audio; ValueError for an unknown name."""
-    size = named("encoder of audio", AUDIO_ENCODERS, name)
+    size = entry_named("encoder of audio", AUDIO_ENCODERS, name)
     return AudioEncoderConfig(size.layers, size.width, size.heads, size.mlp_width, bins, merge, output_dim)
 
 
 def backbone_config(name: str, vocab_size: int, query_tokens: int) -> BackboneConfig:
     """Config of a named backbone; ValueError for an unknown name."""
-    s = named("backbone", BACKBONES, name)
+    s = entry_named("backbone", BACKBONES, name)
     return BackboneConfig(s.layers, s.width, s.mlp_width, s.heads, s.groups, s.rotary_base, vocab_size, query_tokens)
 
 
 def generator_config(name: str, patch: int, merge: int, condition_dim: int) -> GeneratorConfig:
     """Config of a named generator; ValueError for an unknown name."""
-    size = named("generator", GENERATORS, name)
+    size = entry_named("generator", GENERATORS, name)
     return GeneratorConfig(size.layers, size.width, size.heads, size.mlp_width, patch, merge, condition_dim)

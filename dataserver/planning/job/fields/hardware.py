@@ -176,8 +176,8 @@ def coefficients(
     Raises:
         ValueError: an unknown name; the message lists the known ones.
     """
-    size = named(kind, MODELS[kind], model)
-    rate = named("device", PEAK_GIGAFLOPS, device) * degree  # operations per nanosecond
+    size = entry_named(kind, MODELS[kind], model)
+    rate = entry_named("device", PEAK_GIGAFLOPS, device) * degree  # operations per nanosecond
     return Coefficients(
         microbatch_ns=fixed_ns(kind, size, device, degree // copies),
         linear_ps=-(-linear_flops(kind, size) * 1_000 // (efficiency * rate)),
@@ -195,7 +195,7 @@ def backward_percent(*, frozen: bool, input_gradient: bool, checkpoint: bool) ->
     return gradients + 100 if checkpoint and gradients else gradients
 
 
-def named(what: str, known: Mapping[str, Value], name: str) -> Value:
+def entry_named(what: str, known: Mapping[str, Value], name: str) -> Value:
     """The entry of this name; ValueError, which lists the others, if there is none."""
     if name not in known:
         raise ValueError(f"there is no {what} named {name!r}; choose one of {', '.join(sorted(known))}")
