@@ -88,8 +88,8 @@ def _rules(
             samples, which needs the extra `audio` here and on servers.
         conversations: How turns of conversations are read: as texts of a document, each after its role; or as messages
             rendered by the chat template of each --tokenizer NAME=FOLDER, where only answers are learned.
-        video: Members that are videos (.mp4, .mov, .webm, .mkv): ignore them, or serve them as parts of their samples,
-            which needs the extra `video` here and on servers.
+        video: Members that are videos (.mp4, .mov, .webm, .mkv, .ts): ignore them, or serve them as parts of their
+            samples, which needs the extra `video` here and on servers.
         missing_images: Documents with images that are missing or broken: leave them out, or serve them without these.
         video_sound: With --video serve, the sound of videos: ignore it, or serve it as a clip behind its video, which
             needs the extra `audio` as well.

@@ -8,6 +8,11 @@ _BOXES: Final = frozenset({b"ftyp", b"moov", b"wide", b"mdat"})
 """What MP4 and QuickTime files begin with."""
 _NO_VIDEO: Final = (b"avif", b"avis", b"heic", b"heix", b"hevc", b"mif1", b"msf1", b"M4A ", b"M4B ", b"M4P ")
 """Brands of MP4 files that are images, or sound."""
+_PACKET_BYTES: Final = 188
+"""Of MPEG transport streams, whose packets all begin with the same byte."""
+_SYNC: Final = 0x47
+_PACKETS: Final = 3
+"""That are looked at."""
 CODECS: Final = ("h264", "hevc", "vp8", "vp9", "av1", "mpeg4")
 """What may lie in a container, by FFmpeg's names. Decoders of others are never opened."""
 DECODERS: Final = (*CODECS, "libdav1d", "libvpx", "libvpx-vp9")
@@ -31,14 +36,19 @@ def _is_mp4(data: bytes) -> bool:
     return data[4:8] in _BOXES and not (data[4:8] == b"ftyp" and data[8:12] in _NO_VIDEO)
 
 
+def _is_transport_stream(data: bytes) -> bool:
+    return len(data) >= _PACKETS * _PACKET_BYTES and set(data[: _PACKETS * _PACKET_BYTES : _PACKET_BYTES]) == {_SYNC}
+
+
 VIDEO_FORMATS: Final = (
     VideoFormat("mp4", "MP4", "mov", _is_mp4),
     VideoFormat("matroska", "WebM or Matroska", "matroska", lambda data: data[:4] == b"\x1aE\xdf\xa3"),
+    VideoFormat("mpegts", "an MPEG transport stream", "mpegts", _is_transport_stream),
 )
 """An index stores the position of a format in this tuple: a new one is added at the end."""
 VIDEO_FORMAT_NAMES: Final = tuple(found.name for found in VIDEO_FORMATS)
 VIDEO_SUFFIXES: Final = frozenset(
-    {"mp4", "m4v", "mov", "webm", "mkv"} | {"avi", "mpg", "mpeg", "m2ts", "wmv", "flv", "3gp", "ogv"}
+    {"mp4", "m4v", "mov", "webm", "mkv", "ts"} | {"avi", "mpg", "mpeg", "m2ts", "wmv", "flv", "3gp", "ogv"}
 )
 """Types of files that claim to be videos; how they begin decides what they are. Those that are not read are
 findings."""

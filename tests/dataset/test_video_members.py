@@ -117,6 +117,17 @@ def test_webm_is_a_video_where_both_are_served(tmp_path: Path) -> None:
     assert dataset.shards[0].image(0, 0).modality == VIDEO
 
 
+def test_transport_streams_are_videos_by_how_they_begin(tmp_path: Path) -> None:
+    stream = video("ts", 7)
+    pieces = [("a.ts", stream), ("b.ts", b"G" * 187 + stream), ("c.ts", stream[:500]), ("d.mp4", stream)]
+    texts = [(f"{name[0]}.txt", b"text") for name, _ in pieces]
+    dataset = opened(tmp_path, [member for both in zip(pieces, texts, strict=True) for member in both])
+    found = [dataset.shards[0].image(row, 0) for row in range(2)]
+    assert [(ref.frames, ref.microseconds, ref.width) for ref in found] == [(7, 700_000, 64)] * 2
+    assert kinds(dataset) == {"unreadable_header": 2}
+    assert fault_of(dataset.read(found[0]), found[0]) is None
+
+
 def test_columns_of_parquet_and_paths_of_manifests(tmp_path: Path) -> None:
     """As the Hub's `Video` has them."""
     of = pa.struct([("bytes", pa.binary()), ("path", pa.string())])

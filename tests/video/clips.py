@@ -17,6 +17,7 @@ FORMATS = {
     "vp9": ("webm", "libvpx-vp9", {}),
     "mkv": ("matroska", "libx264", {"x264-params": "log=0"}),
     "fragmented": ("mp4", "libx264", {"x264-params": "log=0"}),
+    "ts": ("mpegts", "libx264", {"x264-params": "log=0"}),
 }
 """Container, encoder and its options, by a short name."""
 
@@ -56,7 +57,9 @@ def video(
         if times is not None:
             stream.codec_context.time_base = Fraction(1, 1000)
         audio: Any = (
-            file.add_stream("aac" if container in ("mp4", "mov") else "libopus", rate=48_000) if sound else None
+            file.add_stream("aac" if container in ("mp4", "mov", "mpegts") else "libopus", rate=48_000)
+            if sound
+            else None
         )
         for number in range(frames):
             frame = av.VideoFrame.from_ndarray(picture(number, width, height, seed), format="rgb24")

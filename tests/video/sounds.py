@@ -15,10 +15,12 @@ CODECS = {
     "opus": ("webm", "libopus"),
     "vorbis": ("webm", ""),
     "aac-mkv": ("matroska", "aac"),
+    "aac-ts": ("mpegts", "aac"),
+    "mp3-ts": ("mpegts", "libmp3lame"),
     "ac3": ("mp4", "ac3"),
 }
 """Container and encoder of sound, by a short name; PyAV has no encoder of Vorbis, so that is taken from an Ogg file."""
-_PICTURES = {"mp4": "mpeg4", "webm": "libvpx", "matroska": "mpeg4"}
+_PICTURES = {"mp4": "mpeg4", "webm": "libvpx", "matroska": "mpeg4", "mpegts": "mpeg4"}
 
 
 def video_with_sound(

@@ -61,6 +61,20 @@ def test_each_codec_gives_the_sound_that_was_encoded(name: str, rate: int, chann
     assert read_video_header(data).frames == 4
 
 
+@pytest.mark.parametrize(("name", "rate"), [("aac-ts", 44_100), ("mp3-ts", 24_000)])
+def test_sound_of_transport_streams_begins_with_what_its_encoder_puts_before(name: str, rate: int) -> None:
+    """They cannot say that it is not to be played."""
+    given = sound(1.0, rate, 2)
+    data = video_with_sound(given, name, rate)
+    header = read_sound_header(data)
+    assert (shape_of(header).sample_rate, shape_of(header).channels) == (rate, 2)
+    found, delays = samples_of(data), range(rate // 10)
+    delay = max(delays, key=lambda n: alike(found[n : n + rate // 4], given[: rate // 4].mean(axis=1)))
+    assert 1_000 < delay < 2_500
+    assert alike(found[delay:], given.mean(axis=1)) > 0.95
+    assert audio_fault_of(data, shape_of(header), read_sound) is None
+
+
 def test_the_beginning_is_the_same_however_much_is_read() -> None:
     data = video_with_sound(sound(1.5, 48_000, 2))
     whole, shape = samples_of(data), shape_of(read_sound_header(data))

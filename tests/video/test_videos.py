@@ -223,7 +223,7 @@ def test_sound_alone_and_unknown_codecs_are_refused() -> None:
             read_video_header(out.getvalue())
 
 
-@pytest.mark.parametrize("name", ["h264", "mkv", "vp9", "fragmented"])
+@pytest.mark.parametrize("name", ["h264", "mkv", "vp9", "fragmented", "ts"])
 def test_cut_files_are_refused_or_invalid_and_never_raise_otherwise(name: str) -> None:
     data = video(name, 20, key_every=20)
     shape = shape_of(read_video_header(data))
@@ -242,7 +242,7 @@ def test_cut_files_are_refused_or_invalid_and_never_raise_otherwise(name: str) -
 
 def test_damaged_bytes_never_raise() -> None:
     rng = np.random.default_rng(0)
-    for name in ("h264", "vp9"):
+    for name in ("h264", "vp9", "ts"):
         whole = video(name, 8)
         shape = shape_of(read_video_header(whole))
         for _ in range(40):
