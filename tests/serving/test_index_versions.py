@@ -6,8 +6,8 @@ from typing import Any
 
 import grpc
 import pytest
-from serving.harness import index, job_data, reason_of, running
-from shards import write_tar, write_texts
+from serving.harness import VIEWS, index, job_data, reason_of, running
+from shards import write_pairs, write_tar, write_texts
 
 from dataserver.assembly import load_tokenizer
 from dataserver.dataset import IndexRules, OnTokenError, TextOnly, TruncatedImages, build_index, count_tokens
@@ -38,6 +38,27 @@ def test_a_job_goes_on_with_the_old_set_after_shards_were_added(tmp_path: Path) 
             for n in header.items.sample
         }
         assert len(served) == 24 + 9
+
+
+def test_an_index_that_is_deleted_under_a_server_costs_a_clear_error_and_no_byte(tmp_path: Path) -> None:
+    """Views of images need what is read already; token ids are read as texts are wanted."""
+    folder, whole = index(write_pairs(tmp_path / "d", 48, 8)), job_data(datasets=[{"name": "pairs"}])
+    with running({"pairs": folder}) as server:
+        job_id = server.create(whole).job_id
+        before = {view: server.read(job_id, *view).blob() for view in VIEWS}
+    with running({"pairs": folder}) as server:
+        job_id = server.create(whole).job_id
+        for file in folder.glob("*.tar.*"):
+            file.unlink()
+        for module, rank in VIEWS:
+            if module == "llm":
+                with pytest.raises(grpc.RpcError) as caught:
+                    server.read(job_id, module, rank)
+                _, reason, action, message = reason_of(caught.value)
+                assert (reason, action) == ("TOKENS_NOT_COUNTED", "ANOTHER_SERVER")
+                assert "00000.tar" in message
+            else:
+                assert server.read(job_id, module, rank).blob() == before[module, rank]
 
 
 RULES = {
