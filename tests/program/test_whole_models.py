@@ -105,7 +105,7 @@ def expected_step(name: str, model: Any, case: Case, folder: Path, data: Path) -
             logits = model(input_ids=ids[None, here], attention_mask=torch.ones_like(ids[None, here]), **given).logits
             loss = torch.nn.functional.cross_entropy(logits[0], labels[here], ignore_index=-100, reduction="sum")
             (loss / said.text_tokens).backward()
-            total += float(loss)
+            total += loss.item()
     gradients = gradients_as_checkpoint(name, model, folder.with_name("gradients"))
     kinds = {"vit": EncoderConfig, "llm": BackboneConfig}
     return total, {
