@@ -98,9 +98,9 @@ class Relay:
             writers.append(server)
             self._writers.add(server)
             async with asyncio.TaskGroup() as pumps:
-                pumps.create_task(self._pump(reader, server))
-                pumps.create_task(self._pump(upstream, writer, towards_client=True))
-        except* (OSError, asyncio.CancelledError):  # one side is gone, so is the other; or the relay ends
+                pumps.create_task(self._pump(reader, server, writers))
+                pumps.create_task(self._pump(upstream, writer, writers, towards_client=True))
+        except* (OSError, asyncio.CancelledError):  # one side was reset, so is the other; or the relay ends
             pass
         finally:
             self._reset(writers)
@@ -108,7 +108,12 @@ class Relay:
             self._lossy.difference_update(writers)
 
     async def _pump(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, towards_client: bool = False
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        both: "list[asyncio.StreamWriter]",
+        *,
+        towards_client: bool = False,
     ) -> None:
         while True:
             piece = await reader.read(PIECE_BYTES)
@@ -122,12 +127,13 @@ class Relay:
                 await self._set(self._mode, self._delay_s, None)
             await self._passing()
             if self._mode is Mode.DROP and self._left is None:
-                self._lossy.add(writer)
+                self._lossy.update(both)
                 if piece == CLOSED:
                     return
                 continue
-            if piece == CLOSED:
-                raise ConnectionError("closed by its peer")
+            if piece == CLOSED:  # behind what is still on its way
+                writer.write_eof()
+                return
             writer.write(piece)
             await writer.drain()
 

@@ -1,4 +1,4 @@
-"""The job of the README as people write it, and what it is filled in from."""
+"""The jobs of the README and of the page on training as people write them, and what they are filled in from."""
 
 import re
 from pathlib import Path
@@ -8,20 +8,26 @@ from typing import Any
 from dataserver.jobs import Catalog
 from dataserver.planning.job.fields.text import parse_yaml
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+ROOT = Path(__file__).resolve().parents[2]
 
 FINGERPRINT, QUARANTINE = "a" * 64, "b" * 64
 
 
-def readme_jobs() -> list[Any]:
-    """The values of the README's job.yaml and chats.yaml."""
-    texts = re.findall(r"```yaml\n(stream:.*?)```", README.read_text(), re.DOTALL)
-    return [parse_yaml(text.encode()) for text in texts]
-
-
 def readme_job() -> Any:
     """The values of the README's job.yaml."""
-    return readme_jobs()[0]
+    return _job_of(ROOT / "README.md")
+
+
+def chats_job() -> Any:
+    """The values of the chats.yaml of the page on training."""
+    return _job_of(ROOT / "docs" / "training.md")
+
+
+def _job_of(page: Path) -> Any:
+    """The values of the first whole job on a page."""
+    found = re.search(r"```yaml\n(stream:.*?)```", page.read_text(), re.DOTALL)
+    assert found is not None, page
+    return parse_yaml(found[1].encode())
 
 
 def tokenizer(name: str, vocab_size: int) -> Any:
