@@ -2,8 +2,9 @@
 """Indexing beside what it cannot do without: reading a shard and hashing its bytes.
 
 A shard in img2dataset layout, of images of some 60 KB as in LAION at 512 pixels, and a held-out variant of more,
-smaller and more skewed samples. Both are measured in turn in this process, in CPU time, so that other work on the
-machine changes their ratio little. The exit code is 1 on a miss.
+smaller and more skewed samples. Then shards of clips, videos and videos with sound, beside a loop that hashes the
+shard, and asks soundfile or PyAV for the length of each file. All is measured in turn in this process, in CPU time, so
+that other work on the machine changes ratios little. The exit code is 1 on a miss.
 """
 
 import argparse
@@ -25,6 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from benchmarks.calibration import slowdown
 from benchmarks.rows import Row, report
+from media_rows.indexing import media_rows
 from PIL import Image
 
 from dataserver.dataset import build_index
@@ -125,7 +127,7 @@ def main() -> int:
     for shard in (Shard(samples, image_bytes, 0.5, seed), Shard(2 * samples, image_bytes // 3, 1.0, seed + 1)):
         with tempfile.TemporaryDirectory() as folder:
             rows += indexing_rows(Path(folder), shard, arguments.rounds)
-    return report(rows)
+    return report([*rows, *media_rows(arguments.rounds, seed)])
 
 
 if __name__ == "__main__":

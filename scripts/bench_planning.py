@@ -19,6 +19,7 @@ from planning_rows import (
     flexsp,
     large,
     long_ranks,
+    modalities,
     optimiser,
     phases,
     pipeline,
@@ -39,6 +40,7 @@ PARTS: dict[str, Callable[[Path], list[Row]]] = {
     "flexsp": lambda data: flexsp.rows(data / "flexsp"),
     "phases": lambda data: [*phases.rows(), *colocated.rows(data / "laion-mini")],
     "transfers": lambda _: transfers.rows(),
+    "modalities": lambda _: modalities.rows(),
     "whole_ranks": lambda _: whole_ranks.rows(),
     "large": lambda _: large.rows(),
 }

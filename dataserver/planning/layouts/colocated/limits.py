@@ -6,7 +6,7 @@ import numpy as np
 
 from dataserver.planning import I64, Bool
 from dataserver.planning.balancing import BinBudgetError
-from dataserver.planning.costs.model import forward_ns
+from dataserver.planning.costs.model import items_ns
 from dataserver.planning.job.fields import BalancePolicy, ModuleSpec
 from dataserver.planning.layouts.colocated.budgets import check_total
 from dataserver.planning.layouts.colocated.items import ModuleItems
@@ -29,8 +29,8 @@ class ColocatedLimits(BackboneLimits):
     def check_together(self, module: ModuleSpec, table: ShardTable, samples: Bool, where: str) -> None:
         """Refuse samples whose images no round holds."""
         units = None if module.memory is None else module.memory.step_units
-        for i, sizes in () if units is None else together(module, table, samples, units):
-            if not round_holds(_sample_items(module, sizes)):
+        for i, sizes, depths in () if units is None else together(module, table, samples, units):
+            if not round_holds(_sample_items(module, sizes, depths)):
                 raise SampleTooLargeError(over_step_memory(module, f"{where}, row {table.row[i]}", sizes))
 
 
@@ -82,7 +82,7 @@ def over_step_memory(module: ModuleSpec, sample: str, sizes: I64) -> str:
     )
 
 
-def _sample_items(module: ModuleSpec, sizes: I64) -> ModuleItems:
-    """Images of one sample, int64 [k] patches, as items of a step."""
-    zeros = np.zeros_like(sizes)
-    return ModuleItems(module, np.arange(len(sizes)), sizes, forward_ns(module.cost, sizes), zeros, zeros, None)
+def _sample_items(module: ModuleSpec, sizes: I64, depths: I64 | None) -> ModuleItems:
+    """Images of one sample, int64 [k] patches, as items of a step; depths int64 [k] where there are videos."""
+    zeros, loads = np.zeros_like(sizes), items_ns(module.cost, sizes, depths)
+    return ModuleItems(module, np.arange(len(sizes)), sizes, loads, zeros, zeros, None)

@@ -90,10 +90,10 @@ class BackboneLimits:
         """Refuse samples whose images the ranks of a module cannot hold together: they belong to one wave."""
         if module.memory is None:
             return
-        for i, sizes in together(module, table, samples, module.memory.units):
+        for i, sizes, depths in together(module, table, samples, module.memory.units):
             zeros = np.zeros_like(sizes)
             try:
-                spread_images(module, sizes, zeros, zeros, self.spec.execution.backbone.dp, 1)
+                spread_images(module, sizes, zeros, zeros, self.spec.execution.backbone.dp, 1, depths)
             except WaveTooLargeError as error:
                 ranks = 1 if module.balance is BalancePolicy.NONE else module.dp
                 raise SampleTooLargeError(
@@ -193,15 +193,19 @@ def check_images(module: ModuleSpec, sizing: Sizing, table: ShardTable, samples:
     check_units(module, rows, patches, *named, where)
 
 
-def together(module: ModuleSpec, table: ShardTable, samples: Bool, units: int) -> Iterator[tuple[int, I64]]:
-    """Of some samples those with several images that a rank of `units` may not hold: number, and patches int64 [k]."""
+def together(module: ModuleSpec, table: ShardTable, samples: Bool, units: int) -> Iterator[tuple[int, I64, I64 | None]]:
+    """Of some samples those with several images that a rank of `units` may not hold: number, patches, depths.
+
+    Both int64 [k]; depths are None where there is no video.
+    """
     patches = table.image_rows.astype(np.int64) * table.image_columns
     first, last = table.image_offsets[:-1], table.image_offsets[1:]
     before = np.concatenate([[0], np.cumsum(patches)])
     most = int(patches.max(initial=0)) * (last - first) if module.padded else before[last] - before[first]
     for i in np.flatnonzero(samples & (last - first > 1) & (most > units)).tolist():
         yield_point()
-        yield i, patches[first[i] : last[i]]
+        found = slice(first[i], last[i])
+        yield i, patches[found], None if table.image_depths is None else table.image_depths[found].astype(np.int64)
 
 
 def check_units(module: ModuleSpec, row: I64, units: I64, name: str, degree: int, remedy: str, where: str) -> None:

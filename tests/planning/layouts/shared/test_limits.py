@@ -1,6 +1,7 @@
 """What is refused before a job begins, because no plan could hold it."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -71,8 +72,17 @@ def test_others_may_plan_between_samples_whose_images_may_not_fit_together() -> 
     turns: list[int] = []
     with yielding_to(lambda: turns.append(0)):
         module = make_job().spec.execution.modules[0]
-        assert [i for i, _ in together(module, found, np.ones(4, np.bool_), 40)] == [2, 3]
+        assert [i for i, _, _ in together(module, found, np.ones(4, np.bool_), 40)] == [2, 3]
     assert len(turns) == 2
+
+
+def test_videos_of_a_sample_are_spread_by_their_groups_of_frames() -> None:
+    """As plans spread them: groups do not attend to each other, so that a long video may cost less than a large one."""
+    found = replace(table(make_job(), [(9, [16]), (9, [32, 16])]), image_depths=np.array([1, 8, 2], np.int32))
+    module = make_job().spec.execution.modules[0]
+    ((number, sizes, depths),) = together(module, found, np.ones(2, np.bool_), 40)
+    assert depths is not None
+    assert (number, sizes.tolist(), depths.tolist()) == (1, [32, 16], [8, 2])
 
 
 def test_images_need_an_encoder_unless_all_are_targets() -> None:

@@ -1,0 +1,1 @@
+"""Clips and videos of benchmarks: files, and the loops that servers stand beside."""
