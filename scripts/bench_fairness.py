@@ -5,7 +5,7 @@ A neighbour opens streams of an ordinary job at steps that nobody planned yet, a
 clients that each bring one odd job after the other, open streams of it and cancel them. Printed is how much longer the
 neighbour waits for a microbatch: the first of a stream, which takes a plan, and any other. Crowds are one client each,
 with 52 streams of one job that it never reads, or opens anew every 4 s. All clients are sent chunks over gRPC;
-turns are taken at planning and decoding, before it matters how payloads go.
+turns are taken at planning, laying out and decoding, before it matters how payloads go.
 
 Before, each odd job is planned here, without a server: the longest stretch without a yield point, in CPU time, which
 others on the machine change less than waits. While it lasts nobody else has a turn.

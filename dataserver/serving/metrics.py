@@ -30,9 +30,9 @@ class Stage(StrEnum):
     """What a stream waits for. At any time an open stream is in one of the first three."""
 
     PLANNING = "planning"
-    """Its consumer is ready, and the next microbatch has not been begun: its plan is not there yet."""
+    """Its consumer is ready, and the plan of the next microbatch is not there yet."""
     DECODING = "decoding"
-    """Its consumer is ready, and the next microbatch is in the making."""
+    """Its consumer is ready, and the next microbatch is in the making, or waits for its turn to be laid out."""
     CONSUMER = "consumer"
     """A microbatch is ready, and its consumer has not taken all of it."""
     MEMORY = "memory"

@@ -9,10 +9,10 @@ _BOXES: Final = frozenset({b"ftyp", b"moov", b"wide", b"mdat"})
 _NO_VIDEO: Final = (b"avif", b"avis", b"heic", b"heix", b"hevc", b"mif1", b"msf1", b"M4A ", b"M4B ", b"M4P ")
 """Brands of MP4 files that are images, or sound."""
 _PACKET_BYTES: Final = 188
-"""Of MPEG transport streams, whose packets all begin with the same byte."""
+"""Bytes of a packet of an MPEG transport stream; all packets begin with the same byte."""
 _SYNC: Final = 0x47
-_PACKETS: Final = 3
-"""That are looked at."""
+_PACKETS: Final = 3, 16
+"""Least packets of a stream, and how many of those that are there are looked at: text has that byte now and then."""
 CODECS: Final = ("h264", "hevc", "vp8", "vp9", "av1", "mpeg4")
 """What may lie in a container, by FFmpeg's names. Decoders of others are never opened."""
 DECODERS: Final = (*CODECS, "libdav1d", "libvpx", "libvpx-vp9")
@@ -37,7 +37,8 @@ def _is_mp4(data: bytes) -> bool:
 
 
 def _is_transport_stream(data: bytes) -> bool:
-    return len(data) >= _PACKETS * _PACKET_BYTES and set(data[: _PACKETS * _PACKET_BYTES : _PACKET_BYTES]) == {_SYNC}
+    least, most = (number * _PACKET_BYTES for number in _PACKETS)
+    return len(data) >= least and set(data[:most:_PACKET_BYTES]) == {_SYNC}
 
 
 VIDEO_FORMATS: Final = (

@@ -15,6 +15,7 @@ from dataserver.assembly import fault_of
 from dataserver.dataset import AudioMembers, Dataset, VideoMembers, build_index, lint
 from dataserver.dataset.index.rules import IndexRules
 from dataserver.planning.stream.samples import VIDEO
+from dataserver.video import video_format_of
 
 pytest.importorskip("av", reason="the extra video is not installed")
 JPEG = make_image(np.random.default_rng(0), 40, 30)
@@ -126,6 +127,16 @@ def test_transport_streams_are_videos_by_how_they_begin(tmp_path: Path) -> None:
     assert [(ref.frames, ref.microseconds, ref.width) for ref in found] == [(7, 700_000, 64)] * 2
     assert kinds(dataset) == {"unreadable_header": 2}
     assert fault_of(dataset.read(found[0]), found[0]) is None
+
+
+def test_text_that_has_the_byte_of_transport_streams_now_and_then_is_no_video() -> None:
+    """As files of members whose types say nothing: sequences of genes, above all."""
+    text = bytearray(b"A" * 4000)
+    text[: 4 * 188 : 188] = b"GGGG"
+    assert video_format_of(bytes(text)) is None
+    found = video_format_of(video("ts", 3)[: 3 * 188])
+    assert found is not None
+    assert found.name == "mpegts"
 
 
 def test_columns_of_parquet_and_paths_of_manifests(tmp_path: Path) -> None:

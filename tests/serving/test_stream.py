@@ -14,7 +14,7 @@ from serving.harness import TIMEOUT_S
 
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.memory import BufferPool, ByteBudget
-from dataserver.serving.metrics import Metrics
+from dataserver.serving.metrics import Metrics, Stage
 from dataserver.serving.stream.fair_pool import FairPool
 from dataserver.serving.stream.shared import Shared
 from dataserver.serving.stream.stream import MicrobatchStream
@@ -136,6 +136,29 @@ def test_a_stream_that_is_closed_before_its_turn_to_be_laid_out_begins_nothing(s
     shared.laying_out.queue(source.job_id).submit(print).result(TIMEOUT_S)
     assert source.prepared == 0
     assert shared.buffers.free_bytes == 0, "no memory was taken for it"
+
+
+def test_a_wait_for_a_plan_and_one_for_a_turn_to_be_laid_out_are_told_apart(shared: Shared) -> None:
+    """The latter is `decoding`: what helps is more cores, not another policy."""
+    plan, turn = threading.Event(), threading.Event()
+
+    class Slow(Source):
+        def plan(self, step: int, cancelled: Any) -> Any:
+            assert plan.wait(TIMEOUT_S)
+            return super().plan(step, cancelled)
+
+    shared.laying_out.queue("another").submit(turn.wait, 3 * TIMEOUT_S)
+    stream, metrics = opened(shared, Slow()), shared.metrics
+    with ThreadPoolExecutor(1) as consumer:
+        first = consumer.submit(next, stream.messages())
+        until(lambda: metrics.waited_s()[Stage.PLANNING] > 0)
+        plan.set()
+        until(lambda: metrics.waited_s()[Stage.DECODING] > 0)
+        planning_s = metrics.waited_s()[Stage.PLANNING]
+        turn.set()
+        assert first.result(TIMEOUT_S) == b"header"
+    assert metrics.waited_s()[Stage.PLANNING] == planning_s
+    stream.close()
 
 
 def test_a_job_with_many_streams_has_views_laid_out_as_often_as_one_with_a_single_stream(shared: Shared) -> None:

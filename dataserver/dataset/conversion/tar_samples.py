@@ -16,6 +16,8 @@ from dataserver.video import video_format_of
 _EXTENSIONS: Final = {"jpeg": "jpg", "png": "png", "webp": "webp"}
 _OF_CLIPS: Final = {"vorbis": "ogg"}
 """Those of the other formats of audio are called as these."""
+_OF_VIDEOS: Final = {"mp4": "mp4", "mpegts": "ts"}
+"""Matroska has two, one for sound alone."""
 _UNKNOWN: Final = {IMAGES.number: "img", AUDIO.number: "wav", VIDEO.number: "mp4"}
 """Extensions of what begins as nothing that is read: an index tries them as what their columns say, and names them."""
 
@@ -71,7 +73,7 @@ def _extension(content: bytes, modality: int) -> str:
     if (image := sniff_format(content)) is not None:
         return _EXTENSIONS.get(image, "img")
     if (video := video_format_of(content)) is not None:
-        return video.name if video.name == "mp4" else "webm" if modality == AUDIO.number else "mkv"
+        return _OF_VIDEOS.get(video.name, "webm" if modality == AUDIO.number else "mkv")
     if (clip := audio_format_of(content)) is not None:
         return _OF_CLIPS.get(clip.name, clip.name)
     return _UNKNOWN[modality]

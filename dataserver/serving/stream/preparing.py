@@ -58,8 +58,8 @@ class Preparation:
         self._decoding = shared.decoding.queue(source.job_id)
         self._stop = threading.Event()
         self._condition = threading.Condition()
-        """Guards what follows, except `_cursor`, `_pending` and `_plan`, which are the preparing task's, one at a time,
-        until the stream is closed. Locks of transports are taken under it, none of `Streams` or an assembly."""
+        """Guards what follows. Preparing tasks alone, one at a time, set `_cursor`, `_pending` and `_plan` till the end
+        and read them without it. Locks of transports are taken under it, none of `Streams` or an assembly."""
         self._cursor = start
         """The microbatch that is prepared next."""
         self._pending: MicrobatchSpec | None = None
@@ -107,7 +107,7 @@ class Preparation:
         """
         with self._condition:
             with self._shared.metrics.waiting(Stage.PLANNING):
-                self._condition.wait_for(lambda: self._queue or self._has_news())
+                self._condition.wait_for(lambda: self._queue or self._is_planned() or self._has_news())
             with self._shared.metrics.waiting(Stage.DECODING):
                 self._condition.wait_for(self._has_news)
             if self._closed or self._shared.draining.is_set():
@@ -182,6 +182,7 @@ class Preparation:
                 if not self._closed:
                     self._plan = plan
                     self._laying_out.submit(self._lay_out_next)
+                    self._condition.notify_all()
         except Exception as error:
             self._exhaust(service_error(error))
 

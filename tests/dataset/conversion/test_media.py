@@ -186,6 +186,7 @@ def test_loose_files_are_what_they_were(tmp_path: Path) -> None:
     [
         *((FILES[name], 1, f"k.{name[2:]}") for name in ("a.flac", "b.mp3", "c.ogg", "d.opus", "e.wav")),
         (FILES["v.mp4"], 2, "k.mp4"), (FILES["w.webm"], 2, "k.mkv"), (FILES["w.webm"], 1, "k.webm"),
+        (video("ts", 3), 2, "k.ts"),
         (FILES["a.flac"], 0, "k.flac"), (JPEG, 1, "k.jpg"), (b"junk", 0, "k.img"), (b"junk", 1, "k.wav"),
         (b"junk", 2, "k.mp4"), (b"", 1, "k.wav"),
     ],
