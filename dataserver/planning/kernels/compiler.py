@@ -4,7 +4,6 @@ import contextlib
 import functools
 import gc
 import logging
-import pickle
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar, cast
@@ -77,9 +76,10 @@ class _Cache:
             return self._of_numba.load_overload(*key)
         except OSError:  # as when it is saved, which says so
             return None
-        except (EOFError, pickle.UnpicklingError):
+        except Exception:  # unpickling damaged bytes raises nearly everything
             _log.warning("the cache of compiled kernels is damaged: they are compiled again")
-            cache.clear()
+            with contextlib.suppress(OSError):  # the disk may be lost as well
+                cache.clear()
             return None
 
     def save_overload(self, *compiled: Any) -> None:

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from dataserver.planning.kernels import cache
+from dataserver.planning.kernels import cache, compiler
 
 ROOT = Path(__file__).parents[3]
 KERNEL = "compiled dataserver.planning.kernels.greedy._longest_first\n"
@@ -92,6 +93,21 @@ def test_a_damaged_cache_is_compiled_again(tmp_path: Path) -> None:
         assert done.stdout == PLANNED
         assert done.stderr == f"the cache of compiled kernels is damaged: they are compiled again\n{KERNEL}"
     assert python(ROOT, **where).stderr == ""
+
+
+@pytest.mark.parametrize("error", [EOFError, ValueError, ModuleNotFoundError, OverflowError])
+def test_what_cannot_be_unpickled_is_compiled_again(
+    error: type[Exception], fresh: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One bit of a file is enough for nearly any error."""
+    folder = cache.folder()
+    assert folder is not None
+    (folder / "kernels").mkdir()
+    assert compiler._Cache(Mock(load_overload=Mock(side_effect=error))).load_overload("signature", "target") is None
+    assert not any(path.is_dir() for path in folder.iterdir())
+    folder.rmdir()
+    assert compiler._Cache(Mock(load_overload=Mock(side_effect=error))).load_overload("signature", "target") is None
+    assert caplog.messages == ["the cache of compiled kernels is damaged: they are compiled again"] * 2
 
 
 def test_where_nothing_can_be_written_kernels_are_compiled_all_the_same(tmp_path: Path) -> None:
