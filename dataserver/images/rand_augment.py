@@ -118,10 +118,8 @@ OPERATIONS: Final = (
 
 def augmented(pixels: U8, options: RandAugment, words: Sequence[int]) -> U8:
     """Apply as many operations as the options say: word i draws the i-th one, with its sign as the last bit."""
-    share, image = (
-        Fraction(options.magnitude, options.num_magnitude_bins - 1),
-        Image.fromarray(np.ascontiguousarray(pixels)),
-    )
+    share = Fraction(options.magnitude, options.num_magnitude_bins - 1)
+    image = Image.fromarray(np.ascontiguousarray(pixels))
     for word in words[: options.num_ops]:
         number, negative = divmod(word * 2 * len(OPERATIONS) >> _BITS, 2)
         operation = OPERATIONS[number]

@@ -100,9 +100,9 @@ def color_jitter(pixels: U8, options: ColorJitter, words: Sequence[int]) -> U8:
         for channel, (of_red, of_green, of_blue) in enumerate(matrix):
             values = (red * of_red + green * of_green + blue * of_blue + offset) >> 16
             made[top : top + _ROWS, :, channel] = values.clip(0, 255)
-    return (
-        made if options.hue is None else _turned(made, Fraction(options.hue) * (2 * Fraction(words[3], 2**_BITS) - 1))
-    )
+    if options.hue is None:
+        return made
+    return _turned(made, Fraction(options.hue) * (2 * Fraction(words[3], 2**_BITS) - 1))
 
 
 def _turned(pixels: U8, share: Fraction) -> U8:

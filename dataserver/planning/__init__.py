@@ -47,7 +47,7 @@ def yielding_to(call: Callable[[], None]) -> Iterator[None]:
 
 _MOST_THREADS = 256
 CALLS_OF_A_THREAD = 4
-"""That are shared out between two yield points: with fewer, all threads wait more often for the longest call."""
+"""Calls for each thread between two yield points: with fewer, all threads wait more often for the longest call."""
 _cores: ContextVar[Callable[[], int]] = ContextVar("cores", default=lambda: 1)
 Result = TypeVar("Result")
 
@@ -63,22 +63,31 @@ def computing_on(count: int | Callable[[], int]) -> Iterator[None]:
 
 
 def cores() -> int:
-    """That planning may use here."""
+    """How many cores planning may use here."""
     return _cores.get()()
 
 
 def side_by_side(calls: Sequence[Callable[[], Result]], threads: int) -> list[Result]:
-    """What the calls return. So many threads take them as they come; none must depend on what another one computes."""
-    numbers, found = itertools.count(), dict[int, Result]()
+    """What the calls return. So many threads take them as they come; none must depend on what another one computes.
+
+    Where calls fail, no thread takes another one; when all have ended, the error of the first call is raised that
+    failed, as if they had been called in turn.
+    """
+    numbers, found, failed = itertools.count(), dict[int, Result](), dict[int, BaseException]()
 
     def take() -> None:
-        while (number := next(numbers)) < len(calls):
-            found[number] = calls[number]()
+        while not failed and (number := next(numbers)) < len(calls):
+            try:
+                found[number] = calls[number]()
+            except BaseException as error:
+                failed[number] = error
 
     others = [_threads().submit(take) for _ in range(min(threads, len(calls)) - 1)]
     take()
     for other in others:
         other.result()
+    if failed:
+        raise failed.pop(min(failed))
     return [found[number] for number in range(len(calls))]
 
 

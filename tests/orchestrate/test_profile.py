@@ -238,18 +238,8 @@ def test_the_solver_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_modules_and_towers_are_measured_and_solved_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On a CPU, and small: what is measured there is a time of something, in a file of its own kind."""
     file, sizes = tmp_path / "profile.yaml", tmp_path / "sizes.json"
-    model = [
-        "--encoder",
-        "tiny",
-        "--audio-encoder",
-        "tiny",
-        "--video-encoder",
-        "tiny",
-        "--backbone",
-        "tiny",
-        "--generator",
-        "tiny",
-    ]
+    modules = ("--encoder", "--audio-encoder", "--video-encoder", "--backbone", "--generator")
+    model = [word for module in modules for word in (module, "tiny")]
     towers = ["--image-tower", "tiny", "--text-tower", "tiny"]
     given = [*model, *towers, "--output", str(file), "--device", "cpu", "--dtype", "float32", "--sizes", "16", "64",
              "256", "--tp", "1", "4", "--repeats", "2"]  # fmt: skip
@@ -273,9 +263,9 @@ def test_modules_and_towers_are_measured_and_solved_with(tmp_path: Path, capsys:
     assert orchestrate([*towers, *solved]) == 2
     assert "the profile is of cpu (cpu), and the cluster has h100" in capsys.readouterr().err
     file.write_text(file.read_text().replace("gpu: cpu", "gpu: h100"))
-    for modules, samples in ((towers, [pair]), ([*model, "--generation", "0.5"], [pair, {"text_tokens": 10, **media}])):
+    for solving, samples in ((towers, [pair]), ([*model, "--generation", "0.5"], [pair, {"text_tokens": 10, **media}])):
         sizes.write_text(json.dumps({"samples": samples}))
-        assert orchestrate([*modules, *solved]) == 0, capsys.readouterr().err
+        assert orchestrate([*solving, *solved]) == 0, capsys.readouterr().err
         assert json.loads(capsys.readouterr().out)["execution"]["modules"]
 
 

@@ -148,6 +148,12 @@ def test_another_tokenizer_than_that_of_the_folder_is_refused(tmp_path: Path) ->
         own = {**TOKENIZER, "digest": hashlib.sha256(data).hexdigest()}
         same = make_job(stream={"sizing": SIZING, "tokenizer": own}, encoder=1, backbone=(1, 2)).spec
         Models.of(TrainConfig.model_validate({"models": {"from": folder}}), same)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError, match=r"tokenizer bytes is not that of .* module llm, .*tokenizer.model"):
+        models(folder)
+    for name in ("tokenizer.model", "qwen.tiktoken"):  # Llama's is one of ranks: their digests have patterns too
+        (folder / name).write_text("IQ== 0\nIg== 1\n")
+    models(folder)
 
 
 def test_a_run_is_the_same_whatever_is_said_of_its_tokenizer() -> None:

@@ -24,8 +24,8 @@ GROWING: Final[tuple[str, ...]] = ("positions", "vocabulary")
 """Options that make weights larger: tokens of the longest sequence, and tokens that are known."""
 _ROWS_OF_TOKENS: Final = ("embed.weight", "head.weight")
 """Parameters with a row for each token."""
-_PLAIN_DIGESTS: Final = (".json", ".model")
-"""Files of tokenizers whose digest is that of the file alone; of `.tiktoken` it has a pattern too."""
+_LINE_BYTES: Final = 4096
+"""Longest first line of a file of ranks."""
 
 
 def pretrained_sizes(
@@ -70,11 +70,14 @@ def sizing_note(folder: Path, job: JobSpec, module: ModuleSpec) -> str | None:
 
 
 def require_its_tokenizer(folder: Path, job: JobSpec, module: ModuleSpec) -> None:
-    """Raise ConfigError where a checkpoint has a tokenizer, a module reads tokens, and those of the job are others."""
+    """Raise ConfigError where a checkpoint has a tokenizer, a module reads tokens, and those of the job are others.
+
+    Of a folder with nothing but ranks of tiktoken nothing is known: what servers call their digest has a pattern too.
+    """
     start, tokenizer = family_of(module).begins_as, job.stream.tokenizer
     if start is None or start.source is not BackboneConfig:
         return
-    there = [path for path in hf.tokenizer_files(folder) if path.suffix in _PLAIN_DIGESTS]
+    there = [path for path in hf.tokenizer_files(folder) if not _has_ranks(path)]
     if there and tokenizer.digest not in map(_sha256, there):
         raise ConfigError(
             f"the job's tokenizer {tokenizer.name} is not that of the weights of module {module.name}, {there[0]}, so "
@@ -82,6 +85,14 @@ def require_its_tokenizer(folder: Path, job: JobSpec, module: ModuleSpec) -> Non
             "give the job that NAME; where one was made from the other, set backbone.other_tokenizer (or that of "
             f"modules.{module.name}), or vocabulary for new tokens"
         )
+
+
+def _has_ranks(path: Path) -> bool:
+    """Whether a tokenizer is a file of ranks, which its content says to servers as well, and not its name."""
+    from dataserver.assembly.tiktoken_ranks import is_ranks
+
+    with path.open("rb") as file:
+        return is_ranks(file.readline(_LINE_BYTES))
 
 
 def _sha256(path: Path) -> str:

@@ -5,6 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from builders.jobs import job_data, make_job
 from builders.samples import make_samples
 
+from dataserver import planning
 from dataserver.planning import computing_on, cores, shared_out, side_by_side, yielding_to
 from dataserver.planning.job.fields import BalancePolicy
 from dataserver.planning.job.identity import parse_job
@@ -212,6 +214,52 @@ def test_threads_take_calls_as_they_come() -> None:
         return all(done.acquire(timeout=5) for _ in range(4))
 
     assert side_by_side([last, *[done.release] * 4], 2) == [True, *[None] * 4]
+
+
+def test_a_plan_that_is_given_up_leaves_no_thread_behind() -> None:
+    """As its own thread comes to a yield point in a call, the others end the calls that they have, and take none."""
+    begun, ended = list[int](), list[int]()
+    given_up = threading.Event()
+
+    def call(number: int) -> None:
+        begun.append(number)
+        if threading.current_thread() is threading.main_thread():
+            given_up.set()
+            raise InterruptedError
+        given_up.wait(5)
+        time.sleep(0.05)
+        ended.append(number)
+
+    with pytest.raises(InterruptedError):
+        side_by_side([partial(call, n) for n in range(12)], 3)
+    after = list(begun)
+    assert len(after) <= 3
+    assert len(ended) == len(after) - 1
+    time.sleep(0.1)
+    assert begun == after
+
+
+def test_the_error_is_that_of_the_first_call_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the thread that plans has another one before."""
+    begun, failed, threads = threading.Event(), threading.Event(), planning._threads()
+
+    def submit(take: Callable[[], None]) -> Any:
+        found = threads.submit(take)
+        assert begun.wait(5)
+        return found
+
+    def first() -> None:
+        begun.set()
+        assert failed.wait(5)
+        raise ValueError("the first")
+
+    def second() -> None:
+        failed.set()
+        raise ValueError("the second")
+
+    monkeypatch.setattr(planning, "_threads", lambda: SimpleNamespace(submit=submit))
+    with pytest.raises(ValueError, match="the first"):
+        side_by_side([first, second], 2)
 
 
 def test_calls_that_are_shared_out_are_as_many_at_once_as_there_are_cores() -> None:
