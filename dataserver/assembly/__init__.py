@@ -6,6 +6,7 @@ from dataserver.assembly.digest import content_digest
 from dataserver.assembly.hugging_face import HuggingFaceTokenizer, TokenizerError
 from dataserver.assembly.sequences import TokenCountError
 from dataserver.assembly.tensors import TensorSpec, UnknownTensorError, total_bytes, view_tensors
+from dataserver.assembly.tiktoken_ranks import is_ranks
 from dataserver.assembly.tokens import (
     BYTES,
     ByteTokenizer,
@@ -38,6 +39,7 @@ __all__ = [
     "fault_of",
     "format_name",
     "image_marks",
+    "is_ranks",
     "load_tokenizer",
     "open_chat",
     "prepare_view",

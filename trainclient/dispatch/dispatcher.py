@@ -42,7 +42,7 @@ class Dispatcher:
         Raises:
             ValueError: something else than one integer for each item.
             RankLostError: another rank is gone.
-            RuntimeError: the group was destroyed.
+            RuntimeError: the group was destroyed, and nobody else has it.
         """
         found = integers("this rank", numbers.tolist() if isinstance(numbers, Tensor) else numbers)
         own, group = torch.from_numpy(found).to(device), self._group()
@@ -76,7 +76,7 @@ class Dispatcher:
         Raises:
             ValueError: arrangements of other items, or another number of rows.
             RankLostError: another rank is gone.
-            RuntimeError: the group was destroyed.
+            RuntimeError: the group was destroyed, and nobody else has it.
         """
         group = self._group()
         own, size = group.rank(), group.size()

@@ -17,7 +17,7 @@ class GroupReference:
         self._found = weakref.ref(group)
 
     def __call__(self) -> ProcessGroup:
-        """The group; RuntimeError where it was destroyed."""
+        """The group; RuntimeError where it was destroyed, and nobody else has it."""
         group = self._found()
         if group is None:
             raise RuntimeError("the process group was destroyed; rows move, also back in backward, only before that")

@@ -89,7 +89,7 @@ def require_its_tokenizer(folder: Path, job: JobSpec, module: ModuleSpec) -> Non
 
 def _has_ranks(path: Path) -> bool:
     """Whether a tokenizer is a file of ranks, which its content says to servers as well, and not its name."""
-    from dataserver.assembly.tiktoken_ranks import is_ranks
+    from dataserver.assembly import is_ranks
 
     with path.open("rb") as file:
         return is_ranks(file.readline(_LINE_BYTES))
