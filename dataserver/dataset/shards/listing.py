@@ -370,6 +370,8 @@ def _chosen(storage: Storage, names: dict[str, dict[str, bool]], beside: _Beside
     elif storage.is_local and beside.media:
         found = {f"{folder}/{LISTING_NAME}".lstrip("/"): False for folder in beside.media}
         beside.unread |= {f"{folder or '.'}/": LONE_TEXTS for folder in beside.texts - beside.media}
+    elif beside.media:
+        beside.unread[f"{min(beside.media) or '.'}/"] = REMOTE_MANIFEST
     lone_manifest = LONE_MANIFEST if storage.is_local else REMOTE_MANIFEST
     for suffix, others in names.items():
         beside.unread |= dict.fromkeys(others, lone_manifest if suffix == ".jsonl" else LONE_SIDECAR)

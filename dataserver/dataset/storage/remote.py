@@ -3,12 +3,12 @@
 import errno
 import io
 import logging
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from functools import partial
 from io import BufferedIOBase
 from itertools import islice
 from pathlib import Path, PurePath
@@ -82,21 +82,19 @@ class Store:
             raise
 
     def objects(self, prefix: str) -> Iterator[ObjectInfo]:
-        """As `Client.objects`, from the first one on."""
-        last = ""
-        while chunk := self.budget.call(partial(self._chunk, prefix, last)):
+        """As `Client.objects`, from the first one on. Raises OSError where the store lists the same ones for ever."""
+        listing, seen = _Listing(self.client, prefix), set[str]()
+        while chunk := self.budget.call(listing.chunk):
+            if chunk[0].key in seen:
+                raise OSError(errno.EINVAL, f"{self.name} lists {chunk[0].key} again and again: its listing never ends")
+            seen.add(chunk[0].key)
             yield from map(self._noted, chunk)
-            if self.client.lists_at_once or len(chunk) < CHUNK:
+            if len(chunk) < listing.most:
                 return
-            last = chunk[-1].key
 
     def has(self, prefix: str) -> bool:
         """Return whether there is an object below a folder."""
         return self.budget.call(lambda: next(self.client.objects(prefix, ""), None)) is not None
-
-    def _chunk(self, prefix: str, after: str) -> list[ObjectInfo]:
-        found = self.client.objects(prefix, after)
-        return list(found if self.client.lists_at_once else islice(found, CHUNK))
 
     def small_file(self, info: ObjectInfo) -> bytes:
         """Read a small object as a whole; it is held for a while."""
@@ -105,6 +103,29 @@ class Store:
     def sequential(self, info: ObjectInfo) -> BufferedIOBase:
         """Open one version of an object for reading from the first byte on; blocks are read ahead."""
         return io.BufferedReader(_Sequential(self, info), _BUFFER_BYTES)
+
+
+class _Listing:
+    """One walk through a listing, a chunk at a time: what fails goes on behind the last object that was taken."""
+
+    def __init__(self, client: Client, prefix: str) -> None:
+        self._client, self._prefix = client, prefix
+        self.most: float = math.inf if client.lists_at_once else CHUNK
+        """Objects of a chunk that is not the last."""
+        self._after = ""
+        self._open: Iterator[ObjectInfo] | None = None
+
+    def chunk(self) -> list[ObjectInfo]:
+        """Take the next objects; none behind the last one. Raises OSError."""
+        if self._open is None:
+            self._open = self._client.objects(self._prefix, self._after)
+        try:
+            found = list(self._open if self._client.lists_at_once else islice(self._open, CHUNK))
+        except OSError:
+            self._open = None
+            raise
+        self._after = found[-1].key if found else self._after
+        return found
 
 
 class _Refused:
