@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from planning.plan.test_plan_identity import golden_table
 
 from dataserver.planning.stream.axis import Axis
 from dataserver.planning.stream.order import StreamOrder
-from dataserver.planning.stream.sliding import SlidingEpoch
+from dataserver.planning.stream.sliding import PARTS, SlidingEpoch
 
 
 def sliding(num_shards: int, samples: int, window: int, batch: int, **stream: object) -> SyntheticDatasets:
@@ -91,6 +91,42 @@ def test_shards_come_in_one_by_one_and_an_epoch_goes_on_with_the_last_ones() -> 
         for epoch, steps in ((0, range(border + 1)), (1, range(border, data.order.num_steps)))
     )
     assert first != second
+
+
+def blocks_read(num_shards: int, samples: int, window: int, batch: int, blocks: int, version: int) -> list[int]:
+    """What each step of two epochs adds to a cache of 1.25 windows that is told what is needed, in blocks of shards."""
+    stream = {"packing": {"enabled": False}, "global_batch": batch, "shuffle_window": window, "order_version": version}
+    job = make_job(stream=stream, execution={"end": {"epochs": 2}})
+    order = StreamOrder(job.stream, job.spec.execution.end, [np.full(num_shards, samples)])
+    room, held, counts = int(1.25 * window * blocks), dict[tuple[int, int], None](), []
+    for step in range(order.num_steps):
+        stretches = (
+            (part.shard, part.low * blocks, -(-part.high * blocks // PARTS)) for part in order.needed(step, step)
+        )
+        told = ((shard, number) for shard, low, end in stretches for number in range(low // PARTS, end))
+        needed = dict.fromkeys(islice(dict.fromkeys(told), room))
+        counts.append(len(needed.keys() - held.keys()))
+        before = [block for block in held if block not in needed]
+        held = dict.fromkeys([*before, *needed][-room:])  # what is needed goes last
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("num_shards", "samples", "window", "batch", "blocks"), [(64, 1000, 8, 512, 10), (48, 600, 6, 384, 9)], ids=str
+)
+def test_a_store_is_read_evenly_also_at_the_border_of_epochs(
+    num_shards: int, samples: int, window: int, batch: int, blocks: int
+) -> None:
+    """By the schedule alone: how fast a store is changes nothing of it."""
+    peaks = {}
+    for version in (1, 2):
+        counts = blocks_read(num_shards, samples, window, batch, blocks, version)
+        begun = window * samples // batch  # the first window is read before there is anything to wait behind
+        peaks[version] = max(counts[begun:]) / np.mean(counts)
+        border = len(counts) // 2
+        assert sum(counts[border - 4 : border + 5]) > 0
+        assert sum(counts) <= 1.1 * 2 * num_shards * blocks
+    assert peaks[2] <= 2.5 < 5 < peaks[1]
 
 
 def test_samples_of_a_shard_spread_over_a_window() -> None:
