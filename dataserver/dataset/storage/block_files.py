@@ -9,6 +9,7 @@ import errno
 import hashlib
 import logging
 import os
+import re
 import secrets
 import struct
 import threading
@@ -29,7 +30,13 @@ CHUNK_BYTES: Final = 1 << 16
 _TRAILER: Final = struct.Struct("<8sQI")
 """Magic, bytes of the block, checksum of the table and the key before it."""
 _MAGIC: Final = b"dtblock1"
-_NETWORK: Final = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "glusterfs", "9p")
+_NETWORK: Final = re.compile(
+    r"(?:fuse\.)?(?:nfs4?|cifs|smb3|ceph|ceph-fuse|lustre|gpfs|glusterfs|9p|afs|beegfs\w*|wekafs|sshfs|s3fs|gcsfuse|juicefs)"
+)
+"""Kinds of file systems, as mounts name them."""
+_MOUNTS: Final = Path("/proc/self/mounts")
+_ESCAPED: Final = re.compile(r"\\([0-7]{3})")
+"""A space, tab, line break or backslash in the name of a mount."""
 LOOK_EVERY_S: Final = 30.0
 """The folder is listed so often: other processes write there, too."""
 PAUSE_S: Final = 30.0
@@ -62,7 +69,7 @@ class BlockFiles:
         own_folder(folder, "--block-cache-dir")
         self._sweep()
         kind = _file_system(folder)
-        if kind in _NETWORK:
+        if _NETWORK.fullmatch(kind):
             _log.warning("--block-cache-dir %s is on a network file system (%s); a local disk is faster", folder, kind)
 
     def has(self, key: BlockKey) -> bool:
@@ -203,9 +210,10 @@ def _checked(descriptor: int, key: BlockKey, start: int, length: int) -> bytes |
 def _file_system(folder: Path) -> str:
     """The kind of file system that a folder lies on; empty where it cannot be told."""
     real, best, kind = os.path.realpath(folder), "", ""
-    with contextlib.suppress(OSError), Path("/proc/self/mounts").open() as mounts:
+    with contextlib.suppress(OSError), _MOUNTS.open(errors="surrogateescape") as mounts:
         for line in mounts:
-            _, point, found, *_ = line.split(" ")
+            _, escaped, found, *_ = line.split(" ")
+            point = _ESCAPED.sub(lambda octal: chr(int(octal[1], 8)), escaped)
             if (real == point or real.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
                 best, kind = point, found
     return kind

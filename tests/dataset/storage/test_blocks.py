@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataserver.dataset import DatasetError
+from dataserver.dataset.storage import block_files
 from dataserver.dataset.storage.block_files import CHUNK_BYTES, BlockFiles
 from dataserver.dataset.storage.blocks import Blocks
 from dataserver.dataset.storage.clients import ObjectInfo, UnavailableError
@@ -365,6 +366,53 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int)
     folder.chmod(mode)
     with pytest.raises(DatasetError, match="others may write to it"):
         BlockFiles(folder, 1 << 30)
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_network"),
+    [
+        ("nfs4", True),
+        ("fuse.glusterfs", True),
+        ("lustre", True),
+        ("ext4", False),
+        ("tmpfs", False),
+        ("fuse.ext2", False),
+    ],
+)
+def test_a_folder_on_a_network_file_system_is_used_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str, is_network: bool
+) -> None:
+    """The folder's own mount decides, not that of a folder above it; its name may have spaces."""
+    point = tmp_path / "home of all"
+    point.mkdir()
+    mounts = tmp_path / "mounts"
+    escaped = str(point).replace(" ", "\\040")
+    above = "ext4" if is_network else "nfs4"
+    mounts.write_text(f"a {tmp_path} {above} rw 0 0\nserver:/home {escaped} {kind} rw 0 0\nb {point}s {above} rw 0 0\n")
+    monkeypatch.setattr(block_files, "_MOUNTS", mounts)
+    files = BlockFiles(point / "blocks", 1 << 30)
+    said = f"--block-cache-dir {point / 'blocks'} is on a network file system ({kind}); a local disk is faster"
+    assert caplog.messages == [said] * is_network
+    files.write(tail_key(), LAST)
+    assert files.read(tail_key(), 5, 100) == LAST[5:105]
+
+
+def test_caches_of_one_folder_keep_to_what_each_may_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two caches of other stores, the second of which may take less; both are told what the other one wrote."""
+    monkeypatch.setattr(block_files, "LOOK_EVERY_S", 0.0)
+    mosts = {"s3://one": 3 * BLOCK_BYTES + BLOCK_BYTES // 2, "s3://two": 2 * BLOCK_BYTES + BLOCK_BYTES // 2}
+    caches = {store: BlockFiles(tmp_path / "b", most) for store, most in mosts.items()}
+    for number in range(4):
+        for store, files in caches.items():
+            key = whole_key(number)._replace(store=store)
+            data = bytes([number + len(store)]) * BLOCK_BYTES
+            files.write(key, data)
+            assert files.read(key, 0, BLOCK_BYTES) == data
+            for other in caches:
+                found = files.read(whole_key(number)._replace(store=other), 10, 50)
+                assert found in (None, bytes([number + len(other)]) * 50)
+            used = sum(path.stat().st_size for path in (tmp_path / "b").glob("*/*.block"))
+            assert used <= mosts[store]
 
 
 WRITER = """
