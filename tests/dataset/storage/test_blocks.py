@@ -398,7 +398,7 @@ def test_a_folder_on_a_network_file_system_is_used_and_named(
 
 
 def test_caches_of_one_folder_keep_to_what_each_may_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two caches of other stores, the second of which may take less; both are told what the other one wrote."""
+    """Two caches of other stores, and the second one may take less; both are told what the other one wrote."""
     monkeypatch.setattr(block_files, "LOOK_EVERY_S", 0.0)
     mosts = {"s3://one": 3 * BLOCK_BYTES + BLOCK_BYTES // 2, "s3://two": 2 * BLOCK_BYTES + BLOCK_BYTES // 2}
     caches = {store: BlockFiles(tmp_path / "b", most) for store, most in mosts.items()}
