@@ -82,7 +82,7 @@ def in_double(rope: dict[str, dict[str, float]], x: Tensor, positions: Tensor, k
 @pytest.mark.long
 @pytest.mark.parametrize("name", ONE_EACH)
 def test_logits_at_1024_positions_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    """Gemma 3's angles are of single precision there, which moves logits by up to 5e-5: here they are of double."""
+    """Gemma 3's angles are of single precision there, which moves logits by up to 6e-5: here they are of double."""
     theirs = make_whole(name, tmp_path / "c")
     if name == "gemma3":
         theirs.model.language_model.rotary_emb.forward = partial(in_double, theirs.config.text_config.rope_parameters)
