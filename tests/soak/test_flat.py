@@ -1,10 +1,8 @@
 """A server's memory, threads and descriptors stay what they are, however many jobs, streams and odd requests come."""
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,9 @@ from fuzz.requests import METHODS, TIMEOUT_S, Request, changed_requests, problem
 from fuzz.search import ROUND
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serving.harness import FIXED_WINDOW, index, job_data, reason_of
+from serving.harness import index, job_data, reason_of
 from shards import write_pairs
+from soak.usage import Server
 
 from dataserver.cli.warm import warm_up
 
@@ -32,49 +31,6 @@ cancelled and still prepare. Over 60,000 odd requests it went up and down by as 
 SPARE_THREADS = 2 * PLACES + 32
 """Pools make their threads as they need them: one for each place, each idle stream, and each of 32 other calls."""
 SPARE_FILES = 8
-REST_S = 3
-"""Longer than it takes until a stream that nobody reads is idle (`idle-timeout-s`)."""
-SETTLING_S = 60
-"""In which streams that were given up end, and give back what they held: on a busy machine not at once."""
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What a process holds."""
-
-    rss: int
-    threads: int
-    files: int
-
-
-@dataclass
-class Server:
-    """A server in another process."""
-
-    process: psutil.Process
-    address: str
-
-    def connect(self) -> grpc.Channel:
-        return grpc.insecure_channel(self.address, FIXED_WINDOW)
-
-    def usage(self) -> Usage:
-        return Usage(self.process.memory_info().rss, self.process.num_threads(), self.process.num_fds())
-
-    def at_rest(self) -> Usage:
-        """What it holds when it has given nothing back for `REST_S`."""
-        least, end = self.usage(), time.monotonic() + REST_S
-        while time.monotonic() < end:
-            time.sleep(0.1)
-            if (usage := self.usage()).rss < least.rss:
-                least, end = usage, time.monotonic() + REST_S
-        return least
-
-    def settled(self, files: int, rss: int) -> Usage:
-        """What it holds when it has so few files and less memory than that, or still holds after `SETTLING_S`."""
-        end = time.monotonic() + SETTLING_S
-        while ((usage := self.usage()).files > files or usage.rss >= rss) and time.monotonic() < end:
-            time.sleep(0.1)
-        return usage
 
 
 @pytest.fixture
