@@ -34,5 +34,6 @@ def _parts(value: Any) -> Iterable[object]:
         return (*value.keys(), *value.values())
     if isinstance(value, list | tuple | set | frozenset):
         return value
-    slots = (name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()))
+    slots = {name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())}
+    slots.discard("__weakref__")  # nothing of its own; of some dataclasses Python before 3.11.3 cannot read it
     return (getattr(value, "__dict__", None), *(getattr(value, name, None) for name in slots))
