@@ -13,6 +13,7 @@ from dataserver.assembly.tokens import (
     Tokenizer,
     check_tokenizer,
     load_tokenizer,
+    tokenizer_digest,
     tokenizer_spec,
 )
 from dataserver.assembly.views import PreparedView, UncountedError, UnreadableError, Validity, prepare_view
@@ -43,6 +44,7 @@ __all__ = [
     "load_tokenizer",
     "open_chat",
     "prepare_view",
+    "tokenizer_digest",
     "tokenizer_spec",
     "total_bytes",
     "view_tensors",

@@ -4,7 +4,7 @@ import base64
 import binascii
 import hashlib
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -44,6 +44,15 @@ PATTERNS: Final = {
 """By the number of ranks, which tells the published vocabularies apart: r50k, p50k, cl100k, Llama 3, Qwen, o200k."""
 
 
+class Ranks(NamedTuple):
+    """What a file of ranks says."""
+
+    ranks: dict[bytes, int]
+    pattern: str
+    digest: str
+    """SHA-256, hexadecimal, of the file and its pattern."""
+
+
 class TiktokenTokenizer:
     """Ranks of byte pairs. Special tokens are not in such a file, so that no text becomes one."""
 
@@ -61,16 +70,8 @@ class TiktokenTokenizer:
             ) from error
 
         self.name: Final = name
-        data = read_bounded(path)
-        ranks = _parse(name, path, data)
-        beside = path.with_name(f"{path.name}{PATTERN_SUFFIX}")
-        pattern = read_bounded(beside).decode().strip("\n") if beside.is_file() else PATTERNS.get(len(ranks), "")
-        if not pattern:
-            raise TokenizerError(
-                f"tokenizer {name}: {path} has {len(ranks)} ranks, as no published vocabulary; write the pattern that"
-                f" cuts texts into {beside}, or name a tokenizer.json"
-            )
-        self.digest: Final = hashlib.sha256(data + b"\0" + pattern.encode()).hexdigest()
+        ranks, pattern, digest = read_ranks(name, path)
+        self.digest: Final = digest
         try:
             self._model = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
         except BaseException as error:
@@ -93,6 +94,24 @@ class TiktokenTokenizer:
             except BaseException as error:
                 raise as_tokenizing_error(error) from error
         return [np.array(ids, np.int32) for ids in found]
+
+
+def read_ranks(name: str, path: Path) -> Ranks:
+    """Read a file of ranks, which tiktoken is not needed for.
+
+    Raises:
+        TokenizerError: it cannot be read, is not such a file, or its pattern is not known.
+    """
+    data = read_bounded(path)
+    ranks = _parse(name, path, data)
+    beside = path.with_name(f"{path.name}{PATTERN_SUFFIX}")
+    pattern = read_bounded(beside).decode().strip("\n") if beside.is_file() else PATTERNS.get(len(ranks), "")
+    if not pattern:
+        raise TokenizerError(
+            f"tokenizer {name}: {path} has {len(ranks)} ranks, as no published vocabulary; write the pattern that"
+            f" cuts texts into {beside}, or name a tokenizer.json"
+        )
+    return Ranks(ranks, pattern, hashlib.sha256(data + b"\0" + pattern.encode()).hexdigest())
 
 
 def is_ranks(begin: bytes) -> bool:

@@ -10,9 +10,9 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from dataserver.assembly.hugging_face import I32, HuggingFaceTokenizer, TokenizerError
+from dataserver.assembly.hugging_face import I32, HuggingFaceTokenizer, TokenizerError, read_bounded
 from dataserver.assembly.sentence_piece import SentencePieceTokenizer
-from dataserver.assembly.tiktoken_ranks import TiktokenTokenizer, is_ranks
+from dataserver.assembly.tiktoken_ranks import TiktokenTokenizer, is_ranks, read_ranks
 from dataserver.planning.job.fields import SPECIAL_TOKENS, TokenizerSpec
 
 BYTES: Final = "bytes"
@@ -82,6 +82,17 @@ def load_tokenizer(name: str, path: Path | None = None) -> Tokenizer:
     if begin.startswith(b"\n"):  # the first field of the message that a model of sentencepiece is
         return SentencePieceTokenizer(name, file)
     return HuggingFaceTokenizer(name, file)  # which says what it is not
+
+
+def tokenizer_digest(name: str, file: Path) -> str:
+    """The digest of the tokenizer of a file, as `load_tokenizer` has it; needs no library of tokenizers.
+
+    Raises:
+        TokenizerError: the file cannot be read, or has ranks that cannot be used.
+    """
+    if is_ranks(_begin_of(file)):
+        return read_ranks(name, file).digest
+    return hashlib.sha256(read_bounded(file)).hexdigest()
 
 
 def _file_of(name: str, path: Path) -> Path:

@@ -32,16 +32,18 @@ def test_a_model_of_sentencepiece_is_the_jobs_or_refused(tmp_path: Path) -> None
     _require_its_tokenizer(tmp_path, stream_of("llama", hashlib.sha256(b"\nmodel").hexdigest()))
 
 
-def test_ranks_of_tiktoken_are_the_jobs_with_their_pattern(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["own.tiktoken", "tokenizer.model"])
+def test_ranks_of_tiktoken_are_the_jobs_with_their_pattern(name: str, tmp_path: Path) -> None:
+    """Whatever the file is called: Llama's is a `tokenizer.model`."""
     pytest.importorskip("tiktoken", reason="the extra tiktoken reads such files")
-    file, pattern = tmp_path / "own.tiktoken", tmp_path / "own.tiktoken.pattern"
+    file, pattern = tmp_path / name, tmp_path / f"{name}.pattern"
     file.write_text("".join(f"{base64.b64encode(bytes([n])).decode()} {n}\n" for n in range(256)))
     pattern.write_text(r"\w+|\W")
     digest = load_tokenizer("own", file).digest
     _require_its_tokenizer(tmp_path, stream_of("own", digest))
     assert companions_of(None, tmp_path) == {file.name: file, pattern.name: pattern}
     pattern.write_text(r"\w|\W")
-    with pytest.raises(CheckpointError, match=r"own\.tiktoken has the SHA-256"):
+    with pytest.raises(CheckpointError, match=rf"{name} has the SHA-256"):
         _require_its_tokenizer(tmp_path, stream_of("own", digest))
 
 

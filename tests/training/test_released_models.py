@@ -143,16 +143,20 @@ def test_another_tokenizer_than_that_of_the_folder_is_refused(tmp_path: Path) ->
     )
     described = [models(folder, **options).describe() for options in said]
     assert described[0] == described[1] == described[2]
-    (folder / "tokenizer.model").write_text("pieces")
-    for data in (b"{}", b"pieces"):
+    ranks, pattern = b"IQ== 0\nIg== 1\n", b"."
+    for name, data in {"tokenizer.model": b"pieces", "own.tiktoken": ranks, "own.tiktoken.pattern": pattern}.items():
+        (folder / name).write_bytes(data)
+    for data in (b"{}", b"pieces", ranks + b"\0" + pattern):
         own = {**TOKENIZER, "digest": hashlib.sha256(data).hexdigest()}
         same = make_job(stream={"sizing": SIZING, "tokenizer": own}, encoder=1, backbone=(1, 2)).spec
         Models.of(TrainConfig.model_validate({"models": {"from": folder}}), same)
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ConfigError, match=r"tokenizer bytes is not that of .* module llm, .*tokenizer.model"):
         models(folder)
-    for name in ("tokenizer.model", "qwen.tiktoken"):  # Llama's is one of ranks: their digests have patterns too
-        (folder / name).write_text("IQ== 0\nIg== 1\n")
+    (folder / "own.tiktoken.pattern").unlink()  # then no server can be started with it
+    with pytest.raises(ConfigError, match=r"tokenizer bytes is not that of .* module llm, .*tokenizer.model"):
+        models(folder)
+    (folder / "tokenizer.model").write_bytes(ranks)  # as Llama's; servers may have a pattern from elsewhere
     models(folder)
 
 

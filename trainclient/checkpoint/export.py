@@ -1,6 +1,5 @@
 """`trainclient export`: a module of a checkpoint as a folder that transformers loads."""
 
-import hashlib
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ import tyro
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from dataserver.extras import pip_install
 from dataserver.planning.job.fields import Stream
 from trainclient.checkpoint.folder import explained, stored_tensors
 from trainclient.checkpoint.selection import newest
@@ -143,9 +141,11 @@ def _require_its_tokenizer(folder: Path | None, stream: Stream | None) -> None:
     name, digest = stream.tokenizer.name, stream.tokenizer.digest
     if name == BUILT_IN:
         raise CheckpointError(f"the tokenizer {name} of the job is built in and has no files; leave --tokenizer out")
+    from dataserver.assembly import tokenizer_digest  # most exports name no tokenizer
+
     others = []
     for path in tokenizer_files(folder):
-        found = _digest(name, path)
+        found = tokenizer_digest(name, path)
         if found == digest:
             return
         others.append(f"{path} has the SHA-256 {found[:16]}...")
@@ -154,20 +154,6 @@ def _require_its_tokenizer(folder: Path | None, stream: Stream | None) -> None:
             f"{', '.join(others)}, and the tokenizer {name} of the job {digest[:16]}...; give the folder that data "
             "servers had"
         )
-
-
-def _digest(name: str, path: Path) -> str:
-    """The digest of a tokenizer's file, as data servers compute it."""
-    if path.suffix != ".tiktoken":
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    try:  # a pattern is part of it, and data servers know those of published vocabularies
-        from dataserver.assembly import load_tokenizer
-    except ImportError as error:
-        raise CheckpointError(
-            f"{path} is read as data servers read it, and {error.name} is not installed; run {pip_install('server')}"
-        ) from error
-    return load_tokenizer(name, path).digest
 
 
 def _dtype(config: ExportConfig) -> torch.dtype | None:

@@ -1,6 +1,5 @@
 """Modules that begin as a Hugging Face checkpoint."""
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil
@@ -72,13 +71,13 @@ def sizing_note(folder: Path, job: JobSpec, module: ModuleSpec) -> str | None:
 def require_its_tokenizer(folder: Path, job: JobSpec, module: ModuleSpec) -> None:
     """Raise ConfigError where a checkpoint has a tokenizer, a module reads tokens, and those of the job are others.
 
-    Of a folder with nothing but ranks of tiktoken nothing is known: what servers call their digest has a pattern too.
+    Of a folder with nothing but ranks of tiktoken nothing is known: servers may have them with another pattern.
     """
     start, tokenizer = family_of(module).begins_as, job.stream.tokenizer
     if start is None or start.source is not BackboneConfig:
         return
-    there = [path for path in hf.tokenizer_files(folder) if not _has_ranks(path)]
-    if there and tokenizer.digest not in map(_sha256, there):
+    there = hf.tokenizer_files(folder)
+    if not all(map(_has_ranks, there)) and tokenizer.digest not in map(_digest, there):
         raise ConfigError(
             f"the job's tokenizer {tokenizer.name} is not that of the weights of module {module.name}, {there[0]}, so "
             f"that its ids may be other tokens than they know: start data servers with --tokenizer NAME={folder} and "
@@ -95,9 +94,14 @@ def _has_ranks(path: Path) -> bool:
         return is_ranks(file.readline(_LINE_BYTES))
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _digest(path: Path) -> str | None:
+    """The digest that a tokenizer has on servers; None for a file that they cannot have been started with."""
+    from dataserver.assembly import TokenizerError, tokenizer_digest
+
+    try:
+        return tokenizer_digest(path.name, path)
+    except TokenizerError:
+        return None
 
 
 def _begins_as_encoder(module: ModuleSpec) -> bool:

@@ -42,7 +42,7 @@ BILINEAR: Final = 2
 """What Pillow calls the filter that data servers scale images by."""
 _PACKS: Final = {"Qwen2VLImageProcessor": SizingRule.QWEN, "Siglip2ImageProcessor": SizingRule.NAFLEX}
 """Processors of models that take packed patches, and their rules."""
-_RANKS: Final = ("*.tiktoken", "*.tiktoken.pattern")
+_RANKS: Final = ("*.tiktoken", "*.pattern")
 """Tokenizers of tiktoken, and the patterns beside them."""
 _SYSTEM: Final = re.compile(r"os error (\d{1,4})")
 
