@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -257,11 +257,15 @@ class _Server(ThreadingHTTPServer):
         """A client may go at any time."""
 
 
+def range_server(state: State) -> AbstractContextManager[str]:
+    """Serve what a state holds, as `handled_by`."""
+    return handled_by(_Handler, state=state)
+
+
 @contextmanager
-def range_server(state: State) -> Iterator[str]:
-    """Serve on a free port of this machine; yields http://127.0.0.1:PORT."""
-    handler = type("Handler", (_Handler,), {"state": state})
-    with _Server(("127.0.0.1", 0), handler) as server:
+def handled_by(handler: type[BaseHTTPRequestHandler], **attributes: object) -> Iterator[str]:
+    """Serve on a free port of this machine with a handler that has these attributes; yields http://127.0.0.1:PORT."""
+    with _Server(("127.0.0.1", 0), type(handler.__name__, (handler,), attributes)) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         thread.start()
         try:

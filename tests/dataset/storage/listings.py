@@ -1,11 +1,11 @@
 """A bucket of so many objects that they are made up as they are listed, for tests; there is nothing to read in it."""
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, urlsplit
+
+from benchmarks.range_server import handled_by
 
 PAGE = 1000
 """Objects of one answer, as S3's."""
@@ -65,16 +65,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-@contextmanager
-def bucket_of(listed: Listed) -> Iterator[str]:
+def bucket_of(listed: Listed) -> AbstractContextManager[str]:
     """Serve a listing; yields the endpoint of S3."""
-    handler = type("Handler", (_Handler,), {"listed": listed})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
+    return handled_by(_Handler, listed=listed)
