@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from audio.jobs import AUDIO as SPECTROGRAMS
 from builders.jobs import module
+from builders.three_encoders import three_encoders
 from serving.harness import index, job_data
 from shards import write_interleaved
 from video.heard import write_heard
-from video.jobs import VIDEO as FRAMES
 
 from dataserver.cli.describe import describe
 from dataserver.cli.jobs import DataFlags, open_job
@@ -121,15 +120,8 @@ def test_a_video_and_its_sound_are_parted_only_where_the_rule_permits_it(rule: s
     pytest.importorskip("av", reason="the extra video is not installed")
     pytest.importorskip("soundfile", reason="the extra audio is not installed")
     folder, job = write_heard(tmp_path / "heard", 24), tmp_path / "job.json"
-    ears, eyes = ({"name": m, "kind": "encoder", "modality": m, "dp": 1} for m in ("audio", "video"))
-    fields = {
-        "modules": [module("encoder"), ears, eyes, module("backbone")],
-        "datasets": [{"name": "d", "documents": {"split": rule}}],
-        "generation": {"ratio": "0"},
-        "sizing": {"max_patches": 64, "audio": SPECTROGRAMS, "video": FRAMES},
-        "seq_len": 48,
-    }
-    job.write_text(json.dumps(job_data(**fields)))
+    documents = {"name": "d", "documents": {"split": rule}}
+    job.write_text(json.dumps(job_data(**three_encoders(), datasets=[documents], seq_len=48)))
     planner = open_job(job, DataFlags(dataset=(f"d={folder}",)))
     (note,) = planner.notes
     assert ("may part a video from its sound, which documents.split videos keeps" in note) == (rule == "items")

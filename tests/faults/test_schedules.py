@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from audio.jobs import AUDIO
 from benchmarks.data_connections import wrong_with
 from benchmarks.range_server import State
 from builders.jobs import module
+from builders.three_encoders import three_encoders
 from e2e.streams import Clients, dataset_flags, digest, read_views, start_servers, used_address
 from faults.fleet import FAULTS, Jobs, sites_of
 from faults.schedule import Schedule, draw
@@ -21,7 +21,6 @@ from shards import write_interleaved, write_pairs
 from soak.soaking import DISK_PART, MEMORY_PART, bytes_of
 from stores import no_stores, stores
 from video.heard import write_heard
-from video.jobs import VIDEO
 
 from dataserver.jobs import Catalog, fill_job
 from dataserver.planning.job.identity import Job, parse_job
@@ -125,14 +124,7 @@ def test_any_schedule_of_faults_leaves_every_digest_of_three_modalities(
     pytest.importorskip("soundfile", reason="the extra audio is not installed")
     count, folders = 20, {"heard": write_heard(tmp_path / "heard", 48)}
     flags = [*dataset_flags(folders), "--drain-grace-s", "5", *SENT]
-    ears, eyes = ({"name": m, "kind": "encoder", "modality": m, "dp": 1} for m in ("audio", "video"))
-    changes = {
-        "modules": [module("encoder"), ears, eyes, module("backbone", dp=2)],
-        "datasets": [{"name": "heard"}],
-        "sizing": {"max_patches": 64, "audio": AUDIO, "video": VIDEO},
-        "generation": {"ratio": "0"},
-        "microbatch": 1,
-    }
+    changes = {**three_encoders(llm=2), "datasets": [{"name": "heard"}], "microbatch": 1}
     run_schedule(folders, folders, flags, tmp_path, caplog, draw_seed(count, None), count, 3, True, **changes)
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 from audio.datasets import write_audio
-from audio.jobs import AUDIO
-from builders.jobs import module
+from builders.three_encoders import three_encoders
 from cli.server_process import serving
 from program.conftest import Fleet
 from program.reference import reference_gradients
@@ -16,7 +15,6 @@ from program.test_gradients import BOUNDS, assert_close
 from serving.harness import job_data
 from video.datasets import write_videos
 from video.heard import write_heard
-from video.jobs import VIDEO
 
 pytest.importorskip("av", reason="the extra video is not installed")
 pytest.importorskip("soundfile", reason="the extra audio is not installed")
@@ -36,19 +34,11 @@ def media(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield Fleet(server.address, folders, {})
 
 
-def job_of_three(names: Sequence[str], vit: int, ears: int, eyes: int, llm: int, **fields: Any) -> dict[str, Any]:
-    """A step of the datasets with these degrees; `fields` are those of all modules."""
-    modules = [
-        module("encoder", dp=vit),
-        {"name": "ears", "kind": "encoder", "modality": "audio", "dp": ears},
-        {"name": "eyes", "kind": "encoder", "modality": "video", "dp": eyes},
-        module("backbone", dp=llm),
-    ]
+def step_of(names: Sequence[str], **modules: Any) -> dict[str, Any]:
+    """A step of the datasets; `modules` are the arguments of `three_encoders`."""
     return job_data(
-        modules=[{**m, **fields} for m in modules],
+        **three_encoders(**modules),
         datasets=[{"name": name} for name in names],
-        sizing={"max_patches": 64, "audio": AUDIO, "video": VIDEO},
-        generation={"ratio": "0"},
         seq_len=256,
         global_batch=8,
         microbatch=1,
@@ -62,8 +52,8 @@ def job_of_three(names: Sequence[str], vit: int, ears: int, eyes: int, llm: int,
 def test_gradients_of_three_encoders_are_those_of_one_process(
     names: Sequence[str], media: Fleet, pool: Pool, tmp_path: Path
 ) -> None:
-    ours = media.completed(job_of_three(names, 1, 2, 2, 2))
-    one = media.completed(job_of_three(names, 1, 1, 1, 1, balance="none"))
+    ours = media.completed(step_of(names, ears=2, eyes=2, llm=2))
+    one = media.completed(step_of(names, balance="none"))
     assert ours.stream_id == one.stream_id
     case = Case("media", media.address, ours.spec.model_dump(mode="json"))
     found = pool.run([case], tmp_path)["media"]

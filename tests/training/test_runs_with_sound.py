@@ -7,15 +7,13 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from audio.jobs import AUDIO
-from builders.jobs import module
+from builders.three_encoders import three_encoders
 from cli.forked import run_forked
 from cli.server_process import serving
 from program.runtime_cases import Degrees
 from serving.harness import job_data
 from training.runs import TIMEOUT_S, Run, stored, variables
 from video.heard import write_heard
-from video.jobs import VIDEO
 
 pytest.importorskip("av", reason="the extra video is not installed")
 pytest.importorskip("soundfile", reason="the extra audio is not installed")
@@ -33,15 +31,8 @@ def heard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def job_with_sound(**degrees: int) -> dict[str, Any]:
     """Pictures, the sound of videos, and their frames, beside one backbone."""
     return job_data(
-        modules=[
-            module("encoder", dp=degrees["vit"]),
-            {"name": "ears", "kind": "encoder", "modality": "audio", "dp": degrees["ears"]},
-            {"name": "eyes", "kind": "encoder", "modality": "video", "dp": degrees["eyes"]},
-            module("backbone", dp=degrees["llm"]),
-        ],
+        **three_encoders(**degrees),
         datasets=[{"name": "heard"}],
-        sizing={"max_patches": 64, "audio": AUDIO, "video": VIDEO},
-        generation={"ratio": "0"},
         seq_len=256,
         global_batch=4,
         microbatch=1,
