@@ -19,10 +19,15 @@ from media_rows.files import Array, Stored
 def loop_audio(one: Stored, sizing: Sizing) -> Array:
     """A clip by soundfile, soxr and the same spectrogram."""
     audio = audio_sizing(sizing)
+    return log_mel(_mono(one, sizing), one.rows, audio.max_frames * HOP, audio.bins)
+
+
+def _mono(one: Stored, sizing: Sizing) -> Array:
+    """Samples of a clip, as many as are served: float32 [samples]."""
     with soundfile.SoundFile(io.BytesIO(one.data)) as file:
-        sound = file.read(audio.max_seconds * file.samplerate, dtype="float32", always_2d=True)
-        mono = soxr.resample(sound.mean(axis=1), file.samplerate, SAMPLE_RATE, quality="VHQ")
-    return log_mel(mono, one.rows, audio.max_frames * HOP, audio.bins)
+        sound = file.read(audio_sizing(sizing).max_seconds * file.samplerate, dtype="float32", always_2d=True)
+        mono: Array = soxr.resample(sound.mean(axis=1), file.samplerate, SAMPLE_RATE, quality="VHQ")
+    return mono
 
 
 def loop_sound(one: Stored, sizing: Sizing) -> Array:
@@ -76,9 +81,6 @@ def whisper_extractor() -> Callable[[Stored, Sizing], object] | None:
     def extract(one: Stored, sizing: Sizing) -> object:
         bins = audio_sizing(sizing).bins
         extractor = made.get(bins) or made.setdefault(bins, make(feature_size=bins))
-        with soundfile.SoundFile(io.BytesIO(one.data)) as file:
-            sound = file.read(audio_sizing(sizing).max_seconds * file.samplerate, dtype="float32", always_2d=True)
-            mono = soxr.resample(sound.mean(axis=1), file.samplerate, SAMPLE_RATE, quality="VHQ")
-        return extractor(mono, sampling_rate=SAMPLE_RATE, return_tensors="np")
+        return extractor(_mono(one, sizing), sampling_rate=SAMPLE_RATE, return_tensors="np")
 
     return extract

@@ -4,6 +4,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -216,27 +217,28 @@ def test_threads_take_calls_as_they_come() -> None:
     assert side_by_side([last, *[done.release] * 4], 2) == [True, *[None] * 4]
 
 
-def test_a_plan_that_is_given_up_leaves_no_thread_behind() -> None:
+def test_a_plan_that_is_given_up_leaves_no_thread_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """As its own thread comes to a yield point in a call, the others end the calls that they have, and take none."""
     begun, ended = list[int](), list[int]()
-    given_up = threading.Event()
+    all_at_work, given_up = threading.Barrier(3), threading.Event()
 
     def call(number: int) -> None:
         begun.append(number)
+        if number < 3:
+            all_at_work.wait(5)
         if threading.current_thread() is threading.main_thread():
             given_up.set()
             raise InterruptedError
         given_up.wait(5)
-        time.sleep(0.05)
+        time.sleep(0.05)  # so that who would not wait for it is found
         ended.append(number)
 
-    with pytest.raises(InterruptedError):
-        side_by_side([partial(call, n) for n in range(12)], 3)
-    after = list(begun)
-    assert len(after) <= 3
-    assert len(ended) == len(after) - 1
-    time.sleep(0.1)
-    assert begun == after
+    with ThreadPoolExecutor(2) as threads:
+        monkeypatch.setattr(planning, "_threads", lambda: threads)
+        with pytest.raises(InterruptedError):
+            side_by_side([partial(call, n) for n in range(12)], 3)
+        assert (len(begun), len(ended)) == (3, 2)
+    assert len(begun) == 3, "nor did they since"
 
 
 def test_the_error_is_that_of_the_first_call_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
