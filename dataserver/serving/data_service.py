@@ -124,8 +124,13 @@ class DataService:
             client_port=_port(context.peer()),
             traces=StepTraces.read(self._recorder, context.invocation_metadata()),
         )
-        start, owner = (request.start_step, request.start_microbatch), self._access.caller(context).identity
-        return self._streams.open(source, *start, context.cancel, options, owner)
+        start, caller = (request.start_step, request.start_microbatch), self._access.caller(context)
+        try:
+            return self._streams.open(source, *start, context.cancel, options, caller.identity)
+        except DataServiceError as error:
+            if error.reason == errors_pb2.ERROR_REASON_IDENTITY_LIMIT:
+                self._access.audit.write("StreamMicrobatches", str(caller), error.message)
+            raise
 
     def GetPlan(self, request: pb.GetPlanRequest, context: grpc.ServicerContext) -> pb.GetPlanResponse:
         """Plan one step and say what the plan gains."""

@@ -23,7 +23,9 @@ def limited(policy: Path, **limits: int) -> None:
     write(policy, yaml.safe_dump({"identities": identities}).encode())
 
 
-def test_streams_and_jobs_of_one_identity_are_bounded_and_those_of_others_are_not(serve: Serve, policy: Path) -> None:
+def test_streams_and_jobs_of_one_identity_are_bounded_and_those_of_others_are_not(
+    serve: Serve, policy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     limited(policy, streams=3, jobs=2)
     server = serve()
     opened: list[Any] = []
@@ -53,6 +55,9 @@ def test_streams_and_jobs_of_one_identity_are_bounded_and_those_of_others_are_no
         assert "alice has 2 jobs with open streams at this server" in refused(alice, jobs[2])
         stream(alice, jobs[0], 1)
         assert "alice has 3 streams open at this server" in refused(alice, jobs[0])
+        lines = [one.getMessage() for one in caplog.records if one.name == "dataserver.audit"]
+        assert [line.partition(" at ")[0] for line in lines] == ["refused StreamMicrobatches of alice"] * 2
+        assert ["jobs with open streams" in line for line in lines] == [True, False]
         stream(bob, jobs[2])
         first.cancel()
         until(lambda: len(server.server.streams.progress()) == 3)
