@@ -96,7 +96,7 @@ def bench(
             cost = transform_cost(dataset, sizing, images_of(chosen), pool, wanted)
         except (TransformFailedError, TransformUnavailableError) as error:
             raise ValueError(f"{error}; mend the transform, or leave --transform out") from error
-        _show_cost(console, cost, hands_over=bool(installed))
+        _show_cost(console, cost)
 
 
 def _check(flag: str, value: int, most: int) -> None:
@@ -116,9 +116,9 @@ def _show(console: Console, made: Made, rates: list[Rate], wanted: tuple[int, ..
     console.print(f"counted with {of_core:.0f} {what}/s of a busy core. Planning and sending come on top.")
 
 
-def _show_cost(console: Console, cost: TransformCost, *, hands_over: bool) -> None:
+def _show_cost(console: Console, cost: TransformCost) -> None:
     said = f"CPU time of an image: {cost.without_ms:.2f} ms without the transforms, {cost.with_ms:.2f} ms with them"
-    if hands_over:
+    if cost.handing_over_ms is not None:
         said += f"; to hand pixels to their processes and back takes {cost.handing_over_ms:.2f} ms of that"
     console.print(said, highlight=False)
 

@@ -24,8 +24,9 @@ class TransformCost:
 
     without_ms: float
     with_ms: float
-    handing_over_ms: float
-    """The part of it that hands pixels to the processes of installed transforms and back, with nothing done to them."""
+    handing_over_ms: float | None
+    """The part of it that hands pixels to the processes of installed transforms and back, with nothing done to them;
+    None where no transform is installed."""
 
 
 def pixel_transforms(entries: Sequence[str]) -> tuple[TransformPool, tuple[InstalledPixels, ...]]:
@@ -53,7 +54,7 @@ def transform_cost(
     pool: TransformPool,
     wanted: Sequence[SpecModel],
 ) -> TransformCost:
-    """Make images three times on one thread: as they are, with the transforms, and handed over without them.
+    """Make images on one thread: as they are, with the transforms, and handed over to installed ones without them.
 
     Each image has draws of its own; the pool runs the transforms that are installed.
 
@@ -77,14 +78,16 @@ def transform_cost(
         elsewhere_ns += made.cpu_ns
         return made.data.reshape(pixels.shape)
 
-    found = []
-    installed = [options for options in wanted if isinstance(options, InstalledPixels)]
-    for run, by in (((), untouched), (wanted, transformed), (installed, untouched)):
+    def made_ms(run: Sequence[SpecModel], by: Apply) -> float:
+        nonlocal elsewhere_ns
         samples = list(_with_draws(chosen, run, by))
         elsewhere_ns, began = 0, time.process_time_ns()
         images = Maker(dataset, sizing).make(samples).num_images
-        found.append((time.process_time_ns() - began + elsewhere_ns) / images / 1e6)
-    return TransformCost(found[0], found[1], found[2] - found[0])
+        return (time.process_time_ns() - began + elsewhere_ns) / images / 1e6
+
+    installed = [options for options in wanted if isinstance(options, InstalledPixels)]
+    without_ms, with_ms = made_ms((), untouched), made_ms(wanted, transformed)
+    return TransformCost(without_ms, with_ms, made_ms(installed, untouched) - without_ms if installed else None)
 
 
 def _with_draws(samples: Sequence[Sample], wanted: Sequence[SpecModel], by: Apply) -> Iterator[Sample]:
