@@ -76,8 +76,9 @@ class _Cache:
             return self._of_numba.load_overload(*key)
         except OSError:  # as when it is saved, which says so
             return None
-        except Exception:  # unpickling damaged bytes raises nearly everything
-            _log.warning("the cache of compiled kernels is damaged: they are compiled again")
+        except Exception as error:  # unpickling damaged bytes raises nearly everything
+            found = type(error).__name__
+            _log.warning("the cache of compiled kernels is damaged (%s): they are compiled again", found)
             with contextlib.suppress(OSError):  # the disk may be lost as well
                 cache.clear()
             return None

@@ -86,12 +86,12 @@ def test_of_processes_that_need_a_kernel_at_once_one_compiles_it(tmp_path: Path)
 def test_a_damaged_cache_is_compiled_again(tmp_path: Path) -> None:
     where = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     python(ROOT, **where)
-    for ending in ("nbi", "nbc"):
+    for ending, error in (("nbi", "EOFError"), ("nbc", "UnpicklingError")):
         (damaged,) = (tmp_path / "cache").rglob(f"*.{ending}")
         damaged.write_bytes(damaged.read_bytes()[:-1] if ending == "nbc" else b"")
         done = python(ROOT, **where)
         assert done.stdout == PLANNED
-        assert done.stderr == f"the cache of compiled kernels is damaged: they are compiled again\n{KERNEL}"
+        assert done.stderr == f"the cache of compiled kernels is damaged ({error}): they are compiled again\n{KERNEL}"
     assert python(ROOT, **where).stderr == ""
 
 
@@ -107,7 +107,8 @@ def test_what_cannot_be_unpickled_is_compiled_again(
     assert not any(path.is_dir() for path in folder.iterdir())
     folder.rmdir()
     assert compiler._Cache(Mock(load_overload=Mock(side_effect=error))).load_overload("signature", "target") is None
-    assert caplog.messages == ["the cache of compiled kernels is damaged: they are compiled again"] * 2
+    said = f"the cache of compiled kernels is damaged ({error.__name__}): they are compiled again"
+    assert caplog.messages == [said] * 2
 
 
 def test_where_nothing_can_be_written_kernels_are_compiled_all_the_same(tmp_path: Path) -> None:
