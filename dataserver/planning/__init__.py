@@ -94,7 +94,8 @@ def side_by_side(calls: Sequence[Callable[[], Result]], threads: int) -> list[Re
 def shared_out(calls: Sequence[Callable[[], Result]]) -> list[Result]:
     """What the calls return: a thread on each core takes them as they come; then a yield point, and as many more.
 
-    Yield points within a call are those of one thread alone: the others finish their calls, of some ten milliseconds.
+    Yield points within a call are those of the thread that plans alone. While it waits at one, the others go on with
+    what is left of the round, calls of some ten milliseconds; once it gives up, they end the calls that they have.
     """
     found, left = list[Result](), list(calls)
     while left:

@@ -24,7 +24,10 @@ def configure_blocks(config: ServerConfig) -> None:
 
 
 def block_remark(config: ServerConfig, datasets: Mapping[str, Dataset]) -> str | None:
-    """Say if the caches are smaller than what a job with the default shuffle window needs, and what to set."""
+    """Say if the caches are smaller than what a job with the default shuffle window needs, and what to set.
+
+    Servers are counted as the entries of --peers, since no name is looked up yet; GetDiagnostics counts addresses.
+    """
     windows = default_window_bytes(datasets)
     num_servers = max(1, len(config.peers))
     needed = needed_bytes(windows, num_servers)

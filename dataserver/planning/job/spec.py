@@ -30,7 +30,7 @@ from dataserver.planning.layouts.pipelined.options import PipelinedOptions
 SUPPORTED_PLAN_VERSIONS: Final = frozenset(PLAN_LIMITS)
 
 AnyLayout = PipelinedOptions | GroupedOptions | ColocatedOptions | ContrastiveOptions
-"""The registry of layouts. A layout's folder holds its options, named here, and its functions (`layout.layout_of`)."""
+"""The registry of layouts. A layout's folder has its options, named here, and its functions (`interface.layout_of`)."""
 
 Options = TypeVar("Options", bound=LayoutOptions)
 

@@ -124,16 +124,11 @@ class _Line:
         modality = documents.image_modality
         if modality is None:
             modality = np.full(len(documents.image_tokens), IMAGE, np.uint8)
-        self._counts = list[tuple[int, I64]]()
-        for number, most in enumerate(split.budget):
-            if most is not None:
-                of = np.zeros(len(self._is_text), np.bool_)
-                of[~self._is_text] = modality == number
-                self._counts.append((most, _summed(of)))
+        kind = np.full(len(self._is_text), -1)  # texts have no modality
+        kind[~self._is_text] = modality
+        self._counts = [(most, _summed(kind == n)) for n, most in enumerate(split.budget) if most is not None]
         self._follows = np.zeros(len(self._is_text), np.bool_)  # clips that must not be parted from what is before them
         if split.rule == SplitAt.VIDEOS:
-            kind = np.full(len(self._is_text), -1)
-            kind[~self._is_text] = modality
             self._follows[1:] = (kind[1:] == AUDIO) & (kind[:-1] == VIDEO)
             self._follows[offsets[:-1]] = False  # the first of a document
         self.begins, self.ends = self._sums[offsets[:-1]], self._sums[offsets[1:]]

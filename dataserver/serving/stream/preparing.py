@@ -190,23 +190,19 @@ class Preparation:
         """Begin the next microbatch, if there is memory for it, in one of the threads that lay out."""
         try:
             spec = self._next_spec()
-        except Exception as error:
+            if spec is None:
+                self._exhaust(None)
+                return
+            # Refusal and the end of `_preparing` are one step: memory given back before it is seen by `_admit`, and the
+            # consumer that gives any back later finds `_preparing` false and submits a new task. No wake-up is lost.
+            with self._condition:
+                assembly = self._admit(spec)
+                if assembly is None:
+                    self._preparing = False
+                    return
+        except Exception as error:  # MemoryError of `_admit` is one
             self._exhaust(service_error(error))
             return
-        if spec is None:
-            self._exhaust(None)
-            return
-        # Refusal and the end of `_preparing` are one step: memory given back before it is seen by `_admit`, and the
-        # consumer that gives any back later finds `_preparing` false and submits a new task. No wake-up is lost.
-        with self._condition:
-            try:
-                assembly = self._admit(spec)
-            except Exception as error:  # such as MemoryError
-                self._exhaust(service_error(error))
-                return
-            if assembly is None:
-                self._preparing = False
-                return
         # Without the lock: this reads token ids. If `close` cancelled the assembly meanwhile, `start` only settles it.
         assembly.start(self._source, self._decoding)
         with self._condition:

@@ -25,7 +25,7 @@ class Shared:
     """Gets plans, in a thread for each stream: one whose job is queued keeps no other from planning."""
     laying_out: FairPool
     """Reads token ids and lays out views, and gives the rest to `decoding`. Both have a group for each job, and in it a
-    queue for each stream: a job that opens many streams has no more of its threads than one that opens a single one."""
+    queue for each stream: while several jobs wait, one that opens many streams gets no more turns than the others."""
     decoding: FairPool
     """Decodes images. It has threads of its own, so that a new stream's views need not wait for images."""
     shared_memory: SharedMemoryListener
