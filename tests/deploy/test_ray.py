@@ -312,6 +312,13 @@ def test_a_cluster_without_cores_or_without_servers_is_refused(tmp_path: Path, m
         )
         example = [sys.executable, ROOT / "deploy/ray/train.py", "--workers", "1", "--", "--job", tmp_path / "none"]
         trainer = subprocess.run(example, capture_output=True, text=True, check=False)
+        for words in (["index", folder], ["convert", folder, tmp_path / "converted"]):
+            tried = subprocess.run(command(*words, "--engine", "ray"), capture_output=True, text=True, check=False)
+            assert tried.returncode == 2
+            (line,) = [line for line in tried.stderr.splitlines() if line.startswith("dataserver: ")]
+            assert "the Ray cluster has no CPUs; add a node" in line
+            assert "Traceback" not in tried.stderr
+    assert not (tmp_path / "converted").exists()
     assert (trainer.returncode, trainer.stderr.splitlines()[-1].split(";")[0]) == (
         1, "train.py: the Ray cluster has no data servers"
     ), trainer.stderr  # fmt: skip
