@@ -15,19 +15,18 @@ FINGERPRINT, QUARANTINE = "a" * 64, "b" * 64
 
 def readme_job() -> Any:
     """The values of the README's job.yaml."""
-    return _job_of(ROOT / "README.md")
+    return _jobs_of(ROOT / "README.md")[0]
 
 
-def chats_job() -> Any:
-    """The values of the chats.yaml of the page on training."""
-    return _job_of(ROOT / "docs" / "training.md")
+def chats_jobs() -> tuple[Any, Any]:
+    """The values of chats.yaml in the README and on the page on training."""
+    return _jobs_of(ROOT / "README.md")[1], _jobs_of(ROOT / "docs" / "training.md")[0]
 
 
-def _job_of(page: Path) -> Any:
-    """The values of the first whole job on a page."""
-    found = re.search(r"```yaml\n(stream:.*?)```", page.read_text(), re.DOTALL)
-    assert found is not None, page
-    return parse_yaml(found[1].encode())
+def _jobs_of(page: Path) -> list[Any]:
+    """The values of the whole jobs on a page."""
+    found = re.findall(r"```yaml\n(stream:.*?)```", page.read_text(), re.DOTALL)
+    return [parse_yaml(text.encode()) for text in found]
 
 
 def tokenizer(name: str, vocab_size: int) -> Any:
