@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders.chats import FAMILIES, draw_conversation, image_count, write_chat_folder
+from builders.chats import FAMILIES, as_asked, draw_conversation, image_count, write_chat_folder
 from transformers import PreTrainedTokenizerFast
 
 from dataserver.assembly import (
@@ -63,17 +63,7 @@ def _compare(folders: Path, name: str, number: int) -> None:
         drawn = draw_conversation(family, rng)
         messages, tools = drawn["messages"], drawn["tools"]
         found = encoded(chat, messages, tools=tools)
-        asked = messages
-        if name == "llava":  # which is given parts alone
-            asked = [
-                {
-                    **m,
-                    "content": [{"type": "text", "text": m["content"]}]
-                    if isinstance(m["content"], str)
-                    else m["content"],
-                }
-                for m in messages
-            ]
+        asked = as_asked(family, messages)
         ids = theirs.apply_chat_template(asked, tools=tools or None, date_string=date, return_dict=False)
         assert found.ids.tolist() == ids, messages
         assert int(found.images.sum()) == image_count(messages)
@@ -90,7 +80,7 @@ def _check_learned(name: str, chat: ChatTokenizer, found: EncodedChat, messages:
 
 
 ENDS = {"qwen2": "<|im_end|>", "qwen2-vl": "<|im_end|>", "qwen3": "<|im_end|>", "llama3": "<|eot_id|>"}
-ENDS |= {"mistral": "</s>", "gemma": "<end_of_turn>", "phi3": "<|end|>", "llava": ""}
+ENDS |= {"mistral": "</s>", "gemma": "<end_of_turn>", "phi3": "<|end|>", "llava": "", "qwen3-vl": "<|im_end|>"}
 """What ends a turn of each family."""
 
 
@@ -138,7 +128,6 @@ REFUSED = {
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}": "takes more than 1 s of CPU time",
     "{% set n = messages | length %}{{ 10 ** (n * 10 ** 9) }}": "takes more than 1 s of CPU time",
     "{% set n = namespace(x='a') %}{% for i in range(64) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}": "memory",
-    "{% include '/etc/passwd' %}": "no loader for this environment",
     "{{ messages.__class__.__mro__ }}": "SecurityError",
     "{{ cycler.__init__.__globals__.os.getcwd() }}": "SecurityError",
     "{{ raise_exception('no system, please') }}": "no system, please",
@@ -168,6 +157,8 @@ def test_a_template_that_is_no_template_is_refused_before_any_conversation(tmp_p
     for template, said in (
         ("{% for", "TemplateSyntaxError"),
         ("{{ 10 ** (10 ** 9) }}", "to compile it takes more than 1 s"),
+        ("{% if 0 %}{% include '/etc/passwd' %}{% endif %}", "TemplateError: it reads the template '/etc/passwd', and"),
+        ("{% import messages[0].content as m %}", "TemplateError: it reads another template, and templates have no fi"),
     ):
         chat = _with_template(tmp_path, template)
         with pytest.raises(TokenizerError, match=f"cannot be used: {said}"):

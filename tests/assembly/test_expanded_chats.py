@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders.chats import EXPANDED, draw_conversation, image_count, write_chat_folder
+from builders.chats import EXPANDED, as_asked, draw_conversation, image_count, write_chat_folder
 from PIL import Image
 from transformers import (
     Gemma3ImageProcessorPil,
@@ -19,6 +19,8 @@ from transformers import (
     LlavaOnevisionImageProcessorPil,
     LlavaOnevisionProcessor,
     PreTrainedTokenizerFast,
+    Qwen2VLImageProcessorPil,
+    Qwen3VLProcessor,
     SmolVLMImageProcessorPil,
     SmolVLMProcessor,
 )
@@ -36,12 +38,16 @@ from dataserver.planning.stream.samples import SampleSizes
 SIDE = 28
 SQUARE = {"height": SIDE, "width": SIDE}
 GRIDS = [(1, 1), (1, 2), (2, 1), (2, 2), (1, 3)]
+LEAST_PIXELS, MOST_PIXELS = SIDE**2, 9 * SIDE**2
+TILES: dict[str, Any] = {"rule": "tiles", "side": SIDE}
+EDGE = {"choice": "edge", "longest_edge": 3 * SIDE + SIDE}
 SIZINGS: dict[str, dict[str, Any]] = {
-    "Gemma3Processor": {"rule": "square", "merge": 2},
-    "InternVLProcessor": {"tiles": {"choice": "aspect", "min_tiles": 1, "max_tiles": 6}, "merge": 2},
-    "Idefics3Processor": {"tiles": {"choice": "edge", "longest_edge": 3 * SIDE + SIDE}, "merge": 2},
-    "SmolVLMProcessor": {"tiles": {"choice": "edge", "longest_edge": 3 * SIDE + SIDE}, "merge": 2},
-    "LlavaOnevisionProcessor": {"tiles": {"choice": "pinpoints", "grids": GRIDS, "max_tiles": 2}, "merge": 1},
+    "Gemma3Processor": {"rule": "square", "side": SIDE, "merge": 2},
+    "InternVLProcessor": {**TILES, "tiles": {"choice": "aspect", "min_tiles": 1, "max_tiles": 6}, "merge": 2},
+    "Idefics3Processor": {**TILES, "tiles": EDGE, "merge": 2},
+    "SmolVLMProcessor": {**TILES, "tiles": EDGE, "merge": 2},
+    "LlavaOnevisionProcessor": {**TILES, "tiles": {"choice": "pinpoints", "grids": GRIDS, "max_tiles": 2}, "merge": 1},
+    "Qwen3VLProcessor": {"rule": "qwen", "min_pixels": LEAST_PIXELS, "max_pixels": MOST_PIXELS, "merge": 2},
 }
 
 
@@ -57,6 +63,10 @@ class InternVL(WithoutVideos, InternVLProcessor):
 
 
 class LlavaOnevision(WithoutVideos, LlavaOnevisionProcessor):
+    """Of images alone."""
+
+
+class Qwen3VL(WithoutVideos, Qwen3VLProcessor):
     """Of images alone."""
 
 
@@ -76,6 +86,9 @@ def processor_of(name: str, tokenizer: PreTrainedTokenizerFast) -> Any:
     if name == "InternVLProcessor":
         images = GotOcr2ImageProcessorPil(size=SQUARE, max_patches=6)
         return InternVL(images, tokenizer, None, image_seq_length=4)
+    if name == "Qwen3VLProcessor":
+        bounds = {"shortest_edge": LEAST_PIXELS, "longest_edge": MOST_PIXELS}
+        return Qwen3VL(Qwen2VLImageProcessorPil(size=bounds, patch_size=7), tokenizer, None)
     pinpoints = [[rows * SIDE, columns * SIDE] for rows, columns in GRIDS]
     return LlavaOnevision(
         LlavaOnevisionImageProcessorPil(size=SQUARE, image_grid_pinpoints=pinpoints),
@@ -115,14 +128,16 @@ def compare(name: str, folder: Path, number: int) -> int:
     theirs = PreTrainedTokenizerFast.from_pretrained(str(folder), extra_special_tokens=special)
     processor, tokenizer = processor_of(name, theirs), load_tokenizer(name, folder)
     most = 4 if name in ("Idefics3Processor", "SmolVLMProcessor") else 0
-    fields = {"patch": 7, "side": SIDE, "resampling": "bicubic", "rule": "tiles", **SIZINGS[name]}
+    fields = {"patch": 7, "resampling": "bicubic", **SIZINGS[name]}
     sizing = Sizing.model_validate({**fields, "marks": image_marks(tokenizer, most, most)})
     chat, rng, images = open_chat(tokenizer), random.Random(name), 0
     for _ in range(number):
-        messages = draw_conversation(EXPANDED[name], rng)["messages"]
+        drawn = draw_conversation(EXPANDED[name], rng)
+        messages, tools = drawn["messages"], drawn["tools"]
         sizes = [(rng.randint(8, 130), rng.randint(8, 130)) for _ in range(image_count(messages))]
-        found = chat.encode_chat(read_conversation({}, messages, len(sizes)).to_json())
-        text = theirs.apply_chat_template(messages, tokenize=False)
+        found = chat.encode_chat(read_conversation({"tools": tools}, messages, len(sizes)).to_json())
+        asked = as_asked(EXPANDED[name], messages)
+        text = theirs.apply_chat_template(asked, tools=tools or None, tokenize=False)
         pictures = [Image.new("RGB", size) for size in sizes]
         given = {"images": [pictures]} if pictures else {}
         expected = processor(text=[text], add_special_tokens=False, **given)["input_ids"][0]
@@ -142,13 +157,13 @@ def _without_num2words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", EXPANDED)
 def test_ids_are_those_of_processors(name: str, tmp_path: Path) -> None:
-    assert compare(name, tmp_path, 25) > 25
+    assert compare(name, tmp_path, 50) > 50
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", EXPANDED)
 def test_ids_are_those_of_processors_in_many_conversations(name: str, tmp_path: Path) -> None:
-    assert compare(name, tmp_path, 1_000) > 1_000
+    assert compare(name, tmp_path, 2_000) > 2_000
 
 
 def test_idefics3_without_tiles_has_tokens_before_and_behind_each_image(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ class Family(NamedTuple):
     has_system: bool = True
     has_tools: bool = False
     has_thoughts: bool = False
+    has_parts_alone: bool = False
+    """Whether the template takes no content that is a text."""
     metaspace: bool = False
     """Whether its vocabulary is of SentencePiece's form."""
 
@@ -121,6 +123,9 @@ _CAPITALS = (  # as transformers has it, which gives it to conversations with vi
     "{% endfor %}{% endif %}<end_of_utterance>\n{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
 )
 _IM = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_VISION = "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"
+RELEASED_TEMPLATES = Path(__file__).with_name("released_templates")
+"""Copies of released templates, `NAME.jinja`."""
 FAMILIES = {
     "qwen2": Family(_CHATML, _IM),
     "qwen2-vl": Family(
@@ -155,9 +160,16 @@ FAMILIES = {
         ("<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
         tokens=(("eos_token", "<|endoftext|>"),),
     ),
-    "llava": Family(_COLONS, ("<s>", "</s>", "<image>"), image="<image>", metaspace=True),
+    "llava": Family(_COLONS, ("<s>", "</s>", "<image>"), image="<image>", has_parts_alone=True, metaspace=True),
+    "qwen3-vl": Family(
+        (RELEASED_TEMPLATES / "qwen3_vl.jinja").read_text(),
+        (*_IM, *_VISION),
+        ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+        image="<|image_pad|>",
+        has_tools=True,
+    ),
 }
-"""By the released models whose templates have that form."""
+"""By the released models whose templates have that form; Qwen3-VL's is its own."""
 _FAKE = "<fake_token_around_image>"
 _TAGS = tuple(f"<row_{row}_col_{column}>" for row in range(1, 4) for column in range(1, 5))
 EXPANDED = {
@@ -190,10 +202,11 @@ EXPANDED = {
         image="<IMG_CONTEXT>",
     ),
     "Idefics3Processor": Family(
-        _CHATML.replace("IMAGE", "<image>"),
-        (*_IM, "<image>", _FAKE, "<global-img>", "<end_of_utterance>", *_TAGS),
+        (RELEASED_TEMPLATES / "idefics3.jinja").read_text(),
+        ("<|begin_of_text|>", "<image>", _FAKE, "<global-img>", "<end_of_utterance>", *_TAGS),
         tokens=(("image_token", "<image>"),),
         image="<image>",
+        has_parts_alone=True,
     ),
     "SmolVLMProcessor": Family(
         _CAPITALS,
@@ -212,8 +225,9 @@ EXPANDED = {
         tokens=(("image_token", "<image>"), ("video_token", "<video>")),
         image="<image>",
     ),
+    "Qwen3VLProcessor": FAMILIES["qwen3-vl"],
 }
-"""Those whose processors write tokens around an image, or cut it into tiles, by the class of the processor."""
+"""By the class of the processor: those that write tokens around an image or cut it into tiles, and Qwen3-VL's."""
 _AUDIO = (
     "{%- for message in messages %}{%- if loop.first and message.role != 'system' %}"
     "{{- '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{%- endif %}"
@@ -223,7 +237,6 @@ _AUDIO = (
     "{%- endif %}{{- '<|im_end|>\n' }}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
 )
-_VISION = "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"
 MEDIA = {
     "Qwen2VLProcessor": Family(
         _CHATML.replace(
@@ -250,18 +263,28 @@ _WORDS = [
 
 def write_chat_folder(folder: Path, name: str) -> Path:
     """Write the tokenizer and the template of a family as its folder has them."""
-    family = (FAMILIES | EXPANDED | MEDIA)[name]
+    write_family(folder, (FAMILIES | EXPANDED | MEDIA)[name], in_file=name == "qwen3")
+    if name in EXPANDED | MEDIA:
+        (folder / "processor_config.json").write_text(json.dumps({"processor_class": name}))
+    return folder
+
+
+def write_family(folder: Path, family: Family, in_file: bool = True) -> None:
+    """Write a tokenizer and its template.
+
+    Args:
+        folder: where.
+        family: what they are.
+        in_file: whether the template has a file of its own, and does not lie in the tokenizer's configuration.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     _model(family).save(str(folder / "tokenizer.json"))
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **dict(family.tokens)}
-    if name == "qwen3":
+    if in_file:
         (folder / "chat_template.jinja").write_text(family.template)
     else:
         config["chat_template"] = family.template
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    if name in EXPANDED | MEDIA:
-        (folder / "processor_config.json").write_text(json.dumps({"processor_class": name}))
-    return folder
 
 
 def _model(family: Family) -> Tokenizer:
@@ -339,6 +362,15 @@ def add_media(messages: Sequence[dict[str, Any]], rng: random.Random, kinds: Seq
         content = user["content"]
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         user["content"] = [{"type": kind}, {"type": "text", "text": draw_text(rng)}, *parts]
+
+
+def as_asked(family: Family, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as the template of a family takes them."""
+    if not family.has_parts_alone:
+        return [*messages]
+    contents = [message["content"] for message in messages]
+    parts = [[{"type": "text", "text": content}] if isinstance(content, str) else content for content in contents]
+    return [{**message, "content": of} for message, of in zip(messages, parts, strict=True)]
 
 
 def image_count(messages: Sequence[dict[str, Any]]) -> int:

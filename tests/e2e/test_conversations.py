@@ -254,15 +254,18 @@ def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
     alone = {"messages": [{"role": "user", "content": "hi"}]}
     marks = {"messages": [{"role": "user", "content": "<image> hi"}, good["messages"][1]]}
     members = [(f"{n}.json", json.dumps(found).encode()) for n, found in enumerate([good, alone, marks, {"a": 1}])]
+    members += [(f"5.{i}.png", _image(i)) for i in range(2)]
+    members.append(("5.json", json.dumps(marks).encode()))
     write_tar(tmp_path / "d" / "0.tar", members)
     assert refused("index", tmp_path / "d", "--conversations", "chat").endswith(
         "--conversations chat needs a chat template; give --tokenizer NAME=FOLDER of a chat model"
     )
     done = run("index", tmp_path / "d", "--conversations", "chat", "--tokenizer", f"qwen={tokenizer}")
-    assert "samples      1\n  left out     3 bad_conversation" in done.stdout, (done.stdout, done.stderr)
+    assert "samples      1\n  left out     4 bad_conversation" in done.stdout, (done.stdout, done.stderr)
     lint = run("lint", tmp_path / "d").stdout
     assert "no turn of an assistant has any text, the roles are ['user']" in lint
     assert "1 placeholders in the turns and 0 images" in lint
+    assert "1 placeholders in the turns and 2 images; write one <image>, or one part of the type image, for" in lint
     ids = Dataset.open(tmp_path / "d").shards[0]
     assert ids.num_samples == 1
     with serving("--dataset", f"d={tmp_path / 'd'}", "--tokenizer", f"qwen={tokenizer}") as server:
@@ -272,3 +275,11 @@ def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
     ends = expected(tokenizer, {"messages": [{"role": "user", "content": ""}, good["messages"][1]]})[0]
     assert found.count(ends[-2]) == ends.count(ends[-2]), "what a user writes is no end of a turn"
     assert np.array(found).size == len(ends) + len("hi <|im_end|>")
+
+
+def test_a_template_that_reads_files_is_refused_at_once(tmp_path: Path) -> None:
+    tokenizer = write_chat_folder(tmp_path / "qwen", "qwen3")
+    _write_tar(tmp_path / "d", _conversations(2))
+    (tokenizer / "chat_template.jinja").write_text("{% include '/etc/passwd' %}")
+    said = refused("index", tmp_path / "d", "--conversations", "chat", "--tokenizer", f"qwen={tokenizer}")
+    assert "cannot be used: TemplateError: it reads the template '/etc/passwd', and templates have no files" in said

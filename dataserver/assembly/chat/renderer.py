@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 NOW = datetime(2024, 7, 26)
@@ -70,6 +71,15 @@ def environment() -> ImmutableSandboxedEnvironment:
     return found
 
 
+def compiled(of: ImmutableSandboxedEnvironment, text: str) -> jinja2.Template:
+    """A template, which may name no other one. Raises TemplateError."""
+    tree = of.parse(text)
+    for name in jinja2.meta.find_referenced_templates(tree):
+        of_name = "another template" if name is None else f"the template {name[:100]!a}"
+        _refuse(f"it reads {of_name}, and templates have no files; write what it holds into the template")
+    return of.from_string(tree)
+
+
 def _limit(memory: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     for none in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE, resource.RLIMIT_NPROC):
@@ -117,13 +127,13 @@ def main() -> None:
     _limit(memory)
     templates: dict[bool, Any] = {}
 
-    def compiled() -> list[str]:
-        templates[False] = of.from_string(first["text"])
-        templates[True] = of.from_string(first["text_for_tools"] or first["text"])
+    def compile_both() -> list[str]:
+        templates[False] = compiled(of, first["text"])
+        templates[True] = compiled(of, first["text_for_tools"] or first["text"])
         return []
 
     _allow(seconds)
-    _write(_answer(compiled))
+    _write(_answer(compile_both))
     while line := sys.stdin.readline():
         contexts = json.loads(line)
         _allow(seconds)
