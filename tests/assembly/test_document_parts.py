@@ -21,8 +21,10 @@ from dataserver.images import ImageShape
 from dataserver.jobs import JobCache, JobPlanner
 from dataserver.planning.job.fields import ModuleKind
 from dataserver.planning.job.identity import canonical_json, parse_job
+from dataserver.planning.layouts.shared.sequences import pack_step
 from dataserver.planning.stream.randomness import Operator, dataset_key, draws
 from dataserver.planning.stream.samples import ROW_BITS
+from dataserver.planning.stream.tiles import num_parts
 from dataserver.transforms import NO_TRANSFORMS
 
 TOKENIZER = ByteTokenizer()
@@ -154,6 +156,29 @@ def test_each_image_of_a_document_is_decoded_from_its_own_bytes(folder: Path) ->
             assert name not in seen
             seen.add(name)
     assert len(seen) == sum(len(shard.image_bytes()) for shard in run.datasets[0].shards)
+
+
+TILES = {"choice": "aspect", "min_tiles": 1, "max_tiles": 4}
+TILED = {"rule": "tiles", "patch": 7, "merge": 2, "side": 14, "resampling": "bicubic", "tiles": TILES}
+
+
+def test_limits_count_images_and_not_their_tiles(folder: Path) -> None:
+    """A part has two images, and a sequence three, of however many tiles."""
+    run = open_run(folder, {"epochs": 1}, {"max_images": 2}, sizing=TILED, packing={"enabled": True, "max_images": 3})
+    in_parts, in_sequences = set[tuple[int, int]](), set[tuple[int, int]]()
+    for step in range(run.planner.num_steps):
+        samples = run.planner.plan(step).samples
+        assert samples.image_layout is not None
+        tiles = num_parts(samples.image_layout, run.job.stream.sizing.tiles)
+        sequence, _ = pack_step(run.job, samples)
+        of_image = np.repeat(np.arange(len(samples)), np.diff(samples.image_offsets))
+        for found, of in ((in_parts, of_image), (in_sequences, sequence[of_image])):
+            found.update(
+                zip(np.bincount(of).tolist(), np.bincount(of, weights=tiles).astype(int).tolist(), strict=True)
+            )
+    for found, most in ((in_parts, 2), (in_sequences, 3)):
+        assert max(images for images, _ in found) == most
+        assert max(tiles for images, tiles in found if images == most) > 2 * most
 
 
 def test_images_of_later_parts_are_transformed_as_those_of_whole_documents(folder: Path) -> None:

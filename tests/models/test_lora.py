@@ -3,6 +3,7 @@
 import json
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from trainclient.models.encoder import EncoderConfig, ImageEncoder
 from trainclient.models.hf import PretrainedError, Usage, export_adapter, export_pretrained
 from trainclient.models.lora import LowRank, adapt, is_adapter, merged
 from trainclient.models.parameters import initialise
+from trainclient.models.rotary import RotarySections
 from trainclient.models.towers import ImageTower, ImageTowerConfig, TextTower, TextTowerConfig
 
 USAGE = Usage(bos=1, eos=2, seq_len=64, max_patches=4)
@@ -49,8 +51,8 @@ def batch() -> BackboneBatch:
     return BackboneBatch(torch.tensor([0, 5, 12]), torch.arange(12), tokens, none, torch.tensor([10, 11]), labels)
 
 
-def backbone(adapters: LowRank | None) -> BackboneStage:
-    network = BackboneStage(CONFIG)
+def backbone(adapters: LowRank | None, config: BackboneConfig = CONFIG) -> BackboneStage:
+    network = BackboneStage(config)
     if adapters is not None:
         adapt(network, adapters)
     network.to(torch.float64)
@@ -110,11 +112,47 @@ KINDS: dict[str, dict[str, Any]] = {
     "internvl": {"position_grid": 4, "class_token": True, "layer_scale": True, "projector": "normed_mlp"},
 }
 """Encoders as released ones have them."""
+BACKBONES: dict[str, dict[str, Any]] = {
+    "qwen2": {"qkv_bias": True, "tied": True},
+    "qwen3": {"head_norms": True, "head_dim": 12},
+    "qwen3-vl": {"head_norms": True, "deepstack": 1, "sections": RotarySections((2, 1, 1), interleaved=True)},
+    "mistral": {"window": 3},
+    "gemma": {"offset_norms": True, "activation": "gelu_tanh", "embed_scale": 32**0.5, "tied": True},
+    "gemma3": {
+        "head_norms": True,
+        "offset_norms": True,
+        "post_norms": True,
+        "activation": "gelu_tanh",
+        "embed_scale": 32**0.5,
+        "score_scale": 0.25,
+        "window": 3,
+        "global_layers": (1,),
+        "windowed_rotary_base": 100.0,
+        "two_way_images": True,
+        "tied": True,
+    },
+}
+"""Backbones as released ones have them."""
+
+
+def backbone_outputs(network: BackboneStage) -> Tensor:
+    """Conditions and loss of a batch with two images, in one row whose last value is the loss."""
+    config, images = network.config, torch.tensor([-1, 0, 0, -1, -1, -1, 1, 1, 1, -1, -1, -1])
+    positions = torch.arange(12).expand(3, -1) if config.sections is not None else torch.arange(12)
+    slots = (images >= 0).nonzero().squeeze(1)
+    given = replace(batch(), position_ids=positions, embedding_slots=slots, image_blocks=images)
+    generator = torch.Generator().manual_seed(6)
+    rows = torch.randn(len(slots), config.image_width, generator=generator, dtype=torch.float64)
+    found = network(given, embeddings=rows)
+    return torch.cat([found.conditions.flatten(), found.loss_sum[None]])[None]
 
 
 def other_networks() -> Iterator[tuple[str, Callable[[], nn.Module], Callable[[Any], Tensor], list[str], set[str]]]:
-    """Encoders and towers: how they are made and run, where adapters go, and what is trained beside them."""
+    """All kinds: how they are made and run, where adapters go, and what is trained beside them."""
     targets = ["query", "output", "up", "down"]
+    for name, changes in BACKBONES.items():
+        make = partial(BackboneStage, replace(CONFIG, **changes))
+        yield name, make, backbone_outputs, ["key", "value", "gate", *targets], {"query.weight"}
     for name, changes in KINDS.items():
         config = EncoderConfig(**(SIZES | changes))
         more = ["gate"] if config.gated else []
@@ -147,7 +185,7 @@ def other_networks() -> Iterator[tuple[str, Callable[[], nn.Module], Callable[[A
 @pytest.mark.parametrize(
     ("name", "make", "run", "targets", "beside"), [pytest.param(*n, id=n[0]) for n in other_networks()]
 )
-def test_adapters_of_encoders_and_towers(
+def test_adapters_of_every_kind_of_network(
     name: str, make: Callable[[], nn.Module], run: Callable[[Any], Tensor], targets: list[str], beside: set[str]
 ) -> None:
     """They are trained, with what makes rows of features, and weights into which they are merged compute the same."""
@@ -205,12 +243,12 @@ def test_the_files_are_those_of_peft(tmp_path: Path) -> None:
         export_adapter(tmp_path / "a", CONFIG, state, ADAPTERS)
 
 
-def random_adapters(adapters: LowRank) -> dict[str, Tensor]:
+def random_adapters(adapters: LowRank, config: BackboneConfig = CONFIG) -> dict[str, Tensor]:
     """All parameters of a backbone, whose adapters change something."""
     generator = torch.Generator().manual_seed(1)
     return {
         name: torch.randn(p.shape, generator=generator, dtype=p.dtype) / 8 if is_adapter(name) else p.detach()
-        for name, p in backbone(adapters).named_parameters()
+        for name, p in backbone(adapters, config).named_parameters()
     }
 
 
@@ -260,18 +298,20 @@ def test_adapters_of_an_encoder_are_not_written_alone(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kind", ["llama", "phi3"])
+@pytest.mark.parametrize("kind", ["llama", "phi3", "qwen3", "mistral", "gemma", "gemma3"])
 def test_peft_computes_what_merged_weights_do(kind: str, tmp_path: Path, python_with: Callable[[str], Path]) -> None:
     python = python_with("peft")
-    state = random_adapters(ADAPTERS)
+    changes = {name: value for name, value in BACKBONES.get(kind, {}).items() if name != "two_way_images"}
+    config = replace(CONFIG, **changes)
+    state = random_adapters(ADAPTERS, config)
     base, adapter, whole = (tmp_path / name for name in ("base", "adapter", "merged"))
     if kind == "phi3":
         phi3_folder(tmp_path, state)
     else:
         plain = {name: value for name, value in state.items() if not is_adapter(name)}
-        export_pretrained(base, CONFIG, plain, usage=USAGE)
-    export_adapter(adapter, CONFIG, state, ADAPTERS, base=base)
-    export_pretrained(whole, CONFIG, merged(state, ADAPTERS), base=base, usage=USAGE)
+        export_pretrained(base, config, plain, usage=USAGE)
+    export_adapter(adapter, config, state, ADAPTERS, base=base)
+    export_pretrained(whole, config, merged(state, ADAPTERS), base=base, usage=USAGE)
     done = subprocess.run(
         [python, "-c", WITH_PEFT, base, adapter, whole], capture_output=True, text=True, timeout=600, check=False
     )
