@@ -1,6 +1,7 @@
 """A step of a whole released model has the loss and gradients of transformers on the same samples."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,13 @@ import pytest
 import torch
 import transformers
 from models.hf.tiny import normalised, randomise
-from models.hf.tiny_wholes import ONEVISION_GRIDS, WHOLES, gradients_as_checkpoint, save_released
+from models.hf.tiny_wholes import (
+    ONEVISION_GRIDS,
+    WHOLES,
+    gradient_bound,
+    gradients_as_checkpoint,
+    save_released,
+)
 from program.conftest import Fleet
 from program.runtime_cases import Case, Degrees, Pool
 from torch import Tensor
@@ -40,12 +47,16 @@ SIZINGS: dict[str, dict[str, Any]] = {
     "qwen2-vl": QWEN,
     "qwen2.5-vl": QWEN,
     "qwen3-vl": QWEN,
+    "qwen3-vl, tied": QWEN,
 }
+DTYPES = {"float64": torch.float64, "float32": torch.float32}
+LOSS = {"float64": 1e-6, "float32": 1e-5}
+"""Largest relative difference of losses."""
 PIPELINED, COLOCATED = Degrees(1, 1, 2, 0), Degrees(2, 2, 1, 0, colocated=True)
 
 
 def make_folder(name: str, folder: Path) -> Any:
-    """A model in double precision with noise in every tensor, and its folder."""
+    """A model in double precision with noise in every tensor, and its folder; single precision holds its weights."""
     config = WHOLES[name].config()
     config.text_config.vocab_size = VOCAB
     config.image_token_id = IMAGE
@@ -91,7 +102,9 @@ def inputs_of(name: str, images: list[list[Tensor]], sizes: list[tuple[int, int]
 
 def expected_step(name: str, model: Any, case: Case, folder: Path, data: Path) -> tuple[float, dict[str, Tensor]]:
     """The sum of the losses of all targets of a job whose modules have one rank each, and by our names the gradients
-    of their mean."""
+    of their mean; in the type of the case."""
+    model = model.to(DTYPES[case.dtype])
+    model.zero_grad()
     vision = load_pretrained(folder, kind=EncoderConfig).config
     sizing, dataset, total = case.parsed.stream.sizing, Dataset.open(data), 0.0
     for seen, said in zip(case.batches("vit", 0), case.batches("llm", 0), strict=True):
@@ -102,17 +115,29 @@ def expected_step(name: str, model: Any, case: Case, folder: Path, data: Path) -
             of_sample = [images[key] for key in sorted(images) if key[0] == sample]
             refs = [shard.image(sample & ((1 << ROW_BITS) - 1), number) for number in range(len(of_sample))]
             given = inputs_of(name, of_sample, [(r.width, r.height) for r in refs], ids[None, here], vision)
+            if given:
+                given["pixel_values"] = given["pixel_values"].to(DTYPES[case.dtype])
             logits = model(input_ids=ids[None, here], attention_mask=torch.ones_like(ids[None, here]), **given).logits
             loss = torch.nn.functional.cross_entropy(logits[0], labels[here], ignore_index=-100, reduction="sum")
             (loss / said.text_tokens).backward()
             total += loss.item()
-    gradients = gradients_as_checkpoint(name, model, folder.with_name("gradients"))
+    gradients = gradients_as_checkpoint(name, model, folder.with_name(f"gradients of {case.name}"))
     kinds = {"vit": EncoderConfig, "llm": BackboneConfig}
     return total, {
         f"{module}.{key}": value
         for module, kind in kinds.items()
         for key, value in load_pretrained(gradients, kind=kind).state.items()
     }
+
+
+def require_close(name: str, case: Case, found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Compare gradients. In double precision transformers, too, computes rotary angles and norms in single."""
+    for key, gradient in found.items():
+        if case.dtype == "float64":
+            rtol, atol = 1e-4, 1e-5 * max(1e-2, float(expected[key].abs().max()))
+        else:
+            rtol, atol = 0.0, gradient_bound(name, key, expected[key])
+        assert_close(gradient, expected[key], rtol=rtol, atol=atol, msg=lambda m, k=key: f"{case.dtype}, {k}: {m}")
 
 
 def compare(name: str, degrees: Degrees, fleet: Fleet, pool: Pool, folder: Path, **encoder: bool) -> None:
@@ -122,17 +147,16 @@ def compare(name: str, degrees: Degrees, fleet: Fleet, pool: Pool, folder: Path,
     model = make_folder(name, folder / "model")
     modules: dict[str, Any] = {module: {"weights": str(folder / "model")} for module in ("vit", "llm")}
     modules["vit"] |= encoder
-    found = pool.run([Case("whole", fleet.address, ours, modules=modules)], folder)["whole"]
-    reference = Case("", fleet.address, one, modules=modules)
-    loss, expected = expected_step(name, model, reference, folder / "model", fleet.folders[dataset])
-    trained = {key for key in expected if key.startswith(("llm.", "vit.merger.")) or not encoder}
-    assert found.keys() == trained
-    losses = [float(path.read_text()) for path in folder.glob("whole.*.loss")]
-    assert sum(losses) == pytest.approx(loss, rel=1e-6)
-    for key, gradient in found.items():
-        scale = float(expected[key].abs().max())
-        # transformers computes rotary angles and norms in single precision
-        assert_close(gradient, expected[key], rtol=1e-4, atol=1e-5 * max(1e-2, scale), msg=lambda m, k=key: f"{k}: {m}")
+    cases = [Case(f"{name} {dtype}", fleet.address, ours, dtype=dtype, modules=modules) for dtype in DTYPES]
+    found = pool.run(cases, folder)
+    for case in cases:
+        reference = replace(case, job=one)
+        loss, expected = expected_step(name, model, reference, folder / "model", fleet.folders[dataset])
+        trained = {key for key in expected if key.startswith(("llm.", "vit.merger.")) or not encoder}
+        assert found[case.name].keys() == trained
+        losses = [float(path.read_text()) for path in folder.glob(f"{case.name}.*.loss")]
+        assert sum(losses) == pytest.approx(loss, rel=LOSS[case.dtype])
+        require_close(name, case, found[case.name], expected)
 
 
 @pytest.mark.slow

@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from models.encoder_formulas import encoder_hidden
+from models.hf.tiny import packed, pictures
 from models.hf.tiny_wholes import (
     ONEVISION_GRIDS,
     ONEVISION_SIZING,
     VOCAB,
     WHOLES,
     differing,
+    gradient_bound,
     gradients_as_checkpoint,
     make_whole,
     our_loss,
@@ -30,16 +33,14 @@ from transformers import CONFIG_MAPPING
 
 from dataserver.planning.job.fields import Sizing
 from trainclient.models.backbone_block import BackboneConfig
-from trainclient.models.encoder import EncoderConfig
-from trainclient.models.hf import PretrainedError, TrainedPart, export_whole, load_pretrained
+from trainclient.models.encoder import EncoderConfig, ImageEncoder
+from trainclient.models.hf import PretrainedError, TrainedPart, export_whole, load_into, load_pretrained
 from trainclient.models.hf.fields import Fields
 from trainclient.models.hf.registry import FAMILIES, REFUSED, families_of
 from trainclient.models.hf.whole_models import WHOLE_MODELS
 from trainclient.models.patches import PIXELS
 
 ONE_EACH = ("qwen2-vl", "qwen2.5-vl", "qwen3-vl", "llava", "gemma3", "idefics3", "smolvlm", "onevision", "internvl")
-NO_GRADIENT = "attention.key.bias"
-"""In theory it changes nothing where towers rotate no keys: all scores of a query move by the same."""
 LONG = [pytest.param(name, marks=[] if name in ONE_EACH else pytest.mark.long) for name in WHOLES]
 
 
@@ -62,13 +63,11 @@ def test_logits_and_gradients_are_those_of_transformers(name: str, tmp_path: Pat
     loss.backward()
     ours.backward()
     folder = gradients_as_checkpoint(name, theirs, tmp_path / "g")
-    for module, kind in ((encoder, EncoderConfig), (backbone, BackboneConfig)):
+    for part, module, kind in (("vit", encoder, EncoderConfig), ("llm", backbone, BackboneConfig)):
         wanted = load_pretrained(folder, kind=kind).state
         for key, parameter in module.named_parameters():
             assert parameter.grad is not None, key
-            bound = 1e-5 * float(wanted[key].abs().max())
-            if module is encoder and key.endswith(NO_GRADIENT) and not name.startswith("qwen"):
-                bound = 1e-6  # of roundings alone
+            bound = gradient_bound(name, f"{part}.{key}", wanted[key])
             assert_close(parameter.grad, wanted[key], rtol=0, atol=bound, msg=lambda m, k=key: f"{k}: {m}")
 
 
@@ -125,6 +124,28 @@ def test_a_whole_model_comes_back(name: str, tmp_path: Path) -> None:
         made, _ = our_loss(encoder, backbone, sample)
     assert type(again) is type(theirs)
     assert_close(made, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("layer", [-1, -2, -3])
+def test_features_are_those_of_the_chosen_layer(layer: int, tmp_path: Path) -> None:
+    """In float64, by formulas; layers behind the chosen one are not read."""
+    make_whole("llava", tmp_path / "c", torch.float64)
+    half = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    (tmp_path / "c" / "preprocessor_config.json").write_text(json.dumps(half))
+    path = tmp_path / "c" / "config.json"
+    fields, found = json.loads(path.read_text()), {}
+    for chosen in (-1, layer):
+        path.write_text(json.dumps(fields | {"vision_feature_layer": chosen}))
+        found[chosen] = load_pretrained(tmp_path / "c", kind=EncoderConfig)
+    whole, config = found[-1], found[layer].config
+    assert isinstance(config, EncoderConfig)
+    encoder = ImageEncoder(config).double()
+    assert load_into(encoder, found[layer].state) == []
+    images = pictures([(6, 6), (2, 4)], config.patch)
+    with torch.no_grad():
+        made = encoder.features(*packed(images, config.patch, 1))
+    expected = [encoder_hidden(whole.config, whole.state, image)[layer].flatten(0, 1) for image in images]
+    assert_close(made, torch.cat(expected), rtol=1e-12, atol=1e-12)
 
 
 def test_weights_in_bfloat16_and_in_several_files(tmp_path: Path) -> None:

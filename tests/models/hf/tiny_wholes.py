@@ -355,6 +355,14 @@ def gradients_as_checkpoint(name: str, model: Any, folder: Path) -> Path:
     return folder
 
 
+def gradient_bound(name: str, key: str, wanted: Tensor) -> float:
+    """How far a gradient in float32 may be from that of transformers: 1e-5 of the largest value of its tensor, or where
+    only roundings give one, 1e-6. A key's bias moves all scores of a query by the same, unless keys are rotated."""
+    if key.startswith("vit.") and key.endswith("attention.key.bias") and not name.startswith("qwen"):
+        return 1e-6
+    return 1e-5 * float(wanted.abs().max())
+
+
 def differing(config: BackboneConfig | EncoderConfig) -> BackboneConfig | EncoderConfig:
     """Sizes of another model."""
     return replace(config, mlp_width=config.mlp_width + 8)
