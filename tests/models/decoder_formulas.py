@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from models.formulas import Angles, Values, attention, gated, rms_norm, turned
+from models.formulas import Angles, Values, attention, gated, rms_norm, same, turned
 from torch import Tensor
 
 from trainclient.models.backbone_block import BackboneConfig
@@ -58,7 +58,7 @@ def backbone_loss(config: BackboneConfig, p: Values, sequence: Tokens, rows: Ten
     spots = [n for n, image in enumerate(sequence.images) if image >= 0]
 
     def norm(x: Tensor, name: str) -> Tensor:
-        return rms_norm(x, offset + p[f"{name}.weight"], config.norm_eps) if f"{name}.weight" in p else x
+        return rms_norm(x, offset + p[f"{name}.weight"], config.norm_eps)
 
     def with_rows(x: Tensor, part: int, *, added: bool) -> Tensor:
         lines = list(x.unbind())
@@ -66,6 +66,7 @@ def backbone_loss(config: BackboneConfig, p: Values, sequence: Tokens, rows: Ten
             lines[spot] = lines[spot] + row if added else row
         return torch.stack(lines)
 
+    post_norm = norm if config.post_norms else same
     x = with_rows(p["embed.weight"][sequence.ids] * scale, 0, added=False)
     for layer in range(config.layers):
         name, sees, angles = f"layers.{layer}", sequence.sees(config, layer), sequence.angles(config, layer)
@@ -76,12 +77,13 @@ def backbone_loss(config: BackboneConfig, p: Values, sequence: Tokens, rows: Ten
             config.head_size,
             sees,
             partial(turned, angles=angles),
-            norm,
+            norm if config.head_norms else same,
             config.score_scale,
+            (config.qkv_bias, config.output_bias),
         )
-        x = x + norm(mixed, f"{name}.attention_post_norm")
-        made = gated(norm(x, f"{name}.mlp_norm"), p, f"{name}.mlp", config.activation or "silu")
-        x = x + norm(made, f"{name}.mlp_post_norm")
+        x = x + post_norm(mixed, f"{name}.attention_post_norm")
+        made = gated(norm(x, f"{name}.mlp_norm"), p, f"{name}.mlp", config.activation or "silu", bias=False)
+        x = x + post_norm(made, f"{name}.mlp_post_norm")
         if layer < config.deepstack:
             x = with_rows(x, layer + 1, added=True)
     logits = norm(x, "norm") @ p["embed.weight" if config.tied else "head.weight"].T

@@ -50,7 +50,7 @@ def encoder_hidden(config: EncoderConfig, p: Values, picture: Tensor) -> list[Te
     cells = [(row, column) for row in range(rows) for column in range(columns)]
     pixels = picture.to(torch.float64) / 127.5 - 1
     cut = [pixels[r * patch : (r + 1) * patch, c * patch : (c + 1) * patch].flatten() for r, c in cells]
-    x = linear(torch.stack(cut).repeat(1, 1 + config.second_frame), p, "patch_embed")
+    x = linear(torch.stack(cut).repeat(1, 1 + config.second_frame), p, "patch_embed", bias=config.patch_bias)
     if config.position_grid:
         side, scaling = config.position_grid, config.position_scaling or "bicubic"
         table = p["position_embed.weight"][int(config.class_token) :].view(side, side, width)
@@ -85,11 +85,12 @@ def _encoder_block(
         config.width // config.heads,
         sees,
         turn,
+        biases=(config.query_bias, True),
     )
-    x = x + mixed * p.get(f"{name}.attention_scale", 1.0)
+    x = x + (mixed * p[f"{name}.attention_scale"] if config.layer_scale else mixed)
     normed = encoder_norm(config, p, f"{name}.mlp_norm", x)
     made = (gated if config.gated else mlp)(normed, p, f"{name}.mlp", config.activation)
-    return x + made * p.get(f"{name}.mlp_scale", 1.0)
+    return x + (made * p[f"{name}.mlp_scale"] if config.layer_scale else made)
 
 
 def encoder_norm(config: EncoderConfig, p: Values, name: str, x: Tensor) -> Tensor:
@@ -115,9 +116,9 @@ def _rows(config: EncoderConfig, p: Values, hidden: list[Tensor]) -> Tensor:
         x = encoder_norm(config, p, "merger_norm", x)
     if kind == "pool":
         pooled = F.avg_pool2d(x.permute(2, 0, 1), merge).flatten(1).T
-        made = linear(rms_norm(pooled, 1 + p["merger.norm.weight"], config.norm_eps), p, "merger.linear")
+        made = linear(rms_norm(pooled, 1 + p["merger.norm.weight"], config.norm_eps), p, "merger.linear", bias=False)
     elif kind == "linear":
-        made = linear(blocks_of(x, merge), p, "merger")
+        made = linear(blocks_of(x, merge), p, "merger", bias=False)
     elif kind == "normed_mlp":
         made = mlp(layer_norm(blocks_of(x, merge), p, "merger.norm", 1e-5), p, "merger.mlp")
     else:

@@ -24,9 +24,9 @@ def layer_norm(x: Tensor, p: Values, name: str, eps: float) -> Tensor:
     return rms_norm(centred, p[f"{name}.weight"], eps) + p[f"{name}.bias"]
 
 
-def linear(x: Tensor, p: Values, name: str) -> Tensor:
+def linear(x: Tensor, p: Values, name: str, *, bias: bool) -> Tensor:
     made = x @ p[f"{name}.weight"].T
-    return made + p[f"{name}.bias"] if f"{name}.bias" in p else made
+    return made + p[f"{name}.bias"] if bias else made
 
 
 def _gelu(x: Tensor) -> Tensor:
@@ -45,13 +45,13 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def gated(x: Tensor, p: Values, name: str, activation: str) -> Tensor:
-    made = ACTIVATIONS[activation](linear(x, p, f"{name}.gate")) * linear(x, p, f"{name}.up")
-    return linear(made, p, f"{name}.down")
+def gated(x: Tensor, p: Values, name: str, activation: str, *, bias: bool = True) -> Tensor:
+    gate, up = (linear(x, p, f"{name}.{kind}", bias=bias) for kind in ("gate", "up"))
+    return linear(ACTIVATIONS[activation](gate) * up, p, f"{name}.down", bias=bias)
 
 
 def mlp(x: Tensor, p: Values, name: str, activation: str = "gelu") -> Tensor:
-    return linear(ACTIVATIONS[activation](linear(x, p, f"{name}.up")), p, f"{name}.down")
+    return linear(ACTIVATIONS[activation](linear(x, p, f"{name}.up", bias=True)), p, f"{name}.down", bias=True)
 
 
 def turned(heads: Tensor, angles: Angles) -> Tensor:
@@ -75,9 +75,12 @@ def attention(
     turn: Callable[[Tensor], Tensor],
     norm: Callable[[Tensor, str], Tensor] = same,
     scale: float = 0.0,
+    biases: tuple[bool, bool] = (True, True),
 ) -> Tensor:
-    """Rows [n, width] that see each other as `sees` says; heads of `size`, and of keys and values maybe fewer."""
-    query, key, value = (linear(x, p, f"{name}.{kind}").view(len(x), -1, size) for kind in ("query", "key", "value"))
+    """Rows [n, width] that see each other as `sees` says; heads of `size`, and of keys and values maybe fewer. Biases
+    are those of queries, keys and values, and of the output."""
+    kinds = ("query", "key", "value")
+    query, key, value = (linear(x, p, f"{name}.{kind}", bias=biases[0]).view(len(x), -1, size) for kind in kinds)
     query, key = turn(norm(query, f"{name}.query_norm")), turn(norm(key, f"{name}.key_norm"))
     mask, mixed = torch.tensor(sees), []
     for head in range(query.shape[1]):
@@ -85,4 +88,4 @@ def attention(
         scores = query[:, head] @ key[:, group].T * (scale or size**-0.5)
         weights = scores.exp() * mask
         mixed.append(weights / weights.sum(1, keepdim=True) @ value[:, group])
-    return linear(torch.cat(mixed, 1), p, f"{name}.output")
+    return linear(torch.cat(mixed, 1), p, f"{name}.output", bias=biases[1])
