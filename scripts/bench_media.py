@@ -24,8 +24,9 @@ from media_rows.files import Array, Stored, draw_clip, draw_video, stored
 from media_rows.loops import loop_audio, loop_sound, loop_video, whisper_extractor
 from media_rows.torchcodec_loops import torchcodec_audio, torchcodec_frames, why_not
 
-from dataserver.planning.job.fields import Sizing, sampled_frames
+from dataserver.planning.job.fields import Sizing
 from dataserver.planning.stream.item_sizes import video_sizing
+from dataserver.planning.stream.video_frames import sampled_frames
 
 MOST: Final = 1.2
 """Of the CPU time of a serial loop."""

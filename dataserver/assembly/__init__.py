@@ -1,6 +1,6 @@
 """Samples and images in; the tensors of one module, rank and microbatch out."""
 
-from dataserver.assembly.chat.tokenizer import ChatTokenizer, chat_digest, image_marks, open_chat
+from dataserver.assembly.chat.tokenizer import ChatTokenizer, chat_digest, image_marks, open_chat, video_timestamps
 from dataserver.assembly.decoders import DECODERS, Item, fault_of, format_name
 from dataserver.assembly.digest import content_digest
 from dataserver.assembly.hugging_face import HuggingFaceTokenizer, TokenizerError
@@ -47,5 +47,6 @@ __all__ = [
     "tokenizer_digest",
     "tokenizer_spec",
     "total_bytes",
+    "video_timestamps",
     "view_tensors",
 ]

@@ -11,7 +11,8 @@ tokens and EOS of understood samples; labels are shifted: a token's label is the
 
 A part of a document that is split is a sample that is understood; EOS is a target of the last part alone.
 
-With `sizing.marks` further tokens stand before the embeddings of an image and of its tiles.
+With `sizing.marks` further tokens stand before the embeddings of an image and of its tiles; with
+`sizing.video.timestamps` around those of each group of frames of a video.
 
 A conversation has the tokens that its chat template writes, and no others but marks; where an image, a clip or a video
 goes, the template's token for it is repeated. It is cut behind an answer, with the images that follow. Targets are
@@ -27,16 +28,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataserver.assembly.document_parts import WHOLE, PartError, part_of
-from dataserver.assembly.image_runs import ImageRun, image_runs, run_tokens
+from dataserver.assembly.image_runs import ImageRun, image_runs, images_of, run_tokens
 from dataserver.dataset import IMAGE, TEXT, ChatParts, TokenizedDocument
 from dataserver.planning import I32, I64
-from dataserver.planning.job.fields import MICROSECONDS, Stream, VideoSizing, sampled_frames
+from dataserver.planning.job.fields import MICROSECONDS, Stream, VideoSizing
 from dataserver.planning.plan.naming import sample_name
 from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.plan.rotary_positions import rotary_positions
 from dataserver.planning.plan.views import ViewPlan
-from dataserver.planning.stream.item_sizes import VideoLengths, item_tokens, video_sizing
+from dataserver.planning.stream.item_sizes import VideoLengths, has_timestamps, item_tokens, video_sizing
 from dataserver.planning.stream.samples import AUDIO, StepSamples, Task, ranges
+from dataserver.planning.stream.video_frames import sampled_frames
 
 IGNORED: Final = -100
 """Label of a token whose successor is no target."""
@@ -67,7 +69,7 @@ class _Planned(NamedTuple):
     tokens: int
     """Length of the whole sequence."""
     images: list[ImageRun]
-    """Its images and clips; where it is generated, the last is the target."""
+    """Its images, clips and videos; where it is generated, the last is the target."""
     part: tuple[int, ...] | None
     """Where it is in its document (`SampleSizes.parts`); None where no documents are split."""
 
@@ -90,7 +92,11 @@ class _Tokens:
 
 
 def backbone_arrays(
-    stream: Stream, plan: StepPlan, view: ViewPlan, documents: Iterable[TokenizedDocument]
+    stream: Stream,
+    plan: StepPlan,
+    view: ViewPlan,
+    documents: Iterable[TokenizedDocument],
+    lengths: VideoLengths | None = None,
 ) -> dict[str, I32]:
     """Assemble all tensors of a backbone view by name, each int32 [n].
 
@@ -99,11 +105,12 @@ def backbone_arrays(
         plan: the step.
         view: a view of the backbone.
         documents: the documents of `view.items`, whole; each is asked for when those before it are done with.
+        lengths: of `images_of` the samples, where videos have timestamps.
 
     Raises:
         TokenCountError: a document is not the one that was planned; names the sample.
     """
-    tokens = _view_tokens(stream, plan, view, documents)
+    tokens = _view_tokens(stream, plan, view, documents, lengths)
     labels = np.full(len(tokens.ids), IGNORED, np.int32)
     # every sample begins with BOS, which is no target: no label crosses from one sample to the next
     target = tokens.roles[1:] == _TARGET
@@ -131,9 +138,11 @@ def backbone_rotary_positions(
         samples: those of the step.
         items: int64 [k]: indices into them of the view's samples.
         arrays: what `backbone_arrays` made of them.
-        lengths: of `understood_images`, where videos have a rate of positions.
+        lengths: of `images_of` the samples, where videos have a rate of positions.
     """
     index = understood_images(samples, items)
+    if lengths is not None:
+        lengths = lengths.pick(np.flatnonzero(np.isin(images_of(samples, items), index)))
     grid = np.stack([samples.image_rows[index], samples.image_columns[index]], axis=1).astype(np.int64)
     positions, ends, slots = (arrays[n].astype(np.int64) for n in ("position_ids", "cu_lengths", "embedding_slots"))
     times = _times(samples, index, video_sizing(stream.sizing), lengths)
@@ -141,6 +150,10 @@ def backbone_rotary_positions(
         is_image = samples.image_modality[index] != AUDIO
         slots = slots[np.repeat(is_image, item_tokens(samples, stream.sizing)[index])]
         grid, times = grid[is_image], None if times is None else times[is_image]
+    if times is not None and has_timestamps(stream.sizing):  # each group of frames is an image
+        depths = times[:, 0]
+        grid[:, 0] //= depths
+        grid, times = grid.repeat(depths, axis=0), None
     found = rotary_positions(positions, ends, slots, grid // stream.sizing.merge, times)
     return found.astype(np.int32)
 
@@ -172,7 +185,7 @@ def text_arrays(
 
     Arguments and errors are those of `backbone_arrays`.
     """
-    tokens = _view_tokens(stream, plan, view, documents)
+    tokens = _view_tokens(stream, plan, view, documents, None)
     arrays = {"token_ids": tokens.ids, **_positions(tokens.lengths)}
     return {name: array.astype(np.int32) for name, array in arrays.items()}
 
@@ -186,12 +199,18 @@ def _positions(lengths: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
     }
 
 
-def _view_tokens(stream: Stream, plan: StepPlan, view: ViewPlan, documents: Iterable[TokenizedDocument]) -> _Tokens:
+def _view_tokens(
+    stream: Stream,
+    plan: StepPlan,
+    view: ViewPlan,
+    documents: Iterable[TokenizedDocument],
+    lengths_of_videos: VideoLengths | None,
+) -> _Tokens:
     """The tokens of a view, whose samples must be as long as the plan has them."""
     samples, items = plan.samples, view.items
     lengths = samples.tokens[items]
     columns = (items, samples.task[items], samples.text_tokens[items], samples.truncated_tokens[items], lengths)
-    runs = image_runs(stream.sizing, samples, items)
+    runs = image_runs(stream.sizing, samples, items, lengths_of_videos)
     parts = [None] * len(items) if samples.parts is None else map(tuple, samples.parts[items].tolist())
     planned = zip(*(column.tolist() for column in columns), runs, parts, strict=True)
     pieces: list[_Piece] = []

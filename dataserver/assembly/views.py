@@ -8,7 +8,7 @@ A view of samples needs no pixels, and waits for none: whether its images can be
 `execution.validity` is exact pays for knowing it, with tasks that decode images and keep the verdict alone.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
@@ -19,14 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataserver.assembly.decoders import DECODERS, Item
+from dataserver.assembly.image_runs import images_of
 from dataserver.assembly.image_transforms import draw_transforms
-from dataserver.assembly.sequences import (
-    IGNORED,
-    backbone_arrays,
-    backbone_rotary_positions,
-    text_arrays,
-    understood_images,
-)
+from dataserver.assembly.sequences import IGNORED, backbone_arrays, backbone_rotary_positions, text_arrays
 from dataserver.assembly.tensors import TensorSpec, clip_ends, num_patches, total_bytes
 from dataserver.dataset import (
     Dataset,
@@ -178,9 +173,9 @@ def prepare_view(
     by_name = {tensor.name: tensor.of(buffer) for tensor in tensors}
     arrays: dict[str, NDArray[np.int32]]
     if view.holds_samples:
-        arrays = _sequences(spec, plan, view, datasets) if tensors else {}
+        lengths = _video_lengths(spec, plan.samples, view, datasets, by_name)
+        arrays = _sequences(spec, plan, view, datasets, lengths) if tensors else {}
         if "rotary_positions" in by_name:
-            lengths = _video_lengths(spec, plan.samples, view, datasets)
             arrays["rotary_positions"] = backbone_rotary_positions(
                 spec.stream, plan.samples, view.items, arrays, lengths
             )
@@ -224,10 +219,12 @@ def _clear_gaps(tensors: Sequence[TensorSpec], buffer: U8) -> None:
 
 
 def _sequences(
-    spec: JobSpec, plan: StepPlan, view: ViewPlan, datasets: Sequence[Dataset]
+    spec: JobSpec, plan: StepPlan, view: ViewPlan, datasets: Sequence[Dataset], lengths: VideoLengths | None
 ) -> dict[str, NDArray[np.int32]]:
-    assemble = backbone_arrays if view.kind is ModuleKind.BACKBONE else text_arrays
-    return assemble(spec.stream, plan, view, _documents(spec, plan.samples, view.items, datasets))
+    documents = _documents(spec, plan.samples, view.items, datasets)
+    if view.kind is ModuleKind.BACKBONE:
+        return backbone_arrays(spec.stream, plan, view, documents, lengths)
+    return text_arrays(spec.stream, plan, view, documents)
 
 
 def _documents(spec: JobSpec, of: StepSamples, items: I64, datasets: Sequence[Dataset]) -> Iterator[TokenizedDocument]:
@@ -250,12 +247,15 @@ def _documents(spec: JobSpec, of: StepSamples, items: I64, datasets: Sequence[Da
 
 
 def _video_lengths(
-    spec: JobSpec, samples: StepSamples, view: ViewPlan, datasets: Sequence[Dataset]
+    spec: JobSpec, samples: StepSamples, view: ViewPlan, datasets: Sequence[Dataset], tensors: Container[str]
 ) -> VideoLengths | None:
-    """What the index says of the videos of a view of samples, where positions depend on it."""
-    if samples.image_modality is None or video_sizing(spec.stream.sizing).positions_per_second is None:
+    """What the index says of the videos of a view of samples, where tokens or positions that are wanted depend on it;
+    of `images_of` these samples."""
+    sizing = video_sizing(spec.stream.sizing)
+    has_rate = sizing.positions_per_second is not None and "rotary_positions" in tensors
+    if samples.image_modality is None or not (has_rate or sizing.timestamps is not None):
         return None
-    index = understood_images(samples, view.items)
+    index = images_of(samples, view.items)
     lengths = VideoLengths(np.zeros(len(index), np.int32), np.zeros(len(index), np.int64))
     for n in np.flatnonzero(samples.image_modality[index] == VIDEO).tolist():
         of, number = (int(found[0]) for found in samples.locate(index[n : n + 1]))

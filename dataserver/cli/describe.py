@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from dataserver.assembly import BYTES, load_tokenizer
-from dataserver.cli.arguments import MaybePath, Text, tokenizer_files
+from dataserver.cli.arguments import MaybePath, Text, Transforms, tokenizer_files
 from dataserver.cli.card_page import card_page
 from dataserver.cli.jobs import WrittenStream, long_samples
 from dataserver.cli.progress import progress_bar
@@ -16,6 +16,7 @@ from dataserver.dataset import Dataset, lint, location, printable
 from dataserver.jobs import dataset_card
 from dataserver.outputs import require_writable, tells_on, write_output
 from dataserver.reporting.card_sections import Section, bars, card_sections
+from dataserver.transforms import parse_transform
 
 WIDTH = 80
 """Characters of a line of the report."""
@@ -26,6 +27,7 @@ def describe(
     index_dir: MaybePath = None,
     quarantine: MaybePath = None,
     tokenizer: str = BYTES,
+    transform: Transforms = (),
     job: MaybePath = None,
     name: Text = "",
     output: MaybePath = None,
@@ -40,6 +42,8 @@ def describe(
         quarantine: Quarantine list of the dataset.
         tokenizer: Tokenizer whose tokens were counted, NAME=FILE or `bytes`; of conversations NAME=FOLDER with the chat
             template that rendered them.
+        transform: Transform of metadata that `dataserver index` applied, NAME=VERSION or NAME=VERSION:OPTIONS; may be
+            repeated. Its columns are shown as well, and filters may name them.
         job: YAML or JSON file of a job. Shows what its filter drops of this dataset and, if --tokenizer is the job's,
             how many conversations are longer than its sequences and how many documents it splits.
         name: Name of the dataset in the job, if the job has several. By default all filters are shown, and long samples
@@ -63,7 +67,7 @@ def describe(
         else:
             counts.update(finding.kind for finding in long_samples(written, entries[0][0], dataset, named))
     with progress_bar(f"describing {path.name}") as report:
-        card = dataset_card(dataset, loaded, filters, report)
+        card = dataset_card(dataset, loaded, filters, report, [parse_transform(entry) for entry in transform])
     sections = list(card_sections(card, counts))
     title = printable(str(path))
     if output is not None:

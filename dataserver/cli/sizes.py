@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -9,7 +10,16 @@ from typing import Annotated, Final, Literal
 import tyro
 
 from dataserver.assembly import BYTES, load_tokenizer
-from dataserver.cli.arguments import MaybeInt, MaybePath, Switch, Text, sizing_of, sizing_of_job, tokenizer_files
+from dataserver.cli.arguments import (
+    MaybeInt,
+    MaybePath,
+    Switch,
+    Text,
+    Transforms,
+    sizing_of,
+    sizing_of_job,
+    tokenizer_files,
+)
 from dataserver.cli.progress import progress_bar
 from dataserver.dataset import OWN, Dataset, compile_filter, location
 from dataserver.jobs import Counted, Rules, own_key, size_histogram, sizes_data, thinned
@@ -18,6 +28,7 @@ from dataserver.planning.job.fields import CutAt, Modality, Sizing, SplitAt
 from dataserver.planning.plan.naming import counted as counted_of
 from dataserver.planning.stream.captions import Captions
 from dataserver.planning.stream.documents import Split
+from dataserver.transforms import parse_transform
 
 MaybeRule = Annotated[Literal["qwen", "naflex", "square", "crop", "pad"] | None, tyro.conf.arg(help_behavior_hint="")]
 MIN_SEQ_LEN: Final = 8
@@ -136,6 +147,7 @@ def sizes(
     index_dir: MaybePath = None,
     quarantine: MaybePath = None,
     filter: Text = "",  # noqa: A002
+    transform: Transforms = (),
     tokenizer: str = BYTES,
     caption: str = OWN,
     job: MaybePath = None,
@@ -154,6 +166,8 @@ def sizes(
         index_dir: Folder of the dataset's index, where it does not lie beside the shards.
         quarantine: Quarantine list of the dataset.
         filter: Condition over sidecar columns, as a job has it.
+        transform: Transform of metadata that `dataserver index` applied, NAME=VERSION or NAME=VERSION:OPTIONS; may be
+            repeated. The filter may name its columns, and samples that it leaves out do not count.
         tokenizer: Tokenizer whose tokens were counted, NAME=FILE or `bytes`; of conversations NAME=FOLDER with the chat
             template that rendered them.
         caption: Named caption whose tokens count, as the job has it; `own` is the samples' own text.
@@ -171,12 +185,13 @@ def sizes(
     if dataset.are_chats:
         captions = Captions((own_key(dataset, loaded),), cut_at_turn=lengths.cut_at is not None)
         split, seq_len = None, lengths.seq_len
-    rules = Rules(loaded.digest, sizing, filter, dataset.quarantine, captions, split=split)
+    metadata = tuple(parse_transform(entry).key() for entry in transform)
+    rules = Rules(loaded.digest, sizing, filter, dataset.quarantine, captions, metadata=metadata, split=split)
     with progress_bar("counting sizes") as report:
         counted = size_histogram(dataset, rules, report, seq_len, lengths.interleaved)
     num_samples = sum(counted.sizes.values())
     left = num_samples + counted.chats["left_out"]
-    dropped = _dropped(dataset, filter, left if split is None else None) if filter else ""
+    dropped = _dropped(dataset, filter, left if split is None else None, metadata) if filter or metadata else ""
     if not num_samples:
         print(
             f"dataserver: no sample of {path} is left{dropped}{_long_chats(counted, seq_len)}; change the filter, the "
@@ -205,15 +220,16 @@ def _long_chats(counted: Counted, seq_len: int | None) -> str:
     return f"; {longer} longer than {seq_len} tokens: {', '.join(said)}" if said else ""
 
 
-def _dropped(dataset: Dataset, condition: str, num_samples: int | None) -> str:
-    """Say how many samples a filter and the quarantine list drop, and how many of them for a null.
+def _dropped(dataset: Dataset, condition: str, num_samples: int | None, metadata: Sequence[str]) -> str:
+    """Say how many samples a filter, transforms of metadata and the quarantine list drop, and how many of them for a
+    null.
 
     They leave `num_samples`; None where only the parts of these were counted.
     """
     before = sum(shard.num_samples for shard in dataset.shards)
-    compiled = compile_filter(condition)
+    compiled = compile_filter(condition) if condition else None
     if num_samples is None:
-        num_samples = sum(int(shard.keep(compiled, dataset.quarantine).sum()) for shard in dataset.shards)
-    nulls = sum(shard.dropped_for_nulls(compiled) for shard in dataset.shards)
+        num_samples = sum(int(shard.keep(compiled, dataset.quarantine, metadata).sum()) for shard in dataset.shards)
+    nulls = 0 if compiled is None else sum(shard.dropped_for_nulls(compiled, metadata) for shard in dataset.shards)
     why = f", {nulls} of them because a column of the filter is null" if nulls else ""
     return f"; {before - num_samples} of {before} are dropped{why}"

@@ -27,7 +27,7 @@ from dataserver.dataset.index.build import WHOLE, BuildReport, Part, build_index
 from dataserver.dataset.index.chat_batches import ChatEncoder, EncodedChat
 from dataserver.dataset.index.chat_counts import CHAT_COLUMN
 from dataserver.dataset.index.chat_tokens import chat_key, count_chats
-from dataserver.dataset.index.derived import derive_columns, derive_table
+from dataserver.dataset.index.derived import DerivedColumns, derive_columns, derive_table
 from dataserver.dataset.index.numeric import ShardSizes
 from dataserver.dataset.index.rules import (
     AudioMembers,
@@ -115,6 +115,7 @@ __all__ = [
     "ConversionReport",
     "Dataset",
     "DatasetError",
+    "DerivedColumns",
     "DocumentParts",
     "Effect",
     "EncodedChat",

@@ -257,7 +257,7 @@ class Shard:
             TokensMissingError: the shard was not transformed by one of them; names the command to run.
             DatasetError: two of them made columns of the same name.
         """
-        return DerivedColumns(self, [self._derived(key) for key in transforms])
+        return DerivedColumns(self, {key: self._derived(key) for key in transforms})
 
     def _derived(self, key: str) -> "pa.Table":
         table = read_derived(self.file, self.header, key)

@@ -1,7 +1,7 @@
 """Where input and output meet the planner: a job and open datasets in, plans out. Servers and the CLI use it alike."""
 
 from dataserver.jobs.cache import JobCache
-from dataserver.jobs.card import DatasetCard, Drops, Histogram, dataset_card, own_key
+from dataserver.jobs.card import ColumnCard, DatasetCard, Drops, Histogram, dataset_card, own_key
 from dataserver.jobs.catalog import Catalog, quarantine_digest
 from dataserver.jobs.errors import (
     DatasetMismatchError,
@@ -23,6 +23,7 @@ from dataserver.jobs.statistics_cache import index_statistics
 __all__ = [
     "JOB_CHARS",
     "Catalog",
+    "ColumnCard",
     "Counted",
     "DatasetCard",
     "DatasetMismatchError",

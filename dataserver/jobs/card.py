@@ -9,8 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataserver.assembly import Tokenizer, chat_digest
-from dataserver.dataset import OWN, Dataset, Filter, Shard, ShardSizes, compile_filter, filter_parts, texts_key
-from dataserver.planning.job.fields import MICROSECONDS
+from dataserver.dataset import (
+    OWN,
+    Dataset,
+    DerivedColumns,
+    Filter,
+    Shard,
+    ShardSizes,
+    compile_filter,
+    filter_parts,
+    texts_key,
+)
+from dataserver.planning.job.fields import MICROSECONDS, InstalledTransform
 from dataserver.planning.stream.captions import CHAT_PREFIX
 from dataserver.planning.stream.samples import AUDIO, VIDEO, row_sums
 
@@ -68,6 +78,8 @@ class ColumnCard:
     """Arrow's names, in the order in which shards have them."""
     num_nulls: int
     """Number of samples without a value."""
+    made_by: str = ""
+    """Name and version of the transform that made it; empty of a column of the index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +109,18 @@ class DatasetCard:
     columns: tuple[ColumnCard, ...]
     quarantined: int
     """Samples that the quarantine list leaves out."""
+    transformed_out: int
+    """Samples that transforms of metadata leave out."""
     filters: tuple[tuple[Drops, ...], ...]
     """For each filter what it drops, and then what each of its conditions drops alone, if it has several."""
 
 
 def dataset_card(
-    dataset: Dataset, tokenizer: Tokenizer, filters: Sequence[str], progress: Callable[[int, int], None]
+    dataset: Dataset,
+    tokenizer: Tokenizer,
+    filters: Sequence[str],
+    progress: Callable[[int, int], None],
+    transforms: Sequence[InstalledTransform] = (),
 ) -> DatasetCard:
     """Look at the index of each shard of a dataset; no shard is read.
 
@@ -111,12 +129,14 @@ def dataset_card(
         tokenizer: whose tokens count; of conversations those that its chat template renders.
         filters: of jobs.
         progress: told of shards done, and of all.
+        transforms: of metadata, whose columns count and may be named by filters.
 
     Raises:
-        TokensMissingError: texts or captions are not counted for the tokenizer; names the command.
+        TokensMissingError: texts or captions are not counted for the tokenizer, or a transform was not applied; names
+            the command.
         FilterError: a filter does not fit the dataset's columns.
     """
-    found = _Card(dataset, tokenizer.digest, own_key(dataset, tokenizer), filters)
+    found = _Card(dataset, tokenizer.digest, own_key(dataset, tokenizer), filters, transforms)
     for number, shard in enumerate(dataset.shards, 1):
         found.add(shard)
         progress(number, len(dataset.shards))
@@ -136,8 +156,17 @@ def own_key(dataset: Dataset, tokenizer: Tokenizer) -> str:
 class _Card:
     """Collects a card shard by shard."""
 
-    def __init__(self, dataset: Dataset, tokenizer_digest: str, own: str, filters: Sequence[str]) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        tokenizer_digest: str,
+        own: str,
+        filters: Sequence[str],
+        transforms: Sequence[InstalledTransform],
+    ) -> None:
         self._dataset, self._digest, self._own = dataset, tokenizer_digest, own
+        self._transforms = {transform.key(): f"{transform.name} {transform.version}" for transform in transforms}
+        self._made_by = dict[str, str]()
         self._filters = [self._parts(text) for text in filters]
         self._dropped = [np.zeros((len(parts), 2), np.int64) for parts in self._filters]
         names = (
@@ -153,12 +182,13 @@ class _Card:
         self._histograms = tuple(map(Histogram, names))
         self._forms, self._nulls, self._tokens = Counter[str](), Counter[str](), Counter[str]()
         self._types: dict[str, dict[str, None]] = {}
-        self._quarantined = self._images = 0
+        self._quarantined = self._transformed_out = self._images = 0
 
     def _parts(self, text: str) -> list[Filter]:
         parts = filter_parts(text)
         whole = compile_filter(text)
-        whole.check(self._dataset.shards)
+        shards = self._dataset.shards
+        whole.check([shards[0].derived([*self._transforms])] if self._transforms and shards else shards)
         return [whole, *(parts if len(parts) > 1 else ())]
 
     def add(self, shard: Shard) -> None:
@@ -188,16 +218,25 @@ class _Card:
         self._tokens[OWN] += int(own.sum())
         for name in self._dataset.captions if self._own == OWN else ():
             self._tokens[name] += int(shard.tokens.counts(texts_key(self._digest, name)).sum(dtype=np.int64))
-        for name in shard.known_columns | shard.columns.keys():
-            self._nulls[name] += shard.column(name).null_count if name in shard.columns else shard.num_samples
-            if name in shard.columns:
-                self._types.setdefault(name, {})[shard.columns[name]] = None
+        derived = self._add_columns(shard)
         if self._dataset.quarantine is not None:
             self._quarantined += int((~self._dataset.quarantine.mask(shard)).sum())
         for parts, dropped in zip(self._filters, self._dropped, strict=True):
             for n, part in enumerate(parts):
-                mask = ~part.mask(shard)
-                dropped[n] += int(mask.sum()), int((mask & part.nulls(shard)).sum())
+                mask = ~part.mask(derived)
+                dropped[n] += int(mask.sum()), int((mask & part.nulls(derived)).sum())
+
+    def _add_columns(self, shard: Shard) -> DerivedColumns:
+        """Count types and nulls of the columns of a shard, those of transforms as well, and return them."""
+        derived = shard.derived([*self._transforms])
+        self._transformed_out += int((~derived.stays).sum())
+        for name in derived.known_columns | derived.columns.keys():
+            self._nulls[name] += derived.column(name).null_count if name in derived.columns else shard.num_samples
+            if name in derived.columns:
+                self._types.setdefault(name, {})[derived.columns[name]] = None
+        for name, key in derived.made_by.items():
+            self._made_by[name] = self._transforms[key]
+        return derived
 
     def _tokens_of(self, shard: Shard, sizes: ShardSizes) -> tuple[NDArray[Any], NDArray[Any]]:
         """Text tokens of each sample, and those that are learned of each conversation."""
@@ -219,8 +258,12 @@ class _Card:
             num_images=self._images,
             tokens=dict(self._tokens),
             histograms=tuple(h for h in self._histograms if h.largest),
-            columns=tuple(ColumnCard(n, tuple(self._types[n]), self._nulls[n]) for n in sorted(self._types)),
+            columns=tuple(
+                ColumnCard(name, tuple(self._types[name]), self._nulls[name], self._made_by.get(name, ""))
+                for name in sorted(self._types)
+            ),
             quarantined=self._quarantined,
+            transformed_out=self._transformed_out,
             filters=tuple(
                 tuple(Drops(f.text, *row) for f, row in zip(parts, dropped.tolist(), strict=True))
                 for parts, dropped in zip(self._filters, self._dropped, strict=True)

@@ -4,13 +4,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from dataserver.assembly import BYTES, chat_digest, image_marks, tokenizer_spec
+from dataserver.assembly import BYTES, chat_digest, image_marks, tokenizer_spec, video_timestamps
 from dataserver.jobs.catalog import Catalog, quarantine_digest, transformed_digest
 from dataserver.jobs.errors import FillingError
 from dataserver.planning.job.fields import (
     MAX_SIDE_TILES,
     SPECIAL_TOKENS,
     DatasetSpec,
+    FrameRule,
     TokenizerSpec,
     absent_fields,
     is_name,
@@ -53,7 +54,8 @@ def fill_job(data: Any, catalog: Catalog) -> Any:
             entry = stream["datasets"][number]
             template = _template_of(stream.get("tokenizer"), entry.get("name"), catalog)
             stream["datasets"][number] = {**entry, "conversations": {"template": template, **entry["conversations"]}}
-            stream["sizing"] = _with_marks(stream.get("sizing", {}), stream.get("tokenizer"), catalog)
+            sizing = _with_marks(stream.get("sizing", {}), stream.get("tokenizer"), catalog)
+            stream["sizing"] = _with_timestamps(sizing, stream.get("tokenizer"), entry.get("name"), catalog)
     for path in absent:
         if path[-1] == "transformed":
             number = int(path[2])
@@ -114,6 +116,25 @@ def _with_marks(sizing: Any, tokenizer: Any, catalog: Catalog) -> Any:
     most = min(most, MAX_SIDE_TILES)
     marks = image_marks(catalog.named_tokenizer(name), most, most)
     return sizing if marks is None else {**sizing, "marks": marks}
+
+
+def _with_timestamps(sizing: Any, tokenizer: Any, dataset: Any, catalog: Catalog) -> Any:
+    """The sizing with the text that the processor of the tokenizer's folder writes around the frames of videos."""
+    name = tokenizer.get("name", BYTES) if isinstance(tokenizer, Mapping) else BYTES
+    video = sizing.get("video", {}) if isinstance(sizing, Mapping) else None
+    if not (is_name(name) and is_name(dataset) and isinstance(video, Mapping)) or "timestamps" in video:
+        return sizing
+    if "video" not in catalog.named_dataset(dataset).media:
+        return sizing
+    timestamps = video_timestamps(catalog.named_tokenizer(name))
+    if timestamps is None:
+        return sizing
+    if video.get("rule") != FrameRule.QWEN3:
+        raise FillingError(
+            f"conversations of dataset {dataset!r} have videos, and the processor of tokenizer {name!r} writes the "
+            "times of their frames, as the rule qwen3 has them: set sizing.video.rule to qwen3"
+        )
+    return {**sizing, "video": {**video, "timestamps": timestamps}}
 
 
 def _only_tokenizer(catalog: Catalog) -> str:

@@ -37,8 +37,8 @@ class Size(NamedTuple):
     patches: tuple[int, ...]
     """Size of each item: patches of an image or a video, positions of a clip."""
     image_tokens: tuple[int, ...] = ()
-    """Backbone tokens of each item with the text between its parts, where images are cut into tiles; else they follow
-    from the patches."""
+    """Backbone tokens of each item with the text between its parts, where images are cut into tiles or videos have
+    timestamps; else they follow from the patches."""
     modality: tuple[int, ...] = ()
     """Number of what each item is; empty where all are images."""
     groups: tuple[int, ...] = ()
@@ -81,7 +81,8 @@ def size_histogram(
     seq_len: int | None = None,
     with_texts: bool = False,
 ) -> Counted:
-    """Samples by their sizes, of documents that are split parts; what filter and quarantine leave out is not counted.
+    """Samples by their sizes, of documents that are split parts; what filter, quarantine and transforms of metadata
+    leave out is not counted.
 
     Args:
         dataset: the open dataset.
@@ -92,13 +93,13 @@ def size_histogram(
         with_texts: count the text before each item as well, which decides where documents may be generated.
 
     Raises:
-        TokensMissingError: a shard is not counted for the tokenizer; names the command.
+        TokensMissingError: a shard is not counted for the tokenizer, or not transformed; names the command.
         DatasetError: an index cannot be read.
     """
     compiled, found = compile_filter(rules.filter) if rules.filter else None, Counted()
     for number, shard in enumerate(dataset.shards, 1):
         columns = columns_of(shard, rules.tokenizer_digest, rules.captions)
-        kept = rows_left(shard, compiled, rules.quarantine, rules.tokenizer_digest, rules.captions)
+        kept = rows_left(shard, compiled, rules.quarantine, rules.tokenizer_digest, rules.captions, rules.metadata)
         picked = _picked(columns, kept, rules, seq_len, found.chats)
         _add(found, columns, picked, rules, with_texts)
         progress(number, len(dataset.shards))
@@ -135,7 +136,7 @@ def _add(found: Counted, columns: ShardColumns, picked: PickedRows, rules: Rules
     layouts, depths = sized.image_layout, sized.image_depths
     of_items = [
         (rows.astype(np.int64) * sides).tolist(),
-        empty if layouts is None else tokens.tolist(),
+        empty if layouts is None and sized.image_marks is None else tokens.tolist(),
         empty if modality is None else modality.tolist(),
         empty if depths is None else depths.tolist(),
         empty if layouts is None else list(map(tuple, layouts.tolist())),
@@ -152,6 +153,7 @@ def _size(text: int, columns: list[tuple[Any, ...]]) -> Size:
         modality = ()
     if VIDEO not in modality:
         groups = ()
+        tokens = tokens if layouts else ()
     return Size(text, patches, tokens, modality, groups, layouts, texts)
 
 

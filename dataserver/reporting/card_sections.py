@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dataserver.dataset import KINDS, OWN, printable
-from dataserver.jobs import DatasetCard, Drops, Histogram
+from dataserver.jobs import ColumnCard, DatasetCard, Drops, Histogram
 
 _BAR: Final = 24
 """Characters of the longest bar."""
@@ -45,7 +45,7 @@ def card_sections(card: DatasetCard, findings: Mapping[str, int]) -> Iterator[Se
         yield _histogram(histogram)
     if card.columns:
         rows = [
-            Row(printable(c.name), ", ".join(c.types), *_share(c.num_nulls, card.num_samples)) for c in card.columns
+            Row(_column(c), ", ".join(c.types), *_share(c.num_nulls, card.num_samples)) for c in card.columns
         ]
         yield Section("Columns, and their share of nulls", tuple(rows))
     if findings:
@@ -90,6 +90,13 @@ def _facts(card: DatasetCard) -> Iterator[Row]:
         )
     if card.quarantined:
         yield Row("quarantined", note=f"{card.quarantined:,} of the samples")
+    if card.transformed_out:
+        yield Row("left out", note=f"{card.transformed_out:,} of the samples, by transforms")
+
+
+def _column(column: ColumnCard) -> str:
+    made_by = f" ({printable(column.made_by)})" if column.made_by else ""
+    return printable(column.name) + made_by
 
 
 def _histogram(histogram: Histogram) -> Section:

@@ -12,7 +12,7 @@ from dataserver.video.decoding import (
     video_fault_of,
 )
 from dataserver.video.digest import video_digest
-from dataserver.video.formats import VIDEO_FORMAT_NAMES, VIDEO_SUFFIXES, video_format_of
+from dataserver.video.formats import TEXT_SUFFIXES, VIDEO_FORMAT_NAMES, VIDEO_SUFFIXES, is_text, video_format_of
 from dataserver.video.header import VideoHeader, VideoHeaderError, read_video_header, require_video
 from dataserver.video.limits import (
     MAX_FRAME_PIXELS,
@@ -32,6 +32,7 @@ __all__ = [
     "MAX_VIDEO_FRAMES",
     "MAX_VIDEO_SECONDS",
     "SOUND_CODECS",
+    "TEXT_SUFFIXES",
     "VIDEO_FORMAT_NAMES",
     "VIDEO_SUFFIXES",
     "VIDEO_VERSION",
@@ -41,6 +42,7 @@ __all__ = [
     "VideoShape",
     "decode_first_frame",
     "decode_frames",
+    "is_text",
     "read_sound",
     "read_sound_header",
     "read_video_header",

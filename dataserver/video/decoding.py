@@ -7,6 +7,8 @@ The rules of video version 1:
 2. How many frames are read, `sampled_frames` says. They are spread evenly over the video: of n frames, frame i is the
    one that is shown i / n of the way from the first to the end of the last. Where all frames, 0 .. m - 1, are within
    half a frame of an even rate, that is frame floor(i x m / n), as transformers reads them, however times are rounded.
+   With the rule `qwen3` it is `frame_number`; where frames are not at an even rate, the one that is shown when that
+   frame would be.
 3. A frame is decoded from the last key frame before it, or on from the one that was decoded before it, whichever is
    fewer. Where a packet turns out to hold no frame, the frame that is shown at its time counts.
 4. RGB by FFmpeg, as the video's colours say; upright; scaled to its grid, as images are.
@@ -25,7 +27,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from dataserver.images import U8, ImageShape, write_scaled_patches
-from dataserver.planning.job.fields import Sizing, VideoSizing, sampled_frames
+from dataserver.planning.job.fields import FrameRule, Sizing, VideoSizing
+from dataserver.planning.stream.video_frames import frame_number, sampled_frames
 from dataserver.video.header import TURNED, Times, VideoHeaderError, open_video, times_of
 from dataserver.video.limits import MAX_VIDEO_BYTES
 
@@ -105,7 +108,7 @@ def decode_frames(data: bytes, shape: VideoShape, grid: FrameGrid, sizing: Sizin
     image = ImageShape(shape.width, shape.height, shape.orientation, grid.rows, grid.columns)
     number = 0
     try:
-        for pixels in _sampled(data, shape, wanted):
+        for pixels in _sampled(data, shape, wanted, video.rule):
             write_scaled_patches(pixels, image, sizing, frame)
             groups[number // span, :, number % span] = frame
             number += 1
@@ -164,15 +167,18 @@ def is_even(times: Times) -> bool:
     return all((2 * (time - first) * count + ticks) // (2 * ticks) == n for n, time in enumerate(times.pts))
 
 
-def frames_at(times: Times, wanted: int) -> list[int]:
+def frames_at(times: Times, wanted: int, rule: FrameRule = FrameRule.UNIFORM) -> list[int]:
     """The positions of so many frames among all, in the order in which they are shown; ascending, some repeated."""
     first, count = times.pts[0], len(times.pts)
     if is_even(times):
-        return [i * count // wanted for i in range(wanted)]
-    return [bisect_right(times.pts, first + i * times.ticks // wanted) - 1 for i in range(wanted)]
+        return [frame_number(i, wanted, count, rule) for i in range(wanted)]
+    ticks = (times.ticks * i // wanted for i in range(wanted))
+    if rule is FrameRule.QWEN3:
+        ticks = (times.ticks * frame_number(i, wanted, count, rule) // count for i in range(wanted))
+    return [bisect_right(times.pts, first + after) - 1 for after in ticks]
 
 
-def _sampled(data: bytes, shape: VideoShape, wanted: int) -> Iterator[U8]:
+def _sampled(data: bytes, shape: VideoShape, wanted: int, rule: FrameRule = FrameRule.UNIFORM) -> Iterator[U8]:
     """Yield the sampled frames of a video in order, RGB, as they are stored."""
     from dataserver.video.reading import frames_of, pixels_of
 
@@ -183,7 +189,7 @@ def _sampled(data: bytes, shape: VideoShape, wanted: int) -> Iterator[U8]:
         with open_video(data) as (_, container, stream):
             stored = [*frames_of(container, stream)]
             times = _times(stored, stream, shape)
-            at = [times.pts[position] for position in frames_at(times, wanted)]
+            at = [times.pts[position] for position in frames_at(times, wanted, rule)]
             last: tuple[int, U8] | None = None
             for pts, frame in _frames_at(stored, stream, at):
                 if last is None or last[0] != pts:

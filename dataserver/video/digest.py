@@ -8,7 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from dataserver.planning.job.fields import FrameRule, Sizing, VideoSizing, frame_groups
+from dataserver.planning.job.fields import FrameRule, Sizing, VideoSizing
+from dataserver.planning.stream.video_frames import frame_groups
 from dataserver.video.decoding import VIDEO_VERSION, FrameGrid, VideoShape, decode_frames
 from dataserver.video.header import read_video_header
 from dataserver.video.reference_clips import AV1, H264, HEVC, MPEG4, VP8, VP9

@@ -1,5 +1,6 @@
 """The video formats that are read, by how files begin."""
 
+import codecs
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -53,6 +54,21 @@ VIDEO_SUFFIXES: Final = frozenset(
 )
 """Types of files that claim to be videos; how they begin decides what they are. Those that are not read are
 findings."""
+
+TEXT_SUFFIXES: Final = frozenset({"ts"})
+"""Those that texts have as well: the sources of TypeScript are called as transport streams are."""
+_TEXT_BYTES: Final = 4096
+"""Bytes of a file that tell whether it is a text."""
+
+
+def is_text(data: bytes) -> bool:
+    """Whether a file begins as a text in UTF-8; no video does."""
+    begin = data[:_TEXT_BYTES]
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(begin)
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in begin
 
 
 def video_format_of(data: bytes) -> VideoFormat | None:

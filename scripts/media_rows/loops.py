@@ -11,8 +11,9 @@ import soxr
 from PIL import Image
 
 from dataserver.audio.mel import log_mel
-from dataserver.planning.job.fields import HOP, SAMPLE_RATE, Sizing, sampled_frames
+from dataserver.planning.job.fields import HOP, SAMPLE_RATE, Sizing
 from dataserver.planning.stream.item_sizes import audio_sizing, video_sizing
+from dataserver.planning.stream.video_frames import sampled_frames
 from media_rows.files import Array, Stored
 
 

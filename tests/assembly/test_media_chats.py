@@ -113,9 +113,9 @@ def test_what_nobody_knows_is_refused(tmp_path: Path) -> None:
     ):
         encoded(chat, clip)
     chat.close()
-    (tmp_path / "processor_config.json").write_text(json.dumps({"processor_class": "Qwen3VLProcessor"}))
+    (tmp_path / "processor_config.json").write_text(json.dumps({"processor_class": "Glm4vProcessor"}))
     with pytest.raises(
-        TokenizingError, match=r"has videos, and which tokens Qwen3VLProcessor .* one of Qwen2VLProcessor"
+        TokenizingError, match=r"has videos, and which tokens Glm4vProcessor .* one of Qwen2VLProcessor"
     ):
         encoded(open_chat(load_tokenizer("q", tmp_path)), said)
     images_first = MEDIA["Qwen2VLProcessor"].template.replace(
@@ -132,7 +132,7 @@ def test_what_a_processor_refuses_is_a_part_of_the_digest(tmp_path: Path) -> Non
     """Where a dataset serves it: two servers whose folders differ in that would leave out different samples."""
     write_chat_folder(tmp_path, "qwen2-vl")
     tokenizer, digests = load_tokenizer("q", tmp_path), dict[str, list[str]]()
-    for name in ("", "Qwen2AudioProcessor", "Qwen2VLProcessorFast", "Qwen3VLProcessor"):
+    for name in ("", "Qwen2AudioProcessor", "Qwen2VLProcessorFast", "Glm4vProcessor"):
         (tmp_path / "processor_config.json").write_text(json.dumps({"processor_class": name}))
         digests[name] = [chat_digest(tokenizer, media) for media in ((), ("audio",), ("video",), ("audio", "video"))]
     plain, audio, video, neither = digests.values()

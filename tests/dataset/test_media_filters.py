@@ -95,5 +95,5 @@ def test_a_column_of_the_same_name_stands_for_them_in_all_shards(tmp_path: Path)
 
 def test_a_transforms_column_of_the_same_name_stands_for_them(folder: Path) -> None:
     (shard,) = Dataset.open(folder).shards
-    derived = DerivedColumns(shard, [pa.table({"clips": ["x", "y", "x", "x"]})])
+    derived = DerivedColumns(shard, {"tag 1 {}": pa.table({"clips": ["x", "y", "x", "x"]})})
     assert compile_filter("clips == 'y' and videos == 1").mask(derived).tolist() == [False, True, False, False]

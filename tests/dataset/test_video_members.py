@@ -129,6 +129,21 @@ def test_transport_streams_are_videos_by_how_they_begin(tmp_path: Path) -> None:
     assert fault_of(dataset.read(found[0]), found[0]) is None
 
 
+SOURCE = "export const name: string = 'caf\u00e9';\n".encode() * 200
+"""Of TypeScript."""
+
+
+def test_sources_of_typescript_are_no_videos(tmp_path: Path) -> None:
+    """They have the names of transport streams; a sample goes without them, as without any other file."""
+    pieces = [("a.jpg", JPEG), ("a.ts", SOURCE), ("b.jpg", JPEG), ("b.ts", b""), ("c.mp4", CLIP), ("c.d.ts", SOURCE)]
+    members = [*pieces, ("d.ts", video("ts", 7)), *((f"{key}.txt", b"text") for key in "abcd")]
+    dataset = opened(tmp_path, sorted(members))
+    shard = dataset.shards[0]
+    assert shard.keys() == ["a", "b", "c", "d"]
+    assert [shard.image(row, 0).modality for row in range(4)] == [0, 0, VIDEO, VIDEO]
+    assert kinds(dataset) == {}
+
+
 def test_text_that_has_the_byte_of_transport_streams_now_and_then_is_no_video() -> None:
     """As files of members whose types say nothing: sequences of genes, above all."""
     text = bytearray(b"A" * 4000)

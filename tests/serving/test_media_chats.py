@@ -1,6 +1,7 @@
 """Chats that name images and videos, over a real server: the tokens of their template, each item where it stands."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from shards import make_image, write_tar
 from video.clips import video
 from video.jobs import video_job
 
-from dataserver.assembly import load_tokenizer, open_chat
+from dataserver.assembly import load_tokenizer, open_chat, video_timestamps
 from dataserver.dataset import Conversations, Dataset, IndexRules, VideoMembers, build_index, count_chats
-from dataserver.jobs import Catalog, JobPlanner, fill_job
+from dataserver.jobs import Catalog, FillingError, JobPlanner, fill_job
 from dataserver.planning.job.identity import parse_job
 
 pytest.importorskip("av", reason="the extra video is not installed")
@@ -97,3 +98,45 @@ def test_chats_with_images_and_videos_are_served(tmp_path: Path) -> None:
     patches = [sum(int(found["cu_patches"][-1]) for n, *_, found in views.of if n == name) for name in ("vit", "eyes")]
     assert embeddings.tolist() == [count // 4 for count in patches]
     assert embeddings.all()
+
+
+def test_times_of_frames_are_filled_in_and_served(tmp_path: Path) -> None:
+    """As Qwen3-VL's processor writes them: the text of each group of frames around its embeddings."""
+    tokenizer = write_chat_folder(tmp_path / "qwen", "Qwen3VLProcessor")
+    write(tmp_path / "d", tokenizer)
+    rule = {"rule": "qwen3", "min_pixels": 784, "max_pixels": 8 * 28 * 28}
+    fields = {
+        "datasets": [{"name": "seen", "conversations": {"cut_at": "turn"}}],
+        "tokenizer": {"name": "qwen"},
+        "global_batch": 3,
+        "microbatch": 1,
+        "packing": {"enabled": False},
+        "end": {"epochs": 2},
+    }
+    data = video_job(vit=1, eyes=1, llm=1, **fields, sizing={"max_patches": 64, "video": rule})
+    plan_here(tmp_path / "d", tokenizer, data)
+    loaded = load_tokenizer("qwen", tokenizer)
+    catalog = Catalog({"seen": Dataset.open(tmp_path / "d")}, {"qwen": loaded})
+    filled = fill_job(data, catalog)
+    assert filled["stream"]["sizing"]["video"] == {**rule, "timestamps": video_timestamps(loaded)}
+    with pytest.raises(FillingError, match=r"writes the times of their frames.*set sizing\.video\.rule to qwen3"):
+        fill_job(video_job(vit=1, eyes=1, llm=1, **fields), catalog)
+    with running({"seen": tmp_path / "d"}, tokenizers={"qwen": tokenizer}) as server:
+        views = EveryView(server, "seen", data, {"vit": 1, "eyes": 1, "llm": 1})
+    model = loaded.with_added_tokens()  # type: ignore[attr-defined]
+    pad, groups, times = model.token_to_id("<|video_pad|>"), 0, list[str]()
+    for name, _, _, found in views.of:
+        groups += int(found["grid"][:, 0].sum()) if name == "eyes" else 0
+        if name != "llm":
+            continue
+        text = model.decode(found["token_ids"].tolist(), skip_special_tokens=False)
+        group = r"<[\d.]+ seconds><\|vision_start\|>(?:<\|video_pad\|>)+<\|vision_end\|>"
+        whole = rf"<\|vision_start\|>(?:{group})+<\|vision_end\|>"
+        assert text.count("<|video_pad|>") == sum(run.count("<|video_pad|>") for run in re.findall(whole, text))
+        times += re.findall(r"<([\d.]+) seconds>", text)
+        slots = np.zeros(len(found["token_ids"]), np.bool_)
+        slots[found["embedding_slots"]] = True
+        assert slots[found["token_ids"] == pad].all()
+    assert len(times) == groups
+    # videos of 4 or 12 frames, 10 a second, of which at least 4 are read: 0, 1, 2, 3, and 0, 4, 7, 11
+    assert set(times) == {"0.1", "0.2", "0.9"}

@@ -10,9 +10,10 @@ from serving.harness import running
 from video.datasets import write_videos
 from video.jobs import VIDEO, video_job
 
-from dataserver.planning.job.fields import Sizing, VideoSizing, frame_groups
+from dataserver.planning.job.fields import Sizing, VideoSizing
 from dataserver.planning.stream.grids import patch_grid
 from dataserver.planning.stream.samples import VIDEO as OF_VIDEO
+from dataserver.planning.stream.video_frames import frame_groups
 from dataserver.video import FrameGrid, VideoShape, decode_frames
 
 pytest.importorskip("av", reason="the extra video is not installed")

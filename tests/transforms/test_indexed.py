@@ -1,6 +1,7 @@
 """Transforms of text and metadata: applied by `dataserver index`, and what jobs make of them."""
 
 import json
+import re
 import shlex
 import shutil
 from collections.abc import Sequence
@@ -266,3 +267,30 @@ def test_a_text_that_a_transform_fails_for_is_a_finding(tmp_path: Path, capsys: 
 def test_conversations_have_no_transforms_of_text(folder: Path) -> None:
     with pytest.raises(JobSpecError, match="rendered by a template; leave text_transforms out"):
         planner(folder, text_transforms=[SHOUT], conversations={"template": "0" * 64})
+
+
+def test_commands_know_the_columns_that_transforms_made(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lengths = [len(text) for text in texts_of(Dataset.open(folder))]
+    limit, short = sorted(lengths)[4], sum(length < 20 for length in lengths)
+    named = ["--transform", LENGTHS_FLAG]
+    assert main(["describe", str(folder), *named]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"length \(lengths 0\.4\) +int64 .* 0\.0 %", shown)
+    assert f"left out     {short} of the samples, by transforms" in shown
+    job, file = tmp_path / "job.json", tmp_path / "sizes.json"
+    job.write_text(json.dumps({"stream": {"datasets": [{"name": "pairs", "filter": f"length <= {limit}"}]}}))
+    assert main(["describe", str(folder), "--job", str(job)]) != 0
+    assert "length" in capsys.readouterr().err
+    assert main(["describe", str(folder), "--job", str(job), *named]) == 0
+    dropped = sum(length > limit for length in lengths)
+    assert re.search(rf"length <= {limit} +{dropped} ", capsys.readouterr().out)
+    assert main(["sizes", str(folder), "--output", str(file), *named]) == 0
+    assert f"; {short} of 8 are dropped" in capsys.readouterr().out
+    assert sum(entry["count"] for entry in json.loads(file.read_text())["samples"]) == 8 - short
+    assert main(["sizes", str(folder), "--output", str(file), *named, "--filter", f"length <= {limit}"]) == 0
+    left = sum(20 <= length <= limit for length in lengths)
+    assert sum(entry["count"] for entry in json.loads(file.read_text())["samples"]) == left
+    assert main(["sizes", str(folder), "--output", str(file), "--transform", "lengths=9"]) != 0
+    assert "was not transformed" in capsys.readouterr().err.replace("\n", " ")

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from video.clips import FORMATS, all_frames, video
 
 from dataserver.images import write_patches
-from dataserver.planning.job.fields import FrameRule, Sizing, VideoSizing, frame_groups, sampled_frames
+from dataserver.planning.job.fields import FrameRule, Sizing, VideoSizing
 from dataserver.planning.stream.grids import patch_grid
+from dataserver.planning.stream.video_frames import frame_groups, sampled_frames
 from dataserver.video import (
     FrameGrid,
     VideoHeader,
@@ -124,6 +125,23 @@ def test_frames_are_those_that_transformers_samples(frames: int, rate: int, fiel
     assert sampled_frames(frames, round(frames / rate * 1e6), rule) == len(sampled) == number
     times = Times([n * 10 for n in range(frames)], frames * 10)
     assert frames_at(times, number) == sampled.tolist()
+
+
+def test_frames_go_from_the_first_to_the_last_by_the_rule_of_qwen3() -> None:
+    data = video("h264", 23, key_every=4)
+    expected = np.stack([cut(pixels) for _, pixels in all_frames(data)])
+    rule = VideoSizing(rule=FrameRule.QWEN3, fps="3", min_pixels=1, max_pixels=23 * 64 * 48)
+    valid, found, grid = decoded(data, rule)
+    assert valid
+    numbers = np.linspace(0, 22, 6).round().astype(int)
+    assert grid.groups == 3
+    np.testing.assert_array_equal(found[:, :, 0], expected[numbers[::2]])
+    np.testing.assert_array_equal(found[:, :, 1], expected[numbers[1::2]])
+    uneven = Times([0, 10, 20, 500, 990], 1000)  # frames 0, 2 and 4 of an even rate would be shown at 0, 400 and 800
+    assert frames_at(uneven, 3, FrameRule.QWEN3) == [0, 2, 3]
+    assert frames_at(uneven, 3) == [0, 2, 3]
+    assert frames_at(Times([0, 10, 20, 500, 990], 1000), 2, FrameRule.QWEN3) == [0, 3]
+    assert frames_at(Times([*range(0, 50, 10)], 50), 2, FrameRule.QWEN3) == [0, 4]
 
 
 def test_one_frame_is_repeated() -> None:

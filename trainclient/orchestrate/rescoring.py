@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from dataserver.planning.job.fields import Modality
 from dataserver.planning.job.identity import parse_job
 from dataserver.planning.planner import plan_step, timeline
+from dataserver.planning.stream.item_sizes import has_timestamps
 from dataserver.planning.stream.samples import AUDIO, IMAGE, MODALITY_NUMBERS, VIDEO, SampleSizes, StepSamples
 from dataserver.planning.stream.sizing import size_samples
 from dataserver.planning.stream.tiles import LAYOUT
@@ -39,8 +40,8 @@ def stream_block(problem: Problem) -> dict[str, Any]:
 
 
 def _sizing(workload: Workload) -> dict[str, Any]:
-    """By which samples were sized, or patches of a pixel, as many as the largest image has. Marks are tokens without
-    meaning here."""
+    """By which samples were sized, or patches of a pixel, as many as the largest image has. Marks and timestamps are
+    tokens without meaning here."""
     stream = workload.stream
     if stream.sizing is None:
         images = (i.rows for size in workload.sizes for i in stream.items(size) if i.modality is Modality.IMAGE)
@@ -53,6 +54,8 @@ def _sizing(workload: Workload) -> dict[str, Any]:
             "whole": [0] * len(marks.whole),
             "tiles": [[[0] * len(ids) for ids in row] for row in marks.tiles],
         }
+    if has_timestamps(stream.sizing):
+        found["video"]["timestamps"] = {"digits": [0] * 10, "point": [], "after": []}
     return found
 
 
@@ -129,5 +132,9 @@ def _table(workload: Workload, sizes: Sequence[SampleSize]) -> SampleSizes:
         media["image_layout"] = np.array(layouts, np.int32).reshape(-1, LAYOUT)
     if stream.interleaved:
         media["image_texts"] = np.array([text for size in sizes for text in size.image_texts], np.int64)
+    if stream.sizing is not None and has_timestamps(stream.sizing):
+        tokens = np.array([item.tokens for item in items], np.int64)
+        marks = np.where(modality == VIDEO, tokens - rows // stream.merge**2, 0)
+        media["image_marks"] = marks.astype(np.int32)
     texts = np.array([size.text_tokens for size in sizes], np.int64)
     return SampleSizes(texts, offsets, high.astype(np.int32), (rows // high).astype(np.int32), **media)

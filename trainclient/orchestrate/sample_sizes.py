@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 from pydantic import ValidationError
 
 from dataserver.planning.job.fields import AudioSizing, Modality, Sizing, TextError, describe, parse_yaml
+from dataserver.planning.stream.item_sizes import has_timestamps
 from dataserver.planning.stream.tiles import LAYOUT
 
 MAX_COUNT: Final = 1 << 40
@@ -44,7 +45,8 @@ class SampleSize:
     patches: tuple[int, ...]
     """Number of patches of each image or video, of positions of each clip."""
     image_tokens: tuple[int, ...] = ()
-    """Backbone tokens of each item, where images are cut into tiles; else they follow from the patches."""
+    """Backbone tokens of each item, where images are cut into tiles or videos have timestamps; else they follow from
+    the patches."""
     modality: tuple[Modality, ...] = ()
     """What each item is; empty where all are images."""
     groups: tuple[int, ...] = ()
@@ -99,6 +101,12 @@ def read_sizes(path: Path) -> Sizes:
             f"{path}: `layouts` of each item are required where `sizing` has tiles, and there alone; let `dataserver "
             "sizes --job` write the file"
         )
+    if sizing is not None and has_timestamps(sizing):
+        if any(Modality.VIDEO in size.modality and not size.image_tokens for size in samples):
+            raise WorkloadError(
+                f"{path}: `image_tokens` of each item are required where `sizing` has timestamps and a sample videos; "
+                "let `dataserver sizes --job` write the file"
+            )
     return Sizes(samples, sizing)
 
 

@@ -8,15 +8,21 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from dataserver.assembly.chat.spans import Sources
+from dataserver.planning.job.fields import Timestamps
 
 _FAKE: Final = "<fake_token_around_image>"
 _GLOBAL: Final = "<global-img>"
 _IDEFICS3: Final = ("Idefics3Processor", "SmolVLMProcessor")
-_REPEATING: Final[Mapping[str, tuple[str, ...]]] = {
+_WITH_TIMESTAMPS: Final = "Qwen3VLProcessor"
+"""The processor that writes the time of each group of frames."""
+_KNOWN: Final[Mapping[str, tuple[str, ...]]] = {
     "audio": ("Qwen2AudioProcessor",),
-    "video": ("Qwen2VLProcessor", "Qwen2_5_VLProcessor"),
+    "video": ("Qwen2VLProcessor", "Qwen2_5_VLProcessor", _WITH_TIMESTAMPS),
 }
-"""Processors that repeat the token for a clip or a video as often as it has embeddings here, and write nothing else."""
+"""Processors that repeat the token for a clip or a video as often as it has embeddings here, and write nothing else but
+timestamps."""
+_TRIED: Final = range(0, 36_000, 37)
+"""Tenths of a second that are written as a whole and in pieces."""
 
 
 class Expansion(NamedTuple):
@@ -73,8 +79,43 @@ def known_processors(processor: str, kind: str) -> tuple[str, ...]:
         processor: its class; empty where a folder names none, whose template's token is repeated.
         kind: `image`, `audio` or `video`.
     """
-    known = _REPEATING.get(kind, ())
+    known = _KNOWN.get(kind, ())
     return () if not processor or processor.removesuffix("Fast") in known else known
+
+
+def timestamps_of(
+    processor: str, tokens: Mapping[str, str], encode: Callable[[str], list[int]]
+) -> dict[str, Any] | None:
+    """What a job states as `sizing.video.timestamps` for a processor; None for one that writes none.
+
+    Args:
+        processor: its class.
+        tokens: special tokens of its tokenizer by name.
+        encode: makes ids of a text with special tokens.
+
+    Raises:
+        ValueError: the tokenizer has tokens for several digits of a time.
+    """
+    if processor.removesuffix("Fast") != _WITH_TIMESTAMPS:
+        return None
+    first = tokens.get("vision_start_token", "<|vision_start|>")
+    last = tokens.get("vision_end_token", "<|vision_end|>")
+    found = {
+        "before": encode("<"),
+        "digits": [id_ for digit in "0123456789" for id_ in encode(digit)],
+        "point": encode("."),
+        "after": encode(f" seconds>{first}"),
+        "end": encode(last),
+    }
+    timestamps = Timestamps.model_validate(found) if len(found["digits"]) == len("0123456789") else None
+    for tenths in _TRIED:
+        text = f"{last}<{tenths // 10}.{tenths % 10} seconds>{first}"
+        if timestamps is None or encode(text) != [*timestamps.end, *timestamps.ids_of(tenths)]:
+            raise ValueError(
+                f"{processor} writes {text}, and its tokenizer does not make an id of each digit; serve videos in "
+                "documents, or take the tokenizer of a Qwen model"
+            )
+    return found
 
 
 def expansion_of(processor: str, tokens: Mapping[str, str]) -> Expansion | None:

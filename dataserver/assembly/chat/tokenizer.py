@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataserver.assembly.chat.answers import Answer, Marks, find_answers, needs_prompt
+from dataserver.assembly.chat.expansion import timestamps_of
 from dataserver.assembly.chat.placeholders import Placeholders
 from dataserver.assembly.chat.rendering import Renderer
 from dataserver.assembly.chat.spans import CALL, CONTENT, TAG, Disguise, Sources, Text, mapped_texts
@@ -302,6 +303,25 @@ def image_marks(tokenizer: Tokenizer, rows: int, columns: int) -> dict[str, Any]
         return None
     model = tokenizer.with_added_tokens()
     return template.expansion.marks(lambda text: model.encode(text, add_special_tokens=False).ids, rows, columns)
+
+
+def video_timestamps(tokenizer: Tokenizer) -> dict[str, Any] | None:
+    """Return what a job states as `sizing.video.timestamps` for the processor of a tokenizer's folder; None where it
+    writes none.
+
+    Raises:
+        TokenizerError: a file of the folder cannot be used.
+    """
+    template = _template_of(tokenizer)
+    if template is None or not isinstance(tokenizer, HuggingFaceTokenizer):
+        return None
+    model = tokenizer.with_added_tokens()
+    try:
+        return timestamps_of(
+            template.processor, template.tokens, lambda text: model.encode(text, add_special_tokens=False).ids
+        )
+    except ValueError as error:
+        raise TokenizerError(f"tokenizer {tokenizer.name}: {error}") from None
 
 
 def open_chat(tokenizer: Tokenizer, media: Collection[str] = ()) -> ChatTokenizer:

@@ -213,15 +213,21 @@ def _stays(table: "pa.Table") -> npt.NDArray[np.bool_]:
 class DerivedColumns:
     """The columns of a shard with those that transforms made, for filters."""
 
-    def __init__(self, shard: ColumnSource, tables: "Sequence[pa.Table]") -> None:
+    def __init__(self, shard: ColumnSource, tables: "Mapping[str, pa.Table]") -> None:
         """Join them.
+
+        Args:
+            shard: with the columns of its index.
+            tables: what transforms made of it, by their keys.
 
         Raises:
             DatasetError: two transforms made columns of the same name.
         """
         self._shard = shard
         self._made: dict[str, pa.ChunkedArray] = {}
-        for table in tables:
+        self.made_by = dict[str, str]()
+        """Key of the transform that made each column, by the column's name."""
+        for key, table in tables.items():
             for name in table.column_names:
                 if name == KEEP:
                     continue
@@ -230,13 +236,13 @@ class DerivedColumns:
                         f"several transforms of metadata, or one and the index, have the column {name!r}; rename it in "
                         "one of them"
                     )
-                self._made[name] = table.column(name)
+                self._made[name], self.made_by[name] = table.column(name), key
         self.name, self.num_samples = shard.name, shard.num_samples
         self.columns = {**shard.columns, **{name: str(column.type) for name, column in self._made.items()}}
         self.known_columns = shard.known_columns | self._made.keys()
         self.stays = np.ones(shard.num_samples, np.bool_)
         """bool [num_samples]: False where a transform leaves the sample out."""
-        for table in tables:
+        for table in tables.values():
             self.stays &= _stays(table)
 
     def column(self, name: str) -> "pa.Array":

@@ -43,13 +43,14 @@ class FolderFormat:
         if size < 0:
             findings.add(key, "special_member", f"{name} is no regular file")
             return Member(extension, 0, 0, None, special=True, key=key)
-        modality = modality_of_suffix(extension.rpartition(".")[2], source.media)
+        kind = extension.rpartition(".")[2]
+        modality = modality_of_suffix(kind, source.media)
         is_unused = modality is None and is_media(name)  # counted by its name, so that nobody need read it
         if is_unused or size > (MAX_TEXT_BYTES if modality is None else MAX_MEMBER_BYTES):
             return Member(extension, 0, size, None, key=key)
         try:
             content, part = files.read(name, modality or IMAGES)
-            if modality is None:
+            if modality is None or not modality.is_claimed(kind, content):
                 files.note_read(part)
                 return Member(extension, 0, size, content, key=key)
             return Member(extension, 0, size, None, key=key, parsed=files.image(content, part, modality))

@@ -17,7 +17,7 @@ def claimed(extension: str, member: Member, media: Media) -> StoredModality | No
 
 def _claims(modality: StoredModality, extension: str, member: Member) -> bool:
     """Whether a member is of a modality by its extension, or by its content."""
-    if extension.rpartition(".")[2] in modality.suffixes:
+    if modality.is_claimed(extension.rpartition(".")[2], member.content):
         return True
     return member.content is not None and modality.matches(member.content)
 

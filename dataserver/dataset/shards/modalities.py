@@ -41,9 +41,11 @@ from dataserver.video import (
     MAX_FRAME_SIDE,
     MAX_VIDEO_FRAMES,
     MAX_VIDEO_SECONDS,
+    TEXT_SUFFIXES,
     VIDEO_FORMAT_NAMES,
     VIDEO_SUFFIXES,
     VideoHeaderError,
+    is_text,
     read_sound_header,
     read_video_header,
     video_format_of,
@@ -83,6 +85,15 @@ class StoredModality:
     """Largest extent of an item."""
     unit: str
     """Unit of `extent`, for messages."""
+
+    def is_claimed(self, suffix: str, content: bytes | None) -> bool:
+        """Whether a file claims to be of it by its type; of types that texts have as well, one that is no text.
+
+        Args:
+            suffix: its type.
+            content: the file; None where it was not read, or is too large.
+        """
+        return suffix in self.suffixes and not (suffix in TEXT_SUFFIXES and content is not None and is_text(content))
 
 
 def _read_image(content: bytes, offset: int) -> ImagePart:

@@ -80,17 +80,30 @@ def _qwen_grids(widths: I32 | I64, heights: I32 | I64, sizing: Sizing) -> tuple[
     wide, high = np.minimum(wide, MAX_ASPECT * high), np.minimum(high, MAX_ASPECT * wide)
     rows, columns, ties = qwen_grids(wide, high, block, least, most, MAX_ASPECT)
     for i in np.flatnonzero(ties).tolist():
-        rows[i], columns[i] = _scaled_in_doubles(int(wide[i]), int(high[i]), block, least, most)
+        width, height = int(wide[i]), int(high[i])
+        is_enlarged = round(Fraction(height, block)) * round(Fraction(width, block)) * block**2 <= most
+        bound = least if is_enlarged else most
+        rows[i], columns[i] = scaled_in_doubles(width, height, 1, block, bound, is_enlarged)
     return rows, columns
 
 
 @lru_cache(1 << 16)
-def _scaled_in_doubles(width: int, height: int, block: int, least: int, most: int) -> tuple[int, int]:
-    """Rows and columns of blocks where a side is a whole number of them before it is rounded down or up."""
-    if round(Fraction(height, block)) * round(Fraction(width, block)) * block**2 > most:
-        beta = root_as_double(as_double(Fraction(height * width, most)))
-        down, across = (floor(as_double(Fraction(as_double(Fraction(side, beta)), block))) for side in (height, width))
-    else:
-        beta = root_as_double(as_double(Fraction(least, height * width)))
+def scaled_in_doubles(
+    width: int, height: int, frames: int, block: int, pixels: int, is_enlarged: bool
+) -> tuple[int, int]:
+    """Rows and columns of blocks where a side is a whole number of them before it is rounded down or up.
+
+    Args:
+        width, height: of each frame, or of an image.
+        frames: of a video; 1 of an image.
+        block: pixels of a merge block's side.
+        pixels: to which all frames are scaled.
+        is_enlarged: whether these are more.
+    """
+    if is_enlarged:
+        beta = root_as_double(as_double(Fraction(pixels, frames * height * width)))
         down, across = (ceil(as_double(Fraction(as_double(side * beta), block))) for side in (height, width))
+    else:
+        beta = root_as_double(as_double(Fraction(frames * height * width, pixels)))
+        down, across = (floor(as_double(Fraction(as_double(Fraction(side, beta)), block))) for side in (height, width))
     return max(1, down), max(1, across)

@@ -1,6 +1,6 @@
 """Sizes of images, clips and videos from metadata, and the tokens that they take in the backbone."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -15,11 +15,12 @@ from dataserver.planning.job.fields import (
     Sizing,
     VideoSizing,
     clip_positions,
-    frame_groups,
 )
 from dataserver.planning.stream.grids import image_layouts, patch_grids, stacked_grids
 from dataserver.planning.stream.samples import AUDIO, IMAGE, VIDEO, SampleSizes, StepSamples, row_sums
 from dataserver.planning.stream.tiles import LAYOUT, layout_tokens, mark_tokens
+from dataserver.planning.stream.video_frames import sampled_frames, timestamp_tokens
+from dataserver.planning.stream.video_grids import video_grids
 
 UNDERSTANDING_EXTRA = 2
 """Tokens around the sample that is understood: BOS and EOS."""
@@ -28,7 +29,7 @@ IMAGE_EXTRA = 2
 GENERATION_EXTRA = 2
 """Tokens beside text, images and queries of a sample that is generated: BOS, and BOI before the queries."""
 
-_MEDIA = ("image_modality", "image_depths", "image_layout", "image_texts")
+_MEDIA = ("image_modality", "image_depths", "image_layout", "image_texts", "image_marks")
 _DEFAULT_AUDIO = AudioSizing.model_construct()
 _DEFAULT_VIDEO = VideoSizing.model_construct()
 
@@ -41,6 +42,11 @@ def audio_sizing(sizing: Sizing) -> AudioSizing:
 def video_sizing(sizing: Sizing) -> VideoSizing:
     """How videos are sized: as Qwen2-VL's, where a job does not say."""
     return sizing.video or _DEFAULT_VIDEO
+
+
+def has_timestamps(sizing: Sizing) -> bool:
+    """Whether text tells the time of each group of frames of videos."""
+    return video_sizing(sizing).timestamps is not None
 
 
 class VideoLengths(NamedTuple):
@@ -94,10 +100,15 @@ def item_grids(
     if lengths is None and is_video.any():
         raise ValueError("there are videos, and nothing says how long they are")
     if lengths is not None:
+        of_videos = lengths.pick(np.flatnonzero(is_video))
         media["image_depths"] = depths = np.ones(len(widths), np.int32)
-        depths[is_video] = _groups(lengths.frames[is_video], lengths.microseconds[is_video], video_sizing(sizing))
-        down, columns[is_video] = patch_grids(widths[is_video], heights[is_video], sizing.of_frames)
+        sampled = _each(sampled_frames, of_videos, video_sizing(sizing))
+        depths[is_video] = -(-sampled // video_sizing(sizing).temporal_patch)
+        down, columns[is_video] = video_grids(widths[is_video], heights[is_video], sampled, sizing)
         rows[is_video] = down * depths[is_video]
+        if has_timestamps(sizing):
+            media["image_marks"] = marks = np.zeros(len(widths), np.int32)
+            marks[is_video] = _each(timestamp_tokens, of_videos, video_sizing(sizing))
     return rows, columns, media
 
 
@@ -115,10 +126,10 @@ def _grids(widths: I32, heights: I32, layouts: I32 | None, sizing: Sizing) -> tu
     return patch_grids(widths, heights, sizing) if layouts is None else stacked_grids(layouts, sizing)
 
 
-def _groups(frames: I32, microseconds: I64, sizing: VideoSizing) -> I64:
-    """`frame_groups` of many videos. int64 [k]."""
-    found = [frame_groups(n, us, sizing) for n, us in zip(frames.tolist(), microseconds.tolist(), strict=True)]
-    return np.array(found, np.int64)
+def _each(count: Callable[[int, int, VideoSizing], int], lengths: VideoLengths, sizing: VideoSizing) -> I64:
+    """What a function counts of each of many videos. int64 [k]."""
+    each = zip(lengths.frames.tolist(), lengths.microseconds.tolist(), strict=True)
+    return np.array([count(frames, microseconds, sizing) for frames, microseconds in each], np.int64)
 
 
 def _positions(samples: I64, sample_rates: I64, sizing: AudioSizing) -> I64:
@@ -143,9 +154,11 @@ def item_tokens(sizes: SampleSizes | StepSamples, sizing: Sizing) -> I64:
 
 
 def item_marks(sizes: SampleSizes | StepSamples, sizing: Sizing) -> I64:
-    """Tokens of text before and between the embeddings of each item, int64 [m] (`Sizing.marks`)."""
+    """Tokens of text around the embeddings of each item, int64 [m] (`Sizing.marks`, `VideoSizing.timestamps`)."""
     found = mark_tokens(sizes.image_layout, len(sizes.image_rows), sizing)
-    return found if sizes.image_modality is None else np.where(sizes.image_modality == IMAGE, found, 0)
+    if sizes.image_modality is None:
+        return found
+    return np.where(sizes.image_modality == IMAGE, found, 0 if sizes.image_marks is None else sizes.image_marks)
 
 
 def token_grids(sizes: SampleSizes | StepSamples, sizing: Sizing) -> tuple[I32, I32, int]:
@@ -175,8 +188,9 @@ def is_pair(sizes: SampleSizes) -> Bool:
 def joined_media(parts: Sequence[SampleSizes | StepSamples]) -> dict[str, NDArray[Any]]:
     """What `picked_media` gives of the items of several, one after the other; what any has, by name."""
     found = dict[str, NDArray[Any]]()
-    for name, usual in (("image_modality", np.uint8(IMAGE)), ("image_depths", np.int32(1))):
-        columns = [getattr(part, name) for part in parts]
+    usual_values = {"image_modality": np.uint8(IMAGE), "image_depths": np.int32(1), "image_marks": np.int32(0)}
+    for name, usual in usual_values.items():
+        columns: list[NDArray[Any] | None] = [getattr(part, name) for part in parts]
         if any(column is not None for column in columns):
             counts = [len(part.image_rows) for part in parts]
             full = [np.full(n, usual) if c is None else c for c, n in zip(columns, counts, strict=True)]
@@ -189,6 +203,6 @@ def joined_media(parts: Sequence[SampleSizes | StepSamples]) -> dict[str, NDArra
 
 
 def picked_media(sizes: SampleSizes | StepSamples, images: I64 | slice | Bool) -> dict[str, NDArray[Any]]:
-    """Modality, depths, layouts and texts before some items; those that are there, by name."""
+    """Modality, depths, layouts, texts before some items and marks; those that are there, by name."""
     columns = {name: getattr(sizes, name, None) for name in _MEDIA}
     return {name: column[images] for name, column in columns.items() if column is not None}

@@ -71,6 +71,8 @@ class SampleSizes:
 
     image_texts: I64 | None = field(default=None, kw_only=True)
     """int64 [m]: text tokens of the sample before each image, where documents of several images may be generated."""
+    image_marks: I32 | None = field(default=None, kw_only=True)
+    """int32 [m]: tokens of the timestamps of each video, 0 of others; None where there are none."""
 
     def __len__(self) -> int:
         return len(self.text_tokens)
@@ -129,6 +131,8 @@ class StepSamples:
     """int32 [m, 6]: as in `SampleSizes`."""
     parts: I64 | None = None
     """int64 [n, 4]: as in `SampleSizes`."""
+    image_marks: I32 | None = None
+    """int32 [m]: as in `SampleSizes`."""
 
     def __len__(self) -> int:
         return len(self.sample)

@@ -6,7 +6,9 @@ Layout of a sample in the backbone (content_version 2):
                                                           an image part: BOI, patches / merge^2 tokens, EOI; with
                                                           `sizing.marks` and of tiles also tokens between these
                                                           a clip: BOI, positions / audio.merge tokens, EOI
-                                                          a video: as an image of all its groups of frames
+                                                          a video: as an image of all its groups of frames; with
+                                                          timestamps each group has the tokens of its time before it
+                                                          and `end` behind it
     generation:     BOS, text, BOI, query tokens          the target image takes no tokens; of a document its parts
                                                           before the target instead of the text, as understood
     part:           BOS, parts of its document, EOS       as understood; only the last part of a document learns EOS
@@ -117,7 +119,7 @@ def _fixed_tokens(stream: Stream, table: SampleSizes) -> I64:
     from dataserver.planning.kernels.sized import image_tokens
 
     found = image_tokens(table.image_offsets, *token_grids(table, stream.sizing), IMAGE_EXTRA) + UNDERSTANDING_EXTRA
-    if stream.sizing.marks is None:
+    if stream.sizing.marks is None and table.image_marks is None:
         return found
     return found + row_sums(item_marks(table, stream.sizing), table.image_offsets)
 
@@ -217,7 +219,7 @@ def concatenate(parts: list[StepSamples]) -> StepSamples:
         narrow = empty.astype(np.int32)
         offsets = np.zeros(1, np.int64)
         return StepSamples(narrow, empty, empty.astype(np.uint64), narrow, empty, empty, empty, offsets, narrow, narrow)
-    optional = ("image_modality", "image_depths", "image_layout", "targets", "parts")
+    optional = ("image_modality", "image_depths", "image_layout", "targets", "parts", "image_marks")
     columns = {f.name: [getattr(p, f.name) for p in parts] for f in fields(StepSamples) if f.name not in optional}
     images = np.cumsum([0, *(len(p.image_rows) for p in parts[:-1])])
     behind = [p.image_offsets[1:] + before for p, before in zip(parts, images, strict=True)]

@@ -23,6 +23,7 @@ FILES = {
     "c.txt": b"heard", "d.wav": b"RIFFdamaged", "d.txt": b"out", "e.mp4": MP4[: len(MP4) // 2], "e.txt": b"out",
     "f.avi": b"RIFF\0\0\0\0AVI LIST", "f.txt": b"out", "g.m4a": b"\0\0\0\x20ftypM4A ", "g.txt": b"out",
     "h.jpg": JPEG, "h.txt": b"an image", "i.txt": b"an orphan", "j.flac": JPEG, "j.txt": b"an image too",
+    "h.ts": b"export const text = 'no video';",
 }  # fmt: skip
 
 

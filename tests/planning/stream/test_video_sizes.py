@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from builders.jobs import compose_whole, module
 
-from dataserver.planning.job.fields import Modality, VideoSizing, frame_groups, sampled_frames
+from dataserver.planning.job.fields import Modality, VideoSizing
 from dataserver.planning.job.identity import Job, parse_job
 from dataserver.planning.layouts.shared.limits import with_modality
 from dataserver.planning.plan.expectation import microbatch_loads
@@ -13,6 +13,7 @@ from dataserver.planning.stream.gathering import pick_rows
 from dataserver.planning.stream.item_sizes import VideoLengths, item_tokens
 from dataserver.planning.stream.samples import AUDIO, IMAGE, VIDEO, ShardTable
 from dataserver.planning.stream.sizing import concatenate, shard_table, size_samples
+from dataserver.planning.stream.video_frames import frame_groups, sampled_frames
 
 MODALITY = np.array([IMAGE, VIDEO, AUDIO, VIDEO, IMAGE], np.uint8)
 VIDEO_SIZES = {"max_frames": 9, "min_pixels": 784, "max_pixels": 28 * 28 * 6}

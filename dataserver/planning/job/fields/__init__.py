@@ -86,13 +86,7 @@ from dataserver.planning.job.fields.values import (
     Version,
     is_name,
 )
-from dataserver.planning.job.fields.video import (
-    MICROSECONDS,
-    FrameRule,
-    VideoSizing,
-    frame_groups,
-    sampled_frames,
-)
+from dataserver.planning.job.fields.video import MICROSECONDS, FrameRule, Timestamps, VideoSizing
 
 __all__ = [
     "BACKGROUND",
@@ -169,6 +163,7 @@ __all__ = [
     "TextError",
     "TileChoice",
     "Tiles",
+    "Timestamps",
     "TokenizerSpec",
     "Transfer",
     "TransformsOfPixels",
@@ -186,7 +181,6 @@ __all__ = [
     "describe",
     "entry_named",
     "fixed_ns",
-    "frame_groups",
     "gradient_passes",
     "is_name",
     "json_pointer",
@@ -199,7 +193,6 @@ __all__ = [
     "parse_yaml",
     "peer_sums",
     "required",
-    "sampled_frames",
     "seen_rows",
     "served_frames",
     "value_at",

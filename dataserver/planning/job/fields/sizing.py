@@ -188,14 +188,15 @@ class Sizing(SpecModel):
 
     @property
     def of_frames(self) -> "Sizing":
-        """How a frame of a video becomes a patch grid."""
+        """How a frame of a video becomes a patch grid; with the rule `qwen3` its bounds are those of any video."""
         video = self.video or VideoSizing.model_construct()
+        least, most = video.frame_pixels(self.patch * self.merge)
         found = Sizing.model_construct(
             patch=self.patch,
             merge=self.merge,
             rule=SizingRule.QWEN,
-            min_pixels=video.min_pixels,
-            max_pixels=video.max_pixels,
+            min_pixels=least,
+            max_pixels=most,
             quality=self.quality,
             resampling=self.resampling,
         )

@@ -348,11 +348,13 @@ class Stream(SpecModel):
             raise ValueError(
                 "towers see whole images, whose embeddings meet no tokens: leave sizing.tiles and sizing.marks out"
             )
-        ids = self.sizing.marks.ids if self.sizing.marks is not None else ()
-        if max(ids, default=0) >= self.tokenizer.vocab_size:
-            raise ValueError(
-                f"sizing.marks has the id {max(ids)}; ids must lie below vocab_size {self.tokenizer.vocab_size}"
-            )
+        timestamps = None if self.sizing.video is None else self.sizing.video.timestamps
+        for name, of in (("sizing.marks", self.sizing.marks), ("sizing.video.timestamps", timestamps)):
+            ids = () if of is None else of.ids
+            if max(ids, default=0) >= self.tokenizer.vocab_size:
+                raise ValueError(
+                    f"{name} has the id {max(ids)}; ids must lie below vocab_size {self.tokenizer.vocab_size}"
+                )
 
     def _check_contrastive(self) -> None:
         batch = self.contrastive_batch

@@ -2,16 +2,18 @@
 
 from enum import StrEnum
 from fractions import Fraction
-from typing import Annotated, Final, Self
+from typing import Annotated, Any, Final, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from dataserver.planning.job.fields.values import DecimalString, SpecModel
+from dataserver.planning.job.fields.tiles import OF_JSON, Ids
+from dataserver.planning.job.fields.values import DecimalString, SpecModel, TokenId
 
 MAX_SAMPLED_FRAMES: Final = 4096
 """The most frames of a video that a job may read."""
 _QWEN_FPS: Final = "2"
 _QWEN_FRAMES: Final = (4, 768)
+_QWEN3_PIXELS: Final = (4 * 32 * 32, 24 * 1024 * 32 * 32)
 _MILLI: Final = 1_000
 MICROSECONDS: Final = 1_000_000
 _MAX_FPS: Final = 240
@@ -25,10 +27,44 @@ class FrameRule(StrEnum):
     `temporal_patch`, and never more than there are; spread evenly over the video."""
     UNIFORM = "uniform"
     """`max_frames` frames of every video, or all where it has fewer; spread evenly over the video."""
+    QWEN3 = "qwen3"
+    """Qwen3-VL: as `qwen`, but any number of frames, from the first one of the video to its last; all frames of a video
+    together have `min_pixels` to `max_pixels`."""
+
+
+class Timestamps(SpecModel):
+    """Tokens of text around each group of frames: its time in seconds, with a digit behind the point."""
+
+    before: Ids = ()
+    """Before the seconds."""
+    digits: Annotated[tuple[TokenId, ...], Field(min_length=10, max_length=10), OF_JSON]
+    """The digits 0 to 9."""
+    point: Ids
+    """Between seconds and tenths."""
+    after: Ids
+    """Behind the tenths, before the embeddings of the group."""
+    end: Ids = ()
+    """Behind the embeddings of the group."""
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Ids of all tokens."""
+        return *self.before, *self.digits, *self.point, *self.after, *self.end
+
+    @property
+    def tokens_beside_digits(self) -> int:
+        """Tokens around a group, beside the digits before the point."""
+        return len(self.before) + len(self.point) + 1 + len(self.after) + len(self.end)
+
+    def ids_of(self, tenths: int) -> list[int]:
+        """Ids before the embeddings of a group at so many tenths of a second."""
+        seconds, tenth = divmod(tenths, 10)
+        digits = [self.digits[int(digit)] for digit in str(seconds)]
+        return [*self.before, *digits, *self.point, self.digits[tenth], *self.after]
 
 
 class VideoSizing(SpecModel):
-    """How videos become frames and patches, as in the vision towers of Qwen2-VL and Qwen2.5-VL.
+    """How videos become frames and patches, as in the vision towers of Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
 
     The sides of frames are rounded to merge blocks by the rule `qwen` with bounds of their own; patch, merge and filter
     are those of images.
@@ -37,20 +73,38 @@ class VideoSizing(SpecModel):
     rule: FrameRule = FrameRule.QWEN
     """Which frames are read."""
     fps: DecimalString | None = None
-    """Only with `qwen`: frames for each second, with at most three digits after the point; by default 2."""
+    """Not with `uniform`: frames for each second, with at most three digits after the point; by default 2."""
     min_frames: Annotated[int, Field(ge=1, le=MAX_SAMPLED_FRAMES)] | None = None
-    """Only with `qwen`: a short video has so many frames, if it holds so many; by default 4."""
+    """Not with `uniform`: a short video has so many frames, if it holds so many; by default 4."""
     max_frames: Annotated[int, Field(ge=1, le=MAX_SAMPLED_FRAMES)] = _QWEN_FRAMES[1]
     """A long video has no more frames than this; with `uniform` every video has so many, if it holds so many."""
     min_pixels: Annotated[int, Field(ge=1, le=2**31)] = 128 * 28 * 28
-    """Smaller frames are enlarged to so many pixels; `size.shortest_edge` of video_preprocessor_config.json."""
+    """Smaller frames are enlarged to so many pixels; `size.shortest_edge` of video_preprocessor_config.json. With
+    `qwen3` all frames of a video together are; by default 4,096."""
     max_pixels: Annotated[int, Field(ge=1, le=2**31)] = 768 * 28 * 28
-    """Larger frames are scaled down to so many pixels; `size.longest_edge` of video_preprocessor_config.json."""
+    """Larger frames are scaled down to so many pixels; `size.longest_edge` of video_preprocessor_config.json. With
+    `qwen3` all frames of a video together are; by default 25,165,824."""
+    max_frame_tokens: Annotated[int, Field(ge=1, le=2**20)] | None = None
+    """Only with `qwen3`: most tokens of a frame, whatever the pixels of its video, as `max_video_tokens` with
+    `cap_pixels_per_frame`. By default a short video may have large frames."""
     temporal_patch: Annotated[int, Field(ge=1, le=8)] = 2
     """Frames that a patch spans. The last frame is repeated where too few are left."""
     positions_per_second: Annotated[int, Field(ge=1, le=1000)] | None = None
     """Of `rotary_positions`: steps of a second along the axis of time, as `tokens_per_second` of Qwen2.5-VL, which is
     2. By default each `temporal_patch` frames are a step (Qwen2-VL)."""
+    timestamps: Timestamps | None = None
+    """Only with `qwen3`: the text around each group of frames, as Qwen3-VL's processor writes it; each group then has
+    the positions of an image. A server fills it in where conversations leave `template` to it and the tokenizer's
+    folder has that processor. By default groups follow each other without text."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, data: Any) -> Any:
+        """State the bounds that a rule has by default: whoever reads a complete job then need not know the rule."""
+        if not isinstance(data, dict) or data.get("rule") != FrameRule.QWEN3:
+            return data
+        least, most = _QWEN3_PIXELS
+        return {"min_pixels": least, "max_pixels": most, **data}
 
     @field_validator("fps")
     @classmethod
@@ -75,7 +129,18 @@ class VideoSizing(SpecModel):
             raise ValueError(
                 f"video.rule uniform has no use for {' and '.join(given)}; leave it out, or take rule qwen"
             )
-        if self.rule is FrameRule.QWEN and self.least_frames > self.max_frames:
+        if self.rule is not FrameRule.QWEN3:
+            needs_qwen3 = [name for name in ("max_frame_tokens", "timestamps") if getattr(self, name) is not None]
+            if needs_qwen3:
+                raise ValueError(
+                    f"video.rule {self.rule} has no use for {' and '.join(needs_qwen3)}; leave it out, or take rule "
+                    "qwen3"
+                )
+        if self.timestamps is not None and self.positions_per_second is not None:
+            raise ValueError(
+                "video.timestamps tell times as text, and positions_per_second as positions; leave one of them out"
+            )
+        if self.rule is not FrameRule.UNIFORM and self.least_frames > self.max_frames:
             raise ValueError(f"video.max_frames is {self.max_frames}, less than min_frames {self.least_frames}")
         if self.min_pixels > self.max_pixels:
             raise ValueError(f"video.max_pixels is {self.max_pixels}, less than min_pixels {self.min_pixels}")
@@ -91,28 +156,21 @@ class VideoSizing(SpecModel):
         """Frames of a short video."""
         return self.min_frames or min(_QWEN_FRAMES[0], self.max_frames)
 
+    def most_pixels(self, frames: int, block: int) -> int:
+        """Most pixels of so many frames together, by the rule `qwen3`; `block` is the side of a token in pixels."""
+        if self.max_frame_tokens is None:
+            return self.max_pixels
+        least = self.min_pixels * 21 // 20
+        return max(min(self.max_frame_tokens * block**2, self.max_pixels // frames), least) * frames
+
+    def frame_pixels(self, block: int) -> tuple[int, int]:
+        """Fewest and most pixels to which a frame is scaled, whatever its video holds; `block` as above."""
+        if self.rule is not FrameRule.QWEN3:
+            return self.min_pixels, self.max_pixels
+        span = self.temporal_patch
+        return -(-self.min_pixels // span), max(1, self.most_pixels(span, block) // span)
+
     @property
     def max_groups(self) -> int:
         """Groups of `temporal_patch` frames of the longest video."""
         return -(-self.max_frames // self.temporal_patch)
-
-
-def sampled_frames(frames: int, microseconds: int, sizing: VideoSizing) -> int:
-    """Frames that are read of a video.
-
-    Args:
-        frames: that it holds.
-        microseconds: from its first frame to the end of its last one.
-        sizing: the rule.
-    """
-    if sizing.rule is FrameRule.UNIFORM:
-        return min(sizing.max_frames, frames)
-    # Half a microsecond more, by which durations are rounded.
-    wanted = (2 * microseconds + 1) * sizing.milli_fps // (2 * MICROSECONDS * _MILLI)
-    wanted = min(max(wanted, sizing.least_frames), sizing.max_frames, frames)
-    return wanted // sizing.temporal_patch * sizing.temporal_patch or wanted
-
-
-def frame_groups(frames: int, microseconds: int, sizing: VideoSizing) -> int:
-    """Groups of `temporal_patch` frames of a video; arguments as `sampled_frames`."""
-    return -(-sampled_frames(frames, microseconds, sizing) // sizing.temporal_patch)
