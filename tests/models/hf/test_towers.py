@@ -20,10 +20,11 @@ from models.hf.tiny import (
     pictures,
     save,
 )
+from models.hf.tiny_wholes import make_whole
 
 from dataserver.planning.job.fields import Sizing
 from trainclient.models.encoder import EncoderConfig, ImageEncoder
-from trainclient.models.hf import PretrainedError, Usage, export_pretrained, load_pretrained
+from trainclient.models.hf import PretrainedError, Usage, export_pretrained, load_into, load_pretrained
 from trainclient.models.patches import PIXELS, normalise
 from trainclient.models.video_encoder import VideoEncoder
 
@@ -151,19 +152,42 @@ def test_embeddings_of_a_video_are_those_of_transformers(tmp_path: Path) -> None
     plain, _ = our_encoder(load_pretrained(save(theirs, tmp_path / "c")))
     ours = VideoEncoder(plain.config)
     ours.load_state_dict(plain.state_dict())
-    frames = pictures([(6, 4)] * 4, PATCH)
-    cuts = []
-    for frame in frames:
-        cut = normalised(frame, "clip", torch.float32).view(3, 3, 2, PATCH, 2, 2, PATCH)
-        cuts.append(cut.permute(1, 4, 2, 5, 0, 3, 6).reshape(24, 3, 1, PATCH, PATCH))
-    rows = torch.cat([torch.cat(cuts[i : i + 2], dim=2).reshape(24, -1) for i in (0, 2)])
+    theirs_rows, our_rows = rows_of_a_video("clip", torch.float32)
     with torch.no_grad():
-        out = theirs(rows, grid_thw=torch.tensor([[2, 6, 4]]))
+        out = theirs(theirs_rows, grid_thw=VIDEO_GRID)
         expected = out if isinstance(out, torch.Tensor) else out.pooler_output
-        patches = [packed([frame], PATCH, 2)[0] for frame in frames]
-        pairs = torch.cat([torch.cat(patches[i : i + 2], dim=1) for i in (0, 2)])
-        made = ours(pairs, torch.tensor([[2, 6, 4]]), torch.tensor([0, 48]))
+        made = ours(our_rows, VIDEO_GRID, torch.tensor([0, 48]))
     torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_embeddings_of_a_video_are_those_of_qwen3_vl(tmp_path: Path) -> None:
+    """With the rows that go into the first layers of its language model."""
+    theirs = make_whole("qwen3-vl", tmp_path / "c")
+    found = load_pretrained(tmp_path / "c", kind=EncoderConfig)
+    assert isinstance(found.config, EncoderConfig)
+    dtype = next(iter(found.state.values())).dtype
+    ours = VideoEncoder(found.config).to(dtype)
+    assert load_into(ours, found.state) == []
+    theirs_rows, our_rows = rows_of_a_video(found.config.pixels, dtype)
+    with torch.no_grad():
+        out = theirs.model.visual(theirs_rows, grid_thw=VIDEO_GRID)
+        made = ours(our_rows, VIDEO_GRID, torch.tensor([0, 48]))
+    expected = torch.cat([out.pooler_output, *out.deepstack_features], dim=1)
+    torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-5)
+
+
+VIDEO_GRID = torch.tensor([[2, 6, 4]])
+
+
+def rows_of_a_video(pixels: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Four frames as models of transformers take them, and as ours do."""
+    frames, cuts = pictures([(6, 4)] * 4, PATCH), []
+    for frame in frames:
+        cut = normalised(frame, pixels, dtype).view(3, 3, 2, PATCH, 2, 2, PATCH)
+        cuts.append(cut.permute(1, 4, 2, 5, 0, 3, 6).reshape(24, 3, 1, PATCH, PATCH))
+    theirs = torch.cat([torch.cat(cuts[i : i + 2], dim=2).reshape(24, -1) for i in (0, 2)])
+    patches = [packed([frame], PATCH, 2)[0] for frame in frames]
+    return theirs, torch.cat([torch.cat(patches[i : i + 2], dim=1) for i in (0, 2)])
 
 
 def whole_model(kind: str) -> Any:
