@@ -44,9 +44,7 @@ def card_sections(card: DatasetCard, findings: Mapping[str, int]) -> Iterator[Se
     for histogram in card.histograms:
         yield _histogram(histogram)
     if card.columns:
-        rows = [
-            Row(_column(c), ", ".join(c.types), *_share(c.num_nulls, card.num_samples)) for c in card.columns
-        ]
+        rows = [Row(_column(c), ", ".join(c.types), *_share(c.num_nulls, card.num_samples)) for c in card.columns]
         yield Section("Columns, and their share of nulls", tuple(rows))
     if findings:
         listed = sorted(findings.items(), key=lambda item: (KINDS[item[0]], item[0]))

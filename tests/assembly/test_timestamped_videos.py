@@ -1,7 +1,6 @@
 """Views of videos whose frames have their times before them: tokens and positions, counted by hand."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ RULE = {"rule": "qwen3", "fps": 5, "min_pixels": 784, "max_pixels": 12 * 28 * 28
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = write_videos(tmp_path_factory.mktemp("seen"))
     catalog = Catalog({"seen": Dataset.open(folder)}, {"bytes": load_tokenizer("bytes")})
-    data = video_job(vit=1, eyes=1, llm=2, sizing={"max_patches": 64, "video": RULE}, seq_len=1024, global_batch=6)
+    data = video_job(vit=1, eyes=1, llm=2, sizing={"max_patches": 64, "video": RULE}, seq_len=1024, global_batch=8)
     job = parse_job(fill_job(data, catalog))
     datasets = catalog.find_datasets(job.stream)
     return Run(job, list(datasets), JobPlanner(job, datasets))

@@ -101,12 +101,12 @@ def read_sizes(path: Path) -> Sizes:
             f"{path}: `layouts` of each item are required where `sizing` has tiles, and there alone; let `dataserver "
             "sizes --job` write the file"
         )
-    if sizing is not None and has_timestamps(sizing):
-        if any(Modality.VIDEO in size.modality and not size.image_tokens for size in samples):
-            raise WorkloadError(
-                f"{path}: `image_tokens` of each item are required where `sizing` has timestamps and a sample videos; "
-                "let `dataserver sizes --job` write the file"
-            )
+    uncounted = any(Modality.VIDEO in size.modality and not size.image_tokens for size in samples)
+    if uncounted and sizing is not None and has_timestamps(sizing):
+        raise WorkloadError(
+            f"{path}: `image_tokens` of each item are required where `sizing` has timestamps and a sample has videos; "
+            "let `dataserver sizes --job` write the file"
+        )
     return Sizes(samples, sizing)
 
 

@@ -190,7 +190,7 @@ def joined_media(parts: Sequence[SampleSizes | StepSamples]) -> dict[str, NDArra
     found = dict[str, NDArray[Any]]()
     usual_values = {"image_modality": np.uint8(IMAGE), "image_depths": np.int32(1), "image_marks": np.int32(0)}
     for name, usual in usual_values.items():
-        columns: list[NDArray[Any] | None] = [getattr(part, name) for part in parts]
+        columns = [getattr(part, name) for part in parts]
         if any(column is not None for column in columns):
             counts = [len(part.image_rows) for part in parts]
             full = [np.full(n, usual) if c is None else c for c, n in zip(columns, counts, strict=True)]

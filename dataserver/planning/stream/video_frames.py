@@ -86,9 +86,7 @@ def timestamp_tokens(frames: int, microseconds: int, sizing: VideoSizing) -> int
     digits = len(groups)
     for more in range(1, _DIGITS):
         least = _TENTHS ** (more + 1)
-        first = bisect_left(
-            groups, least, key=lambda group: _group_tenths(group, wanted, frames, microseconds, sizing)
-        )
+        first = bisect_left(groups, least, key=lambda group: _group_tenths(group, wanted, frames, microseconds, sizing))
         digits += len(groups) - first
     return len(groups) * sizing.timestamps.tokens_beside_digits + digits
 
@@ -96,11 +94,9 @@ def timestamp_tokens(frames: int, microseconds: int, sizing: VideoSizing) -> int
 def _group_tenths(group: int, wanted: int, frames: int, microseconds: int, sizing: VideoSizing) -> int:
     """The time of one group of frames; arguments as `group_tenths`."""
     first = group * sizing.temporal_patch
-    last = min(first + sizing.temporal_patch, wanted) - 1
-    if (group + 1) * sizing.temporal_patch > wanted:  # its last frame is repeated
-        last = wanted - 1
-    ends = tuple(frame_number(i, wanted, frames, sizing.rule) for i in (first, last))
-    return _tenths(*ends, frame_rate(frames, microseconds))
+    last = min(first + sizing.temporal_patch, wanted) - 1  # which is repeated where too few are left
+    first, last = (frame_number(i, wanted, frames, sizing.rule) for i in (first, last))
+    return _tenths(first, last, frame_rate(frames, microseconds))
 
 
 def _tenths(first: int, last: int, rate: Fraction) -> int:
@@ -109,8 +105,8 @@ def _tenths(first: int, last: int, rate: Fraction) -> int:
     if rest != rate.numerator:
         return found + (rest > rate.numerator)
     of_doubles = as_double(rate)
-    times = [as_double(number / of_doubles) if number else Fraction(0) for number in (first, last)]
-    return round(as_double(sum(times)) / 2 * _TENTHS)
+    begin, end = (as_double(number / of_doubles) if number else Fraction(0) for number in (first, last))
+    return round(as_double(begin + end) / 2 * _TENTHS)
 
 
 def _frames_at(milli_fps: int, frames: int, rate: Fraction) -> int:

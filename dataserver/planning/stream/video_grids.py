@@ -34,9 +34,7 @@ def video_grids(widths: I32, heights: I32, sampled: I64, sizing: Sizing) -> tupl
 
 
 @lru_cache(1 << 16)
-def _blocks(
-    frames: int, width: int, height: int, block: int, span: int, least: int, most: int
-) -> tuple[int, int]:
+def _blocks(frames: int, width: int, height: int, block: int, span: int, least: int, most: int) -> tuple[int, int]:
     """Rows and columns of merge blocks by `smart_resize` of Qwen3-VL's video processor (transformers 5.24).
 
     Args:

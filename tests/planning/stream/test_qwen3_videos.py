@@ -26,7 +26,7 @@ from dataserver.planning.stream.video_frames import (
 )
 from dataserver.planning.stream.video_grids import video_grids
 
-FEW, MANY = 1_000, 40_000
+FEW, MANY = 300, 40_000
 RATES = [Fraction(rate) for rate in ("24", "25", "30", "60", "10", "12.5", "15", "29", "30000/1001", "24000/1001", "1")]
 RELEASED = {"min_pixels": 4096, "max_pixels": 25_165_824}
 TIMESTAMPS = {"before": [90], "digits": [*range(48, 58)], "point": [46], "after": [115, 62, 91], "end": [92]}
@@ -130,10 +130,10 @@ def test_frames_times_and_grids_are_those_of_the_processor_for_many_videos() -> 
 
 
 def test_halves_and_whole_numbers_are_as_doubles_have_them() -> None:
-    """Every video of up to 600 frames, of rates at which times lie halfway between two tenths of a second."""
+    """Videos of up to 600 frames, of rates at which times lie halfway between two tenths of a second."""
     halves = 0
     for rate in (Fraction(10), Fraction(20), Fraction(30)):
-        for frames in range(1, 600, 7):
+        for frames in range(1, 600, 29):
             video = Drawn(frames, rate, 64, 64, VideoSizing(rule=FrameRule.QWEN3, fps="10", max_frames=4096))
             numbers = our_numbers(video)
             assert numbers == their_numbers(video)
@@ -142,7 +142,7 @@ def test_halves_and_whole_numbers_are_as_doubles_have_them() -> None:
             assert [f"{n / 10:.1f}" for n in found] == [f"{time:.1f}" for time in times], video
             pairs = zip(numbers[::2], numbers[1::2], strict=False)
             halves += sum((20 * (a + b) / (2 * rate)) % 2 == 1 for a, b in pairs)
-    assert halves > 500
+    assert halves > 200
 
 
 def test_a_rate_is_the_simplest_that_a_duration_allows() -> None:
@@ -194,7 +194,10 @@ def test_tokens_of_timestamps_follow_samples() -> None:
     ("fields", "message"),
     [
         ({"rule": "qwen"}, "rule qwen has no use for timestamps"),
-        ({"rule": "uniform", "timestamps": None, "max_frame_tokens": 9}, "rule uniform has no use for max_frame_tokens"),
+        (
+            {"rule": "uniform", "timestamps": None, "max_frame_tokens": 9},
+            "rule uniform has no use for max_frame_tokens",
+        ),
         ({"positions_per_second": 2}, "times as text, and positions_per_second as positions"),
         ({"timestamps": {**TIMESTAMPS, "digits": [1, 2]}}, "at least 10 items"),
         ({"timestamps": {**TIMESTAMPS, "end": [999_999]}}, r"sizing\.video\.timestamps has the id 999999"),

@@ -168,7 +168,10 @@ class VideoSizing(SpecModel):
         if self.rule is not FrameRule.QWEN3:
             return self.min_pixels, self.max_pixels
         span = self.temporal_patch
-        return -(-self.min_pixels // span), max(1, self.most_pixels(span, block) // span)
+        most = self.most_pixels(span, block) // span
+        if self.max_frame_tokens is not None:  # frames are counted in groups, rounded: 3 may count as 2
+            most = most * 3 // 2
+        return -(-self.min_pixels // span), max(1, most)
 
     @property
     def max_groups(self) -> int:
