@@ -138,5 +138,5 @@ def test_times_of_frames_are_filled_in_and_served(tmp_path: Path) -> None:
         slots[found["embedding_slots"]] = True
         assert slots[found["token_ids"] == pad].all()
     assert len(times) == groups
-    # videos of 4 or 12 frames, 10 a second, of which at least 4 are read: 0, 1, 2, 3, and 0, 4, 7, 11
+    # videos of 4 or 12 frames, 10 a second; at least 4 are read: 0, 1, 2, 3, and 0, 4, 7, 11
     assert set(times) == {"0.1", "0.2", "0.9"}

@@ -170,7 +170,7 @@ def test_tokens_of_timestamps_follow_samples() -> None:
         np.array([56, 112, 16_000, 56], np.int32), np.array([28, 56, 16_000, 28], np.int32),
         modality=np.array([IMAGE, VIDEO, AUDIO, VIDEO], np.uint8), lengths=lengths,
     )  # fmt: skip
-    # 60 frames of 30 seconds: 30 groups, of which those from 9.95 s on have a digit more
+    # 60 frames of 30 seconds: 30 groups; those from 9.95 s on have a digit more
     tenths = group_tenths(300, 30_000_000, job.stream.sizing.video)  # type: ignore[arg-type]
     assert len(tenths) == 30
     expected = [0, 30 * 7 + sum(n >= 100 for n in tenths) + 30, 0, 8]
