@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from assembly.test_media_chats import encoded, media_of
-from builders.chats import MEDIA, add_media, draw_conversation, write_chat_folder
+from builders.chats import EXPANDED, add_media, draw_conversation, write_chat_folder
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast, Qwen3VLProcessor
 from transformers.processing_utils import ProcessorMixin
@@ -24,6 +24,7 @@ from dataserver.planning.stream.samples import IMAGE, VIDEO, SampleSizes
 from dataserver.planning.stream.video_frames import frame_number, sampled_frames
 
 NAME = "Qwen3VLProcessor"
+FAMILY = EXPANDED[NAME]._replace(has_tools=False)
 RATE = 12.5
 
 
@@ -80,7 +81,7 @@ def test_ids_are_those_of_the_processor(tmp_path: Path) -> None:
     assert sizing.video is not None
     chat, groups = open_chat(tokenizer), 0
     for number in range(25):
-        messages = draw_conversation(MEDIA[NAME], rng, 0)["messages"]
+        messages = draw_conversation(FAMILY, rng, 0)["messages"]
         add_media(messages, rng, rng.sample(["image", "video", "video", "image"], number % 5))
         kinds = media_of(messages)
         is_video = np.array([kind == "video" for kind in kinds], np.bool_)
