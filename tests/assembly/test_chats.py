@@ -125,7 +125,6 @@ def _with_template(folder: Path, template: str, cpu_s: int = 1) -> ChatTokenizer
 
 SHORT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
 REFUSED = {
-    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}": "takes more than 1 s of CPU time",
     "{% set n = messages | length %}{{ 10 ** (n * 10 ** 9) }}": "takes more than 1 s of CPU time",
     "{% set n = namespace(x='a') %}{% for i in range(64) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}": "memory",
     "{{ messages.__class__.__mro__ }}": "SecurityError",
@@ -145,9 +144,10 @@ def test_what_a_template_cannot_do(tmp_path: Path, template: str) -> None:
 
 
 def test_a_template_that_is_ended_again_and_again_ends_the_command(tmp_path: Path) -> None:
-    chat = _with_template(tmp_path, next(iter(REFUSED)))
+    loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    chat = _with_template(tmp_path, loops)
     for _ in range(2):
-        with pytest.raises(TokenizingError):
+        with pytest.raises(TokenizingError, match="takes more than 1 s of CPU time"):
             encoded(chat, SHORT)
     with pytest.raises(TokenizerError, match=r"ended 3 times in a row.*use a template that does not loop"):
         encoded(chat, SHORT)

@@ -3,7 +3,7 @@
 import io
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from PIL import Image
 from serving.harness import job_data
 from shards import write_tar
 
-from dataserver.assembly import load_tokenizer, open_chat
+from dataserver.assembly import ChatTokenizer, load_tokenizer, open_chat
 from dataserver.dataset import Dataset
 from dataserver.dataset.shards.chat import read_conversation
 from dataserver.planning.job.identity import JobSpecError
@@ -31,6 +31,20 @@ from trainclient.client import DataClient
 MODULES = [{"name": "vit", "kind": "encoder"}, {"name": "llm", "kind": "backbone"}]
 PATCH, MERGE = 14, 2
 Conversation = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a chat model."""
+    return write_chat_folder(tmp_path_factory.mktemp("models") / "qwen", "qwen2-vl")
+
+
+@pytest.fixture(scope="module")
+def chat(tokenizer: Path) -> Iterator[ChatTokenizer]:
+    """Its tokenizer: one process renders for all tests."""
+    found = open_chat(load_tokenizer("qwen", tokenizer))
+    yield found
+    found.close()
 
 
 def _image(number: int) -> bytes:
@@ -136,19 +150,17 @@ def sequences(address: str, data: dict[str, Any]) -> list[tuple[list[int], list[
     return found
 
 
-def expected(tokenizer: Path, conversation: Conversation, is_marked: bool = False) -> tuple[list[int], list[int]]:
+def expected(chat: ChatTokenizer, conversation: Conversation, is_marked: bool = False) -> tuple[list[int], list[int]]:
     """Ids and labels by plain loops."""
     messages, count = conversation["messages"], image_count(conversation["messages"])
     if is_marked:
         messages = [{**message, "content": _marked(message)} for message in messages]
-    chat = open_chat(load_tokenizer("qwen", tokenizer))
     found = chat.encode_chat(read_conversation({}, messages, count).to_json())
     ids, learned, image = [], [], 0
     for id_, target, is_image in zip(found.ids.tolist(), found.targets, found.images, strict=True):
         image += bool(is_image)
         ids += [id_] * (image if is_image else 1)
         learned += [bool(target)] * (image if is_image else 1)
-    chat.close()
     labels = [b if t else -100 for b, t in zip(ids[1:], learned[1:], strict=True)]
     return ids, [*labels, -100]
 
@@ -189,10 +201,11 @@ def _by_hand(tokenizer: Path, tokens: str) -> tuple[list[int], list[int]]:
 
 
 @pytest.mark.parametrize("form", WRITERS)
-def test_conversations_are_served_as_their_template_renders_them(tmp_path: Path, form: str) -> None:
+def test_conversations_are_served_as_their_template_renders_them(
+    tmp_path: Path, form: str, tokenizer: Path, chat: ChatTokenizer
+) -> None:
     drawn = _conversations(9)
     conversations = [*({"messages": messages} for messages, _ in BY_HAND), *drawn]
-    tokenizer = write_chat_folder(tmp_path / "qwen", "qwen2-vl")
     WRITERS[form](tmp_path / "d", conversations)
     done = run("index", tmp_path / "d", "--conversations", "chat", "--tokenizer", f"qwen={tokenizer}")
     assert done.returncode == 0, done.stderr
@@ -201,14 +214,13 @@ def test_conversations_are_served_as_their_template_renders_them(tmp_path: Path,
     with serving("--dataset", f"d={tmp_path / 'd'}", "--tokenizer", f"qwen={tokenizer}") as server:
         found = sequences(server.address, job(seq_len=4096))
     wanted = [_by_hand(tokenizer, tokens) for _, tokens in BY_HAND]
-    wanted += [expected(tokenizer, conversation, form != "tar") for conversation in drawn]
+    wanted += [expected(chat, conversation, form != "tar") for conversation in drawn]
     assert sorted((ids, labels) for ids, labels, _ in found) == sorted(wanted)
     learned = sum(label >= 0 for _, labels in wanted for label in labels)
     assert 0 < learned < sum(len(ids) for ids, _ in wanted) / 2
 
 
-def test_a_step_counts_what_is_learned(tmp_path: Path) -> None:
-    tokenizer = write_chat_folder(tmp_path / "qwen", "qwen2-vl")
+def test_a_step_counts_what_is_learned(tmp_path: Path, tokenizer: Path) -> None:
     _write_tar(tmp_path / "d", _conversations(8))
     run("index", tmp_path / "d", "--conversations", "chat", "--tokenizer", f"qwen={tokenizer}")
     with serving("--dataset", f"d={tmp_path / 'd'}", "--tokenizer", f"qwen={tokenizer}") as server:
@@ -218,8 +230,9 @@ def test_a_step_counts_what_is_learned(tmp_path: Path) -> None:
     assert {total for _, _, total in found} == {sum(label >= 0 for _, labels, _ in found for label in labels)}
 
 
-def test_a_long_conversation_is_cut_behind_an_answer_or_left_out(tmp_path: Path) -> None:
-    tokenizer = write_chat_folder(tmp_path / "qwen", "qwen2-vl")
+def test_a_long_conversation_is_cut_behind_an_answer_or_left_out(
+    tmp_path: Path, tokenizer: Path, chat: ChatTokenizer
+) -> None:
     short = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     image = {"type": "image"}
     long = [*short, {"role": "user", "content": [image, {"type": "text", "text": "c" * 100}]}, short[1], *short]
@@ -227,7 +240,7 @@ def test_a_long_conversation_is_cut_behind_an_answer_or_left_out(tmp_path: Path)
     conversations = [{"messages": messages} for messages in (short, long, wide)]
     _write_tar(tmp_path / "d", conversations)
     run("index", tmp_path / "d", "--conversations", "chat", "--tokenizer", f"qwen={tokenizer}")
-    whole, cut = (expected(tokenizer, {"messages": short}) for _ in range(2))
+    whole, cut = (expected(chat, {"messages": short}) for _ in range(2))
     with serving("--dataset", f"d={tmp_path / 'd'}", "--tokenizer", f"qwen={tokenizer}") as server:
         one = {"seq_len": 100, "global_batch": 1, "packing": {"enabled": False}}
         assert [(ids, labels) for ids, labels, _ in sequences(server.address, job(**one))] == [whole]
@@ -248,8 +261,7 @@ def test_a_long_conversation_is_cut_behind_an_answer_or_left_out(tmp_path: Path)
     assert sorted(ids for ids, _, _ in found) == sorted([whole[0], whole[0][:-1]])
 
 
-def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
-    tokenizer = write_chat_folder(tmp_path / "qwen", "qwen2-vl")
+def test_what_cannot_be_used_is_named(tmp_path: Path, tokenizer: Path, chat: ChatTokenizer) -> None:
     good = {"messages": [{"role": "user", "content": "hi <|im_end|>"}, {"role": "assistant", "content": "ho"}]}
     alone = {"messages": [{"role": "user", "content": "hi"}]}
     marks = {"messages": [{"role": "user", "content": "<image> hi"}, good["messages"][1]]}
@@ -272,14 +284,14 @@ def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
         ((found, _, _),) = sequences(server.address, job(global_batch=1, packing={"enabled": False}))
         with pytest.raises(JobSpecError, match=r"conversations, which are understood alone"):
             sequences(server.address, job(generation={"ratio": "0.5"}))
-    ends = expected(tokenizer, {"messages": [{"role": "user", "content": ""}, good["messages"][1]]})[0]
+    ends = expected(chat, {"messages": [{"role": "user", "content": ""}, good["messages"][1]]})[0]
     assert found.count(ends[-2]) == ends.count(ends[-2]), "what a user writes is no end of a turn"
     assert np.array(found).size == len(ends) + len("hi <|im_end|>")
 
 
 def test_a_template_that_reads_files_is_refused_at_once(tmp_path: Path) -> None:
-    tokenizer = write_chat_folder(tmp_path / "qwen", "qwen3")
+    reading = write_chat_folder(tmp_path / "qwen", "qwen3")
     _write_tar(tmp_path / "d", _conversations(2))
-    (tokenizer / "chat_template.jinja").write_text("{% include '/etc/passwd' %}")
-    said = refused("index", tmp_path / "d", "--conversations", "chat", "--tokenizer", f"qwen={tokenizer}")
+    (reading / "chat_template.jinja").write_text("{% include '/etc/passwd' %}")
+    said = refused("index", tmp_path / "d", "--conversations", "chat", "--tokenizer", f"qwen={reading}")
     assert "cannot be used: TemplateError: it reads the template '/etc/passwd', and templates have no files" in said
