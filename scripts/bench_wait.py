@@ -8,6 +8,10 @@ the same too, and rounds are interleaved. The wait shrinks from the time of deco
 that of handing over a tensor. Then a trainer that takes 80 % of what each server was just seen to deliver: what it
 waits for 2,000 microbatches. --prefetch-mib 48 128 compares such trainers alone, in interleaved rounds of one pace, by
 what their clients receive ahead.
+
+--storage s3 measures such trainers alone, over more shards in a store that takes 30 ms for each request. The server's
+memory holds 1.25 shuffle windows of them, so that it reads them again in each epoch. What is waited for in the first
+step is left out.
 """
 
 import argparse
@@ -15,10 +19,10 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,12 +30,14 @@ from typing import Any
 import numpy as np
 from benchmarks.data_connections import require_all_direct, require_none_left
 from benchmarks.rows import Row, report
+from benchmarks.stored_pairs import URL, in_a_store
 from demo_parts.processes import Processes
 
 from dataserver.assembly import prepare_view, total_bytes, view_tensors
 from dataserver.jobs import Catalog, JobPlanner, fill_job
 from dataserver.planning.job.identity import Job, parse_job
 from dataserver.planning.plan.views import view_plan
+from dataserver.serving.block_cache import needed_bytes, window_bytes
 from dataserver.serving.config import load_config
 from trainclient.client import DataClient
 from trainclient.stream.reader import PREFETCH_BYTES
@@ -43,6 +49,10 @@ WAVES = 8
 """Microbatches of a step."""
 LOAD = 0.8
 """What a steady trainer takes, of what the server delivers."""
+DISK_SHARDS, STORED_SHARDS = 4, 16
+"""Of a case, on disk and in a store."""
+STORED_WINDOW = 4
+"""Shards in a store that are mixed."""
 MOST_WAITED, MOST_LATE = 0.01, 0.2
 """Of its time, and the 99th percentile of its waits in median intervals."""
 
@@ -191,6 +201,8 @@ class Served:
     addresses: dict[str, str]
     """By how payloads come."""
     catalog: Catalog
+    stream: Mapping[str, Any]
+    """Further fields of jobs."""
 
     @property
     def address(self) -> str:
@@ -199,22 +211,51 @@ class Served:
 
     def job(self, case: Case, steps: int) -> Job:
         """A job of so many steps."""
-        return parse_job(fill_job(job_data(case.microbatch, steps), self.catalog))
+        data = job_data(case.microbatch, steps)
+        data["stream"].update(self.stream)
+        return parse_job(fill_job(data, self.catalog))
 
     def long_job(self, case: Case, microbatches: int) -> Job:
         """A job that lasts for a steady trainer."""
         return self.job(case, microbatches * 2 // WAVES + 2)
 
 
-def serve(folder: Path, processes: Processes, case: Case) -> Served:
-    """Make the shards of a case, and serve them."""
-    shards = folder / f"shards-{case.seed}"
-    processes.indexed_pairs(shards, "--samples", case.samples, "--shards", 4, "--seed", case.seed)
+def serve(shards: Path | str, processes: Processes, case: Case) -> Served:
+    """Serve the shards of a case, from a folder or from a store."""
+    datasets = {"pairs": Path(shards)}
+    catalog = Catalog.open(load_config(None, {"datasets": datasets}))
+    flags, stream = list[Any](), dict[str, Any]()
+    if isinstance(shards, str):
+        flags = ["--block-memory-bytes", needed_bytes(window_bytes(catalog.datasets["pairs"], STORED_WINDOW), 1)]
+        stream = {"order_version": 2, "shuffle_window": STORED_WINDOW}
     addresses = {
-        name: processes.serve_pairs(shards, *flags, name=f"{name} {case.seed}")
-        for name, flags in ((SERVER, ()), (SENT, ("--no-shared-memory",)))
+        name: processes.serve_pairs(shards, *flags, *more, name=f"{name} {case.seed}")
+        for name, more in ((SERVER, ()), (SENT, ("--no-shared-memory",)))
     }
-    return Served(addresses, Catalog.open(load_config(None, {"datasets": {"pairs": shards}})))
+    return Served(addresses, catalog, stream)
+
+
+def made(folder: Path, processes: Processes, num_shards: int) -> list[Path]:
+    """Make the shards of each case."""
+    folders = [folder / f"shards-{case.seed}" for case in CASES]
+    for shards, case in zip(folders, CASES, strict=True):
+        processes.make_pairs(shards, "--samples", case.samples, "--shards", num_shards, "--seed", case.seed)
+    return folders
+
+
+def stored_rows(folder: Path, processes: Processes, microbatches: int) -> Iterator[Row]:
+    """Steady trainers over shards in a store."""
+    folders = made(folder, processes, STORED_SHARDS)
+    with in_a_store(folder):
+        for shards, case in zip(folders, CASES, strict=True):
+            url = f"{URL}/{shards.name}"
+            processes.index(url)
+            served = serve(url, processes, case)
+            job = served.long_job(case, microbatches)
+            for name, address in served.addresses.items():
+                run = steady(address, job, microbatches, delivers_s(address, job, microbatches // 4))
+                behind = replace(run, waits_s=run.waits_s[WAVES - 1 :])
+                yield from steady_rows([behind], f"shards in a store, {name}: ")
 
 
 def compared(served: Served, case: Case, prefetch_mib: list[int], rounds: int, microbatches: int) -> Iterator[Row]:
@@ -277,11 +318,16 @@ def main() -> int:
     parser.add_argument(
         "--prefetch-mib", type=int, nargs="+", default=[], metavar="MIB", help="compare steady trainers alone"
     )
+    parser.add_argument("--storage", choices=("disk", "s3"), default="disk", help="where the shards lie (default disk)")
     given = parser.parse_args()
     rows_: list[Row] = []
-    with tempfile.TemporaryDirectory() as folder, Processes(Path(folder)) as processes:
-        for case in CASES:
-            served = serve(Path(folder), processes, case)
+    with tempfile.TemporaryDirectory() as root, Processes(Path(root)) as processes:
+        folder = Path(root) / "all"
+        if given.storage == "s3":
+            return report(stored_rows(folder, processes, given.microbatches))
+        for shards, case in zip(made(folder, processes, DISK_SHARDS), CASES, strict=True):
+            processes.index(shards)
+            served = serve(shards, processes, case)
             if given.prefetch_mib:
                 rows_ += compared(served, case, given.prefetch_mib, given.rounds, given.microbatches)
                 continue

@@ -20,7 +20,7 @@ from dataserver.dataset import usable_memory
 from dataserver.images import silence_pillow_warnings
 from dataserver.jobs import Catalog
 from dataserver.planning.kernels import cache as kernel_cache
-from dataserver.serving.block_cache import block_remark, configure_blocks
+from dataserver.serving.block_cache import configure_blocks, start_remark
 from dataserver.serving.budgets import Budgets, remark
 from dataserver.serving.config import ConfigError, ServerConfig, load_config
 from dataserver.serving.descriptors import allow_many_descriptors
@@ -67,7 +67,7 @@ def opened(settings: ServerConfig) -> DataServer:
     sys.setswitchinterval(SWITCH_S)
     configure_blocks(settings)
     catalog = Catalog.open(settings)
-    if (found := block_remark(settings, catalog.datasets)) is not None:
+    if (found := start_remark(settings, catalog.datasets)) is not None:
         _log.warning("%s", found)
     catalog.transforms.check()
     server = DataServer(settings, catalog)  # refuses certificates, tokens and policies before what may take a minute

@@ -75,6 +75,7 @@ from dataserver.dataset.storage.io_threads import IoThreads
 from dataserver.dataset.storage.mirror import publish
 from dataserver.dataset.storage.needs import NEEDED_S
 from dataserver.dataset.storage.pieces import BLOCK_BYTES, BlockKey, Piece, Source
+from dataserver.dataset.storage.retries import gave_up
 from dataserver.dataset.storage.urls import is_url, location
 
 __all__ = [
@@ -170,6 +171,7 @@ __all__ = [
     "derive_table",
     "describe",
     "filter_parts",
+    "gave_up",
     "in_processes",
     "is_url",
     "lint",

@@ -1,7 +1,7 @@
 """The caches of a server whose shards lie in a store: what it is configured with, and whether that is enough."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from dataserver.dataset import BLOCK_BYTES, BLOCKS, BlockFiles, Dataset
@@ -23,21 +23,31 @@ def configure_blocks(config: ServerConfig) -> None:
     BLOCKS.configure(config.block_memory_bytes, files)
 
 
-def block_remark(config: ServerConfig, datasets: Mapping[str, Dataset]) -> str | None:
-    """Say if the caches are smaller than what a job with the default shuffle window needs, and what to set.
+def start_remark(config: ServerConfig, datasets: Mapping[str, Dataset]) -> str | None:
+    """Say if the caches are smaller than what jobs with the default shuffle window need, and what to set.
 
     Servers are counted as the entries of --peers, since no name is looked up yet; GetDiagnostics counts addresses.
     """
-    windows = default_window_bytes(datasets)
-    num_servers = max(1, len(config.peers))
-    needed = needed_bytes(windows, num_servers)
+    return _remark(config, DEFAULT_WINDOW, default_window_bytes(datasets), max(1, len(config.peers)))
+
+
+def job_remark(config: ServerConfig, stream: Stream, datasets: Iterable[Dataset], known_peers: int) -> str | None:
+    """Say if the caches are smaller than what a job needs with its own shuffle window, and what to set."""
+    window = stream.shuffle_window
+    total = sum(window_bytes(dataset, window) for dataset in datasets if dataset.reads_ahead)
+    return _remark(config, window, total, max(len(config.peers), 1 + known_peers))
+
+
+def _remark(config: ServerConfig, window: int, total: int, num_servers: int) -> str | None:
+    """What to say of caches for shuffle windows of so many shards, and bytes in all."""
+    needed = needed_bytes(total, num_servers)
     if needed <= BLOCKS.capacity:
         return None
     what = "--block-cache-dir and --block-cache-bytes" if config.block_cache_dir is None else "--block-cache-bytes"
     of = f"each of {num_servers} servers" if num_servers > 1 else "this server"
     return (
-        f"the caches of blocks hold {_gib(BLOCKS.capacity)} GiB, and a shuffle window of {DEFAULT_WINDOW} shards has"
-        f" {_gib(windows)}: shards will be read from the store several times; {of} needs {_gib(needed)} GiB:"
+        f"the caches of blocks hold {_gib(BLOCKS.capacity)} GiB, and a shuffle window of {window} shards has"
+        f" {_gib(total)}: shards will be read from the store several times; {of} needs {_gib(needed)} GiB:"
         f" raise --block-memory-bytes, or set {what}"
     )
 

@@ -9,8 +9,10 @@ from typing import Final
 from disttrain.v1 import data_service_pb2, errors_pb2
 
 from dataserver.dataset import Dataset, EvictionCounts
+from dataserver.fleet.membership import Peers
 from dataserver.jobs import Catalog, FairScheduler, Fetch, IsCancelled, JobCache, JobPlanner, SingleFlightCache
 from dataserver.planning.job.identity import Job
+from dataserver.serving.block_cache import job_remark
 from dataserver.serving.config import ServerConfig
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.metrics import Metrics, Stage
@@ -78,10 +80,28 @@ class ServedJob:
 class JobRegistry:
     """Jobs by id. The one used least recently is forgotten first, unless a stream has it; clients bring it again."""
 
-    def __init__(self, catalog: Catalog, config: ServerConfig, metrics: Metrics, fetch: Fetch | None = None) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        config: ServerConfig,
+        metrics: Metrics,
+        fetch: Fetch | None = None,
+        peers: Peers | None = None,
+    ) -> None:
+        """Know no job yet.
+
+        Args:
+            catalog: what jobs are made of.
+            config: of the server.
+            metrics: told of plans.
+            fetch: asks other servers for plans.
+            peers: the other servers, if there may be any.
+        """
         self._catalog = catalog
+        self._config = config
         self._metrics = metrics
         self._fetch = fetch
+        self._peers = peers
         budget = int(config.job_bytes * JOBS_SHARE)
         self._jobs = SingleFlightCache[str, ServedJob](budget, _memory)
         self._cache = JobCache(config.job_bytes - budget, config.cache_dir)
@@ -160,7 +180,9 @@ class JobRegistry:
         planner = JobPlanner(
             job, datasets, self._cache, self._scheduler, cancelled, self._metrics.planned, self._fetch, PATIENCE_S
         )
-        for note in planner.notes:
+        known_peers = 0 if self._peers is None else self._peers.count()[1]
+        remark = job_remark(self._config, job.stream, datasets, known_peers)
+        for note in (*planner.notes, *([] if remark is None else [remark])):
             _log.warning("job %s, %s", job.job_id[:12], note)
         return ServedJob(job, datasets, planner, self._catalog.transforms.pixels)
 

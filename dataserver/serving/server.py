@@ -102,7 +102,7 @@ class DataServer:
         fetch = None if self._peers is None else PlanFetcher(self._peers, self._metrics.plan_found).fetch
         if self._peers is not None and any(dataset.reads_ahead for dataset in catalog.datasets.values()):
             BLOCKS.use_owners(PieceFetcher(self._peers))
-        self._jobs = JobRegistry(catalog, config, self._metrics, fetch)
+        self._jobs = JobRegistry(catalog, config, self._metrics, fetch, self._peers)
         self._health = health.HealthServicer()
         self._lock = threading.Lock()
         self._drainer: threading.Thread | None = None

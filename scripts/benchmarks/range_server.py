@@ -21,6 +21,7 @@ from xml.sax.saxutils import escape, unescape
 
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 _TO_THE_END = 1 << 62
+_EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
 
 
 @dataclass
@@ -53,8 +54,12 @@ class State:
     """By path, with the slash before it."""
     faults: list[str] = field(default_factory=list)
     """What becomes of the next requests for ranges, one each: see `_Handler.misbehave`."""
+    of_paths: dict[str, str] = field(default_factory=dict)
+    """What becomes of all others for these objects."""
     always: str = ""
-    """What becomes of all others."""
+    """What becomes of the rest."""
+    expired: str = ""
+    """Requests whose Authorization holds this are refused, as S3 refuses credentials that are over."""
     delay_s: float = 0.0
     asked: list[Asked] = field(default_factory=list)
     sent_bytes: int = 0
@@ -125,9 +130,14 @@ class _Handler(BaseHTTPRequestHandler):
         with state.lock:
             state.asked.append(Asked(method, self.path, wanted, headers))
             fault = ""
-            if wanted is not None or method == "HEAD":
-                fault = state.faults.pop(0) if state.faults and method == "GET" else state.always
+            if state.faults and wanted is not None and method == "GET":
+                fault = state.faults.pop(0)
+            elif wanted is not None or method == "HEAD":
+                fault = state.of_paths.get(path, state.always)
         time.sleep(state.delay_s)
+        if state.expired and state.expired in headers.get("authorization", ""):
+            self._send(400, _EXPIRED, {"Content-Type": "application/xml"})
+            return
         query = parse_qs(parts.query)
         if "list-type" in query:
             self._list(path.strip("/"), query)

@@ -115,14 +115,18 @@ class Processes:
 
     def indexed_pairs(self, shards: Path, *options: Any) -> None:
         """Make shards of image-text pairs with options of `make_demo_shards.py`, and index them."""
-        index = [sys.executable, "-m", "dataserver", "index", shards]
-        for name, command in {
-            "making shards": python("make_demo_shards.py", shards, *options),
-            "indexing": index,
-        }.items():
-            self.run([self.start(name, command)], print)
+        self.make_pairs(shards, *options)
+        self.index(shards)
 
-    def serve_pairs(self, shards: Path, *flags: Any, name: str = "server") -> str:
+    def make_pairs(self, shards: Path, *options: Any) -> None:
+        """Make shards of image-text pairs with options of `make_demo_shards.py`."""
+        self.run([self.start("making shards", python("make_demo_shards.py", shards, *options))], print)
+
+    def index(self, shards: Path | str) -> None:
+        """Index the shards of a folder, or at a URL."""
+        self.run([self.start("indexing", [sys.executable, "-m", "dataserver", "index", shards])], print)
+
+    def serve_pairs(self, shards: Path | str, *flags: Any, name: str = "server") -> str:
         """Serve such shards on a free port as the dataset `pairs`; the address."""
         dataset = ["--dataset", f"pairs={shards}"]
         serve = [sys.executable, "-m", "dataserver", "serve", "--listen", "127.0.0.1:0", *dataset, *flags]

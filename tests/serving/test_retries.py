@@ -2,7 +2,9 @@ import threading
 
 import pytest
 
+from dataserver.assembly import UnreadableError
 from dataserver.dataset.errors import ShardReadError
+from dataserver.dataset.storage.clients import UnavailableError
 from dataserver.serving.metrics import Metrics
 from dataserver.serving.stream.assembly import READ_ATTEMPTS, with_retries
 
@@ -31,6 +33,18 @@ def test_storage_that_does_not_recover_is_given_up() -> None:
     with pytest.raises(ShardReadError):
         with_retries(storage.read, threading.Event(), Metrics())
     assert storage.reads == READ_ATTEMPTS
+
+
+def test_what_a_store_was_asked_for_again_and_again_is_not_asked_for_anew() -> None:
+    """Its budget lasts for half a minute: four of them would leave a trainer without a word for two."""
+    given_up = UnreadableError("gone", 0, 0)
+    given_up.__cause__ = ShardReadError("gone")
+    given_up.__cause__.__cause__ = UnavailableError("503; given up")
+    for error in (given_up, UnavailableError("503; given up")):
+        storage = Storage(99, error)
+        with pytest.raises(type(error)):
+            with_retries(storage.read, threading.Event(), Metrics())
+        assert storage.reads == 1
 
 
 def test_a_stream_that_ended_does_not_try_again() -> None:

@@ -125,9 +125,11 @@ class Rotation:
         computing = isinstance(error, DataServiceError) and error.reason == _STATISTICS_PENDING
         self._computing |= computing
         left = self._patience()
-        # A refusal once, another failure once for each loss; servers may still be starting.
+        # A refusal once, another failure once for each loss, and again by the first rank where the cause is another
+        # one; servers may still be starting.
         if known is None or (known != text and not computing):
-            level = logging.WARNING if refused or self._fleet.reached else logging.INFO
+            is_told = self._fleet.reached and (known is None or self._fleet.speaks)
+            level = logging.WARNING if refused or is_told else logging.INFO
             _log.log(level, "%s; going to the next server", text)
         self._move()
         if self._position in self._tried:

@@ -37,6 +37,10 @@ _NO_RETRIES: Final = {"max_retries": 0, "retry_timeout": timedelta(seconds=1)}
 _STATUS: Final = re.compile(r"\b([345]\d\d) [A-Z]")
 _QUERY: Final = re.compile(r"\?[^\s\"')]*")
 _CODE: Final = re.compile(r"<Code>(\w{1,60})</Code>")
+_TOOK: Final = re.compile(r" in \d[\d.]*(ns|µs|ms|s)\b")
+"""How long it took to fail: another text each time, of which each would be told."""
+_EXPIRED: Final = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken", "RequestExpired")
+"""What S3 calls credentials that are over; most of these it answers with 400."""
 _HOPELESS: Final = ("redirect", "builder error", "URL scheme", "Missing", "InvalidGetRange", "non-partial")
 """In texts of errors that come again however often one asks."""
 
@@ -148,15 +152,15 @@ def _translated(what: str) -> Iterator[None]:
     try:
         yield
     except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-        raise PermissionError(
-            errno.EACCES, f"the store refuses access to {what}: check the credentials ({_text(error)})"
-        ) from None
+        raise _refused(what, _text(error)) from None
     except (exceptions.NotFoundError, FileNotFoundError):
         raise FileNotFoundError(errno.ENOENT, f"there is no {what}") from None
     except exceptions.BaseError as error:
         text = _text(error)
         found = _STATUS.search(text)
         status = int(found[1]) if found else 0
+        if status == 400 and (" HEAD " in text or any(f"({code})" in text for code in _EXPIRED)):
+            raise _refused(what, text) from None  # an answer to HEAD has no room for what is wrong
         if "invalid path" in text:  # a part of a name is empty, '.' or '..': obstore lists nothing then
             raise OSError(errno.EINVAL, f"{text}; rename that object of {what}, or name a folder without it") from None
         if status == 404:
@@ -167,9 +171,17 @@ def _translated(what: str) -> Iterator[None]:
         raise UnavailableError(f"{what}: {text}") from None
 
 
+def _refused(what: str, text: str) -> PermissionError:
+    return PermissionError(
+        errno.EACCES,
+        f"the store refuses access to {what}: check the credentials, and renew them if they have expired ({text})",
+    )
+
+
 def _text(error: Exception) -> str:
     """What an error says, without queries of URLs and bodies of answers, which may hold signatures."""
     whole = str(error).strip()
     code = _CODE.search(whole)
     first = whole.partition("<")[0].partition("\n")[0].rstrip(": ") or type(error).__name__
-    return printable(_QUERY.sub("?...", first), 300) + (f" ({code[1]})" if code else "")
+    late = " (it took too long)" if "TimedOut" in whole else ""
+    return printable(_TOOK.sub("", _QUERY.sub("?...", first)), 300) + (f" ({code[1]})" if code else late)

@@ -175,7 +175,8 @@ class HttpClient:
         elif status in _GONE:
             raise FileNotFoundError(errno.ENOENT, f"there is no {url}")
         elif status in (401, 403):
-            raise PermissionError(errno.EACCES, f"its server refuses access to {url} ({status})")
+            hint = ": check its token, and renew it if it has expired" if "Authorization" in self._headers else ""
+            raise PermissionError(errno.EACCES, f"its server refuses access to {url} ({status}){hint}")
         elif status in (408, 425, 429) or status >= 500:
             raise UnavailableError(f"{url} answers {status}", _wait_s(answer.headers.get("retry-after")))
         else:

@@ -113,3 +113,10 @@ class RetryBudget:
                 self._changed.notify_all()  # nobody needs a token now
         if was_failing:
             _log.info("%s answers again", self.name)
+
+
+def gave_up(error: BaseException | None) -> bool:
+    """Whether an error comes from a store that was asked again for as long as its budget lets it."""
+    while error is not None and not isinstance(error, UnavailableError):
+        error = error.__cause__
+    return error is not None

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from dataserver.assembly import PreparedView, UncountedError, UnreadableError
-from dataserver.dataset import ShardReadError
+from dataserver.dataset import ShardReadError, gave_up
 from dataserver.serving.metrics import Metrics
 from dataserver.serving.stream.source import MicrobatchSpec, ViewSource
 from dataserver.serving.transport.interface import EncodedMicrobatch, Memory
@@ -23,6 +23,8 @@ Result = TypeVar("Result")
 def with_retries(action: Callable[[], Result], stop: threading.Event, metrics: Metrics) -> Result:
     """Do what reads storage, again after a while where that fails; `stop` ends the waiting. Failures are counted.
 
+    What an object store's own budget of retries gave up is not tried again here: that took long enough.
+
     Raises:
         ShardReadError, OSError: every attempt failed, or one did when `stop` was set.
     """
@@ -30,8 +32,9 @@ def with_retries(action: Callable[[], Result], stop: threading.Event, metrics: M
     while True:
         try:
             return action()
-        except (ShardReadError, OSError):
-            again = attempt < READ_ATTEMPTS and not stop.wait(READ_BACKOFF_S * 2 ** (attempt - 1))
+        except (ShardReadError, OSError) as error:
+            is_last = attempt == READ_ATTEMPTS or gave_up(error)
+            again = not is_last and not stop.wait(READ_BACKOFF_S * 2 ** (attempt - 1))
             metrics.storage_failed(retried=again, final=not again and not stop.is_set())
             if not again:
                 raise
