@@ -18,19 +18,19 @@ from typing import Any, Final, Protocol
 from dataserver.dataset.storage.block_files import BlockFiles
 from dataserver.dataset.storage.clients import ObjectInfo
 from dataserver.dataset.storage.held_blocks import HeldBlocks
-from dataserver.dataset.storage.io_threads import IoThreads
+from dataserver.dataset.storage.io_threads import ThreadsOfStores
 from dataserver.dataset.storage.pieces import BLOCK_BYTES, BlockKey, Piece, Source, part_of, runs
 from dataserver.tracing import within
 
 DEFAULT_MEMORY_BYTES: Final = 256 << 20
 """What commands have; a server has a setting."""
 LOADING: Final = 8
-"""Blocks that are read at a time."""
+"""Blocks of a store that are read at a time."""
 MAX_QUEUED: Final = 4096
-"""Blocks that wait to be read; what is wanted beyond is asked for again with its next image."""
+"""Blocks of a store that wait to be read; what is wanted beyond is asked for again with its next image."""
 READING: Final = 32
-"""Pieces that are read at a time, and calls to other servers. These have threads of their own: what two servers ask of
-each other would wait for each other's threads else."""
+"""Pieces of a store that are read at a time, and calls to other servers for them. These have threads of their own: what
+two servers ask of each other would wait for each other's threads else."""
 AHEAD_BYTES: Final = 128 << 20
 """Bytes of pieces that were read ahead and are not taken yet."""
 
@@ -84,9 +84,9 @@ class Blocks:
         self._ahead: OrderedDict[tuple[str, ObjectInfo, int, int], Future[bytes]] = OrderedDict()
         """Pieces that were read ahead, oldest first."""
         self._ahead_bytes = 0
-        self._loaders = IoThreads(LOADING, "blocks")
-        self._readers = IoThreads(READING, "pieces")
-        self._askers = IoThreads(READING, "owners")
+        self._loaders = ThreadsOfStores(LOADING, "blocks")
+        self._readers = ThreadsOfStores(READING, "pieces")
+        self._askers = ThreadsOfStores(READING, "owners")
 
     def configure(self, memory_bytes: int, files: BlockFiles | None = None) -> None:
         """Set how much is held."""
@@ -109,9 +109,9 @@ class Blocks:
             self._ahead.clear()
             self._ahead_bytes = 0
 
-    def submit(self, function: Callable[..., bytes], *given: object) -> "Future[bytes]":
-        """Read something else in one of the threads."""
-        return self._readers.submit(function, *given)
+    def submit(self, store: str, function: Callable[..., bytes], *given: object) -> "Future[bytes]":
+        """Read something else in one of the threads of a store."""
+        return self._readers.of(store).submit(function, *given)
 
     def read(self, pieces: Sequence[Piece], for_peer: bool = False) -> list[bytes]:
         """Return pieces of objects.
@@ -191,12 +191,13 @@ class Blocks:
             groups.setdefault(owner, []).append(number)
         for owner, numbers in groups.items():
             if owner is not None:
-                whole = self._askers.submit(self._from_owner, owner, [pieces[n] for n in numbers])
+                askers = self._askers.of(pieces[numbers[0]].source.name)
+                whole = askers.submit(self._from_owner, owner, [pieces[n] for n in numbers])
                 begun |= {n: part_of(whole, i) for i, n in enumerate(numbers)}
         mine = {id(pieces[n]): n for n in groups.get(None, ())}
         self._want(pieces[n] for n in mine.values())
         for run in runs([pieces[n] for n in mine.values()]):
-            whole = self._readers.submit(self._read_run, run)
+            whole = self._readers.of(run[0].source.name).submit(self._read_run, run)
             begun |= {mine[id(piece)]: part_of(whole, i) for i, piece in enumerate(run)}
         return [begun[number] for number in range(len(pieces))]
 
@@ -242,14 +243,15 @@ class Blocks:
 
     def _want_block(self, key: BlockKey, source: Source) -> bool:
         """Begin to read a block that would be held. Returns whether it is read, or there already."""
+        loaders = self._loaders.of(key.store)
         with self._lock:
             if key in self._loading or key in self.held:
                 return True
-            if not self.held.needs.fit(key, self.capacity) or self._loaders.num_waiting >= MAX_QUEUED:
+            if not self.held.needs.fit(key, self.capacity) or loaders.num_waiting >= MAX_QUEUED:
                 return False
             self._loading.add(key)
         with within(None):  # blocks serve many steps: whose turn it is now is not who waits for them
-            self._loaders.submit(self._load, source, key)
+            loaders.submit(self._load, source, key)
         return True
 
     def _load(self, source: Source, key: BlockKey) -> None:

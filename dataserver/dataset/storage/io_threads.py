@@ -70,3 +70,21 @@ class IoThreads:
             else:
                 future.set_result(found)
             del future, work
+
+
+class ThreadsOfStores:
+    """Such a pool for each store, so that one that hangs takes no thread from the others."""
+
+    def __init__(self, most: int, name: str) -> None:
+        self._most = most
+        self._name = name
+        self._lock = threading.Lock()
+        self._pools: dict[str, IoThreads] = {}
+
+    def of(self, store: str) -> IoThreads:
+        """The threads that wait for a store."""
+        with self._lock:
+            found = self._pools.get(store)
+            if found is None:
+                found = self._pools[store] = IoThreads(self._most, self._name)
+            return found

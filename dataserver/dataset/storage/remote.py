@@ -354,7 +354,8 @@ class _Sequential(io.RawIOBase):
             start = ahead * BLOCK_BYTES
             if start < self._info.num_bytes:
                 length = min(BLOCK_BYTES, self._info.num_bytes - start)
-                self._blocks.append((ahead, BLOCKS.submit(self._store.get, self._info, start, length)))
+                store = self._store
+                self._blocks.append((ahead, BLOCKS.submit(store.name, store.get, self._info, start, length)))
         return self._blocks[0][1].result()
 
     def close(self) -> None:

@@ -211,7 +211,8 @@ def test_a_block_that_nobody_needs_any_more_is_not_read(monkeypatch: pytest.Monk
     store, blocks = Store(), Blocks()
     blocks.configure(BLOCK_BYTES)
     begun: list[Callable[[], object]] = []
-    monkeypatch.setattr(blocks._loaders, "submit", lambda function, *given: begun.append(partial(function, *given)))
+    loaders = blocks._loaders.of(store.name)
+    monkeypatch.setattr(loaders, "submit", lambda function, *given: begun.append(partial(function, *given)))
     for number in (0, 1):
         blocks.need("job", [(tail_key(number), store)])
     for load in begun:
