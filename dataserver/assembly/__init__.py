@@ -2,6 +2,7 @@
 
 from dataserver.assembly.chat.tokenizer import ChatTokenizer, chat_digest, image_marks, open_chat, video_timestamps
 from dataserver.assembly.decoders import DECODERS, Item, fault_of, format_name
+from dataserver.assembly.decoding import Coming, DecodeTask, UnreadableError
 from dataserver.assembly.digest import content_digest
 from dataserver.assembly.hugging_face import HuggingFaceTokenizer, TokenizerError
 from dataserver.assembly.sequences import TokenCountError
@@ -16,13 +17,15 @@ from dataserver.assembly.tokens import (
     tokenizer_digest,
     tokenizer_spec,
 )
-from dataserver.assembly.views import PreparedView, UncountedError, UnreadableError, Validity, prepare_view
+from dataserver.assembly.views import PreparedView, UncountedError, Validity, prepare_view
 
 __all__ = [
     "BYTES",
     "DECODERS",
     "ByteTokenizer",
     "ChatTokenizer",
+    "Coming",
+    "DecodeTask",
     "HuggingFaceTokenizer",
     "Item",
     "PreparedView",

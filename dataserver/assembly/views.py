@@ -8,29 +8,26 @@ A view of samples needs no pixels, and waits for none: whether its images can be
 `execution.validity` is exact pays for knowing it, with tasks that decode images and keep the verdict alone.
 """
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import partial
-from itertools import groupby, pairwise, repeat
-from typing import Any, Final
+from itertools import pairwise, repeat
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.assembly.decoders import DECODERS, Item
+from dataserver.assembly.decoders import Item
+from dataserver.assembly.decoding import IMAGES_PER_TASK, DecodeTask, Decoding, UnreadableError
 from dataserver.assembly.image_runs import images_of
 from dataserver.assembly.image_transforms import draw_transforms
 from dataserver.assembly.sequences import IGNORED, backbone_arrays, backbone_rotary_positions, text_arrays
 from dataserver.assembly.tensors import TensorSpec, clip_ends, num_patches, total_bytes
 from dataserver.dataset import (
     Dataset,
-    ImageRef,
-    Shard,
     ShardReadError,
     TokenizedDocument,
     TokensMissingError,
-    printable,
     texts_key,
 )
 from dataserver.images import U8
@@ -42,27 +39,7 @@ from dataserver.planning.plan.views import ViewPlan
 from dataserver.planning.stream.captions import captions_of
 from dataserver.planning.stream.item_sizes import VideoLengths, audio_sizing, item_tokens, video_sizing
 from dataserver.planning.stream.samples import ROW_BITS, VIDEO, StepSamples
-from dataserver.transforms import NO_TRANSFORMS, Pixels, TransformUnavailableError
-
-IMAGES_PER_TASK: Final = 8
-"""Images that a thread decodes before it looks for other work. Handing them over one by one cost as much as a fifth of
-decoding them."""
-READ_AT_ONCE_BYTES: Final = 4 << 20
-"""Images of a task that are no larger together are read one behind the other, and then decoded: decoding leaves none of
-the interpreter's memory in the processor's caches, so that what comes next takes several times as long."""
-
-
-class UnreadableError(ShardReadError):
-    """Storage did not give the images of one shard, or the token ids of one sample."""
-
-    def __init__(self, said: str, dataset: int, shard: int, row: int = -1) -> None:
-        super().__init__(said)
-        self.dataset = dataset
-        """Position among the datasets of the job."""
-        self.shard = shard
-        """Position among the shards of the dataset."""
-        self.row = row
-        """Row of the sample whose token ids were wanted; -1 where images were."""
+from dataserver.transforms import NO_TRANSFORMS, Pixels
 
 
 class UncountedError(TokensMissingError):
@@ -104,7 +81,7 @@ class PreparedView:
     """uint8 [total_bytes(tensors)]: all tensors, one behind the other."""
     validity: U8
     """uint8 [items], numbers of `Validity`; complete after `finish`."""
-    tasks: tuple[Callable[[], int], ...]
+    tasks: tuple[DecodeTask, ...]
     """Each decodes some images, independent of the others and repeatable, and returns the encoded bytes that it read.
     UnreadableError where storage fails, TransformUnavailableError where a transform of a user does not end."""
     images: _Images
@@ -315,7 +292,7 @@ def _image_tasks(
     datasets: Sequence[Dataset],
     target: NDArray[Any] | None,
     installed: Pixels,
-) -> Iterator[Callable[[], int]]:
+) -> Iterator[DecodeTask]:
     """Yield tasks of a few images or clips each, in the order in which storage has them.
 
     Without a tensor for them, patches and spectrograms go nowhere: validity is wanted all the same.
@@ -329,7 +306,7 @@ def _image_tasks(
         tiles = list(map(tuple, samples.image_layout[images.index, :2].tolist()))
     depths = samples.depths(images.index)
     drawn = draw_transforms(spec.stream, samples, list(zip(of.tolist(), number.tolist(), strict=True)), installed)
-    decoding = _Decoding(
+    decoding = Decoding(
         sizing=spec.stream.sizing,
         sources=[(datasets[d], datasets[d].shards[s]) for d, s in zip(dataset.tolist(), shard.tolist(), strict=True)],
         shards=list(zip(dataset.tolist(), shard.tolist(), strict=True)),
@@ -341,7 +318,7 @@ def _image_tasks(
     order = np.lexsort((number, row, shard, dataset)).tolist()
     decoding.read_ahead(order)
     for first in range(0, len(order), IMAGES_PER_TASK):
-        yield partial(decoding.run, order[first : first + IMAGES_PER_TASK])
+        yield DecodeTask(decoding, order[first : first + IMAGES_PER_TASK])
 
 
 def _parts_of(spec: JobSpec, samples: StepSamples, items: I64, target: NDArray[Any]) -> list[NDArray[Any]]:
@@ -351,60 +328,3 @@ def _parts_of(spec: JobSpec, samples: StepSamples, items: I64, target: NDArray[A
     else:
         ends = [0, *np.cumsum(num_patches(samples, items)).tolist()]
     return [target[a:b] for a, b in pairwise(ends)]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Decoding:
-    """What the tasks of a view share: of each of its k items, where it is stored and where its rows go."""
-
-    sizing: Sizing
-    sources: list[tuple[Dataset, Shard]]
-    shards: list[tuple[int, int]]
-    """Positions of these datasets and shards."""
-    places: list[tuple[int, int]]
-    """Rows of the shards' indexes, and the numbers of the images within their samples."""
-    items: list[Item]
-    out: list[NDArray[Any]] | None
-    valid: Bool
-    """bool [k]: what each task finds out."""
-
-    def read_ahead(self, chosen: Sequence[int]) -> None:
-        """Begin to read the images, where they lie in a store."""
-        for dataset, of_dataset in groupby(chosen, lambda n: self.sources[n][0]):
-            if dataset.reads_ahead:
-                runs = groupby(of_dataset, lambda n: self.sources[n][1])
-                dataset.read_ahead([ref for shard, of in runs for ref in shard.images([self.places[n] for n in of])])
-
-    def run(self, chosen: Sequence[int]) -> int:
-        """Read and decode some of the images; bytes that were read."""
-        runs = []
-        for positions, of_shard in groupby(chosen, self.shards.__getitem__):
-            numbers = list(of_shard)
-            dataset, shard = self.sources[numbers[0]]
-            runs.append((positions, dataset, shard.images([self.places[n] for n in numbers])))
-        refs = [ref for _, _, found in runs for ref in found]
-        num_bytes = sum(ref.length for ref in refs)
-        at_once = num_bytes <= READ_AT_ONCE_BYTES
-        read = (data for run in runs for data in _read(*run, at_once=at_once))
-        encoded: Iterable[bytes] = list(read) if at_once else read
-        for n, ref, data in zip(chosen, refs, encoded, strict=True):
-            out = None if self.out is None else self.out[n]
-            try:
-                self.valid[n] = DECODERS[ref.modality](data, ref, self.items[n], self.sizing, out)
-            except TransformUnavailableError as error:
-                shard, row = self.sources[n][1], self.places[n][0]
-                where = f"shard {shard.name}, sample {printable(shard.keys()[row])}"
-                raise TransformUnavailableError(f"{where}: {error}") from None
-        return num_bytes
-
-
-def _read(where: tuple[int, int], dataset: Dataset, refs: Sequence[ImageRef], *, at_once: bool) -> Iterator[bytes]:
-    """Yield images of one shard.
-
-    Raises:
-        UnreadableError: storage failed; says in which shard, by the positions `where` of dataset and shard.
-    """
-    try:
-        yield from dataset.read_all(refs) if at_once else map(dataset.read, refs)
-    except (ShardReadError, OSError) as error:
-        raise UnreadableError(str(error), *where) from error

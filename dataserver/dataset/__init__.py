@@ -17,6 +17,7 @@ from dataserver.dataset.errors import (
     TokenizingEndedError,
     TokenizingError,
     TokensMissingError,
+    cannot_read,
     printable,
 )
 from dataserver.dataset.evictions import EvictionCounts, Evictions
@@ -162,6 +163,7 @@ __all__ = [
     "VideoMembers",
     "VideoSound",
     "build_index",
+    "cannot_read",
     "chat_key",
     "compile_filter",
     "convert",

@@ -9,6 +9,7 @@ import json
 import logging
 import threading
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 from dataserver.dataset.errors import CaptionError, DatasetError, ShardReadError, StaleIndexError
@@ -191,6 +192,10 @@ class Dataset:
     def read_ahead(self, refs: Sequence[ImageRef]) -> None:
         """Begin to read images, of any shards, that `read_all` will soon ask for. What fails is said there."""
         self._open_shards.read_ahead([(ref.shard, ref.offset, ref.length) for ref in refs])
+
+    def coming(self, refs: Sequence[ImageRef]) -> "list[Future[bytes]]":
+        """What is read ahead of images of one shard and is not here: on its way, or failed."""
+        return self._open_shards.coming(refs[0].shard, [(ref.offset, ref.length) for ref in refs])
 
     def blocks(self, shard: int, low: int, high: int) -> list[tuple[BlockKey, Source]]:
         """Return the blocks of a store in which some rows of a shard lie, and where each is read from.

@@ -155,10 +155,15 @@ _OF_THE_FILE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.E
 """What the system reports if a file is gone or is not the one expected; an empty file cannot be mapped (EINVAL)."""
 
 
+def cannot_read(path: Path, error: BaseException | None) -> ShardReadError:
+    """What to raise where storage does not give a file."""
+    return ShardReadError(f"cannot read {path}: {error}; check the storage")
+
+
 def check_storage(path: Path, error: Exception) -> None:
     """Raise ShardReadError if a file could not be read for a reason that says nothing of what it holds."""
     if isinstance(error, OSError) and error.errno is not None and error.errno not in _OF_THE_FILE:
-        raise ShardReadError(f"cannot read {path}: {error}; check the storage") from error
+        raise cannot_read(path, error) from error
 
 
 def is_safe(text: str) -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from dataserver.dataset.cache import LruCache
-from dataserver.dataset.errors import ShardReadError, StaleIndexError
+from dataserver.dataset.errors import ShardReadError, StaleIndexError, cannot_read
 from dataserver.dataset.index.flags import index_command
 from dataserver.dataset.index.format import IndexHeader, read_joined
 from dataserver.dataset.index.joins import found_joined
@@ -65,7 +65,7 @@ class JoinedImages:
                 etag = opened.file.etag()  # after the read: it was so all the time
             except OSError as error:
                 self._opened.drop((position, number))
-                raise ShardReadError(f"cannot read {opened.path}: {error}; check the storage") from error
+                raise cannot_read(opened.path, error) from error
             if etag == opened.etag:
                 break
             self._opened.drop((position, number))

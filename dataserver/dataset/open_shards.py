@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import cached_property
 from typing import Final
@@ -10,7 +11,7 @@ from typing import Final
 from crc32c import crc32c as crc32c_of
 
 from dataserver.dataset.cache import LruCache
-from dataserver.dataset.errors import DatasetError, ShardReadError, StaleIndexError
+from dataserver.dataset.errors import DatasetError, ShardReadError, StaleIndexError, cannot_read
 from dataserver.dataset.index.external_files import read_external
 from dataserver.dataset.index.flags import index_command
 from dataserver.dataset.index.format import read_block_sums, read_pages
@@ -19,6 +20,7 @@ from dataserver.dataset.joined_images import JoinedImages
 from dataserver.dataset.shards.external import ExternalTable
 from dataserver.dataset.shards.pages import CODECS, STORED, Page, PageTable, begin_bytes, unpack, unpack_begin
 from dataserver.dataset.shards.parts import JOINED_START
+from dataserver.dataset.storage.blocks import BLOCKS
 from dataserver.dataset.storage.etags import Etag
 from dataserver.dataset.storage.interface import StoredFile
 from dataserver.dataset.storage.pieces import BlockKey, Piece, Source, object_digest
@@ -103,6 +105,17 @@ class OpenShards:
         if files:
             self.shards[0].file.storage.read_ahead(files)
 
+    def coming(self, position: int, ranges: Sequence[tuple[int, int]]) -> "list[Future[bytes]]":
+        """What is read ahead of pieces of a shard and is not here: on its way, or failed."""
+        size = self.shards[position].header.shard_bytes
+        try:
+            descriptor = self._descriptor(position)
+        except OSError:
+            return []
+        if not isinstance(descriptor, RemoteFile):
+            return []
+        return BLOCKS.coming(descriptor.pieces([one for one in ranges if sum(one) <= size]))
+
     def pieces(self, digest: bytes, ranges: Sequence[tuple[int, int]]) -> list[Piece] | None:
         """Ranges of the object that a digest names; None where no shard is that version. Raises OSError."""
         position = self._digests.get(digest)
@@ -154,7 +167,7 @@ class OpenShards:
             storage.check(table.root, part.name)
             (content,) = storage.ranges(path).read([(part.offset, part.length)])
         except OSError as error:
-            raise ShardReadError(f"cannot read {path}: {error}; check the storage") from error
+            raise cannot_read(path, error) from error
         if len(content) != part.length or crc32c_of(content) != part.crc32c:
             raise StaleIndexError(
                 f"{path} has another content than when {shard.file.path} was indexed;"
@@ -225,7 +238,7 @@ class OpenShards:
                 raise ShardReadError(f"{file.path} changes while it is read; index it again when it is complete")
         except OSError as error:
             self._descriptors.drop(position)
-            raise ShardReadError(f"cannot read {file.path}: {error}; check the storage") from error
+            raise cannot_read(file.path, error) from error
         for data, (offset, length) in zip(pieces, ranges, strict=True):
             if len(data) != length:
                 raise ShardReadError(
@@ -242,9 +255,7 @@ class OpenShards:
             try:
                 self._check(position)
             except OSError as error:
-                raise ShardReadError(
-                    f"cannot read {self.shards[position].file.path}: {error}; check the storage"
-                ) from error
+                raise cannot_read(self.shards[position].file.path, error) from error
 
     def _check(self, position: int) -> None:
         """Compare a shard that is not known, or changed, with its index. Raises OSError, or what `read` raises."""

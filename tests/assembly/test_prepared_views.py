@@ -17,11 +17,11 @@ from dataserver.assembly import (
     PreparedView,
     UnknownTensorError,
     Validity,
+    decoding,
     prepare_view,
     tokenizer_spec,
     total_bytes,
     view_tensors,
-    views,
 )
 from dataserver.dataset import Dataset, ImageRef, Shard, StaleIndexError, build_index, count_tokens
 from dataserver.images import ImageShape
@@ -359,11 +359,11 @@ class Watched:
         return self.dataset.read_all(refs)
 
 
-@pytest.mark.parametrize("limit", [0, views.READ_AT_ONCE_BYTES])
+@pytest.mark.parametrize("limit", [0, decoding.READ_AT_ONCE_BYTES])
 def test_small_images_of_a_task_are_read_before_any_is_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
-    monkeypatch.setattr(views, "READ_AT_ONCE_BYTES", limit)
+    monkeypatch.setattr(decoding, "READ_AT_ONCE_BYTES", limit)
     run = open_run([write_pairs(tmp_path, num_samples=8, shard_size=8)], steps=1, ratio="0")
     plan, view = next((p, v) for p, v in run.views(ModuleKind.ENCODER) if v.num_items > 1)
     expected = run.prepare(plan, view).buffer
@@ -372,7 +372,7 @@ def test_small_images_of_a_task_are_read_before_any_is_decoded(
     buffer = np.zeros(total_bytes(tensors), np.uint8)
     prepared = prepare_view(run.job.spec, plan, view, [cast(Dataset, watched)], tensors, buffer)
     read = sum(task() for task in prepared.tasks)
-    per_task = views.IMAGES_PER_TASK if limit else 1
+    per_task = decoding.IMAGES_PER_TASK if limit else 1
     assert watched.seen == [i // per_task * per_task for i in range(view.num_items)]
     assert read == sum(len(image_of(run, plan, item)[0]) for item in view.items.tolist())
     prepared.finish()

@@ -13,7 +13,7 @@ from serving.harness import index, job_data, running
 from shards import break_images, write_pairs
 
 from dataserver.assembly import UnreadableError
-from dataserver.assembly.views import _read
+from dataserver.assembly.decoding import read_images
 from dataserver.dataset import Dataset, ShardReadError
 from dataserver.serving.failures import MAX_CHARS, MAX_FAILURES, FailureKind, Failures
 from dataserver.serving.stream.source import ViewSource
@@ -38,7 +38,7 @@ def test_invalid_images_and_unreadable_shards_are_named(tmp_path: Path) -> None:
         cause = OSError(5, "Input/output error")
         served = next(iter(server.catalog.datasets.values()))
         with pytest.raises(UnreadableError) as caught:
-            next(_read((0, 0), Unreadable(cause), [], at_once=True))  # type: ignore[arg-type]
+            next(read_images((0, 0), Unreadable(cause), [], at_once=True))  # type: ignore[arg-type]
         source = ViewSource(SimpleNamespace(job=job_of("d"), datasets=[served]), "vit", 0, (), None)  # type: ignore[arg-type]
         source.note_unreadable(caught.value, server.server._metrics.failures)
         unreadable = listed(server.channel).failures[0]

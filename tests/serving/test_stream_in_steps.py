@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,6 +46,19 @@ class Inline:
 
     def submit(self, task: Callable[..., None], *arguments: Any) -> None:
         task(*arguments)
+
+
+class Task:
+    """What reads nothing of a store."""
+
+    def __init__(self, call: Callable[[], int]) -> None:
+        self.call = call
+
+    def __call__(self) -> int:
+        return self.call()
+
+    def coming(self) -> list[Any]:
+        return []
 
 
 class Source:
@@ -371,7 +385,7 @@ def test_a_cancelled_assembly_is_settled_without_its_tasks() -> None:
             return waiting[-1]
 
     source, settled = Source(), list[Assembly]()
-    prepared = SimpleNamespace(tasks=[lambda: 1] * 3, finish=lambda: None, num_images=3, num_invalid=0)
+    prepared = SimpleNamespace(tasks=[Task(lambda: 1)] * 3, finish=lambda: None, num_images=3, num_invalid=0)
     source.prepare = lambda *_: prepared  # type: ignore[method-assign]
     made = Assembly(
         source.specify(source.plan(0, None), 0), memory(), Metrics(), settled.append, opened(None, "prepare")
@@ -402,7 +416,7 @@ def test_an_assembly_that_failed_begins_no_other_task() -> None:
         begun.append(number)
         raise ValueError(f"no image {number}")
 
-    tasks = [lambda number=number: task(number) for number in range(3)]
+    tasks = [Task(partial(task, number)) for number in range(3)]
     prepared = SimpleNamespace(tasks=tasks, finish=lambda: None, buffer=b"", num_images=3, num_invalid=0)
     source.prepare = lambda *_: prepared  # type: ignore[method-assign]
     made = Assembly(

@@ -149,19 +149,33 @@ class Blocks:
     def read_ahead(self, pieces: Sequence[Piece]) -> None:
         """Begin to read pieces that will be wanted soon, and the blocks that they lie in. What fails is said then."""
         missing, room = [], AHEAD_BYTES
-        parts = pieces if self._owners is None else [part for piece in pieces for part in piece.split()]
-        for piece in parts:
-            if room > 0 and piece.key not in self._ahead and not self._has(piece):
+        for piece in self._parts(pieces):
+            if room > 0 and not self._is_ahead(piece) and not self._has(piece):
                 missing.append(piece)
                 room -= piece.length
         for piece, future in zip(missing, self._begin(missing, for_peer=False), strict=True):
             with self._lock:
-                if piece.key not in self._ahead:
-                    self._ahead[piece.key] = future
+                if self._ahead.pop(piece.key, None) is None:
                     self._ahead_bytes += piece.length
+                self._ahead[piece.key] = future
                 while self._ahead_bytes > AHEAD_BYTES:
                     key, _ = self._ahead.popitem(last=False)
                     self._ahead_bytes -= key[3]
+
+    def coming(self, pieces: Sequence[Piece]) -> "list[Future[bytes]]":
+        """What is read ahead of pieces and is not here: on its way, or failed since they were last read ahead."""
+        with self._lock:
+            found = [self._ahead.get(piece.key) for piece in self._parts(pieces)]
+        return [future for future in found if future is not None and not _is_here(future)]
+
+    def _parts(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
+        """Pieces as they are asked for: where blocks have owners, none lies in two of them."""
+        return pieces if self._owners is None else [part for piece in pieces for part in piece.split()]
+
+    def _is_ahead(self, piece: Piece) -> bool:
+        """Whether a piece is on its way, or came; what failed is read ahead anew."""
+        future = self._ahead.get(piece.key)
+        return future is not None and (not future.done() or _is_here(future))
 
     def need(self, job: str, blocks: Iterable[tuple[BlockKey, Source]]) -> None:
         """Begin to read blocks that a job needs, as far as there is room, and hold on to them.
@@ -306,6 +320,10 @@ class Blocks:
     def _count(self, **added: int) -> None:
         with self._lock:
             self.counts.add(added)
+
+
+def _is_here(future: "Future[bytes]") -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
 
 
 def _taken(piece: Piece, ahead: "Future[bytes] | None") -> bytes | None:

@@ -1,12 +1,15 @@
-"""One microbatch on its way from its spec to encoded bytes, its images decoded by a shared thread pool."""
+"""One microbatch on its way from its spec to encoded bytes, its images decoded by a shared thread pool.
+
+Images that a store was asked for are handed to the pool when they have come: a store that hangs holds no thread of it.
+"""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
-from dataserver.assembly import PreparedView, UncountedError, UnreadableError
+from dataserver.assembly import Coming, DecodeTask, PreparedView, UncountedError, UnreadableError
 from dataserver.dataset import ShardReadError, gave_up
 from dataserver.serving.metrics import Metrics
 from dataserver.serving.stream.source import MicrobatchSpec, ViewSource
@@ -41,6 +44,22 @@ def with_retries(action: Callable[[], Result], stop: threading.Event, metrics: M
         attempt += 1
 
 
+def when_done(futures: Sequence[Future[Any]], call: Callable[[], object]) -> None:
+    """Call, in whatever thread, when all of one or more futures are done."""
+    lock, left = threading.Lock(), len(futures)
+
+    def done(_: object) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            is_last = left == 0
+        if is_last:
+            call()
+
+    for future in futures:
+        future.add_done_callback(done)
+
+
 class Assembly:
     """A microbatch in the making. It owns its memory until it is released."""
 
@@ -72,6 +91,9 @@ class Assembly:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._futures: list[Future[None]] = []
+        """Of each task."""
+        self._begun: list[Future[None]] = []
+        """Of those in the pool that had to wait for a store."""
         self._outstanding = 1
         """`start` itself and each submitted task, until it is done. Whoever brings it to 0 owns the memory alone."""
 
@@ -88,7 +110,7 @@ class Assembly:
                     prepare = partial(self._noted, source, lambda: source.prepare(self.spec, used))
                     prepared = with_retries(prepare, self._stop, self._metrics)
                 for task in prepared.tasks:
-                    self._submit(pool, partial(self._noted, source, task))
+                    self._submit(source, pool, task)
         except Exception as error:
             self._fail(error)
         self._part_done(source, prepared)
@@ -100,16 +122,44 @@ class Assembly:
         """Give up what is still to be done; what runs ends after the images in hand."""
         self._stop.set()
         with self._lock:
-            futures = tuple(self._futures)
+            futures = (*self._futures, *self._begun)
         for future in futures:  # without the lock, which the callback of a cancelled task takes
             future.cancel()
 
-    def _submit(self, pool: Executor, task: Callable[[], int]) -> None:
+    def _submit(self, source: ViewSource, pool: Executor, task: DecodeTask) -> None:
+        work, coming = partial(self._noted, source, task), task.coming()
         with self._lock:  # with `cancel`: a task is either not submitted, or among those that are cancelled
             if self._stop.is_set():
                 return
-            self._futures.append(pool.submit(self._run, task))
+            here: Future[None] = Future() if coming else pool.submit(self._run, work)
+            self._futures.append(here)
             self._outstanding += 1
+        if coming:
+            when_done([one.future for one in coming], partial(self._go_on, source, pool, work, coming, here))
+
+    def _go_on(
+        self, source: ViewSource, pool: Executor, work: Callable[[], int], coming: list[Coming], here: Future[None]
+    ) -> None:
+        """Hand a task to the pool whose bytes have come, or did not; `here` is done with it."""
+        if not here.set_running_or_notify_cancel():
+            return
+        begun: Future[None] | None = None
+        try:
+            for one in coming:
+                if (error := one.given_up()) is not None:
+                    self._metrics.storage_failed(retried=False, final=not self._stop.is_set())
+                    source.note_unreadable(error, self._metrics.failures)
+                    raise error
+            with self._lock:
+                if not self._stop.is_set():
+                    begun = pool.submit(self._run, work)
+                    self._begun.append(begun)
+        except Exception as error:  # or the pool takes no tasks any more
+            self._fail(error)
+        if begun is None:
+            here.set_result(None)
+        else:
+            begun.add_done_callback(lambda _: here.set_result(None))
 
     def _run(self, task: Callable[[], int]) -> None:
         if self._stop.is_set():
@@ -132,7 +182,7 @@ class Assembly:
     def _fail(self, error: Exception) -> None:
         with self._lock:
             self.error = self.error or error
-        self._stop.set()
+        self.cancel()
 
     def _part_done(self, source: ViewSource, prepared: PreparedView | None) -> None:
         with self._lock:
@@ -152,6 +202,6 @@ class Assembly:
                     source.note_invalid(self.spec.plan, prepared, self._metrics.failures)
             except Exception as error:
                 self._fail(error)
-        self._futures = []  # their callbacks hold the prepared view
+        self._futures, self._begun = [], []  # their callbacks hold the prepared view
         self._span.end(self.error)
         self._settled(self)
