@@ -78,10 +78,19 @@ class Reader:
             self.longest_s = max(self.longest_s, time.monotonic() - began)
             self.count += 1
 
-    def until(self, done: Callable[["Reader"], bool]) -> None:
-        """Wait for something that it does."""
+    def take(self, count: int) -> None:
+        """Wait until it has got so many more."""
+        wanted = self.count + count
+        self._until(lambda: self.count >= wanted)
+
+    def leave(self, address: str) -> None:
+        """Wait until it has got something of another server."""
+        self._until(lambda: self.address != address)
+        self.take(1)
+
+    def _until(self, done: Callable[[], bool]) -> None:
         until = time.monotonic() + LONGEST_S
-        while not done(self):
+        while not done():
             if not self._thread.is_alive() or time.monotonic() > until:
                 raise SystemExit(f"a reader got nothing for {LONGEST_S:.0f} s; see its error above")
             time.sleep(0.01)
@@ -122,8 +131,7 @@ def _free_ports(count: int) -> list[int]:
 def recovery_s(readers: list[Reader], servers: Servers, what: str) -> float:
     """Let something happen to the server that most read from, and heal it; the longest wait of its readers."""
     for reader in readers:
-        count = reader.count
-        reader.until(lambda one, count=count: one.count > count + SETTLED)  # type: ignore[misc]
+        reader.take(SETTLED)
     lost, _ = Counter(reader.address for reader in readers).most_common(1)[0]
     process = servers.children[lost].process
     left = [reader for reader in readers if reader.address == lost]
@@ -131,9 +139,7 @@ def recovery_s(readers: list[Reader], servers: Servers, what: str) -> float:
         reader.longest_s = 0.0
     process.send_signal(signal.SIGKILL if what == KILL else signal.SIGSTOP)
     for reader in left:
-        reader.until(lambda one: one.address != lost)
-        count = reader.count
-        reader.until(lambda one, count=count: one.count > count)  # type: ignore[misc]
+        reader.leave(lost)
     found = max(reader.longest_s for reader in left)
     if what == KILL:
         process.wait()
