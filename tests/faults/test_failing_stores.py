@@ -122,7 +122,7 @@ def test_bodies_that_drip_end_in_a_clear_error_and_harm_no_neighbour(
         assert "/bucket/dripping/0000" in text
         assert "given up; check the storage" in text
         assert re.search({"s3": "it took too long", "http": "bytes came in|came too slowly"}[scheme], text)
-        state.of_paths, state.faults = {}, ["drip"] * 3
+        state.of_paths, state.faults = {}, ["drip"]
         assert images(server, job_ids["dripping"]) == undisturbed["dripping"]
         assert state.faults == []
 
