@@ -37,7 +37,7 @@ SETTLED = 3
 LONGEST_S = 120.0
 KILL, STOP = "kill -9", "SIGSTOP"
 GOALS_S = {KILL: 3.0, STOP: 8.0}
-SHARDS, SAMPLES = 16, 1024
+SHARDS, SAMPLES = 16, 256
 
 
 def job_data() -> dict[str, Any]:
