@@ -2,8 +2,8 @@
 """How long readers wait when their server is killed, or stopped: until the next microbatch comes from another one.
 
 Three servers of the same shards, on disk and then in a store that takes 30 ms for each request; eight readers, the
-ranks of an encoder and of a backbone, each of which asks for a microbatch a tenth of a second after it got the one
-before, and receives none ahead. What happens, happens to the server that most of them read from; the recovery is the
+ranks of an encoder and of a backbone. Each asks for a microbatch a tenth of a second after it got the one before, and
+receives none ahead. What happens, happens to the server that most of them read from; the recovery is the
 longest wait of one of these for a microbatch, until each has one of another server. Seconds are not scaled: a stopped
 server is known by pings that it does not answer for some.
 """

@@ -38,7 +38,7 @@ _STATUS: Final = re.compile(r"\b([345]\d\d) [A-Z]")
 _QUERY: Final = re.compile(r"\?[^\s\"')]*")
 _CODE: Final = re.compile(r"<Code>(\w{1,60})</Code>")
 _TOOK: Final = re.compile(r" in \d[\d.]*(ns|µs|ms|s)\b")
-"""How long it took to fail: another text each time, of which each would be told."""
+"""How long it took to fail: with it the same trouble would be told again and again, as another one."""
 _EXPIRED: Final = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken", "RequestExpired")
 """What S3 calls credentials that are over; most of these it answers with 400."""
 _HOPELESS: Final = ("redirect", "builder error", "URL scheme", "Missing", "InvalidGetRange", "non-partial")
