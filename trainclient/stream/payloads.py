@@ -133,6 +133,8 @@ class Payloads:
         direct.close()
         if (cause := self._guard.cause()) is not None:
             raise cause
+        if not self._call.is_active():  # the stream is over, and its server may be lost: to ask it would take seconds
+            return False
         request = EndDirectRequest(
             token=direct.token, step=cursor.step, microbatch=cursor.microbatch, cause=str(error)[:MAX_CAUSE_CHARS]
         )
