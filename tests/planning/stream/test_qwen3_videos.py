@@ -125,6 +125,7 @@ def test_frames_times_and_grids_are_those_of_the_processor() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_frames_times_and_grids_are_those_of_the_processor_for_many_videos() -> None:
     compare(MANY, 2)
 
