@@ -274,7 +274,9 @@ def base_jobs() -> list[dict[str, Any]]:
     pinpoints["stream"]["datasets"][0] |= {"documents": {**budget, "together": True}}
     tiles = {"choice": "aspect", "min_tiles": 1, "max_tiles": 2}
     marks = {"alone": [1], "tiles": [[[2], [3]], [[4], [5]]], "row_end": [6], "whole": [7]}
-    marked = job_data(stream={"sizing": {"rule": "tiles", **fixed, "tiles": tiles, "marks": marks}})
+    timestamps = {"before": [1], "digits": [*range(10)], "point": [2], "after": [3], "end": [4]}
+    video = {"rule": "qwen3", "max_frame_tokens": 64, "timestamps": timestamps}
+    marked = job_data(stream={"sizing": {"rule": "tiles", **fixed, "tiles": tiles, "marks": marks, "video": video}})
     return [plain, whole, chunks, grouped, contrastive, colocated, pinpoints, marked]
 
 
