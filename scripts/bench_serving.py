@@ -372,7 +372,7 @@ def main() -> int:
         shards = Path(folder) / "shards"
         drawn = ["--seed", str(arguments.seed), "--median", str(arguments.median)]
         options = ["--samples", str(arguments.images), "--shards", "6", *drawn]
-        make = [sys.executable, str(HERE / "make_demo_shards.py"), str(shards), *options]
+        make = [sys.executable, str(HERE / "fixtures" / "make_demo_shards.py"), str(shards), *options]
         subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
         subprocess.run(
             [sys.executable, "-m", "dataserver", "index", str(shards)], check=True, stdout=subprocess.DEVNULL

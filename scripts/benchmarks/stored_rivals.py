@@ -100,7 +100,7 @@ def rows_beside_rivals(count: int, rounds: int, seed: int, delay_s: float) -> li
     with tempfile.TemporaryDirectory() as root:
         shards = Path(root) / "shards"
         drawn = ["--samples", str(count), "--shards", str(SHARDS), "--seed", str(seed)]
-        _run([sys.executable, str(SCRIPTS / "make_demo_shards.py"), str(shards), *drawn])
+        _run([sys.executable, str(SCRIPTS / "fixtures" / "make_demo_shards.py"), str(shards), *drawn])
         _run([sys.executable, "-m", "dataserver", "warm"])
         copy = _copied(shards, rivals)
         needed = sum(file.stat().st_size for file in shards.glob("*.tar"))

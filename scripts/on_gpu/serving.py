@@ -20,7 +20,7 @@ def dataserver(*arguments: Any) -> list[Any]:
 def make_shards(folder: Path, samples: int, workers: int = 1, say: Callable[[str], None] = print) -> Path:
     """Shards of so many image-text pairs with their index, below `folder`."""
     shards = folder / "shards"
-    make = [sys.executable, SCRIPTS / "make_demo_shards.py", shards]
+    make = [sys.executable, SCRIPTS / "fixtures" / "make_demo_shards.py", shards]
     make += ["--samples", samples, "--shards", max(SHARDS, workers), "--workers", workers]
     with Processes(folder) as processes:
         processes.run([processes.start("making shards", make)], say)

@@ -1,4 +1,4 @@
-"""Reads the manifest of `scripts/make_odd_shards.py`."""
+"""Reads the manifest of `scripts/fixtures/make_odd_shards.py`."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -321,7 +321,8 @@ def test_the_same_clips_and_videos_every_time() -> None:
 def shards(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Half of the demo's shards at half its width, made twice at the same time by two processes."""
     folders = (tmp_path_factory.mktemp("one") / "shards", tmp_path_factory.mktemp("two") / "shards")
-    command = [sys.executable, SCRIPTS / "make_demo_shards.py", "--median", "256", "--samples", str(SAMPLES)]
+    maker = SCRIPTS / "fixtures" / "make_demo_shards.py"
+    command = [sys.executable, maker, "--median", "256", "--samples", str(SAMPLES)]
     makers = [subprocess.Popen([*command, folder], stdout=subprocess.DEVNULL) for folder in folders]
     assert [maker.wait(DEMO_S) for maker in makers] == [0, 0]
     return folders
