@@ -13,7 +13,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 def main() -> int:
-    """Run the command line."""
+    """Run the command line of `dataserver`, and return its exit code."""
     return process.run("dataserver", _command)
 
 

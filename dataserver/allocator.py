@@ -8,7 +8,7 @@ M_TRIM_THRESHOLD: Final = -1
 M_TOP_PAD: Final = -2
 M_MMAP_THRESHOLD: Final = -3
 M_ARENA_MAX: Final = -8
-"""Options of mallopt(3)."""
+"""Options of mallopt(3), by their numbers in malloc.h."""
 CACHED_BYTES: Final = 256 << 20
 """Free memory at the end of the heap that is not given back."""
 LARGEST_BYTES: Final = 32 << 20

@@ -43,7 +43,7 @@ class Framework:
     needs: str
     """The package that its own loader is in."""
     own: str
-    """Its loader, in words."""
+    """The framework's own loader, in words."""
     others: tuple[str, ...] = ("fast",)
     """Loaders that are told and not judged."""
     environment: str | None = None
@@ -90,9 +90,9 @@ class Measured:
     """One run of all ranks."""
 
     cpu_ms: float
-    """Of an image."""
+    """CPU time for each image."""
     wait_ms: float
-    """For an image."""
+    """Time that ranks waited for each image."""
     padding: float
     """Share of the cost of what the model is handed."""
     excess: float
@@ -192,7 +192,7 @@ def run_rounds(frameworks: Sequence[Framework], samples: int, rounds: int, proce
 
 
 def main() -> int:
-    """Measure and print."""
+    """Measure all frameworks, and print the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=800, help="in the shards (default 800)")
     parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds (default 3)")

@@ -40,7 +40,7 @@ JOBS: Final[dict[str, tuple[float, list[Fields], Fields, Fields]]] = {
 """By layout: target in CPU seconds, modules, layout, and fields of the stream."""
 
 SIZES: Final = (1, 4)
-"""Of the jobs: as they are, and their held-out variants."""
+"""Times the size of each job: as it is, and in its held-out variant."""
 
 COMMANDS: Final = {
     "index": ["index", "/nothing-here"],
@@ -62,7 +62,7 @@ COMMANDS: Final = {
     "profile": ["profile"],
     "memory": ["memory"],
 }
-"""Of both programs."""
+"""Commands of both programs, each of which fails at once."""
 TRAINCLIENT: Final = ("train", "export", "orchestrate", "profile", "memory")
 FIRST_WORD_S: Final = 1.0
 
@@ -70,7 +70,7 @@ T = TypeVar("T")
 
 
 def main() -> int:
-    """Measure and print."""
+    """Measure all first plans and commands, and print the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     # What this program runs itself, in a process of its own: one plan.
     parser.add_argument("--plan", nargs=2, metavar=("LAYOUT", "SIZE"), help=argparse.SUPPRESS)

@@ -20,11 +20,11 @@ from dataserver.planning.balancing import bin_loads
 from trainclient.dispatch import Arrangement, arrange
 
 SAMPLES = 16
-"""Of each rank."""
+"""Samples that each rank draws."""
 RANKS = (8, 64, 512)
 SEEDS = 5
 MARGIN = 1.001
-"""Of two arrangements as good as equal the dispatcher's may be the worse by so much."""
+"""How much worse the dispatcher's may be of two arrangements that are as good as equal."""
 
 
 def sampled(ranks: int, seed: int) -> tuple[I64, I64]:
@@ -83,7 +83,7 @@ def rows(seeds: int, sizes: tuple[int, ...]) -> Iterator[Row]:
 
 
 def main() -> int:
-    """Measure and print."""
+    """Measure the balance, and print the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"steps of each size (default {SEEDS})")
     parser.add_argument("--ranks", type=int, nargs="*", default=RANKS, help=f"numbers of ranks (default {RANKS})")

@@ -103,7 +103,7 @@ def odd_jobs(held_out: bool) -> dict[str, Data]:
 
 
 def create(stub: DataServiceStub, data: Data) -> str:
-    """Bring a job."""
+    """Bring a job to the server, and return its id."""
     request = pb.GetOrCreateJobRequest(job_spec_json=json.dumps(data))
     return stub.GetOrCreateJob(request, timeout=TIMEOUT_S).job_id
 
@@ -175,7 +175,7 @@ def waits(stub: DataServiceStub, job_id: str, steps: Iterator[int], count: int) 
 
 
 def fairness_rows(folder: Path, processes: Processes, arguments: argparse.Namespace) -> list[Row]:
-    """The rows."""
+    """Measure a neighbour's waits, and yield the rows."""
     shards = folder / "shards"
     processes.indexed_pairs(shards, "--samples", 512, "--shards", 4, "--seed", int(arguments.held_out))
     address = processes.serve_pairs(shards)
@@ -233,7 +233,7 @@ def p99(found: tuple[list[float], list[float]]) -> float:
 
 
 def shown(first: list[float], others: list[float]) -> str:
-    """Waits in words."""
+    """Show waits in words."""
     both = p99((first, others))
     parts = [
         f"{name} {statistics.median(w) * 1e3:.0f} (worst {max(w) * 1e3:.0f}) ms"
@@ -243,7 +243,7 @@ def shown(first: list[float], others: list[float]) -> str:
 
 
 def main() -> int:
-    """Measure and print."""
+    """Measure waits and stretches, and print the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--streams", type=int, default=60, help="streams that the neighbour opens in each round (default 60)"

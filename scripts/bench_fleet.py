@@ -53,7 +53,7 @@ IDLE_S: Final = 10.0
 NUM_SHARDS: Final = 1000
 """So many that those of other steps have taken the place of a step's."""
 SAMPLES: Final = 10_000
-"""Of each shard."""
+"""Samples that each shard has."""
 WINDOW: Final = 100
 """Shards of the windows that fill what is kept."""
 WINDOW_BYTES: Final = 40
@@ -79,12 +79,12 @@ class Step:
 
     images: int
     plans: int
-    """So many are kept."""
+    """Number of plans that a server keeps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that runs."""
+    """A server that runs, and how it is called."""
 
     address: str
     channel: grpc.Channel
@@ -92,7 +92,7 @@ class Server:
 
     @property
     def cpu_s(self) -> float:
-        """CPU time so far."""
+        """CPU time that the server has taken so far."""
         times = self.process.cpu_times()
         return float(times.user + times.system)
 
@@ -220,7 +220,7 @@ def look(shards: Path, data: Data) -> Step:
 
 
 def fleet_rows(folder: Path, shards: Path, arguments: argparse.Namespace) -> list[Row]:
-    """All rows."""
+    """Return the rows of all fleets."""
     count = arguments.servers
     shape = arguments.backbone, arguments.others, arguments.sequences, arguments.steps
     step, decoding = look(shards, job(*shape, 0)), decoding_s(300)
@@ -255,7 +255,7 @@ def fleet_rows(folder: Path, shards: Path, arguments: argparse.Namespace) -> lis
 
 
 def main() -> int:
-    """Command line."""
+    """Measure planning in a fleet, and print the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--servers", type=int, default=4, help="servers of the fleet (default 4)")
     parser.add_argument("--steps", type=int, default=8, help="steps that are planned (default 8)")

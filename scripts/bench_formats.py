@@ -101,7 +101,7 @@ def cpu_s(work: Callable[[], object]) -> float:
 
 
 def index(folder: Path) -> None:
-    """Index a folder anew."""
+    """Index a folder from nothing."""
     for found in folder.glob("*.index"):
         found.unlink()
     build_index(folder, workers=1)
@@ -195,7 +195,7 @@ def convert_rows(images: list[bytes], rounds: int) -> list[Row]:
 
 
 def main() -> int:
-    """Command line."""
+    """Measure formats, and print the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=300, help="of the first set (default 300)")
     parser.add_argument("--width", type=int, default=512, help="of these, in pixels (default 512)")

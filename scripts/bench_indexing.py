@@ -32,7 +32,7 @@ from PIL import Image
 from dataserver.dataset import build_index
 
 SAMPLES_PER_S: Final = 6_000
-"""And core, at least."""
+"""Samples that a core indexes in a second, at least."""
 CAPTION: Final = "a photo of an old red boat on the river near two men and a dog in soft morning light"
 
 
@@ -42,9 +42,9 @@ class Shard:
 
     samples: int
     image_bytes: int
-    """Of an image, in the median."""
+    """Bytes of an image in the median."""
     sigma: float
-    """Of the logarithm of that."""
+    """Standard deviation of the logarithm of these bytes."""
     seed: int
 
 
@@ -84,7 +84,7 @@ def _cpu_s(work: Callable[[], object]) -> float:
 
 
 def indexing_rows(folder: Path, shard: Shard, rounds: int) -> list[Row]:
-    """Rows of one shard."""
+    """Index one shard several times, and return the rows."""
     tar = folder / "00000.tar"
     write_shard(tar, shard)
     index = folder / "00000.tar.index"
@@ -115,7 +115,7 @@ def indexing_rows(folder: Path, shard: Shard, rounds: int) -> list[Row]:
 
 
 def main() -> int:
-    """Command line."""
+    """Measure indexing, and print the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=4000, help="of the first shard (default 4,000)")
     parser.add_argument("--image-bytes", type=int, default=60_000, help="of its images, in the median (default 60,000)")

@@ -28,15 +28,15 @@ NAMESPACE, NEAR, FAR = "bench-link", "10.213.7.1", "10.213.7.2"
 PORT = 18051
 WARM_BYTES = 100_000_000
 LEAST = 0.9
-"""Of the link that payloads have to fill."""
+"""Share of the link that payloads have to fill."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One run."""
+    """What one run over the link took."""
 
     share: float
-    """Of the link's bits that were tensor bytes."""
+    """Share of the link's bits that were tensor bytes."""
     server_s: float
     """CPU time of the server for a gigabyte of tensors, decoding included."""
     client_s: float
@@ -44,7 +44,7 @@ class Measured:
 
 
 def ip(*arguments: str) -> None:
-    """Run `ip`."""
+    """Run the command `ip` of iproute2."""
     subprocess.run(["ip", *arguments], check=True, capture_output=True)
 
 
@@ -99,7 +99,7 @@ def cpu_s(pid: int) -> float:
 
 
 def main() -> int:
-    """Measure and print."""
+    """Measure both transports, and print the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mbits", type=int, default=1000, help="rate of the link (default 1000)")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each run (default 10)")

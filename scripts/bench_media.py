@@ -29,7 +29,7 @@ from dataserver.planning.stream.item_sizes import video_sizing
 from dataserver.planning.stream.video_frames import sampled_frames
 
 MOST: Final = 1.2
-"""Of the CPU time of a serial loop."""
+"""Most CPU time, in times of that of a serial loop."""
 Work = Callable[[Stored, Sizing], object]
 Hear = Callable[[Stored, Sizing], Array]
 
@@ -54,7 +54,7 @@ def compared(of: Sequence[Stored], sizing: Sizing, loop: Work, rounds: int) -> t
 
 
 def audio_rows(of: Sequence[Stored], sizing: Sizing, what: str, rounds: int) -> list[Row]:
-    """Rows of some clips."""
+    """Decode clips both ways, and return the rows."""
     rows = _heard_rows(of, sizing, what, ("audio / soundfile + soxr", loop_audio), rounds)
     extractor = whisper_extractor()
     if extractor is not None:
@@ -81,7 +81,7 @@ def _heard_rows(of: Sequence[Stored], sizing: Sizing, what: str, beside: tuple[s
 
 
 def video_rows(of: Sequence[Stored], sizing: Sizing, what: str, rounds: int) -> list[Row]:
-    """Rows of some videos."""
+    """Decode videos both ways, and return the rows."""
     for one in of:
         differ = np.abs(one.decode(sizing).astype(int) - loop_video(one, sizing).astype(int)).mean()
         if differ > 4:
@@ -145,7 +145,7 @@ PARTS: Final = {"clips": _clip_rows, "videos": _video_rows, "sounds": _sound_row
 
 
 def main() -> int:
-    """Command line."""
+    """Measure all parts, and print the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=PARTS, help="part to measure")
     parser.add_argument("--clips", type=int, default=12, help="of each set (default 12)")

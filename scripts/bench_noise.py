@@ -54,7 +54,7 @@ def milliseconds(run: Callable[[list[int]], object], patches: list[int]) -> floa
 
 
 def main() -> int:
-    """Measure and print."""
+    """Measure both kinds of noise, and print the rows."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     torch.set_num_threads(1)
     cache_freed_memory()

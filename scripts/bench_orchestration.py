@@ -35,7 +35,7 @@ LIMIT_MS = {1296: 1_000, 10_000: 10_000}
 IDLE = ((64, 192), (256, 768), (1296, 1920))
 """GPUs and batches at which a quarter of them would idle with microbatches of powers of two."""
 WITHIN = 0.01
-"""Of a planned step that its estimate may be off."""
+"""Share of a planned step that its estimate may be off."""
 SHOWN, SCORING_S = 1296, 10
 """GPUs for which planning and simulating is timed, and what it may take."""
 MODELS = ("llama3-7b", "llama3-13b", "llama3-70b")
@@ -175,7 +175,7 @@ def assumptions() -> Table:
 
 
 def main() -> int:
-    """Measure and print."""
+    """Measure the solver, and print the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--instances", type=int, default=300, help="random instances that are searched")
     parser.add_argument("--gpus", type=int, default=64, help="GPUs of the largest of them")

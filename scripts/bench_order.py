@@ -27,7 +27,8 @@ READ = 1.1
 
 
 def spread(order: I64, shape: Shape) -> float:
-    """Of the positions of a shard's samples, in lengths of a shard; the mean of all shards and epochs."""
+    """How far the samples of a shard spread over the positions, in lengths of a shard; the mean of all shards and
+    epochs."""
     epochs = order[:, 0].reshape(EPOCHS, -1)
     return float(np.mean([np.flatnonzero(e == s).std() for e in epochs for s in range(shape.shards)])) / shape.samples
 
@@ -82,7 +83,7 @@ def rows_of(shape: Shape) -> list[Row]:
 
 
 def main() -> int:
-    """Command line."""
+    """Measure all orders, and print the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shards", type=int, default=64, help="default 64")
     parser.add_argument("--samples", type=int, default=10_000, help="of each shard (default 10000)")

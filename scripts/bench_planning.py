@@ -48,7 +48,7 @@ PARTS: dict[str, Callable[[Path], list[Row]]] = {
 
 
 def main() -> int:
-    """Measure and print."""
+    """Measure all groups of rows, and print them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA, help="folder with laion-mini and flexsp")
     parser.add_argument("--only", help="part to measure", choices=PARTS)

@@ -36,20 +36,20 @@ Picture = tuple[bytes, ImageShape]
 
 @dataclass(frozen=True, slots=True)
 class Crops:
-    """Seeded crops of photographs."""
+    """Crops of photographs, the same for a seed."""
 
     name: str
     seed: int
     width: int
-    """In the median."""
+    """Width of a crop in the median."""
     sigma: float
-    """Of the log-normal widths."""
+    """Standard deviation of the logarithm of the widths."""
 
 
 CROPS = Crops("LAION-like crops", 0, 512, 0.6), Crops("smaller, more skewed crops", 100, 320, 0.9)
 """The first have widths with p10 / p50 / p90 of about 256 / 512 / 1200; and their held-out variant."""
 TIMES_AS_FAST = {Quality.FAST: 3.5, Quality.EXACT: 1.8}
-"""As plain Pillow."""
+"""How many times as fast as plain Pillow each quality has to be."""
 LEAST_DB = {Quality.FAST: (48, 35), Quality.EXACT: (50, 50)}
 """Median and 5th percentile of the PSNR at 1,024 patches; `exact` has it at every size, and `fast` at smaller ones what
 the linear filter has."""
@@ -87,7 +87,7 @@ def from_dataset(path: Path, index_dir: Path | None, num_images: int, sizing: Si
 
 
 def plain_pillow(data: bytes, shape: ImageShape, sizing: Sizing, out: np.ndarray) -> bool:
-    """What most loaders do."""
+    """Decode an image as most loaders do."""
     patch, merge = sizing.patch, sizing.merge
     image = Image.open(io.BytesIO(data)).convert("RGB")
     image = image.resize((shape.columns * patch, shape.rows * patch), Image.Resampling.BICUBIC)
@@ -175,7 +175,7 @@ def quality(name: str, pictures: list[Picture], max_patches: int) -> Iterator[Ro
 
 
 def main() -> int:
-    """Measure and print."""
+    """Measure speed and quality, and print the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", type=Path, help="folder of indexed shards; default: crops of photographs")
     parser.add_argument("--index-dir", type=Path, help="where its indexes lie, if not beside the shards")

@@ -194,7 +194,7 @@ def rows(folder: Path, steps: int, shapes: Sequence[str]) -> Iterator[Row]:
 
 
 def main() -> int:
-    """Measure and print."""
+    """Run all jobs, and print the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=5, help="steps of each job (default 5)")
     parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=list(SHAPES), help="some of the shapes")

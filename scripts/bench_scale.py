@@ -54,18 +54,18 @@ def job(**stream: Any) -> Data:
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """Time of something."""
+    """Time that something took, on the clock and on the cores."""
 
     wall_s: float
     cpu_s: float
-    """Of all processes of the server."""
+    """CPU time of all processes of the server."""
 
     def seconds(self) -> float:
         """What it would be without others that use the cores: then the CPU time says so."""
         return min(self.wall_s, self.cpu_s / slowdown())
 
     def row(self, name: str, target_s: float) -> Row:
-        """Its row."""
+        """Return the row that compares the time with its target."""
         seconds = self.seconds()
         return Row(name, f"{self.wall_s:.2f} s, {self.cpu_s:.2f} CPU-s", f"< {target_s:g} s", seconds < target_s)
 
@@ -77,7 +77,7 @@ class Server:
     stub: DataServiceStub
     process: psutil.Process
     started: Took
-    """Until it listened."""
+    """Time until the server listened."""
 
     def create(self, data: Data) -> tuple[Took, pb.GetOrCreateJobResponse]:
         """What it takes until a job is known, and the answer; asks again while statistics are computed."""
@@ -162,7 +162,7 @@ def scale_rows(folder: Path, shards: Path, seeks: int, seed: int) -> list[Row]:
 
 
 def main() -> int:
-    """Command line."""
+    """Measure a large dataset, and print the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shards", type=int, default=10_000, help="names (default 10,000)")
     parser.add_argument("--samples", type=int, default=10_000, help="samples of a shard (default 10,000)")

@@ -39,11 +39,11 @@ class Contender:
 
     name: str
     program: str
-    """In scripts/loaders."""
+    """Module in `scripts/loaders` that runs it."""
     option: str
-    """Decode function, or views."""
+    """Name of the decode function, or of the views."""
     copies: int = 1
-    """Run at once."""
+    """Processes that run at once."""
     target: float | None = None
     """Most CPU time of an image, as a share of the floor's."""
     environment: str | None = None
@@ -105,9 +105,9 @@ class Measured:
     """One run of a contender."""
 
     cpu_ms: float
-    """Of an image, all processes together."""
+    """CPU time for an image, of all processes together."""
     consumer_cpu_ms: float
-    """Of an image, the processes that the batches end up in: what a GPU node pays."""
+    """CPU time for an image in the processes that the batches end up in: what a GPU node pays."""
     images_per_s: float
     consumer_mb: float
     """PSS of the processes that the batches end up in: pages that processes share count once."""
@@ -121,7 +121,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{os.environ.get('
 
 
 def program(contender: Contender) -> list[str]:
-    """What starts a contender."""
+    """Return the command that starts a contender."""
     python = sys.executable if contender.environment is None else python_of(contender.environment)
     return [str(python), "-m", f"loaders.{contender.program}"]
 
@@ -142,7 +142,7 @@ class Started:
     first_s: float
     """Until the first batch in a client that ran already."""
     cpu_s: float
-    """Of the server and what it started, until then."""
+    """CPU time of the server and what it started, until then."""
 
 
 def start(shards: Path, kernels: Path | None) -> Started:
@@ -232,12 +232,12 @@ def _cpu_s(copies: list["subprocess.Popen[str]"]) -> float:
 
 
 def _own_cpu_s(copies: list["subprocess.Popen[str]"]) -> float:
-    """Of the programs themselves, without the processes that they started."""
+    """CPU time of the programs themselves, without the processes that they started."""
     return sum(sum(psutil.Process(copy.pid).cpu_times()[:2]) for copy in copies if copy.poll() is None)
 
 
 def _pss_mb(copies: list["subprocess.Popen[str]"]) -> tuple[float, float]:
-    """Of the programs themselves, and of the processes that they started."""
+    """PSS of the programs themselves, and of the processes that they started."""
     roots = {copy.pid for copy in copies}
     found = {process.pid: process.memory_full_info().pss / 1e6 for process in _tree(copies)}
     consumers = sum(mb for pid, mb in found.items() if pid in roots)
@@ -328,7 +328,7 @@ def rows_of_sent(ratio: Callable[[str, str], float]) -> Iterator[Row]:
 
 
 def rows_of_starts(warm: list[Started], cold: Started) -> Iterator[Row]:
-    """A server's start, medians."""
+    """Yield the rows of a server's start, from medians."""
     first_s, listening_s, cpu_s = (
         statistics.median(getattr(one, what) for one in warm) for what in ("first_s", "listening_s", "cpu_s")
     )
@@ -354,7 +354,7 @@ def row_of_imports(times: list[tuple[float, float]]) -> Row:
 
 
 def main() -> int:
-    """Measure and print."""
+    """Measure all contenders, and print the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=1500, help="in the shards (default 1500)")
     parser.add_argument("--count", type=int, default=3000, help="images of a run (default 3000)")

@@ -52,7 +52,7 @@ PEAK: Final = 2.5
 """Bytes that are read in any step behind the first window, over the mean."""
 CPU_RATIO: Final = 1.15
 DELAY_S: Final = 0.03
-"""Of each request."""
+"""Time that each request is held back."""
 ROUND_TRIPS: Final = 20
 FACTOR: Final = 1.5
 """A first batch may take so many times that of local disk, and so many round trips."""
@@ -67,7 +67,7 @@ class CountingStore:
     num_bytes: int = 0
 
     def get(self, wanted: ObjectInfo, start: int, length: int) -> bytes:
-        """Read a range."""
+        """Return zeros for a range, and count the request."""
         assert start + length <= wanted.num_bytes
         self.requests += 1
         self.num_bytes += length
@@ -82,14 +82,14 @@ class Fleet:
     servers: dict[int, Blocks] = field(default_factory=dict)
 
     def join(self, number: int, cache_bytes: int) -> None:
-        """Add a server."""
+        """Add a server to the fleet."""
         blocks = Blocks()
         blocks.configure(cache_bytes)
         self.servers[number] = blocks
         self._meet()
 
     def leave(self, number: int) -> None:
-        """Lose a server."""
+        """Take a server from the fleet."""
         del self.servers[number]
         self._meet()
 
@@ -132,7 +132,7 @@ class StoredShards:
     reads_ahead: bool = True
 
     def blocks(self, shard: int, low: int, high: int) -> list[tuple[BlockKey, Source]]:
-        """As `Dataset.blocks`."""
+        """Return the blocks of a part of a shard, as `Dataset.blocks` does."""
         info = self.infos[shard]
         first, last = info.num_bytes * low // PARTS, -(-info.num_bytes * high // PARTS)
         numbers = range(first // BLOCK_BYTES, -(-last // BLOCK_BYTES))
@@ -170,9 +170,9 @@ class Case:
     name: str
     servers: int
     share: float = 1.0
-    """Of images that a filter keeps."""
+    """Share of the images that a filter keeps."""
     version: int = 2
-    """`order_version` of the job."""
+    """Value of `order_version` in the job."""
     joins: bool = False
     """One server joins in the middle, and another one leaves later."""
     has_target: bool = False
@@ -296,7 +296,7 @@ def _all_rows(shards: int, images: int, rounds: int, seed: int) -> Iterator[list
 
 
 def main() -> int:
-    """Command line."""
+    """Measure caches and stores, and print the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shards", type=int, default=64, help="of the caches' rows (default 64, eight windows)")
     parser.add_argument("--images", type=int, default=1000, help="in each of them (default 1000)")

@@ -36,10 +36,10 @@ MODULE: Final = "vision"
 MICROBATCH: Final = 4
 """Sequences, with an image each."""
 WAVES: Final = 8
-"""Microbatches of a step."""
+"""Microbatches in a step of the job."""
 BASE: Final = (2, 1)
 SHAPES: Final = (BASE, (32, 1), (32, 4))
-"""Streams and servers."""
+"""Number of streams and servers in each run."""
 MANY: Final = (256, 4)
 SAMPLES: Final = 1500
 FEW_SHARDS: Final = 4
@@ -92,7 +92,7 @@ class Consumer:
                 raise
 
     def close(self) -> None:
-        """End it."""
+        """End the stream, and the thread that reads it."""
         self._stream.cancel()
         self._thread.join()
 
@@ -104,18 +104,18 @@ class Measured:
     counts: list[int]
     """Microbatches of each stream between warm-up and end."""
     cpu_s: float
-    """Of all servers and the reading process in that time."""
+    """CPU time of all servers and the reading process in that time."""
     wall_s: float
     idle_mb: float
     """PSS of the largest server before any stream."""
     busy_mb: list[float]
     """PSS of the largest server while all streams are read, at each look."""
     largest_mb: float
-    """The largest microbatch."""
+    """Size of the largest microbatch."""
 
     @property
     def cpu_ms(self) -> float:
-        """Of an image."""
+        """CPU time for each image."""
         return self.cpu_s / (sum(self.counts) * MICROBATCH) * 1e3
 
 
@@ -175,7 +175,7 @@ def _largest_pss_mb(servers: list[psutil.Process]) -> float:
 
 
 def rows(found: dict[tuple[int, int], list[Measured]]) -> Iterator[Row]:
-    """Of each shape its CPU time over that of `BASE`."""
+    """Yield the CPU time of each shape over that of `BASE`."""
     for shape in SHAPES:
         streams, servers = shape
         ratio = statistics.median(own.cpu_ms / base.cpu_ms for own, base in zip(found[shape], found[BASE], strict=True))
@@ -219,7 +219,7 @@ def rows_of_many(found: Measured) -> Iterator[Row]:
 
 
 def main() -> int:
-    """Measure and print."""
+    """Measure all shapes, and print the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=6000, help="of a run (default 6000)")
     parser.add_argument("--many-images", type=int, default=40_000, help="of the run with 256 streams (default 40000)")

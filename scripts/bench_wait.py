@@ -46,7 +46,7 @@ MODULE = "vision"
 IN_PLACE, AHEAD = "in the trainer", "one ahead, in a thread"
 SERVER, SENT = "data server, memory shared", "data server, sent"
 WAVES = 8
-"""Microbatches of a step."""
+"""Microbatches in a step of the job."""
 LOAD = 0.8
 """What a steady trainer takes, of what the server delivers."""
 DISK_SHARDS, STORED_SHARDS = 4, 16
@@ -54,7 +54,7 @@ DISK_SHARDS, STORED_SHARDS = 4, 16
 STORED_WINDOW = 4
 """Shards in a store that are mixed."""
 MOST_WAITED, MOST_LATE = 0.01, 0.2
-"""Of its time, and the 99th percentile of its waits in median intervals."""
+"""Share of its time that a trainer may wait, and the 99th percentile of its waits in median intervals."""
 
 
 def job_data(microbatch: int, steps: int) -> dict[str, Any]:
@@ -120,14 +120,14 @@ def waits(microbatches: Iterator[Any], busy_s: float) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is trained on."""
+    """The shards, and the trainer that reads them."""
 
     samples: int
     microbatch: int
     busy: float
     """The accelerator's time over that of decoding."""
     seed: int
-    """Of the shards."""
+    """Seed that the shards are drawn by."""
     target: float = 0.1
     """Median wait with a data server over that of decoding in the trainer."""
 
@@ -143,7 +143,7 @@ class Steady:
     interval_s: float
     """Between two microbatches as fast as the server delivers them."""
     busy_s: float
-    """Of the trainer, for each microbatch."""
+    """Time that the trainer takes for each microbatch."""
     waits_s: list[float]
 
 
@@ -199,14 +199,14 @@ class Served:
     """A server of the images of a case."""
 
     addresses: dict[str, str]
-    """By how payloads come."""
+    """Address of the server by how payloads come."""
     catalog: Catalog
     stream: Mapping[str, Any]
     """Further fields of jobs."""
 
     @property
     def address(self) -> str:
-        """Where memory is shared."""
+        """Address at which memory is shared."""
         return self.addresses[SERVER]
 
     def job(self, case: Case, steps: int) -> Job:
@@ -311,7 +311,7 @@ def rows(case: Case, found: dict[str, list[float]]) -> Iterator[Row]:
 
 
 def main() -> int:
-    """Measure and print."""
+    """Measure waits, and print the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds (default 3)")
     parser.add_argument("--microbatches", type=int, default=2000, help="of the steady trainer (default 2000)")

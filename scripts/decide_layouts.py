@@ -71,7 +71,7 @@ def problem(devices: Cluster, sizes: tuple[SampleSize, ...], stream: Stream) -> 
 
 
 def table() -> str:
-    """The table as Markdown."""
+    """Return the decision table as Markdown."""
     lines = ["| samples | cluster | " + " | ".join(COLUMNS) + " |", "|---|---|" + "---|" * len(COLUMNS)]
     for about, (sizes, stream) in SIZES.items():
         for where, devices in CLUSTERS.items():
@@ -81,7 +81,8 @@ def table() -> str:
 
 
 def _cells(one: Problem) -> list[str]:
-    """Of each layout the time of its best choice over the fastest; of the fastest in bold its time and MFU."""
+    """Return a cell for each layout: the time of its best choice over the fastest; for the fastest in bold its time and
+    MFU."""
     found: dict[str, tuple[Choice, float]] = {}
     solvers = solvers_of(one)
     for name, solver in solvers.items():

@@ -57,10 +57,10 @@ REST: Final = "between passes"
 
 @dataclass(slots=True)
 class Counts:
-    """Of what one pass of a microbatch asked for."""
+    """What one pass of a microbatch asked for."""
 
     launches: Counter[str] = field(default_factory=Counter)
-    """Kernels by operation."""
+    """Number of kernels by operation."""
     uploads: Counter[str] = field(default_factory=Counter)
     """Copies to the device; those that the host waits for are among the waits, too."""
     waits: Counter[str] = field(default_factory=Counter)
@@ -68,7 +68,7 @@ class Counts:
 
     @property
     def totals(self) -> tuple[int, int, int]:
-        """Launches, uploads and waits."""
+        """Number of launches, uploads and waits."""
         return self.launches.total(), self.uploads.total(), self.waits.total()
 
 

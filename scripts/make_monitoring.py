@@ -10,7 +10,7 @@ ROOT: Final = Path(__file__).parents[1]
 
 
 def main() -> None:
-    """Write all files."""
+    """Write the dashboard and the alert rules."""
     for name, text in files().items():
         (ROOT / name).parent.mkdir(parents=True, exist_ok=True)
         (ROOT / name).write_text(text, encoding="utf-8")

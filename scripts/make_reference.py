@@ -185,7 +185,6 @@ def _type(field: FieldDescriptorProto) -> str:
 
 
 def _prose(comment: str) -> str:
-    """A comment as Markdown."""
     return "\n".join(line.removeprefix(" ") for line in comment.rstrip().splitlines()) + "\n"
 
 
@@ -195,7 +194,7 @@ def _cell(text: str) -> str:
 
 
 def main() -> int:
-    """Write the pages."""
+    """Write the pages of the reference."""
     os.environ["COLUMNS"] = "120"  # wider, and boxes of help would stand side by side
     FOLDER.mkdir(exist_ok=True)
     for name, text in pages().items():

@@ -46,7 +46,7 @@ def rewrite_module(module: Path) -> bool:
 
 
 def main() -> None:
-    """Command line."""
+    """Rewrite the assertions of all test modules."""
     folder = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else TESTS
     found = list(modules(folder))
     try:

@@ -27,7 +27,7 @@ ADVICE = "Put right what it says and run the same command again: it goes on with
 
 
 class InterruptedDemoError(Exception):
-    """Ctrl-C or SIGTERM."""
+    """The demo was interrupted by Ctrl-C or SIGTERM."""
 
 
 class Signals:
@@ -109,7 +109,7 @@ def relative(path: Path) -> Path:
 
 
 def parse() -> argparse.Namespace:
-    """Command line."""
+    """Read the command line of the demo."""
     parser = argparse.ArgumentParser(
         prog="scripts/demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -21,7 +21,7 @@ from trainclient.models.video_encoder import groups_of
 from trainclient.modules import Features, Output, Rows, Site, Target, TrainedModule, View
 
 WIDTH = 4
-"""Of embeddings, hidden states and conditions."""
+"""Width of embeddings, hidden states and conditions."""
 
 
 class _Pass(torch.autograd.Function):
@@ -31,7 +31,7 @@ class _Pass(torch.autograd.Function):
     def forward(
         ctx: Any, anchor: Tensor, received: Tensor | None, rows: int, forward_s: float, backward_s: float
     ) -> tuple[Tensor, Tensor]:
-        """Sleep `forward_s`."""
+        """Sleep as long as the forward takes."""
         del received
         ctx.backward_s = backward_s
         time.sleep(forward_s)
@@ -39,7 +39,7 @@ class _Pass(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
-        """Sleep `backward_s`."""
+        """Sleep as long as the backward takes."""
         del gradients
         time.sleep(ctx.backward_s)
         return (None,) * 5
@@ -98,13 +98,13 @@ class SleepingEncoder(Sleeping):
     tensors: tuple[str, ...] = ("cu_patches",)
 
     def forward(self, view: View, rows: Rows | None) -> Output:
-        """See `TrainedModule`."""
+        """Sleep, and return zeros as embeddings."""
         offsets = self.offsets(view).to(torch.int64)
         values, _ = self.run(self.sizes(view), int(offsets[-1]), rows)
         return Output(Rows(values, torch.from_numpy(view.items.valid), offsets))
 
     def sizes(self, view: View) -> Tensor:
-        """Of what attends to itself alone: patches of each image."""
+        """Return the size of what attends to itself alone: patches of each image."""
         return view.tensors["cu_patches"].diff()
 
     def offsets(self, view: View) -> Tensor:
@@ -118,11 +118,11 @@ class SleepingEncoderOfAudio(SleepingEncoder):
     tensors = ("cu_positions", "cu_rows")
 
     def sizes(self, view: View) -> Tensor:
-        """Positions of each clip."""
+        """Return the positions of each clip."""
         return view.tensors["cu_positions"].diff()
 
     def offsets(self, view: View) -> Tensor:
-        """As above."""
+        """Return the first embedding of each clip, and the total."""
         return view.tensors["cu_rows"]
 
 
@@ -151,7 +151,7 @@ class SleepingBackbone(Sleeping):
         return len(view.tensors["embedding_slots"])
 
     def forward(self, view: View, rows: Rows | None) -> Output:
-        """See `TrainedModule`."""
+        """Sleep, and return zeros as hidden states or conditions."""
         cu_lengths, slots = view.tensors["cu_lengths"], view.tensors["condition_slots"]
         if view.sequence_group is not None and not view.sequence_group.is_leader:
             slots = slots[:0]
@@ -166,7 +166,7 @@ class SleepingBackbone(Sleeping):
 
 
 class SleepingGenerator(Sleeping):
-    """A generator that sleeps."""
+    """A generator of images that sleeps."""
 
     tensors = ("cu_patches", "condition_offsets")
     target = Target.IMAGE
@@ -176,7 +176,7 @@ class SleepingGenerator(Sleeping):
         return int(view.tensors["condition_offsets"][-1])
 
     def forward(self, view: View, rows: Rows | None) -> Output:
-        """See `TrainedModule`."""
+        """Sleep, and return a loss of zero."""
         return Output(loss_sum=self.run(view.tensors["cu_patches"].diff(), 0, rows)[1])
 
 
@@ -186,16 +186,15 @@ class SleepingTower(Sleeping):
     target = Target.PAIRS
 
     def __init__(self, site: Site, scale: int) -> None:
-        """See `Sleeping`."""
         super().__init__(site, scale)
         self.tensors = ("cu_lengths",) if site.module.modality is Modality.TEXT else ("cu_patches",)
 
     def num_rows(self, view: View) -> int:
-        """Patches or tokens."""
+        """Count the patches or tokens of a view."""
         return int(view.tensors[self.tensors[0]][-1])
 
     def forward(self, view: View, rows: Rows | None) -> Output:
-        """See `TrainedModule`."""
+        """Sleep, and return zeros as features or rows."""
         offsets = view.tensors[self.tensors[0]]
         is_last = self._site.chunk == self._site.num_chunks - 1
         values, _ = self.run(offsets.diff(), len(offsets) - 1 if is_last else int(offsets[-1]), rows)

@@ -40,7 +40,8 @@ TIMEOUT_S = 120.0
 
 
 class InStep(Stopwatch):
-    """Of ranks that run every pass in step: modules that sleep gather no parameters, so these wait here instead."""
+    """A clock of ranks that run every pass in step: modules that sleep gather no parameters, so these wait here
+    instead."""
 
     def __init__(self, groups: Groups) -> None:
         """Measure an operation of a process whose data-parallel ranks wait for each other."""
@@ -49,7 +50,7 @@ class InStep(Stopwatch):
 
     @contextmanager
     def running(self, operation: Operation) -> Iterator[None]:
-        """See `Clock`."""
+        """Time an operation that all data-parallel ranks begin and end together."""
         dist.barrier(self._group)
         with super().running(operation):
             yield
@@ -96,7 +97,7 @@ def _run(interpreter: Interpreter, batches: list[list[Batch]], groups: Groups) -
 
 
 def parse() -> argparse.Namespace:
-    """Command line."""
+    """Read the command line of the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jobs", type=Path, nargs="+", help="complete jobs as JSON, with the same modules")
     parser.add_argument("--servers", required=True, help="HOST:PORT of data servers, with commas between")

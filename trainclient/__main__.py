@@ -20,7 +20,7 @@ SAYS = {
 
 
 def main() -> int:
-    """Run the command line."""
+    """Run the command line of `trainclient`, and return its exit code."""
     return process.run("trainclient", _command)
 
 

@@ -16,7 +16,7 @@ from dataserver.varints import read_varint
 
 _SPACE_MARK: Final = "\u2581"
 _NORMAL, _USER_DEFINED = 1, 4
-"""Types of pieces."""
+"""Types of pieces in a model file: plain text, and symbols that users defined."""
 
 
 class SentencePieceTokenizer:

@@ -26,7 +26,7 @@ class Tokenizer(Protocol):
 
     @property
     def name(self) -> str:
-        """Name that jobs use."""
+        """Name of the tokenizer, by which jobs ask for it."""
 
     @property
     def digest(self) -> str:

@@ -1,4 +1,4 @@
-"""`dataserver bench`."""
+"""`dataserver bench`: measures how many cores a dataset needs."""
 
 import math
 from pathlib import Path

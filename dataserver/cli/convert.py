@@ -1,4 +1,4 @@
-"""`dataserver convert`."""
+"""`dataserver convert`: rewrites datasets of other formats as plain tars."""
 
 from pathlib import Path
 from typing import Annotated, Literal

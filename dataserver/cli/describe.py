@@ -1,4 +1,4 @@
-"""`dataserver describe`."""
+"""`dataserver describe`: shows what a dataset holds."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""`dataserver doctor`."""
+"""`dataserver doctor`: checks a fleet, and says what to change."""
 
 from collections.abc import Iterator, Mapping
 from time import time

@@ -1,4 +1,4 @@
-"""`dataserver index`."""
+"""`dataserver index`: indexes datasets and counts their tokens."""
 
 from pathlib import Path
 from time import monotonic

@@ -1,4 +1,4 @@
-"""`dataserver lint`."""
+"""`dataserver lint`: lists the findings of a dataset."""
 
 import json as json_format
 from collections import Counter

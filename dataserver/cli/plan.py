@@ -1,4 +1,4 @@
-"""`dataserver plan`."""
+"""`dataserver plan`: shows how one step of a job is planned."""
 
 from pathlib import Path
 from typing import Final

@@ -1,4 +1,4 @@
-"""`dataserver ray`."""
+"""`dataserver ray`: runs a fleet on a Ray cluster."""
 
 import signal
 import threading

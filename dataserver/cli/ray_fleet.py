@@ -49,7 +49,7 @@ class RayFleet:
 
     ray: Any
     cores: int
-    """Cores of each server."""
+    """Cores that each server gets on its node."""
     first_port: int
     configure: Configure
     members: dict[str, Member] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""`dataserver simulate`."""
+"""`dataserver simulate`: compares the policies of a job."""
 
 import json as json_format
 from collections.abc import Sequence
@@ -118,7 +118,6 @@ def _ablation(job: Job, outcomes: Sequence[Outcome]) -> list[AblationRow]:
 
 
 def _row(outcome: Outcome, own: Outcome) -> dict[str, Any]:
-    """A row as JSON."""
     alternative, figures = outcome.alternative, outcome.figures
     about = {
         "dimension": alternative.heading,

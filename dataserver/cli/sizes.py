@@ -1,4 +1,4 @@
-"""`dataserver sizes`."""
+"""`dataserver sizes`: counts the sizes of a dataset's samples."""
 
 import json
 import sys

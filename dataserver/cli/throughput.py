@@ -55,7 +55,7 @@ class Decoded:
     lasting_s: float = 0.0
     """How long clips and videos are."""
     seconds: float = 0.0
-    """Seconds that decoding took."""
+    """Seconds that the thread spent on decoding."""
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class Made:
 
     @property
     def seconds(self) -> float:
-        """Seconds of all stages."""
+        """Seconds that all stages took together."""
         return sum(self.stages_s.values())
 
     @property

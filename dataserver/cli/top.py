@@ -1,4 +1,4 @@
-"""`dataserver top`."""
+"""`dataserver top`: watches a fleet in the terminal."""
 
 import signal
 import time

@@ -1,4 +1,4 @@
-"""`dataserver towers`."""
+"""`dataserver towers`: chooses the degrees of contrastive towers."""
 
 import json as json_format
 from collections.abc import Iterable, Sequence

@@ -15,7 +15,7 @@ from dataserver.planning.stream.randomness import Operator, draws
 from dataserver.transforms import Kind, TransformPool, parse_transform
 
 Apply = Callable[[U8, InstalledPixels, Sequence[int]], U8]
-"""What applies installed transforms."""
+"""A function that applies installed transforms: pixels, options and drawn words in, pixels out."""
 
 
 @dataclass(frozen=True, slots=True)

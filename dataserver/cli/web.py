@@ -1,4 +1,4 @@
-"""`dataserver web`."""
+"""`dataserver web`: shows a fleet in a browser."""
 
 import signal
 import ssl

@@ -211,7 +211,8 @@ class Dataset:
         return self._open_shards.blocks(shard, low, high)
 
     def pieces(self, digest: bytes, ranges: Sequence[tuple[int, int]]) -> list[Piece] | None:
-        """As `OpenShards.pieces`."""
+        """Return ranges of the object that a digest names, as `OpenShards.pieces`; None unless this dataset reads
+        ahead."""
         return self._open_shards.pieces(digest, ranges) if self.reads_ahead else None
 
     def read(self, ref: ImageRef) -> bytes:

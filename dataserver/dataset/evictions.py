@@ -32,7 +32,7 @@ class Evictions:
 
     @property
     def counts(self) -> EvictionCounts:
-        """The totals so far."""
+        """Totals of what the cache has evicted and made again so far."""
         return EvictionCounts(self._evicted, self._remade)
 
     def dropped(self, key: Hashable) -> None:

@@ -76,7 +76,7 @@ Node = Comparison | Group
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A compiled filter expression."""
+    """A filter expression: its text, and the syntax tree that is evaluated."""
 
     text: str
     node: Node

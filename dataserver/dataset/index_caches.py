@@ -37,7 +37,7 @@ class IndexCaches:
 
     @classmethod
     def make(cls) -> "IndexCaches":
-        """Return empty caches."""
+        """Return empty caches, each with its limit."""
         return cls(
             rows=LruCache(SIZES_CACHE_BYTES, lambda rows: rows.num_bytes),
             texts=LruCache(TEXTS_CACHE_BYTES, lambda batch: int(batch.nbytes)),

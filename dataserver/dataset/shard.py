@@ -56,7 +56,7 @@ class ImageRef(NamedTuple):
     """Number of what it is (`modalities.MODALITIES`). A clip is of `width` samples, `height` of them in a second, and
     `orientation` channels."""
     frames: int = 0
-    """Frames of a video."""
+    """Number of frames in a video, or 0 for an image or a clip."""
     microseconds: int = 0
     """Microseconds that the frames of a video take."""
 

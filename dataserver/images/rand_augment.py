@@ -22,7 +22,7 @@ _FILTERS: Final = {
 
 
 class Operation(NamedTuple):
-    """One of the operations."""
+    """One of the operations that RandAugment draws from."""
 
     apply: Callable[[Image.Image, Fraction, RandAugment], Image.Image]
     """Takes an image, the magnitude with its sign, and the options; returns an image of the same size."""

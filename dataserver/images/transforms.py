@@ -51,7 +51,7 @@ def _whole(_options: Any) -> Fraction:
 
 @dataclass(frozen=True, slots=True)
 class ImageTransform:
-    """One kind of transform."""
+    """How one kind of transform is applied to an image."""
 
     apply: Callable[[U8, Any, Sequence[int]], U8]
     """Takes upright pixels, uint8 [height, width, 3], which it does not change, the options and the words. Returns

@@ -50,7 +50,7 @@ class Histogram:
 
     @property
     def number(self) -> int:
-        """Number of values."""
+        """Number of values that were counted."""
         return int(self.counts.sum())
 
     @property
@@ -94,7 +94,7 @@ class Drops:
 
 @dataclass(frozen=True, slots=True)
 class DatasetCard:
-    """What `dataserver describe` shows."""
+    """All that `dataserver describe` shows of a dataset."""
 
     fingerprint: str
     num_shards: int

@@ -109,7 +109,7 @@ class Catalog:
         return _digest(any(dataset.has_audio for dataset in self.datasets.values()), require_audio, audio_digest)
 
     def video_digest(self) -> str:
-        """As `audio_digest`, of videos."""
+        """Digest of how videos are decoded, if any dataset has videos."""
         return _digest(any(dataset.has_videos for dataset in self.datasets.values()), require_video, video_digest)
 
     def sound_digest(self) -> str:

@@ -31,10 +31,10 @@ class Stored(Protocol):
 
     @property
     def reads_ahead(self) -> bool:
-        """As `Dataset.reads_ahead`."""
+        """Whether blocks of the dataset are read ahead."""
 
     def blocks(self, shard: int, low: int, high: int) -> Iterable[tuple[BlockKey, Source]]:
-        """As `Dataset.blocks`."""
+        """Return the blocks that hold a part of a shard, as `Dataset.blocks` does."""
 
 
 @dataclass(slots=True)

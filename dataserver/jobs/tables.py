@@ -80,7 +80,7 @@ class ShardTables:
         return [shard.name for shard in self._datasets[dataset].shards]
 
     def key(self, dataset: int, shard: int, row: int) -> str:
-        """Key of a sample."""
+        """Return the key of a sample."""
         return self._datasets[dataset].shards[shard].keys()[row]
 
     def may_have_others(self, dataset: int) -> Bool:

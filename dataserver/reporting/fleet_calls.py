@@ -106,7 +106,7 @@ class Servers(Protocol):
 
     @property
     def names(self) -> Sequence[str]:
-        """HOST:PORT of each server."""
+        """Address of each server, as HOST:PORT."""
 
     @property
     def version(self) -> int:
@@ -152,7 +152,7 @@ class FleetChannels:
         return self._opened
 
     def close(self) -> None:
-        """Close the channels."""
+        """Close the channels that were opened."""
         opened, self._opened, self._of = self._opened, {}, None
         for channel in opened.values():
             channel.close()

@@ -80,7 +80,7 @@ class _Tls(NamedTuple):
     authorities: bytes
     pair: KeyPair | None
     context: ssl.SSLContext
-    """For connections beside gRPC."""
+    """TLS context for connections beside gRPC."""
 
 
 class Channels:

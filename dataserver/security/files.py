@@ -102,7 +102,7 @@ class Watched(Generic[T]):
         """Held by the thread that looks; others go on with what was read before."""
 
     def get(self) -> T:
-        """What the files say."""
+        """Return what the files say, after a look at them where one is due."""
         if monotonic() >= self._look_at and self._lock.acquire(blocking=False):
             try:
                 self._look()

@@ -1,4 +1,4 @@
-"""The methods of AdminService."""
+"""The methods of `AdminService`: failures, diagnostics, drains."""
 
 from collections.abc import Callable
 from typing import Final
@@ -50,11 +50,11 @@ class AdminService:
     def ListFailures(  # noqa: N802
         self, _request: pb.ListFailuresRequest, context: grpc.ServicerContext
     ) -> pb.ListFailuresResponse:
-        """Say what failed lately."""
+        """Answer with the calls and samples that failed lately."""
         return self._failures(context)
 
     def Drain(self, request: pb.DrainRequest, _: grpc.ServicerContext) -> pb.DrainResponse:  # noqa: N802
-        """Begin a drain."""
+        """Begin to drain the server, and return how many streams are open."""
         grace_s: float = DEFAULT_GRACE_S
         if request.HasField("grace"):
             grace_s = request.grace.seconds + request.grace.nanos / 1e9

@@ -62,7 +62,7 @@ class CallPool(LastingPool):
             return self._calls >= self._max_calls
 
     def submit(self, fn: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs) -> Future[Result]:
-        """Run a call."""
+        """Run a call on a thread of the pool, and count it."""
         future = super().submit(fn, *args, **kwargs)
         with self._lock:
             self._calls += 1
@@ -84,7 +84,7 @@ class Pooled:
     """By this name gRPC finds it."""
 
     def __call__(self, request: Any, context: grpc.ServicerContext) -> Any:
-        """Run the call."""
+        """Run the call on this thread."""
         return self.behaviour(request, context)
 
 

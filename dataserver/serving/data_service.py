@@ -154,7 +154,7 @@ class DataService:
     def ReportStepTimes(
         self, request: pb.ReportStepTimesRequest, context: grpc.ServicerContext
     ) -> pb.ReportStepTimesResponse:
-        """Keep measured times."""
+        """Take the times that a rank measured in a step."""
         times = request.times
         served = self._known(times.job_id, context)
         module = _check_rank(served, times.module, times.rank)

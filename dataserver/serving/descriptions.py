@@ -1,4 +1,4 @@
-"""The answer of DescribeSamples."""
+"""The answer of DescribeSamples: texts, columns and images of a few samples."""
 
 from collections.abc import Sequence
 from typing import Final

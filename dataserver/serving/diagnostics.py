@@ -43,7 +43,7 @@ class Diagnostics:
         self._peers = peers
 
     def __call__(self) -> pb.GetDiagnosticsResponse:
-        """What GetDiagnostics answers."""
+        """Return what GetDiagnostics answers."""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         live, known = (0, 0) if self._peers is None else self._peers.count()
         found = pb.GetDiagnosticsResponse(

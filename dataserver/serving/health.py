@@ -54,6 +54,6 @@ class HealthPort:
         self._server.start()
 
     def close(self) -> None:
-        """Stop answering health checks."""
+        """Stop answering checks of this server's health."""
         self._server.stop(0).wait(1.0)
         self._calls.shutdown(wait=False)

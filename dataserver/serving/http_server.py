@@ -97,7 +97,7 @@ class BoundedHttpServer(ThreadingHTTPServer):
             return True
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection."""
+        """Close a connection, and count it no more."""
         with self._lock:
             self._open.pop(request, None)
         super().shutdown_request(request)
@@ -139,7 +139,6 @@ class _Head:
         return line
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 

@@ -37,7 +37,7 @@ class BufferPool:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes kept for reuse."""
+        """Bytes of freed buffers that wait for reuse."""
         with self._lock:
             return self._free_bytes
 
@@ -108,7 +108,7 @@ class ByteBudget:
 
     @property
     def used(self) -> int:
-        """Bytes granted at present."""
+        """Bytes that are granted at present."""
         with self._lock:
             return self._used
 
@@ -191,7 +191,7 @@ class Account:
             return granted
 
     def give(self, num_bytes: int) -> None:
-        """Give bytes back."""
+        """Give bytes back to the budget."""
         with self._lock:
             self._held -= num_bytes
         # Between the two, the budget counts bytes that no account holds; it never counts too few.

@@ -76,7 +76,6 @@ class _Handler(QuietHandler):
     server: _HttpServer
 
     def do_GET(self) -> None:  # noqa: N802
-        """Answer with the metrics."""
         if self.path.partition("?")[0] != PATH:
             self.send_error(HTTPStatus.NOT_FOUND, explain=f"metrics are at {PATH}")
             return

@@ -14,7 +14,7 @@ TakeMetrics = Callable[[], pb.GetMetricsResponse]
 
 
 def metrics_message(found: Snapshot) -> pb.GetMetricsResponse:
-    """The answer of GetMetrics."""
+    """Return the answer of GetMetrics for what was counted."""
     counts = found.counts
     return pb.GetMetricsResponse(
         uptime=_duration(found.uptime_s),

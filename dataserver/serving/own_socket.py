@@ -18,5 +18,5 @@ class OwnSocket:
         server.add_insecure_port(self.address)
 
     def close(self) -> None:
-        """Remove the socket."""
+        """Remove the socket and its folder."""
         self._folder.cleanup()

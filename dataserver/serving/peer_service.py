@@ -1,5 +1,5 @@
 # ruff: noqa: N802 (methods are named by the proto)
-"""The methods of PeerService."""
+"""The methods of `PeerService`: plans and pieces of shards for other servers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

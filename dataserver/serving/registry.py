@@ -109,7 +109,7 @@ class JobRegistry:
 
     @property
     def num_jobs(self) -> int:
-        """Jobs that are known."""
+        """Number of jobs that are known."""
         return len(self._jobs.values())
 
     def planners(self) -> list[JobPlanner]:

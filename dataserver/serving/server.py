@@ -140,7 +140,7 @@ class DataServer:
 
     @property
     def streams(self) -> Streams:
-        """The open streams."""
+        """The streams that are open."""
         return self._streams
 
     @property

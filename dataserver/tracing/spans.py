@@ -55,7 +55,7 @@ class Recorder(Protocol):
     """Takes spans that are over. Thread-safe, and never waits."""
 
     def record(self, finished: Finished) -> None:
-        """Take a finished span."""
+        """Take a span that has finished."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ DEFAULT_EVERY: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Tracing:
-    """What a client traces."""
+    """Which steps a client traces, and which collector gets the spans."""
 
     endpoint: str
     """Collector of OpenTelemetry that takes OTLP over gRPC: http://HOST:PORT, or https://HOST:PORT with TLS."""

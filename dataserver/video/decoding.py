@@ -63,7 +63,7 @@ class FrameGrid(NamedTuple):
     """What the plan says of it."""
 
     groups: int
-    """Groups of `temporal_patch` frames."""
+    """Groups of `temporal_patch` frames in the video."""
     rows: int
     columns: int
     """Patches in a row of a frame."""

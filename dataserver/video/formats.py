@@ -28,7 +28,7 @@ class VideoFormat:
     title: str
     """The format's name in messages."""
     container: str
-    """Name of FFmpeg's reader."""
+    """Name of the reader of FFmpeg for the format."""
     matches: Callable[[bytes], bool]
     """Whether a file begins as one of this format."""
 

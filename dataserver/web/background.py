@@ -109,7 +109,7 @@ class Background:
             return work.answer or {"working": {"done": work.done, "of": work.of, "begun": work.has_begun}}
 
     def close(self) -> None:
-        """Begin no further work."""
+        """Begin no further work once what runs is done."""
         with self._changed:
             self._closed = True
             self._changed.notify()

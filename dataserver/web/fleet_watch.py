@@ -39,7 +39,7 @@ class Look:
     """The fleet at one moment."""
 
     at: float
-    """Seconds since 1970."""
+    """When the fleet was looked at, in seconds since 1970."""
     answers: Sequence[Answer]
 
 
@@ -137,7 +137,7 @@ class FleetWatch:
             threading.Thread(target=self._again, args=work, name="fleet-watch", daemon=True).start()
 
     def close(self) -> None:
-        """Stop asking servers."""
+        """Stop asking servers how they are."""
         self._ended.set()
 
     def newest(self) -> tuple[Look | None, Check | None, list[Point]]:

@@ -16,7 +16,7 @@ from dataserver.planning.simulation import simulate
 MAX_PASS_NS: Final = 3600 * 10**9
 """Longest pass that is believed; far below what a profile may hold, since the passes of a whole step are added up."""
 Key = tuple[str, int, int]
-"""Module, rank and stage."""
+"""Module, rank and stage that a time belongs to."""
 
 
 def measured_document(

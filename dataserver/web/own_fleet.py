@@ -19,7 +19,7 @@ class OwnFleet:
 
     @property
     def names(self) -> Sequence[str]:
-        """HOST:PORT of each server."""
+        """Address of each server, as HOST:PORT."""
         return [self._server.address, *(peer.address for peer in self._others())]
 
     @property

@@ -53,7 +53,7 @@ class StepReports:
             return found.times, found.problems
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to the servers."""
         self._channels.close()
 
     def _ask(self, job_id: str, step: int) -> Found:

@@ -44,7 +44,7 @@ class ListedDatasets:
             self._asking.release()
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to the servers."""
         self._channels.close()
 
     def _ask(self) -> Mapping[str, str]:

@@ -31,7 +31,7 @@ class RefusedError(Exception):
 
 
 class Door(Protocol):
-    """Lets visitors in. Thread-safe."""
+    """Lets visitors in, or refuses them. Thread-safe."""
 
     def let_in(self, path: str, authorization: Sequence[str], certificates: Sequence[str]) -> None:
         """Let a request through.

@@ -29,7 +29,7 @@ def own(shards: Path, decoder: str) -> Any:
 
 
 def served(server: str) -> Any:
-    """Batches of the adapter."""
+    """Return the dataset that reads from the adapter."""
     cache_freed_memory()
     return ServedDataset(server, job(), rank=int(os.environ["RANK"]), world_size=RANKS)
 
@@ -48,7 +48,7 @@ def train(batches: Any, meter: Meter, waited: list[float], samples: str, images:
 
 
 def main() -> None:
-    """Run one."""
+    """Run one loader on this rank."""
     loader, shards, out, server = sys.argv[1:]
     waited = [0.0]
     code = [job, served] if loader == SERVED else [Images, sample, own]

@@ -57,7 +57,7 @@ class Rebalancing(Trainer):
 
 
 def served(server: str, out: Path) -> None:
-    """Train through the adapter."""
+    """Train on batches of the adapter."""
     cache_freed_memory()
     given = arguments(out)
     with FullModelStream(server, job(), rank=given.process_index, world_size=given.world_size) as stream:
@@ -66,7 +66,7 @@ def served(server: str, out: Path) -> None:
 
 
 def main() -> None:
-    """Run one."""
+    """Run one loader on this rank."""
     loader, shards, out, server = sys.argv[1:]
     if loader == SERVED:
         served(server, Path(out))

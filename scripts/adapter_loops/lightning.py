@@ -33,18 +33,18 @@ def trainer(**options: Any) -> Trainer:
 
 
 class Module(LightningModule):  # type: ignore[misc]
-    """The model."""
+    """The model as a module of Lightning."""
 
     def __init__(self, model: TinyVLM) -> None:
         super().__init__()
         self.model = model
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """The cheapest."""
+        """Return the cheapest optimizer there is."""
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
     def training_step(self, batch: dict[str, Tensor]) -> Tensor:
-        """The loss."""
+        """Return the loss of a batch."""
         found: Tensor = self.model(**batch)["loss"]
         return found
 
@@ -57,7 +57,7 @@ class Shards(LightningDataModule):  # type: ignore[misc]
         self.shards, self.decoder = sorted(map(str, folder.glob("*.tar"))), decoder
 
     def train_dataloader(self) -> Any:
-        """Batches, without end."""
+        """Return batches of webdataset, without an end."""
         options = {"resampled": True, "shardshuffle": False, "nodesplitter": webdataset.split_by_node}
         dataset = (
             webdataset.WebDataset(self.shards, **options)
@@ -77,18 +77,18 @@ class Served(ServedModule):
         self.model = model
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """The cheapest."""
+        """Return the cheapest optimizer there is."""
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
     def loss_of(self, microbatch: FullModelMicrobatch, text_tokens: int) -> Tensor:
-        """The loss."""
+        """Return the loss of a microbatch."""
         del text_tokens
         found: Tensor = self.model(**inputs(microbatch, self.device))["loss"]
         return found
 
 
 def served(server: str, out: Path) -> None:
-    """Train through the adapter."""
+    """Train on batches of the adapter."""
     cache_freed_memory()
     runner = trainer()
     with FullModelStream(server, job(), rank=runner.global_rank, world_size=runner.world_size) as stream:
@@ -97,13 +97,13 @@ def served(server: str, out: Path) -> None:
 
 
 def own(shards: Path, out: Path, decoder: str) -> None:
-    """Train through webdataset."""
+    """Train on batches of webdataset."""
     model = TinyVLM(Meter(out, time_loaders(), sample, collate, trainer, Module, Shards, own))
     trainer(accumulate_grad_batches=ROWS).fit(Module(model), Shards(shards, decoder))
 
 
 def main() -> None:
-    """Run one."""
+    """Run one loader on this rank."""
     loader, shards, out, server = sys.argv[1:]
     if loader == SERVED:
         served(server, Path(out))

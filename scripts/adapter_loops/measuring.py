@@ -29,7 +29,7 @@ STEPS = WARM + MEASURED + 1
 TOKEN_COST, PATCH_COST = 11, 1
 """A backbone of 7 billion parameters beside an encoder of 0.63 billion, forward and backward alike."""
 UNIT_S = 2e-6
-"""Of the device for a unit of cost: 9 ms for an image with its caption."""
+"""Device time for a unit of cost; an image with its caption then takes 9 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,36 +38,36 @@ class Load:
 
     images: int
     tokens: int
-    """Of samples, image tokens among them."""
+    """Tokens of the samples, image tokens among them."""
     patches: int
     token_slots: int
-    """With padding."""
+    """Tokens that the model is handed, with padding."""
     patch_slots: int
 
     @property
     def cost(self) -> int:
-        """Of what is no padding."""
+        """Cost of the samples without padding."""
         return self.tokens * TOKEN_COST + self.patches * PATCH_COST
 
     @property
     def handed(self) -> int:
-        """Cost with padding."""
+        """Cost of what the model is handed, with padding."""
         return self.token_slots * TOKEN_COST + self.patch_slots * PATCH_COST
 
 
 @dataclass(slots=True)
 class RankReport:
-    """What a rank measured."""
+    """What a rank measured between warm-up and end."""
 
     lines: int
-    """Of the user's code."""
+    """Lines of the user's code."""
     images: int = 0
     cost: list[int] = field(default_factory=lambda: [0] * MEASURED)
-    """Of each step, without padding."""
+    """Cost of each step, without padding."""
     handed: int = 0
     """Cost of all steps, with padding."""
     cpu_s: float = 0.0
-    """Of this process and those that it started."""
+    """CPU time of this process and those that it started."""
     wait_s: float = 0.0
 
 

@@ -44,7 +44,7 @@ class OnCPU(TorchFunctionMode):
 
 
 class Model(nn.Module):
-    """Of one weight; tells a meter what it is handed, which sleeps as long as a device would compute."""
+    """Has one weight, and tells a meter what it is handed; the meter sleeps as long as a device would compute."""
 
     def __init__(self, meter: Meter) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Model(nn.Module):
         self._meter = meter
 
     def set_input_tensor(self, _: Any) -> None:
-        """Of another stage: there is none."""
+        """Take nothing: there is no other stage."""
 
     def forward(self, input_ids: Tensor, loss_mask: Tensor, **batch: Any) -> tuple[Tensor, Tensor]:
         """Losses [1, T] and their mask; padding is the id 0."""
@@ -157,13 +157,13 @@ def packed(samples: list[Sample]) -> dict[str, Any]:
 
 
 def served(stream: FullModelStream) -> Iterator[dict[str, Any]]:
-    """Batches of the adapter."""
+    """Yield batches of the adapter."""
     batches = MegatronBatches(stream, SEQ_LEN, modality="images", encoder="vit", image_token=IMAGE)
     return ServedIterator(stream, batches, num_microbatches=lambda: ROWS)
 
 
 class Timed:
-    """Times another iterator."""
+    """Times how long another iterator takes."""
 
     def __init__(self, inner: Iterator[dict[str, Any]], waited: list[float]) -> None:
         self._inner, self._waited = inner, waited
@@ -193,7 +193,7 @@ def train(model: Model, batches: Any) -> None:
 
 
 def main() -> None:
-    """Run one."""
+    """Run one loader on this rank."""
     loader, shards, out, server = sys.argv[1:]
     dist.init_process_group("gloo")
     parallel_state.initialize_model_parallel()

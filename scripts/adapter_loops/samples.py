@@ -17,7 +17,7 @@ from adapter_loops.measuring import SEQ_LEN
 Sample = dict[str, NDArray[np.int32] | U8]
 """`tokens`, int32 [T], and `patches`, uint8 [P, 588]."""
 MERGE = 4
-"""Patches of a token."""
+"""Patches that become one token."""
 IMAGE = 256
 """Token that stands for patches; captions are bytes."""
 

@@ -41,7 +41,7 @@ class TinyVLM(nn.Module):
 
 
 def collate(samples: list[Sample]) -> dict[str, Tensor]:
-    """Arguments of the model."""
+    """Return the arguments of the model, padded."""
     tokens = [torch.from_numpy(sample["tokens"]).long() for sample in samples]
     ids = nn.utils.rnn.pad_sequence(tokens, batch_first=True)
     mask = nn.utils.rnn.pad_sequence([torch.ones_like(one) for one in tokens], batch_first=True)

@@ -44,17 +44,17 @@ SPECIAL = {f"{name}_token": f"<{name}>" for name in MultiModalTokenizer.TOKEN_FI
 
 
 class Model(BaseModel):  # type: ignore[misc]
-    """Of one weight; tells a meter what it is handed, which sleeps instead of the device."""
+    """Has one weight, and tells a meter what it is handed; the meter sleeps instead of the device."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseModel.Config):  # type: ignore[misc]
-        """Nothing to configure."""
+        """A configuration without anything to set."""
 
         def update_from_config(self, *, config: Any, **_: Any) -> None:
-            """Called by the Trainer."""
+            """Take what the Trainer knows, and need none of it."""
 
         def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
-            """What the Trainer reports."""
+            """Return the numbers that the Trainer reports."""
             del model, seq_len
             return 1, 1
 
@@ -84,11 +84,11 @@ class Model(BaseModel):  # type: ignore[misc]
 
 
 class Loss(BaseLoss):  # type: ignore[misc]
-    """What the model returns."""
+    """Takes what the model returns for the loss."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseLoss.Config):  # type: ignore[misc]
-        """Nothing to configure."""
+        """A configuration without anything to set."""
 
     def __init__(self, config: Config, **_: Any) -> None:
         del config
@@ -96,7 +96,7 @@ class Loss(BaseLoss):  # type: ignore[misc]
 
 
 def tokenizer(folder: Path) -> MultiModalTokenizer.Config:
-    """Of bytes, and special tokens behind them."""
+    """Configure a tokenizer of bytes, with special tokens behind them."""
     folder.mkdir()
     made = Tokenizer(BPE({chr(n): n for n in range(256)}, []))
     made.add_special_tokens(list(SPECIAL.values()))
@@ -149,7 +149,7 @@ def own(shards: Path, out: Path, *, packing: int) -> Trainer.Config:
 
 
 def served(server: str, out: Path) -> Trainer.Config:
-    """The adapter."""
+    """Return the configuration that reads from the adapter."""
     config = configuration(out, 1, SEQ_LEN)
     text = json.dumps(full_job())
     config.dataloader = ServedDataLoader.Config(servers=server, job=text, batches_per_step=ROWS, frames=1, mrope=True)
@@ -157,7 +157,7 @@ def served(server: str, out: Path) -> Trainer.Config:
 
 
 def main() -> None:
-    """Run one."""
+    """Run one loader on this rank."""
     loader, shards, out, server = sys.argv[1], *map(Path, sys.argv[2:4]), sys.argv[4]
     if loader == SERVED:
         cache_freed_memory()

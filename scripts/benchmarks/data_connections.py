@@ -9,7 +9,8 @@ from dataserver.security import NO_CREDENTIALS, Channels, Credentials
 from trainclient.stream.client import ViewClient
 
 MOST: Final = 0.5
-"""Of what a server has sent. A first microbatch may come as chunks, where its stream's connection took too long."""
+"""Share of what a server has sent that may come as chunks: those of a first microbatch, where its stream's connection
+took too long."""
 TIMEOUT_S: Final = 60.0
 
 

@@ -26,7 +26,7 @@ from dataserver.dataset.index.rules import DEFAULT_RULES, LoneTexts, written_rul
 from dataserver.dataset.shards.listing import find_shards
 
 IMAGE_BYTES: Final = 60_000
-"""Of a sample, as in LAION at 512 pixels."""
+"""Size of a sample's image, as in LAION at 512 pixels."""
 MEDIAN_WIDTH: Final = 512
 TICK_S: Final = 0.05
 """Longer than file systems take to count the next time."""

@@ -26,7 +26,7 @@ _EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The provided token has exp
 
 @dataclass
 class Stored:
-    """One object."""
+    """One object, and what the server says of it."""
 
     data: bytes
     etag: str | None
@@ -41,7 +41,7 @@ class Asked:
     method: str
     path: str
     range: tuple[int, int] | None
-    """First byte and end."""
+    """First byte and end that were asked for."""
     headers: dict[str, str]
     """By names in lower case."""
 
@@ -77,7 +77,7 @@ class State:
                 self.put(f"{prefix}/{file.relative_to(folder)}", file.read_bytes())
 
     def ranges(self) -> list[Asked]:
-        """The requests for bytes."""
+        """Return the requests for bytes among all."""
         return [one for one in self.asked if one.method == "GET" and one.range is not None]
 
 
@@ -86,7 +86,7 @@ class _Handler(BaseHTTPRequestHandler):
     state: State
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Nobody reads it."""
+        """Write nothing: nobody reads it."""
 
     def setup(self) -> None:
         super().setup()
@@ -108,7 +108,6 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, b"", {"ETag": self.state.objects[path].etag or ""})
 
     def do_POST(self) -> None:
-        """As DeleteObjects."""
         parts = urlsplit(self.path)
         text = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
         if parts.query != "delete":
@@ -220,7 +219,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def _list(self, bucket: str, query: dict[str, list[str]]) -> None:
-        """As ListObjectsV2."""
         prefix = query.get("prefix", [""])[0]
         after = query.get("continuation-token", query.get("start-after", [""]))[0]
         limit = int(query.get("max-keys", ["1000"])[0])

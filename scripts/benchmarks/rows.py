@@ -21,7 +21,7 @@ class Row:
     target: str
     """What is to be reached; empty if nothing is."""
     reached: bool | None
-    """None: printed for comparison."""
+    """Whether the target was reached; None where the row is printed for comparison."""
     explained: str = ""
     """Where the target is missed, what makes the difference, as it was found; empty if nothing is known."""
 

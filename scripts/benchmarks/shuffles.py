@@ -26,11 +26,11 @@ class Shape:
 
     shards: int
     samples: int
-    """Of each shard."""
+    """Samples that each shard has."""
     window: int
-    """Shards that are mixed."""
+    """Shards that are mixed with each other."""
     batch: int
-    """Samples of a step."""
+    """Samples that a step takes."""
     seed: int
 
 
@@ -56,7 +56,7 @@ def table_of(row: I64) -> ShardTable:
 
 
 def ours(version: int) -> Callable[[Shape], I64]:
-    """An order version."""
+    """Return our own shuffle, by the version of the order."""
 
     def shuffled(shape: Shape) -> I64:
         order, table = order_of(shape, version), table_of(np.arange(shape.samples))

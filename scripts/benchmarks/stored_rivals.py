@@ -38,11 +38,11 @@ ENVIRONMENT: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """One loader."""
+    """One loader that reads from a store."""
 
     name: str
     program: str
-    """In scripts/loaders."""
+    """Module in `scripts/loaders` that runs it."""
     environment: str | None = None
     """Virtual environment of its own; it reads a copy of the shards in its own format."""
 
@@ -56,11 +56,11 @@ RIVALS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """What one epoch took."""
+    """What it took to read one epoch."""
 
     images: int
     cpu_ms: float
-    """Of an image, all processes together."""
+    """CPU time for an image, of all processes together."""
     first_s: float
     requests: int
     sent_bytes: int
@@ -178,7 +178,8 @@ def _go_on(process: "subprocess.Popen[str]") -> None:
 
 
 def _cpu_s(process: "subprocess.Popen[str]") -> float:
-    """Of a program and all that it started, those that ended included: webdataset starts a curl for each shard."""
+    """CPU time of a program and all that it started, those that ended included: webdataset starts a curl for each
+    shard."""
     root = psutil.Process(process.pid)
     return sum(sum(one.cpu_times()[:4]) for one in (root, *root.children(recursive=True)))
 

@@ -23,7 +23,7 @@ GROUPS: Mapping[str, Any] = {
     "max_degree": 2,
     "exchange": [{"degree": 2, "unit_ps": 3_000_000}],
 }
-"""Of the grouped layout: the tiny backbone has two heads of keys and values."""
+"""Options of the grouped layout: the tiny backbone has two heads of keys and values."""
 ROOM: Mapping[str, int] = {"budget_bytes": 320_000, "unit_bytes": 1_000}
 """For tokens of a rank: the longest samples need a group of two."""
 LAYOUTS: Mapping[str, Mapping[str, Mapping[str, int]]] = {
@@ -32,7 +32,7 @@ LAYOUTS: Mapping[str, Mapping[str, Mapping[str, int]]] = {
     "contrastive": {"image": {"dp": 2}, "text": {"dp": 2, "pp": 2}},
     "grouped": {"encoder": {}, "backbone": {"dp": 4}, "generator": {}},
 }
-"""Degrees of each module."""
+"""Degrees of each module in each layout."""
 TOWERS: Mapping[str, Mapping[str, int]] = {"image": COSTS["encoder"], "text": COSTS["backbone"]}
 """Costs of towers, which are the blocks of these."""
 

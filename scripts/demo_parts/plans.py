@@ -72,7 +72,7 @@ def baseline_job(job: Job) -> Job:
 
 
 def parse() -> argparse.Namespace:
-    """Command line."""
+    """Read the command line of the comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("job", type=Path)
     parser.add_argument("--dataset", action="append", required=True, metavar="NAME=PATH")

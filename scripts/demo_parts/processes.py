@@ -15,7 +15,7 @@ END_S = 20.0
 """Time for a process to end by itself after a signal."""
 POLL_S = 0.1
 LAST_LINES = 12
-"""Of a log, shown when its process has failed."""
+"""Lines of a log that are shown when its process has failed."""
 _LISTENING = "listening on "
 
 

@@ -33,7 +33,7 @@ class Display(Protocol):
         """The stage has ended, and this is what it made."""
 
     def tick(self) -> None:
-        """Time has passed."""
+        """Take notice that time has passed."""
 
 
 class LineDisplay:
@@ -49,7 +49,7 @@ class LineDisplay:
         self._text = text
 
     def done(self, text: str) -> None:
-        """Print what was made."""
+        """Print what a stage has made."""
         self._print(text)
 
     def tick(self) -> None:
@@ -80,17 +80,17 @@ class LiveDisplay:
         self._spinner = Spinner("line")
 
     def begin(self, stage: str, text: str) -> None:
-        """Go to another row."""
+        """Go to the row of another stage."""
         self._current = self._rows[stage]
         self._current.began = time.monotonic()
         self._current.text = text
 
     def say(self, text: str) -> None:
-        """Change the row's text."""
+        """Change the text of the current row."""
         self._current.text = text
 
     def done(self, text: str) -> None:
-        """Stop the row's clock."""
+        """Stop the clock of the current row."""
         self._current.text = text
         self._current.ended = time.monotonic()
 

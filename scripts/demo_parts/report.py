@@ -66,7 +66,7 @@ def _sides(planned: Sequence[Mapping[str, Any]], *path: str) -> dict[str, float]
 
 
 def print_report(figures: Mapping[str, Any]) -> None:
-    """The short tables."""
+    """Print the short tables of training and planning."""
     console = Console()
     console.print(_training_table(figures))
     console.print(_planning_table(figures))

@@ -30,7 +30,7 @@ COMPARED_DP = 8
 
 
 class Demo:
-    """What the stages share."""
+    """What the stages share: folders, processes and options."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Demo:
         return addresses
 
     def train(self, addresses: str) -> None:
-        """Train all steps."""
+        """Train all steps, and show each one."""
         self._display.begin("training", f"starting {self._processes_of()}: torch, connections, first step")
         self.metrics.unlink(missing_ok=True)
         flags = ["--job", self.job, "--servers", addresses, "--metrics", self.metrics, "--optimizer.lr", "0.001"]

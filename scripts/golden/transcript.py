@@ -56,7 +56,7 @@ JOB: dict[str, Any] = {
 MAGIC = b"DTD1"
 """Begins what both sides say on a data connection."""
 FRAME_BYTES = 24
-"""Before a payload there."""
+"""Bytes before each payload on that connection."""
 VIEWS = (("vit", 0), ("vit", 1), ("llm", 0), ("llm", 1), ("gen", 0))
 ZSTD = [microbatch_pb2.CODEC_ZSTD]
 DRAINING = "draining"
@@ -64,7 +64,7 @@ DRAINING = "draining"
 
 @dataclass
 class Exchange:
-    """One call."""
+    """One call: a request, and what came back."""
 
     name: str
     method: str
@@ -74,12 +74,12 @@ class Exchange:
     variable: tuple[str, ...] = ()
     """Fields of the answer that differ between servers."""
     messages: list[bytes] = field(default_factory=list)
-    """The answer."""
+    """Messages of the answer, as bytes."""
     code: str = "OK"
     details: bytes = b""
-    """Of an error: the google.rpc.Status in `grpc-status-details-bin`."""
+    """The google.rpc.Status of an error, from `grpc-status-details-bin`."""
     frames: bytes = b""
-    """Of a stream with a data connection: what came there behind the server's first bytes."""
+    """What came over the data connection of a stream, behind the server's first bytes."""
 
     @property
     def answers(self) -> list[Any]:
@@ -131,7 +131,7 @@ def message_class(method: str, side: str) -> Any:
 
 
 def tensor_bytes(entry: microbatch_pb2.Tensor, body: bytes) -> bytes:
-    """Decode one tensor."""
+    """Return the bytes of one tensor, decompressed."""
     data = body[entry.offset : entry.offset + entry.encoded_bytes]
     return zstandard.decompress(data) if entry.codec == microbatch_pb2.CODEC_ZSTD else data
 
@@ -148,7 +148,7 @@ def record() -> list[Exchange]:
 
 
 def save(exchanges: Iterable[Exchange], folder: Path = FOLDER) -> None:
-    """Replace the transcript."""
+    """Replace the transcript by these exchanges."""
     for old in (*folder.glob("*.json"), *folder.glob("*.bin"), *folder.glob("*.frames")):
         old.unlink()
     for number, exchange in enumerate(exchanges):
@@ -161,7 +161,7 @@ def save(exchanges: Iterable[Exchange], folder: Path = FOLDER) -> None:
 
 
 def load(folder: Path = FOLDER) -> list[Exchange]:
-    """Read the transcript."""
+    """Read the transcript that is stored."""
     return [_load(path) for path in sorted(folder.glob("*.json"))]
 
 

@@ -20,7 +20,7 @@ U8 = NDArray[np.uint8]
 Place = tuple[Path, int, int]
 """Shard, offset and bytes of an image."""
 Files = dict[Path, io.FileIO]
-"""Shards that are open."""
+"""Open shards by their path."""
 
 cv2.setNumThreads(1)
 
@@ -66,7 +66,7 @@ DECODERS = {"fast": fast, "plain": plain}
 
 
 def members(folder: Path) -> list[Place]:
-    """Where the images lie."""
+    """Return where each image lies in the shards."""
     found: list[Place] = []
     for shard in sorted(folder.glob("*.tar")):
         with tarfile.open(shard) as tar:

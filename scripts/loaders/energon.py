@@ -38,7 +38,7 @@ class Encoder(DefaultTaskEncoder):  # type: ignore[misc]
 
     @stateless  # type: ignore[untyped-decorator]
     def encode_sample(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """As it was cooked."""
+        """Return a sample as it was cooked."""
         return sample
 
     def batch(self, samples: list[dict[str, Any]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -47,7 +47,7 @@ class Encoder(DefaultTaskEncoder):  # type: ignore[misc]
         return torch.from_numpy(patches), torch.from_numpy(counts)
 
     def encode_batch(self, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """As it was made."""
+        """Return a batch as it was made."""
         return batch
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 
 BATCH = 32
-"""Images of a batch."""
+"""Images that a batch holds."""
 PREPARE = "prepare"
 """Given instead of a decoder: only make the copy of the shards that a loader wants."""
 

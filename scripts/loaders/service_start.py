@@ -15,7 +15,7 @@ from trainclient.client import DataClient
 
 
 def main() -> None:
-    """Measure once."""
+    """Start a server once, and print what that took."""
     began = time.perf_counter()
     server = subprocess.Popen(serve_command(Path(sys.argv[1])), stdout=subprocess.PIPE, text=True)
     try:

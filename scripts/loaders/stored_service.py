@@ -16,7 +16,7 @@ from loaders.service import MODULE, serve_command
 from trainclient.client import DataClient
 
 WINDOW = 4
-"""Shards that are mixed."""
+"""Shards that are mixed with each other."""
 
 
 def batches(address: str) -> Iterator[int]:

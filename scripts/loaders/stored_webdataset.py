@@ -14,7 +14,7 @@ from loaders.reporting import BATCH, report_epoch
 from loaders.webdataset_loader import collate
 
 BUFFER = 1000
-"""Samples that are mixed."""
+"""Samples that are mixed with each other."""
 
 
 def batches(urls: str) -> Iterator[int]:

@@ -22,7 +22,7 @@ from loaders.reporting import BATCH
 RING: Final = 3
 """Buffers that the consumer reads into, in turn."""
 BUFFER_BYTES: Final = 48 << 20
-"""Of each; what is not touched takes no memory."""
+"""Size of each buffer; what is not touched takes no memory."""
 LENGTH: Final = struct.Struct("<Q")
 PARTS: Final = 64
 """Arrays of one call at most."""

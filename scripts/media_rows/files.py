@@ -20,7 +20,7 @@ from dataserver.planning.stream.item_sizes import VideoLengths, audio_sizing, it
 
 RULES: Final = IndexRules(audio=AudioMembers.SERVE, video=VideoMembers.SERVE)
 HEARD: Final = IndexRules(audio=AudioMembers.SERVE, video=VideoMembers.SERVE, video_sound=VideoSound.SERVE)
-"""Of videos whose sound is a clip."""
+"""Rules that also make a clip of the sound of each video."""
 Array = NDArray[Any]
 
 
@@ -31,10 +31,10 @@ class Stored(NamedTuple):
     ref: ImageRef
     item: Item
     rows: int
-    """Of its tensor."""
+    """Rows that its tensor has."""
 
     def decode(self, sizing: Sizing) -> Array:
-        """As servers do."""
+        """Decode the content as servers do."""
         audio, video = audio_sizing(sizing), video_sizing(sizing)
         shape, kind = (self.rows, audio.bins), np.float32
         if not self.ref.is_audio:

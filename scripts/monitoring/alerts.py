@@ -8,7 +8,7 @@ RUNBOOKS: Final = "https://github.com/disttrain/disttrain/blob/main/docs/operati
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One rule."""
+    """One alert rule of Prometheus."""
 
     name: str
     """Also the heading of its runbook."""

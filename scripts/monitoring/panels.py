@@ -22,11 +22,11 @@ class Query:
     text: str
     """With `$server` and `$rank` in braces."""
     legend: str
-    """Of each series, with labels in double braces."""
+    """Name of each series, with labels in double braces."""
 
     @property
     def expr(self) -> str:
-        """What Grafana is given."""
+        """The query as Grafana is given it."""
         return self.text.replace("$server", SERVER).replace("$rank", RANK)
 
 
@@ -46,7 +46,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Panels under one heading."""
+    """Panels that stand under one heading."""
 
     title: str
     panels: Sequence[Panel]

@@ -22,7 +22,7 @@ OF_OTHERS: Final = ("auto", "auto_count", "auto_min", "id")
 none of them."""
 _STAT_SPAN: Final = 4
 _GRAPH_SPAN: Final = 8
-"""Columns of 24."""
+"""Width of a graph, in columns out of 24."""
 
 
 def files() -> Mapping[str, str]:

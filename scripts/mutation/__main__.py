@@ -37,7 +37,7 @@ WORKERS = (os.cpu_count() or 1) + 1
 
 
 def main() -> int:
-    """Draw, judge and print."""
+    """Draw mutants, judge them and print the outcome."""
     parser = argparse.ArgumentParser(prog="scripts/mutate", description=__doc__)
     parser.add_argument("folders", nargs="*", default=FOLDERS, help="folders or files to change; all by default")
     parser.add_argument("--number", type=int, default=100, help="mutants to draw (default: 100)")

@@ -14,7 +14,7 @@ KERNELS = "/kernels/"
 """Part of the path of every file of kernels."""
 
 Lines = dict[str, set[int]]
-"""Line numbers by file."""
+"""Numbers of lines by file."""
 
 
 class Covering:

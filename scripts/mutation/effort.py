@@ -11,15 +11,15 @@ from pathlib import Path
 MARK = "MUTATION_RUN"
 """Names a run in the environment of all its processes: some have sessions of their own, some outlive their parents."""
 INTERVAL_S = 0.25
-"""Between two looks."""
+"""Time between two looks at the processes."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 _GONE = ProcessLookupError, FileNotFoundError, PermissionError
 
 
 @dataclass
 class Effort:
-    """Of the processes with a mark. One that waits for a core neither computes nor sleeps, so that a busy machine makes
-    nothing take longer; a loop without end computes, and a deadlock sleeps."""
+    """What the processes with a mark have computed and slept. One that waits for a core does neither, so that a busy
+    machine makes nothing take longer; a loop without end computes, and a deadlock sleeps."""
 
     mark: str
     computed_s: float = 0.0
@@ -27,7 +27,7 @@ class Effort:
 
     @property
     def seconds(self) -> float:
-        """Both."""
+        """Seconds of computing and sleeping together."""
         return self.computed_s + self.asleep_s
 
     def look(self) -> None:
@@ -56,7 +56,7 @@ def marked(mark: str) -> Iterator[Path]:
 
 
 def _computed_s(process: Path) -> float:
-    """Of the process, and of its children that ended and were waited for."""
+    """Return the CPU time of the process and of its children that ended and were waited for."""
     return sum(map(int, _fields(process / "stat")[11:15])) / _TICKS
 
 

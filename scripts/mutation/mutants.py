@@ -21,7 +21,7 @@ class Mutant:
     """One change of one file."""
 
     path: str
-    """Of the file, relative to the repository."""
+    """Path of the file, relative to the repository."""
     line: int
     scope: str
     """The function or class around it, empty at the top of a module."""

@@ -53,7 +53,7 @@ class InvertMembership(_Own):
             yield node.start_pos, node.end_pos
 
     def mutate(self, node: Any, index: int) -> Any:  # noqa: ARG002
-        """Swap them."""
+        """Swap `in` and `not in`."""
         return Keyword("not in" if _words(node) == "in" else "in", node.start_pos, " ")
 
 
@@ -69,7 +69,7 @@ class SwapFunction(_Own):
             yield node.start_pos, node.end_pos
 
     def mutate(self, node: Any, index: int) -> Any:  # noqa: ARG002
-        """Name the other one."""
+        """Name the opposite function."""
         return Name(self.opposite[node.value], node.start_pos, node.prefix)
 
 

@@ -24,7 +24,7 @@ _failed: set[str] = set()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Note which test runs."""
+    """Note which test runs, for the lines that it covers."""
     running = coverage.Coverage.current()
     assert running is not None, "the recorder needs a process that coverage follows"
     running.switch_context(item.nodeid)

@@ -17,13 +17,13 @@ from mutation.mutants import Mutant
 from mutation.trees import Tree
 
 MOST_TESTS = 400
-"""Of one mutant: what pytest does beside the tests themselves takes time, too."""
+"""Most tests that one mutant is given: what pytest does beside the tests themselves takes time, too."""
 MOST_SECONDS = 60.0
-"""Of computing and sleeping, of all tests of one mutant but the first."""
+"""Most seconds of computing and sleeping that all tests of one mutant but the first may take."""
 PATIENCE = 90.0, 2.0
 """A mutant hangs that takes so many seconds, and so many times the seconds recorded, of computing and sleeping."""
 MOST_BYTES = 16 << 30
-"""Of address space, for a mutant that allocates without end."""
+"""Most address space that a mutant gets, for one that allocates without end."""
 FAILED = {1, 2, 3}
 """pytest's exit codes where a test failed, a test could not be collected, or pytest itself broke."""
 NOT_LOADED = "ImportError while loading conftest"

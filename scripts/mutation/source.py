@@ -16,7 +16,7 @@ class Source:
 
     @cached_property
     def dump(self) -> str:
-        """The syntax without places."""
+        """Return the syntax tree as text, without positions."""
         return ast.dump(self.tree)
 
     @cached_property

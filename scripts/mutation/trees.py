@@ -32,7 +32,7 @@ _WARM_UP = "from dataserver.cli.warm import warm_up; warm_up()"
 
 
 class Tree:
-    """One copy."""
+    """One copy of the repository, which mutants are tried in."""
 
     def __init__(self, name: str) -> None:
         self.folder = STORE / name / "tree"

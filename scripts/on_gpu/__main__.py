@@ -86,9 +86,9 @@ class Check:
     """All stages of one call."""
 
     work: Path
-    """Folder of all stages."""
+    """Folder that all stages share."""
     output: Path
-    """Of the record."""
+    """Folder that the record goes to."""
     environment: Mapping[str, str]
     ends: float
     """When no more time is left, by `time.monotonic`."""
@@ -159,7 +159,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _environment(work: Path, folder: Path | None) -> dict[str, str]:
-    """Of all stages: the checkout, what was installed, and no way to other packages of ours."""
+    """Variables for all stages: they find the checkout and what was installed, and no other packages of ours."""
     paths = [ROOT, ROOT / "protos", ROOT / "scripts", ROOT / "tests"]
     if folder is not None:
         paths.insert(0, work / "site")

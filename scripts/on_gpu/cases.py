@@ -19,12 +19,12 @@ class Cases:
     """What became of some tests."""
 
     found: tuple[Mapping[str, Any], ...]
-    """As `case_log` notes them."""
+    """Outcomes of the tests, as `case_log` notes them."""
     ended: Ended
 
     @property
     def counts(self) -> str:
-        """In words."""
+        """Number of tests with each outcome, in words."""
         counted = Counter(case["outcome"] for case in self.found)
         return ", ".join(f"{number} {outcome}" for outcome, number in counted.items()) or "none was run"
 

@@ -22,7 +22,7 @@ OTHERS: Final = (
 """In the order of what is not known yet."""
 CASE_S: Final = 75.0
 AT_ONCE: Final = 3
-"""Of the others: most of a run is the start of its processes."""
+"""How many of the other cases run together: most of a run is the start of its processes."""
 HOSTS: Final = "rows through hosts in all steps"
 BY_HOST: Final = {"DISTTRAIN_ROWS_BY_HOST": "always"}
 SMALL: Final = ("gpu/test_shared_gpu.py",)

@@ -60,7 +60,7 @@ def plan(asked: Given) -> None:
 
 
 def sizes_of(size: Size) -> dict[str, int]:
-    """Of the backbone, as `trainclient profile` reads them."""
+    """Return the sizes of the backbone, as `trainclient profile` reads them."""
     found = {k: v for k, v in asdict(MODELS["backbone"][size.preset]).items() if k != "causal"}
     return found | {"layers": size.layers, "vocab_size": tokenizer_spec(ByteTokenizer()).vocab_size}
 

@@ -13,7 +13,7 @@ SAMPLES, SMALL_SAMPLES = 3000, 96
 
 
 def prepare(asked: Given) -> None:
-    """Both at once."""
+    """Make the shards and the kernels at the same time."""
     told, began = asked.told("prepare"), time.monotonic()
     table = told.table("Seconds", "what", "until it was done")
 

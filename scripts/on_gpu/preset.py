@@ -12,12 +12,12 @@ from trainclient.orchestrate.memory import saved_bytes as bytes_of_row
 BYTES_OF_PARAMETER = 18
 """In bfloat16: weights, gradients, float32 copies and moments."""
 SHARED_BYTES = 12
-"""Of these, what `sharding: zero2` leaves on one of its ranks only."""
+"""The part of these that `sharding: zero2` leaves on one of its ranks only."""
 ACTIVATIONS = 0.35
 """Share of the device for activations, logits and what torch and NCCL keep."""
 ENCODER = "vit-h"
 MICROBATCH = 2
-"""Sequences."""
+"""Sequences in a microbatch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,13 @@ class Size:
     encoder: str = ENCODER
     seq_len: int = 4096
     sequences: int = 8
-    """Of a step and device."""
+    """Sequences that each device takes in a step."""
     max_patches: int = 1024
 
     @property
     def parameters(self) -> int:
-        """Of both modules, without embeddings of tokens: two for each two operations of a row, for all layers."""
+        """Number of parameters in both modules without embeddings of tokens: two for each two operations of a row, for
+        all layers."""
         backbone, encoder = MODELS["backbone"][self.preset], MODELS["encoder"][self.encoder]
         return self.layers * _block(backbone, gated=True) + encoder.layers * _block(encoder, gated=False)
 
@@ -48,7 +49,7 @@ class Size:
 
 
 SIZES = tuple(Size(*pair) for pair in (("llama3-13b", 40), ("llama3-7b", 32), ("llama3-7b", 16), ("llama3-7b", 8)))
-"""The largest first."""
+"""Sizes that are tried, the largest first."""
 SMALL = Size("tiny", 4, "tiny", seq_len=256, sequences=4, max_patches=64)
 
 
@@ -110,7 +111,7 @@ def job(
 
 
 def flags(size: Size, job: Path, address: str, metrics: Path, *, small: bool) -> list[Any]:
-    """Of `trainclient train`."""
+    """Return the flags of `trainclient train` for a size."""
     shared = ["--job", job, "--servers", address, "--metrics", metrics, "--no-progress"]
     shared += ["--encoder.preset", size.encoder, "--backbone.preset", size.preset, "--backbone.layers", size.layers]
     if small:

@@ -18,7 +18,7 @@ GRACE_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a command ended."""
+    """How a command ended, and after how long."""
 
     code: int | None
     """Exit code; None if it had to be ended."""
@@ -28,7 +28,7 @@ class Ended:
 
     @property
     def how(self) -> str:
-        """In words."""
+        """Say in words how it ended."""
         if self.code is None:
             return f"ended after its {self.seconds:.0f} s"
         return "done" if self.code == 0 else f"exit code {self.code}"

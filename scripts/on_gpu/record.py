@@ -15,9 +15,9 @@ from on_gpu.processes import Ended
 from on_gpu.telling import Told
 
 LOG_LINES: Final = 40
-"""Of a stage that failed, in the record itself."""
+"""Lines of the log of a stage that failed, in the record itself."""
 LOG_BYTES: Final = 400_000
-"""Of each log, from its end, beside the record."""
+"""Bytes of each log, from its end, beside the record."""
 TRACE: Final = "trace.json.gz"
 FACTS: Final = """
 import json, os, sys, torch
@@ -44,7 +44,7 @@ class Record:
         self.path = folder / f"check-{name}-{date.today().isoformat()}.md"
 
     def add(self, name: str, about: str, ended: Ended, told: Told) -> None:
-        """What a stage found."""
+        """Add what a stage found to the record."""
         lines = [f"## {about}", f"`{name}`: {ended.how}, {ended.seconds:.0f} s."]
         lines += [table.markdown() for table in told.tables if table.rows]
         if ended.code != 0:
@@ -79,7 +79,7 @@ def _end(log: Path) -> str:
 
 
 def facts_of_machine(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Of the machine, and the commit that is checked, by processes with these variables besides."""
+    """Ask for facts of the machine, and the commit that is checked, in processes with these variables besides."""
     found: dict[str, Any] = {}
     try:
         command = [sys.executable, "-c", FACTS]

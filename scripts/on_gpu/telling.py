@@ -13,7 +13,7 @@ from dataserver.outputs import write_whole
 
 @dataclass(slots=True)
 class Table:
-    """Of a record."""
+    """A table of the record."""
 
     title: str
     columns: list[str]
@@ -63,7 +63,7 @@ class Given:
     limit_s: float
     """Until the stage is ended."""
     words: tuple[str, ...]
-    """Further arguments."""
+    """Further arguments that the stage was given."""
 
     @property
     def shards(self) -> Path:

@@ -50,7 +50,7 @@ class Event:
 
     @property
     def end(self) -> float:
-        """When it was over."""
+        """When the event was over."""
         return self.begin + self.length
 
 
@@ -66,7 +66,7 @@ def read(path: Path) -> list[Event]:
 
 
 def summary(events: Sequence[Event]) -> dict[str, Any]:
-    """Of one step: kernels, gaps, launches and waits. Without a device the host's operations alone."""
+    """Sum up one step: kernels, gaps, launches and waits. Without a device the host's operations alone."""
     device = sorted((e for e in events if e.category in ON_DEVICE), key=lambda e: e.begin)
     host = [e for e in events if e.category in (*RUNTIME, "cpu_op", "user_annotation")]
     told: dict[str, Any] = {"host_operations": sum(e.category == "cpu_op" for e in host)}
@@ -104,7 +104,7 @@ class Annotations:
         self._begins = [e.begin for e in self.events]
 
     def at(self, moment: float) -> str:
-        """What ran then."""
+        """Return the operation that ran at a moment."""
         number = bisect.bisect_right(self._begins, moment) - 1
         inside = number >= 0 and moment < self.events[number].end
         return self.events[number].name if inside else "between operations (sums, update, metrics)"
@@ -142,7 +142,7 @@ def _entry(name: str, lengths: Sequence[float], total: float) -> dict[str, Any]:
 
 
 def _kinds(device: Iterable[Event]) -> list[dict[str, Any]]:
-    """Kernels by their kind."""
+    """Sum up kernels by their kind."""
     lengths: dict[str, list[float]] = defaultdict(list)
     for event in device:
         name = event.name.lower()
@@ -186,7 +186,7 @@ def _longest(calls: Iterable[Event], annotations: Annotations, begin: float) -> 
 
 
 def _operations(device: Sequence[Event], calls: Sequence[Event], annotations: Annotations) -> list[dict[str, Any]]:
-    """Of each operation of the step: what the host took, and what the device did for it."""
+    """Sum up each operation of the step: what the host took, and what the device did for it."""
     launched = {e.correlation: annotations.at(e.begin) for e in calls}
     told: dict[str, dict[str, Any]] = {}
     for event in annotations.events:

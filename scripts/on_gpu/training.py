@@ -37,7 +37,7 @@ MAX_TRACE_BYTES: Final = 10 * 10**6
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Of one variant."""
+    """One run of the trainer with a variant."""
 
     name: str
     variant: Variant
@@ -67,19 +67,19 @@ class Run:
         return [sys.executable, "-m", "on_gpu.watched", "train", *options, *self.variant.flags]
 
     def environment(self) -> Mapping[str, str]:
-        """Of the trainer."""
+        """Variables that the trainer is started with."""
         wanted = {"output": str(self.folder / "watched.json")}
         syncs = {"syncs": self.warm_up + self.measured} if self.watched else {}
         return {**self.variant.environment, WATCH: json.dumps(wanted | syncs)}
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Of the measured steps, as far as they were run."""
+        """Metrics of the measured steps, as far as they were run."""
         path = self.folder / "metrics.jsonl"
         found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         return [m for m in found if self.warm_up <= m.get("step", -1) < self.warm_up + self.measured]
 
     def noted(self) -> dict[str, Any]:
-        """What was watched."""
+        """What was noted while the run was watched."""
         path = self.folder / "watched.json"
         return dict(json.loads(path.read_text())) if path.exists() else {}
 

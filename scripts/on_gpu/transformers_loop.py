@@ -19,14 +19,14 @@ VOCABULARY = 262
 
 
 class Times(TrainerCallback):
-    """Seconds of each step."""
+    """Notes how many seconds each step takes."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
         self._began = 0.0
 
     def on_step_begin(self, *given: Any, **named: Any) -> None:
-        """Note when it begins."""
+        """Note when a step begins."""
         del given, named
         self._began = _now()
 

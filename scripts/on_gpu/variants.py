@@ -17,7 +17,7 @@ class Variant:
 
     why: str
     flags: tuple[str, ...] = ()
-    """More of `trainclient train`."""
+    """Further flags of `trainclient train`."""
     environment: Mapping[str, str] = field(default_factory=lambda: _NONE)
     recomputed: tuple[str, ...] = ()
     """Modules that compute their blocks again."""

@@ -35,9 +35,9 @@ COUNTERS: Final = (
     "allocated_bytes.all.current", "allocated_bytes.all.peak", "reserved_bytes.all.current", "reserved_bytes.all.peak",
     "inactive_split_bytes.all.current", "active.all.current", "allocation.all.allocated",
 )  # fmt: skip
-"""Of `torch.cuda.memory_stats`."""
+"""Counters of `torch.cuda.memory_stats` that are noted after each step."""
 FRAMES: Final = 3
-"""Of the innermost code of ours, shown for what waits."""
+"""Innermost frames of our code that are shown for what waits."""
 
 
 class Pauses:

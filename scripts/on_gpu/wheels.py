@@ -19,7 +19,7 @@ PINNED: Final = tuple(f"grpcio-{part}==1.76.0" for part in ("health-checking", "
 """The oldest that are allowed: they refuse an older grpcio than their own, and the container brings its own."""
 PLATFORMS: Final = tuple(f"manylinux{name}_x86_64" for name in ("_2_28", "_2_27", "_2_17", "2014", "1"))
 MAX_BYTES: Final = 60 * 10**6
-"""Of all together, so that they travel with a checkout."""
+"""Most bytes of all wheels together, so that they travel with a checkout."""
 
 
 class WheelError(RuntimeError):

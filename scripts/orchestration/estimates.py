@@ -39,7 +39,7 @@ class Case:
     """Patches of a tile, which attend to each other alone; 0 where images are whole."""
 
     def problem(self) -> Problem:
-        """What is solved."""
+        """Return the problem that is solved."""
         encoder = read_network("encoder", "vit-h")
         if self.tile:
             encoder = replace(encoder, size=replace(encoder.size, window=self.tile, global_layers=0))
@@ -70,7 +70,7 @@ class Estimate:
 
     @property
     def ratio(self) -> float:
-        """Planned over solved."""
+        """Return the planned time over the solved one."""
         return self.planned_ns / self.solved_ns
 
 

@@ -33,9 +33,9 @@ class Beside:
     tp: int
     waves: int
     sequences: float
-    """Of a wave."""
+    """Sequences that a wave holds."""
     held: int
-    """Waves in the encoder."""
+    """Waves that the encoder holds."""
     slowest: float
     rest: float
     """What a wave takes besides the slowest stage."""

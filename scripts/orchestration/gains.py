@@ -50,7 +50,7 @@ class Assumption:
     """What is assumed otherwise than by the solver, for both sides unless it says for which."""
 
     name: str
-    """A short one."""
+    """Short name of the assumption, for the table."""
     about: str
     case: Callable[[Case], Case] = lambda case: case
     problem: Callable[[Problem], Problem] = lambda problem: problem

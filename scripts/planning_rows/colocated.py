@@ -23,13 +23,13 @@ NAMES = ("encoder", "backbone", "generator")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Steps of one size."""
+    """Steps of one size, and what is changed in their job."""
 
     name: str
     samples: int
     packed: bool = False
     changes: Mapping[str, object] = field(default_factory=dict)
-    """Fields of all modules."""
+    """Fields that all modules get."""
     ranks: int = 128
     ranks_per_node: int = 8
     seeds: range = range(20)

@@ -35,12 +35,12 @@ class Case:
     slots: int
     stages: int
     sigma: float
-    """Of the log-normal texts."""
+    """Standard deviation of the logarithm of text lengths."""
     seeds: range
 
     @property
     def count(self) -> int:
-        """Samples of a step."""
+        """Number of samples in a step."""
         return self.dp * self.microbatches * self.slots
 
 

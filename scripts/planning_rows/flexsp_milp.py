@@ -15,7 +15,7 @@ from dataserver.planning.layouts.grouped.search import chunk_bounds
 from planning_rows.flexsp_buckets import bucket_ends
 
 NUM_BUCKETS = 16
-"""Q of section 3.4."""
+"""The number Q in section 3.4 of the paper."""
 
 MAX_NODES = 200
 """Branch-and-bound nodes of one microbatch."""

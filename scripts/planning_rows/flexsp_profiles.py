@@ -56,7 +56,7 @@ class ModelProfile:
     layers: int
     hidden: int
     token_bytes: int
-    """Activations of one token."""
+    """Bytes that the activations of a token take."""
     state_bytes: int
     """Parameters, gradients and optimizer states of the whole model, sharded over all devices (ZeRO-3)."""
 

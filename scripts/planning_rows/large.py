@@ -40,17 +40,17 @@ class Large:
 
     @property
     def title(self) -> str:
-        """For people."""
+        """Describe the steps for people."""
         return (
             f"{self.sequences:,} unpacked sequences on {self.ranks:,} ranks x {self.stages} stages, sigma {self.sigma}"
         )
 
     def job(self) -> Job:
-        """Without memory limits."""
+        """Make the job, without memory limits."""
         return make_job(self.ranks, self.sequences, self.images_dp, stages=self.stages, packed=False)
 
     def samples(self, job: Job, seed: int) -> StepSamples:
-        """Of one step."""
+        """Draw the samples of one step."""
         return resampled(job, drawn_sizes(self.sigma), self.sequences, seed)
 
 

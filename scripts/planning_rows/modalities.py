@@ -25,12 +25,12 @@ class Case:
 
     layout: str
     ranks: int
-    """Of the backbone; in the colocated layout of all modules."""
+    """Ranks of the backbone; in the colocated layout of all modules."""
     encoder_ranks: int
     stages: int
     samples: int
     sigma: float
-    """Of the log-normal sides of images, and lengths of texts, clips and videos."""
+    """Standard deviation of the logarithms of sides of images, and of lengths of texts, clips and videos."""
     limit_ms: int
     seeds: range
 

@@ -69,7 +69,7 @@ HELD_OUT = Scenario(
 
 
 def instance(scenario: Scenario, variation: float, extra: int, seed: int) -> PlacementProblem:
-    """One instance."""
+    """Draw one instance of a scenario."""
     rng = np.random.default_rng(seed)
     sigma = np.sqrt(np.log(1 + variation**2))
     count = scenario.dp * scenario.microbatches
@@ -105,7 +105,7 @@ def starts_of(problem: PlacementProblem) -> list[Placement]:
 
 
 def at_random(problem: PlacementProblem, seed: int) -> Placement:
-    """Random assignment, random order."""
+    """Assign sequences to ranks in random order."""
     return _filled(problem, np.random.default_rng(seed).permutation(problem.num_sequences))
 
 

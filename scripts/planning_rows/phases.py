@@ -30,9 +30,9 @@ class Case:
     ranks_per_node: int = 8
     sequences_per_rank: int = 15
     sigmas: tuple[float, float, float] = (0.75, 1.0, 0.6)
-    """Of the log-normal loads of images, clips and sequences."""
+    """Standard deviations of the logarithms of the loads of images, clips and sequences."""
     padded: bool = False
-    """Whether clips are padded."""
+    """Whether clips are padded to the longest one."""
     seeds: range = range(20)
 
 
@@ -54,12 +54,12 @@ class Phase:
     name: str
     loads: I64
     sequence: I64
-    """Of each item."""
+    """The sequence that each item belongs to."""
     balancer: Balancer = searched
     capacity: int | None = None
 
     def times(self, rank: I64, ranks: int) -> I64:
-        """Of each rank."""
+        """Return the time that each rank takes."""
         return bin_totals(self.loads, rank, ranks, padded=self.balancer is padded)
 
     def bound(self, ranks: int) -> int:

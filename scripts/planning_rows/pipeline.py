@@ -38,7 +38,7 @@ class Shape:
     stages: int
     microbatches: int
     sigma: float
-    """Of the log-normal times of encoder and generator; backbone stages are equal."""
+    """Standard deviation of the logarithms of the times of encoder and generator; backbone stages are equal."""
     seeds: range
 
     def rate(self, at_scenario_a: int) -> int:

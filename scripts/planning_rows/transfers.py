@@ -29,7 +29,7 @@ class Case:
     stages: int
     microbatches: int
     sigma: float
-    """Of the log-normal lengths of texts."""
+    """Standard deviation of the logarithm of text lengths."""
     seeds: range
 
 

@@ -32,14 +32,14 @@ class Case:
     stages: int
     microbatches: int
     sigma: float
-    """Of the log-normal lengths of texts."""
+    """Standard deviation of the logarithm of text lengths."""
     share: float
-    """Of the samples, that has images."""
+    """Share of the samples that have images."""
     seeds: range
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Describe the steps for people."""
         images = f"{self.share:.0%} with images"
         return f"{self.microbatches * self.ranks:,} sequences, {self.ranks} x {self.stages} ranks, {images}"
 

@@ -49,7 +49,7 @@ class ServedIterator(grain.DatasetIterator[dict[str, Array]]):
         self._microbatches = _all_of(self.stream)
 
     def close(self) -> None:
-        """End the stream."""
+        """End the stream that the batches come from."""
         super().close()
         self.stream.close()
 
@@ -60,7 +60,6 @@ class ServedDataset(grain.IterDataset[dict[str, Array]]):
     def __init__(
         self, addresses: str | Sequence[str], job: JobSource, *, rank: int, world_size: int, **options: Any
     ) -> None:
-        """See `FullModelStream`."""
         super().__init__()
         self._arguments = addresses, job
         self._options = {"rank": rank, "world_size": world_size, **options}

@@ -109,7 +109,7 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def defaults_of(args: Any) -> dict[str, Any]:
-    """Default of each argument."""
+    """Return the default of each argument by its name."""
     found = dict[str, Any]()
     for field in fields(args):
         found[field.name] = field.default if field.default_factory is MISSING else field.default_factory()

@@ -169,7 +169,6 @@ class ServedTrainer(Trainer):
         self._require_loaded(resume_from_checkpoint)
 
     def _load_best_model(self) -> None:
-        """As `_load_from_checkpoint`."""
         super()._load_best_model()
         self._require_loaded(str(self.state.best_model_checkpoint))
 

@@ -133,7 +133,7 @@ class _Steps:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `state_dict`."""
+        """Restore the position that `state_dict` gave."""
 
 
 class ServedModule(LightningModule):

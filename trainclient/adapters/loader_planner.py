@@ -249,7 +249,6 @@ class PlannedSamples:
     """
 
     def __init__(self, planner: LoaderPlanner, rank: int, world_size: int, start_step: int = 0) -> None:
-        """See `PlannedBatches`."""
         self.batches = PlannedBatches(planner, rank, world_size, start_step)
 
     def __iter__(self) -> Iterator[int]:
@@ -257,7 +256,6 @@ class PlannedSamples:
         return chain.from_iterable(self.batches)
 
     def __len__(self) -> int:
-        """As of `PlannedBatches`."""
         return len(self.batches)
 
     def __bool__(self) -> bool:

@@ -98,7 +98,7 @@ class MegatronBatches:
         return {**_on_torch(found), "modality_inputs": {self.modality: {self.encoder: inputs}}}
 
     def padding(self) -> Batch:
-        """A batch without targets."""
+        """Return a batch without targets, which trains nothing."""
         none = np.zeros(0, np.int64)
         return _on_torch(self._tokens(none, none, none, np.zeros(1, np.int64)))
 

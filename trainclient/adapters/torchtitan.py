@@ -141,7 +141,7 @@ class ServedDataLoader(BaseDataLoader):
         self._num_handed_out = 0
 
     def close(self) -> None:
-        """End the stream."""
+        """End the stream that the batches come from."""
         self._stream.close()
 
     def _batch(self, microbatch: FullModelMicrobatch) -> Batch:

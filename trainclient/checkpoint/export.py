@@ -49,7 +49,7 @@ class ExportType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ExportConfig:
-    """What to export."""
+    """Which checkpoint to export, and where to."""
 
     checkpoint: Annotated[Path, tyro.conf.arg(help_behavior_hint="(required)")]
     """A checkpoint (step-N), or a folder of some, whose newest is taken."""

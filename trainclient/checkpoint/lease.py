@@ -68,7 +68,7 @@ class Lease:
 
     @property
     def path(self) -> Path:
-        """File of the lease."""
+        """File of the lease in the folder that it protects."""
         return self.output.path(self.number)
 
     def renew(self) -> None:

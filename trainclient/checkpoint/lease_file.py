@@ -39,7 +39,7 @@ class LeaseLostError(LeaseError):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a lease protects."""
+    """A folder that only the holder of the lease writes to."""
 
     name: str
     """For messages, with its path."""
@@ -100,7 +100,7 @@ class Found:
 
     @property
     def path(self) -> Path:
-        """File of the lease."""
+        """File of the lease that was found."""
         return self.output.path(self.number)
 
     @property

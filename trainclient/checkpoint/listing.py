@@ -24,7 +24,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 @dataclass(frozen=True, slots=True)
 class ListConfig:
-    """What to list."""
+    """Which folder to list, and how thoroughly."""
 
     directory: tyro.conf.Positional[Path]
     """Folder of checkpoints, or one checkpoint."""

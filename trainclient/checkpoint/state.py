@@ -119,7 +119,7 @@ class FileSum:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Who wrote a checkpoint."""
+    """The process that wrote a checkpoint."""
 
     host: str
     pid: str

@@ -27,7 +27,7 @@ class GroupCollective:
     def all_to_all(
         self, modules: tuple[str, str], messages: Sequence[Tensor], num_bytes: Sequence[int], microbatch: int = 0
     ) -> CollectiveWork:
-        """See `Collective`."""
+        """Send a message to each rank, and receive one from each."""
         del modules, microbatch
         with translate_rank_errors("other ranks"):
             sent = torch.cat(list(messages))
@@ -43,7 +43,6 @@ class _GroupCollectiveWork:
         """Memory in use until the collective is over."""
 
     def wait(self) -> list[Tensor]:
-        """See `CollectiveWork`."""
         if self._work is not None:
             with translate_rank_errors("other ranks"):
                 self._work.wait()

@@ -85,7 +85,7 @@ class Collective(Protocol):
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
+        """Number of ranks that take part."""
 
     @property
     def device(self) -> torch.device:
@@ -111,7 +111,7 @@ class EdgeP2P:
     forward: P2P
     """Embeddings, activations and conditions, from chunk to chunk."""
     backward: P2P
-    """Communicator of the gradients."""
+    """Gradients, from the target's chunk to the source's."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,7 +158,7 @@ class GroupP2P:
         self._own: deque[Message] = deque()
 
     def empty(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor:
-        """See `P2P`."""
+        """Make memory for rows to be received into."""
         aside = self._paths.aside
         with torch.cuda.stream(aside) if aside is not None else nullcontext():
             return torch.empty(num_rows, width, dtype=dtype, device=self._paths.device)
@@ -180,7 +180,7 @@ class GroupP2P:
             work.wait()
 
     def send(self, messages: Sequence[Message], microbatch: int) -> SendWork:
-        """See `P2P`."""
+        """Begin to send messages to other ranks."""
         del microbatch
         self._own.extend(m for m in messages if m.rank == self.rank)
         others = [m for m in messages if m.rank != self.rank]
@@ -191,7 +191,7 @@ class GroupP2P:
         return _GroupSend(self._begin_headers(dist.isend, others), rows, messages)
 
     def post(self, messages: Sequence[Message], microbatch: int) -> ReceiveWork:
-        """See `P2P`."""
+        """Begin to receive messages from other ranks."""
         del microbatch
         others = [m for m in messages if m.rank != self.rank]
         own = [m for m in messages if m.rank == self.rank]

@@ -38,28 +38,28 @@ class TorchViewGroup:
 
     @property
     def is_leader(self) -> bool:
-        """See `ViewGroup`."""
+        """Whether this process is the first of its group."""
         return self.group.rank() == 0
 
     @property
     def size(self) -> int:
-        """See `SequenceViewGroup`."""
+        """Number of processes in the group."""
         return self.group.size()
 
     @property
     def position(self) -> int:
-        """See `SequenceViewGroup`."""
+        """Position of this process in the group."""
         return self.group.rank()
 
     def begin_all_to_all(
         self, values: Tensor, leaving: Sequence[int], arriving: Sequence[int], *, midway: bool = False
     ) -> Callable[[], Tensor]:
-        """See `SequenceViewGroup`."""
+        """Begin to exchange rows with all processes of the group."""
         waits = Waits(self.device) if midway and self.alike else self.waits
         return begin_exchange(values, leaving, arriving, self.group, waits)
 
     def broadcast(self, message: Tensor) -> None:
-        """See `ViewGroup`."""
+        """Give all processes the leader's message, in their tensors."""
         with translate_rank_errors("other ranks of the group"), self.waits.waiting():
             dist.broadcast(message, group_src=0, group=self.group if message.device == self.device else self.control)
 
@@ -74,15 +74,15 @@ class LeaderP2P:
         self._group = group
 
     def empty(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor:
-        """See `P2P`."""
+        """Make memory for rows to be received into."""
         return self._p2p.empty(num_rows, width, dtype)
 
     def send(self, messages: Sequence[Message], microbatch: int) -> SendWork:
-        """See `P2P`."""
+        """Begin to send messages, where this process is the leader."""
         return self._p2p.send(messages, microbatch) if self._group.is_leader else _Sent()
 
     def post(self, messages: Sequence[Message], microbatch: int) -> ReceiveWork:
-        """See `P2P`."""
+        """Begin to receive messages, which the leader then broadcasts to its group."""
         return _BroadcastReceiveWork(
             self._p2p.post(messages, microbatch) if self._group.is_leader else None, messages, self._group
         )
@@ -124,10 +124,10 @@ class _Sent:
     """What the leader sends, for the others of its group."""
 
     def wait(self) -> None:
-        """See `SendWork`."""
+        """Return at once: the leader sends."""
 
     def is_completed(self) -> bool:
-        """See `SendWork`."""
+        """Return True: there is nothing to wait for."""
         return True
 
 
@@ -140,14 +140,12 @@ class _BroadcastReceiveWork:
     group: ViewGroup
 
     def wait_headers(self) -> None:
-        """See `ReceiveWork`."""
         if self.receive_work is not None:
             self.receive_work.wait_headers()
         for message in self.messages:
             self.group.broadcast(message.header)
 
     def wait_rows(self) -> None:
-        """See `ReceiveWork`."""
         if self.receive_work is not None:
             self.receive_work.wait_rows()
         for message in self.messages:
@@ -165,7 +163,6 @@ class _BroadcastCollectiveWork:
     group: TorchViewGroup
 
     def wait(self) -> list[Tensor]:
-        """See `CollectiveWork`."""
         if self.work is None:
             whole = torch.empty(sum(self.num_bytes), dtype=torch.uint8, device=self.group.device)
         else:

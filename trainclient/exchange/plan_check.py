@@ -29,7 +29,7 @@ class PlanCheckedBatches:
 
     @property
     def ready(self) -> bool:
-        """See `Batches`."""
+        """Whether the next view is there already."""
         return self._batches.ready
 
     def __iter__(self) -> Self:

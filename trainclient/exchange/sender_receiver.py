@@ -58,7 +58,7 @@ class Sender(Protocol):
         """Wait for the gradient of a microbatch's rows, [n, width]."""
 
     def end_step(self) -> None:
-        """See `Receiver`."""
+        """Forget what belongs to the step that ends."""
 
 
 class Buffer(Protocol):

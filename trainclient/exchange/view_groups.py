@@ -30,7 +30,7 @@ class SequenceViewGroup(ViewGroup, Protocol):
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
+        """Number of ranks in the group."""
 
     @property
     def position(self) -> int:

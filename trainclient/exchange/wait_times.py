@@ -25,32 +25,32 @@ class HostInstants:
     """Instants of a CPU, as `time.perf_counter_ns`."""
 
     def now(self) -> int:
-        """See `Instants`."""
+        """Return the present time of the host."""
         return time.perf_counter_ns()
 
     def between(self, start: int, end: int) -> int:
-        """See `Instants`."""
+        """Return the nanoseconds between two instants."""
         return end - start
 
     def settle(self, last: int) -> None:
-        """See `Instants`."""
+        """Return at once: instants of the host are known when they are taken."""
 
 
 class DeviceInstants:
     """Instants of CUDA, as events on the current stream."""
 
     def now(self) -> torch.cuda.Event:
-        """See `Instants`."""
+        """Record an event on the current stream."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
     def between(self, start: torch.cuda.Event, end: torch.cuda.Event) -> int:
-        """See `Instants`."""
+        """Return the nanoseconds between two events."""
         return round(float(start.elapsed_time(end)) * 1e6)
 
     def settle(self, last: torch.cuda.Event) -> None:
-        """See `Instants`."""
+        """Wait until the device has reached the event."""
         last.synchronize()
 
 

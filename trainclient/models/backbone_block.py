@@ -17,7 +17,7 @@ NORM_EPS = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class BackboneConfig:
-    """Sizes of a backbone."""
+    """Sizes of a backbone, and the variants of its blocks."""
 
     layers: int
     width: int
@@ -114,7 +114,7 @@ class BackboneConfig:
 
     @property
     def head_size(self) -> int:
-        """Size of a head."""
+        """Width of one attention head."""
         return self.width // self.heads if self.head_dim is None else self.head_dim
 
 

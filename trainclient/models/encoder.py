@@ -27,7 +27,7 @@ LAYER_SCALE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class EncoderConfig:
-    """Sizes of an encoder."""
+    """Sizes of an encoder, and the variants of its blocks."""
 
     layers: int
     width: int

@@ -32,7 +32,7 @@ MAX_PERIOD = 10_000.0
 
 @dataclass(frozen=True, slots=True)
 class GeneratorConfig:
-    """Sizes of a generator."""
+    """Sizes of a generator of images."""
 
     layers: int
     width: int

@@ -29,6 +29,6 @@ class OffsetNorm(RmsNorm):
     initial_values: ClassVar[dict[str, float]] = {"weight": 0.0}
 
     def normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        """See `RmsNorm`."""
+        """Scale by one plus the weight, at float32 or more."""
         precise = at_least_float32(x.dtype)
         return super().normed(x.to(precise), 1 + weight.to(precise)).to(x.dtype)

@@ -1,4 +1,4 @@
-"""Named sizes of modules."""
+"""Sizes of encoders, backbones, generators and towers, by the names of presets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

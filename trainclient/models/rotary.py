@@ -26,7 +26,7 @@ class RotaryScaling:
     """Waves with more turns are not; between the two, partly."""
 
     def __call__(self, frequencies: Tensor) -> Tensor:
-        """Stretch the frequencies."""
+        """Stretch the frequencies, as far as the model asks for it."""
         stretched = frequencies / self.factor
         if not self.original_positions:
             return stretched

@@ -117,7 +117,7 @@ class TowerStage(nn.Module, ABC):
 
     @abstractmethod
     def _block(self) -> nn.Module:
-        """Make one layer."""
+        """Make one layer of the tower."""
 
     @abstractmethod
     def _norm(self) -> nn.Module:

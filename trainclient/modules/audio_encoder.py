@@ -18,11 +18,11 @@ class EncoderOfAudio(TrainedModule):
         self._encoder = encoder
 
     def forward_flops(self, view: View) -> int:
-        """See `TrainedModule`."""
+        """Count the operations of a forward over the view's clips."""
         return forward_flops("encoder", self._encoder.config.size, view.tensors["cu_positions"])
 
     def forward(self, view: View, rows: Rows | None = None) -> Output:
-        """See `TrainedModule`."""
+        """Compute the embeddings of the view's clips."""
         del rows
         mel, cu_frames, cu_positions, cu_rows = (view.tensors[name] for name in self.tensors)
         embeddings = self._encoder(mel.to(self.device, non_blocking=True), cu_frames, cu_positions)

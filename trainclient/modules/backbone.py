@@ -33,11 +33,11 @@ class Backbone(TrainedModule):
         self.target = Target.TEXT if stage.is_last else None
 
     def num_tokens(self, view: View) -> int:
-        """See `TrainedModule`."""
+        """Count the tokens of the view's sequences."""
         return int(view.tensors["cu_lengths"][-1])
 
     def forward_flops(self, view: View) -> int:
-        """See `TrainedModule`."""
+        """Count the operations of a forward over the view's sequences."""
         return forward_flops("backbone", self._stage.config.size, view.tensors["cu_lengths"])
 
     def num_rows(self, view: View) -> int:
@@ -56,7 +56,7 @@ class Backbone(TrainedModule):
         return self._stage.embed_text(view.tensors["token_ids"])
 
     def forward(self, view: View, rows: Rows | None) -> Output:
-        """See `TrainedModule`."""
+        """Compute hidden states of the view's sequences, or in the last stage losses and conditions."""
         shared = None if view.sequence_group is None else SharedRows(view.sequence_group, self.num_tokens(view))
         first, values = self._stage.is_first, None if rows is None else rows.values
         valid = self._sample_validity(view, rows)

@@ -22,12 +22,12 @@ class Encoder(TrainedModule):
             self.tensors = (*Encoder.tensors, "tiles", "cu_rows")
 
     def forward_flops(self, view: View) -> int:
-        """See `TrainedModule`."""
+        """Count the operations of a forward over the view's images."""
         c: EncoderConfig = self._encoder.config
         return forward_flops("encoder", c.size, view.tensors["cu_patches"])
 
     def forward(self, view: View, rows: Rows | None = None) -> Output:
-        """See `TrainedModule`."""
+        """Compute the embeddings of the view's images."""
         del rows
         patches, grid, cu_patches = (view.tensors[name] for name in Encoder.tensors)
         config: EncoderConfig = self._encoder.config

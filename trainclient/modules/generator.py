@@ -24,7 +24,7 @@ class Generator(TrainedModule):
         self._generator = generator
 
     def forward_flops(self, view: View) -> int:
-        """See `TrainedModule`."""
+        """Count the operations of a forward over the view's images."""
         c = self._generator.config
         return forward_flops("generator", c.size, view.tensors["cu_patches"])
 
@@ -33,7 +33,7 @@ class Generator(TrainedModule):
         return int(view.tensors["condition_offsets"][-1])
 
     def forward(self, view: View, rows: Rows | None) -> Output:
-        """See `TrainedModule`."""
+        """Compute the loss of the view's images under the backbone's conditions."""
         if rows is None:
             raise ValueError("a generator needs the conditions of a backbone; add one to the job's modules")
         patches, grid, cu_patches, mask, offsets = (view.tensors[name] for name in self.tensors)

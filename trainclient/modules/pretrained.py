@@ -106,7 +106,7 @@ def pretrained_text_tower(found: BackboneConfig, job: JobSpec, width: int) -> Si
 
 
 def sizes_of(sizes: EncoderConfig | BackboneConfig) -> dict[str, Any]:
-    """Sizes by their names."""
+    """Return the sizes of a module by their names."""
     return {field.name: getattr(sizes, field.name) for field in fields(sizes)}
 
 

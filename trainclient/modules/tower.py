@@ -32,7 +32,7 @@ class _Tower(TrainedModule):
         return int(view.tensors[self.tensors[-1]][-1])
 
     def forward(self, view: View, rows: Rows | None) -> Output:
-        """See `TrainedModule`."""
+        """Compute features of the view's samples, or rows for the next stage."""
         *content, positions, offsets = (view.tensors[name] for name in self.tensors)
         found = self._stage(content[0] if content else None, positions, offsets, None if rows is None else rows.values)
         if found.features is not None:
@@ -54,5 +54,5 @@ class TowerOfTexts(_Tower):
     costs_as = "backbone"
 
     def num_tokens(self, view: View) -> int:
-        """See `TrainedModule`."""
+        """Count the tokens of the view's texts."""
         return self.num_rows(view)

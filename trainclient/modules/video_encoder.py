@@ -14,6 +14,6 @@ class EncoderOfVideos(Encoder):
         super().__init__(encoder)
 
     def forward_flops(self, view: View) -> int:
-        """See `TrainedModule`."""
+        """Count the operations of a forward over the view's videos."""
         c: EncoderConfig = self._encoder.config
         return forward_flops("encoder", c.size, groups_of(view.tensors["grid"])[1])

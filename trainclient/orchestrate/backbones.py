@@ -27,11 +27,11 @@ READY: Final = 1.5
 """As simulated with equal waves, between 1 and 3 where an encoder takes up to three times as long as a chunk of 2 to 8
 stages. Steps are then estimated within 15 percent, most within 8 (`test_interleaved_steps_are_estimated`)."""
 LARGEST: Final = 0.5
-"""Of the time that the largest microbatch takes longer than a mean one in the stages behind the first, the part that a
-step of single chunks takes longer. Where all stages take the same time a step takes all microbatches in one stage, and
-the largest in the others (a proportionate flow shop); with microbatches beyond those of 1F1B in flight others fill a
-part of that. Interleaved chunks come in an order that leaves it whole. That it is half is fitted, as
-`whole_images.AHEAD` is and to the same choices."""
+"""How much longer a step of single chunks takes for its largest microbatch: this share of the time that the largest
+microbatch takes longer than a mean one in the stages behind the first. Where all stages take the same time a step takes
+all microbatches in one stage, and the largest in the others (a proportionate flow shop); with microbatches beyond those
+of 1F1B in flight others fill a part of that. Interleaved chunks come in an order that leaves it whole. That it is half
+is fitted, as `whole_images.AHEAD` is and to the same choices."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`trainclient orchestrate`."""
+"""`trainclient orchestrate`: chooses a layout and degrees for a model, a cluster and a dataset."""
 
 import json
 import sys
@@ -50,7 +50,7 @@ class OrchestrateError(ValueError):
 
 
 class Orchestrate(Options):
-    """Options of the command."""
+    """Options of `trainclient orchestrate`: model, cluster, data and job."""
 
     encoder: MaybeText = None
     """Model of the encoder of images: a preset (vit-h, tiny), a config.json of Hugging Face or its folder, or a .yaml

@@ -1,4 +1,4 @@
-"""Exit codes of commands."""
+"""Exit codes of commands whose errors a user can put right."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""`trainclient profile`."""
+"""`trainclient profile`: times the modules of a model on a device."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ _OF_MODEL = ("encoder", "audio_encoder", "video_encoder", "backbone", "generator
 
 
 class ProfileOptions(Options):
-    """Options of the command."""
+    """Options of `trainclient profile`: models, device and sizes."""
 
     encoder: MaybeText = None
     """Model of the encoder of images, as for `trainclient orchestrate`."""
@@ -43,9 +43,9 @@ class ProfileOptions(Options):
     video_encoder: MaybeText = None
     """Model of the encoder of videos, whose rows are patches of two frames."""
     backbone: MaybeText = None
-    """Model of the backbone."""
+    """Model of the backbone, as for `trainclient orchestrate`."""
     generator: MaybeText = None
-    """Model of the generator."""
+    """Model of the generator, as for `trainclient orchestrate`."""
     image_tower: MaybeText = None
     """Contrastive training: model of the tower of images. May be given beside the models above, for the same file."""
     text_tower: MaybeText = None

@@ -42,7 +42,7 @@ PIECES: Final = 8
 RUNS: Final = 3
 """Passes between two waits for the device: as in a step, the next one is prepared while one is computed."""
 BINS: Final = 128
-"""Mel bins of clips."""
+"""Mel bins of the clips that are timed."""
 ROTARY_BASE: Final = 500_000.0
 TOWER_VOCABULARY: Final = 49_408
 """Rows of a text tower's embedding, which sizes do not tell: CLIP's (arXiv 2103.00020, section 2.4)."""

@@ -84,7 +84,7 @@ class Simulated:
         return 100 * (max(self.times_ns) - min(self.times_ns)) / self.mean_ns
 
     def plus(self, other: "Simulated") -> "Simulated":
-        """The draws of both."""
+        """Join the draws of two simulations of one choice."""
         return Simulated(self.times_ns + other.times_ns, self.waves + other.waves)
 
 

@@ -114,7 +114,7 @@ class Workload:
 
     @cached_property
     def lengths(self) -> F64:
-        """Of sequences: share of all of them, tokens, and the sum of the squares of their samples' tokens.
+        """Lengths of sequences: their share of all, tokens, and the sum of the squares of their samples' tokens.
 
         float64 [3, lengths].
         """

@@ -27,7 +27,7 @@ class Clock(Protocol):
     """What tells the time of operations."""
 
     def begin_step(self) -> None:
-        """Forget the step before."""
+        """Forget the times of the step before."""
 
     def running(self, operation: Operation) -> AbstractContextManager[None]:
         """The time of the body, which computes an operation when its inputs are there and before its outputs leave."""
@@ -61,13 +61,13 @@ class Stopwatch:
         self._begin: tuple[int, Any] = (0, 0)
 
     def begin_step(self) -> None:
-        """See `Clock`."""
+        """Forget the laps of the step before, and start the clock."""
         self._laps.clear()
         self._begin = time.perf_counter_ns(), self._instants.now()
 
     @contextmanager
     def running(self, operation: Operation) -> Iterator[None]:
-        """See `Clock`."""
+        """Time the body, without its waits for other ranks."""
         self._waits.take()
         start, begun = self._instants.now(), time.thread_time_ns()
         yield

@@ -41,7 +41,7 @@ class FiniteNotes:
         self._passes: dict[int, _Passes] = {}
 
     def begin_step(self) -> None:
-        """Forget the step before."""
+        """Forget the passes of the step before."""
         self._passes.clear()
 
     def forward(self, microbatch: int, items: Items, rows_in: Tensor | None, made: list[Tensor | None]) -> None:

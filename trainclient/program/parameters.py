@@ -17,10 +17,10 @@ class _NothingHeld:
     """Whole parameters that nobody trains."""
 
     def unshard(self, chunk: int) -> None:
-        """See `Parameters`."""
+        """Return at once: the parameters are always whole."""
 
     def reduce(self, chunk: int) -> None:
-        """See `Parameters`."""
+        """Return at once: no other rank has a part of the gradients."""
 
 
 WHOLE_PARAMETERS: Final[Parameters] = _NothingHeld()

@@ -45,7 +45,7 @@ class Work:
     """Floating-point operations, forward and backward; what is computed again does not count. None: not known."""
 
     def plus(self, more: "Work") -> "Work":
-        """The sum of both."""
+        """Add the work of another microbatch."""
         known = self.flops is not None and more.flops is not None
         return Work(self.tokens + more.tokens, (self.flops or 0) + (more.flops or 0) if known else None)
 
@@ -120,7 +120,7 @@ class ChunkRunner:
         return max((end.sent_ns for end in (self.receiver, self._sender) if end is not None), default=0)
 
     def begin_step(self) -> None:
-        """Forget the step before."""
+        """Forget loss, notes and work of the step before."""
         self.loss_sum.zero_()
         self.finite.begin_step()
         self.work = Work()

@@ -71,7 +71,7 @@ class RunFacts:
         return max(self.mean([p.total_ns - p.parts[Part.START] for p in self.processes]), 1.0)
 
     def mean(self, values: Sequence[float]) -> float:
-        """Mean over all processes."""
+        """Return the mean over all processes of the run."""
         return sum(values) / max(len(self.processes), 1)
 
     def share(self, part: Part) -> float:

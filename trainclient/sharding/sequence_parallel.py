@@ -34,13 +34,13 @@ class SharedRows:
         return self.own.stop - self.own.start
 
     def to_heads(self, rows: Tensor) -> Callable[[], Tensor]:
-        """See `models.attention.HeadSharing`."""
+        """Begin to exchange this rank's rows of all heads for all rows of its own heads."""
         ranks, (here, heads, size) = self._group.size, rows.shape
         sent = rows.view(here, ranks, heads // ranks, size).transpose(0, 1).flatten(0, 1)
         return self._group.begin_all_to_all(sent, [here] * ranks, self._lengths, midway=True)
 
     def to_rows(self, mixed: Tensor) -> Tensor:
-        """See `models.attention.HeadSharing`."""
+        """Exchange all rows of this rank's heads for its own rows of all heads."""
         ranks, here = self._group.size, self._lengths[self._group.position]
         found = self._group.begin_all_to_all(mixed, self._lengths, [here] * ranks, midway=True)()
         return found.view(ranks, here, *mixed.shape[1:]).transpose(0, 1).flatten(1, 2)

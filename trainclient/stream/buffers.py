@@ -29,7 +29,7 @@ SPARE_TAKES: Final = 32
 
 
 class Buffers(Protocol):
-    """Where microbatches are put."""
+    """Memory that microbatches are received into."""
 
     def take(self, nbytes: int) -> Bytes:
         """Writable, contiguous uint8 [nbytes] whose first byte is aligned to ALIGNMENT."""

@@ -105,7 +105,7 @@ class DirectConnection:
             raise DirectError(f"a payload came with CRC-32C {checksum:08x}, and its header says {crc32c:08x}")
 
     def close(self) -> None:
-        """Read no more."""
+        """Close the connection, and read no more from it."""
         with self._lock:
             self._closed = True
             if self._connection is not None:

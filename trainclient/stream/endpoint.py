@@ -80,7 +80,7 @@ def parse_addresses(addresses: str | Sequence[str]) -> tuple[str, ...]:
 
 
 class Cancellable(Protocol):
-    """A call in flight."""
+    """A call in flight that can be ended."""
 
     def cancel(self) -> object:
         """End it; its owner sees the status CANCELLED."""

@@ -98,7 +98,7 @@ class Payloads:
         return as_tensors(received, table, self._buffers)
 
     def close(self) -> None:
-        """Read no more."""
+        """Close what payloads are read from."""
         if self._direct is not None:
             self._direct.close()
         if self._mapped is not None:

@@ -172,7 +172,7 @@ class Topology:
 
     @property
     def world_size(self) -> int:
-        """Number of processes."""
+        """Number of processes in the run."""
         return len(self.processes)
 
     def require_world_size(self, found: int) -> None:

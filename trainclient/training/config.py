@@ -45,7 +45,7 @@ class RowsByHost(StrEnum):
 
 
 class ContrastiveConfig(Options):
-    """Contrastive training of towers."""
+    """Contrastive training of towers: the loss and its features."""
 
     loss: ContrastiveLoss = ContrastiveLoss.CLIP
     """Loss over all pairs of a contrastive batch: clip (softmax) or siglip (sigmoid)."""
@@ -67,7 +67,7 @@ def _resumable(given: Any) -> Any:
 
 
 class CheckpointConfig(Options):
-    """Checkpoints."""
+    """Where and how often checkpoints are saved, and which one a run resumes from."""
 
     directory: Annotated[Path | None, SAYS_ITSELF] = None
     """Folder for checkpoints, which all processes must share. Training resumes from the newest one in it, or as
@@ -92,7 +92,7 @@ class TimelineConfig(Options):
 
     @property
     def recorded(self) -> range:
-        """Steps that are recorded."""
+        """Steps whose operations are recorded."""
         return range(self.first, self.first + self.steps)
 
 
@@ -108,7 +108,7 @@ class ProfileConfig(Options):
 
     @property
     def profiled(self) -> range:
-        """Steps that are profiled."""
+        """Steps that torch's profiler records."""
         return range(self.first, self.first + self.steps)
 
 
@@ -160,7 +160,7 @@ REQUIRED = tyro.conf.arg(help_behavior_hint="(required)")
 
 
 class TrainConfig(Options):
-    """A training run."""
+    """A training run: its job, servers, models, optimizer and outputs."""
 
     job: Annotated[Path | None, REQUIRED] = None
     """Job specification, YAML or JSON."""

@@ -51,7 +51,7 @@ class Gradients:
         return {name: self._sums[parameter] for name, parameter in self._parameters.items()}
 
     def drop(self) -> None:
-        """Forget the step."""
+        """Forget the gradients of the step."""
         self._sums.clear()
         for parameter in self._parameters.values():
             parameter.grad = None

@@ -26,7 +26,7 @@ class Jobs:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The jobs of `text`."""
+        """Make the jobs from the text that was sent to this process."""
         return cls(*(parse_job(parse_json(job)) for job in json.loads(text)))
 
 

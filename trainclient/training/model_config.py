@@ -64,7 +64,7 @@ class ModelSizes(Options):
     """Sizes that all transformers have: a preset, whose sizes may be replaced one by one."""
 
     preset: str = "tiny"
-    """Name of a preset."""
+    """Name of the preset whose sizes hold where none is given."""
     layers: Size = None
     """Number of transformer blocks."""
     width: Size = None

@@ -35,7 +35,7 @@ class Schedule:
         return cls(config.schedule, begin, config.decay_steps or 1, config.min_ratio)
 
     def factor(self, step: int) -> float:
-        """Of update number `step` of the job, which counts from 0.
+        """The factor of the learning rates for update number `step` of the job, which counts from 0.
 
         Cosine is that of arXiv 1608.03983 without restarts; wsd falls as 1 - sqrt, the best of the forms compared in
         arXiv 2405.18392.
@@ -59,7 +59,7 @@ class ModuleRates:
     """Learning rate after the warm-up."""
     warmup_steps: int
     weight_decay: float
-    """Weight decay of matrices."""
+    """Weight decay of the module's matrices."""
     schedule: Schedule
     """Learning rate schedule of all modules."""
 

@@ -70,12 +70,12 @@ class ShardedParameters:
         self._counted -= set(names)
 
     def unshard(self, chunk: int) -> None:
-        """See `Parameters`."""
+        """Gather the chunk's parameters from the ranks that share them."""
         with translate_rank_errors("other ranks"):
             self._chunks[chunk].unshard()
 
     def reduce(self, chunk: int) -> None:
-        """See `Parameters`."""
+        """Sum the chunk's gradients over the ranks that share them."""
         with translate_rank_errors("other ranks"):
             self.gradients |= self._chunks[chunk].reduce()
 

@@ -85,7 +85,7 @@ class Streams:
 
     @property
     def num_steps(self) -> int:
-        """Steps of the job."""
+        """Number of steps in the job."""
         return self.first.num_steps
 
     def batches(self, groups: Groups) -> list[Batches]:

@@ -82,7 +82,7 @@ class Renderer:
         self._num_ended = 0
 
     def close(self) -> None:
-        """End the process."""
+        """End the process that renders, if one was started."""
         if self._process is not None:
             _end(self._process)
             self._process = None

@@ -24,7 +24,6 @@ class ChatTemplate:
     """A template, and what it is given of its tokenizer."""
 
     text: str
-    """The template, in Jinja."""
     text_for_tools: str
     """Used where a conversation has tools; empty without one."""
     tokens: dict[str, str]

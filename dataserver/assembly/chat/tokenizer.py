@@ -38,7 +38,7 @@ class _Encoded(NamedTuple):
     """The tokens of a rendering."""
 
     ids: I32
-    """Token ids, int32 [n]."""
+    """Token ids of the text, int32 [n]."""
     offsets: npt.NDArray[np.int64]
     """int64 [n, 2]: first and last + 1 of the characters of each."""
 
@@ -91,7 +91,7 @@ class ChatTokenizer:
 
     @property
     def name(self) -> str:
-        """Name that jobs use."""
+        """Name of the tokenizer, by which jobs ask for it."""
         return self._tokenizer.name
 
     @property

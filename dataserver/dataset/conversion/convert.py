@@ -85,7 +85,7 @@ class _Task(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConversionReport:
-    """What a conversion did."""
+    """What a conversion read, wrote and left out."""
 
     num_sources: int
     num_converted: int

@@ -42,7 +42,7 @@ class MdsShard:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what `to_json` wrote."""
+        """Make the shard from the text that `to_json` wrote."""
         held = json.loads(text)
         held["hashes"] = tuple((algorithm, digest) for algorithm, digest in held["hashes"])
         held["columns"] = tuple((name, encoding, size) for name, encoding, size in held["columns"])

@@ -43,16 +43,16 @@ class MdsColumn(NamedTuple):
     size: int | None
     """Bytes of every value, where all have the same number."""
     ending: str = IMAGES.ending
-    """As of `NamedColumn`."""
+    """What names of the members end in, as in `NamedColumn`."""
 
     @property
     def is_list(self) -> bool:
-        """As of `NamedColumn`."""
+        """Whether a row has a list of images."""
         return self.encoding in _ARRAYS + _LISTS
 
     @property
     def has_bytes(self) -> bool:
-        """As of `NamedColumn`."""
+        """Whether the column holds bytes of images, as in `NamedColumn`."""
         return self.encoding == "bytes" or self.encoding in _IMAGES or self.is_list
 
     @property

@@ -54,7 +54,7 @@ class SourceFile:
 
     @property
     def path(self) -> Path:
-        """Path of the file."""
+        """Path of the file below the source's root."""
         return self.root / self.name
 
     @property

@@ -222,12 +222,10 @@ class _Run:
 
     @property
     def num_bytes(self) -> int:
-        """Size of all shards."""
         return sum(self._sizes.values())
 
     @property
     def num_built(self) -> int:
-        """Shards that were indexed."""
         return len(self._built)
 
     @property

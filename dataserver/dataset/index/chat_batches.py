@@ -21,7 +21,7 @@ class EncodedChat:
     """The ids of one conversation."""
 
     ids: I32
-    """Token ids, int32 [n]."""
+    """Token ids of the conversation, int32 [n]."""
     targets: npt.NDArray[np.bool_]
     """bool [n]: tokens that are learned."""
     images: npt.NDArray[np.bool_]
@@ -59,7 +59,7 @@ class BatchTask(NamedTuple):
     shard: Path
     """Path of the shard, for messages."""
     path: Path
-    """Path of the index."""
+    """Path of the index that the texts come from."""
     header: IndexHeader
     batch: int
 

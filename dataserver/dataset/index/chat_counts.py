@@ -36,7 +36,7 @@ class ChatCounts:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in memory."""
+        """Bytes that the counts take in memory."""
         return sum(getattr(self, name).nbytes for name in self.__dataclass_fields__)
 
 

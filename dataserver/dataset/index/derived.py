@@ -246,5 +246,5 @@ class DerivedColumns:
             self.stays &= _stays(table)
 
     def column(self, name: str) -> "pa.Array":
-        """A column, as `ColumnSource.column`."""
+        """Return a derived column, or else the shard's own one."""
         return self._made[name].combine_chunks() if name in self._made else self._shard.column(name)

@@ -93,7 +93,7 @@ class RowCollector:
         self._digest = hashlib.sha256()
 
     def add(self, sample: Sample) -> None:
-        """Append one row."""
+        """Append the row of a sample."""
         self.keys.append(sample.key)
         self._pending.append(sample)
         images = [image[: self._num_fields] for image in sample.images]
@@ -223,7 +223,7 @@ class _Read(NamedTuple):
     seen: Seen
     findings: Findings
     others: JoinedMembers | None
-    """Members of joined tars."""
+    """Members that joined tars add, or None without joined tars."""
     external: ExternalFiles | None
     pages: Sequence[Page]
     core_digest: str

@@ -103,7 +103,7 @@ class NumericColumns(ShardSizes):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all arrays."""
+        """Bytes of all arrays together."""
         return sum(array.nbytes for array in self.arrays().values())
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:

@@ -53,7 +53,7 @@ class TokenIds:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in memory."""
+        """Bytes that the ids take in memory."""
         return self.ends.nbytes
 
     def texts(self, first: int, end: int) -> tuple[I32, ...]:

@@ -123,7 +123,7 @@ class TokenCounts:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in memory."""
+        """Bytes that the counts take in memory."""
         return self.counts.nbytes + (0 if self.chats is None else self.chats.num_bytes)
 
     def digest(self) -> bytes:

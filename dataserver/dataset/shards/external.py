@@ -111,7 +111,7 @@ class ExternalFiles:
         return found_tar
 
     def image(self, content: bytes, part: ExternalPart, expected: StoredModality = IMAGES) -> ImagePart:
-        """As `ImageFiles.image`."""
+        """Read what an external file is, and note it as a part of the shard."""
         try:
             found = (media_of(content, self._media) or expected).read(content, self._next_address)
         except SampleError as error:
@@ -130,7 +130,7 @@ class ExternalFiles:
         self.parts.append(part._replace(length=0))
 
     def note_unusable(self, name: str) -> None:
-        """As `ImageFiles.note_unusable`."""
+        """Note a file that cannot be used, so that an index is made again once it has changed."""
         file_name = _split(name)[0]
         state = file_state(self.root, file_name)
         if len(self.parts) < MAX_EXTERNAL:

@@ -20,7 +20,7 @@ class BlockSums:
         """Bytes that the last block may still take."""
 
     def add(self, data: bytes) -> None:
-        """Take the next bytes."""
+        """Add the next bytes to the checksums of their blocks."""
         rest = memoryview(data)
         while rest:
             if not self._room:

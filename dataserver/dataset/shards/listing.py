@@ -73,7 +73,7 @@ class ShardFile:
 
     @property
     def path(self) -> Path:
-        """Path of the shard."""
+        """Path of the shard, or where it lies in its store."""
         return self.root / self.name
 
     @property

@@ -44,7 +44,7 @@ class Page(NamedTuple):
     packed_bytes: int
     plain_bytes: int
     codec: int
-    """Position in `CODECS`."""
+    """Compression of the page, as its position in `CODECS`."""
 
 
 class PageTable:

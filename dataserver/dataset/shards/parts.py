@@ -39,7 +39,7 @@ class ImagePart(NamedTuple):
     orientation: int
     format: int
     frames: int = 0
-    """Frames of a video."""
+    """Number of frames in a video, or 0 for an image or a clip."""
     microseconds: int = 0
     """Microseconds that the frames of a video take."""
     sound: "ImagePart | None" = None

@@ -46,7 +46,7 @@ class NamedColumn(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of the column."""
+        """Name of the column in its shard."""
 
     @property
     def is_list(self) -> bool:

@@ -11,7 +11,7 @@ from dataserver.dataset.shards.tar import split_at_last_dot, split_name
 
 @dataclass(frozen=True, slots=True)
 class SampleRules:
-    """How members become samples."""
+    """The rules by which members of a shard become samples."""
 
     to_last_dot: bool = False
     """Whether a key ends at the last dot of a name, not at the first one."""

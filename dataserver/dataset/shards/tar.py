@@ -78,7 +78,7 @@ class TarFormat:
     is_sought = True
 
     def scan(self, source: ShardSource, findings: Findings) -> Iterator[Member]:
-        """As `scan_members`."""
+        """Yield the members of a tar, as `scan_members` finds them."""
         return scan_members(source.reader, findings, source.split)
 
 

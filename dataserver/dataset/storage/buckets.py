@@ -69,7 +69,7 @@ class BucketClient:
             raise DatasetError(f"{self._name} cannot be opened: {_text(error)}; correct its settings") from None
 
     def objects(self, prefix: str, after: str) -> Iterator[ObjectInfo]:
-        """As `Client.objects`."""
+        """Yield the objects below a folder of the bucket, in order."""
         import obstore
 
         with _translated(self._name):
@@ -77,14 +77,14 @@ class BucketClient:
                 yield from map(_info, chunk)
 
     def head(self, key: str) -> ObjectInfo:
-        """As `Client.head`."""
+        """Return the present version of an object in the bucket."""
         import obstore
 
         with _translated(f"{self._name}/{key}"):
             return _info(obstore.head(self._store, key))
 
     def get(self, wanted: ObjectInfo, start: int, length: int) -> bytes:
-        """As `Client.get`."""
+        """Read a range of an object, unless the object has another version."""
         import obstore
 
         with _translated(f"{self._name}/{wanted.key}"):
@@ -96,7 +96,7 @@ class BucketClient:
             return check_length(bytes(answer.bytes()), length)
 
     def put(self, key: str, source: Path) -> ObjectInfo:
-        """As `Client.put`."""
+        """Write an object from a local file, and return its version."""
         import obstore
 
         with _translated(f"{self._name}/{key}"):
@@ -104,7 +104,7 @@ class BucketClient:
         return self.head(key)
 
     def remove(self, key: str) -> None:
-        """As `Client.remove`."""
+        """Remove an object from the bucket."""
         import obstore
 
         with _translated(f"{self._name}/{key}"):

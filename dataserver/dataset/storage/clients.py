@@ -67,7 +67,7 @@ class Client(Protocol):
         """Write an object from a local file."""
 
     def remove(self, key: str) -> None:
-        """Remove an object."""
+        """Remove an object from the store."""
 
 
 def check_version(wanted: ObjectInfo, version: str, num_bytes: int, modified_ns: int) -> None:

@@ -72,7 +72,7 @@ class HeldBlocks:
             self._shrink()
 
     def clear(self) -> None:
-        """Drop all blocks."""
+        """Drop all blocks, and forget who needs them."""
         with self._lock:
             self._held.clear()
             self.needs.clear()

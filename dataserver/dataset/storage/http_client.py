@@ -39,7 +39,7 @@ BYTES_PER_S: Final = 1 << 17
 """An answer may take `BASE_S`, and a second for so many bytes."""
 MAX_REDIRECTS: Final = 5
 MAX_IDLE: Final = 64
-"""Connections kept open."""
+"""Most connections that stay open while nobody uses them."""
 LONGEST_WAIT_S: Final = 120.0
 """Longest wait that a server's answer may ask for."""
 _PORTS: Final = {"http": 80, "https": 443}
@@ -98,7 +98,7 @@ class HttpClient:
         )
 
     def head(self, key: str) -> ObjectInfo:
-        """As `Client.head`."""
+        """Return the present version of an object."""
         answer = self.ask("HEAD", self.url_of(key), 0)
         if answer.status in (405, 501):
             answer = self.ask("GET", self.url_of(key), 1, {"Range": "bytes=0-0"})
@@ -116,7 +116,7 @@ class HttpClient:
         return info
 
     def get(self, wanted: ObjectInfo, start: int, length: int) -> bytes:
-        """As `Client.get`."""
+        """Read a range of an object, unless the object has another version."""
         known = self._resolved.get(wanted.key)
         if known:
             try:
@@ -158,7 +158,7 @@ class HttpClient:
         raise PermissionError(errno.EACCES, f"{self.url_of(key)} cannot be removed")
 
     def url_of(self, key: str) -> str:
-        """Where an object lies."""
+        """Return the URL of an object."""
         return self._base + quote(key)
 
     def info(self, key: str, answer: Answer, num_bytes: int) -> ObjectInfo:
@@ -318,13 +318,11 @@ class _TimedReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: "bytearray | memoryview") -> int | None:  # type: ignore[override]
-        """As `RawIOBase.readinto`."""
         if monotonic() > self._until:
             raise TimeoutError("the answer came too slowly")
         return self._raw.readinto(buffer)
 
     def close(self) -> None:
-        """Let the socket go."""
         self._raw.close()
         super().close()
 

@@ -61,7 +61,7 @@ class HubClient(HttpClient):
         raise OSError(errno.EFBIG, f"{self._repository} has more than {MAX_PAGES} pages of files; name a folder in it")
 
     def head(self, key: str) -> ObjectInfo:
-        """As `Client.head`."""
+        """Return the present version of a file of the repository."""
         answer = self.ask("HEAD", self.url_of(key), 0)
         size = answer.linked.get("x-linked-size", "")
         if not size.isdigit():  # a small file, which the Hub sends itself
@@ -75,7 +75,7 @@ class HubClient(HttpClient):
         return info
 
     def url_of(self, key: str) -> str:
-        """Where a file lies."""
+        """Return the URL of a file at the commit that is read."""
         return f"{self._endpoint}/datasets/{self._repository}/resolve/{self.commit()}/{quote(key)}"
 
     def commit(self) -> str:

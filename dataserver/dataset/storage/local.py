@@ -80,7 +80,7 @@ class LocalStorage:
         return Etag.of(os.stat(path))  # noqa: PTH116  text: a server asks for very many, and `Path` takes longer
 
     def open(self, path: PurePath) -> BufferedIOBase:
-        """Open a regular file."""
+        """Open a regular file for reading from its start."""
         check_regular(path)
         return BufferedReader(FileIO(path), _BUFFER_BYTES)
 

@@ -59,7 +59,7 @@ class Store:
         self._seen: LruCache[ObjectInfo] = LruCache(MAX_SEEN, lambda _: 1)
 
     def head(self, key: str) -> ObjectInfo:
-        """As `Client.head`."""
+        """Return the present version of an object, and note it."""
         return self._noted(self.budget.call(lambda: self.client.head(key)))
 
     def seen(self, key: str) -> ObjectInfo:
@@ -289,7 +289,7 @@ class RemoteStorage:
         return RemoteFile(store, store.seen(url.key))
 
     def read_ahead(self, wanted: Sequence[tuple[StoredFile, Sequence[tuple[int, int]]]]) -> None:
-        """As `Storage.read_ahead`."""
+        """Begin to read the blocks of those files that lie in a store."""
         BLOCKS.read_ahead(
             [piece for file, ranges in wanted if isinstance(file, RemoteFile) for piece in file.pieces(ranges)]
         )

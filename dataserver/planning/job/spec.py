@@ -170,7 +170,7 @@ class Execution(SpecModel):
 
 
 class JobSpec(SpecModel):
-    """A whole job."""
+    """A whole job: which samples its steps hold, and how they are run."""
 
     stream: Stream
     """Which samples each step holds."""

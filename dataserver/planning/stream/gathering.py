@@ -64,9 +64,9 @@ class PickedRows(NamedTuple):
     """The k samples that some rows of a shard become: parts of documents that are split, rows as they are otherwise."""
 
     row: I64
-    """int64 [k]."""
+    """Row of each sample in its shard, int64 [k]."""
     text_tokens: I64
-    """int64 [k]."""
+    """Text tokens of each sample, int64 [k]."""
     image_offsets: I64
     """int64 [k + 1]: first image of each."""
     images: I64 | slice

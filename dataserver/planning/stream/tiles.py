@@ -18,7 +18,7 @@ from dataserver.planning.job.fields import Sizing, TileChoice, Tiles
 from dataserver.planning.stream.doubles import as_double, root_as_double
 
 LAYOUT: Final = 6
-"""Numbers of a layout."""
+"""How many numbers say how an image is cut into tiles."""
 _BITS: Final = 53
 _POWERS: Final = np.left_shift(1, np.arange(63))
 

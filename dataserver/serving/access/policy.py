@@ -14,7 +14,7 @@ from dataserver.planning.job.fields import Name, TextError, describe, is_name, p
 from dataserver.security import SecurityError, read_trusted
 
 ALL: Final = "*"
-"""Stands for all datasets."""
+"""The entry of a policy that stands for all datasets."""
 MAX_IDENTITIES: Final = 1024
 _DNS_NAME: Final = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]*)(\.[A-Za-z0-9_]([A-Za-z0-9_-]*))*")
 _URI: Final = re.compile(r"[a-z][a-z0-9+.-]*://[!-~]{1,2000}")

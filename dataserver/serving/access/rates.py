@@ -14,7 +14,7 @@ class ByteRate:
         """When what was sent is paid for, on the monotonic clock."""
 
     def spend(self, num_bytes: int) -> None:
-        """Count what was sent."""
+        """Count bytes that were sent."""
         with self._lock:
             self._free_at = max(self._free_at, monotonic()) + num_bytes / self.bytes_per_s
 

@@ -70,7 +70,7 @@ class ViewSource:
 
     @property
     def job_id(self) -> str:
-        """Id of the job."""
+        """Id of the job that the views belong to."""
         return self.served.job.job_id
 
     @property

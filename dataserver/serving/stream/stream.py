@@ -140,7 +140,7 @@ class MicrobatchStream:
             )
 
     def start(self) -> None:
-        """Begin to prepare."""
+        """Begin to prepare microbatches ahead of the consumer."""
         self._preparation.more()
 
     def messages(self) -> Generator[bytes]:

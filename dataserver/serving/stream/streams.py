@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class Streams:
-    """All open streams."""
+    """All open streams of a server, and what they share."""
 
     def __init__(self, config: ServerConfig, metrics: Metrics) -> None:
         own = Budgets(config.prefetch_bytes, config.job_bytes)

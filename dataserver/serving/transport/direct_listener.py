@@ -107,7 +107,7 @@ class DirectListener:
         return offered.end()
 
     def close(self) -> None:
-        """Take no further connections."""
+        """Take no further connections, and end the thread that accepts them."""
         if self._wake is not None and self._thread is not None:
             self._wake.close()
             self._thread.join()

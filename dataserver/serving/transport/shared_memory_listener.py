@@ -64,7 +64,7 @@ class SharedMemoryListener:
         return None
 
     def close(self) -> None:
-        """Take no further clients."""
+        """Take no further clients, and close connections that wait for theirs."""
         with self._lock:
             for connection in (*self._waiting, *filter(None, [self._listener])):
                 connection.close()

@@ -61,7 +61,7 @@ class AllToAllEdge:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of each module."""
+        """Number of ranks that each module runs on."""
         return self._collective.size
 
     def expect(self, selections: Callable[[int], RowSelections]) -> None:

@@ -98,7 +98,7 @@ class PhaseReceiver:
         self._returned.clear()
 
     def end_step(self) -> None:
-        """Forget the step."""
+        """Forget the step, whose gradients must all have been sent."""
         _require_flushed(self._returned)
         self._views = self._numbered = self._arrived = None
 
@@ -173,7 +173,7 @@ class PhaseSender:
         return self._gradient[self._numbered.rows(transfer.microbatch_id.microbatch)]
 
     def end_step(self) -> None:
-        """Forget the step."""
+        """Forget the step, whose rows must all have been sent."""
         _require_flushed(self._pending)
         self._numbered = self._gradient = None
 

@@ -1,1 +1,1 @@
-"""What several layouts use."""
+"""What several layouts use: messages along edges, and the ends of chunks."""

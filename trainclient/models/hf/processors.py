@@ -323,8 +323,8 @@ def _of_one_size(found: Fields, filter_number: int, crops: bool) -> dict[str, An
 
 
 def _padded(found: Fields) -> dict[str, Any]:
-    """Of LLaVA's processor, which scales a square of the image and borders of its mean colour; None is CLIP's, as jobs
-    have it."""
+    """The rule of LLaVA's processor, which scales a square of the image and borders of its mean colour; None where
+    CLIP's holds, as jobs have it."""
     sizing = _of_one_size(found, *_ONE_SIZE["Llava"]) if found.flag("do_resize", default=True) else None
     if sizing is None or "shortest_edge" in sizing:
         return {"rule": PADDED}

@@ -272,4 +272,4 @@ WHOLE_MODELS: Final[Mapping[str, WholeModel]] = {
     "idefics3": _IDEFICS3,
     "smolvlm": _IDEFICS3,
 }
-"""Families by `model_type`."""
+"""Families of whole models, by the `model_type` of their config.json."""

@@ -54,7 +54,7 @@ class JsonLines:
             self._file.truncate(keep)
 
     def write(self, metrics: StepMetrics) -> None:
-        """Append one step."""
+        """Append the metrics of one step as a line."""
         self._append(asdict(metrics))
 
     def finish(self, report: RunReport) -> None:
@@ -68,7 +68,7 @@ class JsonLines:
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, and say what failed."""
         with _explained(self._path):
             self._file.close()
 

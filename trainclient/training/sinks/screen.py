@@ -15,7 +15,7 @@ class Screen:
         self._num_steps = num_steps
 
     def write(self, metrics: StepMetrics) -> None:
-        """Show one step."""
+        """Print the metrics of one step."""
         self._console.print(_line(metrics, self._num_steps), highlight=False, soft_wrap=True)
 
     def finish(self, report: RunReport) -> None:

@@ -1,4 +1,4 @@
-"""Metrics as TensorBoard's events."""
+"""Metrics of training as events that TensorBoard reads."""
 
 import os
 import socket
@@ -61,7 +61,7 @@ class TensorBoard:
             raise ConfigError(f"the folder {folder} of --tensorboard cannot be written: {error.strerror}") from None
 
     def write(self, metrics: StepMetrics) -> None:
-        """Write one step."""
+        """Write the metrics of one step as scalars."""
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in scalars(metrics).items()]
         with self._explained():
             self._add(step=metrics.step, summary=self._summary(value=values))
@@ -74,7 +74,7 @@ class TensorBoard:
         """Every step is written out when it is taken."""
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, and say what failed."""
         with self._explained():
             self._records.close()
 

@@ -48,7 +48,7 @@ class WeightsAndBiases:
             ) from None
 
     def write(self, metrics: StepMetrics) -> None:
-        """Send one step."""
+        """Send the metrics of one step to the service."""
         with _explained():
             self._run.log(scalars(metrics), step=metrics.step)
 

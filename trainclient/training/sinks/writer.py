@@ -39,7 +39,7 @@ class MetricsWriter:
         self._sinks = list(sinks)
 
     def write(self, metrics: StepMetrics) -> None:
-        """Write one step."""
+        """Give the metrics of one step to every sink."""
         self._each(lambda sink: sink.write(metrics))
 
     def finish(self, report: RunReport) -> None:
@@ -51,7 +51,7 @@ class MetricsWriter:
         self._each(lambda sink: sink.sync())
 
     def close(self) -> None:
-        """Close all sinks."""
+        """Close every sink that was opened."""
         self._each(lambda sink: sink.close())
 
     def _each(self, action: Callable[[Sink], None]) -> None:

@@ -17,7 +17,7 @@ class ManifestFormat:
     is_sought = True
 
     def scan(self, source: ShardSource, findings: Findings) -> Iterator[Member]:
-        """As `ShardFormat.scan`."""
+        """Yield the members that the lines of a JSONL manifest name."""
         return scan_objects(json_lines(source.reader.read), source, findings)
 
 
@@ -30,5 +30,5 @@ class JsonFormat:
     is_sought = False
 
     def scan(self, source: ShardSource, findings: Findings) -> Iterator[Member]:
-        """As `ShardFormat.scan`."""
+        """Yield the members that the elements of a JSON manifest name."""
         return scan_objects(json_elements(source.reader.read), source, findings)

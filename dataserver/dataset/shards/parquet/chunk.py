@@ -80,8 +80,6 @@ class _Cursor(Protocol):
 
 @dataclass(slots=True)
 class _Buffer:
-    """A decompressed page."""
-
     data: bytes
     position: int = 0
 

@@ -29,7 +29,7 @@ _LIST: Final = 9
 
 
 class EncryptedError(ValueError):
-    """A column is encrypted."""
+    """A column is encrypted, so nothing of it can be read."""
 
 
 def check_footer(handle: pa.NativeFile, schema: pq.ParquetSchema) -> None:

@@ -61,7 +61,7 @@ _NAMES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ImageColumn:
-    """A column of images."""
+    """A column that holds images, or is named as one that does."""
 
     name: str
     is_list: bool
@@ -77,7 +77,7 @@ class ImageColumn:
 
     @property
     def has_bytes(self) -> bool:
-        """As of `NamedColumn`."""
+        """Whether the column holds bytes of images, as in `NamedColumn`."""
         return self.leaf >= 0
 
 

@@ -18,7 +18,7 @@ MAX_HEADER_BYTES: Final = 64 << 10
 """Limit of one header: statistics of long values stand in it, which writers cut to 4 KiB each."""
 
 _FIRST_BYTES: Final = 256
-"""Most headers are shorter."""
+"""Bytes that are read first: most headers are shorter."""
 
 
 class PageHeader(NamedTuple):

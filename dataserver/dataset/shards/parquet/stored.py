@@ -73,7 +73,7 @@ class OpenParquet:
     ranges: StoredFile
 
     def column(self, group: int, leaf: int) -> StoredColumn:
-        """As `stored_column`."""
+        """Return where the values of a column lie in a row group, as `stored_column` finds them."""
         return stored_column(self.ranges, self.parquet.metadata, group, leaf)
 
     def columns(self, group: int, leaves: Sequence[int]) -> list[StoredColumn]:

@@ -1,4 +1,4 @@
-"""When a job ends."""
+"""When a job ends: after a number of epochs or of steps."""
 
 from enum import StrEnum
 from typing import Self

@@ -49,23 +49,23 @@ class ExecutionParts(Protocol):
 
     @property
     def modules(self) -> tuple[ModuleSpec, ...]:
-        """See `job.Execution`."""
+        """Modules of the job, in its order."""
 
     @property
     def microbatch(self) -> int:
-        """See `job.Execution`."""
+        """Sequences of one microbatch of one backbone rank, at most."""
 
     @property
     def end(self) -> End:
-        """See `job.Execution`."""
+        """The step or epoch after which the job ends."""
 
     @property
     def modality_parity(self) -> bool | None:
-        """See `job.Execution`."""
+        """Whether all backbone ranks of a wave have images or none has; None where nothing is asked."""
 
     @property
     def identity_routing(self) -> bool | None:
-        """See `job.Execution`."""
+        """Whether images stay on the rank of their sequence; None where nothing is asked."""
 
 
 class LayoutOptions(SpecModel):

@@ -134,7 +134,6 @@ class Sizing(SpecModel):
     @field_validator("video")
     @classmethod
     def _plain_video(cls, video: VideoSizing | None) -> VideoSizing | None:
-        """As `_plain`."""
         return None if video == VideoSizing() else video
 
     @field_validator("audio")
@@ -146,7 +145,6 @@ class Sizing(SpecModel):
     @field_validator("background")
     @classmethod
     def _other_background(cls, background: tuple[int, int, int] | None) -> tuple[int, int, int] | None:
-        """As `_plain`."""
         return None if background == BACKGROUND else background
 
     @field_validator("marks")

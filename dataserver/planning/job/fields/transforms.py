@@ -93,7 +93,7 @@ class ColorJitter(SpecModel):
 
 
 class GaussianBlur(SpecModel):
-    """Blur an image."""
+    """Blur an image by a Gaussian."""
 
     kind: Literal["gaussian_blur"]
     """Selects this transform."""

@@ -1,4 +1,4 @@
-"""The colocated layout."""
+"""The colocated layout: all modules on all ranks, in phases."""
 
 from dataserver.planning.job.fields import BalancePolicy
 from dataserver.planning.job.identity import Job

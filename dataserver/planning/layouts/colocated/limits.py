@@ -23,7 +23,7 @@ class ColocatedLimits(BackboneLimits):
     """Images of a sample belong to no wave, but to one round, which encoders keep whole until their backward phase."""
 
     def clear_together(self, module: ModuleSpec, statistics: ShardStatistics) -> Bool:
-        """See `BackboneLimits`."""
+        """Say which shards have no sample whose images no round holds. bool [s]."""
         return surely_retained(module, statistics.together, largest_images(self.spec.stream, statistics))
 
     def check_together(self, module: ModuleSpec, table: ShardTable, samples: Bool, where: str) -> None:

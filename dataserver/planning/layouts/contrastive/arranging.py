@@ -51,7 +51,7 @@ class BatchedStep:
 
     @property
     def num_microbatches(self) -> int:
-        """Microbatches of each rank."""
+        """Microbatches that each rank runs in the step."""
         return self.num_batches * self.layout.microbatches
 
 

@@ -1,4 +1,4 @@
-"""The contrastive layout."""
+"""The contrastive layout: towers, and a loss over the pairs of a batch."""
 
 from dataserver.planning.job.identity import Job
 from dataserver.planning.layouts.contrastive.limits import TowerLimits

@@ -1,4 +1,4 @@
-"""The grouped layout."""
+"""The grouped layout: ranks that share sequences in groups."""
 
 from dataserver.planning.job.fields import ModuleKind, Schedule
 from dataserver.planning.job.identity import Job

@@ -27,7 +27,7 @@ class SequenceGroup:
 
     @property
     def ranks(self) -> range:
-        """Ranks of the group."""
+        """The backbone ranks that form the group."""
         return range(self.first_rank, self.first_rank + self.degree)
 
 

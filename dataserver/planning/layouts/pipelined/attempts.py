@@ -35,7 +35,7 @@ class Attempt:
 
     @property
     def num_microbatches(self) -> int:
-        """Microbatches of each rank."""
+        """Microbatches that each rank runs in the step."""
         return self.packed.num_microbatches
 
     @property
@@ -76,8 +76,8 @@ class Probe:
     bound_ns: int
     """A time that no plan of the same sequences can beat."""
     makespan_ns: int | None = None
-    """Of the placement whose slowest component is fastest, with no extra microbatch in flight; of another one where
-    memory does not hold that; None if it holds none, or if no plan can beat what there is."""
+    """Time of the placement whose slowest component is fastest, with no extra microbatch in flight; time of another
+    placement where memory does not hold that. None if memory holds none, or if no plan can beat what there is."""
     is_short: bool = False
     """Whether stages of that plan hold less than the schedule asks for."""
 

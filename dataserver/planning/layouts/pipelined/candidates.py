@@ -76,7 +76,7 @@ class CandidatePlan:
 
     @property
     def num_microbatches(self) -> int:
-        """Microbatches of each rank."""
+        """Microbatches that each rank runs in the step."""
         return self.spread.packed.num_microbatches
 
     def plan(self) -> ArrangedStep:

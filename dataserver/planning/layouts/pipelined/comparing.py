@@ -18,7 +18,7 @@ SLOWER = 2
 """So many numbers in a row whose rule-based plans are slower than with fewer microbatches end the ladder."""
 
 NEVER = 1 << 62
-"""Nanoseconds beyond any step."""
+"""A time in nanoseconds that no step takes."""
 
 MEMORY_SINCE = 7
 """The first plan_version whose plans are compared with what less memory would do."""
@@ -33,7 +33,7 @@ class Compared:
     """What was tried for one step."""
 
     candidates: Sequence[CandidatePlan]
-    """The candidates, fastest first."""
+    """Candidates that were compared, the fastest first."""
     fewest: int
     """Microbatches of each rank that the samples need."""
     fitting: int

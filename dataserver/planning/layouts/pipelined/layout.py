@@ -1,4 +1,4 @@
-"""The pipelined layout."""
+"""The pipelined layout: modules on ranks of their own, in stages."""
 
 from dataserver.planning.job.fields import BalancePolicy, ModuleKind, Schedule
 from dataserver.planning.job.identity import Job

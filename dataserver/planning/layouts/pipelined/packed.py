@@ -42,7 +42,7 @@ class PackedStep:
 
     @property
     def execution(self) -> Execution:
-        """The job's execution."""
+        """Execution part of the job."""
         return self.job.spec.execution
 
     @cached_property

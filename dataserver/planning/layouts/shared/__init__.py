@@ -1,1 +1,1 @@
-"""What several layouts share."""
+"""What several layouts have in common."""

@@ -22,7 +22,7 @@ class Dimension:
 
 @dataclass(frozen=True, slots=True)
 class Alternatives:
-    """What `dataserver simulate` compares."""
+    """What `dataserver simulate` compares with a job."""
 
     main: Sequence[Dimension]
     """All combinations of the choices of these."""

@@ -194,9 +194,9 @@ def check_images(module: ModuleSpec, sizing: Sizing, table: ShardTable, samples:
 
 
 def together(module: ModuleSpec, table: ShardTable, samples: Bool, units: int) -> Iterator[tuple[int, I64, I64 | None]]:
-    """Of some samples those with several images that a rank of `units` may not hold: number, patches, depths.
+    """Yield the samples whose several images a rank of `units` may not hold: their number, patches and depths.
 
-    Both int64 [k]; depths are None where there is no video.
+    Both arrays are int64 [k]; depths are None where there is no video.
     """
     patches = table.image_rows.astype(np.int64) * table.image_columns
     first, last = table.image_offsets[:-1], table.image_offsets[1:]
