@@ -39,7 +39,7 @@ class LeaseLostError(LeaseError):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A folder that only the holder of the lease writes to."""
+    """What a lease protects: a folder of checkpoints, or a file."""
 
     name: str
     """For messages, with its path."""

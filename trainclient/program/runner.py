@@ -45,7 +45,7 @@ class Work:
     """Floating-point operations, forward and backward; what is computed again does not count. None: not known."""
 
     def plus(self, more: "Work") -> "Work":
-        """Add the work of another microbatch."""
+        """Return the work of both together."""
         known = self.flops is not None and more.flops is not None
         return Work(self.tokens + more.tokens, (self.flops or 0) + (more.flops or 0) if known else None)
 
