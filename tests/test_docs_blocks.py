@@ -1,6 +1,5 @@
 """Commands and Python of the pages run, with paths and addresses of here; scripts of adapters have other tests."""
 
-import json
 import re
 from importlib import import_module
 from pathlib import Path
@@ -10,10 +9,9 @@ import torch
 import torch.distributed as dist
 import tyro
 from builders.chats import write_chat_folder
+from page_data import write_page_data
 from serving.harness import running
-from shards import write_pairs, write_tar
 from test_docs import BLOCK, PAGES, ROOT, block_commands, commands
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import dataserver.cli
 import trainclient.cli
@@ -26,13 +24,10 @@ from trainclient.training.config import TrainConfig, validate_config
 from trainclient.training.memory_config import SHOWN, MemoryConfig
 
 RUN = {
-    "README.md": ["dataserver index"],
     "docs/start.md": ["dataserver index", "dataserver plan"],
     "docs/datasets.md": ["dataserver index", "dataserver lint", "dataserver sizes"],
-    "docs/training.md": ["dataserver index"],
     "docs/planning.md": ["dataserver index", "dataserver plan", "dataserver simulate"],
     "docs/layouts.md": ["dataserver sizes", "trainclient orchestrate"],
-    "docs/operations.md": ["dataserver bench"],
 }
 """By page, the commands that need neither a server nor a GPU."""
 QUICKER = {"trainclient orchestrate": ["--steps", "0"]}
@@ -43,19 +38,9 @@ fewer."""
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with shards and a tokenizer."""
-    folder = tmp_path_factory.mktemp("docs")
-    write_pairs(folder / "shards", 80, 40)
-    model = Tokenizer(models.BPE())
-    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    special = trainers.BpeTrainer(
-        special_tokens=["<s>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    model.train_from_iterator(["a cat on a mat"], special)
-    model.save(str(folder / "tokenizer.json"))
+    folder = write_page_data(tmp_path_factory.mktemp("docs"))
     assert dataserver.cli.main(["index", str(folder / "shards")]) == 0
     write_chat_folder(folder / "chat_model", "qwen2-vl")
-    turns = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]
-    write_tar(folder / "chats" / "0.tar", [("0.json", json.dumps({"conversations": turns}).encode())])
     return folder
 
 

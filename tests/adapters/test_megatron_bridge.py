@@ -1,5 +1,6 @@
 """Megatron-Bridge's provider of data: where it begins, what it refuses; and in the real package."""
 
+import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -7,9 +8,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from adapters.examples import variables
+from adapters.examples import example, variables
 from adapters.stubs import Base, adapter_over, parallel_state
-from adapters.whole_jobs import one_pass
+from adapters.whole_jobs import one_pass, text_job
 
 from trainclient.stream.errors import ClosedError
 
@@ -84,6 +85,24 @@ def test_another_number_of_ranks(server: str, adapter: ModuleType, tmp_path: Pat
     served.begins().on_data_init_start(SimpleNamespace(state=state(0, tmp_path)))
     with pytest.raises(ValueError, match="rank 0 of 2, and module llm has dp 1"):
         served.build_datasets(context(ranks=2))
+
+
+def test_the_example_of_the_page(server: str, adapter: ModuleType, tmp_path: Path) -> None:
+    """Bridge's `pretrain` wants GPUs; the one here does what it does with callbacks and data."""
+    read = []
+
+    def pretrain(cfg: Any, _forward_step: object, callbacks: list[Any]) -> None:
+        (begins,) = callbacks
+        begins.on_data_init_start(SimpleNamespace(state=state(0, tmp_path)))
+        read.append(next(cfg.dataset.build_datasets(context())[0]))
+        begins.on_train_end(SimpleNamespace())
+
+    job = tmp_path / "job.json"
+    job.write_text(json.dumps(text_job()))
+    code = example("ServedProvider(").replace("data-0:50051", server).replace("job.yaml", str(job))
+    names = {"ServedProvider": adapter.ServedProvider, "pretrain": pretrain, "forward_step": None}
+    exec(code, {"cfg": SimpleNamespace(), **names})
+    assert read[0]["tokens"].shape == (1, 256)
 
 
 @pytest.mark.long
