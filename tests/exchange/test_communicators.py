@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from trainclient.exchange.all_to_all import _GroupCollectiveWork
 from trainclient.exchange.communicators import GroupP2P, Message, _GroupSend, _GroupWork
+from trainclient.exchange.host_staging import HostStaging
 from trainclient.exchange.rank_errors import RankLostError, translate_rank_errors
-from trainclient.exchange.row_paths import RowPaths
 
 CPU = torch.device("cpu")
 
@@ -68,7 +68,7 @@ def test_what_has_left_is_what_the_backend_says_of_rows() -> None:
 
 
 def test_what_a_process_sends_itself_arrives_in_order_without_a_transfer() -> None:
-    found = GroupP2P(0, RowPaths(CPU), None, dist.ProcessGroupGloo(dist.HashStore(), 0, 1), 0)
+    found = GroupP2P(0, HostStaging(CPU), None, dist.ProcessGroupGloo(dist.HashStore(), 0, 1), 0)
     awaited = [message(0, [0], [[0.0, 0.0]]) for _ in range(2)]
     arrivals = [found.post([m], 0) for m in awaited]
     for value in (3, 4):
@@ -102,7 +102,7 @@ def test_on_cuda_alone_a_receive_begins_behind_its_headers(
         monkeypatch.setattr(dist, name, begin(name))
     monkeypatch.setattr(dist, "P2POp", lambda op, *_: SimpleNamespace(op="send" if op is dist.isend else "receive"))
     monkeypatch.setattr(dist, "batch_isend_irecv", rows)
-    found = GroupP2P(0, RowPaths(torch.device(device)), None, dist.ProcessGroupGloo(dist.HashStore(), 0, 1), 0)
+    found = GroupP2P(0, HostStaging(torch.device(device)), None, dist.ProcessGroupGloo(dist.HashStore(), 0, 1), 0)
     found.send([message(1, [1], [[1.0, 2.0]])], 0)
     assert calls == ["send rows", "isend"], "headers say that the rows are on their way"
     calls.clear()
@@ -116,11 +116,11 @@ def test_on_cuda_alone_a_receive_begins_behind_its_headers(
 def exchanged(rank: int, store: dist.Store, rows: torch.Tensor, *, by_host: bool) -> torch.Tensor:
     """What one of two processes gets of the other one, over a group for headers alone if by host."""
     headers = dist.ProcessGroupGloo(dist.PrefixStore("headers", store), rank, 2)
-    paths = RowPaths(CPU)
-    paths.loads_kernels = True
-    found = GroupP2P(rank, paths, None, headers, 3)
-    with paths.through_hosts(wanted=by_host):
-        assert paths.by_host == by_host
+    staging = HostStaging(CPU)
+    staging.loads_kernels = True
+    found = GroupP2P(rank, staging, None, headers, 3)
+    with staging.through_hosts(wanted=by_host):
+        assert staging.by_host == by_host
         arriving = [Message(1 - rank, torch.zeros(1, dtype=torch.uint8), torch.empty_like(rows))]
         none = [Message(1 - rank, torch.zeros(1, dtype=torch.uint8), rows[:0].clone())]
         works = [found.post(none, 0), found.post(arriving, 1)]
@@ -131,7 +131,7 @@ def exchanged(rank: int, store: dist.Store, rows: torch.Tensor, *, by_host: bool
             work.wait_rows()
         for send in sends:
             send.wait()
-    assert not paths.by_host
+    assert not staging.by_host
     assert (int(none[0].header), int(arriving[0].header)) == (7, 1)
     return arriving[0].rows
 
@@ -148,9 +148,9 @@ def test_rows_go_from_host_to_host_while_devices_are_new(monkeypatch: pytest.Mon
 
 
 def test_a_device_that_needs_it_not_keeps_its_way() -> None:
-    paths = RowPaths(CPU)
-    with paths.through_hosts(wanted=True):
-        assert not paths.by_host
+    staging = HostStaging(CPU)
+    with staging.through_hosts(wanted=True):
+        assert not staging.by_host
 
 
 def test_a_lost_peer_is_named_with_the_first_sentence_of_the_backend() -> None:

@@ -16,7 +16,7 @@ import torch.distributed._functional_collectives as functional
 from torch._C._distributed_c10d import ProcessGroup, Work
 from torch.distributed import distributed_c10d
 
-from trainclient.exchange.row_paths import RowPaths
+from trainclient.exchange.host_staging import HostStaging
 
 ALL = -1
 """Instead of a peer: all ranks of the group."""
@@ -80,7 +80,7 @@ class Recorder:
             stack.enter_context(patch.object(Work, "wait", self._wait(Work.wait)))
             stack.enter_context(patch.object(dist, "batch_isend_irecv", self._one_batch(dist.batch_isend_irecv)))
             stack.enter_context(patch.object(dist, "new_group", self._new_group(dist.new_group)))
-            stack.enter_context(patch.object(RowPaths, "__init__", _as_on_a_gpu(RowPaths.__init__)))
+            stack.enter_context(patch.object(HostStaging, "__init__", _as_on_a_gpu(HostStaging.__init__)))
             yield
 
     def write(self, path: Path) -> None:
@@ -159,9 +159,9 @@ class Recorder:
 
 
 def _as_on_a_gpu(init: Callable[..., None]) -> Callable[..., None]:
-    def made(paths: RowPaths, *args: Any, **named: Any) -> None:
-        init(paths, *args, **named)
-        paths.ahead, paths.loads_kernels = False, True
+    def made(staging: HostStaging, *args: Any, **named: Any) -> None:
+        init(staging, *args, **named)
+        staging.ahead, staging.loads_kernels = False, True
 
     return made
 

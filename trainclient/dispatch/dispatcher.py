@@ -11,8 +11,8 @@ from torch.distributed import ProcessGroup
 from dataserver.planning import I64
 from trainclient.dispatch.arrangement import Arrangement, integers, joined
 from trainclient.exchange.all_to_all import exchanged
-from trainclient.exchange.group_reference import GroupReference
 from trainclient.exchange.rank_errors import translate_rank_errors
+from trainclient.exchange.weak_group import WeakGroup
 
 
 class Dispatcher:
@@ -30,7 +30,7 @@ class Dispatcher:
                 "this process is in no process group to move items in; call torch.distributed.init_process_group, or "
                 "give a group that it is a member of"
             )
-        self._group = GroupReference(found)
+        self._group = WeakGroup(found)
 
     def gather(self, numbers: Sequence[int] | Tensor, device: torch.device | str = "cpu") -> list[list[int]]:
         """What every rank has, such as the lengths of its items.

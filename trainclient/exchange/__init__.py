@@ -12,5 +12,8 @@
 
 `communicators` has the process groups that messages travel over; tensor-parallel ranks share one through their leader
 (`leader_broadcast`), ranks that work on the same views form a group (`view_groups`), and one of them fetches the views
-for all (`view_broadcast`). Which of these a chunk uses, its layout decides (`trainclient/layouts/`).
+for all (`view_broadcast`). Which of these a chunk uses, its layout decides (`trainclient/layouts/`). New devices take
+rows by way of the hosts' memory (`host_staging`).
+
+Before ranks exchange by collectives they compare plans (`plan_check`); a lost rank is one exception (`rank_errors`).
 """

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from trainclient.exchange.communicators import CollectiveWork
-from trainclient.exchange.group_reference import GroupReference
 from trainclient.exchange.rank_errors import translate_rank_errors
 from trainclient.exchange.wait_times import Waits
+from trainclient.exchange.weak_group import WeakGroup
 
 
 class GroupCollective:
@@ -94,7 +94,7 @@ class _Flight:
 
     def __init__(self, leaving: Sequence[int], arriving: Sequence[int], group: ProcessGroup, waits: Waits) -> None:
         self._counts = leaving, arriving
-        self._group = GroupReference(group)  # graphs outlive groups
+        self._group = WeakGroup(group)  # graphs outlive groups
         self._waits = waits
         self._under_way: tuple[Tensor, Tensor, dist.Work | None] | None = None
         """Memory that is being sent, memory that is being received, and their work."""

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from trainclient.exchange.host_staging import HostStaging
 from trainclient.exchange.rank_errors import translate_rank_errors
-from trainclient.exchange.row_paths import RowPaths
 from trainclient.exchange.view_groups import SharedSequences
 
 
@@ -140,18 +140,20 @@ class GroupP2P:
     the calls, so no other transfer can block them.
     """
 
-    def __init__(self, rank: int, paths: RowPaths, rows: ProcessGroup | None, headers: ProcessGroup, tag: int) -> None:
+    def __init__(
+        self, rank: int, staging: HostStaging, rows: ProcessGroup | None, headers: ProcessGroup, tag: int
+    ) -> None:
         """Join the other processes.
 
         Args:
             rank: the global rank of this process.
-            paths: which way rows go at present; shared by all directions of this process.
+            staging: whether rows go through hosts at present; shared by all directions of this process.
             rows: group of the ranks at both ends, for this direction alone; None where a rank sends only to itself.
             headers: group of all ranks, over gloo.
             tag: tells the headers of this direction from those of others.
         """
         self.rank = rank
-        self._paths = paths
+        self._staging = staging
         self._rows = rows
         self._headers = headers
         self._tag = tag
@@ -159,9 +161,9 @@ class GroupP2P:
 
     def empty(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor:
         """Make memory for rows to be received into."""
-        aside = self._paths.aside
+        aside = self._staging.aside
         with torch.cuda.stream(aside) if aside is not None else nullcontext():
-            return torch.empty(num_rows, width, dtype=dtype, device=self._paths.device)
+            return torch.empty(num_rows, width, dtype=dtype, device=self._staging.device)
 
     def connect(self, targets: Sequence[int], sources: Sequence[int]) -> None:
         """Exchange one byte with ranks to which this process sends here, and with those from which it receives.
@@ -169,7 +171,7 @@ class GroupP2P:
         Both ends call this at the same point of their program: NCCL builds a connection at its first message, in both
         processes at once, and holds up each until the other one is there.
         """
-        byte = partial(torch.zeros, 1, dtype=torch.uint8, device=self._paths.device)
+        byte = partial(torch.zeros, 1, dtype=torch.uint8, device=self._staging.device)
         operations = [
             dist.P2POp(dist.isend, byte(), rank, self._rows, self._tag) for rank in targets if rank != self.rank
         ]
@@ -184,7 +186,7 @@ class GroupP2P:
         del microbatch
         self._own.extend(m for m in messages if m.rank == self.rank)
         others = [m for m in messages if m.rank != self.rank]
-        if self._paths.by_host:
+        if self._staging.by_host:
             others = [replace(m, rows=m.rows.cpu()) for m in others]
             return _GroupSend(self._begin_headers(dist.isend, others), self._begin_copies(dist.isend, others), others)
         rows = self._begin_rows(dist.isend, others)  # before the headers, which say that the device has them
@@ -196,12 +198,12 @@ class GroupP2P:
         others = [m for m in messages if m.rank != self.rank]
         own = [m for m in messages if m.rank == self.rank]
         headers = self._begin_headers(dist.irecv, others)
-        if self._paths.by_host:
+        if self._staging.by_host:
             copies = [replace(m, rows=torch.empty_like(m.rows, device="cpu")) for m in others]
             arriving = list(zip([m.rows for m in others], [m.rows for m in copies], strict=True))
             return _GroupReceive(headers, self._begin_copies(dist.irecv, copies), messages, own, self._own, arriving)
         begin = partial(self._begin_rows, dist.irecv, others)
-        return _GroupReceive(headers, begin() if self._paths.ahead else begin, messages, own, self._own)
+        return _GroupReceive(headers, begin() if self._staging.ahead else begin, messages, own, self._own)
 
     def _begin_headers(self, begin: Callable[..., Any], others: Sequence[Message]) -> "_GroupWork":
         with translate_rank_errors(_ranks(others)):
@@ -215,7 +217,7 @@ class GroupP2P:
 
     def _begin_rows(self, begin: Callable[..., Any], others: Sequence[Message]) -> "_GroupWork":
         rows = [dist.P2POp(begin, m.rows, m.rank, self._rows, self._tag) for m in others if m.rows.numel()]
-        stream = self._paths.aside if begin is dist.irecv else None
+        stream = self._staging.aside if begin is dist.irecv else None
         with translate_rank_errors(_ranks(others)), nullcontext() if stream is None else torch.cuda.stream(stream):
             return _GroupWork(others, dist.batch_isend_irecv(rows) if rows else [])
 

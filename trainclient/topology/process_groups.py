@@ -14,9 +14,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from trainclient.exchange.all_to_all import GroupCollective
 from trainclient.exchange.communicators import Collective, Communicators, EdgeP2P, GroupP2P
+from trainclient.exchange.host_staging import HostStaging
 from trainclient.exchange.leader_broadcast import LeaderCollective, TorchViewGroup, leader_edges
 from trainclient.exchange.rank_errors import translate_rank_errors
-from trainclient.exchange.row_paths import RowPaths
 from trainclient.exchange.view_groups import SharedSequences
 from trainclient.exchange.wait_times import Waits
 from trainclient.topology.device_queues import require_queues, row_members
@@ -53,7 +53,7 @@ class Groups:
     """Over gloo, by the ranks of the groups that this process may share sequences in: their views alone."""
     waits: Waits
     """For other processes, in the middle of what this one computes."""
-    row_paths: RowPaths
+    host_staging: HostStaging
     """Which way rows go between processes at present."""
 
 
@@ -100,8 +100,8 @@ def process_groups(
     mesh, data_parallel, tp_group = _mesh(topology, rank, device, timeout, waits)
     reading = _own(rank, topology.readers, _on_cpus, timeout)
     shared, fetching = _shared_sequences(topology, rank, device, timeout, waits)
-    paths = RowPaths(device)
-    directions = _edges(topology, rank, paths, timeout)
+    staging = HostStaging(device)
+    directions = _edges(topology, rank, staging, timeout)
     edges = {name: EdgeP2P(*both) for name, both in directions.items()}
     of_all = topology.collectives == (tuple(range(topology.world_size)),)
     collective = world if of_all else _own(rank, topology.collectives, dist.new_group, timeout)
@@ -128,7 +128,7 @@ def process_groups(
         plan_checking=checking,
         fetching=fetching,
         waits=waits,
-        row_paths=paths,
+        host_staging=staging,
     )
     with translate_rank_errors("other ranks"):
         connect(topology, directions, rank)
@@ -205,7 +205,9 @@ def _shared_sequences(
     return SharedSequences(process.rank, pool) if pool or rank in topology.lockstep_ranks else None, fetching
 
 
-def _edges(topology: Topology, rank: int, paths: RowPaths, timeout: timedelta) -> dict[str, tuple[GroupP2P, GroupP2P]]:
+def _edges(
+    topology: Topology, rank: int, staging: HostStaging, timeout: timedelta
+) -> dict[str, tuple[GroupP2P, GroupP2P]]:
     """Both directions of the edges of the chunks of this process, by name.
 
     All processes make the groups of all edges together, in the same order.
@@ -221,7 +223,7 @@ def _edges(topology: Topology, rank: int, paths: RowPaths, timeout: timedelta) -
         used = (True, edge.returns) if members else (False, False)
         rows = [dist.new_group(members, timeout=timeout) if direction else None for direction in used]
         if edge.source in held or edge.target in held:
-            there, back = (GroupP2P(rank, paths, group, headers, 2 * number + i) for i, group in enumerate(rows))
+            there, back = (GroupP2P(rank, staging, group, headers, 2 * number + i) for i, group in enumerate(rows))
             found[str(edge)] = there, back
     return found
 

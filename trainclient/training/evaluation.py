@@ -220,7 +220,7 @@ class Evaluation:
             batches = streams.batches(self._groups)
             for _ in range(evaluated_steps(self._config, self._held_out, streams.num_steps)):
                 by_host = self._config.rows_by_host.applies(first=self._is_new)
-                with self._groups.row_paths.through_hosts(wanted=by_host):
+                with self._groups.host_staging.through_hosts(wanted=by_host):
                     record = self._machine.interpreter.run(batches)
                 self._is_new = False
                 if record is None:

@@ -195,7 +195,7 @@ class Trainer:
             self._timeline.begin()
         self._times.until_now(Part.UPDATE)
         self._phase = ""
-        with self._groups.row_paths.through_hosts(wanted=self._config.rows_by_host.applies(first=self._is_new)):
+        with self._groups.host_staging.through_hosts(wanted=self._config.rows_by_host.applies(first=self._is_new)):
             record = self._machine.interpreter.run(batches)
         self._is_new = False
         if record is None:

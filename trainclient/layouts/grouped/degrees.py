@@ -11,7 +11,7 @@ import numpy as np
 
 from dataserver.planning.job.fields import PLAN_LIMITS
 from dataserver.planning.layouts.grouped.compositions import MAX_COMPOSITIONS, check_compositions
-from trainclient.layouts.shared.sides import beside, module_choices, shared, side_options
+from trainclient.layouts.shared.beside_backbone import beside, module_choices, shared, side_options
 from trainclient.orchestrate.choice import (
     BEST_CHOICES,
     Choice,

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from trainclient.layouts.shared.sides import beside, module_choices, shared, side_options
+from trainclient.layouts.shared.beside_backbone import beside, module_choices, shared, side_options
 from trainclient.orchestrate.backbones import Backbone, Backbones, backbones, fastest_first
 from trainclient.orchestrate.choice import (
     BEST_CHOICES,

@@ -1,1 +1,1 @@
-"""What several layouts use: messages along edges, and the ends of chunks."""
+"""What several layouts use: messages along edges, and the degrees of modules beside a backbone."""

@@ -1,12 +1,12 @@
-"""A process group that whoever made it may destroy."""
+"""A weak reference to a process group, so that its maker may destroy it."""
 
 import weakref
 
 from torch.distributed import ProcessGroup
 
 
-class GroupReference:
-    """Names a process group, and leaves its life to `torch.distributed`.
+class WeakGroup:
+    """Refers to a process group, and leaves its life to `torch.distributed`.
 
     `destroy_process_group` ends the threads of gloo only where nobody else has the group. Such a thread takes the
     interpreter's lock as it lets go of tensors; if the interpreter ends meanwhile, the process ends in SIGABRT.

@@ -1,4 +1,4 @@
-"""Which way rows go between processes: from device to device, or, while devices are new to their work, between hosts.
+"""Rows go from device to device, or are staged in the memory of hosts while devices are new to their work.
 
 Under NCCL a transfer is a kernel that runs until the other end takes part. Some of what a device does for the first
 time it does only when all its kernels are over: it loads a kernel, gives kernels more memory of their own, or takes
@@ -13,8 +13,8 @@ from contextlib import contextmanager
 import torch
 
 
-class RowPaths:
-    """The way that rows go at present, the same in all processes: each changes it between the same steps."""
+class HostStaging:
+    """Whether rows are staged in hosts at present; all processes change it between the same steps."""
 
     def __init__(self, device: torch.device) -> None:
         """Begin with the way from device to device, where rows are computed."""
