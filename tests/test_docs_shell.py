@@ -21,6 +21,7 @@ from page_data import write_page_data
 from serving.harness import running
 from shell_blocks import PAGES, Machine, ShellBlock, option, python_blocks, shell_blocks, small
 from test_docs import BLOCK, ROOT
+from training.released_folders import FAMILIES, VOCAB, base_folder, llama, siglip
 from training.runs import variables
 
 from dataserver.planning.job.fields.text import parse_yaml
@@ -76,9 +77,6 @@ def test_blocks_that_are_not_run_are_there() -> None:
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """What the paths of the pages are: indexed data, and tiny models."""
-    from training.test_pretrained import llama, siglip
-    from training.test_tuned_wholes import FAMILIES, VOCAB, base_folder
-
     data = write_page_data(tmp_path_factory.mktemp("pages"))
     whole = base_folder(FAMILIES["qwen2-vl"], data / "whole")
     for folder, flags in (

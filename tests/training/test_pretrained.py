@@ -11,11 +11,12 @@ import torch
 import transformers
 from builders.jobs import make_job
 from cli.server_process import command, serving
-from models.hf.tiny import make_tower, our_backbone, our_encoder, our_logits, randomise, save
+from models.hf.tiny import make_tower, our_backbone, our_encoder, our_logits, save
 from program.conftest import Fleet
 from program.runtime_cases import Case, Degrees, Pool
 from program.towers import tower_data, tower_job
 from safetensors.torch import load_file, save_file
+from training.released_folders import WIDTH, llama, siglip
 from training.runs import TIMEOUT_S, Run
 
 from dataserver.planning.job.identity import parse_job
@@ -28,31 +29,8 @@ from trainclient.topology.process_grid import Topology
 from trainclient.training.config import TrainConfig
 from trainclient.training.models import Models
 
-WIDTH = 32
 ALONE = Degrees(1, 1, 1, 1, colocated=True)
 SPLIT, STAGES = Degrees(1, 2, 1, 1, tp=(2, 2, 1)), Degrees(1, 1, 2, 1)
-
-
-def llama(folder: Path, vocabulary: int = 300) -> Path:
-    config = transformers.LlamaConfig(
-        vocab_size=vocabulary, hidden_size=WIDTH, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=2, tie_word_embeddings=True, rms_norm_eps=1e-5,
-    )  # fmt: skip
-    torch.manual_seed(1)
-    model = transformers.LlamaForCausalLM(config)
-    randomise(model, 1)
-    return save(model, folder)
-
-
-def siglip(folder: Path, patch: int = 8) -> Path:
-    config = transformers.SiglipVisionConfig(
-        hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=2, image_size=32,
-        patch_size=patch, vision_use_head=False,
-    )  # fmt: skip
-    torch.manual_seed(2)
-    model = transformers.SiglipVisionModel(config)
-    randomise(model, 2)
-    return save(model, folder)
 
 
 def job(**stream: Any) -> JobSpec:

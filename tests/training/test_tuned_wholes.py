@@ -4,7 +4,6 @@ import io
 import json
 import tarfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,12 @@ import pytest
 import torch
 import transformers
 import yaml
-from builders.chats import write_chat_folder
 from cli.forked import run_forked
 from cli.server_process import run, serving
-from models.hf.tiny import randomise
-from models.hf.tiny_wholes import QWEN, SQUARE, TEXT, save_released
 from PIL import Image
-from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from training.released_folders import FAMILIES, Tuned, base_folder
 from training.runs import TIMEOUT_S, steps_of, variables
 
 from trainclient.cli import main
@@ -28,52 +24,6 @@ from trainclient.cli import main
 pytestmark = [pytest.mark.long, pytest.mark.timeout(2 * TIMEOUT_S)]
 STEPS, TRAINED, HELD_OUT = 50, 64, 16
 QUESTION = "What does this photograph show?"
-VOCAB = 384
-SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}}
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """A family whose tiny model is fine-tuned."""
-
-    chats: str
-    """Form of its tokenizer and template."""
-    sizing: dict[str, Any]
-    """Of the job."""
-    processor: Any
-    """Of images, by transformers."""
-
-    def config(self, tokenizer: Tokenizer) -> Any:
-        """Of a tiny model with these ids."""
-        ids = {"image_token_id": tokenizer.token_to_id(self.image)}
-        if self.chats == "llava":
-            vision = {**SQUARE, "patch_size": 14, "image_size": 56, "model_type": "clip_vision_model"}
-            text = {**TEXT, "model_type": "llama", "vocab_size": VOCAB}
-            return transformers.LlavaConfig(
-                text_config=text, vision_config=vision, image_token_index=ids["image_token_id"]
-            )
-        ids |= {f"vision_{end}_token_id": tokenizer.token_to_id(f"<|vision_{end}|>") for end in ("start", "end")}
-        vision = {**QWEN, "patch_size": 14, "embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2}
-        text = {**TEXT, **SECTIONS, "vocab_size": VOCAB}
-        return transformers.Qwen2VLConfig(text_config=text, vision_config=vision, video_token_id=VOCAB - 1, **ids)
-
-    @property
-    def image(self) -> str:
-        return "<image>" if self.chats == "llava" else "<|image_pad|>"
-
-
-FAMILIES = {
-    "qwen2-vl": Tuned(
-        "qwen2-vl",
-        {"patch": 14, "merge": 2, "rule": "qwen", "min_pixels": 3136, "max_pixels": 12544},
-        transformers.Qwen2VLImageProcessorPil(min_pixels=3136, max_pixels=12544),
-    ),
-    "llava": Tuned(
-        "llava",
-        {"patch": 14, "merge": 1, "rule": "crop", "side": 56},
-        transformers.CLIPImageProcessorPil(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}),
-    ),
-}
 
 
 def conversations(photographs: Path) -> Iterator[dict[str, Any]]:
@@ -88,18 +38,6 @@ def conversations(photographs: Path) -> Iterator[dict[str, Any]]:
             if picture.format == "JPEG" and picture.mode == "RGB" and caption.isascii():
                 turns = [{"from": "human", "value": f"<image>\n{QUESTION}"}, {"from": "gpt", "value": caption}]
                 yield {"image": f"{photographs.name}/{name.replace('.txt', '.jpg')}", "conversations": turns}
-
-
-def base_folder(family: Tuned, folder: Path) -> Path:
-    """A folder as released ones are: model, tokenizer, template, processor."""
-    write_chat_folder(folder, family.chats)
-    torch.manual_seed(0)
-    config = family.config(Tokenizer.from_file(str(folder / "tokenizer.json")))
-    model = transformers.AutoModelForImageTextToText.from_config(config)
-    randomise(model, 0)
-    save_released("llava" if family.chats == "llava" else "qwen2-vl", model, folder)
-    family.processor.save_pretrained(folder)
-    return folder
 
 
 def job(family: Tuned, dataset: str, epochs: int) -> dict[str, Any]:
