@@ -60,7 +60,7 @@ def run(program: str, command: Callable[[], int]) -> int:
 
 
 def imports_are_over() -> None:
-    """From here on SIGINT and SIGTERM are exceptions, so that commands clean up: KeyboardInterrupt and `Stopped`."""
+    """Make SIGINT and SIGTERM exceptions from here on, so that commands clean up: KeyboardInterrupt and `Stopped`."""
     if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, signal.default_int_handler):
         signal.signal(signal.SIGINT, signal.default_int_handler)
     at_once = signal.getsignal(signal.SIGTERM)

@@ -102,7 +102,7 @@ class Measured:
 
     @classmethod
     def of(cls, ranks: Sequence[RankReport]) -> "Measured":
-        """From the reports of all ranks."""
+        """Make it from the reports of all ranks."""
         images = sum(rank.images for rank in ranks)
         steps = list(zip(*(rank.cost for rank in ranks), strict=True))
         return cls(

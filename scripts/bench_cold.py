@@ -37,7 +37,7 @@ JOBS: Final[dict[str, tuple[float, list[Fields], Fields, Fields]]] = {
     "colocated": (15, THREE, {"kind": "colocated", "ranks_per_node": 1}, {}),
     "contrastive": (15, TOWERS, {"kind": "contrastive"}, {"contrastive_batch": 8, "packing": {"enabled": False}}),
 }
-"""By layout: target in CPU seconds, modules, layout, and fields of the stream."""
+"""Jobs by layout: target in CPU seconds, modules, layout, and fields of the stream."""
 
 SIZES: Final = (1, 4)
 """Times the size of each job: as it is, and in its held-out variant."""

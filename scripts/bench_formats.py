@@ -45,7 +45,7 @@ PER_IMAGE: Final = 1.15
 PER_LOOSE_IMAGE: Final = 1.1
 """The same where each image is a file."""
 PER_BYTE: Final = 1 / 0.8
-"""And of indexing, and of converting over what it cannot do without."""
+"""Most time of indexing, and of converting over what it cannot do without."""
 LOOSE: Final = "JSONL manifest", "folder of images"
 IMAGE_TYPE: Final = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 

@@ -92,7 +92,7 @@ SENT_OF_FLOOR, SENT_OF_PROTOTYPE, SENT_OF_LOADER = 1.25, 1.08, 0.9
 CLIENT_CPU = 0.12
 """Most CPU time of an image in a client that is sent it, over that of a serial loop."""
 WARM_S = 2.0
-"""From the start of a server to the first batch in a client that runs, where all kernels are compiled."""
+"""Most seconds from the start of a server to the first batch in a client that runs, where all kernels are compiled."""
 SCALING = 0.95
 """Least gain from one core to all, over that of serial loops."""
 LIBRARIES, SERVER = "import numpy, grpc", "import dataserver.serving.server"
@@ -114,7 +114,7 @@ class Measured:
     others_mb: float
     """PSS of their workers and servers."""
     first_s: float
-    """From the start of its programs to the first batch."""
+    """Time from the start of its programs to the first batch."""
 
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
@@ -140,7 +140,7 @@ class Started:
 
     listening_s: float
     first_s: float
-    """Until the first batch in a client that ran already."""
+    """Time until the first batch in a client that ran already."""
     cpu_s: float
     """CPU time of the server and what it started, until then."""
 

@@ -141,7 +141,7 @@ class Steady:
     """A trainer that takes `LOAD` of what the server delivers."""
 
     interval_s: float
-    """Between two microbatches as fast as the server delivers them."""
+    """Time between two microbatches as fast as the server delivers them."""
     busy_s: float
     """Time that the trainer takes for each microbatch."""
     waits_s: list[float]

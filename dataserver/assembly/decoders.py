@@ -75,7 +75,7 @@ def _video_shape(ref: ImageRef) -> VideoShape:
 DECODERS: Final[Mapping[int, Decode]] = MappingProxyType(
     {IMAGE: _decode_image, AUDIO: _decode_clip, VIDEO: _decode_video}
 )
-"""By the number of what the item is (`ImageRef.modality`)."""
+"""Decoding functions by the number of what the item is (`ImageRef.modality`)."""
 
 
 def fault_of(data: bytes, ref: ImageRef) -> ImageFault | None:

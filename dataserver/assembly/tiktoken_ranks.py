@@ -41,7 +41,8 @@ PATTERNS: Final = {
     151_643: rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}",
     199_998: _O200K,
 }
-"""By the number of ranks, which tells the published vocabularies apart: r50k, p50k, cl100k, Llama 3, Qwen, o200k."""
+"""Patterns by the number of ranks, which tells the published vocabularies apart: r50k, p50k, cl100k, Llama 3, Qwen,
+o200k."""
 
 
 class Ranks(NamedTuple):

@@ -16,7 +16,7 @@ from dataserver.fleet.on_ray import NAMESPACE
 RETRIES: Final = 3
 """How often a task is done again whose node was lost; it may leave nothing half done."""
 CONNECT_S: Final = 10.0
-"""In which the head of a cluster takes a connection."""
+"""Seconds in which the head of a cluster must take a connection."""
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 

@@ -24,7 +24,7 @@ CHOSEN_WIDTH: Final = 32
 
 
 def console_for_tables(*, stderr: bool = False) -> Console:
-    """As wide as the terminal; where the output is none, as wide as the tables need."""
+    """Return a console as wide as the terminal; where the output is none, as wide as the tables need."""
     console = Console(stderr=stderr)
     return console if console.is_terminal else Console(width=WIDTH, stderr=stderr)
 

@@ -19,7 +19,7 @@ SPLIT_NAME: Final = "split.yaml"
 DATASET_NAME: Final = "dataset.yaml"
 DEFAULT_SPLIT: Final = "train"
 SEPARATOR: Final = "#"
-"""Between a folder and the name of a split."""
+"""Stands between a folder and the name of a split."""
 MAX_NAMES: Final = 1 << 20
 MAX_META_BYTES: Final = 16 << 20
 MAX_ENTRY: Final = 1024

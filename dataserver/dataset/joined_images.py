@@ -23,7 +23,7 @@ class _Opened(NamedTuple):
     path: Path
     file: StoredFile
     etag: Etag
-    """For which the content is known to be the one that was indexed."""
+    """State for which the content is known to be the one that was indexed."""
 
 
 class _Noted(NamedTuple):

@@ -28,7 +28,7 @@ class LintReport:
     """Everything odd in a dataset."""
 
     findings: tuple[ShardFinding, ...]
-    """In shard order; of what was found while indexing, at most `MAX_FINDING_BYTES` of each shard."""
+    """Findings in the order of shards; of what was found while indexing, at most `MAX_FINDING_BYTES` of each shard."""
     counts: Mapping[str, int]
     """Exact counts by kind, also of what is not among the findings."""
     num_samples: int

@@ -33,7 +33,7 @@ MAX_OPEN_SHARDS: Final = 128
 MAX_REMOTE_SHARDS: Final = 65_536
 """Open shards in stores, which hold no file open; each that is not remembered costs a request."""
 MAX_EXTERNAL_IMAGES: Final = 1 << 22
-"""In other files, whose places are in memory: 250 bytes each."""
+"""Most images in other files, whose places are in memory: 250 bytes each."""
 PAGE_CACHE_BYTES: Final = 64 << 20
 """Bytes of decompressed pages: a page is read once for each image in it, at times of their own."""
 

@@ -32,7 +32,8 @@ LOOK_S: Final = 0.05
 """Time between two looks at whether a caller still waits, and its peer is still there."""
 
 STATUS_DETAILS: Final = "grpc-status-details-bin"
-"""With every error that a server of ours answers, and none that gRPC makes: one that answers so is not silent."""
+"""Metadata of every error that a server of ours answers, and none that gRPC makes: one that answers so is not
+silent."""
 MAX_REASON_CHARS: Final = 400
 CLOSED: Final = "the connection was closed"
 

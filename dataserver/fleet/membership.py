@@ -25,8 +25,8 @@ from dataserver.security import Channels
 LOOK_EVERY_S: Final = 1.0
 """Time between two questions to the same address, in small fleets."""
 GREETINGS_PER_S: Final = 5
-"""In larger ones this many are asked a second, so that a server spends one or two hundredths of a core on it, whatever
-their number."""
+"""In larger fleets so many servers are asked a second, so that a server spends one or two hundredths of a core on it,
+whatever their number."""
 RESOLVE_EVERY_S: Final = 10.0
 """Time between two look-ups of the names."""
 PATIENCE_S: Final = 15.0

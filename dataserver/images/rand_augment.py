@@ -113,7 +113,7 @@ OPERATIONS: Final = (
     Operation(_auto_contrast),
     Operation(_equalize),
 )
-"""In the order in which they are drawn from, which is torchvision's."""
+"""Operations in the order in which they are drawn from, which is torchvision's."""
 
 
 def augmented(pixels: U8, options: RandAugment, words: Sequence[int]) -> U8:

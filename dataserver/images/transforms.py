@@ -142,7 +142,7 @@ TRANSFORMS: Final[dict[type[SpecModel], ImageTransform]] = {
     GaussianBlur: ImageTransform(gaussian_blur),
     RandAugment: ImageTransform(rand_augment),
 }
-"""By the options that a job has for it."""
+"""Kinds of transforms by the options that a job has for it."""
 
 
 def transform(pixels: U8, drawn: Sequence[DrawnTransform]) -> U8:

@@ -113,7 +113,7 @@ class Catalog:
         return _digest(any(dataset.has_videos for dataset in self.datasets.values()), require_video, video_digest)
 
     def sound_digest(self) -> str:
-        """As `audio_digest`, of the sound of videos."""
+        """Digest of how the sound of videos is decoded, if any dataset has some."""
         return _digest(any(dataset.has_sound for dataset in self.datasets.values()), require_sound, sound_digest)
 
     def check_tokenizer(self, spec: TokenizerSpec) -> None:

@@ -28,7 +28,7 @@ class _Earlier:
     key: str
     """Tells its tables from those of others."""
     stream: Stream
-    """With these datasets alone, as if it continued none."""
+    """The stream with these datasets alone, as if it continued none."""
     datasets: Sequence[Dataset]
     ends: Sequence[StepEnd]
     """Where its last step ends on the axis of each."""

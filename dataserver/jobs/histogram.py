@@ -166,7 +166,7 @@ def _seconds(columns: ShardColumns, items: I64 | slice, modality: NDArray[np.uin
 
 
 def thinned(found: Counter[Size], most: int = MOST_SIZES) -> Counter[Size]:
-    """As many samples of at most so many sizes: some in the order of sizes stand for those around them.
+    """Return as many samples of at most so many sizes: some in the order of sizes stand for those around them.
 
     Those with the longest text, the largest item of each modality and the most patches stay, since memory goes by them.
     """

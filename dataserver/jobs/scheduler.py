@@ -33,7 +33,7 @@ class WorkCancelledError(Exception):
 
 
 def never_cancelled() -> bool:
-    """For callers that wait whatever happens."""
+    """Return False, for callers that wait whatever happens."""
     return False
 
 

@@ -37,7 +37,7 @@ CACHED_BYTES: Final = 64 << 20
 STORED_FROM_S: Final = 0.5
 """What takes less is neither stored on disk nor worth a line in the log."""
 STORED_FILES: Final = 256
-"""In a cache folder; those used longest ago go first."""
+"""Most files in a cache folder; those used longest ago go first."""
 FORGOTTEN_S: Final = 60.0
 """What nobody has asked for so long is not computed to its end."""
 

@@ -24,7 +24,7 @@ FULL: Final = 0.9
 REMADE: Final = 0.1
 """Plans and windows that are made once more, for each plan, beyond which the memory for jobs is too small."""
 LEAST_REMADE: Final = 10
-"""As many may be made again when ranks reconnect."""
+"""Plans and windows that may be made again without a finding, as happens when ranks reconnect."""
 LEAST_FREE_BYTES: Final = 1 << 30
 MIB: Final = 1 << 20
 SHORT: Final = 12

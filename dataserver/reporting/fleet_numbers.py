@@ -125,7 +125,7 @@ def by_lag(rows: Sequence[RankRow]) -> list[int]:
 
 
 def most_behind(rows: Sequence[RankRow]) -> list[RankRow]:
-    """As many rows as are shown, those furthest behind, in the order that they have."""
+    """Return as many rows as are shown, those furthest behind, in the order that they have."""
     return [rows[i] for i in sorted(by_lag(rows)[:MAX_RANKS_SHOWN])]
 
 

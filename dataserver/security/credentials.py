@@ -114,7 +114,7 @@ class Channels:
 
     @property
     def context(self) -> ssl.SSLContext | None:
-        """For a connection beside gRPC, by Python's `ssl`; None without encryption."""
+        """TLS context for a connection beside gRPC, by Python's `ssl`; None without encryption."""
         return None if self._tls is None else self._tls.get().context
 
     def open(self, address: str, options: Sequence[Option] = (), server_name: str = "") -> grpc.Channel:

@@ -81,7 +81,7 @@ class Pooled:
 
     behaviour: Callable[[Any, grpc.ServicerContext], Any]
     experimental_thread_pool: ThreadPoolExecutor
-    """By this name gRPC finds it."""
+    """The pool, under the name by which gRPC finds it."""
 
     def __call__(self, request: Any, context: grpc.ServicerContext) -> Any:
         """Run the call on this thread."""

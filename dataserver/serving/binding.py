@@ -14,7 +14,7 @@ from dataserver.addresses import joined
 from dataserver.serving.config import ConfigError
 
 RETRY_S: Final = 5.0
-"""For how long a port that is taken is tried again: by the server before this one, or by a connection."""
+"""Seconds for which a port that is taken is tried again: by the server before this one, or by a connection."""
 _LOOK_S: Final = 0.2
 _EPHEMERAL: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 

@@ -13,7 +13,7 @@ from dataserver.serving.limits import MAX_MESSAGE_BYTES
 
 MAX_SAMPLES: Final = 1024
 FRAME_BYTES: Final = 5
-"""At most, of what the response adds around a description: a tag and its length."""
+"""Most bytes that the response adds around a description: a tag and its length."""
 
 
 def describe_samples(dataset: Dataset, samples: Sequence[int]) -> pb.DescribeSamplesResponse:

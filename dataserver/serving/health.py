@@ -16,7 +16,7 @@ from dataserver.serving.handlers import standard_handler
 HEALTH: Final = health_pb2.DESCRIPTOR.services_by_name["Health"]
 NO_SERVICE: Final = health_pb2.HealthCheckRequest(service="(in a request that cannot be decoded)")
 CALLS: Final = 8
-"""In hand at once; a probe takes a millisecond."""
+"""Calls in hand at once; a probe takes a millisecond."""
 CONNECTIONS: Final = 64
 MAX_REQUEST_BYTES: Final = 4096
 

@@ -23,7 +23,7 @@ from dataserver.serving.tls import ServerTls
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 PATH: Final = "/metrics"
 MAX_CONNECTIONS: Final = 16
-"""At once; one more is closed."""
+"""Most connections at once; one more is closed."""
 CONNECTION_S: Final = 5.0
 """A connection is closed after so long, whatever it is doing."""
 

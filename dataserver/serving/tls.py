@@ -78,11 +78,11 @@ class ServerTls:
 
     @property
     def context(self) -> ssl.SSLContext:
-        """For a server that speaks TLS by Python's `ssl`."""
+        """TLS context for a server that speaks TLS by Python's `ssl`."""
         return self._files.get().context
 
     def credentials(self) -> grpc.ServerCredentials:
-        """For a gRPC server, which asks before each handshake whether something has changed."""
+        """Credentials for a gRPC server, which asks before each handshake whether something has changed."""
         loaded = self._files.get()
         return grpc.dynamic_ssl_server_credentials(
             _configuration(loaded),

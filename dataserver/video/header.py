@@ -55,7 +55,7 @@ class VideoHeader:
     frames: int
     """Packets of frames that are shown, counted."""
     microseconds: int
-    """From the time of the first frame to the end of the last one, rounded."""
+    """Duration from the time of the first frame to the end of the last one, rounded."""
     width: int
     height: int
     """Pixels of a frame, upright."""
@@ -70,7 +70,7 @@ class Times:
     pts: list[int]
     """Time of each frame, ascending."""
     ticks: int
-    """From the first frame to the end of the last one, at least 1."""
+    """Ticks from the first frame to the end of the last one, at least 1."""
 
 
 def require_video() -> None:

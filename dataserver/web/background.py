@@ -34,7 +34,7 @@ EXPECTED: Final = (
 MAX_WAITING: Final = 8
 """Pieces of work that wait; one more is refused."""
 WANTED_S: Final = 5.0
-"""For so long after a question somebody is taken to wait for the answer; pages ask again within a second."""
+"""Seconds after a question for which somebody is taken to wait for the answer; pages ask again within a second."""
 MAX_FOUND: Final = 24
 """Results that are remembered; the least recently asked for go first."""
 

@@ -19,13 +19,13 @@ from dataserver.reporting.fleet_setup import failures, look
 from dataserver.web.rank_waits import RankOfJob, RankWaits
 
 CHECK_S: Final = 30.0
-"""Between two looks at what servers are set up like."""
+"""Seconds between two looks at what servers are set up like."""
 LOOKED_AT_S: Final = 60.0
-"""For so long after a request somebody is taken to look at the page."""
+"""Seconds after a request for which somebody is taken to look at the page."""
 IDLE_S: Final = 0.5
 """After so long what rests sees that somebody looks again."""
 AFTER_DEFECT_S: Final = 5.0
-"""At least, before what failed is tried again."""
+"""Least seconds before what failed is tried again."""
 HISTORY: Final = 360
 """Looks that are remembered: twelve minutes at 2 s."""
 _RECONNECT: Final = (("grpc.max_reconnect_backoff_ms", 2000), ("grpc.initial_reconnect_backoff_ms", 500))

@@ -22,7 +22,7 @@ class _Mark(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class _Counter:
     since: _Mark
-    """From here on the share is taken; `later` takes over from it."""
+    """Where the share is taken from; `later` takes over from it."""
     later: _Mark
     last: _Mark
     share: float | None

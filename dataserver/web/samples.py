@@ -26,7 +26,7 @@ from dataserver.web.server import Body, Query, RequestError, Route
 FOUND: Final = 24
 """Most samples in one answer."""
 LOOK_S: Final = 1.0
-"""For so long one answer looks through shards; it ends with the shard that it is at."""
+"""Seconds for which one answer looks through shards; it ends with the shard that it is at."""
 MAX_TEXT_CHARS: Final = 20_000
 MAX_PARTS: Final = 200
 MAX_IMAGES: Final = 16
@@ -41,7 +41,7 @@ MAX_DECODING: Final = 2
 """Images that are decoded at once: each may take hundreds of MB."""
 DECODING_BUSY: Final = "many images are being decoded; ask again"
 DECODING_S: Final = 10.0
-"""For so long a request waits for its turn."""
+"""Seconds for which a request waits for its turn."""
 MAX_SEARCHING: Final = 2
 """Searches at once: each takes much of the interpreter's time, which may be that of a server."""
 MAX_PIXELS_OF_SIDE: Final = 1 << 20

@@ -63,7 +63,7 @@ class Body:
 
 
 Route = Callable[[Query], Any]
-"""From the fields of a request to what becomes JSON, or bytes that are, or a `Body`; raises RequestError."""
+"""Turns the fields of a request into what becomes JSON, or bytes that are JSON, or a `Body`; raises RequestError."""
 
 
 class WebServer:

@@ -43,7 +43,7 @@ def own(images: ConcatDataset[Any], out: Path, model: TinyVLM, kind: type[Traine
 
 
 class Rebalancing(Trainer):
-    """With batches of equal cost, as the Trainer makes them where it knows the lengths."""
+    """A Trainer with batches of equal cost, as the Trainer makes them where it knows the lengths."""
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[Any]:
         data: Any = self.train_dataset if train_dataset is None else train_dataset

@@ -9,8 +9,8 @@ SERVED = "served"
 
 
 def full_job() -> dict[str, Any]:
-    """For frameworks that update behind a constant number of microbatches: with the default fill all steps have as
-    many of them as rows, and none ends with padding."""
+    """Return the job for frameworks that update behind a constant number of microbatches: with the default fill all
+    steps have as many of them as rows, and none ends with padding."""
     return job("0.97")
 
 

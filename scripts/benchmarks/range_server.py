@@ -30,7 +30,7 @@ class Stored:
 
     data: bytes
     etag: str | None
-    """With its quotes; None where the server gives none."""
+    """ETag with its quotes; None where the server gives none."""
     modified: float = 1.7e9
 
 
@@ -43,7 +43,7 @@ class Asked:
     range: tuple[int, int] | None
     """First byte and end that were asked for."""
     headers: dict[str, str]
-    """By names in lower case."""
+    """Headers by their names in lower case."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class State:
     """What a server holds, does and has seen."""
 
     objects: dict[str, Stored] = field(default_factory=dict)
-    """By path, with the slash before it."""
+    """Objects by path, with the slash before it."""
     faults: list[str] = field(default_factory=list)
     """What becomes of the next requests for ranges, one each: see `_Handler.misbehave`."""
     of_paths: dict[str, str] = field(default_factory=dict)

@@ -25,7 +25,7 @@ GROUPS: Mapping[str, Any] = {
 }
 """Options of the grouped layout: the tiny backbone has two heads of keys and values."""
 ROOM: Mapping[str, int] = {"budget_bytes": 320_000, "unit_bytes": 1_000}
-"""For tokens of a rank: the longest samples need a group of two."""
+"""Memory for tokens of a rank: the longest samples need a group of two."""
 LAYOUTS: Mapping[str, Mapping[str, Mapping[str, int]]] = {
     "pipelined": {"encoder": {}, "backbone": {"dp": 2, "pp": 2}, "generator": {}},
     "colocated": {kind: {"dp": 2} for kind in ("encoder", "backbone", "generator")},

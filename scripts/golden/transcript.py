@@ -118,7 +118,7 @@ class Exchange:
                 body, frames = frames[FRAME_BYTES:end], frames[end:]
 
     def hashes(self) -> list[dict[str, str]]:
-        """For each microbatch of a stream the SHA-256 of each decoded tensor."""
+        """Return, for each microbatch of a stream, the SHA-256 of each decoded tensor."""
         return [
             {entry.name: hashlib.sha256(tensor_bytes(entry, body)).hexdigest() for entry in header.tensors}
             for header, body in self.microbatches

@@ -15,7 +15,7 @@ class Alert:
     severity: Literal["critical", "warning"]
     """Critical: training has stopped or is about to."""
     for_: str
-    """For how long it is true before it fires."""
+    """How long it is true before it fires."""
     expr: str
     summary: str
     """One line, with the labels of the series."""

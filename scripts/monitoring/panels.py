@@ -20,7 +20,7 @@ class Query:
     """One query of a panel."""
 
     text: str
-    """With `$server` and `$rank` in braces."""
+    """Text of the query, with `$server` and `$rank` in braces."""
     legend: str
     """Name of each series, with labels in double braces."""
 

@@ -49,7 +49,7 @@ STAGES: Final = (
     Stage("planned", "The step as it is planned from a profile, beside the measured one", 75, shards=True),
     Stage("rivals", "webdataset's loader and transformers' loop beside ours", 75, shards=True),
 )
-"""In the order of their value."""
+"""Stages in the order of their value."""
 
 
 def main() -> int:

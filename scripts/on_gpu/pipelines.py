@@ -19,7 +19,7 @@ OTHERS: Final = (
     *(f"{STEPS_OF_A_CPU}[{name}]" for name in ("colocated-zero3", "recomputed-zero3", "frozen", "alone")),
     "gpu/test_runs.py::test_bfloat16_is_near_float32",
 )  # fmt: skip
-"""In the order of what is not known yet."""
+"""Cases in the order of what is not known yet."""
 CASE_S: Final = 75.0
 AT_ONCE: Final = 3
 """How many of the other cases run together: most of a run is the start of its processes."""

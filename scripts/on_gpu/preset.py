@@ -10,7 +10,7 @@ from trainclient.orchestrate.memory import ENCODER_BLOCK
 from trainclient.orchestrate.memory import saved_bytes as bytes_of_row
 
 BYTES_OF_PARAMETER = 18
-"""In bfloat16: weights, gradients, float32 copies and moments."""
+"""Bytes of a parameter in bfloat16: weights, gradients, float32 copies and moments."""
 SHARED_BYTES = 12
 """The part of these that `sharding: zero2` leaves on one of its ranks only."""
 ACTIVATIONS = 0.35
@@ -40,7 +40,7 @@ class Size:
         return self.layers * _block(backbone, gated=True) + encoder.layers * _block(encoder, gated=False)
 
     def bytes_on(self, devices: int) -> int:
-        """On each of so many, parameters and all that belongs to them."""
+        """Bytes on each of so many devices: parameters and all that belongs to them."""
         shared = SHARED_BYTES - SHARED_BYTES // devices
         return self.parameters * (BYTES_OF_PARAMETER - shared)
 

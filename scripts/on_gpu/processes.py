@@ -13,7 +13,7 @@ from typing import Any, Final
 MARK: Final = "DISTTRAIN_BOUNDED_"
 """How the variable begins that all processes of a command have, whatever group or session they made for themselves."""
 GRACE_S: Final = 5.0
-"""For what a process does when it is asked to end."""
+"""Time for what a process does when it is asked to end."""
 
 
 @dataclass(frozen=True, slots=True)

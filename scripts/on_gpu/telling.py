@@ -20,7 +20,7 @@ class Table:
     rows: list[list[str]] = field(default_factory=list)
 
     def markdown(self) -> str:
-        """As a record shows it."""
+        """Return the table as a record shows it."""
         lines = [self.columns, ["---"] * len(self.columns), *self.rows]
         shown = "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
         return f"{self.title}:\n\n{shown}\n"
@@ -61,7 +61,7 @@ class Given:
     small: bool
     """Whether stand-ins run on a CPU."""
     limit_s: float
-    """Until the stage is ended."""
+    """Seconds until the stage is ended."""
     words: tuple[str, ...]
     """Further arguments that the stage was given."""
 

@@ -98,7 +98,7 @@ class StepWatch(StepProfiler):
         self._found: dict[str, Any] = {"steps": [], "syncs": None, "frozen_garbage": gc.get_freeze_count()}
 
     def begin_step(self, step: int) -> None:
-        """See `StepProfiler`; after it, all that belongs to the step before is written down."""
+        """Begin a step as `StepProfiler` does; after it, all that belongs to the step before is written down."""
         super().begin_step(step)
         if self._syncs is not None:
             self._syncs.__exit__(None, None, None)

@@ -14,7 +14,7 @@ PACKAGES: Final = (
     "pydantic-core", "pytest-timeout", "rfc8785", "simplejpeg", "typeguard", "typing-extensions", "typing-inspection",
     "tyro", "webdataset", "zstandard",
 )  # fmt: skip
-"""In the versions of the environment that gathers them, so those that the tests ran with."""
+"""Packages in the versions of the environment that gathers them, so those that the tests ran with."""
 PINNED: Final = tuple(f"grpcio-{part}==1.76.0" for part in ("health-checking", "reflection", "status"))
 """The oldest that are allowed: they refuse an older grpcio than their own, and the container brings its own."""
 PLATFORMS: Final = tuple(f"manylinux{name}_x86_64" for name in ("_2_28", "_2_27", "_2_17", "2014", "1"))

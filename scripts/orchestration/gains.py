@@ -36,9 +36,9 @@ class Gain:
     """The best pipelined degrees over monolithic ones."""
 
     wide: float
-    """Over the best with the baseline's tensor parallelism."""
+    """Gain over the best with the baseline's tensor parallelism."""
     uniform: float
-    """Over the best of all with the same degrees for all modules."""
+    """Gain over the best of all with the same degrees for all modules."""
     mfu_percent: float
 
     def __str__(self) -> str:

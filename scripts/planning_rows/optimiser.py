@@ -42,9 +42,9 @@ class Scenario:
     stages: int
     seeds: range
     targets: Mapping[tuple[float, int], float]
-    """By coefficient of variation and extra microbatches in flight: makespan over bound, median."""
+    """Targets by coefficient of variation and extra microbatches in flight: makespan over bound, median."""
     gains: Mapping[tuple[float, int], float]
-    """By the same: how much faster than Algorithms 1 + 2, which have no extra in flight."""
+    """Gains by the same: how much faster than Algorithms 1 + 2, which have no extra in flight."""
 
 
 A = Scenario(

@@ -27,7 +27,8 @@ _UNDERSTOOD = """
     warmup_ratio warmup_steps weight_decay
     """
 UNDERSTOOD: Final = frozenset(_UNDERSTOOD.split())
-"""Without effect on what a step learns from, of evaluation alone, or looked at more closely where it matters."""
+"""Arguments without effect on what a step learns from, of evaluation alone, or looked at more closely where it
+matters."""
 
 _READS = "the job says which samples a step has, and in which order"
 REFUSED: Final[Mapping[str, str]] = {

@@ -32,7 +32,7 @@ from transformers.trainer_utils import get_last_checkpoint  # noqa: E402
 from trainclient.adapters.hf_checkpoints import begin_saving, read_whole, require_loaded  # noqa: E402
 
 Inputs = Callable[[FullModelMicrobatch, torch.device], dict[str, Any]]
-"""From a microbatch to the model's arguments on a device."""
+"""Makes a microbatch the model's arguments on a device."""
 
 
 class ServedTrainer(Trainer):
@@ -76,7 +76,7 @@ class ServedTrainer(Trainer):
         self._weights = WeightDigests(model)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
-        """See Trainer; the stream goes on where it was when the checkpoint was written.
+        """Train as Trainer does; the stream goes on where it was when the checkpoint was written.
 
         When it ends with an exception, the stream stands at the step whose update was not made.
 
@@ -141,7 +141,8 @@ class ServedTrainer(Trainer):
         return loss
 
     def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
-        """See Trainer; with a loss goes `data_wait_s`, seconds that this rank waited for data since the last one."""
+        """Log as Trainer does; with a loss goes `data_wait_s`, seconds that this rank waited for data since the last
+        one."""
         if "loss" in logs:
             wait_s = self.stream.wait_s
             logs, self._told_wait_s = {**logs, "data_wait_s": wait_s - self._told_wait_s}, wait_s

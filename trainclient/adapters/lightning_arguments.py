@@ -16,7 +16,8 @@ _UNDERSTOOD = """
     precision profiler strategy use_distributed_sampler val_check_interval
     """
 UNDERSTOOD: Final = frozenset(_UNDERSTOOD.split())
-"""Without effect on what a step learns from, of evaluation alone, or looked at more closely where it matters."""
+"""Arguments without effect on what a step learns from, of evaluation alone, or looked at more closely where it
+matters."""
 
 _Reader = Callable[[Any], Any]
 

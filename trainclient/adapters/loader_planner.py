@@ -81,7 +81,7 @@ class SampleSizes:
 
     @classmethod
     def of(cls, samples: Iterable[tuple[int, Sequence[tuple[int, int]]]]) -> Self:
-        """From (tokens of the text, (width, height) of each image) of every sample."""
+        """Make sizes from (tokens of the text, (width, height) of each image) of every sample."""
         tokens, sizes = list[int](), list[Sequence[tuple[int, int]]]()
         for text, images in samples:
             tokens.append(text)

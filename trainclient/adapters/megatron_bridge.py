@@ -39,7 +39,7 @@ class ServedProvider(DatasetProvider):
     job: str
     """A job's file, or its text."""
     modality: str | None = None
-    """See `MegatronBatches`, also of the next three."""
+    """Name of the modality, as in `MegatronBatches`; so are the next three fields."""
     encoder: str = "encoder"
     image_token: int = 0
     dense_mask: bool = False

@@ -1,4 +1,4 @@
-"""From a whole rank's microbatch to what Qwen2-VL's family of models takes: packed, on the device.
+"""Makes a whole rank's microbatch what Qwen2-VL's family of models takes: packed, on the device.
 
 The patches of the stream are those of these models but for their layout: uint8 (y, x, channel) here, normalised
 (channel, frame, y, x) there, with the frame of a still image repeated. Turning them is left to the device.
@@ -33,7 +33,7 @@ class Qwen2VLInputs:
 
     @classmethod
     def of(cls, config: Any, sizing: Sizing) -> Self:
-        """For a model with this configuration, from a stream with this sizing.
+        """Return the inputs of a model with this configuration, from a stream with this sizing.
 
         Raises:
             ValueError: patches or blocks of another size than the model's.

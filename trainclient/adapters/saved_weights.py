@@ -12,7 +12,7 @@ from crc32c import crc32c as crc32c_of
 from torch import Tensor, nn
 
 Digests = dict[str, tuple[str, int]]
-"""By tensor, its type, as in `float32`, and the CRC-32C of its bytes."""
+"""Digests by tensor: its type, as in `float32`, and the CRC-32C of its bytes."""
 
 
 class WeightDigests:

@@ -42,7 +42,7 @@ class ExportType(StrEnum):
     """Types that exported weights may have."""
 
     STORED = "stored"
-    """As the checkpoint has them: float32 for runs in bfloat16."""
+    """Types as the checkpoint has them: float32 for runs in bfloat16."""
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
 

@@ -19,7 +19,7 @@ FORMAT: Final = 1
 RENEW_S: Final = 5.0
 """How often an owner renews."""
 WATCH_PERIODS: Final = 3
-"""For how many of the owner's periods a lease is watched."""
+"""Periods of the owner for which a lease is watched."""
 MAX_WATCH_S: Final = 60.0
 """Longest watch, whatever a lease says of its period."""
 BLOCK_BYTES: Final = 2048
@@ -42,7 +42,7 @@ class Output:
     """What a lease protects: a folder of checkpoints, or a file."""
 
     name: str
-    """For messages, with its path."""
+    """What it is called in messages, with its path."""
     folder: Path
     """Folder that holds its lease."""
     stem: str = ".lease"

@@ -91,9 +91,9 @@ class Resumption:
 
     survey: Survey
     candidates: tuple[Stored, ...]
-    """In the order in which they are to be tried."""
+    """Checkpoints in the order in which they are to be tried."""
     asked: tuple[tuple[int, str], ...] = ()
-    """See `Line`: what this run adds to it."""
+    """What this run adds to the line, as in `Line`."""
     notes: tuple[str, ...] = ()
     """What a user should know."""
 

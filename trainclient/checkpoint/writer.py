@@ -17,7 +17,7 @@ class PlainWriter(FileSystemWriter):
         self.fs = files
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """See torch. Raises OSError where the system refused something."""
+        """Write the data as torch asks for it. Raises OSError where the system refused something."""
         try:
             return super().write_data(plan, planner)
         except Exception as error:

@@ -10,12 +10,13 @@ class GatheredFeatures:
     """A whole contrastive batch, B samples sorted by their names."""
 
     features: dict[str, Tensor]
-    """By tower, features [B, width]."""
+    """Features of each tower, [B, width]."""
     valid: Tensor
     """bool [B]: whether no tower knows of something that cannot be decoded."""
     own: Tensor
     """int64 [n]: positions of this process's samples."""
     order: dict[str, Tensor]
-    """By tower, int64 [B]: which of its ranks' samples, one rank's after the other's, stands at each position."""
+    """Order of each tower, int64 [B]: which of its ranks' samples, one rank's after the other's, stands at each
+    position."""
     scale: Tensor
     """[2], from the first rank of all."""

@@ -107,7 +107,7 @@ class LeaderCollective:
     def all_to_all(
         self, modules: tuple[str, str], messages: Sequence[Tensor], num_bytes: Sequence[int], microbatch: int = 0
     ) -> CollectiveWork:
-        """See `Collective`; the messages of the leader count."""
+        """Exchange messages as `Collective`; those of the leader count."""
         own = self._collective
         work = None if own is None else own.all_to_all(modules, messages, num_bytes, microbatch)
         return _BroadcastCollectiveWork(work, num_bytes, self._group)

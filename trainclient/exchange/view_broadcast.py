@@ -106,7 +106,7 @@ class SharedBatches:
 
     @property
     def ready(self) -> bool:
-        """See `Batches`; the tensors may still be arriving."""
+        """Whether the next view is there already; its tensors may still be arriving."""
         return self._batches.ready
 
     def __iter__(self) -> Self:

@@ -73,7 +73,7 @@ class Waits:
         self._taken: list[tuple[Any, Any]] = []
 
     def begin(self) -> None:
-        """From here on the device waits."""
+        """Begin to record: from here on the device waits."""
         self._begun = self._instants.now()
 
     def end(self) -> None:

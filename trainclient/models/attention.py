@@ -28,7 +28,7 @@ class HeadSharing(Protocol):
         """
 
     def to_rows(self, mixed: Tensor) -> Tensor:
-        """From all rows of this rank's heads, [num_rows, heads, head_dim], to its rows of all heads."""
+        """Exchange all rows of this rank's heads, [num_rows, heads, head_dim], for its rows of all heads."""
 
 
 @dataclass(slots=True, eq=False)  # not frozen: of a frozen one the compiler guards all fields, the lengths too

@@ -52,9 +52,9 @@ class BackboneConfig:
     activation: str | None = None
     """Activation of the gate: gelu_tanh; by default SiLU."""
     embed_scale: float = 0.0
-    """By which the embeddings of tokens are multiplied, rounded to their type; 0: not at all."""
+    """Factor by which the embeddings of tokens are multiplied, rounded to their type; 0: not at all."""
     score_scale: float = 0.0
-    """By which scores of attention are multiplied; 0: head_dim^-0.5."""
+    """Factor by which scores of attention are multiplied; 0: head_dim^-0.5."""
     window: int = 0
     """Tokens that a token sees in windowed layers, counting itself; 0: no layer is windowed."""
     global_layers: tuple[int, ...] = ()

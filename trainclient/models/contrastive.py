@@ -96,7 +96,8 @@ class ClipRows(ScoreRows):
     """Cross entropies of rows; those of columns are the other tower's."""
 
     def half(self) -> Half:
-        """See `ScoreRows`; normalisers are the logarithms of sums of exponentials, 0 where a sample does not count."""
+        """Return what these rows add to the loss; normalisers are the logarithms of sums of exponentials, 0 where a
+        sample does not count."""
         counted = self._counts[:, 0] > 0
         normalisers = self._scores.logsumexp(1).masked_fill(~counted, 0)
         own = self._scores.masked_fill(self._match == 0, 0).sum(1).masked_fill(~counted, 0)
@@ -114,7 +115,7 @@ class SiglipRows(ScoreRows):
     """Each pair alone; both of its ranks count one half of it."""
 
     def half(self) -> Half:
-        """See `ScoreRows`; there is nothing that columns must know."""
+        """Return what these rows add to the loss; there is nothing that columns must know."""
         sign = 2 * self._match - 1
         losses = F.softplus(-sign * self._scores).masked_fill(self._scores.isneginf(), 0) * self._counts
         return self._half(losses, self._slope(losses[0]), losses.new_zeros(len(losses)))

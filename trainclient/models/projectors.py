@@ -59,7 +59,7 @@ PROJECTORS: Final = ("merger", "mlp", "normed_mlp", "linear", "pool")
 
 
 def projector(kind: str, width: int, merge: int, output_dim: int, eps: float) -> nn.Module:
-    """From rows [blocks, merge^2 * width] to [blocks, output_dim].
+    """Make a projector from rows [blocks, merge^2 * width] to [blocks, output_dim].
 
     Args:
         kind: one of `PROJECTORS`.

@@ -17,7 +17,7 @@ class RotaryScaling:
     """Stretches rotary wave lengths for longer sequences: all of them, or the long ones, as in Llama 3.1."""
 
     factor: float
-    """By which wave lengths grow."""
+    """Factor by which wave lengths grow."""
     original_positions: int = 0
     """Longest sequence before; 0 stretches all wave lengths alike."""
     low: float = 1.0

@@ -8,7 +8,7 @@ from trainclient.models.encoder import ImageEncoder
 
 
 class VideoEncoder(ImageEncoder):
-    """As `ImageEncoder`, of packed videos; the groups of frames of a video do not see each other."""
+    """Encodes packed videos as `ImageEncoder` does images; the groups of frames of a video do not see each other."""
 
     def forward(self, patches: Tensor, grid: Tensor, cu_patches: Tensor, tiles: Tensor | None = None) -> Tensor:
         """Embed every block of merge x merge patches.

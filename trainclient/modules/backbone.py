@@ -49,7 +49,7 @@ class Backbone(TrainedModule):
         return tokens if sequence_group is None else SharedRows(sequence_group, tokens).count
 
     def prepare(self, view: View) -> Tensor | None:
-        """See `TrainedModule`: the embeddings of the text, unless this rank takes only a part of the view."""
+        """Return the embeddings of the text, unless this rank takes only a part of the view."""
         if not self._stage.is_first or view.sequence_group is not None:
             return None
         self.gather()

@@ -82,11 +82,11 @@ class Output:
     """What a module makes of a view."""
 
     rows: Rows | None = None
-    """For the modules that it feeds; with their graph."""
+    """Rows for the modules that it feeds; with their graph."""
     loss_sum: Tensor | None = None
     """Scalar, at least float32: the sum (not the mean) of the losses of its targets."""
     features: Features | None = None
-    """From the last chunk of a tower."""
+    """Features from the last chunk of a tower."""
 
 
 @dataclass(frozen=True, slots=True)

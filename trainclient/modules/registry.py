@@ -83,7 +83,7 @@ def rows_of(module: ModuleSpec) -> Kind:
 
 
 def exported_as(described: Mapping[str, Any]) -> Pretrained | None:
-    """As what a module that a checkpoint describes (`Models.describe`) is exported: what can begin as it; None if
+    """Say as what a module that a checkpoint describes (`Models.describe`) is exported: what can begin as it; None if
     nothing of ours can be read back."""
     if described.get("bins"):  # of audio
         return _FAMILIES[Modality.AUDIO].begins_as

@@ -24,7 +24,7 @@ class _Tower(TrainedModule):
         self.target = Target.PAIRS if stage.is_last else None
 
     def forward_flops(self, view: View) -> int:
-        """See `TrainedModule`; without the features, and for texts without a head."""
+        """Count the operations of a forward, without the features, and for texts without a head."""
         return forward_flops(self.costs_as, self._stage.config.size, view.tensors[self.tensors[-1]])
 
     def num_rows(self, view: View) -> int:

@@ -18,7 +18,7 @@ class Board:
 
     memory_gb: float
     within_gb_s: float
-    """To the other GPUs of its node."""
+    """Bandwidth of a GPU to the others of its node."""
     between_gb_s: float
     """Its share of the node's network."""
 

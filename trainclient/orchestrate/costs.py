@@ -65,7 +65,8 @@ class Option:
         return self.parameters(stages).optimizer_bytes()
 
     def parameters(self, stages: int) -> Parameters:
-        """On each device of the largest of so many stages: the first has the embedding, the last the head."""
+        """Count parameters on each device of the largest of so many stages: the first has the embedding, the last the
+        head."""
         return self.blocks(stages) + self.ends(2 if stages == 1 else 1)
 
     def blocks(self, stages: int = 1) -> Parameters:

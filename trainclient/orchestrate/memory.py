@@ -26,7 +26,7 @@ class Precision:
 PRECISIONS: Final[Mapping[str, Precision]] = MappingProxyType(
     {"bfloat16": Precision(2, 4, 12), "float32": Precision(4, 4, 8), "float64": Precision(8, 8, 16)}
 )
-"""By the type of a run."""
+"""Precisions by the type of a run."""
 BFLOAT16: Final = PRECISIONS["bfloat16"]
 
 MAX_LOGITS: Final = 1 << 26

@@ -72,7 +72,7 @@ class Sizes(NamedTuple):
 
     samples: tuple[SampleSize, ...]
     sizing: Sizing | None
-    """By which they were sized; None where the file does not say."""
+    """Sizing by which they were sized; None where the file does not say."""
 
 
 def read_sizes(path: Path) -> Sizes:

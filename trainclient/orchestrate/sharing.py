@@ -65,7 +65,7 @@ class Side:
     work_ns: float
     """Work of a wave in all ranks, in nanoseconds."""
     sync_ns: float
-    """With two ranks or more."""
+    """Time of sums over ranks, with two of them or more."""
     fewest: int
     """Data-parallel ranks that memory asks for."""
     most: int

@@ -12,7 +12,7 @@ UNIT: Final = 10**8
 
 
 def shortfall(problem: Problem, layout: str, solver: Solver) -> str:
-    """By how much a model is too large for a layout on a cluster, and what would be enough.
+    """Say by how much a model is too large for a layout on a cluster, and what would be enough.
 
     The least memory of as many GPUs, and the fewest GPUs of as much memory. What fits a cluster also fits one that has
     more of either, since a layout may leave GPUs idle: so none that is smaller would do.

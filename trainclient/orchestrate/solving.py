@@ -64,7 +64,7 @@ class Scored:
 
     @property
     def best_known_ns(self) -> float:
-        """As simulated, or else as solved."""
+        """Time of a step as simulated, or else as solved."""
         return self.choice.step_ns if self.simulated is None else self.simulated.mean_ns
 
 

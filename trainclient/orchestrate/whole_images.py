@@ -23,7 +23,8 @@ DRAWN: Final = 4096
 """Images that are drawn, but for a minimum of `FEWEST_DRAWS` times as many as there are."""
 FEWEST_DRAWS, MOST_DRAWS = 4, 64
 MOST_DRAWN: Final = 16_384
-"""With more images than this none is drawn, and each length has as many as expected: time and memory have a limit."""
+"""Most images that are drawn: with more none is drawn, and each length has as many as expected: time and memory have a
+limit."""
 SEED: Final = 20_250_329
 
 ItemCost = tuple[int, int, int | None]

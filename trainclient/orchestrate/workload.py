@@ -37,7 +37,7 @@ class Stream:
     interleaved: bool = False
     """Whether documents are generated as well, each up to one of its images."""
     sizing: Sizing | None = None
-    """By which samples were sized, whose `merge` is that of this; None where nobody says."""
+    """Sizing by which samples were sized, whose `merge` is that of this; None where nobody says."""
 
     @property
     def audio(self) -> AudioSizing:

@@ -40,7 +40,7 @@ class Remedy:
     """Share of the time after the start that it saves at most."""
     text: str
     command: str
-    """For a shell, with dots and capitals for what only its reader knows; a comment says more."""
+    """Command for a shell, with dots and capitals for what only its reader knows; a comment says more."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

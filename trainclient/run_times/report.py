@@ -52,12 +52,12 @@ class RunReport:
     num_processes: int
     all: Spent
     modules: dict[str, Spent]
-    """By what processes hold, in words."""
+    """Times by what processes hold, in words."""
     remedies: list[Remedy]
 
     @classmethod
     def of(cls, run: RunFacts) -> "RunReport":
-        """From what all processes counted."""
+        """Make the report of what all processes counted."""
         holders = dict.fromkeys(p.holds for p in run.processes)
         by_holder = {holds: Spent.of([p for p in run.processes if p.holds == holds]) for holds in holders}
         return cls(run.first, run.end, len(run.processes), Spent.of(run.processes), by_holder, remedies(run))

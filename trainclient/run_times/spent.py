@@ -34,13 +34,13 @@ class Part(StrEnum):
     COLLECTIVES = "gathers, sums, exchanges"
     """Collectives of its program and within its passes, with the wait for ranks that come later."""
     STEP_END = "ended steps"
-    """From its last operation until it knew the sums of all processes; on GPUs also the optimizer."""
+    """Time from its last operation until it knew the sums of all processes; on GPUs also the optimizer."""
     UPDATE = "updated parameters"
     """The optimizer, metrics and all else behind these sums."""
     CHECKPOINTS = "saved checkpoints"
     EVALUATION = "evaluated"
     START = "started, first step"
-    """From the start of the process to the end of the first step, which compiles and warms up."""
+    """Time from the start of the process to the end of the first step, which compiles and warms up."""
     OTHER = "other"
 
 
@@ -70,7 +70,7 @@ class ProcessTimes:
 
     @property
     def total_ns(self) -> int:
-        """From its start to the end of the run."""
+        """Time from the start of the process to the end of the run."""
         return self.parts.total() + self.rows.total()
 
     def as_dict(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class ProcessTimes:
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> "ProcessTimes":
-        """From what `as_dict` made of one, through JSON."""
+        """Make times from what `as_dict` made of one, through JSON."""
         counters = {name: Counter(told[name]) for name in ("parts", "rows")}
         return cls(**{**told, **counters})
 

@@ -23,7 +23,7 @@ from trainclient.stream.reached_host import reached_host
 
 MAGIC: Final = b"DTD1"
 CONNECT_S: Final = 5.0
-"""Until there is a connection, and again until the server has taken the token."""
+"""Most seconds until there is a connection, and again until the server has taken the token."""
 SILENCE_S: Final = 10.0
 """While a frame is due, `LEAST_BYTES` of it must come within that."""
 LEAST_BYTES: Final = 64 << 10

@@ -36,7 +36,7 @@ class Timeouts:
     """How long anything may take, in seconds."""
 
     connect: float = 5.0
-    """Until a server has taken a connection and said what it is; after it the next one is asked."""
+    """Seconds until a server has taken a connection and said what it is; after it the next one is asked."""
     first_answer: float = 120.0
     """All tries together before any server ever answered: trainers may start before their servers."""
     call: float = 60.0
@@ -162,7 +162,7 @@ class Endpoint:
 
     @property
     def tls(self) -> ssl.SSLContext | None:
-        """For a connection beside gRPC's; None without encryption."""
+        """TLS context for a connection beside gRPC's; None without encryption."""
         return self._opener.context
 
     def channel(self) -> grpc.Channel:

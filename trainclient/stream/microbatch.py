@@ -109,7 +109,7 @@ class Microbatch(Generic[TensorT]):
     """What one (module, rank) gets of one microbatch. The proto tells what each tensor holds."""
 
     header: pb.MicrobatchHeader
-    """As it was received; all but the tensors follows from it (`read_header`)."""
+    """The header as it was received; all but the tensors follows from it (`read_header`)."""
     job_id: str
     stream_id: str
     plan_hash: bytes
@@ -132,7 +132,7 @@ class Microbatch(Generic[TensorT]):
     schedules: tuple[ModuleSchedule, ...]
     """How many microbatches the stages of each module hold, in the order of the job; their programs follow from it."""
     tensors: Mapping[str, TensorT]
-    """By name, as views of one buffer that is used again when none of them is alive."""
+    """Tensors by name, as views of one buffer that is used again when none of them is alive."""
     bfloat16: frozenset[str]
     """Tensors of type bfloat16, which numpy shows as uint16."""
     nbytes: int

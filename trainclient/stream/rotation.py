@@ -39,7 +39,7 @@ class Servers(Protocol):
     reached: bool
     """Whether any server ever answered."""
     refusals: dict[str, str]
-    """By address, why a server that has not gone on since refused: others are asked before it."""
+    """Refusals by address: why a server that has not gone on since refused: others are asked before it."""
 
     def forget(self, endpoint: Endpoint) -> None:
         """Have a server checked again before its next use."""

@@ -31,7 +31,7 @@ class Recorded:
 
     @classmethod
     def of(cls, spans: list[Span], executed: list[Executed], origin_ns: int) -> "Recorded":
-        """From what an interpreter and a clock noted, by `time.perf_counter_ns`, whose `origin_ns` is the begin."""
+        """Record what an interpreter and a clock noted, by `time.perf_counter_ns`, whose `origin_ns` is the begin."""
         rows = [
             (
                 run.start_ns - origin_ns,

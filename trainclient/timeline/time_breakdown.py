@@ -35,7 +35,7 @@ class TimeBreakdown:
     shared_ns: int
     """Gathered shares of parameters and summed gradients, with the wait for ranks that come later."""
     idle_ns: int
-    """From its last operation to the end of the step."""
+    """Time from its last operation to the end of the step."""
 
     @property
     def spent(self) -> tuple[int, ...]:

@@ -262,7 +262,8 @@ def processes_of_modules(execution: Execution) -> tuple[GridProcess, ...]:
 
 
 def edges_of(execution: Execution) -> tuple[Edge, ...]:
-    """From the last chunk of a module to the first of one that takes its rows; and from chunk to chunk of a module."""
+    """Return the edges from the last chunk of a module to the first of one that takes its rows; and from chunk to chunk
+    of a module."""
     chunks = chunks_of(execution)
     between = [(source, target) for source, target in execution.exchanging if source != target]
     return (

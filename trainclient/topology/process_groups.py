@@ -41,18 +41,19 @@ class Groups:
     tp_group: TorchViewGroup | None
     """Dimension `tp`; None without tensor parallelism."""
     reading: ProcessGroup | None
-    """Over gloo: the processes that work on the same views as this one, for these alone; None where it has its own."""
+    """Group over gloo of the processes that work on the same views as this one, for these alone; None where it has its
+    own."""
     control: ProcessGroup
     """All processes over gloo, for data on the CPU."""
     saving: ProcessGroup
     """The same, for checkpoints alone: a thread writes them while the next steps run."""
     communicators: Communicators
     plan_checking: ProcessGroup | None
-    """Over gloo: the processes of `Topology.plan_checked_ranks`; None elsewhere."""
+    """Group over gloo of the processes of `Topology.plan_checked_ranks`; None elsewhere."""
     fetching: Mapping[tuple[int, ...], ProcessGroup]
-    """Over gloo, by the ranks of the groups that this process may share sequences in: their views alone."""
+    """Groups over gloo, by the ranks of the groups that this process may share sequences in: their views alone."""
     waits: Waits
-    """For other processes, in the middle of what this one computes."""
+    """Waits for other processes, in the middle of what this one computes."""
     host_staging: HostStaging
     """Which way rows go between processes at present."""
 

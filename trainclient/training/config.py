@@ -258,7 +258,7 @@ class TrainConfig(Options):
 
     @property
     def credentials(self) -> Credentials:
-        """By what to know data servers, and what to show them; SecurityError where it does not go together."""
+        """What data servers are known by, and what they are shown; SecurityError where it does not go together."""
         return Credentials(self.tls_ca, self.tls_cert, self.tls_key, self.token_file)
 
     @property

@@ -181,8 +181,8 @@ class EvaluationMetrics:
     contrastive_loss: float | None = None
     """Mean over their pairs, of all pairs of towers; None where there are no towers, or it is not finite."""
     recall: dict[str, float] | None = None
-    """By `TOWER_to_TOWER_rK`, the share of samples whose own one in the other tower is among the K nearest of all that
-    were evaluated; None where there are no towers, or no pair that could be decoded."""
+    """Recall by `TOWER_to_TOWER_rK`: the share of samples whose own one in the other tower is among the K nearest of
+    all that were evaluated; None where there are no towers, or no pair that could be decoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ class StepMetrics:
     image_loss: float | None
     """Mean squared error of the step's target patches; None where it has none, or is not finite."""
     grad_norm: float | None
-    """Over all modules, before clipping; None where it is not finite."""
+    """Norm over all modules, before clipping; None where it is not finite."""
     samples: int
     sample_digest: str
     """Names the set of samples: two runs of one stream have the same one at the same step."""

@@ -38,7 +38,7 @@ class Models:
     row_width: int
     """Width of the rows that the backbone gives, and takes but for images; of towers, of their features."""
     sizes: dict[str, Sizes]
-    """By the names of the modules; those of the user's own have none."""
+    """Sizes by the names of the modules; those of the user's own have none."""
 
     @classmethod
     def of(cls, config: TrainConfig, job: JobSpec) -> "Models":

@@ -30,7 +30,7 @@ class Leases:
     """Those of a run's outputs, as one of its processes has them."""
 
     own: Mapping[str, Lease] = field(default_factory=dict)
-    """By the names of `outputs`; only the first process has any, which publishes for all."""
+    """Leases by the names of `outputs`; only the first process has any, which publishes for all."""
     profile: Lease | FollowedLease | None = None
     """Lease of the folder of profiles, into which every process writes; None where a machine has one of its own."""
 

@@ -104,7 +104,7 @@ class Streams:
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """As `DataClient.state_dict`, which does not depend on the module."""
+        """Return the position as `DataClient.state_dict`, which does not depend on the module."""
         return self.first.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from dataserver.dataset.conversion.tar_writer import Members
 
 STATE_FOLDER: Final = ".disttrain-convert"
-"""In the target: what was done with which options. Listings of shards pass over hidden folders."""
+"""Folder in the target that says what was done with which options. Listings of shards pass over hidden folders."""
 OPTIONS_NAME: Final = "options.json"
 SHARD_BYTES: Final = 1 << 30
 """A tar of rows is closed when it has so many, by default."""
@@ -89,7 +89,7 @@ class ConversionReport:
 
     num_sources: int
     num_converted: int
-    """By this run; the others were done before."""
+    """Files that this run converted; the others were done before."""
     num_tars: int
     num_samples: int
     findings: Mapping[str, int]

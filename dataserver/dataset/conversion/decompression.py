@@ -26,7 +26,8 @@ COMPRESSIONS: Final[Mapping[str, Callable[[], Any]]] = {
     ".bz2": bz2.BZ2Decompressor,
     ".xz": lambda: lzma.LZMADecompressor(memlimit=MAX_WINDOW_BYTES),
 }
-"""By the end of a name behind `.tar`: makes one stream; several may follow each other. Unused of Zstandard."""
+"""Decompressors of one stream by the end of a name behind `.tar`. Several streams may follow each other. The one of
+Zstandard is not used."""
 _ERRORS: Final = (zlib.error, zstandard.ZstdError, OSError, lzma.LZMAError, EOFError, ValueError)
 
 

@@ -24,7 +24,7 @@ IMAGE_TYPE: Final = pa.struct(
     ]
 )
 MEDIA_TYPE: Final = pa.struct([*IMAGE_TYPE, ("frames", pa.int32()), ("microseconds", pa.int64())])
-"""In an index with videos."""
+"""Type of items in an index with videos."""
 CORE_SCHEMA: Final = pa.schema(
     [
         ("key", pa.string()),

@@ -67,7 +67,7 @@ class Joins:
     tables: tuple[tuple[Path, ...], ...] = ()
     """Parquet files that cover several shards; those of one entry have rows of one table."""
     files: Mapping[str, Mapping[Path, tuple[Path, ...]]] = field(default_factory=dict)
-    """By the name of a shard and by folder: the files for it."""
+    """Files that join a shard, by its name and by folder."""
 
     def table_state(self) -> State:
         """Return the state of the files of tables. Raises DatasetError where one cannot be reached."""

@@ -1,4 +1,4 @@
-"""For which state of a shard and its sidecar their contents were seen to be those that an index describes.
+"""The state of a shard and its sidecar for which their contents were seen to be those that an index describes.
 
 One line of JSON beside the index. While the file system gives both files the times that are noted there, nobody needs
 to read them again. It names the contents, so it holds whatever index it lies beside, and wherever it was copied to:

@@ -58,7 +58,7 @@ class KeyEnd(StrEnum):
     """Where a member name is cut into key and extension."""
 
     FIRST_DOT = "first-dot"
-    """At the first dot of the last part, as webdataset does."""
+    """Keys end at the first dot of the last part, as webdataset does."""
     LAST_DOT = "last-dot"
 
 
@@ -67,7 +67,7 @@ class SeveralImages(StrEnum):
 
     FIRST = "first"
     ALL = "all"
-    """In the order of their names, before the text."""
+    """All images, in the order of their names, before the text."""
 
 
 class MissingImages(StrEnum):
@@ -82,7 +82,7 @@ class AudioMembers(StrEnum):
     """What becomes of members that are audio."""
 
     IGNORE = "ignore"
-    """As of any other member that is neither image nor text."""
+    """Audio is a member like any other that is neither image nor text."""
     SERVE = "serve"
     """They are parts of their samples, as images are."""
 
@@ -91,7 +91,7 @@ class VideoMembers(StrEnum):
     """What becomes of members that are videos."""
 
     IGNORE = "ignore"
-    """As of any other member that is neither image nor text."""
+    """A video is a member like any other that is neither image nor text."""
     SERVE = "serve"
     """They are parts of their samples, as images are."""
 
@@ -108,9 +108,9 @@ class Conversations(StrEnum):
     """How the turns of conversations are stored."""
 
     DOCUMENT = "document"
-    """As texts of an interleaved document, each after its role."""
+    """Turns become texts of an interleaved document, each after its role."""
     CHAT = "chat"
-    """As messages too, which the chat template of each tokenizer renders; every sample is a conversation."""
+    """Turns also become messages, which the chat template of each tokenizer renders; every sample is a conversation."""
 
 
 @dataclass(frozen=True, slots=True)

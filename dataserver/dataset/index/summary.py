@@ -40,7 +40,8 @@ class IndexContent:
     num_bytes: int
     """Size of the index file."""
     known: State | None
-    """In which its shard and sidecar were seen to have the contents that it describes; None where that is not known."""
+    """State in which its shard and sidecar were seen to have the contents that it describes; None where that is not
+    known."""
 
 
 class Summary:

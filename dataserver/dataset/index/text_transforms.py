@@ -28,12 +28,12 @@ class TransformingTokenizer:
 
     @property
     def digest(self) -> str:
-        """As of the tokenizer that is wrapped."""
+        """Digest of the tokenizer that is wrapped."""
         return self.tokenizer.digest
 
     @property
     def vocab_size(self) -> int:
-        """As of the tokenizer that is wrapped."""
+        """Size of the vocabulary of the tokenizer that is wrapped."""
         return self.tokenizer.vocab_size
 
     def encode_all(self, texts: list[str]) -> "Sequence[I32]":

@@ -175,7 +175,7 @@ def count_shards(
     progress: Callable[[int, int], None] | None = None,
     choose: Callable[[Sequence[ShardFile]], Sequence[ShardFile]] | None = None,
 ) -> TokensReport:
-    """As `count_tokens`, with a key and what makes both files of a shard."""
+    """Count tokens as `count_tokens` does, with a key and what makes both files of a shard."""
     found = find_shards(path, index_dir)
     shards = found if choose is None else choose(found)
     num_counted = num_texts = num_tokens = 0

@@ -80,9 +80,9 @@ class ShardSource:
 
     path: Path
     reader: HashingReader
-    """At its first byte. Whatever the format leaves is read and hashed afterwards."""
+    """Reads the shard from its first byte on. Whatever the format leaves is read and hashed afterwards."""
     split: Split
-    """For formats whose members have names and no keys."""
+    """The split, for formats whose members have names and no keys."""
     pages: list[Page] = field(default_factory=list)
     """Where the format notes compressed pages that members lie in: their offsets are addresses of `PageTable`."""
     external: ImageFiles | None = None

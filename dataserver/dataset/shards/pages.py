@@ -33,7 +33,8 @@ STORED: Final = "stored"
 PACKED: Final = ("SNAPPY", "ZSTD", "GZIP")
 """Codecs that tell whether a page is as long as it says."""
 CODECS: Final = (*PACKED, FRAGMENT, STORED)
-"""By number in a table: of pages, and of the parts of SNAPPY and ZSTD pages, which are pages of their own there."""
+"""Names of codecs by their number in a table: of pages, and of the parts of SNAPPY and ZSTD pages, which are pages of
+their own there."""
 
 
 class Page(NamedTuple):

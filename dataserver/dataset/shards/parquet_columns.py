@@ -37,7 +37,7 @@ class FoundColumns(NamedTuple):
     """What a parquet says of some samples."""
 
     columns: dict[str, pa.Array]
-    """By name; a value or null for each sample."""
+    """Columns by name, with a value or null for each sample."""
     has_row: pa.BooleanArray
     """Which samples have a row."""
 

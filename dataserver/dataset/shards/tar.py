@@ -40,7 +40,7 @@ COMPRESSIONS = {
     b"Rar!\x1a\x07": ("RAR", "unrar x OLD, then make a tar of the files with tar --sort=name"),
     b"PK\x03\x04": ("zip", "unzip it, then make a tar of the files with tar --sort=name"),
 }
-"""By how such files begin: what they are compressed with, and the command that helps."""
+"""By how compressed files begin: what they are compressed with, and the command that helps."""
 OTHER_FILES = (
     (b"version https://git-lfs.github.com/spec/", "a pointer of Git LFS: git lfs pull brings the tar"),
     (b"PAR1", "a Parquet file; call it NAME.parquet"),

@@ -54,7 +54,7 @@ class Answer(NamedTuple):
 
     status: int
     headers: Mapping[str, str]
-    """By names in lower case."""
+    """Headers by their names in lower case."""
     body: bytes
     url: str
     """URL that the answer came from, behind all redirects."""

@@ -45,7 +45,7 @@ class HubClient(HttpClient):
         super().__init__(f"{self._endpoint}/", HOSTS, {"Authorization": f"Bearer {token}"} if token else {})
 
     def objects(self, prefix: str, after: str) -> Iterator[ObjectInfo]:  # noqa: ARG002
-        """As `Client.objects`: all of them, a page at a time."""
+        """Yield all objects of the repository, a page at a time."""
         path = f"/{quote(prefix)}" if prefix else ""
         url = f"{self._endpoint}/api/datasets/{self._repository}/tree/{self.commit()}{path}?recursive=true"
         for _ in range(MAX_PAGES):
@@ -104,7 +104,7 @@ class HubClient(HttpClient):
         return ObjectInfo(key, num_bytes, etag.removeprefix("W/").strip('"'), 0)
 
     def check_version(self, wanted: ObjectInfo, answer: Answer, num_bytes: int) -> None:
-        """As `HttpClient.check_version`; of a large file's store the ETag has to stay the same."""
+        """Check the version as `HttpClient.check_version`; of a large file's store the ETag has to stay the same."""
         found = self.info(wanted.key, answer, num_bytes)
         if "etag" in answer.headers and not answer.linked and found.version != wanted.version:
             seen = self._stored.setdefault((wanted.key, wanted.version), found.version)

@@ -79,7 +79,7 @@ class Needs:
             self._of.clear()
 
     def add(self, told: "Telling", key: BlockKey) -> bool:
-        """As `told.add`, of a block that is not among those yet."""
+        """Add a need as `told.add`, of a block that is not among those yet."""
         with self._lock:
             is_shared = self._counts[key] > (key in told.before.keys)
             told.left -= 0 if is_shared else key.num_bytes

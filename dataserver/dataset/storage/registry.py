@@ -17,7 +17,7 @@ STORAGES: Final[dict[str, Storage]] = {
     "": LOCAL,
     **REMOTE,
 }
-"""By scheme: the part before `:/` of a dataset's path. A path without a registered scheme is a local one."""
+"""Backends by scheme: the part before `:/` of a dataset's path. A path without a registered scheme is a local one."""
 
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*):/")
 

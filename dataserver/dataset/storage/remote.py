@@ -40,7 +40,7 @@ CHUNK: Final = 10_000
 MAX_REFUSED: Final = 1 << 16
 """Blocks of a store that are remembered as not those that were indexed."""
 REFUSED_S: Final = 300.0
-"""For so long such a block is not read as a whole again, unless the object gets another version."""
+"""Seconds for which such a block is not read as a whole again, unless the object gets another version."""
 CHANGED: Final = Etag(0, 0, -1, 0, 0)
 """The state of no object."""
 _BUFFER_BYTES: Final = 1 << 20
@@ -71,7 +71,8 @@ class Store:
         return self._seen.get(info.key, lambda: info)
 
     def get(self, wanted: ObjectInfo, start: int, length: int) -> bytes:
-        """As `Client.get`. An object that changed is asked for anew when it is opened next."""
+        """Read a range of an object, as `Client.get`. An object that changed is asked for anew when it is opened
+        next."""
         if not length:
             return b""
         try:
@@ -82,7 +83,7 @@ class Store:
             raise
 
     def objects(self, prefix: str) -> Iterator[ObjectInfo]:
-        """As `Client.objects`, from the first one on. Raises OSError where the store lists the same ones for ever."""
+        """Yield all objects below a folder. Raises OSError where the store lists the same ones for ever."""
         listing, seen = _Listing(self.client, prefix), set[str]()
         while chunk := self.budget.call(listing.chunk):
             if chunk[0].key in seen:
@@ -191,7 +192,7 @@ class RemoteFile:
             self._source = _Proven(self._store, sums)
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """As `StoredFile.read`. Where the object changed, nothing: `etag` tells."""
+        """Read pieces as `StoredFile.read`; nothing where the object changed, as `etag` tells."""
         info = self._info
         whole = [(start, min(length, info.num_bytes - start)) for start, length in ranges]
         wanted = [Piece(self._source, info, start, length) for start, length in whole if length > 0]

@@ -13,7 +13,7 @@ from dataserver.dataset.errors import DatasetError
 
 HTTP: Final = ("http", "https")
 ROOT_PARTS: Final = {"s3": 1, "gs": 1, "az": 2, "http": 1, "https": 1, "hf": 3}
-"""By scheme: parts of a path that name the store: a bucket, account and container, a host, `datasets/ORG/NAME`."""
+"""How many parts of a path name the store, by scheme: a bucket, account and container, a host, `datasets/ORG/NAME`."""
 _URL: Final = re.compile(r"([a-z][a-z0-9+.-]*):/+(.*)", re.DOTALL | re.IGNORECASE)
 _BRACES: Final = re.compile(r"\{(\d{1,12})\.\.(\d{1,12})\}")
 MAX_EXPANDED: Final = 1 << 20

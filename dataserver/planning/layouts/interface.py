@@ -92,7 +92,7 @@ class Layout:
     plan: Callable[[Job, int, StepSamples], StepPlan]
     """Plan a step of a job: job, step, its samples in canonical order."""
     ablation: Callable[[Job], Sequence[AblationEntry]]
-    """From the baseline, which is the same job without any planning, to the job, one change at a time."""
+    """The path from the baseline, which is the same job without any planning, to the job, one change at a time."""
     finalists: Callable[[Job], Sequence[AblationEntry]]
     """Other ways to run a job, within its memory, that its plan may not be slower than; those of the ablation that are
     not among what `plan` compares."""

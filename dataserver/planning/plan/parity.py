@@ -22,7 +22,7 @@ def has_parity(execution: Execution, plan: ArrangedStep, wave: int) -> bool:
 
 
 def parity_decision(execution: Execution, plan: ArrangedStep) -> Decision:
-    """In how many waves parity holds, and why not in the others."""
+    """Say in how many waves parity holds, and why not in the others."""
     dp, ranks = execution.backbone.dp, ranks_with_images(execution, plan)
     some, waves = np.flatnonzero(ranks), counted(plan.num_microbatches, "wave")
     broken = some[ranks[some] < dp]

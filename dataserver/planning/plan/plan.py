@@ -72,7 +72,7 @@ class Routing:
 
     @property
     def empty(self) -> "Routing":
-        """Between the same modules, without entries."""
+        """Return a routing between the same modules without entries."""
         return Routing(self.source_module, self.target_module, *(np.zeros(0, np.int64) for _ in range(7)))
 
 

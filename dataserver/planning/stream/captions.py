@@ -14,7 +14,7 @@ from dataserver.planning.stream.randomness import Operator, dataset_key, draw
 CHAT_PREFIX = "chat:"
 """Before the digest of a chat template where it stands for a caption: names have no colon."""
 TEXT_MARK = " text "
-"""Between a caption and the key of the transforms of its texts."""
+"""Stands between a caption and the key of the transforms of its texts."""
 _UNITS = 1 << 20
 """In which a mean counts shares."""
 
@@ -29,7 +29,7 @@ class Captions:
     """The captions of a dataset in a job; alone or with others."""
 
     names: tuple[str, ...] = ("own",)
-    """As the index calls them; `own` is the text that samples have without a named one."""
+    """Names as the index has them; `own` is the text that samples have without a named one."""
     shares: tuple[Fraction, ...] = (Fraction(1),)
     """The chance of each; they sum to one."""
     cut_at_turn: bool = False

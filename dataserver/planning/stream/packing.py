@@ -40,7 +40,7 @@ def best_fit_decreasing(tokens: I64, seq_len: int) -> I64:
 
 
 def best_fit_within(tokens: I64, items: I64, seq_len: int, budget: I64) -> I64:
-    """As `best_fit_decreasing`, for sequences that also have budgets of other items.
+    """Pack as `best_fit_decreasing` does, for sequences that also have budgets of other items.
 
     O(n x sequences): a sequence with room for the tokens may have none for the rest.
 

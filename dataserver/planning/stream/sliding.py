@@ -172,5 +172,6 @@ class Slot:
     number: int
 
     def part(self, at: int, draws: U64, units: I64, together: U64 | None = None) -> Part:
-        """As `SlidingEpoch.part`, of the shard at a position among those with samples in the slot."""
+        """Return a part as `SlidingEpoch.part` does, of the shard at a position among those with samples in the
+        slot."""
         return self.epoch.part(self.number, self.epoch.indexes(self.number)[at], draws, units, together)

@@ -29,7 +29,7 @@ class StreamOptions:
     memory_token: bytes = b""
     """Token of a client that maps memory instead of receiving bytes."""
     progress_token: bytes = b""
-    """By which it reports on the stream; empty for one that does not."""
+    """Token by which the client reports on the stream; empty for one that does not."""
     direct: bool = False
     """Whether it reads payloads from a data connection."""
     client_port: int = 0
@@ -102,7 +102,7 @@ class MicrobatchStream:
 
     @property
     def direct_token(self) -> bytes | None:
-        """By which the data connection is known that its client was offered; None without one."""
+        """Token by which the data connection is known that its client was offered; None without one."""
         return None if self._direct is None else self._direct.token
 
     def end_direct(self, step: int, microbatch: int) -> bool:

@@ -23,7 +23,7 @@ MAGIC: Final = b"DTD1"
 """Begins what both sides say first, and names the version of what follows."""
 TOKEN_BYTES: Final = 16
 HANDSHAKE_S: Final = 5.0
-"""From a connection to its token."""
+"""Most seconds from a connection to its token."""
 MAX_PENDING: Final = 256
 """Connections that have not said a token yet, at most; the oldest is closed for one more. Fewer where descriptors are
 few."""
@@ -33,7 +33,7 @@ _HELLO_BYTES: Final = len(MAGIC) + TOKEN_BYTES
 _SCARCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 """Errors of `accept` that closing a connection helps against."""
 RETRY_S: Final = 0.05
-"""Until the thread goes on after an error that it can do nothing about."""
+"""Seconds until the thread goes on after an error that it can do nothing about."""
 
 _log = logging.getLogger(__name__)
 

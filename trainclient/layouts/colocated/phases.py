@@ -53,7 +53,7 @@ class PhaseReceiver:
             edge.expect(lambda first, position=position: self._number(first).selections[position])  # type: ignore[misc]
 
     def post(self, edge: int, batch: Batch, num_rows: int, width: int) -> None:
-        """See `Receiver`; the all-to-all that sends rows also receives them."""
+        """Do nothing: the all-to-all that sends rows also receives them."""
         del edge, batch, num_rows, width
 
     def receive(self, batch: Batch, num_rows: int, width: int) -> tuple[Rows, Transfer]:

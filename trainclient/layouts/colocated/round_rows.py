@@ -11,7 +11,7 @@ from trainclient.exchange.message_queue import RowSelection
 from trainclient.exchange.routing import RowBlocks
 
 RowSelections = tuple[RowSelection, ...]
-"""For each rank the rows that it gets, or gives."""
+"""The rows that each rank gets, or gives."""
 _START_BITS = 32
 """Bits of a row's number within its microbatch, a uint32 in the protocol."""
 
@@ -27,7 +27,7 @@ class RoundRows:
     offsets: I64
     """int64 [k + 1]: first row of each item, and the end."""
     selections: tuple[RowSelections, ...]
-    """For each edge, the rows of each rank."""
+    """The rows of each rank, for each edge."""
 
     def rows(self, microbatch: int) -> slice:
         """The range of a microbatch."""

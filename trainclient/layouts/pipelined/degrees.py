@@ -44,7 +44,7 @@ def pipelined(problem: Problem) -> list[Choice]:
 
 
 def monolithic(problem: Problem, only: Callable[[Backbone], bool] = lambda _: True) -> list[Choice]:
-    """As in Megatron-LM: encoder and generator are further stages, with the backbone's degrees.
+    """Choose as in Megatron-LM: encoder and generator are further stages, with the backbone's degrees.
 
     `only` says which degrees of the backbone are looked at.
 

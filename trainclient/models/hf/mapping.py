@@ -34,7 +34,7 @@ class Entry:
     """Its name, in the spelling of its family."""
     shape: tuple[int, ...]
     read: Callable[[Tensor], Tensor] = field(default=_same)
-    """From their rows to ours."""
+    """Turns their rows into ours."""
     write: Callable[[Tensor], Tensor] = field(default=_same)
     """Turns our tensor back into theirs."""
 

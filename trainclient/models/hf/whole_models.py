@@ -29,7 +29,7 @@ class WholeModel:
 
     vision: Family[EncoderConfig]
     texts: Mapping[str, Family[BackboneConfig]]
-    """By `model_type` of the language model; the first one where it does not say."""
+    """Families of backbones by the `model_type` of the language model; the first one where it does not say."""
 
     def families(self, whole: Fields) -> tuple[Family[Any], ...]:
         """The two parts of a checkpoint; PretrainedError for a language model that our backbones cannot be."""

@@ -15,7 +15,7 @@ class ParquetFormat:
     is_sought = True
 
     def scan(self, source: ShardSource, findings: Findings) -> Iterator[Member]:
-        """As `format.scan_rows`; Arrow is loaded now."""
+        """Yield the members of the rows, as `format.scan_rows`; Arrow is loaded only now."""
         from dataserver.dataset.shards.parquet.format import scan_rows
 
         return scan_rows(source, findings)

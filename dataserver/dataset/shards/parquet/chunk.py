@@ -106,7 +106,7 @@ class Chunk:
     max_def: int
     max_rep: int
     element_def: int
-    """In a column of lists: the definition level from which on there is an element."""
+    """Definition level, in a column of lists, from which on there is an element."""
 
 
 @dataclass(slots=True)

@@ -71,9 +71,9 @@ class ImageColumn:
     leaf: int
     """Number of the leaf that holds the bytes; negative where the column is named as one of images and holds none."""
     element_def: int
-    """In a list: the definition level from which on there is an element; 0 otherwise."""
+    """Definition level, in a list, from which on there is an element; 0 otherwise."""
     ending: str = "img"
-    """As of `NamedColumn`; what begins as another is that all the same."""
+    """What names of members end in, as in `NamedColumn`; what begins as another is that all the same."""
 
     @property
     def has_bytes(self) -> bool:

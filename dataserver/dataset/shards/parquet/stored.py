@@ -68,7 +68,7 @@ class OpenParquet:
     """A Parquet file that is read."""
 
     parquet: pq.ParquetFile
-    """With its footer; nothing was decoded."""
+    """The file with its footer; nothing of it was decoded."""
     handle: pa.NativeFile
     ranges: StoredFile
 

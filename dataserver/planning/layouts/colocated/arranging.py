@@ -26,7 +26,7 @@ class ArrangedRound:
     """int64 [ranks] for each module with an arrangement of its own: nanoseconds if every item stayed on the rank of its
     sequence."""
     exchanges: Sequence[Exchange]
-    """Between the backbone and the others of those."""
+    """Exchanges between the backbone and each of the other modules."""
     assigned: Assignment
     """The rank of each batch of every module; images beside their sequences go where the backbone's batches go."""
 

@@ -15,7 +15,7 @@ from dataserver.planning.stream.packing import number_by_first
 from dataserver.planning.stream.samples import StepSamples
 
 Pack = Callable[[int], tuple[I64, int]]
-"""As `pack_step`, of the samples of a step: sequences, and their microbatches, at least so many."""
+"""Packs as `pack_step`, of the samples of a step: sequences, and their microbatches, at least so many."""
 
 
 def pack_for_rounds(job: Job, samples: StepSamples) -> Pack:

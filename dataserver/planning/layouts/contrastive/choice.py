@@ -19,9 +19,9 @@ class TowerDegree:
     sample_ps: int
     """Picoseconds more for each sample of the replica's batch."""
     state_bytes: int
-    """On each device: parameters, gradients, optimizer states."""
+    """Bytes on each device of parameters, gradients, optimizer states."""
     sample_bytes: int
-    """On each device for each sample: activations, all held until the interaction is done."""
+    """Bytes on each device for each sample: activations, all held until the interaction is done."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ class TowerMemory:
     arrangement: Arrangement
 
     def in_flight(self, wanted: I64, schedule: ContrastiveSchedule) -> I64:
-        """As many microbatches in flight as are wanted, int64 [pp], but no more than memory holds.
+        """Return as many microbatches in flight as are wanted, int64 [pp], but no more than memory holds.
 
         Exact: any so many consecutive microbatches of any rank fit. At least those of a contrastive batch, since
         they wait for its barrier. What stages hold beyond those falls evenly, as in a pipeline (`waves.evenly`), to

@@ -36,7 +36,7 @@ class GroupedMicrobatch:
     """Sequences that run at once, on groups that make up the whole cluster."""
 
     groups: tuple[SequenceGroup, ...]
-    """By rank, largest degree first."""
+    """Groups in the order of their ranks, the largest degree first."""
     time_ns: int
     """The last group's end, with the microbatch's fixed time."""
 

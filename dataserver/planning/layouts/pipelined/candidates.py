@@ -96,7 +96,7 @@ class ImageSpread:
     """Whether ranks get equal counts, whatever the balance of their module."""
 
     def name_for(self, modules: Iterable[ModuleSpec]) -> str:
-        """For people, of a job with these modules; empty without any that has images."""
+        """Name the spread for people, of a job with these modules; empty without any that has images."""
         balances = {m.name: m.balance for m in modules if m.kind is not ModuleKind.BACKBONE}
         staying = [name for name, balance in balances.items() if balance is BalancePolicy.NONE]
         if not balances:

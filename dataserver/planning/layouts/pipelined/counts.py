@@ -42,7 +42,7 @@ class Counts:
     """Whether sequences are no longer than what the memory of the backbone holds; else `seq_len` alone limits them."""
 
     def ladder(self) -> Iterator[PackedStep]:
-        """With as many microbatches as the samples need, and 1.5, 2, 3, 4, 6, 8, ... times as many.
+        """Yield the step with as many microbatches as the samples need, and 1.5, 2, 3, 4, 6, 8, ... times as many.
 
         Neither numbers nor sequences depend on memory. It ends where more microbatches would not be smaller.
         """
@@ -60,7 +60,8 @@ class Counts:
                 yield packed
 
     def first(self) -> Attempt:
-        """With as few as the samples need, and the memory of all ranks of each module together allows."""
+        """Pack the step in as few microbatches as the samples need, and the memory of all ranks of each module together
+        allows."""
         fewest = 1
         for module in self.job.spec.execution.modules:
             if module.memory is not None:

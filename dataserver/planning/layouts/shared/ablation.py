@@ -108,7 +108,7 @@ def order(job: Job) -> tuple[str, Edit]:
 
 
 def in_flight(job: Job) -> tuple[str, Edit]:
-    """As many microbatches are in flight as in the job; of layouts that work wave by wave."""
+    """Have as many microbatches in flight as the job has, in layouts that work wave by wave."""
     extra = job.spec.execution.options(WaveOptions).extra_in_flight
     return f"up to {extras(job.spec.execution)[-1]} more in flight", edit_layout(extra_in_flight=extra)
 

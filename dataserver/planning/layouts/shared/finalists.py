@@ -25,7 +25,7 @@ def finalists(job: Job, entries: Sequence[AblationEntry]) -> tuple[AblationEntry
 
 
 def constrained(own: Execution, execution: Execution) -> Execution:
-    """With the memory of the job's modules, and with its parity."""
+    """Give an execution the memory of the job's own modules, and its parity."""
     modules = tuple(
         m.model_copy(update={"memory": mine.memory}) for m, mine in zip(execution.modules, own.modules, strict=True)
     )

@@ -135,7 +135,7 @@ def _with_images(table: ShardTable, chosen: Bool) -> ShardTable:
 
 
 def largest_pair_images(stream: Stream, statistics: ShardStatistics) -> I64:
-    """At most so many patches has the largest image of a pair; 0 where there is no pair. int64 [s]."""
+    """Bound the patches of the largest image of a pair; 0 where there is no pair. int64 [s]."""
     if stream.sizing.tiles is not None:  # of the largest some embeddings are left out
         return np.where(statistics.pairs > 0, stream.sizing.max_patches, 0)
     return statistics.pair_images.last() * stream.sizing.merge**2

@@ -57,7 +57,8 @@ def _with_small_ends(problem: PlacementProblem, placement: Placement) -> Placeme
 
 
 def spread_over_waves(problem: PlacementProblem) -> Placement:
-    """As few sequences as can be in every wave, dealt out to components and their ranks in turn: needs least memory.
+    """Place as few sequences as can be in every wave, dealt out to components and their ranks in turn: needs least
+    memory.
 
     With w waves for s sequences no two are closer than w // s waves, so that none are in flight together if there are
     enough.
@@ -85,7 +86,7 @@ microbatch of each."""
 
 
 def padded_runs(problem: PlacementProblem, cut: Callable[[I64, int, int], I64]) -> Placement:
-    """For a padded backbone: sequences cut into microbatches by length, which are spread longest first."""
+    """Place, for a padded backbone, sequences cut into microbatches by length, which are spread longest first."""
     count = problem.dp * problem.num_waves
     batch = cut(problem.own[problem.num_encoders, :-1], count, problem.slots)
     times, items = np.zeros(count, np.int64), np.zeros(count, np.int64)
