@@ -33,10 +33,10 @@ NOT_RUN = {"scripts/demo": "it installs torch; `tests/scripts/test_setup.py` run
 NOT_HERE = {"pip": "the network"}
 """Programs whose lines are left out of a block, and what they need."""
 MORE = {
-    "top": ["--once", "--interval-s", "0.1"],  # without a terminal there is nothing to redraw
-    "train": ["--threads", "1"],
+    "top": {"--once": ["--once"], "--interval-s": ["--interval-s", "0.1"]},  # there is no terminal to redraw
+    "train": {"--threads": ["--threads", "1"]},
 }
-"""What commands are given besides."""
+"""What commands are given besides, by option."""
 FEWER = {"--nnodes": "1", "--timeline.first": "0", "--timeline.steps": "1"}
 """What some options are here."""
 TESTED = {
@@ -103,6 +103,8 @@ def test_a_block_runs(block: ShellBlock, paths: dict[str, Path], tmp_path: Path)
     if "dataserver index" in block.text:
         fresh = write_page_data(tmp_path)
         found |= {"/data/laion": fresh / "shards", "/data/llava": fresh / "chats"}
+    for output in ("hf", "models"):
+        (tmp_path / output).mkdir()
     machine, processes = Machine.of(found), _write_jobs(block.page, tmp_path)
     commands = [_here(words, machine, processes) for words in block.commands(tmp_path) if words[0] not in NOT_HERE]
     servers = [words for words in commands if words[1] == "serve"]
@@ -155,7 +157,10 @@ def _here(words: list[str], machine: Machine, processes: int) -> list[str]:
     for name, value in {**FEWER, "--nproc-per-node": str(processes)}.items():
         if name in found:
             found[found.index(name) + 1] = value
-    return [*found, *MORE.get("train" if found[0] == "torchrun" else found[1], [])]
+    if found[0] == "torchrun" and "--rdzv-endpoint" not in found:
+        found.insert(1, "--standalone")  # else it takes a port that is always the same
+    more = MORE.get("train" if found[0] == "torchrun" else found[1], {})
+    return [*found, *(word for name, words in more.items() if name not in found for word in words)]
 
 
 @contextmanager
