@@ -95,7 +95,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(2 * TIMEOUT_S)
 @pytest.mark.parametrize("block", BLOCKS)
 def test_a_block_runs(block: ShellBlock, paths: dict[str, Path], tmp_path: Path) -> None:
