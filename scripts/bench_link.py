@@ -108,7 +108,8 @@ def main() -> int:
     rows = []
     with tempfile.TemporaryDirectory() as folder, link(arguments.mbits):
         shards = Path(folder) / "shards"
-        make = [sys.executable, HERE / "fixtures" / "make_demo_shards.py", shards, "--samples", str(arguments.images)]
+        maker = HERE / "fixtures" / "make_demo_shards.py"
+        make = [sys.executable, str(maker), str(shards), "--samples", str(arguments.images)]
         subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
         index = [sys.executable, "-m", "dataserver", "index", str(shards)]
         subprocess.run(index, check=True, stdout=subprocess.DEVNULL)
