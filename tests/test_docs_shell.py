@@ -4,6 +4,7 @@ bash reads the blocks. Their commands then run in processes that are forked, in 
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -95,7 +96,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(2 * TIMEOUT_S)
 @pytest.mark.parametrize("block", BLOCKS)
 def test_a_block_runs(block: ShellBlock, paths: dict[str, Path], tmp_path: Path) -> None:
@@ -105,12 +106,12 @@ def test_a_block_runs(block: ShellBlock, paths: dict[str, Path], tmp_path: Path)
         found |= {"/data/laion": fresh / "shards", "/data/llava": fresh / "chats"}
     for output in ("hf", "models"):
         (tmp_path / output).mkdir()
-    machine, processes = Machine.of(found), _write_jobs(block.page, tmp_path)
+    machine, processes = Machine.of(found), _write_jobs(block, tmp_path)
     commands = [_here(words, machine, processes) for words in block.commands(tmp_path) if words[0] not in NOT_HERE]
     servers = [words for words in commands if words[1] == "serve"]
     assert commands
     with ExitStack() as stack:
-        if not servers and "cpu1" in block.text:
+        if not servers and re.search(r"cpu1|train \.\.\.", block.text):
             stack.enter_context(_fleet(machine, tmp_path, secured="--tls-ca" in block.text))
         for words in [words for words in commands if words[1] == "index"]:
             _run(words, tmp_path)
@@ -126,9 +127,12 @@ def test_a_block_runs(block: ShellBlock, paths: dict[str, Path], tmp_path: Path)
             _end(process)
 
 
-def _write_jobs(page: str, folder: Path) -> int:
-    """Write the first job of a page, or else of the README, under the names that blocks use; its processes."""
-    (text, *_) = [*_jobs(page), *_jobs("README.md")]
+def _write_jobs(block: ShellBlock, folder: Path) -> int:
+    """Write the first job of a page, or else of the README, under the names that blocks use; its processes.
+
+    Modules of the job on training share devices, whose memory `trainclient memory` does not divide.
+    """
+    (text, *_) = [*([] if "trainclient memory" in block.text else _jobs(block.page)), *_jobs("README.md")]
     job = small(parse_yaml(text.encode()))
     for name in ("job.yaml", "chats.yaml"):
         (folder / name).write_text(yaml.safe_dump(job))
