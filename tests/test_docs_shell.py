@@ -101,9 +101,8 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("block", BLOCKS)
 def test_a_block_runs(block: ShellBlock, paths: dict[str, Path], tmp_path: Path) -> None:
     found = paths | {f"/{name}": tmp_path / name for name in ("ckpt", "hf/trained", "models/tuned")}
-    if "dataserver index" in block.text:
-        fresh = write_page_data(tmp_path)
-        found |= {"/data/laion": fresh / "shards", "/data/llava": fresh / "chats"}
+    for indexed in re.findall(r"dataserver index (\S+)", block.text):
+        found[indexed] = write_page_data(tmp_path) / found[indexed].name
     for output in ("hf", "models"):
         (tmp_path / output).mkdir()
     machine, processes = Machine.of(found), _write_jobs(block, tmp_path)
@@ -111,10 +110,10 @@ def test_a_block_runs(block: ShellBlock, paths: dict[str, Path], tmp_path: Path)
     servers = [words for words in commands if words[1] == "serve"]
     assert commands
     with ExitStack() as stack:
-        if not servers and re.search(r"cpu1|train \.\.\.", block.text):
-            stack.enter_context(_fleet(machine, tmp_path, secured="--tls-ca" in block.text))
         for words in [words for words in commands if words[1] == "index"]:
             _run(words, tmp_path)
+        if not servers and re.search(r"cpu1|train \.\.\.", block.text):
+            stack.enter_context(_fleet(machine, tmp_path, secured="--tls-ca" in block.text))
         started: dict[str | None, subprocess.Popen[str]] = {}
         for words in servers:
             address = option(words, "--listen")
@@ -128,16 +127,18 @@ def test_a_block_runs(block: ShellBlock, paths: dict[str, Path], tmp_path: Path)
 
 
 def _write_jobs(block: ShellBlock, folder: Path) -> int:
-    """Write the first job of a page, or else of the README, under the names that blocks use; its processes.
+    """Write the files that blocks name: jobs of the page, or else of the README. Returns the processes of the block's.
 
-    Modules of the job on training share devices, whose memory `trainclient memory` does not divide.
+    Modules of `chats.yaml` share devices, whose memory `trainclient memory` does not divide.
     """
-    (text, *_) = [*([] if "trainclient memory" in block.text else _jobs(block.page)), *_jobs("README.md")]
-    job = small(parse_yaml(text.encode()))
-    for name in ("job.yaml", "chats.yaml"):
-        (folder / name).write_text(yaml.safe_dump(job))
+    pages = [] if "trainclient memory" in block.text else _jobs(block.page)
+    texts = {"job.yaml": [*pages, *_jobs("README.md")][0]}
+    texts["chats.yaml"] = next((text for text in pages if "# chats.yaml\n" in text), texts["job.yaml"])
+    for name, text in texts.items():
+        (folder / name).write_text(yaml.safe_dump(small(parse_yaml(text.encode()))))
     (folder / "train.yaml").write_text("seed: 1\n")
-    execution = job["execution"]
+    name = "chats.yaml" if "chats.yaml" in block.text else "job.yaml"
+    execution = parse_yaml((folder / name).read_bytes())["execution"]
     return 1 if execution.get("layout", {}).get("kind") == "colocated" else len(execution["modules"])
 
 
