@@ -181,7 +181,7 @@ def rows(folder: Path, steps: int, shapes: Sequence[str]) -> Iterator[Row]:
     with Processes(logs) as processes:
         flags = ["--index-dir", folder / "index", "--tokenizer", "bytes"]
         for name, command in {
-            "shards": python("fixtures/make_demo_shards.py", folder / "shards"),
+            "shards": python("make_demo_shards.py", folder / "shards"),
             "index": [BIN / "dataserver", "index", folder / "shards", *flags],
         }.items():
             processes.run([processes.start(name, command)], lambda _: None)

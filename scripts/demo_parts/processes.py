@@ -117,7 +117,7 @@ class Processes:
         """Make shards of image-text pairs with options of `make_demo_shards.py`, and index them."""
         index = [sys.executable, "-m", "dataserver", "index", shards]
         for name, command in {
-            "making shards": python("fixtures/make_demo_shards.py", shards, *options),
+            "making shards": python("make_demo_shards.py", shards, *options),
             "indexing": index,
         }.items():
             self.run([self.start(name, command)], print)
@@ -161,8 +161,10 @@ class Processes:
 
 
 def python(script: str, *arguments: Any) -> list[Any]:
-    """The command that runs a script, by its path below `scripts`."""
-    return [sys.executable, Path(__file__).parents[1] / script, *arguments]
+    """The command that runs a script of `scripts` or of `scripts/fixtures`, by its name."""
+    scripts = Path(__file__).parents[1]
+    found = scripts / script if (scripts / script).exists() else scripts / "fixtures" / script
+    return [sys.executable, found, *arguments]
 
 
 def _require_success(child: Child) -> None:

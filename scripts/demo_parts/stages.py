@@ -75,7 +75,7 @@ class Demo:
         for name, shards in missing.items():
             unfinished = shards.with_name(f"{shards.name}.unfinished")
             shutil.rmtree(unfinished, ignore_errors=True)
-            maker = ["fixtures/make_demo_media.py", name] if name in MEDIA else ["fixtures/make_demo_shards.py"]
+            maker = ["make_demo_media.py", name] if name in MEDIA else ["make_demo_shards.py"]
             self._run(f"making {shards.name}", python(*maker, unfinished), lambda line: line)
             unfinished.rename(shards)
         self._display.done(", ".join(map(str, self.shards.values())))

@@ -90,7 +90,7 @@ class VideoSizing(SpecModel):
     temporal_patch: Annotated[int, Field(ge=1, le=8)] = 2
     """Frames that a patch spans. The last frame is repeated where too few are left."""
     positions_per_second: Annotated[int, Field(ge=1, le=1000)] | None = None
-    """With `rotary_positions`: steps of a second along the axis of time, as `tokens_per_second` of Qwen2.5-VL, which is
+    """Of `rotary_positions`: steps of a second along the axis of time, as `tokens_per_second` of Qwen2.5-VL, which is
     2. By default each `temporal_patch` frames are a step (Qwen2-VL)."""
     timestamps: Timestamps | None = None
     """Only with `qwen3`: the text around each group of frames, as Qwen3-VL's processor writes it; each group then has
