@@ -62,7 +62,7 @@ COMMANDS: Final = {
     "profile": ["profile"],
     "memory": ["memory"],
 }
-"""Commands of both programs, each of which fails at once."""
+"""Commands of both programs; each fails at once."""
 TRAINCLIENT: Final = ("train", "export", "orchestrate", "profile", "memory")
 FIRST_WORD_S: Final = 1.0
 
