@@ -115,12 +115,8 @@ class Processes:
 
     def indexed_pairs(self, shards: Path, *options: Any) -> None:
         """Make shards of image-text pairs with options of `make_demo_shards.py`, and index them."""
-        index = [sys.executable, "-m", "dataserver", "index", shards]
-        for name, command in {
-            "making shards": python("make_demo_shards.py", shards, *options),
-            "indexing": index,
-        }.items():
-            self.run([self.start(name, command)], print)
+        self.make_pairs(shards, *options)
+        self.index(shards)
 
     def make_pairs(self, shards: Path, *options: Any) -> None:
         """Make shards of image-text pairs with options of `make_demo_shards.py`."""
