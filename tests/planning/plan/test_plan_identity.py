@@ -59,7 +59,7 @@ def test_the_hash_covers_everything(version: int) -> None:
                 changed = (*parts[:number], replace(part, **{field.name: other}), *parts[number + 1 :])
                 hashes.add(hash_again(plan, **{name: changed[0] if name in ("samples", "groups") else changed}))
                 expected += 1
-    assert expected == 5 + 15 + 3 * 6 + 2 * 9 + 3 * 4 + 4
+    assert expected == 5 + 16 + 3 * 6 + 2 * 9 + 3 * 4 + 4
     assert len(hashes) == expected
 
 
