@@ -28,9 +28,9 @@ from dataserver.dataset.storage.interface import StoredFile
 from dataserver.dataset.storage.registry import storage_of
 
 BUFFER_BYTES: Final = 1 << 20
+"""Read at a time of a column: without it, Arrow reads all that a row group has of it."""
 LFS_POINTER: Final = b"version https://git-lfs.github.com/spec/"
 """How a file begins that stands for another one in a repository."""
-"""Read at a time of a column: without it, Arrow reads all that a row group has of it."""
 MAX_PAGES: Final = 1 << 17
 """Pages of one column of one row group."""
 MAX_COLUMN_VALUES: Final = 1 << 22
