@@ -138,7 +138,7 @@ class FakeServer(DataServiceServicer):
 
     def GetServerInfo(self, request, context):  # noqa: ARG002, N802
         self.asked += 1
-        versions = {"order_versions": [1, 2], "content_versions": [2], "plan_versions": [5, 6, 7]}
+        versions = {"order_versions": [1, 2], "content_versions": [2], "plan_versions": [5, 6, 7, 8]}
         fields = {**versions, "content_digest": DIGEST}
         return pb.GetServerInfoResponse(**{"release": "fake", **fields, **self.answers.info})
 
@@ -152,7 +152,7 @@ class FakeServer(DataServiceServicer):
             fail(context, grpc.StatusCode.FAILED_PRECONDITION, *self.answers.refusal, said)
         if job.spec.stream.datasets[0].fingerprint != self.answers.fingerprint:
             fail(context, grpc.StatusCode.FAILED_PRECONDITION, "DATASET_MISMATCH", "ANOTHER_SERVER")
-        if job.spec.execution.plan_version not in self.answers.info.get("plan_versions", [5, 6, 7]):
+        if job.spec.execution.plan_version not in self.answers.info.get("plan_versions", [5, 6, 7, 8]):
             fail(context, grpc.StatusCode.FAILED_PRECONDITION, "VERSION_UNSUPPORTED", "ANOTHER_SERVER")
         self._closing.wait(self.answers.job_delay_s)
         self.jobs.add(job.job_id)

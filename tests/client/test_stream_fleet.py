@@ -212,7 +212,7 @@ def test_an_odd_server_is_named_once_and_asked_last(
     fleet.close()
 
 
-@pytest.mark.parametrize(("field", "pinned"), [("order_versions", 1), ("content_versions", 2), ("plan_versions", 7)])
+@pytest.mark.parametrize(("field", "pinned"), [("order_versions", 1), ("content_versions", 2), ("plan_versions", 8)])
 def test_unsupported_versions_are_named(serve: Serve, patient: Timeouts, field: str, pinned: int) -> None:
     job = filled_in(serve(), patient)
     fleet = Fleet(serve(info={field: [8, 9]}).address, timeouts=patient)

@@ -243,7 +243,7 @@ def test_copies_of_a_dataset_give_the_same_plans(pairs: Path, tmp_path: Path) ->
 def test_steps_that_no_server_could_hold_are_refused(pairs: Path) -> None:
     huge = {"global_batch": 2**15, "seq_len": 2**16, "packing": {"enabled": True}}
     with pytest.raises(
-        ValueError, match=r"step_samples is about [\d,]+, .* plan_version 7 takes at most 131,072: lower"
+        ValueError, match=r"step_samples is about [\d,]+, .* plan_version 8 takes at most 131,072: lower"
     ):
         planner(Dataset.open(pairs), changes=huge)
 

@@ -390,7 +390,7 @@ def test_step_times_that_make_no_sense_are_refused(server: Running, fields: dict
 def test_server_and_dataset_info(server: Running) -> None:
     info = server.stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=TIMEOUT_S)
     assert (list(info.order_versions), list(info.content_versions)) == ([1, 2], [2])
-    assert list(info.plan_versions) == [5, 6, 7]
+    assert list(info.plan_versions) == [5, 6, 7, 8]
     assert len(info.content_digest) == 64
     assert list(info.codecs) == [microbatch_pb2.CODEC_RAW, microbatch_pb2.CODEC_ZSTD]
     assert (info.max_streams, info.max_message_bytes, info.stream_bytes) == (64, 4 << 20, 256 << 20)

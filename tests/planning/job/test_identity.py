@@ -69,7 +69,7 @@ def test_golden_ids(version: int, job_id: str) -> None:
     job = parse_job(parse_yaml(f"{GOLDEN_JOB}  plan_version: {version}\n".encode()))
     assert job.stream_id == "cdbc995083e1ea03daef68fdf47474cdbaef6e049ec5b93090b88e8481def5d9"
     assert job.job_id == job_id
-    assert (job == parse_job(parse_yaml(GOLDEN_JOB.encode()))) == (version == 7)
+    assert (job == parse_job(parse_yaml(GOLDEN_JOB.encode()))) == (version == 8)
 
 
 @pytest.mark.parametrize(
@@ -436,8 +436,8 @@ def test_every_field_counts() -> None:
         (("stream", "order_version"), 3, [1, 2]),
         (("stream", "content_version"), 1, [2]),
         (("stream", "content_version"), 3, [2]),
-        (("execution", "plan_version"), 4, [5, 6, 7]),
-        (("execution", "plan_version"), 8, [5, 6, 7]),
+        (("execution", "plan_version"), 4, [5, 6, 7, 8]),
+        (("execution", "plan_version"), 9, [5, 6, 7, 8]),
     ],
 )
 def test_other_versions_are_refused_by_name(path: tuple[str, str], found: int, supported: list[int]) -> None:

@@ -58,19 +58,19 @@ def with_little_memory(dp: int) -> Data:
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        (job_data(stream={"global_batch": 2**18}), "step_sequences is 262,144; plan_version 7 takes at most 131,072"),
-        (job_data(stream={"global_batch": 2**15}), "step_microbatches is 32,768; plan_version 7 takes at most 16,384"),
+        (job_data(stream={"global_batch": 2**18}), "step_sequences is 262,144; plan_version 8 takes at most 131,072"),
+        (job_data(stream={"global_batch": 2**15}), "step_microbatches is 32,768; plan_version 8 takes at most 16,384"),
         (
             job_data(stream={"global_batch": 2**11}, backbone=(2, 1024)),
-            "step_operations is 4,196,352; plan_version 7 takes at most 2,097,152",
+            "step_operations is 4,196,352; plan_version 8 takes at most 2,097,152",
         ),
         (
             job_data(stream={"global_batch": 2**13}, execution={"microbatch": 2**12}, backbone=(2, 256)),
-            "step_passes is 2,105,344; plan_version 7 takes at most 1,048,576",
+            "step_passes is 2,105,344; plan_version 8 takes at most 1,048,576",
         ),
-        (colocated(8192), "rank_pairs is 67,108,864; plan_version 7 takes at most 16,777,216: lower dp"),
-        (grouped(2**14), "group_sequences is 16,384; plan_version 7 takes at most 8,192"),
-        (with_little_memory(2**15), "component_work is 1,073,741,824; plan_version 7 takes at most 134,217,728"),
+        (colocated(8192), "rank_pairs is 67,108,864; plan_version 8 takes at most 16,777,216: lower dp"),
+        (grouped(2**14), "group_sequences is 16,384; plan_version 8 takes at most 8,192"),
+        (with_little_memory(2**15), "component_work is 1,073,741,824; plan_version 8 takes at most 134,217,728"),
     ],
 )
 def test_a_step_that_is_too_large_is_refused_by_the_name_of_the_limit(data: Data, problem: str) -> None:
@@ -95,7 +95,7 @@ def test_what_papers_name_is_accepted() -> None:
 
 
 def test_samples_and_images_of_a_step_are_bounded_on_average() -> None:
-    limits, spec = PLAN_LIMITS[7], make_job().spec
+    limits, spec = PLAN_LIMITS[8], make_job().spec
     check_contents(spec, limits.step_samples, limits.step_images)
     with pytest.raises(PlanLimitError, match=r"step_samples is about 131,073, .* takes at most 131,072"):
         check_contents(spec, limits.step_samples + 1, 0)
@@ -152,7 +152,7 @@ def test_times_beyond_int64_are_refused_with_what_to_lower(data: Data) -> None:
     data["stream"]["seq_len"] = 2**22
     (backbone,) = (m for m in data["execution"]["modules"] if m["kind"] == "backbone")
     backbone["cost"] = {**LARGEST, "backward_percent": 1000}
-    problem = r"of module llm x its backward_percent could come to .* of plan_version 7, which end at 4.612e\+18: lower"
+    problem = r"of module llm x its backward_percent could come to .* of plan_version 8, which end at 4.612e\+18: lower"
     with pytest.raises(JobSpecError, match=problem):
         parse_job(data)
 

@@ -178,7 +178,7 @@ def test_a_search_spends_its_budget_piece_by_piece(
         return next(results), used
 
     monkeypatch.setattr("dataserver.planning.kernels.pipeline.go_on", go_on)
-    monkeypatch.setattr(search, "OPERATIONS_AT_ONCE", 40 * search._component_operations(problem))
+    monkeypatch.setattr(search, "OPERATIONS_AT_ONCE", 40 * search.component_operations(problem))
     assert search._improve(problem, empty(problem), np.zeros(12, np.uint64), budget) == 101
     assert asked == limits
     assert words_left == [12 - used * n for n in range(len(limits))]

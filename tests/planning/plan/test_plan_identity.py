@@ -29,7 +29,7 @@ from dataserver.planning.stream.sizing import shard_table
 GOLDEN = Path(__file__).with_name("golden.json")
 
 
-@pytest.mark.parametrize("version", [5, 6, 7])
+@pytest.mark.parametrize("version", [5, 6, 7, 8])
 def test_the_hash_covers_everything(version: int) -> None:
     plan = sample_plan()
 
@@ -38,7 +38,7 @@ def test_the_hash_covers_everything(version: int) -> None:
         return plan_hash(version, changed.job_id, changed.step, changed)
 
     hashes = {hash_again(plan), hash_again(plan, job_id="0" * 64), hash_again(plan, step=6)}
-    assert (hash_again(plan) == plan.hash) == (version == 7)
+    assert (hash_again(plan) == plan.hash) == (version == 8)
     hashes.add(hash_again(plan, num_microbatches=plan.num_microbatches + 1))
     hashes.add(hash_again(plan, routings=plan.routings[::-1]))
     expected = 5
@@ -161,7 +161,7 @@ def golden(version: int) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("version", [5, 6, 7])
+@pytest.mark.parametrize("version", [5, 6, 7, 8])
 def test_golden_order_and_plans(version: int) -> None:
     expected, found = json.loads(GOLDEN.read_text())[version - 5], golden(version)
     assert found["order"] == expected["order"], "order-breaking: raise order_version"
@@ -169,4 +169,4 @@ def test_golden_order_and_plans(version: int) -> None:
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text(json.dumps([golden(version) for version in (5, 6, 7)], separators=(",", ":")) + "\n")
+    GOLDEN.write_text(json.dumps([golden(version) for version in (5, 6, 7, 8)], separators=(",", ":")) + "\n")

@@ -39,7 +39,7 @@ def test_a_step_is_gathered_from_the_shards_that_it_needs() -> None:
     rng = np.random.default_rng(5)
     datasets = SyntheticDatasets(job, [[make_table(job, rng, 20, max_images=2) for _ in range(5)]])
     for step in range(datasets.order.num_steps):
-        found = gather_step(job.stream, datasets.order, step, datasets.windows, PLAN_LIMITS[7])
+        found = gather_step(job.stream, datasets.order, step, datasets.windows, PLAN_LIMITS[8])
         assert_same(found, datasets.samples(step))
         assert len(found)
 
@@ -70,7 +70,7 @@ def test_slices_of_a_window_are_the_window(packed: bool, slice_bytes: int) -> No
         return [parts[number] for number in slices.of(span)]
 
     for step in range(datasets.order.num_steps):
-        found = gather_step(job.stream, datasets.order, step, sliced, PLAN_LIMITS[7])
+        found = gather_step(job.stream, datasets.order, step, sliced, PLAN_LIMITS[8])
         assert_same(found, datasets.samples(step))
 
 
@@ -100,7 +100,7 @@ def test_a_step_may_have_so_many_samples_and_images_in_all_its_datasets_together
     samples, images = len(found), len(found.image_sample)
     assert len({span.dataset for span in datasets.order.spans(1)}) == 2
     assert samples != images
-    here = PLAN_LIMITS[7]
+    here = PLAN_LIMITS[8]
     just = replace(here, step_samples=-(-samples // SINGLE_STEP), step_images=-(-images // SINGLE_STEP))
     assert_same(gather_step(job.stream, datasets.order, 1, datasets.windows, just), found)
     for less in (

@@ -46,7 +46,7 @@ _LIMITS: Final = PlanLimits(
     component_work=1 << 27,
     integer=1 << 62,
 )
-PLAN_LIMITS: Final[Mapping[int, PlanLimits]] = MappingProxyType(dict.fromkeys((5, 6, 7), _LIMITS))
+PLAN_LIMITS: Final[Mapping[int, PlanLimits]] = MappingProxyType(dict.fromkeys((5, 6, 7, 8), _LIMITS))
 """The limits of each plan version."""
 
 SINGLE_STEP: Final = 4

@@ -1,6 +1,8 @@
 """Every rank runs every module, one phase after the other, each arranged for itself (OrchMLLM, arXiv 2503.23830)."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import count
 
 import numpy as np
 
@@ -13,7 +15,7 @@ from dataserver.planning.layouts.colocated.items import ModuleItems
 from dataserver.planning.layouts.colocated.limits import most_retained, over_step_memory
 from dataserver.planning.layouts.colocated.programs import schedules
 from dataserver.planning.layouts.colocated.rounds import StepRounds, arrange_step
-from dataserver.planning.layouts.colocated.timeline import timeline
+from dataserver.planning.layouts.colocated.timeline import bound_ns, timeline
 from dataserver.planning.layouts.interface import PlannedTimeline
 from dataserver.planning.layouts.shared.candidates import ranked, shown
 from dataserver.planning.plan.arranging import arrange_and_route, arrange_samples, images_beside, module_images
@@ -21,7 +23,10 @@ from dataserver.planning.plan.naming import sample_name
 from dataserver.planning.plan.placement import in_order
 from dataserver.planning.plan.plan import ArrangedStep, Arrangement, Routing, StepPlan, make_plan
 from dataserver.planning.stream.samples import StepSamples
-from dataserver.planning.stream.sizing import SampleTooLargeError
+from dataserver.planning.stream.sizing import MicrobatchTooLargeError, SampleTooLargeError
+
+MORE_SINCE = 8
+"""The first plan_version that also tries more microbatches than memory asks for, where it states any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +53,49 @@ def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
     """
     _check_budget(job.spec, samples)
     arranged, fewest = arrange_step(job, samples)
-    options = {"balanced": arranged}
-    if job.spec.execution.transfers is not None:
-        options |= _staying(job.spec.execution, arranged)
-    candidates = ranked(_candidate(job, name, samples, rounds) for name, rounds in options.items())
+    candidates = _candidates(job, samples, arranged)
+    if job.spec.execution.plan_version >= MORE_SINCE:
+        candidates = ranked([*candidates, *_with_more_microbatches(job, samples, candidates[0])])
     best = candidates[0]
     said = decisions(job.spec, best.rounds, best.plan, best.planned, fewest)
     return replace(make_plan(job, step, best.plan), candidates=shown(candidates), decisions=said)
+
+
+def _candidates(job: Job, samples: StepSamples, rounds: StepRounds, number: int | None = None) -> list[_CandidatePlan]:
+    """The plans of these rounds, fastest first; named after a number of microbatches, if one was asked for."""
+    options = {"balanced": rounds}
+    if job.spec.execution.transfers is not None:
+        options |= _staying(job.spec.execution, rounds)
+    more = "" if number is None else f", {rounds.num_microbatches} microbatches"
+    return ranked(_candidate(job, f"{name}{more}", samples, found) for name, found in options.items())
+
+
+def _with_more_microbatches(job: Job, samples: StepSamples, fewest: _CandidatePlan) -> Iterator[_CandidatePlan]:
+    """The step as less memory would run it, in more and smaller microbatches, as long as these are faster.
+
+    What ranks hold depends on their number, most of all in canonical order. Where no memory is stated, there are always
+    as many as the samples need; and where a plan is near its bound there is nothing to win.
+    """
+    best, number = fewest, fewest.rounds.num_microbatches
+    if all(m.memory is None for m in job.spec.execution.modules):
+        return
+    while number < len(samples) and 50 * best.makespan_ns > 51 * bound_ns(job, best.plan):
+        number = next(n for n in _numbers() if n > number)
+        try:
+            rounds, _ = arrange_step(job, samples, number)
+        except (BinBudgetError, MicrobatchTooLargeError):  # spread so thin that a way to fit is not found
+            return
+        found = _candidates(job, samples, rounds, number)
+        yield from found
+        if found[0].makespan_ns >= best.makespan_ns:
+            return
+        best, number = found[0], max(number, rounds.num_microbatches)
+
+
+def _numbers() -> Iterator[int]:
+    """Powers of two, and one and a half times these."""
+    for power in count():
+        yield from (2 << power, 3 << power)
 
 
 def _staying(execution: Execution, rounds: StepRounds) -> dict[str, StepRounds]:

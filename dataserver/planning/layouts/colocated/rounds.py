@@ -64,8 +64,10 @@ class StepRounds:
         return index[order], rank[order], microbatch[order]
 
 
-def arrange_step(job: Job, samples: StepSamples) -> tuple[StepRounds, int]:
+def arrange_step(job: Job, samples: StepSamples, at_least: int = 0) -> tuple[StepRounds, int]:
     """Arrange the items of a step in the fewest rounds, and then the fewest microbatches, that memory holds.
+
+    Each rank has at least `at_least` microbatches.
 
     From 16 rounds, as from 16 microbatches, what is tried next is an eighth more. Sequences that no round holds are
     taken apart where nothing else helps.
@@ -77,17 +79,17 @@ def arrange_step(job: Job, samples: StepSamples) -> tuple[StepRounds, int]:
         BinBudgetError: no way was found to fit the memory of a module, however many rounds and microbatches.
     """
     try:
-        return _in_fewest_rounds(job, samples, partial(pack_step, job, samples))
+        return _in_fewest_rounds(job, samples, partial(pack_step, job, samples), at_least)
     except (BinBudgetError, MicrobatchTooLargeError):
         packed, _ = pack_step(job, samples)
         if np.array_equal(packed, split_sequences(job.spec, samples, packed)):
             raise
-        rounds, fewest = _in_fewest_rounds(job, samples, pack_for_rounds(job, samples))
+        rounds, fewest = _in_fewest_rounds(job, samples, pack_for_rounds(job, samples), at_least)
         return replace(rounds, split_sequences=True), fewest
 
 
-def _in_fewest_rounds(job: Job, samples: StepSamples, pack: Pack) -> tuple[StepRounds, int]:
-    sequence, fewest = pack(0)
+def _in_fewest_rounds(job: Job, samples: StepSamples, pack: Pack, at_least: int) -> tuple[StepRounds, int]:
+    sequence, fewest = pack(at_least)
     items = module_items(job.spec, samples, sequence)
     if not (job.stream.packing.enabled and job.spec.execution.backbone.packing is PackingPolicy.BALANCED):
         for own in items:  # more rounds have the same sequences

@@ -15,7 +15,7 @@ from dataserver.planning.layouts.colocated.transfers import phase_transfers, tra
 from dataserver.planning.layouts.interface import Node, PlannedTimeline
 from dataserver.planning.layouts.shared.sequences import sequence_of_samples
 from dataserver.planning.plan.expectation import held_units, microbatch_loads
-from dataserver.planning.plan.plan import ArrangedStep, StepPlan, round_size
+from dataserver.planning.plan.plan import ArrangedStep, round_size
 from dataserver.planning.simulation import Operations, Pipeline, Timeline, held_bytes, pass_times
 
 
@@ -90,7 +90,7 @@ def run_phases(
     )
 
 
-def bound_ns(job: Job, plan: StepPlan) -> int:
+def bound_ns(job: Job, plan: ArrangedStep) -> int:
     """A time that no arrangement of the plan's sequences in as many microbatches and rounds can beat.
 
     Since all ranks meet at the end of every phase, the least times of the phases and of the transfers add up.

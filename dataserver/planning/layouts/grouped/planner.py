@@ -43,6 +43,9 @@ Found = TypeVar("Found")
 LADDER_SINCE = 7
 """The first plan_version whose groups are also sought within less memory than devices have, in steps of one ladder."""
 
+STATIC_SINCE = 8
+"""The first plan_version that also does so where all groups have the largest degree."""
+
 SLOWER = 2
 """So many steps in a row without a faster plan end the ladder."""
 
@@ -139,18 +142,21 @@ def _with_less_memory(
     or fewer: else a schedule that fills all memory would make plans slow that less of it makes fast.
     """
     best, longest = fastest(compared), int(packed.lengths.max(initial=1))
-    policy = packed.job.spec.execution.options(GroupedOptions).policy
-    if policy is GroupPolicy.STATIC or 50 * best.makespan_ns <= 51 * plans[best.groups].time_ns:
+    execution = packed.job.spec.execution
+    is_static = execution.options(GroupedOptions).policy is GroupPolicy.STATIC
+    sought = not is_static or execution.plan_version >= STATIC_SINCE
+    if not sought or 50 * best.makespan_ns <= 51 * plans[best.groups].time_ns:
         return
+    how = "static groups" if is_static else "groups by search"
     best_ns, slower, all_tokens = best.makespan_ns, 0, int(packed.lengths.sum())
-    for tokens in _smaller(int(rank_tokens(packed.job.spec.execution, best.plan).max(initial=0))):
+    for tokens in _smaller(int(rank_tokens(execution, best.plan).max(initial=0))):
         costs = replace(packed.costs, device_tokens=tokens)
         if longest > tokens * costs.degrees[-1] or slower == SLOWER or not is_quick(all_tokens, costs):
             return
         less = _by_policy(packed, costs, quick_plan)
-        if len(less.microbatches) > most_microbatches(packed.job.spec.execution):
+        if len(less.microbatches) > most_microbatches(execution):
             return
-        plain = _plain(packed, f"groups by search in {tokens:,} tokens of a device", less)
+        plain = _plain(packed, f"{how} in {tokens:,} tokens of a device", less)
         found = fastest([plain, *with_fewer_in_flight(packed.job, plain)])
         yield found
         slower = slower + 1 if found.makespan_ns >= best_ns else 0

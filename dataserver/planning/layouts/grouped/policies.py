@@ -85,16 +85,20 @@ def quick_plan(policy: GroupPolicy, lengths: I64, squares: I64, costs: GroupCost
     Raises:
         ValueError: a sequence fits no group.
     """
-    return _quick_plan(policy is GroupPolicy.HOMOGENEOUS, lengths.tobytes(), squares.tobytes(), costs)
+    return _quick_plan(policy, lengths.tobytes(), squares.tobytes(), costs)
 
 
 @lru_cache(maxsize=32)
-def _quick_plan(one_degree: bool, packed_lengths: bytes, packed_squares: bytes, costs: GroupCosts) -> SequencePlan:
+def _quick_plan(policy: GroupPolicy, packed_lengths: bytes, packed_squares: bytes, costs: GroupCosts) -> SequencePlan:
     """`quick_plan`, once for the ways to run a step that differ in other things than groups."""
     lengths, squares = np.frombuffer(packed_lengths, np.int64), np.frombuffer(packed_squares, np.int64)
-    if one_degree:
-        return searched_homogeneous_plan(lengths, costs, QUICK, squares=squares)
-    return plan_groups(lengths, costs, squares=squares, budget=QUICK)
+    match policy:
+        case GroupPolicy.STATIC:
+            return homogeneous_plan(lengths, costs, squares=squares)
+        case GroupPolicy.HOMOGENEOUS:
+            return searched_homogeneous_plan(lengths, costs, QUICK, squares=squares)
+        case GroupPolicy.SEARCH:
+            return plan_groups(lengths, costs, squares=squares, budget=QUICK)
 
 
 def bounded_budget(tokens: int, costs: GroupCosts) -> Budget:

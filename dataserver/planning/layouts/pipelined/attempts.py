@@ -9,7 +9,7 @@ from dataserver.planning import I64
 from dataserver.planning.job.fields import BalancePolicy, ModuleKind, ModuleSpec, OrderPolicy
 from dataserver.planning.layouts.pipelined.candidates import CandidatePlan, ImageSpread, Trial, candidates_of
 from dataserver.planning.layouts.pipelined.packed import PackedStep
-from dataserver.planning.layouts.pipelined.placing import goal_ns, lower_bound_ns, searched
+from dataserver.planning.layouts.pipelined.placing import goal_ns, lower_bound_ns, raced, searched
 from dataserver.planning.layouts.pipelined.starts import CANONICAL, STRATIFIED, Known, Starts, find_starts
 from dataserver.planning.layouts.shared.candidates import fastest
 from dataserver.planning.layouts.shared.waves import extras
@@ -19,6 +19,9 @@ IMPATIENT_SINCE = 6
 
 ROUNDS_SINCE = 7
 """The first plan_version whose searches improve many components at once, in pairs."""
+
+RACED_SINCE = 8
+"""The first plan_version that also searches from even orders of a rank's microbatches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +160,10 @@ def _searches(made: Attempt, most_sequences: int) -> Iterator[Trial]:
                 patient=version < IMPATIENT_SINCE, in_rounds=version >= ROUNDS_SINCE,
             )  # fmt: skip
             yield Trial("search", found, spreads, (extra,))
+            if version >= RACED_SINCE:
+                even = raced(problem, starts[best], found, packed.step, seed, most_sequences, goal)
+                if even is not None:
+                    yield Trial("search from even orders", even, spreads, (extra,))
         before.append(problem.in_flight)
 
 

@@ -24,7 +24,7 @@ and the largest integer, of all plan versions."""
 def test_limits_of_a_step_in_digits() -> None:
     job = make_job(stream={"global_batch": 4}, backbone=(2, 2))
     assert astuple(limits_of(job.spec.execution)) == LIMITS
-    assert {version: astuple(limits) for version, limits in PLAN_LIMITS.items()} == dict.fromkeys((5, 6, 7), LIMITS)
+    assert {version: astuple(limits) for version, limits in PLAN_LIMITS.items()} == dict.fromkeys((5, 6, 7, 8), LIMITS)
     assert (SINGLE_STEP, MAX_INTEGER, MAX_BYTES_PER_NS) == (4, 9_007_199_254_740_991, 1_000_000)
     check_step(job.spec)
     check_contents(job.spec, 131_072, 262_144)
@@ -93,7 +93,7 @@ def test_a_job_that_leaves_all_out_has_these_defaults() -> None:
     absent = {"caption": None, "captions": None, "conversations": None, "documents": None}
     absent |= {"metadata_transforms": None, "text_transforms": None, "transformed": None}
     assert dataset == {"weight": "1", "filter": "", "quarantine": "", **absent}
-    assert (execution["microbatch"], execution["plan_version"]) == (1, 7)
+    assert (execution["microbatch"], execution["plan_version"]) == (1, 8)
     backbone = job.spec.execution.backbone
     assert (backbone.dp, backbone.tp, backbone.pp, backbone.sp, backbone.padded) == (1, 1, 1, 1, False)
     assert (backbone.balance, backbone.packing, backbone.memory) == ("lpt", "balanced", None)

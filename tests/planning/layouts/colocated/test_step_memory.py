@@ -235,7 +235,7 @@ def test_sequences_that_no_round_holds_are_taken_apart(
 
     Also where plans have fewer microbatches than samples.
     """
-    monkeypatch.setattr(plan_limits, "PLAN_LIMITS", {7: replace(PLAN_LIMITS[7], step_microbatches=microbatches)})
+    monkeypatch.setattr(plan_limits, "PLAN_LIMITS", {8: replace(PLAN_LIMITS[8], step_microbatches=microbatches)})
     data = colocated_data(2, vit={"memory": memory(256, 300)}, llm={"packing": packing}, batch=2)
     job = parse_job(data)
     table = shard_table(job.stream, np.arange(5), np.full(5, 9), np.arange(6), *np.full((2, 5), 196, np.int32))

@@ -393,8 +393,8 @@ def test_numbers_that_the_search_is_bounded_by() -> None:
     problem = one_rank(3)
     start = placing.balanced(problem, BalancePolicy.NONE)
     # Stage by stage and wave by wave: two stages of one rank and an encoder, forward and backward, in 3 + 2 + 1 times.
-    assert search._component_operations(problem) == 2 * (2 + 1) * (3 + 2 + 1)
-    assert search._component_operations(replace(problem, dp=4, components=2)) == 2 * (4 + 1) * (3 + 2 + 1)
+    assert search.component_operations(problem) == 2 * (2 + 1) * (3 + 2 + 1)
+    assert search.component_operations(replace(problem, dp=4, components=2)) == 2 * (4 + 1) * (3 + 2 + 1)
     # F: 11 22 33, and after each the backbone takes 9 + 9 and as much back, and the encoder twice its forward.
     makespan = placing.makespan_ns(problem, start)
     best = placing.searched(problem, [start], 0, 0)
@@ -505,7 +505,7 @@ def test_a_search_without_patience_ends_where_it_gains_next_to_nothing(seed: int
     problem = one_stage(seed)
     problem = replace(problem, own=problem.own // [[1], [100], [1]])  # as long as the encoder: there is much to gain
     start = placing.balanced(problem, BalancePolicy.NONE)
-    budget = (4_400 * 64 * 3 // 2) // search._component_operations(problem)
+    budget = (4_400 * 64 * 3 // 2) // search.component_operations(problem)
     climb = climb_of(in_slots(problem.shape, start), search._costs(problem))
     go_on(climb, np.zeros(0, np.uint64), 1)
     words, last, parts = draws(seed, Operator.PLAN_SEARCH, 0, 0, 7, 2 * budget), climb.makespan_ns, 0

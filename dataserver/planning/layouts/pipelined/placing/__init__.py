@@ -9,6 +9,7 @@ pipeline that can be simulated in microseconds.
 from dataserver.planning.layouts.pipelined.placing.bounds import lower_bound_ns
 from dataserver.planning.layouts.pipelined.placing.parity import with_parity
 from dataserver.planning.layouts.pipelined.placing.problem import PlacementProblem, placement_problem
+from dataserver.planning.layouts.pipelined.placing.racing import raced
 from dataserver.planning.layouts.pipelined.placing.search import (
     NO_GOAL,
     fitted,
@@ -42,6 +43,7 @@ __all__ = [
     "microbatch_sums",
     "padded_runs",
     "placement_problem",
+    "raced",
     "searched",
     "shortfall_alone",
     "spread_over_waves",

@@ -88,11 +88,7 @@ def searched(
         patient: whether it uses up its budget even where it gains next to nothing any more (`PATIENCE_PARTS`).
         in_rounds: whether many components are improved in pairs, which threads may share.
     """
-    ends = len(problem.base) - 1
-    count = problem.num_sequences if most_sequences is None else min(most_sequences, problem.num_sequences)
-    allowed = SEARCH_OPERATIONS * count * (problem.num_stages + ends)
-    allowed -= min(RESERVED_OPERATIONS, allowed // 2)
-    budget = allowed // _component_operations(problem)
+    budget = budget_of(problem, most_sequences)
     start = min(starts, key=lambda start: makespan_ns(problem, start)) if len(starts) > 1 else starts[0]
     best = in_slots(problem.shape, start)
     part = None if patient else max(1, budget // PATIENCE_PARTS)
@@ -105,6 +101,15 @@ def searched(
     else:
         _improve(problem, best, draws(seed, Operator.PLAN_SEARCH, 0, 0, step, 2 * budget), budget, goal, part)
     return of_slots(best)
+
+
+def budget_of(problem: PlacementProblem, most_sequences: int | None = None) -> int:
+    """Components that a search simulates at most, for all sequences or so many of them."""
+    ends = len(problem.base) - 1
+    count = problem.num_sequences if most_sequences is None else min(most_sequences, problem.num_sequences)
+    allowed = SEARCH_OPERATIONS * count * (problem.num_stages + ends)
+    allowed -= min(RESERVED_OPERATIONS, allowed // 2)
+    return allowed // component_operations(problem)
 
 
 def makespan_ns(problem: PlacementProblem, placement: Placement) -> int:
@@ -152,7 +157,7 @@ def _improve(
     """
     from dataserver.planning.kernels.pipeline import go_on
 
-    climb, at_once = _begun(problem, slots), max(1, OPERATIONS_AT_ONCE // _component_operations(problem))
+    climb, at_once = begun(problem, slots), max(1, OPERATIONS_AT_ONCE // component_operations(problem))
     words_at_once = max(1, OPERATIONS_AT_ONCE // problem.components)  # each looks for the slowest component
     before, left = climb.makespan_ns, budget - problem.components
     patience = _Patience(before, left, budget if part is None else part)
@@ -183,8 +188,8 @@ def _improve_in_rounds(
     """
     from dataserver.planning.kernels.pipeline import go_on_in
 
-    climb = _begun(problem, slots)
-    at_once = max(1, min(ROUND_OPERATIONS // _component_operations(problem), budget // FEWEST_ROUNDS))
+    climb = begun(problem, slots)
+    at_once = max(1, min(ROUND_OPERATIONS // component_operations(problem), budget // FEWEST_ROUNDS))
     half, left = problem.components // 2, budget - problem.components
     patience, number = _Patience(climb.makespan_ns, left, part), 0
     while left > 0 and climb.makespan_ns > goal:
@@ -205,11 +210,11 @@ def _improve_in_rounds(
             break
 
 
-def _begun(problem: PlacementProblem, slots: I64) -> "Climb":
+def begun(problem: PlacementProblem, slots: I64) -> "Climb":
     """A climb whose components are all simulated."""
     from dataserver.planning.kernels.pipeline import climb_of, go_on
 
-    climb, at_once = climb_of(slots, _costs(problem)), max(1, OPERATIONS_AT_ONCE // _component_operations(problem))
+    climb, at_once = climb_of(slots, _costs(problem)), max(1, OPERATIONS_AT_ONCE // component_operations(problem))
     while not climb.is_ready:
         yield_point()
         go_on(climb, np.zeros(0, np.uint64), at_once)
@@ -233,7 +238,7 @@ class _Patience:
         return gained < before // PATIENCE_SHARE
 
 
-def _component_operations(problem: PlacementProblem) -> int:
+def component_operations(problem: PlacementProblem) -> int:
     """About what it takes to simulate a component."""
     ends = len(problem.base) - 1
     in_component = 2 * (problem.num_stages * problem.ranks_per_component + ends)

@@ -41,10 +41,10 @@ def stratified(problem: PlacementProblem) -> Placement:
     place = np.arange(len(order)) % (2 * problem.dp)
     rank = np.empty_like(order)
     rank[order] = np.minimum(place, 2 * problem.dp - 1 - place)
-    return _with_small_ends(problem, _placement(problem, rank, loads))
+    return with_small_ends(problem, _placement(problem, rank, loads))
 
 
-def _with_small_ends(problem: PlacementProblem, placement: Placement) -> Placement:
+def with_small_ends(problem: PlacementProblem, placement: Placement) -> Placement:
     """The same microbatches; of each rank the one that passes the pipeline fastest goes last, the next goes first."""
     times = microbatch_sums(problem, problem.own, placement)
     through = times.sum(axis=0) + (problem.num_stages - 1) * times[problem.num_encoders]

@@ -1,0 +1,156 @@
+"""One rank of many microbatches is also searched from orders in which all modules get on evenly."""
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from builders.jobs import in_version, job_data
+from builders.samples import make_samples
+
+from dataserver.planning import computing_on
+from dataserver.planning.job.fields import BalancePolicy
+from dataserver.planning.job.identity import parse_job
+from dataserver.planning.kernels import pipeline
+from dataserver.planning.layouts.pipelined import placing
+from dataserver.planning.layouts.pipelined.placing import racing, search
+from dataserver.planning.layouts.pipelined.placing.problem import Budgets, PlacementProblem
+from dataserver.planning.plan.placement import Placement
+from dataserver.planning.planner import plan_step, timeline
+
+
+def long_ranks(seed: int, waves: int, dp: int = 1) -> PlacementProblem:
+    """Ranks of four stages with an encoder and a generator each, whose times vary, and two more in flight."""
+    random, count = np.random.default_rng(seed), dp * waves
+    encoder, other = (random.integers(2_000, 17_000, count) for _ in range(2))
+    times = np.stack([encoder, np.full(count, 10_000), (3 * encoder + 2 * other) // 5])
+    own = np.concatenate([times, np.zeros((3, 1), np.int64)], axis=1)
+    return PlacementProblem(
+        dp=dp, num_waves=waves, slots=1, components=dp, num_stages=4, num_encoders=1,
+        in_flight=np.array([8, 7, 6, 5, 4, 1]), own=own, way=own[:, :-1].copy(), base=np.zeros(3, np.int64), chunks=1,
+        percent=np.full(3, 200),
+    )  # fmt: skip
+
+
+def start_of(problem: PlacementProblem) -> Placement:
+    return placing.balanced(problem, BalancePolicy.NONE)
+
+
+def searched(problem: PlacementProblem, seed: int) -> Placement:
+    goal = placing.goal_ns(problem)
+    return placing.searched(problem, [start_of(problem)], 7, seed, goal=goal, patient=False, in_rounds=True)
+
+
+def raced(problem: PlacementProblem, seed: int, found: Placement, goal: int | None = None) -> Placement | None:
+    goal = placing.goal_ns(problem) if goal is None else goal
+    return placing.raced(problem, start_of(problem), found, 7, seed, None, goal)
+
+
+@pytest.mark.parametrize("waves", [64, 100])
+def test_a_race_finds_faster_orders_and_never_hands_back_slower_ones(waves: int) -> None:
+    before, after = list[int](), list[int]()
+    for seed in range(8):
+        problem = long_ranks(seed, waves)
+        found = searched(problem, seed)
+        faster = raced(problem, seed, found)
+        before.append(placing.makespan_ns(problem, found))
+        after.append(before[-1] if faster is None else placing.makespan_ns(problem, faster))
+        assert faster is None or after[-1] < before[-1]
+        assert placing.lower_bound_ns(problem) <= after[-1]
+    assert 1000 * sum(after) < 997 * sum(before)
+
+
+def test_a_race_places_every_sequence_once_and_the_same_each_time() -> None:
+    problem = long_ranks(3, 48, dp=2)
+    one, again = (raced(problem, 3, start_of(problem)) for _ in range(2))
+    assert one is not None
+    assert again is not None
+    assert all(np.array_equal(getattr(one, f), getattr(again, f)) for f in ("rank", "wave", "slot"))
+    assert sorted(zip(one.rank.tolist(), one.wave.tolist(), strict=True)) == [(r, w) for r in (0, 1) for w in range(48)]
+
+
+def test_all_searches_of_a_race_share_half_of_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, spent, go_on = long_ranks(1, 64), list[int](), pipeline.go_on
+
+    def counted(*arguments: Any) -> tuple[int, int]:
+        found = go_on(*arguments)
+        spent.append(found[0])
+        return found
+
+    start = start_of(problem)
+    before = placing.makespan_ns(problem, start)
+    monkeypatch.setattr(pipeline, "go_on", counted)
+    found = raced(problem, 1, start, goal=1)
+    assert found is not None
+    assert placing.makespan_ns(problem, found) < before
+    budget = search.budget_of(problem)
+    assert budget // 2 <= sum(spent) <= budget // 2 + 16
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"images": np.ones(65, np.int64)},
+        {"budgets": Budgets(np.ones((3, 65), np.int64), np.full(3, 9), np.ones(3, np.int64))},
+        {"components": 1, "dp": 2, "num_waves": 32},
+        {"slots": 3, "num_waves": 31},
+    ],
+)
+def test_a_race_is_for_single_ranks_of_many_microbatches_without_memory(changes: dict[str, Any]) -> None:
+    problem = long_ranks(0, 64)
+    assert raced(problem, 0, start_of(problem)) is not None
+    changed = replace(problem, **changes)
+    assert raced(changed, 0, start_of(changed)) is None
+
+
+def test_there_is_no_race_where_nothing_can_be_won() -> None:
+    problem = long_ranks(0, 64)
+    assert raced(problem, 0, start_of(problem), goal=placing.makespan_ns(problem, start_of(problem))) is None
+
+
+@pytest.mark.parametrize("scale", [1, 10**9])
+def test_even_orders_by_definition(scale: int) -> None:
+    """Of two ranks; also where times are far larger than what the squares of whole numbers hold."""
+    times = np.random.default_rng(5).integers(1, 50, (3, 2, 17)) * scale
+    for rank, order in enumerate(racing._even(times).tolist()):
+        assert sorted(order) == list(range(17))
+        shares = [[Fraction(17 * int(t), int(row.sum())) - 1 for t in row] for row in times[:, rank]]
+        so_far, left = [Fraction(0)] * 3, set(range(17))
+        for taken in order:
+            apart = {k: sum((s + row[k]) ** 2 for s, row in zip(so_far, shares, strict=True)) for k in left}
+            assert apart[taken] - min(apart.values()) < Fraction(1, 1_000)
+            so_far = [s + row[taken] for s, row in zip(so_far, shares, strict=True)]
+            left.remove(taken)
+
+
+def test_even_orders_are_also_taken_backwards_and_with_small_ends() -> None:
+    problem = long_ranks(2, 40)
+    forwards, small, backwards, both = (p.wave.tolist() for p in racing.even_orders(problem, start_of(problem)))
+    assert backwards == [39 - wave for wave in forwards]
+    through = problem.own[:, :-1].sum(axis=0) + 3 * problem.own[1, :-1]
+    for order in (small, both):
+        assert sorted(order) == list(range(40))
+        assert through[[order.index(39), order.index(0)]].tolist() == np.sort(through)[:2].tolist()
+
+
+def test_plans_of_one_rank_are_raced_since_version_8() -> None:
+    data = job_data(encoder=1, backbone=(1, 4), generator=1, stream={"global_batch": 48, "packing": {"enabled": False}})
+    data["execution"]["layout"] = {"kind": "pipelined", "extra_in_flight": 2, "fewest_microbatches": True}
+    new = parse_job(data)
+    old, names, faster = in_version(new, 7), set[str](), 0
+    for seed in range(4):
+        samples, hashes = make_samples(new, 48, seed), set[bytes]()
+        before = plan_step(old, 0, samples)
+        for count in (1, 3):
+            with computing_on(count):
+                plan = plan_step(new, 0, samples)
+            hashes.add(plan.hash)
+        assert len(hashes) == 1
+        names |= {c.name for c in plan.candidates}
+        after_ns, before_ns = timeline(new.spec, plan).makespan_ns, timeline(old.spec, before).makespan_ns
+        assert after_ns <= before_ns
+        faster += after_ns < before_ns
+        assert not any("even orders" in c.name for c in before.candidates)
+    assert "search from even orders" in names
+    assert faster
